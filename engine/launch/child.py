@@ -1,7 +1,7 @@
 """One Worker process as the Supervisor sees it: one incarnation, from its start to its end.
 
-Owns: the process, its control socket, its log file. Does not own: what is said
-(control.py), when it is started (supervisor.py), watched and reaped (worker_io.py).
+Owns: the process, its control socket, its log file. Does not own: messages (control.py), when it is
+started (supervisor.py), watching and reaping (worker_io.py).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BOOTSTRAP = (
 _SPINS = "10000"
 _COPIES = "glibc.cpu.x86_non_temporal_threshold=0x200000"
 """Copies of 2 MiB and more bypass the cache, since another process reads a slab's rows later: 16
-MiB of them in 2.0 to 2.3 ms, not 2.8 (benchmarks/data_plane.py). Only glibc on x86 reads this.
+MiB take 2.0 to 2.3 ms instead of 2.8 (benchmarks/data_plane.py). Only glibc on x86 reads this.
 """
 _TAIL_LINES = 20
 _TAIL_BYTES = 4096
@@ -41,19 +41,19 @@ _STACK_LINES = 12
 
 
 class ChildProcess:
-    """A started process. commands: how many it was sent; to_end: those whose end it reports, of
-    which `ended` so far; opened: whether its kernels are; lost: it can no longer be reached;
-    replaced: its end is wanted, and not reported; endpoint: where other hosts reach its channel;
-    over: it has been reaped; heard: when something last came (its start, until it `spoke`).
+    """A started process, guarded by the Supervisor's lock.
 
-    The Supervisor's lock guards whatever changes.
+    commands: how many it was sent; to_end: those whose end it reports, of which `ended` so far.
+    opened: its kernels are open. lost: it can no longer be reached. replaced: its end is wanted,
+    and not reported. endpoint: where other hosts reach its channel. over: it has been reaped.
+    heard: when something last came (its start, until it `spoke`).
     """
 
     def __init__(
         self, name: str, epoch: int, *, threads: int, log: Path, device: int | None = None
     ) -> None:
-        """Start it, on this of the host's GPUs if it has one; it waits for Open. Call this in a
-        thread that stays: when that ends, the process is killed.
+        """Start it; it waits for Open. device: which of the host's GPUs it has, if any. The process
+        is killed when the calling thread ends.
         """
         self.name = name
         self.epoch = epoch
@@ -89,7 +89,7 @@ class ChildProcess:
         self.to_end = 0
         self.ended = 0
         self.under_way: deque[str] = deque()
-        """Names of what it was sent and has not ended, in order."""
+        """Names of the instructions that it was sent and has not ended, in order."""
         self.stack_asked = 0.0
         self._stack_at = -1
         self.connected: set[tuple[str, int]] = set()
@@ -98,7 +98,7 @@ class ChildProcess:
 
     @property
     def busy(self) -> bool:
-        """Whether it has yet to open, to end an instruction, or to be found lost."""
+        """Whether it has yet to open, to end an instruction, or to be reported as lost."""
         return not self.over.is_set() and (self.lost or not self.opened or self.to_end > self.ended)
 
     @property
@@ -107,29 +107,29 @@ class ChildProcess:
         return self.lost or self.over.is_set()
 
     def send(self, message: Any, descriptors: tuple[int, ...] = ()) -> None:
-        """Never blocks; a process that is gone is noticed elsewhere. Closes the descriptors."""
+        """Never blocks; closes the descriptors. A process that is gone is noticed elsewhere."""
         with contextlib.suppress(OSError):
             self.link.send(encode(message), descriptors)
 
     def kill(self) -> None:
-        """SIGKILL; it also ends a process that is stopped."""
+        """Send SIGKILL, which also ends a stopped process."""
         if not self.over.is_set():
             self.process.send_signal(signal.SIGKILL)
 
     def ask_for_stack(self, now: float) -> None:
-        """Let it write its threads' stacks into its log, at C level, whoever holds its lock."""
+        """Let it write its threads' stacks into its log, which needs no interpreter lock."""
         self.stack_asked, self._stack_at = now, self._log.stat().st_size
         if self.spoke and not self.over.is_set():  # earlier it may not know the signal
             self.process.send_signal(STACK_SIGNAL)
 
     def where(self) -> str:
-        """What it is in: by its last heartbeat, or else the first thing that it has not ended."""
+        """What it is doing: by its last heartbeat, else the first instruction not ended."""
         if self.doing.node:
             return f", in {self.doing.node} ({self.doing.what})"
         return f", in {self.under_way[0]}" if self.under_way else ""
 
     def reap(self) -> str:
-        """Once it has ended: close everything of it, and say how it ended."""
+        """Once it has ended: close its sockets and say how it ended."""
         code = self.process.wait()
         self.link.close()
         os.close(self.ends)
@@ -144,13 +144,11 @@ class ChildProcess:
             return ""
         with open(self._log, "rb") as file:
             file.seek(self._stack_at)
-            *_, main = (
-                file.read(_STACK_BYTES).decode(errors="replace").split("(most recent call first):")
-            )
-        frames = [line.strip() for line in main.splitlines() if line.startswith("  File ")][
-            :_STACK_LINES
-        ]
-        return "".join([" stood at:", *(f"\n  | {line}" for line in frames)]) if frames else ""
+            text = file.read(_STACK_BYTES).decode(errors="replace")
+        main = text.split("(most recent call first):")[-1]
+        frames = [line.strip() for line in main.splitlines() if line.startswith("  File ")]
+        shown = "".join(f"\n  | {line}" for line in frames[:_STACK_LINES])
+        return f" stood at:{shown}" if shown else ""
 
     def _last_lines(self) -> str:
         """The end of its log."""
@@ -161,7 +159,7 @@ class ChildProcess:
 
 
 def _name(number: int) -> str:
-    """Of a signal; those between SIGRTMIN and SIGRTMAX have none."""
+    """Of a signal; those between SIGRTMIN and SIGRTMAX have no name."""
     return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
@@ -171,13 +169,11 @@ def _appended(log: Path) -> BinaryIO:
 
 
 def environment(threads: int, device: int | None = None) -> dict[str, str]:
-    """Of a Worker's process. The C library reads these when the process starts, OpenMP and CUDA
-    when torch is imported, so they cannot be set later. What the user has set stays, but for the
-    threads, which are planned. device: of the GPUs that this process sees the only one that the
-    Worker sees.
+    """Of a Worker's process. glibc reads these when the process starts, OpenMP and CUDA when torch
+    is imported, so they cannot be set later. The user's own values stay, except for the threads,
+    which are planned. device: which of the GPUs seen here is the only one that the Worker sees.
     """
-    # Waiting threads spin for a moment and then sleep, as in the command line's own process: others
-    # want the cores.
+    # Waiting threads spin briefly and then sleep, since other processes want the cores.
     given = {"GOMP_SPINCOUNT": _SPINS, "GLIBC_TUNABLES": _COPIES}
     found = given | os.environ | {"OMP_NUM_THREADS": str(threads)}
     if device is not None:

@@ -41,14 +41,12 @@ _KINDS = (
     errors.CheckpointError,
     errors.StorageError,
 )
-"""Errors that arrive as what they were; a subclass arrives as the nearest of these."""
+"""Errors that keep their class on the way; a subclass arrives as the nearest of these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """A Worker's place in its rank group, whose members meet in a file without a name: a descriptor
-    beside Open.
-    """
+    """A Worker's place in its rank group. The file in which the group meets comes with Open."""
 
     rank: int
     world: int
@@ -58,10 +56,10 @@ class Seat:
 class Network:
     """A Worker's part in a run on several hosts.
 
-    address: where its channel answers, at a port of its own choice. near: the Workers of its host,
-    itself among them. public, secret: its CURVE keys, made for this run; peers: the public keys of
-    all Workers; none of these where the network is private, so that nothing is encrypted. lease:
-    seconds within which a lost connection may come back.
+    address: where its channel answers, at any free port. near: the Workers of its host, including
+    itself. public, secret: its CURVE keys, made for this run. peers: the public keys of all
+    Workers; empty where the network is private, so that nothing is encrypted. lease: seconds within
+    which a lost connection may come back.
     """
 
     worker: str
@@ -78,9 +76,9 @@ class Open:
     """Who the Worker is. plan: pickled by cloudpickle, since it contains the user's functions.
 
     outbox: bytes of memory that its rows may take before they go to files in `spill` (None: the
-    system's folder). samples: the folder of sample files, None where this Worker writes none. seat:
-    where its nodes have several ranks. network: where there are several hosts. verify: what is
-    checked of rows from this host (RunOptions).
+    system's folder). samples: the folder of sample files, None where it writes none. seat: if its
+    nodes have several ranks. network: if there are several hosts. verify: what is checked of rows
+    from this host (RunOptions).
     """
 
     worker: str
@@ -107,7 +105,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A request that wants a RequestReply of the same number."""
+    """A request, answered by a RequestReply of the same number."""
 
     number: int
     request: Ask
@@ -115,9 +113,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connect:
-    """A data socket to another Worker comes with this, as a descriptor. serve: the peer asks and
-    this Worker answers; else the other way round. It replaces an earlier one. tensors: a second
-    descriptor comes with it, the file in which both meet to exchange tensors.
+    """Carries the descriptor of a data socket to another Worker, which replaces an earlier one.
+    serve: the peer asks and this Worker answers; else the other way round. tensors: a second
+    descriptor is the file in which both meet to exchange tensors.
     """
 
     peer: str
@@ -146,7 +144,7 @@ class Forget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quit:
-    """Close the kernels and end; at once where one is running."""
+    """Close the kernels and end; end at once if one is running."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,8 +159,8 @@ class WorkerUpdate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestReply:
-    """A request was carried out; ref: the block that it made, if any. lost: it was not, as this
-    Worker, whose rows it needs, is gone.
+    """A request was carried out; ref: the block that it made, if any. lost: if it was not, the
+    Worker whose rows it needs and that is gone.
     """
 
     number: int
@@ -179,26 +177,20 @@ class Beat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """A kernel raised. kind: the name of a class of dataflow.errors; text: what it said, with its
-    traceback.
-    """
+    """A kernel raised. kind: the name of a class of dataflow.errors; text: its message."""
 
     kind: str
     text: str
 
     @staticmethod
     def of(error: BaseException, who: str) -> Failed:
-        """The message for an exception. What is no DataflowError is a fault of the engine: its
-        traceback is in the log.
-        """
+        """The message for an exception. Any but a DataflowError is a fault of the engine."""
         if isinstance(error, errors.DataflowError):
             kind = next((k for k in type(error).__mro__ if k in _KINDS), errors.RunError)
             return Failed(kind=kind.__name__, text=str(error))
         raised = " ".join(f"{type(error).__name__}: {error}".split())
-        text = (
-            f"worker {who}: internal error: {raised}. Fix: report it with the traceback at the end"
-            " of its log."
-        )
+        fix = "Fix: report it with the traceback at the end of its log."
+        text = f"worker {who}: internal error: {raised}. {fix}"
         return Failed(kind=errors.RunError.__name__, text=text)
 
     def error(self) -> errors.DataflowError:

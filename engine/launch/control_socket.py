@@ -1,7 +1,6 @@
-"""One end of a control socket: frames with descriptors, over a socket pair that two processes hold
-and nobody else.
+"""One end of a control socket: frames with descriptors, over a socket pair of two processes.
 
-Owns: framing, limits, descriptors on their way. Does not own: what the frames say (wire.py).
+Owns: framing, limits, descriptors in transit. Does not own: the contents of frames (wire.py).
 
     frame   8 bytes of length, 1 byte: how many descriptors come with it, then the payload
 """
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from dataflow.errors import RunError
 
 LIMIT = 1 << 28
-"""Bytes of the greatest frame."""
+"""Bytes of the largest frame."""
 _MOST_DESCRIPTORS = 64
 _HEADER = struct.Struct("<QB")
 _CHUNK = 1 << 18
@@ -28,17 +27,15 @@ _CHUNK = 1 << 18
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """One message as it came; the descriptors are the receiver's to close."""
+    """One message as received; the receiver closes the descriptors."""
 
     payload: bytes
     descriptors: tuple[int, ...] = ()
 
 
 class ControlSocket:
-    """Whole frames in both directions. With a blocking socket `send` and `receive` block; else they
-    do what they can.
-
-    Sending is safe from several threads; receiving is one thread's.
+    """Whole frames in both directions; `send` and `receive` block if the socket does. Any thread
+    may send, one may receive.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -59,17 +56,13 @@ class ControlSocket:
         return bool(self._unsent)
 
     def send(self, payload: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Send one frame, or keep what a socket that does not block has no room for: `flush` goes
-        on with it.
-
-        The descriptors are closed here once they are sent. Raises RunError for what is too large,
-        OSError where the other end is gone.
+        """Send one frame; `flush` sends the rest of it if a non-blocking socket has no room. Closes
+        the descriptors once they are sent. Raises RunError if it is too large, OSError if the other
+        end is gone.
         """
         if len(payload) > LIMIT or len(descriptors) > _MOST_DESCRIPTORS:
-            raise RunError(
-                f"control message: expected at most {LIMIT} bytes, found {len(payload)}. Fix: send"
-                " less at once."
-            )
+            problem = f"expected at most {LIMIT} bytes, found {len(payload)}"
+            raise RunError(f"control message: {problem}. Fix: send less at once.")
         head = _HEADER.pack(len(payload), len(descriptors))
         with self._lock:
             self._unsent.append((memoryview(head + payload), tuple(descriptors)))
@@ -81,10 +74,8 @@ class ControlSocket:
             self._flush()
 
     def receive(self) -> list[Frame] | None:
-        """The frames that one read completes (none, one or several); None where the other end is
-        gone.
-
-        Raises RunError where what comes is no frame.
+        """The frames that one read completes; None if the other end is gone. Raises RunError for
+        bytes that are not a frame.
         """
         try:
             data, ancillary, flags, _ = self.sock.recvmsg(
@@ -96,10 +87,8 @@ class ControlSocket:
             return None
         self._take(ancillary)
         if flags & socket.MSG_CTRUNC:
-            raise RunError(
-                "control socket: descriptors were cut off. Fix: raise the limit of open files"
-                " (ulimit -n)."
-            )
+            fix = "Fix: raise the limit of open files (ulimit -n)."
+            raise RunError(f"control socket: descriptors were cut off. {fix}")
         if not data:
             return None
         self.moved += len(data)
@@ -107,7 +96,7 @@ class ControlSocket:
         return self._whole()
 
     def close(self) -> None:
-        """Close the socket and every descriptor on its way. Closing twice does nothing."""
+        """Close the socket and every descriptor in transit. Closing twice does nothing."""
         with self._lock:
             self._drop()
             _close(self._came)
@@ -132,23 +121,16 @@ class ControlSocket:
         while len(self._read) - start >= _HEADER.size:
             size, count = _HEADER.unpack_from(self._read, start)
             if size > LIMIT or count > _MOST_DESCRIPTORS:
-                raise RunError(
-                    f"control socket: expected a frame of at most {LIMIT} bytes, found one of"
-                    f" {size}."
-                )
+                problem = f"expected a frame of at most {LIMIT} bytes, found one of {size}"
+                raise RunError(f"control socket: {problem}.")
             end = start + _HEADER.size + size
             if len(self._read) < end:
                 break
-            if count > len(self._came):
-                raise RunError(
-                    f"control socket: expected {count} descriptors, found {len(self._came)}."
-                )
+            if (came := len(self._came)) < count:
+                raise RunError(f"control socket: expected {count} descriptors, found {came}.")
             payload = bytes(memoryview(self._read)[start + _HEADER.size : end])
-            found.append(
-                Frame(
-                    payload=payload, descriptors=tuple(self._came.popleft() for _ in range(count))
-                )
-            )
+            descriptors = tuple(self._came.popleft() for _ in range(count))
+            found.append(Frame(payload=payload, descriptors=descriptors))
             start = end
         del self._read[:start]
         return found
@@ -156,16 +138,13 @@ class ControlSocket:
     def _flush(self) -> None:
         while self._unsent:
             data, descriptors = self._unsent[0]
-            rights = (
-                [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
-                if descriptors
-                else []
-            )
+            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
+            ancillary = [rights] if descriptors else []
             try:
-                sent = self.sock.sendmsg([data], rights, socket.MSG_NOSIGNAL)
+                sent = self.sock.sendmsg([data], ancillary, socket.MSG_NOSIGNAL)
             except BlockingIOError:
                 return
-            except OSError:  # nobody will read any of it
+            except OSError:  # nobody will read the rest
                 self._drop()
                 raise
             self.moved += sent

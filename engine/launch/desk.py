@@ -4,8 +4,8 @@
     I/O      a frame, a handshake, a message, a heartbeat       the run, the main thread, the clock
     main     a message of the run, a change here (`take`)       I/O, the Supervisor's thread
 
-Owns: the ROUTER socket, who is let in, the lease, one run at a time. Does not own: what is done
-about messages (host.py), numbers and acknowledgements (line.py).
+Owns: the ROUTER socket, authentication, the lease, one run at a time. Does not own: carrying out
+messages (host.py), numbers and acknowledgements (line.py).
 """
 
 from __future__ import annotations
@@ -25,17 +25,8 @@ import zmq
 from dataflow.errors import RunError
 from engine.channels.zmq.authenticator import CurveAuthenticator
 from engine.channels.zmq.curve_keys import CurveKeyPair
+from engine.launch import host_messages as hm
 from engine.launch.control import Forget, PeerAddresses, Quit
-from engine.launch.host_messages import (
-    Begin,
-    Here,
-    HostBeat,
-    Look,
-    Refused,
-    Relay,
-    RelayRequest,
-    RespawnThere,
-)
 from engine.launch.hostlink import BEAT, endpoint, living
 from engine.launch.line import Envelope, Line, aside, opened
 from engine.launch.wire import decode, encode
@@ -45,21 +36,17 @@ from engine.plan.cluster import Host, detect
 _log = logging.getLogger(__name__)
 
 CHANGED = object()
-"""What `take` returns where something has changed here."""
+"""What `take` returns when something has changed on this host."""
 _LARGEST = 1 << 30
 """Bytes of one message."""
-_FROM_RUN = (Begin, Relay, RelayRequest, Forget, RespawnThere, PeerAddresses, Quit)
+_FROM_RUN = (hm.Begin, hm.Relay, hm.RelayRequest, hm.RespawnThere, Forget, PeerAddresses, Quit)
 
 
 class Desk:
-    """Where runs come to. on_end: called from the I/O thread when the run has ended or is given up;
-    doing: likewise, what the Workers do.
-    """
+    """Serves one run. The I/O thread calls on_end when the run ends or is given up, and doing."""
 
     def __init__(self, host: Host, own: CurveKeyPair, client: bytes) -> None:
-        """own: this host's keys; client: the public key of whoever starts runs. Raises RunError
-        where the address is none of this host, or taken.
-        """
+        """own: this host's keys; client: the public key of runs. Raises RunError if bind fails."""
         self.on_end: Callable[[], None] = lambda: None
         self.doing: Callable[[], list[Doing]] = list
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -107,15 +94,13 @@ class Desk:
         return item
 
     def changed(self) -> None:
-        """Something is to be told; from any thread."""
+        """Let `take` return CHANGED; from any thread."""
         if not self._pending:
             self._pending = True
             self._inbox.put(CHANGED)
 
     def wake(self) -> None:
-        """From any thread: whoever takes what comes looks around; where no run has come, none is
-        waited for.
-        """
+        """From any thread: let `take` return CHANGED, or None if no run has come yet."""
         if self._line is None:
             self._inbox.put(None)
         else:
@@ -128,9 +113,7 @@ class Desk:
         os.eventfd_write(self._wake, 1)
 
     def settle(self, seconds: float) -> None:
-        """Wait until the run has everything that was said, at most so long; not at all for one that
-        was given up.
-        """
+        """Wait until the run has everything, at most `seconds`; not if it was given up."""
         if not self._given_up:
             self._settled.wait(seconds)
 
@@ -165,7 +148,7 @@ class Desk:
                 self._beat()
 
     def _receive(self) -> bool:
-        """Whether there was a message of the run."""
+        """Whether a message of the run came."""
         peer, *frames = self._router.recv_multipart(zmq.NOBLOCK)
         try:
             envelope = opened(frames[0] if frames else b"")
@@ -174,40 +157,31 @@ class Desk:
             if envelope.run == self._line.run:
                 return self._hear(peer, envelope)
             if not self._looked(peer, envelope):
-                self._put(
-                    peer,
-                    aside(
-                        envelope.run,
-                        encode(Refused(why="it serves another run, or has given this up")),
-                    ),
-                )
+                refused = hm.Refused(why="it serves another run, or has given this up")
+                self._put(peer, aside(envelope.run, encode(refused)))
         except RunError as error:
             _log.warning("what came was refused: %s", error)
         return False
 
     def _looked(self, peer: bytes, envelope: Envelope) -> bool:
-        """Answer a question of what there is here; whether it was one."""
-        if envelope.run or not isinstance(decode(envelope.body, (Look,)), Look):
+        """Answer a Look; whether it was one."""
+        if envelope.run or not isinstance(decode(envelope.body, (hm.Look,)), hm.Look):
             return False
         found = detect()
-        self._put(
-            peer, aside(b"", encode(Here(cores=found.cores, memory=found.memory, gpus=found.gpus)))
-        )
+        here = hm.Here(cores=found.cores, memory=found.memory, gpus=found.gpus)
+        self._put(peer, aside(b"", encode(here)))
         return True
 
     def _first(self, peer: bytes, envelope: Envelope) -> bool:
-        """A run begins by its first message; whoever says something else speaks of a run that was
-        given up.
-        """
+        """A run begins with message 0; any other belongs to a run that was given up."""
         if self._looked(peer, envelope):
             return False
         if envelope.number != 0:
             if envelope.body or envelope.ack:
-                self._put(
-                    peer, aside(envelope.run, encode(Refused(why="nothing is known of it here")))
-                )
+                refused = hm.Refused(why="nothing is known of it here")
+                self._put(peer, aside(envelope.run, encode(refused)))
             return False
-        begin = decode(envelope.body, (Begin,))
+        begin = decode(envelope.body, (hm.Begin,))
         self._line, self._lease = Line(envelope.run), begin.lease
         return self._hear(peer, envelope)
 
@@ -245,20 +219,15 @@ class Desk:
     def _beat(self) -> None:
         if self._line is None:
             return
-        self._put(
-            self._peer,
-            self._line.aside(encode(HostBeat(now=time.monotonic(), doing=tuple(self.doing())))),
-        )
+        beat = hm.HostBeat(now=time.monotonic(), doing=tuple(self.doing()))
+        self._put(self._peer, self._line.aside(encode(beat)))
         silent = time.monotonic() - self._heard
         if silent > self._lease and not self._ended:
-            _log.warning(
-                "nothing was heard of the run for %.0f s: its Workers here are ended", silent
-            )
+            text = "nothing was heard of the run for %.0f s: its Workers here are ended"
+            _log.warning(text, silent)
             self._given_up = True
             self._end()
 
     def _put(self, peer: bytes, frame: bytes) -> None:
-        with contextlib.suppress(
-            zmq.Again, zmq.ZMQError
-        ):  # it is sent again where nobody can be reached now
+        with contextlib.suppress(zmq.Again, zmq.ZMQError):  # it is sent again later
             self._router.send_multipart([peer, frame], zmq.NOBLOCK)

@@ -4,12 +4,11 @@ Owns: this judgement. Does not own: how a failure is sent (control.py), nor what
 (worker_io.py).
 
     failure of      ends the run          is ignored
-    a lone Worker   at once               if it was to end anyway
+    a lone Worker   at once               if it is being replaced
     a rank          GRACE seconds later   the same, or if another rank of its group has ended
 
-A rank that loses another one in a collective fails too, perhaps before the end of that one is
-noticed. The run then answers that end, by restarting the group, and this rank is killed, since it
-does nothing any more.
+A rank that loses another one in a collective fails too, perhaps before that one's end is noticed.
+The run answers that end by restarting the group, so the failed rank is killed.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ GRACE = 2.0
 
 
 class Ending(Protocol):
-    """As much of a ChildProcess as says whether it is there."""
+    """The part of a ChildProcess that says whether it has ended."""
 
     name: str
     replaced: bool
@@ -36,20 +35,18 @@ class Ending(Protocol):
 
 
 class Failures:
-    """Those not judged yet. groups: the rank group of each Worker in one. The caller locks."""
+    """Those not judged yet. groups: by Worker, for those in one. The caller holds the lock."""
 
     def __init__(self, groups: Mapping[str, Group]) -> None:
         self._groups = groups
         self._waiting: list[tuple[float, Ending, BaseException]] = []
 
     def add(self, child: Ending, error: BaseException, now: float) -> None:
-        """A Worker says that it failed. now: of the monotonic clock."""
+        """Note that a Worker failed. now: by the monotonic clock."""
         self._waiting.append((now, child, error))
 
     def judged(self, children: Mapping[str, Ending], now: float) -> BaseException | None:
-        """The first failure that ends the run; ignored ones are dropped, and their ranks killed.
-        children: as they are now, by name.
-        """
+        """The first failure that ends the run; ignored ones are dropped, and their ranks killed."""
         left: list[tuple[float, Ending, BaseException]] = []
         for since, child, error in self._waiting:
             group = self._groups.get(child.name, ())

@@ -1,13 +1,11 @@
-"""The limits of heartbeats, and what becomes of a Worker from which nothing is heard.
+"""The limits of heartbeats: when a silent Worker is killed.
 
     each BEAT seconds           a Worker's process sends what it is doing, whatever its kernel does
     none for too long           it is asked for its stack, which it writes at C level if it can
-    STACK_WAIT seconds later    it is given up: it was stopped, or its code holds the interpreter's
-                                lock
+    STACK_WAIT seconds later    it is given up: it is stopped, or holds the interpreter's lock
 
-"Too long" is the option `heartbeat`, or FIRST_BEAT for a process that has not been heard yet.
-Owns: this judgement and its words. Does not own: sending heartbeats (worker_process.py), killing
-(worker_io.py).
+"Too long" is the option `heartbeat`, or FIRST_BEAT for a process that has not been heard yet. Owns:
+this judgement. Does not own: sending heartbeats (worker_process.py), killing (worker_io.py).
 """
 
 from __future__ import annotations
@@ -26,13 +24,13 @@ FIRST_BEAT = 120.0
 STACK_WAIT = 0.5
 """Seconds for a process to write its stack."""
 SUPERVISOR_STOPPED = 5.0
-"""If this process itself did not look for so many seconds it was stopped, and no silence counts."""
+"""Seconds without a look after which this process itself was stopped: no silence counts."""
 
 
 def silent(
     children: Sequence[ChildProcess], before: float, now: float, heartbeat: float
 ) -> list[ChildProcess]:
-    """Those to be killed, marked as lost, with the reason. before: when they were last looked at.
+    """Those to be killed, now marked as lost with the reason. before: the time of the last look.
     The caller holds the lock.
     """
     if now - before > SUPERVISOR_STOPPED:
@@ -55,7 +53,7 @@ def silent(
 
 
 def stacks(busy: Sequence[ChildProcess]) -> list[str]:
-    """The stack of each one's main thread, as far as they write it in time."""
+    """The main thread's stack of each one that writes it in time."""
     for child in busy:
         child.ask_for_stack(time.monotonic())
     end = time.monotonic() + STACK_WAIT

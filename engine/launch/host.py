@@ -7,7 +7,7 @@
 Owns: carrying out the run's messages with a Supervisor of this host, and reporting. Does not own:
 the link (desk.py), the Workers' processes (supervisor.py).
 
-A process of its own serves each run, so that nothing imported for one is there for the next.
+Each run is served by a new process, so that nothing imported for one is there for the next.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -49,41 +50,35 @@ _SETTLE = 5.0
 
 
 def serve(cluster: Path, name: str, keys: Path | None = None, grace: float = 60.0) -> int:
-    """Serve runs until a signal ends this process, at once where it serves none. The run that it
-    serves is asked to stop, with a checkpoint; this host stays until it has, or `grace` is over.
-    Returns the exit code.
+    """Serve runs until a signal asks to stop; returns the exit code. A run that is being served is
+    asked to stop, with a checkpoint, and has `grace` seconds.
     """
     _own_host(cluster, name, keys)
     reads, writes = os.pipe()
     doing = f"host {name} is given back once its run has stopped"
     with (
         open(reads, "rb") as hears,
-        open(writes, "wb") as asks,  # closed: whoever serves, or is about to, is to stop
-        StopSignals(
-            grace, lambda: "the run goes on by dataflow resume", asks.close, doing
-        ) as signals,
+        open(writes, "wb") as asks,  # closing it asks the serving process to stop
+        StopSignals(grace, lambda: "the run goes on by dataflow resume", asks.close, doing) as stop,
     ):
-        while not signals.requested:
+        while not stop.requested:
             failed = _serve_next(cluster, name, keys, hears)
-            if failed > 0 and not signals.requested:
+            if failed > 0 and not stop.requested:
                 return failed
-        return code(signals.number)
+        return code(stop.number)
 
 
 def _serve_next(cluster: Path, name: str, keys: Path | None, hears: IO[bytes]) -> int:
-    """Serve one run in a process of its own; its exit code. hears: ends when it is to stop."""
+    """Serve one run in a new process; returns its exit code. hears: ends when it is to stop."""
     bootstrap = "from engine.launch.host import main; main(sys.argv[3:])"
     given = [str(os.getpid()), str(cluster), name, *([str(keys)] if keys else [])]
+    command = interpreter(bootstrap, "engine.launch.host", *given)
     with held_back():
-        process = subprocess.Popen(
-            interpreter(bootstrap, "engine.launch.host", *given), stdin=hears
-        )
+        process = subprocess.Popen(command, stdin=hears)
     ended = process.wait()
     if ended < 0:
-        print(
-            f"host {name}: the process that served a run was ended by signal {-ended}",
-            file=sys.stderr,
-        )
+        text = f"host {name}: the process that served a run was ended by signal {-ended}"
+        print(text, file=sys.stderr)
     return ended
 
 
@@ -106,22 +101,19 @@ def serve_one(cluster: Path, name: str, keys: Path | None) -> None:
     pair = read_keys(file)
     with closing(Desk(host, pair.host(name), pair.run.public)) as desk:
         wanted_back = threading.Event()
-        threading.Thread(
-            target=_ask_to_stop, args=(desk, wanted_back), name="stop", daemon=True
-        ).start()
+        stop = (desk, wanted_back)
+        threading.Thread(target=_ask_to_stop, args=stop, name="stop", daemon=True).start()
         print(f"host {name}: waiting for a run at {host.address}, port {host.port}", flush=True)
         begin = desk.take()
         if begin is not None:
             print(f"host {name}: serves {begin.folder}", flush=True)
             HostedRun(desk, name, begin, wanted_back).run()
-            print(
-                f"host {name}: {begin.folder} has ended; connections refused: {desk.refused}",
-                flush=True,
-            )
+            refused = f"connections refused: {desk.refused}"
+            print(f"host {name}: {begin.folder} has ended; {refused}", flush=True)
 
 
 def _ask_to_stop(desk: Desk, wanted_back: threading.Event) -> None:
-    """Wait until the server wants this host back; then ask the run to stop, or await none."""
+    """Wait until the server wants this host back; then ask the run to stop, if there is one."""
     while os.read(0, 1):
         pass
     wanted_back.set()
@@ -134,12 +126,13 @@ def _own_host(cluster: Path, name: str, keys: Path | None) -> tuple[Host, Path |
 
 
 class HostedRun:
-    """One run on this host. Its thread starts the Workers, which end with it."""
+    """One run on this host. The thread of `run` starts the Workers, which end with it.
+    wanted_back: set once the run is to be asked to stop.
+    """
 
     def __init__(
         self, desk: Desk, name: str, begin: hm.Begin, wanted_back: threading.Event
     ) -> None:
-        """wanted_back: set once the run is to be asked to stop."""
         self._desk = desk
         self._wanted_back = wanted_back
         self._stop_sent = False
@@ -150,9 +143,9 @@ class HostedRun:
         self._supervisor: Supervisor | None = None
 
     def run(self) -> None:
-        """To its end. An error is sent to the run, which then ends it."""
+        """Serve it to its end. An error is sent to the run, which then ends."""
         try:
-            supervisor = self._supervisor = self._made()
+            supervisor = self._supervisor = self._make_supervisor()
             self._desk.doing = supervisor.doing
             self._desk.on_end = lambda: supervisor.abandon(RunError("the run has ended"))
             self._open(supervisor)
@@ -169,7 +162,7 @@ class HostedRun:
         self._desk.say(hm.HostEnded())
         self._desk.settle(_SETTLE)
 
-    def _made(self) -> Supervisor:
+    def _make_supervisor(self) -> Supervisor:
         begin = self._begin
         if begin.host != self._name:
             raise RunError(
@@ -180,11 +173,8 @@ class HostedRun:
         import_from(begin.path)
         plan = cloudpickle.loads(begin.plan)
         options, _ = run_options.from_json(begin.options, {})
-        share = HostShare(
-            workers={network.worker: network for network in begin.networks},
-            cluster=detect(),
-            on_change=self._desk.changed,
-        )
+        workers = {network.worker: network for network in begin.networks}
+        share = HostShare(workers=workers, cluster=detect(), on_change=self._desk.changed)
         return Supervisor(plan, folder, options, share)
 
     def _folder(self) -> RunFolder:
@@ -198,12 +188,11 @@ class HostedRun:
                 f" found {found}. Fix: --runs in a file system that every host mounts at the same"
                 " place."
             )
-        if self._begin.directory.is_dir():
-            os.chdir(self._begin.directory)
+        directory = self._begin.directory
+        if directory.is_dir():
+            os.chdir(directory)
         else:
-            _log.warning(
-                "no folder %s here: relative paths will not be found", self._begin.directory
-            )
+            _log.warning("no folder %s here: relative paths will not be found", directory)
         return RunFolder.seen(path)
 
     def _open(self, supervisor: Supervisor) -> None:
@@ -231,15 +220,14 @@ class HostedRun:
     def _ask(self, supervisor: Supervisor, request: hm.RelayRequest) -> None:
         try:
             found = supervisor.ask(dict(zip(request.workers, request.requests, strict=True)))
-            reply = hm.HostReply(
-                number=request.number, workers=tuple(found), refs=tuple(found.values())
-            )
+            workers, refs = tuple(found), tuple(found.values())
+            reply = hm.HostReply(number=request.number, workers=workers, refs=refs)
         except WorkerGone as gone:
             reply = hm.HostReply(number=request.number, gone=gone.worker, problem=str(gone))
         self._desk.say(reply)
 
     def _report(self, supervisor: Supervisor, opened: tuple[Any, ...] = ()) -> None:
-        """What is new. `busy` is read first: if false, no event comes after those found here."""
+        """Send what is new. `busy` is read first: if false, no event comes after these."""
         busy = supervisor.busy
         events = [*opened]
         if self._wanted_back.is_set() and not self._stop_sent:
@@ -248,16 +236,10 @@ class HostedRun:
             events.append(StopRequested(reason=reason, signal=signal.SIGTERM))
         while (event := supervisor.next(0.0)) is not None:
             events.append(event)
-        update = hm.HostUpdate(
-            events=tuple(events),
-            reports=tuple(report for report in supervisor.reports() if report[0] != CONTROL_BYTES),
-            spans=tuple(supervisor.spans()),
-            endpoints=supervisor.endpoints(),
-            carried=self._carried,
-            busy=busy,
-        )
+        reports = tuple(report for report in supervisor.reports() if report[0] != CONTROL_BYTES)
+        spans = tuple(supervisor.spans())
+        state = hm.HostUpdate(endpoints=supervisor.endpoints(), carried=self._carried, busy=busy)
+        update = replace(state, events=tuple(events), reports=reports, spans=spans)
         if update != self._last:
             self._desk.say(update)
-        self._last = hm.HostUpdate(
-            endpoints=update.endpoints, carried=update.carried, busy=update.busy
-        )
+        self._last = state

@@ -30,12 +30,12 @@ from engine.run.workers import Ask
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begin:
-    """A run (one attempt at it) wants the Workers that its plan puts on this host.
+    """One attempt at a run wants the Workers that its plan puts on this host.
 
-    plan: pickled by cloudpickle. folder: the run's, which every host has to see; planned: the text
-    of its plan.json, by which the host knows it. directory: where relative paths begin. path:
-    folders that the run imports from. options: as in a run folder. networks: of this host's
-    Workers. lease: seconds of silence after which each side gives the other up.
+    plan: pickled by cloudpickle. folder: the run's, seen by every host; planned: the text of its
+    plan.json, by which the host recognises it. directory: where relative paths begin. path: folders
+    that the run imports from. options: as in a run folder. networks: of this host's Workers. lease:
+    seconds of silence after which each side gives the other up.
     """
 
     host: str
@@ -58,7 +58,7 @@ class Relay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayRequest:
-    """A request to each of these Workers, which want one HostReply of this number."""
+    """One request to each of these Workers; the host answers with one HostReply of this number."""
 
     number: int
     workers: tuple[str, ...]
@@ -74,7 +74,7 @@ class RespawnThere:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What do you have?"""
+    """Asks for Here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ class Here:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostUpdate:
     """What has happened on a host. endpoints: where its Workers' channels answer. carried: how many
-    messages of the run it has carried out. busy: whether its Workers are still busy then.
+    of the run's messages it has carried out. busy: whether its Workers still are after that.
     """
 
     events: tuple[From | WorkerLost | StopRequested, ...] = ()
@@ -102,7 +102,7 @@ class HostUpdate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostReply:
-    """All requests of a number were carried out, with results; or `gone` was lost meanwhile."""
+    """All requests of this number were carried out, or the Worker `gone` was lost."""
 
     number: int
     workers: tuple[str, ...] = ()
@@ -118,7 +118,7 @@ class HostEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostBeat:
-    """The host is there, its monotonic clock says `now`, and its Workers do this."""
+    """A heartbeat, with the host's monotonic clock and what its Workers are doing."""
 
     now: float
     doing: tuple[Doing, ...] = ()
@@ -126,7 +126,7 @@ class HostBeat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """The host does not serve this run, for this reason."""
+    """The host does not serve this run."""
 
     why: str
 

@@ -5,7 +5,7 @@
     loop     nothing here (hosts.py waits for all links)      -
 
 Owns: the DEALER socket, which reconnects by itself, and the lease. Does not own: numbers and
-acknowledgements (line.py), what is said (hosts.py).
+acknowledgements (line.py), the messages (hosts.py).
 """
 
 from __future__ import annotations
@@ -34,14 +34,12 @@ from engine.plan.cluster import Host
 _log = logging.getLogger(__name__)
 
 BEAT = 0.5
-"""Seconds between two signs of life."""
+"""Seconds between two heartbeats."""
 _ASIDES = (HostBeat, Here, Refused)
 
 
 class HostLink:
-    """One conversation with one host. on_change: called from the I/O thread when there is something
-    to hear.
-    """
+    """One conversation with one host. The I/O thread calls on_change when `hear` has something."""
 
     def __init__(
         self,
@@ -54,9 +52,7 @@ class HostLink:
         self.host = host
         self.doing: tuple[Doing, ...] = ()
         self.ahead = math.inf
-        """Seconds by which this host's clock is ahead of the other's, and the fastest message's
-        way.
-        """
+        """Seconds by which this host's clock is ahead, plus the time of the fastest message."""
         self.moved = 0
         """Bytes sent and received."""
         self._lease = lease
@@ -78,16 +74,14 @@ class HostLink:
         self._thread.start()
 
     def say(self, message: Any) -> None:
-        """To be sent, and sent again until it has come; never blocks. A link that is closed says
-        nothing.
-        """
+        """Send, and send again until it has arrived; never blocks. A closed link sends nothing."""
         with self._changed:
             if not self._over:
                 self._to_say.append(encode(message))
                 os.eventfd_write(self._wake, 1)
 
     def hear(self) -> list[Any]:
-        """What has come since the last call. Raises RunError where the host is given up."""
+        """The messages since the last call. Raises RunError once the host is given up."""
         with self._changed:
             found = [*self._came]
             self._came.clear()
@@ -101,9 +95,8 @@ class HostLink:
             if self._over:
                 return
             self._over = True
-            self._failure = self._failure or RunError(
-                f"host {self.host.name}: the link to it is closed"
-            )
+            closed = f"host {self.host.name}: the link to it is closed"
+            self._failure = self._failure or RunError(closed)
             os.eventfd_write(self._wake, 1)
         self._thread.join()
         self._context.destroy(linger=0)
@@ -129,7 +122,7 @@ class HostLink:
                 self._look_for_silence()
 
     def _receive(self) -> None:
-        """Whatever is there, before silence is judged."""
+        """Read all that has come, before silence is judged."""
         came = False
         while self._socket.poll(0):
             data = self._socket.recv(zmq.NOBLOCK)
@@ -140,7 +133,7 @@ class HostLink:
             self._on_change()
 
     def _take(self, data: bytes) -> bool:
-        """Whether there is something new to hear."""
+        """Take one frame; whether `hear` has something new."""
         try:
             envelope = opened(data)
             if envelope.run != self._line.run:
@@ -161,11 +154,10 @@ class HostLink:
         return bool(bodies)
 
     def _refused(self, why: str) -> bool:
-        """Before the run begins the host may yet get free; later it has given the run up."""
+        """Before the run begins the host may become free; later it has given the run up."""
         if self._spoke:
-            return self._fail(
-                f"has given this run up: {why}. Fix: dataflow resume, from the last checkpoint."
-            )
+            fix = "Fix: dataflow resume, from the last checkpoint."
+            return self._fail(f"has given this run up: {why}. {fix}")
         if why != self._refusal:
             _log.warning("host %s: %s; waiting for it", self.host.name, why)
         self._refusal = why
@@ -180,7 +172,7 @@ class HostLink:
             self._put(frame)
 
     def _put(self, frame: bytes) -> None:
-        """Send now; where there is no connection it is sent again later."""
+        """Send now; without a connection it is sent again later."""
         try:
             self._socket.send(frame, zmq.NOBLOCK)
             self.moved += len(frame)
@@ -193,18 +185,14 @@ class HostLink:
             return
         where = f"tcp://{self.host.address}:{self.host.port}"
         if self._spoke:
-            problem = (
-                f"not heard of for {silent:.0f} s (the lease is {self._lease:g} s). Fix: see"
-                f" {where} and the network"
-            )
-            self._fail(f"{problem} to it; then dataflow resume, from the last checkpoint.")
+            problem = f"not heard of for {silent:.0f} s (the lease is {self._lease:g} s)."
+            fix = f"see {where} and the network to it; then dataflow resume,"
+            self._fail(f"{problem} Fix: {fix} from the last checkpoint.")
         else:
             told = f", it said: {self._refusal}" if self._refusal else ""
             problem = f"expected an answer at {where} within {self._lease:g} s, found none{told}"
-            self._fail(
-                f"{problem}. Fix: dataflow host CLUSTER {self.host.name} there, with the same key"
-                " file."
-            )
+            fix = f"dataflow host CLUSTER {self.host.name} there, with the same key file"
+            self._fail(f"{problem}. Fix: {fix}.")
         self._on_change()
 
     def _fail(self, problem: str) -> bool:
@@ -214,7 +202,7 @@ class HostLink:
 
 
 def look(host: Host, own: CurveKeyPair, server: bytes, lease: float) -> Here:
-    """What a host has. Raises RunError where it does not answer."""
+    """What a host has. Raises RunError if it does not answer."""
     context = zmq.Context()
     try:
         socket = dealer(context, host, own, server, lease)
@@ -240,14 +228,9 @@ def dealer(
 ) -> zmq.Socket:
     """A socket that reconnects to a host; without a connection nothing is queued."""
     found: zmq.Socket = context.socket(zmq.DEALER)
-    for option, value in (
-        *living(lease),
-        (zmq.IMMEDIATE, 1),
-        (zmq.RECONNECT_IVL, 100),
-        (zmq.RECONNECT_IVL_MAX, 1000),
-    ):
+    reconnect = ((zmq.IMMEDIATE, 1), (zmq.RECONNECT_IVL, 100), (zmq.RECONNECT_IVL_MAX, 1000))
+    for option, value in (*living(lease), *reconnect, (zmq.CONNECT_TIMEOUT, 2000)):
         found.setsockopt(option, value)
-    found.setsockopt(zmq.CONNECT_TIMEOUT, 2000)
     found.setsockopt(zmq.IPV6, int(":" in host.address))
     found.setsockopt(zmq.CURVE_SERVERKEY, server)
     found.setsockopt(zmq.CURVE_PUBLICKEY, own.public)
@@ -263,8 +246,6 @@ def endpoint(host: Host) -> str:
 
 
 def living(lease: float) -> tuple[tuple[int, int], ...]:
-    """Options of both ends: a connection on which nothing comes is dropped long before the lease is
-    over.
-    """
+    """Options of both ends: a silent connection is dropped long before the lease is over."""
     silence = int(min(3.0, lease / 4) * 1e3)
     return ((zmq.LINGER, 0), (zmq.HEARTBEAT_IVL, silence // 3), (zmq.HEARTBEAT_TIMEOUT, silence))

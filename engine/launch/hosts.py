@@ -3,12 +3,11 @@
     waits for                                       unblocked by
     an event, a reply, an end (`next`, `ask`, ...)  the Supervisor's thread, the links, a time limit
 
-Owns: which host is sent what, the keys that Workers get for one run, spreading the addresses of
-channels. Does not own: links (hostlink.py), the other end (host.py), processes (supervisor.py).
+Owns: which host is sent what, the Workers' keys for one run, spreading the addresses of channels.
+Does not own: links (hostlink.py), the other end (host.py), processes (supervisor.py).
 
-Rows never come here: they go from Worker to Worker, by shm or zmq. A host that is silent for the
-length of the lease fails the run; what its Workers had is lost, and a resume goes on from the last
-checkpoint.
+Rows go from Worker to Worker, never through here. A host that is silent for the length of the lease
+fails the run, which can be resumed from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -53,26 +52,23 @@ def known(cluster: Cluster, names: frozenset[str]) -> Cluster:
     if not unknown:
         return cluster
     keys = read_keys(cluster.keys)
-    found = {h.name: _looked(h, keys.run, keys.host(h.name).public, cluster.lease) for h in unknown}
+    found: dict[str, Host] = {}
+    for host in unknown:
+        here = look(host, keys.run, keys.host(host.name).public, cluster.lease)
+        cores, memory = host.cores or here.cores, host.memory or here.memory
+        found[host.name] = replace(host, cores=cores, memory=memory, gpus=here.gpus)
     return replace(cluster, hosts=tuple(found.get(h.name, h) for h in cluster.hosts))
 
 
-def _looked(host: Host, own: CurveKeyPair, server: bytes, lease: float) -> Host:
-    here = look(host, own, server, lease)
-    return replace(
-        host, cores=host.cores or here.cores, memory=host.memory or here.memory, gpus=here.gpus
-    )
-
-
 def of_this_clock(spans: Iterable[SpanOf], ahead: float) -> list[SpanOf]:
-    """Spans by the clock of this host; unchanged while it is unknown how far it is ahead."""
+    """Spans by this host's clock; unchanged while it is unknown how far it is ahead."""
     shift = ahead if math.isfinite(ahead) else 0.0
     return [(track, what, start + shift, end + shift) for track, what, start, end in spans]
 
 
 @dataclass(slots=True, kw_only=True)
 class _Remote:
-    """Another host as the loop sees it. sent: how many messages; update: its last."""
+    """Another host as the loop sees it. sent: how many messages; update: its latest."""
 
     link: HostLink
     workers: tuple[str, ...]
@@ -96,7 +92,7 @@ class _Remote:
 
     @property
     def busy(self) -> bool:
-        """Whether it has messages to carry out, or busy Workers."""
+        """Whether it has messages to carry out or busy Workers."""
         return self.sent > self.update.carried or self.update.busy
 
 
@@ -104,7 +100,7 @@ class HostsWorkers:
     """See `engine.run.workers.Workers`."""
 
     def __init__(self, plan: Plan, folder: RunFolder, options: RunOptions) -> None:
-        """plan: with hosts. Raises RunError for a key file that is not there or not safe."""
+        """plan: with hosts. Raises RunError for a key file that is missing or not safe."""
         assert plan.cluster is not None
         self._plan = plan
         self._folder = folder
@@ -131,9 +127,7 @@ class HostsWorkers:
     # --- life -------------------------------------------------------------------------------------
 
     def open(self) -> Iterator[Event | From]:
-        """All hosts at once. Raises as `Supervisor.open`, and RunError for a host that is not there
-        or refuses.
-        """
+        """All hosts at once. Raises as `Supervisor.open`, and RunError if a host is absent."""
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
             plan = shipped(self._plan, "the plan of a run on several hosts")
@@ -150,13 +144,8 @@ class HostsWorkers:
     def _begin(self, name: str, plan: bytes) -> None:
         host = self._cluster.host(name)
         workers = tuple(w for w, at in self._host_of.items() if at == name)
-        link = HostLink(
-            host,
-            self._keys.run,
-            self._keys.host(name).public,
-            self._cluster.lease,
-            self._changed.set,
-        )
+        server, lease = self._keys.host(name).public, self._cluster.lease
+        link = HostLink(host, self._keys.run, server, lease, self._changed.set)
         self._remotes[name] = remote = _Remote(link=link, workers=workers)
         remote.send(
             hm.Begin(
@@ -167,13 +156,13 @@ class HostsWorkers:
                 planned=self._plan.to_json(),
                 path=tuple(import_path()),
                 networks=tuple(self._networks[w] for w in workers),
-                lease=self._cluster.lease,
+                lease=lease,
                 options=run_options.to_json(self._options),
             )
         )
 
     def respawn(self, workers: Sequence[str]) -> None:
-        """Each on its host."""
+        """Restart each on its host."""
         for remote in self._remotes.values():
             if there := tuple(w for w in workers if w in remote.workers):
                 remote.send(hm.RespawnThere(workers=there))
@@ -209,7 +198,7 @@ class HostsWorkers:
     # --- the loop's thread ------------------------------------------------------------------------
 
     def tell(self, instruction: ToWorker) -> None:
-        """To its Worker, wherever that is."""
+        """Send an instruction to its Worker, on whichever host."""
         host = self._host_of.get(instruction.worker)
         if host is None:
             self._local.tell(instruction)
@@ -242,23 +231,25 @@ class HostsWorkers:
         here = by_host.pop("", {})
         there = [self._remotes[host] for host in by_host]
         for remote, mine in zip(there, by_host.values(), strict=True):
-            remote.send(
-                hm.RelayRequest(number=number, workers=tuple(mine), requests=tuple(mine.values()))
-            )
+            asked = tuple(mine.values())
+            remote.send(hm.RelayRequest(number=number, workers=tuple(mine), requests=asked))
         found = self._local.ask(here) if here else {}
         self._until(lambda: all(number in r.replies for r in there))
         for remote in there:
-            found |= _refs(remote.replies.pop(number))
+            reply = remote.replies.pop(number)
+            if reply.gone:
+                raise WorkerGone(reply.gone, reply.problem)
+            found |= dict(zip(reply.workers, reply.refs, strict=True))
         return found
 
     def forget(self) -> None:
-        """Tell all of them."""
+        """Let all Workers forget."""
         self._local.forget()
         for remote in self._remotes.values():
             remote.send(control.Forget())
 
     def reports(self) -> list[Report]:
-        """Metrics of all hosts since the last call, and the bytes that came and went here."""
+        """Metrics of all hosts since the last call, and the bytes sent and received here."""
         found = [*self._local.reports(), *self._reports]
         self._reports = []
         moved = sum(r.link.moved for r in self._remotes.values())
@@ -267,17 +258,17 @@ class HostsWorkers:
         return found
 
     def spans(self) -> list[SpanOf]:
-        """What was done since the last call, in this host's time."""
+        """What was done since the last call, by this host's clock."""
         found = [*self._local.spans(), *self._spans]
         self._spans = []
         return found
 
     def doing(self) -> list[Doing]:
-        """What each said last; from any thread."""
+        """By each host's last heartbeat; from any thread."""
         return [*self._local.doing(), *(d for r in self._remotes.values() for d in r.doing())]
 
     def stacks(self) -> list[str]:
-        """Of those on this host."""
+        """Of the Workers on this host."""
         return self._local.stacks()
 
     def _until(self, holds: Callable[[], bool]) -> None:
@@ -290,7 +281,7 @@ class HostsWorkers:
             self._changed.wait()
 
     def _take(self) -> Event | From | None:
-        """An event, if there is one. Everybody gets the new address of whom it is about first."""
+        """The next event, if any. A Worker's new address is spread before its event is returned."""
         self._hear()
         found = self._events.popleft() if self._events else self._local.next(0.0)
         what = found.event if isinstance(found, From) else found
@@ -319,7 +310,7 @@ class HostsWorkers:
                 raise message.error()
 
     def _spread_addresses(self) -> None:
-        """Say where each Worker's channel answers now, to the hosts of all others."""
+        """Tell all hosts where each Worker's channel answers now."""
         known = {entry[0]: entry for r in self._remotes.values() for entry in r.update.endpoints}
         known |= {entry[0]: entry for entry in self._local.endpoints()}
         if known == self._addresses:
@@ -330,15 +321,8 @@ class HostsWorkers:
             remote.send(control.PeerAddresses(entries=tuple(known.values())))
 
 
-def _refs(reply: hm.HostReply) -> dict[str, Any]:
-    """What each Worker of a host replied. Raises WorkerGone."""
-    if reply.gone:
-        raise WorkerGone(reply.gone, reply.problem)
-    return dict(zip(reply.workers, reply.refs, strict=True))
-
-
 def _networks(plan: Plan) -> dict[str, control.Network]:
-    """What each Worker has to know of the network, with keys made now for this run alone."""
+    """Each Worker's part in the network, with keys made for this run alone."""
     assert plan.cluster is not None
     pairs = {worker: CurveKeyPair.make() for worker in plan.workers}
     peers = {worker: keys.public for worker, keys in pairs.items()}

@@ -2,9 +2,8 @@
 
 Owns: that order. Does not own: carrying it out (worker_process.py).
 
-First come, first served, but weights, Go and requests pass queued chunks, so that a load comes
-before the next chunk and generation does not hold up a checkpoint. A Release waits for nothing, and
-never comes here.
+First in, first out, but weights, Go and requests pass queued chunks: a load comes before the next
+chunk, and generation does not hold up a checkpoint. A Release never comes here.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class Inbox:
         self._changed = threading.Condition()
 
     def put(self, item: Item) -> None:
-        """Add it where it belongs."""
+        """Add it at its place in the order."""
         with self._changed:
             self._items.insert(self._position(item), item)
             self._changed.notify()
@@ -42,8 +41,8 @@ class Inbox:
             return self._begun
 
     def within(self) -> Request | None:
-        """While a chunk is under way, a request that waits for nothing else. All else runs to its
-        end first: ranks offer weights together, and answer requests together.
+        """While a chunk runs, a request that comes next. Nothing else is interrupted by one, since
+        ranks offer weights together and answer requests together.
         """
         with self._changed:
             first = self._items[0] if self._items else None
@@ -53,12 +52,12 @@ class Inbox:
             return None
 
     def has_weights(self) -> bool:
-        """Whether weights wait here: later ones must not come before them."""
+        """Whether weights wait here: later ones must not pass them."""
         with self._changed:
             return any(isinstance(item, Load) for item in self._items)
 
     def forget(self) -> int:
-        """Drop all instructions; a request stays, as somebody waits for it. Returns how many."""
+        """Drop all instructions and return how many; requests stay, as somebody waits for them."""
         with self._changed:
             kept: list[Item] = [item for item in self._items if isinstance(item, Request)]
             dropped = len(self._items) - len(kept)
@@ -66,7 +65,7 @@ class Inbox:
             return dropped
 
     def close(self) -> None:
-        """Wake whoever waits: nothing comes any more."""
+        """Let `take` return None from now on."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

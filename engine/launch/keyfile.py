@@ -1,9 +1,8 @@
-"""The key file of a cluster: who may speak to whom, before a run has keys of its own.
+"""The key file of a cluster: a CURVE key pair for the side that starts runs, one for each host.
 
 Owns: making and reading it. Does not own: the keys that Workers get for one run (hosts.py).
 
-It has a CURVE key pair for the side that starts runs, and one for each host. Whoever has it can run
-anything on these hosts: it is readable by its owner alone, and refused where it is not.
+With this file anything can be run on these hosts, so only its owner may be able to read it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyFile:
-    """run: of whoever starts runs; hosts: of each host, by name."""
+    """run: of the side that starts runs; hosts: of each host, by name."""
 
     run: CurveKeyPair
     hosts: Mapping[str, CurveKeyPair]
@@ -41,9 +40,9 @@ class KeyFile:
 
 def make_keys(path: Path, hosts: Iterable[str]) -> KeyFile:
     """A new key file. Raises RunError if there is one, StorageError if it cannot be written."""
-    made = KeyFile(run=CurveKeyPair.make(), hosts={name: CurveKeyPair.make() for name in hosts})
-    pairs = {name: _plain(keys) for name, keys in made.hosts.items()}
-    text = json.dumps({"format": FORMAT, "run": _plain(made.run), "hosts": pairs}, indent=1)
+    keys = KeyFile(run=CurveKeyPair.make(), hosts={name: CurveKeyPair.make() for name in hosts})
+    pairs = {name: _plain(pair) for name, pair in keys.hosts.items()}
+    text = json.dumps({"format": FORMAT, "run": _plain(keys.run), "hosts": pairs}, indent=1)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError as error:
@@ -59,13 +58,13 @@ def make_keys(path: Path, hosts: Iterable[str]) -> KeyFile:
         ):
             file.write(text + "\n")
     except RunError:
-        path.unlink()  # a part of a key file is none
+        path.unlink()  # it is incomplete
         raise
-    return made
+    return keys
 
 
 def read_keys(path: Path | None) -> KeyFile:
-    """A key file. Raises RunError where it is not there, is none, or can be read by others."""
+    """A key file. Raises RunError if it is missing, malformed, or readable by others."""
     if path is None:
         raise RunError(
             "expected a key file for runs on several hosts, found none. Fix: dataflow keys CLUSTER."
@@ -73,10 +72,8 @@ def read_keys(path: Path | None) -> KeyFile:
     try:
         mode = path.stat().st_mode
         data = json.loads(path.read_text(encoding="ascii"))
-        found = KeyFile(
-            run=_keys(data["run"]),
-            hosts={name: _keys(pair) for name, pair in data["hosts"].items()},
-        )
+        hosts = {name: _keys(pair) for name, pair in data["hosts"].items()}
+        found = KeyFile(run=_keys(data["run"]), hosts=hosts)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(
             f"key file {path}: expected what `dataflow keys` makes, found {type(error).__name__}:"
@@ -97,5 +94,5 @@ def _plain(keys: CurveKeyPair) -> dict[str, str]:
 def _keys(pair: Mapping[str, str]) -> CurveKeyPair:
     public, secret = pair["public"].encode(), pair["secret"].encode()
     if len(public) != 40 or len(secret) != 40:
-        raise ValueError("a key that has not 40 characters")
+        raise ValueError("a key that does not have 40 characters")
     return CurveKeyPair(public=public, secret=secret)

@@ -1,10 +1,9 @@
-"""One end of a conversation over connections that may break: nothing is lost, nothing comes twice.
+"""One end of a conversation over connections that may break: each message arrives exactly once.
 
-Owns: numbers, acknowledgements, what is sent again. Does not own: sockets (hostlink.py, desk.py),
-nor what is said (engine/launch/host_messages.py). Pure: the time comes as an argument.
+Owns: numbers, acknowledgements, resending. Does not own: sockets (hostlink.py, desk.py), the
+messages (host_messages.py). Pure: the time is an argument.
 
-A message keeps its number until the other end says that it has come; asides have none, and may be
-lost.
+A message is kept until the other end acknowledges it. Asides have no number and may be lost.
 """
 
 from __future__ import annotations
@@ -22,9 +21,7 @@ _ASIDE = -1
 
 
 class Envelope(msgspec.Struct, array_like=True, frozen=True):
-    """What travels. run: whose conversation it is. number: counts messages from 0, -1 for an aside;
-    ack: how many messages of the other end have come.
-    """
+    """run: whose conversation. number: from 0, -1 for an aside. ack: messages received so far."""
 
     run: bytes
     number: int
@@ -47,12 +44,12 @@ def opened(data: bytes) -> Envelope:
 
 
 def aside(run: bytes, body: bytes) -> bytes:
-    """A message that belongs to no conversation, or that may be lost."""
+    """The bytes of a message outside the numbered ones; it may be lost."""
     return _ENCODER.encode(Envelope(run, _ASIDE, 0, body))
 
 
 class Line:
-    """One end. Not for several threads at once."""
+    """One end. Not thread-safe."""
 
     def __init__(self, run: bytes) -> None:
         self.run = run
@@ -69,7 +66,7 @@ class Line:
         return not self._unheard
 
     def say(self, body: bytes, now: float) -> bytes:
-        """The bytes to send of a message, which is kept."""
+        """Number and keep a message; returns the bytes to send."""
         if not self._unheard:
             self._since = now
         self._unheard.append((self._next, body))
@@ -77,11 +74,11 @@ class Line:
         return self._sealed(self._next - 1, body)
 
     def aside(self, body: bytes = b"") -> bytes:
-        """The bytes to send of a message that may be lost; it acknowledges, too."""
+        """The bytes of a message that may be lost; it carries an acknowledgement."""
         return self._sealed(_ASIDE, body)
 
     def take(self, envelope: Envelope, now: float) -> tuple[list[bytes], bytes]:
-        """The messages that can be acted on now, each once, in order; and what came aside."""
+        """The messages that are complete up to now, each once and in order; the aside, if any."""
         while self._unheard and self._unheard[0][0] < envelope.ack:
             self._unheard.popleft()
             self._since = now
@@ -92,7 +89,7 @@ class Line:
         return found, b""
 
     def again(self, now: float, patience: float = PATIENCE) -> list[bytes]:
-        """The bytes to send again, as the other end has been silent on them for too long."""
+        """The frames to send again, if nothing was acknowledged for `patience` seconds."""
         if not self._unheard or now - self._since < patience:
             return []
         self._since = now

@@ -1,6 +1,6 @@
 """Data sockets between the Workers of this host, made before they are needed.
 
-Owns: whose rows an instruction or a request is about, and connecting both ends. Does not own: what
+Owns: whose rows an instruction or a request needs, and connecting both ends. Does not own: what
 either end does with its socket (worker_channel.py), fetching (engine/channels).
 """
 
@@ -20,7 +20,7 @@ Send = Callable[[ChildProcess, Connect, tuple[int, ...]], None]
 
 
 def sources(message: m.ToWorker | Ask) -> frozenset[str]:
-    """The Workers that keep something of what it names."""
+    """The Workers that keep rows or weights that this message names."""
     match message:
         case m.RunChunk() | m.TrainStep() | m.Evaluate() | m.Record():
             return _keepers(gather for gathers in message.inputs.values() for gather in gathers)
@@ -42,8 +42,8 @@ def connect(
     worlds: Iterable[tuple[str, str]],
     send: Send,
 ) -> None:
-    """Give a Worker a socket to each living one whose rows this message is about, once for each
-    pair of incarnations. worlds: (writer, reader) that exchange tensors too.
+    """Connect a Worker to each living one whose rows this message needs, once per pair of
+    incarnations. worlds: the pairs (writer, reader) that also exchange tensors.
     """
     for name in sources(message) - {child.name}:
         peer = children.get(name)

@@ -1,9 +1,7 @@
-"""Rank groups as processes, and pairs for weights: which Workers form one, and the file in which
-they meet.
+"""Rank groups as processes, and pairs for weights: their Workers, and the file in which they meet.
 
-Owns: these files, which have no name and are seen by nobody but their Workers. Does not own: what
-is done there (engine/channels/tensors/world.py), nor the
-order of what ranks do (engine/coordinator/ranks.py).
+Owns: these files, which have no name and are visible to their Workers only. Does not own: their use
+(engine/channels/tensors/world.py), the order of what ranks do (engine/coordinator/ranks.py).
 """
 
 from __future__ import annotations
@@ -21,9 +19,7 @@ Group = tuple[str, ...]
 
 
 def groups(plan: Plan) -> dict[str, Group]:
-    """The rank group of each Worker that is in one. Raises PlanError for a Worker in two that
-    differ.
-    """
+    """The rank group of each Worker in one. Raises PlanError for a Worker in two that differ."""
     found: dict[str, Group] = {}
     for node in plan.nodes:
         for ranks in node.rank_groups:
@@ -50,20 +46,18 @@ class Meeting:
         return Seat(rank=self._group.index(worker), world=len(self._group))
 
     def descriptor(self) -> int:
-        """What goes with a seat; whoever gets it closes it."""
+        """The descriptor that goes with a seat; the receiver closes it."""
         return os.dup(self._file)
 
     def close(self) -> None:
-        """All are seated; the place is there as long as one of them has it."""
+        """Drop this process's descriptor; the file lives as long as one of the ranks has it."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
 
 def meetings(members: Sequence[str], of: dict[str, Group]) -> dict[str, Meeting]:
-    """A new meeting for each group among these Workers, by Worker. Raises PlanError for a group
-    that is not whole.
-    """
+    """By Worker, a new meeting for each group. Raises PlanError for a group that is not whole."""
     found: dict[str, Meeting] = {}
     for worker in members:
         group = of.get(worker)

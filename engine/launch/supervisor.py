@@ -3,11 +3,11 @@
     waits for                                       unblocked by
     an event, a reply, an end (`next`, `ask`, ...)  the I/O thread (worker_io.py), a time limit
 
-Owns: starting the processes, what each is sent, closing. Does not own: who runs what (plan), what a
-loss leads to (the coordinator), a Worker's inside (worker_process.py).
+Owns: starting the processes, sending to them, closing. Does not own: which Worker runs what (plan),
+what follows from a loss (the coordinator), the Workers themselves (worker_process.py).
 
-Every process is started by the loop's thread: the kernel kills a child when the thread that
-started it ends, so no Worker outlives the run, whatever happens to this process.
+The loop's thread starts every process: the kernel kills a child when the thread that started it
+ends, so no Worker outlives the run.
 """
 
 from __future__ import annotations
@@ -36,9 +36,8 @@ from engine.run.workers import Ask, WorkerGone
 
 _GRACE = 3.0
 """Seconds to close kernels in."""
-
 CONTROL_BYTES = "coordinator/bytes"
-"""The metric: bytes of control sockets that the process of the run sent and received."""
+"""The metric: bytes that the process of the run sent and received on control sockets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,27 +57,24 @@ class Supervisor:
     def __init__(
         self, plan: Plan, folder: RunFolder, options: RunOptions, share: HostShare | None = None
     ) -> None:
-        """folder: the run's, for logs and samples. share: of a run on several hosts; None where all
-        Workers are here.
-        """
+        """folder: for logs and samples. share: None where all Workers are on this host."""
         self._plan = plan
-        self._share = share or HostShare(
-            workers=dict.fromkeys(plan.workers),
-            cluster=plan.cluster or detect(),
-            on_change=lambda: None,
-        )
+        if share is None:
+            workers, cluster = dict.fromkeys(plan.workers), plan.cluster or detect()
+            share = HostShare(workers=workers, cluster=cluster, on_change=lambda: None)
+        self._share = share
         self._folder = folder
         self._options = options
         self._groups = groups(plan)
         self._elsewhere: dict[str, control.PeerAddress] = {}
         self._requests = 0
         self._moved = 0
-        self._io = WorkerIO(self._groups, options.heartbeat, self._share.on_change)
+        self._io = WorkerIO(self._groups, options.heartbeat, share.on_change)
 
     # --- life -------------------------------------------------------------------------------------
 
     def open(self) -> Iterator[m.Event | m.From]:
-        """All at once; yields the events of all of them once the last is open."""
+        """Start all at once; yields their events once the last is open."""
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
             self._io.start()
@@ -97,9 +93,7 @@ class Supervisor:
         self._start({child.name: child.epoch + 1 for child in old})
 
     def close(self) -> None:
-        """Ask all to end, kill those that do not, reap, close everything. Closing twice does
-        nothing.
-        """
+        """Ask all to end, kill those that do not, reap. Closing twice does nothing."""
         left = self._io.closing()
         if left is None:
             return
@@ -112,7 +106,7 @@ class Supervisor:
         self._io.close()
 
     def _start(self, epochs: Mapping[str, int]) -> None:
-        """Start these Workers; the plan is on its way to each, none is waited for."""
+        """Start these Workers and send them the plan, without waiting for any."""
         meeting = meetings(list(epochs), self._groups)
         plan = shipped(self._plan, "the plan of a run with several workers")
         try:
@@ -127,14 +121,10 @@ class Supervisor:
     def _child(self, name: str, epoch: int) -> ChildProcess:
         nodes = [n for n in self._plan.nodes if name in n.workers]
         threads = max((n.layout.threads for n in nodes), default=1)
+        device = self._plan.devices.get(name)
         try:
-            return ChildProcess(
-                name,
-                epoch,
-                threads=threads,
-                device=self._plan.devices.get(name),
-                log=self._folder.log(name),
-            )
+            log = self._folder.log(name)
+            return ChildProcess(name, epoch, threads=threads, device=device, log=log)
         except OSError as error:
             raise RunError(
                 f"worker {name}: expected its process to start, found: {error}. Fix: allow more"
@@ -175,7 +165,7 @@ class Supervisor:
     # --- what is sent -----------------------------------------------------------------------------
 
     def tell(self, instruction: m.ToWorker) -> None:
-        """To nobody where its Worker is lost, of which the coordinator is going to hear."""
+        """Send an instruction, unless its Worker is lost: the coordinator will hear of that."""
         child = self._io.children[instruction.worker]
         with self._io.changed:
             if child.gone:
@@ -208,9 +198,8 @@ class Supervisor:
         if reply is None:
             raise WorkerGone(worker, "it was lost while something was asked of it")
         if reply.lost:
-            raise WorkerGone(
-                reply.lost, f"it was lost while {worker} was asked for rows that it keeps"
-            )
+            problem = f"it was lost while {worker} was asked for rows that it keeps"
+            raise WorkerGone(reply.lost, problem)
         return reply.ref
 
     def forget(self) -> None:
@@ -219,7 +208,7 @@ class Supervisor:
             self._io.send(child, control.Forget())
 
     def meet(self, entries: Sequence[control.PeerAddress]) -> None:
-        """Tell every Worker, now and when it is restarted, where those of other hosts answer."""
+        """Tell every Worker where those of other hosts answer, again when it is restarted."""
         self._elsewhere |= {e[0]: e for e in entries if e[0] not in self._share.workers}
         for child in self._io.children.values():
             where = control.PeerAddresses(entries=tuple(self._elsewhere.values()))
@@ -238,12 +227,12 @@ class Supervisor:
 
     @property
     def busy(self) -> bool:
-        """Whether some Worker is starting, has something to end, or was found lost unreported."""
+        """Whether a Worker is starting, has something to end, or is lost and not yet reported."""
         with self._io.changed:
             return self._io.busy
 
     def reports(self) -> list[Report]:
-        """Metrics since the last call, and the bytes of control sockets here."""
+        """Metrics since the last call, with the bytes of this host's control sockets."""
         with self._io.changed:
             found, self._io.reports = self._io.reports, []
             moved = self._io.moved
@@ -264,19 +253,19 @@ class Supervisor:
             return [c.doing for c in self._io.children.values()]
 
     def stacks(self) -> list[str]:
-        """Of each that is doing something the stack of its main thread."""
+        """The main thread's stack of each Worker that is doing something."""
         with self._io.changed:
             busy = [c for c in self._io.children.values() if c.doing.node and not c.gone]
         return stacks(busy)
 
     def endpoints(self) -> tuple[control.PeerAddress, ...]:
-        """Where other hosts reach each Worker; nowhere one that is gone or starting."""
+        """Where other hosts reach each Worker; empty for one that is gone or starting."""
         with self._io.changed:
             children = self._io.children.items()
             return tuple((n, "" if c.gone else c.endpoint, c.epoch) for n, c in children)
 
     def abandon(self, error: BaseException) -> None:
-        """From any thread: whatever the loop's thread waits for here raises this."""
+        """From any thread: make every wait of the loop's thread raise this."""
         self._io.abandon(error)
 
     def pids(self) -> dict[str, int]:
@@ -285,10 +274,7 @@ class Supervisor:
 
 
 def _shown(instruction: m.ToWorker) -> str:
-    """Its node, by which a Worker that hangs is described; else its kind."""
-    match instruction:
-        case m.RunChunk(node=node) | m.TrainStep(node=node) | m.Go(node=node):
-            return node
-        case m.Evaluate(node=node):
-            return node
+    """Its node, else its class: what a Worker that hangs was doing."""
+    if isinstance(instruction, m.RunChunk | m.TrainStep | m.Go | m.Evaluate):
+        return instruction.node
     return type(instruction).__name__

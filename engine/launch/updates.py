@@ -1,7 +1,7 @@
-"""What a Worker's process tells the Supervisor of its work: events, metrics, spans, numbered.
+"""What a Worker's process tells the Supervisor about its work: numbered events, metrics, spans.
 
-Owns: the numbers, and that what is numbered first is sent first. Does not own: what is told
-(engine/worker), when it is sent (worker_process.py).
+Owns: the numbers, and sending in their order. Does not own: the events themselves (engine/worker),
+when they are sent (worker_process.py).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from engine.observe.reports import Report, SpanOf
 
 
 class Updates:
-    """Everything but `flush` only collects, for the next flush; all of it from any thread."""
+    """Collects, until the next `flush`, what is to be sent. Thread-safe."""
 
     def __init__(self, link: ControlSocket, worker: str, epoch: int) -> None:
         self._link = link
         self._worker = worker
         self._epoch = epoch
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._number = 0
         self._spills = False
         self._ended = 0
@@ -35,50 +35,47 @@ class Updates:
     def event(self, event: Event) -> None:
         """Number an event."""
         with self._lock:
-            self._number_event(event)
-
-    def _number_event(self, event: Event) -> None:
-        self._events.append(
-            From(worker=self._worker, epoch=self._epoch, number=self._number, event=event)
-        )
-        self._number += 1
+            number = self._number
+            self._number += 1
+            numbered = From(worker=self._worker, epoch=self._epoch, number=number, event=event)
+            self._events.append(numbered)
 
     def spilled(self, nbytes: Callable[[], int]) -> bool:
-        """An event when spilling begins and when it ends; whether either is the case. nbytes is
-        called within the lock, so that the last event is true.
+        """Add an event if spilling has begun or ended; whether it has. nbytes is called within the
+        lock, so that the last event is true.
         """
         with self._lock:
             now = nbytes()
             changed = bool(now) != self._spills
             if changed:
                 self._spills = bool(now)
-                self._number_event(Spilled(worker=self._worker, nbytes=now))
+                self.event(Spilled(worker=self._worker, nbytes=now))
             return changed
 
     def report(self, reports: Iterable[Report]) -> None:
-        """Metrics."""
+        """Add metrics."""
         with self._lock:
             self._reports += reports
 
     def span(self, node: str, what: str, start: float, end: float) -> None:
-        """Something that was done."""
+        """Add a span: something that was done."""
         with self._lock:
             self._spans.append((f"{self._worker}/{node}", what, start, end))
 
     def ended(self, count: int = 1) -> None:
-        """So many more instructions have ended."""
+        """Count instructions that have ended."""
         with self._lock:
             self._ended += count
 
     def flush_ended(self) -> None:
-        """Send how many have ended, unless that was sent."""
+        """Flush if instructions have ended since the last flush."""
         with self._lock:
             sent = self._ended == self._ended_sent
         if not sent:
             self.flush()
 
     def flush(self) -> None:
-        """Send all of it in one frame."""
+        """Send everything in one frame."""
         with self._lock:
             update = WorkerUpdate(
                 events=tuple(self._events),

@@ -1,8 +1,7 @@
-"""Messages as bytes: msgpack, each tagged by the name of its class out of one closed table; no
-pickle.
+"""Messages as bytes: msgpack, tagged by the name of a class of one closed table; no pickle.
 
-Owns: the codec of events, instructions, requests and control messages. Does not own: the
-messages (control.py has a table of them), nor framing (control_socket.py).
+Owns: the codec of events, instructions, requests and control messages. Does not own: the messages
+(control.py, host_messages.py), framing (control_socket.py).
 
     message   [name of its class, {field: value}]
     array     [dtype, bytes]; one dimension, of the dtypes below
@@ -21,15 +20,8 @@ import numpy as np
 
 from dataflow.errors import RunError
 from engine.coordinator.messages import Event, From, StopRequested, ToWorker, WorkerLost
-from engine.launch.control import (
-    Command,
-    Control,
-    Request,
-    ToSupervisor,
-    ToWorkerProcess,
-    WorkerUpdate,
-)
-from engine.launch.host_messages import Hosting, HostUpdate, Relay, RelayRequest
+from engine.launch import control
+from engine.launch import host_messages as hm
 from engine.run.workers import Ask
 
 _DTYPES = {
@@ -38,22 +30,21 @@ _DTYPES = {
 }
 EVENTS: tuple[type, ...] = get_args(Event)
 INSTRUCTIONS: tuple[type, ...] = get_args(ToWorker)
-TO_WORKER: tuple[type, ...] = get_args(ToWorkerProcess)
-TO_SUPERVISOR: tuple[type, ...] = get_args(ToSupervisor)
+TO_WORKER: tuple[type, ...] = get_args(control.ToWorkerProcess)
+TO_SUPERVISOR: tuple[type, ...] = get_args(control.ToSupervisor)
 ASKS: tuple[type, ...] = get_args(Ask)
-CONTROL: tuple[type, ...] = get_args(Control)
-HOSTING: tuple[type, ...] = get_args(Hosting)
-_CLASSES = {
-    kind.__name__: kind for kind in (*EVENTS, From, *INSTRUCTIONS, *ASKS, *CONTROL, *HOSTING)
-}
+CONTROL: tuple[type, ...] = get_args(control.Control)
+HOSTING: tuple[type, ...] = get_args(hm.Hosting)
+_TABLE = (*EVENTS, From, *INSTRUCTIONS, *ASKS, *CONTROL, *HOSTING)
+_CLASSES = {kind.__name__: kind for kind in _TABLE}
 _INSIDE: dict[type, tuple[str, tuple[type, ...]]] = {
     From: ("event", EVENTS),
-    Command: ("instruction", INSTRUCTIONS),
-    Request: ("request", ASKS),
-    WorkerUpdate: ("events", (From,)),
-    Relay: ("instruction", INSTRUCTIONS),
-    RelayRequest: ("requests", ASKS),
-    HostUpdate: ("events", (From, WorkerLost, StopRequested)),
+    control.Command: ("instruction", INSTRUCTIONS),
+    control.Request: ("request", ASKS),
+    control.WorkerUpdate: ("events", (From,)),
+    hm.Relay: ("instruction", INSTRUCTIONS),
+    hm.RelayRequest: ("requests", ASKS),
+    hm.HostUpdate: ("events", (From, WorkerLost, StopRequested)),
 }
 """Messages with a field that holds a message of several classes, or a tuple: field, classes."""
 _WRONG = (msgspec.DecodeError, RecursionError, ValueError, TypeError, OverflowError)
@@ -61,9 +52,7 @@ _WRONG = (msgspec.DecodeError, RecursionError, ValueError, TypeError, OverflowEr
 
 
 def encode(message: Any) -> bytes:
-    """The bytes of a message. Raises RunError for a class that is not in the table, or a value that
-    does not fit its field.
-    """
+    """The bytes of a message. Raises RunError for a class outside the table, or a wrong value."""
     name = type(message).__name__
     if _CLASSES.get(name) is not type(message):
         raise RunError(
@@ -79,8 +68,8 @@ def encode(message: Any) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview, among: Sequence[type] | None = None) -> Any:
-    """The message in these bytes; arrays are read-only views of them. among: the classes that are
-    expected. Raises RunError for anything else, whatever it is.
+    """The message in these bytes; arrays are read-only views of them. among: the expected classes.
+    Raises RunError for anything else, whatever it is.
     """
     try:
         return _decode(data, among)
@@ -117,7 +106,7 @@ def _raw(message: Any) -> msgspec.Raw:
 
 @cache
 def _decoder(kind: type) -> Callable[[Any], Any]:
-    """What makes a message of one class out of its body."""
+    """A function from the body of a message to a message of this class."""
     if kind not in _INSIDE:
         return msgspec.msgpack.Decoder(kind, dec_hook=_from_plain).decode
     field, among = _INSIDE[kind]
@@ -137,7 +126,7 @@ def _decoder(kind: type) -> Callable[[Any], Any]:
 
 
 def _to_plain(value: Any) -> Any:
-    """What msgspec does not know: arrays, numbers of NumPy, paths."""
+    """Encodes what msgspec does not know: arrays, NumPy numbers, paths."""
     if isinstance(value, np.ndarray):
         if value.ndim != 1 or value.dtype.str not in _DTYPES:
             raise TypeError(
@@ -166,7 +155,7 @@ def _array(value: Any) -> np.ndarray:
     match value:
         case [str() as name, bytes() as data] if name in _DTYPES:
             return np.frombuffer(data, _DTYPES[name])
-    raise ValueError("an array that is none of one dimension and a known dtype")
+    raise ValueError("an array that is not of one dimension and a known dtype")
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_to_plain)

@@ -1,7 +1,7 @@
-"""A Worker's channel in its process: on one host, or on one of several.
+"""A Worker's channel in its process, for a run on one host or on several.
 
-Owns: making it, the data sockets to peers on this host, and what it is told of the network and
-reports. Does not own: the channel (engine/channels), who connects Workers (peers.py).
+Owns: making it, data sockets to peers on this host, addresses of others, its metrics. Does not own:
+the channel (engine/channels), which Workers are connected when (peers.py).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class PeerSockets:
         self._lock = threading.Lock()
 
     def put(self, peer: str, sock: socket.socket) -> None:
-        """The next one to this peer; an earlier one that nobody took led to a lost process."""
+        """The newest one to this peer; an earlier one that was not taken led to a lost process."""
         with self._lock:
             earlier = self._sockets.pop(peer, None)
             self._sockets[peer] = sock
@@ -37,23 +37,21 @@ class PeerSockets:
             earlier.close()
 
     def dial(self, peer: str) -> socket.socket:
-        """A socket to this peer's channel. Raises PeerLost where there is none: if the peer is
-        alive, the Supervisor sends one before the instruction that needs it.
+        """A socket to this peer's channel. Raises PeerLost if there is none: the Supervisor sends
+        one for a living peer before the instruction that needs it.
         """
         with self._lock:
             sock = self._sockets.pop(peer, None)
         if sock is None:
-            raise PeerLost(
-                peer,
-                "expected its process, found none that runs. Fix: see its log for why it ended.",
-            )
+            problem = "expected its process, found none that runs."
+            raise PeerLost(peer, f"{problem} Fix: see its log for why it ended.")
         return sock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerChannel:
-    """A Worker's channel with what is below it. book: addresses on other hosts, None where there
-    are none. pairs: the worlds in which weights and device columns are exchanged.
+    """A Worker's channel and its parts. book: addresses on other hosts, None without other hosts.
+    pairs: the worlds in which weights and device columns are exchanged.
     """
 
     channel: RoutedChannel
@@ -65,7 +63,7 @@ class WorkerChannel:
     """How many refused messages have been reported."""
 
     def connect(self, connect: Connect, descriptors: tuple[int, ...]) -> None:
-        """Take the data socket to a peer on this host, and the world for tensors, if any."""
+        """Take the data socket to a peer on this host and, if any, the world for tensors."""
         sock = socket.socket(fileno=descriptors[0])
         if connect.tensors:
             self.pairs.meet(connect.peer, descriptors[1], writes=connect.serve)
@@ -75,15 +73,13 @@ class WorkerChannel:
             self.sockets.put(connect.peer, sock)
 
     def write(self, where: PeerAddresses) -> None:
-        """Where peers on other hosts answer now."""
+        """Note where peers on other hosts answer now."""
         for peer, endpoint, epoch in where.entries:
             if self.book is not None:
                 self.book.write(peer, AddressEntry(endpoint=endpoint, epoch=epoch))
 
     def reports(self) -> list[Report]:
-        """Since the last call: payload bytes received, by route, and messages of peers that were
-        refused.
-        """
+        """Payload bytes received, by route, and peers' messages refused, since the last call."""
         moved = self.channel.moved()
         if came := self.pairs.moved():
             moved["collective"] = came
@@ -98,8 +94,8 @@ class WorkerChannel:
 def worker_channel(
     opened: Open, dial: Callable[[str], socket.socket] | None = None
 ) -> WorkerChannel:
-    """The channel of a Worker. dial: a socket to a peer; None for those that `connect` gets. Raises
-    RunError where its address is none of this host.
+    """The channel of a Worker. dial: returns a socket to a peer; None for those that `connect`
+    gets. Raises RunError where its address does not belong to this host.
     """
     sockets = PeerSockets()
     shm = ShmChannel(
@@ -110,18 +106,15 @@ def worker_channel(
         directory=opened.spill,
         verify=opened.verify,
     )
-    pairs = TensorPairs(
-        opened.worker, shm.have_sent, content=opened.verify == "content", alive=shm.require
-    )
+    content = opened.verify == "content"
+    pairs = TensorPairs(opened.worker, shm.have_sent, content=content, alive=shm.require)
     shm.send_by(pairs.asked)
     network = opened.network
     if network is None:
         return WorkerChannel(channel=RoutedChannel(shm), shm=shm, pairs=pairs, sockets=sockets)
     book = AddressBook(network.peers)
-    far = _far(opened, network, book, shm)
-    channel = RoutedChannel(
-        shm, near=frozenset(network.near), far=far, book=book, lease=network.lease
-    )
+    far, near = _far(opened, network, book, shm), frozenset(network.near)
+    channel = RoutedChannel(shm, near=near, far=far, book=book, lease=network.lease)
     return WorkerChannel(channel=channel, shm=shm, pairs=pairs, sockets=sockets, book=book)
 
 

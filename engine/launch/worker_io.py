@@ -1,4 +1,4 @@
-"""The I/O thread of a Supervisor: what comes from its Workers' processes, and their ends.
+"""The I/O thread of a Supervisor: it reads from its Workers' processes and reaps them.
 
     waits for                                      unblocked by
     a frame, an end, room to send, a silence       Workers, the clock
@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dataflow.errors import RunError
@@ -34,8 +34,8 @@ _REAP = 20.0
 
 
 class WorkerIO:
-    """`changed` guards every field, and the children. events, replies, reports, spans: for the loop
-    to take. failure: for the loop to raise.
+    """`changed` guards all fields and the children. The loop takes events, replies, reports and
+    spans, and raises failure.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class WorkerIO:
         self._heartbeat = heartbeat
         self._on_change = on_change
         self._watched: dict[int, ChildProcess] = {}
-        """By process, until it is reaped; of a Worker that was killed to be restarted, two."""
+        """By process id, until it is reaped; a Worker that is being restarted may have two."""
         self._moved = 0
         self._closing = False
         self._wake_end, self._woken_end = socket.socketpair()
@@ -75,7 +75,7 @@ class WorkerIO:
     def send(
         self, child: ChildProcess, message: control.Control, descriptors: tuple[int, ...] = ()
     ) -> None:
-        """Never blocks: the thread sends what there is no room for now."""
+        """Never blocks: the I/O thread sends what does not fit now."""
         child.send(message, descriptors)
         if child.link.unsent:
             self._wake()
@@ -87,23 +87,23 @@ class WorkerIO:
             raise self.failure
 
     def abandon(self, error: BaseException) -> None:
-        """From any thread: whatever the loop's thread waits for here raises this."""
+        """From any thread: make every wait of the loop's thread raise this."""
         with self.changed:
             self.failure = self.failure or error
             self.changed.notify_all()
 
     @property
     def busy(self) -> bool:
-        """With `changed` held: whether something is to be expected of some Worker."""
+        """With `changed` held: whether any Worker is busy."""
         return any(c.busy for c in self.children.values())
 
     @property
     def moved(self) -> int:
-        """With `changed` held: bytes of control sockets so far."""
+        """With `changed` held: bytes sent and received on control sockets so far."""
         return self._moved + sum(c.link.moved for c in self._watched.values())
 
     def closing(self) -> list[ChildProcess] | None:
-        """No end is reported from now on; returns who is left, None where this was said before."""
+        """Report no end from now on. Returns the children that are left, None if called before."""
         with self.changed:
             if self._closing:
                 return None
@@ -111,7 +111,7 @@ class WorkerIO:
             return list(self._watched.values())
 
     def end(self, children: Sequence[ChildProcess]) -> None:
-        """Kill them and wait; the thread reaps, if it runs."""
+        """Kill them and wait until they are reaped: by the I/O thread if it runs, else here."""
         for child in children:
             child.kill()
             if not self._thread.is_alive():
@@ -128,7 +128,7 @@ class WorkerIO:
 
     def close(self) -> None:
         """End the thread."""
-        self._wake_end.close()  # which ends it
+        self._wake_end.close()  # which ends the thread
         if self._thread.ident is not None:
             self._thread.join()
         self._woken_end.close()
@@ -156,7 +156,7 @@ class WorkerIO:
                 before = self.look_for_silence(before)
 
     def _raise_in_the_loop(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        """What goes wrong in this thread."""
+        """Make the loop raise what goes wrong in this thread."""
         if error is None:
             return False
         self.abandon(error)
@@ -164,7 +164,7 @@ class WorkerIO:
         return True
 
     def _register(self, selector: selectors.BaseSelector) -> None:
-        """Watch what is new; ask for room only where something is left to send."""
+        """Watch new children; wait for room only where something is left to send."""
         with self.changed:
             children = list(self._watched.values())
         known = selector.get_map()
@@ -190,7 +190,7 @@ class WorkerIO:
             child.kill()  # nobody can reach it any more
 
     def _on_end(self, selector: selectors.BaseSelector, child: ChildProcess, events: int) -> None:
-        """First hear what it sent before its end."""
+        """First read what it sent before its end."""
         del events
         selector.unregister(child.ends)
         if child.link.fileno() in selector.get_map():
@@ -202,14 +202,14 @@ class WorkerIO:
             del self._watched[child.process.pid]
             self._moved += child.link.moved
             if not (self._closing or child.replaced):
-                lost = m.WorkerLost(worker=child.name, epoch=child.epoch, error=error)
-                self.events.append(lost)
+                epoch = child.epoch
+                self.events.append(m.WorkerLost(worker=child.name, epoch=epoch, error=error))
             child.over.set()
             self.changed.notify_all()
         self._on_change()
 
     def _read(self, child: ChildProcess, *, once: bool = False) -> bool:
-        """Hear what has come. False: nothing more will; with `once`, nothing more is there."""
+        """Read what has come. False: nothing more will come; with `once`, nothing is left."""
         try:
             frames = child.link.receive()
             for frame in frames or ():
@@ -244,17 +244,15 @@ class WorkerIO:
         for _ in range(min(update.ended - child.ended, len(child.under_way))):
             child.under_way.popleft()
         child.ended = max(child.ended, update.ended)
-        child.opened = child.opened or _has_opened(update.events)
+        child.opened |= any(isinstance(each.event, m.WorkerOpened) for each in update.events)
         self.events.extend(update.events)
         self.reports.extend(update.reports)
         self.spans.extend(update.spans)
         if any(end >= child.doing.since for _, _, _, end in update.spans):
-            child.doing = Doing(worker=child.name)  # that has ended since the last heartbeat
+            child.doing = Doing(worker=child.name)  # it has ended since the last heartbeat
 
     def look_for_silence(self, before: float) -> float:
-        """Kill whoever has not been heard for too long, judge earlier failures. before: when this
-        was last done; returns the time now.
-        """
+        """Kill silent Workers, judge earlier failures. before: the last call; returns the time."""
         now = time.monotonic()
         with self.changed:
             failed = self._failures.judged(self.children, now)
@@ -266,7 +264,3 @@ class WorkerIO:
             self.abandon(failed)
             self._on_change()
         return now
-
-
-def _has_opened(events: Iterable[m.From]) -> bool:
-    return any(isinstance(each.event, m.WorkerOpened) for each in events)

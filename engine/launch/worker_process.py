@@ -8,8 +8,7 @@
 Owns: the process (signals, parent's death, log, heartbeat) and its two threads. Does not own:
 kernels and instructions (engine/worker), their order (inbox.py), messages (control.py).
 
-Nothing here may import torch: its threads are set in the environment by whoever started the
-process, and the first heartbeat is due before the imports are through.
+Nothing here imports torch at the start: the first heartbeat is due before that import is done.
 """
 
 from __future__ import annotations
@@ -53,12 +52,11 @@ _log = logging.getLogger(__name__)
 
 
 class FailureReport:
-    """Sends the Supervisor whatever leaves this context as an exception, an exit by the user's code
-    included; `failed` says whether.
-    """
+    """A context that sends the Supervisor any exception that leaves it, SystemExit included."""
 
     def __init__(self, link: ControlSocket, worker: str) -> None:
-        self._link, self._worker = link, worker
+        self._link = link
+        self._worker = worker
         self.failed = False
 
     def __enter__(self) -> FailureReport:
@@ -103,12 +101,10 @@ class WorkerProcess:
     # --- the control thread -----------------------------------------------------------------------
 
     def listen(self, early: Sequence[Frame] = ()) -> None:
-        """Frames and heartbeats, until the process ends. early: frames that came with the one that
-        opened it.
-        """
+        """Frames and heartbeats, until the process ends. early: frames that came with Open."""
         for frame in early:
             self._handle(frame)
-        poll = select.poll()  # select knows no descriptor above 1,023
+        poll = select.poll()  # select() cannot watch descriptors above 1,023
         poll.register(self._link, select.POLLIN)
         due = time.monotonic()
         while True:
@@ -127,9 +123,8 @@ class WorkerProcess:
     def _handle(self, frame: Frame) -> None:
         match decode(frame.payload, TO_WORKER):
             case control.Command() as command:
-                for instruction in self._ordered.take(
-                    command.epoch, command.number, command.instruction
-                ):
+                epoch, number = command.epoch, command.number
+                for instruction in self._ordered.take(epoch, number, command.instruction):
                     self._accept(instruction)
             case control.Request() as request:
                 self._inbox.put(request)
@@ -140,14 +135,14 @@ class WorkerProcess:
             case control.Forget():
                 self._updates.ended(self._inbox.forget())
             case control.Quit():
-                if self._busy:  # its result is not wanted, and nothing of it is durable
+                if self._busy:  # the result is not wanted, and nothing of it is durable
                     end(0)
                 self._over.set()
                 self._inbox.close()
 
     def _accept(self, instruction: m.ToWorker) -> None:
-        """Release at once, without an event. Let weights interrupt a running chunk that takes them,
-        unless others wait, which come first. Anything else waits in the inbox.
+        """Release at once, without an event. Weights interrupt a running chunk that takes them,
+        unless earlier ones wait. Anything else waits in the inbox.
         """
         if isinstance(instruction, m.Release):
             self._worker.release(instruction.blocks)
@@ -162,15 +157,14 @@ class WorkerProcess:
 
     def _doing(self) -> Doing:
         if self._worker is None:
-            return Doing(
-                worker=self._open.worker, node="its start", what="imports", since=self._began
-            )
+            worker, since = self._open.worker, self._began
+            return Doing(worker=worker, node="its start", what="imports", since=since)
         return self._worker.timing.doing
 
     # --- the main thread --------------------------------------------------------------------------
 
     def work(self) -> None:
-        """Open the kernels, carry out what comes until Quit; after a failure only await that."""
+        """Open the kernels and carry out what comes until Quit; after a failure wait for Quit."""
         with FailureReport(self._link, self._open.worker) as report:
             self._busy = True
             self._begin()
@@ -228,12 +222,12 @@ class WorkerProcess:
 
     def _reply(self, request: control.Request) -> None:
         self._flush()
+        number = request.number
         try:
-            reply = control.RequestReply(
-                number=request.number, ref=self._worker.files.answer(request.request)
-            )
+            ref = self._worker.files.answer(request.request)
+            reply = control.RequestReply(number=number, ref=ref)
         except PeerLost as lost:
-            reply = control.RequestReply(number=request.number, lost=lost.peer)
+            reply = control.RequestReply(number=number, lost=lost.peer)
         self._flush()
         self._link.send(encode(reply))
 
@@ -247,16 +241,16 @@ class WorkerProcess:
 
 
 def _samples(opened: control.Open) -> Any:
-    """Written before they are reported, so that the recorder has no state."""
+    """The recorder's sample files, which are written at once, so that it has no state."""
     from engine.observe.samples import SampleWriter
 
-    return (
-        None if opened.samples is None else SampleWriter(opened.samples, every=opened.samples_every)
-    )
+    if opened.samples is None:
+        return None
+    return SampleWriter(opened.samples, every=opened.samples_every)
 
 
 def _ranks(opened: control.Open, plan: Plan, descriptors: tuple[int, ...]) -> tuple[Any, Any]:
-    """The process group of this Worker's ranks; its end of broadcasts to those with equal rows."""
+    """This Worker's process group; its end of broadcasts to the ranks with equal rows."""
     if (seat := opened.seat) is None:
         return None, None
     from engine.channels.tensors.row_broadcast import join
@@ -277,7 +271,7 @@ def _ranks(opened: control.Open, plan: Plan, descriptors: tuple[int, ...]) -> tu
 
 
 def main(descriptor: int, parent: int) -> None:
-    """Be the Worker on the other end of this socket. parent: the process that started this one."""
+    """Run the Worker of this control socket. parent: the process that started this one."""
     die_with(parent)
     left_to_the_run()
     faulthandler.enable()
@@ -297,16 +291,14 @@ def main(descriptor: int, parent: int) -> None:
     try:
         life.work()
         ended_well = True
-    finally:  # no finalisation: threads of kernels may be anywhere
+    finally:  # no finalisation: threads of kernels may still run
         if not ended_well:
             traceback.print_exc()
         end(0 if ended_well else 1)
 
 
 def _listen(life: WorkerProcess, early: Sequence[Frame]) -> None:
-    """The control thread. Once it fails or the Supervisor's end is closed, nobody can reach this
-    process.
-    """
+    """The control thread. The process ends with it, since nobody could reach it any more."""
     try:
         life.listen(early)
     except ConnectionError:
@@ -317,7 +309,7 @@ def _listen(life: WorkerProcess, early: Sequence[Frame]) -> None:
 
 
 def _first(link: ControlSocket) -> list[Frame]:
-    """The first frame, and whatever comes with it."""
+    """The first frame, and those that came with it."""
     while True:
         frames = link.receive()
         if frames is None:
@@ -327,7 +319,7 @@ def _first(link: ControlSocket) -> list[Frame]:
 
 
 def end(code: int, why: str = "") -> NoReturn:
-    """End this process now. Its children end too: by a pipe to it, and with their parent."""
+    """End this process now. Its children end too: by their pipe to it, or their parent's death."""
     if why:
         print(f"ended: {why}", file=sys.stderr)
     sys.stdout.flush()
@@ -336,7 +328,7 @@ def end(code: int, why: str = "") -> NoReturn:
 
 
 def die_with(parent: int) -> None:
-    """On Linux: SIGKILL this process when the thread that started it ends, or has ended already."""
+    """On Linux: kill this process when the thread that started it ends, or has ended already."""
     if sys.platform == "linux":
         set_parent_death_signal = 1
         ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, signal.SIGKILL)
