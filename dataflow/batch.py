@@ -164,17 +164,7 @@ class Batch:
                 raise DataError(
                     f"column {name!r} has {len(array)} rows, its batch {len(keys)} keys"
                 )
-            if want is not None and not want.nullable and array.null_count:
-                raise DataError(
-                    f"column {name!r} of {schema.__name__} holds {array.null_count} nulls; it is"
-                    " required"
-                )
-            nullable = want.nullable if want is not None else True
-            fields.append(
-                pa.field(
-                    name, array.type, nullable, declared.metadata if declared is not None else None
-                )
-            )
+            fields.append(_field(name, array, want, schema))
             arrays.append(array)
         return Batch(keys, pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)), tensors)
 
@@ -317,28 +307,37 @@ def list_array(values: Any, offsets: np.ndarray, kind: pa.DataType | None = None
     return pa.LargeListArray.from_arrays(starts, items, type=pa.large_list(field))
 
 
+def _field(name: str, array: pa.Array, want: pa.Field | None, schema: type[Schema]) -> pa.Field:
+    if want is None:
+        return pa.field(name, array.type)
+    if array.null_count and not want.nullable:
+        raise DataError(
+            f"column {name!r} of {schema.__name__} holds {array.null_count} nulls; it is required"
+        )
+    return want.with_type(array.type)
+
+
 def _array(name: str, data: Any, want: pa.Field | None) -> pa.Array:
     """One column brought to the wanted field's type, if there is one."""
+    kind = want.type if want is not None else None
     if is_tensor(data.values if isinstance(data, Ragged) else data):
         raise DataError(
             f"column {name!r} is given as a tensor, and is not declared device. Fix: .numpy(), or"
             " column(..., device=True) in its schema."
         )
     if isinstance(data, Ragged):
-        kind = (
-            want.type.value_type if want is not None and pa.types.is_large_list(want.type) else None
-        )
-        return list_array(data.values, data.offsets, kind)
+        items = kind.value_type if kind is not None and pa.types.is_large_list(kind) else None
+        return list_array(data.values, data.offsets, items)
     if isinstance(data, pa.ChunkedArray):
         data = data.combine_chunks()
-    if isinstance(data, pa.Array) and (want is None or data.type == want.type):
-        return data
-    if name == "prompt" and isinstance(
-        data, pa.Array
-    ):  # a Prompt is text or a list of messages: both are declared
+    return _cast(name, data, kind)
+
+
+def _cast(name: str, data: Any, kind: pa.DataType | None) -> pa.Array:
+    # a prompt is text or a list of messages: both are declared
+    if isinstance(data, pa.Array) and (kind is None or data.type == kind or name == "prompt"):
         return data
     try:
-        kind = want.type if want is not None else None
         return data.cast(kind) if isinstance(data, pa.Array) else pa.array(data, type=kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
         raise DataError(f"column {name!r}: expected {kind}: {error}") from error

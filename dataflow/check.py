@@ -111,6 +111,11 @@ def check(graph: Graph, columns_of: ColumnReader | None = None) -> CheckedGraph:
     faults = [fault for rule in RULES for fault in rule(context)]
     if faults:
         raise GraphError(sorted(dict.fromkeys(faults), key=_line))
+    return _checked(context)
+
+
+def _checked(context: Context) -> CheckedGraph:
+    graph = context.graph
     return CheckedGraph(
         graph=graph,
         domains=context.domains,
@@ -176,13 +181,18 @@ def _described(checked: CheckedGraph) -> Iterator[str]:
     for name, bound in checked.bound.items():
         worst = "on policy" if not bound else f"rows at most {counted(bound, 'version')} old"
         yield f"  {name}: {worst}"
-    for node in graph.nodes:
-        name, why = node.name, checked.regions.why.get(node.name, "")
-        if node.operator.work != "train" and ("batch scope" in why or "at lag 0" in why):
-            yield f"  {name}: after the cut, {why}"
+    yield from _streaming_ends(checked)
     for name, dialect in checked.dialects.items():
         yield f"  {name}: as {dialect} does it"
     for note in checked.notes:
         yield f"  {note}"
     for warning in checked.warnings:
         yield f"  warning: {warning}"
+
+
+def _streaming_ends(checked: CheckedGraph) -> Iterator[str]:
+    """The nodes that are below the cut for a reason of their own, with that reason."""
+    for node in checked.graph.nodes:
+        why = checked.regions.why.get(node.name, "")
+        if node.operator.work != "train" and ("batch scope" in why or "at lag 0" in why):
+            yield f"  {node.name}: after the cut, {why}"

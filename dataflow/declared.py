@@ -94,10 +94,8 @@ class _Collector:
             return
         bases = [base for base in kind.__bases__ if issubclass(base, Schema)]
         self.value(bases)
-        kept = {c.name: c for c in kind.columns.values() if c.name in vars(kind)}
-        kept |= {name: vars(kind)[name] for name in _NOT_KEPT if name in vars(kind)}
-        body = {name: encode(part, f"schema {kind.__name__}") for name, part in kept.items()}
-        self.parts["schemas"][path] = {"bases": [_path(base) for base in bases], "body": body}
+        written = {"bases": [_path(base) for base in bases], "body": _body(kind)}
+        self.parts["schemas"][path] = written
 
     def _record(self, value: Any) -> None:
         called: bool = callable(value)
@@ -116,6 +114,13 @@ class _Collector:
         name = getattr(value, "__name__", type(value).__name__)
         entry = {"name": name, "parameters": _parameters(value)}
         self.parts["functions"][_key(path, "" if kept else place_of(value).get("at", ""))] = entry
+
+
+def _body(schema: type[Schema]) -> dict[str, Any]:
+    """What the class itself declares, written; not what it inherits."""
+    kept: dict[str, Any] = {c.name: c for c in schema.columns.values() if c.name in vars(schema)}
+    kept |= {name: vars(schema)[name] for name in _NOT_KEPT if name in vars(schema)}
+    return {name: encode(part, f"schema {schema.__name__}") for name, part in kept.items()}
 
 
 def _path(kind: type) -> str:
@@ -185,13 +190,7 @@ class Declared:
             )
         if own(path.partition(":")[0]):
             return found
-        called = next((name for f in _CALLED if (name := getattr(found, f))), "")
-        if found.path != path or called:
-            said = f"expected the declaration of {path}, found that of {found.path}"
-            reader = f"{path} reads data by {called}, and nothing that a file names is called"
-            raise unread(
-                reader if called else said, "name its module:function, not graph.json", where
-            )
+        _require_declaration(found, path, where)
         return dataclasses.replace(found, path=f"{path}@{at}") if isinstance(entry, dict) else found
 
     def function(self, path: str, where: str) -> Any:
@@ -258,6 +257,18 @@ class Declared:
                 where,
             )
         return part[key]
+
+
+def _require_declaration(found: Operator, path: str, where: str) -> None:
+    """Raises GraphError for the declaration of another operator, or of one that calls functions."""
+    called = next((name for f in _CALLED if (name := getattr(found, f))), "")
+    if called:
+        problem = f"{path} reads data by {called}, and nothing that a file names is called"
+    elif found.path != path:
+        problem = f"expected the declaration of {path}, found that of {found.path}"
+    else:
+        return
+    raise unread(problem, "name its module:function, not graph.json", where)
 
 
 def _own(path: str, where: str) -> Any:

@@ -155,9 +155,7 @@ class Graph:
             changed = change(node)
             inputs = {k: port(p) for k, p in changed.inputs.items()}
             new[id(node)] = changed.rebuilt(inputs, states if changed is node else None)
-        sinks = tuple(new[id(s)] for s in self.sinks)
-        same = all(a is b for a, b in zip(sinks, self.sinks, strict=True))
-        return self if same else Graph(self.name, *sinks, origin=self.origin)
+        return self._with_sinks(new)
 
     def _rewritten(self, given: Mapping[str, tuple[Port[Any], ...]]) -> Graph:
         kept = {id(n) for n in _reach([p.node for new in given.values() for p in new])}
@@ -174,12 +172,13 @@ class Graph:
                 continue
             states = {k: _moved(s, new) for k, s in node.states.items()}
             new[id(node)] = node.rebuilt({k: port(p) for k, p in node.inputs.items()}, states)
+        return self._with_sinks(new)
+
+    def _with_sinks(self, new: Mapping[int, Node]) -> Graph:
+        """The graph of what became of the sinks; this one where they stayed as they are."""
         sinks = tuple(new.get(id(s), s) for s in self.sinks)
-        return (
-            self
-            if all(a is b for a, b in zip(sinks, self.sinks, strict=True))
-            else Graph(self.name, *sinks, origin=self.origin)
-        )
+        same = all(a is b for a, b in zip(sinks, self.sinks, strict=True))
+        return self if same else Graph(self.name, *sinks, origin=self.origin)
 
     def _unknown(self, what: str, name: str) -> Fault:
         known = sorted(n.name for n in self.nodes)

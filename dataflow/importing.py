@@ -25,24 +25,20 @@ _START = f"import sys; sys.path[:] = sys.argv[2].split({_SEPARATOR!r}); "
 
 def import_path() -> list[str]:
     """The folders that this process imports from, absolute, those of the user last."""
-    stdlib = os.path.abspath(sysconfig.get_path("stdlib"))
-    ours = {
-        stdlib,
-        f"{os.path.dirname(stdlib)}{os.sep}python{sys.version_info.major}{sys.version_info.minor}.zip",
-    }
-    given = {
-        os.path.abspath(p)
-        for p in os.environ.get("PYTHONPATH", "").split(os.pathsep)
-        if os.path.isabs(p)
-    }
     entries = [os.path.abspath(p) for p in sys.path if _SEPARATOR not in p]
+    users = _user_folders(entries)
+    return list(dict.fromkeys([*(e for e in entries if e not in users), *users]))
+
+
+def _user_folders(entries: Sequence[str]) -> list[str]:
+    """Those before the standard library that PYTHONPATH does not name."""
+    stdlib = os.path.abspath(sysconfig.get_path("stdlib"))
+    zipped = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
+    ours = {stdlib, os.path.join(os.path.dirname(stdlib), zipped)}
+    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    given = {os.path.abspath(p) for p in named if os.path.isabs(p)}
     first = next((i for i, entry in enumerate(entries) if entry in ours), 0)
-    users = [entry for entry in entries[:first] if entry not in given]
-    return list(
-        dict.fromkeys(
-            [*(e for e in entries if e not in users), *users, *(e for e in entries if e in users)]
-        )
-    )
+    return [entry for entry in entries[:first] if entry not in given]
 
 
 def import_from(folders: Iterable[str]) -> None:

@@ -48,12 +48,15 @@ class Limit:
         through.
         """
         if isinstance(value, Schedule):
-            ends = self._fits(value.start) and (self._fits(value.stop) or value.stop == self.low)
-            return ends and value.steps >= 0 and value.warmup >= 0
+            return self._accepts_schedule(value)
         if self.pair and isinstance(value, tuple):
             single = replace(self, pair=False)
             return len(value) == 2 and all(map(single.accepts, value))
         return (value is None and self.optional) or self._fits(value)
+
+    def _accepts_schedule(self, value: Schedule) -> bool:
+        ends = self._fits(value.start) and (self._fits(value.stop) or value.stop == self.low)
+        return ends and value.steps >= 0 and value.warmup >= 0
 
     def expected(self, found: Any = None) -> str:
         """`a whole number >= 1`, as in "expected a whole number >= 1". found: what was, where there
@@ -77,15 +80,23 @@ class Limit:
     def _fits(self, value: Any) -> bool:
         if self.kind == "choice":
             return isinstance(value, str) and value in self.choices
-        if self.kind in ("flag", "text"):
-            return isinstance(value, bool if self.kind == "flag" else str)
+        if self.kind == "flag":
+            return isinstance(value, bool)
+        if self.kind == "text":
+            return isinstance(value, str)
         if self.kind == "texts":
             return isinstance(value, (tuple, list)) and all(isinstance(v, str) and v for v in value)
+        return self._fits_number(value)
+
+    def _fits_number(self, value: Any) -> bool:
         kinds = int if self.kind == "whole" else (int, float)
         if isinstance(value, bool) or not isinstance(value, kinds):
             return False
         if abs(value) > LARGEST if isinstance(value, int) else not math.isfinite(value):
             return False
+        return self._within(value)
+
+    def _within(self, value: float) -> bool:
         high_enough = self.low is None or (value > self.low if self.above else value >= self.low)
         return high_enough and (self.high is None or value <= self.high)
 

@@ -31,7 +31,7 @@ from dataflow.calls import call_site, declares, refuse_unknown, refused, require
 from dataflow.errors import Fault, GraphError, KernelError, Origin, nearest
 from dataflow.limits import Limit, choice, flag
 from dataflow.model import Number
-from dataflow.node import Port, importable
+from dataflow.node import Port, function_name
 from dataflow.operator import Input
 from dataflow.schema import Schema
 
@@ -283,29 +283,10 @@ def loss_function(
     A port with a default of None is optional. Raises GraphError where a parameter has no usable
     annotation.
     """
-    signature = signature_of(fn, "loss", _LIKE)
-    first, *values = signature.parameters.values() or (None,)
-    if (
-        first is None
-        or first.kind is first.KEYWORD_ONLY
-        or first.annotation not in (Now, first.empty)
-    ):
-        raise refused(
-            f"loss {fn.__name__}",
-            f"expected Now as its first parameter, found {first or 'none'}",
-            _LIKE,
-        )
-    if signature.return_annotation not in (Terms, signature.empty):
-        shown = getattr(signature.return_annotation, "__name__", signature.return_annotation)
-        fix = "Terms(loss), unreduced: train takes the mean"
-        raise refused(f"loss {fn.__name__}", f"expected it to return Terms, found {shown}", fix)
+    values = _after_now(fn)
     ports = tuple(_port(fn, p) for p in values if p.kind is not p.KEYWORD_ONLY)
     return LossFunction(
-        path=(
-            f"{fn.__module__}:{fn.__qualname__}"
-            if importable(fn)
-            else f"{fn.__module__}:{fn.__qualname__}@{id(fn):x}"
-        ),
+        path=function_name(fn),
         name=name or fn.__name__,
         scope=scope,
         head=head,
@@ -319,6 +300,23 @@ def loss_function(
         on_policy=on_policy,
         fn=fn,
     )
+
+
+def _after_now(fn: Callable[..., Terms]) -> list[inspect.Parameter]:
+    """The parameters behind the first, which is Now. Raises GraphError where a loss has no Now or
+    returns no Terms.
+    """
+    signature = signature_of(fn, "loss", _LIKE)
+    where = f"loss {fn.__name__}"
+    first, *values = signature.parameters.values() or (None,)
+    named = first is not None and first.kind is not first.KEYWORD_ONLY
+    if not named or first.annotation not in (Now, first.empty):
+        raise refused(where, f"expected Now as its first parameter, found {first or 'none'}", _LIKE)
+    if signature.return_annotation not in (Terms, signature.empty):
+        shown = getattr(signature.return_annotation, "__name__", signature.return_annotation)
+        fix = "Terms(loss), unreduced: train takes the mean"
+        raise refused(where, f"expected it to return Terms, found {shown}", fix)
+    return values
 
 
 def _port(fn: Callable[..., Any], parameter: inspect.Parameter) -> Input:

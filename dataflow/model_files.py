@@ -152,16 +152,18 @@ def listing(folder: Path) -> str:
     return ", ".join(sorted(p.name for p in folder.iterdir())[:8]) or "an empty directory"
 
 
-def _sharded(index: Path) -> dict[str, StoredTensor]:
+def _weight_map(index: Path) -> dict[str, str]:
+    """By tensor the name of its file, as an index of sharded weights has them."""
     shards = read_object(index).get("weight_map")
-    if (
-        not isinstance(shards, dict)
-        or not shards
-        or not all(isinstance(s, str) for s in shards.values())
-    ):
-        raise DataError(
-            f"{index}: expected a weight_map of tensors to files, found none. Fix: {AGAIN}."
-        )
+    if isinstance(shards, dict) and shards and all(isinstance(s, str) for s in shards.values()):
+        return shards
+    raise DataError(
+        f"{index}: expected a weight_map of tensors to files, found none. Fix: {AGAIN}."
+    )
+
+
+def _sharded(index: Path) -> dict[str, StoredTensor]:
+    shards = _weight_map(index)
     gone = sorted({s for s in shards.values() if not (index.parent / s).is_file()})
     if gone:
         raise DataError(
@@ -327,13 +329,14 @@ def positions_of(config: Mapping[str, Any]) -> int | None:
     if not found:
         return None
     scaling = config.get("rope_scaling") or config.get("rope_parameters")
-    scaling = scaling if isinstance(scaling, dict) else {}
+    return _stretched(min(found), scaling if isinstance(scaling, dict) else {})
+
+
+def _stretched(positions: int, scaling: Mapping[str, Any]) -> int:
+    """The positions with a rotary scaling that does not say the stretched number itself."""
     kind, factor = scaling.get("rope_type", scaling.get("type")), scaling.get("factor")
-    if (
-        kind not in ("yarn", "linear", "dynamic")
-        or not isinstance(factor, (int, float))
-        or not 1 <= factor < math.inf
-    ):
-        return min(found)
+    known = kind in ("yarn", "linear", "dynamic") and isinstance(factor, (int, float))
+    if not known or not 1 <= factor < math.inf:
+        return positions
     before = scaling.get("original_max_position_embeddings") if kind == "yarn" else None
-    return int((before if type(before) is int else min(found)) * factor)
+    return int((before if type(before) is int else positions) * factor)

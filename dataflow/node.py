@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
@@ -208,24 +208,23 @@ def content(value: Any) -> str:
         return f"type:{value.__module__}:{value.__qualname__}"
     if callable(value) and hasattr(value, "__qualname__"):
         return function_name(value)
-    if dataclasses.is_dataclass(value):
-        fields = ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value) if f.compare)
-        return f"{type(value).__qualname__}({_joined(f'{k}={content(v)}' for k, v in fields)})"
-    if isinstance(value, Mapping):
-        return f"{{{_joined(f'{k}:{content(v)}' for k, v in value.items())}}}"
-    if isinstance(value, (list, tuple)):
-        return f"[{_joined(content(v) for v in value)}]"
-    if (
-        isinstance(value, pa.DataType)
-        or value is None
-        or isinstance(value, (bool, int, float, str))
-    ):
+    if dataclasses.is_dataclass(value) or isinstance(value, (Mapping, list, tuple)):
+        return _content_of_parts(value)
+    if isinstance(value, _BY_VALUE):
         return f"{type(value).__name__}:{value!r}"
     return f"{type(value).__qualname__}@{id(value):x}"
 
 
-def _joined(parts: Iterable[str]) -> str:
-    return ",".join(parts)
+_BY_VALUE = (pa.DataType, type(None), bool, int, float, str)
+
+
+def _content_of_parts(value: Any) -> str:
+    if dataclasses.is_dataclass(value):
+        fields = [(f.name, getattr(value, f.name)) for f in dataclasses.fields(value) if f.compare]
+        return f"{type(value).__qualname__}({','.join(f'{k}={content(v)}' for k, v in fields)})"
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{k}:{content(v)}' for k, v in value.items())}}}"
+    return f"[{','.join(map(content, value))}]"
 
 
 def function_name(function: Callable[..., Any]) -> str:

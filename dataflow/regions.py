@@ -48,13 +48,17 @@ def regions(graph: Graph) -> Regions:
         of[node.name] = "step" if reason else "stream"
         if reason:
             why[node.name] = reason
-    crossing = {}
+    return Regions(of=of, why=why, cut=_crossing(graph, of))
+
+
+def _crossing(graph: Graph, of: dict[str, Region]) -> tuple[Port, ...]:
+    """The ports of the stream region that the step region reads, each once."""
+    found: dict[tuple[int, int], Port] = {}
     for node in graph.nodes:
-        if of[node.name] == "step":
-            for port in node.inputs.values():
-                if of[port.node.name] == "stream":
-                    crossing.setdefault((id(port.node), port.index), port)
-    return Regions(of=of, why=why, cut=tuple(crossing.values()))
+        for port in node.inputs.values() if of[node.name] == "step" else ():
+            if of[port.node.name] == "stream":
+                found.setdefault((id(port.node), port.index), port)
+    return tuple(found.values())
 
 
 def trained_models(graph: Graph) -> set[str]:
@@ -98,9 +102,13 @@ def _below_cut(node: Node, of: dict[str, Region], trained: set[str]) -> str:
     if node.operator.scope == "batch":
         return "batch scope: it needs every row of the Step"
     if node.operator.work == "forward" and node.params.get("max_lag", 0) == 0:
-        for param in node.operator.reads:
-            state = node.states.get(param)
-            if isinstance(state, Model) and state.name in trained:
-                return f"it reads {state.name!r} at lag 0: the version that the Step starts from"
+        models = _trained_and_read(node, trained)
+        if models:
+            return f"it reads {models[0]!r} at lag 0: the version that the Step starts from"
     above = [p.node.name for p in node.inputs.values() if of.get(p.node.name) == "step"]
     return f"it reads {above[0]!r}, which is below the cut" if above else ""
+
+
+def _trained_and_read(node: Node, trained: set[str]) -> list[str]:
+    states = (node.states.get(param) for param in node.operator.reads)
+    return [s.name for s in states if isinstance(s, Model) and s.name in trained]

@@ -104,24 +104,27 @@ class Domains:
         if isinstance(rows, Fresh):
             return Domain(node=node, kind="source", factor=rows.per)
         if isinstance(rows, Reduce):
-            onto = node.inputs.get(rows.to)
-            return self.of(onto) if onto is not None else None
+            return self._of_input(node, rows.to)
         if isinstance(rows, Nothing):
-            first = next(iter(node.inputs.values()), None)
-            return self.of(first) if first is not None else None
-        port = node.inputs.get(rows.of)
-        parent = self.of(port) if port is not None else None
+            return self._of_input(node, next(iter(node.inputs), ""))
+        parent = self._of_input(node, rows.of)
         if parent is None or isinstance(rows, Same):
             return parent
         if isinstance(rows, Subset):
-            assert port is not None
-            return Domain(
-                node=node, kind="subset", parent=parent, keeps=port.node.operator.keeps or "rows"
-            )
+            keeps = node.inputs[rows.of].node.operator.keeps or "rows"
+            return Domain(node=node, kind="subset", parent=parent, keeps=keeps)
         assert isinstance(rows, Expand)
-        n = node.params.get(rows.n, 1)
-        n = n if isinstance(n, int) and n > 1 else 1
-        return Domain(node=node, kind="expand", parent=parent, factor=n)
+        return Domain(node=node, kind="expand", parent=parent, factor=_samples(node, rows))
+
+    def _of_input(self, node: Node, name: str) -> Domain | None:
+        port = node.inputs.get(name)
+        return self.of(port) if port is not None else None
+
+
+def _samples(node: Node, rows: Expand) -> int:
+    """How many rows each becomes; 1 where the parameter is no such number (a rule says so)."""
+    n = node.params.get(rows.n, 1)
+    return n if isinstance(n, int) and n > 1 else 1
 
 
 def physical(port: Port[Any]) -> Port[Any]:

@@ -135,12 +135,7 @@ class Schema:
             if isinstance(kind, pa.DataType):
                 problem = f"expected {name} to be a column, found the type {kind}"
                 raise refused(f"schema {cls.__name__}", problem, f"{name} = column(...)")
-        columns: dict[str, Column] = {}
-        for base in reversed([b for b in cls.__bases__ if issubclass(b, Schema)]):
-            columns = {
-                **base.columns,
-                **{k: v for k, v in columns.items() if k not in base.columns},
-            }
+        columns = _inherited([b for b in cls.__bases__ if issubclass(b, Schema)])
         for base in cls.__mro__[1:]:
             for name, there in getattr(base, "columns", {}).items():
                 _require_one_form(cls.__name__, base.__name__, there, own.get(name, columns[name]))
@@ -151,6 +146,14 @@ class Schema:
         """`Advantage (advantage: float per completion token)`, the form used in messages."""
         shown = ", ".join(f"{c.name}: {_kind(c)}" for c in cls.columns.values())
         return f"{cls.__name__} ({shown})" if shown else cls.__name__
+
+
+def _inherited(bases: list[type[Schema]]) -> dict[str, Column]:
+    """The columns of several schemas; of one name that of the first."""
+    columns: dict[str, Column] = {}
+    for base in reversed(bases):
+        columns = {**base.columns, **{k: v for k, v in columns.items() if k not in base.columns}}
+    return columns
 
 
 def _kind(col: Column) -> str:

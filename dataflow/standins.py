@@ -161,6 +161,10 @@ def fits(value: Any, hint: Any) -> bool:
         return any(type(value) is type(part) and value == part for part in inside)
     if origin is not None:
         return _fits_generic(value, origin, inside)
+    return _fits_plain(value, hint)
+
+
+def _fits_plain(value: Any, hint: Any) -> bool:
     if hint in (None, type(None)):
         return value is None
     if hint in (int, float):
@@ -171,20 +175,23 @@ def fits(value: Any, hint: Any) -> bool:
 
 def _fits_generic(value: Any, origin: Any, inside: tuple[Any, ...]) -> bool:
     if origin is tuple:
-        if len(inside) == 2 and inside[1] is Ellipsis:
-            return isinstance(value, tuple) and all(fits(part, inside[0]) for part in value)
-        return (
-            isinstance(value, tuple) and len(value) == len(inside) and all(map(fits, value, inside))
-        )
+        return isinstance(value, tuple) and _fits_tuple(value, inside)
     if origin is type:
         return isinstance(value, type) and (inside[0] is Any or issubclass(value, inside[0]))
     if origin is collections.abc.Callable:
         return callable(value)
-    if not isinstance(value, origin):
-        return False
+    return isinstance(value, origin) and _fits_contents(value, origin, inside)
+
+
+def _fits_tuple(value: tuple[Any, ...], inside: tuple[Any, ...]) -> bool:
+    if len(inside) == 2 and inside[1] is Ellipsis:
+        return all(fits(part, inside[0]) for part in value)
+    return len(value) == len(inside) and all(map(fits, value, inside))
+
+
+def _fits_contents(value: Any, origin: Any, inside: tuple[Any, ...]) -> bool:
     if issubclass(origin, collections.abc.Mapping):
         return all(fits(k, inside[0]) and fits(v, inside[1]) for k, v in value.items())
-    whole = issubclass(origin, collections.abc.Sequence)
-    return not whole or (
-        not isinstance(value, str) and all(fits(part, inside[0]) for part in value)
-    )
+    if issubclass(origin, collections.abc.Sequence):
+        return not isinstance(value, str) and all(fits(part, inside[0]) for part in value)
+    return True

@@ -9,6 +9,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator
 from html import escape
+from itertools import product
 
 from dataflow.draw.colours import FILLS, STATE, WIRE, fill_of
 from dataflow.draw.mermaid import out_of
@@ -99,14 +100,13 @@ def _weights(picture: Picture) -> Iterator[str]:
 
 def _below(picture: Picture) -> Iterator[str]:
     """Unseen edges that keep every node of the step region below the cut."""
-    ends = {wire.source for box in picture.within("stream") for wire in box.wires}
-    last = [box.index for box in picture.within("stream") if box.index not in ends]
-    step = picture.within("step")
+    stream, step = picture.within("stream"), picture.within("step")
+    read = {wire.source for box in stream for wire in box.wires}
     inside = {box.index for box in step}
-    first = [box.index for box in step if not any(wire.source in inside for wire in box.wires)]
-    for above in last:
-        for below in first:
-            yield f"n{above} -> n{below} [style=invis];"
+    last = [box.index for box in stream if box.index not in read]
+    first = [box.index for box in step if inside.isdisjoint(wire.source for wire in box.wires)]
+    for above, below in product(last, first):
+        yield f"n{above} -> n{below} [style=invis];"
 
 
 def _quoted(words: str) -> str:

@@ -88,23 +88,30 @@ def assign(
     """Longest path from the top; then boxes with nothing above them sink to just above their first
     user.
     """
-    layer = {box: least.get(box, 0) for box in sizes}
     into: dict[str, list[str]] = {box: [] for box in sizes}
     out: dict[str, list[str]] = {box: [] for box in sizes}
     for a, b in edges:
         into[b].append(a)
         out[a].append(b)
-    waiting = {box: len(into[box]) for box in sizes}
-    ready = [box for box in sizes if not waiting[box]]
+    layer = _longest_paths(into, out, least)
+    for box in sizes:
+        if not into[box] and out[box]:
+            layer[box] = max(least.get(box, 0), min(layer[user] for user in out[box]) - 1)
+    return layer
+
+
+def _longest_paths(
+    into: Mapping[str, list[str]], out: Mapping[str, list[str]], least: Mapping[str, int]
+) -> dict[str, int]:
+    layer = {box: least.get(box, 0) for box in into}
+    waiting = {box: len(above) for box, above in into.items()}
+    ready = [box for box in into if not waiting[box]]
     for box in ready:  # grows while it is walked
         for user in out[box]:
             layer[user] = max(layer[user], layer[box] + 1)
             waiting[user] -= 1
             if not waiting[user]:
                 ready.append(user)
-    for box in sizes:
-        if not into[box] and out[box]:
-            layer[box] = max(least.get(box, 0), min(layer[user] for user in out[box]) - 1)
     return layer
 
 
@@ -118,14 +125,18 @@ def _order(layer: Mapping[str, int], links: Sequence[Edge]) -> list[list[str]]:
     for sweep in range(_SWEEPS):
         downwards = sweep % 2 == 0
         for at in range(1, len(rows)) if downwards else range(len(rows) - 2, -1, -1):
-            fixed = rows[at - 1 if downwards else at + 1]
-            place = {box: i for i, box in enumerate(fixed)}
-            now = {box: i for i, box in enumerate(rows[at])}
-            rows[at].sort(key=lambda box, place=place, now=now: _mean(near[box], place, now[box]))
+            _sort_by(rows[at - 1 if downwards else at + 1], rows[at], near)
         found = crossings(rows, links)
         if found < fewest:
             best, fewest = [list(row) for row in rows], found
     return best
+
+
+def _sort_by(fixed: Sequence[str], row: list[str], near: Mapping[str, list[str]]) -> None:
+    """Sort a row by the mean place of each box's neighbours in the fixed row."""
+    place = {box: i for i, box in enumerate(fixed)}
+    now = {box: i for i, box in enumerate(row)}
+    row.sort(key=lambda box: _mean(near[box], place, now[box]))
 
 
 def _neighbours(links: Sequence[Edge]) -> dict[str, list[str]]:

@@ -247,12 +247,18 @@ def call_of(node: Node) -> str:
 
 def _setting(key: str, value: Any, defaults: Mapping[str, Any] | None) -> list[str]:
     if isinstance(value, Loss):
-        return [" + ".join(_term(term) for term in value.terms)]
-    if callable(value) or (isinstance(value, tuple) and value and all(map(callable, value))):
+        return [" + ".join(map(_term, value.terms))]
+    if _functions(value):
         return [shown_value(value)]
     if defaults is not None and (key not in defaults or _equal(defaults[key], value)):
         return []
     return [shown_value(value) if key == "data" else f"{key}={shown_value(value)}"]
+
+
+def _functions(value: Any) -> bool:
+    return callable(value) or (
+        isinstance(value, tuple) and value != () and all(map(callable, value))
+    )
 
 
 def _term(term: LossTerm) -> str:
@@ -303,15 +309,14 @@ def shown_value(value: Any) -> str:
     if isinstance(value, Schedule):
         return _schedule(value)
     if isinstance(value, (list, tuple)):
-        shown = ", ".join(shown_value(v) for v in value)
-        return (
-            shown
-            if len(value) == 1 and callable(value[0])
-            else f"({shown})"
-            if isinstance(value, tuple)
-            else shown
-        )
+        return _sequence(value)
     return _function(value) if callable(value) else str(value)
+
+
+def _sequence(values: list[Any] | tuple[Any, ...]) -> str:
+    shown = ", ".join(map(shown_value, values))
+    bare = isinstance(values, list) or (len(values) == 1 and callable(values[0]))
+    return shown if bare else f"({shown})"
 
 
 def _schedule(value: Schedule) -> str:

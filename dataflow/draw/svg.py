@@ -11,7 +11,7 @@ what `train` writes goes back up along the margin: the loop of reinforcement lea
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
@@ -20,7 +20,7 @@ from dataflow.draw.colours import CUT, FILLS, SOFT, STATE, WIRE, fill_of
 from dataflow.draw.dot import dot, svg_by_dot
 from dataflow.draw.layers import Edge, Placed, Size, assign, place
 from dataflow.draw.mermaid import out_of
-from dataflow.draw.picture import TITLES, Box, Picture, StateBox
+from dataflow.draw.picture import TITLES, Box, Picture, Reader, StateBox
 from dataflow.draw.text import lag_words, wrapped
 
 _CALL_WIDTH = 34
@@ -42,20 +42,7 @@ def svg(picture: Picture) -> str:
 
 def drawn(picture: Picture) -> str:
     """The picture by our own layered layout."""
-    apart = {box.index for box in picture.within("evaluation")}
-    if any(
-        wire.source not in apart
-        for box in picture.boxes
-        if box.index in apart
-        for wire in box.wires
-    ):
-        apart = set()
-    main = _panel(picture, [b for b in picture.boxes if b.index not in apart], ghosts=False)
-    panels = (
-        [main, _panel(picture, [b for b in picture.boxes if b.index in apart], ghosts=True)]
-        if apart
-        else [main]
-    )
+    panels = _panels(picture)
     x, body, height = _PAD, [], 0.0
     for panel in panels:
         body += [f'<g transform="translate({x:.1f},{_PAD + _TITLE:.1f})">', *panel.parts, "</g>"]
@@ -63,6 +50,18 @@ def drawn(picture: Picture) -> str:
         height = max(height, panel.height)
     title = shapes.words(_PAD, _PAD + 12, picture.name, size=19, bold=True)
     return shapes.document(x, height + 2 * _PAD + _TITLE, picture.name, [title, *body])
+
+
+def _panels(picture: Picture) -> list[_Panel]:
+    """Training's, and evaluation's where it reads nothing of training's nodes."""
+    evaluated = picture.within("evaluation")
+    apart = {box.index for box in evaluated}
+    if not apart.issuperset(wire.source for box in evaluated for wire in box.wires):
+        apart = set()
+    panels = [_panel(picture, [b for b in picture.boxes if b.index not in apart], ghosts=False)]
+    if apart:
+        panels.append(_panel(picture, evaluated, ghosts=True))
+    return panels
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,12 +80,16 @@ class _Sheet:
     boxes: dict[str, Box]
     states: dict[str, StateBox]
     wires: dict[Edge, str]
-    weights: dict[Edge, str]
-    backs: list[Edge]
     sizes: dict[str, Size]
+    weights: dict[Edge, str] = field(default_factory=dict)
+    backs: list[Edge] = field(default_factory=list)
     at: Placed | None = None
     left: float = 0.0
     """Space for the ways back on the left margin."""
+
+    @property
+    def edges(self) -> list[Edge]:
+        return [*self.wires, *self.weights]
 
     @property
     def placed(self) -> Placed:
@@ -99,20 +102,7 @@ class _Sheet:
 
 def _panel(picture: Picture, boxes: Sequence[Box], *, ghosts: bool) -> _Panel:
     sheet = _sheet(picture, boxes, ghosts=ghosts)
-    edges = [*sheet.wires, *sheet.weights]
-    step = [item for item, box in sheet.boxes.items() if box.region != "stream" and not ghosts]
-    upper = [item for item in sheet.sizes if item not in step]
-    among = [e for e in edges if e[0] in upper and e[1] in upper]
-    first = assign({i: sheet.sizes[i] for i in upper}, among, {})
-    cut = (
-        1 + max((first[i] for i in upper if i in sheet.boxes), default=-1)
-        if step and not ghosts
-        else 0
-    )
-    extra = {0: _TITLE + (_LANE if sheet.backs else 0.0)}
-    if step and cut:
-        extra[cut] = _TITLE + 6.0
-    sheet.at = place(sheet.sizes, edges, least=dict.fromkeys(step, cut), extra=extra)
+    cut = _lay_out(sheet, ghosts=ghosts)
     lanes = _lanes(sheet)
     sheet.left = _PAD + _LANE * sum(side < 0 for side, _ in lanes.values())
     right = _PAD + _LANE * sum(side > 0 for side, _ in lanes.values())
@@ -128,6 +118,22 @@ def _panel(picture: Picture, boxes: Sequence[Box], *, ghosts: bool) -> _Panel:
     return panel
 
 
+def _lay_out(sheet: _Sheet, *, ghosts: bool) -> int:
+    """Place everything; the layer below the cut, 0 where the panel has none."""
+    step = [item for item, box in sheet.boxes.items() if box.region != "stream" and not ghosts]
+    cut = _cut_layer(sheet, step) if step else 0
+    above = {0: _TITLE + (_LANE if sheet.backs else 0.0)} | ({cut: _TITLE + 6.0} if cut else {})
+    sheet.at = place(sheet.sizes, sheet.edges, least=dict.fromkeys(step, cut), extra=above)
+    return cut
+
+
+def _cut_layer(sheet: _Sheet, step: Sequence[str]) -> int:
+    """The layer below all boxes of the stream region."""
+    upper = {item: size for item, size in sheet.sizes.items() if item not in step}
+    layer = assign(upper, [e for e in sheet.edges if e[0] in upper and e[1] in upper], {})
+    return 1 + max((layer[item] for item in upper if item in sheet.boxes), default=-1)
+
+
 def _least_width(picture: Picture, *, ghosts: bool) -> float:
     longest = TITLES["evaluation"] if ghosts else _cut_words(picture)
     return len(longest) * 6.6 + 2 * 14
@@ -136,43 +142,49 @@ def _least_width(picture: Picture, *, ghosts: bool) -> float:
 def _sheet(picture: Picture, boxes: Sequence[Box], *, ghosts: bool) -> _Sheet:
     inside = {box.index: f"n{box.index}" for box in boxes}
     used = [s for s in picture.states if ghosts is False or any(r.box in inside for r in s.readers)]
-    names = {s.name: f"s{s.index}" for s in used}
-    wires: dict[Edge, str] = {}
-    for box in boxes:
-        for wire in box.wires:
-            edge = (inside[wire.source], inside[box.index])
-            label = "" if wire.output is None else str(wire.output)
-            wires[edge] = ", ".join(
-                sorted({*filter(None, wires.get(edge, "").split(", ")), label} - {""})
-            )
-    weights: dict[Edge, str] = {}
-    backs: list[Edge] = []
-    for state in used:
-        item = names[state.name]
-        readers = [r for r in state.readers if r.box in inside]
-        for reader in readers:
-            weights[item, inside[reader.box]] = lag_words(reader.lag, trained=state.trained).strip(
-                " ()"
-            )
-        if state.leader in names:
-            weights[names[state.leader], item] = "follows"
-        leads = any(s.leader == state.name for s in used)
-        written = [inside[w] for w in state.writers if w in inside]
-        if readers or leads:
-            backs += [(w, item) for w in written]
-        else:
-            weights |= {(w, item): "writes" for w in written}
-    sizes = {inside[b.index]: _box_size(b) for b in boxes} | {
-        names[s.name]: _state_size(s) for s in used
-    }
-    return _Sheet(
+    sizes = {inside[b.index]: _box_size(b) for b in boxes}
+    sizes |= {f"s{s.index}": _state_size(s) for s in used}
+    sheet = _Sheet(
         boxes={inside[b.index]: b for b in boxes},
-        states={names[s.name]: s for s in used},
-        wires=wires,
-        weights=weights,
-        backs=backs,
+        states={f"s{s.index}": s for s in used},
+        wires=_wires(boxes, inside),
         sizes=sizes,
     )
+    _add_weights(sheet, inside)
+    return sheet
+
+
+def _wires(boxes: Sequence[Box], inside: Mapping[int, str]) -> dict[Edge, str]:
+    """Data edges, labelled with the outputs that they carry."""
+    outputs: dict[Edge, set[str]] = {}
+    for box in boxes:
+        for wire in box.wires:
+            carried = outputs.setdefault((inside[wire.source], inside[box.index]), set())
+            if wire.output is not None:
+                carried.add(str(wire.output))
+    return {edge: ", ".join(sorted(carried)) for edge, carried in outputs.items()}
+
+
+def _add_weights(sheet: _Sheet, inside: Mapping[int, str]) -> None:
+    """Edges of States: down to their readers and followers, and back from their writers. A writer's
+    edge leads down, too, where nothing is below the State.
+    """
+    names = {state.name: item for item, state in sheet.states.items()}
+    followed = {state.leader for state in sheet.states.values()}
+    for item, state in sheet.states.items():
+        readers = [r for r in state.readers if r.box in inside]
+        sheet.weights |= {(item, inside[r.box]): _lag(r, state) for r in readers}
+        if state.leader in names:
+            sheet.weights[names[state.leader], item] = "follows"
+        written = [(inside[w], item) for w in state.writers if w in inside]
+        if readers or state.name in followed:
+            sheet.backs += written
+        else:
+            sheet.weights |= dict.fromkeys(written, "writes")
+
+
+def _lag(reader: Reader, state: StateBox) -> str:
+    return lag_words(reader.lag, trained=state.trained).strip(" ()")
 
 
 def _box_lines(box: Box) -> list[str]:

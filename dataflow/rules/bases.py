@@ -34,7 +34,7 @@ from dataflow.model_files import (
 )
 from dataflow.node import Node
 from dataflow.positions import row_positions
-from dataflow.rules.context import Context, place
+from dataflow.rules.context import Context, fault_at, place
 
 Complaint = tuple[str, str]
 """What is wrong, and the fix."""
@@ -62,7 +62,7 @@ def check(context: Context) -> Iterator[Fault]:
 
 
 def _fault(node: Node, problem: str, fix: str) -> Fault:
-    return Fault(rule="base", where=place(node), problem=problem, fix=fix, origin=node.origin)
+    return fault_at(node, "base", problem, fix)
 
 
 def _first_uses(context: Context) -> Iterator[tuple[Model, Node]]:

@@ -31,34 +31,29 @@ def check(context: Context) -> Iterator[Fault]:
 
 
 def _batch(context: Context, source: Node) -> Iterator[Fault]:
-    batch = source.params.get("batch")
-    evaluates = [s for s in context.fed[id(source)] if s.operator.work == "evaluate"]
-    trains = [s for s in context.fed[id(source)] if s.operator.work != "evaluate"]
-    if batch is None and trains:
+    batch, fed = source.params.get("batch"), context.fed[id(source)]
+    evaluates = [s for s in fed if s.operator.work == "evaluate"]
+    trains = [s for s in fed if s.operator.work != "evaluate"]
+    if batch is None:
+        yield from _no_batch(source, trains)
+    elif evaluates and (not trains or evaluates[0].params.get("allow_train_data")):
+        problem = (
+            f"it never ends, having batch={batch}, and {evaluates[0].name}"
+            f" ({line_of(evaluates[0], source.origin)}) runs to the end of its source"
+        )
+        second = 'a second prompts(data, name="seen") without batch='
+        yield _fault(source, problem, second if trains else "leave batch= out")
+
+
+def _no_batch(source: Node, trains: list[Node]) -> Iterator[Fault]:
+    if trains:
         problem = (
             f"it feeds {trains[0].name} ({line_of(trains[0], source.origin)}) without batch=, which"
-            " only an "
+            " only an evaluation may do: it runs once to its end"
         )
-        problem += "evaluation may do: it runs once to its end"
-        yield Fault(
-            rule="clocks",
-            where=data_name(source),
-            problem=problem,
-            fix="batch=64",
-            origin=source.origin,
-        )
-    if (
-        batch is not None
-        and evaluates
-        and (not trains or evaluates[0].params.get("allow_train_data"))
-    ):
-        problem = f"it never ends, having batch={batch}, and {evaluates[0].name} "
-        problem += f"({line_of(evaluates[0], source.origin)}) runs to the end of its source"
-        fix = (
-            "leave batch= out"
-            if not trains
-            else 'a second prompts(data, name="seen") without batch='
-        )
-        yield Fault(
-            rule="clocks", where=data_name(source), problem=problem, fix=fix, origin=source.origin
-        )
+        yield _fault(source, problem, "batch=64")
+
+
+def _fault(source: Node, problem: str, fix: str) -> Fault:
+    where = data_name(source)
+    return Fault(rule="clocks", where=where, problem=problem, fix=fix, origin=source.origin)

@@ -48,7 +48,7 @@ def _schema(wire: Wire) -> Iterator[Fault]:
     fix = _MAKERS.get(
         expected.__name__, f"the output of an operator that makes {expected.__name__}"
     )
-    yield Fault(rule="columns", where=wire.where, problem=problem, fix=fix, origin=wire.origin)
+    yield wire.fault("columns", problem, fix)
 
 
 def _described(schema: type[Schema], label: str) -> str:

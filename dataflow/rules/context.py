@@ -47,6 +47,10 @@ class Wire:
         """Whether the port has the columns that its reader declares."""
         return issubclass(self.port.schema, self.input.schema)
 
+    def fault(self, rule: str, problem: str, fix: str) -> Fault:
+        """What is wrong with this input, at the user's call."""
+        return Fault(rule=rule, where=self.where, problem=problem, fix=fix, origin=self.origin)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Context:
@@ -184,7 +188,12 @@ def function_at(path: str) -> Any:
 def _unreadable(node: Node, message: str) -> Fault:
     problem, _, fix = message.rstrip(".").partition(". Fix: ")
     fix = fix or "a file or folder of Parquet or JSONL with these columns"
-    return Fault(rule="data", where=place(node), problem=problem, fix=fix, origin=node.origin)
+    return fault_at(node, "data", problem, fix)
+
+
+def fault_at(node: Node, rule: str, problem: str, fix: str) -> Fault:
+    """What is wrong with a node, at the user's line."""
+    return Fault(rule=rule, where=place(node), problem=problem, fix=fix, origin=node.origin)
 
 
 def place(node: Node) -> str:

@@ -12,7 +12,7 @@ from dataflow.errors import Fault, Origin
 from dataflow.loss import Loss
 from dataflow.node import Node
 from dataflow.rows import Domain
-from dataflow.rules.context import Context, line_of, place
+from dataflow.rules.context import Context, fault_at, line_of, place
 from dataflow.schema import Advantage
 
 
@@ -95,10 +95,4 @@ def _minibatches(node: Node, domain: Domain) -> Iterator[Fault]:
         " whole"
     )
     near = max(d for d in range(1, min(parts, batch) + 1) if batch % d == 0)
-    yield Fault(
-        rule="groups",
-        where=place(node),
-        problem=problem,
-        fix=f"minibatches={near}",
-        origin=node.origin,
-    )
+    yield fault_at(node, "groups", problem, f"minibatches={near}")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataflow.errors import Fault, Origin
 from dataflow.operator import Reduce
 from dataflow.rows import Domain
-from dataflow.rules.context import Context, Wire, line_of, place
+from dataflow.rules.context import Context, Wire, fault_at, line_of, place
 
 
 def check(context: Context) -> Iterator[Fault]:
@@ -24,9 +24,7 @@ def check(context: Context) -> Iterator[Fault]:
         if not wires and node.operator.work != "source":
             problem = "expected at least one port, found none"
             fix = f"{node.operator.name}(port, ...)"
-            yield Fault(
-                rule="rows", where=place(node), problem=problem, fix=fix, origin=node.origin
-            )
+            yield fault_at(node, "rows", problem, fix)
         if isinstance(node.operator.rows, Reduce):
             yield from _reduced(context, {w.name: w for w in wires}, node.operator.rows)
             continue

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from dataflow.errors import Fault
 from dataflow.node import Node
-from dataflow.rules.context import Context, line_of, place
+from dataflow.rules.context import Context, fault_at, line_of
 from dataflow.schema import Advantage
 
 
@@ -29,8 +29,6 @@ def check(context: Context) -> Iterator[Fault]:
                 f" ({line_of(done, node.origin)})"
             )
             fix = f"leave out {node.name!r} or {done.name!r}"
-            yield Fault(
-                rule="normalised", where=place(node), problem=problem, fix=fix, origin=node.origin
-            )
+            yield fault_at(node, "normalised", problem, fix)
         if whitens or done is not None:
             by[id(node)] = node if whitens or done is None else done

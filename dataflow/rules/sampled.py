@@ -15,7 +15,7 @@ from dataflow.errors import Fault
 from dataflow.loss import Loss
 from dataflow.node import Node
 from dataflow.rows import generations
-from dataflow.rules.context import Context, line_of, place
+from dataflow.rules.context import Context, fault_at, line_of
 
 
 def check(context: Context) -> Iterator[Fault]:
@@ -47,7 +47,7 @@ def _joined(node: Node) -> Iterator[Fault]:
         f" {_label(node)}"
     )
     fix = f"temperature={makers[0].params.get('temperature') or 1.0} in {node.operator.name}"
-    yield Fault(rule="sampled", where=place(node), problem=problem, fix=fix, origin=node.origin)
+    yield fault_at(node, "sampled", problem, fix)
 
 
 def _constant(node: Node) -> Iterator[Fault]:
@@ -64,7 +64,7 @@ def _constant(node: Node) -> Iterator[Fault]:
         f"aggregate='constant' divides by max_tokens, and {_label(node)} has tokens of {shown}"
     )
     fix = "aggregate='token_mean'"
-    yield Fault(rule="sampled", where=place(node), problem=problem, fix=fix, origin=node.origin)
+    yield fault_at(node, "sampled", problem, fix)
 
 
 def _label(node: Node) -> str:

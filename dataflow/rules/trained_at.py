@@ -91,7 +91,7 @@ def _compared(node: Node, wire: Wire, trained: float) -> Iterator[Fault]:
         f"leave temperature= out of {(maker if stated else node).name!r}, or temperature={trained}"
         f" in {maker.name!r}"
     )
-    yield Fault(rule="trained_at", where=wire.where, problem=problem, fix=fix, origin=wire.origin)
+    yield wire.fault("trained_at", problem, fix)
 
 
 def _trained(node: Node, loss: Loss) -> float | None:

@@ -13,7 +13,7 @@ from dataflow.errors import Fault
 from dataflow.model import Model
 from dataflow.node import Node, Port
 from dataflow.rows import physical
-from dataflow.rules.context import Context, line_of, place
+from dataflow.rules.context import Context, fault_at, line_of
 from dataflow.schema import Logprobs
 
 _RECOMPUTED = ("old", "proximal")
@@ -67,9 +67,7 @@ def _bounded(context: Context, node: Node) -> Iterator[Fault]:
     if _reads_trained(context, node):
         problem = "expected a parameter max_lag, since it reads a Model that is trained, found none"
         fix = f"a parameter max_lag: int = 0 of {node.operator.name}"
-        yield Fault(
-            rule="versions", where=place(node), problem=problem, fix=fix, origin=node.origin
-        )
+        yield fault_at(node, "versions", problem, fix)
 
 
 def _recomputed(context: Context, node: Node) -> Iterator[Fault]:
@@ -88,9 +86,7 @@ def _recomputed(context: Context, node: Node) -> Iterator[Fault]:
                 f" {models[0].name!r}"
             )
             fix = f'{wire.name}=logprobs({trained[0]}, rollout, name="{wire.name}")'
-            yield Fault(
-                rule="versions", where=wire.where, problem=problem, fix=fix, origin=wire.origin
-            )
+            yield wire.fault("versions", problem, fix)
         elif ratio and maker.params.get("max_lag"):
             problem = (
                 f"{maker.name!r} may be {maker.params['max_lag']} versions old"
@@ -98,9 +94,7 @@ def _recomputed(context: Context, node: Node) -> Iterator[Fault]:
             )
             problem += "and a ratio needs the version that the Step starts from"
             fix = f"max_lag=0 in {maker.name!r}"
-            yield Fault(
-                rule="versions", where=wire.where, problem=problem, fix=fix, origin=wire.origin
-            )
+            yield wire.fault("versions", problem, fix)
         elif maker.operator.work == "forward" and not _same_tokens(
             context, maker.inputs["rows"], node.inputs["rows"]
         ):
@@ -111,9 +105,7 @@ def _recomputed(context: Context, node: Node) -> Iterator[Fault]:
             )
             problem += f"{trains!r} are trained"
             fix = f"{maker.operator.name}({models[0].name}, {trains})"
-            yield Fault(
-                rule="versions", where=wire.where, problem=problem, fix=fix, origin=wire.origin
-            )
+            yield wire.fault("versions", problem, fix)
 
 
 def _same_tokens(context: Context, a: Port[Any], b: Port[Any]) -> bool:
@@ -140,9 +132,7 @@ def _evaluated(context: Context) -> Iterator[Fault]:
             shown = next(iter(node.inputs.values())).label
             problem = f"expected rows made by {own[0]!r} above {shown!r}, found none that read it"
             fix = f"evaluate the Model that made them, or generate({own[0]}, prompts(test))"
-            yield Fault(
-                rule="versions", where=place(node), problem=problem, fix=fix, origin=node.origin
-            )
+            yield fault_at(node, "versions", problem, fix)
         read[id(node)] = sum(bits[name] for name in set(own)) | above
 
 
@@ -163,6 +153,4 @@ def _intakes(context: Context) -> Iterator[Fault]:
                 )
                 problem += f"on the rows of the same source {source.name!r}"
                 fix = f"intake={theirs!r} in both"
-                yield Fault(
-                    rule="versions", where=place(node), problem=problem, fix=fix, origin=node.origin
-                )
+                yield fault_at(node, "versions", problem, fix)
