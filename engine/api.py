@@ -1,9 +1,6 @@
-"""Check, plan, run: the whole way as Python calls; the command line and notebooks use these.
+"""Check, plan, run as Python calls, for the command line and for notebooks.
 
 Owns: the calls, and what a run folder keeps of one. Does not own: how a run goes on (attempts.py).
-
-    from engine.api import run
-    from engine.options import RunOptions
 
     result = run(grpo("path/to/model", "prompts.parquet", my_reward), RunOptions(steps=100))
 """
@@ -46,28 +43,24 @@ OPTIONS = "options.json"
 
 
 def plan(graph: Graph | CheckedGraph, options: RunOptions | None = None) -> Plan:
-    """Check a graph and plan it for this machine. Raises GraphError or PlanError; the former with
-    options.strict also where the plan has warnings.
+    """Check a graph and plan it for this machine. Raises GraphError, with options.strict also for
+    warnings of the plan, or PlanError.
     """
     options = options or RunOptions()
     checked = graph if isinstance(graph, CheckedGraph) else check(graph)
     placing = run_options.placing(options)
-    cluster = (
-        _cluster(options.cluster, frozenset(placing.hosts.values()))
-        if options.cluster is not None
-        else None
-    )
-    planned = make_plan(
-        checked, seed=options.seed, threads=options.threads, placing=placing, cluster=cluster
-    )
+    hosts = frozenset(placing.hosts.values())
+    cluster = _cluster(options.cluster, hosts) if options.cluster is not None else None
+    seed, threads = options.seed, options.threads
+    planned = make_plan(checked, seed=seed, threads=threads, placing=placing, cluster=cluster)
     if options.strict and planned.warnings:
         raise GraphError(planned.warnings)
     return planned
 
 
 def _cluster(path: Path, wanted: frozenset[str]) -> Cluster:
-    """The hosts of a cluster file; those wanted are asked for what it does not say of them."""
-    from engine.launch.hosts import known  # nothing of it is needed where there is one host
+    """The hosts of a cluster file; the wanted ones are asked for what it does not say of them."""
+    from engine.launch.hosts import known  # not needed on one host
 
     return known(read_cluster(path), wanted)
 
@@ -80,7 +73,7 @@ def run(
     until: Until | None = None,
 ) -> Result:
     """Run a graph from its beginning. on_step: called with each Step's metrics. until: ends the run
-    when it holds.
+    when it returns True.
 
     Where the process of a train node dies, the run goes back to its last checkpoint, and later
     Steps are told again. Raises GraphError, PlanError, DataError before anything starts;
@@ -112,22 +105,20 @@ def resume(
     accept_changes: bool = False,
     **changes: Any,
 ) -> Result:
-    """Go on from a run folder's last checkpoint. changes: options that are to differ, such as
-    steps=.
+    """Go on from a run folder's last checkpoint. changes: options with new values, such as steps=.
 
-    A run that was killed before its first checkpoint begins anew, and says so. graph: the graph of
-    the run, for one whose functions cannot be imported (a lambda, a notebook's). accept_changes: of
-    parameters, data, models and source files, which hold from the next Step on; changes.json of the
-    run folder and every later checkpoint say so.
+    A run that was killed before its first checkpoint starts over, and says so. graph: the graph,
+    for a run whose functions cannot be imported (a lambda, a notebook's). accept_changes:
+    parameters, data, models and source files may differ from the next Step on; changes.json of the
+    run folder and every later checkpoint record it.
 
     Raises CheckpointError where every checkpoint is damaged, where something changed that is not
     accepted, or where metrics of Steps are missing, and RunError where the folder is no run's.
     """
     path = Path(folder)
     with telling_what_is_safe(path), RunFolder.open_existing(path) as opened:
-        options, imports = run_options.from_json(
-            _recorded(path / OPTIONS), changes, str(path / OPTIONS)
-        )
+        text = _recorded(path / OPTIONS)
+        options, imports = run_options.from_json(text, changes, str(path / OPTIONS))
         import_from(imports)
         kept = _recorded(path / "graph.json")
         with reading(path / "graph.json"):
@@ -145,31 +136,24 @@ def resume(
 
 
 def peek(graph: Graph, node: str, rows: int = 4, options: RunOptions | None = None) -> pa.Table:
-    """The first rows of a node's output, running only what it needs. Raises GraphError for an
-    unknown node.
-    """
+    """The first rows of a node's output, running only what it needs. Raises GraphError."""
     graph.node(node)  # raises with the names that there are
     return first_rows(plan(graph, options), node, rows)
 
 
 def _import_path() -> list[str]:
-    """Folders beyond the installation's own from which this process imports: a resume needs them
-    too.
-    """
+    """Folders outside the installation from which this process imports; a resume needs them too."""
     installed = tuple({sys.prefix, sys.base_prefix})
-    return [
-        os.path.abspath(p) for p in sys.path if p and not os.path.abspath(p).startswith(installed)
-    ]
+    folders = [os.path.abspath(p) for p in sys.path if p]
+    return [folder for folder in folders if not folder.startswith(installed)]
 
 
 def _recorded(path: Path) -> str:
     if not path.is_file():
-        raise RunError(
-            f"{path}: the run was killed before it was written. Fix: run again with overwrite."
-        )
+        fix = "run again with overwrite"
+        raise RunError(f"{path}: the run was killed before it was written. Fix: {fix}.")
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RunError(
-            f"{path}: cannot be read: {error}. Fix: restore the file, or start another run."
-        ) from error
+        fix = "restore the file, or start another run"
+        raise RunError(f"{path}: cannot be read: {error}. Fix: {fix}.") from error

@@ -1,12 +1,11 @@
-"""A run as attempts: Workers, coordinator and loop, made anew from the last checkpoint where state
-was lost.
+"""A run as attempts: Workers, coordinator and loop, started again where state was lost.
 
     an attempt ends by                                   then
     Finish                                               the run is over
     Rollback: state is lost that only checkpoints have   the next attempt, from the last of them
 
-Owns: what an attempt is made of, where it begins, and how many may come to nothing. Does not
-own: any of the parts; `resume` is a first attempt that begins at a checkpoint.
+Owns: what an attempt is made of, where it begins, and how many may fail to get any further. Does
+not own: any of the parts; `resume` is a first attempt that begins at a checkpoint.
 """
 
 from __future__ import annotations
@@ -50,17 +49,15 @@ from engine.run.workers import Workers
 _log = logging.getLogger(__name__)
 
 FRUITLESS = 3
-"""Attempts in a row that close no further Step, after which the run fails."""
+"""Attempts in a row without a further Step, after which the run fails."""
 
 OnStep = Callable[[Mapping[str, float]], None]
-"""Told each Step's row: `step`, then its metrics."""
+"""Called with each Step's row: `step`, then its metrics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """How a run ended. `metrics` is the row of its last Step; `checkpoint` the folder of its last
-    checkpoint.
-    """
+    """How a run ended. metrics: the last Step's row. checkpoint: the last checkpoint's folder."""
 
     folder: Path
     reason: str
@@ -70,12 +67,9 @@ class Result:
     trained: Mapping[str, Path] = field(default_factory=dict)
     """Model name -> its Hugging Face directory in the last checkpoint."""
     best: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
-    """Evaluate node with keep_best -> the Hugging Face directories of its best versions, the best
-    first.
-    """
+    """Evaluate node with keep_best -> Hugging Face directories of its best versions, best first."""
     signal: int = 0
-    """The signal that ended it (Ctrl-C: SIGINT); `resume` goes on from its checkpoint. 0: none did.
-    """
+    """The signal that ended it (Ctrl-C: SIGINT), after a checkpoint; 0: none did."""
 
     @property
     def interrupted(self) -> bool:
@@ -85,7 +79,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepHooks:
-    """Who wants each Step's row beside the files, and what ends the run."""
+    """What is called with each Step's row, and what ends the run."""
 
     on_step: Sequence[OnStep] = ()
     until: Until | None = None
@@ -94,10 +88,10 @@ class StepHooks:
 def attempts(
     plan: Plan, options: RunOptions, folder: RunFolder, hooks: StepHooks, begins: Beginning
 ) -> Result:
-    """Run to the end, in as many attempts as it takes. begins: where the first of them does.
+    """Run to the end, in as many attempts as it takes; the first begins as `begins` says.
 
-    Raises what a kernel raised, or RunError, where the run fails; KeyboardInterrupt for what ends
-    it at once.
+    Raises what a kernel raised, or RunError, where the run fails; KeyboardInterrupt where a signal
+    ends it at once.
     """
     with ExitStack() as stack:
         run = _Run(plan, options, folder, begins.record, hooks, stack)
@@ -111,21 +105,15 @@ def attempts(
             fruitless = 0 if run.step > furthest else fruitless + 1
             furthest = max(furthest, run.step)
             if fruitless == FRUITLESS:
-                raise RunError(
-                    f"{FRUITLESS} attempts in a row came no further than step {furthest}:"
-                    f" {end.error}"
-                )
-            cause = end.error.partition("\n")[0]
-            _log.warning(
-                "going back to the last checkpoint, as Worker %s was lost: %s", end.worker, cause
-            )
+                tried = f"{FRUITLESS} attempts in a row came no further than step {furthest}"
+                raise RunError(f"{tried}: {end.error}")
+            cause = _why(end).partition("\n")[0]
+            _log.warning("going back to the last checkpoint, as %s", cause)
             latest = run.store.latest()
 
 
 class _Run:
-    """What the attempts of one run have in common, and how the last of them stands: the last Step
-    with a row, and what that says.
-    """
+    """What the attempts of one run share, and where the last one ended: its last Step's row."""
 
     def __init__(
         self,
@@ -161,33 +149,22 @@ class _Run:
             self._on_step.append(at_each_step(progress.update))
 
     def attempt(self, latest: StoredCheckpoint | None) -> Finish | Rollback:
-        """One attempt, from this checkpoint, or from the beginning."""
+        """One attempt, from this checkpoint or from the beginning."""
         plan, begun = self._plan, latest.step if latest else 0
         coordinator = Coordinator(plan, self._settings())
+        early = EarlyEnd(self._signals, self._hooks.until)
         with ExitStack() as stack:
-            workers = self._workers(stack)
-            lines = self._lines(begun, stack)
+            workers, lines = self._workers(stack), self._lines(begun, stack)
             stream = EventStream(self._log.take, self._trace.take, Probes(plan.seed).take)
             metrics = RunMetrics(plan.workers, lines, stream.emit)
-            early = EarlyEnd(self._signals, self._hooks.until)
-            watchdog = Watchdog(
-                self._options.watchdog,
-                lambda: _describe(workers, coordinator),
-                workers.doing,
-                self._signals,
-            )
-            settle = stack.enter_context(_settled_memory())
-            for take in (metrics.take, *self._views(stack), *self._on_step, early.take, settle):
+            settle, views = stack.enter_context(_settled_memory()), self._views(stack)
+            watchdog = stack.enter_context(self._watchdog(workers, coordinator))
+            for take in (metrics.take, *views, *self._on_step, early.take, settle, watchdog.take):
                 stream.add(take)
-            stream.add(stack.enter_context(watchdog).take)
             store = DiskStore(plan, self.store, self._best, latest, self._record)
             _log.info("%s begins after step %d", plan.graph, begun)
-            try:
+            with _named_hang(watchdog):
                 end = Loop(coordinator, workers, store, stream.emit, early).run()
-            except KeyboardInterrupt:
-                if watchdog.hung:
-                    raise RunError(watchdog.hung) from None
-                raise
             self._stored_at, self._stopped = coordinator.storing.at, early.heard
         self.step = max(0, lines.last)
         self._metrics = metrics.last or self._metrics
@@ -195,9 +172,8 @@ class _Run:
         return end
 
     def result(self, finish: Finish) -> Result:
-        """How the run ended; without samples of a Step that came to nothing, which a recorder may
-        have left as it died: they are written anew with the Step, but where the data has ended
-        there is none.
+        """How the run ended. A recorder that died may have left samples of a Step that never
+        closed; where the data has ended, that Step does not come again: they are deleted.
         """
         SampleWriter(self._folder.samples).truncate_after(self.step)
         last, stopped = self.store.latest(), self._stopped
@@ -214,7 +190,7 @@ class _Run:
         )
 
     def _kept(self) -> str:
-        """What there is to go on from."""
+        """The checkpoint to resume from, in words."""
         steps = self.store.steps()
         if not steps:
             return "there is no checkpoint yet"
@@ -231,8 +207,8 @@ class _Run:
         )
 
     def _workers(self, stack: ExitStack) -> Workers:
-        """One Worker in this process, or several in processes of their own; ended with the attempt.
-        Each import is only needed where there are such Workers.
+        """One Worker in this process, or several processes; closed with the attempt. Imports are
+        local: each is needed only by such Workers.
         """
         plan, folder, options = self._plan, self._folder, self._options
         if plan.hosts:
@@ -253,8 +229,19 @@ class _Run:
         worker = Worker(_alone(plan), plan, channel=channel, inproc=options.inproc, samples=behind)
         return stack.enter_context(_closed(InprocWorkers(worker)))
 
+    def _watchdog(self, workers: Workers, coordinator: Coordinator) -> Watchdog:
+        """What it prints: every Worker's work, and who waits for whom."""
+
+        def describe() -> str:
+            place = coordinator.plan.place
+            busy = [each for each in workers.doing() if each.node]
+            lines = [f"{each.worker} is in {place(each.node)} ({each.what})" for each in busy]
+            return "\n  ".join([*lines, *coordinator.waiting(), *workers.stacks()])
+
+        return Watchdog(self._options.watchdog, describe, workers.doing, self._signals)
+
     def _lines(self, step: int, stack: ExitStack) -> JsonLines:
-        """The metrics file. It, samples and best versions lose the Steps that come again."""
+        """The metrics file; drops lines, samples and best versions of Steps that come again."""
         lines = stack.enter_context(_closed(JsonLines()))
         lines.open(self._folder, _config(self._plan))
         lines.truncate_after(step)
@@ -273,9 +260,7 @@ class _Run:
 
 
 def _alone(plan: Plan) -> str:
-    """The name of the one Worker, which is this process; empty where there are several, or other
-    hosts.
-    """
+    """The one Worker, which is this process; empty where there are several, or other hosts."""
     return plan.workers[0] if len(plan.workers) == 1 and not plan.hosts else ""
 
 
@@ -288,9 +273,7 @@ C1 = TypeVar("C1", bound=_Closable)
 
 @contextmanager
 def _closed(thing: C1) -> Iterator[C1]:
-    """It, closed in the end. After an error what cannot be written as it closes is only logged: the
-    first cause is what the user is told.
-    """
+    """Close it in the end. After an error, a failure to close is only logged."""
     try:
         yield thing
     except BaseException:
@@ -303,7 +286,7 @@ def _closed(thing: C1) -> Iterator[C1]:
 
 
 def _trace(folder: RunFolder) -> Trace:
-    """The timeline of this run; a resumed run has one more."""
+    """The timeline of this run; a resumed run adds another."""
     number = len(list(folder.trace.glob("*.json")))
     return Trace(folder.trace / f"run_{number}.json", process="dataflow")
 
@@ -313,7 +296,7 @@ def _config(plan: Plan) -> dict[str, Any]:
 
 
 def _kept_best(plan: Plan) -> dict[str, int]:
-    """Evaluate nodes that keep their best versions, and how many."""
+    """Evaluate node -> how many best versions it keeps."""
     assert plan.program is not None
     evaluations = [plan.program.node(n.name) for n in plan.nodes if n.work == "evaluate"]
     return {node.name: node.params["keep_best"] for node in evaluations if node.params["keep_best"]}
@@ -321,9 +304,7 @@ def _kept_best(plan: Plan) -> dict[str, int]:
 
 @contextmanager
 def _settled_memory() -> Iterator[Subscriber]:
-    """Within it, what was made by imports and by opening stays: from then on Python's collector
-    does not walk through it at every turn.
-    """
+    """Keep what imports and opening made out of the garbage collector's walks."""
 
     def take(event: RunEvent) -> None:
         if isinstance(event, Opened):
@@ -336,15 +317,15 @@ def _settled_memory() -> Iterator[Subscriber]:
         gc.unfreeze()
 
 
-def _describe(workers: Workers, coordinator: Coordinator) -> str:
-    """What every Worker does, and who waits for whom."""
-    place = coordinator.plan.place
-    lines = [
-        f"{each.worker} is in {place(each.node)} ({each.what})"
-        for each in workers.doing()
-        if each.node
-    ]
-    return "\n  ".join([*lines, *coordinator.waiting(), *workers.stacks()])
+@contextmanager
+def _named_hang(watchdog: Watchdog) -> Iterator[None]:
+    """Turn the watchdog's interrupt into a RunError that says what hung."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if watchdog.hung:
+            raise RunError(watchdog.hung) from None
+        raise
 
 
 def _why(end: Finish | Rollback) -> str:

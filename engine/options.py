@@ -1,8 +1,8 @@
 """How a run is run: everything that is not the algorithm.
 
-Owns: the options, once, for the command line and for Python; their form in a run folder; what of
-them the planner is told. Does not own: the graph's own parameters (its function's signature), nor
-any decision of the planner.
+Owns: the options, for the command line and for Python; their form in a run folder; what the planner
+is told of them. Does not own: the graph's own parameters (its function's signature), nor any
+decision of the planner.
 """
 
 from __future__ import annotations
@@ -87,9 +87,7 @@ class RunOptions:  # the fields' docstrings are the command line's help
 
 
 def placing(options: RunOptions) -> Placing:
-    """What the planner is told of them: `make_plan(checked, placing=placing(options), ...)`. Raises
-    PlanError for an option that no run can have.
-    """
+    """What the planner is told of the options. Raises PlanError for an impossible value."""
     _refuse_absurd(options)
     pin, hosts = _pins(options.pin)
     return Placing(
@@ -108,14 +106,8 @@ def placing(options: RunOptions) -> Placing:
     )
 
 
-_LEAST: Mapping[str, float] = {
-    "keep": 1,
-    "samples_every": 1,
-    "threads": 1,
-    "heartbeat": 0.1,
-    "seed": -(2**63),
-}
-"""Of an option that is a number; of the others 0."""
+_LEAST = {"keep": 1, "samples_every": 1, "threads": 1, "heartbeat": 0.1, "seed": -(2**63)}
+"""The least value of a numeric option; 0 for all others."""
 
 
 def _refuse_absurd(options: RunOptions) -> None:
@@ -123,15 +115,13 @@ def _refuse_absurd(options: RunOptions) -> None:
         value, least = getattr(options, option.name), _LEAST.get(option.name, 0)
         if isinstance(value, int | float) and not least <= value < math.inf:  # nan is neither
             flag = f"--{option.name.replace('_', '-')}"
-            raise PlanError(
-                f"options: {flag}: expected {least} or more, found {value}. Fix: {flag}"
-                f" {least or 1}."
-            )
+            problem = f"expected {least} or more, found {value}"
+            raise PlanError(f"options: {flag}: {problem}. Fix: {flag} {least or 1}.")
 
 
 def _pins(asked: Mapping[str, str]) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
-    """The Workers of each node, and the host of each Worker that has one behind its @. Raises
-    PlanError for two.
+    """The Workers of each node, and the host (after the @) of each Worker that has one. Raises
+    PlanError for a Worker on two hosts.
     """
     pin: dict[str, tuple[str, ...]] = {}
     hosts: dict[str, str] = {}
@@ -140,17 +130,13 @@ def _pins(asked: Mapping[str, str]) -> tuple[dict[str, tuple[str, ...]], dict[st
         pin[node] = tuple(worker for worker, _, _ in pairs)
         for worker, at, host in pairs:
             if at and hosts.setdefault(worker, host) != host:
-                raise PlanError(
-                    f"pin: {worker} is on {hosts[worker]} and on {host}. Fix: {worker}@{host}"
-                    " everywhere."
-                )
+                problem = f"{worker} is on {hosts[worker]} and on {host}"
+                raise PlanError(f"pin: {problem}. Fix: {worker}@{host} everywhere.")
     return pin, hosts
 
 
 def to_json(options: RunOptions, *, path: Sequence[str] = ()) -> str:
-    """The options as a run folder keeps them. path: folders beside the installation's that the run
-    imports from.
-    """
+    """The options as a run folder keeps them. path: further folders that the run imports from."""
     data = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(options).items()}
     data["cluster"] = str(options.cluster.absolute()) if options.cluster else None
     return json.dumps(data | {"path": list(path)}, indent=1)
@@ -159,9 +145,11 @@ def to_json(options: RunOptions, *, path: Sequence[str] = ()) -> str:
 def from_json(
     text: str, changes: Mapping[str, Any], where: str = "options"
 ) -> tuple[RunOptions, tuple[str, ...]]:
-    """What `to_json` wrote, with changes (None: as it was); and the import path. What an older run
-    did not write has its default. where: what the text is called in an error. Raises RunError for a
-    name that is no option, a value that it cannot have, and a text that is none of `to_json`'s.
+    """What `to_json` wrote, with changes (None: unchanged); and the import path.
+
+    Options that an older run did not write have their defaults. where: the text's name in an error.
+    Raises RunError for an unknown option, a value that it cannot have, and a text that `to_json`
+    did not write.
     """
     data, path = _recorded(text, where)
     known = {f.name for f in fields(RunOptions)}
@@ -172,16 +160,13 @@ def from_json(
     try:
         options = msgspec.convert(data, RunOptions, dec_hook=_path)
     except msgspec.ValidationError as error:
-        raise RunError(
-            f"{where}: {error}. Fix: the value that `dataflow run --help` names."
-        ) from error
+        fix = "the value that `dataflow run --help` names"
+        raise RunError(f"{where}: {error}. Fix: {fix}.") from error
     return replace(options, **{k: v for k, v in changes.items() if v is not None}), path
 
 
 def _recorded(text: str, where: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The options as they stand there, and the import path. Raises RunError where the text is none
-    of `to_json`'s.
-    """
+    """The options as written, and the import path. Raises RunError for any other text."""
     fix = "restore the file, or start another run"
     try:
         data = json.loads(text)

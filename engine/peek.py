@@ -1,8 +1,8 @@
 """Peek: the first rows of one node, running only what it needs.
 
 Owns: the plan of the small run behind `dataflow peek`, and collecting its rows. Does not own: the
-run: the same loop and coordinator drive it. Its plan has no train nodes, so every Model is as its
-base is.
+run, which the same loop and coordinator drive. The plan has no train nodes, so every Model is at
+its base.
 """
 
 from __future__ import annotations
@@ -31,9 +31,7 @@ WORKER = "main"
 
 
 def first_rows(plan: Plan, node: str, rows: int) -> pa.Table:
-    """At most `rows` rows of a node's first output, keys first. Raises GraphError for a node
-    without output.
-    """
+    """At most `rows` rows of a node's first output, keys first. GraphError without an output."""
     target = plan.node(node)
     if target.relation == "sink":
         raise _no_output(node)
@@ -46,9 +44,8 @@ def first_rows(plan: Plan, node: str, rows: int) -> pa.Table:
         Loop(coordinator, workers, NoStore(), rows_of.take).run()
     made = rows_of.made
     if not made[node]:
-        raise RunError(
-            f"peek {node}: no row came out of it for the first {small.sources[0].batch} prompts"
-        )
+        prompts = small.sources[0].batch
+        raise RunError(f"peek {node}: no row came out of it for the first {prompts} prompts")
     return _table(Batch.concat(made[node]).sorted(), Batch.concat(made[shown]).sorted(), rows)
 
 
@@ -62,9 +59,7 @@ def _physical(plan: Plan, target: PlannedNode) -> str:
 
 
 def _needed(plan: Plan, wanted: set[str], *, prompts: int) -> Plan:
-    """Only what these nodes need, as one Step of so many prompts; all Models are as their bases
-    are.
-    """
+    """Only what these nodes need, as one Step of so many prompts; all Models are at their bases."""
     names = _with_ancestors(plan, wanted)
     nodes = [
         replace(
@@ -83,18 +78,12 @@ def _needed(plan: Plan, wanted: set[str], *, prompts: int) -> Plan:
     ]
     sources = [PlannedSource(name=n.name, batch=prompts) for n in nodes if n.work == "source"]
     models = [_as_its_base(m, names) for m in plan.models]
-    return replace(
-        plan,
-        nodes=tuple(nodes),
-        sources=tuple(sources),
-        models=tuple(models),
-        recorded=(),
-        turns=(),
-    )
+    kept = replace(plan, nodes=tuple(nodes), sources=tuple(sources), models=tuple(models))
+    return replace(kept, recorded=(), turns=())
 
 
 def _with_ancestors(plan: Plan, wanted: set[str]) -> set[str]:
-    """These nodes, and all that their rows come of."""
+    """These nodes and the ancestors of their rows."""
     names = set(wanted)
     for node in reversed(plan.nodes):
         if node.name in names:
@@ -104,21 +93,14 @@ def _with_ancestors(plan: Plan, wanted: set[str]) -> set[str]:
 
 
 def _as_its_base(model: PlannedModel, names: set[str]) -> PlannedModel:
-    """Nobody writes it: its readers have version 0 from the base."""
+    """Without a writer: its readers have version 0 from the base."""
     readers = tuple(name for name in model.readers if name in names)
     return replace(model, readers=readers, aliases=(), writer="", follows="")
 
 
 def _no_output(name: str) -> GraphError:
-    fix = "peek at what it reads"
-    return GraphError(
-        Fault(
-            rule="peek",
-            where=f"peek {name!r}",
-            problem="it has no output that runs before a Step",
-            fix=fix,
-        )
-    )
+    problem, fix = "it has no output that runs before a Step", "peek at what it reads"
+    return GraphError(Fault(rule="peek", where=f"peek {name!r}", problem=problem, fix=fix))
 
 
 class _AllThere(Exception):
@@ -143,7 +125,7 @@ class _RowsOf:
 
 
 def _table(found: Batch, columns: Batch, rows: int) -> pa.Table:
-    """Keys, and the columns of the same rows, wherever they lie."""
+    """Keys, and the columns of the same rows."""
     have = codes(columns.keys.position, columns.keys.sample)
     at = np.searchsorted(have, codes(found.keys.position, found.keys.sample)[:rows])
     shown = columns.take(at)

@@ -1,9 +1,8 @@
-"""What another may have written: a graph.json or a run folder that was received, and that nobody
-vouches for.
+"""Reading a graph.json or a run folder that may come from an untrusted source.
 
-Owns: what is said before the modules that a graph names are imported, and the one error of a
-document that says something impossible. Does not own: the documents (dataflow/snapshot.py,
-engine/options.py), nor how they are read.
+Owns: listing what it would import before that happens, and one error for a document that says
+something impossible. Does not own: the documents (dataflow/snapshot.py, engine/options.py), nor how
+they are read.
 """
 
 from __future__ import annotations
@@ -18,22 +17,16 @@ from dataflow.snapshot import modules
 from dataflow.written import unread
 
 _IMPOSSIBLE = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
+    *(ArithmeticError, AssertionError, AttributeError, LookupError),
+    *(RecursionError, TypeError, ValueError),
 )
-"""What our own code meets where a value is of a kind that no run writes there."""
+"""What our own code raises for a value of a kind that no run writes."""
 
 
 @contextmanager
 def reading(what: Path | str) -> Iterator[None]:
-    """Within it a graph is read that nobody vouches for, and looked at: whatever our own code trips
-    over is the document's fault. Raises GraphError naming it; errors that say more by themselves
-    stay as they are.
+    """Turn errors of our own code while it reads an untrusted graph into a GraphError that names
+    the document. Errors that say more by themselves stay as they are.
     """
     try:
         yield
@@ -54,18 +47,16 @@ def text_of(path: Path) -> str:
 
 
 def imports(path: Path, folders: Sequence[str] = ()) -> list[str]:
-    """What running the graph of this file will import, and from where: a line each; nothing is
-    imported yet. folders: those that the run's options name, which come behind all others.
+    """What running the graph of this file will import, and from where, a line each; imports
+    nothing. folders: those that the run's options name, searched last.
     """
     with reading(path):
         named = modules(text_of(path))
     lines = [f"imports {name} from {_place(name, folders)}" for name in named]
     further = [folder for folder in folders if folder not in import_path()]
-    return lines + (
-        [f"whatever these import is looked for in {', '.join(further)}, too"]
-        if further and lines
-        else []
-    )
+    if further and lines:
+        lines.append(f"whatever these import is looked for in {', '.join(further)}, too")
+    return lines
 
 
 def _place(name: str, folders: Sequence[str]) -> str:

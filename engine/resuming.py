@@ -1,13 +1,11 @@
-"""Where a run begins: anew, or at a checkpoint that it may go on from.
+"""Where a run begins: at its start, or at a checkpoint that it may resume from.
 
 Owns: choosing that checkpoint, refusing a run that is made of something else now or whose metrics
-have a gap, the record of changes that were accepted. Does not own: what counts as a change
+have a gap, the record of accepted changes. Does not own: what counts as a change
 (engine/checkpoint/provenance.py), reading the checkpoint (engine/run/files.py).
 
     changes.json    {"step": of the cut, "made_of": since then,
                      "changes": [{step, where, what, old, new}, ...]}
-
-A going back within a run is no resume: whatever the run began with was looked at then.
 """
 
 from __future__ import annotations
@@ -36,9 +34,7 @@ CHANGES = "changes.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beginning:
-    """Of the first attempt: at this checkpoint, or at the beginning. record: for every cut from
-    here on.
-    """
+    """Where the first attempt begins (None: at the start). record: goes into every later cut."""
 
     record: ProvenanceRecord
     checkpoint: StoredCheckpoint | None = None
@@ -60,11 +56,10 @@ def beginning(
     *,
     accept: bool = False,
 ) -> Beginning:
-    """Of a resume. made_of, graph (a digest): of the run as it would go on. accept: record
-    differences, refuse none.
+    """Where a resume begins. made_of, graph (a digest): of the run as it would go on. accept:
+    record differences instead of refusing them.
 
-    Raises CheckpointError where something differs, each named, and where all checkpoints are
-    damaged.
+    Raises CheckpointError that names every difference, and where all checkpoints are damaged.
     """
     latest = store.latest()
     if latest is None:
@@ -73,38 +68,34 @@ def beginning(
     cut = read_cut(latest.path, latest.step)
     known = _accepted(folder, cut)
     found = _differences(known, cut, made_of, graph) + _gap(folder, cut.step)
+    before = known.changes if known else ()
     if not found:
-        return Beginning(
-            record=ProvenanceRecord(made_of=made_of, changes=known.changes if known else ()),
-            checkpoint=latest,
-        )
+        record = ProvenanceRecord(made_of=made_of, changes=before)
+        return Beginning(record=record, checkpoint=latest)
     if not accept:
         raise CheckpointError(_refusal(folder, cut.step, found))
     now = [
         AcceptedChange(step=cut.step + 1, where=d.where, what=d.what, old=d.old, new=d.new)
         for d in found
     ]
-    record = ProvenanceRecord(made_of=made_of, changes=(*(known.changes if known else ()), *now))
+    record = ProvenanceRecord(made_of=made_of, changes=(*before, *now))
     kept = _Accepted(step=cut.step, made_of=made_of, changes=list(record.changes))
     folder.write_text(CHANGES, msgspec.json.format(msgspec.json.encode(kept)).decode())
-    _say(
-        f"{folder.path}: from step {cut.step + 1} on:\n" + "\n".join(f"  {each}" for each in found)
-    )
+    _say(f"{folder.path}: from step {cut.step + 1} on:\n{_listed(found)}")
     return Beginning(record=record, checkpoint=latest)
 
 
 def _accepted(folder: RunFolder, cut: Cut) -> ProvenanceRecord | None:
-    """What the run was made of when it ended: what was accepted after the cut, before another was
-    written, else the cut's own. None where an older release wrote it.
+    """What the run was made of when it ended: what was accepted since the cut, else the cut's own;
+    None for a cut of an older release.
     """
     path = folder.path / CHANGES
     if path.is_file():
         try:
             found = msgspec.json.decode(path.read_bytes(), type=_Accepted)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise RunError(
-                f"{path}: cannot be read: {error}. Fix: restore it, or delete it."
-            ) from error
+            fix = "restore it, or delete it"
+            raise RunError(f"{path}: cannot be read: {error}. Fix: {fix}.") from error
         if found.step >= cut.step:
             return ProvenanceRecord(made_of=found.made_of, changes=tuple(found.changes))
     return cut.record
@@ -115,25 +106,18 @@ def _differences(
 ) -> list[ProvenanceDifference]:
     if known is not None:
         return differences(known.made_of, made_of)
-    same = cut.graph == graph  # a digest is all that there is
-    return (
-        []
-        if same
-        else [ProvenanceDifference(where="graph", what="its digest", old=cut.graph, new=graph)]
-    )
+    if cut.graph == graph:  # a digest is all that there is
+        return []
+    return [ProvenanceDifference(where="graph", what="its digest", old=cut.graph, new=graph)]
 
 
 def _gap(folder: RunFolder, until: int) -> list[ProvenanceDifference]:
-    """Steps up to the cut that the metrics do not have."""
+    """Steps up to the cut that the metrics lack."""
     missing = sorted(set(range(1, until + 1)) - set(recorded_steps(folder.metrics)))
     if not missing:
         return []
-    wanted = f"steps 1 to {until}"
-    return [
-        ProvenanceDifference(
-            where=folder.metrics.name, what="steps", old=wanted, new=f"all but {_spans(missing)}"
-        )
-    ]
+    where, wanted, there = folder.metrics.name, f"steps 1 to {until}", f"all but {_spans(missing)}"
+    return [ProvenanceDifference(where=where, what="steps", old=wanted, new=there)]
 
 
 def _spans(steps: Sequence[int]) -> str:
@@ -149,13 +133,16 @@ def _spans(steps: Sequence[int]) -> str:
 
 
 def _refusal(folder: RunFolder, step: int, found: Sequence[ProvenanceDifference]) -> str:
-    lines = "\n".join(f"  {each}" for each in found)
     what = "one thing is" if len(found) == 1 else f"{len(found)} things are"
     return (
-        f"{folder.path}: expected what the run had up to step {step}, found that {what}"
-        f" another:\n{lines}\nFix: undo that; or --accept-changes, which records that it holds from"
+        f"{folder.path}: expected what the run had up to step {step}, found that {what} another:\n"
+        f"{_listed(found)}\nFix: undo that; or --accept-changes, which records that it holds from"
         f" step {step + 1} on."
     )
+
+
+def _listed(found: Sequence[ProvenanceDifference]) -> str:
+    return "\n".join(f"  {each}" for each in found)
 
 
 def _say_anew(folder: RunFolder) -> None:

@@ -1,7 +1,6 @@
 """The first lines of the command `dataflow`, before anything else is imported.
 
-Owns: a Ctrl-C that comes while the command is still being imported. Does not own: the command
-(engine/cli).
+Owns: a Ctrl-C while the command is still being imported. Does not own: the command (engine/cli).
 """
 
 from __future__ import annotations

@@ -1,47 +1,28 @@
 """The numbers of one Step, put together from what the Workers reported.
 
 Owns: which metrics are summed, times, rates, how busy each Worker was, that what was measured
-before Step 1 belongs into its row, and the moment at which a row is written. Does not own: how
-reports of one metric become a number (metrics.py), nor the form of the file (sinks.py).
+before Step 1 goes into its row, and when a row is written. Does not own: how reports of one metric
+become a number (metrics.py), the form of the file (sinks.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from engine.coordinator.messages import (
-    Checkpoint,
-    ChunkDone,
-    Event,
-    Reported,
-    StepClosed,
-    WorkerLost,
-)
-from engine.observe.events import (
-    EventHeard,
-    InstructionTold,
-    Opened,
-    RunEvent,
-    StepEnded,
-    Subscriber,
-    WorkersMeasured,
-    WritingBegan,
-    WritingEnded,
-)
+from engine.coordinator import messages as m
+from engine.observe import events
 from engine.observe.metrics import StepMetrics
 from engine.observe.reports import Doing, Report, SpanOf
 from engine.observe.sinks import JsonLines
 
 _SUMS = ("time/", "edge/", "coordinator/", "data/rows", "completion/tokens", "train/tokens")
-"""Metrics of which a Step's number is the sum of its reports, not their mean."""
+"""Metrics that a Step sums; it takes the mean of all others."""
 
 
 class RunMetrics:
-    """Writes each Step's row into metrics.jsonl, then tells it to everybody as StepEnded. last: the
-    row that was written last.
-    """
+    """Writes each Step's row to metrics.jsonl, then emits StepEnded. last: the row written last."""
 
-    def __init__(self, workers: Sequence[str], lines: JsonLines, emit: Subscriber) -> None:
+    def __init__(self, workers: Sequence[str], lines: JsonLines, emit: events.Subscriber) -> None:
         self._accounts = StepAccounts(workers)
         self._chunks = ChunkMetrics()
         self._lines = lines
@@ -49,27 +30,27 @@ class RunMetrics:
         self._doing: Sequence[Doing] = ()
         self.last: dict[str, float] = {}
 
-    def take(self, event: RunEvent) -> None:
+    def take(self, event: events.RunEvent) -> None:
         """See `engine.observe.events`."""
         match event:
-            case Opened():
+            case events.Opened():
                 self._accounts.begin(event.at)
-            case WorkersMeasured():
+            case events.WorkersMeasured():
                 self._accounts.add(event.reports, event.spans)
                 self._doing = event.doing
-            case EventHeard():
+            case events.EventHeard():
                 self._accounts.add(self._chunks.hear(event.event), ())
-            case WritingBegan():
+            case events.WritingBegan():
                 self._accounts.writing(event.at)
-                if isinstance(event.of, Checkpoint):  # which a resume cuts later lines off for
+                if isinstance(event.of, m.Checkpoint):  # which a resume cuts later lines off for
                     self._lines.sync()
-            case WritingEnded():
+            case events.WritingEnded():
                 self._accounts.written(event.end)
-            case InstructionTold(instruction=StepClosed() as closed):
+            case events.InstructionTold(instruction=m.StepClosed() as closed):
                 self._close(closed, event.at)
 
-    def _close(self, closed: StepClosed, now: float) -> None:
-        """Write its row. Where that is there, an evaluation has come since that belongs into it."""
+    def _close(self, closed: m.StepClosed, now: float) -> None:
+        """Write the Step's row, or add an evaluation to the row that is there."""
         self._accounts.add(self._chunks.rest(), ())
         step, again = closed.step, closed.step == self._lines.last
         row = self._accounts.close(step, closed.metrics, now, self._doing, again=again)
@@ -80,7 +61,7 @@ class RunMetrics:
         else:
             self._lines.write(step, row)
         self.last = {"step": step, **row}
-        self._emit(StepEnded(step=step, metrics=row, again=again))
+        self._emit(events.StepEnded(step=step, metrics=row, again=again))
 
 
 class StepAccounts:
@@ -96,14 +77,10 @@ class StepAccounts:
         self._writing = (0.0, 0.0)
 
     def begin(self, now: float) -> None:
-        """Everything is open: what was measured of that is no Step's."""
+        """Everything is open: what was measured before belongs to no Step."""
         self._clear(now)
 
-    def add(
-        self,
-        reports: Iterable[Report],
-        spans: Iterable[SpanOf],
-    ) -> None:
+    def add(self, reports: Iterable[Report], spans: Iterable[SpanOf]) -> None:
         """Reports (metric, value, count), and spans (worker/node, what, start, end)."""
         for name, value, count in reports:
             if name.startswith(_SUMS):
@@ -120,14 +97,11 @@ class StepAccounts:
         self._writing = (now, self._inside())
 
     def written(self, now: float) -> None:
-        """They are there. What the only Worker was in a kernel meanwhile, before its turn to write
-        came, is no part.
-        """
+        """The files are there. Time that a single Worker first spent in a kernel does not count."""
         start, before = self._writing
         kernels = 0.0 if self._several else self._inside() - before
-        self._sums["time/checkpoint"] = self._sums.get("time/checkpoint", 0.0) + max(
-            0.0, now - start - kernels
-        )
+        seconds = self._sums.get("time/checkpoint", 0.0) + max(0.0, now - start - kernels)
+        self._sums["time/checkpoint"] = seconds
 
     def _inside(self) -> float:
         return sum(value for name, value in self._sums.items() if name.startswith("time/"))
@@ -141,29 +115,25 @@ class StepAccounts:
         *,
         again: bool,
     ) -> dict[str, float]:
-        """The Step's numbers, with the coordinator's own; the next one begins.
+        """The Step's numbers, with the coordinator's own; the next Step begins.
 
-        Of Step 0, before the first, there are none: its evaluations come into Step 1's, under
+        Step 0, before the first, has none: its evaluations go into Step 1's row, under
         eval/initial/. again: the Step was closed before; only evaluations have come since.
         """
         evaluated = {n: v for n, v in self._metrics.row(step).items() if n.startswith("eval/")}
         if step == 0:
             self._initial = {
-                f"eval/initial/{name.removeprefix('eval/')}": value
-                for name, value in evaluated.items()
+                f"eval/initial/{n.removeprefix('eval/')}": v for n, v in evaluated.items()
             }
             found = {}
         elif again:
             found = evaluated
         else:
-            for name, value in (
-                self._sums | dict(metrics) | self._initial | self._rates(metrics, now, doing)
-            ).items():
+            rates = self._rates(metrics, now, doing)
+            for name, value in (self._sums | dict(metrics) | self._initial | rates).items():
                 self._metrics.add(name, value)
             self._initial = {}
-            found = {
-                name: value for name, value in self._metrics.row(step).items() if name != "step"
-            }
+            found = {n: v for n, v in self._metrics.row(step).items() if n != "step"}
         self._clear(now)
         return found
 
@@ -177,9 +147,8 @@ class StepAccounts:
         self, metrics: Mapping[str, float], now: float, doing: Sequence[Doing]
     ) -> dict[str, float]:
         seconds = now - self._since
-        found = {"time/step": seconds} | (
-            self._shares(now, doing) if self._several else self._rest(seconds)
-        )
+        rest = self._shares(now, doing) if self._several else self._rest(seconds)
+        found = {"time/step": seconds} | rest
         rows = self._sums.get("data/rows", metrics.get("data/prompts"))
         tokens = self._sums.get("completion/tokens", self._sums.get("train/tokens"))
         if rows is not None and seconds > 0:
@@ -189,56 +158,43 @@ class StepAccounts:
         return found
 
     def _rest(self, seconds: float) -> dict[str, float]:
-        """What passed outside of kernels, checkpoints and sample files; of several Workers it says
-        nothing.
-        """
+        """Seconds outside kernels, checkpoints and sample files; of use for one Worker only."""
         return {"time/engine": max(0.0, seconds - self._inside())}
 
     def _shares(self, now: float, doing: Sequence[Doing]) -> dict[str, float]:
-        """The share of the Step in which each Worker was in a kernel; what is under way counts up
-        to now.
-        """
+        """The share of the Step that each Worker was in a kernel, including what is under way."""
         for each in doing:
             if each.node and each.worker in self._busy:
                 self._busy[each.worker] += max(0.0, now - max(each.since, self._since))
         seconds = max(now - self._since, 1e-9)
-        return {
-            f"worker/{name}/busy": min(1.0, busy / seconds) for name, busy in self._busy.items()
-        }
+        return {f"worker/{n}/busy": min(1.0, busy / seconds) for n, busy in self._busy.items()}
 
 
 class ChunkMetrics:
-    """Metrics of chunks that have not ended: they count once, even after a rerun. Of one that has
-    ended before, a further run reports nothing.
-    """
+    """Metrics of unfinished chunks. Each chunk counts once, even after a rerun."""
 
     def __init__(self) -> None:
-        self._runs: dict[int, list[Reported]] = {}
-        """By the id of the chunk."""
+        self._runs: dict[int, list[m.Reported]] = {}
+        """By chunk id."""
 
-    def hear(self, event: Event) -> Iterable[Report]:
-        """What counts now: all that was reported of a run that ends. Those of a Worker that is lost
-        come to nothing, as their chunks are run by others.
-        """
+    def hear(self, event: m.Event) -> Iterable[Report]:
+        """The reports that count now: those of a chunk that ends. A lost Worker's are dropped."""
         match event:
-            case Reported(id=chunk):
+            case m.Reported(id=chunk):
                 self._runs.setdefault(chunk, []).append(event)
-            case ChunkDone(id=chunk):
+            case m.ChunkDone(id=chunk):
                 return _metrics(self._runs.pop(chunk, []))
-            case WorkerLost(worker=worker):
-                self._runs = {
-                    chunk: said for chunk, said in self._runs.items() if said[0].worker != worker
-                }
+            case m.WorkerLost(worker=worker):
+                kept = {c: said for c, said in self._runs.items() if said[0].worker != worker}
+                self._runs = kept
         return ()
 
     def rest(self) -> Iterable[Report]:
-        """What runs have reported that have not ended, as a Step closes: of rows that came before
-        it.
-        """
+        """As a Step closes: reports of chunks that have not ended, for rows that came before it."""
         found = [each for said in self._runs.values() for each in said]
         self._runs.clear()
         return _metrics(found)
 
 
-def _metrics(said: Iterable[Reported]) -> list[Report]:
+def _metrics(said: Iterable[m.Reported]) -> list[Report]:
     return [metric for each in said for metric in each.metrics]

@@ -24,7 +24,7 @@ from engine.observe.reports import Doing, Report, SpanOf
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """Everything is open; what was measured before is no Step's."""
+    """Everything is open; what was measured before belongs to no Step."""
 
     at: float
 
@@ -39,7 +39,7 @@ class InstructionTold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventHeard:
-    """The coordinator hears this. worker: who said it, where messages are numbered."""
+    """The coordinator hears this. worker: its sender, where messages are numbered."""
 
     at: float
     event: Event
@@ -82,7 +82,7 @@ class WritingFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepEnded:
-    """A Step's metrics. again: its line was there, and has been amended by an evaluation."""
+    """A Step's metrics. again: its line was there, and an evaluation has been added."""
 
     step: int
     metrics: Mapping[str, float]
@@ -104,13 +104,13 @@ Subscriber = Callable[[RunEvent], None]
 
 
 class EventStream:
-    """Hands each event to all subscribers, the first first."""
+    """Hands each event to all subscribers, in their order."""
 
     def __init__(self, *subscribers: Subscriber) -> None:
         self._subscribers = list(subscribers)
 
     def add(self, subscriber: Subscriber) -> None:
-        """Also this one, after the others."""
+        """Add a subscriber after the others."""
         self._subscribers.append(subscriber)
 
     def emit(self, event: RunEvent) -> None:

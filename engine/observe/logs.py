@@ -1,8 +1,7 @@
 """The log file of a Worker, and what is printed into it.
 
-Owns: where log records of the run go beside the screen; that a log which cannot be written neither
-ends a run nor hides why it ended. Does not own: what is logged, nor the level of any logger but the
-engine's own.
+Owns: where log records go besides the screen; that a log which cannot be written neither ends a run
+nor hides why it ended. Does not own: what is logged, nor the level of any logger but the engine's.
 """
 
 from __future__ import annotations
@@ -23,17 +22,15 @@ from engine.observe.ownfiles import own
 
 
 class Readable(logging.Formatter):
-    """Records as text without control characters: messages tell of data, names and errors from
-    anywhere.
-    """
+    """Records without control characters: they may quote data, names and errors from anywhere."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
 
 
 class LogFile(logging.FileHandler):
-    """A log beside the run. Where it cannot be written, that is said on the screen, once. Raises
-    RunError where what is there is no file of the run folder's own.
+    """A log file. Where it cannot be written, the screen says so once. Raises RunError where what
+    is there is not the run folder's own file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,7 +48,7 @@ class LogFile(logging.FileHandler):
         return cast(TextIOWrapper, file)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Not after it has failed: what would come after a gap is no log."""
+        """Does nothing after a failure: a log must not have gaps."""
         if self._failed:
             return
         try:
@@ -60,7 +57,7 @@ class LogFile(logging.FileHandler):
             self._give_up(error)
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Of a write. Anything but a disk's fault is logging's own to show."""
+        """Of a write. Errors that are not the disk's are logging's to show."""
         error = sys.exc_info()[1]
         if isinstance(error, OSError):
             self._give_up(error)
@@ -68,7 +65,7 @@ class LogFile(logging.FileHandler):
             super().handleError(record)
 
     def close(self) -> None:
-        """Also where what is buffered cannot be written."""
+        """Close even where buffered records cannot be written."""
         try:
             super().close()
         except OSError as error:
@@ -77,16 +74,14 @@ class LogFile(logging.FileHandler):
     def _give_up(self, error: OSError) -> None:
         if not self._failed:
             self._failed = True
-            print(
-                f"{storage_error('the log', self._path, error)} The run goes on without it.",
-                file=sys.stderr,
-            )
+            problem = storage_error("the log", self._path, error)
+            print(f"{problem} The run goes on without it.", file=sys.stderr)
 
 
 @contextmanager
 def logged(path: Path) -> Iterator[None]:
-    """Append every record that reaches the root logger, and the engine's from INFO on, to this
-    file; of whatever ends the run where it was raised, too, which the screen does not show.
+    """Append every record of the root logger, and the engine's from INFO on, to this file; also the
+    traceback of what ends the run, which the screen does not show.
     """
     handler = LogFile(path)
     root, engine = logging.getLogger(), logging.getLogger("engine")
@@ -119,11 +114,8 @@ def to_log(form: str, level: int = logging.WARNING) -> None:
 
 
 def _ended_by(error: Exception) -> logging.LogRecord:
-    what = (
-        "ended by an error"
-        if isinstance(error, DataflowError)
-        else "ended by an error that nobody expected"
-    )
+    expected = isinstance(error, DataflowError)
+    what = f"ended by an error{'' if expected else ' that nobody expected'}"
     trace = (type(error), error, error.__traceback__)
     return logging.LogRecord(__name__, logging.ERROR, __file__, 0, what, None, trace)
 
@@ -140,8 +132,8 @@ class _Lossy(io.FileIO):
 
 
 def output_that_cannot_fail() -> None:
-    """Standard output and error of a Worker, which go into its log: a full disk must not fail
-    whoever prints there, nor keep a failure from being told.
+    """Make a Worker's standard output and error, its log, ignore a full disk: neither printing nor
+    the report of a failure may fail.
     """
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         raw = io.BufferedWriter(_Lossy(descriptor, "w", closefd=False))

@@ -24,11 +24,10 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*(/[A-Za-z0-9_.:<>-]+)*")
 class StepMetrics:
     """Adds up the metrics of one Step.
 
-    A metric is its count-weighted mean, sum(value * count) / sum(count). A name that ends in `/max`
-    or `/min` is the greatest or least value instead. A value with count 0 says nothing; a name with
-    nothing but those has no number. The result does not depend on the order of the calls, to the
-    bit: reports arrive from many Workers, and a synchronous run promises equal metrics wherever its
-    nodes are placed.
+    A metric is its count-weighted mean, sum(value * count) / sum(count), or the greatest or least
+    value for a name that ends in `/max` or `/min`. A value with count 0 says nothing; a name with
+    only those has no number. The result does not depend, to the bit, on the order of the calls:
+    reports come from many Workers, and a synchronous run has equal metrics wherever its nodes are.
     """
 
     __slots__ = ("_counts", "_values")
@@ -40,9 +39,8 @@ class StepMetrics:
     def add(self, name: str, value: float, count: float = 1.0) -> None:
         """Report one value that stands for `count` rows, tokens or calls.
 
-        Raises DataError where the name is no metric's: parts of letters, digits and `_.:<>-`
-        separated by slashes, the first in lower case (later parts may name a user's function, node
-        or column as it is written).
+        Raises DataError for a bad name. A name has parts of letters, digits and `_.:<>-` separated
+        by slashes, the first in lower case (later parts may be a user's function, node or column).
         """
         values = self._values.get(name)
         if values is None:
@@ -52,7 +50,7 @@ class StepMetrics:
             self._counts[name].append(count)
 
     def row(self, step: int) -> dict[str, float]:
-        """`step` first, then every metric by name. Leaves the metrics as they are."""
+        """`step` first, then every metric by name."""
         row: dict[str, float] = {"step": step}
         for name in sorted(self._values):
             if self._values[name]:
@@ -83,55 +81,36 @@ def _combine(name: str, values: list[float], counts: list[float]) -> float:
 
 
 def _rank(value: float) -> tuple[float, float]:
-    """-0.0 before 0.0, which compare as equal: which of them is the greatest must not depend on
-    their order.
-    """
+    """-0.0 before 0.0, which compare as equal, so that the order of reports does not matter."""
     return value, math.copysign(1.0, value)
 
 
 def _sum(values: list[float]) -> float:
-    """The exactly rounded sum, whatever the order; with infinities or nan among them, what plain
-    addition gives.
-    """
-    return (
-        math.fsum(values)
-        if all(map(math.isfinite, values))
-        else math.nan
-        if _clash(values)
-        else sum(values)
-    )
-
-
-def _clash(values: list[float]) -> bool:
-    return any(map(math.isnan, values)) or (math.inf in values and -math.inf in values)
+    """The exactly rounded sum in any order; plain addition's result where a value is not finite."""
+    if all(map(math.isfinite, values)):
+        return math.fsum(values)
+    clash = math.inf in values and -math.inf in values
+    return math.nan if clash or any(map(math.isnan, values)) else sum(values)
 
 
 def _repaired(name: str) -> str:
-    parts = [
-        re.sub(r"[^a-z0-9_.:<>-]+", "_", part)
-        for part in name.strip().lower().split("/")
-        if part.strip()
-    ]
-    fixed = "/".join(parts)
+    parts = [part for part in name.strip().lower().split("/") if part.strip()]
+    fixed = "/".join(re.sub(r"[^a-z0-9_.:<>-]+", "_", part) for part in parts)
     return fixed if _NAME.fullmatch(fixed) and fixed != "step" else "user/value"
 
 
 def json_line(step: int, metrics: Mapping[str, float], noted: set[str]) -> bytes:
-    """One strict JSON object and a newline: `step` first, the metrics by name, null for nan and the
-    infinities.
+    """One strict JSON object and a newline: `step`, then metrics by name; null for nan and
+    infinity.
 
-    A metric that is not finite is noted in the log the first time; `noted` remembers which were.
+    Logs the first non-finite value of each metric; `noted` remembers which were.
     """
     row: dict[str, float] = {"step": step}
     for name in sorted(metrics):
         if name != "step":
-            row[name] = metrics[name]
-            if not math.isfinite(metrics[name]) and name not in noted:
+            row[name] = value = metrics[name]
+            if not math.isfinite(value) and name not in noted:
                 noted.add(name)
-                _log.warning(
-                    "metric %s is %s at Step %d; stored as null (said once)",
-                    name,
-                    metrics[name],
-                    step,
-                )
+                told = "metric %s is %s at Step %d; stored as null (said once)"
+                _log.warning(told, name, value, step)
     return msgspec.json.encode(row) + b"\n"

@@ -1,12 +1,12 @@
-"""Files of a run folder, opened so that what lies there cannot lead out of it.
+"""Files of a run folder, opened so that nothing there can lead out of it.
 
-Owns: how such files are opened (never through a link, never one that has a second name elsewhere,
-never a pipe), and the look at a whole folder before a run goes on in it. Does not own: which files
-there are (runfolder.py), their form.
+Owns: how such files are opened (never a link, a file with a second name elsewhere, or a pipe), and
+the check of a whole folder before a run goes on in it. Does not own: which files there are
+(runfolder.py), their form.
 
-A folder may have been received: unpacked, copied, written by somebody else. What a run writes, cuts
-or deletes there is a plain file or folder of that run folder, or the run does not begin. Whoever
-changes the folder while a run is in it has the rights of its owner, and is not guarded against.
+A folder may have been received from elsewhere. What a run writes, cuts or deletes is a plain file
+or folder of that run folder, or the run does not start. Changes during the run are not guarded
+against: whoever makes them has the owner's rights.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ _NOT_PLAIN = (errno.ELOOP, errno.ENXIO, errno.EISDIR)
 
 
 def own(path: str | Path, flags: int) -> int:
-    """An opener for `open`: of a file that may be there. It is cut only when it is known to be the
-    folder's own. Raises RunError where it is a link, has a second name, or is no file.
+    """An opener for `open` of a file that may exist; truncated only once known to be the folder's
+    own. Raises RunError for a link, a file with a second name, or no file.
     """
+    careful = (flags & ~os.O_TRUNC) | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        descriptor = os.open(
-            path, (flags & ~os.O_TRUNC) | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, _MODE
-        )
+        descriptor = os.open(path, careful, _MODE)
     except OSError as error:
         if error.errno in _NOT_PLAIN:
             raise _foreign(Path(path)) from None
@@ -49,14 +48,14 @@ def own(path: str | Path, flags: int) -> int:
 
 def require_plain(folder: Path, *, but: tuple[str, ...] = ()) -> None:
     """Raises RunError naming the first thing in a folder, at any depth, that is neither a file nor
-    a folder of its own. but: names at the top whose inside is not looked at.
+    a folder. but: names at the top whose contents are not checked.
     """
     for path in _entries(folder, but):
         raise _foreign(path)
 
 
 def _entries(folder: Path, but: tuple[str, ...]) -> Iterator[Path]:
-    """What is a link, a pipe, a socket or a device."""
+    """Links, pipes, sockets and devices."""
     waiting = [folder]
     while waiting:
         here = waiting.pop()

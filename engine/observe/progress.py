@@ -1,8 +1,7 @@
 """What the user sees while a run goes on.
 
-Owns: the live display on a terminal and the one-line-a-Step text elsewhere. Does not
-own: the numbers (metrics.py), nor their files (sinks.py). Shows what a metrics row has
-and leaves out what it has not.
+Owns: the live display on a terminal and the one-line-a-Step text elsewhere. Does not own: the
+numbers (metrics.py), nor their files (sinks.py). Shows only what a metrics row has.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import TextIO
 
 from rich.console import Console
@@ -39,19 +37,16 @@ _SHOWN = (
     ("tok/gpu/s", "throughput/tokens_per_gpu_second", "{:,.0f}"),
 )
 
-
 _LEFT_OUT = ("/reward", "/rows")
-"""Of an evaluation: what its functions' own numbers say better. All of it is in metrics.jsonl."""
+"""Numbers of an evaluation that its functions' own say better; metrics.jsonl has them all."""
 
 
 class Progress:
-    """Shows each Step's metrics row; a context manager, which leaves the terminal as it was however
-    it ends.
+    """Shows each Step's metrics row; a context manager, which always restores the terminal.
 
-    steps: the Steps of the whole run, None where the data decides. On a terminal a panel is redrawn
-    at most 4 times a second by rich (cursor hidden meanwhile, other output goes above it);
-    elsewhere every Step is one line. `update` only keeps the row in the first case and formats one
-    line in the second.
+    steps: of the whole run, None where the data decides. On a terminal rich redraws a panel at most
+    4 times a second (cursor hidden meanwhile, other output above it); elsewhere every Step is one
+    line.
     """
 
     def __init__(
@@ -87,30 +82,18 @@ class Progress:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         if self._live is not None:
             live, self._live = self._live, None
             live.stop()
 
     def update(self, row: Mapping[str, float]) -> None:
-        """A Step is done; `row` is its metrics row with `step`."""
+        """Show a Step's metrics row with `step`."""
         now = self._clock()
         self._durations.append(row.get("time/step", now - self._before))
         self._before = now
         self._done = int(row["step"])
-        evals = {
-            name: row[name]
-            for name in row
-            if name.startswith("eval/") and not name.endswith(_LEFT_OUT)
-        }
-        evals = {
-            name: value for name, value in evals.items() if not name.startswith("eval/initial/")
-        }
+        evals = {name: value for name, value in row.items() if _is_shown(name)}
         self._evals |= evals
         # rich draws from a thread of its own: it is given a new list, never one that changes
         self._figures = self._texts(row, self._evals if self._live is not None else evals)
@@ -119,27 +102,22 @@ class Progress:
 
     def line(self) -> str:
         """The last Step as one line of text."""
-        return "  ".join(
-            [f"step {self._count()}", *(f"{label} {text}" for label, text in self._figures)]
-        )
+        figures = [f"{label} {text}" for label, text in self._figures]
+        return "  ".join([f"step {self._count()}", *figures])
 
     def _texts(self, row: Mapping[str, float], evals: Mapping[str, float]) -> list[tuple[str, str]]:
-        """(label, text) of everything shown but the Step itself."""
+        """(label, text) of everything shown except the Step."""
         shown = [(label, form.format(row[name])) for label, name, form in _SHOWN if name in row]
-        evaluated = [(name, f"{value:.3f}") for name, value in evals.items()]
-        return [
-            *shown,
-            *evaluated,
-            *([("eta", _duration(self._remaining(self._steps)))] if self._steps else []),
-        ]
+        shown += [(name, f"{value:.3f}") for name, value in evals.items()]
+        if self._steps:
+            shown.append(("eta", _duration(self._remaining(self._steps))))
+        return shown
 
     def _count(self) -> str:
         return f"{self._done}/{self._steps}" if self._steps else f"{self._done}"
 
     def _remaining(self, steps: int) -> float:
-        """Seconds that the rest of the run takes at the pace of the last Steps; nan before the
-        first.
-        """
+        """Seconds left at the pace of the last Steps; nan before the first."""
         left = max(0, steps - self._done)
         return left * sum(self._durations) / len(self._durations) if self._durations else math.nan
 
@@ -154,8 +132,9 @@ class Progress:
         return panel
 
     def _print(self, text: str) -> None:
-        """One line; when whoever read our output has gone (`| head`) the run goes on without a
-        display.
+        """One line; once the output has no reader (`
+
+        head`) the run goes on without a display.
         """
         if self._quiet:
             return
@@ -164,10 +143,14 @@ class Progress:
             self._stream.flush()
         except OSError as error:  # nobody reads it any more, or it goes into a file of a full disk
             self._quiet = True
-            _log.warning(
-                "the progress cannot be shown any more (%s); the run goes on without",
-                error.strerror,
-            )
+            told = "the progress cannot be shown any more (%s); the run goes on without"
+            _log.warning(told, error.strerror)
+
+
+def _is_shown(name: str) -> bool:
+    """Whether a metric is an evaluation's, after Step 0, that is shown."""
+    later = name.startswith("eval/") and not name.startswith("eval/initial/")
+    return later and not name.endswith(_LEFT_OUT)
 
 
 def _duration(seconds: float) -> str:

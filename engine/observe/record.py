@@ -1,7 +1,7 @@
-"""What is measured of the rows of a Step.
+"""Metrics of the rows of a Step.
 
-Owns: the row metrics, by the names that docs/metrics.md lists, of every train node whose rows are
-others. Does not own: metrics of kernels (each reports its own), nor sample files (samples.py).
+Owns: the row metrics, with the names in docs/metrics.md, of every train node with different rows.
+Does not own: metrics of kernels (each reports its own), nor sample files (samples.py).
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from engine.plan.plan import Fetch, PlannedInput
 
 
 def step_metrics(recorded: Iterable[PlannedInput], rows: Mapping[str, Batch]) -> Iterator[Report]:
-    """What is measured of the rows of each recorded train node; of further nodes with other rows or
-    rewards than those before them under `rows/<node>/`. Rows and tokens of the Step are those of
-    all, rows that several train on once.
+    """Metrics of the rows of each recorded train node; `rows/<node>/...` for a node whose rows or
+    rewards differ from those before it. data/rows and completion/tokens count shared rows once.
     """
     gates: set[str] = set()
     shown: list[tuple[str, Sequence[Fetch]]] = []
@@ -56,9 +55,9 @@ def row_metrics(rows: Batch) -> Iterator[Report]:
 
 def tokens(rows: Batch) -> int:
     """Completion tokens of these rows."""
-    return (
-        int(rows.ragged("completion_mask").lengths.sum()) if "completion_mask" in rows.names else 0
-    )
+    if "completion_mask" not in rows.names:
+        return 0
+    return int(rows.ragged("completion_mask").lengths.sum())
 
 
 def _spread(name: str, column: pa.Array) -> Iterator[Report]:

@@ -1,6 +1,6 @@
-"""What a Worker tells of itself: numbers, spans, and what it is doing.
+"""What a Worker reports of itself: numbers, spans, and what it is doing.
 
-Owns: their forms, which every room shares. Does not own: how they become a Step's numbers
+Owns: their types, which all packages share. Does not own: how they become a Step's numbers
 (accounts.py) or lines of a trace (trace.py).
 """
 
@@ -12,14 +12,12 @@ Report = tuple[str, float, float]
 """(metric, value, count)."""
 
 SpanOf = tuple[str, str, float, float]
-"""(track, name, start, end) of something that was done; the track is worker/node, times are the
-monotonic clock's.
-"""
+"""(track, name, start, end); the track is worker/node, times are of the monotonic clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doing:
-    """What a Worker is doing. since: the monotonic clock's; node is empty where it is idle."""
+    """What a Worker is doing. since: on the monotonic clock; node is empty where it is idle."""
 
     worker: str
     node: str = ""

@@ -26,10 +26,10 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -48,24 +48,23 @@ FOLDERS = ("samples", "trace", "checkpoints", "logs")
 VIEWS = ("tensorboard", "wandb", "wandb_id.txt")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _LONGEST = 200
-"""Characters of a run's name: file systems allow 255, and other names are made of it."""
+"""Longest name of a run: file systems allow 255 characters, and other names are made of it."""
 
 _BEGUN = frozenset(temporary(Path(name)).name for name in FILES)
-"""What a run that was killed as it made its first records may leave; there is nothing else of it.
-"""
+"""What a run that was killed while it made its first records may leave, and nothing else."""
 
 _PID_DIGITS = 10
-"""The lock's text has one length, so that it is never cut."""
+"""The lock's text has a fixed length, so that it is never truncated."""
 
 _held: set[int] = set()
 """Lock descriptors of this process, for `_forget_locks`."""
 
 
 class RunFolder:
-    """One run's folder, locked by this process until `close` (or until the process dies).
+    """One run's folder, locked by this process until `close` or its death. A context manager.
 
-    Made by `create` or `open_existing`, never directly. Usable as a context manager. One process
-    may share it between threads; two processes never hold the same folder.
+    Made by `create` or `open_existing`. Threads of one process may share it; two processes never
+    hold the same folder.
     """
 
     __slots__ = ("_lock", "path")
@@ -78,57 +77,43 @@ class RunFolder:
     def create(name: str, root: Path | str = "runs", *, overwrite: bool = False) -> RunFolder:
         """A new folder `root/name`, with its record of command, versions and commit.
 
-        Raises RunError where the name cannot be a folder's, where the folder holds anything and
-        `overwrite` is not set, where it holds something that no run makes (overwrite never deletes
-        that), or where a run holds it; StorageError where it cannot be written.
+        Raises RunError for a name that no folder can have, a folder that is not empty without
+        `overwrite` or that holds what no run makes (overwrite never deletes that), or one that a
+        run holds; StorageError where it cannot be written.
         """
         path = Path(root) / _checked_name(name)
         with writing("the run folder", path):
-            _refuse_contents(
-                path, overwrite
-            )  # before the lock as well: no lock file in a folder that is not ours
+            _refuse_contents(path, overwrite)  # before the lock: no lock file in a foreign folder
             path.mkdir(parents=True, exist_ok=True)
-            run = RunFolder(path, _acquire(path))
-        try:
-            with writing("the run folder", path):
-                run._make_empty(overwrite)
-                run._make_record()
-        except RunError:
-            run.close()
-            raise
+        with _locked(path) as run, writing("the run folder", path):
+            run._make_empty(overwrite)
+            run._make_record()
         return run
 
     @staticmethod
     def open_existing(path: Path | str) -> RunFolder:
-        """The folder of an earlier run, to go on in it. Raises RunError where it is none, or where
-        a run holds it, and StorageError where it cannot be written.
+        """The folder of an earlier run, to go on in it. Raises RunError where it is none or a run
+        holds it, StorageError where it cannot be written.
         """
         path = Path(path)
         if not _is_run(path):
+            found = "something else" if path.exists() else "none"
             raise RunError(
                 f"run folder {path}: expected the folder of an earlier run (with versions.json in"
-                f" it), found {'none' if not path.exists() else 'something else'}. Fix: check the"
-                " path."
+                f" it), found {found}. Fix: check the path."
             )
-        with writing("the run folder", path):
-            run = RunFolder(path, _acquire(path))
-        try:
+        with _locked(path) as run:
             require_plain(path, but=VIEWS)
             with writing("the run folder", path):
                 for folder in FOLDERS:
                     _make_folder(path / folder)
                 for name in FILES:  # what a kill left
                     temporary(path / name).unlink(missing_ok=True)
-        except RunError:
-            run.close()
-            raise
         return run
 
     @staticmethod
     def seen(path: Path) -> RunFolder:
-        """The folder of a run whose process, on another host, has its lock: for logs and samples of
-        Workers here.
-        """
+        """The folder of a run on another host, which has the lock: for logs and samples here."""
         return RunFolder(path, -1)
 
     @property
@@ -156,17 +141,14 @@ class RunFolder:
         return self.path / "logs" / f"{worker.replace('/', '_')}.log"
 
     def write_text(self, name: str, text: str) -> None:
-        """Store graph.json, plan.json or plan.txt whole: a reader sees the old text or the new one.
-        Raises StorageError.
-        """
+        """Replace one of the folder's records in one step. Raises StorageError."""
         if name not in FILES or name == LOCK:
-            raise ValueError(
-                f"{name!r} is not a file of a run folder; those are: {', '.join(FILES[:-1])}"
-            )
+            files = ", ".join(FILES[:-1])
+            raise ValueError(f"{name!r} is not a file of a run folder; those are: {files}")
         replace_text("a record of the run", self.path / name, text)
 
     def close(self) -> None:
-        """Let the lock go. The folder stays. A second call does nothing."""
+        """Release the lock. A second call does nothing."""
         if self._lock in _held:  # not in a forked child, whose copy is closed already
             _held.discard(self._lock)
             fcntl.flock(self._lock, fcntl.LOCK_UN)  # also for a child that is being forked just now
@@ -176,12 +158,7 @@ class RunFolder:
     def __enter__(self) -> RunFolder:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def _make_empty(self, overwrite: bool) -> None:
@@ -192,13 +169,23 @@ class RunFolder:
             _delete(self.path / name)
 
     def _make_record(self) -> None:
-        self.write_text(
-            "versions.json",
-            msgspec.json.format(msgspec.json.encode(_versions(), order="sorted")).decode(),
-        )
+        versions = msgspec.json.encode(_versions(), order="sorted")
+        self.write_text("versions.json", msgspec.json.format(versions).decode())
         self.write_text("command.txt", shlex.join([sys.executable, *sys.argv]) + "\n")
         for folder in FOLDERS:
             _make_folder(self.path / folder)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[RunFolder]:
+    """The folder with its lock, which is released again only where what follows fails."""
+    with writing("the run folder", path):
+        run = RunFolder(path, _acquire(path))
+    try:
+        yield run
+    except RunError:
+        run.close()
+        raise
 
 
 def _make_folder(path: Path) -> None:
@@ -215,21 +202,19 @@ def _checked_name(name: str) -> str:
             " Fix: a shorter one."
         )
     if not _NAME.fullmatch(name):
+        fix = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._") or "run"
         raise RunError(
             f"run name {name!r}: expected letters, digits, '.', '_' and '-', the first a letter or"
-            f" digit. Fix: {re.sub(r'[^A-Za-z0-9._-]+', '-', name).strip('-._') or 'run'!r}."
+            f" digit. Fix: {fix!r}."
         )
     return name
 
 
 def _refuse_contents(path: Path, overwrite: bool) -> list[str]:
-    """What a new run overwrites there: the names in the folder but the lock's. Raises RunError if
-    it may not.
-    """
+    """The names that a new run overwrites, all but the lock. Raises RunError if it may not."""
     if path.exists() and not path.is_dir():
-        raise RunError(
-            f"run folder {path}: expected a folder, found a file. Fix: choose another name."
-        )
+        fix = "choose another name"
+        raise RunError(f"run folder {path}: expected a folder, found a file. Fix: {fix}.")
     found = _names_in(path)
     if found and overwrite and path.is_symlink():
         raise RunError(
@@ -261,16 +246,14 @@ def _names_in(path: Path) -> list[str]:
 
 
 def _is_only_begun(path: Path, found: list[str]) -> bool:
-    """Whether a folder of its own holds nothing but records that were never whole."""
-    return not path.is_symlink() and all(
-        name in _BEGUN and not (path / name).is_dir() for name in found
-    )
+    """Whether the folder, not a link, holds only records that were never complete."""
+    if path.is_symlink():
+        return False
+    return all(name in _BEGUN and not (path / name).is_dir() for name in found)
 
 
 def _acquire(path: Path) -> int:
-    """The folder's lock, by flock: the kernel lets it go when this process dies, however that
-    happens.
-    """
+    """The folder's lock, by flock: the kernel releases it when this process dies."""
     lock = own(path / LOCK, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -287,9 +270,7 @@ def _acquire(path: Path) -> int:
 
 
 def _forget_locks() -> None:
-    """A forked child shares its parent's lock and would keep it after the parent's death; so it
-    closes its copy.
-    """
+    """A forked child closes its copy of the lock, which would outlive the parent."""
     for lock in _held:
         os.close(lock)
     _held.clear()
@@ -304,12 +285,8 @@ def _is_run(path: Path) -> bool:
 
 
 def _ours(name: str) -> bool:
-    return (
-        name in FILES
-        or name in FOLDERS
-        or name in VIEWS
-        or (name.startswith(".") and name.endswith(".tmp"))
-    )
+    temporary_file = name.startswith(".") and name.endswith(".tmp")
+    return temporary_file or name in (*FILES, *FOLDERS, *VIEWS)
 
 
 def _delete(path: Path) -> None:
@@ -324,36 +301,24 @@ def _some(names: list[str]) -> str:
 
 
 def _versions() -> Mapping[str, Any]:
-    """Python, platform, every installed distribution's version, and the git commit of the working
-    directory.
-    """
-    packages = {
-        d.metadata["Name"]: d.version for d in metadata.distributions() if d.metadata["Name"]
-    }
+    """Python, platform, versions of installed packages, and the working directory's git commit."""
+    found = metadata.distributions()
+    changed = bool(_git("status", "--porcelain", "-uno"))
     return {
         "format": FORMAT,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": packages,
-        "git": {
-            "commit": _git("rev-parse", "HEAD"),
-            "changed": bool(_git("status", "--porcelain", "-uno")),
-        },
+        "packages": {d.metadata["Name"]: d.version for d in found if d.metadata["Name"]},
+        "git": {"commit": _git("rev-parse", "HEAD"), "changed": changed},
     }
 
 
 def _git(*command: str) -> str | None:
-    """What git says of the working directory; None without git or outside of a repository."""
+    """git's answer for the working directory; None without git or outside a repository."""
     try:
-        # a repository's settings may name a program to run; whoever starts a run in a folder asked
-        # for none
-        done = subprocess.run(
-            ["git", "-c", "core.fsmonitor=", *command],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
+        # a repository's settings may name a program to run, which the user did not ask for
+        git = ["git", "-c", "core.fsmonitor=", *command]
+        done = subprocess.run(git, capture_output=True, text=True, timeout=10, check=False)
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

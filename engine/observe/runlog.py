@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class RunLog:
-    """What has been said in a run, whichever of its attempts it was."""
+    """Shows and logs what is said in a run, in all of its attempts."""
 
     def __init__(self, *, strict: bool = False) -> None:
         self._strict = strict
@@ -36,7 +36,7 @@ class RunLog:
                 _log.warning("version %d was not kept among the best: %s", version, error)
 
     def warn(self, warning: GraphWarning) -> None:
-        """Once. Raises RunError where the run is strict."""
+        """Show a warning once. Raises RunError where the run is strict."""
         if self._strict:
             raise RunError(str(warning))
         name = (warning.rule, warning.where, warning.origin)

@@ -1,7 +1,7 @@
 """Samples: what the model wrote, as Parquet files that any tool opens.
 
-Owns: the columns of a sample table and one file a recorded Step. Does not own: which
-rows a Step had (intake), nor whole recorded edges (record.py).
+Owns: the columns of a sample table, and one file for each recorded Step. Does not own: which rows a
+Step had (the intake).
 """
 
 from __future__ import annotations
@@ -41,13 +41,11 @@ _FIRST = ("step", "node", "position", "sample", "prompt", "completion", "reward"
 def sample_table(step: int, rows: Mapping[str, Batch]) -> pa.Table:
     """The sample table of a Step: the rows of each train node, one node after another.
 
-    A batch holds prompt and completion, and of the rest what there is. Columns: step, node (whose
-    training the row was in: reward and advantage are those of that node), position, sample, prompt,
-    completion, reward, reward/<function>..., advantage (mean over the row's trained tokens, those
-    with completion_mask 1; all tokens where there is no mask), finish, length (tokens of the
-    completion), version (the oldest among them), prompt_ids, completion_ids, completion_mask,
-    versions (of each token). What a row, or a node's rows, do not have is null. Raises DataError
-    where prompt or completion is missing.
+    Columns: step, node (that trained the row; reward and advantage are its own), position, sample,
+    prompt, completion, reward, reward/<function>..., advantage (mean over the row's trained tokens,
+    those with completion_mask 1; over all without a mask), finish, length (tokens of the
+    completion), version (its oldest), prompt_ids, completion_ids, completion_mask, versions (of
+    each token). What a row or a node lacks is null. Raises DataError without prompt or completion.
     """
     tables = [_complete(step, _table(step, node, of_node)) for node, of_node in rows.items()]
     if len({table.schema.field("prompt").type for table in tables}) > 1:
@@ -56,13 +54,10 @@ def sample_table(step: int, rows: Mapping[str, Batch]) -> pa.Table:
 
 
 def _with_text_prompts(table: pa.Table) -> pa.Table:
-    """Prompts that are messages as JSON: one column has one type, and another node's prompts are
-    text.
-    """
+    """Messages as JSON: a column has one type, and another node's prompts are text."""
     prompts = table.column("prompt").to_pylist()
-    text = [
-        p if p is None or isinstance(p, str) else json.dumps(p, ensure_ascii=False) for p in prompts
-    ]
+    plain = (str, type(None))
+    text = [p if isinstance(p, plain) else json.dumps(p, ensure_ascii=False) for p in prompts]
     return table.set_column(table.column_names.index("prompt"), "prompt", pa.array(text, pa.utf8()))
 
 
@@ -78,14 +73,12 @@ def _table(step: int, node: str, rows: Batch) -> pa.Table:
     }
     columns |= {name: rows.array(name) for name in rows.names if name.split("/")[0] == "reward"}
     if "advantage" in rows.names:
-        columns["advantage"] = pa.array(
-            _mean(rows.ragged("advantage"), _mask(rows)), pa.float32(), from_pandas=True
-        )
+        mean = _mean(rows.ragged("advantage"), _mask(rows))
+        columns["advantage"] = pa.array(mean, pa.float32(), from_pandas=True)
     if "version" in rows.names:
         columns |= {"version": _least(rows.ragged("version")), "versions": rows.array("version")}
-    columns |= {
-        name: rows.array(name) for name in ("finish", "prompt_ids", *_LENGTHS) if name in rows.names
-    }
+    further = ("finish", "prompt_ids", *_LENGTHS)
+    columns |= {name: rows.array(name) for name in further if name in rows.names}
     tokens = next((name for name in _LENGTHS if name in rows.names), None)
     if tokens is not None:
         columns["length"] = pa.array(rows.ragged(tokens).lengths, pa.int32())
@@ -93,7 +86,7 @@ def _table(step: int, node: str, rows: Batch) -> pa.Table:
 
 
 _LENGTHS = ("completion_ids", "completion_mask")
-"""Columns with one entry a token of the completion."""
+"""Columns with one entry for each token of the completion."""
 
 
 def _mask(rows: Batch) -> np.ndarray | None:
@@ -101,9 +94,7 @@ def _mask(rows: Batch) -> np.ndarray | None:
 
 
 def _mean(tokens: Ragged, mask: np.ndarray | None) -> np.ndarray:
-    """float64 [rows]: the mean over each row's tokens whose mask is not 0; nan where there are
-    none.
-    """
+    """float64 [rows]: the mean over each row's tokens with mask 1; nan where there are none."""
     weight = np.ones(len(tokens.values)) if mask is None else (mask != 0).astype(np.float64)
     row = tokens.segments()
     total = np.bincount(row, weights=tokens.values * weight, minlength=len(tokens))
@@ -115,9 +106,7 @@ def _least(tokens: Ragged) -> pa.Array:
     """int32 [rows]: the least value of each row; null where it has none."""
     least = np.zeros(len(tokens), dtype=np.int32)
     full = tokens.lengths > 0
-    if (
-        full.any()
-    ):  # reduceat over the starts of non-empty rows: empty ones between them add no values
+    if full.any():  # starts of non-empty rows: empty ones between them add no values
         least[full] = np.minimum.reduceat(tokens.values, tokens.offsets[:-1][full])
     return pa.array(least, mask=~full)
 
@@ -140,10 +129,10 @@ class SampleWriter:
         return step == 1 or step % self._every == 0
 
     def write(self, step: int, table: pa.Table) -> Path | None:
-        """The Step's file, made whole or not at all; None where the Step is not due.
+        """Write the Step's file, whole or not at all; None where the Step is not due.
 
-        What is absent of the columns that sample_table makes is null. Raises DataError where
-        another column is missing, StorageError where the disk is full or fails.
+        Absent optional columns become null. Raises DataError where another column is missing,
+        StorageError where the disk is full or fails.
         """
         if not self.due(step):
             return None
@@ -154,20 +143,20 @@ class SampleWriter:
         return path
 
     def flush(self) -> None:
-        """Nothing is under way: `write` returns when the file is there."""
+        """Does nothing: `write` returns when the file is there."""
 
     def truncate_after(self, step: int) -> None:
-        """Delete the files of later Steps: those that a run which resumes at `step` makes again."""
+        """Delete the files of later Steps, which a run that resumes at `step` makes again."""
         for number, path in _files(self._directory):
             if number > step:
                 path.unlink()
 
 
 class SamplesBehind:
-    """Writes sample files in a thread of its own, at most one at a time, while the next Step runs.
+    """Writes sample files in a thread of its own, one at a time, while the next Step runs.
 
-    A table must stay as it is until its file is written: its memory is not copied. What goes wrong
-    is raised by the next call.
+    A table must stay as it is until its file is written: it is not copied. An error is raised by
+    the next call.
     """
 
     def __init__(self, writer: SampleWriter) -> None:
@@ -177,12 +166,12 @@ class SamplesBehind:
         self._pending: Future[Path | None] | None = None
 
     def write(self, step: int, table: pa.Table) -> None:
-        """Begin to write the Step's file, once the one before it is written."""
+        """Begin to write the Step's file, after the one before."""
         self.flush()
         self._pending = self._thread.submit(self._write, step, table)
 
     def flush(self) -> None:
-        """Wait for the file under way: before a checkpoint says that its Step has been recorded."""
+        """Wait for the file under way: a checkpoint says that its Step is recorded."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
@@ -196,9 +185,7 @@ class SamplesBehind:
 
 
 def _complete(step: int, table: pa.Table) -> pa.Table:
-    """The table with its columns in one order, `step` and the optional ones added where they are
-    absent.
-    """
+    """The table with all columns in one order: `step` and absent optional ones are added."""
     missing = [name for name in _REQUIRED if name not in table.column_names]
     if missing:
         raise DataError(
@@ -215,16 +202,11 @@ def _complete(step: int, table: pa.Table) -> pa.Table:
 
 
 def read_samples(directory: Path) -> pa.Table:
-    """All recorded Steps as one table in their order; a column that some Steps lack is null there.
-
-    Raises DataError naming a file that is damaged, or where there are no samples.
-    """
+    """All recorded Steps as one table, in order; a column that a Step lacks is null there."""
     tables = [_read(path) for _, path in _files(directory)]
     if not tables:
-        raise DataError(
-            f"{directory}: expected files step_*.parquet, found none. Fix: name a run's samples"
-            " folder."
-        )
+        fix = "name a run's samples folder"
+        raise DataError(f"{directory}: expected files step_*.parquet, found none. Fix: {fix}.")
     return pa.concat_tables(tables, promote_options="default")
 
 
@@ -232,16 +214,14 @@ def _read(path: Path) -> pa.Table:
     try:
         return pq.ParquetFile(path).read()
     except (pa.ArrowException, OSError) as error:
+        found = f"a damaged one ({error})"
         raise DataError(
-            f"{path}: expected a Parquet file, found a damaged one ({error}). Fix: delete it."
+            f"{path}: expected a Parquet file, found {found}. Fix: delete it."
         ) from error
 
 
 def _files(directory: Path) -> list[tuple[int, Path]]:
     """(Step, file) in the order of the Steps."""
-    found = (
-        [(_FILE.fullmatch(path.name), path) for path in directory.iterdir()]
-        if directory.is_dir()
-        else []
-    )
+    paths = directory.iterdir() if directory.is_dir() else ()
+    found = [(_FILE.fullmatch(path.name), path) for path in paths]
     return sorted((int(match[1]), path) for match, path in found if match)

@@ -1,9 +1,9 @@
-"""Where the metrics of a run go: one three-method interface.
+"""Where the metrics of a run go.
 
-Owns: the metrics file, which is the truth, and the views of it (TensorBoard, Weights & Biases),
-without which a run goes on. Does not own: the numbers (metrics.py), the folder (runfolder.py).
+Owns: metrics.jsonl, which is the truth, and views of it (TensorBoard, Weights & Biases), without
+which a run goes on. Does not own: the numbers (metrics.py), the folder (runfolder.py).
 
-A view's library is imported when its sink is opened, never before, and none needs torch.
+A view's library is imported when its sink is opened, and none needs torch.
 """
 
 from __future__ import annotations
@@ -31,9 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
-    """What every sink has. `open` comes once and first; `close` may come twice, and also after a
-    failure.
-    """
+    """What every sink has. `open` comes first, once; `close` may come twice, or after a failure."""
 
     def open(self, run: RunFolder, config: Mapping[str, Any]) -> None:
         """Begin, or go on where an earlier run of this folder ended."""
@@ -47,11 +45,10 @@ class Sink(Protocol):
 
 
 class JsonLines:
-    """`metrics.jsonl`: one strict JSON object a Step, appended and flushed, so that a kill loses no
-    finished Step.
+    """`metrics.jsonl`: one strict JSON object a Step, flushed, so that a kill loses no finished
+    Step.
 
-    A torn last line (a kill while it was written, a full disk) is cut off when the file is opened.
-    The config is not kept here: the run folder has graph.json and plan.json.
+    A torn last line (a kill, a full disk) is cut off when the file is opened.
     """
 
     def __init__(self) -> None:
@@ -60,16 +57,14 @@ class JsonLines:
         self._noted: set[str] = set()
 
     def open(self, run: RunFolder, config: Mapping[str, Any]) -> None:
-        """Raises DataError where the file there holds a line that is no metrics row."""
+        """Raises DataError where a line of the file is no metrics row."""
         with writing("the metrics", run.metrics):
             temporary(run.metrics).unlink(missing_ok=True)  # what a kill left of `amend`
             self._file = open(run.metrics, "ab+", opener=own)  # noqa: SIM115 - closed by close()
             self._keep(lambda step: True)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Raises RunError where the Step, or a later one, is there already, StorageError where the
-        disk is full.
-        """
+        """Raises RunError where this or a later Step is there, StorageError for a full disk."""
         file = self._opened()
         if step <= self._last:
             raise RunError(
@@ -88,18 +83,15 @@ class JsonLines:
         return self._last
 
     def amend(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Add metrics to the line of the last Step; returns all of them. A kill, or a disk that is
-        full (StorageError), leaves the old line or the new one.
+        """Add metrics to the line of the last Step; returns all of them. A kill or a full disk
+        (StorageError) leaves the old line or the new one.
         """
         file = self._opened()
         file.seek(0)
         *before, line = file.readlines()
         merged = {**json.loads(line), **metrics}
-        numbers = {
-            name: math.nan if value is None else value
-            for name, value in merged.items()
-            if name != "step"
-        }
+        del merged["step"]
+        numbers = {name: math.nan if value is None else value for name, value in merged.items()}
         text, path = b"".join([*before, json_line(step, numbers, self._noted)]), Path(file.name)
         with replacing(f"the metrics of step {step}", path, len(text)) as whole:
             whole.write(text)
@@ -110,18 +102,18 @@ class JsonLines:
         return numbers
 
     def sync(self) -> None:
-        """Have what was written on the disk itself. Raises StorageError where that fails."""
+        """Sync to the disk. Raises StorageError where that fails."""
         file = self._opened()
         with writing(f"the metrics up to step {self._last}", Path(file.name)):
             os.fsync(file.fileno())
 
     def truncate_after(self, step: int) -> None:
-        """Drop the lines of later Steps: those that a run which resumes at `step` makes again."""
+        """Drop the lines of later Steps, which a run that resumes at `step` makes again."""
         with writing(f"the metrics up to step {step}", Path(self._opened().name)):
             self._keep(lambda found: found <= step)
 
     def close(self) -> None:
-        """Flush to the disk itself, and close."""
+        """Sync to the disk, and close."""
         if self._file is not None:
             file, self._file = self._file, None
             with writing("the metrics", Path(file.name)), file:
@@ -133,9 +125,7 @@ class JsonLines:
         return self._file
 
     def _keep(self, wanted: Callable[[int], bool]) -> None:
-        """Cut the file behind the last leading line whose Step is wanted. Steps ascend, so what is
-        cut is a tail.
-        """
+        """Keep the leading lines whose Steps are wanted; Steps ascend, so only a tail is cut."""
         file = self._opened()
         end, self._last = 0, -1
         file.seek(0)
@@ -148,9 +138,7 @@ class JsonLines:
 
 
 def recorded_steps(path: Path) -> list[int]:
-    """The Steps of which a metrics file has whole lines; none where there is no file. Raises
-    DataError as `open`.
-    """
+    """The Steps of a metrics file's whole lines; none without a file. Raises like `open`."""
     if not path.is_file():
         return []
     with open(path, "rb") as file:
@@ -186,9 +174,7 @@ def _step_of(line: bytes) -> int | None:
 
 
 class View:
-    """A sink beside metrics.jsonl, which has all that it shows: where it cannot be written, that is
-    said once, and it is left out from then on.
-    """
+    """A view of metrics.jsonl. If writing fails, that is said once, and the view is left out."""
 
     def __init__(self, name: str, sink: Sink) -> None:
         self._name, self._sink = name, sink
@@ -201,12 +187,12 @@ class View:
         self._tried(lambda: self._sink.open(run, config))
 
     def take(self, event: RunEvent) -> None:
-        """Each Step's metrics; none, where it has failed."""
+        """Write each Step's metrics, unless it has failed."""
         if isinstance(event, StepEnded):
             self._tried(lambda: self._sink.write(event.step, event.metrics))
 
     def close(self) -> None:
-        """Nothing, where it has failed."""
+        """Close the sink, unless it has failed."""
         self._tried(self._sink.close)
 
     def _tried(self, action: Callable[[], None]) -> None:
@@ -218,9 +204,8 @@ class View:
             self._give_up(error)
         except OSError as error:
             assert self._run is not None
-            self._give_up(
-                storage_error(f"the view {self._name}", self._run.path / self._name, error)
-            )
+            view = f"the view {self._name}"
+            self._give_up(storage_error(view, self._run.path / self._name, error))
 
     def _give_up(self, why: StorageError) -> None:
         self._over = True
@@ -231,8 +216,7 @@ class TensorBoard:
     """Scalars under `tensorboard/` in the run folder, written by tensorboard's own writer (no
     torch).
 
-    After a resume TensorBoard itself drops what an earlier process wrote for the Steps that come
-    again.
+    After a resume TensorBoard drops what was written before for Steps that come again.
     """
 
     def __init__(self) -> None:
@@ -248,24 +232,19 @@ class TensorBoard:
         writer = _needed("tensorboard.summary.writer.event_file_writer", "tensorboard")
         self._writer = writer.EventFileWriter(str(run.path / "tensorboard"), flush_secs=10)
         self._first = True
-        self._add(
-            0,
-            [self._text("config", json.dumps(dict(config), indent=2, sort_keys=True, default=str))],
-        )
+        shown = json.dumps(dict(config), indent=2, sort_keys=True, default=str)
+        self._add(0, [self._text("config", shown)])
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One event with all scalars of the Step; it reaches the disk within 10 s, or at close."""
+        """One event with all scalars of the Step; on disk within 10 s, or at close."""
         assert self._writer is not None, "the sink is not open"
         if self._first:  # a session start tells TensorBoard to forget this Step and all later ones
             log = self._event.SessionLog(status=self._event.SessionLog.START)
-            self._writer.add_event(
-                self._event.Event(wall_time=time.time(), step=step, session_log=log)
-            )
+            start = self._event.Event(wall_time=time.time(), step=step, session_log=log)
+            self._writer.add_event(start)
             self._first = False
-        value = self._summary.Summary.Value
-        self._add(
-            step, [value(tag=n, simple_value=metrics[n]) for n in sorted(metrics) if n != "step"]
-        )
+        value, names = self._summary.Summary.Value, sorted(metrics.keys() - {"step"})
+        self._add(step, [value(tag=name, simple_value=metrics[name]) for name in names])
 
     def close(self) -> None:
         if self._writer is not None:
@@ -273,10 +252,8 @@ class TensorBoard:
             writer.close()
 
     def _add(self, step: int, values: list[Any]) -> None:
-        event = self._event.Event(
-            wall_time=time.time(), step=step, summary=self._summary.Summary(value=values)
-        )
-        self._writer.add_event(event)
+        summary = self._summary.Summary(value=values)
+        self._writer.add_event(self._event.Event(wall_time=time.time(), step=step, summary=summary))
 
     def _text(self, tag: str, text: str) -> Any:
         """A value for TensorBoard's text view, shown as preformatted."""
@@ -292,11 +269,10 @@ class TensorBoard:
 
 
 class Wandb:
-    """Weights & Biases. A resumed folder goes on as the same wandb run, whose id is kept in
-    `wandb_id.txt`.
+    """Weights & Biases. A resumed run keeps its wandb run, whose id is in `wandb_id.txt`.
 
-    The x axis of every metric is the Step and not wandb's own counter, which cannot go back to a
-    checkpoint. `settings` are passed on to `wandb.init` (entity, mode, tags, ...).
+    The x axis is the Step, not wandb's own counter, which cannot go back to a checkpoint.
+    `settings` go to `wandb.init` (entity, mode, tags, ...).
     """
 
     def __init__(self, project: str = "dataflow-rl", **settings: Any) -> None:
@@ -333,13 +309,14 @@ class Wandb:
 
 
 def _needed(module: str, extra: str) -> ModuleType:
-    """An optional library's module; its absence is said with the way to install it."""
+    """Import an optional library; the error says how to install it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
             raise
-        raise RunError(
-            f"metrics sink {extra}: the package {extra} is not installed. Fix: pip install"
-            f' "dataflow-rl[{extra}]".'
-        ) from error
+        problem, fix = (
+            f"the package {extra} is not installed",
+            f'pip install "dataflow-rl[{extra}]"',
+        )
+        raise RunError(f"metrics sink {extra}: {problem}. Fix: {fix}.") from error

@@ -1,11 +1,11 @@
 """A timeline of the run as Chrome-trace JSON, the format that Perfetto and torch's profiler share.
 
-Owns: the file's form. Does not own: what is worth a span (loop, workers), nor clocks: every
-time is given by the caller, in seconds of one clock (`time.monotonic` is one for a whole host).
+Owns: the file's form. Does not own: what is worth a span (loop, Workers), nor clocks: callers give
+every time, in seconds of one clock (`time.monotonic` is one for a whole host).
 
-The file is a JSON array, one event a line, that grows by whole lines. The format lets the closing
-bracket be missing, so a file is good after a kill as well; `read_trace` reads both.
-Format: "Trace Event Format", Google, sections "JSON Array Format" and "Event Descriptions".
+The file is a JSON array, one event a line, that grows by whole lines. The format allows the closing
+bracket to be missing, so a file is good after a kill; `read_trace` reads both. Format: "Trace Event
+Format", Google, sections "JSON Array Format" and "Event Descriptions".
 """
 
 from __future__ import annotations
@@ -30,19 +30,17 @@ from engine.observe.ownfiles import own
 _log = logging.getLogger(__name__)
 
 _BUFFERED = 1024
-"""Events kept in memory before they are written; a kill loses at most so many, and those since
-`flush`.
-"""
+"""Events kept in memory before they are written; a kill loses these."""
 
 
 class Trace:
-    """Writes one trace file; may be used by several threads. Where it cannot be written any more,
-    that is said once and the run goes on without it: nothing depends on a trace.
+    """Writes one trace file; usable by several threads. If writing fails, that is said once and the
+    run goes on without a trace.
 
-    A track is named `process/thread` (`worker0/decode`), or `thread` alone for this process; it
-    becomes one row in the viewer. Spans of one track must nest or follow one another: what overlaps
-    (requests in flight) goes through `overlapping`, which the viewer puts on rows of its own.
-    Opening truncates: a resumed run takes another file.
+    A track is `process/thread` (`worker0/decode`), or `thread` alone for this process; it is one
+    row in the viewer. Spans of one track must nest or follow one another; those that overlap
+    (requests in flight) go through `overlapping`, which gets rows of its own. Opening truncates: a
+    resumed run takes another file.
     """
 
     def __init__(self, path: Path, *, process: str = "coordinator") -> None:
@@ -58,7 +56,7 @@ class Trace:
         self._empty = True
 
     def take(self, event: RunEvent) -> None:
-        """Of a run: what Workers did, checkpoints, deaths (see `engine.observe.events`)."""
+        """Of a run: spans of Workers, checkpoints, deaths (see `engine.observe.events`)."""
         match event:
             case WorkersMeasured():
                 for track, name, start, end in event.spans:
@@ -71,29 +69,25 @@ class Trace:
 
     def span(self, track: str, name: str, start: float, end: float, **args: Any) -> None:
         """Something that lasted from start to end, in seconds."""
-        self._events.append(("X", track, name, start, end, args))
-        if len(self._events) >= _BUFFERED:
-            self.flush()
+        self._add("X", track, name, start, end, args)
 
     def overlapping(self, track: str, name: str, start: float, end: float, **args: Any) -> None:
-        """A span that may overlap others of its track (an async span: a pair of events with an id
-        of its own).
-        """
+        """A span that may overlap others of its track: a pair of events with an id of its own."""
         number = next(self._ids)
-        self._events.append(("b", track, name, start, number, args))
-        self._events.append(("e", track, name, end, number, {}))
-        if len(self._events) >= _BUFFERED:
-            self.flush()
+        self._add("b", track, name, start, number, args)
+        self._add("e", track, name, end, number, {})
 
     def counter(self, track: str, name: str, at: float, value: float) -> None:
         """A number that holds from `at` seconds on: an outbox's depth, admitted prompts."""
-        self._events.append(("C", track, name, at, None, {"value": value}))
-        if len(self._events) >= _BUFFERED:
-            self.flush()
+        self._add("C", track, name, at, None, {"value": value})
 
     def instant(self, track: str, name: str, at: float, **args: Any) -> None:
         """A moment: a publish, a death."""
-        self._events.append(("i", track, name, at, None, args))
+        self._add("i", track, name, at, None, args)
+
+    def _add(self, *event: Any) -> None:
+        """Kind, track, name, time, a second time or an id, arguments."""
+        self._events.append(event)
         if len(self._events) >= _BUFFERED:
             self.flush()
 
@@ -133,19 +127,14 @@ class Trace:
             self._file = None
 
     def _encode(self, event: tuple[Any, ...]) -> list[bytes]:
-        """The event's line, after the lines that name its track if it is the first there."""
+        """The event's line, after the lines that name its track where it is new."""
         kind, track, name, at, extra, args = event
         where = self._tracks.get(track)
         names: list[bytes] = []
         if where is None:
             where, names = self._name(track)
-        line: dict[str, Any] = {
-            "ph": kind,
-            "name": name,
-            "ts": _us(at),
-            "pid": where[0],
-            "tid": where[1],
-        }
+        pid, tid = where
+        line: dict[str, Any] = {"ph": kind, "name": name, "ts": _us(at), "pid": pid, "tid": tid}
         if kind == "X":
             line["dur"] = _us(extra - at)
         elif extra is not None:
@@ -184,21 +173,20 @@ def _us(seconds: float) -> float:
 
 
 def read_trace(path: Path) -> list[dict[str, Any]]:
-    """All events of a trace file, also of one whose writer was killed. Raises DataError where it is
-    no trace.
-    """
+    """All events of a trace, even of a killed writer. Raises DataError where it is no trace."""
     text = path.read_text(encoding="utf-8").rstrip()
     body = text.removesuffix("\n]") if text.endswith("\n]") else _without_torn_line(text)
     try:
         return json.loads(body + "\n]") if text else []
     except json.JSONDecodeError as error:
+        found = f"{text[:40]!r} ({error})"
         raise DataError(
-            f"{path}: expected a trace, found {text[:40]!r} ({error}). Fix: record it again."
+            f"{path}: expected a trace, found {found}. Fix: record it again."
         ) from error
 
 
 def _without_torn_line(text: str) -> str:
-    """The text up to its last whole event: a kill, or a full disk, may leave a part of a line."""
+    """The text up to its last whole event: a kill or a full disk may leave part of a line."""
     head, newline, last = text.rstrip(",").rpartition("\n")
     try:
         json.loads(last)

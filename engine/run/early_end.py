@@ -1,4 +1,4 @@
-"""Why an attempt at a run ends before its last Step: somebody asked for it.
+"""Requests to end a run before its last Step.
 
 Owns: a signal and a user's condition as requests of the loop, each said once. Does not own: signals
 (signals.py), what ending means (the coordinator).
@@ -13,13 +13,11 @@ from engine.observe.events import EventHeard, RunEvent, StepEnded
 from engine.run.signals import StopSignals
 
 Until = Callable[[Mapping[str, float]], bool]
-"""Of a Step's metrics: whether the run is to end there."""
+"""Given a Step's metrics: whether the run ends there."""
 
 
 class EarlyEnd:
-    """The `stop` of a Loop. heard: the last request that the coordinator heard, of a host that
-    others lend, too.
-    """
+    """The `stop` of a Loop. heard: the last request that the coordinator heard, from anywhere."""
 
     def __init__(self, signals: StopSignals, until: Until | None = None) -> None:
         self.heard: StopRequested | None = None
@@ -39,7 +37,7 @@ class EarlyEnd:
                     self._waiting = StopRequested(reason=reason, at_once=True)
 
     def __call__(self) -> StopRequested | None:
-        """What is asked for and was not said yet."""
+        """A request that was not said yet."""
         if self._waiting is not None:
             asked, self._waiting = self._waiting, None
             return asked

@@ -29,52 +29,48 @@ from engine.run.workers import Ask, KeepRows, Restore, Save, SaveWeights, Worker
 
 
 class RunStore(Protocol):
-    """Where a run's state goes, and comes back from. Each raises WorkerGone where a Worker is lost
-    meanwhile; what was there before stays.
+    """Where a run's state is kept. Each method raises WorkerGone where a Worker is lost meanwhile;
+    what was there before stays.
     """
 
     def restore(self, workers: Workers) -> Restored | None:
-        """Read the checkpoint that the run goes on from into the opened Workers; None: there is
-        none.
-        """
+        """Read the run's checkpoint into the opened Workers; None: there is none."""
         ...
 
     def write(self, workers: Workers, message: Checkpoint) -> bool:
-        """Have a checkpoint written. True."""
+        """Write a checkpoint. Returns True."""
         ...
 
     def keep_best(self, workers: Workers, event: Evaluated) -> bool:
-        """Have the weights that were evaluated kept where they are among the best; whether they
-        were.
-        """
+        """Keep the evaluated weights if they are among the best; whether they were."""
         ...
 
     def prune(self) -> None:
-        """The run is over: nothing but the best versions is kept of them."""
+        """The run is over: of all versions kept, only the best stay."""
         ...
 
 
 class NoStore:
-    """Of a run that leaves nothing behind."""
+    """The store of a run that leaves nothing behind."""
 
     def restore(self, workers: Workers) -> None:
-        """It begins."""
+        """There is no checkpoint."""
 
     def write(self, workers: Workers, message: Checkpoint) -> bool:
         """As if it were written."""
         return True
 
     def keep_best(self, workers: Workers, event: Evaluated) -> bool:
-        """None is kept."""
+        """Nothing is kept."""
         return False
 
     def prune(self) -> None:
-        """There is nothing."""
+        """Nothing to delete."""
 
 
 class DiskStore:
-    """A run folder. latest: the checkpoint that the run goes on from. record: of what the run is
-    made, for its checkpoints.
+    """The store in a run folder. latest: the checkpoint to resume from. record: what the run is
+    made of, for its checkpoints.
 
     Raises StorageError where the disk is full or fails, CheckpointError for a checkpoint of another
     seed.
@@ -95,7 +91,7 @@ class DiskStore:
         self._record = record
 
     def restore(self, workers: Workers) -> Restored | None:
-        """Later checkpoints are forgotten."""
+        """Also deletes later checkpoints."""
         latest, plan = self._latest, self._plan
         if latest is None:
             return None
@@ -111,7 +107,7 @@ class DiskStore:
         return Restored(step=cut.step, sources=cut.sources, rows=rows, evaluated=cut.evaluated)
 
     def write(self, workers: Workers, message: Checkpoint) -> bool:
-        """The best versions are then what the checkpoint goes with."""
+        """Also deletes versions that are no longer among the best."""
         cut = Cut(
             step=message.step,
             seed=self._plan.seed,
@@ -133,16 +129,15 @@ class DiskStore:
         return True
 
     def keep_best(self, workers: Workers, event: Evaluated) -> bool:
-        """Those that some evaluate node keeps."""
+        """Keeps them only for an evaluate node with keep_best."""
         writer = evaluated_writer(self._plan, event)
         if not writer or event.score is None:
             return False
-        return self._best.offer(
-            event.node,
-            event.version,
-            event.score,
-            lambda directory: save_weights(self._plan, workers, directory, writer),
-        )
+
+        def fill(directory: Path) -> None:
+            save_weights(self._plan, workers, directory, writer)
+
+        return self._best.offer(event.node, event.version, event.score, fill)
 
     def prune(self) -> None:
         self._best.prune()
@@ -151,7 +146,7 @@ class DiskStore:
 def save_state(
     plan: Plan, workers: Workers, directory: Path, message: Checkpoint
 ) -> dict[str, Any]:
-    """Every Worker with state writes it, the recorder the rows; the answers, by Worker."""
+    """Every Worker with state writes it, the recorder the rows; returns the answers by Worker."""
     writers = _writers(plan)
     asked: dict[str, Ask] = {w: Save(directory=directory, nodes=n) for w, n in writers.items()}
     nodes = writers.get(plan.recorder, {})
@@ -166,15 +161,13 @@ def restore_state(plan: Plan, workers: Workers, directory: Path, step: int) -> N
 
 
 def restore_rows(plan: Plan, workers: Workers, files: Iterable[Path]) -> dict[str, dict[str, Ref]]:
-    """The rows of these files, back in the outbox of a Worker of their node: by source and node."""
+    """The rows of these files, put into an outbox of their node: by source and node."""
     rows: dict[str, dict[str, Ref]] = {}
     for file in files:
         node = next((n for n in plan.nodes if n.name == file.stem), None)
         if node is None:
-            raise CheckpointError(
-                f"{file}: expected rows of a node, found none of that name. Fix: an earlier"
-                " checkpoint."
-            )
+            problem = "expected rows of a node, found none of that name"
+            raise CheckpointError(f"{file}: {problem}. Fix: an earlier checkpoint.")
         worker = node.workers[0]
         answers = workers.ask({worker: KeepRows(file=file)})
         rows.setdefault(node.source, {})[node.name] = answers[worker]
@@ -188,15 +181,13 @@ def save_weights(plan: Plan, workers: Workers, directory: Path, writer: str) -> 
 
 
 def evaluated_writer(plan: Plan, event: Evaluated) -> str:
-    """The train node that has the weights that were evaluated; empty where none has."""
+    """The train node of the evaluated weights; empty where none trains them."""
     evaluated = {use.model for use in plan.node(event.node).models}
     return next((m.writer for m in plan.models if m.name in evaluated and m.writer), "")
 
 
 def _must_wait(file: Path, cut: Cut, source: str) -> None:
-    """Raises CheckpointError where a file has rows that do not wait to be trained, as the cut
-    knows.
-    """
+    """Raises CheckpointError where a file has rows that, by the cut, do not wait to be trained."""
     known = cut.sources.get(source)
     finished = {key[0] for key in known.finished} if known else set()
     stray = sorted(positions_of(file) - finished)
@@ -208,9 +199,7 @@ def _must_wait(file: Path, cut: Cut, source: str) -> None:
 
 
 def _writers(plan: Plan) -> dict[str, dict[str, str]]:
-    """Worker -> node -> its path in a checkpoint: train nodes on all their ranks, followers by one
-    reader each.
-    """
+    """Worker -> node -> path in a checkpoint: train nodes on all ranks, followers by one reader."""
     found = _trains(plan)
     for model in _followers(plan):
         first = plan.node(model.readers[0])
@@ -219,7 +208,7 @@ def _writers(plan: Plan) -> dict[str, dict[str, str]]:
 
 
 def _readers(plan: Plan) -> Mapping[str, dict[str, str]]:
-    """Likewise for reading back: a follower goes into every module that some Worker has of it."""
+    """The same for reading: a follower goes into every module of it in every Worker."""
     found = _trains(plan)
     for model in _followers(plan):
         done: set[tuple[str, str]] = set()

@@ -1,7 +1,7 @@
-"""What both ends of each weight edge said of the probe's rows, compared as soon as both have.
+"""Compares what both ends of each weight edge computed for the probe's rows.
 
 Owns: which numbers belong together. Does not own: the rows, the tolerances and the comparison
-(engine/weights/probe.py), nor when a Worker says its numbers (delivery.py).
+(engine/weights/probe.py), nor when a Worker reports its numbers (engine/worker/delivery.py).
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from engine.observe.events import EventHeard, RunEvent
 from engine.weights.probe import Ends, compare, probe_rows, tolerance_of
 
 KEPT = 64
-"""Versions of which a writer's numbers are remembered: a reader that begins anew may take an old
-one again.
-"""
+"""Versions of a writer whose numbers are kept: a restarted reader may load an old one again."""
 
 
 class Probes:
@@ -27,7 +25,7 @@ class Probes:
         self._seed = seed
         self._writers: deque[Probed] = deque(maxlen=KEPT)
         self._early: deque[Probed] = deque(maxlen=KEPT)
-        """Of readers that were faster than their writer."""
+        """Numbers of readers that reported before their writer."""
 
     def take(self, event: RunEvent) -> None:
         """See `engine.observe.events`."""
@@ -35,9 +33,7 @@ class Probes:
             self.hear(event.event)
 
     def hear(self, said: Probed) -> None:
-        """Compare with the other end, where that has spoken. Raises RunError where they do not mean
-        the same.
-        """
+        """Compare with the other end, once that has reported. Raises RunError where they differ."""
         if said.reads:
             writer = next((w for w in self._writers if _same(w, said)), None)
             if writer is None:
@@ -52,9 +48,8 @@ class Probes:
 
     def _compare(self, writer: Probed, reader: Probed) -> None:
         rows = probe_rows(self._seed, reader.vocabulary)
-        ends = Ends(
-            model=writer.model, writer=writer.node, reader=reader.node, version=writer.version
-        )
+        model, version = writer.model, writer.version
+        ends = Ends(model=model, writer=writer.node, reader=reader.node, version=version)
         compare(_numbers(writer), _numbers(reader), rows, tolerance_of(writer.dtypes), ends)
 
 

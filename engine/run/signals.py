@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP: a run that is asked to stop from outside.
+"""Ctrl-C, SIGTERM and SIGHUP: requests from outside to stop a run.
 
     signal                    does
     the first                 the Step under way ends, a checkpoint is written; exit 130, 143 or 129
@@ -8,8 +8,8 @@
 Owns: the handlers, the time that stopping may take, how the process of a command ends. Does not
 own: what ends a Step (the coordinator), processes that only serve a run (dataflow/signals.py).
 
-Some send one request several times: `timeout` to a process and to its group, `uv run` on top of the
-terminal, a shell on top of the kernel. What comes within 0.1 s of the first is the same request.
+One request may arrive several times: from `timeout` to a process and to its group, from `uv run` or
+a shell besides the terminal. Signals within 0.1 s of the first are the same request.
 """
 
 from __future__ import annotations
@@ -33,12 +33,10 @@ SAME = 0.1
 """Seconds within which a further signal is the same request."""
 
 _OVER = 0
-"""In the place of a signal: the run is over."""
+"""In place of a signal's number: the run is over."""
 
 _command = False
-"""Whether this process is a command's own, which may be ended; else a notebook's or a script's,
-which may go on.
-"""
+"""Whether this process is a command, which may be ended; else it is a notebook's or a script's."""
 
 
 class Signalled(KeyboardInterrupt):
@@ -50,15 +48,15 @@ class Signalled(KeyboardInterrupt):
 
 
 class StopSignals:
-    """`requested` after the first signal. A context manager; outside of the main thread it never
-    hears of any.
+    """`requested` is True after the first signal. A context manager; outside the main thread it
+    hears no signals.
 
-    grace: seconds after the first, after which the run ends without a checkpoint. kept: says which
-    checkpoint there is. asked: called at the first, in a thread of its own. doing: what is done
-    then, in words.
+    grace: seconds after the first signal, after which the run ends without a checkpoint. kept: says
+    which checkpoint there is. asked: called at the first, in a thread of its own. doing: what is
+    then done, in words.
 
-    A thread hears of signals, by the descriptor that Python's own handler writes to: what runs may
-    be in a kernel for long, and Python's handlers wait for it.
+    A thread reads signals from the descriptor that Python's C handler writes to, since Python's own
+    handlers wait while the main thread is in a kernel.
     """
 
     def __init__(
@@ -90,7 +88,7 @@ class StopSignals:
 
     @property
     def reason(self) -> str:
-        """Why it ends, for its last line."""
+        """Why the run ends, for its last line."""
         return f"stopped by {name(self.number)}" if self.number else ""
 
     @property
@@ -127,21 +125,19 @@ class StopSignals:
         self._told.close()
 
     def let_go(self) -> None:
-        """Signals do what they did before."""
+        """Restore the handlers that were there before."""
         for number, handler in self._previous.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         with suppress(ValueError, OSError):  # whoever had it before may have closed it
             signal.set_wakeup_fd(self._previous_fd)
 
     def interrupt(self, why: str) -> None:
-        """From any thread: KeyboardInterrupt in the thread that runs, also where it waits for a
-        lock.
-        """
+        """From any thread: raise KeyboardInterrupt in the running one, even in a lock's wait."""
         self._raises = why
         signal.pthread_kill(self._runs, signal.SIGINT)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """In the thread that runs; all else is done by the one that watches."""
+        """In the running thread; the watching thread does all else."""
         del frame
         if self._raises:
             raise Signalled(self.number or number, self._raises)
@@ -170,9 +166,7 @@ class StopSignals:
             self._end(second, f"ended at once by {name(second)}; {self._kept()}")
 
     def _until(self, end: float | None) -> int | None:
-        """The next stop signal, _OVER where the run is over; None where neither comes before this
-        time.
-        """
+        """The next stop signal; _OVER where the run is over; None after this time."""
         assert self._heard is not None
         poller = select.poll()
         poller.register(self._heard, select.POLLIN)
@@ -193,13 +187,11 @@ class StopSignals:
 
 
 _handling: list[StopSignals] = []
-"""Those that handle signals now."""
+"""The instances that handle signals now."""
 
 
 def _forget_in_child() -> None:
-    """A forked child is none of the run's: a signal to it asks the run nothing, and ends it as it
-    would any process.
-    """
+    """A forked child is not part of the run: a signal ends it as it would any process."""
     for each in _handling:
         each.let_go()
     _handling.clear()
@@ -210,9 +202,7 @@ in_forked_child(_forget_in_child)
 
 @contextmanager
 def ending_command() -> Iterator[None]:
-    """Within it this process is a command's: a stop signal that no run handles ends it at once,
-    with one line.
-    """
+    """This process is a command: a stop signal that no run handles ends it, with one line."""
     global _command
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -230,8 +220,8 @@ def ending_command() -> Iterator[None]:
 
 
 def end_command(number: int, why: str) -> NoReturn:
-    """End this process now, as its shell expects of one that a signal ended. No clean-up is run,
-    which may be what hangs: processes below it are ended by the kernel, and files are whole or
+    """End this process now, with the exit code that a shell expects after a signal. No clean-up is
+    run, since that may be what hangs: the kernel ends child processes, and files are whole or
     temporary at any moment.
     """
     with suppress(OSError):
@@ -240,12 +230,12 @@ def end_command(number: int, why: str) -> NoReturn:
 
 
 def code(number: int) -> int:
-    """The exit code of what this signal ended."""
+    """The exit code of a process that this signal ended."""
     return 128 + number
 
 
 def name(number: int) -> str:
-    """As a user knows it."""
+    """The name that users know."""
     return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 
 
@@ -261,7 +251,7 @@ def _is_terminal(fd: int) -> bool:
 
 
 def _leave_terminals(terminals: list[int]) -> None:
-    """A terminal that is gone refuses every write: what it was to show is shown to nobody."""
+    """Send what was for a terminal that is gone, and so refuses writes, to nowhere."""
     for fd in [fd for fd in terminals if not _is_terminal(fd)]:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, fd)

@@ -1,8 +1,8 @@
-"""What the loop asks of the Workers of a run, wherever they are.
+"""What the loop asks of the Workers of a run.
 
-Owns: the contract, and the requests that are the loop's own and no decision of the
-coordinator (files). Does not own: an implementation: engine/launch/inproc.py (one Worker in
-this process) and engine/launch/supervisor.py (a Supervisor with processes on this host).
+Owns: the contract, and the loop's own requests about files. Does not own: an implementation:
+engine/launch/inproc.py (one Worker in this process), supervisor.py (processes of this host) and
+hosts.py (several hosts).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from engine.observe.reports import Doing, Report, SpanOf
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Save:
-    """Write the state of these nodes (train nodes: model, optimizer; readers: the follower that
-    they have) into `directory`/<its path>; flush samples. `rows`: finished untrained rows to write
-    under `directory`/rows, by node.
+    """Write the state of these nodes (train nodes: model and optimizer; readers: their follower)
+    into `directory`/<the node's path>; flush samples. rows: finished untrained rows to write under
+    `directory`/rows, by node.
     """
 
     directory: Path
@@ -33,7 +33,7 @@ class Save:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restore:
-    """Read back what Save wrote after this Step."""
+    """Read what Save wrote after this Step."""
 
     directory: Path
     step: int
@@ -42,9 +42,7 @@ class Restore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepRows:
-    """Put rows from a file into the outbox, as if the kernel of the node whose name the file has
-    had made them; answers with their Ref.
-    """
+    """Put a file's rows into the outbox of the node that it is named for; answers their Ref."""
 
     file: Path
 
@@ -72,11 +70,11 @@ class Workers(Protocol):
     """The Workers of a run. All methods are called from the loop's thread."""
 
     def open(self) -> Iterator[Event | From]:
-        """Start every Worker and open its kernels; yields what they tell, SourceOpened and
-        WorkerOpened among it.
+        """Start every Worker and open its kernels; yields SourceOpened, WorkerOpened and what else
+        they tell.
 
-        Raises what a kernel refuses its node with, WorkerGone where a Worker dies meanwhile;
-        nothing is left running.
+        Raises the error by which a kernel refuses its node; WorkerGone where a Worker dies
+        meanwhile. Then nothing is left running.
         """
         ...
 
@@ -85,8 +83,8 @@ class Workers(Protocol):
         ...
 
     def next(self, timeout: float | None = None) -> Event | From | None:
-        """The next event, in the order of each Worker. None: none came within so many seconds
-        (None: however long it takes); or, where `busy` is false, none will come.
+        """The next event, in order for each Worker. None: none came within so many seconds (None:
+        no limit), or `busy` is false and none will come.
 
         Raises the first cause where a kernel raised: the same type of error, with node, row and
         traceback in its text.
@@ -95,25 +93,23 @@ class Workers(Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether some Worker has an instruction that it has not ended, or is being started."""
+        """Whether some Worker has an unfinished instruction, or is being started."""
         ...
 
     def ask(self, requests: Mapping[str, Ask]) -> dict[str, Any]:
-        """Let these Workers do something with files, all at the same time (ranks of one node save
-        in lock-step), each after the weights and whatever else but chunks it was told before; wait
-        for every answer, by Worker. Events that come meanwhile are kept for `next`. Raises as
-        `next` does; WorkerGone where one is lost meanwhile.
+        """Let these Workers do something with files, all at once (ranks of one node save in lock-
+        step), each after what it was told before except chunks; returns every answer by Worker.
+        Events that come meanwhile are kept for `next`. Raises as `next` does; WorkerGone where one
+        is lost meanwhile.
         """
         ...
 
     def forget(self) -> None:
-        """Instructions that no Worker has begun yet are wanted no longer, but for Release."""
+        """Drop instructions that no Worker has begun, except Release."""
         ...
 
     def respawn(self, workers: Sequence[str]) -> None:
-        """Kill what is left of these and start them anew with the next epoch; they are told of as
-        WorkerOpened.
-        """
+        """Kill what is left of these and restart them, with the next epoch and WorkerOpened."""
         ...
 
     def reports(self) -> list[Report]:
@@ -121,7 +117,7 @@ class Workers(Protocol):
         ...
 
     def spans(self) -> list[SpanOf]:
-        """What was done since the last call."""
+        """Spans of all Workers since the last call."""
         ...
 
     def doing(self) -> list[Doing]:
@@ -129,13 +125,11 @@ class Workers(Protocol):
         ...
 
     def stacks(self) -> list[str]:
-        """Where the Workers of this host that are doing something stand, each in a process of its
-        own; takes up to a second, and is for what hangs. Callable from any thread.
+        """Stacks of this host's busy Workers, each in a process of its own; takes up to a second,
+        for what hangs. Callable from any thread.
         """
         ...
 
     def close(self) -> None:
-        """End every Worker, whatever it is doing; afterwards no process, file descriptor or memory
-        of them is left.
-        """
+        """End every Worker, whatever it does: no process, descriptor or memory of it is left."""
         ...

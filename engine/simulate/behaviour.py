@@ -21,10 +21,10 @@ from dataflow.randomness import row_seeds, uniform
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcomes:
-    """What comes of a row, keyed by (seed, node, row key).
+    """What happens to a row, keyed by (seed, node, row key).
 
-    keep: for each select, the share that it keeps; groups: the selects that keep or remove whole
-    groups. fail: for each node, the share of its output rows that fail for good.
+    keep: the share that each select keeps; groups: the selects that keep or remove whole groups;
+    fail: the share of a node's output rows that fail for good.
     """
 
     seed: int = 0
@@ -33,13 +33,10 @@ class Outcomes:
     fail: Mapping[str, float] = field(default_factory=dict)
 
     def kept(self, node: str, keys: Keys) -> np.ndarray:
-        """Boolean [rows]: what a select keeps."""
-        by = (
-            Keys(keys.position, np.zeros_like(keys.sample), keys.attempt)
-            if node in self.groups
-            else keys
-        )
-        return self._draw(f"{node}/keep", by) < self.keep.get(node, 1.0)
+        """Boolean [rows]: the rows that a select keeps."""
+        if node in self.groups:  # one draw for a whole group
+            keys = Keys(keys.position, np.zeros_like(keys.sample), keys.attempt)
+        return self._draw(f"{node}/keep", keys) < self.keep.get(node, 1.0)
 
     def failed(self, node: str, keys: Keys) -> np.ndarray:
         """Boolean [rows]: rows that fail for good."""
@@ -53,11 +50,10 @@ class Outcomes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Durations:
-    """How long things take, in seconds. Nodes that are not named in `row` take 1 second a row.
+    """How long things take, in seconds. Nodes without an entry in `row` take 1 second a row.
 
     tail: sigma of the log-normal factor of each row. slow, slower: the share of rows that take that
-    many times as long. loads: whether a reader takes new weights between chunks (drain) or at once
-    (interrupt).
+    many times as long. loads: a reader takes new weights between chunks (drain) or at once.
     """
 
     seed: int = 0
@@ -69,11 +65,11 @@ class Durations:
     load: float = 0.3
     store: float = 1.0
     slots: int = 4
-    """Rows that a decode node works on at once; all others work on one."""
+    """Rows that a decode node works on at once; other nodes work on one."""
     loads: Literal["drain", "interrupt"] = "drain"
 
     def generator(self) -> random.Random:
-        """The one generator of a run's times."""
+        """The generator that all times of a run are drawn from."""
         return random.Random(self.seed)
 
     def of_row(self, node: str, generator: random.Random) -> float:

@@ -1,7 +1,7 @@
 """How a simulated Worker runs a chunk: which rows come when, with which version.
 
-Owns: the batches in which rows come, those that are not made, and the versions that were loaded.
-Does not own: when a chunk begins (simulated_worker.py), how long a row takes and what comes of it
+Owns: the batches in which rows come, rows that fail or are not kept, the versions that were loaded.
+Does not own: when a chunk begins (simulated_worker.py), how long a row takes or whether it fails
 (behaviour.py).
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChunkRows:
-    """The rows that a chunk is to make. starts: seconds; wanted, failed: boolean [rows]."""
+    """The rows that a chunk makes. starts: seconds; wanted, failed: boolean [rows]."""
 
     chunk: RunChunk
     keys: Keys
@@ -41,22 +41,20 @@ class ChunkRows:
 
 
 class ChunkRuns:
-    """Those of one Worker."""
+    """The chunks of one Worker."""
 
     def __init__(self, worker: SimulatedWorker, world: SimulatedWorkers) -> None:
         self._worker = worker
         self._world = world
         self._loads: dict[str, list[tuple[float, int]]] = {}
-        """Node -> (time, version) of everything published that was loaded."""
+        """Node -> (time, version) of each version that it loaded."""
 
     def loaded(self, node: str, version: int) -> None:
-        """A reader has a version from now on."""
+        """A reader has this version from now on."""
         self._loads.setdefault(node, []).append((self._world.clock.now, version))
 
     def run(self, chunk: RunChunk, end: Callable[[], None]) -> None:
-        """Produce the rows of a chunk in batches as they get ready, some of them failing; then end
-        it.
-        """
+        """Produce a chunk's rows in batches as they finish, some failing; then call `end`."""
         world, node = self._world, self._world.nodes[chunk.node]
         begun, keys = world.clock.now, chunk.keys
         if node.relation == "expand":
@@ -73,34 +71,28 @@ class ChunkRuns:
         self._worker.after(max(ends.tolist(), default=0.0), end)
 
     def note_read(self, chunk: RunChunk, begun: float) -> None:
-        """Which versions a chunk that ends now has seen."""
+        """Note which versions a chunk that ends now has read."""
         node = self._world.nodes[chunk.node]
         first = self._version(chunk.node, begun)
         last = self._version(chunk.node, self._world.clock.now)
         if first != NO_VERSION:
-            read = ModelRead(
-                node=node.name, region=node.region, step=chunk.step, first=first, last=last
-            )
+            name, region, step = node.name, node.region, chunk.step
+            read = ModelRead(node=name, region=region, step=step, first=first, last=last)
             self._world.history.reads.append(read)
 
     def _yield(self, rows: ChunkRows, batch: np.ndarray) -> None:
         chunk, worker = rows.chunk, self._worker
         good = batch[rows.wanted[batch]]
         versions = [self._version(chunk.node, float(rows.starts[r])) for r in good]
-        ref = self._world.outbox.keep(
-            worker.name,
-            chunk.node,
-            rows.keys.take(good),
-            self._ages(chunk.node, np.array(versions, np.int32)),
-        )
+        made, aged = rows.keys.take(good), self._ages(chunk.node, np.array(versions, np.int32))
+        ref = self._world.outbox.keep(worker.name, chunk.node, made, aged)
         worker.say(Produced(id=chunk.id, node=chunk.node, ref=ref))
+        why = "the outcome says so"
         for key in rows.keys.take(batch[rows.failed[batch]]).rows():
-            worker.say(
-                Tombstoned(id=chunk.id, node=chunk.node, key=key, error="the outcome says so")
-            )
+            worker.say(Tombstoned(id=chunk.id, node=chunk.node, key=key, error=why))
 
     def _times_of(self, node: PlannedNode, rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """Seconds after its start at which each row of a chunk begins and ends, by the slots."""
+        """Seconds from the chunk's start to each row's start and end, in the free slots."""
         durations, times = self._world.durations, self._world.times
         free = [0.0] * (durations.slots if node.traits.generates else 1)
         starts, ends = np.zeros(rows), np.zeros(rows)
@@ -111,9 +103,7 @@ class ChunkRuns:
         return starts, ends
 
     def _batches(self, ends: np.ndarray) -> Iterator[np.ndarray]:
-        """The rows in the order in which they end, cut at random; now and then an empty batch comes
-        first.
-        """
+        """The rows in the order in which they end, cut at random; at times after an empty batch."""
         draw, order = self._world.times, np.argsort(ends, kind="stable")
         parts = draw.choice((1, 1, 2, len(order)))
         cuts = {draw.randint(0, len(order)) for _ in range(parts - 1)} | {0, len(order)}
@@ -124,29 +114,22 @@ class ChunkRuns:
             yield rows[draw.sample(range(len(rows)), len(rows))]
 
     def _version(self, node: str, start: float) -> int:
-        """The version that a row which began then is made with; NO_VERSION without a published
-        Model.
-        """
+        """The version that a row begun at `start` is made with, or NO_VERSION."""
         loads = self._loads.get(node, ())
         return max((version for when, version in loads if when <= start), default=NO_VERSION)
 
     def _ages(self, node: str, versions: np.ndarray) -> np.ndarray:
-        """What the rows count as. A decode node records version 0 until its Model's first other
-        one.
-        """
+        """The rows' ages. A decode node's first version counts as 0."""
         recorded = np.maximum(versions, 0) if self._world.nodes[node].traits.generates else versions
         return ages(self._world.plan, node, recorded)
 
 
 def _without_any(node: PlannedNode, chunk: RunChunk) -> np.ndarray:
-    """Boolean [rows], or False: the rows of which no descendant is left, where they are made of
-    these.
-    """
+    """Boolean [rows] (or one False): rows of a reduction that have no descendants left."""
     for i in node.inputs:
         if i.fan_in:
             owners = chunk.inputs[i.name][0].keys
             assert owners is not None
-            return ~np.isin(
-                codes(chunk.keys.position, chunk.keys.sample), codes(owners.position, owners.sample)
-            )
+            wanted = codes(chunk.keys.position, chunk.keys.sample)
+            return ~np.isin(wanted, codes(owners.position, owners.sample))
     return np.zeros(1, dtype=bool)

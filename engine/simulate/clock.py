@@ -1,7 +1,7 @@
-"""A virtual clock: what happens later, in the order of its time.
+"""A virtual clock: actions in the order of their times.
 
-Owns: simulated time. Does not own: anything that happens in it. Things of one time happen in
-the order in which they were set, so that a run repeats exactly.
+Owns: simulated time. Actions of one time happen in the order in which they were scheduled, so that
+a run repeats exactly.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ class VirtualClock:
         self._set = 0
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
-        """Let something happen so many seconds from now. Raises ValueError for a time that has
-        passed.
-        """
+        """Schedule an action so many seconds from now. Raises ValueError for a negative delay."""
         if seconds < 0:
             raise ValueError(f"expected a time from now on, found {seconds} seconds")
         heapq.heappush(self._actions, (self.now + seconds, self._set, action))
@@ -29,11 +27,11 @@ class VirtualClock:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing will ever happen."""
+        """Whether nothing is scheduled."""
         return not self._actions
 
     def step(self) -> bool:
-        """Let the next thing happen; False where nothing is left."""
+        """Run the next action; False where none is left."""
         if not self._actions:
             return False
         self.now, _, action = heapq.heappop(self._actions)

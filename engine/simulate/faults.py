@@ -1,9 +1,8 @@
 """What goes wrong in a simulated run.
 
-Owns: drawing who dies or stops, when, and what becomes of messages on their way. Does not own:
-what follows from it (workers.py, simulated_worker.py).
-
-Everything is drawn from a generator of its own, so that a run with faults repeats exactly.
+Owns: drawing which Worker dies or stops, when, and how messages are delayed or doubled. Does not
+own: what follows from it (workers.py, simulated_worker.py). All draws come from one generator of
+its own, so that a run with faults repeats exactly.
 """
 
 from __future__ import annotations
@@ -15,15 +14,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultModel:
-    """Times are in simulated seconds.
+    """How often things go wrong. Times are in simulated seconds.
 
-    deaths: how many at most. rate: the chance of one for each event that the coordinator hears.
+    deaths: how many at most. rate: the chance of one at each event that the coordinator hears.
     stateful: the chance that a Worker with state may be hit as well. stops: the share that stops
-    first, and is killed when it has not answered for `patience`, if it does not go on before.
-    again: the chance that a Worker is hit once more while it is begun anew, or soon after. detect,
-    respawn: the longest that it takes to tell of a death, and to begin anew. fetch: the longest
-    that a fetch takes. delay: the longest that a message takes; doubles: the share that comes
-    twice.
+    first, and is killed if it does not go on within `patience`. again: the chance that a Worker is
+    hit once more as it restarts or soon after. detect, respawn, fetch, delay: the longest time
+    until a death is noticed, that a restart takes, a fetch, a message. doubles: the share of
+    messages that arrive twice.
     """
 
     seed: int = 0
@@ -42,9 +40,7 @@ class FaultModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blow:
-    """Somebody is hit, so many seconds from now. stopped: for how long it does not answer first; 0
-    is death at once.
-    """
+    """A Worker is hit, after so many seconds. stopped: how long it stands still first."""
 
     worker: str
     after: float
@@ -52,7 +48,7 @@ class Blow:
 
 
 class Fate:
-    """The faults of one run, as they come."""
+    """Draws the faults of one run."""
 
     def __init__(self, faults: FaultModel) -> None:
         self._faults = faults
@@ -60,41 +56,35 @@ class Fate:
         self._left = faults.deaths
 
     def strikes(self) -> bool:
-        """Asked at each event: whether somebody is hit now."""
+        """Whether a Worker is hit at this event."""
         return self._left > 0 and self._draw.random() < self._faults.rate
 
     def strike(self, stateless: Sequence[str], stateful: Sequence[str]) -> Blow | None:
-        """Who of these it is; None where nobody is left of the kind."""
-        at_risk = (
-            stateful if stateful and self._draw.random() < self._faults.stateful else stateless
-        )
+        """Which of these is hit; None where none is left of the kind."""
+        hits_state = stateful and self._draw.random() < self._faults.stateful
+        at_risk = stateful if hits_state else stateless
         if not at_risk:
             return None
         self._left -= 1
-        blow = Blow(
-            worker=self._draw.choice(at_risk),
-            after=self._draw.choice((0.0, self._draw.uniform(0.0, 5.0))),
-        )
+        worker = self._draw.choice(at_risk)
+        after, stopped = self._draw.choice((0.0, self.upto(5.0))), 0.0
         if self._draw.random() < self._faults.stops:
             stopped = self._draw.choice((0.2, 0.8, 2.0)) * self._faults.patience
-            return Blow(worker=blow.worker, after=blow.after, stopped=stopped)
-        return blow
+        return Blow(worker=worker, after=after, stopped=stopped)
 
     def strike_again(self, worker: str) -> Blow | None:
-        """Asked when a Worker is begun anew."""
+        """Whether a Worker is hit again as it restarts."""
         if not self._left or self._draw.random() >= self._faults.again:
             return None
         self._left -= 1
-        return Blow(worker=worker, after=self._draw.uniform(0.0, 2.0 * self._faults.respawn))
+        return Blow(worker=worker, after=self.upto(2.0 * self._faults.respawn))
 
     def arrivals(self) -> list[float]:
-        """After how many seconds a message comes, each time that it does."""
+        """The delays, in seconds, after which a message arrives, once or twice."""
         copies = 2 if self._draw.random() < self._faults.doubles else 1
-        return [
-            self.upto(self._faults.delay) * self._draw.choice((0.0, 0.1, 1.0))
-            for _ in range(copies)
-        ]
+        delay = self._faults.delay
+        return [self.upto(delay) * self._draw.choice((0.0, 0.1, 1.0)) for _ in range(copies)]
 
     def upto(self, seconds: float) -> float:
-        """Some time, no longer than this."""
+        """A time of at most so many seconds."""
         return self._draw.uniform(0.0, seconds)

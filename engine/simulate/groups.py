@@ -1,9 +1,9 @@
 """Simulated Workers that act together: ranks of one node, and Workers on the same devices.
 
-Owns: that no rank goes on in a collective before all have come to it; checking that a rank begins
-only what it is prepared for, with every row in one share, whose ranks have the same rows, and that
-of Workers that take turns one at most is awake and nobody is told anything in its sleep. Does not
-own: when any of this happens (workers.py).
+Owns: that ranks wait for each other in a collective; checks that a rank begins only what it is
+prepared for, that each row is in one share whose ranks have the same rows, and that of Workers that
+take turns at most one is awake and none is told anything in its sleep. Does not own: when any of
+this happens (workers.py).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from engine.coordinator.messages import Go, TrainStep
 from engine.plan.plan import Plan
 
 Versions = dict[str, np.ndarray]
-"""For each producer, the version of each row."""
+"""Producer -> the version of each row."""
 Work = tuple[str, str, int]
-"""train, offer or save, of this node, with this number."""
+"""(train, offer or save; node; number)."""
 
 
 class SimulatedRanks:
-    """Who is prepared for what, and who has ended it."""
+    """Which ranks are prepared for which assignment, and which have ended it."""
 
     def __init__(self, plan: Plan) -> None:
         self._ranks = {n.name: n.workers for n in plan.nodes}
@@ -33,23 +33,21 @@ class SimulatedRanks:
         self._waiting: dict[tuple[str, str], TrainStep] = {}
         self._ended: dict[tuple[str, int], list[tuple[TrainStep, Versions]]] = {}
         self._meetings: dict[Work, list[dict[str, Callable[[], None]]]] = {}
-        """Whom each collective still waits for: who has come, and how it goes on."""
+        """The ranks that have come to each collective, and how each goes on."""
 
     def told(self, message: TrainStep) -> None:
-        """A rank is told of an assignment: what it waited with before is let go."""
+        """A rank is told of an assignment, which replaces the one that it was prepared for."""
         self._wanted[message.node, message.worker] = message.id
         self._waiting.pop((message.node, message.worker), None)
 
     def prepared(self, message: TrainStep) -> None:
-        """It has fetched its rows; its Worker does other things until it may begin."""
+        """The rank has its rows; its Worker does other things until it may begin."""
         at = message.node, message.worker
         if self._wanted.get(at) == message.id:
             self._waiting[at] = message
 
     def begin(self, go: Go) -> TrainStep:
-        """What a rank begins with now. Raises RunError where it is not prepared for this
-        assignment.
-        """
+        """The assignment that a rank begins. Raises RunError where it is not prepared for it."""
         found = self._waiting.pop((go.node, go.worker), None)
         if found is None or found.id != go.id:
             raise RunError(
@@ -58,11 +56,11 @@ class SimulatedRanks:
         return found
 
     def ended(self, message: TrainStep, versions: Versions) -> tuple[TrainStep, Versions] | None:
-        """A rank has done its updates; after the last one, the assignment as if one had had all
-        rows.
+        """A rank has done its updates; after the last one, the assignment as if one rank had had
+        all rows.
 
-        Raises RunError where a row was with no share or with two, or the ranks of a share had
-        others than the first.
+        Raises RunError where a row was in no share or in two, or the ranks of a share had different
+        rows.
         """
         parts = self._ended.setdefault((message.node, message.id), [])
         parts.append((message, versions))
@@ -84,20 +82,12 @@ class SimulatedRanks:
     def _once(
         self, node: str, parts: list[tuple[TrainStep, Versions]]
     ) -> list[tuple[TrainStep, Versions]]:
-        """Those that fetched rows, one of each share."""
-        shares = self._shares[node]
-        if all(len(share) == 1 for share in shares):
-            return parts
+        """One rank of each share. Raises RunError where another rank of it had different rows."""
         by_rank = {m.worker: (m, versions) for m, versions in parts}
-        for rank, giver in ((rank, share[0]) for share in shares for rank in share):
-            told, first = by_rank[rank][0], by_rank[giver][0]
-            assert told.mine is not None
-            assert first.mine is not None
-            if told.giver != first.worker or not np.array_equal(told.mine, first.mine):
-                raise RunError(
-                    f"{node}: {rank} had the rows {told.mine} of {told.giver}, not {first.worker}'s"
-                    f" {first.mine}"
-                )
+        shares = self._shares[node]
+        for share in shares:
+            for rank in share[1:]:
+                _require_same_rows(by_rank[rank][0], by_rank[share[0]][0])
         return [by_rank[share[0]] for share in shares]
 
     def meet(self, what: Work, worker: str, then: Callable[[], None]) -> None:
@@ -113,7 +103,7 @@ class SimulatedRanks:
                 each()
 
     def give_up(self, worker: str) -> None:
-        """A Worker goes to sleep: what its ranks are prepared for is let go."""
+        """A Worker goes to sleep: its ranks are no longer prepared for anything."""
         for node, rank in [*self._wanted]:
             if rank == worker:
                 self._wanted[node, rank] = -1
@@ -129,19 +119,19 @@ class SimulatedRanks:
 
 
 class Devices:
-    """Who of the Workers on the same devices is awake; those that take no turns always are."""
+    """Which Workers that take turns on devices are awake; all others always are."""
 
     def __init__(self, plan: Plan) -> None:
         self._mates = {name: group for group in plan.turns for name in group}
         self._awake: set[str] = set()
 
     def check(self, worker: str) -> None:
-        """Raises RunError where a Worker is told something in its sleep."""
+        """Raises RunError where the Worker is asleep."""
         if worker in self._mates and worker not in self._awake:
             raise RunError(f"worker {worker} was told something in its sleep")
 
     def wake(self, worker: str) -> None:
-        """Raises RunError where another one of its group is awake."""
+        """Raises RunError where another Worker of its group is awake."""
         others = self._awake.intersection(self._mates[worker])
         if others:
             raise RunError(
@@ -150,5 +140,15 @@ class Devices:
         self._awake.add(worker)
 
     def sleep(self, worker: str) -> None:
-        """It has given its devices back, or is gone."""
+        """It has given its devices back, or has died."""
         self._awake.discard(worker)
+
+
+def _require_same_rows(rank: TrainStep, first: TrainStep) -> None:
+    assert rank.mine is not None
+    assert first.mine is not None
+    if rank.giver != first.worker or not np.array_equal(rank.mine, first.mine):
+        raise RunError(
+            f"{rank.node}: {rank.worker} had the rows {rank.mine} of {rank.giver}, not"
+            f" {first.worker}'s {first.mine}"
+        )

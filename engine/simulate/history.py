@@ -1,4 +1,4 @@
-"""Everything that a simulated run said and did, and when, each thing once; for tests and reports.
+"""Everything that a simulated run said and did, and when; for tests and reports.
 
 Owns: the record, made of the run's events and of what its Workers note. Does not own: whether it
 makes sense (the tests).
@@ -12,22 +12,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dataflow.batch import Keys
-from engine.coordinator.messages import (
-    Event,
-    Finish,
-    Instruction,
-    Rollback,
-    StepClosed,
-    TrainStep,
-)
+from engine.coordinator import messages as m
 from engine.observe.events import EventHeard, InstructionTold, RunEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRead:
-    """A chunk saw a trained Model: at its begin `first`, at its end `last`; `step` as the
-    coordinator numbered it.
-    """
+    """Versions of a trained Model that a chunk read: `first` at its start, `last` at its end."""
 
     node: str
     region: str
@@ -38,18 +29,18 @@ class ModelRead:
 
 @dataclass(slots=True, eq=False)
 class History:
-    """instructions, events: with their times."""
+    """The record of one run. instructions, events: with their times."""
 
-    instructions: list[tuple[float, Instruction]] = field(default_factory=list)
-    events: list[tuple[float, Event]] = field(default_factory=list)
+    instructions: list[tuple[float, m.Instruction]] = field(default_factory=list)
+    events: list[tuple[float, m.Event]] = field(default_factory=list)
     reads: list[ModelRead] = field(default_factory=list)
-    trained: list[tuple[TrainStep, dict[str, np.ndarray]]] = field(default_factory=list)
-    """Train nodes' Steps as they ended, with the version of each row by producer."""
+    trained: list[tuple[m.TrainStep, dict[str, np.ndarray]]] = field(default_factory=list)
+    """Assignments of train nodes as they ended, with each row's version by producer."""
     samples: dict[int, Mapping[str, Keys]] = field(default_factory=dict)
-    """Step -> the rows of its file, as it was written last, and not deleted."""
+    """Step -> the rows of its sample file, as last written."""
     closed: int = 0
     """The last Step that was closed."""
-    end: Finish | Rollback | None = None
+    end: m.Finish | m.Rollback | None = None
 
     def take(self, event: RunEvent) -> None:
         """See `engine.observe.events`."""
@@ -58,7 +49,7 @@ class History:
                 self.events.append((event.at, event.event))
             case InstructionTold():
                 self.instructions.append((event.at, event.instruction))
-                if isinstance(event.instruction, StepClosed):
+                if isinstance(event.instruction, m.StepClosed):
                     self.closed = event.instruction.step
-                elif isinstance(event.instruction, Finish | Rollback):
+                elif isinstance(event.instruction, m.Finish | m.Rollback):
                     self.end = event.instruction

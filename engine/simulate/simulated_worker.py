@@ -1,18 +1,16 @@
 """One simulated Worker process, from its start to its end.
 
-    simulated                 takes                       answers
-    RunChunk                  the rows' times             Produced..., Tombstoned..., ChunkDone
-    TrainStep                 a time                      Stepped; of a rank group Prepared,
-                                                          and after Go, Stepped
-    Wake, Sleep               a time                      Woken, Slept
-    Offer, Load               a time                      Offered, Loaded
-    Evaluate, Record          a time                      Evaluated, Recorded
-    Release                   nothing                     -
-    FileRequest (of the loop) a time, asleep or awake     an answer to the loop
+    simulated                   takes             answers
+    RunChunk                    the rows' times   Produced..., Tombstoned..., ChunkDone
+    TrainStep                   a time            Stepped; a rank: Prepared, and after Go, Stepped
+    Wake, Sleep                 a time            Woken, Slept
+    Offer, Load                 a time            Offered, Loaded
+    Evaluate, Record            a time            Evaluated, Recorded
+    Release                     nothing           -
+    FileRequest (of the loop)   a time            an answer to the loop; also while asleep
 
 Owns: doing what it is told, one thing after another, and checking that it can be done. Does not
-own: when it dies and what of its messages arrives (workers.py), nor how long things take and
-what comes of a row (chunks.py, behaviour.py).
+own: when it dies and which messages arrive (workers.py), times and outcomes (behaviour.py).
 """
 
 from __future__ import annotations
@@ -38,14 +36,14 @@ if TYPE_CHECKING:
 
 Done = Callable[[], None]
 Task = Callable[[Done], None]
-"""Begins something, and calls what it is given when that has ended."""
+"""Begins something, and calls its argument when that has ended."""
 
 Rows = m.RunChunk | m.TrainStep | m.Evaluate | m.Record
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What is to be begun. chunk: a request passes it; asked: it is one."""
+    """A task in the queue. chunk: a request overtakes it; asked: it is a request."""
 
     task: Task
     chunk: bool = False
@@ -54,16 +52,14 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileRequest:
-    """What the loop asks for. number: that of all who are asked at the same time."""
+    """What the loop asks for. number: the same for all Workers asked at one time."""
 
     number: int
     request: Ask
 
 
 class SimulatedWorker:
-    """A Worker of this epoch. told: how many instructions were sent to it; said: how many events it
-    has sent.
-    """
+    """A Worker of this epoch. told, said: how many instructions it was sent, and events it sent."""
 
     def __init__(self, world: SimulatedWorkers, name: str, epoch: int) -> None:
         self.name = name
@@ -77,7 +73,7 @@ class SimulatedWorker:
         self._chunks = ChunkRuns(self, world)
         self._stopped_until = 0.0
         self._put_off: deque[Done] = deque()
-        """What would have happened while it stood still, in order."""
+        """What was due while it was stopped, in order."""
         self._queue: deque[Waiting] = deque()
         self._first: deque[Task] = deque()
         self._busy = False
@@ -86,27 +82,27 @@ class SimulatedWorker:
     # --- life -------------------------------------------------------------------------------------
 
     def die(self) -> None:
-        """Whatever it was doing comes to nothing, and what it kept is gone."""
+        """It loses what it was doing and what it kept."""
         self.gone = True
         self._world.outbox.lose(self.name)
         self._world.groups.forget(self.name)
         self._world.devices.sleep(self.name)
 
     def stop(self, seconds: float) -> None:
-        """Do nothing for a time, then go on as if nothing had been; the longest time counts."""
+        """Do nothing for a time, then go on as if nothing had happened; the longest time counts."""
         self._stopped_until = max(self._stopped_until, self._world.clock.now + seconds)
 
     @property
     def stopped(self) -> bool:
-        """Whether it does not answer at present."""
+        """Whether it is stopped now."""
         return self._stopped_until > self._world.clock.now
 
     def after(self, seconds: float, action: Done) -> None:
-        """Let something happen here so many seconds from now, if the process is still there."""
+        """Schedule an action of this process, if it is still there by then."""
         self._world.clock.after(seconds, partial(self._act, action))
 
     def _act(self, action: Done) -> None:
-        """Now, or where it stands still as soon as it goes on: behind all that was to be before."""
+        """Now; where it is stopped, as soon as it goes on, after what was due before."""
         if self.gone:
             return
         if not self._put_off and not self.stopped:
@@ -124,13 +120,13 @@ class SimulatedWorker:
             self._put_off.popleft()()
 
     def say(self, event: m.Event) -> None:
-        """On its way to the coordinator from now on."""
+        """Send an event to the coordinator."""
         self._world.say(self, event)
 
     # --- instructions -----------------------------------------------------------------------------
 
     def obey(self, message: m.ToWorker | FileRequest) -> None:
-        """Take an instruction up, or a request."""
+        """Take up an instruction or a request."""
         match message:
             case FileRequest():
                 self._pass(partial(self._do_files, message))
@@ -151,7 +147,7 @@ class SimulatedWorker:
                 self._take_rows(message)
 
     def _take_rows(self, message: Rows) -> None:
-        """What reads rows of others."""
+        """Take up an instruction that reads rows of other Workers."""
         match message:
             case m.RunChunk():
                 task: Task = partial(self._run_chunk, message)
@@ -161,15 +157,17 @@ class SimulatedWorker:
                 task = partial(self._prepare, message)
             case m.TrainStep():
                 task = partial(self._train, message)
-            case m.Evaluate():
-                task = partial(self._evaluate, message)
-            case m.Record():
-                task = partial(self._record, message)
+            case m.Evaluate(id=number, node=node, version=version):
+                answer = m.Evaluated(id=number, node=node, version=version)
+                task = partial(self._read_and_answer, message, answer)
+            case m.Record(id=number, step=step):
+                answer = m.Recorded(id=number, step=step)
+                task = partial(self._read_and_answer, message, answer)
         chunk = isinstance(message, m.RunChunk)
         self._enqueue(partial(self._fetch, message, task), chunk=chunk)
 
     def _enqueue(self, task: Task, *, first: bool = False, chunk: bool = False) -> None:
-        """first: behind what else is to be first, and before all others."""
+        """Queue a task. first: before all that are not first."""
         self._world.devices.check(self.name)
         if first:
             self._first.append(task)
@@ -178,7 +176,7 @@ class SimulatedWorker:
         self._next()
 
     def _pass(self, task: Task) -> None:
-        """A request: before the chunks that wait, behind all else."""
+        """Queue a request: before the chunks at the end of the queue, after all else."""
         place = len(self._queue)
         while place and self._queue[place - 1].chunk:
             place -= 1
@@ -186,7 +184,7 @@ class SimulatedWorker:
         self._next()
 
     def _next(self) -> None:
-        """Begin what is first in the queue, when idle."""
+        """Begin the next task, when idle."""
         if not self._busy and (self._first or self._queue):
             self._busy = True
             task = self._first.popleft() if self._first else self._queue.popleft().task
@@ -199,9 +197,7 @@ class SimulatedWorker:
     # --- rows from others -------------------------------------------------------------------------
 
     def _check(self, message: Rows) -> None:
-        """Raises RunError where the rows that it is to read are gone though nobody died, or are
-        others, or where it has some to read that it is to be given.
-        """
+        """Raises RunError for rows that are wrong, gone without a death, or given by a rank."""
         if isinstance(message, m.TrainStep) and message.giver not in ("", self.name):
             if any(message.inputs.values()):
                 raise RunError(
@@ -217,9 +213,7 @@ class SimulatedWorker:
         self._world.outbox.check(keys, message.inputs, self._world.nodes[message.node].inputs)
 
     def _fetch(self, message: Rows, then: Task, done: Done) -> None:
-        """Fetch what a message names and go on; Unfetched where a Worker that kept some of it is
-        gone meanwhile.
-        """
+        """Fetch what a message names and go on; FetchFailed where a Worker that kept it died."""
 
         def end() -> None:
             peer = self._world.outbox.absent(gathers(message.inputs))
@@ -261,7 +255,7 @@ class SimulatedWorker:
         self._with_all(("train", message.node, message.id), self._durations.train, end)
 
     def _prepare(self, message: m.TrainStep, done: Done) -> None:
-        """A rank has its rows, and may begin when the others have theirs."""
+        """Prepare a rank: it has its rows, and may begin when the others have theirs."""
 
         def end() -> None:
             self._world.groups.prepared(message)
@@ -270,19 +264,14 @@ class SimulatedWorker:
 
         self.after(self._world.vary(self._durations.load), end)
 
-    def _evaluate(self, message: m.Evaluate, done: Done) -> None:
+    def _read_and_answer(
+        self, message: m.Evaluate | m.Record, answer: m.Evaluated | m.Recorded, done: Done
+    ) -> None:
         def end() -> None:
             self._check(message)
-            self.say(m.Evaluated(id=message.id, node=message.node, version=message.version))
-            done()
-
-        self.after(self._world.vary(self._durations.store), end)
-
-    def _record(self, message: m.Record, done: Done) -> None:
-        def end() -> None:
-            self._check(message)
-            self._world.history.samples[message.step] = message.keys
-            self.say(m.Recorded(id=message.id, step=message.step))
+            if isinstance(message, m.Record):
+                self._world.history.samples[message.step] = message.keys
+            self.say(answer)
             done()
 
         self.after(self._world.vary(self._durations.store), end)
@@ -302,9 +291,7 @@ class SimulatedWorker:
                 self._answer_after(0.0, asked, ref, done)
 
     def _save(self, asked: FileRequest, left: tuple[str, ...], done: Done) -> None:
-        """One node after another, each with all of its ranks; then rows, if there are some to
-        write.
-        """
+        """Save one node after another, each with all of its ranks; then the rows, if any."""
         if left:
             save = partial(self._save, asked, left[1:], done)
             self._with_all(("save", left[0], asked.number), self._durations.store, save)
@@ -314,17 +301,15 @@ class SimulatedWorker:
         self._answer_after(0.0, asked, answer, done)
 
     def _rows_of(self, save: Save) -> dict[Path, SavedRows] | WorkerGone:
-        """What a request's files of rows hold then, or who is gone with some."""
+        """The content of each file of rows; WorkerGone where a Worker that kept some has died."""
         outbox = self._world.outbox
         lost = outbox.absent(gather for _, gather in save.rows.values())
         if lost:
-            return WorkerGone(
-                lost, f"it was lost while {self.name} was asked for rows that it keeps"
-            )
+            problem = f"it was lost while {self.name} was asked for rows that it keeps"
+            return WorkerGone(lost, problem)
         for keys, gather in save.rows.values():
             outbox.check_rows(keys, gather)
-        rows = save.rows.items()
-        folder = save.directory / "rows"
+        rows, folder = save.rows.items(), save.directory / "rows"
         return {folder / f"{n}.arrow": (k, outbox.versions(g)) for n, (k, g) in rows}
 
     def _answer_after(self, seconds: float, asked: FileRequest, answer: Any, done: Done) -> None:
@@ -338,15 +323,11 @@ class SimulatedWorker:
 
     def _offer(self, message: m.Offer, done: Done) -> None:
         def end() -> None:
-            block = self._world.outbox.offer(self.name, message.model, message.version)
+            number, model, version = message.id, message.model, message.version
+            block, me = self._world.outbox.offer(self.name, model, version), self.name
             self.say(
                 m.Offered(
-                    id=message.id,
-                    model=message.model,
-                    version=message.version,
-                    worker=self.name,
-                    block=block,
-                    digest="",
+                    id=number, model=model, version=version, worker=me, block=block, digest=""
                 )
             )
             done()
@@ -354,9 +335,7 @@ class SimulatedWorker:
         self._with_all(("offer", message.writer, message.id), self._durations.load, end)
 
     def _with_all(self, what: Work, seconds: float, end: Done) -> None:
-        """Something that takes a time; where the node has ranks, from when all of them have come to
-        it.
-        """
+        """Take a time, then call `end`; a node with ranks starts when all have come to this."""
         begin = partial(self.after, self._world.vary(seconds), end)
         if self._world.nodes[what[1]].ranks > 1:
             self._world.groups.meet(what, self.name, begin)
@@ -364,9 +343,7 @@ class SimulatedWorker:
             begin()
 
     def _load(self, message: m.Load) -> None:
-        """Weights overtake the chunks that wait; in a reader that can be interrupted also the one
-        that runs.
-        """
+        """Weights overtake queued chunks, and the running one in a reader that it may interrupt."""
         self._world.devices.check(self.name)
         seconds, now = self._world.vary(self._durations.load), self._world.clock.now
         if self._durations.loads == "interrupt":
@@ -383,15 +360,8 @@ class SimulatedWorker:
             self._world.outbox.check_offer(message.source, message.block, model, message.version)
         if not message.leader or self._world.nodes[message.reader].traits.generates:
             self._chunks.loaded(message.reader, message.version)
-        self.say(
-            m.Loaded(
-                id=message.id,
-                node=message.reader,
-                model=message.model,
-                version=message.version,
-                worker=self.name,
-            )
-        )
+        number, node, model, version = message.id, message.reader, message.model, message.version
+        self.say(m.Loaded(id=number, node=node, model=model, version=version, worker=self.name))
         done()
 
     def _wake(self) -> None:
@@ -400,9 +370,7 @@ class SimulatedWorker:
         self.after(seconds, lambda: self.say(m.Woken(worker=self.name)))
 
     def _sleep(self) -> None:
-        """Give the devices back. Raises RunError for a Worker with something under way that it
-        cannot let go.
-        """
+        """Give the devices back. Raises RunError where it has work that it cannot let go."""
 
         def end(done: Done) -> None:
             self._world.devices.sleep(self.name)
@@ -418,7 +386,7 @@ class SimulatedWorker:
 
 
 def gathers(inputs: Mapping[str, tuple[Gather, ...]]) -> list[Gather]:
-    """All of them."""
+    """All gathers of these inputs."""
     return [gather for many in inputs.values() for gather in many]
 
 

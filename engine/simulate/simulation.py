@@ -1,7 +1,7 @@
-"""One run of a plan in simulated time: the real coordinator and the real loop, simulated Workers.
+"""One run of a plan in simulated time: the real coordinator and loop, simulated Workers.
 
-Owns: putting them together, and hearing what was under way when the run ended. Does not own: any
-part, nor whether what was done makes sense (the tests).
+Owns: putting them together, and hearing what was under way when the run ended. Does not own:
+whether what was done makes sense (the tests).
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Simulation:
         until: Callable[[], bool] = lambda: False,
         stop: Callable[[], StopRequested | None] = lambda: None,
     ) -> Finish | None:
-        """Until the run is over and every Worker idle, until it goes back (None), or until
-        something holds as an event is heard, as if the run was killed then (None).
+        """Run to the end, with every Worker idle. None: it goes back to a checkpoint, or `until`
+        held at an event, which ends it as a kill would.
 
         stop: as the loop's. Raises RunError for a deadlock.
         """
@@ -92,9 +92,7 @@ class Simulation:
         return self.finish
 
     def _settle(self, said: Sequence[Instruction]) -> None:
-        """Let what was under way end, so that every block can be seen to be let go with it. Samples
-        of a Step that was not closed are deleted.
-        """
+        """Let what was under way end: every block is released. An open Step loses its samples."""
         self._tell(said)
         while (message := self.workers.next()) is not None:
             for event in self.coordinator.in_order(message):

@@ -1,7 +1,7 @@
 """Checkpoints of a simulated run: the same requests to its Workers, and no disk.
 
-Owns: what has been committed. Does not own: who is asked for what (engine/run/files.py), nor the
-rows that Workers write (workers.py).
+Owns: what has been committed. Does not own: which Worker is asked for what (engine/run/files.py),
+nor the rows that Workers write (simulated_worker.py).
 """
 
 from __future__ import annotations
@@ -15,13 +15,7 @@ from dataflow.batch import Keys
 from engine.coordinator.messages import Checkpoint, Evaluated
 from engine.coordinator.settings import Restored
 from engine.plan.plan import Plan
-from engine.run.files import (
-    evaluated_writer,
-    restore_rows,
-    restore_state,
-    save_state,
-    save_weights,
-)
+from engine.run import files
 from engine.run.workers import Workers
 
 SavedRows = tuple[Keys, np.ndarray]
@@ -30,14 +24,14 @@ SavedRows = tuple[Keys, np.ndarray]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SimulatedCheckpoint:
-    """One that is written; rows: by their file."""
+    """A checkpoint that was written. rows: by their file."""
 
     message: Checkpoint
     rows: dict[Path, SavedRows]
 
 
 class MemoryStore:
-    """See `engine.run.files.RunStore`; keeps every checkpoint. latest: what a run goes on from."""
+    """See `engine.run.files.RunStore`. Keeps every checkpoint; the run resumes from `latest`."""
 
     def __init__(self, plan: Plan, latest: SimulatedCheckpoint | None = None) -> None:
         self._plan = plan
@@ -45,27 +39,27 @@ class MemoryStore:
         self.stored: list[SimulatedCheckpoint] = []
 
     def restore(self, workers: Workers) -> Restored | None:
-        """As from a disk, but that nothing is deleted."""
+        """As from a disk, except that nothing is deleted."""
         if self._latest is None:
             return None
         message, plan = self._latest.message, self._plan
-        restore_state(plan, workers, _directory(message), message.step)
-        rows = restore_rows(plan, workers, self._latest.rows)
+        files.restore_state(plan, workers, _directory(message), message.step)
+        rows = files.restore_rows(plan, workers, self._latest.rows)
         return Restored(
             step=message.step, sources=message.sources, rows=rows, evaluated=message.evaluated
         )
 
     def write(self, workers: Workers, message: Checkpoint) -> bool:
         """The recorder answers with the rows that it has written."""
-        answers = save_state(self._plan, workers, _directory(message), message)
+        answers = files.save_state(self._plan, workers, _directory(message), message)
         self.stored.append(SimulatedCheckpoint(message=message, rows=answers[self._plan.recorder]))
         return True
 
     def keep_best(self, workers: Workers, event: Evaluated) -> bool:
         """As if each were the best so far."""
-        writer = evaluated_writer(self._plan, event)
+        writer = files.evaluated_writer(self._plan, event)
         if writer:
-            save_weights(self._plan, workers, Path("best"), writer)
+            files.save_weights(self._plan, workers, Path("best"), writer)
         return bool(writer)
 
     def prune(self) -> None:

@@ -1,13 +1,11 @@
-"""The Workers of a simulated run: their messages take time, and they die, stop, and begin anew.
+"""The Workers of a simulated run: their messages take time, and they die, stop and restart.
 
-Owns: simulated time, which passes while the loop waits (`next`, `ask`); messages on their way, and
-what becomes of them where Workers are lost. Does not own: what a Worker does (simulated_worker.py),
-how long that takes and what comes of it (behaviour.py), who is hit when (faults.py), nor the run,
-which is the same loop's as any (engine/run/loop.py).
+Owns: simulated time, which passes while the loop waits (`next`, `ask`); messages on their way. Does
+not own: what a Worker does (simulated_worker.py), how long that takes (behaviour.py), which Worker
+is hit when (faults.py), nor the run: the loop is the real one (engine/run/loop.py).
 
-Without faults every message arrives at once. With them it takes a time of its own, may come twice,
-and may come after its sender's death; both ends put that right by numbers
-(engine/coordinator/ordered_inbox.py).
+Without faults every message arrives at once. With them it is delayed, may come twice, and may come
+after its sender's death; numbers put that right at both ends (engine/coordinator/ordered_inbox.py).
 """
 
 from __future__ import annotations
@@ -19,18 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dataflow.errors import RunError
-from engine.coordinator.messages import (
-    ChunkDone,
-    Evaluated,
-    Event,
-    Finish,
-    From,
-    Recorded,
-    SourceOpened,
-    ToWorker,
-    WorkerLost,
-    WorkerOpened,
-)
+from engine.coordinator import messages as m
 from engine.observe.events import EventHeard, InstructionTold, RunEvent
 from engine.observe.reports import Doing, Report, SpanOf
 from engine.plan.plan import Plan
@@ -48,8 +35,8 @@ from engine.simulate.store import SavedRows
 class SimulatedWorkers:
     """See `engine.run.workers.Workers`. Its public attributes are the world that its Workers share.
 
-    rows: of each source in one pass. disk: the rows of the checkpoint that the run goes on from, by
-    their file.
+    rows: of each source in one pass. disk: rows of the checkpoint that the run resumes from, by
+    file.
     """
 
     def __init__(
@@ -79,13 +66,13 @@ class SimulatedWorkers:
         self._faults = faults or FaultModel()
         self._fate = Fate(faults) if faults is not None else None
         self._workers = {name: SimulatedWorker(self, name, 0) for name in plan.workers}
-        self._inbox: deque[Event | From] = deque()
-        """What has arrived, and the loop has not taken yet."""
+        self._inbox: deque[m.Event | m.From] = deque()
+        """Arrived, and not yet taken by the loop."""
         self._request = 0
         self._answers: dict[str, Any] = {}
-        """Of the last request, by Worker."""
-        self._lost: dict[str, WorkerLost] = {}
-        """Who is known to be gone, and not begun anew."""
+        """Answers to the last request, by Worker."""
+        self._lost: dict[str, m.WorkerLost] = {}
+        """Workers known to be dead and not yet restarted."""
         self._hits = dict.fromkeys(plan.workers, 0)
         """Deaths of each Worker since it last finished something."""
         self._over = False
@@ -93,25 +80,22 @@ class SimulatedWorkers:
 
     # --- the loop's side --------------------------------------------------------------------------
 
-    def open(self) -> Iterator[Event | From]:
-        """All at once. What they tell of it is on its way, and comes by `next`."""
+    def open(self) -> Iterator[m.Event | m.From]:
+        """All at once; what they tell of it comes by `next`."""
         for worker in self._workers.values():
             self._open(worker)
         return iter(())
 
-    def tell(self, instruction: ToWorker) -> None:
+    def tell(self, instruction: m.ToWorker) -> None:
         """Raises RunError where the Worker is not open."""
         worker = self._workers[instruction.worker]
         if not worker.opened:
-            raise RunError(
-                f"worker {worker.name} was told something before it was open: {instruction}"
-            )
+            problem = f"was told something before it was open: {instruction}"
+            raise RunError(f"worker {worker.name} {problem}")
         self._send(worker, instruction)
 
-    def next(self, timeout: float | None = None) -> Event | From | None:
-        """The next message, however much simulated time passes until it comes; None where none
-        will.
-        """
+    def next(self, timeout: float | None = None) -> m.Event | m.From | None:
+        """The next message, after whatever simulated time that takes; None where none will come."""
         del timeout
         while not self._inbox:
             if not self.clock.step():
@@ -120,11 +104,11 @@ class SimulatedWorkers:
 
     @property
     def busy(self) -> bool:
-        """Whether anything is yet to happen."""
+        """Whether anything is still to happen."""
         return bool(self._inbox) or not self.clock.idle
 
     def ask(self, requests: Mapping[str, Ask]) -> dict[str, Any]:
-        """Time passes until all have answered, or one of them is known to be gone."""
+        """Time passes until all have answered, or one of them is known to be dead."""
         self._request += 1
         self._answers = {}
         for name in sorted(requests):
@@ -142,14 +126,13 @@ class SimulatedWorkers:
         return self._answers
 
     def forget(self) -> None:
-        """Nothing: all that was told is done, so that every block can be seen to be let go."""
+        """Does nothing: Workers end what they were told, so that every block is released."""
 
     def respawn(self, workers: Sequence[str]) -> None:
         """They open after some time."""
         for name in workers:
-            worker = self._workers[name] = SimulatedWorker(
-                self, name, self._workers[name].epoch + 1
-            )
+            epoch = self._workers[name].epoch + 1
+            worker = self._workers[name] = SimulatedWorker(self, name, epoch)
             self._lost.pop(name, None)
             worker.after(self._upto(self._faults.respawn), partial(self._open, worker))
             if self._fate is not None and self._hits[name] < 2:
@@ -176,18 +159,18 @@ class SimulatedWorkers:
 
     # --- the Workers' side ------------------------------------------------------------------------
 
-    def say(self, worker: SimulatedWorker, event: Event) -> None:
+    def say(self, worker: SimulatedWorker, event: m.Event) -> None:
         """A Worker says something."""
         if self._fate is None:
             self._inbox.append(event)
             return
-        message = From(worker=worker.name, epoch=worker.epoch, number=worker.said, event=event)
+        message = m.From(worker=worker.name, epoch=worker.epoch, number=worker.said, event=event)
         worker.said += 1
         for seconds in self._fate.arrivals():
             self.clock.after(seconds, partial(self._arrive, message))
 
     def answer(self, worker: str, number: int, answer: Any) -> None:
-        """A Worker has done what it was asked. Of a request that was given up nobody hears."""
+        """A Worker answers a request; not heard where that was given up."""
         if number == self._request:
             self._answers[worker] = answer
 
@@ -196,22 +179,22 @@ class SimulatedWorkers:
         return self._upto(self._faults.fetch)
 
     def vary(self, seconds: float) -> float:
-        """So many seconds, give or take."""
+        """About so many seconds."""
         return seconds * self.times.lognormvariate(0.0, self.durations.tail)
 
     def _open(self, worker: SimulatedWorker) -> None:
         worker.opened = True
-        self.say(worker, WorkerOpened(worker=worker.name, epoch=worker.epoch))
+        self.say(worker, m.WorkerOpened(worker=worker.name, epoch=worker.epoch))
         for node in self.plan.nodes:
             if node.work == "source" and worker.name in node.workers:
-                event = SourceOpened(node=node.name, rows=self._rows[node.name])
+                event = m.SourceOpened(node=node.name, rows=self._rows[node.name])
                 worker.after(self.vary(self.durations.load), partial(self.say, worker, event))
 
-    def _arrive(self, message: From) -> None:
+    def _arrive(self, message: m.From) -> None:
         self._inbox.append(message)
         self._strike()
 
-    def _send(self, worker: SimulatedWorker, message: ToWorker | FileRequest) -> None:
+    def _send(self, worker: SimulatedWorker, message: m.ToWorker | FileRequest) -> None:
         if self._fate is None:
             worker.obey(message)
             return
@@ -220,7 +203,7 @@ class SimulatedWorkers:
             worker.after(seconds, partial(self._deliver, worker, number, message))
 
     def _deliver(
-        self, worker: SimulatedWorker, number: int, message: ToWorker | FileRequest
+        self, worker: SimulatedWorker, number: int, message: m.ToWorker | FileRequest
     ) -> None:
         for each in worker.inbox.take(worker.epoch, number, message):
             worker.obey(each)
@@ -228,22 +211,19 @@ class SimulatedWorkers:
     # --- faults -----------------------------------------------------------------------------------
 
     def take(self, event: RunEvent) -> None:
-        """See `engine.observe.events`: what a Worker finishes, and the end, after which nobody is
-        hit.
-        """
+        """See `engine.observe.events`. Hears who has finished something, and the end of faults."""
         match event:
-            case EventHeard(event=ChunkDone() | Recorded() | Evaluated()) if event.worker:
-                self._hits[event.worker] = int(
-                    self._workers[event.worker].gone
-                )  # that one is told of later
-            case InstructionTold(instruction=Finish()):
+            case EventHeard(event=m.ChunkDone() | m.Recorded() | m.Evaluated()) if event.worker:
+                # a Worker that is dead already was hit once more: its loss is told later
+                self._hits[event.worker] = int(self._workers[event.worker].gone)
+            case InstructionTold(instruction=m.Finish()):
                 self._over = True
 
     def _upto(self, seconds: float) -> float:
         return self._fate.upto(seconds) if self._fate is not None else 0.0
 
     def _strike(self) -> None:
-        """Whoever is hit now is; never so often that the run would be right to fail."""
+        """Perhaps hit a Worker; never so often that the run would be right to fail."""
         if self._fate is None or self._over or not self._fate.strikes():
             return
         stateless, stateful = list[str](), list[str]()
@@ -265,7 +245,7 @@ class SimulatedWorkers:
         )
 
     def _kill(self, worker: SimulatedWorker) -> None:
-        """The process is gone; what it had sent may still arrive, even after its death is known."""
+        """The process dies; what it had sent may still arrive, even after its death is known."""
         if worker.gone or self._hits[worker.name] >= 2:
             return
         self._hits[worker.name] += 1
@@ -274,6 +254,6 @@ class SimulatedWorkers:
         self.clock.after(self._upto(self._faults.detect), partial(self._find_lost, worker))
 
     def _find_lost(self, worker: SimulatedWorker) -> None:
-        event = WorkerLost(worker=worker.name, epoch=worker.epoch, error="killed")
+        event = m.WorkerLost(worker=worker.name, epoch=worker.epoch, error="killed")
         self._lost[worker.name] = event
         self._inbox.append(event)
