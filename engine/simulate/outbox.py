@@ -90,8 +90,7 @@ class SimulatedOutboxes:
     def check(
         self, keys: Keys, inputs: Mapping[str, tuple[Gather, ...]], planned: Iterable[PlannedInput]
     ) -> None:
-        """Raises RunError where a gather of these rows names other rows, or a block that is gone.
-        """
+        """Raises RunError where a gather of these rows names other rows or a released block."""
         for i in planned:
             gathers = inputs[i.name]
             if len(gathers) != len(i.fetches):
