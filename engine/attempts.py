@@ -142,7 +142,9 @@ class _Run:
         for warning in plan.warnings:
             self._log.warn(warning)
         warn_of_room(plan, folder.checkpoints, options.keep)
-        self._trace = stack.enter_context(_closed(_trace(folder)))
+        number = len(list(folder.trace.glob("*.json")))  # a resumed run adds a timeline
+        trace = Trace(folder.trace / f"run_{number}.json", process="dataflow")
+        self._trace = stack.enter_context(_closed(trace))
         self._on_step = [at_each_step(tell) for tell in hooks.on_step]
         if options.progress:
             progress = stack.enter_context(Progress(options.steps, title=plan.graph))
@@ -283,12 +285,6 @@ def _closed(thing: C1) -> Iterator[C1]:
             _log.info("after that: %s", error)
         raise
     thing.close()
-
-
-def _trace(folder: RunFolder) -> Trace:
-    """The timeline of this run; a resumed run adds another."""
-    number = len(list(folder.trace.glob("*.json")))
-    return Trace(folder.trace / f"run_{number}.json", process="dataflow")
 
 
 def _config(plan: Plan) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def imports(path: Path, folders: Sequence[str] = ()) -> list[str]:
     lines = [f"imports {name} from {_place(name, folders)}" for name in named]
     further = [folder for folder in folders if folder not in import_path()]
     if further and lines:
-        lines.append(f"whatever these import is looked for in {', '.join(further)}, too")
+        lines.append(f"what these import is also looked for in {', '.join(further)}")
     return lines
 
 

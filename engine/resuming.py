@@ -63,7 +63,7 @@ def beginning(
     """
     latest = store.latest()
     if latest is None:
-        _say_anew(folder)
+        _say_that_it_starts_over(folder)
         return Beginning(record=ProvenanceRecord(made_of=made_of))
     cut = read_cut(latest.path, latest.step)
     known = _accepted(folder, cut)
@@ -145,11 +145,11 @@ def _listed(found: Sequence[ProvenanceDifference]) -> str:
     return "\n".join(f"  {each}" for each in found)
 
 
-def _say_anew(folder: RunFolder) -> None:
+def _say_that_it_starts_over(folder: RunFolder) -> None:
     reached = max(recorded_steps(folder.metrics), default=0)
-    lost = f"; its metrics came to step {reached}, which nothing is left of" if reached else ""
+    lost = f"; its metrics reached step {reached}, of which nothing is left" if reached else ""
     _say(
-        f"{folder.path}: no checkpoint was written before the run ended{lost}. It begins anew, with"
+        f"{folder.path}: no checkpoint was written before the run ended{lost}. It starts over, with"
         " the same seed."
     )
 

@@ -141,7 +141,7 @@ class Progress:
         try:
             self._stream.write(one_line(text) + "\n")
             self._stream.flush()
-        except OSError as error:  # nobody reads it any more, or it goes into a file of a full disk
+        except OSError as error:  # its reader is gone, or its disk is full
             self._quiet = True
             told = "the progress cannot be shown any more (%s); the run goes on without"
             _log.warning(told, error.strerror)

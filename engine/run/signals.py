@@ -106,9 +106,7 @@ class StopSignals:
         self._thread = threading.Thread(target=self._watch, name="stop signals", daemon=True)
         self._thread.start()
         self._previous_fd = signal.set_wakeup_fd(self._told.fileno(), warn_on_full_buffer=False)
-        self._previous = {
-            number: signal.getsignal(number) for number in STOPS if not _nohup(number)
-        }
+        self._previous = _handlers()
         for number in self._previous:
             signal.signal(number, self._on_signal)
         _handling.append(self)
@@ -126,9 +124,8 @@ class StopSignals:
 
     def let_go(self) -> None:
         """Restore the handlers that were there before."""
-        for number, handler in self._previous.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        with suppress(ValueError, OSError):  # whoever had it before may have closed it
+        _restore(self._previous)
+        with suppress(ValueError, OSError):  # its owner may have closed it
             signal.set_wakeup_fd(self._previous_fd)
 
     def interrupt(self, why: str) -> None:
@@ -207,7 +204,7 @@ def ending_command() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in STOPS if not _nohup(number)}
+    before = _handlers()
     for number in before:
         signal.signal(number, lambda number, frame: end_command(number, f"ended by {name(number)}"))
     _command = True
@@ -215,8 +212,7 @@ def ending_command() -> Iterator[None]:
         yield
     finally:
         _command = False
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        _restore(before)
 
 
 def end_command(number: int, why: str) -> NoReturn:
@@ -239,8 +235,15 @@ def name(number: int) -> str:
     return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 
 
-def _nohup(number: int) -> bool:
-    return number == signal.SIGHUP and ignored(number)
+def _handlers() -> dict[int, Any]:
+    """The handlers of stop signals; without SIGHUP where nohup has it ignored."""
+    nohup = {signal.SIGHUP} if ignored(signal.SIGHUP) else set[int]()
+    return {number: signal.getsignal(number) for number in STOPS if number not in nohup}
+
+
+def _restore(handlers: dict[int, Any]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def _is_terminal(fd: int) -> bool:
@@ -259,5 +262,5 @@ def _leave_terminals(terminals: list[int]) -> None:
 
 
 def _say(text: str) -> None:
-    with suppress(OSError, ValueError):  # whoever read it has gone
+    with suppress(OSError, ValueError):  # its reader is gone
         print(text, file=sys.stderr, flush=True)

@@ -309,7 +309,7 @@ def test_what_is_imported_is_said_with_its_place_and_nothing_is_imported_for_it(
     assert imports(file) == [f"imports {LOUD} from nowhere: it is not found"]
     assert imports(file, [str(tmp_path / "behind")]) == [
         f"imports {LOUD} from {tmp_path / 'behind' / LOUD}.py",
-        f"whatever these import is looked for in {tmp_path / 'behind'}, too",
+        f"what these import is also looked for in {tmp_path / 'behind'}",
     ]
     assert not loud.exists()
 

@@ -224,11 +224,11 @@ def test_a_run_without_a_checkpoint_begins_anew_and_says_so(
 ) -> None:
     with RunFolder.create("new", here / "runs") as folder:
         assert begin(folder, graph(here)).checkpoint is None
-        told = "no checkpoint was written before the run ended. It begins anew"
+        told = "no checkpoint was written before the run ended. It starts over"
         assert told in capsys.readouterr().err
         steps(folder, 1, 2)
         begin(folder, graph(here))
-        assert "its metrics came to step 2, which nothing is left of" in capsys.readouterr().err
+        assert "its metrics reached step 2, of which nothing is left" in capsys.readouterr().err
 
 
 def test_an_older_cut_is_compared_by_its_digest(here: Path, run: RunFolder) -> None:
