@@ -56,10 +56,10 @@ class SimulatedRanks:
         return found
 
     def ended(self, message: TrainStep, versions: Versions) -> tuple[TrainStep, Versions] | None:
-        """A rank has done its updates; after the last one, the assignment as if one rank had had
-        all rows.
+        """A rank has done its updates; after the last, the assignment as if one rank had had all
+        rows.
 
-        Raises RunError where a row was in no share or in two, or the ranks of a share had different
+        Raises RunError where a row was in no share or in two, or a share's ranks had different
         rows.
         """
         parts = self._ended.setdefault((message.node, message.id), [])
@@ -71,10 +71,8 @@ class SimulatedRanks:
         mine = [m.mine for m, _ in parts if m.mine is not None]
         rows = np.concatenate(mine)
         if not np.array_equal(np.sort(rows), np.arange(len(message.keys))):
-            raise RunError(
-                f"{message.node}: of {len(message.keys)} rows, the ranks had"
-                f" {sorted(rows.tolist())}"
-            )
+            had = f"of {len(message.keys)} rows, the ranks had {sorted(rows.tolist())}"
+            raise RunError(f"{message.node}: {had}")
         order = np.argsort(rows)
         whole = {name: np.concatenate([v[name] for _, v in parts])[order] for name in versions}
         return replace(message, worker=self._ranks[message.node][0], mine=None, inputs={}), whole
@@ -86,8 +84,9 @@ class SimulatedRanks:
         by_rank = {m.worker: (m, versions) for m, versions in parts}
         shares = self._shares[node]
         for share in shares:
-            for rank in share[1:]:
-                _require_same_rows(by_rank[rank][0], by_rank[share[0]][0])
+            for rank in share:
+                if len(share) > 1:
+                    _require_same_rows(by_rank[rank][0], by_rank[share[0]][0])
         return [by_rank[share[0]] for share in shares]
 
     def meet(self, what: Work, worker: str, then: Callable[[], None]) -> None:
