@@ -26,9 +26,8 @@ from engine.observe.ownfiles import own
 from engine.observe.reports import Doing
 from engine.run.watchdog import STACK_SIGNAL
 
-_BOOTSTRAP = (
-    "from engine.launch.worker_process import main; main(int(sys.argv[3]), int(sys.argv[4]))"
-)
+_MODULE = "engine.launch.worker_process"
+_BOOTSTRAP = f"from {_MODULE} import main; main(int(sys.argv[3]), int(sys.argv[4]))"
 _SPINS = "10000"
 _COPIES = "glibc.cpu.x86_non_temporal_threshold=0x200000"
 """Copies of 2 MiB and more bypass the cache, since another process reads a slab's rows later: 16
@@ -52,9 +51,7 @@ class ChildProcess:
     def __init__(
         self, name: str, epoch: int, *, threads: int, log: Path, device: int | None = None
     ) -> None:
-        """Start it; it waits for Open. device: which of the host's GPUs it has, if any. The process
-        is killed when the calling thread ends.
-        """
+        """Start it, on this GPU of the host. It is killed when the calling thread ends."""
         self.name = name
         self.epoch = epoch
         self._log = log
@@ -65,7 +62,7 @@ class ChildProcess:
             undo.callback(mine.close)
             arguments = [str(theirs.fileno()), str(os.getpid()), name]
             self.process = subprocess.Popen(
-                interpreter(_BOOTSTRAP, "engine.launch.worker_process", *arguments),
+                interpreter(_BOOTSTRAP, _MODULE, *arguments),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -76,10 +73,8 @@ class ChildProcess:
             undo.pop_all()
         mine.setblocking(False)
         self.link = ControlSocket(mine)
-        self.doing = Doing(
-            worker=name, node="its start", what="its interpreter", since=time.monotonic()
-        )
-        self.heard = time.monotonic()
+        self.heard = now = time.monotonic()
+        self.doing = Doing(worker=name, node="its start", what="its interpreter", since=now)
         self.spoke = False
         self.opened = False
         self.lost = False

@@ -159,9 +159,7 @@ class WorkerUpdate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestReply:
-    """A request was carried out; ref: the block that it made, if any. lost: if it was not, the
-    Worker whose rows it needs and that is gone.
-    """
+    """ref: the block that the request made, if any. lost: it failed, as this Worker is gone."""
 
     number: int
     ref: Ref | None = None

@@ -34,9 +34,7 @@ class Frame:
 
 
 class ControlSocket:
-    """Whole frames in both directions; `send` and `receive` block if the socket does. Any thread
-    may send, one may receive.
-    """
+    """Whole frames; blocks if the socket does. Any thread may send, only one may receive."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -56,9 +54,8 @@ class ControlSocket:
         return bool(self._unsent)
 
     def send(self, payload: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Send one frame; `flush` sends the rest of it if a non-blocking socket has no room. Closes
-        the descriptors once they are sent. Raises RunError if it is too large, OSError if the other
-        end is gone.
+        """Send one frame and close its descriptors; `flush` sends what a non-blocking socket has no
+        room for. Raises RunError if it is too large, OSError if the other end is gone.
         """
         if len(payload) > LIMIT or len(descriptors) > _MOST_DESCRIPTORS:
             problem = f"expected at most {LIMIT} bytes, found {len(payload)}"
@@ -74,9 +71,7 @@ class ControlSocket:
             self._flush()
 
     def receive(self) -> list[Frame] | None:
-        """The frames that one read completes; None if the other end is gone. Raises RunError for
-        bytes that are not a frame.
-        """
+        """The frames that one read completes; None if the other end is gone. Raises RunError."""
         try:
             data, ancillary, flags, _ = self.sock.recvmsg(
                 _CHUNK, socket.CMSG_SPACE(_MOST_DESCRIPTORS * 4), socket.MSG_CMSG_CLOEXEC

@@ -30,9 +30,7 @@ SUPERVISOR_STOPPED = 5.0
 def silent(
     children: Sequence[ChildProcess], before: float, now: float, heartbeat: float
 ) -> list[ChildProcess]:
-    """Those to be killed, now marked as lost with the reason. before: the time of the last look.
-    The caller holds the lock.
-    """
+    """Mark and return those to be killed. before: the last look. The caller holds the lock."""
     if now - before > SUPERVISOR_STOPPED:
         for child in children:
             child.heard = now

@@ -126,9 +126,7 @@ def _own_host(cluster: Path, name: str, keys: Path | None) -> tuple[Host, Path |
 
 
 class HostedRun:
-    """One run on this host. The thread of `run` starts the Workers, which end with it.
-    wanted_back: set once the run is to be asked to stop.
-    """
+    """One run on this host. wanted_back: set once the run is to be asked to stop."""
 
     def __init__(
         self, desk: Desk, name: str, begin: hm.Begin, wanted_back: threading.Event

@@ -89,7 +89,7 @@ class Here:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostUpdate:
     """What has happened on a host. endpoints: where its Workers' channels answer. carried: how many
-    of the run's messages it has carried out. busy: whether its Workers still are after that.
+    of the run's messages it has carried out; busy: whether its Workers are busy after that.
     """
 
     events: tuple[From | WorkerLost | StopRequested, ...] = ()
@@ -131,16 +131,6 @@ class Refused:
     why: str
 
 
-Hosting = (
-    Begin
-    | Relay
-    | RelayRequest
-    | RespawnThere
-    | Look
-    | Here
-    | HostUpdate
-    | HostReply
-    | HostEnded
-    | HostBeat
-    | Refused
-)
+ToHost = Begin | Relay | RelayRequest | RespawnThere | Look
+ToRun = Here | HostUpdate | HostReply | HostEnded | HostBeat | Refused
+Hosting = ToHost | ToRun

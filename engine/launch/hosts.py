@@ -45,9 +45,7 @@ _GRACE = 10.0
 
 
 def known(cluster: Cluster, names: frozenset[str]) -> Cluster:
-    """The cluster with these hosts' cores and memory; a host is asked for what the file omits.
-    Raises RunError where one does not answer.
-    """
+    """The cluster with what these hosts have, asked where the file omits it. Raises RunError."""
     unknown = [host for host in cluster.hosts if host.name in names and not host.known]
     if not unknown:
         return cluster

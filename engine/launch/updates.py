@@ -41,11 +41,9 @@ class Updates:
             self._events.append(numbered)
 
     def spilled(self, nbytes: Callable[[], int]) -> bool:
-        """Add an event if spilling has begun or ended; whether it has. nbytes is called within the
-        lock, so that the last event is true.
-        """
+        """Add an event if spilling has begun or ended; whether it has."""
         with self._lock:
-            now = nbytes()
+            now = nbytes()  # under the lock, so that the last event is true
             changed = bool(now) != self._spills
             if changed:
                 self._spills = bool(now)

@@ -68,9 +68,7 @@ def encode(message: Any) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview, among: Sequence[type] | None = None) -> Any:
-    """The message in these bytes; arrays are read-only views of them. among: the expected classes.
-    Raises RunError for anything else, whatever it is.
-    """
+    """The message, of one of these classes; arrays are views of the bytes. Raises RunError."""
     try:
         return _decode(data, among)
     except _WRONG as error:

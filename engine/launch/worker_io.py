@@ -34,9 +34,7 @@ _REAP = 20.0
 
 
 class WorkerIO:
-    """`changed` guards all fields and the children. The loop takes events, replies, reports and
-    spans, and raises failure.
-    """
+    """`changed` guards this and the children. The loop takes events, replies, reports, spans."""
 
     def __init__(
         self, groups: Mapping[str, Group], heartbeat: float, on_change: Callable[[], None]

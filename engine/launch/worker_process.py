@@ -141,9 +141,7 @@ class WorkerProcess:
                 self._inbox.close()
 
     def _accept(self, instruction: m.ToWorker) -> None:
-        """Release at once, without an event. Weights interrupt a running chunk that takes them,
-        unless earlier ones wait. Anything else waits in the inbox.
-        """
+        """Release at once. Weights may interrupt a running chunk, unless earlier ones wait."""
         if isinstance(instruction, m.Release):
             self._worker.release(instruction.blocks)
             if self._updates.spilled(self._spilled):

@@ -1,11 +1,11 @@
-"""Guard: the token columns of a row have one length, where rows are made and where they are joined.
+"""Checks that the token columns of a row have one length, where rows are made and where joined.
 
-Owns: which ports of a node speak of the same tokens. Does not own: the comparison
+Owns: which ports of a node describe the same tokens. Does not own: the comparison
 (dataflow/aligned.py).
 
-An operator's inputs on the same rows speak of the same tokens, unless several of them hold token
-ids: then each has its own (a draft and its revision). A node's output speaks of those of its
-inputs, unless it holds ids itself.
+An operator's inputs on the same rows describe the same tokens, unless several of them hold token
+ids: then each has its own (a draft and its revision). A node's output describes its inputs' tokens,
+unless it holds ids itself.
 """
 
 from __future__ import annotations
@@ -39,42 +39,33 @@ class Alignment:
         self._made = made[0] if len(made) == 1 else None
 
     def require_inputs(self, keys: Keys, inputs: Mapping[str, Batch]) -> None:
-        """Raises KernelError naming the row where two columns that a node reads have different
-        lengths.
-        """
-        ports = [
-            (key, inputs[key], schema) for key, schema in self._inputs.items() if key in inputs
-        ]
+        """Raises KernelError naming the row where two columns of a node differ in length."""
+        ports = [(key, inputs[key], kind) for key, kind in self._inputs.items() if key in inputs]
+        fix = "Fix: columns that were made from the tokens of this very port."
         for some in [ports] if self._one_text else [[port] for port in ports]:
-            self._require(
-                keys, some, "Fix: columns that were made from the tokens of this very port."
-            )
+            self._require(keys, some, fix)
 
     def require_made(self, keys: Keys, made: Batch, inputs: Mapping[str, Batch]) -> None:
-        """The same for rows that a node made of the chunk with these keys."""
+        """The same for rows that a node made from the chunk with these keys."""
         if self._made is None:
             return
         ports: list[tuple[str, Batch, type[Schema]]] = [("", made, self._made)]
         if self._one_text and not self._made.vocabulary and _same(made.keys, keys):
             of_text = next(key for key, schema in self._inputs.items() if schema.vocabulary)
             ports = [(of_text, inputs[of_text], self._inputs[of_text]), *ports]
-        self._require(
-            made.keys,
-            ports,
-            "Fix: one value for each token (rollout['completion_mask'].like(values)).",
-        )
+        fix = "Fix: one value for each token (rollout['completion_mask'].like(values))."
+        self._require(made.keys, ports, fix)
 
     def _require(self, keys: Keys, ports: Ports, fix: str) -> None:
         found = misaligned(ports)
         if found is not None:
             row = keys.rows()[found.row]
-            raise KernelError(
-                f"{self._name}: row (position, sample, attempt) {row}: {found}. {fix}"
-            )
+            where = f"{self._name}: row (position, sample, attempt) {row}"
+            raise KernelError(f"{where}: {found}. {fix}")
 
 
 def _same_rows(node: Node, key: str) -> bool:
-    """Whether an input has the rows of the chunk, neither an ancestor's nor descendants."""
+    """Whether an input has the chunk's own rows, not an ancestor's or descendants'."""
     rows = node.operator.rows
     if isinstance(rows, Reduce):
         return key == rows.to

@@ -1,14 +1,14 @@
-"""Columns declared `device`: what a Worker keeps of its own, and how it gets those of others.
+"""Columns declared `device`: keeping those of a Worker, and getting those of others.
 
     read waits for                    unblocked by
     a transfer from each Worker       that Worker's thread for this one; its end; a time limit
 
-Owns: which columns of a node are on a device, that they are what was declared, where what comes is
-put. Does not own: their lengths (in the record batch, which is pulled first), the store
-(engine/channels/tensors/columns.py), the transfer.
+Owns: which columns of a node are on a device, checking them against their declaration, where
+received values are put. Does not own: their lengths (in the record batch, which is pulled first),
+the store (engine/channels/tensors/columns.py), the transfer.
 
-Own values are views where that is possible. Those of others come into one tensor on this Worker's
-device: the first that it sees, else the host's memory.
+Own values are views where possible. Those of others are received into one tensor on this Worker's
+device: its first GPU, else the host's memory.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Room = tuple[BlockRequest, list["Tensor"]]
-"""What is asked of another Worker, and where its values go."""
+"""A request to another Worker, and the tensors that its values are copied to."""
 
 
 class DeviceColumns:
-    """See the module. pairs: the worlds of this Worker with others; None if it is the only one."""
+    """Of one Worker. pairs: its worlds with others; None if it is the only one."""
 
     def __init__(self, worker: str, plan: Plan, pairs: TensorPairs | None) -> None:
         assert plan.program is not None
@@ -53,12 +53,8 @@ class DeviceColumns:
     # --- its own ----------------------------------------------------------------------------------
 
     def require(self, node: str, batch: Batch) -> None:
-        """Raises KernelError where a column that the node declares on a device is elsewhere, or of
-        another type.
-        """
-        for name, column in self._declared.get(node, {}).items():
-            if name not in batch.names:
-                continue
+        """Raises KernelError if a declared device column is no tensor, or of another type."""
+        for name, column in self._declared_in(node, batch.names).items():
             if name not in batch.device:
                 fix = "Columns.make with the schema that the operator returns"
                 where = f"{self._place(node)}: column {name!r}"
@@ -69,28 +65,29 @@ class DeviceColumns:
                 raise KernelError(f"{self._place(node)}: {error}") from error
 
     def keep(self, block: int, batch: Batch) -> None:
-        """Keep a batch's device columns by the number of its block."""
+        """Keep a batch's device columns under the number of its block."""
         if batch.device:
             self._store.keep(block, {name: batch.tensor(name) for name in batch.device})
 
     def release(self, block: int) -> None:
-        """Forget those of a block, if there are any; from any thread."""
+        """Forget a block's device columns, if any; from any thread."""
         self._store.release(block)
 
     def restored(self, node: str, batch: Batch) -> Batch:
-        """Rows from a file, where all values are Arrow, with the node's device columns on this
-        Worker's device.
-
+        """Rows from a file, all in Arrow, with the node's device columns on this Worker's device.
         Raises CheckpointError for values that are not what the node declares.
         """
         records, tensors = batch.records, {}
-        for name, column in self._declared.get(node, {}).items():
-            if name in batch.names:
-                given = _from_host(f"rows of {node}, column {name!r}", column, batch.array(name))
-                tensors[name] = given.values
-                index = records.schema.get_field_index(name)
-                records = records.set_column(index, column.arrow, lengths_array(given, column))
+        for name, column in self._declared_in(node, batch.names).items():
+            given = _from_host(f"rows of {node}, column {name!r}", column, batch.array(name))
+            tensors[name] = given.values
+            index = records.schema.get_field_index(name)
+            records = records.set_column(index, column.arrow, lengths_array(given, column))
         return Batch(batch.keys, records, tensors)
+
+    def _declared_in(self, node: str, names: Sequence[str]) -> dict[str, Column]:
+        """The node's device columns among these; a node may leave out what nobody reads."""
+        return {n: c for n, c in self._declared.get(node, {}).items() if n in names}
 
     # --- those of others --------------------------------------------------------------------------
 
@@ -101,68 +98,49 @@ class DeviceColumns:
         found: Sequence[Sequence[pa.RecordBatch]],
     ) -> list[dict[str, Tensor]]:
         """The device columns of each gather, the rows of its blocks one after another. asked,
-        found: what was pulled of each block. Raises PeerLost.
+        found: the requests and records of each block. Raises PeerLost.
         """
         rooms: dict[str, list[Room]] = {}
-        made = [
-            self._read_own(g, a, f, rooms) for g, a, f in zip(gathers, asked, found, strict=True)
-        ]
+        each = zip(gathers, asked, found, strict=True)
+        columns = [self._read_own(g.producer, a, f, rooms) for g, a, f in each]
         for peer, wanted in rooms.items():
             self._receive(peer, wanted)
-        return made
+        return columns
 
     def placed(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Values that came by another way, on this Worker's device."""
+        """Values that arrived in another way, on this Worker's device."""
         return {name: tensor.to(_own_device()) for name, tensor in values.items()}
 
     def _read_own(
         self,
-        gather: Gather,
+        producer: str,
         asked: Sequence[BlockRequest],
         found: Sequence[pa.RecordBatch],
         rooms: dict[str, list[Room]],
     ) -> dict[str, Tensor]:
-        """The tensors of a gather, filled with what this Worker has of them; rooms: is told of what
-        is to come.
-        """
-        there = found[0].schema.names if found else []  # a node may leave out what nobody reads
-        columns = {n: c for n, c in self._declared.get(gather.producer, {}).items() if n in there}
+        """The tensors of a gather, with this Worker's own values; adds to rooms what is missing."""
+        columns = self._declared_in(producer, found[0].schema.names) if found else {}
         if not columns:
             return {}
         names = tuple(columns)
         if len(asked) == 1 and asked[0].worker == self._worker:
             values = self._store.picked(asked[0].block, names, asked[0].rows)
             return dict(zip(names, values, strict=True))
-        counts = {n: [int(offsets_of(part.column(n))[-1]) for part in found] for n in names}
-        whole = {n: _empty(column, sum(counts[n])) for n, column in columns.items()}
-        parts = {n: whole[n].split(counts[n]) for n in names}
-        for index, request in enumerate(asked):
-            self._read_block(request, names, [parts[n][index] for n in names], rooms)
+        whole, parts = _allocate(columns, found)
+        for request, targets in zip(asked, parts, strict=True):
+            if request.worker == self._worker:
+                _copy(self._store.picked(request.block, names, request.rows), targets)
+            else:
+                wanted = replace(request, columns=names)
+                rooms.setdefault(request.worker, []).append((wanted, targets))
         return whole
 
-    def _read_block(
-        self,
-        request: BlockRequest,
-        names: tuple[str, ...],
-        target: list[Tensor],
-        rooms: dict[str, list[Room]],
-    ) -> None:
-        """Copy a block of this Worker's own; note one of another in rooms."""
-        if request.worker == self._worker:
-            _copy(self._store.picked(request.block, names, request.rows), target)
-            return
-        wanted = replace(request, columns=names)
-        rooms.setdefault(request.worker, []).append((wanted, target))
-
     def _receive(self, peer: str, wanted: Sequence[Room]) -> None:
-        """One transfer of all that another Worker has."""
+        """Everything wanted of another Worker, in one transfer."""
         assert self._pairs is not None
+        requests = [request for request, _ in wanted]
         targets = [target for _, many in wanted for target in many]
-        arrived = self._pairs.receive(
-            peer,
-            [request for request, _ in wanted],
-            lambda device: [_on(target, device) for target in targets],
-        )
+        arrived = self._pairs.receive(peer, requests, lambda at: [_on(t, at) for t in targets])
         _copy(arrived, targets)
 
 
@@ -172,26 +150,33 @@ def _own_device() -> torch.device:
     return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
 
 
-def _empty(column: Column, count: int) -> Tensor:
-    """Room for so many values, whose contents are whatever was there."""
+def _allocate(
+    columns: Mapping[str, Column], found: Sequence[pa.RecordBatch]
+) -> tuple[dict[str, Tensor], list[list[Tensor]]]:
+    """Uninitialized tensors for all blocks, by column; and each block's part of each of them."""
     import torch
 
-    return torch.empty(
-        (count, *shape_of(column)), dtype=getattr(torch, dtype_of(column)), device=_own_device()
-    )
+    whole: dict[str, Tensor] = {}
+    parts: list[list[Tensor]] = [[] for _ in found]
+    for name, column in columns.items():
+        counts = [int(offsets_of(records.column(name))[-1]) for records in found]
+        shape, dtype = (sum(counts), *shape_of(column)), getattr(torch, dtype_of(column))
+        whole[name] = torch.empty(shape, dtype=dtype, device=_own_device())
+        for part, values in zip(parts, whole[name].split(counts), strict=True):
+            part.append(values)
+    return whole, parts
 
 
 def _on(target: Tensor, device: str) -> Tensor:
-    """The target itself where it is on that device, else room of its form there."""
+    """The target itself if it is on that device, else an uninitialized one like it there."""
     import torch
 
-    return (
-        target if target.device == torch.device(device) else torch.empty_like(target, device=device)
-    )
+    there = target.device == torch.device(device)
+    return target if there else torch.empty_like(target, device=device)
 
 
 def _copy(values: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
-    """What is not in its place yet."""
+    """Copy the values that are not in their place yet."""
     for value, target in zip(values, targets, strict=True):
         if value is not target:
             target.copy_(value)
@@ -207,10 +192,8 @@ def _from_host(where: str, column: Column, array: pa.Array) -> Ragged:
     if pa.types.is_fixed_size_list(values.type):
         values = values.flatten()
     try:
-        numbers = torch.from_numpy(
-            values.to_numpy(zero_copy_only=False).reshape(-1, *shape_of(column)).copy()
-        )
-        given = Ragged(numbers.to(_own_device()), offsets)
+        numbers = values.to_numpy(zero_copy_only=False).reshape(-1, *shape_of(column)).copy()
+        given = Ragged(torch.from_numpy(numbers).to(_own_device()), offsets)
         require(where, column, given)
     except (TypeError, ValueError) as error:  # DataError is one
         raise CheckpointError(

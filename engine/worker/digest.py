@@ -1,13 +1,12 @@
 """A hash of each row's content, by which rows that were made twice are compared.
 
-Owns: the hash. Does not own: when it is taken (worker.py: where a run has several Workers), nor
-what a difference means (the coordinator: the node is not deterministic).
+Owns: the hash. Does not own: when it is taken (rows.py), what a difference means (the coordinator:
+the node is not deterministic).
 
-What varies in length (texts, lists) is XXH3-64 of a row's bytes, which costs 0.13 us a row and
-column, and 15 GB/s beyond that; a number becomes 64 bits by the finaliser of splitmix64 (Steele,
-Lea, Flood 2014, doi 10.1145/2660193.2660195). What is on a GPU is hashed there: each number with
-its place in the row, as by splitmix64, and the sum of these. It finds what differs by chance; it is
-no protection against somebody who looks for two equal ones.
+Texts and lists: XXH3-64 of a row's bytes, which takes 0.13 us a row and column, and 15 GB/s beyond
+that. Numbers: the finaliser of splitmix64 (Steele, Lea, Flood 2014, doi 10.1145/2660193.2660195).
+On a GPU: the sum of splitmix64 of each number with its place in the row. The hash is not
+cryptographic: it finds accidental differences only.
 """
 
 from __future__ import annotations
@@ -26,18 +25,14 @@ _NULL = np.uint64(0xD6E8FEB86659FD93)
 
 
 def row_digests(batch: Batch) -> np.ndarray:
-    """uint64 [rows]: a hash of all columns of each row, names included and keys not; equal content,
-    equal hash.
-
-    How the columns lie in memory (slices, chunks, widths of offsets) does not count; the order of
-    columns neither.
+    """uint64 [rows]: a hash of each row's columns, with their names, without keys. It depends
+    neither on the columns' layout in memory (slices, chunks, offset widths) nor on their order.
     """
     total = np.zeros(len(batch), dtype=np.uint64)
     with np.errstate(over="ignore"):
         for name in batch.names:
-            hashed = (
-                _tensor(batch.tensor(name)) if name in batch.device else _hashed(batch.array(name))
-            )
+            is_tensor = name in batch.device
+            hashed = _tensor(batch.tensor(name)) if is_tensor else _hashed(batch.array(name))
             total += _mix(hashed ^ _salt(name))
     return total
 
@@ -59,7 +54,7 @@ def _hashed(array: pa.Array) -> np.ndarray:
 
 
 def _bits(array: pa.Array) -> np.ndarray:
-    """Of numbers, their bits: 0.0 and -0.0 differ, a nan equals itself; anything under a null."""
+    """The bits of numbers: 0.0 and -0.0 differ, a nan equals itself; arbitrary under a null."""
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())
     width = array.type.bit_width // 8
@@ -70,20 +65,17 @@ def _bits(array: pa.Array) -> np.ndarray:
 
 
 def _texts(array: pa.Array, kind: np.dtype) -> np.ndarray:
-    """Of strings, by their bytes. kind: of their offsets."""
+    """Hashes of strings' bytes. kind: the dtype of the offsets."""
     offsets, data = array.buffers()[1], array.buffers()[2]
     if not len(array) or offsets is None:
         return np.zeros(len(array), dtype=np.uint64)
-    starts = np.frombuffer(
-        offsets, dtype=kind, count=len(array) + 1, offset=array.offset * kind.itemsize
-    )
+    first = array.offset * kind.itemsize
+    starts = np.frombuffer(offsets, dtype=kind, count=len(array) + 1, offset=first)
     return _spans(np.frombuffer(data or b"", dtype=np.uint8), starts)
 
 
 def _lists(array: pa.Array) -> np.ndarray:
-    """Of lists, by the bytes of numbers, else by the hashes of their elements; and by which numbers
-    are null.
-    """
+    """Hashes of lists: of the bytes of numbers and which are null, or of their elements' hashes."""
     starts = array.offsets.to_numpy().astype(np.int64)
     values = array.values.slice(starts[0], starts[-1] - starts[0])
     starts -= starts[0]
@@ -115,29 +107,26 @@ def _struct(array: pa.Array) -> np.ndarray:
 
 
 def _nulls(array: pa.Array, hashed: np.ndarray) -> np.ndarray:
-    """What lies under a null does not count."""
+    """The same with one hash for every null."""
     if not array.null_count:
         return hashed
     return np.where(array.is_null().to_numpy(zero_copy_only=False), _NULL, hashed)
 
 
 def _tensor(column: Ragged) -> np.ndarray:
-    """uint64 [rows]: of a column declared `device`, by the bytes of its values, hashed where they
-    are.
-    """
+    """uint64 [rows]: hashes of a device column's values, computed where they are."""
     if column.values.is_cuda:
         return on_device(column)
     return _spans(column.values.numpy().reshape(-1), column.offsets * width_of(column))
 
 
 def _salt(name: str) -> np.uint64:
-    return np.uint64(
-        int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
-    )
+    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+    return np.uint64(int.from_bytes(digest, "little"))
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """In place where x is an array of its own, as all are here."""
+    """The finaliser of splitmix64, in place: the caller owns x."""
     spare = np.empty_like(x)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         np.right_shift(x, np.uint64(shift), out=spare)

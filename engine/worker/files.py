@@ -1,7 +1,7 @@
 """Files of a Worker: the state of its kernels, finished rows, samples.
 
-Owns: carrying out what the loop asks (Save, Restore, KeepRows, SaveWeights). Does not own: the
-directory and whether it is whole (engine/checkpoint), the form of weights (the kernels).
+Owns: carrying out the loop's requests (Save, Restore, KeepRows, SaveWeights). Does not own: the
+directory and whether it is complete (engine/checkpoint), the format of weights (the kernels).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.worker.timing import Timing
 
 
 class WorkerFiles:
-    """See the module."""
+    """Of one Worker."""
 
     def __init__(
         self,
@@ -34,9 +34,8 @@ class WorkerFiles:
         self._samples = samples
 
     def answer(self, request: Ask) -> Ref | None:
-        """Do what the loop asks: None for Save, Restore and SaveWeights, the Ref of KeepRows.
-
-        Raises PeerLost where rows to be saved are gone with their Worker.
+        """Carry out a request; returns the Ref of KeepRows. Raises PeerLost where rows to be saved
+        are gone with their Worker.
         """
         match request:
             case Save():
@@ -61,7 +60,7 @@ class WorkerFiles:
             write_rows(request.directory / "rows" / f"{name}.arrow", rows)
 
     def _restore(self, request: Restore) -> None:
-        """Read weights back; every node that reads a follower is told how old it is."""
+        """Read weights back, and tell every reader of a follower its version."""
         for node, path in request.nodes.items():
             with self._timing.during(node, "restore", counted=False):
                 self._kernels[node].restore(request.directory / path)

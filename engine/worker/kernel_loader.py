@@ -1,7 +1,7 @@
 """From planned nodes to open kernels.
 
-Owns: finding a kernel's class, what it is told of its node, the open kernels of a Worker with their
-sessions. Does not own: any kernel, nor what it is called for (worker.py, training.py, delivery.py).
+Owns: finding a kernel's class, its description of the node, a Worker's open kernels and sessions.
+Does not own: the kernels (operators/kernels), calls of them (worker.py, training.py, delivery.py).
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from engine.worker.timing import During, Timing
 
 
 def kernel_node(planned: PlannedNode, program: Graph, *, inproc: bool = False) -> KernelNode:
-    """What a kernel is told of its node."""
+    """What a kernel is told about its node."""
     node = program.node(planned.name)
     models = {s.name: s for s in program.states if isinstance(s, Model)}
-    schemas = {key: port.schema for key, port in node.inputs.items()}
     return KernelNode(
         name=planned.name,
         operator=planned.operator,
@@ -37,7 +36,7 @@ def kernel_node(planned: PlannedNode, program: Graph, *, inproc: bool = False) -
         reads={i.name: tuple(c for f in i.fetches for c in f.columns) for i in planned.inputs},
         returns=planned.returns,
         function=node.operator.function,
-        schemas=schemas,
+        schemas={key: port.schema for key, port in node.inputs.items()},
         keeps=node.operator.keeps,
         inproc=inproc,
     )
@@ -49,21 +48,18 @@ def kernel_class(node: PlannedNode) -> type:
     try:
         return getattr(importlib.import_module(module), name)
     except ImportError as error:
-        raise PlanError(
-            f"{node.name}: kernel {node.kernel} cannot be imported: {error}. Fix: install what it"
-            " needs."
-        ) from error
+        problem = f"{node.name}: kernel {node.kernel} cannot be imported: {error}."
+        raise PlanError(f"{problem} Fix: install what it needs.") from error
 
 
 class OpenKernels:
-    """The kernels of a Worker, by node. Which protocol of dataflow.kernel one has follows from its
-    node's work kind.
+    """The kernels of a Worker, by node. The node's work kind decides which protocol of
+    dataflow.kernel one implements. group: the Worker's process group, if it is a rank.
     """
 
     def __init__(
         self, plan: Plan, timing: Timing, channel: Channel, *, group: Any, inproc: bool
     ) -> None:
-        """group: the process group of the ranks that the Worker is one of."""
         self.nodes = {n.name: n for n in plan.nodes if timing.worker in n.workers}
         assert plan.program is not None
         self.aligned = {name: Alignment(plan.program.node(name)) for name in self.nodes}
@@ -97,28 +93,27 @@ class OpenKernels:
         group = self._group if node.ranks > 1 else None
         ranks = SessionRanks(rank=self.rank(node.name), world=node.ranks, group=group)
         names = {use.model: use.module for use in node.models}
-        return NodeSession(
-            node.name, self._plan.seed, self._modules, names, ranks, self._channel.allocate
-        )
+        seed, allocate = self._plan.seed, self._channel.allocate
+        return NodeSession(node.name, seed, self._modules, names, ranks, allocate)
 
     def rank(self, node: str) -> int:
         """Which of the node's ranks this Worker is."""
         return self.nodes[node].rank_of(self._timing.worker).index
 
     def during(self, node: str, what: str) -> During:
-        """A context in which the node computes; its first rank counts the time."""
+        """A context in which the node computes; only its first rank counts the time."""
         counted = node not in self.nodes or self.rank(node) == 0
         return self._timing.during(node, what, counted=counted)
 
     def sleep(self) -> None:
-        """Give back the devices of every kernel that can."""
+        """Let every kernel that can give its devices back."""
         for name, kernel in self.by_node.items():
             if isinstance(kernel, Sleeper):
                 with self.during(name, "sleep"):
                     kernel.sleep()
 
     def wake(self) -> None:
-        """Take the devices up again."""
+        """Let them take their devices again."""
         for name, kernel in self.by_node.items():
             if isinstance(kernel, Sleeper):
                 with self.during(name, "wake"):

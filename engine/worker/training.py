@@ -3,8 +3,8 @@
     TrainStep   prepares where there are several ranks, else trains
     Go          trains, once every rank is prepared; ranks with equal rows get them from the first
 
-Owns: what is prepared, the metrics of Steps and their labels. Does not own: fetching (rows.py), the
-order of ranks (the coordinator), what a kernel does in a Step.
+Owns: prepared Steps, the metrics of Steps and their labels. Does not own: fetching (rows.py), the
+order of ranks (the coordinator), the training itself (kernels).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class WorkerTraining:
-    """See the module. broadcast: to and from the ranks with equal rows, where there are any."""
+    """Of one Worker. broadcast: to and from the ranks with equal rows, if there are any."""
 
     def __init__(
         self,
@@ -49,8 +49,8 @@ class WorkerTraining:
         self._reports: list[Report] = []
 
     def train(self, message: m.TrainStep) -> m.Stepped | m.Prepared:
-        """Train, or with several ranks fetch everything (what another rank gives excepted) and wait
-        for Go. What was prepared before is dropped.
+        """Train; or with several ranks fetch everything, except what another rank gives, and wait
+        for Go. An earlier prepared Step of the node is dropped.
         """
         self._prepared.pop(message.node, None)
         keys = message.keys if message.mine is None else message.keys.take(message.mine)
@@ -75,21 +75,19 @@ class WorkerTraining:
         return self._stepped(prepared, self._shared(prepared, assignment))
 
     def forget_prepared(self) -> None:
-        """What was prepared is not wanted any more."""
+        """Drop all prepared Steps."""
         self._prepared.clear()
 
     def evaluate(self, message: m.Evaluate) -> m.Evaluated:
         """Run an evaluate node on all of its rows."""
         inputs = self._rows.assembled(message.keys, message.inputs)
-        assignment = Assignment(
-            sequence=message.id, step=message.version, keys=message.keys, inputs=inputs
-        )
-        what = f"version {message.version}, {len(message.keys)} rows"
-        with self._kernels.during(message.node, what):
+        keys, version = message.keys, message.version
+        assignment = Assignment(sequence=message.id, step=version, keys=keys, inputs=inputs)
+        with self._kernels.during(message.node, f"version {version}, {len(keys)} rows"):
             metrics: Mapping[str, float] = self._kernels[message.node].step(assignment)
         self._reports += [(name, value, 1.0) for name, value in metrics.items()]
         score = next((value for name, value in metrics.items() if name.endswith("/reward")), None)
-        return m.Evaluated(id=message.id, node=message.node, version=message.version, score=score)
+        return m.Evaluated(id=message.id, node=message.node, version=version, score=score)
 
     def reports(self) -> list[Report]:
         """Metrics since the last call."""
@@ -99,7 +97,7 @@ class WorkerTraining:
         return found
 
     def _shared(self, message: m.TrainStep, assignment: Assignment) -> Assignment:
-        """With its rows, which the first of the ranks that have the same gives to the others."""
+        """With its rows, which the first of the ranks with equal rows gives to the others."""
         if not message.giver:
             return assignment
         assert self._broadcast is not None
@@ -111,9 +109,8 @@ class WorkerTraining:
                     return assignment
                 found = self._broadcast.take(list(message.inputs))
         except PeerLost as lost:
-            raise RunError(
-                f"{self._plan.place(message.node)}: rows of step {message.step}: {lost}"
-            ) from lost
+            place = self._plan.place(message.node)
+            raise RunError(f"{place}: rows of step {message.step}: {lost}") from lost
         inputs = {
             name: Batch(assignment.keys, records, self._rows.placed(values))
             for name, (records, values) in found.items()
@@ -132,7 +129,7 @@ class WorkerTraining:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Label:
-    """How metrics of a further train node are labelled; every: all, not only the optimizer's."""
+    """Labels the metrics of a second or later train node; every: all, not only the optimizer's."""
 
     model: str = ""
     every: bool = False
@@ -153,8 +150,7 @@ def metric_labels(plan: Plan) -> dict[str, Label]:
         if planned.work == "train":
             model = plan.program.node(planned.name).states["model"]
             assert isinstance(model, Model)
-            found[planned.name] = (
-                Label(model=model.name, every=model.head in heads) if heads else Label()
-            )
+            name = model.name if heads else ""
+            found[planned.name] = Label(model=name, every=model.head in heads)
             heads.append(model.head)
     return found

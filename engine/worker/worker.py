@@ -9,8 +9,8 @@
     Offer, Load       weights                      see there                         delivery.py
     Save, Restore     rows to be saved             the channels of their Workers     files.py
 
-Owns: carrying out instructions, one after another. Does not own: any decision (coordinator), its
-channel (whoever made it), nor messages between processes (engine/launch).
+Owns: carrying out instructions in order. Does not own: any decision (coordinator), its channel (the
+caller's), messages between processes (engine/launch).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Worker:
-    """The kernels of one Worker. `execute` runs one instruction and yields what comes of it."""
+    """The kernels of one Worker. `execute` carries out one instruction and yields its events."""
 
     def __init__(
         self,
@@ -52,9 +52,9 @@ class Worker:
         cast: RowBroadcast | None = None,
         pairs: TensorPairs | None = None,
     ) -> None:
-        """channel: where its rows are kept, and others' come from. samples: where the recorder
-        writes them. group: the process group of the ranks that this Worker is one of; cast: its end
-        of broadcasts to those with equal rows. pairs: its worlds with others.
+        """channel: keeps its rows, fetches those of others. samples: written by the recorder.
+        group: its process group, if it is a rank; cast: its end of broadcasts to the ranks with
+        equal rows. pairs: its worlds with others.
         """
         self.name = name
         self.channel = channel
@@ -70,10 +70,8 @@ class Worker:
 
     def open(self) -> Iterator[m.Event]:
         """Open every kernel, in running order; a source says how many rows it has. A Worker that
-        takes turns on its devices then sleeps.
-
-        Raises what a kernel refuses its node with (DataError, KernelError, ...); anything else as
-        KernelError.
+        takes turns on its devices then sleeps. Raises what a kernel refuses its node with; anything
+        but a DataflowError as KernelError.
         """
         yield from self.kernels.open()
         if any(self.name in group for group in self._plan.turns):
@@ -85,16 +83,14 @@ class Worker:
         self.kernels.close()
 
     def reports(self) -> list[Report]:
-        """Metrics since the last call, but for those of chunks, which are Reported."""
+        """Metrics since the last call, except those of chunks, which are Reported."""
         found, self._reports = self._reports, []
         found += self._training.reports()
         return [*found, *self.timing.reports(), *self.kernels.reports()]
 
     def execute(self, instruction: m.ToWorker) -> Generator[m.Event, None, None]:
-        """Carry out one instruction, yielding events as they come about.
-
-        Where the Worker that keeps some of its rows is gone, that is FetchFailed, and nothing was
-        begun.
+        """Carry out one instruction and yield its events. If a Worker that keeps some of its rows
+        is gone, that is FetchFailed, and nothing was begun.
         """
         try:
             if not isinstance(instruction, m.RunChunk):
@@ -128,14 +124,13 @@ class Worker:
                 return (self._turn(instruction),)
 
     def settle(self) -> Iterator[m.Event]:
-        """What nobody waits for, once an instruction has been carried out: probes."""
+        """After an instruction: the events that nobody waits for, which are probes."""
         return self._delivery.settle()
 
     def interrupt_with(self, message: m.Load) -> bool:
-        """From any thread, while `execute` runs a chunk: let it go on under this version.
-
-        True: the running `execute` brings the weights in and yields what comes of it. False: no
-        running chunk can take them; execute the message after it, before anything else.
+        """From any thread, while `execute` runs a chunk: let it go on under this version. True: the
+        running `execute` loads the weights and yields the events. False: no running chunk can take
+        them; execute the message next.
         """
         return self._delivery.interrupt_with(message)
 
@@ -150,9 +145,8 @@ class Worker:
         aligned = self.kernels.aligned[chunk.node]
         aligned.require_inputs(chunk.keys, inputs)
         self._delivery.begins(self.kernels.nodes[chunk.node])
-        rows = self.kernels[chunk.node].run(
-            Chunk(id=chunk.id, step=chunk.step, keys=chunk.keys, inputs=inputs)
-        )
+        given = Chunk(id=chunk.id, step=chunk.step, keys=chunk.keys, inputs=inputs)
+        rows = self.kernels[chunk.node].run(given)
         what = f"chunk {chunk.id}, {len(chunk.keys)} rows"
         while True:
             with self.kernels.during(chunk.node, what):
@@ -162,9 +156,8 @@ class Worker:
             if len(batch):  # one without rows only lets new weights in
                 aligned.require_made(chunk.keys, batch, inputs)
                 yield from self._reported(chunk)
-                yield m.Produced(
-                    id=chunk.id, node=chunk.node, ref=self.rows.keep(chunk.node, batch)
-                )
+                ref = self.rows.keep(chunk.node, batch)
+                yield m.Produced(id=chunk.id, node=chunk.node, ref=ref)
             yield from self._delivery.meanwhile()
         yield from self._reported(chunk)
         for key, error, failed in self.kernels.sessions[chunk.node].tombstones():
@@ -173,13 +166,13 @@ class Worker:
         yield from self._delivery.ends()
 
     def _reported(self, chunk: m.RunChunk) -> Iterator[m.Reported]:
-        """What was measured of the chunk since the last time."""
+        """The chunk's metrics since the last call."""
         made = self.kernels.sessions[chunk.node].reports()
         if made and not chunk.again:
             yield m.Reported(id=chunk.id, worker=self.name, metrics=tuple(made))
 
     def _record(self, message: m.Record) -> m.Recorded:
-        """Metrics of a Step's rows, and their samples where they are due."""
+        """Metrics of a Step's rows, and samples of them if they are due."""
         rows = {
             node: self.rows.assembled(keys, {node: message.inputs[node]})[node]
             for node, keys in message.keys.items()
