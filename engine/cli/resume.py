@@ -49,15 +49,12 @@ def _folder(arguments: Sequence[str]) -> tuple[Path, Sequence[str]]:
     if arguments and arguments[0] in ("-h", "--help"):
         changed_options(["--help"])
     if not arguments or arguments[0].startswith("-"):
-        raise UsageError(
-            "dataflow resume: expected the run's folder first. Fix: dataflow resume runs/grpo"
-            " [flags]."
-        )
+        fix = "dataflow resume runs/grpo [flags]"
+        raise UsageError(f"dataflow resume: expected the run's folder first. Fix: {fix}.")
     path = Path(arguments[0])
     if not path.is_dir():
-        raise UsageError(
-            f"dataflow resume: no folder {str(path)!r}. Fix: the run folder, such as runs/grpo."
-        )
+        fix = "the run folder, such as runs/grpo"
+        raise UsageError(f"dataflow resume: no folder {str(path)!r}. Fix: {fix}.")
     return path, arguments[1:]
 
 

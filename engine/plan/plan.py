@@ -183,10 +183,7 @@ class PlannedSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedEdge:
-    """One data edge: its columns, bytes a Step and route.
-
-    device: the columns whose values stay on devices, and travel by collectives.
-    """
+    """One data edge: its columns, bytes a Step and route. device: columns that stay on devices."""
 
     producer: str
     consumer: str
@@ -320,10 +317,7 @@ def with_lags(
 def elsewhere(
     model: PlannedModel, models: Sequence[PlannedModel], nodes: Sequence[PlannedNode]
 ) -> tuple[str, ...]:
-    """Workers to which a Model's versions travel from its writer's first: those of readers.
-
-    Readers of its followers count.
-    """
+    """Workers that a writer's versions travel to: of its readers, and of its followers' readers."""
     workers = {n.name: n.workers for n in nodes}
     models = [m for m in models if model.name in (m.name, m.follows)]
     readers = [r for m in models for r in m.copied]
