@@ -1,11 +1,11 @@
-"""Record batches as lists of buffers, and back from buffers that nobody vouches for.
+"""Record batches as lists of buffers, and back from buffers that cannot be trusted.
 
 Owns: taking Arrow arrays apart into nodes (length, nulls) and buffers, putting them together again
-with every check that keeps wrong numbers from being read, checksums. Does not own: types
-(layout.py), where the bytes lie and how they are sent (the transports).
+with every check that they need, checksums. Does not own: types (layout.py), memory and sockets (the
+transports).
 
-Only what is looked at travels: of a slice its rows, of a list column the values that its rows
-have. Offsets then start at 0. Nothing is copied but offsets and bitmaps of slices.
+Of a slice, only its own rows and list values travel, with offsets from 0. Only the offsets and
+bitmaps of slices are copied.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from engine.channels.layout import SchemaLayout, TypeLayout, layout_of
 Node = tuple[int, int]
 """(length, nulls) of one array; a column of lists has two arrays, and so on."""
 Buffers = list[pa.Buffer | None]
-"""A buffer of None or of no bytes is not there."""
+"""None and a buffer of 0 bytes both mean: absent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,9 +43,6 @@ class Framed:
         return sum(b.size for b in self.buffers if b is not None)
 
 
-# --- apart ----------------------------------------------------------------------------------------
-
-
 def taken_apart(records: pa.RecordBatch) -> Framed:
     """A record batch's nodes and buffers. Raises DataError for a column that does not travel."""
     layout = layout_of(records.schema)
@@ -61,10 +58,8 @@ _OFFSET = {4: struct.Struct("=i"), 8: struct.Struct("=q")}
 
 
 def _simple_apart(array: pa.Array, kind: TypeLayout, nodes: list[Node], buffers: Buffers) -> bool:
-    """As _apart, of the columns that most are: numbers, or lists of numbers, from their first on,
-    and none null. Returns whether it is one of those.
-
-    It asks Arrow for half as many objects, of which a small batch costs most.
+    """_apart for the usual column: unsliced numbers, or lists of them, without nulls. Returns
+    False for any other. It makes half as many Arrow objects, the main cost of a small batch.
     """
     own, count = array.buffers(), len(array)
     if array.offset or not kind.simple or not count or own[0] is not None:
@@ -102,7 +97,7 @@ def _apart(array: pa.Array, kind: TypeLayout, nodes: list[Node], buffers: Buffer
 
 
 def _below(array: pa.Array, own: Buffers, kind: TypeLayout, buffers: Buffers) -> list[pa.Array]:
-    """The arrays below one of lists, maps or structs, of its rows alone; offsets are appended."""
+    """The child arrays of lists, maps or structs, cut to its rows; offsets are appended."""
     if kind.code == "struct":
         return [array.field(index) for index in range(len(kind.children))]
     if kind.code == "fixed":
@@ -114,7 +109,7 @@ def _below(array: pa.Array, own: Buffers, kind: TypeLayout, buffers: Buffers) ->
 
 
 def _entries(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The struct of keys and items below a map, from its first entry."""
+    """The struct of a map's keys and items."""
     return pa.StructArray.from_arrays([array.keys, array.items], fields=list(kind))
 
 
@@ -127,7 +122,7 @@ def _values(data: pa.Buffer | None, kind: TypeLayout, offset: int, count: int) -
 
 
 def _bits(data: pa.Buffer, offset: int, count: int) -> pa.Buffer:
-    """`count` bits from bit `offset` on, beginning at bit 0 of a byte."""
+    """`count` bits from bit `offset`, moved to bit 0."""
     if offset % 8 == 0:
         return data.slice(offset // 8, (count + 7) // 8)
     packed = np.frombuffer(data, np.uint8)[offset // 8 : (offset + count + 7) // 8]
@@ -138,7 +133,7 @@ def _bits(data: pa.Buffer, offset: int, count: int) -> pa.Buffer:
 def _add_offsets(
     array: pa.Array, data: pa.Buffer | None, width: int, buffers: Buffers
 ) -> tuple[int, int]:
-    """Append the offsets of an array's rows, from 0; returns which values they span."""
+    """Append the offsets of an array's rows, from 0; returns the range of values they span."""
     if data is None or not data.size:
         buffers.append(pa.py_buffer(bytes(width)))
         return 0, 0
@@ -147,9 +142,6 @@ def _add_offsets(
     first, last = int(numbers[0]), int(numbers[-1])
     buffers.append(mine if first == 0 else pa.py_buffer(numbers - numbers[0]))
     return first, last
-
-
-# --- together -------------------------------------------------------------------------------------
 
 
 def put_together(
@@ -172,7 +164,7 @@ def put_together(
 def checked_together(
     layout: SchemaLayout, rows: int, nodes: Sequence[Node], buffers: Sequence[pa.Buffer | None]
 ) -> pa.RecordBatch:
-    """put_together for what came from a peer. Raises RunError (naming none) for what cannot be."""
+    """put_together for a peer's buffers. Raises RunError where they do not fit together."""
     if len(nodes) != layout.node[-1] or len(buffers) != layout.buffer[-1]:
         raise RunError(
             f"expected {layout.node[-1]} arrays and {layout.buffer[-1]} buffers for its schema, "
@@ -202,7 +194,7 @@ def _simple_together(
     buffers: Sequence[pa.Buffer | None],
     buffer: int,
 ) -> pa.Array | None:
-    """As _together, of what _simple_apart takes apart; None where it is something else."""
+    """_together for what _simple_apart takes apart; None for anything else."""
     length, nulls = nodes[node]
     if nulls or buffers[buffer] is not None:
         return None
@@ -234,9 +226,7 @@ def _together(
 
 
 def _validity(found: pa.Buffer | None, nulls: int) -> pa.Buffer | None:
-    """The map of nulls. Raises RunError where it is there and none are counted, which would make
-    values of them, or the other way round.
-    """
+    """The null bitmap. Raises RunError where it contradicts the null count."""
     if bool(nulls) != (found is not None and found.size > 0):
         raise RunError(
             f"an array with {nulls} nulls {'with' if found else 'without'} a map of them"
@@ -244,20 +234,17 @@ def _validity(found: pa.Buffer | None, nulls: int) -> pa.Buffer | None:
     return found if nulls else None
 
 
-# --- content --------------------------------------------------------------------------------------
-
-
 def checksums(buffers: Sequence[pa.Buffer | None]) -> list[int]:
-    """xxh3 (64 bits) of each buffer, 0 for one that is not there."""
+    """xxh3 (64 bits) of each buffer, 0 for an absent one."""
     return [0 if b is None or not b.size else xxhash.xxh3_64_intdigest(b) for b in buffers]
 
 
 _HOT = 256 << 10
-"""Bytes that are copied and then summed up at a time, while they are in the cache."""
+"""Bytes that are copied and hashed at a time, while they are in the cache."""
 
 
 def copy_summed(buffer: pa.Buffer, target: np.ndarray) -> int:
-    """Copy a buffer into uint8 [its size], and give its xxh3: memory is read once for both."""
+    """Copy a buffer into uint8 [its size] and return its xxh3; reads memory once for both."""
     source, digest = np.frombuffer(buffer, np.uint8), xxhash.xxh3_64()
     for start in range(0, len(source), _HOT):
         target[start : start + _HOT] = source[start : start + _HOT]

@@ -1,7 +1,7 @@
-"""What is said of a block, whatever brings it: what is asked for, its header, and what is checked.
+"""Requests for blocks, their answers, and the checks of an answer, for every transport.
 
-Owns: these structs, their msgpack, and what is checked before anything of a peer is believed. Does
-not own: where a buffer's bytes are found (each transport), record batches (frames.py).
+Owns: these structs, their msgpack form, and the checks before a peer's answer is used. Does not
+own: where a buffer's bytes are (each transport), record batches (frames.py).
 
     a buffer's place    (slab, offset, length) in shared memory, (frame, 0, length) elsewhere
 """
@@ -25,9 +25,8 @@ T = TypeVar("T")
 
 Count = Annotated[int, Meta(ge=0, lt=2**62)]
 Hash = int
-"""Only compared."""
 Place = tuple[Count, Count, Count]
-"""(slab or frame, offset, length); a buffer of length 0 is not there."""
+"""(slab or frame, offset, length); a buffer of length 0 is absent."""
 NOWHERE: Place = (0, 0, 0)
 
 
@@ -40,13 +39,13 @@ class Wanted(Struct, array_like=True, frozen=True):
 
     @staticmethod
     def of(request: BlockRequest) -> Wanted:
-        """A request as it travels."""
+        """The message for a request."""
         rows = request.rows
         data = None if rows is None else np.ascontiguousarray(rows, dtype="<i8").tobytes()
         return Wanted(request.block, tuple(request.columns), data)
 
     def request(self, worker: str) -> BlockRequest:
-        """The inverse, of the Worker that is asked. Raises RunError for rows that are none."""
+        """The request to `worker`. Raises RunError for malformed rows."""
         rows = None
         if self.rows is not None:
             if len(self.rows) % 8:
@@ -56,7 +55,7 @@ class Wanted(Struct, array_like=True, frozen=True):
 
 
 class FetchRequest(Struct, array_like=True, frozen=True, tag="fetch"):
-    """Asks for blocks. content: with checksums, where they are not told anyhow."""
+    """Asks for blocks. content: with checksums, if the transport does not always send them."""
 
     id: Count
     wanted: tuple[Wanted, ...]
@@ -64,9 +63,7 @@ class FetchRequest(Struct, array_like=True, frozen=True, tag="fetch"):
 
 
 class TensorLayout(Struct, array_like=True, frozen=True):
-    """The tensor of a column declared `device`: its name, torch's name of its dtype, its shape; its
-    hash where content is checked.
-    """
+    """The tensor of a `device` column. dtype: torch's name; hash: 0 if content is unchecked."""
 
     name: str
     dtype: str
@@ -75,9 +72,9 @@ class TensorLayout(Struct, array_like=True, frozen=True):
 
 
 class BlockHeader(Struct, array_like=True, frozen=True, tag="block"):
-    """A block, or some of its columns or rows. schema: of all its columns, the hash of one that was
-    told before; elsewhere of those that come, an Arrow IPC message. nodes: (length, nulls) of each
-    array. sums: of each buffer, or none. tensors: that come with it.
+    """A block, or some of its columns or rows. schema: in shared memory the hash of the whole
+    block's schema, which was sent before; elsewhere the schema of these columns, an Arrow IPC
+    message. nodes: (length, nulls) of each array. sums: one for each buffer, or none at all.
     """
 
     block: Count
@@ -97,7 +94,7 @@ class UnknownBlock(Struct, array_like=True, frozen=True, tag="unknown"):
 
 
 class MissingColumn(Struct, array_like=True, frozen=True, tag="lacks"):
-    """A block that has no such column; told in words."""
+    """A block that lacks a column; error: the message."""
 
     block: Count
     error: str
@@ -107,7 +104,7 @@ Answer = BlockHeader | UnknownBlock | MissingColumn
 
 
 class Reply(Struct, array_like=True, frozen=True, tag="reply"):
-    """The answers to a FetchRequest, in its order. parts: of further frames, that follow."""
+    """The answers to a FetchRequest, in its order. parts: number of FramesParts that follow."""
 
     id: Count
     answers: list[Answer]
@@ -124,7 +121,7 @@ def encode(message: Struct) -> bytes:
 
 
 def decoded(decoder: msgspec.msgpack.Decoder[T], data: Any) -> T:
-    """The inverse. Raises RunError for what is no such message."""
+    """The inverse. Raises RunError for any other bytes."""
     try:
         return decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -134,15 +131,15 @@ def decoded(decoder: msgspec.msgpack.Decoder[T], data: Any) -> T:
 
 
 def header_of(data: bytes) -> BlockHeader:
-    """A header that stands alone. Raises RunError for what is none."""
+    """A header that was encoded alone. Raises RunError for any other bytes."""
     return decoded(_headers, data)
 
 
 def narrowed(
     header: BlockHeader, layout: SchemaLayout, columns: tuple[str, ...]
 ) -> tuple[BlockHeader, SchemaLayout]:
-    """A header of all columns cut down to those asked for, and their layout. Raises DataError for
-    one that is not there, RunError for a header that does not fit its schema.
+    """The header and layout of these columns, from those of all. Raises DataError for a missing
+    column, RunError for a header that does not fit its schema.
     """
     if not columns:
         return header, layout
@@ -158,9 +155,7 @@ def narrowed(
 
 
 def require_header(answer: Answer, request: BlockRequest) -> BlockHeader:
-    """What was asked for, if it is there. Raises KeyError, DataError, PeerLost, and RunError for an
-    answer to something else.
-    """
+    """The answer, if it is a block. Raises KeyError, DataError, PeerLost, RunError."""
     if answer.block != request.block:
         raise RunError(f"expected block {request.block}, found {answer.block}")
     match answer:
@@ -182,8 +177,8 @@ def rows_of(
     *,
     content: bool = False,
 ) -> pa.RecordBatch:
-    """The rows that a header speaks of, over the buffers that `find` finds at its places. content:
-    they are compared with its checksums. Raises RunError for what does not fit together.
+    """The rows that a header describes, over the buffers that `find` returns for its places.
+    content: compare the checksums. Raises RunError where something does not fit.
     """
     buffers = [find(*place) if place[2] else None for place in header.places]
     if content and checksums(buffers) != header.sums:

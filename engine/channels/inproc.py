@@ -1,6 +1,6 @@
-"""The channel within one process: a dictionary; nothing is copied.
+"""The channel within one process: a dictionary, without copies.
 
-Owns: blocks by number. Does not own: when they may go (the coordinator's Release).
+Owns: blocks by number. Does not own: when they are released (the coordinator).
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class InprocChannel:
         return block
 
     def allocate(self, nbytes: int) -> np.ndarray:
-        """Ordinary memory: what is kept here is not copied anyhow."""
+        """Ordinary memory: nothing that is kept here is copied."""
         return np.empty(nbytes, np.uint8)
 
     def fetch(self, requests: Sequence[BlockRequest]) -> list[pa.RecordBatch]:
-        """The blocks' own columns."""
+        """Rows of the blocks; raises KeyError, DataError."""
         return [picked(self._blocks[r.block].records, r.columns, r.rows) for r in requests]
 
     def release(self, block: int) -> None:
-        """Forget it."""
+        """Forget a block. Raises KeyError."""
         del self._blocks[block]
 
     def close(self) -> None:

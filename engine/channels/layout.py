@@ -1,7 +1,7 @@
-"""Types and schemas as the buffers of their arrays lie, and which of them may travel.
+"""The buffer layout of Arrow types and schemas, and which types can travel between Workers.
 
-Owns: how many arrays and buffers a column has, a schema's bytes and their hash, the columns that a
-request names. Does not own: the buffers (frames.py).
+Owns: the number of arrays and buffers of a column, a schema's bytes and their hash. Does not own:
+the buffers (frames.py).
 """
 
 from __future__ import annotations
@@ -19,17 +19,16 @@ from dataflow.errors import DataError, RunError
 from engine.channels.projection import named
 
 LARGEST_SCHEMA = 1 << 20
-"""Bytes of a schema that a peer may have."""
+"""Bytes."""
 
 Code = Literal["null", "flat", "bits", "text", "list", "map", "fixed", "struct"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TypeLayout:
-    """A type as its buffers lie. width: bytes of a flat value, or of an offset of text, lists and
-    maps; else 0.
+    """A type. width: bytes of a flat value, or of an offset of text, lists and maps; else 0.
 
-    nodes and buffers count those of the children, too. simple: flat values, or lists of such.
+    nodes and buffers include those of the children. simple: flat values, or lists of them.
     """
 
     arrow: pa.DataType
@@ -43,10 +42,8 @@ class TypeLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SchemaLayout:
-    """A schema as the buffers of its record batches lie. data: it as an Arrow IPC message; hash:
-    the xxh3 of that, 8 bytes.
-
-    node and buffer: where each column begins among the nodes and buffers, and where the last ends.
+    """A schema. data: it as an Arrow IPC message; hash: the xxh3 of that, 8 bytes. node, buffer:
+    where each column begins among the nodes and buffers, and where the last ends.
     """
 
     schema: pa.Schema
@@ -58,12 +55,12 @@ class SchemaLayout:
 
 
 def layout_of(schema: pa.Schema) -> SchemaLayout:
-    """Raises DataError naming the column whose type does not travel."""
+    """Of a schema. Raises DataError naming the column whose type cannot travel."""
     return _cached(schema.serialize().to_pybytes())
 
 
 def layout_from(data: bytes) -> SchemaLayout:
-    """Of a schema's bytes. Raises RunError (naming no peer) for what is none of plain types."""
+    """Of a schema's bytes. Raises RunError for any other bytes."""
     if len(data) > LARGEST_SCHEMA:
         raise RunError(
             f"expected a schema of at most {LARGEST_SCHEMA} bytes, found one of {len(data)}"
@@ -80,8 +77,8 @@ def layout_from(data: bytes) -> SchemaLayout:
 def chosen(
     layout: SchemaLayout, columns: tuple[str, ...]
 ) -> tuple[SchemaLayout, tuple[int, ...], tuple[int, ...]]:
-    """The layout of the columns asked for (all where none is named), and the indices of their
-    nodes and buffers. Raises DataError for a column that is not there.
+    """The layout of these columns (none: all), and the indices of their nodes and buffers. Raises
+    DataError for a missing column.
     """
     index = named(layout.schema.names, columns)
     own = layout
@@ -150,11 +147,11 @@ _CODES: tuple[tuple[Callable[[pa.DataType], bool], Code, int], ...] = (
     (pa.types.is_fixed_size_list, "fixed", 0),
     (pa.types.is_struct, "struct", 0),
 )
-"""The first that fits; the width of flat values is that of their type."""
+"""The first that fits counts; the width of flat values is that of their type."""
 
 
 def _code(kind: pa.DataType) -> tuple[Code, int]:
-    """Raises DataError for a type that does not travel between Workers."""
+    """(code, width). Raises DataError for a type that cannot travel."""
     if not isinstance(kind, pa.BaseExtensionType):
         for fits, code, width in _CODES:
             if fits(kind):

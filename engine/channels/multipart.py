@@ -6,10 +6,10 @@ Owns: the messages of a reply, their checksums, and every check of what came. Do
     little     Reply with the sums in its headers, frames
     much       Reply, frames; FramesPart 0, frames; FramesPart 1, frames; ...; FrameSums
 
-Each first frame begins with its own xxh3, and that of every other one is told. Nothing is decoded
-before the checksum fits, nothing is put together before every frame has the length and the checksum
-that were told. Of much, the frames are sent before they are summed up, and summed up as they come:
-while others are on their way, and these in the cache.
+Each first frame begins with its own xxh3; the message says those of the others. Nothing is decoded
+before the checksum fits, nothing is put together before every frame has its length and checksum.
+Large replies send frames before hashing them, and hash them as they arrive: other frames are on
+their way meanwhile, and these are in the cache.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from engine.channels.projection import named
 LARGEST_REQUEST = 64 << 20
 """Bytes of a request, at most."""
 _LARGE = 1 << 20
-"""Bytes of frames after which a message is closed."""
+"""Bytes of frames after which the next message begins."""
 _SUM = 8
 _ALIGNED = 8
 
 
 class FramesPart(Struct, array_like=True, frozen=True, tag="part"):
-    """More frames, of the message with this number behind the reply."""
+    """More frames. number: of the parts of this reply, from 0."""
 
     id: Count
     number: Count
@@ -77,12 +77,12 @@ def sealed(message: Struct | bytes) -> bytes:
 
 
 def request_of(data: Any) -> FetchRequest:
-    """The inverse. Raises RunError for anything else."""
+    """The inverse for a request. Raises RunError for other bytes."""
     return decoded(_requests, _opened(data))
 
 
 def message_of(data: Any) -> Message:
-    """The inverse. Raises RunError for anything else."""
+    """The inverse for a message. Raises RunError for other bytes."""
     return decoded(_messages, _opened(data))
 
 
@@ -124,7 +124,7 @@ def summed(answers: Sequence[Answer], frames: Sequence[pa.Buffer]) -> list[Answe
 
 
 def parts_of(frames: Sequence[pa.Buffer]) -> list[list[pa.Buffer]]:
-    """The frames of each message: one is closed by the frame with which it is large."""
+    """The frames of each message; the last frame of one takes it over the limit."""
     found: list[list[pa.Buffer]] = [[]]
     size = 0
     for frame in frames:
@@ -147,7 +147,7 @@ def lengths_of(reply: Reply) -> list[int]:
 
 @dataclass(kw_only=True)
 class IncomingReply:
-    """What has come of a reply. sums: of its frames, as they came; told: as they should be."""
+    """What has arrived of a reply. sums: of its frames as received; told: as sent."""
 
     reply: Reply
     frames: list[Any] = field(default_factory=list)
@@ -158,7 +158,7 @@ class IncomingReply:
 
     @staticmethod
     def of(message: Message, frames: Sequence[Any]) -> IncomingReply:
-        """A reply that begins with this message. Raises RunError for one that none begins with."""
+        """A reply that begins with this message. Raises RunError for any but a Reply."""
         if not isinstance(message, Reply):
             raise RunError(f"expected the header of an answer, found {type(message).__name__}")
         found = IncomingReply(reply=message, told=_told(message), whole=not message.parts)
@@ -166,7 +166,7 @@ class IncomingReply:
         return found
 
     def add(self, message: Message, frames: Sequence[Any]) -> None:
-        """The next message. Raises RunError for another than that."""
+        """Add the next message. Raises RunError for any other."""
         if isinstance(message, FramesPart) and message.number == self.parts < self.reply.parts:
             self.parts += 1
             self._take(frames)
@@ -233,6 +233,6 @@ def _rows(header: BlockHeader, request: BlockRequest, frames: Iterator[Any]) -> 
 
 
 def _buffer(frame: Any) -> pa.Buffer:
-    """A frame as an Arrow buffer; only a small one whose bytes are not aligned is copied."""
+    """A frame as an Arrow buffer, copied only where it is not aligned (small frames)."""
     buffer = pa.py_buffer(frame)
     return pa.py_buffer(buffer.to_pybytes()) if buffer.address % _ALIGNED else buffer

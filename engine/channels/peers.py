@@ -1,8 +1,7 @@
 """A channel's connections to the peers whose blocks it reads.
 
-Owns: asking several peers at once, one deadline for all, counting what is refused, connections that
-are made anew after a failure. Does not own: a connection (each transport's reader), the channel's
-own blocks.
+Owns: asking several peers at once with one deadline, counting refused messages, reconnecting after
+a failure. Does not own: a connection (each transport's reader), the channel's own blocks.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from engine.channels.contract import BlockRequest, PeerLost, refusal
 _log = logging.getLogger(__name__)
 
 PATIENCE = 60.0
-"""Seconds for an answer; a dead process is noticed at once."""
+"""Seconds to wait for an answer; a dead process is noticed at once."""
 
 
 class PeerReader:
@@ -33,27 +32,25 @@ class PeerReader:
     def __init__(self, peer: str) -> None:
         self.peer = peer
         self.broken = False
-        """Whether it is of no use any more: the peer is gone, or what it says cannot be right."""
+        """The peer is gone, or sent something that cannot be right."""
         self._last = 0
         """The number of the last request."""
 
     def hear(self) -> None:
-        """Take what came unasked, without waiting."""
+        """Handle messages that nobody asked for, without waiting."""
 
     def look(self, request: BlockRequest) -> pa.RecordBatch | None:
-        """The rows, where nobody has to be asked for them. Raises DataError, RunError."""
+        """The rows, if they can be read without asking. Raises DataError, RunError."""
         return None
 
     def ask(self, requests: Sequence[BlockRequest]) -> int:
-        """Ask for blocks; returns the number of the request. Raises PeerLost."""
+        """Ask for blocks; returns the request's number. Raises PeerLost."""
         raise NotImplementedError
 
     def answer(
         self, number: int, requests: Sequence[BlockRequest], deadline: float
     ) -> list[pa.RecordBatch]:
-        """What was asked for under this number, before this monotonic time. Raises KeyError,
-        DataError, PeerLost, and RunError for an answer that cannot be right.
-        """
+        """The rows of request `number`, before a monotonic time. Raises as Pull.fetch does."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -75,8 +72,8 @@ T = TypeVar("T")
 
 
 class PeerReaders(Generic[R]):
-    """The peers of the Worker `name`. connect: makes a connection, or raises PeerLost. refused: how
-    many messages of each peer were refused. patience: seconds for an answer.
+    """The peers of the Worker `name`. connect: makes a connection, or raises PeerLost. refused:
+    messages of each peer that were refused. patience: seconds for an answer.
     """
 
     def __init__(self, name: str, connect: Callable[[str], R], *, patience: float) -> None:
@@ -108,7 +105,7 @@ class PeerReaders(Generic[R]):
         return [found[i] for i in range(len(requests))]
 
     def use(self, peer: str, what: Callable[[R], T]) -> T:
-        """Do something with a peer's connection; one that fails for good is made anew next time."""
+        """Call `what` with a peer's connection; drop a connection that breaks."""
         with self._asking:
             reader = self._reader(peer)
             try:
@@ -122,7 +119,7 @@ class PeerReaders(Generic[R]):
                 raise
 
     def deadline(self) -> float:
-        """The monotonic time until which whoever is asked now has to answer."""
+        """The monotonic time by which a peer that is asked now has to answer."""
         return time.monotonic() + self._patience
 
     def close(self) -> None:
@@ -132,7 +129,7 @@ class PeerReaders(Generic[R]):
         self.readers.clear()
 
     def _hear(self) -> None:
-        """What peers have given back is let go; whoever is gone is noticed when it is asked."""
+        """Let go of what peers took back; a peer that is gone is noticed when it is asked."""
         for peer in list(self.readers):
             with suppress(PeerLost):
                 self.use(peer, lambda reader: reader.hear())

@@ -1,4 +1,4 @@
-"""Which rows and columns of a block a request means; the same for every channel.
+"""The rows and columns of a block that a request means, for every channel.
 
 Owns: column names with a star, row subsets. Does not own: where the block lies.
 """
@@ -14,7 +14,7 @@ from dataflow.errors import DataError
 
 
 def named(there: Sequence[str], columns: Sequence[str]) -> list[int]:
-    """Indices of the columns asked for, all where none is named. Raises DataError."""
+    """Indices of these columns, of all if none is named. Raises DataError for a missing one."""
     if not columns:
         return list(range(len(there)))
     found: list[int] = []
@@ -31,14 +31,14 @@ def named(there: Sequence[str], columns: Sequence[str]) -> list[int]:
 def picked(
     records: pa.RecordBatch, columns: Sequence[str], rows: np.ndarray | None
 ) -> pa.RecordBatch:
-    """The rows and columns asked for. Raises DataError for a column that is not there."""
+    """These rows and columns. Raises DataError for a missing column."""
     if columns:
         records = records.select(named(records.schema.names, columns))
     return of_rows(records, rows)
 
 
 def of_rows(records: pa.RecordBatch, rows: np.ndarray | None) -> pa.RecordBatch:
-    """These rows, in this order: the same object where they are all, a view of neighbours."""
+    """These rows, in this order: `records` itself for all, a view of adjacent ones, else a copy."""
     if rows is None:
         return records
     if not neighbours(rows, records.num_rows):
@@ -47,7 +47,7 @@ def of_rows(records: pa.RecordBatch, rows: np.ndarray | None) -> pa.RecordBatch:
 
 
 def neighbours(rows: np.ndarray, count: int) -> bool:
-    """Whether these rows are there, one after another; not for none of some."""
+    """Whether these are adjacent ascending rows of `count`; no rows only if there are none."""
     if not len(rows):
         return not count
     first = int(rows[0])

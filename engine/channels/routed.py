@@ -1,17 +1,16 @@
 """The channel of a Worker with peers on its own host and on others: one outbox, read by shm or zmq.
 
-Owns: which route leads to which peer, where peers on other hosts answer now, what a lost connection
-is taken for, the bytes that came by each route. Does not own: either transport (shm/, zmq/).
+Owns: the route to each peer, the addresses of peers on other hosts, retries after a lost
+connection, received bytes by route. Does not own: either transport (shm/, zmq/).
 
     fetch waits for            unblocked by
     a peer on this host        as in shm/channel.py
-    a peer on another host     its reply; word that its process is gone (AddressBook); the end of
+    a peer on another host     its reply; news that its process is gone (AddressBook); the end of
                                the lease
 
-A connection to another host that is lost says nothing about the Worker there: the network may heal.
-It is made anew until somebody says that the Worker is gone, or the lease is over. An answer that
-was changed on its way is asked for again. On one host nothing changes on its way: what is wrong
-there stays wrong, and fails the request at once.
+A lost connection to another host does not mean that the Worker there is gone: the network may heal.
+The request is repeated until the Worker is reported gone or the lease is over. An answer that was
+damaged on the way is asked for again; on one host that cannot happen, so the request fails at once.
 """
 
 from __future__ import annotations
@@ -35,21 +34,19 @@ _log = logging.getLogger(__name__)
 _AGAIN = 0.25
 """Seconds until a lost connection is tried again."""
 REFUSALS = 3
-"""Answers to one request that cannot be right, of which the last one fails it."""
+"""Answers that cannot be right until a request fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddressEntry:
-    """Where a peer's incarnation answers; nowhere where the endpoint is empty: it is gone."""
+    """Where a peer's incarnation answers; an empty endpoint: it is gone."""
 
     endpoint: str
     epoch: int
 
 
 class AddressBook:
-    """Addresses of peers on other hosts; written by one thread, read by others. keys: their public
-    keys, none of which there are where the network is private.
-    """
+    """Addresses of peers on other hosts, for several threads. keys: their public ones, if any."""
 
     def __init__(self, keys: Mapping[str, bytes]) -> None:
         self._keys = keys
@@ -57,13 +54,13 @@ class AddressBook:
         self._changed = threading.Condition()
 
     def write(self, peer: str, entry: AddressEntry) -> None:
-        """What is known of a peer from now on."""
+        """Set a peer's entry."""
         with self._changed:
             self._entries[peer] = entry
             self._changed.notify_all()
 
     def address(self, peer: str) -> Address:
-        """Where a peer answers. Raises PeerLost where it is gone."""
+        """Where a peer answers. Raises PeerLost if it is gone."""
         with self._changed:
             entry = self._entries.get(peer)
         if entry is None or not entry.endpoint:
@@ -75,7 +72,7 @@ class AddressBook:
         return Address(endpoint=entry.endpoint, key=self._keys.get(peer))
 
     def require(self, request: BlockRequest) -> None:
-        """Raises PeerLost where the incarnation that kept a block is not there any more."""
+        """Raises PeerLost if the incarnation that kept a block is gone."""
         self.address(request.worker)
         with self._changed:
             epoch = self._entries[request.worker].epoch
@@ -83,13 +80,13 @@ class AddressBook:
             raise PeerLost(request.worker, f"its process that kept block {request.block} is gone")
 
     def wait(self, seconds: float) -> None:
-        """Until something changes, at most so long."""
+        """Wait until an entry changes, at most so long."""
         with self._changed:
             self._changed.wait(seconds)
 
 
 class RoutedChannel:
-    """One Worker's channel. near: peers on its own host (None: all are); far: the way to all
+    """One Worker's channel. near: peers on its own host (None: all); far: the channel to all
     others. lease: seconds within which a lost connection may come back.
     """
 
@@ -103,7 +100,7 @@ class RoutedChannel:
         lease: float = 30.0,
     ) -> None:
         self.name = shm.name
-        # The outbox is that of shm: other hosts are sent from its slabs.
+        # There is one outbox, that of shm; other hosts are sent rows from its slabs.
         self.keep, self.allocate, self.release = shm.keep, shm.allocate, shm.release
         self._shm = shm
         self._near = near
@@ -117,17 +114,17 @@ class RoutedChannel:
 
     @property
     def endpoint(self) -> str:
-        """Where other hosts reach it; empty where they do not."""
+        """Where other hosts reach it; empty if they do not."""
         return "" if self._zmq is None else self._zmq.address.endpoint
 
     @property
     def refused(self) -> dict[str, int]:
-        """How many messages and handshakes of each peer were refused."""
+        """Messages and handshakes of each peer that were refused."""
         return self._shm.refused | ({} if self._zmq is None else self._zmq.refused)
 
     @property
     def spilled(self) -> int:
-        """Bytes of the outbox that lie in files."""
+        """Bytes of the outbox in files."""
         return self._shm.spilled
 
     def fetch(self, requests: Sequence[BlockRequest]) -> list[pa.RecordBatch]:
@@ -138,23 +135,18 @@ class RoutedChannel:
             mine = [i for i, taken in enumerate(routes) if taken == route]
             if mine:
                 found.update(zip(mine, fetch([requests[i] for i in mine]), strict=True))
-        self._count(requests, routes, found)
-        return [found[i] for i in range(len(requests))]
-
-    def moved(self) -> dict[str, int]:
-        """Payload bytes that came by each route since the last call."""
-        return self._moved.taken()
-
-    def close(self) -> None:
-        """Let everything go."""
-        (self._shm if self._zmq is None else self._zmq).close()
-
-    def _count(
-        self, requests: Sequence[BlockRequest], routes: list[str], found: dict[int, pa.RecordBatch]
-    ) -> None:
         for i, request in enumerate(requests):
             if request.worker != self.name:
                 self._moved.add(routes[i], found[i].nbytes)
+        return [found[i] for i in range(len(requests))]
+
+    def moved(self) -> dict[str, int]:
+        """Payload bytes by route since the last call."""
+        return self._moved.taken()
+
+    def close(self) -> None:
+        """Release all resources."""
+        (self._shm if self._zmq is None else self._zmq).close()
 
     def _is_far(self, peer: str) -> bool:
         return self._near is not None and peer != self.name and peer not in self._near
@@ -173,7 +165,7 @@ class RoutedChannel:
                     raise
                 _log.warning("%s; trying again", lost)
                 self._book.wait(_AGAIN)
-            except RunError:  # it cannot be right; the channel has counted and logged it
+            except RunError:  # the channel has counted and logged it
                 refused += 1
                 if refused == REFUSALS:
                     raise

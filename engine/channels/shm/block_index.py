@@ -1,13 +1,11 @@
-"""A page of shared memory on which a Worker notes where its blocks lie, so that a reader need not
-ask for each.
+"""Shared memory in which a Worker notes where its blocks lie, so that a reader need not ask.
 
-Owns: the notes, their memory, and that a half-written or wrong one is never taken for a whole one.
-Does not own: what a note says (header.py), the slabs that it speaks of (slabs.py), who may see it
-(server.py).
+Owns: the notes, their memory, and that a half-written or wrong note is never read as whole. Does
+not own: a note's contents (header.py), slabs (slabs.py), who sees it (server.py).
 
-A question and its answer are two processes that wake up, which takes longer than a small batch
-needs for all else. A block's note is in the place of its number modulo `NOTES`; where a younger
-block has taken that, or a note does not fit, the reader asks.
+To ask and answer, two processes have to wake up, which takes longer than all else for a small
+batch. A note's place is the block's number modulo `NOTES`; if a younger block has taken that, or
+the note does not fit, the reader asks.
 """
 
 from __future__ import annotations
@@ -29,13 +27,13 @@ _HEAD = struct.Struct("<QQI")
 
 
 class BlockIndex:
-    """The owner's end. Callers lock. Raises OSError where there is no memory for it."""
+    """The owner's end; callers lock. Raises OSError without memory for it."""
 
     def __init__(self) -> None:
         self.descriptor, self._memory = sealed_memory(SIZE)
 
     def note(self, block: int, text: bytes) -> None:
-        """Say where a block lies; not where the text does not fit."""
+        """Note where a block lies, if the text fits."""
         at = _place(block)
         self._memory[at : at + 8] = bytes(8)
         if len(text) <= ROOM - _HEAD.size:
@@ -45,13 +43,13 @@ class BlockIndex:
             )
 
     def wipe(self, block: int) -> None:
-        """Take a block's note away, if it is there."""
+        """Remove a block's note, if it is there."""
         at = _place(block)
         if self._memory[at : at + 8] == (block + 1).to_bytes(8, "little"):
             self._memory[at : at + 8] = bytes(8)
 
     def close(self) -> None:
-        """Let it go; readers that have mapped it can still read."""
+        """Release the memory; readers that have mapped it can still read."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self._memory.close()
@@ -59,7 +57,7 @@ class BlockIndex:
 
 
 def noted(index: pa.Buffer, block: int) -> bytes | None:
-    """What an index says of a block; None where it says nothing, or is being written."""
+    """A block's note; None if there is none, or it is being written."""
     at = _place(block)
     text = index.slice(at, ROOM).to_pybytes()
     number, hashed, length = _HEAD.unpack_from(text)

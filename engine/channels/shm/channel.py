@@ -1,16 +1,14 @@
-"""The pull channel between Workers of one host: rows stay in the producer's slabs, readers map
-them.
+"""The pull channel of one host: rows stay in the producer's slabs, which readers map.
 
-Owns: both ends of one Worker: its outbox and its connections. Does not own: who is connected with
-whom (the Supervisor makes the socket pairs), slabs (slabs.py), what is said (messages.py).
+Owns: both ends of one Worker: its outbox and its connections. Does not own: the socket pairs (the
+Supervisor makes them), slabs (slabs.py), messages (messages.py).
 
     fetch waits for                              unblocked by
     the reply of each peer whose block index     that peer's server thread, or the end of its
     does not say where the rows lie              process
 
-A block is copied into a slab once, or built there (`allocate`); reading copies nothing but row
-subsets. What was read is valid until the block is released: the slab is used again then, and does
-not say so.
+A block is copied into a slab once, or built there (`allocate`); reading copies only row subsets.
+Rows are valid until their block is released: then its slab is used again, without notice.
 """
 
 from __future__ import annotations
@@ -41,8 +39,8 @@ class ShmChannel:
     """Outbox and pull channel of one Worker of several on a host.
 
     limit: bytes of slabs in memory (None: a quarter of the machine's), beyond which blocks go to
-    unlinked files in `directory` (None: the system's). verify: `content` has every buffer checked
-    by a checksum. poison: memory that is free again is filled with 0xA5, for tests.
+    unlinked files in `directory` (None: the system's). verify: with `content` every buffer has a
+    checksum. poison: fill freed memory with 0xA5, for tests.
     """
 
     def __init__(
@@ -66,10 +64,8 @@ class ShmChannel:
         self._server = SlabServer(name, self._outbox)
         self._peers = PeerReaders(name, self._connect, patience=patience)
 
-    # --- the outbox -------------------------------------------------------------------------------
-
     def keep(self, batch: Batch) -> int:
-        """Keep a batch; copies what was not built in a slab. Raises DataError."""
+        """Keep a batch, copying what was not built in a slab. Raises DataError."""
         block = self._outbox.keep(batch)
         self._tell_gone()
         return block
@@ -81,7 +77,7 @@ class ShmChannel:
         return array
 
     def release(self, block: int) -> None:
-        """Forget a block; its memory is used again."""
+        """Forget a block, whose memory is used again. Raises KeyError."""
         self._outbox.release(block)
         self._tell_gone()
 
@@ -90,20 +86,18 @@ class ShmChannel:
 
     @property
     def spilled(self) -> int:
-        """Bytes of the outbox that lie in files."""
+        """Bytes of the outbox in files."""
         return self._pool.spilled
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the outbox's slabs in memory, whether used or free."""
+        """Bytes of the outbox's slabs in memory, used or free."""
         return self._pool.nbytes
 
     @property
     def refused(self) -> dict[str, int]:
-        """How many messages of each peer were refused."""
+        """Messages of each peer that were refused."""
         return dict(self._peers.refused + self._server.refused)
-
-    # --- peers ------------------------------------------------------------------------------------
 
     def serve(self, peer: str, connection: socket.socket) -> None:
         """Let a peer that dialled us read over this socket; from any thread."""
@@ -119,15 +113,15 @@ class ShmChannel:
         self._peers.use(peer, lambda reader: reader.have_sent(sequence, requests, deadline))
 
     def require(self, peer: str) -> None:
-        """Raises PeerLost where the peer has closed its end, as the end of its process does."""
+        """Raises PeerLost if the peer or its process has closed its end."""
         self._peers.use(peer, SlabReader.hear)
 
     def send_by(self, on_send: Callable[[str, int, Sequence[BlockRequest]], None]) -> None:
-        """What to do where a peer asks for tensors: (peer, sequence, requests); never waits."""
+        """What to call, (peer, sequence, requests), when a peer asks for tensors; never waits."""
         self._server.on_send = on_send
 
     def close(self) -> None:
-        """Let everything go: the thread, connections, slabs."""
+        """Release all resources: the thread, connections, slabs."""
         self._server.close()
         self._peers.close()
         self._outbox.close()
@@ -143,7 +137,7 @@ class ShmChannel:
         return SlabReader(peer, connection, content=self._content)
 
     def _tell_gone(self) -> None:
-        """Have peers told which slabs were given back."""
+        """Have peers told which slabs are gone."""
         if self._pool.has_gone:
             self._server.wake()
 

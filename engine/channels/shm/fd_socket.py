@@ -1,10 +1,10 @@
 """Messages with descriptors over a connected AF_UNIX stream socket.
 
-Owns: the framing (four bytes of length, then the message), descriptors that travel beside a
-message, and what happens where a peer stops in the middle. Does not own: what messages mean.
+Owns: the framing (four bytes of length, then the message), the descriptors, partial reads and
+writes. Does not own: what messages mean.
 
-One descriptor at most goes with a message, on its first byte, so the order of the descriptors is
-that of the messages that speak of one.
+A message has at most one descriptor, sent with its first byte, so descriptors arrive in the order
+of the messages that mention one.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from collections import deque
 from dataflow.errors import RunError
 
 LARGEST = 64 << 20
-"""Bytes of one message, at most: descriptors and requests, never rows."""
+"""Bytes of one message, at most; rows are never sent here."""
 _HEAD = struct.Struct("<I")
 _READ = 1 << 18
 _DESCRIPTORS = 64
-"""Descriptors taken by one read."""
+"""Descriptors per read, at most."""
 
 
 class SocketClosed(Exception):
@@ -32,21 +32,21 @@ class SocketClosed(Exception):
 
 
 class FdSocket:
-    """One end of a socket, which never blocks: what cannot be sent yet waits here."""
+    """One end of a socket. It never blocks: what cannot be sent yet is queued."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self.socket = connection
         self.descriptors: deque[int] = deque()
-        """Descriptors that came and that nobody has taken yet."""
+        """Received, and not taken yet."""
         self._in = bytearray()
         self._out: deque[tuple[memoryview, int | None]] = deque()
         self.waiting = 0
-        """Bytes that wait to be sent."""
+        """Bytes that are queued."""
 
     def send(self, message: bytes, descriptor: int | None = None) -> None:
-        """Send what the socket takes now; `flush` sends the rest. A descriptor that has to wait is
-        duplicated. Raises SocketClosed, and RunError where there is none left for the duplicate.
+        """Send what the socket takes now and queue the rest, with a duplicate of the descriptor.
+        Raises SocketClosed, RunError.
         """
         data = memoryview(_HEAD.pack(len(message)) + message)
         if not self._out:
@@ -63,7 +63,7 @@ class FdSocket:
         self.waiting += len(data)
 
     def flush(self) -> bool:
-        """Send on; whether everything is sent. Raises SocketClosed."""
+        """Send more of the queue; returns whether it is empty. Raises SocketClosed."""
         while self._out:
             data, descriptor = self._out[0]
             sent = self._send_some(data, descriptor)
@@ -79,7 +79,7 @@ class FdSocket:
         return True
 
     def drain(self, deadline: float) -> bool:
-        """Send all that waits; whether that is done before this time. Raises SocketClosed."""
+        """Send the queue; returns whether that is done by this time. Raises SocketClosed."""
         while not self.flush():
             left = deadline - time.monotonic()
             poll = select.poll()
@@ -89,7 +89,7 @@ class FdSocket:
         return True
 
     def _send_some(self, data: memoryview, descriptor: int | None) -> int:
-        """Bytes that the socket took, 0 for none at present. Raises SocketClosed."""
+        """Bytes that the socket took, maybe 0. Raises SocketClosed."""
         try:
             if descriptor is None:
                 return self.socket.send(data, socket.MSG_NOSIGNAL)
@@ -100,7 +100,7 @@ class FdSocket:
             raise SocketClosed(str(error)) from error
 
     def receive(self) -> list[bytes]:
-        """Every whole message that is there. Raises SocketClosed, RunError."""
+        """Every whole message that has arrived. Raises SocketClosed, RunError."""
         try:
             data, descriptors, flags, _ = socket.recv_fds(
                 self.socket, _READ, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
@@ -136,9 +136,7 @@ class FdSocket:
         return found
 
     def wait(self, deadline: float) -> bool:
-        """Wait until there is something to read, sending on meanwhile; whether there is, before
-        this monotonic time. Raises SocketClosed.
-        """
+        """Wait for data until this monotonic time, sending meanwhile. Raises SocketClosed."""
         while (left := deadline - time.monotonic()) > 0:
             poll = select.poll()
             poll.register(self.socket, select.POLLIN | (0 if self.flush() else select.POLLOUT))
@@ -147,7 +145,7 @@ class FdSocket:
         return False
 
     def close(self) -> None:
-        """Close the socket and every descriptor that is still here."""
+        """Close the socket and every descriptor that was not taken."""
         self.socket.close()
         waiting = [d for _, d in self._out if d is not None]
         for descriptor in (*waiting, *self.descriptors):

@@ -1,12 +1,11 @@
-"""What two Workers of one host say about blocks: never rows, only where they lie.
+"""The messages between two Workers of one host: where blocks lie, never rows.
 
 Owns: the messages of a data socket. Does not own: headers and requests (header.py), framing
 (fd_socket.py).
 
-    reader -> owner     FetchRequest; SendTensors, which is answered elsewhere (tensors/pairs.py)
-    owner -> reader     IndexHere (with the descriptor) at first; SlabHere (with the descriptor) and
-                        SchemaHere before the first Reply that needs them; Reply; SlabsGone whenever
-                        some were given back to the system
+    reader -> owner     FetchRequest; SendTensors, which tensors/pairs.py answers
+    owner -> reader     first IndexHere (with its descriptor); SlabHere (with its descriptor) and
+                        SchemaHere before the first Reply that needs them; Reply; SlabsGone
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from engine.channels.header import Count, FetchRequest, Reply, Wanted, decoded
 
 
 class IndexHere(Struct, array_like=True, frozen=True, tag="index"):
-    """The owner's block index (block_index.py), whose descriptor comes beside this message."""
+    """The owner's block index; its descriptor comes with this message."""
 
     size: Count
 
 
 class SlabHere(Struct, array_like=True, frozen=True, tag="slab"):
-    """A slab, whose descriptor comes beside this message."""
+    """A slab; its descriptor comes with this message."""
 
     number: Count
     size: Count
@@ -35,21 +34,21 @@ class SlabHere(Struct, array_like=True, frozen=True, tag="slab"):
 
 
 class SlabsGone(Struct, array_like=True, frozen=True, tag="gone"):
-    """Slabs that no block will lie in any more."""
+    """Slabs that were given back to the system."""
 
     numbers: tuple[Count, ...]
 
 
 class SchemaHere(Struct, array_like=True, frozen=True, tag="schema"):
-    """A schema, as an Arrow IPC message, and its xxh3, by which headers name it."""
+    """A schema as an Arrow IPC message, and its xxh3, by which headers name it."""
 
     hash: bytes
     data: bytes
 
 
 class SendTensors(Struct, array_like=True, frozen=True, tag="send"):
-    """Send tensors of these blocks, in this order, as the pair's transfer of this number: all that
-    were kept with a block; or where columns are named, the values of their rows.
+    """Send tensors of these blocks, in order, as the pair's transfer `sequence`: those kept with
+    the block, or the values of the columns that are named.
     """
 
     sequence: Count
@@ -57,11 +56,11 @@ class SendTensors(Struct, array_like=True, frozen=True, tag="send"):
 
     @staticmethod
     def of(sequence: int, requests: Sequence[BlockRequest]) -> SendTensors:
-        """Requests as they travel."""
+        """The message for these requests."""
         return SendTensors(sequence, tuple(map(Wanted.of, requests)))
 
     def requests(self, worker: str) -> list[BlockRequest]:
-        """The inverse, of the Worker that is asked. Raises RunError for rows that are none."""
+        """The requests to `worker`. Raises RunError for malformed rows."""
         return [wanted.request(worker) for wanted in self.wanted]
 
 
@@ -73,10 +72,10 @@ _from_reader = msgspec.msgpack.Decoder(FromReader)
 
 
 def decode_from_owner(data: bytes) -> FromOwner:
-    """Raises RunError for what is no message of an owner."""
+    """A message of an owner. Raises RunError for other bytes."""
     return decoded(_from_owner, data)
 
 
 def decode_from_reader(data: bytes) -> FromReader:
-    """Raises RunError for what is no message of a reader."""
+    """A message of a reader. Raises RunError for other bytes."""
     return decoded(_from_reader, data)

@@ -1,10 +1,9 @@
-"""Blocks of rows in slabs: the outbox of a Worker that others of the host read.
+"""Blocks of rows in slabs: the outbox that other Workers of the host read.
 
-Owns: block numbers, which regions a block lies in, arrays that kernels build in place, one copy of
+Owns: block numbers, the regions of each block, arrays that kernels build in place, one copy of
 everything else. Does not own: slabs (slabs.py), peers (server.py).
 
-Called from several threads: the one that runs kernels, the one that hears releases, the one that
-answers.
+Called from the threads that run kernels, receive releases and answer peers.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from engine.channels.shm.slabs import ALIGNMENT, Region, Slab, SlabPool
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class KeptBlock:
-    """A kept batch: its header, and where its bytes are."""
+    """A kept batch: its header and its memory."""
 
     header: BlockHeader
     layout: SchemaLayout
@@ -50,23 +49,23 @@ class KeptBlock:
     slabs: dict[int, Slab]
 
     def buffers(self, header: BlockHeader) -> Buffers:
-        """The buffers of a header of this block, or of some of its columns."""
+        """The buffers of a header of this block or of some of its columns."""
         return [self.slabs[s].buffer.slice(at, n) if n else None for s, at, n in header.places]
 
     def sum_up(self) -> None:
-        """Make the checksums, once."""
+        """Compute the checksums, once."""
         if not self.header.sums:
             self.header = replace(self.header, sums=checksums(self.buffers(self.header)))
 
 
 class SlabOutbox:
-    """Keeps batches in slabs. epoch: the Worker's incarnation; blocks are numbered from epoch <<
-    32. content: checksums are made where a batch is kept, as readers will ask for them.
+    """Keeps batches in slabs. epoch: the Worker's incarnation; block numbers begin at epoch << 32.
+    content: compute checksums when a batch is kept, as readers will want them.
     """
 
     def __init__(self, pool: SlabPool, epoch: int, *, content: bool = False) -> None:
         self.lock = threading.RLock()
-        """Held while a block's places are used to send: no slab goes meanwhile."""
+        """Held while a block's places are sent, so that no slab goes."""
         self.pool = pool
         self.index = _index()
         self._epoch = epoch
@@ -74,7 +73,7 @@ class SlabOutbox:
         self._numbers = itertools.count(epoch << 32)
         self._blocks: dict[int, KeptBlock] = {}
         self._built: list[Region] = []
-        """By where they begin, which `_starts` has in the same order."""
+        """Sorted by address; `_starts` has the addresses."""
         self._starts: list[int] = []
         self._dropped: deque[Region] = deque()
 
@@ -82,12 +81,7 @@ class SlabOutbox:
         return len(self._blocks)
 
     def allocate(self, nbytes: int) -> np.ndarray:
-        """uint8 [nbytes] in a slab, on a 64-byte boundary; Arrow arrays over it are not copied when
-        they are kept.
-
-        Its contents are whatever was there. It must not be changed once a batch that uses it was
-        kept.
-        """
+        """uint8 [nbytes] in a slab, on a 64-byte boundary; see engine/channels/contract.py."""
         if not nbytes:
             return np.empty(0, np.uint8)
         with self.lock:
@@ -97,12 +91,12 @@ class SlabOutbox:
             self._built.insert(at, region)
             self._starts.insert(at, _start(region))
         array = region.bytes()
-        # The array may die in any thread at any moment, so it only leaves a note.
+        # The array may die in any thread at any moment, so only a note is left.
         weakref.finalize(array, self._dropped.append, region).atexit = False
         return array
 
     def keep(self, batch: Batch) -> int:
-        """Copy a batch into a slab, but for what was built there. Raises DataError."""
+        """Copy into a slab what was not built in one. Raises DataError."""
         parts = taken_apart(batch.records)
         with self.lock:
             self._collect()
@@ -116,23 +110,15 @@ class SlabOutbox:
             held.append(region)
         with self.lock:
             number = next(self._numbers)
-            header = BlockHeader(
-                number,
-                parts.rows,
-                parts.layout.hash,
-                parts.nodes,
-                places,
-                sums or [],
-            )
-            slabs = {r.slab.number: r.slab for r in held}
-            self._blocks[number] = KeptBlock(
-                header=header, layout=parts.layout, regions=held, slabs=slabs
-            )
+            layout, slabs = parts.layout, {r.slab.number: r.slab for r in held}
+            header = BlockHeader(number, parts.rows, layout.hash, parts.nodes, places, sums or [])
+            kept = KeptBlock(header=header, layout=layout, regions=held, slabs=slabs)
+            self._blocks[number] = kept
             self.index.note(number, encode(header))
         return number
 
     def release(self, number: int) -> None:
-        """Forget a block. Raises KeyError where there is none."""
+        """Forget a block. Raises KeyError."""
         with self.lock:
             self._collect()
             self.index.wipe(number)
@@ -140,7 +126,7 @@ class SlabOutbox:
                 self.pool.let_go(region)
 
     def records(self, number: int, columns: tuple[str, ...]) -> pa.RecordBatch:
-        """A block's columns as views of the slab. Raises KeyError, DataError."""
+        """A block's columns as views of its slabs. Raises KeyError, DataError."""
         with self.lock:
             block = self._blocks[number]
             header, layout = narrowed(block.header, block.layout, columns)
@@ -148,15 +134,15 @@ class SlabOutbox:
         return put_together(layout, header.rows, header.nodes, buffers)
 
     def sum_up(self, wanted: Sequence[Wanted]) -> None:
-        """Make the checksums of these blocks that are not there yet, without the lock: a block that
-        is released meanwhile is unknown afterwards, whatever its sums are.
+        """Compute missing checksums of these blocks. It needs no lock: the sums of a block that is
+        released meanwhile are never read.
         """
         for one in wanted:
             if (block := self._blocks.get(one.block)) is not None:
                 block.sum_up()
 
     def describe(self, wanted: Wanted) -> tuple[Answer, list[Slab], SchemaLayout | None]:
-        """Where columns lie, in which slabs, and the block's schema. Callers hold the lock."""
+        """The answer to a request, with its slabs and the block's schema. Callers lock."""
         block = self._blocks.get(wanted.block)
         if block is None:
             return UnknownBlock(wanted.block, self._epoch), [], None
@@ -177,7 +163,7 @@ class SlabOutbox:
             self.index.close()
 
     def _collect(self) -> None:
-        """Let go of built regions whose arrays are gone."""
+        """Free built regions whose arrays are gone."""
         while self._dropped:
             region = self._dropped.popleft()
             at = bisect_right(self._starts, _start(region)) - 1
@@ -186,7 +172,7 @@ class SlabOutbox:
                 self.pool.let_go(region)
 
     def _already_there(self, buffers: Buffers) -> tuple[list[Place], list[Region]]:
-        """The places of buffers that were built in a slab, and a hold of each of their regions."""
+        """The places of buffers that were built in a slab, and a hold of each region."""
         if not self._built:
             return [NOWHERE] * len(buffers), []
         places: list[Place] = []
@@ -207,7 +193,7 @@ class SlabOutbox:
 
 
 def _sums_of_built(buffers: Buffers, places: list[Place]) -> list[int]:
-    """Checksums of what is in a slab already, 0 for the rest."""
+    """Checksums of the buffers that are in a slab already, 0 for the others."""
     return checksums([b if p[2] else None for b, p in zip(buffers, places, strict=True)])
 
 
@@ -220,7 +206,7 @@ def _start(region: Region) -> int:
 
 
 def _copy(buffers: Buffers, places: list[Place], region: Region, sums: list[int] | None) -> None:
-    """Copy buffers into the region, and say where they lie, with checksums where wanted."""
+    """Copy buffers into a region; fills in their places, and their checksums if wanted."""
     memory, at = region.bytes(), 0
     for index, buffer in enumerate(buffers):
         if buffer is None or not buffer.size:

@@ -1,11 +1,11 @@
 """The reading end of a connection to one Worker's outbox.
 
-Owns: the slabs of that peer that are mapped here, its schemas, and the checks of what it says
-before anything is read. Does not own: framing (fd_socket.py), whom to ask (peers.py).
+Owns: that peer's mapped slabs and schemas, and the checks of its messages before anything is read.
+Does not own: framing (fd_socket.py), whom to ask (peers.py).
 
-Whatever comes is taken for possibly wrong: sizes are those of the descriptor (fstat), places lie
-within them, arrays fit their schema and are validated in full; with `content` each buffer has its
-checksum. Numbers are bounded before anything is allocated or mapped.
+No message is trusted: sizes come from the descriptor (fstat), places lie within them, arrays fit
+their schema and are validated in full, with `content` each buffer matches its checksum. Numbers are
+bounded before anything is allocated or mapped.
 """
 
 from __future__ import annotations
@@ -56,9 +56,8 @@ class SlabReader(PeerReader):
         return len(self._slabs)
 
     def look(self, request: BlockRequest) -> pa.RecordBatch | None:
-        """The rows, where the peer's block index says where they lie and all of that is known here.
-
-        Raises DataError, and RunError for a note that cannot be right.
+        """The rows, if the peer's block index and what is mapped here suffice. Raises DataError,
+        and RunError for a note that cannot be right.
         """
         note = None if self._index is None else noted(self._index, request.block)
         if note is None:
@@ -75,7 +74,7 @@ class SlabReader(PeerReader):
         return self._rows(header, request, layout)
 
     def ask(self, requests: Sequence[BlockRequest]) -> int:
-        """Ask for blocks; returns the number of the request. Raises PeerLost."""
+        """See PeerReader."""
         self._last += 1
         wanted = tuple(Wanted(r.block, tuple(r.columns)) for r in requests)
         self._send(FetchRequest(self._last, wanted, self._content))
@@ -84,14 +83,14 @@ class SlabReader(PeerReader):
     def answer(
         self, number: int, requests: Sequence[BlockRequest], deadline: float
     ) -> list[pa.RecordBatch]:
-        """What was asked for under this number, before this monotonic time."""
+        """See PeerReader."""
         reply = self._reply(number, deadline)
         if len(reply.answers) != len(requests):
             raise self.refused(f"expected {len(requests)} answers, found {len(reply.answers)}")
         return [self._rows(a, r) for a, r in zip(reply.answers, requests, strict=True)]
 
     def have_sent(self, sequence: int, requests: Sequence[BlockRequest], deadline: float) -> None:
-        """Ask for tensors of blocks, which come by another way. Raises PeerLost."""
+        """Ask for tensors, which come over tensors/pairs.py. Raises PeerLost."""
         self._send(m.SendTensors.of(sequence, requests))
         try:
             taken = self._socket.drain(deadline)
@@ -101,7 +100,7 @@ class SlabReader(PeerReader):
             raise self.lost("did not take a request in time. Fix: see what it is doing")
 
     def hear(self) -> None:
-        """Take what came unasked; replies that nobody waits for are dropped."""
+        """Handle unrequested messages; replies that nobody waits for are dropped."""
         self._replies()
 
     def close(self) -> None:
@@ -119,7 +118,7 @@ class SlabReader(PeerReader):
             raise self._gone(closed) from closed
 
     def _reply(self, number: int, deadline: float) -> Reply:
-        """The reply to this request; those to earlier ones are dropped."""
+        """The reply to this request; replies to earlier ones are dropped."""
         while True:
             try:
                 there = self._socket.wait(deadline)
@@ -134,7 +133,7 @@ class SlabReader(PeerReader):
                     return reply
 
     def _replies(self) -> list[Reply]:
-        """Take whatever came and does not have to be waited for; returns replies."""
+        """Handle every message that has arrived; returns the replies."""
         try:
             taken = [self._take(m.decode_from_owner(message)) for message in self._socket.receive()]
         except SocketClosed as closed:
@@ -171,7 +170,7 @@ class SlabReader(PeerReader):
         return None
 
     def _mapped(self, what: str, size: int, on_disk: bool) -> pa.Buffer:
-        """Memory mapped for reading, if its descriptor is what the peer says it is."""
+        """Map a descriptor for reading, if it is what the peer says it is."""
         if not self._socket.descriptors:
             raise self.refused(f"{what} without its descriptor")
         descriptor = self._socket.descriptors.popleft()

@@ -3,11 +3,11 @@
     waits for                          unblocked by
     a request, room in a socket        the peer; a new peer or the end: the Worker's own threads
 
-Owns: one connection for each peer that dialled, what each of them was already told. Does not own:
+Owns: the connection of each peer that dialled, and what each was told already. Does not own:
 blocks (outbox.py), framing (fd_socket.py).
 
-It never waits for one peer alone: what a slow one does not take stays in its queue, and from such a
-one nothing more is read meanwhile.
+It never waits for one peer alone: answers to a slow peer are queued, and nothing more is read from
+it meanwhile.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from engine.channels.shm.slabs import Slab
 _log = logging.getLogger(__name__)
 
 ENOUGH = 1 << 20
-"""Bytes of unsent answers from which on a peer's requests are left unread."""
+"""Bytes of unsent answers at which a peer's requests are left unread."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -48,10 +48,10 @@ class ServedPeer:
 
 
 class SlabServer:
-    """Answers the peers of one outbox from a thread of its own, until `close`.
+    """Answers the peers of one outbox from its own thread, until `close`.
 
-    on_send: called from that thread where a peer asks for tensors, (peer, sequence, requests), and
-    never waits.
+    on_send: called from that thread, (peer, sequence, requests), when a peer asks for tensors; it
+    must not wait.
     """
 
     def __init__(self, name: str, outbox: SlabOutbox) -> None:
@@ -69,12 +69,12 @@ class SlabServer:
         self._thread.start()
 
     def serve(self, peer: str, connection: socket.socket) -> None:
-        """Answer this peer over this socket from now on; from any thread."""
+        """Answer a peer over this socket from now on; callable from any thread."""
         self._new.append((peer, connection))
         self.wake()
 
     def wake(self) -> None:
-        """Let the thread look for new peers, and for slabs that are gone."""
+        """Let the thread look for new peers and for slabs that are gone."""
         os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
@@ -122,7 +122,7 @@ class SlabServer:
     def _tell(
         self, reader: ServedPeer, message: m.IndexHere | m.SlabsGone, descriptor: int | None = None
     ) -> None:
-        """Say what nobody has asked for."""
+        """Send an unrequested message."""
         try:
             reader.socket.send(encode(message), descriptor)
             self._watch(reader)
@@ -130,7 +130,7 @@ class SlabServer:
             self._drop(reader)
 
     def _serve(self, reader: ServedPeer, what: int) -> None:
-        """Send what waits, and answer what came."""
+        """Send queued answers, and answer new requests."""
         try:
             if what & selectors.EVENT_WRITE:
                 reader.socket.flush()
@@ -159,7 +159,7 @@ class SlabServer:
         answers: list[Answer] = []
         if request.content:
             self._outbox.sum_up(request.wanted)
-        with self._outbox.lock:  # until the descriptors are sent or duplicated, no slab goes
+        with self._outbox.lock:  # no slab goes until the descriptors are sent or duplicated
             for wanted in request.wanted:
                 answer, slabs, layout = self._outbox.describe(wanted)
                 for slab in slabs:

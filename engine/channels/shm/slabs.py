@@ -1,12 +1,12 @@
 """Slabs: pooled memory that other processes of the host can map.
 
-Owns: memfds whose size is sealed, faulted in once and used again and again; regions in them;
-files on disk for what is beyond the limit. Does not own: what lies in a region (frames.py),
-when it may go (the coordinator's Release), nor how a descriptor gets to a peer (shm.py).
+Owns: memfds of sealed size, faulted in once and reused; regions in them; files on disk beyond the
+limit. Does not own: a region's contents (frames.py), when it is released (the coordinator), how a
+descriptor gets to a peer (server.py).
 
-A fresh segment for each batch costs several times the copy into it (page faults), so a slab stays
-until the pool is over its limit. Small regions share a slab; a large one has a slab of its own,
-taken from those that are free and not more than twice as large. Callers lock.
+A fresh segment for each batch costs several times the copy into it (page faults), so slabs stay
+until the pool is over its limit. Small regions share a slab; a large region has its own, a free one
+of at most twice its size if there is one. Callers lock.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ class Slab:
         self.live = 0
 
     def bytes(self, offset: int, length: int) -> np.ndarray:
-        """uint8 [length], writable; whoever keeps a part of it keeps the mapping alive."""
+        """uint8 [length], writable; any view of it keeps the mapping alive."""
         return np.frombuffer(self._memory, np.uint8, length, offset)
 
     def close(self) -> None:
-        """Close the descriptor; the memory goes with the last view of it."""
+        """Close the descriptor; the memory goes with its last view."""
         os.close(self.descriptor)
 
 
 class Region:
-    """A part of a slab. holds: how many have a use for it; it is free again at 0."""
+    """A part of a slab. holds: a reference count."""
 
     __slots__ = ("holds", "length", "offset", "slab")
 
@@ -79,12 +79,12 @@ class Region:
 
 
 class SlabPool:
-    """Regions for whoever asks. limit: bytes of memory, beyond which files in `directory`."""
+    """Allocates regions. limit: bytes of memory, beyond which slabs are files in `directory`."""
 
     def __init__(self, *, limit: int, directory: Path | None = None, poison: bool = False) -> None:
         self.limit = limit
         self.spilled = 0
-        """Bytes that lie in files now."""
+        """Bytes in files."""
         self._directory = directory or Path(tempfile.gettempdir())
         self._poison = poison
         self._slabs: dict[int, Slab] = {}
@@ -100,21 +100,21 @@ class SlabPool:
 
     @property
     def live(self) -> int:
-        """Regions that somebody holds."""
+        """Regions that are held."""
         return sum(s.live for s in self._slabs.values())
 
     @property
     def has_gone(self) -> bool:
-        """Whether `gone` has something to say."""
+        """Whether `gone` would return any."""
         return bool(self._gone)
 
     def gone(self) -> list[int]:
-        """Numbers of slabs that were given back to the system since the last call."""
+        """Numbers of slabs given back to the system since the last call."""
         found, self._gone = self._gone, []
         return found
 
     def allocate(self, length: int) -> Region:
-        """A region of so many bytes, with one hold. Raises StorageError where none is left."""
+        """A region of so many bytes, held once. Raises StorageError without memory."""
         slab = self._for_small(length) if length <= SMALL else self._take(_size_class(length))
         region = Region(slab, slab.used, length)
         slab.used += -(-length // ALIGNMENT) * ALIGNMENT
@@ -122,7 +122,7 @@ class SlabPool:
         return region
 
     def let_go(self, region: Region) -> None:
-        """Drop one hold of a region; at the last one its memory may be used again."""
+        """Drop one hold of a region; with the last one its memory is free."""
         region.holds -= 1
         if region.holds:
             return
@@ -140,7 +140,7 @@ class SlabPool:
             self._idle.append(slab)
 
     def close(self) -> None:
-        """Close every descriptor. Views that somebody still has stay readable."""
+        """Close every descriptor; existing views stay readable."""
         for slab in self._slabs.values():
             slab.close()
         self._slabs.clear()
@@ -148,14 +148,14 @@ class SlabPool:
         self._shared = None
 
     def _for_small(self, length: int) -> Slab:
-        """The shared slab where there is room, else a free or a new one in its place."""
+        """The shared slab if it has room, else a free or new one in its place."""
         if self._shared is None or self._shared.used + length > self._shared.size:
-            self._shared = None  # it is free again when its last region goes
+            self._shared = None  # it is free when its last region goes
             self._shared = self._take(SHARED)
         return self._shared
 
     def _take(self, size: int) -> Slab:
-        """The smallest free slab that is large enough and not wasteful, else a new one."""
+        """The smallest free slab that fits without waste, else a new one."""
         fitting = [s for s in self._idle if size <= s.size <= 2 * size]
         if fitting:
             slab = min(fitting, key=lambda s: s.size)
@@ -207,7 +207,7 @@ class SlabPool:
 
 
 def is_sealed(descriptor: int) -> bool:
-    """Whether nobody can shrink what this descriptor stands for; an ordinary file is not sealed."""
+    """Whether nobody can shrink this descriptor's memory; an ordinary file is not sealed."""
     try:
         return bool(fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
     except OSError:
@@ -221,13 +221,11 @@ def _size_class(length: int) -> int:
 
 
 def sealed_memory(size: int) -> tuple[int, mmap.mmap]:
-    """A memfd, its pages there, mapped, its size sealed, read-only for whoever maps it later."""
+    """A mapped memfd with its pages faulted in, sealed in size, read-only for later mappings."""
     descriptor = os.memfd_create("dataflow-slab", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, size)
-        os.posix_fallocate(
-            descriptor, 0, size
-        )  # an error here, where later there would be a signal
+        os.posix_fallocate(descriptor, 0, size)  # an error now, not a signal later
         memory = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SIZE_SEALS)
         with contextlib.suppress(OSError):  # before Linux 5.1 there is no such seal
@@ -239,7 +237,7 @@ def sealed_memory(size: int) -> tuple[int, mmap.mmap]:
 
 
 def _unlinked_file(size: int, directory: Path) -> tuple[int, mmap.mmap]:
-    """A file without a name, its blocks reserved, mapped."""
+    """A mapped file without a name, its blocks reserved."""
     descriptor = _nameless(directory)
     try:
         os.posix_fallocate(descriptor, 0, size)
@@ -255,8 +253,7 @@ def _nameless(directory: Path) -> int:
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
             raise
-    descriptor, name = tempfile.mkstemp(
-        prefix="dataflow-spill-", dir=directory
-    )  # a file system without such files
+    # The file system has no O_TMPFILE.
+    descriptor, name = tempfile.mkstemp(prefix="dataflow-spill-", dir=directory)
     os.unlink(name)
     return descriptor

@@ -1,10 +1,10 @@
 """ZAP authentication by public key (ZeroMQ RFC 27), within the process.
 
-Owns: the known keys, counting whoever is refused. Does not own: the guarded socket, nor what those
-who are let in may say.
+Owns: the known keys, counts of refused peers. Does not own: the guarded socket, nor what an
+accepted peer may send.
 
-ZeroMQ asks about a peer's key at `socket`. Peers without a key it refuses itself, and says so at
-`monitor`.
+ZeroMQ asks about a peer's key at `socket`. It refuses peers without a key itself, and reports that
+at `monitor`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DE
 
 
 class CurveAuthenticator:
-    """For a context; answered by the thread of the guarded socket. allowed: key -> name."""
+    """Of a context; runs on the guarded socket's thread. allowed: key -> name."""
 
     def __init__(
         self, context: zmq.Context, guarded: zmq.Socket, allowed: Mapping[bytes, str]
@@ -37,12 +37,12 @@ class CurveAuthenticator:
         self.monitor: zmq.Socket = guarded.get_monitor_socket(_FAILED)
 
     def register(self, poller: zmq.Poller) -> None:
-        """Wait for questions and failures with this poller."""
+        """Wait for both sockets with this poller."""
         poller.register(self.socket, zmq.POLLIN)
         poller.register(self.monitor, zmq.POLLIN)
 
     def answer(self, ready: Mapping[object, int]) -> None:
-        """Answer the question, and count the failure, that is there."""
+        """Answer a waiting question and count a waiting failure."""
         if self.socket in ready:
             self._answer()
         if self.monitor in ready:
@@ -51,7 +51,7 @@ class CurveAuthenticator:
             _log.warning("%s: refused: whoever connects here speaks without a key", where)
 
     def close(self) -> None:
-        """Close both sockets; the guarded one is its owner's."""
+        """Close both sockets, but not the guarded one."""
         self._guarded.disable_monitor()
         self.monitor.close(0)
         self.socket.close(0)

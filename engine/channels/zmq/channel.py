@@ -1,13 +1,13 @@
-"""The pull channel between hosts: rows are picked by their owner and sent, one frame a buffer.
+"""The pull channel between hosts: the owner picks rows and sends them, one frame a buffer.
 
-Owns: both ends of one Worker: its outbox and its connections to peers. Does not own: the form of
-messages (multipart.py), keys and addresses (curve_keys.py; they come with the launch).
+Owns: both ends of one Worker: its outbox and its connections. Does not own: messages
+(multipart.py), keys and addresses (curve_keys.py; they come at launch).
 
     fetch waits for            unblocked by
     the reply of each peer     that peer's server thread; a lost connection, a missing heartbeat
 
-With keys every byte is encrypted and every peer known (CURVE). Without them only this host's
-processes can be spoken with: any other address refuses to bind.
+With keys every byte is encrypted and every peer authenticated (CURVE). Without keys only a
+loopback address can be bound, unless the network is said to be private.
 """
 
 from __future__ import annotations
@@ -33,17 +33,15 @@ HEARTBEAT = 5.0
 """Seconds without a sign of life after which a connection is lost."""
 
 FindPeer = Callable[[str], Address]
-"""A peer's name -> where it answers. Raises PeerLost where there is none."""
+"""A peer's name -> its address. Raises PeerLost."""
 
 
 class ZmqChannel:
     """Outbox and pull channel of one Worker of several on several hosts.
 
-    bind: where to answer; `address` then says where exactly. keys: this Worker's own, with which
-    it answers and asks; allowed: the public keys of the run's Workers, with their names; it may
-    change while the channel lives. outbox: where the blocks are, None for one of its own; it is
-    closed with the channel. private: nobody else is on the network, so that it may be bound without
-    keys.
+    bind: where to answer; `address` has the port. keys: this Worker's own pair; allowed: public
+    key -> name of the run's Workers, which may change. outbox: where the blocks are (None: its
+    own); closed with the channel. private: nobody else is on the network, so no keys are needed.
     """
 
     def __init__(
@@ -78,9 +76,8 @@ class ZmqChannel:
         except RunError:
             self._context.destroy(linger=0)
             raise
-        self.address = Address(
-            endpoint=self._server.endpoint, key=None if keys is None else keys.public
-        )
+        key = None if keys is None else keys.public
+        self.address = Address(endpoint=self._server.endpoint, key=key)
 
         def connect(peer: str) -> ZmqReader:
             return ZmqReader(peer, self._context, peers(peer), keys, heartbeat)
@@ -89,21 +86,21 @@ class ZmqChannel:
 
     @property
     def refused(self) -> dict[str, int]:
-        """How many messages, or handshakes, of each peer were refused."""
+        """Messages and handshakes of each peer that were refused."""
         return dict(self._peers.refused + self._server.refused)
 
     def keep(self, batch: Batch) -> int:
-        """Keep a batch as it is. Raises DataError for a column that cannot travel."""
+        """Keep a batch as it is. Raises DataError for a column type that cannot travel."""
         layout_of(batch.records.schema)
         with self._keeping:
             return self._outbox.keep(batch)
 
     def allocate(self, nbytes: int) -> np.ndarray:
-        """Ordinary memory: frames are sent from wherever they lie."""
+        """Memory of the outbox; see engine/channels/contract.py."""
         return self._outbox.allocate(nbytes)
 
     def release(self, block: int) -> None:
-        """Forget a block; frames of it that are on their way keep their memory."""
+        """Forget a block; its frames that are being sent keep their memory. Raises KeyError."""
         with self._keeping:
             self._outbox.release(block)
 
@@ -112,7 +109,7 @@ class ZmqChannel:
         return self._peers.fetch(requests, self._own)
 
     def close(self) -> None:
-        """Let everything go: the thread, sockets, blocks."""
+        """Release all resources: the thread, sockets, blocks."""
         self._server.close()
         self._peers.close()
         self._context.destroy(linger=0)

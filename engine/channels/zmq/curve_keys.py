@@ -1,7 +1,7 @@
 """CURVE keys and addresses of channels between hosts, and which addresses are safe without keys.
 
-Owns: key pairs made for one run, the rule for binding. Does not own: how keys get to their Workers
-(over the control channel, at launch), nor sockets.
+Owns: key pairs for one run, the rule for binding. Does not own: how keys get to their Workers (at
+launch, over the control channel), nor sockets.
 """
 
 from __future__ import annotations
@@ -16,30 +16,28 @@ from dataflow.errors import RunError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurveKeyPair:
-    """A CURVE key pair, 40 characters of Z85 each. The secret one is not shown."""
+    """A CURVE key pair, 40 characters of Z85 each; repr hides the secret key."""
 
     public: bytes
     secret: bytes = field(repr=False)
 
     @staticmethod
     def make() -> CurveKeyPair:
-        """New ones, of the system's randomness."""
+        """A new pair."""
         public, secret = zmq.curve_keypair()
         return CurveKeyPair(public=public, secret=secret)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where a peer's channel answers. key: its public key; none where it speaks plainly."""
+    """Where a peer's channel answers. key: its public key, None without encryption."""
 
     endpoint: str
     key: bytes | None = None
 
 
 def require_safe(endpoint: str, keys: CurveKeyPair | None, *, private: bool = False) -> None:
-    """Raises RunError where others than this host's processes could read or write without a key,
-    unless somebody said that the network is private.
-    """
+    """Raises RunError if other hosts could connect without a key, unless the network is private."""
     if keys is None and not private and not is_local(endpoint):
         raise RunError(
             f"expected keys for {endpoint}, which other hosts can reach, found none. Fix: give the"
@@ -48,7 +46,7 @@ def require_safe(endpoint: str, keys: CurveKeyPair | None, *, private: bool = Fa
 
 
 def is_local(endpoint: str) -> bool:
-    """Whether only processes of this host can reach it."""
+    """Whether only this host's processes can reach it."""
     scheme, _, rest = endpoint.partition("://")
     if scheme == "ipc":
         return True

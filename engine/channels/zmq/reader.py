@@ -1,7 +1,7 @@
 """The reading end of a connection to one peer on another host.
 
-Owns: the DEALER socket, and what its monitor says of a connection that is lost. Does not own: the
-messages and their checks (multipart.py), whom to ask (peers.py).
+Owns: the DEALER socket, and its monitor, which reports a lost connection. Does not own: messages
+and their checks (multipart.py), whom to ask (peers.py).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOST = zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED | _DENIED
 
 
 class ZmqReader(PeerReader):
-    """Rows of one peer's blocks, as it sends them. Not for several threads at once."""
+    """Rows of one peer's blocks. Not for several threads at once."""
 
     def __init__(
         self,
@@ -51,21 +51,21 @@ class ZmqReader(PeerReader):
         self._socket.connect(address.endpoint)
 
     def ask(self, requests: Sequence[BlockRequest]) -> int:
-        """Send a request; it waits in the socket until the peer is connected. Raises PeerLost."""
+        """See PeerReader; the request is queued until the peer is connected."""
         self._last += 1
         if self._monitor.poll(0):
             raise self._disconnected()
         request = FetchRequest(self._last, tuple(map(Wanted.of, requests)))
         try:
             self._socket.send(sealed(request), zmq.NOBLOCK)
-        except zmq.Again as error:  # a connection that is lost has no queue
+        except zmq.Again as error:  # a lost connection has no queue
             raise self.lost("the connection is lost") from error
         return self._last
 
     def answer(
         self, number: int, requests: Sequence[BlockRequest], deadline: float
     ) -> list[pa.RecordBatch]:
-        """What was asked for under this number, before this monotonic time."""
+        """See PeerReader."""
         try:
             reply = IncomingReply.of(*self._next(number, deadline))
             while not reply.whole:
@@ -83,7 +83,7 @@ class ZmqReader(PeerReader):
         self._socket.close(0)
 
     def _next(self, number: int, deadline: float) -> tuple[Message, list[Any]]:
-        """The next message and its frames; those that answer earlier requests are dropped."""
+        """The next message and its frames; answers to earlier requests are dropped."""
         while (left := deadline - time.monotonic()) > 0:
             ready = dict(self._poller.poll(int(left * 1e3) + 1))
             if self._socket in ready:

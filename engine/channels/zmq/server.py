@@ -1,10 +1,10 @@
 """The thread of a Worker that sends rows to peers on other hosts.
 
-    waits for                                 unblocked by
-    a request, or a peer that asks to join    the peer; the end: the Worker's own threads
+    waits for                   unblocked by
+    a request or a handshake    the peer; `close`, from the Worker's own threads
 
-Owns: the ROUTER socket. Does not own: who may connect (authenticator.py), the form of messages
-(multipart.py), which blocks there are.
+Owns: the ROUTER socket. Does not own: who may connect (authenticator.py), messages (multipart.py),
+the blocks.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from engine.channels.zmq.curve_keys import CurveKeyPair, require_safe
 _log = logging.getLogger(__name__)
 
 _UNSENT = 1024
-"""Messages that a peer may leave unread; the rest is dropped, as its time-out finds."""
+"""Messages that a peer may leave unread; more are dropped, and the peer times out."""
 
 Find = Callable[[BlockRequest], pa.RecordBatch]
 """Rows of a block; raises KeyError and DataError."""
 
 
 class ZmqServer:
-    """Answers requests from a thread of its own, until `close`. `endpoint`: where it is bound."""
+    """Answers requests from its own thread, until `close`. `endpoint`: where it is bound."""
 
     def __init__(
         self,
@@ -83,10 +83,9 @@ class ZmqServer:
 
     @property
     def refused(self) -> Counter[str]:
-        """How many handshakes and messages of each peer were refused."""
-        return self._wrong + (
-            self._authenticator.refused if self._authenticator is not None else Counter()
-        )
+        """Handshakes and messages of each peer that were refused."""
+        authenticator = self._authenticator
+        return self._wrong + (Counter() if authenticator is None else authenticator.refused)
 
     def close(self) -> None:
         """End the thread and close the sockets."""
@@ -135,12 +134,8 @@ class ZmqServer:
         try:
             self._reply(identity.bytes, request.id, answers, rows)
         except zmq.ZMQError as error:  # it is gone, or takes nothing
-            _log.warning(
-                "%s: an answer of %d frames could not be sent: %s",
-                _user(identity),
-                len(rows),
-                error,
-            )
+            what = "%s: an answer of %d frames could not be sent: %s"
+            _log.warning(what, _user(identity), len(rows), error)
 
     def _answers(self, request: FetchRequest) -> tuple[list[Answer], list[pa.Buffer]]:
         answers: list[Answer] = []
@@ -164,7 +159,7 @@ class ZmqServer:
     def _reply(
         self, peer: bytes, number: int, answers: list[Answer], frames: Sequence[pa.Buffer]
     ) -> None:
-        """Much is sent first and summed up then: each frame while it is on its way."""
+        """Send answers. Large ones are hashed after sending, while they are on their way."""
         first, *rest = parts_of(frames)
         if not rest:
             self._send(peer, Reply(number, summed(answers, first)), first)
@@ -194,7 +189,7 @@ def _router(context: zmq.Context, keys: CurveKeyPair | None) -> zmq.Socket:
 
 
 def _user(frame: zmq.Frame) -> str:
-    """The peer's name where it has a key, else its address."""
+    """The peer's name if it has a key, else its address."""
     for what in ("User-Id", "Peer-Address"):
         with contextlib.suppress(zmq.ZMQError):
             if found := frame.get(what):
