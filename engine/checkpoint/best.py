@@ -1,12 +1,12 @@
 """The best versions by an evaluation, as Hugging Face directories.
 
 Owns: which versions stay, their directories and scores. Does not own: the evaluation (its kernel),
-the form of weights (the train kernel's save_weights), nor checkpoints (store.py).
+the weights' files (the train kernel's save_weights), checkpoints (store.py).
 
     checkpoints/best_<evaluate node>/step_N/   config.json, *.safetensors, tokenizer, score.json
 
-A version that a better one displaces stays until the next checkpoint is on disk: a run that goes on
-from the last one finds every version that was among the best there.
+A displaced version stays until the next checkpoint is on disk, so a run that resumes from the last
+one finds every version that was among the best then.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ SCORE = "score.json"
 
 
 class BestVersions:
-    """keep: for each evaluate node that keeps any, how many. A greater score is better; of equal
-    ones the earlier.
-    """
+    """keep: how many, by evaluate node. Higher scores are better, then earlier versions."""
 
     def __init__(self, directory: Path, keep: Mapping[str, int]) -> None:
         self._folders = {name: directory / f"best_{name}" for name in keep}
@@ -35,7 +33,7 @@ class BestVersions:
 
     def offer(self, name: str, step: int, score: float, save: Callable[[Path], None]) -> bool:
         """Keep this version if it is among the best so far; `save` writes it into a directory.
-        Raises StorageError where the disk is full or fails; earlier ones stay.
+        Raises StorageError if the disk is full or fails; earlier versions stay.
         """
         if name not in self._keep or not math.isfinite(score):
             return False
@@ -63,13 +61,13 @@ class BestVersions:
         return True
 
     def prune(self) -> None:
-        """Delete what is no longer among the best: a checkpoint is on disk, or the run is over."""
+        """Delete displaced versions, once a checkpoint is on disk or the run is over."""
         for name, keep in self._keep.items():
             for _, step in self._ranked(name)[keep:]:
                 delete(self._folders[name] / f"step_{step}")
 
     def truncate_after(self, step: int) -> None:
-        """Delete later versions, since the run goes on from this Step, and what a kill left."""
+        """Delete versions after this Step, from which the run resumes, and unfinished ones."""
         for name, folder in self._folders.items():
             for torn in folder.glob(".tmp-*"):
                 shutil.rmtree(torn)
@@ -78,7 +76,7 @@ class BestVersions:
                     delete(folder / f"step_{found}")
 
     def paths(self) -> dict[str, tuple[Path, ...]]:
-        """By evaluate node, the directories that are kept, the best first."""
+        """The kept directories by evaluate node, the best first."""
         return {
             name: tuple(
                 self._folders[name] / f"step_{step}" for _, step in self._ranked(name)[:keep]

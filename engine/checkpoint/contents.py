@@ -1,17 +1,16 @@
-"""Digests of what a run reads and does not own: data, models, the user's source files.
+"""Digests of a run's inputs: data, models, the user's source files.
 
 Owns: what counts as a change of each. Does not own: which files a graph names (provenance.py).
 
     what     digest of                                              does not count
     data     every byte of its files, in the order of reading       names, folders, dates
-    model    its files by name; above 64 MiB the size, the first    its place; what is no weights,
-             and last MiB (with a safetensors header), and 64       config or tokenizer
+    model    its files by name; above 64 MiB the size, the first    its place; files other than
+             and last MiB (with a safetensors header), and 64       weights, config, tokenizer
              pieces of 64 KiB between, at equal distances
     source   its text                                               its place, comments, blank lines
 
 Reading a 70B model in full would take a minute at each start and resume. Training or converting
-changes all weights, which pieces at equal distances see; an edit of a few bytes inside a large file
-may go unseen.
+changes all weights, so samples show it; an edit of a few bytes inside a large file may go unseen.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _PIECE, _PIECES = 64 << 10, 64
 
 
 def data_digest(files: Iterable[Path]) -> str:
-    """Of the content of these files, one after another. Raises OSError where one cannot be read."""
+    """The digest of these files' content, in order. Raises OSError."""
     whole = hashlib.sha256()
     for path in files:
         with open(path, "rb") as file:
@@ -38,7 +37,7 @@ def data_digest(files: Iterable[Path]) -> str:
 
 
 def model_digest(base: str) -> str | None:
-    """Of a model's directory; None for a name that is looked up elsewhere."""
+    """The digest of a model's directory; None for a name that is not one."""
     folder = Path(base).expanduser()
     if not folder.is_dir():
         return None
@@ -50,7 +49,7 @@ def model_digest(base: str) -> str | None:
 
 
 def _file_digest(path: Path) -> bytes:
-    """In full, or in pieces at equal distances."""
+    """Of a small file in full, of a large one in samples."""
     size = path.stat().st_size
     with open(path, "rb") as file:
         if size <= _IN_FULL:
@@ -65,7 +64,7 @@ def _file_digest(path: Path) -> bytes:
 
 
 def code_digest(text: str) -> str:
-    """Of source code, comments and blank lines left out; of text that is no Python, as it is."""
+    """The digest of source code without comments and blank lines; of other text as it is."""
     return hashlib.sha256(_code(text).encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
@@ -83,7 +82,7 @@ def _code(text: str) -> str:
 
 
 def _marked(text: str) -> tuple[list[tuple[int, int]], set[int]]:
-    """(line, column) of each comment; the lines that end inside a string, where blanks count."""
+    """(line, column) of each comment; the lines that end in a string, where spaces count."""
     comments: list[tuple[int, int]] = []
     within: set[int] = set()
     opened = 0

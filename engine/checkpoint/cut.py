@@ -1,11 +1,11 @@
-"""The cut: what a checkpoint says of the rows, exact at a Step boundary.
+"""The cut: the state of all rows in a checkpoint, exact at a Step boundary.
 
-Owns: the state of every prompt at that boundary, its JSON form, and the files of finished untrained
-rows. Does not own: the directory (store.py), weights and optimizers (the kernels' save), nor
-gathering the states (coordinator).
+Owns: the state of every prompt at that boundary, its JSON form, the files of finished untrained
+rows. Does not own: the directory (store.py), weights and optimizers (the kernels' save), gathering
+the states (coordinator).
 
-Every position of a source is in one of four states: retired (trained or given up for good),
-finished (its rows wait to be trained), running (admitted, not finished), or not yet made.
+Every position of a source is retired (trained or given up for good), finished (its rows wait to be
+trained), running (admitted, not finished) or not yet made.
 """
 
 from __future__ import annotations
@@ -30,10 +30,8 @@ CUT = "cut.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """Where a run stood after Step `step`. seed: of the run; record: what the run is made of.
-
-    evaluated: the version at which each evaluate node ran last. graph: a digest of the graph with
-    its paths. Older cuts have neither evaluated nor record.
+    """A run after Step `step`. graph: a digest of the graph with its paths. evaluated: the version
+    at which each evaluate node last ran. Older cuts have neither evaluated nor record.
     """
 
     step: int
@@ -51,7 +49,7 @@ class Cut:
 
     @staticmethod
     def from_json(data: bytes) -> Cut:
-        """The inverse of `to_json`. Raises CheckpointError for no cut, or a contradictory one."""
+        """The inverse. Raises CheckpointError for other bytes, or a contradictory cut."""
         try:
             cut = msgspec.json.decode(data, type=Cut)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -62,7 +60,7 @@ class Cut:
         return cut
 
     def must_continue(self, *, seed: int) -> None:
-        """Raises CheckpointError unless this cut is of the same seed."""
+        """Raises CheckpointError for another seed."""
         if self.seed != seed:
             raise CheckpointError(
                 f"cut of Step {self.step}: expected seed {seed}, found {self.seed}. Fix:"
@@ -71,9 +69,7 @@ class Cut:
 
 
 def read_cut(folder: Path, step: int) -> Cut:
-    """The cut in the folder of this Step's checkpoint. Raises CheckpointError where it is none, or
-    another Step's.
-    """
+    """The cut in the folder of this Step's checkpoint. Raises CheckpointError."""
     try:
         cut = Cut.from_json((folder / CUT).read_bytes())
     except OSError as error:
@@ -89,7 +85,7 @@ def read_cut(folder: Path, step: int) -> Cut:
 
 
 def faults(cut: SourceCut) -> list[str]:
-    """What contradicts itself: a prompt lost, or one that would be trained twice."""
+    """Contradictions: a prompt that is lost, or that would be trained twice."""
     rows = (*cut.running, *cut.finished)
     live, retired = {key[0] for key in rows}, set(cut.retired)
     known = live | retired
@@ -135,9 +131,7 @@ def _repeats(keys: Iterable[Key]) -> bool:
 
 
 def write_rows(path: Path, rows: Batch) -> None:
-    """Rows with their keys as one Arrow IPC file. Durable once its checkpoint is written. Raises
-    StorageError.
-    """
+    """Write rows with their keys as one Arrow IPC file, without fsync. Raises StorageError."""
     keyed = rows.with_keys()
     with (
         writing("finished rows that are not trained yet", path, keyed.nbytes),
@@ -148,7 +142,7 @@ def write_rows(path: Path, rows: Batch) -> None:
 
 
 def positions_of(path: Path) -> frozenset[int]:
-    """The positions of the rows in a file; nothing else of it is read."""
+    """The positions of the rows in a file; reads nothing else."""
     with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
         batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
         return frozenset(
@@ -157,11 +151,7 @@ def positions_of(path: Path) -> frozenset[int]:
 
 
 def read_rows(path: Path) -> Batch:
-    """The rows that `write_rows` wrote, every offset and text of them validated.
-
-    Raises CheckpointError where the file is absent, is no such file, or holds columns that are not
-    valid.
-    """
+    """The rows that `write_rows` wrote, fully validated. Raises CheckpointError."""
     try:
         with pa.OSFile(str(path), "rb") as file, pa.ipc.open_file(file) as reader:
             keyed = pa.concat_batches(

@@ -1,7 +1,7 @@
-"""Folders named step_N that are whole or absent: their names, and how one disappears.
+"""Folders named step_N that are whole or absent: their names and their deletion.
 
-Owns: what checkpoints (store.py) and best versions (best.py) have in common. Does not own: what is
-in a folder, nor which of them stay.
+Owns: what checkpoints (store.py) and best versions (best.py) share. Does not own: a folder's
+contents, nor which folders stay.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 TEMP = ".tmp-"
-"""What the name of an unfinished folder begins with."""
+"""Prefix of an unfinished folder."""
 _FINAL = re.compile(r"step_(0|[1-9][0-9]*)")
 
 
 def steps_of(names: Iterable[str]) -> list[int]:
-    """The Steps of the final names among these, ascending."""
+    """The Steps of the final names, ascending."""
     found = (_FINAL.fullmatch(name) for name in names)
     return sorted(int(match[1]) for match in found if match)
 
@@ -28,7 +28,7 @@ def temp_of(final: Path) -> Path:
 
 
 def delete(path: Path) -> None:
-    """Rename it away first: a half-deleted folder never has a final name."""
+    """Delete a folder, renamed first: a half-deleted folder never has a final name."""
     trash = path.with_name(f"{TEMP}deleted-{path.name}")
     shutil.rmtree(trash, ignore_errors=True)
     path.rename(trash)

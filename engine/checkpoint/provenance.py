@@ -1,11 +1,11 @@
-"""What a run is made of: parameters of nodes, data, models, the user's source files; what differs.
+"""What a run is made of (parameters of nodes, data, models, the user's source files), and changes.
 
-Owns: the record that every cut has, its comparison, the accepted changes. Does not own: digests of
-files (contents.py), what is done about a difference (engine/resuming.py).
+Owns: the record in every cut, its comparison, the accepted changes. Does not own: digests of files
+(contents.py), what to do about a difference (engine/resuming.py).
 
-Paths, source lines and names of graphs do not count; our own version is recorded, not compared. Of
-the user's source files those count that define a function or class of the graph, and those that
-such a file imports by name. What is installed (site-packages) is in versions.json.
+Paths, source lines and names of graphs do not count; our own version is recorded, not compared. A
+user's source file counts if it defines a function or class of the graph, or is imported by such a
+file. Installed packages (site-packages) are in versions.json.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dataflow.snapshot import encode
 from engine.checkpoint.contents import code_digest, data_digest, model_digest
 
 CONTENT = "content "
-"""What the value of a file begins with."""
+"""Prefix of a file's value."""
 _INSTALLED = tuple(
     sysconfig.get_paths()[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib")
 )
@@ -46,8 +46,8 @@ Values = Mapping[str, str]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """nodes, models: by name. sources: module (`__main__:function` for what stands in no module) ->
-    digest of its code. places: where files were, and version: of this package; neither is compared.
+    """nodes, models: by name. sources: module, or `__main__:function`, -> digest of its code.
+    places (of files) and version (of this package) are not compared.
     """
 
     nodes: Mapping[str, Values]
@@ -60,7 +60,7 @@ class Provenance:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProvenanceDifference:
-    """where: node, model or source file; what: of it. old, new: as text, empty for none."""
+    """where: node, model or source file; what: its part. old, new: as text, empty for none."""
 
     where: str
     what: str
@@ -77,7 +77,7 @@ class ProvenanceDifference:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptedChange:
-    """A difference that was accepted; it holds from this Step on."""
+    """A difference that was accepted, valid from this Step on."""
 
     step: int
     where: str
@@ -88,14 +88,14 @@ class AcceptedChange:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProvenanceRecord:
-    """What a cut keeps: what the run is made of now, and what has changed before."""
+    """In a cut: what the run is made of now, and earlier changes."""
 
     made_of: Provenance
     changes: tuple[AcceptedChange, ...] = ()
 
 
 def provenance(graph: Graph) -> Provenance:
-    """Of a graph and its files now. Raises DataError for missing data, GraphError as `to_json`."""
+    """Of a graph and its files now. Raises DataError for missing data, and GraphError."""
     places: dict[str, str] = {}
     models = [state for state in graph.states if isinstance(state, Model)]
     nodes = {node.name: _node(node, places) for node in graph.nodes}
@@ -110,10 +110,10 @@ def provenance(graph: Graph) -> Provenance:
 
 
 def differences(old: Provenance, new: Provenance) -> list[ProvenanceDifference]:
-    """What is another now, in the order of nodes, models, source files."""
+    """What differs, in the order of nodes, models, source files."""
     found = [*_of_groups("node", old.nodes, new.nodes, new.places)]
     found += _of_groups("model", old.models, new.models, new.places)
-    for name, before in old.sources.items():  # what names another file differs itself
+    for name, before in old.sources.items():  # added and removed files show in what names them
         now = new.sources.get(name)
         if before and now and before != now:
             place = new.places.get(f"source {name}", old.places.get(f"source {name}", ""))
@@ -189,7 +189,7 @@ def _model(model: Model, places: dict[str, str]) -> dict[str, str]:
 
 
 def _leaves(key: str, value: Any, where: str) -> dict[str, str]:
-    """A parameter as texts, those of a loss one by one."""
+    """A parameter as texts, a loss term by term."""
     if not isinstance(value, Loss):
         return {key: _text(value, where)}
     found = {}
@@ -258,7 +258,7 @@ def _within(value: Any) -> Iterator[Any]:
 
 
 def _parts(value: Any) -> Iterable[Any] | None:
-    """What a value is made of; None for one that is not taken apart."""
+    """A value's parts; None for one that is not taken apart."""
     if isinstance(value, functools.partial):
         return value.func, value.args, value.keywords
     if isinstance(value, (LossFunction, type)):
@@ -282,9 +282,7 @@ def _definitions(value: Any) -> Iterable[Any]:
 
 
 def _is_users(module: ModuleType) -> bool:
-    """Whether it is a file of the user's: not installed, not ours, and not the script itself, whose
-    other lines say how the run is started.
-    """
+    """Whether it is the user's: not installed, not ours, not the script that starts the run."""
     file = getattr(module, "__file__", None)
     if module.__name__ == "__main__" or not isinstance(file, str) or not file.endswith(".py"):
         return False
@@ -294,13 +292,13 @@ def _is_users(module: ModuleType) -> bool:
 
 
 def _stands_alone(thing: Any, module: ModuleType | None) -> bool:
-    """Whether only its own text says what it is: it stands in the script or the notebook."""
+    """Whether only its own text defines it: it is in the script or a notebook."""
     own = getattr(thing, "__qualname__", None) is not None
     return own and (module is None or module.__name__ == "__main__")
 
 
 def _source(thing: Any) -> str:
-    """Empty where nobody knows it any more; then it is not compared."""
+    """Its source; empty if unknown, which is not compared."""
     try:
         return inspect.getsource(thing)
     except (OSError, TypeError):
@@ -308,7 +306,7 @@ def _source(thing: Any) -> str:
 
 
 def _with_imports(modules: Mapping[str, ModuleType]) -> dict[str, ModuleType]:
-    """These modules, and those of the user's that they import, or import something from."""
+    """These modules, and the user's modules that they import, or import something from."""
     found, left = dict(modules), list(modules.values())
     while left:
         importer = left.pop()
@@ -317,7 +315,7 @@ def _with_imports(modules: Mapping[str, ModuleType]) -> dict[str, ModuleType]:
             if module is None or module.__name__ in found or not _is_users(module):
                 continue
             if module is value and module.__name__.startswith(f"{importer.__name__}."):
-                continue  # a package has the name of each part that anybody has imported
+                continue  # a package gets a name for each of its parts that anyone imports
             found[module.__name__] = module
             left.append(module)
     return found

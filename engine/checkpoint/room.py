@@ -1,7 +1,6 @@
 """Whether a run's checkpoints will fit on its disk.
 
-Owns: the estimate, and the warning before the run begins. Does not own: what happens when one does
-not fit (store.py): an estimate refuses nothing.
+Owns: the estimate, the warning before the run begins. Does not own: a full disk (store.py).
 """
 
 from __future__ import annotations
@@ -16,18 +15,16 @@ from engine.plan.plan import Plan
 _log = logging.getLogger(__name__)
 
 BYTES = 12
-"""Of a trained parameter: its weight and AdamW's two moments; 14 in bfloat16, with its copy."""
+"""Per trained parameter: its weight and AdamW's two moments; 14 in bfloat16, with its copy."""
 
 
 def checkpoint_bytes(plan: Plan) -> int:
-    """Of one checkpoint, about; 0 where the sizes of its Models are not known."""
+    """Estimated bytes of one checkpoint; 0 if the sizes of its Models are unknown."""
     return sum(BYTES * (model.parameters or 0) for model in plan.models if model.writer)
 
 
 def warn_of_room(plan: Plan, folder: Path, keep: int) -> None:
-    """Warn where the disk has no room for the kept ones and one more, written before the oldest
-    goes. What earlier checkpoints of the run take counts as room.
-    """
+    """Warn if `keep` checkpoints and one more will not fit; earlier ones count as room."""
     each, free = checkpoint_bytes(plan), free_bytes(folder)
     wanted = (keep + 1) * each - _taken(folder)
     if free is not None and wanted > free:

@@ -1,7 +1,7 @@
 """What is safe of a run when something could not be written.
 
-Owns: that sentence, at the end of every such error of a run. Does not own: the error itself
-(dataflow/storage.py), nor checkpoints (store.py: what has its final name is whole).
+Owns: that sentence at the end of such an error. Does not own: the error (dataflow/storage.py), nor
+checkpoints (store.py).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def what_is_safe(folder: Path) -> str:
     except OSError:
         names = []
     steps = steps_of(names)
-    begun = os.path.isfile(folder / "options.json")  # False, where that cannot be asked
+    begun = os.path.isfile(folder / "options.json")  # False if that cannot be read
     if steps:
         return (
             f"Safe: the checkpoint of step {steps[-1]}, from which `dataflow resume {folder}`"

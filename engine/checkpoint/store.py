@@ -1,11 +1,11 @@
 """Checkpoints on disk: whole or absent, never in between.
 
-Owns: the commit protocol of a checkpoint directory, its manifest, and which checkpoint is trusted.
-Does not own: what is in one (cut.py, the kernels' save), nor when one is made (the loop).
+Owns: the commit protocol of a checkpoint directory, its manifest, which checkpoint is trusted. Does
+not own: its contents (cut.py, the kernels' save), nor when one is made (the loop).
 
 Commit: everything is written into `.tmp-step_N`, every file and directory is fsynced, the manifest
-goes in last, and one rename makes it `step_N`. So after a kill or a power cut at any point each
-`step_N` is whole.
+goes in last, and one rename makes it `step_N`. So after a kill or a power cut every `step_N` is
+whole.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 _REPLACED = ".replaced-"
 _TIMED = "timed"
-"""In the meta of a checkpoint that was due by the clock alone."""
+"""Meta key of a checkpoint that only the clock made due."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredCheckpoint:
-    """A checkpoint whose every byte was found as it was written."""
+    """A checkpoint whose every byte is as it was written."""
 
     step: int
     path: Path
@@ -55,19 +55,19 @@ class _Manifest(msgspec.Struct, forbid_unknown_fields=True):
     meta: dict[str, Any]
     files: dict[str, _File]
     sha256: str = ""
-    """Of this manifest with an empty sha256: a manifest may rot as well."""
+    """Of this manifest with an empty sha256."""
 
     def digest(self) -> str:
         return hashlib.sha256(_encode(msgspec.structs.replace(self, sha256=""))).hexdigest()
 
 
 class CheckpointStore:
-    """The newest `keep` checkpoints of a run, and as many timed ones. One writer: the holder of the
-    run folder's lock.
+    """The newest `keep` checkpoints of a run, and as many timed ones. One writer: the holder of
+    the run folder's lock.
     """
 
     def __init__(self, directory: Path, keep: int = 2) -> None:
-        """Opens the directory (made if absent), clears what a killed writer left behind."""
+        """Open or create the directory, and clean up after a killed writer."""
         if keep < 1:
             raise ValueError(f"expected keep >= 1, found {keep}")
         self._directory = directory
@@ -78,7 +78,7 @@ class CheckpointStore:
             sync_folder(directory.parent)
 
     def steps(self) -> list[int]:
-        """The Steps that have a checkpoint, ascending; nothing is read of them."""
+        """The Steps that have a checkpoint, ascending; reads no checkpoint."""
         return steps_of(path.name for path in self._directory.iterdir())
 
     def write(
@@ -91,10 +91,10 @@ class CheckpointStore:
     ) -> StoredCheckpoint:
         """Make the checkpoint of a Step: `fill` writes its files into a directory.
 
-        meta: small JSON values, given back by `latest`. timed: it displaces only other timed ones.
-        A checkpoint of the same Step is replaced; those of later Steps (of a run that was rolled
-        back) and those older than the kept ones are then deleted. Raises StorageError where the
-        disk is full or fails; whatever goes wrong, the earlier checkpoints stay as they were.
+        meta: small JSON values, returned by `latest`. timed: it displaces only other timed ones.
+        Replaces a checkpoint of the same Step, then deletes those of later Steps (of a run that was
+        rolled back) and those that are no longer kept. Raises StorageError if the disk is full or
+        fails; on any error the earlier checkpoints stay as they were.
         """
         final, what = self._path(step), f"the checkpoint of step {step}"
         meta = {**meta, _TIMED: True} if timed else meta
@@ -117,18 +117,17 @@ class CheckpointStore:
         return StoredCheckpoint(step=step, path=final, meta=dict(meta))
 
     def _nbytes(self) -> int:
-        """Bytes of the newest checkpoint, about those of the next; 0 where there is none."""
+        """Bytes of the newest checkpoint, an estimate of the next one's; 0 if there is none."""
         with contextlib.suppress(OSError):
             files = (p for step in self.steps()[-1:] for p in self._path(step).rglob("*"))
             return sum(p.stat().st_size for p in files if p.is_file())
         return 0
 
     def latest(self) -> StoredCheckpoint | None:
-        """The newest checkpoint that is intact; None where there is none at all.
+        """The newest intact checkpoint; None if there are no checkpoints. Reads every file.
 
-        Every file is read. A damaged checkpoint is passed over with a warning that says why. Raises
-        CheckpointError where there are checkpoints and all are damaged (a run that began anew
-        instead would hide the loss), and where one is of a newer format.
+        Skips a damaged checkpoint with a warning. Raises CheckpointError if all are damaged
+        (starting over would hide the loss), or if one is of a newer format.
         """
         steps = self.steps()
         reasons: list[str] = []
@@ -146,7 +145,7 @@ class CheckpointStore:
         return None
 
     def read(self, step: int) -> StoredCheckpoint:
-        """The checkpoint of this Step. Raises CheckpointError where it is absent or damaged."""
+        """The checkpoint of this Step. Raises CheckpointError if it is absent or damaged."""
         found = _examine(self._path(step), step) if step in self.steps() else "it does not exist"
         if isinstance(found, StoredCheckpoint):
             return found
@@ -156,7 +155,7 @@ class CheckpointStore:
         )
 
     def truncate_after(self, step: int) -> None:
-        """Delete the checkpoints of later Steps, when a run goes on from an earlier one."""
+        """Delete the checkpoints of later Steps: the run resumes from this one."""
         for later in self.steps():
             if later > step:
                 delete(self._path(later))
@@ -165,7 +164,7 @@ class CheckpointStore:
         return self._directory / f"step_{step}"
 
     def _commit(self, temp: Path, final: Path) -> None:
-        """Give the directory its final name. One that has it stays whole until the new one is."""
+        """Give the directory its final name; one that it replaces stays whole until then."""
         replaced = self._directory / f"{_REPLACED}{final.name}"
         if final.exists():
             os.rename(final, replaced)
@@ -179,7 +178,7 @@ class CheckpointStore:
         shutil.rmtree(replaced, ignore_errors=True)
 
     def _prune(self, step: int) -> None:
-        """Delete what is no longer kept. A failure here costs space, not safety."""
+        """Delete checkpoints that are no longer kept. A failure costs space, not safety."""
         try:
             self.truncate_after(step)
             timed = {found: _is_timed(self._path(found)) for found in self.steps()}
@@ -204,7 +203,7 @@ class CheckpointStore:
 
 
 def _remove(path: Path) -> None:
-    """A folder with all that is in it; of a link the link alone."""
+    """Delete a folder with its contents, or a file; of a link only the link."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -218,7 +217,7 @@ def _seal(directory: Path, step: int, meta: Mapping[str, Any]) -> None:
     for where, inner, names in os.walk(directory, topdown=False):
         folders.append(Path(where))
         for path in (Path(where) / name for name in [*inner, *names]):
-            if path.is_symlink():  # what it points to would be outside of the checksums
+            if path.is_symlink():  # its target would have no checksum
                 raise CheckpointError(
                     f"{path}: expected a file, found a link. Fix: copy what it points to."
                 )
@@ -261,7 +260,7 @@ def _examine(path: Path, step: int) -> StoredCheckpoint | str:
 
 
 def _is_timed(path: Path) -> bool:
-    """Whether a checkpoint says that it is; one that cannot be read counts among the others."""
+    """Whether a checkpoint says that it is timed; False if it cannot be read."""
     try:
         manifest = msgspec.json.decode((path / MANIFEST).read_bytes(), type=_Manifest)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):

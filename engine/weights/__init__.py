@@ -1,6 +1,6 @@
-"""Weight edges: how a version of a Model gets from its writer to its readers.
+"""Weights of a version on their way from the writer of a Model to its readers.
 
-Owns: weights as a block of rows, or kept and described by one; their hashes; the log-prob probe.
-Does not own: when a version moves (engine/coordinator), transports (engine/channels), modules
+Owns: weights as a block of rows, or as tensors that a block describes; hashes; the log-prob probe.
+Does not own: when versions move (engine/coordinator), transports (engine/channels), modules
 (kernels).
 """

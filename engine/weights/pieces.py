@@ -1,12 +1,11 @@
 """A version's weights as a block: one row a piece, each with its hash.
 
-Owns: the block's columns, hashes and digest, and their verification. Does not own: how the
-block travels (engine/channels), what a module does with pieces (kernels).
+Owns: the block's columns, hashes and digest, and their verification. Does not own: how the block
+travels (engine/channels), what a module does with pieces (kernels).
 
-The hash is XXH3-128 of number, name, dtype, shape and bytes; the digest, which is the version's id,
-that of all hashes in order. It finds damage and mistakes, at the speed of memory (32 GB/s a core
-measured, where BLAKE2b has 0.9); it is no signature: who may speak on a channel is the channel's to
-know.
+A piece's hash is XXH3-128 of its number, name, dtype, shape and bytes; the digest, the version's
+id, is that of all hashes in order. It finds damage and mistakes at memory speed (32 GB/s a core,
+BLAKE2b 0.9) but is no signature: channels authenticate peers.
 """
 
 from __future__ import annotations
@@ -41,11 +40,9 @@ SCHEMA = pa.schema(
         pa.field("data", pa.large_binary(), nullable=False),
     ]
 )
-"""number: the piece's place among the pieces. dtype: torch's name of it. data: its elements, as
-they lie in memory.
-"""
+"""number: the piece's place in order. dtype: torch's name. data: the elements as in memory."""
 DESCRIPTION = SCHEMA.remove(SCHEMA.get_field_index("data"))
-"""Of pieces whose data come in another way (snapshot.py)."""
+"""The schema of pieces whose data arrive separately (snapshot.py)."""
 
 DTYPES = (
     "float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2",
@@ -53,12 +50,12 @@ DTYPES = (
 )  # fmt: skip
 
 Allocate = Callable[[int], Any]
-"""Bytes -> a writable buffer of exactly so many bytes, with the buffer protocol."""
+"""Size in bytes -> a writable object of that size with the buffer protocol."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PieceRow:
-    """A piece as a row of a block. data: its elements, a tensor or an array of bytes."""
+    """A piece as a row of a block. data: a tensor, or its elements as an array of bytes."""
 
     number: int
     name: str
@@ -68,7 +65,7 @@ class PieceRow:
 
     @staticmethod
     def of(number: int, piece: Piece, data: Tensor) -> PieceRow:
-        """A piece with these data. Raises RunError for a dtype that cannot travel."""
+        """A piece's row with these data. Raises RunError for a dtype that cannot travel."""
         dtype = dtype_of(piece.data)
         if dtype not in DTYPES:
             raise RunError(
@@ -78,7 +75,7 @@ class PieceRow:
         return PieceRow(number, piece.name, dtype, tuple(piece.data.shape), data)
 
     def hash(self, data: np.ndarray) -> bytes:
-        """Of the piece, whose bytes are these."""
+        """The piece's hash, with these bytes."""
         running = xxhash.xxh3_128(
             f"{self.number}\0{self.name}\0{self.dtype}\0{self.shape}\0".encode()
         )
@@ -87,12 +84,11 @@ class PieceRow:
 
 
 def to_batch(pieces: Iterable[Piece], allocate: Allocate | None = None) -> tuple[Batch, str]:
-    """A snapshot of the pieces as a batch of `SCHEMA`, and its digest; the tensors may be changed
-    afterwards.
+    """A snapshot of the pieces as a batch of `SCHEMA`, and its digest.
 
-    Every tensor is copied once, from whatever device, into one buffer: that of `allocate` (a
-    channel's own memory, so that nothing is copied again), else one of this process. Raises
-    RunError for a name that comes twice and for a dtype that cannot travel.
+    Every tensor is copied once, from any device, into one buffer: that of `allocate` (a channel's
+    memory, so that keeping copies nothing), else of this process. Raises RunError for a repeated
+    name and for a dtype that cannot travel.
     """
     rows = [PieceRow.of(n, piece, bytes_of(piece.data)) for n, piece in enumerate(pieces)]
     require_complete(rows)
@@ -101,7 +97,7 @@ def to_batch(pieces: Iterable[Piece], allocate: Allocate | None = None) -> tuple
     data = np.frombuffer((allocate or _own)(size) if size else b"", dtype=np.uint8)
     parts = [data[low:high] for low, high in pairwise(offsets.tolist())]
     hashes = [_copied(row, part) for row, part in zip(rows, parts, strict=True)]
-    # Arrow wants a buffer, also where there is no byte in it.
+    # Arrow wants a buffer, even an empty one.
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data if size else b"")]
     column = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(rows), buffers)
     return described(rows, hashes, SCHEMA, column)
@@ -110,7 +106,7 @@ def to_batch(pieces: Iterable[Piece], allocate: Allocate | None = None) -> tuple
 def described(
     rows: Sequence[PieceRow], hashes: Sequence[bytes], schema: pa.Schema, *data: pa.Array
 ) -> tuple[Batch, str]:
-    """A batch of these pieces, with their data or without, and its digest."""
+    """A batch of these pieces, with or without their data, and its digest."""
     columns = [
         [row.number for row in rows],
         [row.name for row in rows],
@@ -124,11 +120,10 @@ def described(
 
 
 def from_records(records: pa.RecordBatch, digest: str) -> Iterator[Piece]:
-    """The pieces of a block, as views of its memory that are not to be written to and keep it
-    alive.
+    """The pieces of a block: views of its memory, which they keep alive; do not write to them.
 
-    Everything is verified before the first piece is given out. Raises RunError naming the piece
-    that is changed, missing, doubled or out of its order, and for records that are no weights.
+    All are verified before the first is returned. Raises RunError naming the piece that is changed,
+    missing, repeated or out of order, and for records that are not weights.
     """
     if not records.schema.equals(SCHEMA):
         raise RunError(
@@ -146,8 +141,8 @@ def verified_rows(
     read: Callable[[Any], np.ndarray],
     digest: str,
 ) -> list[PieceRow]:
-    """The pieces that records describe, with their data, of which `read` gives the bytes. Raises
-    RunError naming the piece that is not what its writer hashed, missing, doubled or out of order.
+    """The pieces that records describe, with their data; read: data -> bytes. Raises RunError
+    naming the piece that is changed, missing, repeated or out of order.
     """
     columns = [records.column(field.name).to_pylist() for field in DESCRIPTION]
     rows, hashes = [], columns[-1]
@@ -171,7 +166,7 @@ def verified_rows(
 
 
 def dtypes_of(records: pa.RecordBatch) -> list[str]:
-    """The dtypes that occur among the pieces."""
+    """The dtypes of the pieces, each once."""
     return records.column("dtype").unique().to_pylist()
 
 
@@ -186,14 +181,14 @@ def dtype_of(tensor: Tensor) -> str:
 
 
 def bytes_of(tensor: Tensor) -> Tensor:
-    """The elements of a tensor as uint8 [bytes], a view where it is contiguous."""
+    """The elements of a tensor as uint8 [bytes], a view if it is contiguous."""
     import torch
 
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def require_complete(rows: Sequence[PieceRow]) -> None:
-    """Raises RunError unless every name comes once, and every number in its place."""
+    """Raises RunError for a repeated name, or a number out of order."""
     seen: set[str] = set()
     for row in rows:
         if row.name in seen:
@@ -217,7 +212,7 @@ def _own(size: int) -> np.ndarray:
 
 
 def _copied(row: PieceRow, part: np.ndarray) -> bytes:
-    """The one copy, from the tensor's device into the block; returns the hash of that."""
+    """Copy a tensor into the block; returns the piece's hash."""
     import torch
 
     if len(part):
@@ -249,10 +244,10 @@ def _tensor(row: PieceRow) -> Tensor:
     if not len(part):
         return torch.empty(shape, dtype=kind)
     if part.ctypes.data % kind.itemsize:
-        # Behind an odd number of narrow elements: a view would not be aligned.
+        # After an odd number of narrow elements a view would not be aligned.
         part = part.copy()
-    # torch knows no read-only tensor and warns of such memory; through ctypes it takes it, and
-    # keeps its owner alive.
+    # torch has no read-only tensors and warns of such memory; it takes a ctypes array, and keeps
+    # that and its owner alive.
     raw = (ctypes.c_uint8 * len(part)).from_address(part.ctypes.data)
     raw.owner = part  # type: ignore[attr-defined]
     return torch.frombuffer(raw, dtype=kind).reshape(shape)

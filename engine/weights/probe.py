@@ -1,12 +1,10 @@
-"""The log-prob probe: whether a reader that has a version's weights says with them what their
-writer says.
+"""The log-prob probe: whether writer and reader of a version compute the same log-probs with it.
 
-Owns: the fixed token rows, the tolerances, the comparison. Does not own: the numbers (kernels), nor
-their way to the reader (they are a row of the weights' block, pieces.py).
+Owns: the fixed token rows, the tolerances, the comparison. Does not own: the log-probs (kernels),
+nor how they get to the reader.
 
-Hashes prove that the bytes arrived; a wrong dtype, a weight under another's name, stale tied
-weights or another implementation of the model pass them. The probe is computed on both sides after
-each publish that moves weights.
+Hashes prove that the bytes arrived, but not the right dtype, names and tied weights, nor equal
+implementations of the model. Both sides compute the probe after each publish that moves weights.
 """
 
 from __future__ import annotations
@@ -24,9 +22,8 @@ ROWS, LENGTH = 4, 16
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """The greatest mean and the greatest single |difference| of two sides that mean the same, for
-    numbers whose standard deviation is 1 or less; what varies more is allowed more, as rounding
-    grows with it.
+    """The greatest mean and single |difference| that pass, for numbers with a standard deviation
+    of at most 1; both grow with a greater one, as rounding does.
     """
 
     mean: float
@@ -38,15 +35,15 @@ TOLERANCES = {
     "float16": Tolerance(1e-2, 1e-1),
     "bfloat16": Tolerance(5e-2, 3e-1),
 }
-"""By the coarsest dtype among the weights. Packed forward against transformers' own eager one,
-random weights of 2 to 8 layers: float32 1.5e-6 and 1.1e-5, float16 4e-3 and 2.3e-2, bfloat16 3.6e-2
-and 2.2e-1 of the standard deviation.
+"""By the coarsest dtype among the weights. Measured, in standard deviations, packed forward against
+transformers' eager one, random weights of 2 to 8 layers: float32 1.5e-6 and 1.1e-5, float16 4e-3
+and 2.3e-2, bfloat16 3.6e-2 and 2.2e-1.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ends:
-    """Who is compared, for the error."""
+    """Both sides, for the error."""
 
     model: str
     writer: str
@@ -55,16 +52,14 @@ class Ends:
 
 
 def probe_rows(seed: int, vocabulary: int) -> Ragged:
-    """int32 rows of tokens, the same for both sides: ROWS of LENGTH, drawn evenly."""
+    """int32 rows of uniformly drawn tokens, ROWS of LENGTH, the same on both sides."""
     draw = np.random.Generator(np.random.Philox(key=[seed & 0xFFFFFFFFFFFFFFFF, vocabulary]))
     values = draw.integers(0, vocabulary, ROWS * LENGTH, dtype=np.int32)
     return Ragged(values, np.arange(0, ROWS * LENGTH + 1, LENGTH))
 
 
 def tolerance_of(dtypes: Iterable[str]) -> Tolerance:
-    """The tolerance for weights of these dtypes: that of the coarsest; integers and float64 count
-    as float32.
-    """
+    """The tolerance of the coarsest of these dtypes; integers and float64 count as float32."""
     known = [TOLERANCES[d] for d in dtypes if d in TOLERANCES]
     return max(known, key=lambda t: t.max, default=TOLERANCES["float32"])
 
@@ -72,11 +67,10 @@ def tolerance_of(dtypes: Iterable[str]) -> Tolerance:
 def compare(
     writer: np.ndarray, reader: np.ndarray, rows: Ragged, tolerance: Tolerance, ends: Ends
 ) -> tuple[float, float]:
-    """Mean and greatest |difference| of what both sides say of the rows: float32, of each token but
-    a row's first.
+    """Mean and greatest |difference| of log-probs: float32, of all tokens but each row's first.
 
-    Raises RunError naming both nodes, the version and the worst token where they differ by more
-    than the tolerance, or where a number is not finite on one side alone.
+    Raises RunError naming both nodes, the version and the worst token if they differ by more than
+    the tolerance, or if a number is finite on one side only.
     """
     expected = len(rows.values) - len(rows)
     if not len(writer) == len(reader) == expected:
@@ -87,29 +81,16 @@ def compare(
         )
     with np.errstate(invalid="ignore"):  # infinity less infinity is settled below
         off = np.abs(writer.astype(np.float64) - reader.astype(np.float64))
-    # Equal infinities, and numbers that are none on both sides, are the same diverged model: no
-    # fault of the edge.
+    # Equal infinities, and NaN on both sides, are the same diverged model: no fault of the edge.
     off[(writer == reader) | (np.isnan(writer) & np.isnan(reader))] = 0.0
     off[np.isnan(off)] = np.inf
     mean, worst = float(off.mean()), float(off.max())
-    scale = _scale(writer)
-    if mean > scale * tolerance.mean or worst > scale * tolerance.max:
-        raise RunError(
-            _refusal(
-                writer,
-                reader,
-                rows,
-                Tolerance(scale * tolerance.mean, scale * tolerance.max),
-                ends,
-                off,
-            )
-        )
+    finite = writer[np.isfinite(writer)].astype(np.float64)
+    scale = max(1.0, float(finite.std())) if len(finite) else 1.0
+    allowed = Tolerance(scale * tolerance.mean, scale * tolerance.max)
+    if mean > allowed.mean or worst > allowed.max:
+        raise RunError(_refusal(writer, reader, rows, allowed, ends, off))
     return mean, worst
-
-
-def _scale(numbers: np.ndarray) -> float:
-    finite = numbers[np.isfinite(numbers)].astype(np.float64)
-    return max(1.0, float(finite.std())) if len(finite) else 1.0
 
 
 def _refusal(

@@ -1,12 +1,10 @@
-"""A version's weights as tensors that are kept, and a block that describes them: one row a piece,
-without its data.
+"""A version's weights as kept tensors, and a block that describes them, one row a piece.
 
-Owns: the copies, room for them where they arrive, their verification. Does not own: how either
-travels (engine/channels), the description, hashes and digest (pieces.py: the same weights have the
-same).
+Owns: the copies, room for them at the reader, their verification. Does not own: how they travel
+(engine/channels), the description, hashes and digest (pieces.py; equal for equal weights).
 
-The copies stay on the device where the weights are. Hashes are made on the host, so that every byte
-crosses to it once at each end, a piece at a time.
+Copies stay on the device of the weights. Hashes are computed on the host, a piece at a time, so
+every byte goes there once at each end.
 """
 
 from __future__ import annotations
@@ -27,10 +25,8 @@ if TYPE_CHECKING:
 
 
 def snapshot(pieces: Iterable[Piece]) -> tuple[Batch, str, list[Tensor]]:
-    """A description of the pieces as a batch, their digest, and copies of them; the pieces may be
-    changed afterwards.
-
-    Raises RunError for a name that comes twice and for a dtype that cannot travel.
+    """A description of the pieces as a batch, their digest, and copies of them. Raises RunError
+    for a repeated name and for a dtype that cannot travel.
     """
     import torch
 
@@ -47,7 +43,7 @@ def snapshot(pieces: Iterable[Piece]) -> tuple[Batch, str, list[Tensor]]:
 
 
 def room(records: pa.RecordBatch, device: str) -> list[Tensor]:
-    """Tensors, not filled, for what a block describes. Raises RunError for other records."""
+    """Uninitialized tensors for what a block describes. Raises RunError for other records."""
     import torch
 
     if not records.schema.equals(blocks.DESCRIPTION):
@@ -69,7 +65,7 @@ def room(records: pa.RecordBatch, device: str) -> list[Tensor]:
 
 
 def verified(records: pa.RecordBatch, arrived: Sequence[Tensor], digest: str) -> list[Piece]:
-    """The pieces, all of which are as described. Raises RunError naming the one that is not."""
+    """The pieces, all as described. Raises RunError naming the one that is not."""
     if len(arrived) != records.num_rows:
         raise RunError(
             f"weights: expected {records.num_rows} pieces, found {len(arrived)} tensors. Fix: fetch"

@@ -1,8 +1,7 @@
 """The scheduled channel: tensors between the ranks of one world, by gloo or NCCL.
 
-Owns: the agreement of both ends before each transfer, time limits, and what becomes of a world that
-lost a rank. Does not own: which tensors go where (pairs.py, row_broadcast.py), how ranks find each
-other (world.py).
+Owns: the agreement of both ends before each transfer, time limits, the end of a world that lost a
+rank. Does not own: which tensors go where (pairs.py, row_broadcast.py), how ranks meet (world.py).
 
     state       waits for              left by
     open        -                      send, receive, broadcast; close
@@ -10,9 +9,8 @@ other (world.py).
     moving      the payload            arrived -> open; peer gone or late -> fenced, PeerLost
     fenced      -                      nothing: every further call raises what fenced it
 
-Headers always go by gloo; payloads by gloo from host memory and by NCCL between devices. A fenced
-channel drops its connections at once, so whoever waits for this rank is told, too, and no rank
-stays in a transfer that cannot end.
+Headers go by gloo; payloads by gloo from host memory, by NCCL between devices. A fenced channel
+drops its connections at once, so ranks that wait for this one fail too, and none hangs.
 """
 
 from __future__ import annotations
@@ -41,16 +39,14 @@ _MAGIC = 0x64665F72
 _HEADER, _PAYLOAD = 0, 1
 """Tags."""
 _GRACE = 5.0
-"""Seconds after its own time limit in which a backend may still answer."""
+"""Seconds beyond its own time limit in which a backend may answer."""
 
 
 class CollectiveChannel:
-    """One rank's end. Calls may come from any thread; a thread of the channel's own makes one
-    transfer at a time.
+    """One rank's end, callable from any thread; its own thread makes one transfer at a time.
 
-    names: what the ranks are called in errors. timeout: seconds for one transfer, and for all ranks
-    to come. device: where payloads lie, `cpu` or a CUDA device. Raises RunError where a rank does
-    not come.
+    names: of the ranks, for errors. timeout: seconds for one transfer, and for all ranks to come.
+    device: where payloads lie, `cpu` or a CUDA device. Raises RunError if a rank does not come.
     """
 
     def __init__(
@@ -83,10 +79,8 @@ class CollectiveChannel:
     # --- the contract -----------------------------------------------------------------------------
 
     def send(self, peer: int, sequence: int, tensors: Sequence[Tensor]) -> None:
-        """Send tensors to a rank; returns once they may be changed.
-
-        Raises RunError where the other end receives something else or another sequence, PeerLost
-        where it is gone or not there in time.
+        """Send tensors to a rank; returns once they may be changed. Raises RunError if the other
+        end expects another transfer, PeerLost if it is gone or late.
         """
         self._do("send", peer, sequence, tensors)
 
@@ -95,11 +89,11 @@ class CollectiveChannel:
         self._do("receive", peer, sequence, tensors)
 
     def broadcast(self, source: int, sequence: int, tensors: Sequence[Tensor]) -> None:
-        """Every rank calls it: `source` gives its tensors to all. sequence counts these."""
+        """Called by every rank; all get the tensors of `source`. sequence counts broadcasts."""
         self._do("broadcast", source, sequence, tensors)
 
     def close(self) -> None:
-        """Leave the world; whoever waits for this rank is told."""
+        """Leave the world; ranks that wait for this one fail."""
         self._fence(RunError(f"{self._names[self.rank]}: this channel was closed"))
         self._thread.shutdown(wait=False, cancel_futures=True)
 
@@ -114,8 +108,8 @@ class CollectiveChannel:
         stream = self._stream_after_now()
 
         def transfer() -> RunError | None:
-            # What a backend raises holds frames, and these its connections, which have to close:
-            # its words are kept.
+            # A backend's error holds frames, and these hold its connections, which have to close:
+            # only its text is kept.
             try:
                 self._require_open()
                 self._agree(role, peer, header)
@@ -126,8 +120,7 @@ class CollectiveChannel:
             return None
 
         try:
-            # The backends keep their own time limit twice, once for the header and once for the
-            # payload.
+            # The backends apply the time limit twice: to the header and to the payload.
             failed = self._thread.submit(transfer).result(2 * self.timeout + _GRACE)
         except Late as late:
             failed = self._failed(role, peer, sequence, late)
@@ -136,8 +129,8 @@ class CollectiveChannel:
         self._next[role, -1 if role == "broadcast" else peer] = sequence + 1
 
     def _stream_after_now(self) -> AbstractContextManager[Any]:
-        """Between devices, a stream of the channel's own, behind what the caller's has been given
-        so far: what it is given afterwards does not wait for the transfer.
+        """Between devices, the channel's own stream, which first waits for the caller's work so
+        far; the caller's later work does not wait for the transfer.
         """
         if self._stream is None:
             return nullcontext()
@@ -148,8 +141,7 @@ class CollectiveChannel:
         """int64 [5]: magic, role, sequence, number of tensors, hash of their dtypes and shapes."""
         expected = self._next.get((role, -1 if role == "broadcast" else peer), 0)
         if sequence != expected:
-            # The other end waits: it gets a header that it refuses, so both ends fail and neither
-            # hangs.
+            # The other end gets a header that it refuses, so both ends fail and neither hangs.
             sequence = ~sequence
         signature = "|".join(f"{t.dtype}{tuple(t.shape)}" for t in tensors)
         digest = np.uint64(xxhash.xxh3_64_intdigest(signature.encode())).astype(np.int64)
@@ -180,7 +172,7 @@ class CollectiveChannel:
         for work in under_way:
             work.wait()
         if flat and flat[0].is_cuda:
-            # With NCCL `wait` orders streams alone; here the tensors may be changed afterwards.
+            # NCCL's `wait` only orders streams, and the tensors may be changed after this call.
             torch.cuda.current_stream(flat[0].device).synchronize()
 
     # --- ends -------------------------------------------------------------------------------------
@@ -199,7 +191,7 @@ class CollectiveChannel:
     def _failed(self, role: Role, peer: int, sequence: int, error: BaseException) -> RunError:
         if isinstance(error, (_Disagreed, RunError)):
             return self._fenced or RunError(str(error))
-        # gloo's own advice, behind what happened, is left out.
+        # Leave out gloo's own advice, which follows.
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         said = first.split(". This is typically")[0]
         return PeerLost(
@@ -209,13 +201,13 @@ class CollectiveChannel:
         )
 
     def _fence(self, cause: RunError) -> RunError:
-        """Drop every connection, so that no peer waits for this rank; the first cause stays."""
+        """Drop every connection, so that no peer waits for this rank; keeps the first cause."""
         with self._lock:
             if self._fenced is None:
                 self._fenced = cause
                 if self._payload is not self._headers:
                     self._payload.abort()
-                # gloo's abort and shutdown leave its connections open (torch 2.13); its end closes
+                # gloo's abort and shutdown leave its connections open (torch 2.13); deletion closes
                 # them.
                 self._payload = self._headers = None
             return self._fenced
@@ -246,7 +238,7 @@ def _said(header: list[int]) -> str:
 
 
 def _bytes(tensor: Tensor, role: Role) -> Tensor:
-    """A tensor's bytes: all dtypes travel alike, bfloat16 too, which not every backend takes."""
+    """A tensor's bytes, so that dtypes travel that a backend lacks, such as bfloat16."""
     whole = tensor.detach()
     if not whole.is_contiguous():
         if role != "send":
@@ -259,7 +251,7 @@ def _bytes(tensor: Tensor, role: Role) -> Tensor:
 
 
 def _gloo(store: Store, rank: int, world: int, host: str, timeout: float) -> Any:
-    """A gloo backend that torch's registers do not see, listening on `host`."""
+    """A gloo backend outside torch's registries, listening on `host`."""
     gloo: Any = ProcessGroupGloo  # its stub knows less than it does
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=host)]

@@ -1,11 +1,9 @@
-"""Values of columns declared `device` that a Worker keeps, by block, where they were made.
+"""Values of `device` columns that a Worker keeps by block, on the device where they were made.
 
-Owns: keeping them until their block is released, picking rows of them. Does not own: the blocks
-(the outbox, which has how many values each row has), how others get them (pairs.py), which columns
-are on a device (the plan).
+Owns: keeping them until their block is released, picking rows. Does not own: the blocks and row
+lengths (the outbox), how others get them (pairs.py), which columns are on a device (the plan).
 
-Kept and released by a Worker's own threads, picked by those that send: each call is one look at a
-dictionary, and what was found stays whole while somebody holds it.
+Threads need no lock: each call is one dictionary access, and values live while they are referenced.
 """
 
 from __future__ import annotations
@@ -33,11 +31,11 @@ class ColumnStore:
         return len(self._kept)
 
     def keep(self, block: int, columns: Mapping[str, Ragged]) -> None:
-        """Columns that can be asked for by this number; nobody changes them any more."""
+        """Keep a block's columns, which must not change any more."""
         self._kept[block] = columns
 
     def release(self, block: int) -> None:
-        """Forget them, if there are any."""
+        """Forget a block's columns, if there are any."""
         self._kept.pop(block, None)
 
     def clear(self) -> None:
@@ -45,10 +43,8 @@ class ColumnStore:
         self._kept.clear()
 
     def picked(self, block: int, columns: Sequence[str], rows: np.ndarray | None) -> list[Tensor]:
-        """The values of these rows (None: of all) of each of these columns, picked on their device.
-
-        Raises KeyError for a block that is not there, RunError for a column or a row that it has
-        not.
+        """The values of these rows (None: all) of each column, picked on their device. Raises
+        KeyError for an unknown block, RunError for a missing column or row.
         """
         kept = self._kept[block]
         missing = [name for name in columns if name not in kept]

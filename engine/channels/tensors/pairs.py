@@ -4,15 +4,14 @@
     the reader's main       the writer's end, then the payload       the thread below; a time limit
     one for each reader     a request; then the reader's end         the reader; a time limit
 
-Owns: the weights that can be sent, the worlds of this Worker, the device that payloads lie on. Does
-not own: a transfer (collective.py), what tensors mean (engine/weights), device columns
-(columns.py), who meets whom (the Supervisor).
+Owns: the weights that can be sent, this Worker's worlds, the device of payloads. Does not own: a
+transfer (collective.py), the tensors' meaning (engine/weights), device columns (columns.py), which
+pairs there are (the Supervisor).
 
-The reader instructs the other end: it asks for tensors of blocks when it is ready for them (`ask`,
-over the pair's data socket), and the writer's Worker sends at once, from a thread of its own,
-whatever its kernels do. Rank 0 is the writer. A world is formed at its first transfer, and belongs
-to two incarnations: a Worker that begins anew is met anew. One that lost its other end, or was
-late, is given up by both.
+The reader asks for tensors when it is ready for them (`ask`, over the pair's data socket), and the
+writer's Worker sends at once from its own thread, whatever its kernels do. Rank 0 is the writer. A
+world is formed at its first transfer and belongs to two incarnations: after a restart the pair
+meets again. A world that lost an end, or was late, is given up by both.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ if TYPE_CHECKING:
 
 _WRITER, _READER = 0, 1
 _GRACE = 5.0
-"""Seconds beyond a time limit, for whatever keeps it to say so."""
+"""Seconds beyond a time limit, in which its keeper may report it."""
 _LOOK = 0.5
-"""Seconds after which whoever waits for a world looks whether the other end is still there."""
+"""Seconds between checks of the other end while a world is being formed."""
 _log = logging.getLogger(__name__)
 
 Ask = Callable[[str, int, Sequence[BlockRequest]], None]
@@ -51,8 +50,8 @@ Ask = Callable[[str, int, Sequence[BlockRequest]], None]
 
 class TensorPairs:
     """The worlds of one Worker. ask: how a writer is asked. timeout: seconds for the other end to
-    come, and for each transfer. content: values of device columns come with their hashes, as both
-    ends have to know. alive: raises PeerLost where a writer that was asked is known to be gone.
+    come, and for each transfer. content: device columns come with hashes; equal at both ends.
+    alive: raises PeerLost if a writer is known to be gone.
     """
 
     def __init__(
@@ -77,9 +76,8 @@ class TensorPairs:
         self._moved = MovedBytes()
 
     def meet(self, peer: str, meeting: int, *, writes: bool) -> None:
-        """Where this pair meets, from any thread; it replaces an earlier world. meeting: a
-        descriptor of the place (world.py), which is the world's from then on.
-        writes: this Worker is the writer, else the peer.
+        """Replace this pair's world, from any thread. meeting: a descriptor of where it meets
+        (world.py), which the world then owns. writes: this Worker is the writer.
         """
         rank = _WRITER if writes else _READER
         world = PairWorld(self.name, peer, rank, meeting, self._timeout)
@@ -99,19 +97,19 @@ class TensorPairs:
     # --- the writer -------------------------------------------------------------------------------
 
     def keep(self, block: int, tensors: Sequence[Tensor]) -> None:
-        """Tensors that can be asked for by this number; nobody changes them any more."""
+        """Keep a block's tensors, which must not change any more."""
         self._kept[block] = tensors
 
     def kept(self, block: int) -> Sequence[Tensor]:
-        """What was kept under this number; KeyError where nothing is."""
+        """A block's tensors. Raises KeyError."""
         return self._kept[block]
 
     def release(self, block: int) -> None:
-        """Forget them, if there are any; a transfer that is under way goes on."""
+        """Forget a block's tensors, if there are any; a running transfer goes on."""
         self._kept.pop(block, None)
 
     def asked(self, peer: str, sequence: int, requests: Sequence[BlockRequest]) -> None:
-        """From the thread that hears readers, which never waits: send these to this one."""
+        """Have these tensors sent to a peer; called by the server's thread, so it never waits."""
         world = self._worlds.get((peer, _WRITER))
         if world is None:
             _log.warning(
@@ -121,7 +119,7 @@ class TensorPairs:
             _log.warning("%s asks for %s in a world that has ended", peer, _said(requests))
 
     def _send(self, world: PairWorld, sequence: int, requests: Sequence[BlockRequest]) -> None:
-        """On the world's thread. A failure ends the world alone, which the reader notices."""
+        """On the world's thread. A failure ends only the world, which the reader notices."""
         try:
             channel = world.formed()
             tensors = [t.to(world.device) for request in requests for t in self._wanted(request)]
@@ -134,7 +132,7 @@ class TensorPairs:
             self._give_up(world)
 
     def _wanted(self, request: BlockRequest) -> Sequence[Tensor]:
-        """Values of device columns, where columns are named; else weights."""
+        """Values of device columns if columns are named, else weights."""
         if not request.columns:
             return self._kept[request.block]
         return self.columns.picked(request.block, request.columns, request.rows)
@@ -144,11 +142,10 @@ class TensorPairs:
     def receive(
         self, peer: str, requests: Sequence[BlockRequest], room: Callable[[str], list[Tensor]]
     ) -> list[Tensor]:
-        """Tensors that a peer keeps: of each request's block all weights, or values of the device
-        columns that it names, of its rows. room: given a device, tensors of their shapes and
-        dtypes.
+        """A peer's tensors: the weights of each block, or the device columns and rows that a
+        request names. room: device -> tensors of their shapes and dtypes to receive into.
 
-        Raises PeerLost where the peer is gone or late, RunError where it means something else.
+        Raises PeerLost if the peer is gone or late, RunError if it means another transfer.
         """
         world = self._worlds.get((peer, _READER))
         if world is None:
@@ -176,14 +173,14 @@ class TensorPairs:
     def _room_for_hashes(
         self, requests: Sequence[BlockRequest], count: int, device: str
     ) -> list[Tensor]:
-        """What goes behind so many tensors: one for their hashes, or nothing, as for weights."""
+        """The tensor for the hashes of so many tensors; none for weights."""
         import torch
 
         hashed = self._content and all(request.columns for request in requests)
         return [torch.empty(count, dtype=torch.int64, device=device)] if hashed else []
 
     def moved(self) -> int:
-        """Payload bytes that came since the last call."""
+        """Payload bytes received since the last call."""
         return sum(self._moved.taken().values())
 
     def _give_up(self, world: PairWorld) -> None:
@@ -194,14 +191,14 @@ class TensorPairs:
 
 
 class PairWorld:
-    """This Worker's end of one world. sequence: of the next transfer, as the reader counts."""
+    """This Worker's end of one world. sequence: of the reader's next transfer."""
 
     def __init__(self, name: str, peer: str, rank: int, meeting: int, timeout: float) -> None:
         self.peer = peer
         self.rank = rank
         self.sequence = 0
         self.device = "cpu"
-        """Where payloads lie, once it is formed."""
+        """Of payloads, once the world is formed."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"tensors {rank} {peer}")
         self._names = (name, peer) if rank == _WRITER else (peer, name)
         self._meeting: int | None = meeting
@@ -211,14 +208,14 @@ class PairWorld:
         self._lock = threading.Lock()
 
     def begin(self, what: Callable[[], None]) -> bool:
-        """Let this end's thread do something; False where it is closed."""
+        """Call `what` on this end's thread; False if it is closed."""
         with self._lock:
             if not self._closed:
                 self._thread.submit(what)
             return not self._closed
 
     def formed(self) -> CollectiveChannel:
-        """The channel, once both ends are there. Raises PeerLost where that does not happen."""
+        """The channel, once both ends are there. Raises PeerLost."""
         if self._channel is None:
             try:
                 channel = self._form()
@@ -234,8 +231,8 @@ class PairWorld:
         return self._channel
 
     def formed_in_time(self, alive: Callable[[], None]) -> CollectiveChannel:
-        """The same, on this end's thread: who waits for one that does not come does so until its
-        time is over. alive: raises PeerLost where nobody will come.
+        """`formed` on this end's thread, within the time limit. alive: raises PeerLost if the other
+        end is gone.
         """
         with self._lock:
             forming = None if self._closed else self._thread.submit(self.formed)
@@ -252,14 +249,14 @@ class PairWorld:
             alive()
 
     def close(self) -> None:
-        """Leave; whoever waits at the other end is told."""
+        """Leave; the other end, if it waits, fails."""
         with self._lock:
             self._closed = True
             channel, meeting, self._meeting = self._channel, self._meeting, None
             self._thread.shutdown(wait=False, cancel_futures=True)
         if channel is not None:
             channel.close()
-        if meeting is not None:  # no store is made of it
+        if meeting is not None:  # no store owns it
             os.close(meeting)
 
     def _form(self) -> CollectiveChannel:
@@ -287,7 +284,7 @@ class PairWorld:
         )
         with contextlib.ExitStack() as undo:
             undo.callback(channel.close)
-            # One that is done with it at once would be gone while the other connects.
+            # An end that finishes at once would be gone while the other connects.
             wait_for_all(PrefixStore("formed", store), self.rank, 2, self._timeout)
             undo.pop_all()
         return channel

@@ -1,12 +1,10 @@
-"""Rows from one rank to all others of its world, by broadcasts: to those that need the same rows
-and fetched none.
+"""Rows from one rank to the others of its world, which need the same rows, by broadcasts.
 
     broadcast    what                                                             length
     first        bytes of the second                                              known
-    second       the reply: headers with checksums, and the layout of each        of the first
-                 column declared `device`
-    third        every buffer that is not empty                                   of the second
-    fourth       the values of columns declared `device`, if there are any        of the second
+    second       the reply: headers with checksums and layouts of device columns  in the first
+    third        every buffer that is not empty                                   in the second
+    fourth       the values of device columns, if there are any                   in the second
 
 Owns: which tensors these are, and their checks before anything is allocated. Does not own: the
 reply, its frames and their checks (multipart.py), a broadcast (collective.py), which rows
@@ -43,35 +41,23 @@ from engine.channels.tensors.hashes import of_tensors
 from engine.channels.tensors.world import LOCK_STEP, agreed_device
 
 LARGEST = 64 << 30
-"""Bytes of the rows of one broadcast, at most: beyond it nothing is allocated."""
+"""Bytes of the rows of one broadcast, at most."""
 GIVER = 0
 """The rank that gives."""
-_NUMBERS = frozenset(
-    [
-        "float16",
-        "float32",
-        "float64",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "uint8",
-        "uint16",
-        "uint32",
-        "uint64",
-    ]
-)
+_NUMBERS = frozenset([
+    "float16", "float32", "float64", "int8", "int16", "int32", "int64",
+    "uint8", "uint16", "uint32", "uint64",
+])  # fmt: skip
 """Dtypes of tensors that room is made for."""
 
 Taken = tuple[pa.RecordBatch, dict[str, Tensor]]
-"""Rows, and the values of their columns declared `device`, on the device that they came through."""
+"""Rows, and the values of their device columns, on the device that they came through."""
 
 
 class RowBroadcast:
-    """One rank's end. Record batches lie in the host's memory before and after. device: where
-    everything goes through, `cpu` (gloo) or where each rank has a device of its own that (NCCL).
-    giver: what rank 0 is called in errors. content: columns declared `device` are checked by
-    hashes, too, as all ranks have to know. Not for several threads at once.
+    """One rank's end. Record batches are in host memory before and after. device: of all payloads,
+    `cpu` (gloo) or this rank's own (NCCL). giver: rank 0's name in errors. content: check device
+    columns by hashes, too; the same on all ranks. Not for several threads at once.
     """
 
     def __init__(
@@ -86,8 +72,8 @@ class RowBroadcast:
         self._moved = MovedBytes()
 
     def give(self, inputs: Mapping[str, Batch]) -> None:
-        """Rank 0: these rows, to all others. Raises DataError for a column whose type does not
-        travel, and what the channel raises.
+        """Rank 0: send these rows. Raises DataError for a column type that cannot travel, and what
+        the channel raises.
         """
         headers: list[BlockHeader] = []
         frames: list[pa.Buffer] = []
@@ -106,9 +92,8 @@ class RowBroadcast:
             self._cast(values)
 
     def take(self, names: Sequence[str]) -> dict[str, Taken]:
-        """Another rank: the rows of these inputs, which have to be those that are given.
-
-        Raises RunError for what cannot be right, and what the channel raises.
+        """Any other rank: the rows of these inputs, as given. Raises RunError for anything that
+        cannot be right, and what the channel raises.
         """
         reply = self._said(len(names))
         layouts = _layouts_of(reply)
@@ -123,15 +108,15 @@ class RowBroadcast:
         return dict(zip(names, zip(rows, _named(reply, values), strict=True), strict=True))
 
     def moved(self) -> int:
-        """Bytes of rows that came since the last call."""
+        """Bytes of rows received since the last call."""
         return sum(self._moved.taken().values())
 
     def close(self) -> None:
-        """Leave; whoever waits for this rank is told."""
+        """Leave; ranks that wait for this one fail."""
         self._channel.close()
 
     def _values(self, layouts: Sequence[TensorLayout]) -> list[Tensor]:
-        """The values of columns declared `device`."""
+        """The values of device columns."""
         room = [torch.empty(each.shape, dtype=getattr(torch, each.dtype)) for each in layouts]
         values = self._cast(room) if room else []
         if self._content and [each.hash for each in layouts] != of_tensors(values):
@@ -139,7 +124,7 @@ class RowBroadcast:
         return values
 
     def _said(self, inputs: int) -> Reply:
-        """What is going to be given."""
+        """The reply that says what will be given."""
         length = int(self._came([torch.zeros(1, dtype=torch.int64)])[0])
         if not 0 < length <= LARGEST_REQUEST:
             raise self._wrong(f"a header of {length} bytes")
@@ -159,7 +144,7 @@ class RowBroadcast:
         return reply
 
     def _require_possible(self, reply: Reply) -> None:
-        """Raises RunError for tensors that are not made room for."""
+        """Raises RunError for tensors that no room is made for."""
         layouts = _layouts_of(reply)
         if odd := [each for each in layouts if each.dtype not in _NUMBERS]:
             raise self._wrong(f"expected tensors of numbers, found {odd[0]}")
@@ -180,7 +165,7 @@ class RowBroadcast:
         return self._number
 
     def _came(self, tensors: list[Tensor]) -> list[Tensor]:
-        """What was given, in the host's memory."""
+        """What was given, in host memory."""
         return [tensor.cpu() for tensor in self._cast(tensors)]
 
     def _cast(self, tensors: list[Tensor]) -> list[Tensor]:
@@ -190,7 +175,7 @@ class RowBroadcast:
         return moved
 
     def _wrong(self, found: str) -> RunError:
-        """What is wrong; nobody waits for this rank any longer."""
+        """The error for a wrong message; also leaves, so that no rank waits for this one."""
         self._channel.close()
         return refusal(self._giver, found, " the rows that it gives")
 
@@ -217,7 +202,7 @@ def join(
 
 
 def _tensors_of(reply: Reply) -> list[list[TensorLayout]]:
-    """The tensors that come with each block."""
+    """The tensors of each block."""
     return [a.tensors if isinstance(a, BlockHeader) else [] for a in reply.answers]
 
 
@@ -232,12 +217,12 @@ def _named(reply: Reply, values: Sequence[Tensor]) -> list[dict[str, Tensor]]:
 
 
 def _tensor(data: bytes | pa.Buffer) -> Tensor:
-    """uint8 [bytes], nothing copied: torch knows no memory that is only read."""
+    """A uint8 [bytes] view; torch has no read-only memory, so it must not be written to."""
     return torch.from_numpy(np.asarray(_Writable(np.frombuffer(data, np.uint8))))
 
 
 class _Writable:
-    """An array's memory, which it keeps, said to be writable."""
+    """An array's memory, declared writable."""
 
     def __init__(self, data: np.ndarray) -> None:
         self._data = data

@@ -1,22 +1,16 @@
 """Worlds of ranks: how they find each other, and the group that a kernel gets.
 
-Owns: the rendezvous (a store in a file without a name, whose descriptor was handed over), the
-replica's process group. Does not own: transfers between ranks
-(collective.py), who is a rank (plan), who starts it (engine/launch).
+Owns: the rendezvous (a store in a nameless file, by its descriptor), the replica's process group.
+Does not own: transfers (collective.py), which ranks there are (plan), their start (engine/launch).
 
-What works on torch 2.13 (found by experiment, gloo, 2 processes):
+Experiments with torch 2.13 (gloo, 2 processes):
 
-- A ProcessGroup that is not torch's default group does carry all_reduce, fully_shard and
-  full_tensor where its DeviceMesh is put together by hand (`_init_backend=False, _rank=`), but
-  DeviceMesh.from_group, init_device_mesh and distribute_tensor ask for the default group and fail
-  without one.
-- Two meshes of equal ranks count as equal to DTensor, whose caches then take one's group, or place
-  in it, for the other's: full_tensor of a second world with other rank numbers came out with its
-  rows in the wrong order.
+- DeviceMesh.from_group, init_device_mesh and distribute_tensor need torch's default group.
+- DTensor takes two meshes of equal ranks for one: full_tensor of a second world with other rank
+  numbers had its rows in the wrong order.
 
-So a process has at most one world that DTensor sees, and it is the default group: `world`. With it
-`DeviceMesh.from_group(group, "cpu")` and `init_device_mesh("cpu", (group.size(),))` both work.
-Collective channels use bare backends, which torch's registers never see, so they may be many.
+So a process has at most one world that DTensor sees, the default group: `world`. Collective
+channels use bare backends outside torch's registries, so there may be many.
 """
 
 from __future__ import annotations
@@ -33,28 +27,23 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 TIMEOUT = 60.0
-"""Seconds for all ranks to come, and for a silent peer until a transfer counts it as lost."""
+"""Seconds for all ranks to come, and until a silent peer counts as lost."""
 LOCK_STEP = 1800.0
-"""The same for what the ranks of a node do together: one may still be at another node's rows for
-minutes when the others have come. That one is dead or stands still is noticed elsewhere
-(engine/launch), and ends its group.
+"""Seconds for the ranks of a node, of which one may still process another node's rows for minutes.
+engine/launch notices a dead or hung rank and ends its group.
 """
 
 
 def meeting_place() -> int:
-    """A file of memory that has no name, where ranks meet: who has a descriptor of it can, and
-    nobody else on the host. It is gone with the last of them, however they end.
-    """
+    """A new memory file without a name, where only holders of a descriptor of it can meet."""
     return os.memfd_create("dataflow-rendezvous", os.MFD_CLOEXEC)
 
 
 def rendezvous(descriptor: int, *, timeout: float = TIMEOUT) -> Store:
-    """The store by which the ranks of worlds find each other, kept in the file that each has a
-    descriptor of.
+    """The store, in the file of this descriptor, by which the ranks of worlds find each other.
 
-    The descriptor is the store's from then on, and stays open as long as the process: the store
-    opens the file anew by its number whenever it looks, at its own end too, and must never find
-    another file there.
+    The store owns the descriptor, which stays open until the process ends: the store reopens the
+    file by that number at every access, and must never find another file there.
     """
     from torch._C._distributed_c10d import FileStore
 
@@ -66,12 +55,11 @@ def rendezvous(descriptor: int, *, timeout: float = TIMEOUT) -> Store:
 def world(
     rank: int, size: int, store: Store, *, host: str = "127.0.0.1", timeout: float = LOCK_STEP
 ) -> ProcessGroup:
-    """This process's world, torch's default group: gloo for tensors on the CPU, NCCL for those on
-    GPUs.
+    """This process's world, torch's default group: gloo on the CPU, NCCL on GPUs.
 
-    Train nodes of one Worker, whose ranks are the same Workers, share it: called again with the
-    same rank and size it returns the group that there is. timeout: seconds for one collective.
-    Raises RunError for another rank or size, and where a rank does not come.
+    Train nodes of one Worker share it: another call with the same rank and size returns the
+    existing group. timeout: seconds for one collective. Raises RunError for another rank or size,
+    and if a rank does not come.
     """
     import torch
     import torch.distributed as dist
@@ -95,7 +83,7 @@ def world(
 
 
 def leave() -> None:
-    """Let this process's world go, if it has one."""
+    """Destroy this process's world, if it has one."""
     import torch.distributed as dist
 
     if dist.is_initialized():
@@ -125,8 +113,8 @@ def wait_for_all(store: Store, rank: int, size: int, timeout: float) -> None:
 
 
 def agreed_device(store: Store, rank: int, size: int) -> str:
-    """The device of this rank's payloads: the first that it sees, where each rank has one of its
-    own, which is what NCCL is for; else the host's memory, by gloo. All ranks come to the same.
+    """The device of payloads, agreed by all ranks: `cuda:0` (NCCL) if each rank has its own GPU,
+    else `cpu` (gloo).
     """
     import torch
 
@@ -147,7 +135,7 @@ def _missing(store: Store, size: int) -> str:
 
 
 def _stay_on(host: str) -> None:
-    """On one host gloo listens on the loopback, not on whatever address the host's name has."""
+    """On one host, let gloo listen on the loopback, not on the address of the host's name."""
     if loopback(host):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
