@@ -24,21 +24,9 @@ import xxhash
 from msgspec import Struct
 
 from dataflow.errors import RunError
+from engine.channels import header as h
 from engine.channels.contract import BlockRequest
 from engine.channels.frames import checksums, taken_apart
-from engine.channels.header import (
-    NOWHERE,
-    Answer,
-    BlockHeader,
-    Count,
-    FetchRequest,
-    Hash,
-    Reply,
-    decoded,
-    encode,
-    require_header,
-    rows_of,
-)
 from engine.channels.layout import layout_from
 from engine.channels.projection import named
 
@@ -53,37 +41,37 @@ _ALIGNED = 8
 class FramesPart(Struct, array_like=True, frozen=True, tag="part"):
     """More frames. number: of the parts of this reply, from 0."""
 
-    id: Count
-    number: Count
+    id: h.Count
+    number: h.Count
 
 
 class FrameSums(Struct, array_like=True, frozen=True, tag="sums"):
     """The checksums of the frames of the reply and of all parts."""
 
-    id: Count
-    sums: list[Hash]
+    id: h.Count
+    sums: list[h.Hash]
 
 
-Message = Reply | FramesPart | FrameSums
+Message = h.Reply | FramesPart | FrameSums
 
-_requests = msgspec.msgpack.Decoder(FetchRequest)
+_requests = msgspec.msgpack.Decoder(h.FetchRequest)
 _messages = msgspec.msgpack.Decoder(Message)
 
 
 def sealed(message: Struct | bytes) -> bytes:
     """A message as a first frame, with its checksum."""
-    data = message if isinstance(message, bytes) else encode(message)
+    data = message if isinstance(message, bytes) else h.encode(message)
     return xxhash.xxh3_64_digest(data) + data
 
 
-def request_of(data: Any) -> FetchRequest:
+def request_of(data: Any) -> h.FetchRequest:
     """The inverse for a request. Raises RunError for other bytes."""
-    return decoded(_requests, _opened(data))
+    return h.decoded(_requests, _opened(data))
 
 
 def message_of(data: Any) -> Message:
     """The inverse for a message. Raises RunError for other bytes."""
-    return decoded(_messages, _opened(data))
+    return h.decoded(_messages, _opened(data))
 
 
 def _opened(data: Any) -> memoryview:
@@ -98,26 +86,26 @@ def _opened(data: Any) -> memoryview:
 # --- the sender -----------------------------------------------------------------------------------
 
 
-def framed(block: int, records: pa.RecordBatch) -> tuple[BlockHeader, list[pa.Buffer]]:
+def framed(block: int, records: pa.RecordBatch) -> tuple[h.BlockHeader, list[pa.Buffer]]:
     """A record batch's header, without checksums, and its frames. Raises DataError."""
     parts = taken_apart(records)
     places: list[tuple[int, int, int]] = []
     frames: list[pa.Buffer] = []
     for buffer in parts.buffers:
         if buffer is None or not buffer.size:
-            places.append(NOWHERE)
+            places.append(h.NOWHERE)
         else:
             places.append((len(frames), 0, buffer.size))
             frames.append(buffer)
-    return BlockHeader(block, parts.rows, parts.layout.data, parts.nodes, places), frames
+    return h.BlockHeader(block, parts.rows, parts.layout.data, parts.nodes, places), frames
 
 
-def summed(answers: Sequence[Answer], frames: Sequence[pa.Buffer]) -> list[Answer]:
+def summed(answers: Sequence[h.Answer], frames: Sequence[pa.Buffer]) -> list[h.Answer]:
     """Answers with the checksums of their frames."""
     left = iter(checksums(frames))
     return [
         msgspec.structs.replace(a, sums=[next(left) if n else 0 for _, _, n in a.places])
-        if isinstance(a, BlockHeader)
+        if isinstance(a, h.BlockHeader)
         else a
         for a in answers
     ]
@@ -139,9 +127,9 @@ def parts_of(frames: Sequence[pa.Buffer]) -> list[list[pa.Buffer]]:
 # --- the reader -----------------------------------------------------------------------------------
 
 
-def lengths_of(reply: Reply) -> list[int]:
+def lengths_of(reply: h.Reply) -> list[int]:
     """Bytes of each frame of a reply."""
-    headers = (answer for answer in reply.answers if isinstance(answer, BlockHeader))
+    headers = (answer for answer in reply.answers if isinstance(answer, h.BlockHeader))
     return [length for header in headers for _, _, length in header.places if length]
 
 
@@ -149,7 +137,7 @@ def lengths_of(reply: Reply) -> list[int]:
 class IncomingReply:
     """What has arrived of a reply. sums: of its frames as received; told: as sent."""
 
-    reply: Reply
+    reply: h.Reply
     frames: list[Any] = field(default_factory=list)
     sums: list[int] = field(default_factory=list)
     told: list[int] = field(default_factory=list)
@@ -159,7 +147,7 @@ class IncomingReply:
     @staticmethod
     def of(message: Message, frames: Sequence[Any]) -> IncomingReply:
         """A reply that begins with this message. Raises RunError for any but a Reply."""
-        if not isinstance(message, Reply):
+        if not isinstance(message, h.Reply):
             raise RunError(f"expected the header of an answer, found {type(message).__name__}")
         found = IncomingReply(reply=message, told=_told(message), whole=not message.parts)
         found._take(frames)
@@ -191,7 +179,7 @@ class IncomingReply:
             )
         frames = iter(self.frames)
         return [
-            _rows(require_header(answer, request), request, frames)
+            _rows(h.require_header(answer, request), request, frames)
             for answer, request in zip(self.reply.answers, requests, strict=True)
         ]
 
@@ -200,18 +188,18 @@ class IncomingReply:
         self.sums += [xxhash.xxh3_64_intdigest(frame) for frame in frames]
 
 
-def _told(reply: Reply) -> list[int]:
+def _told(reply: h.Reply) -> list[int]:
     """The checksums in a reply's headers, one for each frame."""
     return [
         told
         for header in reply.answers
-        if isinstance(header, BlockHeader)
+        if isinstance(header, h.BlockHeader)
         for told, (_, _, length) in zip(header.sums, header.places, strict=False)
         if length
     ]
 
 
-def _rows(header: BlockHeader, request: BlockRequest, frames: Iterator[Any]) -> pa.RecordBatch:
+def _rows(header: h.BlockHeader, request: BlockRequest, frames: Iterator[Any]) -> pa.RecordBatch:
     mine: list[pa.Buffer] = []
     for index, (number, offset, length) in enumerate(header.places):
         if length:
@@ -229,7 +217,7 @@ def _rows(header: BlockHeader, request: BlockRequest, frames: Iterator[Any]) -> 
     names = layout.schema.names
     if request.columns and [names[i] for i in named(names, request.columns)] != names:
         raise RunError(f"block {header.block}: expected columns {request.columns}, found {names}")
-    return rows_of(header, layout, lambda number, offset, length: mine[number])
+    return h.rows_of(header, layout, lambda number, offset, length: mine[number])
 
 
 def _buffer(frame: Any) -> pa.Buffer:

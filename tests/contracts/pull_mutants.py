@@ -8,24 +8,9 @@ import msgspec
 import numpy as np
 
 NASTY = (
-    0,
-    1,
-    -1,
-    2**31,
-    2**40,
-    2**62 - 1,
-    2**63 - 1,
-    -(2**63),
-    None,
-    "",
-    "x",
-    b"",
-    b"\xff" * 9,
-    [],
-    [[]],
-    True,
-    1.5,
-)
+    0, 1, -1, 2**31, 2**40, 2**62 - 1, 2**63 - 1, -(2**63),
+    None, "", "x", b"", b"\xff" * 9, [], [[]], True, 1.5,
+)  # fmt: skip
 
 
 def bytes_mutated(data: bytes, rng: np.random.Generator) -> bytes:

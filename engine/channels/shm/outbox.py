@@ -22,18 +22,8 @@ from msgspec.structs import replace
 
 from dataflow.batch import Batch
 from dataflow.errors import DataError, StorageError
+from engine.channels import header as h
 from engine.channels.frames import Buffers, checksums, copy_summed, put_together, taken_apart
-from engine.channels.header import (
-    NOWHERE,
-    Answer,
-    BlockHeader,
-    MissingColumn,
-    Place,
-    UnknownBlock,
-    Wanted,
-    encode,
-    narrowed,
-)
 from engine.channels.layout import SchemaLayout
 from engine.channels.shm.block_index import SIZE, BlockIndex
 from engine.channels.shm.slabs import ALIGNMENT, Region, Slab, SlabPool
@@ -43,12 +33,12 @@ from engine.channels.shm.slabs import ALIGNMENT, Region, Slab, SlabPool
 class KeptBlock:
     """A kept batch: its header and its memory."""
 
-    header: BlockHeader
+    header: h.BlockHeader
     layout: SchemaLayout
     regions: list[Region]
     slabs: dict[int, Slab]
 
-    def buffers(self, header: BlockHeader) -> Buffers:
+    def buffers(self, header: h.BlockHeader) -> Buffers:
         """The buffers of a header of this block or of some of its columns."""
         return [self.slabs[s].buffer.slice(at, n) if n else None for s, at, n in header.places]
 
@@ -111,10 +101,10 @@ class SlabOutbox:
         with self.lock:
             number = next(self._numbers)
             layout, slabs = parts.layout, {r.slab.number: r.slab for r in held}
-            header = BlockHeader(number, parts.rows, layout.hash, parts.nodes, places, sums or [])
+            header = h.BlockHeader(number, parts.rows, layout.hash, parts.nodes, places, sums or [])
             kept = KeptBlock(header=header, layout=layout, regions=held, slabs=slabs)
             self._blocks[number] = kept
-            self.index.note(number, encode(header))
+            self.index.note(number, h.encode(header))
         return number
 
     def release(self, number: int) -> None:
@@ -129,11 +119,11 @@ class SlabOutbox:
         """A block's columns as views of its slabs. Raises KeyError, DataError."""
         with self.lock:
             block = self._blocks[number]
-            header, layout = narrowed(block.header, block.layout, columns)
+            header, layout = h.narrowed(block.header, block.layout, columns)
             buffers = block.buffers(header)
         return put_together(layout, header.rows, header.nodes, buffers)
 
-    def sum_up(self, wanted: Sequence[Wanted]) -> None:
+    def sum_up(self, wanted: Sequence[h.Wanted]) -> None:
         """Compute missing checksums of these blocks. It needs no lock: the sums of a block that is
         released meanwhile are never read.
         """
@@ -141,15 +131,15 @@ class SlabOutbox:
             if (block := self._blocks.get(one.block)) is not None:
                 block.sum_up()
 
-    def describe(self, wanted: Wanted) -> tuple[Answer, list[Slab], SchemaLayout | None]:
+    def describe(self, wanted: h.Wanted) -> tuple[h.Answer, list[Slab], SchemaLayout | None]:
         """The answer to a request, with its slabs and the block's schema. Callers lock."""
         block = self._blocks.get(wanted.block)
         if block is None:
-            return UnknownBlock(wanted.block, self._epoch), [], None
+            return h.UnknownBlock(wanted.block, self._epoch), [], None
         try:
-            header, _ = narrowed(block.header, block.layout, wanted.columns)
+            header, _ = h.narrowed(block.header, block.layout, wanted.columns)
         except DataError as error:
-            return MissingColumn(wanted.block, str(error)), [], None
+            return h.MissingColumn(wanted.block, str(error)), [], None
         numbers = dict.fromkeys(slab for slab, _, length in header.places if length)
         return header, [block.slabs[number] for number in numbers], block.layout
 
@@ -171,18 +161,18 @@ class SlabOutbox:
                 del self._built[at], self._starts[at]
                 self.pool.let_go(region)
 
-    def _already_there(self, buffers: Buffers) -> tuple[list[Place], list[Region]]:
+    def _already_there(self, buffers: Buffers) -> tuple[list[h.Place], list[Region]]:
         """The places of buffers that were built in a slab, and a hold of each region."""
         if not self._built:
-            return [NOWHERE] * len(buffers), []
-        places: list[Place] = []
+            return [h.NOWHERE] * len(buffers), []
+        places: list[h.Place] = []
         held: list[Region] = []
         for buffer in buffers:
             size = 0 if buffer is None else buffer.size
             address = buffer.address if buffer is not None and size else 0
             at = bisect_right(self._starts, address) - 1
             if at < 0 or address + size > self._starts[at] + self._built[at].length:
-                places.append(NOWHERE)
+                places.append(h.NOWHERE)
                 continue
             region = self._built[at]
             places.append((region.slab.number, region.offset + address - self._starts[at], size))
@@ -192,7 +182,7 @@ class SlabOutbox:
         return places, held
 
 
-def _sums_of_built(buffers: Buffers, places: list[Place]) -> list[int]:
+def _sums_of_built(buffers: Buffers, places: list[h.Place]) -> list[int]:
     """Checksums of the buffers that are in a slab already, 0 for the others."""
     return checksums([b if p[2] else None for b, p in zip(buffers, places, strict=True)])
 
@@ -205,7 +195,7 @@ def _start(region: Region) -> int:
     return region.slab.buffer.address + region.offset
 
 
-def _copy(buffers: Buffers, places: list[Place], region: Region, sums: list[int] | None) -> None:
+def _copy(buffers: Buffers, places: list[h.Place], region: Region, sums: list[int] | None) -> None:
     """Copy buffers into a region; fills in their places, and their checksums if wanted."""
     memory, at = region.bytes(), 0
     for index, buffer in enumerate(buffers):

@@ -19,19 +19,8 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from dataflow.errors import RunError
+from engine.channels import header as h
 from engine.channels.contract import BlockRequest, PeerLost
-from engine.channels.header import (
-    Answer,
-    BlockHeader,
-    FetchRequest,
-    Reply,
-    Wanted,
-    encode,
-    header_of,
-    narrowed,
-    require_header,
-    rows_of,
-)
 from engine.channels.layout import SchemaLayout, chosen, layout_from
 from engine.channels.peers import PeerReader
 from engine.channels.projection import of_rows
@@ -62,13 +51,13 @@ class SlabReader(PeerReader):
         note = None if self._index is None else noted(self._index, request.block)
         if note is None:
             return None
-        header = header_of(note)
+        header = h.header_of(note)
         layout = self._schemas.get(header.schema)
         mapped = self._slabs.keys() >= {slab for slab, _, length in header.places if length}
         if layout is None or not mapped or (self._content and not header.sums):
             return None
         try:
-            header, layout = narrowed(header, layout, tuple(request.columns))
+            header, layout = h.narrowed(header, layout, tuple(request.columns))
         except RunError as error:
             raise self.refused(error) from error
         return self._rows(header, request, layout)
@@ -76,8 +65,8 @@ class SlabReader(PeerReader):
     def ask(self, requests: Sequence[BlockRequest]) -> int:
         """See PeerReader."""
         self._last += 1
-        wanted = tuple(Wanted(r.block, tuple(r.columns)) for r in requests)
-        self._send(FetchRequest(self._last, wanted, self._content))
+        wanted = tuple(h.Wanted(r.block, tuple(r.columns)) for r in requests)
+        self._send(h.FetchRequest(self._last, wanted, self._content))
         return self._last
 
     def answer(
@@ -111,13 +100,13 @@ class SlabReader(PeerReader):
 
     # --- messages ---------------------------------------------------------------------------------
 
-    def _send(self, message: FetchRequest | m.SendTensors) -> None:
+    def _send(self, message: h.FetchRequest | m.SendTensors) -> None:
         try:
-            self._socket.send(encode(message))
+            self._socket.send(h.encode(message))
         except SocketClosed as closed:
             raise self._gone(closed) from closed
 
-    def _reply(self, number: int, deadline: float) -> Reply:
+    def _reply(self, number: int, deadline: float) -> h.Reply:
         """The reply to this request; replies to earlier ones are dropped."""
         while True:
             try:
@@ -132,7 +121,7 @@ class SlabReader(PeerReader):
                 if reply.id == number:
                     return reply
 
-    def _replies(self) -> list[Reply]:
+    def _replies(self) -> list[h.Reply]:
         """Handle every message that has arrived; returns the replies."""
         try:
             taken = [self._take(m.decode_from_owner(message)) for message in self._socket.receive()]
@@ -143,9 +132,9 @@ class SlabReader(PeerReader):
             raise
         return [reply for reply in taken if reply is not None]
 
-    def _take(self, message: m.FromOwner) -> Reply | None:
+    def _take(self, message: m.FromOwner) -> h.Reply | None:
         match message:
-            case Reply():
+            case h.Reply():
                 if message.id > self._last:
                     raise self.refused(
                         f"expected an answer to request {self._last}, found one to {message.id}"
@@ -197,19 +186,19 @@ class SlabReader(PeerReader):
     # --- rows -------------------------------------------------------------------------------------
 
     def _rows(
-        self, answer: Answer, request: BlockRequest, layout: SchemaLayout | None = None
+        self, answer: h.Answer, request: BlockRequest, layout: SchemaLayout | None = None
     ) -> pa.RecordBatch:
         try:
-            header = require_header(answer, request)
+            header = h.require_header(answer, request)
             layout = layout or self._layout(header, tuple(request.columns))
-            rows = rows_of(header, layout, self._buffer, content=self._content)
+            rows = h.rows_of(header, layout, self._buffer, content=self._content)
         except PeerLost:
             raise
         except RunError as error:
             raise self.refused(error) from error
         return of_rows(rows, request.rows)
 
-    def _layout(self, header: BlockHeader, columns: tuple[str, ...]) -> SchemaLayout:
+    def _layout(self, header: h.BlockHeader, columns: tuple[str, ...]) -> SchemaLayout:
         layout = self._schemas.get(header.schema)
         if layout is None:
             raise RunError(f"block {header.block} is of a schema that was never told")

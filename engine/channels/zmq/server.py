@@ -20,20 +20,10 @@ import pyarrow as pa
 import zmq
 
 from dataflow.errors import DataError, RunError
+from engine.channels import multipart
 from engine.channels.contract import BlockRequest
 from engine.channels.frames import checksums
 from engine.channels.header import Answer, FetchRequest, MissingColumn, Reply, UnknownBlock, Wanted
-from engine.channels.multipart import (
-    LARGEST_REQUEST,
-    FramesPart,
-    FrameSums,
-    Message,
-    framed,
-    parts_of,
-    request_of,
-    sealed,
-    summed,
-)
 from engine.channels.zmq.authenticator import CurveAuthenticator
 from engine.channels.zmq.curve_keys import CurveKeyPair, require_safe
 
@@ -124,7 +114,7 @@ class ZmqServer:
         try:
             if len(frames) != 1:
                 raise RunError(f"expected one frame, found {len(frames)}")
-            request = request_of(frames[0].buffer)
+            request = multipart.request_of(frames[0].buffer)
             answers, rows = self._answers(request)
         except RunError as error:
             peer = _user(identity)
@@ -148,7 +138,7 @@ class ZmqServer:
 
     def _answer(self, wanted: Wanted) -> tuple[Answer, list[pa.Buffer]]:
         try:
-            return framed(wanted.block, self._find(wanted.request(self._name)))
+            return multipart.framed(wanted.block, self._find(wanted.request(self._name)))
         except KeyError:
             return UnknownBlock(wanted.block, self._epoch), []
         except DataError as error:
@@ -160,26 +150,30 @@ class ZmqServer:
         self, peer: bytes, number: int, answers: list[Answer], frames: Sequence[pa.Buffer]
     ) -> None:
         """Send answers. Large ones are hashed after sending, while they are on their way."""
-        first, *rest = parts_of(frames)
+        first, *rest = multipart.parts_of(frames)
         if not rest:
-            self._send(peer, Reply(number, summed(answers, first)), first)
+            self._send(peer, Reply(number, multipart.summed(answers, first)), first)
             return
         self._send(peer, Reply(number, answers, len(rest)), first)
         sums = checksums(first)
         for index, part in enumerate(rest):
-            self._send(peer, FramesPart(number, index), part)
+            self._send(peer, multipart.FramesPart(number, index), part)
             sums += checksums(part)
-        self._send(peer, FrameSums(number, sums))
+        self._send(peer, multipart.FrameSums(number, sums))
 
-    def _send(self, peer: bytes, message: Message, frames: Sequence[pa.Buffer] = ()) -> None:
-        self._router.send_multipart([peer, sealed(message), *frames], zmq.NOBLOCK, copy=False)
+    def _send(
+        self, peer: bytes, message: multipart.Message, frames: Sequence[pa.Buffer] = ()
+    ) -> None:
+        self._router.send_multipart(
+            [peer, multipart.sealed(message), *frames], zmq.NOBLOCK, copy=False
+        )
 
 
 def _router(context: zmq.Context, keys: CurveKeyPair | None) -> zmq.Socket:
     router: zmq.Socket = context.socket(zmq.ROUTER)
     router.setsockopt(zmq.ROUTER_MANDATORY, 1)
     router.setsockopt(zmq.SNDHWM, _UNSENT)
-    router.setsockopt(zmq.MAXMSGSIZE, LARGEST_REQUEST)
+    router.setsockopt(zmq.MAXMSGSIZE, multipart.LARGEST_REQUEST)
     router.setsockopt(zmq.LINGER, 0)
     if keys is not None:
         router.setsockopt(zmq.CURVE_SERVER, 1)
