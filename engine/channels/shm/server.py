@@ -88,8 +88,6 @@ class SlabServer:
             connection.close()
         os.close(self._wake)
 
-    # --- its thread -------------------------------------------------------------------------------
-
     def _run(self) -> None:
         try:
             while not self._over:

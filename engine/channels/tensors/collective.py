@@ -197,7 +197,7 @@ class CollectiveChannel:
         return PeerLost(
             self._names[peer],
             f"{role} {sequence} with {self._names[self.rank]} did not end: {said}. Fix: see what"
-            " that Worker says; the world has to be formed anew",
+            " that Worker says; the world has to be formed again",
         )
 
     def _fence(self, cause: RunError) -> RunError:

@@ -48,7 +48,7 @@ class CurveAuthenticator:
         if self.monitor in ready:
             where = recv_monitor_message(self.monitor)["endpoint"].decode(errors="replace")
             self.refused[where] += 1
-            _log.warning("%s: refused: whoever connects here speaks without a key", where)
+            _log.warning("%s: refused: a connection without a key", where)
 
     def close(self) -> None:
         """Close both sockets, but not the guarded one."""
@@ -61,9 +61,8 @@ class CurveAuthenticator:
         key = z85.encode(credentials[0]) if mechanism == b"CURVE" and credentials else b""
         peer = self._allowed.get(key)
         if peer is None:
-            self.refused[address.decode(errors="replace")] += 1
-            _log.warning(
-                "%s: refused: its key is none of this run's", address.decode(errors="replace")
-            )
+            where = address.decode(errors="replace")
+            self.refused[where] += 1
+            _log.warning("%s: refused: its key is none of this run's", where)
         status, text = (b"200", b"OK") if peer is not None else (b"400", b"not a key of this run")
         self.socket.send_multipart([version, request, status, text, (peer or "").encode(), b""])
