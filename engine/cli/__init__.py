@@ -78,14 +78,18 @@ def _shown(error: Exception) -> int:
         _say(str(error))
         return 2 if isinstance(error, UsageError) else 3 if isinstance(error, _FAILED_RUN) else 1
     if isinstance(error, OSError) and lost is not None:
-        fix = "another file for it, or a disk with room"
-        _say(f"standard output {CANNOT}: {lost.strerror}. Fix: {fix}.")
+        _say(
+            f"standard output {CANNOT}: {lost.strerror}. Fix: another file for it, or a disk with"
+            " room."
+        )
         return 3
     told = " ".join(f"{type(error).__name__}: {error}".split())
     if isinstance(error, MemoryError):
         told = "not enough memory"
-    fix = "report what it shows when run again with --traceback"
-    _say(f"internal error: {told} ({raised_at(error)}). Fix: {fix}.")
+    _say(
+        f"internal error: {told} ({raised_at(error)}). Fix: report what it shows when run again"
+        " with --traceback."
+    )
     return 4
 
 

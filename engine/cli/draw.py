@@ -40,8 +40,10 @@ def main(arguments: Sequence[str]) -> int:
     graph, options = graph_and(DrawOptions, "draw", "dataflow draw TARGET [flags]", arguments)
     form = options.form or (_ENDINGS.get(options.out.suffix) if options.out else "text")
     if form is None:
-        problem = f"{options.out} has no ending of {', '.join(_ENDINGS)}"
-        raise UsageError(f"dataflow draw: {problem}. Fix: give --form too.")
+        known = ", ".join(_ENDINGS)
+        raise UsageError(
+            f"dataflow draw: {options.out} has no ending of {known}. Fix: give --form too."
+        )
     made = draw(graph, form)
     if options.out is None:
         say(made, end="")

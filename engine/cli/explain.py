@@ -42,14 +42,16 @@ def node_seconds(folder: Path) -> dict[str, float]:
     """Node -> mean seconds a Step, from a run folder's metrics; raises DataError without any."""
     lines = folder / "metrics.jsonl"
     if not lines.is_file():
-        problem = "expected a run folder with metrics.jsonl"
-        raise DataError(f"{folder}: {problem}. Fix: --measured runs/NAME.")
+        raise DataError(
+            f"{folder}: expected a run folder with metrics.jsonl. Fix: --measured runs/NAME."
+        )
     found: dict[str, list[float]] = {}
     try:
         text = lines.read_bytes()
     except OSError as error:
-        problem = f"cannot be read: {error.strerror}"
-        raise DataError(f"{lines}: {problem}. Fix: --measured runs/NAME.") from error
+        raise DataError(
+            f"{lines}: cannot be read: {error.strerror}. Fix: --measured runs/NAME."
+        ) from error
     for number, line in enumerate(text.splitlines(), 1):
         for name, value in _times(line, f"{lines}:{number}").items():
             found.setdefault(name.removeprefix("time/"), []).append(value)

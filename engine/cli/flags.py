@@ -13,7 +13,7 @@ import inspect
 import re
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, make_dataclass
+from dataclasses import field, is_dataclass, make_dataclass
 from functools import partial
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -70,8 +70,9 @@ def parse_shared(
     parsed = [_parsed(command, target, (), arguments, strict=False) for target in targets]
     rests = [rest for _, rest in parsed]
     if unknown := [*_flags_in_all(rests), *(r[0] for r in rests if r and not r[0].startswith("-"))]:
-        problem = f"no graph function takes {unknown[0]!r}"
-        raise UsageError(f"dataflow {command}: {problem}. Fix: see --help.")
+        raise UsageError(
+            f"dataflow {command}: no graph function takes {unknown[0]!r}. Fix: see --help."
+        )
     return [values for (values, _), _ in parsed]
 
 
@@ -120,8 +121,9 @@ def _refuse_peer_names(command: str, arguments: Sequence[str], known: set[str]) 
             fix = ours if " " in ours else "see --help"
             if ours in known:
                 fix = f"--{ours.replace('_', '-')}"
-            problem = f"unknown flag {word!r} ({system}'s name)"
-            raise UsageError(f"dataflow {command}: {problem}. Fix: {fix}.")
+            raise UsageError(
+                f"dataflow {command}: unknown flag {word!r} ({system}'s name). Fix: {fix}."
+            )
 
 
 def _title(options: type[Any]) -> str:
@@ -137,19 +139,24 @@ def _parameters(target: Target) -> dict[str, inspect.Parameter]:
     for parameter in signature.parameters.values():
         kinds = (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
         if parameter.kind not in kinds or parameter.name not in hints:
-            problem = f"{target.text}: parameter {str(parameter)!r} cannot be a flag"
-            why = "graph functions annotate every parameter and take no *args or **kwargs"
-            raise UsageError(f"{problem}: {why}. Fix: {parameter.name}: int = ...")
+            raise UsageError(
+                f"{target.text}: parameter {str(parameter)!r} cannot be a flag: graph functions"
+                f" annotate every parameter and take no *args or **kwargs. Fix: {parameter.name}:"
+                " int = ..."
+            )
         found[parameter.name] = parameter.replace(annotation=hints[parameter.name])
     return found
 
 
 def _refuse_clashes(target: Target, own: Mapping[str, Any], options: _Classes) -> None:
-    names = (name for kind in options for name in kind.__dataclass_fields__)
-    for name in (name for name in names if name in own):
-        problem = f"parameter {name!r} has the name of a run option"
-        fix = f"another name for the parameter, {name}_ for one"
-        raise UsageError(f"{target.text}: {problem}. Fix: {fix}.")
+    for kind in options:
+        assert is_dataclass(kind)
+        for name in kind.__dataclass_fields__:
+            if name in own:
+                fix = f"another name for the parameter, {name}_ for one"
+                raise UsageError(
+                    f"{target.text}: parameter {name!r} has the name of a run option. Fix: {fix}."
+                )
 
 
 def _as_class(target: Target, own: Mapping[str, inspect.Parameter]) -> type[Any]:
@@ -175,9 +182,11 @@ def _flag(target: Target, parameter: inspect.Parameter) -> tuple[Any, Any]:
         return (str, default) if required else (Union[str, None], None)  # noqa: UP007
     kind = _without(parameter.annotation, Schedule)
     if not _readable(kind):
-        problem = f"parameter {parameter.name!r} is {parameter.annotation}, which no flag can give"
-        fix = "str, int, float, bool, a Literal, a tuple of these, a Number, or a function"
-        raise UsageError(f"{target.text}: {problem}. Fix: {fix}.")
+        raise UsageError(
+            f"{target.text}: parameter {parameter.name!r} is {parameter.annotation}, which no flag"
+            " can give. Fix: str, int, float, bool, a Literal, a tuple of these, a Number, or a"
+            " function."
+        )
     return (Union[kind, None], None) if isinstance(default, Schedule) else (kind, default)  # noqa: UP007
 
 

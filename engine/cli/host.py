@@ -19,8 +19,10 @@ def main(arguments: Sequence[str]) -> int:
     """Serve one run after another until a signal says stop; the exit code is the signal's."""
     words, given = _split(arguments)
     if len(words) != 2 or any(word.startswith("-") for word in words):
-        found = " ".join(arguments) or "nothing"
-        raise UsageError(f"dataflow host: expected two words, found {found!r}. Fix: {USAGE}.")
+        raise UsageError(
+            f"dataflow host: expected two words, found {' '.join(arguments) or 'nothing'!r}. Fix:"
+            f" {USAGE}."
+        )
     keys = Path(given["--keys"]) if "--keys" in given else None
     with ending_command():
         from engine.launch.host import serve
@@ -43,5 +45,6 @@ def _seconds(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        problem = f"--grace: expected seconds, found {text!r}"
-        raise UsageError(f"dataflow host: {problem}. Fix: {USAGE}.") from None
+        raise UsageError(
+            f"dataflow host: --grace: expected seconds, found {text!r}. Fix: {USAGE}."
+        ) from None

@@ -18,8 +18,10 @@ USAGE = "dataflow keys CLUSTER [FILE]"
 def main(arguments: Sequence[str]) -> int:
     """Make keys for every host of the cluster file, in FILE or where that says."""
     if len(arguments) not in (1, 2) or arguments[0].startswith("-"):
-        found = " ".join(arguments) or "nothing"
-        raise UsageError(f"dataflow keys: expected a cluster file, found {found!r}. Fix: {USAGE}.")
+        raise UsageError(
+            f"dataflow keys: expected a cluster file, found {' '.join(arguments) or 'nothing'!r}."
+            f" Fix: {USAGE}."
+        )
     from engine.launch.keyfile import make_keys
 
     cluster = read_cluster(Path(arguments[0]))

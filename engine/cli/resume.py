@@ -49,12 +49,15 @@ def _folder(arguments: Sequence[str]) -> tuple[Path, Sequence[str]]:
     if arguments and arguments[0] in ("-h", "--help"):
         changed_options(["--help"])
     if not arguments or arguments[0].startswith("-"):
-        fix = "dataflow resume runs/grpo [flags]"
-        raise UsageError(f"dataflow resume: expected the run's folder first. Fix: {fix}.")
+        raise UsageError(
+            "dataflow resume: expected the run's folder first. Fix: dataflow resume runs/grpo"
+            " [flags]."
+        )
     path = Path(arguments[0])
     if not path.is_dir():
-        fix = "the run folder, such as runs/grpo"
-        raise UsageError(f"dataflow resume: no folder {str(path)!r}. Fix: {fix}.")
+        raise UsageError(
+            f"dataflow resume: no folder {str(path)!r}. Fix: the run folder, such as runs/grpo."
+        )
     return path, arguments[1:]
 
 

@@ -47,8 +47,10 @@ class Target:
             made = self.function(**arguments)
         if not isinstance(made, Graph):
             found = f"{type(made).__name__} {made!r:.60}"
-            problem = f"expected a function that returns a Graph, found {found}"
-            raise UsageError(f"{self.text}: {problem}. Fix: return Graph(...).")
+            raise UsageError(
+                f"{self.text}: expected a function that returns a Graph, found {found}. Fix: return"
+                " Graph(...)."
+            )
         return made
 
 
@@ -82,11 +84,15 @@ def tell_imports(lines: Sequence[str]) -> None:
 
 
 def load_function(text: str, what: str) -> Callable[..., Any]:
-    """The function at `module:function` or `file.py:function`; UsageError, SourceError if not."""
+    """The function at `module:function` or `file.py:function`.
+
+    Raises UsageError with the nearest name, SourceError with the line at which an import fails.
+    """
     place, mark, name = text.rpartition(":")
     if not mark or not place or not name:
-        fix = "graphs.grpo:grpo, or my_file.py:grpo"
-        raise UsageError(f"{what} {text!r}: expected {FORMS}. Fix: {fix}.")
+        raise UsageError(
+            f"{what} {text!r}: expected {FORMS}. Fix: graphs.grpo:grpo, or my_file.py:grpo."
+        )
     with _users_own(f"{what} {text!r}"):
         if place.endswith(".py"):
             module = _file_module(_existing(Path(place), what))
@@ -145,8 +151,9 @@ def _existing(path: Path, what: str) -> Path:
         folder = path.parent
         there = [p.name for p in folder.glob(f"*{path.suffix}")] if folder.is_dir() else []
     except OSError as error:  # a name that is too long, a folder that is closed
-        problem = f"{str(path)[:80]!r} cannot be read: {error.strerror}"
-        raise UsageError(f"{what}: {problem}. Fix: another path.") from error
+        raise UsageError(
+            f"{what}: {str(path)[:80]!r} cannot be read: {error.strerror}. Fix: another path."
+        ) from error
     near = nearest(path.name, there)
     fix = str(path.with_name(near)) if near else f"a path from {Path.cwd()}"
     raise UsageError(f"{what}: no file {str(path)!r}. Fix: {fix}.")
@@ -176,6 +183,9 @@ def _file_module(path: Path) -> ModuleType:
     found = located(name)
     other = found.origin if found else None
     if other is None or Path(other).resolve() != path:  # refused before the other is imported
-        problem = f"Python has another module {name!r} ({other or 'a folder, or built in'})"
-        raise UsageError(f"{path.name}: {problem}. Fix: give the file another name.")
+        there = other or "a folder, or built in"
+        raise UsageError(
+            f"{path.name}: Python has another module {name!r} ({there}). Fix: give the file another"
+            " name."
+        )
     return importlib.import_module(name)

@@ -37,8 +37,9 @@ def _table(value: type[str] | type[int]) -> PrimitiveConstructorSpec[Any]:
         for word in words:
             name, equals, text = word.partition("=")
             if not (name and equals and text) or (value is int and not text.isdigit()):
-                fix = f"{name or 'rollout'}={like}"
-                raise ValueError(f"expected {metavar}, found {word!r}. Fix: {fix}")
+                raise ValueError(
+                    f"expected {metavar}, found {word!r}. Fix: {name or 'rollout'}={like}"
+                )
             if name in found:
                 raise ValueError(f"{name} is given twice. Fix: leave one out")
             found[name] = value(text)
@@ -58,8 +59,9 @@ def _groups() -> PrimitiveConstructorSpec[Any]:
         groups = [tuple(name.strip() for name in word.split(",")) for word in words]
         for word, group in zip(words, groups, strict=True):
             if len(group) < 2 or not all(group):
-                fix = f"{word.strip(', ')},score"
-                raise ValueError(f"expected two names or more, found {word!r}. Fix: {fix}")
+                raise ValueError(
+                    f"expected two names or more, found {word!r}. Fix: {word.strip(', ')},score"
+                )
         return tuple(groups)
 
     return PrimitiveConstructorSpec(

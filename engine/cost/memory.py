@@ -73,7 +73,9 @@ class Work:
 
 
 def optimizer_bytes(parameters: int, dtype: str) -> int:
-    """AdamW: two float32 moments, a float32 copy of narrower weights (arXiv:1910.02054, 3.1)."""
+    """AdamW: two float32 moments a parameter, and a float32 copy of weights that are narrower
+    (mixed precision, as in ZeRO, arXiv:1910.02054, section 3.1).
+    """
     return parameters * (2 * _FLOAT + (0 if dtype == "float32" else _FLOAT))
 
 

@@ -168,8 +168,9 @@ def _tensors(path: Path) -> Iterator[tuple[str, int]]:
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
         if not 2 <= length <= _LARGEST_HEADER:
-            problem = "expected a safetensors file, found no header"
-            raise PlanError(f"{path}: {problem}. Fix: copy the model again.")
+            raise PlanError(
+                f"{path}: expected a safetensors file, found no header. Fix: copy the model again."
+            )
         header = _json(path, file.read(length))
     for name, entry in header.items():
         if name != "__metadata__":
@@ -193,9 +194,12 @@ def _json(path: Path, data: bytes) -> dict[str, Any]:
     try:
         found = json.loads(data)
     except ValueError as error:
-        problem = f"expected JSON, found: {error}"
-        raise PlanError(f"{path}: {problem}. Fix: copy the model again.") from error
+        raise PlanError(
+            f"{path}: expected JSON, found: {error}. Fix: copy the model again."
+        ) from error
     if not isinstance(found, dict):
-        problem = f"expected a JSON object, found {type(found).__name__}"
-        raise PlanError(f"{path}: {problem}. Fix: copy the model again.")
+        raise PlanError(
+            f"{path}: expected a JSON object, found {type(found).__name__}. Fix: copy the model"
+            " again."
+        )
     return found

@@ -33,9 +33,10 @@ def matmul_parameters(parameters: int, shape: Shape, head: str) -> int:
 def forward_operations(
     parameters: int, shape: Shape, tokens: int, context: float, head: str = "lm"
 ) -> float:
-    """2 a parameter and token, and for attention 4 * layers * attention width a token and key.
+    """2 a parameter and token, and attention: 4 * layers * attention width a token and key (two
+    products).
 
-    Kaplan et al., arXiv:2001.08361, section 2.1. context: mean number of keys that a token sees.
+    Kaplan et al., arXiv:2001.08361, section 2.1. context: keys that a token sees, in the mean.
     """
     attention = 4.0 * shape.layers * shape.attention * context
     return tokens * (2.0 * matmul_parameters(parameters, shape, head) + attention)

@@ -183,7 +183,10 @@ class PlannedSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedEdge:
-    """One data edge: its columns, bytes a Step and route. device: columns that stay on devices."""
+    """One data edge: its columns, bytes a Step and route.
+
+    device: the columns whose values stay on devices, and travel by collectives.
+    """
 
     producer: str
     consumer: str
@@ -317,7 +320,10 @@ def with_lags(
 def elsewhere(
     model: PlannedModel, models: Sequence[PlannedModel], nodes: Sequence[PlannedNode]
 ) -> tuple[str, ...]:
-    """Workers that a writer's versions travel to: of its readers, and of its followers' readers."""
+    """Workers to which a Model's versions travel from its writer's first: those of readers.
+
+    Readers of its followers count.
+    """
     workers = {n.name: n.workers for n in nodes}
     models = [m for m in models if model.name in (m.name, m.follows)]
     readers = [r for m in models for r in m.copied]

@@ -15,7 +15,10 @@ _HOUR = 3600.0
 
 
 def step_seconds(plan: Plan) -> tuple[float, str] | None:
-    """Predicted seconds a Step and the Worker that takes them ("": all nodes), None if unknown."""
+    """Predicted seconds a Step at the greatest lengths, and whose; None without a prediction.
+
+    The slowest Worker's where all overlap; else those of all nodes, of nobody ("").
+    """
     if not _predicted(plan):
         return None
     by = {w: _seconds(n for n in plan.nodes if w in n.workers) for w in plan.workers}

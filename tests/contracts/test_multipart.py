@@ -12,29 +12,19 @@ from pull_liars import outcome
 from pull_rows import rollouts
 
 from dataflow.errors import RunError
+from engine.channels import multipart
 from engine.channels.contract import BlockRequest
 from engine.channels.frames import checksums
 from engine.channels.header import Reply
-from engine.channels.multipart import (
-    FramesPart,
-    FrameSums,
-    IncomingReply,
-    Message,
-    framed,
-    message_of,
-    parts_of,
-    sealed,
-    summed,
-)
 
 
-def replied(*messages: tuple[Message, list[bytes]]) -> pa.RecordBatch:
+def replied(*messages: tuple[multipart.Message, list[bytes]]) -> pa.RecordBatch:
     """What these messages come to."""
     first, *rest = messages
-    reply = IncomingReply.of(message_of(sealed(first[0])), first[1])
+    reply = multipart.IncomingReply.of(multipart.message_of(multipart.sealed(first[0])), first[1])
     for message, frames in rest:
         assert not reply.whole
-        reply.add(message_of(sealed(message)), frames)
+        reply.add(multipart.message_of(multipart.sealed(message)), frames)
     assert reply.whole
     return reply.rows([BlockRequest(worker="a", block=0)])[0]
 
@@ -42,16 +32,18 @@ def replied(*messages: tuple[Message, list[bytes]]) -> pa.RecordBatch:
 @pytest.mark.parametrize("much", [False, True], ids=["little", "much"])
 def test_a_flipped_bit_in_a_frame_is_found(much: bool) -> None:
     rows = rollouts(5, 9)
-    answer, made = framed(0, rows.records)
+    answer, made = multipart.framed(0, rows.records)
     sums, frames = checksums(made), [b.to_pybytes() for b in made]
     spoilt = [bytearray(frame) for frame in frames]
     spoilt[3][-1] ^= 4
     for those, right in ((frames, True), (spoilt, False)):
-        little: list[tuple[Message, list]] = [(Reply(1, summed([answer], made)), those)]
+        little: list[tuple[multipart.Message, list]] = [
+            (Reply(1, multipart.summed([answer], made)), those)
+        ]
         parts = [
-            (FramesPart(1, 0), those[2:4]),
-            (FramesPart(1, 1), those[4:]),
-            (FrameSums(1, sums), []),
+            (multipart.FramesPart(1, 0), those[2:4]),
+            (multipart.FramesPart(1, 1), those[4:]),
+            (multipart.FrameSums(1, sums), []),
         ]
         messages = [(Reply(1, [answer], 2), those[:2]), *parts] if much else little
         assert outcome(partial(replied, *messages)) == (rows.records if right else RunError)
@@ -61,17 +53,18 @@ def test_a_flipped_bit_in_a_frame_is_found(much: bool) -> None:
     "order", ["1", "0 0", "0 sums", "0 1 2", "sums", "header", "0 1 header", "0 1 sums+"]
 )
 def test_the_messages_of_an_answer_have_one_order(order: str) -> None:
-    answer, made = framed(0, rollouts(5, 9).records)
+    answer, made = multipart.framed(0, rollouts(5, 9).records)
     frames = [b.to_pybytes() for b in made]
-    reply = IncomingReply.of(Reply(1, [answer], 2), frames[:2])
-    last = FrameSums(1, checksums(made))
+    reply = multipart.IncomingReply.of(Reply(1, [answer], 2), frames[:2])
+    last = multipart.FrameSums(1, checksums(made))
     told = {
         "header": (Reply(1, [answer], 2), frames[:2]),
         "sums": (last, []),
         "sums+": (last, [b"more"]),
     }
     *honest, wrong = [
-        told.get(word) or (FramesPart(1, int(word)), frames[2:4]) for word in order.split()
+        told.get(word) or (multipart.FramesPart(1, int(word)), frames[2:4])
+        for word in order.split()
     ]
     for message in honest:
         reply.add(*message)
@@ -79,16 +72,18 @@ def test_the_messages_of_an_answer_have_one_order(order: str) -> None:
         reply.add(*wrong)
 
 
-@pytest.mark.parametrize("message", [FramesPart(1, 0), FrameSums(1, [])])
-def test_an_answer_begins_with_its_header(message: FramesPart | FrameSums) -> None:
+@pytest.mark.parametrize("message", [multipart.FramesPart(1, 0), multipart.FrameSums(1, [])])
+def test_an_answer_begins_with_its_header(
+    message: multipart.FramesPart | multipart.FrameSums,
+) -> None:
     with pytest.raises(RunError, match="expected the header"):
-        IncomingReply.of(message, [])
+        multipart.IncomingReply.of(message, [])
 
 
 @given(st.lists(st.integers(0, 3 << 20), max_size=9))
 def test_every_frame_is_in_one_message_and_none_is_split(sizes: list[int]) -> None:
     frames = [pa.py_buffer(bytes(n)) for n in sizes]
-    parts = parts_of(frames)
+    parts = multipart.parts_of(frames)
     assert [f for part in parts for f in part] == frames
     assert all(parts) or not frames
     assert all(sum(f.size for f in part[:-1]) < 1 << 20 for part in parts)

@@ -89,9 +89,8 @@ def test_the_store_picks_rows_until_it_forgets_them() -> None:
         found = store.picked(1, request.columns, request.rows)
         assert all(torch.equal(a, b) for a, b in zip(found, expected([request]), strict=True))
     assert store.picked(1, ("int64",), None)[0] is kept["int64"].values
-    with pytest.raises(
-        RunError, match=r"block 1: expected the device columns float32, .*, found other"
-    ):
+    told = r"block 1: expected the device columns float32, .*, found other"
+    with pytest.raises(RunError, match=told):
         store.picked(1, ("other",), None)
     for rows in ([0, 50], [-1]):
         with pytest.raises(RunError, match="block 1: expected rows below 50"):
@@ -269,15 +268,11 @@ def test_ends_that_do_not_agree_on_values_both_fail(ranks: RankPool, listener: P
     assert not moved
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        BlockRequest(worker="made", block=3, columns=("int64",)),
-        BlockRequest(worker="made", block=1, columns=("int64",), rows=np.array([ROWS])),
-        BlockRequest(worker="made", block=1, columns=("other",)),
-    ],
-    ids=["block", "row", "column"],
-)
+@pytest.mark.parametrize("wrong", [
+    BlockRequest(worker="made", block=3, columns=("int64",)),
+    BlockRequest(worker="made", block=1, columns=("int64",), rows=np.array([ROWS])),
+    BlockRequest(worker="made", block=1, columns=("other",)),
+], ids=["block", "row", "column"])  # fmt: skip
 def test_what_is_not_there_ends_the_world(
     ranks: RankPool, listener: Place, wrong: BlockRequest
 ) -> None:

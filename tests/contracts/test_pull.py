@@ -97,9 +97,8 @@ def test_a_star_stands_for_all_that_begin_so(world) -> None:
         "other",
     ]
     assert asked(world, block, columns=("nothing/*",)).num_columns == 0
-    with pytest.raises(
-        DataError, match=r"no column 'rewards'; there are: reward, reward/a, reward/b, other"
-    ):
+    told = r"no column 'rewards'; there are: reward, reward/a, reward/b, other"
+    with pytest.raises(DataError, match=told):
         asked(world, block, columns=("rewards",))
 
 
@@ -155,11 +154,8 @@ def test_what_was_built_in_the_outbox_arrives_like_the_rest(world) -> None:
     assert memory.nbytes == 800
     memory.view(np.float64)[:] = np.arange(100)
     built = pa.Array.from_buffers(pa.float64(), 100, [None, pa.py_buffer(memory)])
-    block = world["a"].keep(
-        Batch(
-            Keys.of(range(100)), pa.RecordBatch.from_pydict({"x": built, "y": pa.array(range(100))})
-        )
-    )
+    records = pa.RecordBatch.from_pydict({"x": built, "y": pa.array(range(100))})
+    block = world["a"].keep(Batch(Keys.of(range(100)), records))
     del memory, built
     found = asked(world, block)
     assert found.column("x").to_pylist() == found.column("y").to_pylist() == list(range(100))

@@ -50,15 +50,12 @@ def on_devices() -> Batch:
 
 
 def rows() -> list[dict[str, Batch]]:
-    """What is given, one broadcast after another: schemas of the vocabulary, with nulls, empty,
-    sliced, large; columns on devices.
-    """
+    """What each broadcast gives: schemas, nulls, empty, sliced, large batches, device columns."""
     many = {
         kind.__name__: batch(kind, 40, seed) for seed, kind in enumerate((Prompt, Rollout, Reward))
     }
-    nulls = pa.record_batch(
-        {"a": pa.array([1, None, 3]), "b": pa.array([["x"], None, []]), "c": pa.nulls(3)}
-    )
+    values = [["x"], None, []]
+    nulls = pa.record_batch({"a": pa.array([1, None, 3]), "b": pa.array(values), "c": pa.nulls(3)})
     none = pa.RecordBatch.from_arrays([], names=[])
     return [
         many,
@@ -182,9 +179,8 @@ def lies(rank: int, port: int) -> list[str]:
     """Rank 0 lies, each time in another world; what rank 1 says, and what becomes of rank 0."""
     said = []
     for lie in LIES:
-        channel = CollectiveChannel(
-            rank, 2, client(port), name=lie, names=["t0", "t1"], timeout=20.0
-        )
+        names = ["t0", "t1"]
+        channel = CollectiveChannel(rank, 2, client(port), name=lie, names=names, timeout=20.0)
         if rank == 1:
             with pytest.raises(RunError) as found:
                 RowBroadcast(channel, giver="t0").take(["a", "b"])
@@ -269,9 +265,8 @@ def on_host(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def through_devices(rank: int, port: int) -> list[bool]:
     torch.cuda.set_device(rank)
-    channel = CollectiveChannel(
-        rank, 2, client(port), name="devices", device=f"cuda:{rank}", timeout=20
-    )
+    device = f"cuda:{rank}"
+    channel = CollectiveChannel(rank, 2, client(port), name="devices", device=device, timeout=20)
     ends = RowBroadcast(channel, giver="t0", device=f"cuda:{rank}")
     said = []
     for inputs in rows():

@@ -58,9 +58,7 @@ def character_tokenizer() -> PreTrainedTokenizerFast:
 def save_tiny(
     directory: Path, kind: str = "qwen2", *, seed: int = 0, layers: int = 2, **changes: Any
 ) -> str:
-    """A random model of one of KINDS (qwen2: tied embeddings; the others: untied) with the
-    character tokenizer.
-    """
+    """A random model of one of KINDS (only qwen2 ties embeddings) with the character tokenizer."""
     config_class, model_class = KINDS[kind]
     shape = {
         "vocab_size": len(CHARACTERS) + 2,

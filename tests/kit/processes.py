@@ -190,9 +190,7 @@ def kill(pids: Iterable[int], number: int = signal.SIGKILL) -> None:
 
 
 class KillWorkers:
-    """As `on_step` of a run: kills Workers when it is told of their Step, once. of: Step -> their
-    names, with blanks between them.
-    """
+    """As `on_step`: kills Workers once, at their Step. of: Step -> names, blanks between them."""
 
     def __init__(self, of: Mapping[int, str]) -> None:
         self._left = dict(of)

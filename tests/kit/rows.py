@@ -29,9 +29,7 @@ def ragged(rows: Sequence[Sequence[float]], kind: Any = np.int32) -> Ragged:
 def random_rows(
     groups: int = 3, n: int = 3, *, seed: int = 0, longest: int = 6, vocabulary: int = 98
 ) -> Batch:
-    """A Rollout: prompts that begin alike, answers of 1..longest tokens, some of them equal, a few
-    tokens masked.
-    """
+    """A Rollout: prompts that begin alike, 1..longest answer tokens, some equal, some masked."""
     draw = np.random.default_rng(seed)
     beginning = draw.integers(0, vocabulary, 5).tolist()
     prompts, answers = [], []
@@ -98,9 +96,7 @@ def plain(base: str) -> nn.Module:
 
 
 def padded_logits(module: nn.Module, rows: Batch) -> list[Tensor]:
-    """For each row the logits that predict its completion tokens, [tokens, vocabulary]; padded,
-    nothing shared.
-    """
+    """Logits that predict the completion tokens, [tokens, vocabulary] a row; padded, not shared."""
     prompts, answers = rows.ragged("prompt_ids"), rows.ragged("completion_ids")
     whole = [np.concatenate([prompts[i], answers[i]]) for i in range(len(rows))]
     longest = max(len(row) for row in whole)

@@ -134,11 +134,7 @@ CASES: dict[str, Case] = {
     "biased": Case(loss=GRPO, owners=(0, 1, 0, 1, 1, 0), base="biased", params={"minibatches": 2}),
 }
 SAVED = Case(loss=GRPO, owners=(1, 1, 0, 1, 0, 0), params={"minibatches": 2})
-NARROW = Case(
-    loss=SUPERVISED,
-    owners=(1, 1, 0, 1, 0, 0),
-    params={"dtype": "bfloat16", "lr": 1e-5},
-)
+NARROW = Case(loss=SUPERVISED, owners=(1, 1, 0, 1, 0, 0), params={"dtype": "bfloat16", "lr": 1e-5})
 FAULTY = Case(loss=PICKY, owners=(0, 1, 0, 1, 0, 1))
 
 
@@ -257,9 +253,7 @@ class Rank:
         return [backend.options._timeout.total_seconds() for backend in backends]
 
     def case(self, case: Case) -> dict[str, Any]:
-        """Three Steps, with a nap after the first; matrices in parts get other memory in it, as on
-        a device.
-        """
+        """Three Steps, with a nap after the first that moves split matrices to other memory."""
         usual, heads.CHUNK = heads.CHUNK, case.chunk or heads.CHUNK
         case, kernel = self.mine(case), self.open(case)
         metrics = train(case, kernel, STEPS[:1], self.share)

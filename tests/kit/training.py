@@ -87,9 +87,7 @@ def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
 
 
 def as_ranks(world: int, main: Callable[..., None], *arguments: Any, limit: float) -> None:
-    """Call main(rank, *arguments) in a process for each rank, which have to end well within `limit`
-    seconds.
-    """
+    """Call main(rank, *arguments) in a process for each rank; all end within `limit` seconds."""
     spawn = multiprocessing.get_context("spawn")
     ranks = [
         spawn.Process(target=main, args=(number, *arguments), daemon=True)

@@ -178,9 +178,7 @@ def one_token_more(rollout: Columns[Rollout]) -> Columns[Completion]:
 
 
 def misaligned(folder: Path, *, made: bool) -> Graph:
-    """Tokens that do not fit where an operator makes them (made), or where log-probs of another
-    text are joined.
-    """
+    """Tokens that do not fit where they are made, or where log-probs of another text are joined."""
     policy, rollout = rolled_out(folder, 2)
     if made:
         return trained("misaligned", policy, rollout, clipped_policy_loss(one_token_less(rollout)))

@@ -52,9 +52,7 @@ class Expected:
         return "trained"
 
     def childless(self, node: PlannedNode, prompt: Prompt) -> bool:
-        """Whether a node that reduces has a row of which nothing is left; not where a select above
-        refills for it.
-        """
+        """A node that reduces has a row with nothing left below, and no select above refills."""
         for i in [i for i in node.inputs if i.fan_in]:
             below = self.case.plan.node(i.gate)
             left = self.rows(below, prompt).reshape(node.inner, i.fan_in).any(axis=1)

@@ -62,9 +62,7 @@ def replay(seed: int) -> str:
 
 
 def proven(seed: int) -> int:
-    """Run the case of a seed through its faults and prove every promise; returns how many Workers
-    died.
-    """
+    """Run a seed's case through its faults, prove every promise; returns how many Workers died."""
     return prove(drawn_case(seed))
 
 

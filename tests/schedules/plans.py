@@ -168,9 +168,7 @@ TARGET = ModelUse(param="model", model="target", access="read", trained=True)
 
 
 def drawn_case(seed: int, *, up: bool = False) -> ScheduleCase:
-    """The case of a seed. up: with generations whose numbers go up, so that rows wait for all of
-    their descendants.
-    """
+    """The case of a seed. up: with generations whose numbers go up and wait for all descendants."""
     draw = random.Random(seed)
     lag = draw.choice((0, 0, 1, 4))
     overtaking = lag > 0 and draw.random() < 0.5
@@ -195,6 +193,7 @@ def drawn_case(seed: int, *, up: bool = False) -> ScheduleCase:
         patience=1e-9,  # no prompt is ever given up in vain, whatever the weather
     )
     draw.choice((0, 1))  # so that seeds that once failed are the same cases as then
+    outcomes = Outcomes(seed=seed, keep=draft.keep, groups=frozenset(draft.groups), fail=draft.fail)
     return ScheduleCase(
         seed=seed,
         plan=_patient(plan) if any(n.refill for n in plan.nodes) else plan,
@@ -204,9 +203,7 @@ def drawn_case(seed: int, *, up: bool = False) -> ScheduleCase:
             "other": draw.randint(1, 12),
             "questions": draw.randint(1, 4),
         },
-        outcomes=Outcomes(
-            seed=seed, keep=draft.keep, groups=frozenset(draft.groups), fail=draft.fail
-        ),
+        outcomes=outcomes,
     )
 
 
@@ -240,9 +237,7 @@ def _plan(draft: PlanDraft, seed: int, sources: list[PlannedSource]) -> Plan:
 
 
 def _turns(draft: PlanDraft) -> tuple[tuple[str, ...], ...]:
-    """Some of the Workers on the same devices, once or twice over; never two ranks of one node,
-    which act together.
-    """
+    """Some of the Workers on the same devices, once or twice over; never two ranks of one node."""
     nodes = (*draft.nodes, *draft.trains)
     there = list(dict.fromkeys(worker for node in nodes for worker in node.workers))
     draft.draw.shuffle(there)
@@ -318,9 +313,7 @@ def _stream_node(draft: PlanDraft, name: str, ports: list[NodeRows]) -> NodeRows
 
 
 def _go_up(draft: PlanDraft, ports: list[NodeRows]) -> None:
-    """Further generations below some rows, of which some are selected away or fail, and the mean of
-    what is left.
-    """
+    """Generations below some rows, some selected away or failed, and the mean of what is left."""
     draw = draft.draw
     for number in range(draw.randint(1, 2)):
         onto = draw.choice([p for p in ports if p.rows < 4])

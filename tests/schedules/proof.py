@@ -65,9 +65,7 @@ class Proof(RunRecord):
         assert not left, f"blocks never released: {left}"
 
     def steps_in_order(self) -> None:
-        """Steps follow one another; within one, train nodes in the order of the sinks, after
-        everything else.
-        """
+        """Steps follow one another; in each, train nodes come last, in the order of the sinks."""
         steps = list(self.steps)
         if self.past and self.first_step in steps:  # the end of the data came before a further Step
             assert steps.pop(0) == self.last_step
@@ -93,9 +91,7 @@ class Proof(RunRecord):
                 assert soon, f"{event.node} still ran when step {step} was trained"
 
     def _one_after_another(self) -> None:
-        """A train node is told when the one before has done its updates, or could not fetch its
-        rows.
-        """
+        """A train node is told when the one before has updated, or could not fetch its rows."""
         ends = {(e.node, e.step): t for t, e in self.history.events if isinstance(e, Stepped)}
         dropped = {e.id: t for t, e in reversed(self.history.events) if isinstance(e, FetchFailed)}
         # a rank in its sleep is told later than the others
@@ -106,9 +102,7 @@ class Proof(RunRecord):
             assert end <= begin, f"{done} when the next was told to train"
 
     def groups_whole(self) -> None:
-        """No prompt in two Steps; all of its rows in its own; train nodes that read the same see
-        the same.
-        """
+        """A prompt is in one Step, with all rows; train nodes that read the same see the same."""
         home: dict[tuple[str, int], int] = {}
         for node in self.trains:
             for step, keys in self.trained[node.name].items():
@@ -156,9 +150,7 @@ class Proof(RunRecord):
         assert max(lags, default=0) <= bound
 
     def step_reads_its_version(self) -> None:
-        """Below the cut a reader has the version that the Step starts from; an evaluation has one
-        version.
-        """
+        """Below the cut a reader has the version the Step starts from; an evaluation has one."""
         for message, versions in self.history.trained:
             for name, seen in versions.items():
                 if self.plan.node(name).region == "step":
@@ -183,9 +175,7 @@ class Proof(RunRecord):
         assert settings.steps in (None, self.last_step)
 
     def evaluated_when_due(self) -> None:
-        """At the start, every k Steps and at the last one, once each, on every row, before what
-        comes next.
-        """
+        """At the start, every k Steps and the last, once, on every row, before what comes next."""
         for node in self.plan.nodes:
             if node.work == "evaluate":
                 self._evaluated(node)
@@ -228,9 +218,7 @@ class Proof(RunRecord):
         assert moves == wanted
 
     def samples_those_of_steps(self) -> None:
-        """Each Step has its samples, of the rows that it was trained on; nothing else has any when
-        the run ends.
-        """
+        """Each Step has samples of the rows it was trained on; nothing else has any at the end."""
         recorded = self.once(m.step for m in self.said(Record))
         steps = list(self.own_steps) if self.plan.recorded else []
         # told, and never formed again as the data had ended
@@ -258,9 +246,7 @@ class Proof(RunRecord):
         return {p for step, keys in steps if step <= last for p, _, _ in keys}
 
     def cuts_exact(self) -> None:
-        """Checkpoints come every k Steps, by the clock and at the end; every position is in exactly
-        one state.
-        """
+        """Checkpoints come every k Steps, by the clock and at the end; a position has one state."""
         every = self.case.settings.checkpoint_every
         by_step = self.once(m.step for m in self.said(Checkpoint) if not m.timed)
         timed = set(self.once(m.step for m in self.said(Checkpoint) if m.timed))
@@ -320,9 +306,7 @@ class Proof(RunRecord):
         return set().union(*(self._home.get((source, p, a), ()) for p, _, a in keys))
 
     def _by_the_clock(self) -> None:
-        """A timed checkpoint comes at the first end of a Step that is late enough after the last,
-        never sooner.
-        """
+        """A timed checkpoint comes at the first Step's end that is late enough, never sooner."""
         seconds = self.case.settings.checkpoint_seconds
         told = [(at, m) for at, m in self.history.instructions if isinstance(m, Checkpoint)]
         for at, m in told:
@@ -344,9 +328,7 @@ class Proof(RunRecord):
         return max((at for at, e in stored if e.step < step), default=begun)
 
     def admitted_in_order(self) -> None:
-        """Fresh prompts are admitted in the order of the source; a further attempt follows the one
-        before.
-        """
+        """Fresh prompts are admitted in the source's order; an attempt follows the one before."""
         for prompts in self.admitted.values():
             fresh = [p for p, a in prompts if a == 0]
             fresh = sorted(fresh) if self.faulty else fresh  # told late where nobody is

@@ -132,9 +132,7 @@ class RunRecord:
 
 
 def chunks(simulation: Simulation) -> dict[str, list[tuple]]:
-    """Node -> its chunks in the order in which they were assigned: the Step (below the cut) and the
-    keys.
-    """
+    """Node -> its chunks in the order of assignment: the Step (below the cut) and the keys."""
     found: dict[str, list[tuple]] = defaultdict(list)
     for _, message in simulation.history.instructions:
         if isinstance(message, RunChunk):

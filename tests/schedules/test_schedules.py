@@ -66,9 +66,7 @@ def test_workers_that_die_change_nothing(seeds: range) -> None:
     "seeds", [range(12), pytest.param(range(12, 52), marks=pytest.mark.long)], ids=str
 )
 def test_numbers_that_go_up_wait_for_all_of_their_rows(seeds: range) -> None:
-    """Two generations and mean_over, with selections and failures between them; in every other seed
-    Workers die.
-    """
+    """Two generations and mean_over, with selections and failures; Workers die in odd seeds."""
     for seed in seeds:
         (prove if seed % 2 else prove_undisturbed)(drawn_case(seed, up=True))
 
@@ -95,9 +93,7 @@ def test_killed_and_resumed(seeds: range) -> None:
 def survived(
     case: ScheduleCase, whole: Simulation, draw: random.Random
 ) -> tuple[Simulation, Past | None]:
-    """The last of some runs, each of which goes on from the last checkpoint of the one before,
-    which was killed.
-    """
+    """The last of some runs, each resumed from the last checkpoint of the killed one before."""
     past: Past | None = None
     stored: SimulatedCheckpoint | None = None
     for timing in range(1, draw.choice((2, 3)) + 1):
@@ -111,9 +107,7 @@ def survived(
 
 
 def overtaken(policy: str, max_lag: int, seed: int) -> float:
-    """The greatest lag that a run reports in which slow rows are overtaken; whatever the policy,
-    nothing is lost.
-    """
+    """The greatest lag reported where slow rows are overtaken; nothing is lost under any policy."""
     read, write = (
         ModelUse(param="model", model="policy", access=a, trained=True) for a in ("read", "write")
     )

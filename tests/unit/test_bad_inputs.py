@@ -62,20 +62,13 @@ DEEP = "expected at most 200 levels of lists and objects, found more. Fix: keep 
 NO_OBJECT = 'expected one JSON object a line, found list. Fix: {"prompt": "..."} on each line.'
 
 
-@pytest.mark.parametrize(
-    "line,told",
-    [
-        (b'{"prompt": "\xff"}', NO_UTF8),
-        (b'{"a": 1, "a": 2}', "expected each key once, found 'a' twice. Fix: leave one out."),
-        (
-            b'{"a": {"b": 1,  "b" :2}}',
-            "expected each key once, found 'b' twice. Fix: leave one out.",
-        ),
-        (b'{"a": ' + b"[" * 300 + b"]" * 300 + b"}", DEEP),
-        (b"[1]", NO_OBJECT),
-    ],
-    ids=["no UTF-8", "a key twice", "an inner key twice", "deep", "no object"],
-)
+@pytest.mark.parametrize("line,told", [
+    (b'{"prompt": "\xff"}', NO_UTF8),
+    (b'{"a": 1, "a": 2}', "expected each key once, found 'a' twice. Fix: leave one out."),
+    (b'{"a": {"b": 1,  "b" :2}}', "expected each key once, found 'b' twice. Fix: leave one out."),
+    (b'{"a": ' + b"[" * 300 + b"]" * 300 + b"}", DEEP),
+    (b"[1]", NO_OBJECT),
+], ids=["no UTF-8", "a key twice", "an inner key twice", "deep", "no object"])  # fmt: skip
 def test_messages_of_lines(line: bytes, told: str, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"prompt": "a"}\n' + line + b"\n")
     with pytest.raises(DataError) as caught:

@@ -192,20 +192,17 @@ WIDTH = {"max_position_embeddings": 512}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
 
 
-@pytest.mark.parametrize(
-    "config,limit",
-    [
-        (WIDTH, 512),
-        ({"n_positions": 1024}, 1024),
-        ({}, None),
-        ({"max_position_embeddings": -1}, None),
-        ({"max_position_embeddings": None, "rope_parameters": {"rope_type": "default"}}, None),
-        (WIDTH | {"rope_scaling": {"type": "linear", "factor": 2.0}}, 1024),
-        (WIDTH | {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 512),
-        (WIDTH | {"rope_parameters": YARN}, 1024),
-        ({"text_config": {"max_position_embeddings": 64}}, 64),
-    ],
-)
+@pytest.mark.parametrize("config,limit", [
+    (WIDTH, 512),
+    ({"n_positions": 1024}, 1024),
+    ({}, None),
+    ({"max_position_embeddings": -1}, None),
+    ({"max_position_embeddings": None, "rope_parameters": {"rope_type": "default"}}, None),
+    (WIDTH | {"rope_scaling": {"type": "linear", "factor": 2.0}}, 1024),
+    (WIDTH | {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 512),
+    (WIDTH | {"rope_parameters": YARN}, 1024),
+    ({"text_config": {"max_position_embeddings": 64}}, 64),
+])  # fmt: skip
 def test_positions_of_a_configuration(config: dict[str, Any], limit: int | None) -> None:
     assert positions_of(config) == limit
 

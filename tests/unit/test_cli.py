@@ -198,45 +198,36 @@ def test_defaults_that_no_text_can_say_are_left_to_the_function(folder: Path) ->
     assert isinstance(module.many.__kwdefaults__["beta"], Schedule)
 
 
-@pytest.mark.parametrize(
-    "name, message",
-    [
-        ("clashes", r"parameter 'seed' has the name of a run option. Fix: "),
-        ("unannotated", r"'n' cannot be a flag: graph functions annotate every parameter"),
-        ("open_ended", r"parameter '\*\*kw: int' cannot be a flag"),
-        ("unreadable", r"parameter 'table' is dict\[str, int\], which no flag can give. Fix: "),
-    ],
-)
+@pytest.mark.parametrize("name, message", [
+    ("clashes", r"parameter 'seed' has the name of a run option. Fix: "),
+    ("unannotated", r"'n' cannot be a flag: graph functions annotate every parameter"),
+    ("open_ended", r"parameter '\*\*kw: int' cannot be a flag"),
+    ("unreadable", r"parameter 'table' is dict\[str, int\], which no flag can give. Fix: "),
+])  # fmt: skip
 def test_signatures_that_can_be_no_flags_are_refused(folder: Path, name: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         parse("run", load_target(f"tiny_graphs.py:{name}"), (RunOptions,), [])
 
 
-@pytest.mark.parametrize(
-    "text, message",
-    [
-        ("tiny_graphs", r"TARGET 'tiny_graphs': expected module:function, file.py:function or"),
-        ("tiny_graphs:tinny", r"no function 'tinny' in tiny_graphs. Fix: tiny_graphs:tiny\."),
-        ("tiny_graphs:zzz", r"Fix: one of: exact, length, tiny, larger,"),
-        ("tiny_graph.py:tiny", r"no file 'tiny_graph.py'. Fix: tiny_graphs.py\."),
-        ("tiny_grafs:tiny", r"no module 'tiny_grafs'"),
-        ("graphs.grpp:grpo", r"no module 'graphs.grpp'"),
-        ("missing.json", r"no file 'missing.json'"),
-    ],
-)
+@pytest.mark.parametrize("text, message", [
+    ("tiny_graphs", r"TARGET 'tiny_graphs': expected module:function, file.py:function or"),
+    ("tiny_graphs:tinny", r"no function 'tinny' in tiny_graphs. Fix: tiny_graphs:tiny\."),
+    ("tiny_graphs:zzz", r"Fix: one of: exact, length, tiny, larger,"),
+    ("tiny_graph.py:tiny", r"no file 'tiny_graph.py'. Fix: tiny_graphs.py\."),
+    ("tiny_grafs:tiny", r"no module 'tiny_grafs'"),
+    ("graphs.grpp:grpo", r"no module 'graphs.grpp'"),
+    ("missing.json", r"no file 'missing.json'"),
+])  # fmt: skip
 def test_targets_that_are_not_there(folder: Path, text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         load_target(text)
 
 
-@pytest.mark.parametrize(
-    "text,told",
-    [
-        ("import no_such\n", "1 .*raised ModuleNotFoundError: No module named 'no_such'"),
-        ("x = 1\ndef f(:\n", "2 .*raised SyntaxError: invalid syntax"),
-        ("import json\njson.loads('{')\n", "2 .*raised JSONDecodeError: Expecting property name"),
-    ],
-)
+@pytest.mark.parametrize("text,told", [
+    ("import no_such\n", "1 .*raised ModuleNotFoundError: No module named 'no_such'"),
+    ("x = 1\ndef f(:\n", "2 .*raised SyntaxError: invalid syntax"),
+    ("import json\njson.loads('{')\n", "2 .*raised JSONDecodeError: Expecting property name"),
+])  # fmt: skip
 def test_what_a_users_module_raises_is_one_line_with_its_place(
     folder: Path, text: str, told: str
 ) -> None:
@@ -268,18 +259,15 @@ def test_an_error_that_nobody_expected_is_a_line_and_has_a_traceback_when_asked_
         main(["check", "x", "--traceback"])
 
 
-@pytest.mark.parametrize(
-    "change,told",
-    [
-        ({"keep": 0}, "--keep: expected 1 or more, found 0. Fix: --keep 1."),
-        ({"steps": -1}, "--steps: expected 0 or more, found -1. Fix: --steps 1."),
-        ({"watchdog": math.nan}, "--watchdog: expected 0 or more, found nan. Fix: --watchdog 1."),
-        (
-            {"heartbeat": math.inf},
-            "--heartbeat: expected 0.1 or more, found inf. Fix: --heartbeat 0.1.",
-        ),
-    ],
-)
+@pytest.mark.parametrize("change,told", [
+    ({"keep": 0}, "--keep: expected 1 or more, found 0. Fix: --keep 1."),
+    ({"steps": -1}, "--steps: expected 0 or more, found -1. Fix: --steps 1."),
+    ({"watchdog": math.nan}, "--watchdog: expected 0 or more, found nan. Fix: --watchdog 1."),
+    (
+        {"heartbeat": math.inf},
+        "--heartbeat: expected 0.1 or more, found inf. Fix: --heartbeat 0.1.",
+    ),
+])  # fmt: skip
 def test_options_that_no_run_can_have_are_refused(change: dict[str, Any], told: str) -> None:
     with pytest.raises(PlanError, match=re.escape(told)):
         placing(dataclasses.replace(RunOptions(), **change))
@@ -347,24 +335,21 @@ NODE_NEXT = "expected a node's name after TARGET. Fix: dataflow peek TARGET NODE
 TRL_NAME = "dataflow check: unknown flag '--num-generations' (TRL's name). Fix: --n."
 
 
-@pytest.mark.parametrize(
-    "arguments, code, last",
-    [
-        (["--help"], 0, ""),
-        ([], 2, ""),
-        (["chek"], 2, "dataflow: no command 'chek'. Fix: dataflow check."),
-        (["check"], 2, f"dataflow {TARGET_FIRST}"),
-        (["check", "tiny_graphs.py:no_graph"], 2, f"{NO_GRAPH} Fix: return Graph(...)."),
-        (["check", "graphs.grpo:grpo", "--num-generations", "8"], 2, TRL_NAME),
-        (["peek", TARGET], 2, f"dataflow peek: {NODE_NEXT}"),
-        (["resume"], 2, f"dataflow {FOLDER_FIRST}"),
-        (["resume", "nowhere"], 2, f"dataflow resume: {NO_FOLDER}"),
-        (["draw", "tiny_graphs.py:interrupted"], 130, "interrupted"),
-        ([*DRAW_MANY, "--fn", "tiny_graphs:exact"], 3, "the run failed on purpose: a"),
-        (["draw", TARGET, *DATA, "--out", "x.png"], 2, f"dataflow draw: {NO_ENDING}"),
-        ([*DIFF, "--epohs", "3"], 2, f"dataflow diff: {NO_FLAG}"),
-    ],
-)
+@pytest.mark.parametrize("arguments, code, last", [
+    (["--help"], 0, ""),
+    ([], 2, ""),
+    (["chek"], 2, "dataflow: no command 'chek'. Fix: dataflow check."),
+    (["check"], 2, f"dataflow {TARGET_FIRST}"),
+    (["check", "tiny_graphs.py:no_graph"], 2, f"{NO_GRAPH} Fix: return Graph(...)."),
+    (["check", "graphs.grpo:grpo", "--num-generations", "8"], 2, TRL_NAME),
+    (["peek", TARGET], 2, f"dataflow peek: {NODE_NEXT}"),
+    (["resume"], 2, f"dataflow {FOLDER_FIRST}"),
+    (["resume", "nowhere"], 2, f"dataflow resume: {NO_FOLDER}"),
+    (["draw", "tiny_graphs.py:interrupted"], 130, "interrupted"),
+    ([*DRAW_MANY, "--fn", "tiny_graphs:exact"], 3, "the run failed on purpose: a"),
+    (["draw", TARGET, *DATA, "--out", "x.png"], 2, f"dataflow draw: {NO_ENDING}"),
+    ([*DIFF, "--epohs", "3"], 2, f"dataflow diff: {NO_FLAG}"),
+])  # fmt: skip
 def test_exit_codes_and_the_last_line(
     command: Command, arguments: list[str], code: int, last: str
 ) -> None:
@@ -373,16 +358,12 @@ def test_exit_codes_and_the_last_line(
     assert "TRL" not in last or ended.err == f"{last}\n"
 
 
-@pytest.mark.parametrize(
-    "arguments, code, told",
-    [
-        (["check", TARGET, *NO_DATA], 1, "row.jsonl"),
-        (["draw", TARGET, *DATA, "--batch", "many"], 2, ""),
-        (["draw", TARGET, "--base", "b"], 2, "--data"),
-        (["peek", TARGET, "demonstration", *DATA], 1, "Fix: 'demonstrations'."),
-    ],
-    ids=["a wrong graph", "a wrong flag", "a missing flag", "a wrong node"],
-)
+@pytest.mark.parametrize("arguments, code, told", [
+    (["check", TARGET, *NO_DATA], 1, "row.jsonl"),
+    (["draw", TARGET, *DATA, "--batch", "many"], 2, ""),
+    (["draw", TARGET, "--base", "b"], 2, "--data"),
+    (["peek", TARGET, "demonstration", *DATA], 1, "Fix: 'demonstrations'."),
+], ids=["a wrong graph", "a wrong flag", "a missing flag", "a wrong node"])  # fmt: skip
 def test_exit_codes_and_what_the_last_line_names(
     command: Command, arguments: list[str], code: int, told: str
 ) -> None:
@@ -451,16 +432,13 @@ def test_a_target_takes_them_too(folder: Path) -> None:
     assert options.pin == {"rollout": "g0,g1", "score": "data"}
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--replicas", "rollout"], "expected NAME=INT, found 'rollout'"),
-        (["--replicas", "rollout=two"], "expected NAME=INT, found 'rollout=two'"),
-        (["--pin", "=gen"], "expected NAME=NAME, found '=gen'"),
-        (["--pin", "a=b", "--pin", "a=c"], "a is given twice"),
-        (["--together", "rollout"], "expected two names or more, found 'rollout'"),
-    ],
-)
+@pytest.mark.parametrize(("flags", "message"), [
+    (["--replicas", "rollout"], "expected NAME=INT, found 'rollout'"),
+    (["--replicas", "rollout=two"], "expected NAME=INT, found 'rollout=two'"),
+    (["--pin", "=gen"], "expected NAME=NAME, found '=gen'"),
+    (["--pin", "a=b", "--pin", "a=c"], "a is given twice"),
+    (["--together", "rollout"], "expected two names or more, found 'rollout'"),
+])  # fmt: skip
 def test_wrong_tables_and_groups_say_what_was_expected(
     flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -515,14 +493,11 @@ sys.exit(f"imported {heavy}" if heavy else code)
 """
 
 
-@pytest.mark.parametrize(
-    "arguments, shown",
-    [
-        (["check", TARGET, *DATA], "+-> train_policy"),
-        (["draw", TARGET, *DATA, "--form", "svg"], "</svg>"),
-        (["diff", TARGET, "graphs.sft:sft", *DATA], "batch: 4 -> 128"),
-    ],
-)
+@pytest.mark.parametrize("arguments, shown", [
+    (["check", TARGET, *DATA], "+-> train_policy"),
+    (["draw", TARGET, *DATA, "--form", "svg"], "</svg>"),
+    (["diff", TARGET, "graphs.sft:sft", *DATA], "batch: 4 -> 128"),
+])  # fmt: skip
 def test_looking_at_a_graph_imports_nothing_heavy(
     folder: Path, arguments: list[str], shown: str
 ) -> None:

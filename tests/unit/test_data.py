@@ -120,26 +120,20 @@ GOOD = {"prompt": "a"}
 NO_LINE = r"a\.jsonl:2: expected one JSON object a line, found "
 
 
-@pytest.mark.parametrize(
-    "rows, message",
-    [
-        ([GOOD, '{"prompt": '], NO_LINE + r"'\{\"prompt\":'"),
-        ([GOOD, "[1]"], NO_LINE + "list"),
-        (
-            [{"n": 1} | GOOD, {"n": "x"} | GOOD],
-            r"a\.jsonl:2: column 'n': expected a value like '1'",
-        ),
-        (
-            [{"question": "a", "answer": "b"}],
-            r"found columns: question, answer\. Fix: rename 'question' to 'prompt'",
-        ),
-        ([{"prompt": 3}], "found prompt: int64"),
-        ([{"prompt": [{"text": "u"}]}], "found prompt: list<"),
-        ([GOOD, {"prompt": None}], r"a\.jsonl:2: expected a prompt, found null \(1 of 2 rows\)"),
-        ([], "found an empty file"),
-        ([""], "found an empty file"),
-    ],
-)
+@pytest.mark.parametrize("rows, message", [
+    ([GOOD, '{"prompt": '], NO_LINE + r"'\{\"prompt\":'"),
+    ([GOOD, "[1]"], NO_LINE + "list"),
+    ([{"n": 1} | GOOD, {"n": "x"} | GOOD], r"a\.jsonl:2: column 'n': expected a value like '1'"),
+    (
+        [{"question": "a", "answer": "b"}],
+        r"found columns: question, answer\. Fix: rename 'question' to 'prompt'",
+    ),
+    ([{"prompt": 3}], "found prompt: int64"),
+    ([{"prompt": [{"text": "u"}]}], "found prompt: list<"),
+    ([GOOD, {"prompt": None}], r"a\.jsonl:2: expected a prompt, found null \(1 of 2 rows\)"),
+    ([], "found an empty file"),
+    ([""], "found an empty file"),
+])  # fmt: skip
 def test_bad_files_are_refused_with_place_found_and_fix(
     tmp_path: Path, rows: list[Any], message: str
 ) -> None:
@@ -176,15 +170,12 @@ def test_tasks_are_a_source_whose_splits_share_no_question() -> None:
     assert test
 
 
-@pytest.mark.parametrize(
-    "data, message",
-    [
-        ("reasoning_gym:spel_backward", "Fix: reasoning_gym:spell_backward"),
-        ("reasoning_gym:spell_backward?sise=3", r"unknown setting 'sise'.*Fix: size="),
-        ("reasoning_gym:spell_backward?min_word_len=9&max_word_len=3", "refuses these settings"),
-        ("reasoning_gym:arc_agi?size=1", "entries change when they travel as JSON"),
-    ],
-)
+@pytest.mark.parametrize("data, message", [
+    ("reasoning_gym:spel_backward", "Fix: reasoning_gym:spell_backward"),
+    ("reasoning_gym:spell_backward?sise=3", r"unknown setting 'sise'.*Fix: size="),
+    ("reasoning_gym:spell_backward?min_word_len=9&max_word_len=3", "refuses these settings"),
+    ("reasoning_gym:arc_agi?size=1", "entries change when they travel as JSON"),
+])  # fmt: skip
 def test_unknown_tasks_and_settings_are_refused(data: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         open_rows(data)
@@ -369,17 +360,11 @@ def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path: Path) -> No
         demonstrations(base, save_jsonl(tmp_path / "d.jsonl", {"messages": [USER, ANSWER]}))
 
 
-@pytest.mark.parametrize(
-    "line, message",
-    [
-        (
-            GOOD,
-            "expected columns 'prompt' and 'completion', or 'messages', or 'text', found: prompt",
-        ),
-        (GOOD | {"completion": [ANSWER]}, "both as text or both as messages"),
-        (GOOD | {"completion": None}, "expected a completion, found null"),
-    ],
-)
+@pytest.mark.parametrize("line, message", [
+    (GOOD, "expected columns 'prompt' and 'completion', or 'messages', or 'text', found: prompt"),
+    (GOOD | {"completion": [ANSWER]}, "both as text or both as messages"),
+    (GOOD | {"completion": None}, "expected a completion, found null"),
+])  # fmt: skip
 def test_bad_demonstrations_are_refused(tmp_path: Path, line: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         open_demonstrations(save_jsonl(tmp_path / "d.jsonl", line))

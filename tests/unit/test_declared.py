@@ -220,28 +220,25 @@ NO_ENTRY = r"expected an entry with its inputs, found 'nothing'"
 NO_NUMBER = r"expected a number of NumPy, found 'V9'"
 
 
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        (_loss(terms=5), r"expected Loss.terms to be"),
-        (_loss(), r"Loss needs terms, which are not there"),
-        (_loss(a=5), r"Loss has no field 'a'"),
-        (_param(5, "lr", {"numpy": "V9", "value": 10**12}), NO_NUMBER),
-        (_param(5, "lr", {}), r"expected a written value, found an object with 'nothing'"),
-        (_node(1, inputs={"prompt": [-1, 0]}), r"expected a number below 1, found -1"),
-        (_node(1, inputs={"prompt": [0, 7]}), r"expected a number below 1, found 7"),
-        (_node(1, inputs={"prompt": [True, 0]}), r"expected a number below 1, found True"),
-        (_node(1, states={"model": 9}), r"expected a number below 1, found 9"),
-        (_state(follows=0), r"it follows itself"),
-        (_state(base=7), r"expected Model.base to be str, found 7"),
-        (_state(kind="Schedule"), r"expected a kind of Model, Buffer, Table"),
-        (lambda d: d.update(sinks=["a"]), r"sinks: expected a number below 6, found 'a'"),
-        (lambda d: d.update(declared={}), UNDECLARED),
-        (lambda d: d.update(declared={"schemas": 5}), r"expected declarations by path"),
-        (lambda d: d["nodes"].append(5), r"node: expected an entry with its name, found 5"),
-        (lambda d: d["nodes"][2].pop("inputs"), NO_ENTRY),
-    ],
-)
+@pytest.mark.parametrize("change, message", [
+    (_loss(terms=5), r"expected Loss.terms to be"),
+    (_loss(), r"Loss needs terms, which are not there"),
+    (_loss(a=5), r"Loss has no field 'a'"),
+    (_param(5, "lr", {"numpy": "V9", "value": 10**12}), NO_NUMBER),
+    (_param(5, "lr", {}), r"expected a written value, found an object with 'nothing'"),
+    (_node(1, inputs={"prompt": [-1, 0]}), r"expected a number below 1, found -1"),
+    (_node(1, inputs={"prompt": [0, 7]}), r"expected a number below 1, found 7"),
+    (_node(1, inputs={"prompt": [True, 0]}), r"expected a number below 1, found True"),
+    (_node(1, states={"model": 9}), r"expected a number below 1, found 9"),
+    (_state(follows=0), r"it follows itself"),
+    (_state(base=7), r"expected Model.base to be str, found 7"),
+    (_state(kind="Schedule"), r"expected a kind of Model, Buffer, Table"),
+    (lambda d: d.update(sinks=["a"]), r"sinks: expected a number below 6, found 'a'"),
+    (lambda d: d.update(declared={}), UNDECLARED),
+    (lambda d: d.update(declared={"schemas": 5}), r"expected declarations by path"),
+    (lambda d: d["nodes"].append(5), r"node: expected an entry with its name, found 5"),
+    (lambda d: d["nodes"][2].pop("inputs"), NO_ENTRY),
+])  # fmt: skip
 def test_what_no_run_writes_is_refused(change: Change, message: str) -> None:
     with pytest.raises(GraphError, match=message):
         from_json(_forged(change), imports=False)

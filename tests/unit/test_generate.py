@@ -330,11 +330,7 @@ def interrupted_after(
 @pytest.mark.parametrize("prompts", [PREFIXED, MIXED])
 @pytest.mark.parametrize("budget", [16384, 40])
 def test_an_interrupted_row_keeps_its_tokens_and_goes_on_as_a_fresh_one_would_from_there(
-    base: str,
-    tmp_path: Path,
-    prompts: list[str],
-    budget: int,
-    monkeypatch: pytest.MonkeyPatch,
+    base: str, tmp_path: Path, prompts: list[str], budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other, kept = save_tiny(tmp_path, "qwen2", seed=1), 7
     free = generated(opened(base, max_tokens=kept, temperature=0.0), prompts)

@@ -80,18 +80,15 @@ def test_splits_of_one_file_are_apart(data: Path) -> None:
     assert overlap(file, None, file, "test")
 
 
-@pytest.mark.parametrize(
-    ("one", "split", "two", "other", "shared"),
-    [
-        ("?seed=0&size=10", None, "?seed=9&size=10", None, True),
-        ("?seed=0&size=10", None, "?seed=10&size=10", None, False),
-        ("?seed=0&size=10", "train", "?size=10&seed=0", "test", False),
-        ("?seed=0&size=10", "train", "?size=10", None, True),
-        ("?seed=1", None, "?seed=1&min_word_len=3", None, True),  # which is the default
-        ("?seed=1", None, "?seed=1&min_word_len=4", None, False),
-        ("?seed=1&suffix=%0A", None, "?seed=1", None, True),
-    ],
-)
+@pytest.mark.parametrize(("one", "split", "two", "other", "shared"), [
+    ("?seed=0&size=10", None, "?seed=9&size=10", None, True),
+    ("?seed=0&size=10", None, "?seed=10&size=10", None, False),
+    ("?seed=0&size=10", "train", "?size=10&seed=0", "test", False),
+    ("?seed=0&size=10", "train", "?size=10", None, True),
+    ("?seed=1", None, "?seed=1&min_word_len=3", None, True),  # which is the default
+    ("?seed=1", None, "?seed=1&min_word_len=4", None, False),
+    ("?seed=1&suffix=%0A", None, "?seed=1", None, True),
+])  # fmt: skip
 def test_tasks_are_compared_by_what_they_make(
     one: str, split: str | None, two: str, other: str | None, shared: bool
 ) -> None:

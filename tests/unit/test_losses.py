@@ -223,16 +223,13 @@ INFINITE = port(logprobs=np.where(MASK == 0, -np.inf, drawn(3)).astype(np.float3
 GAIN, ONES = port(advantage=drawn(2)), np.ones(4, dtype=np.float32)
 
 
-@pytest.mark.parametrize(
-    "formula",
-    [
-        lambda n: losses.clipped_policy(n, GAIN, INFINITE, INFINITE, beta=0.1),
-        lambda n: losses.decoupled_policy(n, GAIN, INFINITE),
-        lambda n: losses.dpo(n, port(sign=np.array([1, -1, 1, -1])), INFINITE),
-        lambda n: losses.trajectory_balance(n, port(reward=ONES), INFINITE, beta=1.0),
-        lambda n: losses.policy_gradient(n, GAIN),
-    ],
-)
+@pytest.mark.parametrize("formula", [
+    lambda n: losses.clipped_policy(n, GAIN, INFINITE, INFINITE, beta=0.1),
+    lambda n: losses.decoupled_policy(n, GAIN, INFINITE),
+    lambda n: losses.dpo(n, port(sign=np.array([1, -1, 1, -1])), INFINITE),
+    lambda n: losses.trajectory_balance(n, port(reward=ONES), INFINITE, beta=1.0),
+    lambda n: losses.policy_gradient(n, GAIN),
+])  # fmt: skip
 def test_a_masked_token_gives_no_gradient_even_where_its_columns_are_infinite(
     formula: Callable[[Now], Terms],
 ) -> None:

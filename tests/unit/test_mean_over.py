@@ -52,9 +52,8 @@ def mean_over(
 def means_of(rows: Rows) -> tuple[dict[tuple[int, int, int], float], list[tuple[int, int, int]]]:
     """Means by key, and the keys of tombstones."""
     keys = [key for key in sorted(rows) for _ in rows[key]]
-    batch, session = mean_over(
-        keys_of(sorted(rows)), keys, [v for k in sorted(rows) for v in rows[k]]
-    )
+    score = keys_of(sorted(rows))
+    batch, session = mean_over(score, keys, [v for k in sorted(rows) for v in rows[k]])
     means = dict(zip(batch.keys.rows(), batch.flat("reward").tolist(), strict=True))
     return means, [key for key, _, _ in session.tombstones()]
 
@@ -149,9 +148,7 @@ def select(table: PromptTable, *kept: tuple[int, int], prompt: int = 0) -> None:
 
 
 def only(chunks: list[NodeChunk]) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]]:
-    """The rows of the one chunk that is ready, and for each of their descendants the row that it
-    belongs to.
-    """
+    """The rows of the one chunk that is ready; for each descendant, the row it belongs to."""
     (ready,) = chunks
     (reading,) = ready.inputs["left"]
     assert reading.keys is not None

@@ -14,13 +14,7 @@ from hypothesis import strategies as st
 
 from benchmarks import overlap
 from engine.observe.trace import Trace, read_trace
-from engine.plan.plan import (
-    ModelUse,
-    Plan,
-    PlannedModel,
-    PlannedSource,
-    with_lags,
-)
+from engine.plan.plan import ModelUse, Plan, PlannedModel, PlannedSource, with_lags
 from engine.simulate.behaviour import Durations
 from tests.kit.plans import plan_of, planned_node
 

@@ -233,20 +233,16 @@ def test_every_group_is_bounded_in_time_as_the_whole_one(ranks: Reports) -> None
 # --- what is refused ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("size", "group", "split", "told"),
-    [
-        (2, None, {}, "expected a process group for its 2 ranks, found none"),
-        (3, object(), {"tensor": 2}, "expected ranks in shares of 2, found 3"),
-        (
-            2,
-            object(),
-            {"tensor": 2, "shard": True},
-            "expected weights split in one way, found shard and tensor=2",
-        ),
-    ],
-    ids=["no group", "no shares", "split in two ways"],
-)
+@pytest.mark.parametrize(("size", "group", "split", "told"), [
+    (2, None, {}, "expected a process group for its 2 ranks, found none"),
+    (3, object(), {"tensor": 2}, "expected ranks in shares of 2, found 3"),
+    (
+        2,
+        object(),
+        {"tensor": 2, "shard": True},
+        "expected weights split in one way, found shard and tensor=2",
+    ),
+], ids=["no group", "no shares", "split in two ways"])  # fmt: skip
 def test_ranks_that_cannot_be_are_refused(
     base: str, size: int, group: Any, split: dict[str, Any], told: str
 ) -> None:

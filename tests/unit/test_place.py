@@ -75,15 +75,11 @@ def test_with_a_lag_generation_columns_and_training_overlap() -> None:
     assert {e.route for e in plan.edges if e.producer == "rollout"} == {"shm"}
 
 
-@pytest.mark.parametrize(
-    ("asked", "worker"),
-    [
-        ({"pin": {"rollout": ("gen",)}}, "gen"),
-        ({"pin": {"prompts": ("feed",)}}, "feed"),
-        ({"replicas": {"rollout": 2}}, "prompts"),
-    ],
-    ids=["generation is pinned", "it is pinned", "generation has replicas"],
-)
+@pytest.mark.parametrize(("asked", "worker"), [
+    ({"pin": {"rollout": ("gen",)}}, "gen"),
+    ({"pin": {"prompts": ("feed",)}}, "feed"),
+    ({"replicas": {"rollout": 2}}, "prompts"),
+], ids=["generation is pinned", "it is pinned", "generation has replicas"])  # fmt: skip
 def test_a_source_is_with_the_generation_that_it_feeds_but_with_no_replica_of_it(
     asked: dict[str, Any], worker: str
 ) -> None:
@@ -203,16 +199,12 @@ def test_an_evaluation_is_with_the_weights_that_it_measures() -> None:
 # --- chunks and cohorts ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("asked", "chunks", "replicas"),
-    [
-        ({}, 1, 1),
-        ({"replicas": {"rollout": 3}}, 3, 3),
-        ({"replicas": {"rollout": 2}, "chunks": {"rollout": 6}}, 6, 2),
-        ({"chunks": {"rollout": 3}}, 3, 1),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("asked", "chunks", "replicas"), [
+    ({}, 1, 1),
+    ({"replicas": {"rollout": 3}}, 3, 3),
+    ({"replicas": {"rollout": 2}, "chunks": {"rollout": 6}}, 6, 2),
+    ({"chunks": {"rollout": 3}}, 3, 1),
+], ids=str)  # fmt: skip
 def test_chunks_are_as_many_as_replicas_unless_asked_for(
     asked: dict[str, Any], chunks: int, replicas: int
 ) -> None:

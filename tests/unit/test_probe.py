@@ -20,16 +20,7 @@ from engine.channels.tensors.world import leave, world
 from engine.coordinator.messages import Event, Load, Loaded, Offer, Offered, Probed
 from engine.plan.plan import ModelUse
 from engine.run.probes import Probes
-from engine.weights.probe import (
-    LENGTH,
-    ROWS,
-    TOLERANCES,
-    Ends,
-    Tolerance,
-    compare,
-    probe_rows,
-    tolerance_of,
-)
+from engine.weights import probe
 from engine.worker.delivery import Delivery
 from engine.worker.timing import Timing
 from operators import losses
@@ -45,7 +36,7 @@ from tests.kit.plans import plan_of, planned_node
 from tests.kit.training import PG, loss_of
 from tests.kit.training import opened as opened_train
 
-ENDS = Ends(model="policy", writer="train_policy", reader="rollout", version=3)
+ENDS = probe.Ends(model="policy", writer="train_policy", reader="rollout", version=3)
 
 
 def opened(kernel: Any, base: str, *, head: Any = "lm", **params: Any) -> Any:
@@ -56,18 +47,18 @@ def opened(kernel: Any, base: str, *, head: Any = "lm", **params: Any) -> Any:
 
 
 def test_the_rows_are_the_same_everywhere_and_others_with_another_seed() -> None:
-    rows = probe_rows(7, 98)
-    assert rows.lengths.tolist() == [LENGTH] * ROWS
+    rows = probe.probe_rows(7, 98)
+    assert rows.lengths.tolist() == [probe.LENGTH] * probe.ROWS
     assert rows.values.min() >= 0
     assert rows.values.max() < 98
-    assert np.array_equal(rows.values, probe_rows(7, 98).values)
-    assert not np.array_equal(rows.values, probe_rows(8, 98).values)
+    assert np.array_equal(rows.values, probe.probe_rows(7, 98).values)
+    assert not np.array_equal(rows.values, probe.probe_rows(8, 98).values)
 
 
 def test_all_kernels_of_a_model_say_the_log_probs_of_transformers(base: str) -> None:
-    rows = probe_rows(0, 98)
+    rows = probe.probe_rows(0, 98)
     module = AutoModelForCausalLM.from_pretrained(base)
-    ids = torch.from_numpy(rows.values.reshape(ROWS, LENGTH).astype(np.int64))
+    ids = torch.from_numpy(rows.values.reshape(probe.ROWS, probe.LENGTH).astype(np.int64))
     with torch.no_grad():
         logits = module(ids).logits.log_softmax(-1)
     wanted = logits[:, :-1].gather(-1, ids[:, 1:, None]).flatten().numpy()
@@ -77,7 +68,7 @@ def test_all_kernels_of_a_model_say_the_log_probs_of_transformers(base: str) -> 
         opened(TorchTrain(), base, loss=PG, lr=0.1),
     ):
         assert kernel.vocabulary == module.config.vocab_size
-        says = kernel.probe(probe_rows(0, 98))
+        says = kernel.probe(probe.probe_rows(0, 98))
         assert says.dtype == np.float32
         np.testing.assert_allclose(says, wanted, atol=2e-5)
 
@@ -88,37 +79,38 @@ def test_a_scalar_head_says_its_values(base: str) -> None:
     reader = opened(TorchValues(), base, head="scalar")
     torch.nn.init.ones_(train._module.get_parameter("score.weight"))
     torch.nn.init.ones_(train._module.get_parameter("score.bias"))
-    rows = probe_rows(0, train.vocabulary)
+    rows = probe.probe_rows(0, train.vocabulary)
     assert np.ptp(train.probe(rows)) > 0
     assert not reader.probe(rows).any()
     reader.load(train.pieces(), 1)
-    compare(train.probe(rows), reader.probe(rows), rows, TOLERANCES["float32"], ENDS)
+    probe.compare(train.probe(rows), reader.probe(rows), rows, probe.TOLERANCES["float32"], ENDS)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_the_tolerance_holds_the_measured_noise_and_finds_a_small_mistake(
     base: str, dtype: Any
 ) -> None:
-    """Other shapes of the same products (row by row), against one layer norm that is not what it
-    should be.
-    """
+    """The same products in other shapes (row by row), against one layer norm that is wrong."""
     module = load_model(Model("m", base)).to(getattr(torch, dtype))
-    rows = probe_rows(1, vocabulary_of(module))
+    rows = probe.probe_rows(1, vocabulary_of(module))
     packed = probed(module, rows, head="lm")
-    alone = [probed(module, Ragged(rows[i], np.array([0, LENGTH])), head="lm") for i in range(ROWS)]
-    compare(packed, np.concatenate(alone), rows, tolerance_of([dtype]), ENDS)
+    alone = [
+        probed(module, Ragged(rows[i], np.array([0, probe.LENGTH])), head="lm")
+        for i in range(probe.ROWS)
+    ]
+    probe.compare(packed, np.concatenate(alone), rows, probe.tolerance_of([dtype]), ENDS)
     with torch.no_grad():
         module.get_parameter("model.norm.weight").mul_(1.3)
     with pytest.raises(RunError, match="to the bit, and says other things"):
-        compare(packed, probed(module, rows, head="lm"), rows, tolerance_of([dtype]), ENDS)
+        probe.compare(
+            packed, probed(module, rows, head="lm"), rows, probe.tolerance_of([dtype]), ENDS
+        )
 
 
 def split_probe(rank: int, port: int, base: str) -> tuple[float, bool, int]:
-    """Of two ranks that split their weights: how far from one rank's, whether the same again,
-    pieces given between.
-    """
+    """Two ranks that split weights: distance to one rank, same again, pieces given between."""
     train = opened(TorchTrain(), base, loss=PG, lr=0.1)
-    rows = probe_rows(0, train.vocabulary)
+    rows = probe.probe_rows(0, train.vocabulary)
     session = FakeSession(rank=rank, world=2, group=world(rank, 2, client(port), timeout=20))
     try:
         split = opened_train(base, PG, session=session, shard=True, lr=0.1)
@@ -146,20 +138,20 @@ def test_split_weights_are_probed_by_all_their_ranks(base: str) -> None:
 
 
 def numbers() -> np.ndarray:
-    return np.linspace(-5, -1, ROWS * (LENGTH - 1), dtype=np.float32)
+    return np.linspace(-5, -1, probe.ROWS * (probe.LENGTH - 1), dtype=np.float32)
 
 
 def compared(one: np.ndarray, other: np.ndarray, dtype: str = "float32") -> tuple[float, float]:
     """The largest difference and that of the means, of rows over 50 tokens."""
-    return compare(one, other, probe_rows(0, 50), TOLERANCES[dtype], ENDS)
+    return probe.compare(one, other, probe.probe_rows(0, 50), probe.TOLERANCES[dtype], ENDS)
 
 
 def test_the_worst_token_both_nodes_and_the_version_are_named() -> None:
-    rows, other = probe_rows(0, 50), numbers()
-    at = 2 * (LENGTH - 1) + 4  # the sixth token of the third row
+    rows, other = probe.probe_rows(0, 50), numbers()
+    at = 2 * (probe.LENGTH - 1) + 4  # the sixth token of the third row
     other[at] -= 1.0
     with pytest.raises(RunError) as caught:
-        compare(numbers(), other, rows, Tolerance(1.0, 0.1), ENDS)
+        probe.compare(numbers(), other, rows, probe.Tolerance(1.0, 0.1), ENDS)
     said = str(caught.value)
     assert f"token {rows[2][5]} at place 5 of row 2" in said
     assert all(part in said for part in ("train_policy", "rollout", "version 3", "'policy'"))
@@ -186,8 +178,8 @@ def test_another_count_of_numbers_is_an_error() -> None:
 
 
 def test_the_coarsest_dtype_gives_the_tolerance() -> None:
-    assert tolerance_of(["float32", "bfloat16", "int64"]) == TOLERANCES["bfloat16"]
-    assert tolerance_of(["int64"]) == tolerance_of([]) == TOLERANCES["float32"]
+    assert probe.tolerance_of(["float32", "bfloat16", "int64"]) == probe.TOLERANCES["bfloat16"]
+    assert probe.tolerance_of(["int64"]) == probe.tolerance_of([]) == probe.TOLERANCES["float32"]
 
 
 # --- on its way -----------------------------------------------------------------------------------

@@ -13,22 +13,7 @@ from hypothesis import strategies as st
 
 from dataflow.batch import Keys
 from dataflow.kernel import Layout
-from engine.coordinator.messages import (
-    Event,
-    FetchFailed,
-    Go,
-    Instruction,
-    Load,
-    Offer,
-    Offered,
-    Prepared,
-    Produced,
-    Release,
-    Stepped,
-    Task,
-    TrainStep,
-    WorkerLost,
-)
+from engine.coordinator import messages as m
 from engine.coordinator.outstanding import Outstanding
 from engine.coordinator.ranks import RankGroups
 from engine.coordinator.refs import Gather, Ref
@@ -44,24 +29,21 @@ class Groups(RankGroups):
         self.outstanding = Outstanding()
         super().__init__(plan, self.outstanding)
 
-    def told(self, instructions: Iterable[Instruction]) -> list[Instruction]:
+    def told(self, instructions: Iterable[m.Instruction]) -> list[m.Instruction]:
         instructions = list(instructions)
         for each in instructions:
-            if isinstance(each, Task):
+            if isinstance(each, m.Task):
                 self.outstanding.ask(each)
         return super().told(instructions)
 
-    def answers(self, event: Event) -> tuple[list[Event], list[Instruction]]:
+    def answers(self, event: m.Event) -> tuple[list[m.Event], list[m.Instruction]]:
         return self.heard(event, self.outstanding.heard(event))
 
 
 def ranks(world: int = 2, tensor: int = 1) -> Groups:
-    """`learn` on so many ranks, of which each `tensor` have the same rows, reads `rollout`; `lone`
-    has one.
-    """
-    rows = PlannedInput(
-        name="rows", gate="rollout", fetches=(Fetch(producer="rollout", columns=("x",)),)
-    )
+    """`learn` on `world` ranks, each `tensor` with the same rows, reads rollout; `lone` has 1."""
+    fetches = (Fetch(producer="rollout", columns=("x",)),)
+    rows = PlannedInput(name="rows", gate="rollout", fetches=fetches)
     fields: dict[str, Any] = {
         "operator": "train",
         "work": "train",
@@ -82,15 +64,14 @@ def ranks(world: int = 2, tensor: int = 1) -> Groups:
         PlannedModel(name="m", base="b", writer="learn"),
         PlannedModel(name="n", base="b", writer="lone"),
     )
-    return Groups(
-        Plan(graph="g", digest="", seed=0, nodes=(learn, lone), sources=(), models=models)
-    )
+    nodes = (learn, lone)
+    return Groups(Plan(graph="g", digest="", seed=0, nodes=nodes, sources=(), models=models))
 
 
 def assignment(
     lengths: list[int], n: int = 1, id: int = 0, node: str = "learn"
-) -> tuple[TrainStep, list[Ref]]:
-    """Prompts of n rows each, row i of length lengths[i], dealt over the blocks; and those blocks."""
+) -> tuple[m.TrainStep, list[Ref]]:
+    """Prompts of n rows each, row i of length lengths[i], dealt over blocks, and these."""
     keys = Keys.of(range(len(lengths) // n)).expand(n)
     block = np.arange(len(keys), dtype=np.int32) % BLOCKS
     row = (np.arange(len(keys)) // BLOCKS).astype(np.int32)
@@ -113,19 +94,16 @@ def assignment(
         row=row,
     )
     inputs = {"rows": (gather,)}
-    return (
-        TrainStep(id=id, node=node, worker="t0", step=1, keys=keys, inputs=inputs),
-        refs,
-    )
+    return (m.TrainStep(id=id, node=node, worker="t0", step=1, keys=keys, inputs=inputs), refs)
 
 
-def told(it: Groups, message: TrainStep, refs: list[Ref]) -> list[TrainStep]:
+def told(it: Groups, message: m.TrainStep, refs: list[Ref]) -> list[m.TrainStep]:
     for ref in refs:
-        produced = Produced(id=0, node="rollout", ref=ref)
+        produced = m.Produced(id=0, node="rollout", ref=ref)
         assert it.answers(produced) == ([produced], [])
     out = it.told([message])
-    assert all(isinstance(each, TrainStep) for each in out)
-    return [each for each in out if isinstance(each, TrainStep)]
+    assert all(isinstance(each, m.TrainStep) for each in out)
+    return [each for each in out if isinstance(each, m.TrainStep)]
 
 
 def found(ref_of: dict[tuple[str, int], Ref], gather: Gather) -> list[tuple[int, int, int]]:
@@ -153,11 +131,7 @@ def test_each_row_is_with_one_rank_prompts_whole_tokens_even(
     for each in shares:
         assert each.mine is not None
         assert (np.diff(each.mine) > 0).all()
-        assert (each.id, each.step, each.keys) == (
-            message.id,
-            message.step,
-            message.keys,
-        )
+        assert (each.id, each.step, each.keys) == (message.id, message.step, message.keys)
         [gather] = each.inputs["rows"]
         assert found(ref_of, gather) == message.keys.take(each.mine).rows()
         assert sorted(set(gather.block.tolist())) == list(range(len(gather.refs)))
@@ -201,19 +175,19 @@ def test_ranks_that_are_given_rows_hold_no_block_back_and_begin_with_all() -> No
     first, second, third, fourth = told(it, *assignment([5] * 6))
     assert {second.giver, fourth.giver} == {first.worker, third.worker}
     for worker in ("t1", "t3", "t2"):
-        assert it.answers(Prepared(node="learn", worker=worker, id=0)) == ([], [])
-    _, begun = it.answers(Prepared(node="learn", worker="t0", id=0))
-    assert begun == [Go(node="learn", worker=f"t{rank}", id=0) for rank in range(4)]
+        assert it.answers(m.Prepared(node="learn", worker=worker, id=0)) == ([], [])
+    _, begun = it.answers(m.Prepared(node="learn", worker="t0", id=0))
+    assert begun == [m.Go(node="learn", worker=f"t{rank}", id=0) for rank in range(4)]
     first, *_ = told(it, *assignment([5] * 6, id=1))
-    gone = FetchFailed(worker="t2", peer="gen", id=1)
+    gone = m.FetchFailed(worker="t2", peer="gen", id=1)
     assert it.answers(gone) == ([gone], [])
     awaited = tuple(block for _, block in first.inputs["rows"][0].refs)
     left = tuple(block for block in (10, 11, 12) if block not in awaited)
-    assert it.told([Release(worker="gen", blocks=(10, 11, 12))]) == (
-        [Release(worker="gen", blocks=left)] if left else []
+    assert it.told([m.Release(worker="gen", blocks=(10, 11, 12))]) == (
+        [m.Release(worker="gen", blocks=left)] if left else []
     )
-    _, free = it.answers(Prepared(node="learn", worker="t0", id=1))
-    assert free == [Release(worker="gen", blocks=(block,)) for block in awaited], (
+    _, free = it.answers(m.Prepared(node="learn", worker="t0", id=1))
+    assert free == [m.Release(worker="gen", blocks=(block,)) for block in awaited], (
         "t1 and t3 fetch nothing"
     )
 
@@ -221,18 +195,18 @@ def test_ranks_that_are_given_rows_hold_no_block_back_and_begin_with_all() -> No
 def test_all_begin_when_the_last_one_is_prepared_and_the_core_hears_of_one_end() -> None:
     it = ranks(3)
     told(it, *assignment([5] * 6))
-    begun: list[Instruction] = []
+    begun: list[m.Instruction] = []
     for worker in ("t2", "t0", "t0"):
-        assert it.answers(Prepared(node="learn", worker=worker, id=0)) == ([], [])
+        assert it.answers(m.Prepared(node="learn", worker=worker, id=0)) == ([], [])
     assert it.waiting() == ["learn: ranks t1 have not fetched their rows yet"]
-    _, begun = it.answers(Prepared(node="learn", worker="t1", id=0))
-    assert begun == [Go(node="learn", worker=f"t{rank}", id=0) for rank in range(3)]
-    heard: list[Event] = []
+    _, begun = it.answers(m.Prepared(node="learn", worker="t1", id=0))
+    assert begun == [m.Go(node="learn", worker=f"t{rank}", id=0) for rank in range(3)]
+    heard: list[m.Event] = []
     for worker in ("t1", "t1", "t2", "t0"):
         assert heard == []
-        heard, none = it.answers(Stepped(id=0, node="learn", step=1, worker=worker))
+        heard, none = it.answers(m.Stepped(id=0, node="learn", step=1, worker=worker))
         assert none == []
-    assert heard == [Stepped(id=0, node="learn", step=1, worker="t0")]
+    assert heard == [m.Stepped(id=0, node="learn", step=1, worker="t0")]
     assert it.waiting() == []
 
 
@@ -240,15 +214,15 @@ def test_no_rank_begins_where_one_cannot_fetch_and_the_next_assignment_starts_af
     it = ranks(2)
     message, refs = assignment([5] * 6)
     told(it, message, refs)
-    gone = FetchFailed(worker="t1", peer="gen", id=0)
+    gone = m.FetchFailed(worker="t1", peer="gen", id=0)
     assert it.answers(gone) == ([gone], [])
     assert it.answers(gone) == ([], [])
-    assert it.answers(Prepared(node="learn", worker="t0", id=0)) == ([], [])
-    assert it.answers(Prepared(node="learn", worker="t1", id=0)) == ([], [])
+    assert it.answers(m.Prepared(node="learn", worker="t0", id=0)) == ([], [])
+    assert it.answers(m.Prepared(node="learn", worker="t1", id=0)) == ([], [])
     told(it, assignment([5] * 6, id=1)[0], refs)
-    assert it.answers(Prepared(node="learn", worker="t0", id=0)) == ([], [])  # late
-    assert it.answers(Prepared(node="learn", worker="t1", id=1)) == ([], [])
-    assert len(it.answers(Prepared(node="learn", worker="t0", id=1))[1]) == 2
+    assert it.answers(m.Prepared(node="learn", worker="t0", id=0)) == ([], [])  # late
+    assert it.answers(m.Prepared(node="learn", worker="t1", id=1)) == ([], [])
+    assert len(it.answers(m.Prepared(node="learn", worker="t0", id=1))[1]) == 2
 
 
 @pytest.mark.parametrize("last", ["prepared", "unfetched"])
@@ -258,47 +232,47 @@ def test_blocks_of_a_dropped_assignment_are_released_when_every_rank_has_answere
     it = ranks(3)
     shares = told(it, *assignment([5, 5, 5]))
     (mine,) = shares[2].inputs["rows"][0].refs
-    gone = FetchFailed(worker="t0", peer="gen2", id=0)
+    gone = m.FetchFailed(worker="t0", peer="gen2", id=0)
     assert it.answers(gone) == ([gone], [])
-    assert it.answers(Prepared(node="learn", worker="t1", id=0)) == ([], [])
+    assert it.answers(m.Prepared(node="learn", worker="t1", id=0)) == ([], [])
     others = tuple(block for block in (10, 11, 12) if block != mine[1])
-    assert it.told([Release(worker="gen", blocks=(10, 11, 12))]) == [
-        Release(worker="gen", blocks=others)
-    ]
+    expected = [m.Release(worker="gen", blocks=others)]
+    assert it.told([m.Release(worker="gen", blocks=(10, 11, 12))]) == expected
     told(it, *assignment([5, 5, 5], id=1))
-    kinds: dict[str, Event] = {
-        "prepared": Prepared(node="learn", worker="t2", id=0),
-        "unfetched": FetchFailed(worker="t2", peer="gen2", id=0),
+    kinds: dict[str, m.Event] = {
+        "prepared": m.Prepared(node="learn", worker="t2", id=0),
+        "unfetched": m.FetchFailed(worker="t2", peer="gen2", id=0),
     }
     assert it.answers(kinds[last]) == ([], [])  # the same blocks are read once more
     answers = [
-        it.answers(Prepared(node="learn", worker=worker, id=1))[1] for worker in ("t0", "t1", "t2")
+        it.answers(m.Prepared(node="learn", worker=worker, id=1))[1]
+        for worker in ("t0", "t1", "t2")
     ]
     assert answers[:2] == [[], []]
-    assert answers[2][0] == Release(worker="gen", blocks=(mine[1],))
+    assert answers[2][0] == m.Release(worker="gen", blocks=(mine[1],))
 
 
 def test_a_block_that_waits_for_a_rank_s_answer_is_not_released_once_it_is_lost() -> None:
     it = ranks(2)
     shares = told(it, *assignment([5, 5, 5]))
-    gone = FetchFailed(worker="t0", peer="gen", id=0)
+    gone = m.FetchFailed(worker="t0", peer="gen", id=0)
     assert it.answers(gone) == ([gone], [])
     blocks = tuple(block for _, block in shares[1].inputs["rows"][0].refs)
-    assert it.told([Release(worker="gen", blocks=blocks)]) == []
-    it.answers(WorkerLost(worker="gen", epoch=0, error="killed"))
+    assert it.told([m.Release(worker="gen", blocks=blocks)]) == []
+    it.answers(m.WorkerLost(worker="gen", epoch=0, error="killed"))
     assert it.answers(replace(gone, worker="t1")) == ([], [])
 
 
 def test_every_rank_is_asked_for_the_weights_and_the_first_one_s_count() -> None:
     it = ranks(2)
-    offer = Offer(id=7, model="m", writer="learn", worker="t0", version=4)
-    assert [each.worker for each in it.told([offer]) if isinstance(each, Offer)] == ["t0", "t1"]
+    offer = m.Offer(id=7, model="m", writer="learn", worker="t0", version=4)
+    assert [each.worker for each in it.told([offer]) if isinstance(each, m.Offer)] == ["t0", "t1"]
     first, second, none = (
-        Offered(id=7, model="m", version=4, worker=worker, block=block, digest="d")
+        m.Offered(id=7, model="m", version=4, worker=worker, block=block, digest="d")
         for worker, block in (("t0", 3), ("t1", 8), ("t1", -1))
     )
     assert it.answers(first) == ([first], [])
-    assert it.answers(second) == ([], [Release(worker="t1", blocks=(8,))])
+    assert it.answers(second) == ([], [m.Release(worker="t1", blocks=(8,))])
     assert it.answers(none) == ([], [])
 
 
@@ -307,11 +281,11 @@ def test_nodes_of_one_rank_and_plans_without_a_group_pass_as_they_are() -> None:
     message, _ = assignment([1, 2], node="lone")
     others = [
         message,
-        Offer(id=7, model="n", writer="lone", worker="t0", version=1),
-        Load(id=8, model="m", writer="learn", reader="r", version=1, worker="gen"),
+        m.Offer(id=7, model="n", writer="lone", worker="t0", version=1),
+        m.Load(id=8, model="m", writer="learn", reader="r", version=1, worker="gen"),
     ]
     assert it.told(others) == others
-    stepped = Stepped(id=0, node="lone", step=1, worker="t0")
+    stepped = m.Stepped(id=0, node="lone", step=1, worker="t0")
     assert it.answers(stepped) == ([stepped], [])
     alone = ranks(1)
     message, _ = assignment([1, 2])
@@ -324,7 +298,7 @@ def test_lengths_are_forgotten_with_their_blocks(how: str) -> None:
     told(it, *assignment([5] * 6))
     assert len(it._lengths) == BLOCKS
     if how == "released":
-        it.told([Release(worker="gen", blocks=(10, 11)), Release(worker="gen", blocks=(12,))])
+        it.told([m.Release(worker="gen", blocks=(10, 11)), m.Release(worker="gen", blocks=(12,))])
     else:
-        it.answers(WorkerLost(worker="gen", epoch=0, error="killed"))
+        it.answers(m.WorkerLost(worker="gen", epoch=0, error="killed"))
     assert not it._lengths

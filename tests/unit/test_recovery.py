@@ -13,44 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataflow.batch import Keys
+from engine.coordinator import messages
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.core import Coordinator, Settings
-from engine.coordinator.messages import (
-    ChunkDone,
-    FetchFailed,
-    Finish,
-    From,
-    Instruction,
-    Load,
-    Loaded,
-    Offer,
-    Offered,
-    Produced,
-    Release,
-    Respawn,
-    Rollback,
-    RunChunk,
-    SourceOpened,
-    Stepped,
-    TrainStep,
-    WorkerLost,
-    WorkerOpened,
-)
 from engine.coordinator.ordered_inbox import OrderedInbox
 from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.prompts import FINISHED, RUNNING
 from engine.coordinator.recovery import DEATHS, Recovery
 from engine.coordinator.refs import NO_VERSION, Ref
-from engine.plan.plan import (
-    Fetch,
-    ModelUse,
-    Plan,
-    PlannedInput,
-    PlannedModel,
-    PlannedNode,
-    PlannedSource,
-    with_lags,
-)
+from engine.plan import plan as plans
 from engine.simulate.faults import FaultModel
 from engine.simulate.simulated_worker import SimulatedWorker
 from tests.kit.simulations import simulation
@@ -84,8 +55,8 @@ def test_a_zombie_is_not_heard() -> None:
 # --- incarnations ---------------------------------------------------------------------------------
 
 
-def lost(worker: str, epoch: int = 0, error: str = "killed") -> WorkerLost:
-    return WorkerLost(worker=worker, epoch=epoch, error=error)
+def lost(worker: str, epoch: int = 0, error: str = "killed") -> messages.WorkerLost:
+    return messages.WorkerLost(worker=worker, epoch=epoch, error=error)
 
 
 def test_a_death_counts_once_and_opens_the_next_epoch() -> None:
@@ -93,10 +64,10 @@ def test_a_death_counts_once_and_opens_the_next_epoch() -> None:
     assert it.lost(lost("w"))
     assert not it.lost(lost("w"))
     assert not it.there("w")
-    assert not it.opened(WorkerOpened(worker="w", epoch=0))
-    assert it.opened(WorkerOpened(worker="w", epoch=1))
+    assert not it.opened(messages.WorkerOpened(worker="w", epoch=0))
+    assert it.opened(messages.WorkerOpened(worker="w", epoch=1))
     assert it.there("w")
-    assert it.in_order(From(worker="w", epoch=0, number=0, event=lost("w"))) == []
+    assert it.in_order(messages.From(worker="w", epoch=0, number=0, event=lost("w"))) == []
 
 
 def test_deaths_without_anything_finished_are_hopeless_and_the_first_cause_is_told() -> None:
@@ -174,14 +145,15 @@ def test_lost_blocks_are_not_released() -> None:
 
 # --- a run by hand --------------------------------------------------------------------------------
 
-POLICY = ModelUse(param="model", model="policy", access="read", trained=True)
+POLICY = plans.ModelUse(param="model", model="policy", access="read", trained=True)
 
 
 def node(
     name: str, *gates: str, worker: str, relation: str = "same", work: str = "host", **more: object
-) -> PlannedNode:
+) -> plans.PlannedNode:
     inputs = tuple(
-        PlannedInput(name=g, gate=g, fetches=(Fetch(producer=g, columns=("x",)),)) for g in gates
+        plans.PlannedInput(name=g, gate=g, fetches=(plans.Fetch(producer=g, columns=("x",)),))
+        for g in gates
     )
     fields = {
         "operator": name,
@@ -190,23 +162,17 @@ def node(
         "source": "prompts",
         "workers": (worker,),
     } | more
-    return PlannedNode(name=name, work=work, relation=relation, inputs=inputs, **fields)
+    return plans.PlannedNode(name=name, work=work, relation=relation, inputs=inputs, **fields)
 
 
-def plan(max_lag: int = 0) -> Plan:
+def plan(max_lag: int = 0) -> plans.Plan:
     chunking = "ready" if max_lag else "cohort"
-    learn = ModelUse(param="model", model="policy", access="write")
-    sources = (PlannedSource(name="prompts", batch=2, max_lag=max_lag),)
+    learn = plans.ModelUse(param="model", model="policy", access="write")
+    sources = (plans.PlannedSource(name="prompts", batch=2, max_lag=max_lag),)
+    models = (POLICY,)
     nodes = (
         node("prompts", worker="data", relation="source", work="source"),
-        node(
-            "rollout",
-            "prompts",
-            worker="gen",
-            work="decode",
-            models=(POLICY,),
-            chunking=chunking,
-        ),
+        node("rollout", "prompts", worker="gen", work="decode", models=models, chunking=chunking),
         node("score", "rollout", worker="judge", chunking=chunking),
         node(
             "learn",
@@ -219,13 +185,13 @@ def plan(max_lag: int = 0) -> Plan:
             models=(learn,),
         ),
     )
-    return Plan(
+    return plans.Plan(
         graph="g",
         digest="",
         seed=0,
-        nodes=with_lags(nodes, sources),
+        nodes=plans.with_lags(nodes, sources),
         sources=sources,
-        models=(PlannedModel(name="policy", base="b", writer="learn", readers=("rollout",)),),
+        models=(plans.PlannedModel(name="policy", base="b", writer="learn", readers=("rollout",)),),
         recorder="data",
     )
 
@@ -233,29 +199,31 @@ def plan(max_lag: int = 0) -> Plan:
 class ByHand:
     """A coordinator, and answers to what it says."""
 
-    def __init__(self, it: Plan) -> None:
+    def __init__(self, it: plans.Plan) -> None:
         self.it = Coordinator(it, Settings(steps=9))
         self.blocks = 0
-        self.said: list[Instruction] = self.it.start()
+        self.said: list[messages.Instruction] = self.it.start()
         self.opened()
 
     def opened(self) -> None:
         self.offered(self.block())
         self.loaded()
-        self.hear(SourceOpened(node="prompts", rows=99))
+        self.hear(messages.SourceOpened(node="prompts", rows=99))
 
     def offered(self, block: int) -> None:
         """The writer keeps the version that it was asked for."""
-        (offer,) = self.new(Offer)
+        (offer,) = self.new(messages.Offer)
         assert (offer.writer, offer.worker, offer.version) == ("learn", "train", 0)
         where = {"worker": "train", "block": block, "digest": "d"}
-        self.hear(Offered(id=offer.id, model="policy", version=0, **where))
+        self.hear(messages.Offered(id=offer.id, model="policy", version=0, **where))
 
     def loaded(self) -> None:
         """The reader has it, from the block in which it is kept."""
-        (load,) = self.new(Load)
+        (load,) = self.new(messages.Load)
         assert (load.worker, load.source, load.digest) == ("gen", "train", "d")
-        self.hear(Loaded(id=load.id, node="rollout", model="policy", version=0, worker="gen"))
+        self.hear(
+            messages.Loaded(id=load.id, node="rollout", model="policy", version=0, worker="gen")
+        )
 
     def block(self) -> int:
         self.blocks += 1
@@ -269,43 +237,41 @@ class ByHand:
         self.said = [i for i in self.said if not isinstance(i, kind)]
         return found
 
-    def run(self, chunk: RunChunk, version: int = NO_VERSION, content: int = 0) -> None:
+    def run(self, chunk: messages.RunChunk, version: int = NO_VERSION, content: int = 0) -> None:
         made = ref(chunk.keys, self.block(), version, chunk.worker, content)
-        self.hear(Produced(id=chunk.id, node=chunk.node, ref=made))
-        self.hear(ChunkDone(id=chunk.id, node=chunk.node))
+        self.hear(messages.Produced(id=chunk.id, node=chunk.node, ref=made))
+        self.hear(messages.ChunkDone(id=chunk.id, node=chunk.node))
 
-    def chunk(self, name: str) -> RunChunk:
-        (found,) = self.new(RunChunk)
+    def chunk(self, name: str) -> messages.RunChunk:
+        (found,) = self.new(messages.RunChunk)
         assert found.node == name
         return found
 
     def die(self, worker: str, epoch: int = 0) -> None:
         self.hear(lost(worker, epoch))
-        assert self.new(Respawn) == [Respawn(workers=(worker,))]
+        assert self.new(messages.Respawn) == [messages.Respawn(workers=(worker,))]
 
     def come_back(self, worker: str, epoch: int = 1) -> None:
-        self.hear(WorkerOpened(worker=worker, epoch=epoch))
+        self.hear(messages.WorkerOpened(worker=worker, epoch=epoch))
 
 
-def test_a_chunk_that_was_under_way_is_run_again_with_the_same_keys_once_its_weights_are_there() -> (
-    None
-):
+def test_a_chunk_under_way_is_run_again_with_the_same_keys_once_its_weights_are_there() -> None:
     it = ByHand(plan())
     it.run(it.chunk("prompts"))
     first = it.chunk("rollout")
     it.die("gen")
-    assert it.new(RunChunk) == []
+    assert it.new(messages.RunChunk) == []
     it.come_back("gen")
-    assert it.new(RunChunk) == []
+    assert it.new(messages.RunChunk) == []
     it.offered(77)
-    assert [load.block for load in it.said if isinstance(load, Load)] == [77]
-    it.new(Release)
+    assert [load.block for load in it.said if isinstance(load, messages.Load)] == [77]
+    it.new(messages.Release)
     it.loaded()
     again = it.chunk("rollout")
     assert again.id != first.id
     assert again.keys.rows() == first.keys.rows()
     assert not again.again
-    assert it.new(Release) == [Release(worker="train", blocks=(77,))]
+    assert it.new(messages.Release) == [messages.Release(worker="train", blocks=(77,))]
 
 
 def test_a_lost_input_is_made_again_first_and_nothing_else_is() -> None:
@@ -315,12 +281,12 @@ def test_a_lost_input_is_made_again_first_and_nothing_else_is() -> None:
     it.chunk("score")
     it.die("data")
     it.come_back("data")
-    assert it.new(RunChunk) == []  # nobody asks for the prompts
+    assert it.new(messages.RunChunk) == []  # nobody asks for the prompts
     it.die("judge")
     it.come_back("judge")
     score = it.chunk("score")
-    it.hear(FetchFailed(worker="judge", peer="gen", id=score.id))
-    assert it.new(RunChunk) == []  # until the loss is told here, too
+    it.hear(messages.FetchFailed(worker="judge", peer="gen", id=score.id))
+    assert it.new(messages.RunChunk) == []  # until the loss is told here, too
     it.die("gen")
     it.come_back("gen")
     it.offered(78)
@@ -334,7 +300,7 @@ def test_a_lost_input_is_made_again_first_and_nothing_else_is() -> None:
     assert not again.again, "the first of these has not ended"
     assert again.inputs["rollout"][0].refs == (("gen", it.blocks),)
     it.run(again)
-    (train,) = it.new(TrainStep)
+    (train,) = it.new(messages.TrainStep)
     assert train.keys.rows() == [(0, 0, 0), (1, 0, 0)]
 
 
@@ -344,9 +310,13 @@ def test_a_synchronous_step_begins_when_its_chunks_have_ended(max_lag: int) -> N
     it = ByHand(plan(max_lag))
     it.run(it.chunk("prompts"))
     rollout = it.chunk("rollout")
-    it.hear(Produced(id=rollout.id, node="rollout", ref=ref(rollout.keys, it.block(), 0, "gen")))
+    it.hear(
+        messages.Produced(
+            id=rollout.id, node="rollout", ref=ref(rollout.keys, it.block(), 0, "gen")
+        )
+    )
     it.run(it.chunk("score"))
-    assert len(it.new(TrainStep)) == max_lag
+    assert len(it.new(messages.TrainStep)) == max_lag
     if max_lag:
         return
     assert "rollout: chunks under way at gen: 1" in it.it.waiting()
@@ -354,11 +324,11 @@ def test_a_synchronous_step_begins_when_its_chunks_have_ended(max_lag: int) -> N
     it.come_back("gen")
     it.offered(78)
     it.loaded()
-    assert it.new(TrainStep) == []
+    assert it.new(messages.TrainStep) == []
     again = it.chunk("rollout")
     assert (again.keys.rows(), again.again) == (rollout.keys.rows(), False)
     it.run(again, version=0)
-    (train,) = it.new(TrainStep)
+    (train,) = it.new(messages.TrainStep)
     assert train.inputs["rollout"][0].refs == (("gen", it.blocks),)
 
 
@@ -368,9 +338,9 @@ def test_rows_that_are_others_when_made_again_fail_the_run_and_name_the_kernel()
     rollout = it.chunk("rollout")
     it.die("data")
     it.come_back("data")
-    it.hear(FetchFailed(worker="gen", peer="data", id=rollout.id))
+    it.hear(messages.FetchFailed(worker="gen", peer="data", id=rollout.id))
     it.run(it.chunk("prompts"), content=6)
-    (finish,) = it.new(Finish)
+    (finish,) = it.new(messages.Finish)
     assert "prompts: its chunk was run again" in finish.error
     assert "row (0, 0, 0) is another" in finish.error
     assert "not deterministic" in finish.error
@@ -381,12 +351,12 @@ def test_a_train_node_that_could_not_fetch_is_told_once_more() -> None:
     it.run(it.chunk("prompts"))
     it.run(it.chunk("rollout"), version=0)
     it.run(it.chunk("score"))
-    (train,) = it.new(TrainStep)
+    (train,) = it.new(messages.TrainStep)
     it.die("judge")
-    it.hear(FetchFailed(worker="train", peer="judge", id=train.id))
+    it.hear(messages.FetchFailed(worker="train", peer="judge", id=train.id))
     it.come_back("judge")
     it.run(it.chunk("score"))
-    (again,) = it.new(TrainStep)
+    (again,) = it.new(messages.TrainStep)
     assert again.id > train.id
     assert again.keys.rows() == train.keys.rows()
 
@@ -394,9 +364,9 @@ def test_a_train_node_that_could_not_fetch_is_told_once_more() -> None:
 def test_a_worker_with_state_takes_the_run_back() -> None:
     it = ByHand(plan())
     it.hear(lost("train", error="out of memory"))
-    assert it.new(Rollback) == [Rollback(worker="train", error="out of memory")]
+    assert it.new(messages.Rollback) == [messages.Rollback(worker="train", error="out of memory")]
     it.said.clear()
-    it.run(RunChunk(id=99, node="prompts", worker="data", step=0, keys=Keys.of([0, 1])))
+    it.run(messages.RunChunk(id=99, node="prompts", worker="data", step=0, keys=Keys.of([0, 1])))
     assert it.said == []
 
 
@@ -408,14 +378,14 @@ def test_what_the_weights_have_moved_on_from_takes_the_run_back() -> None:
     it.run(it.chunk("prompts"))
     it.run(it.chunk("rollout"), version=0)
     it.run(it.chunk("score"))
-    (train,) = it.new(TrainStep)
+    (train,) = it.new(messages.TrainStep)
     it.die("gen")
     it.come_back("gen")
-    assert it.new(Rollback) == []
-    assert it.new(Offer) == []  # the writer may be training already
+    assert it.new(messages.Rollback) == []
+    assert it.new(messages.Offer) == []  # the writer may be training already
 
-    it.hear(Stepped(id=train.id, node=train.node, step=1, worker="train"))
-    assert [g.worker for g in it.new(Rollback)] == ["gen"]
+    it.hear(messages.Stepped(id=train.id, node=train.node, step=1, worker="train"))
+    assert [g.worker for g in it.new(messages.Rollback)] == ["gen"]
 
 
 def test_with_lag_prompts_of_lost_rollouts_begin_again_and_others_do_not() -> None:
@@ -430,7 +400,7 @@ def test_with_lag_prompts_of_lost_rollouts_begin_again_and_others_do_not() -> No
     it.die("gen")
     it.come_back("gen")
     it.offered(78)
-    assert it.new(RunChunk) == []  # admission waits for the reader
+    assert it.new(messages.RunChunk) == []  # admission waits for the reader
     it.loaded()
     assert it.chunk("prompts").keys.rows() == [(p, 0, 1) for p in range(4)]
 
@@ -465,11 +435,11 @@ def test_with_lag_rows_that_need_no_model_are_made_again_alone() -> None:
 def test_a_worker_that_dies_again_and_again_fails_the_run(max_lag: int) -> None:
     it = ByHand(plan(max_lag))
     for epoch in range(DEATHS):
-        it.new(Respawn)
+        it.new(messages.Respawn)
         it.hear(lost("data", epoch, f"segmentation fault {epoch}"))
         it.come_back("data", epoch + 1)
-    assert it.new(Respawn) == []
-    (finish,) = it.new(Finish)
+    assert it.new(messages.Respawn) == []
+    (finish,) = it.new(messages.Finish)
     assert "worker data died 3 times" in finish.error
     assert "segmentation fault 0" in finish.error
 
@@ -499,7 +469,7 @@ def test_a_run_with_faults_repeats_exactly() -> None:
     def story() -> list[str]:
         faults = FaultModel(seed=3, deaths=4, rate=0.3, stateful=0.0)
         run = simulation(plan(1), settings=Settings(steps=4), faults=faults)
-        assert run.run() == Finish(reason="all steps are done")
+        assert run.run() == messages.Finish(reason="all steps are done")
         assert run.workers.deaths > 0
         return [f"{when:.6f} {type(event).__name__}" for when, event in run.history.events]
 

@@ -82,16 +82,12 @@ def test_a_constant_divisor_counts_the_rows_of_a_step_before_any_selection() -> 
     assert trained_at(supervised_loss(), sampled_at=1.0)[0]["step_rows"] == 64 * 8
 
 
-@pytest.mark.parametrize(
-    ("cut", "there"),
-    [
-        ({"top_p": 0.9}, True),
-        ({"top_k": 5}, True),
-        ({}, False),
-        ({"top_p": 0.9, "temperature": 0.0}, False),
-    ],
-    ids=["top-p", "top-k", "nothing is cut", "greedy"],
-)
+@pytest.mark.parametrize(("cut", "there"), [
+    ({"top_p": 0.9}, True),
+    ({"top_k": 5}, True),
+    ({}, False),
+    ({"top_p": 0.9, "temperature": 0.0}, False),
+], ids=["top-p", "top-k", "nothing is cut", "greedy"])  # fmt: skip
 def test_the_mass_of_what_was_kept_travels_to_training_where_something_is_cut_and_nowhere_else(
     cut: dict[str, float], there: bool
 ) -> None:

@@ -59,13 +59,10 @@ def test_rows_in_their_order_are_not_copied() -> None:
     assert in_order(batch, keys()) is batch
 
 
-@pytest.mark.parametrize(
-    ("rows", "found"),
-    [
-        ([0, 1, 2, 3, 4], "it returned 5 rows for 6"),
-        ([0, 1, 2, 3, 4, 4], r"found the row \(position, sample, attempt\) \(8, 1, 0\) twice"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "found"), [
+    ([0, 1, 2, 3, 4], "it returned 5 rows for 6"),
+    ([0, 1, 2, 3, 4, 4], r"found the row \(position, sample, attempt\) \(8, 1, 0\) twice"),
+])  # fmt: skip
 def test_rows_that_are_not_those_that_were_given_are_refused(rows: list[int], found: str) -> None:
     told = rf"mine: operator 'mine' failed .*{found}.* Fix: Columns.make\(\.\.\., like="
     with pytest.raises(KernelError, match=told):
@@ -81,14 +78,10 @@ def test_a_row_of_another_attempt_is_none_that_was_given() -> None:
 
 
 @pytest.mark.parametrize("positions", [[0, 1, 2], [5, 6, 7]])
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda score: Columns.make(Reward, reward=score["reward"] + 1),
-        lambda score: Columns.make(Reward, reward=[1.0] * 3).set(reward=[2.0] * 3),
-    ],
-    ids=["made", "made and changed"],
-)
+@pytest.mark.parametrize("function", [
+    lambda score: Columns.make(Reward, reward=score["reward"] + 1),
+    lambda score: Columns.make(Reward, reward=[1.0] * 3).set(reward=[2.0] * 3),
+], ids=["made", "made and changed"])  # fmt: skip
 def test_rows_without_keys_are_refused_whatever_they_look_like(
     positions: list[int], function: Callable[..., Any]
 ) -> None:

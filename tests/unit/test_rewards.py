@@ -116,20 +116,17 @@ def score_two(fn: Any) -> ScoringOutcome:
     return Scorer(fn).score(records(completion=["a", "b"]))
 
 
-@pytest.mark.parametrize(
-    "returned, kind, text",
-    [
-        ([1.0], "length", "returned 1 values for 2 completions"),
-        ([1.0, float("nan")], "value", "returned nan as value 1 of 2"),
-        ([float("inf"), 0.0], "value", "returned inf as value 0"),
-        ([1e39, 0.0], "value", "returned 1e+39"),
-        (["1.0", 0.0], "value", "returned '1.0' as value 0"),
-        (1.0, "type", "returned float"),
-        ({"score": 1.0}, "type", "returned dict"),
-        (None, "type", "returned NoneType"),
-        ((x for x in (0.0, 1.0)), "type", "returned generator"),
-    ],
-)
+@pytest.mark.parametrize("returned, kind, text", [
+    ([1.0], "length", "returned 1 values for 2 completions"),
+    ([1.0, float("nan")], "value", "returned nan as value 1 of 2"),
+    ([float("inf"), 0.0], "value", "returned inf as value 0"),
+    ([1e39, 0.0], "value", "returned 1e+39"),
+    (["1.0", 0.0], "value", "returned '1.0' as value 0"),
+    (1.0, "type", "returned float"),
+    ({"score": 1.0}, "type", "returned dict"),
+    (None, "type", "returned NoneType"),
+    ((x for x in (0.0, 1.0)), "type", "returned generator"),
+])  # fmt: skip
 def test_what_is_not_one_finite_number_a_row_is_a_fault(
     returned: Any, kind: str, text: str
 ) -> None:

@@ -42,9 +42,8 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def graph() -> Graph:
     """A policy that is generated with, and a slow copy of it that a node of its own reads."""
     policy = Model("policy", "tiny", trainable=True)
-    rollout = generate(
-        policy, prompts("train.parquet", batch=8), n=4, max_tokens=16, name="rollout"
-    )
+    prompt = prompts("train.parquet", batch=8)
+    rollout = generate(policy, prompt, n=4, max_tokens=16, name="rollout")
     advantage = group_advantage(rollout, reward(exact, rollout, name="score"), name="advantage")
     target = Model("target", "tiny", follows=policy, every=2)
     loss = clipped_policy_loss(advantage, reference=logprobs(target, rollout, name="ref"), beta=0.1)
@@ -67,14 +66,19 @@ CHOSEN: dict[str, tuple[dict[str, Any], dict[str, str], dict[str, int]]] = {
     "without GPUs": ({"pin": APART}, PULL, {}),
     "on one GPU": ({"gpus": 1, "pin": APART}, PULL, {"gen": 0, "main": 0, "train": 0}),
     "a GPU each": ({"gpus": 3, "pin": APART}, SENT, {"gen": 0, "main": 1, "train": 2}),
-    "a reader on the writer's GPU": ({"gpus": 2, "pin": APART}, PULL, {"gen": 0, "main": 1, "train": 0}),
+    "a reader on the writer's GPU": (
+        {"gpus": 2, "pin": APART}, PULL, {"gen": 0, "main": 1, "train": 0},
+    ),
     "replicas": (
         {"gpus": 4, "replicas": {"rollout": 2}}, SENT, {"rollout-0": 0, "rollout-1": 1, "main": 2},
     ),
     "by turns": (
-        {"gpus": 4, "pin": APART | {"ref": "train"}, "turns": (("gen", "train"),)}, PULL, {"gen": 0, "train": 0},
+        {"gpus": 4, "pin": APART | {"ref": "train"}, "turns": (("gen", "train"),)},
+        PULL, {"gen": 0, "train": 0},
     ),
-    "pull was asked for": ({"gpus": 3, "pin": APART, "weights": "pull"}, PULL, {"gen": 0, "main": 1, "train": 2}),
+    "pull was asked for": (
+        {"gpus": 3, "pin": APART, "weights": "pull"}, PULL, {"gen": 0, "main": 1, "train": 2},
+    ),
     "collectives were asked for": ({"pin": APART, "weights": "collective"}, SENT, {}),
     "asked for where nothing moves": ({"workers": "one", "weights": "collective"}, PULL, {}),
 }  # fmt: skip

@@ -68,15 +68,11 @@ def ending(port: Port[Prompt]) -> Graph:
     return Graph("g", train(policy, rollout, loss=supervised_loss(), lr=1e-6))
 
 
-@pytest.mark.parametrize(
-    ("use", "told"),
-    [
-        (lambda p: divided(p), "ZeroDivisionError"),  # line of divided
-        (lambda p: misread(p), "promt"),  # line of misread
-        (lambda p: shortened(p), "it returned 1 rows for 2"),  # line of shortened
-    ],
-    ids=["raises", "misreads", "forgets"],
-)
+@pytest.mark.parametrize(("use", "told"), [
+    (lambda p: divided(p), "ZeroDivisionError"),  # line of divided
+    (lambda p: misread(p), "promt"),  # line of misread
+    (lambda p: shortened(p), "it returned 1 rows for 2"),  # line of shortened
+], ids=["raises", "misreads", "forgets"])  # fmt: skip
 def test_a_users_operator_that_fails_is_named_with_its_line(
     use: Callable[[Port[Prompt]], Port[Prompt]], told: str, tmp_path: Path
 ) -> None:
@@ -106,15 +102,12 @@ def left(error: Exception, *, node: str = "score", origin: bool = True) -> Excep
     return caught.value
 
 
-@pytest.mark.parametrize(
-    ("said", "shown"),
-    [
-        ("score: no reward", "grpo.py:14 score: no reward"),
-        ("node 'score': no reward", "grpo.py:14 node 'score': no reward"),
-        ("loss x: shape", "grpo.py:14 score: loss x: shape"),
-        ("grpo.py:14 score: told already", "grpo.py:14 score: told already"),
-    ],
-)
+@pytest.mark.parametrize(("said", "shown"), [
+    ("score: no reward", "grpo.py:14 score: no reward"),
+    ("node 'score': no reward", "grpo.py:14 node 'score': no reward"),
+    ("loss x: shape", "grpo.py:14 score: loss x: shape"),
+    ("grpo.py:14 score: told already", "grpo.py:14 score: told already"),
+])  # fmt: skip
 @pytest.mark.parametrize("kind", [KernelError, RunError])
 def test_errors_of_ours_get_the_line_and_stay_what_they_are(
     kind: type[Exception], said: str, shown: str
@@ -163,19 +156,15 @@ def failed(base: str, fn: Any) -> str:
     return message
 
 
-@pytest.mark.parametrize(
-    ("fn", "told"),
-    [
-        (lambda now: now.logprobs.mean(), "expected it to return Terms, found Tensor. Fix: "),
-        (lambda now: Terms(1.0), "expected Terms.loss to be a tensor, found float"),  # type: ignore
-        (
-            lambda now: Terms(now.logprobs, {"own/mean": now.logprobs.mean()}),
-            "expected the metric 'own/mean' to be a pair (sum, count), found Tensor",
-        ),
-        (lambda now: Terms(now.logprobs, [1]), "expected the metric 'all'"),  # type: ignore
-    ],
-    ids=["no Terms", "no tensor", "a metric that is no pair", "metrics without names"],
-)
+@pytest.mark.parametrize(("fn", "told"), [
+    (lambda now: now.logprobs.mean(), "expected it to return Terms, found Tensor. Fix: "),
+    (lambda now: Terms(1.0), "expected Terms.loss to be a tensor, found float"),  # type: ignore
+    (
+        lambda now: Terms(now.logprobs, {"own/mean": now.logprobs.mean()}),
+        "expected the metric 'own/mean' to be a pair (sum, count), found Tensor",
+    ),
+    (lambda now: Terms(now.logprobs, [1]), "expected the metric 'all'"),  # type: ignore
+], ids=["no Terms", "no tensor", "a metric that is no pair", "metrics without names"])  # fmt: skip
 def test_what_is_no_terms_is_refused_by_name(base: str, fn: Any, told: str) -> None:
     assert told in failed(base, fn)
 

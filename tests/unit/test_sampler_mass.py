@@ -42,9 +42,7 @@ def answers(base: str, **params: Any) -> Batch:
 
 
 def masses(base: str, rows: Batch, temperature: float, top_k: int, top_p: float) -> np.ndarray:
-    """Log of what top-k, then top-p, keep of each token's distribution, by a full forward of
-    transformers.
-    """
+    """Log of what top-k, then top-p, keep of each distribution: a full forward of transformers."""
     logs: list[float] = []
     with torch.no_grad():
         logits = torch.cat(padded_logits(plain(base), rows))

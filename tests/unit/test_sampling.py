@@ -29,9 +29,8 @@ def drawn(how: Sampling, count: int = 4000) -> np.ndarray:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 3.0])
 def test_tokens_come_out_as_often_as_the_softmax_says(temperature: float) -> None:
-    np.testing.assert_allclose(
-        drawn(Sampling(temperature=temperature)), torch.softmax(LOGITS / temperature, -1), atol=3e-4
-    )
+    expected = torch.softmax(LOGITS / temperature, -1)
+    np.testing.assert_allclose(drawn(Sampling(temperature=temperature)), expected, atol=3e-4)
 
 
 def test_top_k_keeps_the_k_most_likely_and_ties_with_the_last() -> None:

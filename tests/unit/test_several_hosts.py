@@ -99,24 +99,21 @@ def test_a_cluster_file(tmp_path: Path) -> None:
     assert cluster.cores == first.cores
 
 
-@pytest.mark.parametrize(
-    "text,told",
-    [
-        ("", "expected hosts, found none"),
-        ("hosts = 3", "expected tables, found 3"),
-        ("[hosts.a]", "host a: expected the IP address by which others reach it, found None"),
-        ('[hosts.a]\naddress = "nowhere"', "found 'nowhere'"),
-        (HOST_A + "core = 2", r"unknown key 'core'\. Fix: cores\."),
-        (
-            HOST_A + "port = 70000",
-            r"cluster\.toml:3: host a: port: expected a port, 1 to 65535, found 70000",
-        ),
-        (HOST_A.replace("a", '"a b"', 1), "host a b: expected a table of that name"),
-        ('lease = "long"\n' + HOST_A, r"toml:1: lease: expected seconds, 1 to 86400, found 'long'"),
-        ("private = 1\n" + HOST_A, "private: expected true or false, found 1"),
-        ("[hosts", r"cluster\.toml: expected TOML: "),
-    ],
-)
+@pytest.mark.parametrize("text,told", [
+    ("", "expected hosts, found none"),
+    ("hosts = 3", "expected tables, found 3"),
+    ("[hosts.a]", "host a: expected the IP address by which others reach it, found None"),
+    ('[hosts.a]\naddress = "nowhere"', "found 'nowhere'"),
+    (HOST_A + "core = 2", r"unknown key 'core'\. Fix: cores\."),
+    (
+        HOST_A + "port = 70000",
+        r"cluster\.toml:3: host a: port: expected a port, 1 to 65535, found 70000",
+    ),
+    (HOST_A.replace("a", '"a b"', 1), "host a b: expected a table of that name"),
+    ('lease = "long"\n' + HOST_A, r"toml:1: lease: expected seconds, 1 to 86400, found 'long'"),
+    ("private = 1\n" + HOST_A, "private: expected true or false, found 1"),
+    ("[hosts", r"cluster\.toml: expected TOML: "),
+])  # fmt: skip
 def test_a_cluster_file_that_cannot_be(tmp_path: Path, text: str, told: str) -> None:
     (tmp_path / "cluster.toml").write_text(text)
     with pytest.raises(PlanError, match=told):
@@ -227,20 +224,16 @@ RANKS = {"pin": {"train_policy": "t0,t1@b"}, "ranks": {"train_policy": 2}}
 
 
 @pytest.mark.usefixtures("tiny")
-@pytest.mark.parametrize(
-    ("cluster", "asked", "told"),
-    [
-        (
-            CLUSTER,
-            {"gen": "c"},
-            r"pin: 'gen' expected a host of the cluster, found 'c'\. Fix: one of a, b",
-        ),
-        (Cluster(cores=1, memory=2**34), {}, r"no hosts are known\. Fix: --cluster"),
-        (CLUSTER, RANKS, r"t0,t1 are on a, b, and have to be on one host\. Fix: t0@a t1@a"),
-        (SMALL, {}, r"gen needs .*, host b has 0\.0 GiB"),
-    ],
-    ids=["unknown", "no hosts", "ranks on two", "too small"],
-)
+@pytest.mark.parametrize(("cluster", "asked", "told"), [
+    (
+        CLUSTER,
+        {"gen": "c"},
+        r"pin: 'gen' expected a host of the cluster, found 'c'\. Fix: one of a, b",
+    ),
+    (Cluster(cores=1, memory=2**34), {}, r"no hosts are known\. Fix: --cluster"),
+    (CLUSTER, RANKS, r"t0,t1 are on a, b, and have to be on one host\. Fix: t0@a t1@a"),
+    (SMALL, {}, r"gen needs .*, host b has 0\.0 GiB"),
+], ids=["unknown", "no hosts", "ranks on two", "too small"])  # fmt: skip
 def test_hosts_that_cannot_be(cluster: Cluster, asked: dict[str, Any], told: str) -> None:
     with pytest.raises(PlanError, match=told):
         planned(cluster, **asked)

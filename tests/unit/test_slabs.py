@@ -148,9 +148,8 @@ def test_a_full_disk_is_one_clear_error(tmp_path, monkeypatch) -> None:
 
     before = len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(
-        RunError, match=rf"room for 2 MiB, found: No space left.*Fix: free space in {tmp_path}"
-    ):
+    told = rf"room for 2 MiB, found: No space left.*Fix: free space in {tmp_path}"
+    with pytest.raises(RunError, match=told):
         pool.allocate(2 * MIB)
     assert len(os.listdir("/proc/self/fd")) == before
     assert list(tmp_path.iterdir()) == []
@@ -365,9 +364,7 @@ def test_of_a_slice_only_its_rows_travel(values, start, length) -> None:
 def test_wherever_the_values_of_lists_begin_only_those_of_its_rows_travel(
     lengths, before, after, skipped, start, length, null, large
 ) -> None:
-    """The values are a slice of more, the offsets do not begin at 0, the last ones are nobody's,
-    the rows are some.
-    """
+    """Values are a slice, offsets do not begin at 0, the last belong to nobody, rows are some."""
     count = before + sum(lengths) + after
     numbers = list(range(skipped + count))
     if null is not None and count:

@@ -168,14 +168,10 @@ def test_a_graph_read_back_is_the_graph_written(graph: Graph) -> None:
         assert [type(v) for v in new.params.values()] == [type(v) for v in old.params.values()]
 
 
-@pytest.mark.parametrize(
-    "graph",
-    [
-        *(make("models/base", "train.parquet", exact) for make in (grpo, ppo, ppo_from_grpo)),
-        sft("models/base", "demonstrations.jsonl"),
-    ],
-    ids=["grpo", "ppo", "ppo_from_grpo", "sft"],
-)
+@pytest.mark.parametrize("graph", [
+    *(make("models/base", "train.parquet", exact) for make in (grpo, ppo, ppo_from_grpo)),
+    sft("models/base", "demonstrations.jsonl"),
+], ids=["grpo", "ppo", "ppo_from_grpo", "sft"])  # fmt: skip
 def test_the_shipped_graphs_go_round(graph: Graph) -> None:
     assert from_json(to_json(graph)) == graph
 
@@ -283,17 +279,11 @@ def test_a_newer_format_is_refused() -> None:
         from_json(edited(lambda d: d.update(format=FORMAT + 1)))
 
 
-@pytest.mark.parametrize(
-    "path, told",
-    [
-        ("operators.generate:GENERAT", ".* has no 'GENERAT'. Fix: 'GENERATE' is there"),
-        ("operators.generat:GENERATE", ".*no module 'operators.generat'. Fix: "),
-        (
-            "operators.generate:Literal",
-            "expected an operator at operators.generate:Literal, found",
-        ),
-    ],
-)
+@pytest.mark.parametrize("path, told", [
+    ("operators.generate:GENERAT", ".* has no 'GENERAT'. Fix: 'GENERATE' is there"),
+    ("operators.generat:GENERATE", ".*no module 'operators.generat'. Fix: "),
+    ("operators.generate:Literal", "expected an operator at operators.generate:Literal, found"),
+])  # fmt: skip
 def test_an_unknown_operator_is_named(path: str, told: str) -> None:
     with pytest.raises(GraphError, match=f"node 'rollout': {told}"):
         from_json(edited(lambda d: d["nodes"][1].update(operator=path)))

@@ -70,29 +70,25 @@ NORM = "model.norm.weight"
 OTHER = "model.layers.1.mlp.up_proj.weight"
 
 
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        (
-            with_number(NORM, float("nan")),
-            "expected finite weights at {base}, found nan at model.norm.weight[31] (1 ",
-        ),
-        (with_number(NORM, float("-inf")), "found -inf at model.norm.weight[31] (1 there)"),
-        (
-            lambda w: {k: v for k, v in w.items() if k != NORM},
-            f"expected all weights at {{base}}, found none for {NORM}",
-        ),
-        (
-            lambda w: w | {NORM: w[NORM][:31]},
-            "expected model.norm.weight of shape (32,) at {base}, found (31,)",
-        ),
-        (
-            lambda w: w | {OTHER: torch.ones(2)},
-            f"expected only weights of this model at {{base}}, found {OTHER} too",
-        ),
-    ],
-    ids=["nan", "infinite", "one is missing", "one is too short", "one too many"],
-)
+@pytest.mark.parametrize(("change", "told"), [
+    (
+        with_number(NORM, float("nan")),
+        "expected finite weights at {base}, found nan at model.norm.weight[31] (1 ",
+    ),
+    (with_number(NORM, float("-inf")), "found -inf at model.norm.weight[31] (1 there)"),
+    (
+        lambda w: {k: v for k, v in w.items() if k != NORM},
+        f"expected all weights at {{base}}, found none for {NORM}",
+    ),
+    (
+        lambda w: w | {NORM: w[NORM][:31]},
+        "expected model.norm.weight of shape (32,) at {base}, found (31,)",
+    ),
+    (
+        lambda w: w | {OTHER: torch.ones(2)},
+        f"expected only weights of this model at {{base}}, found {OTHER} too",
+    ),
+], ids=["nan", "infinite", "one is missing", "one is too short", "one too many"])  # fmt: skip
 def test_weights_that_are_not_whole_are_refused(
     spoilt: Spoilt, change: Callable[[Weights], Weights], told: str
 ) -> None:
@@ -100,14 +96,11 @@ def test_weights_that_are_not_whole_are_refused(
     assert told.format(base=base) in refusal(base)
 
 
-@pytest.mark.parametrize(
-    ("fields", "told"),
-    [
-        ({"hidden_act": "foo"}, "KeyError: 'foo'"),
-        ({"num_hidden_layers": 2}, "num_hidden_layers"),
-        ({"dtype": "float15"}, "float15"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "told"), [
+    ({"hidden_act": "foo"}, "KeyError: 'foo'"),
+    ({"num_hidden_layers": 2}, "num_hidden_layers"),
+    ({"dtype": "float15"}, "float15"),
+])  # fmt: skip
 def test_a_configuration_that_transformers_chokes_on_is_one_line(
     spoilt: Spoilt, fields: dict[str, Any], told: str
 ) -> None:
@@ -137,9 +130,7 @@ def test_a_head_that_nobody_trained_is_refused(
     assert told in refusal(spoilt(head(rows, value)), head="scalar")
 
 
-def test_a_trained_head_is_read_and_the_head_that_is_not_wanted_is_left(
-    spoilt: Spoilt,
-) -> None:
+def test_a_trained_head_is_read_and_the_head_that_is_not_wanted_is_left(spoilt: Spoilt) -> None:
     base = spoilt(head(1, 0.5))
     scores = load_model(Model("rm", base, head="scalar"), "cpu")
     assert (scores.get_parameter("score.weight") == 0.5).all()
@@ -157,9 +148,7 @@ def answers(kernel: TorchGenerate, *prompts: str) -> list[Batch]:
     return list(kernel.run(prompt_chunk(prompts)))
 
 
-def test_an_answer_that_cannot_end_is_refused_when_the_kernel_opens(
-    spoilt: Spoilt,
-) -> None:
+def test_an_answer_that_cannot_end_is_refused_when_the_kernel_opens(spoilt: Spoilt) -> None:
     base = spoilt(file="generation_config.json", eos_token_id=None)
     settings = Path(base) / "tokenizer_config.json"
     settings.write_text(json.dumps(json.loads(settings.read_text()) | {"eos_token": None}))
@@ -178,9 +167,7 @@ def test_an_end_that_the_model_cannot_write_is_refused(spoilt: Spoilt, end: Any,
         opened(base)
 
 
-def test_positions_are_those_of_the_file_and_none_where_it_has_none(
-    spoilt: Spoilt,
-) -> None:
+def test_positions_are_those_of_the_file_and_none_where_it_has_none(spoilt: Spoilt) -> None:
     base = spoilt(max_position_embeddings=None)
     assert positions(base) is None
     assert len(answers(opened(base, max_tokens=2), "a" * 700)) == 1

@@ -47,22 +47,19 @@ from tests.torture.faults import WriteFaults, installed
 _FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize(
-    "number,needed,told",
-    [
-        (
-            errno.ENOSPC,
-            2048,
-            r"^/x/a: it could not be written: the disk is full \(needs 2\.0 KiB, .* free\)\. Fix: ",
-        ),
-        (errno.EDQUOT, 0, r"the quota of this user is used up \(.* free\)\. Fix: "),
-        (errno.EFBIG, 10, r"is allowed \(needs 10 B, .*\)\. Fix: raise the limit \(ulimit -f\)"),
-        (errno.EIO, 10, r"fails \(Input/output error\) \(needs 10 B\)\. Fix: look at the disk"),
-        (errno.EROFS, 0, r"the file system is read-only\. Fix: "),
-        (errno.ENOTDIR, 0, r"a part of the path is a file, not a folder\. Fix: "),
-        (errno.ENODEV, 0, r"could not be written: No such device\. Fix: "),
-    ],
-)
+@pytest.mark.parametrize("number,needed,told", [
+    (
+        errno.ENOSPC,
+        2048,
+        r"^/x/a: it could not be written: the disk is full \(needs 2\.0 KiB, .* free\)\. Fix: ",
+    ),
+    (errno.EDQUOT, 0, r"the quota of this user is used up \(.* free\)\. Fix: "),
+    (errno.EFBIG, 10, r"is allowed \(needs 10 B, .*\)\. Fix: raise the limit \(ulimit -f\)"),
+    (errno.EIO, 10, r"fails \(Input/output error\) \(needs 10 B\)\. Fix: look at the disk"),
+    (errno.EROFS, 0, r"the file system is read-only\. Fix: "),
+    (errno.ENOTDIR, 0, r"a part of the path is a file, not a folder\. Fix: "),
+    (errno.ENODEV, 0, r"could not be written: No such device\. Fix: "),
+])  # fmt: skip
 def test_an_error_says_what_where_why_and_how_much(number: int, needed: int, told: str) -> None:
     error = storage_error("it", Path("/x/a"), OSError(number, os.strerror(number)), needed)
     with pytest.raises(StorageError, match=told):
@@ -374,9 +371,7 @@ def test_what_a_kill_leaves_of_metrics_does_not_stand_in_the_way(tmp_path: Path)
 
 
 def test_files_that_arrow_and_python_write_count_alike(tmp_path: Path) -> None:
-    """The faults see what they are to see: opens, writes, renames, within the folder and nowhere
-    else.
-    """
+    """The faults see opens, writes and renames within the folder and nowhere else."""
     (tmp_path / "in").mkdir()
     with installed(WriteFaults(folder=str(tmp_path / "in"))) as faults:
         (tmp_path / "in" / "a").write_text("x")

@@ -87,9 +87,7 @@ ROWS = st.lists(
 def test_returns_of_a_sum_are_the_sum_of_returns(
     rows: list, gamma: float, data: st.DataObject
 ) -> None:
-    """Whatever is written and whatever is a hole: the plain reward counts once, where it would have
-    counted alone.
-    """
+    """With any tokens written or left out: the plain reward counts once, where it would alone."""
     plain = data.draw(st.lists(_NUMBER, min_size=len(rows), max_size=len(rows)))
     rollout = columns(Rollout, completion_mask=[[int(m) for m, *_ in row] for row in rows])
     tokens = [[r for _, r, _ in row] for row in rows]

@@ -160,14 +160,10 @@ def by_group(now: Now) -> Terms:
     return Terms(now.group_sum(now.row_sum(now.logprobs)).square())
 
 
-@pytest.mark.parametrize(
-    ("scope", "fn", "wanted"),
-    [
-        ("sequence", by_row, lambda sums: sum(-s.square() for s in sums) / 8),
-        ("group", by_group, lambda s: sum((s[g] + s[g + 1]).square() for g in (0, 2, 4, 6)) / 4),
-    ],
-    ids=["sequence", "group"],
-)
+@pytest.mark.parametrize(("scope", "fn", "wanted"), [
+    ("sequence", by_row, lambda sums: sum(-s.square() for s in sums) / 8),
+    ("group", by_group, lambda s: sum((s[g] + s[g + 1]).square() for g in (0, 2, 4, 6)) / 4),
+], ids=["sequence", "group"])  # fmt: skip
 def test_scopes_reduce_over_rows_and_groups(
     base: str, gradients: Callable[..., dict[str, Tensor]], scope: Any, fn: Any, wanted: Any
 ) -> None:

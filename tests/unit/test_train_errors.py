@@ -39,20 +39,16 @@ def test_a_column_of_other_rows_is_refused(base: str) -> None:
         opened(base, PG).step(assignment(rows, policy_gradient_loss__advantage=other))
 
 
-@pytest.mark.parametrize(
-    ("fn", "told"),
-    [
-        (
-            lambda now: Terms(now.logprobs.mean()),
-            r"loss mine: expected Terms.loss of shape \[\d+\], one number a token, found \[\]",
-        ),
-        (
-            lambda now: Terms(now.logprobs.detach()),
-            "expected a loss that depends on what the model says, found a constant",
-        ),
-    ],
-    ids=["wrong length", "no gradient"],
-)
+@pytest.mark.parametrize(("fn", "told"), [
+    (
+        lambda now: Terms(now.logprobs.mean()),
+        r"loss mine: expected Terms.loss of shape \[\d+\], one number a token, found \[\]",
+    ),
+    (
+        lambda now: Terms(now.logprobs.detach()),
+        "expected a loss that depends on what the model says, found a constant",
+    ),
+], ids=["wrong length", "no gradient"])  # fmt: skip
 def test_a_loss_that_cannot_be_trained_on_is_refused(base: str, fn: Any, told: str) -> None:
     kernel = opened(base, loss_of(loss_function(fn, name="mine")))
     with pytest.raises(KernelError, match=told):
@@ -62,17 +58,14 @@ def test_a_loss_that_cannot_be_trained_on_is_refused(base: str, fn: Any, told: s
 DPO = loss_of(losses.DPO, beta=0.1)
 
 
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({"aggregate": "token-mean"}, "expected aggregate to be one of token_mean"),
-        ({"aggregate": "constant"}, "divides by the rows of a Step times max_tokens, found None"),
-        ({"masked_rows": "all"}, "expected masked_rows to be one of skip, count, found 'all'"),
-        ({"optimizer": "sgd"}, "expected optimizer 'adamw'"),
-        ({"loss": loss_of(losses.VALUE, clip=None)}, "needs a Model with head='scalar'"),
-        ({"loss": DPO, "aggregate": "sequence_sum"}, "takes only their mean"),
-    ],
-)
+@pytest.mark.parametrize(("params", "message"), [
+    ({"aggregate": "token-mean"}, "expected aggregate to be one of token_mean"),
+    ({"aggregate": "constant"}, "divides by the rows of a Step times max_tokens, found None"),
+    ({"masked_rows": "all"}, "expected masked_rows to be one of skip, count, found 'all'"),
+    ({"optimizer": "sgd"}, "expected optimizer 'adamw'"),
+    ({"loss": loss_of(losses.VALUE, clip=None)}, "needs a Model with head='scalar'"),
+    ({"loss": DPO, "aggregate": "sequence_sum"}, "takes only their mean"),
+])  # fmt: skip
 def test_parameters_that_cannot_be_honoured_are_refused_at_open(
     base: str, params: dict[str, Any], message: str
 ) -> None:

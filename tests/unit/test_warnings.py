@@ -57,9 +57,7 @@ def test_a_right_graph_is_not_warned_of(make: Callable[[], Graph]) -> None:
 
 
 def test_a_port_that_is_not_read_counts_for_no_warning() -> None:
-    """A reference whose beta is 0 is the trained policy; a policy gradient of weight 0 has no
-    update.
-    """
+    """A reference whose beta is 0 is the policy; a policy gradient of weight 0 has no update."""
     rollout = doubtful.sampled()
     reference = doubtful.logprobs(doubtful.policy, rollout, name="reference")
     loss = doubtful.clipped_policy_loss(doubtful.compared(rollout), reference=reference, beta=0.0)

@@ -15,17 +15,14 @@ from engine.weights.pieces import DTYPES, SCHEMA, from_records, to_batch
 
 
 def some_pieces() -> list[Piece]:
-    """Every dtype; an odd number of bytes before wide ones, a scalar, an empty one, one that is not
-    contiguous.
-    """
+    """Every dtype; odd bytes before wide ones, a scalar, an empty one, one not contiguous."""
     draw = torch.Generator().manual_seed(3)
     found = [Piece("odd", torch.arange(3, dtype=torch.uint8))]
     for dtype in DTYPES:
-        found.append(
-            Piece(
-                f"of.{dtype}", torch.randint(0, 2, (3, 5), generator=draw).to(getattr(torch, dtype))
-            )
+        entry = Piece(
+            f"of.{dtype}", torch.randint(0, 2, (3, 5), generator=draw).to(getattr(torch, dtype))
         )
+        found.append(entry)
     found += [
         Piece("scalar", torch.tensor(2.5)),
         Piece("empty", torch.zeros(0, 4)),
@@ -137,16 +134,13 @@ def test_swapped_data_is_named() -> None:
         list(from_records(swapped, digest))
 
 
-@pytest.mark.parametrize(
-    ("rows", "said"),
-    [
-        ([0, 2], "'c'.*missing"),
-        ([0, 1, 1, 2], "'b' twice"),
-        ([1, 0, 2], "'b'"),
-        ([0, 1], "'b'.*missing"),
-        ([], "none"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "said"), [
+    ([0, 2], "'c'.*missing"),
+    ([0, 1, 1, 2], "'b' twice"),
+    ([1, 0, 2], "'b'"),
+    ([0, 1], "'b'.*missing"),
+    ([], "none"),
+])  # fmt: skip
 def test_missing_doubled_and_swapped_pieces_are_named(rows: list[int], said: str) -> None:
     batch, digest = to_batch([Piece(n, torch.full((2,), float(i))) for i, n in enumerate("abc")])
     with pytest.raises(RunError, match=said):

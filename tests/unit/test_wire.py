@@ -134,19 +134,15 @@ def test_a_pickle_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "hit").exists()
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        ["Quit"],
-        ["NoSuch", {}],
-        ["ChunkDone", {"chunk": "one", "node": "n"}],
-        ["ChunkDone", {"node": "n"}],
-        ["From", {"worker": "w", "epoch": 0, "number": 0, "event": ["Quit", {}]}],
-        ["Prepared", {"node": "n", "worker": "w", "id": 1 << 70}],
-        ["Offered", 5],
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("body", [
+    ["Quit"],
+    ["NoSuch", {}],
+    ["ChunkDone", {"chunk": "one", "node": "n"}],
+    ["ChunkDone", {"node": "n"}],
+    ["From", {"worker": "w", "epoch": 0, "number": 0, "event": ["Quit", {}]}],
+    ["Prepared", {"node": "n", "worker": "w", "id": 1 << 70}],
+    ["Offered", 5],
+], ids=str)  # fmt: skip
 def test_what_no_class_has_is_refused(body: Any) -> None:
     with pytest.raises(RunError):
         decode(msgspec.msgpack.encode(body) if "Prepared" not in body else b"\x92\xa8Prepared\xc1")
@@ -208,9 +204,7 @@ def test_frames_come_whole_and_in_order(pair: Pair) -> None:
     writer.join()
 
 
-def test_descriptors_come_with_their_frame_and_are_closed_here(
-    pair: Pair,
-) -> None:
+def test_descriptors_come_with_their_frame_and_are_closed_here(pair: Pair) -> None:
     read, write = os.pipe()
     before = len(os.listdir("/proc/self/fd"))
     pair[0].send(b"none")
@@ -227,9 +221,7 @@ def test_descriptors_come_with_their_frame_and_are_closed_here(
     os.close(back)
 
 
-def test_what_does_not_fit_waits_and_flush_goes_on(
-    pair: Pair,
-) -> None:
+def test_what_does_not_fit_waits_and_flush_goes_on(pair: Pair) -> None:
     pair[0].sock.setblocking(False)
     payload = os.urandom(4_000_000)
     pair[0].send(payload)

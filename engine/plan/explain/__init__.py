@@ -26,15 +26,15 @@ def explain(plan: Plan, *, measured: Mapping[str, float] | None = None) -> str:
     """The plan as text. measured: node -> seconds a Step, shown beside what was predicted."""
     sections = [
         summary(plan),
-        _section("warnings (errors with --strict)", _wrapped(map(str, plan.warnings))),
+        _section("warnings (errors with --strict)", _warnings(plan)),
         _section("workers, each a process that does one thing after another", workers(plan)),
         _section("nodes, in the order in which they can run", nodes(plan, measured)),
         _section("where streaming ends", cut(plan)),
         _section(_EDGES, edges(plan)),
         _section("weights", weights(plan)),
-        _section("conventions that peers do not share", _wrapped(_dialects(plan))),
+        _section("conventions that peers do not share", _dialects(plan)),
         _section("recorded of each Step", _recorded(plan)),
-        _section("notes", _wrapped(plan.notes)),
+        _section("notes", _notes(plan)),
     ]
     return printable("\n\n".join("\n".join(lines) for lines in sections if lines) + "\n")
 
@@ -49,7 +49,8 @@ def _dialects(plan: Plan) -> Iterator[str]:
     for name, node in program(plan).items():
         if "dialect" in node.params:
             dialect = node.params["dialect"]
-            yield f"{name}: {node.operator.name} as {dialect} does it (dialect={dialect!r})"
+            way = f"{node.operator.name} as {dialect} does it (dialect={dialect!r})"
+            yield from wrapped(f"{name}: {way}", after=2)
 
 
 def _recorded(plan: Plan) -> Iterator[str]:
@@ -60,6 +61,11 @@ def _recorded(plan: Plan) -> Iterator[str]:
             yield from wrapped(f"{fetch.producer}: {', '.join(fetch.columns)}", after=2)
 
 
-def _wrapped(texts: Iterable[str]) -> Iterator[str]:
-    for text in texts:
-        yield from wrapped(text, after=2)
+def _notes(plan: Plan) -> Iterator[str]:
+    for note in plan.notes:
+        yield from wrapped(note, after=2)
+
+
+def _warnings(plan: Plan) -> Iterator[str]:
+    for warning in plan.warnings:
+        yield from wrapped(str(warning), after=2)

@@ -30,7 +30,10 @@ Columns = tuple[str, ...]
 def route(
     producer: PlannedNode, consumer: PlannedNode, hosts: Mapping[str, str], device: Columns = ()
 ) -> str:
-    """`inproc` within one Worker, `shm` on one host, else `zmq`; device columns by collectives."""
+    """How rows travel: `inproc` within one Worker, `shm` on one host, `zmq` if some leave it.
+
+    A node in several Workers is never `inproc`. Device columns go by collectives besides.
+    """
     if len(producer.workers) == 1 and producer.workers == consumer.workers:
         return "inproc"
     near = len({hosts.get(w) for w in (*producer.workers, *consumer.workers)}) == 1
@@ -128,7 +131,10 @@ class _Cost:
         return declared(self._nodes[node].schemas)
 
     def _kept(self, planned: PlannedNode, columns: tuple[str, ...]) -> int:
-        """Bytes of these columns until the Step is done; above the cut, of all admitted prompts."""
+        """Bytes of these columns, held until their Step is trained.
+
+        Above the cut all admitted prompts have rows.
+        """
         source = self._sources.get(planned.source)
         if source is None:
             return 0

@@ -17,7 +17,10 @@ from engine.plan.plan import PlannedNode
 
 
 def choose_kernels(draft: Draft) -> Draft:
-    """The first installed kernel of each operator, and notes; PlanError for an operator without."""
+    """The first installed kernel of each operator; notes for those passed over.
+
+    Raises PlanError for an operator without one.
+    """
     offered = {n.name: n.operator.kernels for n in draft.graph.nodes}
     nodes = tuple(_chosen(n, offered[n.name]) for n in draft.nodes)
     passed = [note for n in nodes for note in _passed_over(n, offered[n.name])]

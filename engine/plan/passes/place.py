@@ -163,9 +163,12 @@ def _kept(draft: Draft, node: PlannedNode) -> str:
 
 
 def _recorder(nodes: Sequence[PlannedNode]) -> str:
-    """A Worker whose delay or death matters least: of columns if there is one, else of training."""
+    """A Worker that neither generates nor trains, a source's if possible; else the first trainer's.
+
+    There writing delays nobody, and the Worker's death loses no state.
+    """
     trains = [n for n in nodes if n.work == "train"]
-    free = sorted(_beside_models(nodes), key=lambda n: n.work != "source")  # sources first
+    free = sorted(_beside_models(nodes), key=lambda n: n.work != "source")
     return next(iter([*free, *trains, nodes[0]])).workers[0]
 
 
@@ -186,7 +189,10 @@ def _hosts(draft: Draft, nodes: Sequence[PlannedNode]) -> dict[str, str]:
 
 
 def _devices(draft: Draft) -> dict[str, int]:
-    """The GPU of each Worker with a Model, reused if they run out; one for all that take turns."""
+    """The GPU of each Worker that computes with a Model, from the first again if they run out.
+
+    Workers that take turns have the same one.
+    """
     found: dict[str, int] = {}
     used: Counter[str] = Counter()
     for worker in dict.fromkeys(w for n in draft.nodes if n.traits.computes for w in n.workers):
