@@ -1,0 +1,106 @@
+"""How far a batch walks through the code: the files and rooms of engine/ that one Step enters.
+
+    python -m benchmarks.walk [--quick] [--json FILE]
+
+Owns: the trace and what is counted. Does not own: how results are shown (report.py).
+
+GRPO runs in one process; the second Step is traced. `files`: those of engine/ in which a function
+is called from the admission of its prompts to the end of its training. `room switches`: how often,
+over the whole Step, the next call is in another folder of engine/ than the one before. The plan's
+data types (engine/plan), which every room reads, count as no room.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from types import FrameType
+
+import tyro
+
+from benchmarks.report import Result, machine, show, write_json
+from benchmarks.rewards import REWARDS
+from benchmarks.settings import SETTINGS, prepare
+from engine.api import run
+from engine.options import RunOptions
+from graphs.grpo import grpo
+
+ENGINE = Path(__file__).resolve().parents[1] / "engine"
+FILES, SWITCHES = 24, 45
+Call = tuple[str, str]
+"""(file below engine/, qualified name of the function)."""
+
+
+def traced(step: int = 2) -> list[Call]:
+    """Every call into engine/ within one Step, in order, from the end of the Step before it."""
+    setting = prepare(replace(SETTINGS["short"], name="walk", teacher_steps=0))
+    calls: list[Call] = []
+    closed = 0
+
+    def on_step(row: object) -> None:
+        nonlocal closed
+        closed += 1
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        path = frame.f_code.co_filename
+        if event == "call" and closed == step - 1 and path.startswith(str(ENGINE)):
+            calls.append((path[len(str(ENGINE)) + 1 :], frame.f_code.co_qualname))
+
+    reward = REWARDS[setting.reward]
+    graph = grpo(setting.model_dir, setting.data, reward, n=4, batch=4, max_tokens=4)
+    with tempfile.TemporaryDirectory() as folder:
+        options = RunOptions(
+            steps=step + 1, runs=Path(folder), threads=1, progress=False, inproc=True
+        )
+        sys.setprofile(note)
+        try:
+            run(graph, options, on_step=[on_step])
+        finally:
+            sys.setprofile(None)
+    return [call for call in calls if room(call[0]) != "plan"]
+
+
+def room(file: str) -> str:
+    """The folder of engine/ that a file is in; engine/ itself is one, too."""
+    return file.partition("/")[0] if "/" in file else ""
+
+
+def until_trained(calls: list[Call]) -> list[Call]:
+    """From the admission of the Step's prompts to the end of its training."""
+    names = [name for _, name in calls]
+    begin = next(i for i, name in enumerate(names) if name.endswith(".admit"))
+    end = next(i for i, name in enumerate(names) if name.endswith("Training.stepped"))
+    return calls[begin:end]
+
+
+def switches(calls: Iterable[Call]) -> int:
+    """How often a call is in another room than the one before."""
+    return sum(room(before) != room(after) for (before, _), (after, _) in pairwise(calls))
+
+
+def main(*, quick: bool = False, json: Path | None = None) -> None:
+    """Print how far a batch walks. quick: the same; there is nothing to shorten."""
+    calls = traced()
+    files = {file for file, _ in until_trained(calls)}
+    results = [
+        Result(name="walk/files", value=len(files), unit="files", goal=FILES, least=False),
+        Result(
+            name="walk/room_switches",
+            value=switches(calls),
+            unit="switches",
+            goal=SWITCHES,
+            least=False,
+        ),
+    ]
+    where = machine()
+    show("How far a batch walks", results, where)
+    if json is not None:
+        write_json(json, results, where)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
