@@ -22,7 +22,7 @@ from types import FrameType
 
 import tyro
 
-from benchmarks.report import Result, machine, show, write_json
+from benchmarks.report import SideResult, machine, show, write_json
 from benchmarks.rewards import REWARDS
 from benchmarks.settings import SETTINGS, prepare
 from engine.api import run
@@ -87,8 +87,8 @@ def main(*, quick: bool = False, json: Path | None = None) -> None:
     calls = traced()
     files = {file for file, _ in until_trained(calls)}
     results = [
-        Result(name="walk/files", value=len(files), unit="files", goal=FILES, least=False),
-        Result(
+        SideResult(name="walk/files", value=len(files), unit="files", goal=FILES, least=False),
+        SideResult(
             name="walk/room_switches",
             value=switches(calls),
             unit="switches",

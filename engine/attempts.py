@@ -27,7 +27,7 @@ from engine.checkpoint.store import CheckpointStore, StoredCheckpoint
 from engine.coordinator.core import Coordinator, Settings
 from engine.coordinator.messages import Finish, Rollback, StopRequested
 from engine.observe.accounts import RunMetrics
-from engine.observe.events import EventStream, Opened, RunEvent, Subscriber, at_each_step
+from engine.observe.events import EventStream, Opened, StepEnded, at_each_step
 from engine.observe.logs import logged
 from engine.observe.progress import Progress
 from engine.observe.runfolder import RunFolder
@@ -157,16 +157,20 @@ class _Run:
         early = EarlyEnd(self._signals, self._hooks.until)
         with ExitStack() as stack:
             workers, lines = self._workers(stack), self._lines(begun, stack)
-            stream = EventStream(self._log.take, self._trace.take, Probes(plan.seed).take)
-            metrics = RunMetrics(plan.workers, lines, stream.emit)
-            settle, views = stack.enter_context(_settled_memory()), self._views(stack)
-            watchdog = stack.enter_context(self._watchdog(workers, coordinator))
-            for take in (metrics.take, *views, *self._on_step, early.take, settle, watchdog.take):
-                stream.add(take)
+            stream = EventStream(self._log, self._trace, Probes(plan.seed))
+            metrics = RunMetrics(plan.workers, lines, stream)
+            for subscriber in (metrics, *self._views(stack)):
+                stream.add(subscriber)
+            for take in self._on_step:
+                stream.on(take, StepEnded)
+            stream.add(early)
+            stream.on(stack.enter_context(_settled_memory()), Opened)
             store = DiskStore(plan, self.store, self._best, latest, self._record)
+            loop = Loop(coordinator, workers, store, stream, early)
+            watchdog = stack.enter_context(self._watchdog(workers, coordinator, loop))
             _log.info("%s begins after step %d", plan.graph, begun)
             with _named_hang(watchdog):
-                end = Loop(coordinator, workers, store, stream.emit, early).run()
+                end = loop.run()
             self._stored_at, self._stopped = coordinator.storing.at, early.heard
         self.step = max(0, lines.last)
         self._metrics = metrics.last or self._metrics
@@ -222,7 +226,7 @@ class _Run:
 
             return stack.enter_context(_closed(Supervisor(plan, folder, options)))
         from engine.channels.inproc import InprocChannel
-        from engine.launch.inproc import InprocWorkers
+        from engine.worker.inproc import InprocWorkers
         from engine.worker.worker import Worker
 
         samples = SampleWriter(folder.samples, every=options.samples_every)
@@ -231,7 +235,7 @@ class _Run:
         worker = Worker(_alone(plan), plan, channel=channel, inproc=options.inproc, samples=behind)
         return stack.enter_context(_closed(InprocWorkers(worker)))
 
-    def _watchdog(self, workers: Workers, coordinator: Coordinator) -> Watchdog:
+    def _watchdog(self, workers: Workers, coordinator: Coordinator, loop: Loop) -> Watchdog:
         """What it prints: every Worker's work, and who waits for whom."""
 
         def describe() -> str:
@@ -240,7 +244,10 @@ class _Run:
             lines = [f"{each.worker} is in {place(each.node)} ({each.what})" for each in busy]
             return "\n  ".join([*lines, *coordinator.waiting(), *workers.stacks()])
 
-        return Watchdog(self._options.watchdog, describe, workers.doing, self._signals)
+        def sign() -> object:
+            return loop.heard, workers.doing()
+
+        return Watchdog(self._options.watchdog, describe, sign, self._signals)
 
     def _lines(self, step: int, stack: ExitStack) -> JsonLines:
         """The metrics file; drops lines, samples and best versions of Steps that come again."""
@@ -252,13 +259,13 @@ class _Run:
             self._best.truncate_after(step)
         return lines
 
-    def _views(self, stack: ExitStack) -> list[Subscriber]:
+    def _views(self, stack: ExitStack) -> list[View]:
         kinds = {"tensorboard": TensorBoard, "wandb": Wandb}
         views = [View(name, kinds[name]()) for name in self._options.sinks]
         for view in views:
             stack.callback(view.close)
             view.open(self._folder, _config(self._plan))
-        return [view.take for view in views]
+        return views
 
 
 def _alone(plan: Plan) -> str:
@@ -299,13 +306,12 @@ def _kept_best(plan: Plan) -> dict[str, int]:
 
 
 @contextmanager
-def _settled_memory() -> Iterator[Subscriber]:
+def _settled_memory() -> Iterator[Callable[[Opened], None]]:
     """Keep what imports and opening made out of the garbage collector's walks."""
 
-    def take(event: RunEvent) -> None:
-        if isinstance(event, Opened):
-            gc.collect()
-            gc.freeze()
+    def take(event: Opened) -> None:
+        gc.collect()
+        gc.freeze()
 
     try:
         yield take

@@ -20,11 +20,11 @@ from engine.channels.inproc import InprocChannel
 from engine.coordinator.core import Coordinator, Settings
 from engine.coordinator.messages import ChunkDone, Produced
 from engine.coordinator.tables import codes
-from engine.launch.inproc import InprocWorkers
-from engine.observe.events import EventHeard, RunEvent
+from engine.observe.events import EventHeard, EventStream, RunEvent
 from engine.plan.plan import Plan, PlannedModel, PlannedNode, PlannedSource
 from engine.run.files import NoStore
 from engine.run.loop import Loop
+from engine.worker.inproc import InprocWorkers
 from engine.worker.worker import Worker
 
 WORKER = "main"
@@ -41,7 +41,7 @@ def first_rows(plan: Plan, node: str, rows: int) -> pa.Table:
     rows_of = _RowsOf(worker, node, shown)
     coordinator = Coordinator(small, Settings(steps=1))
     with closing(InprocWorkers(worker)) as workers, suppress(_AllThere):
-        Loop(coordinator, workers, NoStore(), rows_of.take).run()
+        Loop(coordinator, workers, NoStore(), EventStream(rows_of)).run()
     made = rows_of.made
     if not made[node]:
         prompts = small.sources[0].batch
@@ -109,6 +109,8 @@ class _AllThere(Exception):
 
 class _RowsOf:
     """Collects the batches of a node, and of the one that holds its columns, as they are made."""
+
+    takes = (Produced, ChunkDone)
 
     def __init__(self, worker: Worker, node: str, shown: str) -> None:
         self.made: dict[str, list[Batch]] = {node: [], shown: []}

@@ -94,7 +94,7 @@ class Outbox(Protocol):
         """
         ...
 
-    def allocate(self, nbytes: int) -> np.ndarray:
+    def allocate(self, nbytes: int, /) -> np.ndarray:
         """uint8 [nbytes] of the outbox's memory, not initialized. Arrow arrays over it (at 8-byte
         boundaries) are kept without a copy and must not change afterwards.
         """

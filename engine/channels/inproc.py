@@ -6,6 +6,7 @@ Owns: blocks by number. Does not own: when they are released (the coordinator).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -29,9 +30,8 @@ class InprocChannel:
         self._blocks[block] = batch
         return block
 
-    def allocate(self, nbytes: int) -> np.ndarray:
-        """Ordinary memory: nothing that is kept here is copied."""
-        return np.empty(nbytes, np.uint8)
+    allocate = staticmethod(partial(np.empty, dtype=np.uint8))
+    """Ordinary memory: nothing that is kept here is copied."""
 
     def fetch(self, requests: Sequence[BlockRequest]) -> list[pa.RecordBatch]:
         """Rows of the blocks; raises KeyError, DataError."""

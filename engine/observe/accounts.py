@@ -22,11 +22,24 @@ _SUMS = ("time/", "edge/", "coordinator/", "data/rows", "completion/tokens", "tr
 class RunMetrics:
     """Writes each Step's row to metrics.jsonl, then emits StepEnded. last: the row written last."""
 
-    def __init__(self, workers: Sequence[str], lines: JsonLines, emit: events.Subscriber) -> None:
+    takes = (
+        events.Opened,
+        events.WorkersMeasured,
+        m.Reported,
+        m.ChunkDone,
+        m.WorkerLost,
+        events.WritingBegan,
+        events.WritingEnded,
+        m.StepClosed,
+    )
+
+    def __init__(
+        self, workers: Sequence[str], lines: JsonLines, stream: events.EventStream
+    ) -> None:
         self._accounts = StepAccounts(workers)
         self._chunks = ChunkMetrics()
         self._lines = lines
-        self._emit = emit
+        self._stream = stream
         self._doing: Sequence[Doing] = ()
         self.last: dict[str, float] = {}
 
@@ -61,7 +74,7 @@ class RunMetrics:
         else:
             self._lines.write(step, row)
         self.last = {"step": step, **row}
-        self._emit(events.StepEnded(step=step, metrics=row, again=again))
+        self._stream.emit(events.StepEnded(step=step, metrics=row, again=again))
 
 
 class StepAccounts:

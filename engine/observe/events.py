@@ -9,14 +9,15 @@
     WritingEnded or Failed  after it
     StepEnded               (by accounts.py) when a Step's line is in metrics.jsonl
 
-Owns: the closed set of events, and their way to every subscriber, in order. Does not own: what a
-subscriber makes of one: each has a method `take`. Times are seconds of the loop's clock.
+Owns: the closed set of events, and who takes which. Does not own: what a subscriber makes of one.
+Times are seconds of the loop's clock. An event that nobody takes costs a look into a table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from engine.coordinator.messages import Checkpoint, Evaluated, Event, Instruction
 from engine.observe.reports import Doing, Report, SpanOf
@@ -100,30 +101,50 @@ RunEvent = (
     | StepEnded
 )
 
-Subscriber = Callable[[RunEvent], None]
+Take = Callable[[Any], None]
 
 
-class EventStream:
-    """Hands each event to all subscribers, in their order."""
+class Subscriber(Protocol):
+    """Takes the events of some kinds: classes of RunEvent, and classes of the coordinator's events
+    and instructions, which come as EventHeard and InstructionTold.
+    """
+
+    takes: tuple[type, ...]
+
+    def take(self, event: Any) -> None:
+        """Take note of one. What it raises ends the run."""
+
+
+class EventStream(dict[type, tuple[Take, ...]]):
+    """Kind -> who takes it, the first first."""
 
     def __init__(self, *subscribers: Subscriber) -> None:
-        self._subscribers = list(subscribers)
+        super().__init__()
+        for subscriber in subscribers:
+            self.add(subscriber)
+
+    def __missing__(self, kind: type) -> tuple[Take, ...]:
+        return self.setdefault(kind, ())
 
     def add(self, subscriber: Subscriber) -> None:
-        """Add a subscriber after the others."""
-        self._subscribers.append(subscriber)
+        """Also this one, after the others."""
+        self.on(subscriber.take, *subscriber.takes)
+
+    def on(self, take: Take, *kinds: type) -> None:
+        """Also this function."""
+        for kind in kinds:
+            self[kind] = (*self.get(kind, ()), take)
 
     def emit(self, event: RunEvent) -> None:
-        """Hand it on. What a subscriber raises ends the run."""
-        for take in self._subscribers:
+        """Hand it on, by its own kind."""
+        for take in self[type(event)]:
             take(event)
 
 
-def at_each_step(tell: Callable[[Mapping[str, float]], object]) -> Subscriber:
-    """A subscriber that is told each Step's row: `step`, then its metrics."""
+def at_each_step(tell: Callable[[Mapping[str, float]], object]) -> Take:
+    """Takes StepEnded, and tells each Step's row: `step`, then its metrics."""
 
-    def take(event: RunEvent) -> None:
-        if isinstance(event, StepEnded):
-            tell({"step": event.step, **event.metrics})
+    def take(event: StepEnded) -> None:
+        tell({"step": event.step, **event.metrics})
 
     return take

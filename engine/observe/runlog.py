@@ -19,6 +19,8 @@ _log = logging.getLogger(__name__)
 class RunLog:
     """Shows and logs what is said in a run, in all of its attempts."""
 
+    takes = (Warn, WorkerLost, WritingFailed)
+
     def __init__(self, *, strict: bool = False) -> None:
         self._strict = strict
         self._shown: set[tuple[str, str, Origin | None]] = set()

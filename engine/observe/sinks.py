@@ -22,7 +22,7 @@ from uuid import uuid4
 
 from dataflow.errors import DataError, RunError, StorageError
 from dataflow.storage import replace_text, replacing, storage_error, temporary, writing
-from engine.observe.events import RunEvent, StepEnded
+from engine.observe.events import StepEnded
 from engine.observe.metrics import json_line
 from engine.observe.ownfiles import own
 from engine.observe.runfolder import RunFolder
@@ -176,6 +176,8 @@ def _step_of(line: bytes) -> int | None:
 class View:
     """A view of metrics.jsonl. If writing fails, that is said once, and the view is left out."""
 
+    takes = (StepEnded,)
+
     def __init__(self, name: str, sink: Sink) -> None:
         self._name, self._sink = name, sink
         self._run: RunFolder | None = None
@@ -186,10 +188,9 @@ class View:
         self._run = run
         self._tried(lambda: self._sink.open(run, config))
 
-    def take(self, event: RunEvent) -> None:
+    def take(self, event: StepEnded) -> None:
         """Write each Step's metrics, unless it has failed."""
-        if isinstance(event, StepEnded):
-            self._tried(lambda: self._sink.write(event.step, event.metrics))
+        self._tried(lambda: self._sink.write(event.step, event.metrics))
 
     def close(self) -> None:
         """Close the sink, unless it has failed."""

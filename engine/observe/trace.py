@@ -43,6 +43,8 @@ class Trace:
     resumed run takes another file.
     """
 
+    takes = (WorkersMeasured, WorkerLost, WritingEnded)
+
     def __init__(self, path: Path, *, process: str = "coordinator") -> None:
         self._process = process
         self._path = path

@@ -19,6 +19,8 @@ Until = Callable[[Mapping[str, float]], bool]
 class EarlyEnd:
     """The `stop` of a Loop. heard: the last request that the coordinator heard, from anywhere."""
 
+    takes = (StopRequested, StepEnded)
+
     def __init__(self, signals: StopSignals, until: Until | None = None) -> None:
         self.heard: StopRequested | None = None
         self._signals = signals

@@ -37,9 +37,9 @@ from engine.coordinator.messages import (
 )
 from engine.observe.events import (
     EventHeard,
+    EventStream,
     InstructionTold,
     Opened,
-    Subscriber,
     WorkersMeasured,
     WritingBegan,
     WritingEnded,
@@ -58,7 +58,7 @@ M = TypeVar("M", Checkpoint, Evaluated)
 class Loop:
     """One attempt at a run: from its beginning, or from a checkpoint of the store.
 
-    emit: told of everything that happens. stop: asked at each turn whether the run is to end early,
+    events: who is told of what happens. stop: asked at each turn whether the run is to end early,
     and answers each wish once. clock: seconds; a simulated one where the Workers are.
     """
 
@@ -67,17 +67,19 @@ class Loop:
         coordinator: Coordinator,
         workers: Workers,
         store: RunStore,
-        emit: Subscriber,
+        events: EventStream,
         stop: Callable[[], StopRequested | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._coordinator = coordinator
         self._workers = workers
         self._store = store
-        self._emit = emit
+        self._events = events
         self._stop = stop
         self._clock = clock
         self._end: Finish | Rollback | None = None
+        self.heard = 0
+        """Messages that have come: while it grows, something moves."""
         self.untold: list[Instruction] = []
         """What was said after the end, and not carried out."""
 
@@ -97,7 +99,7 @@ class Loop:
         for event in opened:
             self._hear(event)
         self._measure()
-        self._emit(Opened(at=self._clock()))
+        self._events.emit(Opened(at=self._clock()))
         while self._end is None:
             self._turn()
         self._measure()
@@ -127,8 +129,10 @@ class Loop:
 
     def _hear(self, message: Event | From) -> None:
         worker = message.worker if isinstance(message, From) else ""
+        self.heard += 1
         for event in self._coordinator.in_order(message):
-            self._emit(EventHeard(at=self._clock(), event=event, worker=worker))
+            for take in self._events[type(event)]:
+                take(EventHeard(at=self._clock(), event=event, worker=worker))
             if isinstance(event, Evaluated):  # its version is there until the next Step
                 self._write(event, self._store.keep_best)
             self._carry_out(self._coordinator.handle(event, self._clock()))
@@ -140,7 +144,8 @@ class Loop:
                 continue
             if isinstance(instruction, StepClosed):
                 self._measure()
-            self._emit(InstructionTold(at=self._clock(), instruction=instruction))
+            for take in self._events[type(instruction)]:
+                take(InstructionTold(at=self._clock(), instruction=instruction))
             match instruction:
                 case StepClosed():
                     self._stops()
@@ -163,22 +168,22 @@ class Loop:
         """
         self._measure()
         start = self._clock()
-        self._emit(WritingBegan(of=message, at=start))
+        self._events.emit(WritingBegan(of=message, at=start))
         try:
             written = write(self._workers, message)
         except WorkerGone as gone:
-            self._emit(WritingFailed(of=message, error=str(gone)))
+            self._events.emit(WritingFailed(of=message, error=str(gone)))
             return False
         if written:
             end = self._clock()
             self._measure()
-            self._emit(WritingEnded(of=message, start=start, end=end))
+            self._events.emit(WritingEnded(of=message, start=start, end=end))
         return written
 
     def _measure(self) -> None:
         """Tell what Workers have measured and done since the last time."""
         workers = self._workers
-        self._emit(
+        self._events.emit(
             WorkersMeasured(reports=workers.reports(), spans=workers.spans(), doing=workers.doing())
         )
 

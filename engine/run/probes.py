@@ -11,7 +11,7 @@ from collections import deque
 import numpy as np
 
 from engine.coordinator.messages import Probed
-from engine.observe.events import EventHeard, RunEvent
+from engine.observe.events import EventHeard
 from engine.weights.probe import Ends, compare, probe_rows, tolerance_of
 
 KEPT = 64
@@ -21,16 +21,18 @@ KEPT = 64
 class Probes:
     """The numbers of one attempt at a run."""
 
+    takes = (Probed,)
+
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._writers: deque[Probed] = deque(maxlen=KEPT)
         self._early: deque[Probed] = deque(maxlen=KEPT)
         """Numbers of readers that reported before their writer."""
 
-    def take(self, event: RunEvent) -> None:
+    def take(self, event: EventHeard) -> None:
         """See `engine.observe.events`."""
-        if isinstance(event, EventHeard) and isinstance(event.event, Probed):
-            self.hear(event.event)
+        assert isinstance(event.event, Probed)
+        self.hear(event.event)
 
     def hear(self, said: Probed) -> None:
         """Compare with the other end, once that has reported. Raises RunError where they differ."""

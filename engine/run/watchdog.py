@@ -25,9 +25,9 @@ import threading
 import time
 from collections.abc import Callable
 
+from dataflow import activity
 from dataflow.errors import RunError
 from dataflow.shown import printable
-from engine.observe.events import EventHeard, RunEvent
 from engine.run import watchdog_process
 from engine.run.signals import StopSignals
 
@@ -43,22 +43,11 @@ _LOCKED = 30.0
 some.
 """
 
-_board: mmap.mmap | None = None
-"""One for this process: of several runs in it one at a time computes."""
-
-
-def show(text: str) -> None:
-    """What is under way from now on; for the process that watches this one, where there is one."""
-    if _board is not None:
-        size = watchdog_process.BOARD
-        _board[:] = text.encode(errors="backslashreplace")[:size].ljust(size, b"\0")
-
 
 class Watchdog:
     """Watches what runs within it, as a context manager.
 
-    limit: seconds in which neither an event was heard nor `sign` gave another value, after which
-    `describe` is printed with the stack of every thread, and the thread that runs is interrupted
+    limit: seconds in which `sign` gave no other value, after which `describe` is printed with the stack of every thread, and the thread that runs is interrupted
     (`hung` says why); 0 is never. A thread other than the main one gets no signals, and what never
     returns to Python cannot be interrupted, only named. In the main thread, what cannot be
     interrupted ends by the end of the process, and so does what holds the interpreter's lock, by
@@ -82,11 +71,6 @@ class Watchdog:
         self._thread: threading.Thread | None = None
         self._outside: OutsideWatch | None = None
         self._runs = 0
-
-    def take(self, event: RunEvent) -> None:
-        """See `engine.observe.events`: where something is heard, something moves."""
-        if isinstance(event, EventHeard):
-            self._last = time.monotonic()
 
     def __enter__(self) -> Watchdog:
         self._last = time.monotonic()
@@ -147,13 +131,13 @@ class OutsideWatch:
         """limit: seconds without a beat. kills: whether it then ends this process, or only says
         where it stands.
         """
-        global _board
         board = os.memfd_create("doing", os.MFD_CLOEXEC)
         os.ftruncate(board, watchdog_process.BOARD)
         theirs, self._beats = os.pipe()
         stacks, self._stacks = os.pipe()
         given = (theirs, board, stacks)
-        _board = self._board = mmap.mmap(board, watchdog_process.BOARD)
+        self._board = mmap.mmap(board, watchdog_process.BOARD)
+        activity.show_on(self._board)
         faulthandler.register(STACK_SIGNAL, self._stacks, all_threads=True)
         arguments = [*given, int(STACK_SIGNAL), limit, TO_END, int(kills)]
         try:
@@ -183,9 +167,7 @@ class OutsideWatch:
 
     def close(self) -> None:
         """End the watchdog_process."""
-        global _board
-        if _board is self._board:
-            _board = None
+        activity.hide(self._board)
         os.close(self._beats)
         self._process.wait()
         faulthandler.register(

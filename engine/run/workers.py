@@ -1,8 +1,8 @@
 """What the loop asks of the Workers of a run.
 
 Owns: the contract, and the loop's own requests about files. Does not own: an implementation:
-engine/launch/inproc.py (one Worker in this process), supervisor.py (processes of this host) and
-hosts.py (several hosts).
+engine/worker/inproc.py (one Worker in this process), engine/launch/supervisor.py (processes of this
+host) and hosts.py (several hosts).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Workers(Protocol):
         """
         ...
 
-    def tell(self, instruction: ToWorker) -> None:
+    def tell(self, instruction: ToWorker, /) -> None:
         """Hand an instruction to its Worker; never blocks."""
         ...
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import get_args
 
 import numpy as np
 
@@ -41,6 +42,8 @@ class History:
     closed: int = 0
     """The last Step that was closed."""
     end: m.Finish | m.Rollback | None = None
+
+    takes = (*get_args(m.Event), *get_args(m.Instruction))
 
     def take(self, event: RunEvent) -> None:
         """See `engine.observe.events`."""

@@ -7,11 +7,19 @@ whether what was done makes sense (the tests).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import get_args
 
 from dataflow.errors import RunError
 from engine.coordinator.core import Coordinator, Settings
-from engine.coordinator.messages import Finish, Instruction, Rollback, StopRequested, ToWorker
-from engine.observe.events import EventHeard, EventStream, InstructionTold, RunEvent
+from engine.coordinator.messages import (
+    Event,
+    Finish,
+    Instruction,
+    Rollback,
+    StopRequested,
+    ToWorker,
+)
+from engine.observe.events import EventHeard, EventStream, InstructionTold
 from engine.plan.plan import Plan
 from engine.run.loop import Loop
 from engine.simulate.behaviour import Durations, Outcomes
@@ -73,12 +81,13 @@ class Simulation:
         stop: as the loop's. Raises RunError for a deadlock.
         """
 
-        def kill(event: RunEvent) -> None:
-            if isinstance(event, EventHeard) and until():
+        def kill(event: EventHeard) -> None:
+            if until():
                 raise _Killed
 
-        stream = EventStream(self.history.take, self.workers.take, kill)
-        loop = Loop(self.coordinator, self.workers, self.store, stream.emit, stop, lambda: self.now)
+        stream = EventStream(self.history, self.workers)
+        stream.on(kill, *get_args(Event))
+        loop = Loop(self.coordinator, self.workers, self.store, stream, stop, lambda: self.now)
         try:
             self.went_back = isinstance(loop.run(), Rollback)
         except _Killed:

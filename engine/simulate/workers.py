@@ -210,6 +210,8 @@ class SimulatedWorkers:
 
     # --- faults -----------------------------------------------------------------------------------
 
+    takes = (m.ChunkDone, m.Recorded, m.Evaluated, m.Finish)
+
     def take(self, event: RunEvent) -> None:
         """See `engine.observe.events`. Hears who has finished something, and the end of faults."""
         match event:

@@ -90,10 +90,11 @@ class Delivery:
         self._pairs.keep(block, tensors)
         return block, digest, tuple(dtypes_of(batch.records))
 
-    def release(self, block: int) -> None:
-        """Forget the tensors of a block; from any thread."""
+    def release(self, blocks: Iterable[int]) -> None:
+        """Forget the tensors of blocks; from any thread."""
         if self._pairs is not None:
-            self._pairs.release(block)
+            for block in blocks:
+                self._pairs.release(block)
 
     def bring(self, message: m.Load) -> Iterator[m.Event]:
         """Load a version into a reader, or move a follower; FetchFailed if the Worker that offered

@@ -13,7 +13,7 @@ device: its first GPU, else the host's memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -66,12 +66,12 @@ class DeviceColumns:
 
     def keep(self, block: int, batch: Batch) -> None:
         """Keep a batch's device columns under the number of its block."""
-        if batch.device:
-            self._store.keep(block, {name: batch.tensor(name) for name in batch.device})
+        self._store.keep(block, {name: batch.tensor(name) for name in batch.device})
 
-    def release(self, block: int) -> None:
-        """Forget a block's device columns, if any; from any thread."""
-        self._store.release(block)
+    def release(self, blocks: Iterable[int]) -> None:
+        """Forget the device columns of blocks, if any; from any thread."""
+        for block in blocks if self._declared else ():
+            self._store.release(block)
 
     def restored(self, node: str, batch: Batch) -> Batch:
         """Rows from a file, all in Arrow, with the node's device columns on this Worker's device.

@@ -7,7 +7,7 @@ and transport (engine/channels), the joining of columns (assemble.py), device co
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +47,16 @@ class WorkerRows:
         has_tokens = tokens in batch.names
         lengths = batch.ragged(tokens).lengths if has_tokens else np.zeros(len(batch), np.int64)
         digest = row_digests(batch) if self._with_digests else np.zeros(0, dtype=np.uint64)
+        version = ages(self._plan, node, _oldest(batch))
         block = self._channel.keep(batch)
-        self._device.keep(block, batch)
+        if batch.device:
+            self._device.keep(block, batch)
         return Ref(
             worker=self._worker,
             block=block,
             keys=batch.keys,
             lengths=lengths,
-            version=ages(self._plan, node, _oldest(batch)),
+            version=version,
             digest=digest,
         )
 
@@ -87,10 +89,11 @@ class WorkerRows:
         """Tensors that came by another way, on this Worker's device."""
         return self._device.placed(values)
 
-    def release(self, block: int) -> None:
-        """Forget a block; from any thread."""
-        self._channel.release(block)
-        self._device.release(block)
+    def release(self, blocks: Iterable[int]) -> None:
+        """Forget blocks; from any thread."""
+        for block in blocks:
+            self._channel.release(block)
+        self._device.release(blocks)
 
 
 def _oldest(batch: Batch) -> np.ndarray:

@@ -11,9 +11,9 @@ import time
 import traceback
 from collections.abc import Callable
 
+from dataflow.activity import show
 from dataflow.errors import CheckpointError, DataError, DataflowError, KernelError, Origin
 from engine.observe.reports import Doing, Report
-from engine.run.watchdog import show
 
 Span = Callable[[str, str, float, float], None]
 """(track, name, start, end) of something that the Worker did, in seconds of the monotonic clock."""

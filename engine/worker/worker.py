@@ -136,9 +136,8 @@ class Worker:
 
     def release(self, blocks: Iterable[int]) -> None:
         """Forget blocks; from any thread."""
-        for block in blocks:
-            self.rows.release(block)
-            self._delivery.release(block)
+        self.rows.release(blocks)
+        self._delivery.release(blocks)
 
     def _run_chunk(self, chunk: m.RunChunk) -> Iterator[m.Event]:
         inputs = self.rows.assembled(chunk.keys, chunk.inputs)

@@ -21,7 +21,7 @@ STUCK = "nothing has moved for 1 s: main is in {} (chunk 3, 8 rows), in code tha
 HOLDS = """
 import re, sys
 from engine.run import watchdog
-from engine.run.watchdog import show
+from dataflow.activity import show
 
 watchdog._LOCKED = 1.0
 
@@ -37,7 +37,7 @@ with watchdog.Watchdog(0.5, lambda: ""):
 CANNOT_BE_INTERRUPTED = """
 import ctypes
 from engine.run import watchdog
-from engine.run.watchdog import show
+from dataflow.activity import show
 
 class Patient(watchdog.OutsideWatch):
     def interrupted(self):

@@ -26,6 +26,8 @@ class InprocWorkers:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._told: deque[ToWorker] = deque()
+        self.tell = self._told.append
+        """It comes after all that was told before."""
         self._under_way: Generator[Event, None, None] | None = None
         self._heard: deque[Event] = deque()
         self._spans: list[SpanOf] = []
@@ -37,10 +39,6 @@ class InprocWorkers:
         """Open its kernels. Raises what a kernel refuses its node with."""
         yield from self._worker.open()
         yield WorkerOpened(worker=self._worker.name, epoch=0)
-
-    def tell(self, instruction: ToWorker) -> None:
-        """It comes after all that was told before."""
-        self._told.append(instruction)
 
     def next(self, timeout: float | None = None) -> Event | None:
         """The next event; None where nothing is left to do. Takes as long as the kernel does.
@@ -73,7 +71,9 @@ class InprocWorkers:
 
     def forget(self) -> None:
         """Of what was not begun only releases stay."""
-        self._told = deque(i for i in self._told if isinstance(i, Release))
+        kept = [i for i in self._told if isinstance(i, Release)]
+        self._told.clear()
+        self._told.extend(kept)
 
     def respawn(self, workers: Sequence[str]) -> None:
         """Never: this process would be gone with it."""
