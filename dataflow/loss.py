@@ -309,8 +309,11 @@ def _after_now(fn: Callable[..., Terms]) -> list[inspect.Parameter]:
     signature = signature_of(fn, "loss", _LIKE)
     where = f"loss {fn.__name__}"
     first, *values = signature.parameters.values() or (None,)
-    named = first is not None and first.kind is not first.KEYWORD_ONLY
-    if not named or first.annotation not in (Now, first.empty):
+    if (
+        first is None
+        or first.kind is first.KEYWORD_ONLY
+        or first.annotation not in (Now, first.empty)
+    ):
         raise refused(where, f"expected Now as its first parameter, found {first or 'none'}", _LIKE)
     if signature.return_annotation not in (Terms, signature.empty):
         shown = getattr(signature.return_annotation, "__name__", signature.return_annotation)

@@ -335,8 +335,9 @@ def positions_of(config: Mapping[str, Any]) -> int | None:
 def _stretched(positions: int, scaling: Mapping[str, Any]) -> int:
     """The positions with a rotary scaling that does not say the stretched number itself."""
     kind, factor = scaling.get("rope_type", scaling.get("type")), scaling.get("factor")
-    known = kind in ("yarn", "linear", "dynamic") and isinstance(factor, (int, float))
-    if not known or not 1 <= factor < math.inf:
+    if kind not in ("yarn", "linear", "dynamic") or not isinstance(factor, (int, float)):
+        return positions
+    if not 1 <= factor < math.inf:
         return positions
     before = scaling.get("original_max_position_embeddings") if kind == "yarn" else None
     return int((before if type(before) is int else positions) * factor)

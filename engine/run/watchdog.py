@@ -47,11 +47,11 @@ some.
 class Watchdog:
     """Watches what runs within it, as a context manager.
 
-    limit: seconds in which `sign` gave no other value, after which `describe` is printed with the stack of every thread, and the thread that runs is interrupted
-    (`hung` says why); 0 is never. A thread other than the main one gets no signals, and what never
-    returns to Python cannot be interrupted, only named. In the main thread, what cannot be
-    interrupted ends by the end of the process, and so does what holds the interpreter's lock, by
-    the process outside.
+    limit: seconds in which `sign` gives no other value; then `describe` is printed with the stack
+    of every thread, and the thread that runs is interrupted (`hung` says why); 0 is never. A thread
+    other than the main one gets no signals, and code that never returns to Python can only be
+    named. In the main thread, what cannot be interrupted ends with the process, and so does what
+    holds the interpreter's lock, by the process outside.
     """
 
     def __init__(
