@@ -311,27 +311,8 @@ def own_loss() -> Graph:
 
 
 RIGHT = (
-    plain_grpo,
-    plain_ppo,
-    edited_ppo,
-    plain_sft,
-    dapo,
-    rloo,
-    reinforce_plus_plus,
-    remax,
-    areal,
-    trajectory_balance_with_reset,
-    slow_critic,
-    rules_and_reward_model,
-    language_model_judge,
-    two_turns,
-    turns_kept_by_the_second,
-    both_turns,
-    online_dpo,
-    distillation,
-    expert_iteration,
-    with_evaluation,
-    evaluation_on_training_data_that_is_meant,
-    two_generators,
-    own_loss,
-)
+    plain_grpo, plain_ppo, edited_ppo, plain_sft, dapo, rloo, reinforce_plus_plus, remax, areal,
+    trajectory_balance_with_reset, slow_critic, rules_and_reward_model, language_model_judge,
+    two_turns, turns_kept_by_the_second, both_turns, online_dpo, distillation, expert_iteration,
+    with_evaluation, evaluation_on_training_data_that_is_meant, two_generators, own_loss,
+)  # fmt: skip

@@ -2,12 +2,9 @@
 
     python -m tests.chaos.frames --count 100000 --seed 0
 
-Half of them are what an owner of slabs says to a reader, or writes on its board (structure and
-content verified), half are frames between hosts. Each wrong answer is followed by an honest one.
-Asserted: nobody crashes, nothing wrong is accepted, descriptors and memory stay what they were.
-
-Owns: how many, and the bounds. Does not own: the mutations (tests/contracts/pull_mutants.py), the
-receivers.
+Half are an owner's words or board for a reader (structure and content verified), half are frames
+between hosts; an honest answer follows each. Nobody crashes, nothing wrong is accepted,
+descriptors and memory stay what they were. The mutations: tests/contracts/pull_mutants.py.
 """
 
 from __future__ import annotations
@@ -49,18 +46,12 @@ def through_slabs(count: int, rng: np.random.Generator, *, content: bool) -> Cou
             seen = answered(owner, content, lambda honest: changed_messages(honest, rng))
         else:
             seen = noted_wrongly(owner, content, rng)
-        found[
-            (
-                "right"
-                if isinstance(seen, pa.RecordBatch)
-                else "asked"
-                if seen is None
-                else seen.__name__
-            )
-        ] += 1
         if isinstance(seen, pa.RecordBatch):
+            found["right"] += 1
             seen.validate(full=True)
             assert not content or seen.equals(rows.records), "rows were accepted that nobody kept"
+        else:
+            found["asked" if seen is None else seen.__name__] += 1
     owner.outbox.close()
     return found
 

@@ -34,34 +34,21 @@ from typing import Any
 from engine.api import run
 from engine.attempts import FRUITLESS
 from engine.options import RunOptions
+from tests.kit import processes as kit
 from tests.kit.killable_run import GRAPHS, words
 from tests.kit.nothing_left import require_gone, require_no_sockets, shared_memory
-from tests.kit.processes import (
-    MARK,
-    command_of,
-    ended_within,
-    kill,
-    marked,
-    new_mark,
-    parent_of,
-    start_python,
-)
 from tests.kit.runs import column, require_each_row_once, require_same_numbers, steps_recorded
 from tests.kit.tiny_runs import save_tiny_inputs
 
 STEPS, BATCH, SAMPLES = 24, 4, 4
 TRIAL_LIMIT = 240.0
 REPEATED = "/passed_when_repeated"
-"""The end of a metric: reward calls that were made again in a fresh child, which is what killing
-one leads to.
-"""
+"""The end of a metric: reward calls made again in a fresh child, as when one is killed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KilledCase:
-    """A graph and where its nodes are. chunks: of both the run and the one that it is compared
-    with; exact: whether its numbers are those of the run in one process, to the bit.
-    """
+    """chunks: of the run and its reference; exact: the numbers are one process's to the bit."""
 
     graph: str = "small"
     places: Mapping[str, Any] = field(default_factory=dict)
@@ -77,13 +64,10 @@ class KilledCase:
 
 APART = {"workers": "apart"}
 REPLICAS = {"replicas": {"rollout": 3}, "together": (("score", "advantage"),)}
+PINS = {"rollout": "gen", "train_policy": "actor-0,actor-1", "train_critic": "critic-0,critic-1"}
 TURNS = {
     "workers": "one",
-    "pin": {
-        "rollout": "gen",
-        "train_policy": "actor-0,actor-1",
-        "train_critic": "critic-0,critic-1",
-    },
+    "pin": PINS,
     "ranks": {"train_policy": 2, "train_critic": 2},
     "turns": (("gen", "actor-0", "critic-0"), ("actor-1", "critic-1")),
 }
@@ -111,15 +95,12 @@ class KilledRun:
     folder: Path
     runs: Path
     kind: str = ""
-    mark: str = field(default_factory=new_mark)
+    mark: str = field(default_factory=kit.new_mark)
     killed: list[str] = field(default_factory=list)
 
     @property
     def run(self) -> Path:
         return self.runs / self.case
-
-
-# --- killing --------------------------------------------------------------------------------------
 
 
 def survive(trial: KilledRun) -> None:
@@ -149,15 +130,13 @@ def _start(trial: KilledRun, resuming: bool) -> subprocess.Popen[str]:
     options = case.options(trial.runs, trial.case, **case.places)
     given = words(case.graph, trial.folder, options, *(["resume"] if resuming else []))
     own = {"stderr": subprocess.STDOUT, "start_new_session": True}
-    return start_python(*given, env={MARK: trial.mark}, **own)
+    return kit.start_python(*given, env={kit.MARK: trial.mark}, **own)
 
 
 def _disturb(
     trial: KilledRun, process: subprocess.Popen[str], draw: random.Random, left: int
 ) -> int:
-    """Kill a process now and then until the run has ended or enough were killed; returns how many
-    are left to kill.
-    """
+    """Kill processes until the run has ended or enough were killed; returns the kills left."""
     while left and not _ended_before_a_moment(trial, process, draw):
         there = processes(trial, process.pid)
         kinds = sorted({kind for kind in there.values() if kind.startswith(trial.kind)})
@@ -179,13 +158,13 @@ def _disturb(
 
 
 def processes(trial: KilledRun, main: int) -> dict[int, str]:
-    """The processes of a trial; the kind of each: coordinator, worker:NAME or child (what a Worker
-    started).
-    """
+    """Each process of a trial and its kind: coordinator, worker:NAME or child (of a Worker)."""
     kinds = {}
-    for pid in marked(trial.mark):
+    for pid in kit.marked(trial.mark):
         try:
-            worker = parent_of(pid) == main and "engine.launch.worker_process" in command_of(pid)
+            worker = kit.parent_of(
+                pid
+            ) == main and "engine.launch.worker_process" in kit.command_of(pid)
             log = Path(os.readlink(f"/proc/{pid}/fd/1")).stem
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue
@@ -196,16 +175,14 @@ def processes(trial: KilledRun, main: int) -> dict[int, str]:
 def _ended_before_a_moment(
     trial: KilledRun, process: subprocess.Popen[str], draw: random.Random
 ) -> bool:
-    """Wait for a random moment: soon, whatever the run does (it takes seconds to start), or in a
-    random Step.
-    """
+    """Wait for a moment: soon, whatever the run does (it starts slowly), or in a random Step."""
     if draw.random() < 0.3:
-        return ended_within(process, draw.uniform(0.0, 1.5))
+        return kit.ended_within(process, draw.uniform(0.0, 1.5))
     wanted = draw.randint(min(steps_recorded(trial.run), STEPS - 1), STEPS - 1)
     while steps_recorded(trial.run) < wanted:
-        if ended_within(process, 0.01):
+        if kit.ended_within(process, 0.01):
             return True
-    return ended_within(process, draw.uniform(0.0, 0.1))
+    return kit.ended_within(process, draw.uniform(0.0, 0.1))
 
 
 def _end(trial: KilledRun, process: subprocess.Popen[str]) -> None:
@@ -213,10 +190,7 @@ def _end(trial: KilledRun, process: subprocess.Popen[str]) -> None:
     if process.poll() is None:
         process.kill()
         process.wait()
-        kill(marked(trial.mark))
-
-
-# --- what has to hold -----------------------------------------------------------------------------
+        kit.kill(kit.marked(trial.mark))
 
 
 def proof(trial: KilledRun, reference: Path) -> None:
@@ -234,9 +208,6 @@ def undisturbed(name: str, folder: Path, runs: Path) -> Path:
     case = CASES[name]
     options = case.options(runs, f"{name}_undisturbed", inproc=True)
     return run(GRAPHS[case.graph](folder), options).folder
-
-
-# --- the whole ------------------------------------------------------------------------------------
 
 
 def trials(seed: int, folder: Path, cases: list[str], kind: str) -> Iterator[KilledRun]:

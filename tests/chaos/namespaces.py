@@ -38,9 +38,7 @@ PIN = {"rollout": "gen@b", "train_policy": "train"}
 
 
 class Namespaces:
-    """Hosts a and b, each the network namespace of a process that waits for its standard input to
-    end.
-    """
+    """Hosts a and b: network namespaces of processes that wait for their standard input to end."""
 
     def __init__(self) -> None:
         self._holders: dict[str, subprocess.Popen[bytes]] = {}
@@ -170,9 +168,7 @@ def require_success(process: subprocess.Popen[str]) -> None:
 
 
 def heals(hosts: TwoHosts, steps: int, seconds: float) -> None:
-    """Cut for less than the lease: the Steps of one host, to the bit, so nothing is lost and
-    nothing trained twice.
-    """
+    """Cut for less than the lease: the Steps of one host to the bit, none lost or done twice."""
     expected = hosts.alone(steps)
     across = hosts.across(steps)
     wait_for(across, "step 2")

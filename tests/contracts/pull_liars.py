@@ -99,9 +99,7 @@ def noted(
     change: Callable[[bytes], bytes] | None,
     spoil: Callable[[bytes], bytes],
 ) -> Asked:
-    """What a reader that knows slab and schema makes of a board. change: of the note's text, whose
-    hash is right then; spoil: of the note as it lies in memory.
-    """
+    """What a reader makes of a forged board. change: of the text, hashed anew; spoil: of memory."""
     mine, its = socket.socketpair()
     reader, sender = SlabReader("a", mine, content=content), FdSocket(its)
     request = BlockRequest(worker="a", block=owner.block)

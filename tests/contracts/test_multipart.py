@@ -73,9 +73,7 @@ def test_the_messages_of_an_answer_have_one_order(order: str) -> None:
 
 
 @pytest.mark.parametrize("message", [multipart.FramesPart(1, 0), multipart.FrameSums(1, [])])
-def test_an_answer_begins_with_its_header(
-    message: multipart.FramesPart | multipart.FrameSums,
-) -> None:
+def test_answers_begin_with_headers(message: multipart.FramesPart | multipart.FrameSums) -> None:
     with pytest.raises(RunError, match="expected the header"):
         multipart.IncomingReply.of(message, [])
 

@@ -1,9 +1,6 @@
-"""Device columns between two Workers by a world of their own: the rows that are asked for, and no
-others, bit by bit.
+"""Device columns between two Workers: exactly the rows that are asked for, bit by bit.
 
-Real processes and gloo; the data socket of a pair is a pipe here but where requests themselves are
-looked at. Devices: on CPUs alone, but for the tests marked gpu. Weights by the same worlds, and
-lost ends: test_pairs.py.
+Real processes and gloo; a pipe is the pair's data socket. Weights and lost ends: test_pairs.py.
 """
 
 from __future__ import annotations
@@ -79,9 +76,6 @@ def expected(requests: Sequence[BlockRequest]) -> list[Tensor]:
     return found
 
 
-# --- what is kept ---------------------------------------------------------------------------------
-
-
 def test_the_store_picks_rows_until_it_forgets_them() -> None:
     store, kept = ColumnStore(), columns(1)
     store.keep(1, kept)
@@ -100,9 +94,6 @@ def test_the_store_picks_rows_until_it_forgets_them() -> None:
     assert not len(store)
     with pytest.raises(KeyError):
         store.picked(1, ("int64",), None)
-
-
-# --- requests -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("asked", ASKED)
@@ -138,9 +129,6 @@ def test_a_request_that_no_socket_takes_at_once_arrives_whole() -> None:
 
 def _nobody_else(peer: str) -> socket.socket:
     raise PeerLost(peer, "nobody")
-
-
-# --- transfers ------------------------------------------------------------------------------------
 
 
 def _not_asked(peer: str, sequence: int, requests: Sequence[BlockRequest]) -> None:
@@ -273,7 +261,7 @@ def test_ends_that_do_not_agree_on_values_both_fail(ranks: RankPool, listener: P
     BlockRequest(worker="made", block=1, columns=("int64",), rows=np.array([ROWS])),
     BlockRequest(worker="made", block=1, columns=("other",)),
 ], ids=["block", "row", "column"])  # fmt: skip
-def test_what_is_not_there_ends_the_world(
+def test_a_wrong_request_ends_the_world(
     ranks: RankPool, listener: Place, wrong: BlockRequest
 ) -> None:
     mine, theirs = Pipe()
@@ -326,9 +314,6 @@ def test_who_dies_before_a_world_is_formed_is_not_waited_for() -> None:
         pool.close()
 
 
-# --- devices --------------------------------------------------------------------------------------
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_rows_are_picked_on_the_device() -> None:
@@ -369,9 +354,6 @@ def seeing(
 ) -> object:
     os.environ["CUDA_VISIBLE_DEVICES"] = device
     return what(rank, port, *arguments)
-
-
-# --- both ways ------------------------------------------------------------------------------------
 
 
 def both(

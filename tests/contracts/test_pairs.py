@@ -1,8 +1,6 @@
-"""Weights and device columns between two Workers by a world of their own: the same bits, and what a
-lost end leads to.
+"""Weights and columns between two Workers: the same bits, and what a lost end leads to.
 
-Real processes and gloo; the data socket of a pair is a pipe here. Devices: on CPUs alone, but for
-the tests marked gpu.
+Real processes and gloo; the data socket of a pair is a pipe. Marked gpu: on devices.
 """
 
 from __future__ import annotations
@@ -46,9 +44,6 @@ def weights(version: int) -> list[Piece]:
         Piece("parameter", torch.nn.Parameter(torch.randn(70_000, generator=draw))),
     ]
     return found
-
-
-# --- what a block says ----------------------------------------------------------------------------
 
 
 def test_a_snapshot_has_the_id_of_the_block_with_the_same_weights() -> None:
@@ -120,9 +115,6 @@ def asks_of(block: int) -> list[BlockRequest]:
     return [BlockRequest(worker="train", block=block)]
 
 
-# --- requests -------------------------------------------------------------------------------------
-
-
 def test_a_request_for_tensors_goes_over_the_data_socket() -> None:
     asks, serves = socket.socketpair()
     came: queue.Queue[tuple[str, int, Sequence[BlockRequest]]] = queue.Queue()
@@ -169,9 +161,6 @@ def test_a_request_without_a_world_changes_nothing(caplog: pytest.LogCaptureFixt
     assert "nothing was said of where to meet it" in caplog.text
     with pytest.raises(PeerLost, match="expected its process"):
         pairs.receive("gen", asks_of(1), lambda device: [])
-
-
-# --- worlds ---------------------------------------------------------------------------------------
 
 
 def writer(listening: Place, versions: dict[int, list[Piece]], **how: Any) -> TensorPairs:
@@ -237,9 +226,7 @@ def ends(
         ranks.tell(rank, tasks[rank], *arguments[rank])
 
 
-def test_versions_come_in_the_order_in_which_they_are_asked_for(
-    ranks: RankPool, listener: Place
-) -> None:
+def test_versions_come_in_the_order_they_are_asked_for(ranks: RankPool, listener: Place) -> None:
     mine, theirs = Pipe()
     ends(ranks, (serve, read), (listener, mine, 3), (listener, theirs, (9, 7, 9)))
     count, (said, moved) = ranks.answers([0, 1])
@@ -247,9 +234,7 @@ def test_versions_come_in_the_order_in_which_they_are_asked_for(
     assert moved == 3 * sum(t.numel() * t.element_size() for t in snapshot(weights(1))[2])
 
 
-def test_a_block_that_is_not_there_ends_the_world_for_both(
-    ranks: RankPool, listener: Place
-) -> None:
+def test_a_block_that_is_gone_ends_the_world_for_both(ranks: RankPool, listener: Place) -> None:
     mine, theirs = Pipe()
     ends(ranks, (serve, read), (listener, mine, 2), (listener, theirs, (7, 8, 7)))
     _, (said, _) = ranks.answers([0, 1])
@@ -315,9 +300,6 @@ def test_a_writer_that_is_killed_is_lost_at_once(ranks: RankPool, listener: Plac
     assert said[0] == "True"
     assert said[1].startswith("PeerLost: train: receive 1 with gen did not end"), said
     assert isinstance(ranks.answers([0])[0], EOFError)
-
-
-# --- devices --------------------------------------------------------------------------------------
 
 
 def on_device(rank: int, port: int, listening: Place) -> list[str]:

@@ -50,9 +50,6 @@ def same(found: pa.RecordBatch, expected: pa.RecordBatch) -> bool:
     return found.schema.equals(expected.schema) and found.to_pylist() == expected.to_pylist()
 
 
-# --- content --------------------------------------------------------------------------------------
-
-
 @settings(
     max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -160,9 +157,6 @@ def test_what_was_built_in_the_outbox_arrives_like_the_rest(world) -> None:
     found = asked(world, block)
     assert found.column("x").to_pylist() == found.column("y").to_pylist() == list(range(100))
     world["a"].release(block)
-
-
-# --- life -----------------------------------------------------------------------------------------
 
 
 def test_a_released_block_is_gone(world) -> None:

@@ -49,8 +49,6 @@ from engine.channels.zmq.curve_keys import Address, CurveKeyPair
 
 pytestmark = pytest.mark.timeout(60)
 
-# --- shared memory: what the owner says -----------------------------------------------------------
-
 
 @pytest.mark.parametrize("content", [True, False])
 def test_a_thousand_mutated_descriptors(content) -> None:
@@ -173,9 +171,6 @@ def test_a_refused_answer_is_counted_with_its_peer() -> None:
     its.close()
 
 
-# --- shared memory: what a reader says ------------------------------------------------------------
-
-
 def test_mutated_requests_close_their_connection_and_nothing_else() -> None:
     world, rng = shm(), np.random.default_rng(3)
     block = world["a"].keep(rollouts(3, 4))
@@ -209,9 +204,6 @@ def test_a_peer_that_asks_and_never_reads_keeps_nobody_waiting() -> None:
     assert waiting[0] < 8 << 20  # not all of the 200 answers
     slow.close()
     world.close()
-
-
-# --- shared memory: time --------------------------------------------------------------------------
 
 
 def test_a_view_that_is_kept_too_long_sees_poison() -> None:
@@ -310,9 +302,6 @@ def test_death_while_others_wait_for_it(producer) -> None:
     with pytest.raises(PeerLost):
         channel.fetch([BlockRequest(worker="a", block=0)])
     channel.close()
-
-
-# --- between hosts --------------------------------------------------------------------------------
 
 
 def test_mutated_frames_between_hosts() -> None:

@@ -141,14 +141,9 @@ def test_values_that_were_changed_on_their_way_are_refused_where_content_is_chec
 
 
 LIES = (
-    "another number",
-    "too few inputs",
-    "a changed byte",
-    "no header",
-    "a long header",
-    "no numbers",
-    "too much",
-)
+    "another number", "too few inputs", "a changed byte", "no header", "a long header",
+    "no numbers", "too much",
+)  # fmt: skip
 
 
 def lying(lie: str) -> list[list[torch.Tensor]]:

@@ -1,8 +1,4 @@
-"""The scheduled contract, over gloo between real processes: order, agreement of both ends,
-loss of a rank.
-
-Three processes serve all tests: torch takes seconds to import.
-"""
+"""The scheduled contract, by gloo between three processes: order, agreement, loss of a rank."""
 
 from __future__ import annotations
 
@@ -39,9 +35,6 @@ def error_of(call: Any, *arguments: Any) -> RunError:
     with pytest.raises(RunError) as found:
         call(*arguments)
     return found.value
-
-
-# --- transfers ------------------------------------------------------------------------------------
 
 
 def messages() -> list[list[Tensor]]:
@@ -131,9 +124,6 @@ def test_a_rank_that_is_not_there_and_a_closed_channel_are_errors(ranks: RankPoo
         assert "closed" in said[4]
 
 
-# --- worlds ---------------------------------------------------------------------------------------
-
-
 def incomplete(rank: int, port: int) -> str:
     return str(error_of(channel, rank, 3, port, "incomplete", 1.0))
 
@@ -215,9 +205,6 @@ def exchanged(rank: int, port: int) -> float:
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_two_devices_send_to_each_other(ranks: RankPool) -> None:
     assert ranks.do(2, exchanged) == [0.0, 0.0]
-
-
-# --- loss; last, as it costs processes ------------------------------------------------------------
 
 
 def is_there(rank: int, port: int) -> bool:

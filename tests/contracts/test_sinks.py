@@ -1,8 +1,6 @@
-"""The contract of a Sink, which every sink passes: what is written can be read back, and closing is
-safe.
+"""The contract of every Sink: what is written can be read back, and closing is safe.
 
-Wandb is given a small recording `wandb` module, since that sink is only a view of another service's
-client.
+Wandb gets a small recording `wandb` module: that sink only shows another service's client.
 """
 
 from __future__ import annotations
@@ -125,9 +123,7 @@ def test_a_reopened_sink_goes_on(sink: str, run: RunFolder) -> None:
     assert [*SINKS[sink][1](run)] == [1, 2, 3, 4]
 
 
-def test_steps_that_come_again_after_a_resume_replace_the_old_ones(
-    sink: str, run: RunFolder
-) -> None:
+def test_steps_that_are_repeated_by_a_resume_replace_the_old(sink: str, run: RunFolder) -> None:
     _write(sink, run, range(1, 5))
     if sink == "json_lines":
         lines = JsonLines()

@@ -1,6 +1,4 @@
-"""A graph with columns declared `device`: vectors for each token and a number for each row, made by
-one operator of the user's, read by another and by a loss; importable, so that Workers find it.
-"""
+"""An importable graph with `device` columns, made and read by a user's operators and by a loss."""
 
 from __future__ import annotations
 
@@ -25,9 +23,7 @@ from tests.kit.run_graphs import rolled_out, vowels
 
 WIDTH = 256
 GATE = "STEERING_GATE"
-"""Where the environment names a FIFO, the first call of the loss waits until something is written
-into it.
-"""
+"""Where the environment names a FIFO, the loss first waits until something is written into it."""
 
 
 class HiddenStates(Schema):

@@ -1,6 +1,4 @@
-"""The parts of one small GRPO graph: nodes `prompts`, `rollout`, `score`, `advantage` and
-`train_policy`, on the model directory `tiny` (`plans.save_tiny_header`).
-"""
+"""The parts of one small GRPO graph on the model directory `tiny` (`plans.save_tiny_header`)."""
 
 from __future__ import annotations
 

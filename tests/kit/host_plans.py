@@ -1,8 +1,4 @@
-"""Plans of several Workers whose kernels start fast (no torch), and operators that misbehave.
-
-Owns: the plans, and what their Workers are told. Does not own: what is asserted of whoever runs
-them.
-"""
+"""Plans of several Workers whose kernels start fast (no torch), and operators that misbehave."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Loopback addresses as hosts: a cluster file with keys, and `dataflow host` as a process.
-
-Owns: starting and ending these. Does not own: what runs there, nor what is asserted.
-"""
+"""Loopback addresses as hosts: a cluster file with keys, and `dataflow host` as a process."""
 
 from __future__ import annotations
 

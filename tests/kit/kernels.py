@@ -1,8 +1,4 @@
-"""Kernels without an engine: a Session that remembers, and kernels opened with it.
-
-Owns: the Session, opening, chunks of prompts. Does not own: models (models.py), rows (rows.py),
-train kernels (training.py).
-"""
+"""Kernels without an engine: a Session that remembers, kernels opened with it, prompt chunks."""
 
 from __future__ import annotations
 

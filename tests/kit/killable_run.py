@@ -4,8 +4,6 @@
 
 GRAPH: a name of GRAPHS; FOLDER: that of model and data; OPTIONS: the run's, as JSON. It prints
 `step N` for each Step; after that of `hold` it waits for a line, or the end, of its standard input.
-
-Owns: that process, and starting it. Does not own: the graphs (run_graphs.py), nor who is killed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Tiny models with random weights and a character tokenizer, saved as Hugging Face directories.
-
-Owns: what the tests of the torch kernels load. Does not own: any trained weights.
-"""
+"""Tiny random models and a character tokenizer, saved as Hugging Face directories."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""A plain loop over a Hugging Face model: padded forwards, textbook formulas, torch's AdamW; and
-what our train kernel did.
+"""A plain loop over a Hugging Face model: padded forwards, textbook formulas, torch's AdamW.
 
-Owns: the other side of the comparison, without anything of the engine or the operators, and the
-watch on our kernel. Does not own: the graphs, nor which of their numbers are compared.
+Imports nothing of the engine or the operators; it also watches what our train kernel did.
 """
 
 from __future__ import annotations
@@ -30,9 +28,7 @@ EPS = 1e-3
 
 @dataclass(slots=True)
 class Update:
-    """One update of ours. by_row: summed token losses, or a group's loss on its first row;
-    gradient: before it is clipped.
-    """
+    """One update. by_row: summed token losses (a group's on its first row); gradient: unclipped."""
 
     by_row: dict[int, float]
     gradient: dict[str, Tensor]
@@ -138,9 +134,6 @@ def critic(base: str, lr: float) -> Learner:
     return Learner(module, lr)
 
 
-# --- what models say, row by row ------------------------------------------------------------------
-
-
 def ids_of(rows: Batch, row: int) -> Tensor:
     return torch.from_numpy(rows.ragged("completion_ids")[row].astype(np.int64))
 
@@ -203,9 +196,6 @@ def require_close(
     for row, (a, b) in enumerate(zip(ours, wanted, strict=True)):
         said = lambda m, r=row: f"{what} of row {r}: {m}"
         torch.testing.assert_close(a, b.detach().float(), rtol=1e-4, atol=atol, msg=said)
-
-
-# --- formulas -------------------------------------------------------------------------------------
 
 
 def surrogate(now: Sequence[Tensor], old: Sequence[Tensor], gain: Sequence[Tensor]) -> list[Tensor]:

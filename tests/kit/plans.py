@@ -1,6 +1,4 @@
-"""Plans of graphs for known machines, on a model directory of known size; and plans written by
-hand, for tests of the coordinator and the simulator.
-"""
+"""Plans of graphs for known machines, and plans written by hand, node by node."""
 
 from __future__ import annotations
 
@@ -88,9 +86,6 @@ def workers_of(plan: Plan, *names: str) -> tuple[str, ...]:
 def module_of(plan: Plan, node: str) -> str:
     """The module that holds the weights of a node's Model."""
     return next(use.module for use in plan.node(node).models if use.param != "tokenizer")
-
-
-# --- by hand --------------------------------------------------------------------------------------
 
 
 def planned_input(gate: str, *producers: str, name: str = "", **fields: Any) -> PlannedInput:

@@ -1,9 +1,4 @@
-"""Processes: starting Python with a time limit, following what it prints, finding and ending what
-it started.
-
-Owns: finding processes by their parent, session or mark, and waiting for their end. Does not own:
-what runs in them.
-"""
+"""Processes: start Python with a time limit, follow its output, find and end what it started."""
 
 from __future__ import annotations
 
@@ -25,9 +20,6 @@ COMMAND_LINE = "import sys; from engine.cli import main; sys.exit(main())"
 """`python -c` with this is `dataflow`."""
 MARK = "DATAFLOW_TEST_MARK"
 """A variable in the environment of a process, which all that it starts inherit."""
-
-
-# --- starting -------------------------------------------------------------------------------------
 
 
 def start_python(
@@ -103,9 +95,6 @@ def ended_within(process: subprocess.Popen[str], seconds: float) -> bool:
     return False
 
 
-# --- finding --------------------------------------------------------------------------------------
-
-
 def _fields(process: Path) -> list[str]:
     """Of /proc/PID/stat, from the state on: state, parent, process group, session."""
     return (process / "stat").read_text().rpartition(")")[2].split()
@@ -167,9 +156,6 @@ def _runs(process: Path) -> bool:
 
 def new_mark() -> str:
     return uuid.uuid4().hex
-
-
-# --- ending ---------------------------------------------------------------------------------------
 
 
 def ended(pid: int, seconds: float) -> bool:

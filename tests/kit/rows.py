@@ -1,9 +1,4 @@
-"""Rows for tests of the train and forward kernels, and what transformers' own padded forward says
-of them.
-
-Owns: random Rollouts with answers of all lengths, and the plain reference computations. Does not
-own: models.
-"""
+"""Random rows for train and forward kernels, and what transformers' padded forward says."""
 
 from __future__ import annotations
 

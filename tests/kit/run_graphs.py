@@ -1,8 +1,4 @@
-"""Small graphs on the tiny model, and rewards, operators and losses for them; importable, so that
-Workers find them and a run can be resumed.
-
-Owns: what is run. Does not own: model and data (tiny_runs.py), nor what is asserted.
-"""
+"""Small importable graphs on the tiny model, and their rewards, operators and losses."""
 
 from __future__ import annotations
 
@@ -32,8 +28,6 @@ from operators.reward import reward
 from operators.rewards import RewardFn
 from operators.select import mixed_groups, select
 from operators.train import evaluate, train
-
-# --- rewards --------------------------------------------------------------------------------------
 
 
 def vowels(completions: Sequence[str], **columns: object) -> list[float]:
@@ -86,9 +80,6 @@ def verl_score(
     data_source: str, solution_str: str, ground_truth: str, extra_info: dict | None = None
 ) -> dict:
     return {"score": float(ground_truth in solution_str) + len(solution_str) / 10}
-
-
-# --- operators and losses -------------------------------------------------------------------------
 
 
 @operator(scope="group")
@@ -161,9 +152,6 @@ def _is_second_rank() -> bool:
 @loss(scope="token")
 def not_a_number(now: Now, advantage: Tensors[Advantage]) -> Terms:
     return Terms(now.logprobs * advantage["advantage"] / 0.0 * 0.0, {})
-
-
-# --- graphs ---------------------------------------------------------------------------------------
 
 
 def policy_and_prompts(folder: Path, data: str = "train") -> tuple[Model, Port[Prompt]]:

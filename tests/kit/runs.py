@@ -1,7 +1,4 @@
-"""What a run leaves in its folder: metrics, weights, samples; and whether two runs were the same.
-
-A run is its Result or its folder.
-"""
+"""What a run (its Result or folder) leaves behind, and whether two runs were the same."""
 
 from __future__ import annotations
 
@@ -72,9 +69,6 @@ def best_names(run: Result) -> dict[str, list[str]]:
     return {node: [path.name for path in paths] for node, paths in run.best.items()}
 
 
-# --- two runs -------------------------------------------------------------------------------------
-
-
 def differences(ours: Rows, wanted: Rows) -> Iterator[tuple[int, str, Any, Any]]:
     """(Step, metric, found, expected), in the order of the Steps."""
     for one, other in zip(ours, wanted, strict=True):
@@ -121,9 +115,6 @@ def require_whole_models(run: Result, base: Path) -> None:
     wanted = {name: tensor.shape for name, tensor in state_of(base).items()}
     for path in (*(path for paths in run.best.values() for path in paths), *run.trained.values()):
         assert {name: tensor.shape for name, tensor in state_of(path).items()} == wanted
-
-
-# --- rows -----------------------------------------------------------------------------------------
 
 
 def require_whole_groups_once(rows: Sequence[dict[str, Any]], prompts: int, answers: int) -> None:

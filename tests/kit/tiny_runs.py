@@ -1,8 +1,4 @@
-"""Runs on the tiny model: its folder, and short quiet runs on it.
-
-Owns: model, data and the usual options. Does not own: the graphs (run_graphs.py), nor what a run
-leaves (runs.py).
-"""
+"""Runs on the tiny model: its folder, data and usual options, and short quiet runs."""
 
 from __future__ import annotations
 

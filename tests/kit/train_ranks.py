@@ -1,8 +1,4 @@
-"""What each rank does in the tests of parallel training: a process of its own runs `main`.
-
-Owns: the cases, the Steps of a case as one rank or as one of several sees them. Does not own: what
-is expected (test_parallel.py).
-"""
+"""The cases of parallel training, and `main`, which each rank runs in its own process."""
 
 from __future__ import annotations
 

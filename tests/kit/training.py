@@ -1,9 +1,4 @@
-"""A train kernel on a tiny model, and Assignments for it: what the tests of training begin with.
-
-Owns: the kernel with its usual parameters, losses on random rows, distances of weights and metrics,
-ranks as processes. Does not own: models (models.py), rows (rows.py), what a rank does
-(train_ranks.py).
-"""
+"""A train kernel on a tiny model, Assignments for it, and ranks of it as processes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Small graphs with two generations, whose rewards go up by mean_over; importable, so that a run
-can be resumed.
-
-Owns: what is run, and what its operators saw in this process. Does not own: what is asserted.
-"""
+"""Small importable graphs with two generations, whose rewards go up by mean_over."""
 
 from __future__ import annotations
 

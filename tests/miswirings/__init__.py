@@ -1,3 +1,1 @@
-"""What a type checker must see in the editor: the same graph wired rightly and wrongly. Read by
-pyright, never run.
-"""
+"""The same graph wired rightly and wrongly, for pyright to read; it is never run."""

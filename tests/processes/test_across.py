@@ -18,28 +18,11 @@ from dataflow.graph import Graph
 from engine.api import resume
 from engine.launch.supervisor import Supervisor
 from engine.observe.trace import read_trace
+from tests.kit import run_graphs as graphs
+from tests.kit import runs
 from tests.kit.killable_run import killable_run, require_stopped
 from tests.kit.nothing_left import require_ended
 from tests.kit.processes import KillWorkers, children, wait_for, wait_for_error
-from tests.kit.run_graphs import (
-    breaks,
-    evaluated,
-    followed,
-    hangs,
-    not_a_number,
-    raises,
-    rolled_out,
-    small,
-    with_score,
-)
-from tests.kit.runs import (
-    best_names,
-    column,
-    metrics,
-    require_alike,
-    require_each_row_once,
-    require_same_runs,
-)
 from tests.kit.tiny_runs import TinyRuns
 
 pytestmark = pytest.mark.timeout(240)
@@ -53,14 +36,14 @@ FOLLOWERS = {"train_policy": "train", "train_critic": "train", "past": "slow", "
 THREE = {"chunks": {"rollout": 3}}
 SPREAD = {
     "three processes": (
-        partial(evaluated, keep_best=1),
+        partial(graphs.evaluated, keep_best=1),
         {"pin": APART | {"greedy_rollout": "gen", "sampled_rollout": "train"}},
         {},
     ),
-    "followers elsewhere": (followed, {"pin": FOLLOWERS}, {}),
-    "replicas": (small, {"replicas": {"rollout": 2}} | THREE, THREE),
-    "every node apart": (small, {"workers": "apart"}, {}),
-    "three replicas": (small, {"replicas": {"rollout": 3}}, THREE),
+    "followers elsewhere": (graphs.followed, {"pin": FOLLOWERS}, {}),
+    "replicas": (graphs.small, {"replicas": {"rollout": 2}} | THREE, THREE),
+    "every node apart": (graphs.small, {"workers": "apart"}, {}),
+    "three replicas": (graphs.small, {"replicas": {"rollout": 3}}, THREE),
 }
 FAST = "replicas"
 """A process with tensors costs three seconds: the other tests here compare with one, too."""
@@ -73,23 +56,23 @@ def test_the_bits_of_one_process(tiny: TinyRuns, name: str) -> None:
     make, spread, alone = SPREAD[name]
     one = tiny.run(make, 4, name="one", checkpoint_every=2, **alone)
     several = tiny.run(make, 4, name="several", checkpoint_every=2, **spread)
-    require_same_runs(several, one)
-    assert best_names(several) == best_names(one)
+    runs.require_same_runs(several, one)
+    assert runs.best_names(several) == runs.best_names(one)
 
 
 @pytest.mark.long
 def test_two_ranks_train_as_one_does(tiny: TinyRuns) -> None:
-    one = tiny.run(small, name="one")
-    two = tiny.run(small, name="two", ranks={"train_policy": 2})
-    require_alike(two, one, rel=1e-5)
+    one = tiny.run(graphs.small, name="one")
+    two = tiny.run(graphs.small, name="two", ranks={"train_policy": 2})
+    runs.require_alike(two, one, rel=1e-5)
 
 
 def test_with_lag_generation_and_training_overlap_and_the_bound_holds(tiny: TinyRuns) -> None:
-    graph = small(tiny.folder, max_lag=1)
+    graph = graphs.small(tiny.folder, max_lag=1)
     result = tiny.run(graph, 6, workers="auto", checkpoint_every=3)
-    rows = metrics(result)
-    assert max(column(result, "policy/lag/max")) <= 1
-    require_each_row_once(result, 24, 4)
+    rows = runs.metrics(result)
+    assert max(runs.column(result, "policy/lag/max")) <= 1
+    runs.require_each_row_once(result, 24, 4)
     busy = [name for name in rows[0] if name.startswith("worker/")]
     assert len(busy) >= 2
     shares = [row[name] for row in rows for name in busy]
@@ -103,11 +86,11 @@ def test_with_lag_generation_and_training_overlap_and_the_bound_holds(tiny: Tiny
 
 @pytest.mark.long
 def test_a_run_goes_on_in_other_places(tiny: TinyRuns) -> None:
-    whole = tiny.run(followed, 6, name="whole")
-    part = tiny.run(followed, 2, name="part")
+    whole = tiny.run(graphs.followed, 6, name="whole")
+    part = tiny.run(graphs.followed, 2, name="part")
     pin = {"train_policy": "train", "train_critic": "train", "values": "values"}
     resume(part.folder, steps=4, pin=pin)
-    require_same_runs(resume(part.folder, steps=6, pin={}), whole)
+    runs.require_same_runs(resume(part.folder, steps=6, pin={}), whole)
 
 
 # stopped
@@ -144,13 +127,13 @@ def test_ctrl_c_reaches_every_process_and_the_run_decides_what_it_means(
 def test_workers_that_are_killed_change_nothing(
     tiny: TinyRuns, caplog: pytest.LogCaptureFixture
 ) -> None:
-    graph = partial(evaluated, keep_best=1)
+    graph = partial(graphs.evaluated, keep_best=1)
     pin = APART | {"greedy_rollout": "gen"}
     deaths = KillWorkers({2: "gen", 3: "train"})
     whole = tiny.run(graph, 6, name="whole", checkpoint_every=2)
     killed = tiny.run(graph, 6, name="killed", checkpoint_every=2, pin=pin, on_step=[deaths])
-    require_same_runs(killed, whole)
-    assert best_names(killed) == best_names(whole)
+    runs.require_same_runs(killed, whole)
+    assert runs.best_names(killed) == runs.best_names(whole)
     told = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     began_anew = [line for line in told if "Worker gen was lost" in line and "SIGKILL" in line]
     assert len(began_anew) == 1
@@ -161,9 +144,9 @@ def test_workers_that_are_killed_change_nothing(
 @pytest.mark.long
 def test_with_lag_a_generator_that_is_killed_loses_no_row(tiny: TinyRuns) -> None:
     deaths = KillWorkers({2: "rollout", 5: "rollout"})
-    result = tiny.run(small(tiny.folder, max_lag=1), 8, workers="auto", on_step=[deaths])
-    require_each_row_once(result, 32, 4)
-    assert max(column(result, "policy/lag/max")) <= 1
+    result = tiny.run(graphs.small(tiny.folder, max_lag=1), 8, workers="auto", on_step=[deaths])
+    runs.require_each_row_once(result, 32, 4)
+    assert max(runs.column(result, "policy/lag/max")) <= 1
 
 
 # what goes wrong
@@ -171,20 +154,22 @@ def test_with_lag_a_generator_that_is_killed_loses_no_row(tiny: TinyRuns) -> Non
 
 def overlong(folder: Path) -> Graph:
     """Prompts that its generate refuses."""
-    return small(folder).replace(rollout=rolled_out(folder, 4, max_prompt_tokens=1)[1])
+    return graphs.small(folder).replace(
+        rollout=graphs.rolled_out(folder, 4, max_prompt_tokens=1)[1]
+    )
 
 
 ERRORS = {
     "operator": (
-        partial(with_score, change=breaks),
+        partial(graphs.with_score, change=graphs.breaks),
         ("breaks", KernelError, ["breaks: ", "(0, 0, 0)", "out of luck", "run_graphs.py"]),
     ),
     "train": (
-        partial(with_score, loss_of=not_a_number),
+        partial(graphs.with_score, loss_of=graphs.not_a_number),
         ("score", KernelError, ["train_policy: step 1", "found nan"]),
     ),
     "reward": (
-        partial(small, fn=raises),
+        partial(graphs.small, fn=graphs.raises),
         ("score", KernelError, ["'score'", "row 0/0", "ZeroDivisionError"]),
     ),
     "generate": (
@@ -206,9 +191,7 @@ def test_an_error_arrives_with_its_names(tiny: TinyRuns, name: str) -> None:
 
 @pytest.fixture
 def watched_once_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The watchdog counts from when all Workers are open: how long their imports take is the
-    machine's affair.
-    """
+    """The watchdog counts from when all Workers are open, however long their imports take."""
     opened, open_all, doing = threading.Event(), Supervisor._all_opened, Supervisor.doing
 
     def told(supervisor: Supervisor) -> Any:
@@ -227,7 +210,9 @@ def watched_once_open(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_node_that_hangs_is_named(tiny: TinyRuns, capfd: pytest.CaptureFixture[str]) -> None:
     named = r"nothing has moved for 10 s; ops is in run_graphs.py:\d+ hangs \(chunk \d+, 8 rows\)"
     with pytest.raises(RunError, match=named) as caught:
-        tiny.run(with_score(tiny.folder, hangs), 2, watchdog=10.0, pin={"hangs": "ops"})
+        tiny.run(
+            graphs.with_score(tiny.folder, graphs.hangs), 2, watchdog=10.0, pin={"hangs": "ops"}
+        )
     stood = r"ops, process \d+, stood at:(\n.*)*/run_graphs.py\", line \d+ in hangs\n"
     assert re.search(stood, str(caught.value))
     assert "advantage: " in capfd.readouterr().err, "who waits for it"

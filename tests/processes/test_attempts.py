@@ -1,6 +1,4 @@
-"""A run whose state is lost goes back to its last checkpoint, and gives the same numbers; not for
-ever.
-"""
+"""A run that loses state goes back to its checkpoint, gives the same numbers, and gives up."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ Lose = Callable[..., list[int]]
 
 @pytest.fixture
 def lose(monkeypatch: pytest.MonkeyPatch) -> Lose:
-    """Coordinators that lose the train node's Worker when they close one of these Steps; each Step
-    so many times.
-    """
+    """Coordinators that lose the train node's Worker when they close these Steps, each n times."""
 
     def begin(*steps: int, times: int = 1) -> list[int]:
         handle, lost = Coordinator.handle, []

@@ -64,9 +64,7 @@ def test_run_then_resume(folder: Path) -> None:
 def test_what_reads_the_output_of_a_run_ends_with_it_although_a_reward_left_a_daemon(
     folder: Path,
 ) -> None:
-    """`dataflow run ... | cat`, and 2>&1, too: the call below returns when both pipes are at their
-    end.
-    """
+    """`dataflow run ... | cat` and 2>&1: the call returns when both pipes are at their end."""
     target = f"{GRPO} my_rewards:leaves_a_daemon"
     done = dataflow(folder, f"run {target} --steps 1 --threads 1 --name left")
     said = "reward 'leaves_a_daemon' printed: still here "
@@ -93,9 +91,7 @@ def test_a_run_that_fails_ends_with_3_and_its_cause_last(folder: Path) -> None:
 def test_nothing_of_the_current_folder_takes_the_place_of_what_is_installed(
     folder: Path, tmp_path: Path
 ) -> None:
-    """In the command's own process, in Workers and in reward processes; what graph.json names is
-    imported by a resume that says so before.
-    """
+    """In the command, Workers and reward processes; a resume says what it imports beforehand."""
     here = tmp_path / "here"
     shutil.copytree(folder, here, ignore=shutil.ignore_patterns("runs"))
     for name in MODULES.split():

@@ -1,6 +1,4 @@
-"""Weights by the collective route in whole runs: the numbers of the pull route to the bit, and a
-death on the way.
-"""
+"""Whole runs with collective weights: the pull route's numbers to the bit, and a death."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The demo's command on a few Steps: that it runs, shows what it promises and leaves a whole run
-folder.
-"""
+"""The demo's command on a few Steps: it runs, shows what it promises, leaves a whole folder."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Columns declared `device` in whole runs: the numbers of one process to the bit, deaths on the
-way, files, peek.
-"""
+"""`device` columns in whole runs: one process's numbers to the bit, deaths, files, peek."""
 
 from __future__ import annotations
 
@@ -47,9 +45,6 @@ def whole(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Result
     return TinyRuns(folder=tiny_folder, runs=tmp_path_factory.mktemp("whole")).run(steering)
 
 
-# --- runs -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.long
 def test_across_processes_the_values_go_by_collectives_alone(tiny: TinyRuns, whole: Result) -> None:
     result = tiny.run(steering, pin=TWO)
@@ -81,32 +76,23 @@ def test_a_death_at_either_end_changes_nothing(
 
 @pytest.mark.long
 def test_in_the_middle_of_steps_too(tiny: TinyRuns, whole: Result) -> None:
-    """The trainer dies, so that rows are made again from the last checkpoint, and whoever makes
-    them dies with it.
-    """
+    """The trainer dies and its rows are made again; then whoever makes them dies with it."""
     deaths = KillWorkers({2: "t b"})
     result = tiny.run(steering, pin=APART, checkpoint_every=1, on_step=[deaths])
     assert len(deaths.killed) == 2
     require_same_runs(result, whole)
 
 
-# --- files ----------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def a_prompt_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The first Step that has rows trains no earlier than a prompt of the next one is finished, as
-    the coordinator sees it.
-    """
+    """The first Step that has rows trains only after a prompt of the next one is finished."""
     os.mkfifo(path := tmp_path / "gate")
     monkeypatch.setenv(GATE, str(path))
     gate = os.open(path, os.O_RDWR)
     Change = Callable[[PromptTable, np.ndarray], None]
 
     def looked_at(change: Change) -> Change:
-        """The change, and then a look whether that is so now; of its prompts some may be finished,
-        then rejected.
-        """
+        """The change, then a look; prompts of it that are finished may be rejected later."""
 
         def changed(lane: PromptTable, slots: np.ndarray) -> None:
             change(lane, slots)
@@ -126,9 +112,7 @@ def a_prompt_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 @pytest.mark.long
 @pytest.mark.usefixtures("a_prompt_waits")
 def test_rows_that_wait_are_in_checkpoints_with_their_values(tiny: TinyRuns) -> None:
-    """With lag some prompts are finished and not trained when a checkpoint is made: resume goes on
-    with them.
-    """
+    """With lag, prompts wait finished but untrained at a checkpoint: resume goes on with them."""
     graph = steering(tiny.folder, max_lag=1)
     spread = {"pin": TWO | {"train_policy": "t"}, "checkpoint_every": 1, "keep": 10}
     first = tiny.run(graph, 4, **spread)
@@ -178,9 +162,8 @@ def test_a_file_brings_back_the_bits_and_the_form(worker: Worker, tmp_path: Path
     (tmp_path / "rows").mkdir()
     wanted = batch.take(np.array(rows))
     worker.files.answer(Save(directory=tmp_path, rows={"states": (wanted.keys, gather)}))
-    back = worker.rows.of(
-        "states", worker.files.answer(KeepRows(file=tmp_path / "rows" / "states.arrow"))
-    )
+    file = tmp_path / "rows" / "states.arrow"
+    back = worker.rows.of("states", worker.files.answer(KeepRows(file=file)))
     assert back.keys.rows() == wanted.keys.rows()
     assert back.records.equals(wanted.records)
     # else rows of several blocks could not be joined
@@ -200,9 +183,6 @@ def test_a_file_of_another_width_is_refused(worker: Worker, tmp_path: Path) -> N
     told = "rows of states, column 'hidden': expected large_list"
     with pytest.raises(CheckpointError, match=told):
         worker.files.answer(KeepRows(file=tmp_path / "states.arrow"))
-
-
-# --- one Worker -----------------------------------------------------------------------------------
 
 
 def test_rows_of_several_blocks_come_in_order(worker: Worker) -> None:

@@ -1,6 +1,4 @@
-"""Whole runs whose Workers share devices: one at a time is awake, and the numbers are those of one
-process.
-"""
+"""Whole runs whose Workers share devices: one is awake at a time; one process's numbers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Every example and every command of the README runs as it stands, at a small size.
 
-Owns: that they run and do what they say. Does not own: whether anything is learned.
-Examples run in this process, one after another (torch is imported once); one of them runs as a
-script, as a reader would start it.
+Examples run in this process, which imports torch once; one runs as a script.
 """
 
 from __future__ import annotations
@@ -29,14 +27,8 @@ ADDED = ("user_operator", "user_advantage", "user_loss", "user_reward")
 """Examples that add one thing of the user's own."""
 
 RUNS = (
-    *ADDED,
-    "run_trl_reward",
-    "verl_parquet",
-    "ppo_edit",
-    "dapo",
-    "several_rewards",
-    "async_lag",
-)
+    *ADDED, "run_trl_reward", "verl_parquet", "ppo_edit", "dapo", "several_rewards", "async_lag",
+)  # fmt: skip
 """Examples with main(steps)."""
 
 PARTS = ("tiny", "character_model", "trl_reward", "verl_score")
@@ -176,9 +168,6 @@ def test_example_as_a_script(here: Path) -> None:
     done = call_python("examples/user_reward.py")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("step 1  short_digits 0.")
-
-
-# --- the README -----------------------------------------------------------------------------------
 
 
 def blocks(language: str) -> list[str]:

@@ -1,6 +1,4 @@
-"""Code that never returns, holds the interpreter's lock, or ends the process: it is named, and the
-run ends.
-"""
+"""Code that never returns, holds the interpreter's lock or ends the process is named; runs end."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Runs on several hosts, which are loopback addresses here: rows, deaths, errors, leases, and the
-authentication of peers.
+"""Runs on several hosts (loopback addresses): rows, deaths, errors, leases, authentication.
 
-tests/processes/test_namespaces.py has two hosts that are network namespaces.
+test_namespaces.py has two hosts that are network namespaces.
 """
 
 from __future__ import annotations
@@ -40,16 +39,7 @@ from engine.plan.cluster import read_cluster
 from engine.plan.plan import Plan
 from engine.run.workers import Save
 from graphs.grpo import grpo
-from tests.kit.host_plans import (
-    ClosedToday,
-    PickleBomb,
-    chunk_of,
-    gathered,
-    plan,
-    produced_block,
-    refuses,
-    until,
-)
+from tests.kit import host_plans
 from tests.kit.host_processes import HostProcess, cluster_file, host, with_lease
 from tests.kit.nothing_left import descriptors
 from tests.kit.processes import command_of, ended, kill
@@ -90,7 +80,7 @@ def start(tmp_path: Path, cluster: Path, there: HostProcess) -> Iterator[Start]:
         **how: bool,
     ) -> Iterator[HostsWorkers]:
         read = read_cluster(with_lease(cluster, lease, **how))
-        spread = replace(planned or plan(), cluster=read, hosts=where)
+        spread = replace(planned or host_plans.plan(), cluster=read, hosts=where)
         with RunFolder.create(name, tmp_path) as folder:
             folder.write_text("plan.json", spread.to_json())
             workers = HostsWorkers(spread, folder, RunOptions())
@@ -125,12 +115,12 @@ def test_rows_go_from_host_to_host(
     began = time.monotonic()
     with start(where, private=private) as workers:
         require_opened([each.event for each in workers.opened])  # type: ignore[attr-defined]
-        ref = produced_block(workers)
-        workers.tell(chunk_of(2, ref))
-        produced, done = until(workers, m.ChunkDone)
+        ref = host_plans.produced_block(workers)
+        workers.tell(host_plans.chunk_of(2, ref))
+        produced, done = host_plans.until(workers, m.ChunkDone)
         assert isinstance(produced, m.Produced)
         assert done.node == "doubled"
-        rewards = gathered(produced.ref, "reward", producer="doubled")
+        rewards = host_plans.gathered(produced.ref, "reward", producer="doubled")
         (tmp_path / "rows").mkdir()
         save = Save(directory=tmp_path, rows={"doubled": (ref.keys, rewards)})
         nothing = {"host": None, "source": None}
@@ -170,42 +160,40 @@ def test_a_worker_of_a_host_that_dies_is_begun_again(
 ) -> None:
     far, near = ("host", "source") if where is APART else ("source", "host")
     with start(where) as workers:
-        old = produced_block(workers)
+        old = host_plans.produced_block(workers)
         (pid,) = there.workers()
         kill([pid])
         lost = told_of_a_death(workers)
         assert (lost.worker, lost.epoch) == (far, 0)
         assert "SIGKILL" in lost.error
         workers.respawn([far])
-        assert until(workers, m.WorkerOpened)[-1] == m.WorkerOpened(worker=far, epoch=1)
-        workers.tell(chunk_of(3, old))
+        assert host_plans.until(workers, m.WorkerOpened)[-1] == m.WorkerOpened(worker=far, epoch=1)
+        workers.tell(host_plans.chunk_of(3, old))
         if near == "host":
             began = time.monotonic()
-            assert until(workers, m.FetchFailed)[-1].peer == "source"
+            assert host_plans.until(workers, m.FetchFailed)[-1].peer == "source"
             waited = time.monotonic() - began
             assert waited < 5.0, "word that it is gone came before the end of the lease"
         else:
-            assert isinstance(until(workers, m.ChunkDone)[0], m.Produced)
-        new = produced_block(workers, 4)
-        workers.tell(chunk_of(5, new))
-        assert isinstance(until(workers, m.ChunkDone)[0], m.Produced)
+            assert isinstance(host_plans.until(workers, m.ChunkDone)[0], m.Produced)
+        new = host_plans.produced_block(workers, 4)
+        workers.tell(host_plans.chunk_of(5, new))
+        assert isinstance(host_plans.until(workers, m.ChunkDone)[0], m.Produced)
 
 
 def test_an_error_of_another_host_arrives_as_what_it_was(start: Start) -> None:
-    with start(APART, plan(refuses)) as workers:
-        workers.tell(chunk_of(1, produced_block(workers), node="refuses"))
+    with start(APART, host_plans.plan(host_plans.refuses)) as workers:
+        workers.tell(host_plans.chunk_of(1, host_plans.produced_block(workers), node="refuses"))
         with pytest.raises(KernelError, match=r"refuses.*LookupError: nothing of the kind"):
-            until(workers, m.ChunkDone)
+            host_plans.until(workers, m.ChunkDone)
     with (
         pytest.raises(DataError, match="closed today"),
-        start(BACK, plan(source=ClosedToday), name="2"),
+        start(BACK, host_plans.plan(source=host_plans.ClosedToday), name="2"),
     ):
         pytest.fail("it opened")
 
 
-def test_a_run_folder_that_a_host_does_not_see(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_folder_a_host_does_not_see(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RunFolder, "write_text", lambda *_: None)
     told = r"host b: expected the run folder .* share, found none\. Fix: "
     with pytest.raises(RunError, match=told), start(APART):
@@ -232,12 +220,12 @@ def test_a_run_that_is_not_heard_of_is_ended_by_the_host(start: Start, there: Ho
 def test_a_host_that_is_not_heard_of_fails_the_run(start: Start, there: HostProcess) -> None:
     told = r"host b: not heard of for \d+ s \(the lease is 5 s\)\. Fix: "
     with start(APART, lease=5.0) as workers:
-        ref = produced_block(workers)
+        ref = host_plans.produced_block(workers)
         serving = there.serving
         os.kill(serving, signal.SIGSTOP)
-        workers.tell(chunk_of(2, ref))
+        workers.tell(host_plans.chunk_of(2, ref))
         with pytest.raises(RunError, match=told):
-            until(workers, m.ChunkDone)
+            host_plans.until(workers, m.ChunkDone)
     os.kill(serving, signal.SIGCONT)
     assert ended(serving, 20.0), "it goes on"
 
@@ -249,16 +237,11 @@ def test_a_host_that_is_not_there(start: Start, monkeypatch: pytest.MonkeyPatch)
         pytest.fail("it opened")
 
 
-# --- authentication -------------------------------------------------------------------------------
-
-
 def test_strangers_get_nothing(
     start: Start, cluster: Path, there: HostProcess, tmp_path: Path
 ) -> None:
-    """At the host's port and at a Worker's: those without a key, with a wrong one, and who speak in
-    a weaker way.
-    """
-    frames = (pickle.dumps(PickleBomb("x")), b"", b"\x94\xc4\x00\x00\x00\xc4\x00" * 9)
+    """At the host's port and a Worker's: without a key, with a wrong one, by a weaker mechanism."""
+    frames = (pickle.dumps(host_plans.PickleBomb("x")), b"", b"\x94\xc4\x00\x00\x00\xc4\x00" * 9)
     with start(APART) as workers, contextlib.ExitStack() as stack:
         read = read_cluster(cluster)
         control = (hostlink.endpoint(read.host("b")), read_keys(read.keys).host("b").public)
@@ -271,8 +254,8 @@ def test_strangers_get_nothing(
                 for frame in frames:
                     asks.send(frame, zmq.NOBLOCK)
         assert not poller.poll(1500), "somebody answered"
-        workers.tell(chunk_of(2, produced_block(workers)))
-        produced = until(workers, m.ChunkDone)[0]
+        workers.tell(host_plans.chunk_of(2, host_plans.produced_block(workers)))
+        produced = host_plans.until(workers, m.ChunkDone)[0]
         assert isinstance(produced, m.Produced), "and nobody is disturbed"
     there.until(f"{tmp_path / 'run'} has ended")
     assert int(there.until("\n").rpartition(":")[2]) >= 3, "each was counted"
@@ -297,8 +280,6 @@ def stranger(endpoint: str, server: bytes, kind: str) -> Iterator[zmq.Socket]:
     finally:
         context.destroy(linger=0)
 
-
-# --- a whole run ----------------------------------------------------------------------------------
 
 MARKER = "zqzqzqzq"
 PIN = {"rollout": "gen@b", "score": "ops@b", "train_policy": "train"}
@@ -356,9 +337,7 @@ def test_a_run_on_two_hosts(
 def test_a_host_that_is_asked_to_stop_lets_the_run_end_its_step(
     graph: Graph, tiny: TinyRuns, tmp_path: Path
 ) -> None:
-    """The run stops with a checkpoint and says which host it was; the host is there until then, and
-    not longer.
-    """
+    """The run stops with a checkpoint and names the host, which stays until then and no longer."""
     cluster = cluster_file(tmp_path)
     with host(cluster) as there:
         asked = [lambda row: there.process.terminate() if row["step"] == 2 else None]

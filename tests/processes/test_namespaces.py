@@ -1,6 +1,4 @@
-"""A run on two hosts that are network namespaces; `python -m tests.chaos.namespaces` has the longer
-partitions.
-"""
+"""A run on two network namespaces as hosts; tests.chaos.namespaces has longer partitions."""
 
 from __future__ import annotations
 

@@ -88,9 +88,7 @@ def test_prompts_are_cut_to_their_end(tiny: TinyRuns) -> None:
 
 
 @pytest.mark.parametrize("steps", [3, pytest.param(None, marks=pytest.mark.long)])
-def test_a_run_of_which_no_prompt_fits_ends_with_the_reason(
-    tiny: TinyRuns, steps: int | None
-) -> None:
+def test_a_run_where_no_prompt_fits_ends_with_why(tiny: TinyRuns, steps: int | None) -> None:
     told = r"rollout.*expected at most 4 prompt tokens \(max_prompt_tokens=4\), found 10"
     with pytest.raises(RunError, match=told):
         tiny.run(partial(dropping, data="long"), steps)

@@ -1,6 +1,4 @@
-"""Whole runs whose train node has two ranks with a part of the weights each: the numbers of one
-rank.
-"""
+"""Whole runs whose train node has two ranks with parts of the weights: one rank's numbers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Runs that are killed, stopped and resumed: the same numbers as if nothing had happened, and
-nothing left behind.
-"""
+"""Runs that are killed, stopped and resumed: the same numbers, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -21,18 +19,9 @@ from dataflow.graph import Graph
 from engine.api import Result, resume
 from engine.checkpoint.cut import Cut
 from graphs.grpo import grpo
+from tests.kit import processes as kit
 from tests.kit.killable_run import GRAPHS, killable_run, require_stopped
 from tests.kit.nothing_left import require_ended
-from tests.kit.processes import (
-    COMMAND_LINE,
-    children,
-    ended_within,
-    go_on,
-    limited,
-    start_python,
-    wait_for,
-    wait_for_error,
-)
 from tests.kit.run_graphs import evaluated, followed, small, vowels
 from tests.kit.runs import (
     column,
@@ -94,13 +83,11 @@ def test_killed_at_random_and_resumed(
 
 
 def kill_after(process: subprocess.Popen[str], step: int, seconds: float) -> None:
-    """SIGKILL so long after it has held at a Step, and then see that the kernel has taken the
-    reward processes too.
-    """
-    wait_for(process, f"step {step}")
-    there = children(process.pid)
-    go_on(process)
-    if not ended_within(process, seconds):
+    """SIGKILL so long after it held at a Step; the kernel takes the reward processes with it."""
+    kit.wait_for(process, f"step {step}")
+    there = kit.children(process.pid)
+    kit.go_on(process)
+    if not kit.ended_within(process, seconds):
         process.kill()
     process.wait()
     assert there, "the run had no reward process, so this tests nothing"
@@ -115,7 +102,7 @@ def kill_after(process: subprocess.Popen[str], step: int, seconds: float) -> Non
     pytest.param("checkpoints/best_evaluate/.tmp-*", marks=pytest.mark.long),
     pytest.param("samples/.step_000003.parquet.tmp", marks=pytest.mark.long),
 ])  # fmt: skip
-def test_killed_while_a_file_is_written(
+def test_killed_as_a_file_is_written(
     tiny: TinyRuns, killed: Path, whole: Whole, pattern: str
 ) -> None:
     with killable(tiny, "evaluated") as process:
@@ -132,7 +119,7 @@ def test_killed_before_the_first_checkpoint_begins_anew(
     tiny: TinyRuns, killed: Path, whole: Whole
 ) -> None:
     with killable(tiny, "evaluated") as process:
-        wait_for(process, "step 1")
+        kit.wait_for(process, "step 1")
         process.kill()
     assert steps_stored(killed) == []
     resume(killed)
@@ -158,8 +145,8 @@ def test_one_ctrl_c_ends_the_step_and_a_resume_goes_on(
     tiny: TinyRuns, killed: Path, whole: Whole
 ) -> None:
     with killable(tiny, "followed", "hold=3") as process:
-        wait_for(process, "step 3")
-        there = children(process.pid)
+        kit.wait_for(process, "step 3")
+        there = kit.children(process.pid)
         process.send_signal(signal.SIGINT)
         assert "Ctrl-C again" in require_stopped(process, killed, "Ctrl-C", 130)
     require_ended(there)
@@ -171,13 +158,13 @@ def test_one_ctrl_c_ends_the_step_and_a_resume_goes_on(
 def test_a_signal_to_all_processes_of_a_run_ends_the_step_and_a_resume_goes_on(
     tiny: TinyRuns, killed: Path, whole: Whole
 ) -> None:
-    """SIGTERM from a batch system, as the processes start as well: nobody but the process of the
-    run hears of it.
-    """
+    """SIGTERM from a batch system, even at the start: only the process of the run acts on it."""
     told = "SIGTERM: stopping after this Step with a checkpoint, within 60 s; another signal to"
     with killable(tiny, "evaluated", "hold=3", workers="apart") as process:
-        wait_for(process, "step 3")
-        there = [pid for child in children(process.pid) for pid in (child, *children(child))]
+        kit.wait_for(process, "step 3")
+        there = [
+            pid for child in kit.children(process.pid) for pid in (child, *kit.children(child))
+        ]
         for pid in (process.pid, *there):
             os.kill(pid, signal.SIGTERM)
         assert f"{told} stop now" in require_stopped(process, killed, "SIGTERM", 143)
@@ -189,10 +176,10 @@ def test_a_signal_to_all_processes_of_a_run_ends_the_step_and_a_resume_goes_on(
 def test_two_ctrl_c_end_at_once(tiny: TinyRuns) -> None:
     """In a Step that never ends, so that it is the second that ends the run."""
     with killable(tiny, "stuck") as process:
-        wait_for_error(process, "reward 'says_and_hangs' printed: hangs")
-        there = children(process.pid)
+        kit.wait_for_error(process, "reward 'says_and_hangs' printed: hangs")
+        there = kit.children(process.pid)
         process.send_signal(signal.SIGINT)
-        wait_for_error(process, "Ctrl-C again")
+        kit.wait_for_error(process, "Ctrl-C again")
         process.send_signal(signal.SIGINT)
         _, err = process.communicate()
     assert process.returncode != 0
@@ -205,7 +192,7 @@ def test_the_command_line_says_how_to_go_on(tiny: TinyRuns) -> None:
     inputs = f"--base {tiny.folder}/model --data {tiny.folder}/train.parquet"
     fn = "--reward-fn tests.kit.run_graphs:vowels --n 2 --batch 4 --max-tokens 6"
     words = f"run graphs.grpo:grpo {inputs} {fn} --steps 100000 --runs {tiny.runs} --threads 1"
-    with limited(start_python("-c", COMMAND_LINE, *words.split())) as process:
+    with kit.limited(kit.start_python("-c", kit.COMMAND_LINE, *words.split())) as process:
         assert process.stdout is not None
         while "step 3" not in process.stdout.readline():
             assert process.poll() is None

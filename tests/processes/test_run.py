@@ -1,6 +1,4 @@
-"""Whole runs in one process: algorithms, what they leave on disk, and that they give the same
-numbers twice.
-"""
+"""Whole runs in one process: algorithms, files on disk, and the same numbers twice."""
 
 from __future__ import annotations
 
@@ -25,38 +23,14 @@ from graphs.ppo import ppo, ppo_from_grpo
 from graphs.sft import sft
 from operators.reward import reward
 from operators.rewards import verl_reward
-from tests.kit.run_graphs import (
-    consonants,
-    dapo,
-    digits,
-    evaluated,
-    followed,
-    own_parts,
-    reinforce,
-    several,
-    small,
-    two_policies,
-    verl_score,
-    vowels,
-)
-from tests.kit.runs import (
-    Rows,
-    best_names,
-    column,
-    metrics,
-    require_each_row_once,
-    require_same_numbers,
-    samples,
-    state_of,
-    timeless,
-    weights,
-)
+from tests.kit import run_graphs as graphs
+from tests.kit import runs
 from tests.kit.tiny_runs import TinyRuns
 
 pytestmark = pytest.mark.timeout(180)
 
 
-def finite(rows: Rows) -> bool:
+def finite(rows: runs.Rows) -> bool:
     return all(value is not None and math.isfinite(value) for row in rows for value in row.values())
 
 
@@ -64,15 +38,15 @@ def finite(rows: Rows) -> bool:
 
 
 def test_grpo(tiny: TinyRuns) -> None:
-    result = tiny.run(small)
-    first, *_, last = rows = metrics(result)
+    result = tiny.run(graphs.small)
+    first, *_, last = rows = runs.metrics(result)
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert finite(rows)
     assert {"reward/mean", "reward/vowels/mean", "policy/lag/max", "optim/lr"} <= first.keys()
     assert {"time/step", "time/rollout"} <= first.keys()
     assert first["throughput/samples_per_second"] > 0
     assert first["data/rows"] == 16
-    assert max(column(result, "policy/lag/max")) == 0
+    assert max(runs.column(result, "policy/lag/max")) == 0
     assert result.reason == "all steps are done"
     assert result.step == 3
     assert result.metrics["reward/mean"] == last["reward/mean"]
@@ -80,7 +54,7 @@ def test_grpo(tiny: TinyRuns) -> None:
 
 def test_sft_lowers_its_loss(tiny: TinyRuns) -> None:
     base, data = str(tiny.folder / "model"), str(tiny.folder / "demos.parquet")
-    rows = metrics(tiny.run(sft(base, data, batch=8, lr=1e-2), 8))
+    rows = runs.metrics(tiny.run(sft(base, data, batch=8, lr=1e-2), 8))
     assert rows[-1]["loss/supervised_loss"] < rows[0]["loss/supervised_loss"] - 0.1
     assert rows[0]["throughput/tokens_per_second"] > 0
 
@@ -90,8 +64,10 @@ def test_sft_lowers_its_loss(tiny: TinyRuns) -> None:
 ], ids=["flat", "an edit of GRPO"])  # fmt: skip
 def test_ppo(tiny: TinyRuns, make: Callable[..., Graph], updates: int) -> None:
     base, data = str(tiny.folder / "model"), str(tiny.folder / "train.parquet")
-    result = tiny.run(make(base, data, vowels, batch=8, max_tokens=6, lr=1e-3, critic_lr=1e-2))
-    first, *_ = rows = metrics(result)
+    result = tiny.run(
+        make(base, data, graphs.vowels, batch=8, max_tokens=6, lr=1e-3, critic_lr=1e-2)
+    )
+    first, *_ = rows = runs.metrics(result)
     assert finite(rows)
     assert set(result.trained) == {"policy", "critic"}
     assert first["optim/lr"] == pytest.approx(1e-3)
@@ -101,25 +77,25 @@ def test_ppo(tiny: TinyRuns, make: Callable[..., Graph], updates: int) -> None:
 
 
 def test_dapo_fills_each_step(tiny: TinyRuns) -> None:
-    result = tiny.run(dapo, 4)
-    assert column(result, "data/prompts") == [4] * 4
-    admitted = metrics(result)[-1]["data/admitted"]
+    result = tiny.run(graphs.dapo, 4)
+    assert runs.column(result, "data/prompts") == [4] * 4
+    admitted = runs.metrics(result)[-1]["data/admitted"]
     assert admitted > 16, "nothing was ever refilled, so this tests nothing"
-    assert all(0 < kept <= 1 for kept in column(result, "select/kept"))
+    assert all(0 < kept <= 1 for kept in runs.column(result, "select/kept"))
     rewards: dict[tuple[int, int], set[float]] = {}
-    for row in samples(result).to_pylist():
+    for row in runs.samples(result).to_pylist():
         rewards.setdefault((row["step"], row["position"]), set()).add(row["reward"])
     assert all(len(of_group) > 1 for of_group in rewards.values())
 
 
 def test_kl_in_the_reward(tiny: TinyRuns) -> None:
-    rows = metrics(tiny.run(reinforce))
+    rows = runs.metrics(tiny.run(graphs.reinforce))
     assert finite(rows)
     assert "time/reference" in rows[0]
 
 
 def test_rewards_with_weights_and_rows_to_which_one_does_not_apply(tiny: TinyRuns) -> None:
-    rows = samples(tiny.run(several)).to_pylist()
+    rows = runs.samples(tiny.run(graphs.several)).to_pylist()
     assert {row["reward/digits"] is None for row in rows} == {True, False}
     for row in rows:
         total = row["reward/vowels"] + 0.5 * (row["reward/digits"] or 0.0)
@@ -127,15 +103,15 @@ def test_rewards_with_weights_and_rows_to_which_one_does_not_apply(tiny: TinyRun
 
 
 def test_operator_loss_and_reward_of_the_user(tiny: TinyRuns) -> None:
-    first = metrics(tiny.run(own_parts, 2))[0]
+    first = runs.metrics(tiny.run(graphs.own_parts, 2))[0]
     assert first["policy/mine"] == 1.0
     assert {"loss/scaled", "time/centred"} <= first.keys()
 
 
 def test_verl_data_and_score(tiny: TinyRuns) -> None:
     base, data = str(tiny.folder / "model"), str(tiny.folder / "verl.parquet")
-    graph = grpo(base, data, verl_reward(verl_score), n=2, batch=4, max_tokens=6)
-    assert metrics(tiny.run(graph, 2))[0]["reward/mean"] > 0
+    graph = grpo(base, data, verl_reward(graphs.verl_score), n=2, batch=4, max_tokens=6)
+    assert runs.metrics(tiny.run(graph, 2))[0]["reward/mean"] > 0
 
 
 # asynchrony
@@ -143,23 +119,23 @@ def test_verl_data_and_score(tiny: TinyRuns) -> None:
 
 @pytest.mark.parametrize("max_lag", [1, 4])
 def test_lag_is_measured_and_bounded(tiny: TinyRuns, max_lag: int) -> None:
-    result = tiny.run(partial(small, max_lag=max_lag), 9)
-    lags = column(result, "policy/lag/max")
+    result = tiny.run(partial(graphs.small, max_lag=max_lag), 9)
+    lags = runs.column(result, "policy/lag/max")
     assert max(lags) == max_lag
     assert lags[0] == 0
-    lags = [row["step"] - 1 - row["version"] for row in samples(result).to_pylist()]
+    lags = [row["step"] - 1 - row["version"] for row in runs.samples(result).to_pylist()]
     assert all(0 <= lag <= max_lag for lag in lags)
 
 
 def test_with_lag_each_row_is_trained_once(tiny: TinyRuns) -> None:
-    require_each_row_once(tiny.run(partial(small, max_lag=1), 6), 24, 4)
+    runs.require_each_row_once(tiny.run(partial(graphs.small, max_lag=1), 6), 24, 4)
 
 
 # evaluation
 
 
 def test_two_evaluations(tiny: TinyRuns) -> None:
-    rows = metrics(tiny.run(evaluated, 5))
+    rows = runs.metrics(tiny.run(graphs.evaluated, 5))
     assert [row["step"] for row in rows if "eval/vowels" in row] == [2, 4, 5]
     assert {"eval/initial/vowels", "eval/initial/sampled/vowels"} <= rows[0].keys()
     assert all("eval/initial/vowels" not in row for row in rows[1:])
@@ -169,35 +145,37 @@ def test_two_evaluations(tiny: TinyRuns) -> None:
 
 def test_the_best_versions_by_the_reward_of_the_graph_stay(tiny: TinyRuns) -> None:
     """Few vowels are good here: what its first function alone says would keep the worst."""
-    graph = evaluated(tiny.folder, every=1, keep_best=2)
+    graph = graphs.evaluated(tiny.folder, every=1, keep_best=2)
     greedy = graph.port("greedy_rollout", Rollout)
-    score = reward([vowels, digits], greedy, weights=[-1.0, 0.1], name="greedy_reward")
+    score = reward(
+        [graphs.vowels, graphs.digits], greedy, weights=[-1.0, 0.1], name="greedy_reward"
+    )
     result = tiny.run(graph.replace(greedy_reward=score), 6, checkpoint_every=3)
-    rows = metrics(result)
+    rows = runs.metrics(result)
     scores = {0: rows[0]["eval/initial/reward"]} | {row["step"]: row["eval/reward"] for row in rows}
     wanted = sorted(scores, key=lambda step: (-scores[step], step))[:2]
     names = [f"step_{step}" for step in wanted]
-    assert best_names(result) == {"evaluate": names}
+    assert runs.best_names(result) == {"evaluate": names}
     there = (result.folder / "checkpoints" / "best_evaluate").iterdir()
     assert sorted(path.name for path in there) == sorted(names)
     for path, step in zip(result.best["evaluate"], wanted, strict=True):
         kept = json.loads((path / "score.json").read_text())
         assert kept == {"step": step, "score": scores[step]}
-        assert state_of(path)
+        assert runs.state_of(path)
 
 
 # the end of the data
 
 
 def test_finite_data_ends_with_a_short_batch(tiny: TinyRuns) -> None:
-    result = tiny.run(partial(small, batch=10), None)
-    assert column(result, "data/prompts") == [10, 10, 4]
+    result = tiny.run(partial(graphs.small, batch=10), None)
+    assert runs.column(result, "data/prompts") == [10, 10, 4]
     assert result.reason == "the data has ended"
-    assert set(samples(result)["position"].to_pylist()) == set(range(24))
+    assert set(runs.samples(result)["position"].to_pylist()) == set(range(24))
 
 
 def test_an_evaluation_after_the_data_has_ended_belongs_to_the_last_step(tiny: TinyRuns) -> None:
-    rows = metrics(tiny.run(partial(evaluated, every=50, batch=8), None))
+    rows = runs.metrics(tiny.run(partial(graphs.evaluated, every=50, batch=8), None))
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert {"eval/vowels", "reward/mean"} <= rows[-1].keys()
 
@@ -206,7 +184,7 @@ def test_an_evaluation_after_the_data_has_ended_belongs_to_the_last_step(tiny: T
 
 
 def test_followers_move_towards_their_leaders(tiny: TinyRuns) -> None:
-    result = tiny.run(partial(followed, every=1), checkpoint_every=1, keep=3)
+    result = tiny.run(partial(graphs.followed, every=1), checkpoint_every=1, keep=3)
     assert result.checkpoint is not None
 
     def states(node: str) -> list[dict[str, np.ndarray]]:
@@ -229,16 +207,16 @@ def test_followers_move_towards_their_leaders(tiny: TinyRuns) -> None:
 
 
 def test_followers_go_on_after_a_resume(tiny: TinyRuns) -> None:
-    whole = tiny.run(followed, 5, name="whole")
-    part = tiny.run(followed, 3, name="part")
-    require_same_numbers(resume(part.folder, steps=5), whole)
+    whole = tiny.run(graphs.followed, 5, name="whole")
+    part = tiny.run(graphs.followed, 3, name="part")
+    runs.require_same_numbers(resume(part.folder, steps=5), whole)
 
 
 # the run folder
 
 
 def test_the_run_folder_is_complete(tiny: TinyRuns) -> None:
-    graph = small(tiny.folder)
+    graph = graphs.small(tiny.folder)
     folder = tiny.run(graph, 2, sinks=("tensorboard",)).folder
     there = {path.name for path in folder.iterdir()}
     files = "graph.json plan.json plan.txt metrics.jsonl command.txt versions.json options.json"
@@ -253,22 +231,22 @@ def test_the_run_folder_is_complete(tiny: TinyRuns) -> None:
 
 
 def test_samples_have_their_columns(tiny: TinyRuns) -> None:
-    table = samples(tiny.run(small, 2))
+    table = runs.samples(tiny.run(graphs.small, 2))
     wanted = "step node position sample prompt completion reward reward/vowels advantage finish"
     wanted += " length version prompt_ids completion_ids completion_mask versions"
     assert table.column_names == wanted.split()
     assert len(table) == 32
     row = table.to_pylist()[0]
-    assert row["reward"] == pytest.approx(vowels([row["completion"]])[0])
+    assert row["reward"] == pytest.approx(graphs.vowels([row["completion"]])[0])
 
 
 def test_the_trace_has_spans_of_every_node(tiny: TinyRuns) -> None:
-    (file,) = (tiny.run(evaluated, 2).folder / "trace").iterdir()
+    (file,) = (tiny.run(graphs.evaluated, 2).folder / "trace").iterdir()
     events = read_trace(file)
     named = [e for e in events if e["ph"] == "M" and e["name"] == "thread_name"]
     names = {e["tid"]: e["args"]["name"] for e in named}
     spans = [e for e in events if e["ph"] == "X"]
-    nodes = {node.name for node in evaluated(tiny.folder).nodes}
+    nodes = {node.name for node in graphs.evaluated(tiny.folder).nodes}
     assert nodes - {names[e["tid"]] for e in spans} <= {"reference"}
     assert all(e["dur"] >= 0 for e in spans)
 
@@ -277,25 +255,29 @@ def test_the_trace_has_spans_of_every_node(tiny: TinyRuns) -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [followed, *(pytest.param(g, marks=pytest.mark.long) for g in (evaluated, dapo))]
+    "make",
+    [
+        graphs.followed,
+        *(pytest.param(g, marks=pytest.mark.long) for g in (graphs.evaluated, graphs.dapo)),
+    ],
 )
 def test_equal_seeds_give_equal_bits(tiny: TinyRuns, make: Callable[[Path], Graph]) -> None:
-    require_same_numbers(tiny.run(make, 4, name="one"), tiny.run(make, 4, name="two"))
+    runs.require_same_numbers(tiny.run(make, 4, name="one"), tiny.run(make, 4, name="two"))
 
 
 @pytest.mark.long
 def test_another_seed_gives_others(tiny: TinyRuns) -> None:
-    one, two = tiny.run(small, 4, name="one"), tiny.run(small, 4, name="two", seed=1)
-    assert timeless(metrics(one)) != timeless(metrics(two))
-    assert weights(one) != weights(two)
+    one, two = tiny.run(graphs.small, 4, name="one"), tiny.run(graphs.small, 4, name="two", seed=1)
+    assert runs.timeless(runs.metrics(one)) != runs.timeless(runs.metrics(two))
+    assert runs.weights(one) != runs.weights(two)
 
 
 @pytest.mark.parametrize("workers", ["one", pytest.param("apart", marks=pytest.mark.long)])
 def test_two_policies_have_samples_of_their_own(tiny: TinyRuns, workers: str) -> None:
-    result = tiny.run(two_policies, 2, workers=workers)
-    rows = samples(result).to_pylist()
+    result = tiny.run(graphs.two_policies, 2, workers=workers)
+    rows = runs.samples(result).to_pylist()
     assert len(rows) == 2 * 2 * 8
-    for node, fn in (("train_red", vowels), ("train_blue", consonants)):
+    for node, fn in (("train_red", graphs.vowels), ("train_blue", graphs.consonants)):
         of_node = [row for row in rows if row["node"] == node]
         assert len(of_node) == 16
         rewards = fn([row["completion"] for row in of_node])
@@ -304,12 +286,12 @@ def test_two_policies_have_samples_of_their_own(tiny: TinyRuns, workers: str) ->
             require_group_advantages([row for row in of_node if row["position"] == position])
         for row in of_node:
             require_whole_sample(row)
-    last = metrics(result)[-1]
+    last = runs.metrics(result)[-1]
     assert last["reward/mean"] >= 0 > last["rows/train_blue/reward/mean"]
     assert last["data/rows"] == 16
 
 
-def require_group_advantages(group: Rows) -> None:
+def require_group_advantages(group: runs.Rows) -> None:
     """Those above the mean of their group have a positive advantage, and no others."""
     mean = sum(row["reward"] for row in group) / len(group)
     for row in group:

@@ -1,6 +1,4 @@
-"""The reward kernel with real child processes: what functions see and print, every way to fail, and
-no orphans.
-"""
+"""The reward kernel with child processes: what functions see, every way to fail, no orphans."""
 
 from __future__ import annotations
 
@@ -54,8 +52,7 @@ def test_a_trl_function_in_a_child_gives_reward_and_its_own_column() -> None:
 
 def test_a_trl_reward_file_runs_unchanged_when_loaded_by_its_path(tmp_path: Path) -> None:
     file = tmp_path / "my_rewards.py"
-    file.write_text(
-        textwrap.dedent("""
+    text = textwrap.dedent("""
             from collections import Counter
 
             def _score(text: str) -> float:
@@ -68,7 +65,7 @@ def test_a_trl_reward_file_runs_unchanged_when_loaded_by_its_path(tmp_path: Path
                 log_metric("longest", max(len(c[0]["content"]) for c in completions))
                 return [_score(c[0]["content"]) + len(s) for c, s in zip(completions, solution)]
             """)
-    )
+    file.write_text(text)
     spec = importlib.util.spec_from_file_location("my_rewards", file)
     assert spec is not None
     assert spec.loader is not None
@@ -144,18 +141,15 @@ def test_a_missing_column_is_named_with_those_there_are() -> None:
         list(kernel.run(answers(["x"], solution=["y"])))
 
 
-@pytest.mark.parametrize(
-    "bad, message",
-    [
-        ("raise", "reward 'picky' raised ValueError: boom"),
-        ("short", "reward 'picky' returned 0 values for 1 completions"),
-        ("nan", "reward 'picky' returned nan as value 0"),
-        ("text", "reward 'picky' returned '0.5' as value 0"),
-        ("hang", "reward 'picky' timed out after 2 s"),
-        ("die", "reward 'picky' lost its process, which was killed by SIGKILL"),
-        ("leave", "reward 'picky' raised SystemExit: 3"),
-    ],
-)
+@pytest.mark.parametrize("bad, message", [
+    ("raise", "reward 'picky' raised ValueError: boom"),
+    ("short", "reward 'picky' returned 0 values for 1 completions"),
+    ("nan", "reward 'picky' returned nan as value 0"),
+    ("text", "reward 'picky' returned '0.5' as value 0"),
+    ("hang", "reward 'picky' timed out after 2 s"),
+    ("die", "reward 'picky' lost its process, which was killed by SIGKILL"),
+    ("leave", "reward 'picky' raised SystemExit: 3"),
+])  # fmt: skip
 def test_every_failure_names_its_row_and_gives_up_only_that_row(bad: str, message: str) -> None:
     work = answers(["fine", bad, "good"])
     how: Any = {"timeout": 2.0 if bad == "hang" else 30.0, "on_error": "drop_group"}
@@ -206,9 +200,7 @@ def test_a_function_that_is_wrong_only_for_rows_together_stops_the_run_in_any_ca
         list(kernel.run(answers(["x", "x"])))
 
 
-def test_a_failure_that_passes_when_repeated_is_counted_and_its_rows_are_kept(
-    tmp_path: Path,
-) -> None:
+def test_a_failure_that_passes_when_repeated_is_counted_and_rows_are_kept(tmp_path: Path) -> None:
     def once(completions: list[str]) -> list[float]:
         if not (tmp_path / "failed").exists():
             (tmp_path / "failed").touch()
@@ -358,9 +350,7 @@ def test_no_child_outlives_a_killed_parent_and_functions_of_main_are_shipped() -
 def test_the_current_folder_is_behind_what_is_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reward process runs the user's function, and none of the files that have a name that Python
-    imports.
-    """
+    """A reward process runs the user's function, and no file named like a module Python imports."""
     for name in [
         "json",
         "random",

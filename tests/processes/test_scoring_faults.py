@@ -1,6 +1,4 @@
-"""Functions that fight their process: forks that answer, garbage, closed descriptors; what they
-start ends, too.
-"""
+"""Functions that fight their process: forged answers, garbage, closed descriptors, helpers."""
 
 from __future__ import annotations
 
@@ -186,9 +184,7 @@ def test_a_faults_text_is_bounded_whoever_wrote_it() -> None:
 
 
 def leaves_much(completions: list[str], folder: list[str]) -> list[float]:
-    """A child that stays, one in a session of its own that holds standard output, and one that
-    ignores SIGTERM.
-    """
+    """A child that stays, one in its own session that holds stdout, one that ignores SIGTERM."""
     script = "import os, signal, sys, pathlib; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
     script += "pathlib.Path(sys.argv[1], str(os.getpid())).touch(); signal.pause()"
     for how in ({}, {"start_new_session": True}):
@@ -321,7 +317,7 @@ def test_what_is_no_list_of_numbers(make: Callable[[], Any], said: str) -> None:
     assert said in str(caught.value)
 
 
-def test_a_process_that_cannot_start_is_said_and_leaves_nothing(
+def test_a_process_that_cannot_start_is_named_and_leaves_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before = descriptors()

@@ -1,6 +1,4 @@
-"""The Supervisor and its Workers' processes: what they are told, how they end, and that nothing of
-them is left.
-"""
+"""The Supervisor and its Workers' processes: what they are told, how they end, nothing left."""
 
 from __future__ import annotations
 
@@ -12,7 +10,6 @@ import resource
 import select
 import selectors
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -37,26 +34,9 @@ from engine.options import RunOptions
 from engine.plan.plan import Plan
 from engine.run.workers import KeepRows, Save, WorkerGone
 from operators.kernels.scoring_process import Children
-from tests.kit.host_plans import (
-    ClosedToday,
-    PickleBomb,
-    WithChild,
-    chunk,
-    chunk_of,
-    dies,
-    environment,
-    exits,
-    garbles,
-    gathered,
-    hangs,
-    holds,
-    plan,
-    produced_block,
-    refuses,
-    until,
-)
-from tests.kit.nothing_left import descriptors, require_gone, require_no_sockets, shared_memory
-from tests.kit.processes import MARK, children, ended, kill, limited, marked, new_mark, start_python
+from tests.kit import host_plans
+from tests.kit.nothing_left import descriptors, require_no_sockets, shared_memory
+from tests.kit.processes import children, ended, kill
 
 pytestmark = pytest.mark.timeout(180)
 Start = Callable[..., contextlib.AbstractContextManager[Supervisor]]
@@ -65,9 +45,7 @@ SOON = 20.0
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Opens a Supervisor; afterwards asserts that no process, no descriptor and no name of it is
-    left.
-    """
+    """Opens a Supervisor; afterwards no process, descriptor or name of it may be left."""
 
     @contextlib.contextmanager
     def started(planned: Plan, **options: Any) -> Iterator[Supervisor]:
@@ -96,7 +74,7 @@ def kill_worker(supervisor: Supervisor, worker: str) -> m.WorkerLost:
 def lost(supervisor: Supervisor, worker: str) -> m.WorkerLost:
     """What is told of a Worker that ends, however idle it was."""
     assert supervisor._io.children[worker].over.wait(SOON)
-    death = until(supervisor, m.WorkerLost)[-1]
+    death = host_plans.until(supervisor, m.WorkerLost)[-1]
     assert death.worker == worker
     assert supervisor.next(0.1) is None, "the end was told of twice"
     return death
@@ -104,7 +82,7 @@ def lost(supervisor: Supervisor, worker: str) -> m.WorkerLost:
 
 def tell_operator(supervisor: Supervisor, node: str) -> None:
     """Give it a block of the source."""
-    supervisor.tell(chunk_of(1, produced_block(supervisor), node=node))
+    supervisor.tell(host_plans.chunk_of(1, host_plans.produced_block(supervisor), node=node))
 
 
 def log(supervisor: Supervisor, worker: str) -> str:
@@ -112,16 +90,16 @@ def log(supervisor: Supervisor, worker: str) -> str:
 
 
 def test_rows_go_from_worker_to_worker(start: Start) -> None:
-    with start(plan()) as supervisor:
+    with start(host_plans.plan()) as supervisor:
         events = [each.event for each in supervisor.opened]  # type: ignore[attr-defined]
         assert {type(event) for event in events} == {m.SourceOpened, m.WorkerOpened}
         opened = {event.worker for event in events if isinstance(event, m.WorkerOpened)}
         assert opened == {"source", "host"}
-        ref = produced_block(supervisor)
+        ref = host_plans.produced_block(supervisor)
         assert (ref.worker, ref.keys.position.tolist()) == ("source", [0, 1, 2, 3])
         assert len(ref.digest) == 4
-        supervisor.tell(chunk_of(2, ref))
-        produced, done = until(supervisor, m.ChunkDone)
+        supervisor.tell(host_plans.chunk_of(2, ref))
+        produced, done = host_plans.until(supervisor, m.ChunkDone)
         assert isinstance(produced, m.Produced)
         assert done == m.ChunkDone(id=2, node="doubled")
         supervisor.tell(m.Release(worker="source", blocks=(ref.block,)))
@@ -139,45 +117,49 @@ def test_rows_go_from_worker_to_worker(start: Start) -> None:
 def test_rows_from_a_file_and_rows_to_a_file(start: Start, tmp_path: Path) -> None:
     keys = Keys.of([5, 6])
     write_rows(tmp_path / "numbers.arrow", Batch.make(keys, {"prompt": ["5", "6"]}, Prompt))
-    with start(plan()) as supervisor:
+    with start(host_plans.plan()) as supervisor:
         ref = supervisor.ask({"source": KeepRows(file=tmp_path / "numbers.arrow")})["source"]
         assert ref.keys.position.tolist() == [5, 6]
         (tmp_path / "rows").mkdir()
-        save = Save(directory=tmp_path, rows={"numbers": (keys, gathered(ref))})
+        save = Save(directory=tmp_path, rows={"numbers": (keys, host_plans.gathered(ref))})
         nothing = {"host": None, "source": None}
         assert supervisor.ask({"host": save, "source": Save(directory=tmp_path)}) == nothing
         assert (tmp_path / "rows" / "numbers.arrow").is_file()
 
 
 def test_threads_are_in_the_environment_before_torch_can_be(start: Start) -> None:
-    with start(plan(environment, threads=3)) as supervisor:
+    with start(host_plans.plan(host_plans.environment, threads=3)) as supervisor:
         tell_operator(supervisor, "environment")
-        ref = until(supervisor, m.ChunkDone)[0].ref
+        ref = host_plans.until(supervisor, m.ChunkDone)[0].ref
         folder = supervisor._folder.path / "back"
         (folder / "rows").mkdir(parents=True)
-        rows = {"environment": (ref.keys, gathered(ref, "reward", producer="environment"))}
+        rows = {
+            "environment": (ref.keys, host_plans.gathered(ref, "reward", producer="environment"))
+        }
         supervisor.ask({"source": Save(directory=folder, rows=rows)})
         values = read_rows(folder / "rows" / "environment.arrow").flat("reward").tolist()
         assert values[:2] == [3.0, 0.0]
 
 
 def test_an_error_arrives_as_what_it_was(start: Start) -> None:
-    with start(plan(refuses)) as supervisor:
+    with start(host_plans.plan(host_plans.refuses)) as supervisor:
         tell_operator(supervisor, "refuses")
         with pytest.raises(KernelError) as caught:
-            until(supervisor, m.ChunkDone)
+            host_plans.until(supervisor, m.ChunkDone)
         for part in ("refuses", "(0, 0, 0)", "LookupError: nothing of the kind", "host_plans.py"):
             assert part in str(caught.value), part
         with pytest.raises(KernelError):
             supervisor.ask({"source": Save(directory=Path("nowhere"))})
 
 
-LOCKED = replace(plan(), notes=(threading.Lock(),))  # type: ignore[arg-type]
+CLOSED = host_plans.plan(source=host_plans.ClosedToday)
+NOT_STARTED = r"worker source: expected its process to start.*Fix: "
+LOCKED = replace(host_plans.plan(), notes=(threading.Lock(),))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("planned,executable,kind,told", [
-    (plan(source=ClosedToday), sys.executable, DataError, "numbers: closed today"),
-    (plan(), "/nowhere/python", RunError, r"worker source: expected its process to start.*Fix: "),
+    (CLOSED, sys.executable, DataError, "numbers: closed today"),
+    (host_plans.plan(), "/nowhere/python", RunError, NOT_STARTED),
     (LOCKED, sys.executable, RunError, r"cannot be sent to another process.*lock"),
 ], ids=["a kernel refuses", "no process can start", "a plan that cannot be sent"])  # fmt: skip
 def test_what_cannot_open_says_why(
@@ -194,37 +176,37 @@ def test_what_cannot_open_says_why(
 
 
 def test_a_worker_that_is_killed_is_told_of_once_and_begins_again(start: Start) -> None:
-    with start(plan()) as supervisor:
-        old = produced_block(supervisor)
-        supervisor.tell(chunk_of(2, old))
-        until(supervisor, m.ChunkDone)
+    with start(host_plans.plan()) as supervisor:
+        old = host_plans.produced_block(supervisor)
+        supervisor.tell(host_plans.chunk_of(2, old))
+        host_plans.until(supervisor, m.ChunkDone)
         death = kill_worker(supervisor, "source")
         assert death.epoch == 0
         assert "was killed by SIGKILL" in death.error
-        supervisor.tell(chunk_of(3, old))
-        missing = until(supervisor, m.FetchFailed)[0]
+        supervisor.tell(host_plans.chunk_of(3, old))
+        missing = host_plans.until(supervisor, m.FetchFailed)[0]
         assert (missing.peer, missing.id) == ("source", 3)
         with pytest.raises(WorkerGone, match="source"):
             supervisor.ask({"source": Save(directory=Path("nowhere"))})
 
         supervisor.respawn(["source"])
         assert supervisor.busy
-        opened = until(supervisor, m.WorkerOpened)[-1]
+        opened = host_plans.until(supervisor, m.WorkerOpened)[-1]
         assert opened == m.WorkerOpened(worker="source", epoch=1)
-        new = produced_block(supervisor, 4)
+        new = host_plans.produced_block(supervisor, 4)
         assert new.block == 1 << 32
         assert new.digest.tolist() == old.digest.tolist()
-        supervisor.tell(chunk_of(5, new))
-        assert isinstance(until(supervisor, m.ChunkDone)[0], m.Produced)
-        supervisor.tell(chunk_of(6, old))  # a block of the incarnation that is gone
-        assert until(supervisor, m.FetchFailed)[0].id == 6
+        supervisor.tell(host_plans.chunk_of(5, new))
+        assert isinstance(host_plans.until(supervisor, m.ChunkDone)[0], m.Produced)
+        supervisor.tell(host_plans.chunk_of(6, old))  # a block of the incarnation that is gone
+        assert host_plans.until(supervisor, m.FetchFailed)[0].id == 6
 
 
 def test_who_is_asked_before_it_reads_its_first_word_answers(start: Start, tmp_path: Path) -> None:
-    with start(plan()) as supervisor:
+    with start(host_plans.plan()) as supervisor:
         supervisor.respawn(["host"])
         assert supervisor.ask({"host": Save(directory=tmp_path)}) == {"host": None}
-        assert isinstance(until(supervisor, m.WorkerOpened)[-1], m.WorkerOpened)
+        assert isinstance(host_plans.until(supervisor, m.WorkerOpened)[-1], m.WorkerOpened)
 
 
 class EndsFirst(selectors.DefaultSelector):
@@ -246,20 +228,22 @@ def test_a_death_may_be_told_of_before_what_was_said_last(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("selectors.DefaultSelector", EndsFirst)
-    with start(plan()) as supervisor:
+    with start(host_plans.plan()) as supervisor:
         monkeypatch.setattr(EndsFirst, "killed", supervisor.pids()["host"])
         kill_worker(supervisor, "host")
         supervisor.respawn(["host"])
-        assert isinstance(until(supervisor, m.WorkerOpened)[-1], m.WorkerOpened)
+        assert isinstance(host_plans.until(supervisor, m.WorkerOpened)[-1], m.WorkerOpened)
 
 
 def test_a_live_worker_can_be_begun_again(start: Start) -> None:
     """What is killed on purpose is not told of as lost."""
-    with start(plan(hangs)) as supervisor:
+    with start(host_plans.plan(host_plans.hangs)) as supervisor:
         tell_operator(supervisor, "hangs")
         first = supervisor.pids()
         supervisor.respawn(["host"])
-        assert until(supervisor, m.WorkerOpened) == [m.WorkerOpened(worker="host", epoch=1)]
+        assert host_plans.until(supervisor, m.WorkerOpened) == [
+            m.WorkerOpened(worker="host", epoch=1)
+        ]
         assert supervisor.next() is None
         assert supervisor.pids()["source"] == first["source"]
         assert supervisor.pids()["host"] != first["host"]
@@ -269,11 +253,9 @@ def test_a_live_worker_can_be_begun_again(start: Start) -> None:
     "seed", [0, pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long)]
 )
 def test_kills_at_random_moments_of_traffic(start: Start, seed: int) -> None:
-    """Rows go round and round; each end is told once, no event of another incarnation comes, none
-    is missing.
-    """
+    """Rows go round; each end is told once; no event is missing or of another incarnation."""
     draw = random.Random(seed)
-    with start(plan()) as supervisor:
+    with start(host_plans.plan()) as supervisor:
         epochs, heard = {"source": 0, "host": 0}, {"source": 2, "host": 1}
 
         def around(event: Any, *, goes_on: bool = True) -> None:
@@ -285,12 +267,16 @@ def test_kills_at_random_moments_of_traffic(start: Start, seed: int) -> None:
             if goes_on and isinstance(produced := event.event, m.Produced):
                 of_source = produced.node == "numbers"
                 number = produced.id
-                again = chunk_of(number, produced.ref) if of_source else chunk(number, range(8))
+                again = (
+                    host_plans.chunk_of(number, produced.ref)
+                    if of_source
+                    else host_plans.chunk(number, range(8))
+                )
                 supervisor.tell(again)
 
         count = descriptors()
         for number in range(1, 7):
-            supervisor.tell(chunk(number, range(8)))
+            supervisor.tell(host_plans.chunk(number, range(8)))
             for _ in range(draw.randrange(40)):
                 around(supervisor.next(SOON))
             worker = draw.choice(["source", "host"])
@@ -306,14 +292,14 @@ def test_kills_at_random_moments_of_traffic(start: Start, seed: int) -> None:
 
 
 def test_a_worker_that_stands_still_is_killed(start: Start) -> None:
-    with start(plan(hangs), heartbeat=3.0) as supervisor:
-        ref, source = produced_block(supervisor), supervisor.pids()["source"]
+    with start(host_plans.plan(host_plans.hangs), heartbeat=3.0) as supervisor:
+        ref, source = host_plans.produced_block(supervisor), supervisor.pids()["source"]
         os.kill(source, signal.SIGSTOP)
         os.waitid(os.P_PID, source, os.WSTOPPED | os.WNOWAIT)  # else it may still answer
-        supervisor.tell(chunk_of(1, ref, node="hangs"))
+        supervisor.tell(host_plans.chunk_of(1, ref, node="hangs"))
         # host waits for the source's answer, and hears its end, too
-        heard = until(supervisor, m.WorkerLost, m.FetchFailed)
-        heard += until(supervisor, *({m.WorkerLost, m.FetchFailed} - {type(heard[-1])}))
+        heard = host_plans.until(supervisor, m.WorkerLost, m.FetchFailed)
+        heard += host_plans.until(supervisor, *({m.WorkerLost, m.FetchFailed} - {type(heard[-1])}))
         ends = {type(event): event for event in heard}
         assert ends[m.WorkerLost].worker == ends[m.FetchFailed].peer == "source"
         assert "nothing was heard of it for" in ends[m.WorkerLost].error
@@ -321,10 +307,10 @@ def test_a_worker_that_stands_still_is_killed(start: Start) -> None:
 
 def test_what_hangs_is_named_and_closed(start: Start) -> None:
     # a heartbeat comes each second, whatever a kernel does
-    with start(plan(hangs), heartbeat=2.5) as supervisor:
-        ref = produced_block(supervisor)
+    with start(host_plans.plan(host_plans.hangs), heartbeat=2.5) as supervisor:
+        ref = host_plans.produced_block(supervisor)
         for number in (2, 3, 4):
-            supervisor.tell(chunk_of(number, ref, node="hangs"))
+            supervisor.tell(host_plans.chunk_of(number, ref, node="hangs"))
         assert supervisor.next(3.0) is None
         host = next(each for each in supervisor.doing() if each.worker == "host")
         assert (host.node, host.what) == ("hangs", "chunk 2, 4 rows")
@@ -335,34 +321,34 @@ def test_what_hangs_is_named_and_closed(start: Start) -> None:
 
 
 def test_who_stood_still_does_not_count_the_silence_of_others(start: Start) -> None:
-    with start(plan()) as supervisor:
+    with start(host_plans.plan()) as supervisor:
         with supervisor._io.changed:
             for child in supervisor._io.children.values():
                 child.heard -= 100.0
             supervisor._io.look_for_silence(time.monotonic() - 50.0)
-        assert len(produced_block(supervisor).keys) == 4
+        assert len(host_plans.produced_block(supervisor).keys) == 4
 
 
 def test_a_kernel_that_ends_its_process(start: Start) -> None:
-    with start(plan(dies)) as supervisor:
+    with start(host_plans.plan(host_plans.dies)) as supervisor:
         tell_operator(supervisor, "dies")
-        error = until(supervisor, m.WorkerLost)[-1].error
+        error = host_plans.until(supervisor, m.WorkerLost)[-1].error
         assert "ended with exit code 7" in error
         assert "about to die" in error
 
 
 def test_a_kernel_that_calls_exit_has_failed(start: Start) -> None:
-    with start(plan(exits)) as supervisor:
+    with start(host_plans.plan(host_plans.exits)) as supervisor:
         tell_operator(supervisor, "exits")
         with pytest.raises(KernelError, match=r"(?s)exits: .*raised SystemExit: 7.*host_plans.py"):
-            until(supervisor, m.WorkerLost)
+            host_plans.until(supervisor, m.WorkerLost)
         assert "about to leave" in log(supervisor, "host")
 
 
 def test_what_holds_the_interpreters_lock_is_killed_and_named(start: Start) -> None:
-    with start(plan(holds), heartbeat=2.5) as supervisor:
+    with start(host_plans.plan(host_plans.holds), heartbeat=2.5) as supervisor:
         tell_operator(supervisor, "holds")
-        error = until(supervisor, m.WorkerLost)[-1].error
+        error = host_plans.until(supervisor, m.WorkerLost)[-1].error
         assert "nothing was heard of it for" in error
         assert ", in holds" in error
         assert "or is in code that holds the interpreter's lock" in error
@@ -376,10 +362,10 @@ def test_descriptors_may_have_any_number(start: Start) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
     held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
     try:
-        with start(plan()) as supervisor:
+        with start(host_plans.plan()) as supervisor:
             assert supervisor._io.children["host"].link.fileno() > 1023
             tell_operator(supervisor, "doubled")
-            until(supervisor, m.ChunkDone)
+            host_plans.until(supervisor, m.ChunkDone)
         functions = Children(["f"], [lambda completions: [1.0]], 20.0)
         records = pa.RecordBatch.from_pydict({"completion": ["x"]})
         assert functions.score({0: records})[0].values == [1.0]
@@ -391,19 +377,19 @@ def test_descriptors_may_have_any_number(start: Start) -> None:
 
 
 def test_a_pickle_from_a_worker_is_refused(start: Start) -> None:
-    with start(plan(garbles)) as supervisor:
+    with start(host_plans.plan(host_plans.garbles)) as supervisor:
         tell_operator(supervisor, "garbles")
-        assert "no message" in until(supervisor, m.WorkerLost)[-1].error
+        assert "no message" in host_plans.until(supervisor, m.WorkerLost)[-1].error
 
 
-BOMB = pickle.dumps(PickleBomb("x"))
+BOMB = pickle.dumps(host_plans.PickleBomb("x"))
 
 
 @pytest.mark.parametrize("frame", [
     BOMB, encode(Open(worker="host", epoch=0, plan=BOMB, outbox=1 << 20)),
 ], ids=["bare", "as a plan, a second time"])  # fmt: skip
 def test_a_pickle_to_a_worker_is_refused(start: Start, frame: bytes) -> None:
-    with start(plan()) as supervisor:
+    with start(host_plans.plan()) as supervisor:
         supervisor._io.children["host"].link.send(frame)
         error = lost(supervisor, "host").error
         assert "exit code 1" in error
@@ -411,78 +397,16 @@ def test_a_pickle_to_a_worker_is_refused(start: Start, frame: bytes) -> None:
 
 
 def test_ctrl_c_does_not_end_a_worker(start: Start) -> None:
-    with start(plan()) as supervisor:
+    with start(host_plans.plan()) as supervisor:
         kill(supervisor.pids().values(), signal.SIGINT)
-        assert len(produced_block(supervisor).keys) == 4
+        assert len(host_plans.produced_block(supervisor).keys) == 4
 
 
 def test_a_child_of_a_killed_worker_ends_too(start: Start) -> None:
-    with start(plan(source=WithChild)) as supervisor:
+    with start(host_plans.plan(source=host_plans.WithChild)) as supervisor:
         worker = supervisor.pids()["source"]
         (child,) = children(worker)  # the keeper of its reward function
-        supervisor.tell(chunk(1, range(2)))
+        supervisor.tell(host_plans.chunk(1, range(2)))
         os.kill(worker, signal.SIGKILL)
-        until(supervisor, m.WorkerLost)
+        host_plans.until(supervisor, m.WorkerLost)
         assert ended(child, 10.0)
-
-
-# --- the process of the run ends ------------------------------------------------------------------
-
-
-SCRIPT = """
-import sys
-from pathlib import Path
-from tests.kit.host_plans import WithChild, chunk, plan
-from engine.launch.supervisor import Supervisor
-from engine.observe.runfolder import RunFolder
-from engine.options import RunOptions
-folder = RunFolder.create("run", Path(sys.argv[1]))
-supervisor = Supervisor(plan(source=WithChild), folder, RunOptions())
-"""
-BUSY = """
-list(supervisor.open())
-supervisor.tell(chunk(1, range(2)))
-print('open', flush=True)
-supervisor.next()
-"""
-STARTS = """
-print('start', flush=True)
-list(supervisor.open())
-supervisor.next()
-"""
-
-
-@contextlib.contextmanager
-def script(folder: Path, lines: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A process that has a Supervisor over a kernel with a child of its own; and its mark."""
-    mark = new_mark()
-    try:
-        words = ("-c", SCRIPT + lines, folder)
-        with limited(start_python(*words, env={MARK: mark}, stderr=None)) as process:
-            yield process, mark
-    finally:
-        kill(marked(mark))
-
-
-def test_no_orphan_when_the_process_of_the_run_is_killed(tmp_path: Path) -> None:
-    with script(tmp_path, BUSY) as (run, mark):
-        assert run.stdout is not None
-        assert run.stdout.readline() == "open\n"
-        # the run, two Workers, a reward function of one, and its keeper
-        assert len(marked(mark)) == 5
-        run.kill()
-        run.wait()
-        require_gone(mark)
-        require_no_sockets(tmp_path)
-
-
-@pytest.mark.parametrize("others", [0, 1, 2])
-def test_no_orphan_when_it_is_killed_while_it_starts_them(tmp_path: Path, others: int) -> None:
-    with script(tmp_path, STARTS) as (run, mark):
-        assert run.stdout is not None
-        run.stdout.readline()
-        while len(marked(mark)) < 1 + others:
-            assert run.poll() is None
-        run.kill()
-        run.wait()
-        require_gone(mark)

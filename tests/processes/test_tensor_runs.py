@@ -1,6 +1,4 @@
-"""Whole runs whose train node has tensor ranks: the numbers of one rank, rows that are fetched
-once, a death.
-"""
+"""Whole runs with tensor ranks: the numbers of one rank, rows fetched once, a death."""
 
 from __future__ import annotations
 
@@ -51,9 +49,7 @@ def test_two_by_two_ranks_train_as_one_does(tiny: TinyRuns) -> None:
     require_alike(four, one)
 
 
-def test_two_train_nodes_share_their_ranks_and_followers_are_given_whole_weights(
-    tiny: TinyRuns,
-) -> None:
+def test_two_train_nodes_share_ranks_and_followers_get_whole_weights(tiny: TinyRuns) -> None:
     both = {"tensor": {"train_policy": 2, "train_critic": 2}}
     one = tiny.run(followed, 4, name="one")
     two = tiny.run(followed, 4, name="two", weights="collective", **both, **GEN)

@@ -1,6 +1,4 @@
-"""Whole runs of two generations: rewards go up by key, whatever is selected away, is dropped, or
-dies on the way.
-"""
+"""Runs of two generations: rewards go up by key, whatever is selected away, dropped or dies."""
 
 from __future__ import annotations
 
@@ -11,19 +9,10 @@ import pytest
 
 from dataflow.errors import KernelError
 from engine.api import resume
+from tests.kit import turn_graphs
 from tests.kit.processes import KillWorkers
 from tests.kit.runs import column, metrics, require_same_runs, samples
 from tests.kit.tiny_runs import TinyRuns
-from tests.kit.turn_graphs import (
-    SEEN,
-    best_turns,
-    evaluated_turns,
-    linked_turns,
-    misaligned,
-    remax,
-    sure_turns,
-    turns,
-)
 
 pytestmark = pytest.mark.timeout(240)
 FAIL = "turns, some fail"
@@ -31,20 +20,18 @@ FAIL = "turns, some fail"
 
 @pytest.fixture(autouse=True)
 def nothing_is_seen_yet() -> None:
-    SEEN.clear()
+    turn_graphs.SEEN.clear()
 
 
 def means_of(below: int) -> dict[tuple[int, int, int], float]:
-    """What mean_over made, after comparing it with the plain mean of the rows with these keys;
-    `below`: of each row.
-    """
+    """What mean_over made, compared with the plain mean of the rows; `below`: of each row."""
     means = {
         key: float(mean)
-        for keys, values in SEEN["above"]
+        for keys, values in turn_graphs.SEEN["above"]
         for key, mean in zip(keys.rows(), values, strict=True)
     }
     given: dict[tuple[int, int, int], list[float]] = defaultdict(list)
-    for keys, values in SEEN["below"]:
+    for keys, values in turn_graphs.SEEN["below"]:
         for (position, sample, attempt), value in zip(keys.rows(), values, strict=True):
             given[position, sample // below, attempt].append(float(value))
     assert means
@@ -54,12 +41,12 @@ def means_of(below: int) -> dict[tuple[int, int, int], float]:
 
 
 GRAPHS = {
-    "ReMax, n=1": (partial(remax, n=1), 1, 1),
-    "ReMax, n=3 and 2 others": (partial(remax, n=3, greedy=2), 2, 1),
-    "turns, n=1": (partial(turns, n=1, second=1), 1, 1),
-    "turns, n=2, of 4 some selected": (partial(turns, second=4, selects=True), 4, 2),
-    FAIL: (partial(turns, drops=True), 2, 2),
-    "below the cut": (sure_turns, 3, 2),
+    "ReMax, n=1": (partial(turn_graphs.remax, n=1), 1, 1),
+    "ReMax, n=3 and 2 others": (partial(turn_graphs.remax, n=3, greedy=2), 2, 1),
+    "turns, n=1": (partial(turn_graphs.turns, n=1, second=1), 1, 1),
+    "turns, n=2, of 4 some selected": (partial(turn_graphs.turns, second=4, selects=True), 4, 2),
+    FAIL: (partial(turn_graphs.turns, drops=True), 2, 2),
+    "below the cut": (turn_graphs.sure_turns, 3, 2),
 }
 FAST = ("ReMax, n=1", "turns, n=2, of 4 some selected")
 
@@ -79,19 +66,19 @@ def test_a_row_gets_the_mean_of_its_own(tiny: TinyRuns, name: str) -> None:
 
 @pytest.mark.parametrize("n,second", [(2, 2), pytest.param(1, 1, marks=pytest.mark.long)])
 def test_an_ancestors_rows_are_read_by_key(tiny: TinyRuns, n: int, second: int) -> None:
-    tiny.run(linked_turns(tiny.folder, n=n, second=second), 2)
-    (keys, values), *_ = SEEN["linked"]
+    tiny.run(turn_graphs.linked_turns(tiny.folder, n=n, second=second), 2)
+    (keys, values), *_ = turn_graphs.SEEN["linked"]
     assert len(set(values.tolist())) >= 2
     assert len(keys) < 4 * n * second, "some were selected away"
 
 
 @pytest.mark.long
 def test_an_evaluation_goes_up_too(tiny: TinyRuns) -> None:
-    result = tiny.run(evaluated_turns, 2)
-    rounds = list(zip(SEEN["below"], SEEN["above"], strict=True))
+    result = tiny.run(turn_graphs.evaluated_turns, 2)
+    rounds = list(zip(turn_graphs.SEEN["below"], turn_graphs.SEEN["above"], strict=True))
     assert len(rounds) == 2, "before Step 1, and at Step 2"
     for below, above in rounds:
-        SEEN.update(below=[below], above=[above])
+        turn_graphs.SEEN.update(below=[below], above=[above])
         means = means_of(3)
         assert len(means) == 6
     wanted = pytest.approx(sum(means.values()) / 6, rel=1e-6)
@@ -100,14 +87,14 @@ def test_an_evaluation_goes_up_too(tiny: TinyRuns) -> None:
 
 @pytest.mark.long
 def test_turn_1_is_kept_by_the_reward_of_turn_2(tiny: TinyRuns) -> None:
-    result = tiny.run(best_turns, 2)
+    result = tiny.run(turn_graphs.best_turns, 2)
     assert metrics(result)[-1]["data/rows"] == 8
     assert samples(result).num_rows == 16
 
 
 def test_a_row_without_any_left_is_a_tombstone_and_its_prompt_is_dropped(tiny: TinyRuns) -> None:
     """One answer of turn 2 each, of which a selection leaves two in three."""
-    result = tiny.run(turns(tiny.folder, n=1, second=1, selects=True), 2)
+    result = tiny.run(turn_graphs.turns(tiny.folder, n=1, second=1, selects=True), 2)
     assert sum(column(result, "data/dropped")) > 0
     assert column(result, "data/rows") == [4, 4], "another prompt took the place of a dropped one"
     means_of(1)
@@ -128,7 +115,7 @@ JOINED = "train_policy: " + FITS.format(
 @pytest.mark.parametrize("made,told", [(True, MADE), (False, JOINED)], ids=["made", "joined"])
 def test_tokens_that_do_not_fit_are_named(tiny: TinyRuns, made: bool, told: str) -> None:
     with pytest.raises(KernelError, match=told):
-        tiny.run(misaligned(tiny.folder, made=made), 1)
+        tiny.run(turn_graphs.misaligned(tiny.folder, made=made), 1)
 
 
 # several processes, replicas, lag, and death
@@ -136,7 +123,7 @@ def test_tokens_that_do_not_fit_are_named(tiny: TinyRuns, made: bool, told: str)
 
 @pytest.mark.long
 def test_replicas_of_which_one_is_killed_give_the_bits_of_one_process(tiny: TinyRuns) -> None:
-    graph, chunks = partial(turns, second=4, selects=True), {"mean_over": 2}
+    graph, chunks = partial(turn_graphs.turns, second=4, selects=True), {"mean_over": 2}
     death = KillWorkers({1: "mean_over-0"})
     alone = tiny.run(graph, name="alone", chunks=chunks)
     several = tiny.run(graph, name="several", replicas=chunks, chunks=chunks, on_step=[death])
@@ -145,7 +132,7 @@ def test_replicas_of_which_one_is_killed_give_the_bits_of_one_process(tiny: Tiny
 
 @pytest.mark.long
 def test_with_lag_and_a_generator_that_is_killed_no_row_is_lost(tiny: TinyRuns) -> None:
-    graph = turns(tiny.folder, max_lag=1, drops=True)
+    graph = turn_graphs.turns(tiny.folder, max_lag=1, drops=True)
     death = KillWorkers({2: "rollout"})
     result = tiny.run(graph, 6, workers="auto", checkpoint_every=3, on_step=[death])
     assert result.step == 6
@@ -157,6 +144,6 @@ def test_with_lag_and_a_generator_that_is_killed_no_row_is_lost(tiny: TinyRuns) 
 
 @pytest.mark.long
 def test_resumed_it_gives_the_bits_of_a_whole_run(tiny: TinyRuns) -> None:
-    stored = partial(tiny.run, partial(turns, n=1, second=2), checkpoint_every=2)
+    stored = partial(tiny.run, partial(turn_graphs.turns, n=1, second=2), checkpoint_every=2)
     whole, part = stored(4, name="whole"), stored(2, name="part")
     require_same_runs(resume(part.folder, steps=4), whole)

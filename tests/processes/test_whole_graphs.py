@@ -1,9 +1,7 @@
-"""Whole graphs, run by the engine, against a plain loop over a Hugging Face model that is written
-out here.
+"""Whole graphs, run by the engine, against a plain loop over a Hugging Face model.
 
-The engine samples; the loop takes the token ids, and computes everything else itself from its own
-weights, which it updates itself: rewards, log-probs, advantages, the loss of each row, the gradient
-of each weight, and the weights of the next Step. Whatever we record is compared, row by row.
+The engine samples. From its token ids the loop computes and updates everything else itself:
+rewards, log-probs, advantages, losses by row, gradients, weights. All we record is compared.
 """
 
 from __future__ import annotations
@@ -231,9 +229,7 @@ GroupLoss = Callable[[Sequence[int], Tokens, Tokens, Numbers], Any]
 
 
 def require_trained_on_groups(ours: Ours, steps: Sequence[TrainedStep], loss_of: GroupLoss) -> None:
-    """The weights are those of a plain loop whose loss is the mean over groups of `loss_of(rows,
-    now, reference, rewards)`.
-    """
+    """The weights of a plain loop; loss: the mean of loss_of(rows, now, reference, rewards)."""
     learner, fixed = loop.policy(ours.base, LR), loop.policy(ours.base, LR)
     for step in steps:
         sampled_by(learner, step)

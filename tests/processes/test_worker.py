@@ -1,6 +1,4 @@
-"""One Worker with kernels that only write down what was asked of them: weights, ranks, losses,
-turns on a device.
-"""
+"""One Worker with kernels that note what is asked of them: weights, ranks, losses, turns."""
 
 from __future__ import annotations
 
@@ -200,9 +198,8 @@ def test_a_module_is_loaded_once_for_all_of_its_nodes(tiny_folder: Path) -> None
         offer = offered(writer, version)
         for reader in readers:
             (told,) = worker.execute(publish(offer, reader))
-            assert told == m.Loaded(
-                id=2, node=reader, model="policy", version=version, worker="gen"
-            )
+            expected = m.Loaded(id=2, node=reader, model="policy", version=version, worker="gen")
+            assert told == expected
     assert kernels["greedy_rollout"].asked == [(1, ["a", "b"]), (2, ["a", "b"])]
     assert kernels["rollout"].asked == kernels["sampled_rollout"].asked == [(1, []), (2, [])]
 
@@ -302,9 +299,7 @@ def test_a_rank_waits_for_go_and_forgets_what_was_told_before(
 
 
 def rank_with_rows(folder: Path, name: str, rank: int, port: int) -> tuple[list[Any], float]:
-    """One of two ranks with the same rows, of which the first fetches them: what is said to its
-    kernel, and the bytes that came by broadcast.
-    """
+    """The second of two ranks with the same rows: what its kernel is told, and broadcast bytes."""
     store = TCPStore("127.0.0.1", port, None, is_master=False, wait_for_workers=False)
     cast = join(store, 0, rank, ("main", "main-1"), timeout=30.0)
     worker, kernels = opened(small(folder), name, cast=cast, tensor={"train_policy": 2})

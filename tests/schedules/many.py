@@ -1,8 +1,6 @@
-"""Very many schedules in which Workers die: `python -m tests.schedules.many --seeds 100000
---processes 2`.
+"""Many schedules with deaths: `python -m tests.schedules.many --seeds 100000 --processes 2`.
 
-Owns: running seeds side by side, progress, and how to see a failure again; the exit code is 1 where
-a seed failed. Does not own: what is run and what has to hold (weather.py, proof.py).
+Runs seeds side by side and says how to see a failure again; exits with 1 where a seed failed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Random small plans, with outcomes and settings to run them: what the schedule tests are about.
-
-Owns: drawing a case from a seed. Does not own: what has to hold (proof.py).
-"""
+"""Draws random small plans from a seed, with outcomes and settings to run them."""
 
 from __future__ import annotations
 
@@ -271,9 +268,6 @@ def _timed(seed: int) -> float:
 
 def _patient(plan: Plan) -> Plan:
     return replace(plan, nodes=tuple(replace(n, max_attempts=1000) for n in plan.nodes))
-
-
-# --- a plan, node by node -------------------------------------------------------------------------
 
 
 def _stream(draft: PlanDraft) -> list[NodeRows]:

@@ -1,8 +1,6 @@
-"""What has to hold of every run, whatever its timing.
+"""The promises of the coordinator, each a function that asserts it on a finished simulation.
 
-Owns: the promises of the coordinator, each as one function that asserts it on a finished
-simulation. Does not own: what the run did (record.py), nor what should become of a prompt
-(expected.py).
+record.py says what the run did, expected.py what should become of a prompt.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What a simulated run said and did, by kind; and what survives of one that was killed.
-
-Does not own: what should have been (expected.py), nor what has to hold (proof.py).
-"""
+"""What a simulated run said and did, by kind; and what survives of one that was killed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A thousand random schedules: every promise of the coordinator holds, whatever the timing, and
-whoever dies.
+"""A thousand random schedules: every promise of the coordinator holds, at any timing, any death.
 
 A failing seed prints how to replay it; SCHEDULE_SEEDS=first:end runs other seeds than 0:1000.
 Workers die in those that are odd; `python -m tests.schedules.many` runs very many of that kind.

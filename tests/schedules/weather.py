@@ -1,8 +1,6 @@
-"""Runs in which Workers die: one case, begun anew from its last checkpoint as often as it has to go
-back.
+"""Runs in which Workers die: one case, resumed from its last checkpoint until it ends.
 
-Owns: driving a case through faults to its end, and what is to be compared with a run without any.
-Does not own: what has to hold (proof.py), nor which faults there are (engine/simulate/faults.py).
+proof.py says what has to hold, engine/simulate/faults.py which faults there are.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""`python -m tests.torture [--short] [--part NAME ...] [--seed N] [--json FILE]`: every part, then
-the table.
+"""`python -m tests.torture [--short] [--part NAME ...] [--seed N] [--json FILE]`: all parts.
 
-Owns: the order of the parts, each in a process of its own, and the exit status (1 where a case did
-not hold). Does not own: the cases.
+Each part runs in a process of its own; then the table. Exits with 1 where a case failed.
 """
 
 from __future__ import annotations
@@ -22,9 +20,7 @@ from tests.kit.processes import call_python
 from tests.torture.outcome import CaseResult, table
 
 LANES = (("disk",), ("data", "models", "forged"))
-"""Parts that run beside one another: one core is enough for each of them, and none has a time limit
-of seconds.
-"""
+"""Parts that run side by side: one core is enough for each, and none is limited to seconds."""
 ALONE = ("rewards", "signals")
 """Parts that use two cores by themselves."""
 LIMIT = 6 * 3600.0
@@ -66,9 +62,7 @@ def _several(parts: Sequence[str], short: bool, seed: int) -> list[CaseResult]:
 
 
 def _in_a_process(part: str, short: bool, seed: int) -> list[CaseResult]:
-    """One part; what it prints is shown where a case of it did not hold, or where it came to no
-    end.
-    """
+    """One part; its output is shown where a case of it failed, or where it did not end."""
     with tempfile.TemporaryDirectory(prefix="torture-") as folder:
         kept = Path(folder) / "results.json"
         words = ["-m", "tests.torture", "--part", part, "--seed", seed, "--json", kept]

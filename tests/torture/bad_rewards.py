@@ -1,8 +1,4 @@
-"""Reward functions that misbehave, each in one way; the file of rewards that
-`tests.torture.rewards` runs.
-
-Owns: the functions, and of each what is to be said of it. Does not own: how they are run and judged
-(rewards.py).
+"""Reward functions that each misbehave in one way, and what is said of each; rewards.py runs them.
 
 Each misbehaves where the prompt of a row ends with `!`, and is right for all other rows.
 """
@@ -32,9 +28,7 @@ from typing import Any
 
 Bad = Callable[[list[str], Any], Any]
 BAD: dict[str, tuple[str, Bad]] = {}
-"""By name: what is said of it, a regular expression (empty: it does no harm), and what it does,
-given completions and log_metric.
-"""
+"""Name -> a regular expression of its message (empty: harmless) and what it does."""
 
 
 BROKE = "broke the connection to its process: "
@@ -363,9 +357,7 @@ def forks_and_only_the_child_answers(completions: list[str], log_metric: Any) ->
 
 
 def stay() -> None:
-    """A child, a session of its own, a daemon that holds standard output, one that ignores SIGTERM,
-    and threads.
-    """
+    """A child, a session, a daemon that holds stdout, one that ignores SIGTERM, and threads."""
     code = "import signal; signal.signal(15, signal.SIG_IGN); signal.pause()"
     asleep = [sys.executable, "-c", code]
     subprocess.Popen(asleep)

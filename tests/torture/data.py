@@ -1,7 +1,4 @@
-"""Bad inputs: data files, cluster files, run folders, names and graph files that cannot be right.
-
-Owns: the inputs, and that each ends in one line with its place, without a traceback, in time. Does
-not own: the commands.
+"""Bad data files, cluster files, run folders, names and graph files: one line with a place each.
 
 Each goes through the command line, in this process: `peek` for data (check, plan, open), `explain`
 for cluster files, `resume` for run folders, `run` for names, `check` for graph files. RIGHT looks
@@ -12,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import itertools
 import json
 import os
 import tempfile
@@ -48,15 +44,10 @@ def torture(short: bool, seed: int) -> list[CaseResult]:
             (NAMES, lambda given: ["run", *asking, *json.loads(given)], 3),
             (TARGETS, lambda given: ["check", given], 1),
         )
-        number = itertools.count()
+        cases = [(title, write, *how) for table, *how in groups for title, write in table.items()]
         return [
-            timed(
-                "data",
-                title,
-                partial(_judged, folder / f"case-{next(number)}", write, command, code),
-            )
-            for table, command, code in groups
-            for title, write in table.items()
+            timed("data", title, partial(_judged, folder / f"case-{i}", write, command, code))
+            for i, (title, write, command, code) in enumerate(cases)
         ]
 
 

@@ -1,15 +1,12 @@
-"""Full and failing disks: at every system call of every writer of a run, by limits on files, and on
-a small tmpfs.
-
-Owns: the cases, and what must hold after each. Does not own: how a fault is injected (faults.py),
-nor the run (victim.py).
+"""Full and failing disks: every system call of every writer of a run, file limits, a small tmpfs.
 
     a fault at call k   exit 3 (or 0, where nothing depends on the file, and that was said), one
-                        last line that says what could not be written, where and what is safe; no
-                        traceback
+                        last line: what could not be written, where, what is safe; no traceback
     SIGKILL at call k   nothing of that
     then                `dataflow resume` ends the run with metrics, samples and weights of an
                         undisturbed one, to the bit; nothing half-written is left
+
+faults.py injects the faults; victim.py is the run.
 """
 
 from __future__ import annotations
@@ -192,15 +189,11 @@ def _may_succeed(case: DiskCase, end: CommandEnd) -> bool:
     return not case.faults or another_way or "The run goes on without" in end.text
 
 
-# --- a fault at every call ------------------------------------------------------------------------
-
 _INPROC = ("--inproc", "--workers", "one")
 
 
 def _at_calls(bench: Bench, draw: random.Random, short: bool) -> Iterator[DiskCase]:
-    """For each kind of call on each kind of file one of its occurrences, with each fault; in the
-    short form some.
-    """
+    """Each fault at one occurrence of each kind of call on each kind of file; fewer when short."""
     expected, end = bench.undisturbed("evaluated", _INPROC)
     places: dict[tuple[str, str], list[int]] = {}
     for number, (call, path) in enumerate(end.calls, 1):
@@ -216,18 +209,12 @@ def _at_calls(bench: Bench, draw: random.Random, short: bool) -> Iterator[DiskCa
         yield DiskCase(name=name, runs=runs, options=_INPROC, faults=faults, expected=expected)
 
 
-# --- a limit on the size of files (ulimit -f) -----------------------------------------------------
-
-
 def _limited(bench: Bench, draw: random.Random, short: bool) -> Iterator[DiskCase]:
     expected, _ = bench.undisturbed("evaluated", _INPROC)
     for _ in range(1 if short else 10):
         limit = int(2 ** draw.uniform(6, 18))
         name, usual = f"ulimit of {limit} bytes", {"options": _INPROC, "expected": expected}
         yield DiskCase(name=name, runs=bench.place(), limit=limit, **usual)
-
-
-# --- a file system that is full -------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,15 +277,14 @@ def _on_small_disks(
         for number in range(1 if short else 6):
             where = mounted(bench.folder / f"disk-{name}-{number}", _DISK, stack)
             disk = Disk(where=where, free=int(2 ** draw.uniform(12, 18.5)))
-            cases.append(
-                DiskCase(
-                    name=f"{name} with {disk.free >> 10} KiB left",
-                    runs=where / "runs",
-                    options=options,
-                    target=target,
-                    expected=expected if exact else None,
-                    before=disk.fill,
-                    after=disk.empty,
-                )
+            entry = DiskCase(
+                name=f"{name} with {disk.free >> 10} KiB left",
+                runs=where / "runs",
+                options=options,
+                target=target,
+                expected=expected if exact else None,
+                before=disk.fill,
+                after=disk.empty,
             )
+            cases.append(entry)
     return cases

@@ -1,15 +1,11 @@
-"""A fault at the k-th system call that writes under one folder, injected into the process that this
-is installed in.
-
-Owns: where writers call open, write, fsync, rename and their like, the count of these calls, and
-the faults. Does not own: which fault when (disk.py), nor the process (zygote.py).
+"""A fault at the k-th system call that writes under one folder, in the process that installs it.
 
     full    from this call on nothing new fits (ENOSPC)
     eio     this call fails (EIO), and no other
     kill    SIGKILL before this call
     torn    half of what is written, then SIGKILL; as kill where nothing is written
 
-What Rust or C++ writes (safetensors) counts as one call.
+What Rust or C++ writes (safetensors) counts as one call. disk.py says which fault comes when.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Forged run folders, looked at and gone on with through the real command line.
+"""Forged run folders, looked at and resumed through the real command line.
 
-Whoever receives a run folder may look at it: nothing that it names is imported or run. Whatever
-lies in it, nothing outside of it is written, cut or deleted. What is refused is refused in one
-line, and no process stays.
+Looking imports and runs nothing that a folder names; nothing outside of it is written, cut or
+deleted; what is refused is refused in one line, and no process stays.
 """
 
 from __future__ import annotations
@@ -30,9 +29,7 @@ from tests.torture.forgeries import ESCAPES, HUGE, LOUD, Forge
 from tests.torture.outcome import CaseResult, timed
 
 SHADOWS = "json random torch numpy struct selectors pyarrow msgspec transformers socket"
-"""Names of modules that Python and torch import: beside the run lies one of each, which writes that
-it ran.
-"""
+"""Modules that Python and torch import: beside the run lies one of each, which notes if it ran."""
 LIMIT = 600.0
 _RUN = (
     "run graphs.grpo:grpo --base model --data rows.jsonl --reward-fn my_rewards:same --n 2"
@@ -98,9 +95,6 @@ def _dataflow(folder: Path, *words: str, mark: str = "") -> Done:
     own = {"HOME": str(folder), MARK: mark, "PYTHONDONTWRITEBYTECODE": "1"}
     how = {"cwd": folder, "env": own, "stdin": subprocess.DEVNULL, "timeout": LIMIT}
     return call_python("-P", "-c", COMMAND_LINE, *words, **how)
-
-
-# --- judging --------------------------------------------------------------------------------------
 
 
 def _judged(case: ForgedCase, good: Path, folder: Path) -> tuple[str, str]:
@@ -172,9 +166,6 @@ def _state(folder: Path) -> dict[str, Any]:
     return state
 
 
-# --- cases ----------------------------------------------------------------------------------------
-
-
 def _cases(chance: random.Random, short: bool) -> Iterator[ForgedCase]:
     looks = ("draw", "check", "explain")
     for number, (name, forge, fine) in enumerate([*f.graphs(), *f.texts()][:: 3 if short else 1]):
@@ -197,39 +188,17 @@ def _case(name: str, words: str, forge: Forge, **how: bool) -> ForgedCase:
     return ForgedCase(name=name, words=tuple(words.split()), forge=forge, **how)
 
 
-# --- run folders ----------------------------------------------------------------------------------
-
-
 _FILES = [
-    ".lock",
-    "metrics.jsonl",
-    "trace/run_1.json",
-    "logs/main.log",
-    "samples/step_000003.parquet",
-    ".options.json.tmp",
-    "metrics.jsonl.tmp",
-    "checkpoints/step_2/manifest.json",
-    "checkpoints/step_2/cut.json",
-    "checkpoints/.tmp-file",
-    "graph.json",
-    "options.json",
-    "versions.json",
-    ".plan.json.tmp",
-    "samples/.step_000003.parquet.tmp",
-    "plan.txt",
-]
+    ".lock", "metrics.jsonl", "trace/run_1.json", "logs/main.log", "samples/step_000003.parquet",
+    ".options.json.tmp", "metrics.jsonl.tmp", "checkpoints/step_2/manifest.json",
+    "checkpoints/step_2/cut.json", "checkpoints/.tmp-file", "graph.json", "options.json",
+    "versions.json", ".plan.json.tmp", "samples/.step_000003.parquet.tmp", "plan.txt",
+]  # fmt: skip
 _FOLDERS = [
-    "samples",
-    "checkpoints",
-    "checkpoints/step_2",
-    "checkpoints/step_9",
-    "trace",
-    "logs",
-    "checkpoints/.tmp-step_3",
-    "checkpoints/.replaced-step_2",
-    "tensorboard",
+    "samples", "checkpoints", "checkpoints/step_2", "checkpoints/step_9", "trace", "logs",
+    "checkpoints/.tmp-step_3", "checkpoints/.replaced-step_2", "tensorboard",
     "checkpoints/step_2/train_policy",
-]
+]  # fmt: skip
 _LOUD_REWARD = f.reward({"function": f"{LOUD}:f"})
 KEYED = {
     "key.position": pa.array([0], pa.int64()),

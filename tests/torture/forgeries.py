@@ -1,8 +1,4 @@
-"""Forgeries: what somebody may have put into a run folder.
-
-Owns: how each is made. Does not own: what is done with the folder then, and what is right
-(forged.py).
-"""
+"""Forgeries: what somebody may have put into a run folder, and how each is made."""
 
 from __future__ import annotations
 
@@ -27,9 +23,7 @@ ESCAPES = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202egpj\u2028x"
 HUGE = 10**400
 
 Forge = Callable[[Path], None]
-"""Given the folder in which the case runs: `run/` is the run folder, `victim/` what must stay as it
-is.
-"""
+"""Given the folder of the case: `run/` is the run folder, `victim/` must stay as it is."""
 
 
 def edit(change: Callable[[dict[str, Any]], Any], name: str = "graph.json") -> Forge:

@@ -1,10 +1,8 @@
-"""Bad models: bases that are missing, damaged, or not what their Model says, and prompts that they
-cannot read.
+"""Bad models: bases that are missing, damaged or not what their Model says; unreadable prompts.
 
-Owns: running the cases (spoilt_models.py). One child process makes a small good model, spoils a
-copy of it for each case, and runs each on the command line. What has to hold: one line that names
+`python -m tests.torture.models FOLDER ...` is a child that spoils a copy of a small good model for
+each case of spoilt_models.py and runs it on the command line. What has to hold: one line that names
 node and file:line with its fix, an exit code, nothing generated, no traceback, no process left.
-`python -m tests.torture.models FOLDER ...` is that child.
 """
 
 from __future__ import annotations

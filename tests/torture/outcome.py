@@ -1,7 +1,4 @@
-"""What one case of the torture came to.
-
-Owns: the record, its timing and the table. Does not own: any case.
-"""
+"""What one case of the torture came to: the record, its timing and the table."""
 
 from __future__ import annotations
 
@@ -12,9 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseResult:
-    """One case. `fault` is empty where everything held, else what did not; `said` the first line
-    that a user sees.
-    """
+    """One case. `fault`: what did not hold, or empty; `said`: the first line that a user sees."""
 
     part: str
     case: str
@@ -32,9 +27,7 @@ def timed(part: str, case: str, carry_out: Callable[[], tuple[str, str]]) -> Cas
 
 
 def table(results: Sequence[CaseResult]) -> str:
-    """One line a part: cases, how many held, seconds; then each case that did not hold, with its
-    fault.
-    """
+    """One line a part: cases, how many held, seconds; then each case that failed, and why."""
     lines = [f"{'part':<12}{'cases':>7}{'held':>7}{'seconds':>10}"]
     for part in dict.fromkeys(result.part for result in results):
         of_part = [result for result in results if result.part == part]

@@ -1,11 +1,8 @@
-"""Bad rewards: every kind by the kernel of `reward` under both policies, some through the real
-command line.
+"""Bad rewards: every kind by the kernel of `reward` under both policies, some on the command line.
 
-Owns: how each kind is run, and what is held against it: one message that names function and row, no
-traceback of ours, no process left, no hang. Does not own: the kinds (bad_rewards.py).
-
-The short form gives each kind one row and one policy, in one kernel; the whole one has a kernel for
-each kind, rows around the bad one, and more of the command line.
+What has to hold: one message that names function and row, no traceback of ours, no process left,
+no hang. The short form gives each kind one row and one policy, in one kernel; the whole one has a
+kernel for each kind, rows around the bad one, and more of the command line.
 """
 
 from __future__ import annotations
@@ -26,17 +23,7 @@ from pathlib import Path
 from dataflow.batch import Keys
 from dataflow.errors import DataflowError
 from operators.kernels.scoring import HostReward
-from tests.kit.processes import (
-    COMMAND_LINE,
-    MARK,
-    ROOT,
-    call_python,
-    kill,
-    limited,
-    marked,
-    new_mark,
-    start_python,
-)
+from tests.kit import processes
 from tests.kit.scoring import answers, scoring
 from tests.torture import bad_rewards
 from tests.torture.bad_rewards import BAD
@@ -76,9 +63,6 @@ def torture(short: bool, seed: int) -> list[CaseResult]:
         return [*results, *(each.result() for each in asked)]
 
 
-# --- the kernel -----------------------------------------------------------------------------------
-
-
 def scored(kernel: HostReward, prompts: list[str]) -> list[int]:
     """Positions of the rows that have a reward."""
     rows = len(prompts)
@@ -114,9 +98,7 @@ def in_one_kernel() -> list[CaseResult]:
 
 
 def in_its_own_kernel(kind: str) -> CaseResult:
-    """One bad row between two others: it alone is given up; and where the policy is to stop, that
-    names it, too.
-    """
+    """One bad row between two others: it alone is given up; the policy stop names it too."""
 
     def both_policies() -> tuple[str, str]:
         with all_marked() as mark:
@@ -176,9 +158,6 @@ def first_line(text: str) -> str:
     return next((line for line in lines if "Fix: " in line), lines[-1] if lines else "")
 
 
-# --- the command line -----------------------------------------------------------------------------
-
-
 class Commands:
     """Runs of the real command line, two at a time, on a model of random weights."""
 
@@ -189,7 +168,7 @@ class Commands:
         self._model = pool.submit(self._make_model)
 
     def _make_model(self) -> None:
-        done = call_python(ROOT / "examples" / "tiny.py", cwd=self._folder)
+        done = processes.call_python(processes.ROOT / "examples" / "tiny.py", cwd=self._folder)
         assert done.returncode == 0, done.stderr
 
     def run(self, kind: str) -> Future[CaseResult]:
@@ -232,31 +211,28 @@ class Commands:
         self._model.result()
         base = "--base runs/tiny/model --data rows.jsonl --n 2 --batch 2 --max-tokens 3"
         words = [command, "graphs.grpo:grpo", "--reward-fn", function, *f"{base} {more}".split()]
-        mark = new_mark()
-        own = {"cwd": self._folder, "env": {MARK: mark}}
-        with limited(start_python("-c", COMMAND_LINE, *words, **own), LATE) as process:
+        mark = processes.new_mark()
+        own = {"cwd": self._folder, "env": {processes.MARK: mark}}
+        with processes.limited(
+            processes.start_python("-c", processes.COMMAND_LINE, *words, **own), LATE
+        ) as process:
             out, err = process.communicate()
         left = left_of(mark)
-        kill(marked(mark))
+        processes.kill(processes.marked(mark))
         return subprocess.CompletedProcess(words, process.returncode, out, err), left
-
-
-# --- what is left ---------------------------------------------------------------------------------
 
 
 @contextmanager
 def all_marked() -> Iterator[str]:
-    """A mark in the environment of what this thread starts by the kernel; what has it still is
-    killed afterwards.
-    """
-    mark = os.environ[MARK] = new_mark()
+    """Marks the environment of what this thread starts; what still has the mark is killed after."""
+    mark = os.environ[processes.MARK] = processes.new_mark()
     try:
         yield mark
     finally:
-        del os.environ[MARK]
-        kill(marked(mark))
+        del os.environ[processes.MARK]
+        processes.kill(processes.marked(mark))
 
 
 def left_of(mark: str) -> str:
-    left = marked(mark)
+    left = processes.marked(mark)
     return f"processes are left: {left}" if left else ""

@@ -82,9 +82,7 @@ def evaluated(folder: str):
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A graph, and where its nodes are. exact: whether it is compared to the bit with a run that
-    nobody disturbs.
-    """
+    """A graph and where its nodes are. exact: it equals, to the bit, a run that nobody disturbs."""
 
     function: str = "plain"
     flags: tuple[str, ...] = ()
@@ -105,9 +103,7 @@ WHEN = ("start", "begin", "step", "checkpoint", "end", "resume")
 
 @dataclass(frozen=True, kw_only=True)
 class SignalCase:
-    """sent: what; when: at which moment; group: to the whole process group, as a terminal and a
-    batch system do.
-    """
+    """sent: what; when: the moment; group: to the process group, as a terminal or batch system."""
 
     kind: str
     sent: str
@@ -156,9 +152,7 @@ def _in_turn(draw: random.Random, names: tuple[str, ...]) -> Iterator[str]:
 
 
 def torture(short: bool, seed: int) -> list[CaseResult]:
-    """Short: 2 cases, each of another kind and signal; else 60. Two at a time, after what they are
-    compared with.
-    """
+    """Short: 2 cases, of two kinds and signals; else 60. Two at a time, after their references."""
     drawn = list(cases(seed, 2 if short else 60))
     with tempfile.TemporaryDirectory(prefix="torture_") as place, ThreadPoolExecutor(2) as pool:
         folder = Path(place)
@@ -209,13 +203,8 @@ def _shared() -> set[str]:
     return {name for name in shared_memory() if name.startswith(ours)}
 
 
-# --- carrying out ---------------------------------------------------------------------------------
-
-
 def _carry_out(trial: SignalledRun) -> None:
-    """Run, disturb, and resume until the run is complete; a resume is disturbed where the case says
-    so.
-    """
+    """Run, disturb, and resume to the end; a resume is disturbed where the case says so."""
     draw = random.Random(trial.case.seed)
     command = _first_command(trial)
     if trial.case.when == "resume":
@@ -287,9 +276,7 @@ def _disturbed(
 
 
 def _require_right_exit(trial: SignalledRun, code: int, sent: str, output: str) -> None:
-    """0 where the run was complete before the signal could count, or went on as after STOP; else
-    what it leads to.
-    """
+    """0 where the run was complete before, or went on after STOP; else the signal's exit code."""
     number = {"INT": 2, "TERM": 15, "HUP": 1, "again": 15, "twice": 15}.get(sent, 0)
     if code == -number and number and not output.strip():
         return  # Python itself was about to begin: a shell shows it as 128 and the number, too
@@ -365,9 +352,6 @@ def _stop_and_go_on(
     kill(chosen, signal.SIGCONT)
 
 
-# --- what has to hold -----------------------------------------------------------------------------
-
-
 def _stored(run: Path) -> int:
     """The Step of the last checkpoint."""
     return max(steps_stored(run), default=0)
@@ -394,9 +378,7 @@ def _prove(trial: SignalledRun, references: Mapping[str, Path]) -> None:
 
 
 def _compared_with(kind: str) -> str:
-    """Several ranks add in another order than one; in all other places the numbers are those of one
-    process.
-    """
+    """Several ranks add in another order than one; elsewhere the numbers are one process's."""
     return kind if "--ranks" in KINDS[kind].flags else KINDS[kind].function
 
 

@@ -1,7 +1,4 @@
-"""Ways to spoil a model directory, and the cases of bad models that they make.
-
-Owns: what is done to the files, and what the refusal has to say. Does not own: running (models.py).
-"""
+"""Ways to spoil a model directory, and for each case what the refusal has to say."""
 
 from __future__ import annotations
 
@@ -31,9 +28,6 @@ class ModelCase:
     graph: str = "plain"
     node: str = "rollout"
     at_open: bool = False
-
-
-# --- ways to spoil --------------------------------------------------------------------------------
 
 
 def nothing(folder: Path, draw: random.Random) -> None:
@@ -182,9 +176,6 @@ def headless(weights: dict[str, Any]) -> Mapping[str, Any]:
     return {name: tensor for name, tensor in weights.items() if name != NORM}
 
 
-# --- the cases ------------------------------------------------------------------------------------
-
-
 def cases() -> list[ModelCase]:
     """All of them; those that only an open kernel finds are last."""
     return [
@@ -203,9 +194,7 @@ THREE_LAYERS = {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}
 ONE_LAYER = {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 Rows = list[tuple[Any, ...]]
-"""(name, what the refusal says, how it is spoilt), then the graph and the node where they are not
-`plain` and `rollout`.
-"""
+"""(name, what is refused, how it is spoilt[, graph[, node]]); else `plain` and `rollout`."""
 
 
 def _early() -> Rows:

@@ -1,7 +1,4 @@
-"""The run that is tortured: every writer of a run in one process, in a second or two.
-
-Owns: the graph. Does not own: its parts (tests/kit/run_graphs.py), nor what is done to it.
-"""
+"""The run that is tortured: every writer of a run in one process, in a second or two."""
 
 from __future__ import annotations
 

@@ -1,13 +1,10 @@
-"""Command lines by the hundred: a process that has imported everything, and forks once for each.
-
-Owns: starting `dataflow ARGUMENTS` with a fault in a process of its own, and how it ended. Does not
-own: the faults (faults.py), nor what is asserted (disk.py).
+"""Command lines by the hundred: a process that has imported everything forks once for each.
 
     parent  ->  {"arguments": [...], "output": path, "faults": {...}, "limit": bytes of a file}
     parent  <-  {"code": exit code or minus the signal, "calls": [[call, path], ...],
                  "left": processes that stayed}
 
-Each is one line of JSON.
+Each is one line of JSON. The faults are faults.py's; disk.py asserts.
 """
 
 from __future__ import annotations
@@ -80,9 +77,7 @@ class Zygote:
         faults: dict[str, Any] | None = None,
         limit: int = 0,
     ) -> CommandEnd:
-        """`dataflow ARGUMENTS`, to its end. limit: bytes that a file may have (RLIMIT_FSIZE); 0:
-        any.
-        """
+        """`dataflow ARGUMENTS`, to its end. limit: bytes of a file (RLIMIT_FSIZE), 0 is any."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         order = {"arguments": list(arguments), "output": str(output), "faults": faults}
@@ -94,21 +89,11 @@ class Zygote:
         return CommandEnd(code=answer["code"], text=text, calls=calls, left=answer["left"])
 
 
-# --- the process ----------------------------------------------------------------------------------
-
-
 _IMPORTED = (
-    "torch",
-    "transformers.models.qwen2.modeling_qwen2",
-    "engine.api",
-    "engine.cli.resume",
-    "engine.cli.run",
-    "operators.kernels.data",
-    "operators.kernels.torch.generate",
-    "operators.kernels.torch.train",
-    "tests.torture.faults",
-    "tests.torture.victim",
-)
+    "torch", "transformers.models.qwen2.modeling_qwen2", "engine.api", "engine.cli.resume",
+    "engine.cli.run", "operators.kernels.data", "operators.kernels.torch.generate",
+    "operators.kernels.torch.train", "tests.torture.faults", "tests.torture.victim",
+)  # fmt: skip
 
 
 def main() -> None:
@@ -162,9 +147,7 @@ def _with_faults(order: dict[str, Any], calls: Path) -> int:
 
 
 def _waited(pid: int) -> tuple[int, int]:
-    """The end of a child (minus SIGALRM's number for one that hung), and how many processes of its
-    session stayed.
-    """
+    """A child's exit code (minus SIGALRM for one that hung); how many of its session stayed."""
     hung = not ended(pid, LIMIT)
     if hung:
         os.killpg(pid, signal.SIGKILL)

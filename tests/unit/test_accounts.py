@@ -84,9 +84,7 @@ def test_several_workers_say_how_busy_they_were() -> None:
     parts=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 5), st.booleans()), max_size=12),
     ends=st.data(),
 )
-def test_shares_add_up_to_what_was_done(
-    parts: list[tuple[int, int, bool]], ends: st.DataObject
-) -> None:
+def test_shares_add_up_to_the_work(parts: list[tuple[int, int, bool]], ends: st.DataObject) -> None:
     """However Steps are cut, each second of a Worker's spans is counted once."""
     spans, now = [], 0
     for gap, length, _ in parts:

@@ -1,5 +1,4 @@
-"""Advantages, returns and reward shaping against plain loops in float64, and each dialect against
-its peer's formula.
+"""Advantages, returns and shaping against plain float64 loops, dialects against their peers.
 
 The peers' formulas are written out from their sources: TRL `grpo_trainer`, `rloo_trainer` and
 `ppo_trainer`, verl `core_algos` and `torch_functional`, OpenRLHF `experience_maker` and

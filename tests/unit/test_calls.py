@@ -1,6 +1,4 @@
-"""Every public constructor, decorator and operator with any argument: only a GraphError may come
-out, with the line of the call, of the call itself and of the check of what it returned.
-"""
+"""Public calls with any argument: only a GraphError comes out, with the line of the call."""
 
 from __future__ import annotations
 

@@ -185,9 +185,6 @@ def test_special_tokens_of_other_media_may_lie_beyond_the_embedding(tmp_path: Pa
     accepted(bases.of(str(base(tmp_path / "seeing", tokens=tokens))))
 
 
-# --- positions ------------------------------------------------------------------------------------
-
-
 WIDTH = {"max_position_embeddings": 512}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
 
@@ -221,9 +218,6 @@ def test_rows_are_as_long_as_the_least_of_their_readers_can_read() -> None:
     assert row_positions(sft)["demonstrations"].limit == 48
 
 
-# --- files ----------------------------------------------------------------------------------------
-
-
 def test_the_header_of_a_file_says_its_tensors() -> None:
     stored = header(Path("bases/good/model.safetensors"))
     assert {name: found.shape for name, found in stored.items()} == WEIGHTS
@@ -255,9 +249,7 @@ def test_a_damaged_file_of_weights_is_a_data_error_and_nothing_else(
     assert refused or (said.endswith(" tensors") and len(changed) == len(whole))
 
 
-def test_a_hub_name_is_looked_up_in_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hub_name_is_found_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     assert folder_of("owner/name") is None
     snapshot = base(tmp_path / "models--owner--name" / "snapshots" / "abc")

@@ -225,9 +225,7 @@ def test_killed_at_any_file_operation_a_checkpoint_is_whole_or_absent(
             return
 
 
-def test_everything_is_durable_before_the_rename(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_is_durable_before_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
     fsync, rename = os.fsync, os.rename
 

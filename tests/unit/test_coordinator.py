@@ -32,9 +32,6 @@ def ages(values: list[int]) -> np.ndarray:
     return np.array(values, dtype=np.int32)
 
 
-# --- intake ---------------------------------------------------------------------------------------
-
-
 @settings(max_examples=200, deadline=None)
 @given(begun=AGES, running=AGES, batch=st.integers(1, 4), max_lag=st.integers(0, 4))
 def test_exact_is_the_rule_as_it_is_written(
@@ -89,9 +86,6 @@ def test_a_short_batch_is_taken_only_at_the_end() -> None:
 
 def test_too_old_counts_from_the_version_that_the_step_starts_from() -> None:
     assert intake.too_old(ages([2, 3, 5]), max_lag=2, version=5).tolist() == [True, False, False]
-
-
-# --- tables ---------------------------------------------------------------------------------------
 
 
 @settings(max_examples=100, deadline=None)
@@ -186,9 +180,6 @@ def test_a_long_prompt_has_a_chunk_to_itself() -> None:
     first, second = table.pump()
     assert first.keys.position.tolist() == [0, 0, 2, 2]
     assert second.keys.position.tolist() == [1, 1]
-
-
-# --- a prompt's states ----------------------------------------------------------------------------
 
 
 def node(name: str, *gates: str, **fields: object) -> PlannedNode:
@@ -332,9 +323,6 @@ def test_a_cut_is_taken_up_with_its_rows() -> None:
     assert table.prompts.begun[table.prompts.slots(FINISHED)].tolist() == [3, 3]
     assert table.stored("keep").keys.rows() == [(7, 1, 2)]
     assert table.prompts.cut_state([(5, 2), (8, 1)]) == cut
-
-
-# --- the ends of a run ----------------------------------------------------------------------------
 
 
 KEEP = node("keep", "rollout", relation="subset", refill=True, max_attempts=3)

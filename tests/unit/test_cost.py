@@ -60,9 +60,6 @@ def saved(folder: Path, settings: dict[str, Any], **tensors: tuple[int, ...]) ->
     return str(folder)
 
 
-# --- models ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_formula_gives_the_published_number_of_parameters(name: str, tmp_path: Path) -> None:
     settings, parameters = PUBLISHED[name]
@@ -70,9 +67,7 @@ def test_the_formula_gives_the_published_number_of_parameters(name: str, tmp_pat
     assert (found.parameters, found.why) == (parameters, "by formula from config.json")
 
 
-def test_a_scalar_head_is_a_vector_and_a_bias_in_the_place_of_the_vocabulary(
-    tmp_path: Path,
-) -> None:
+def test_a_scalar_head_is_a_vector_and_a_bias_instead_of_the_vocabulary(tmp_path: Path) -> None:
     base = saved(tmp_path, SMALL)
     language, scalar = model_cost(base).parameters, model_cost(base, "scalar").parameters
     assert language is not None
@@ -86,9 +81,7 @@ def test_headers_are_counted_exactly_and_go_before_the_formula(tmp_path: Path) -
     assert model_cost(base, "scalar").parameters == 80 + 9
 
 
-def test_a_head_that_is_tied_is_counted_once_even_where_the_file_has_it_twice(
-    tmp_path: Path,
-) -> None:
+def test_a_tied_head_is_counted_once_even_where_the_file_has_it_twice(tmp_path: Path) -> None:
     settings = config("qwen2", 8, 2, 4, 2, 24, 10, **TIED)
     base = saved(tmp_path, settings, model__embed=(10, 8), lm_head__weight=(10, 8))
     assert model_cost(base).parameters == 80
@@ -126,9 +119,6 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
         model_cost(base)
 
 
-# --- bytes ----------------------------------------------------------------------------------------
-
-
 def test_token_columns_have_an_offset_and_a_value_a_token() -> None:
     lengths = Lengths(prompt=5, completion=7)
     sizes = {c.name: column_bytes(c, lengths) for c in Rollout.columns.values()}
@@ -160,9 +150,6 @@ def test_a_prompt_without_a_bound_is_assumed_and_fits_the_context() -> None:
     assert given_bound.clipped(64) is given_bound
 
 
-# --- memory ---------------------------------------------------------------------------------------
-
-
 def test_optimizer_and_gradients_of_narrow_weights_are_wide() -> None:
     assert memory.optimizer_bytes(10, "float32") == 80
     assert memory.optimizer_bytes(10, "bfloat16") == 120
@@ -173,9 +160,7 @@ def test_optimizer_and_gradients_of_narrow_weights_are_wide() -> None:
 @pytest.mark.parametrize(
     "prompts, slots, rows", [(3, 256, 24), (100, 16, 16)], ids=["all rows", "as many as slots"]
 )
-def test_the_cache_holds_a_prompt_once_for_its_completions(
-    prompts: int, slots: int, rows: int
-) -> None:
+def test_the_cache_holds_a_prompt_once_for_all_rows(prompts: int, slots: int, rows: int) -> None:
     lengths = Lengths(prompt=10, completion=4)
     work = Work(lengths=lengths, prompts=prompts, rows=8 * prompts, slots=slots)
     assert memory.kv_bytes(SHAPE, work, "float32") == TOKEN * (3 * 10 + rows * 8)
@@ -243,9 +228,6 @@ def test_longer_rows_never_need_less(work: Work, more: int) -> None:
 def test_a_micro_batch_is_within_its_budget_or_one_row(work: Work) -> None:
     assert work.at_once <= max(work.budget, work.lengths.row)
     assert work.at_once <= work.fed
-
-
-# --- time -----------------------------------------------------------------------------------------
 
 
 def test_training_is_six_operations_a_parameter_and_token() -> None:

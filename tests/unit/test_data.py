@@ -47,9 +47,7 @@ def rows_of(kernel: Any, positions: list[int]) -> Batch:
 # Files
 
 
-def test_jsonl_in_trl_shape_keeps_its_columns_and_texts_that_look_like_dates(
-    tmp_path: Path,
-) -> None:
+def test_jsonl_in_trl_shape_keeps_columns_and_texts_that_look_like_dates(tmp_path: Path) -> None:
     written = {"prompt": "p", "answer": "2024-01-01"}, "", {"prompt": "q", "level": 2}
     data = save_jsonl(tmp_path / "a.jsonl", *written)
     rows = open_rows(data)
@@ -105,9 +103,7 @@ def test_folders_are_read_whole_or_by_split_and_never_mix_splits_unasked(tmp_pat
         read_table(str(tmp_path))
 
 
-def test_parquet_files_with_more_columns_and_dictionaries_become_one_plain_table(
-    tmp_path: Path,
-) -> None:
+def test_parquet_with_more_columns_and_dictionaries_becomes_one_plain_table(tmp_path: Path) -> None:
     first, second = (pa.array(texts).dictionary_encode() for texts in (["a", "b"], ["c"]))
     pq.write_table(pa.table({"prompt": first}), tmp_path / "0.parquet")
     pq.write_table(pa.table({"prompt": second, "n": [1]}), tmp_path / "1.parquet")
@@ -303,9 +299,7 @@ def test_decode_leaves_special_tokens_out_and_keeps_rows(base: str) -> None:
     assert tokenizer.decode(part) == ["", "\n"]
 
 
-def test_eos_ids_come_from_the_generation_config_or_else_the_tokenizer(
-    base: str, tmp_path: Path
-) -> None:
+def test_eos_ids_come_from_the_generation_config_or_tokenizer(base: str, tmp_path: Path) -> None:
     assert load_tokenizer(base).eos_ids == {98, 99}
     assert load_tokenizer(save_tokenizer(tmp_path)).eos_ids == {EOS}
     assert vocabulary_hash(base) == vocabulary_hash(str(tmp_path))

@@ -32,7 +32,7 @@ from tests.kit.plans import headers, planned_on
 from tests.kit.rewards import exact
 
 
-class HiddenStates(Schema):
+class DeviceFloats(Schema):
     row = "completion"
     hidden = column(pa.list_(pa.float32(), 3), "T", device=True)
     top = column(pa.int64(), "T", device=True)
@@ -51,7 +51,7 @@ def distinct(lengths: Sequence[int], start: int = 0) -> Batch:
         "total": torch.arange(start, start + rows, dtype=torch.float64),
         "norm": np.arange(start, start + rows, dtype=np.float32),
     }
-    return Batch.make(Keys.of(range(start, start + rows)), columns, HiddenStates)
+    return Batch.make(Keys.of(range(start, start + rows)), columns, DeviceFloats)
 
 
 def values(batch: Batch) -> list[tuple[Any, ...]]:
@@ -63,14 +63,11 @@ def values(batch: Batch) -> list[tuple[Any, ...]]:
     ]
 
 
-# --- declarations ---------------------------------------------------------------------------------
-
-
 def test_a_schema_says_what_is_on_a_device() -> None:
-    assert "hidden: 3 floats per completion token on its device" in HiddenStates.describe()
-    assert HiddenStates.columns["hidden"].arrow.type == pa.large_list(pa.null())
-    assert HiddenStates.columns["total"].arrow.type == pa.null()
-    assert HiddenStates.columns["hidden"].whole.type.value_type == pa.list_(pa.float32(), 3)
+    assert "hidden: 3 floats per completion token on its device" in DeviceFloats.describe()
+    assert DeviceFloats.columns["hidden"].arrow.type == pa.large_list(pa.null())
+    assert DeviceFloats.columns["total"].arrow.type == pa.null()
+    assert DeviceFloats.columns["hidden"].whole.type.value_type == pa.list_(pa.float32(), 3)
 
 
 @pytest.mark.parametrize(
@@ -90,9 +87,6 @@ def test_nulls_and_other_places_are_refused() -> None:
 
         class Mine(Reward):
             reward = column(pa.float32(), device=True)
-
-
-# --- rows -----------------------------------------------------------------------------------------
 
 
 @settings(max_examples=40, deadline=None)
@@ -165,11 +159,11 @@ WRONG: dict[str, tuple[str, Any, str]] = {
 def test_what_is_not_as_declared_is_refused(name: str) -> None:
     where, given_, said = WRONG[name]
     with pytest.raises(DataError, match=said):
-        Batch.make(Keys.of(range(2)), {where: given_}, HiddenStates)
+        Batch.make(Keys.of(range(2)), {where: given_}, DeviceFloats)
 
 
 def test_a_users_function_sees_tensors() -> None:
-    columns = Columns(distinct([2, 1]), HiddenStates)
+    columns = Columns(distinct([2, 1]), DeviceFloats)
     assert isinstance(columns["total"], torch.Tensor)
     hidden = columns["hidden"]
     assert hidden.values.shape == (3, 3)
@@ -208,11 +202,8 @@ def test_hashes_of_tensors_are_of_their_bits_in_their_order(dtype: str) -> None:
     assert of_tensors([whole, turned]) != [one, one]
 
 
-# --- plans ----------------------------------------------------------------------------------------
-
-
 @operator()
-def states(rollout: Columns[Rollout]) -> Columns[HiddenStates]:
+def states(rollout: Columns[Rollout]) -> Columns[DeviceFloats]:
     raise AssertionError("only planned")
 
 
@@ -226,12 +217,12 @@ def looked(rollout: Columns[Rollout]) -> Columns[Seen]:
 
 
 @operator()
-def steered(score: Columns[Reward], hidden: Columns[HiddenStates]) -> Columns[Reward]:
+def steered(score: Columns[Reward], hidden: Columns[DeviceFloats]) -> Columns[Reward]:
     raise AssertionError("only planned")
 
 
 @loss()
-def beside(now: Now, hidden: Tensors[HiddenStates]) -> Terms:
+def beside(now: Now, hidden: Tensors[DeviceFloats]) -> Terms:
     raise AssertionError("only planned")
 
 

@@ -24,8 +24,8 @@ GROUPS = (("a", "b", "c"), ("d", "e"))
 WORKERS = ("a", "b", "c", "d", "e", "free")
 
 
-class Turns(DeviceTurns):
-    """Turns, with what the coordinator has done before it asks them."""
+class TurnsByHand(DeviceTurns):
+    """DeviceTurns, with what the coordinator has done before it asks them."""
 
     def __init__(self, plan: Plan) -> None:
         self.outstanding = Outstanding()
@@ -52,8 +52,8 @@ class Turns(DeviceTurns):
         return super().heard(event)
 
 
-def turns_of(*groups: tuple[str, ...]) -> Turns:
-    return Turns(plan_of(turns=groups or GROUPS))
+def turns_of(*groups: tuple[str, ...]) -> TurnsByHand:
+    return TurnsByHand(plan_of(turns=groups or GROUPS))
 
 
 def chunk(number: int, worker: str) -> m.RunChunk:
@@ -105,7 +105,7 @@ def answer(told: m.Instruction) -> m.Event:
 class DeviceWorld:
     """Workers that do one thing after another, and refuse what a sleeping one cannot do."""
 
-    filter: Turns
+    filter: TurnsByHand
     awake: set[str] = field(default_factory=lambda: {"free"})
     queues: dict[str, deque[m.Instruction]] = field(
         default_factory=lambda: {w: deque() for w in WORKERS}
@@ -180,12 +180,12 @@ RANKS = {"one": ("a", "d"), "two": ("b", "e"), "three": ("e", "c")}
 """Rank groups over both groups."""
 
 
-def of_ranks() -> Turns:
+def of_ranks() -> TurnsByHand:
     nodes = [
         planned_node(name, work="train", workers=workers, layout=Layout(data=len(workers)))
         for name, workers in RANKS.items()
     ]
-    return Turns(plan_of(*nodes, turns=GROUPS))
+    return TurnsByHand(plan_of(*nodes, turns=GROUPS))
 
 
 @dataclass
@@ -247,7 +247,7 @@ def test_rank_groups_over_several_turns_never_wait_for_each_other(seed: int) -> 
     assert world.filter.waiting() == []
 
 
-def chunks_at_waking(turns: Turns, worker: str) -> list[int]:
+def chunks_at_waking(turns: TurnsByHand, worker: str) -> list[int]:
     """Which chunks a Worker is told that has woken."""
     return [told.id for told in turns.heard(m.Woken(worker=worker)) if isinstance(told, m.RunChunk)]
 
@@ -406,7 +406,7 @@ def test_a_worker_that_is_killed_is_reset_like_a_lost_one() -> None:
 
 
 def test_without_turns_everything_passes() -> None:
-    turns = Turns(plan_of())
+    turns = TurnsByHand(plan_of())
     told = [chunk(0, "a"), chunk(1, "b")]
     assert turns.told(told) == told
     assert turns.heard(m.ChunkDone(id=0, node="on_a")) == []

@@ -94,8 +94,6 @@ def test_no_path_of_a_machine() -> None:
         assert not found, f"{named(path)}: {near!r}"
 
 
-# --- metrics --------------------------------------------------------------------------------------
-
 GROUPS = "reward|completion|data|loss|optim|train|policy|value|dpo|eval|time|throughput|generate"
 _METRIC = re.compile(rf"(?:{GROUPS})(?:/[\w*]+)+")
 COLUMN = "reward/*"
@@ -168,9 +166,6 @@ def test_every_documented_metric_is_in_the_code() -> None:
         last = name.rpartition("/")[2]
         as_it_is = any(covers(own, name) or covers(name, own) for own in ours)
         assert as_it_is or f"/{last}" in written or "*" in last, name
-
-
-# --- the README -----------------------------------------------------------------------------------
 
 
 def readme() -> str:

@@ -1,7 +1,4 @@
-"""Drawings and diffs: golden texts, and what must hold for any graph.
-
-`GOLDEN=write pytest tests/unit/test_draw.py` writes the golden texts anew.
-"""
+"""Drawings and diffs: golden texts (GOLDEN=write writes them), and what holds for any graph."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from dataflow.errors import DataError, KernelError
 from dataflow.kernel import Layout
 from dataflow.model import Model
 from dataflow.schema import Rollout
+from operators.kernels.text import to_ragged
 from operators.kernels.torch import decode
 from operators.kernels.torch.decode import common_prefix
 from operators.kernels.torch.generate import TorchGenerate
@@ -354,9 +355,7 @@ def test_an_interrupted_row_keeps_its_tokens_and_goes_on_as_a_fresh_one_would_fr
     require_logprobs_by_version(batch, base, other, 1.0)
 
 
-def test_what_was_written_is_fed_again_in_one_pass(
-    base: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_written_is_refed_in_one_pass(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
     passes: list[int] = []
     kernel, hidden = opened(base, n=2, max_tokens=40), decode.hidden
 
@@ -443,8 +442,6 @@ def test_parameters_out_of_range_are_refused(base: str, params: dict[str, Any]) 
 
 
 def test_the_common_prefix_leaves_each_prompt_a_token() -> None:
-    from operators.kernels.text import to_ragged
-
     assert common_prefix(to_ragged([[1] * 10, [1] * 12])) == 9
     assert common_prefix(to_ragged([[1] * 10 + [2], [1] * 10 + [3]])) == 10
     assert common_prefix(to_ragged([[1] * 7 + [2] * 9, [1] * 7 + [3] * 9])) == 0

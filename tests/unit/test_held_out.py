@@ -45,7 +45,7 @@ def refused(train: object, test: object, split: Split = None, test_split: Split 
     return bool(faults)
 
 
-def test_one_file_under_many_names(
+def test_one_file_of_many_names(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = data / "train.jsonl"

@@ -102,9 +102,7 @@ def stale(plan: Plan, node: str, oldest: np.ndarray) -> np.ndarray:
     return np.zeros(len(oldest), dtype=np.int32) if node == "judge" else ages(plan, node, oldest)
 
 
-def test_a_run_that_gives_everything_up_ends_and_says_who_does(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_run_that_gives_all_up_ends_and_says_who_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "ages", stale)
     run = simulated(judged("drop", max_lag=1), patience=300.0, until=20_000.0)
     assert run.finish is not None, "it goes on for ever"

@@ -281,9 +281,6 @@ def test_rows_far_from_their_sampler(case: str, seed: int) -> None:
     check(case, drawn(seed, extreme=True), 1e-4 if case in ("dpo", "trajectory balance") else 1e-6)
 
 
-# --- kinks ----------------------------------------------------------------------------------------
-
-
 def row_of(now: Sequence[float], **columns: Sequence[float]) -> FlatRows:
     """Each token a row and a group of its own, unless a column says otherwise."""
     size = len(now)

@@ -105,9 +105,6 @@ def test_descendants_are_those_of_a_plain_loop(
     assert list(zip(own.position, owners.sample, own.sample, strict=True)) == below_each
 
 
-# --- prompts with two generations -----------------------------------------------------------------
-
-
 def prompt_table(*, refill: bool = False, chunking: str = "cohort") -> PromptTable:
     """prompts -> rollout x2 -> later x2 -> left (a select) -> mean, over the rows of rollout."""
 

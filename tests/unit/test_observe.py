@@ -91,9 +91,7 @@ def test_names_of_the_users_own_things_are_kept() -> None:
     assert step.row(1) == {"step": 1} | dict.fromkeys(names.split(), 1.0)
 
 
-def test_numbers_that_are_not_finite_are_null_and_noted_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_numbers_not_finite_are_null_and_noted_once(caplog: pytest.LogCaptureFixture) -> None:
     noted: set[str] = set()
     with caplog.at_level(logging.WARNING):
         first = json_line(1, {"b": math.nan, "a": math.inf, "c": 0.25}, noted)

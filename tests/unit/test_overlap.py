@@ -1,6 +1,4 @@
-"""The overlap benchmark's own arithmetic: intervals, spans of a trace, what the simulator says of a
-plan.
-"""
+"""The overlap benchmark's arithmetic: intervals, spans of a trace, the simulator's view."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Prompts and rows that do not fit: an error, dropped or cut by the named policy, counted; nothing
-beyond the bound.
-"""
+"""Prompts and rows that do not fit: refused, dropped or cut by the named policy, and counted."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Parallel training: ranks give the numbers of one, with whole and with split weights, and with a
-part of each matrix.
-"""
+"""Parallel training: ranks give the numbers of one, with whole, split and tensor weights."""
 
 from __future__ import annotations
 
@@ -228,9 +226,6 @@ def test_a_step_after_faults_is_as_if_they_had_not_been(
 @worlds(*BY_MATRICES)
 def test_every_group_is_bounded_in_time_as_the_whole_one(ranks: Reports) -> None:
     assert {limit for rank in ranks for limit in rank["limits"]} == {20.0}
-
-
-# --- what is refused ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("size", "group", "split", "told"), [

@@ -54,9 +54,6 @@ def threads(plan: Plan, *names: str) -> int:
     return count
 
 
-# --- workers --------------------------------------------------------------------------------------
-
-
 def test_without_a_lag_everything_is_in_one_worker() -> None:
     plan = placed(small_grpo())
     assert plan.workers == ("main",)
@@ -97,9 +94,7 @@ def seconds_a_step(plan: Plan, *, generation: float, training: float, scoring: f
 
 
 @pytest.mark.parametrize(("generation", "training"), [(1.0, 1.0), (1.5, 1.0), (1.0, 1.5)])
-def test_with_a_lag_a_step_takes_as_long_as_its_longest_part(
-    generation: float, training: float
-) -> None:
+def test_with_lag_a_step_takes_as_long_as_its_longest(generation: float, training: float) -> None:
     graph = grpo("tiny", "train.parquet", exact, batch=16, n=4, max_lag=1)
     crowded = placed(graph, pin={"score": ("rollout",), "advantage": ("rollout",)})
     apart, together = (
@@ -196,9 +191,6 @@ def test_an_evaluation_is_with_the_weights_that_it_measures() -> None:
     assert workers_of(plan, "right", "held") == ("data",)
 
 
-# --- chunks and cohorts ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("asked", "chunks", "replicas"), [
     ({}, 1, 1),
     ({"replicas": {"rollout": 3}}, 3, 3),
@@ -231,9 +223,6 @@ def test_without_a_lag_prompts_are_admitted_in_waves() -> None:
     assert {n.chunking for n in plan.nodes} == {"cohort"}
 
 
-# --- threads --------------------------------------------------------------------------------------
-
-
 def test_workers_that_compute_at_the_same_time_share_the_cores() -> None:
     plan = placed(small_grpo(max_lag=1), cores=8)
     assert threads(plan, "rollout", "train_policy") == 4
@@ -257,9 +246,6 @@ def test_replicas_ranks_and_siblings_share_the_cores() -> None:
 
 def test_threads_that_were_asked_for_win() -> None:
     assert threads(placed(small_grpo(max_lag=1), cores=8, threads=3)) == 3
-
-
-# --- modules --------------------------------------------------------------------------------------
 
 
 def test_at_lag_0_the_sampler_has_the_trained_weights_by_alias() -> None:

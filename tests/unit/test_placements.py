@@ -23,8 +23,6 @@ judge = Model("judge", "tiny")
 PART_OF_THE_WEIGHTS = "a rank that has a part of the weights cannot generate with it"
 
 
-# --- what is refused ------------------------------------------------------------------------------
-
 PLACE: dict[str, dict[str, Any]] = {
     "pin: expected a node of the plan, found 'rolout'. Fix: rollout.": {"pin": {"rolout": ("a",)}},
     "together: expected a node of the plan, found 'scor'. Fix: score.":
@@ -149,9 +147,6 @@ def test_tensor_ranks_have_the_same_rows_and_a_part_of_the_matrices() -> None:
     apart = placed(small_grpo(), threads=1, tensor=two, pin={"rollout": ("gen",)})
     published = apart.node("train_policy").estimate.bytes["snapshot"]
     assert published == 2 * all_["weights"], "versions are published whole"
-
-
-# --- all of it ------------------------------------------------------------------------------------
 
 
 def asked_of(names: Sequence[str]) -> st.SearchStrategy[dict[str, Any]]:

@@ -94,9 +94,6 @@ def judged(rows: Port[Rollout], question: Port[Prompt] | None = None) -> Port[Re
     return mean_over(reward(brief, verdict, name="judged"), rows)
 
 
-# --- prune ----------------------------------------------------------------------------------------
-
-
 def test_a_reference_of_weight_0_is_left_out_and_reported() -> None:
     plan = grpo_plan(beta=0.0)
     assert "reference" not in [n.name for n in plan.nodes]
@@ -136,9 +133,6 @@ def test_old_of_other_rows_is_no_current_logprob() -> None:
     loss = clipped_policy_loss(compared(rollout), old=logprobs(policy, other, name="old"))
     graph = graph_of(rollout, loss)  # the check refuses it: the pass sees for itself
     assert "old" in {n.name for n in prune(Draft(graph=graph, seed=0, cluster=CLUSTER)).graph.nodes}
-
-
-# --- resolve --------------------------------------------------------------------------------------
 
 
 def test_logprobs_and_train_have_the_temperature_of_their_rows() -> None:
@@ -192,9 +186,6 @@ def test_demonstrations_are_trained_at_temperature_1() -> None:
     assert (params["temperature"], params["sampler_temperature"]) == (1.0, 0.0)
 
 
-# --- shape ----------------------------------------------------------------------------------------
-
-
 def test_rows_for_each_prompt_and_the_order_of_sinks() -> None:
     assert [n.name for n in ppo_plan().nodes][-2:] == ["train_policy", "train_critic"]
     grouped = grpo_plan(n=8, beta=0.1)
@@ -214,9 +205,6 @@ def test_a_source_may_lag_as_much_as_the_strictest_reader_above_the_cut() -> Non
     loss = clipped_policy_loss(compared(rollout), old=logprobs(policy, rollout, name="old"))
     plan = planned(graph_of(rollout, loss, minibatches=2))
     assert plan.sources[0].max_lag == 3, "old reads at lag 0, but below the cut"
-
-
-# --- project --------------------------------------------------------------------------------------
 
 
 def test_only_columns_that_are_read_travel() -> None:

@@ -50,9 +50,6 @@ def ppo_plan() -> Plan:
     return planned(small_ppo())
 
 
-# --- choose_kernels -------------------------------------------------------------------------------
-
-
 def with_kernels(**kernels: str) -> Graph:
     def change(node: Node) -> Node:
         if node.name != "rollout":
@@ -75,9 +72,6 @@ def test_an_operator_without_a_kernel_is_refused() -> None:
     told = r"rollout: operator 'generate' has no kernel here .*no_such_package"
     with pytest.raises(PlanError, match=told):
         planned(with_kernels(torch="no_such_package.generate:Far"))
-
-
-# --- estimate -------------------------------------------------------------------------------------
 
 
 def test_the_outbox_holds_all_admitted_prompts() -> None:
@@ -122,9 +116,6 @@ def test_a_longer_prompt_bound_replaces_the_assumption() -> None:
     plan = planned(graph_of(bounded, policy_gradient_loss(advantage)))
     assert not [note for note in plan.notes if "assumed" in note]
     assert next(e.bytes for e in plan.edges if e.consumer == "rollout") == 64 * (8 + 4 * 40)
-
-
-# --- verify ---------------------------------------------------------------------------------------
 
 
 def draft_of(plan: Plan, cluster: Cluster = CLUSTER) -> Draft:
@@ -226,9 +217,6 @@ def test_a_constant_divisor_needs_a_longest_completion() -> None:
         planned(constant)
 
 
-# --- all right graphs -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("make", RIGHT, ids=lambda f: f.__name__)
 def test_every_right_graph_has_a_plan_that_can_be_shown(make: Callable[[], Graph]) -> None:
     plan = planned(make())
@@ -242,8 +230,6 @@ def test_every_right_graph_has_a_plan_that_can_be_shown(make: Callable[[], Graph
 def test_the_same_graph_has_the_same_plan() -> None:
     assert ppo_plan() == ppo_plan()
 
-
-# --- explain --------------------------------------------------------------------------------------
 
 PLANS: dict[str, Callable[[], Plan]] = {
     "grpo": lambda: grpo_plan(beta=0.04, minibatches=4),

@@ -1,6 +1,4 @@
-"""The log-prob probe: what kernels say, when two sides mean the same, and what is said where they
-do not.
-"""
+"""The log-prob probe: what kernels say, and whether two sides mean the same."""
 
 from __future__ import annotations
 
@@ -41,9 +39,6 @@ ENDS = probe.Ends(model="policy", writer="train_policy", reader="rollout", versi
 
 def opened(kernel: Any, base: str, *, head: Any = "lm", **params: Any) -> Any:
     return open_kernel(kernel, Model("m", base, head=head, trainable=True), **params)
-
-
-# --- rows and numbers -----------------------------------------------------------------------------
 
 
 def test_the_rows_are_the_same_everywhere_and_others_with_another_seed() -> None:
@@ -87,9 +82,7 @@ def test_a_scalar_head_says_its_values(base: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_the_tolerance_holds_the_measured_noise_and_finds_a_small_mistake(
-    base: str, dtype: Any
-) -> None:
+def test_the_tolerance_holds_the_noise_and_finds_a_small_mistake(base: str, dtype: Any) -> None:
     """The same products in other shapes (row by row), against one layer norm that is wrong."""
     module = load_model(Model("m", base)).to(getattr(torch, dtype))
     rows = probe.probe_rows(1, vocabulary_of(module))
@@ -132,9 +125,6 @@ def test_split_weights_are_probed_by_all_their_ranks(base: str) -> None:
     assert again
     assert given > 0
     assert other == (off, True, 0)
-
-
-# --- the comparison -------------------------------------------------------------------------------
 
 
 def numbers() -> np.ndarray:
@@ -180,9 +170,6 @@ def test_another_count_of_numbers_is_an_error() -> None:
 def test_the_coarsest_dtype_gives_the_tolerance() -> None:
     assert probe.tolerance_of(["float32", "bfloat16", "int64"]) == probe.TOLERANCES["bfloat16"]
     assert probe.tolerance_of(["int64"]) == probe.tolerance_of([]) == probe.TOLERANCES["float32"]
-
-
-# --- on its way -----------------------------------------------------------------------------------
 
 
 def delivery(writer: Any, reader: Any) -> Delivery:

@@ -1,6 +1,4 @@
-"""What a run is made of: which changes of parameters, data, models and source files count, and
-which do not.
-"""
+"""A run's provenance: which changes of parameters, data, models and source files count."""
 
 from __future__ import annotations
 
@@ -150,9 +148,6 @@ def test_blank_lines_and_hashes_within_texts_count() -> None:
     assert code_digest("a = 'x # y'") != code_digest("a = 'x # z'")
     assert code_digest("a = 1  # y") == code_digest("a = 1")
     assert code_digest("if a:\n    b") != code_digest("if a:\n        b")
-
-
-# --- what a resume makes of it --------------------------------------------------------------------
 
 
 @pytest.fixture

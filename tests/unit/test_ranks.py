@@ -226,9 +226,7 @@ def test_no_rank_begins_where_one_cannot_fetch_and_the_next_assignment_starts_af
 
 
 @pytest.mark.parametrize("last", ["prepared", "unfetched"])
-def test_blocks_of_a_dropped_assignment_are_released_when_every_rank_has_answered(
-    last: str,
-) -> None:
+def test_blocks_of_a_dropped_assignment_are_released_when_ranks_have_answered(last: str) -> None:
     it = ranks(3)
     shares = told(it, *assignment([5, 5, 5]))
     (mine,) = shares[2].inputs["rows"][0].refs

@@ -1,6 +1,4 @@
-"""What is lost with a Worker: incarnations, moved blocks, lineage, further attempts, weights
-brought anew.
-"""
+"""What a lost Worker takes with it: incarnations, moved blocks, lineage, attempts, weights."""
 
 from __future__ import annotations
 
@@ -16,7 +14,6 @@ from dataflow.batch import Keys
 from engine.coordinator import messages
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.core import Coordinator, Settings
-from engine.coordinator.ordered_inbox import OrderedInbox
 from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.prompts import FINISHED, RUNNING
 from engine.coordinator.recovery import DEATHS, Recovery
@@ -25,34 +22,6 @@ from engine.plan import plan as plans
 from engine.simulate.faults import FaultModel
 from engine.simulate.simulated_worker import SimulatedWorker
 from tests.kit.simulations import simulation
-
-# --- the fence ------------------------------------------------------------------------------------
-
-
-@settings(max_examples=200, deadline=None)
-@given(data=st.data(), count=st.integers(0, 12))
-def test_whatever_the_order_and_however_often_each_comes_once_and_in_order(
-    data: st.DataObject, count: int
-) -> None:
-    sent = data.draw(
-        st.permutations([n for n in range(count) for _ in range(data.draw(st.integers(1, 3)))])
-    )
-    fence: OrderedInbox[int] = OrderedInbox(4)
-    assert [m for n in sent for m in fence.take(4, n, n)] == list(range(count))
-    assert fence.missing is None
-
-
-def test_a_zombie_is_not_heard() -> None:
-    fence: OrderedInbox[str] = OrderedInbox()
-    assert fence.take(0, 1, "early") == []
-    assert fence.missing == 0
-    fence.close()
-    assert fence.take(0, 0, "late") == []
-    assert fence.take(1, 0, "new") == ["new"]
-    assert fence.take(1, 1, "next") == ["next"]
-
-
-# --- incarnations ---------------------------------------------------------------------------------
 
 
 def lost(worker: str, epoch: int = 0, error: str = "killed") -> messages.WorkerLost:
@@ -80,9 +49,6 @@ def test_deaths_without_anything_finished_are_hopeless_and_the_first_cause_is_to
         assert not it.hopeless("w")
         it.lost(lost("w", epoch, f"death {epoch}"))
     assert f"The first time: death {DEATHS - 1}" in it.hopeless("w")
-
-
-# --- blocks that moved ----------------------------------------------------------------------------
 
 
 def ref(
@@ -142,8 +108,6 @@ def test_lost_blocks_are_not_released() -> None:
     assert blocks.drain() == {}
     assert len(blocks) == 0
 
-
-# --- a run by hand --------------------------------------------------------------------------------
 
 POLICY = plans.ModelUse(param="model", model="policy", access="read", trained=True)
 
@@ -426,9 +390,6 @@ def test_with_lag_rows_that_need_no_model_are_made_again_alone() -> None:
     assert [r.keys.rows() for r in ready] == [keys.rows()]
     slots, _ = it.lose(it.blocks.lose("rollout"), trained={"rollout"})
     assert it.again(slots) == [(0, 1), (1, 1)]
-
-
-# --- in the simulator -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("max_lag", [0, 1])

@@ -1,6 +1,4 @@
-"""What the plan fills in for training: temperatures, divisors, and the columns that the sampler's
-cut adds.
-"""
+"""What the plan fills in for training: temperatures, divisors, columns of the sampler's cut."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ def trained_at(
 @pytest.mark.parametrize(
     "loss", [supervised_loss(), supervised_loss() + 0.01 * entropy_loss(), 2.0 * supervised_loss()]
 )
-def test_the_best_of_several_are_imitated_at_temperature_1_however_they_were_sampled(
-    loss: Loss,
-) -> None:
+def test_the_best_of_several_are_imitated_at_temperature_1_however_sampled(loss: Loss) -> None:
     params, notes = trained_at(loss, sampled_at=0.3)
     assert (params["temperature"], params["sampler_temperature"]) == (1.0, 0.3)
     assert notes == [
@@ -63,9 +59,7 @@ def pull(now: Now) -> Terms:
     return Terms(-now.logprobs)
 
 
-def test_a_users_loss_is_at_the_temperature_of_the_rollout_unless_it_says_that_it_imitates() -> (
-    None
-):
+def test_a_users_loss_is_at_the_rollouts_temperature_unless_it_says_it_imitates() -> None:
     assert trained_at(imitation(), sampled_at=0.3)[0]["temperature"] == 1.0
     assert trained_at(pull(), sampled_at=0.3)[0]["temperature"] == 0.3
 

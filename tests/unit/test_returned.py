@@ -1,6 +1,4 @@
-"""What a function on columns returned: rows go where their keys say, and groups are kept as was
-declared.
-"""
+"""What a function on columns returns: rows go where their keys say, groups stay as declared."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Reward functions as declared: what they want, their names, verl's adapter, the scorers of tasks;
-and one call.
-"""
+"""Reward functions as declared: columns, names, verl's adapter, scorers of tasks; one call."""
 
 from __future__ import annotations
 
@@ -16,16 +14,8 @@ import pyarrow as pa
 import pytest
 
 from dataflow.errors import GraphError
-from operators import tasks
+from operators import rewards, tasks
 from operators.kernels.scoring_child import CONVERSATIONAL, Scorer, ScoringOutcome
-from operators.rewards import (
-    RewardFn,
-    reward_columns,
-    reward_name,
-    reward_names,
-    verl_reward,
-    wants,
-)
 
 
 def trl_reward(completions: list[str], answer: list[str], **kwargs: Any) -> list[float]:
@@ -53,18 +43,18 @@ def records(**columns: Any) -> pa.RecordBatch:
 
 
 def test_a_trl_function_is_a_reward_fn_for_the_type_checker_and_names_its_columns() -> None:
-    fn: RewardFn = trl_reward
-    assert reward_columns(fn) == ("answer", "*")
-    assert reward_columns(strict) == ("solution", "hint")
-    assert wants(strict).required == {"prompts", "completions", "solution", "log_metric"}
+    fn: rewards.RewardFn = trl_reward
+    assert rewards.reward_columns(fn) == ("answer", "*")
+    assert rewards.reward_columns(strict) == ("solution", "hint")
+    assert rewards.wants(strict).required == {"prompts", "completions", "solution", "log_metric"}
 
 
 def test_names_come_from_functions_partials_lambdas_and_classes_and_repeat_with_a_suffix() -> None:
     partial = functools.partial(strict, hint=1)
-    assert reward_name(partial) == "strict"
+    assert rewards.reward_name(partial) == "strict"
     fns = [trl_reward, lambda completions: [], Judge(), trl_reward, trl_reward]
     names = ("trl_reward", "lambda", "Judge", "trl_reward_2", "trl_reward_3")
-    assert reward_names(fns) == names
+    assert rewards.reward_names(fns) == names
 
 
 @pytest.mark.parametrize("name", ["", "two\nlines", "\x1b[2J", "x" * 101, 7])
@@ -73,7 +63,7 @@ def test_a_function_whose_name_cannot_be_a_metrics_is_refused(name: Any) -> None
     judge.__name__ = name  # type: ignore[attr-defined]
     told = "reward 'Judge': expected a name of 1 to 100 characters that can be printed"
     with pytest.raises(GraphError, match=told):
-        wants(judge)
+        rewards.wants(judge)
 
 
 def test_functions_that_cannot_be_called_with_keywords_are_refused() -> None:
@@ -84,9 +74,9 @@ def test_functions_that_cannot_be_called_with_keywords_are_refused() -> None:
         return []
 
     with pytest.raises(GraphError, match="positional-only"):
-        wants(positional)
+        rewards.wants(positional)
     with pytest.raises(GraphError, match="trainer_state"):
-        wants(trl_only)
+        rewards.wants(trl_only)
 
 
 def test_one_call_gets_exactly_what_the_signature_takes() -> None:
@@ -127,9 +117,7 @@ def score_two(fn: Any) -> ScoringOutcome:
     (None, "type", "returned NoneType"),
     ((x for x in (0.0, 1.0)), "type", "returned generator"),
 ])  # fmt: skip
-def test_what_is_not_one_finite_number_a_row_is_a_fault(
-    returned: Any, kind: str, text: str
-) -> None:
+def test_not_one_finite_number_a_row_is_a_fault(returned: Any, kind: str, text: str) -> None:
     outcome = score_two(lambda completions: returned)
     assert outcome.fault is not None
     assert outcome.fault.kind == kind
@@ -186,14 +174,12 @@ VERL = {
 
 
 @pytest.mark.parametrize("compute, metrics", [(verl_score, [("acc", 1.0)]), (verl_score_async, [])])
-def test_verl_functions_run_through_the_adapter(
-    compute: Callable[..., Any], metrics: list[Any]
-) -> None:
-    fn = verl_reward(compute)
+def test_verl_functions_run_by_the_adapter(compute: Callable[..., Any], metrics: list[Any]) -> None:
+    fn = rewards.verl_reward(compute)
     outcome = Scorer(fn).score(records(**VERL))
     assert (outcome.fault, outcome.values, outcome.metrics) == (None, [1.0, 0.0], metrics)
-    assert reward_name(fn) == compute.__name__
-    assert reward_columns(fn) == ("data_source", "reward_model", "extra_info")
+    assert rewards.reward_name(fn) == compute.__name__
+    assert rewards.reward_columns(fn) == ("data_source", "reward_model", "extra_info")
 
 
 SPELL = "spell_backward?size=4&seed=1&min_word_len=6&max_word_len=6"
@@ -213,7 +199,7 @@ def test_task_rewards_score_the_rows_of_their_table_and_read_messages() -> None:
     assert tasks.exact_match(table["answer"], table["entry"], table["task"]) == [1.0] * 4
     chat = [[{"role": "assistant", "content": a}] for a in table["answer"]]
     assert tasks.task_score(chat, table["entry"], table["task"]) == [1.0] * 4
-    assert reward_columns(tasks.exact_match) == ("entry", "task")
+    assert rewards.reward_columns(tasks.exact_match) == ("entry", "task")
 
 
 def test_declarations_and_scoring_import_no_torch() -> None:

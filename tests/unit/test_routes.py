@@ -1,6 +1,4 @@
-"""By which route weights go, on which GPU a Worker computes: the plan's choice, what it refuses,
-what explain says.
-"""
+"""The route of weights and each Worker's GPU: the plan's choice, its refusals, explain."""
 
 from __future__ import annotations
 
@@ -151,9 +149,7 @@ def test_a_worker_sees_its_own_gpu(
     assert environment(1, device)["CUDA_VISIBLE_DEVICES"] == expected
 
 
-def test_what_the_user_has_set_stays_in_a_workers_environment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_the_user_set_stays_in_a_workers_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("GLIBC_TUNABLES", "GOMP_SPINCOUNT", "OMP_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     assert "non_temporal_threshold" in environment(3)["GLIBC_TUNABLES"]

@@ -1,6 +1,4 @@
-"""What fails while it runs is named as the check names it: file, line, node; the user's own
-traceback comes with it.
-"""
+"""Failures of a run name file, line and node as the check does, with the user's traceback."""
 
 from __future__ import annotations
 

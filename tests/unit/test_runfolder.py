@@ -221,9 +221,7 @@ def _go_on(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [LOCK, "metrics.jsonl", "trace/run_0.json", "logs/main.log"])
-def test_what_is_cut_or_appended_to_has_no_second_name(
-    victim: Path, ended: Path, name: str
-) -> None:
+def test_what_is_cut_or_appended_to_has_one_name(victim: Path, ended: Path, name: str) -> None:
     (ended / LOCK).unlink()
     os.link(victim / "notes.txt", ended / name)
     with pytest.raises(RunError, match="second name elsewhere"):

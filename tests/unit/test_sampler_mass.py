@@ -1,6 +1,4 @@
-"""The mass that top-k and top-p kept: of every token, through interruptions, and what the columns
-say of themselves.
-"""
+"""The mass that top-k and top-p kept of every token, through interruptions, and its columns."""
 
 from __future__ import annotations
 

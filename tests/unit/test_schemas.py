@@ -34,12 +34,12 @@ def test_a_base_of_two_has_its_columns_once() -> None:
 
 
 def test_rows_of_a_schema_of_two_are_made_with_its_types() -> None:
-    class Both(Values, Logprobs):
+    class TokenColumns(Values, Logprobs):
         pass
 
     tokens = Ragged(np.ones(1), np.array([0, 1, 1]))
     like = Columns.make(Reward, reward=[1, 2])
-    rows = Columns.make(Both, like=like, values=tokens, logprobs=tokens)
+    rows = Columns.make(TokenColumns, like=like, values=tokens, logprobs=tokens)
     types = [str(field.type) for field in rows.batch.records.schema]
     assert types == ["large_list<item: float not null>"] * 2
     assert rows.keys.rows() == Keys.of([0, 1]).rows()

@@ -1,6 +1,4 @@
-"""Several hosts without any: the cluster file, the key file, pins, plans, and lines that lose,
-double and reorder.
-"""
+"""Several hosts in one process: cluster and key files, pins, plans, and lossy lines."""
 
 from __future__ import annotations
 
@@ -32,9 +30,6 @@ HOSTS = (
     Host(name="b", address="10.0.0.2", cores=8, memory=2 * 2**30),
 )
 CLUSTER = Cluster(cores=4, memory=24 * 2**30, hosts=HOSTS)
-
-
-# --- lines ----------------------------------------------------------------------------------------
 
 
 @settings(max_examples=60, deadline=None)
@@ -80,9 +75,6 @@ def test_spans_of_another_host_are_shown_in_this_ones_time() -> None:
     spans = [("gen/rollout", "chunk 1", 10.0, 12.5)]
     assert of_this_clock(spans, 90.0) == [("gen/rollout", "chunk 1", 100.0, 102.5)]
     assert of_this_clock(spans, float("inf")) == spans
-
-
-# --- files ----------------------------------------------------------------------------------------
 
 
 HOST_A = '[hosts.a]\naddress = "10.0.0.1"\n'
@@ -166,9 +158,6 @@ def test_a_host_does_not_answer_at_an_address_that_is_not_its_own(
     assert main(["keys", str(path)]) == 0
     assert main(["host", str(path), "a"]) == 3
     assert "host a: cannot answer at tcp://192.0.2.1:7373" in capfd.readouterr().err
-
-
-# --- plans ----------------------------------------------------------------------------------------
 
 
 def test_pins_with_hosts() -> None:

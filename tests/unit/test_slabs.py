@@ -22,24 +22,17 @@ from dataflow.batch import Batch, Keys
 from dataflow.errors import DataError, RunError
 from engine.channels.contract import BlockRequest, PeerLost
 from engine.channels.frames import checked_together, put_together, taken_apart
+from engine.channels.shm import slabs
 from engine.channels.shm.channel import ShmChannel
 from engine.channels.shm.outbox import SlabOutbox
-from engine.channels.shm.slabs import (
-    F_SEAL_FUTURE_WRITE,
-    POISON,
-    SHARED,
-    SMALL,
-    SlabPool,
-    is_sealed,
-)
 
 MIB = 1 << 20
 
 
 @pytest.fixture
-def pool() -> Iterator[SlabPool]:
+def pool() -> Iterator[slabs.SlabPool]:
     """A pool with room for 64 MiB."""
-    made = SlabPool(limit=64 * MIB, poison=True)
+    made = slabs.SlabPool(limit=64 * MIB, poison=True)
     yield made
     made.close()
 
@@ -50,9 +43,6 @@ def numbers(count: int, start: int = 0) -> Batch:
         Keys.of(range(count)),
         pa.RecordBatch.from_pydict({"x": pa.array(np.arange(start, start + count))}),
     )
-
-
-# --- slabs ----------------------------------------------------------------------------------------
 
 
 def test_a_slab_is_used_again_and_not_made_again(pool) -> None:
@@ -74,7 +64,7 @@ def test_small_regions_share_a_slab_and_free_it_together(pool) -> None:
     some = [pool.allocate(1000) for _ in range(10)]
     assert {r.slab.number for r in some} == {some[0].slab.number}
     assert [r.offset % 64 for r in some] == [0] * 10
-    assert pool.nbytes == SHARED
+    assert pool.nbytes == slabs.SHARED
     for region in some:
         pool.let_go(region)
     assert pool.allocate(1000).offset == 0
@@ -83,7 +73,7 @@ def test_small_regions_share_a_slab_and_free_it_together(pool) -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 3 * MIB), st.integers(0, 5)), max_size=30))
 def test_live_regions_never_overlap_and_memory_stays_bounded(steps) -> None:
-    pool = SlabPool(limit=16 * MIB)
+    pool = slabs.SlabPool(limit=16 * MIB)
     live = []
     for number, (length, drops) in enumerate(steps):
         region = pool.allocate(length)
@@ -106,25 +96,25 @@ def test_freed_memory_is_poisoned(pool) -> None:
     view = region.bytes()
     view[:] = 1
     pool.let_go(region)
-    assert (view == POISON).all()
+    assert (view == slabs.POISON).all()
 
 
 def test_the_size_is_sealed_and_others_cannot_write(pool) -> None:
     descriptor = pool.allocate(100).slab.descriptor
-    assert is_sealed(descriptor)
-    for size in (0, 2 * SHARED):
+    assert slabs.is_sealed(descriptor)
+    for size in (0, 2 * slabs.SHARED):
         with pytest.raises(PermissionError):
             os.ftruncate(descriptor, size)
-    if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & F_SEAL_FUTURE_WRITE:
+    if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & slabs.F_SEAL_FUTURE_WRITE:
         with pytest.raises(PermissionError):
-            mmap.mmap(descriptor, SHARED)
+            mmap.mmap(descriptor, slabs.SHARED)
         with pytest.raises(PermissionError):
             os.pwrite(descriptor, b"x", 0)
-    mmap.mmap(descriptor, SHARED, prot=mmap.PROT_READ).close()
+    mmap.mmap(descriptor, slabs.SHARED, prot=mmap.PROT_READ).close()
 
 
 def test_beyond_the_limit_it_spills_to_a_file_without_a_name(tmp_path) -> None:
-    pool = SlabPool(limit=10 * MIB, directory=tmp_path)
+    pool = slabs.SlabPool(limit=10 * MIB, directory=tmp_path)
     kept = pool.allocate(8 * MIB)
     spilled = pool.allocate(6 * MIB)
     assert spilled.slab.on_disk
@@ -141,7 +131,7 @@ def test_beyond_the_limit_it_spills_to_a_file_without_a_name(tmp_path) -> None:
 
 
 def test_a_full_disk_is_one_clear_error(tmp_path, monkeypatch) -> None:
-    pool = SlabPool(limit=0, directory=tmp_path)
+    pool = slabs.SlabPool(limit=0, directory=tmp_path)
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -164,9 +154,6 @@ def test_no_descriptors_left_is_one_clear_error(pool) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert pool.allocate(2 * MIB).length == 2 * MIB
-
-
-# --- the outbox -----------------------------------------------------------------------------------
 
 
 def test_arrays_built_in_a_slab_are_not_copied(pool) -> None:
@@ -231,7 +218,7 @@ def test_weights_of_one_column_are_copied_once_at_most(pool) -> None:
     )
     before = pool.nbytes
     outbox.keep(Batch(Keys.of(range(2)), pa.RecordBatch.from_pydict({"data": column})))
-    assert pool.nbytes - before <= SHARED  # the offsets alone
+    assert pool.nbytes - before <= slabs.SHARED  # the offsets alone
 
 
 def test_a_column_that_cannot_travel_takes_no_memory(pool) -> None:
@@ -240,9 +227,6 @@ def test_a_column_that_cannot_travel_takes_no_memory(pool) -> None:
     with pytest.raises(DataError, match=r"column 'x'.*string_view"):
         outbox.keep(Batch(Keys.of([0]), pa.RecordBatch.from_pydict({"x": view})))
     assert (pool.live, len(outbox)) == (0, 0)
-
-
-# --- between two channels -------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -328,9 +312,6 @@ def test_nothing_is_left_open(pair) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-# --- frames ---------------------------------------------------------------------------------------
-
-
 @settings(max_examples=40, deadline=None)
 @given(
     values=st.lists(
@@ -390,4 +371,4 @@ def test_wherever_the_values_of_lists_begin_only_those_of_its_rows_travel(
 def test_a_slice_of_a_large_column_is_not_sent_whole() -> None:
     whole = pa.RecordBatch.from_pydict({"x": pa.array(["y" * 100] * 1000)})
     assert taken_apart(whole.slice(500, 2)).nbytes < 300
-    assert SMALL < SHARED
+    assert slabs.SMALL < slabs.SHARED

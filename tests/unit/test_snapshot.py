@@ -177,7 +177,7 @@ def test_the_shipped_graphs_go_round(graph: Graph) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class FrozenSettings:
     """A user's own frozen settings."""
 
     betas: tuple[float, float]
@@ -190,7 +190,7 @@ VALUES = [
     pa.int32(), pa.large_list(pa.float32()), pa.timestamp("us", "UTC"),
     pa.struct([pa.field("role", pa.utf8(), nullable=False)]),
     np.float32(0.1), np.int64(3), np.dtype("float16"), Completion, Noted, exact,
-    Schedule(kind="linear", start=1.0, stop=0.0, steps=3), Setting(betas=(0.9, 0.95)),
+    Schedule(kind="linear", start=1.0, stop=0.0, steps=3), FrozenSettings(betas=(0.9, 0.95)),
 ]  # fmt: skip
 
 

@@ -1,6 +1,4 @@
-"""Sound weights: what transformers would make up, skip or take as it is, is refused when a Model is
-loaded.
-"""
+"""Weights that transformers would make up, skip or take as they are, are refused at loading."""
 
 from __future__ import annotations
 
@@ -135,9 +133,6 @@ def test_a_trained_head_is_read_and_the_head_that_is_not_wanted_is_left(spoilt: 
     scores = load_model(Model("rm", base, head="scalar"), "cpu")
     assert (scores.get_parameter("score.weight") == 0.5).all()
     load_model(Model("policy", base), "cpu")
-
-
-# --- generation -----------------------------------------------------------------------------------
 
 
 def opened(base: str, **params: Any) -> TorchGenerate:

@@ -1,6 +1,4 @@
-"""Memory that runs out: blocks go to files without a name, who keeps them says so, and less is
-admitted.
-"""
+"""Memory that runs out: blocks go to unnamed files, this is reported, and less is admitted."""
 
 from __future__ import annotations
 
@@ -33,9 +31,7 @@ def megabytes(count: int) -> Batch:
     return Batch(Keys.of([0]), pa.RecordBatch.from_pydict({"x": column}))
 
 
-def test_what_is_beyond_the_limit_lies_in_files_without_a_name_until_it_is_released(
-    tmp_path,
-) -> None:
+def test_what_is_beyond_the_limit_lies_in_unnamed_files_until_it_is_released(tmp_path) -> None:
     nobody = lambda _: pytest.fail("nobody is asked")
     channel = ShmChannel("a", 0, nobody, limit=12 * MIB, directory=tmp_path)
     blocks = [channel.keep(megabytes(4)) for _ in range(4)]

@@ -49,7 +49,7 @@ def heard() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
-class Run(subprocess.Popen[str]):
+class SignalledProcess(subprocess.Popen[str]):
     """A process that behaves as that of a run."""
 
     def __init__(self, grace: float = 60.0, kind: str = "command", **streams: int) -> None:
@@ -86,10 +86,10 @@ class Run(subprocess.Popen[str]):
 @contextmanager
 def process(
     grace: float = 60.0, kind: str = "command", *, nohup: bool = False, begun: bool = True
-) -> Iterator[Run]:
+) -> Iterator[SignalledProcess]:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN) if nohup else None
     try:
-        run = Run(grace, kind)
+        run = SignalledProcess(grace, kind)
     finally:
         if nohup:
             signal.signal(signal.SIGHUP, before)
@@ -166,7 +166,7 @@ def test_under_nohup_a_hangup_is_nothing() -> None:
 
 def test_a_terminal_that_is_gone_stops_no_output() -> None:
     ours, theirs = os.openpty()
-    run = Run(stdout=theirs, stderr=theirs)
+    run = SignalledProcess(stdout=theirs, stderr=theirs)
     os.close(theirs)
     run.say("begin")
     shown = ""

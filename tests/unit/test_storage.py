@@ -1,6 +1,4 @@
-"""What cannot be written: one message for every writer, the first cause last, what was whole stays
-whole.
-"""
+"""What cannot be written: one message for every writer, the first cause last, nothing torn."""
 
 from __future__ import annotations
 
@@ -71,9 +69,6 @@ def test_sizes_as_they_are_shown() -> None:
     shown = {0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 3 << 29: "1.5 GiB", 5 << 40: "5.0 TiB"}
     assert {size: shown_bytes(size) for size in shown} == shown
     assert free_bytes(Path("/nowhere/at/all")) == free_bytes(Path("/"))
-
-
-# --- every writer, a fault at every call ----------------------------------------------------------
 
 
 def _table() -> pa.Table:
@@ -206,9 +201,6 @@ def test_a_drawing_goes_where_it_was_asked_for(tmp_path: Path) -> None:
         write_where_asked("the drawing", Path("/dev/full"), "new")
 
 
-# --- what nothing depends on ----------------------------------------------------------------------
-
-
 def test_a_log_that_cannot_be_written_neither_ends_nor_hides(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,9 +272,6 @@ def test_what_a_worker_prints_into_a_full_disk_is_lost_and_nothing_else() -> Non
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-c", code]
         assert subprocess.call(command, cwd=ROOT, stdout=full, stderr=full, timeout=60) == 7
-
-
-# --- what is told ---------------------------------------------------------------------------------
 
 
 def test_the_first_cause_is_told_not_what_fails_as_things_are_closed(tmp_path: Path) -> None:

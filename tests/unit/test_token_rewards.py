@@ -13,15 +13,7 @@ from dataflow.model import Model
 from dataflow.node import Port
 from dataflow.schema import Reward, Rollout, Schema, TokenReward
 from dataflow.user import Columns
-from operators.advantage import (
-    ADD,
-    GAE,
-    OVERLONG_PENALTY,
-    RETURNS,
-    add,
-    kl_in_reward,
-    overlong_penalty,
-)
+from operators import advantage
 from operators.data import prompts
 from operators.forward import logprobs
 from operators.generate import generate
@@ -52,23 +44,25 @@ PLAIN = columns(Reward, reward=[10.0, 20.0, 30.0])
 
 
 def test_a_plain_reward_is_added_to_the_last_token_alone() -> None:
-    result = ADD.function(SPREAD, PLAIN, weights=(1.0, 0.5))  # type: ignore[misc]
+    result = advantage.ADD.function(SPREAD, PLAIN, weights=(1.0, 0.5))  # type: ignore[misc]
     assert result["reward"].tolist() == [8.0, 10.5, 15.0]
     assert tokens(result, "token_reward") == [[1.0, 7.0], [10.5], []]
 
 
 def test_tokens_are_added_to_tokens_wherever_they_stand() -> None:
-    result = ADD.function(PLAIN, SPREAD, SPREAD, weights=None)  # type: ignore[misc]
+    result = advantage.ADD.function(PLAIN, SPREAD, SPREAD, weights=None)  # type: ignore[misc]
     assert tokens(result, "token_reward") == [[2.0, 14.0], [21.0], []]
 
 
 def test_plain_rewards_stay_plain() -> None:
-    assert ADD.function(PLAIN, PLAIN, weights=None).batch.names == ["reward"]  # type: ignore[misc]
+    assert advantage.ADD.function(PLAIN, PLAIN, weights=None).batch.names == ["reward"]  # type: ignore[misc]
 
 
 def test_the_penalty_of_a_long_answer_stands_on_its_last_token() -> None:
     rollout = columns(Rollout, completion_ids=[[5, 6], [7], []])
-    result = OVERLONG_PENALTY.function(rollout, SPREAD, max_tokens=2, buffer=2, factor=1.0)  # type: ignore[misc]
+    result = advantage.OVERLONG_PENALTY.function(
+        rollout, SPREAD, max_tokens=2, buffer=2, factor=1.0
+    )  # type: ignore[misc]
     assert result["reward"].tolist() == [2.0, 0.0, 0.0]
     assert tokens(result, "token_reward") == [[1.0, 1.0], [0.0], []]
 
@@ -84,20 +78,18 @@ ROWS = st.lists(
 
 @given(ROWS, st.sampled_from([1.0, 0.9]), st.data())
 @settings(max_examples=50, deadline=None)
-def test_returns_of_a_sum_are_the_sum_of_returns(
-    rows: list, gamma: float, data: st.DataObject
-) -> None:
+def test_returns_of_a_sum_are_their_sum(rows: list, gamma: float, data: st.DataObject) -> None:
     """With any tokens written or left out: the plain reward counts once, where it would alone."""
     plain = data.draw(st.lists(_NUMBER, min_size=len(rows), max_size=len(rows)))
     rollout = columns(Rollout, completion_mask=[[int(m) for m, *_ in row] for row in rows])
     tokens = [[r for _, r, _ in row] for row in rows]
     spread = columns(TokenReward, reward=[sum(row) for row in tokens], token_reward=tokens)
     score = columns(Reward, reward=plain)
-    both = ADD.function(spread, score, weights=None)  # type: ignore[misc]
+    both = advantage.ADD.function(spread, score, weights=None)  # type: ignore[misc]
     values = columns(Schema, values=[[0.0] * len(row) for row in rows])
     for scan in (
-        lambda s: RETURNS.function(rollout, s, gamma=gamma),  # type: ignore[misc]
-        lambda s: GAE.function(rollout, s, values, gamma=gamma, lam=0.9),  # type: ignore[misc]
+        lambda s: advantage.RETURNS.function(rollout, s, gamma=gamma),  # type: ignore[misc]
+        lambda s: advantage.GAE.function(rollout, s, values, gamma=gamma, lam=0.9),  # type: ignore[misc]
     ):
         apart = scan(spread)["advantage"].values + scan(score)["advantage"].values
         np.testing.assert_allclose(scan(both)["advantage"].values, apart, rtol=1e-4, atol=1e-4)
@@ -106,8 +98,8 @@ def test_returns_of_a_sum_are_the_sum_of_returns(
 def test_their_ports_say_that_they_are_spread() -> None:
     rollout: Port[Rollout] = generate(Model("p", "b"), prompts("d", batch=1), max_tokens=4)
     score = reward(zero, rollout)
-    spread = kl_in_reward(rollout, score, logprobs(Model("r", "b"), rollout), beta=0.1)
-    assert add(score, spread).schema is TokenReward
-    assert add(score, score).schema is Reward
-    assert overlong_penalty(rollout, spread, max_tokens=4, buffer=2).schema is TokenReward
-    assert overlong_penalty(rollout, score, max_tokens=4, buffer=2).schema is Reward
+    spread = advantage.kl_in_reward(rollout, score, logprobs(Model("r", "b"), rollout), beta=0.1)
+    assert advantage.add(score, spread).schema is TokenReward
+    assert advantage.add(score, score).schema is Reward
+    assert advantage.overlong_penalty(rollout, spread, max_tokens=4, buffer=2).schema is TokenReward
+    assert advantage.overlong_penalty(rollout, score, max_tokens=4, buffer=2).schema is Reward

@@ -235,9 +235,7 @@ def test_schedules_are_read_at_the_step(base: str) -> None:
     assert distance(before, weights_of(kernel)) == 0.0
 
 
-def test_beta_of_a_schedule_reaches_the_formula(
-    gradients: Callable[..., dict[str, Tensor]],
-) -> None:
+def test_a_scheduled_beta_reaches_the_formula(gradients: Callable[..., dict[str, Tensor]]) -> None:
     rows = random_rows(2, 2)
     ports = {
         "clipped_policy_loss__advantage": token_column(rows, "advantage"),
@@ -321,9 +319,7 @@ def test_mismatch_is_zero_where_the_sampler_is_the_trainer(base: str) -> None:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_a_module_that_generates_and_trains_agrees_with_itself(
-    base: str, temperature: float
-) -> None:
+def test_a_module_that_generates_and_trains_is_consistent(base: str, temperature: float) -> None:
     given: dict[str, Any] = {"session": FakeSession(seed=5), "temperature": temperature}
     model = Model("policy", base, trainable=True)
     sampler = open_kernel(TorchGenerate(), model, n=3, max_tokens=8, **given)

@@ -1,6 +1,4 @@
-"""What the train kernel makes of numbers: foreign tokens, masked rows, the constant, the behaviour,
-the mismatch.
-"""
+"""The train kernel's numbers: foreign tokens, masked rows, constant, behaviour, mismatch."""
 
 from __future__ import annotations
 

@@ -172,9 +172,6 @@ def test_what_cannot_be_sent_says_so() -> None:
         encode(train_step(Keys.of([1]), mine=np.zeros((2, 2))))
 
 
-# --- frames ---------------------------------------------------------------------------------------
-
-
 Pair = tuple[ControlSocket, ControlSocket]
 
 
@@ -253,9 +250,6 @@ def test_absurd_frames_are_refused(pair: Pair, size: int, rest: bytes, told: str
     pair[0].sock.sendall(size.to_bytes(8, "little") + rest)
     with pytest.raises(RunError, match=told):
         pair[1].receive()
-
-
-# --- the inbox ------------------------------------------------------------------------------------
 
 
 def load(version: int) -> m.Load:

@@ -1,0 +1,99 @@
+"""Options of a run: their bounds, as flags, from a run folder and as the planner is given them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dataflow.errors import PlanError, RunError
+from engine.cli.resume import changed_options
+from engine.cli.target import UsageError
+from engine.options import RunOptions, placing
+from engine.options import from_json as from_text
+from engine.options import to_json as to_text
+
+
+@pytest.mark.parametrize("change,told", [
+    ({"keep": 0}, "--keep: expected 1 or more, found 0. Fix: --keep 1."),
+    ({"steps": -1}, "--steps: expected 0 or more, found -1. Fix: --steps 1."),
+    ({"watchdog": math.nan}, "--watchdog: expected 0 or more, found nan. Fix: --watchdog 1."),
+    (
+        {"heartbeat": math.inf},
+        "--heartbeat: expected 0.1 or more, found inf. Fix: --heartbeat 0.1.",
+    ),
+])  # fmt: skip
+def test_options_that_no_run_can_have_are_refused(change: dict[str, Any], told: str) -> None:
+    with pytest.raises(PlanError, match=re.escape(told)):
+        placing(dataclasses.replace(RunOptions(), **change))
+
+
+def test_resume_changes_only_what_is_given() -> None:
+    assert changed_options([]) == {}
+    changes = changed_options(["--steps", "9", "--no-progress", "--checkpoint_every=2"])
+    assert changes == {"steps": 9, "progress": False, "checkpoint_every": 2}
+    told = r"seed cannot change in the middle of a run. Fix: leave --seed out"
+    with pytest.raises(UsageError, match=told):
+        changed_options(["--seed", "1"])
+
+
+WHERE = "--pin rollout=g0,g1 score=data --replicas rollout=2 --together a,b --turns=g0,train"
+
+
+PLACES = WHERE.split()
+
+
+def test_tables_and_groups_are_given_as_words_and_may_be_repeated() -> None:
+    more = ["--steps", "4", "--pin=old=main", "--workers", "apart", "--turns", "g1,x"]
+    assert changed_options([*PLACES, *more]) == {
+        "pin": {"rollout": "g0,g1", "score": "data", "old": "main"},
+        "replicas": {"rollout": 2},
+        "together": (("a", "b"),),
+        "turns": (("g0", "train"), ("g1", "x")),
+        "steps": 4,
+        "workers": "apart",
+    }
+
+
+@pytest.mark.parametrize(("flags", "message"), [
+    (["--replicas", "rollout"], "expected NAME=INT, found 'rollout'"),
+    (["--replicas", "rollout=two"], "expected NAME=INT, found 'rollout=two'"),
+    (["--pin", "=gen"], "expected NAME=NAME, found '=gen'"),
+    (["--pin", "a=b", "--pin", "a=c"], "a is given twice"),
+    (["--together", "rollout"], "expected two names or more, found 'rollout'"),
+])  # fmt: skip
+def test_wrong_tables_and_groups_say_what_was_expected(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        changed_options(flags)
+    assert caught.value.code == 2
+    assert message in " ".join(capsys.readouterr().err.split()).replace("\u2502 ", "")
+
+
+def test_options_come_back_from_a_run_folder_as_they_were() -> None:
+    options = RunOptions(
+        steps=3, runs=Path("elsewhere"), sinks=("tensorboard",), workers="apart",
+        together=(("a", "b"), ("c", "d")), pin={"rollout": "g0,g1"}, turns=(("x", "y"),),
+        chunks={"rollout": 4}, ranks={"train": 2},
+    )  # fmt: skip
+    text = to_text(options, path=["/somewhere"])
+    assert from_text(text, {}) == (options, ("/somewhere",))
+    changed, _ = from_text(text, {"workers": "one", "pin": {}, "steps": None})
+    assert changed == dataclasses.replace(options, workers="one", pin={})
+    old = {name: json.loads(text)[name] for name in ("steps", "runs", "seed")}
+    assert from_text(json.dumps(old), {})[0] == RunOptions(steps=3, runs=Path("elsewhere"))
+    with pytest.raises(RunError, match=r"'worker' is no option\. Fix: workers"):
+        from_text(text, {"worker": "one"})
+
+
+def test_the_planner_is_told_the_workers_of_a_pin_one_by_one() -> None:
+    options = RunOptions(pin={"rollout": "g0, g1"}, inproc=True, replicas={"score": 2})
+    told = placing(options)
+    assert told.pin == {"rollout": ("g0", "g1")}
+    assert (told.workers, told.inproc, told.replicas) == ("auto", True, {"score": 2})
