@@ -222,16 +222,10 @@ def _missing(path: Path) -> str:
 
 def _files_in(folder: Path, split: str | None) -> list[Path]:
     inside = folder / split if split is not None and (folder / split).is_dir() else folder
-    named = sorted(p for p in inside.iterdir() if p.suffix in SUFFIXES)
-    for path in named:
-        if not path.is_dir():
-            _refuse_other_than_file(path)
-    found = [p for p in named if p.is_file() and (p.suffix == ".parquet" or p.stat().st_size)]
-    chosen = (
-        found
-        if split is None or inside is not folder
-        else [p for p in found if _split_of(p, (split,))]
-    )
+    found = _data_files(inside)
+    chosen = found
+    if split is not None and inside is folder:
+        chosen = [p for p in found if _split_of(p, (split,))]
     if not chosen:
         what = "files" if split is None else f"files of split {split!r}"
         there = _listed(p.name for p in found)
@@ -239,6 +233,20 @@ def _files_in(folder: Path, split: str | None) -> list[Path]:
         raise DataError(
             f"{folder}: expected {what} ending in {_ENDINGS}, found: {there}. Fix: {fix}."
         )
+    _require_one_kind(folder, chosen, split)
+    return chosen
+
+
+def _data_files(folder: Path) -> list[Path]:
+    named = sorted(p for p in folder.iterdir() if p.suffix in SUFFIXES)
+    for path in named:
+        if not path.is_dir():
+            _refuse_other_than_file(path)
+    return [p for p in named if p.is_file() and (p.suffix == ".parquet" or p.stat().st_size)]
+
+
+def _require_one_kind(folder: Path, chosen: Sequence[Path], split: str | None) -> None:
+    """Raises DataError for files of both formats, and for several splits where none was chosen."""
     if len({p.suffix for p in chosen}) > 1:
         raise DataError(f"{folder}: expected Parquet or JSONL, found both. Fix: name one file.")
     splits = sorted({s for p in chosen if (s := _split_of(p, _SPLITS))})
@@ -247,7 +255,6 @@ def _files_in(folder: Path, split: str | None) -> list[Path]:
             f"{folder}: holds the splits {_listed(splits)}, and none was chosen. Fix:"
             f" split={splits[0]!r}."
         )
-    return chosen
 
 
 def _split_of(path: Path, names: Sequence[str]) -> str | None:

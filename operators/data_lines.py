@@ -151,11 +151,11 @@ def _keys(row: dict[str, Any]) -> int | None:
             return None
         deeper: list[Any] = []
         for value in level:
+            inside = value
             if type(value) is dict:
                 count += len(value)
-                deeper += [v for v in value.values() if type(v) in _NESTS]
-            else:
-                deeper += [v for v in value if type(v) in _NESTS]
+                inside = value.values()
+            deeper += [v for v in inside if type(v) in _NESTS]
         level = deeper
     return count
 

@@ -12,6 +12,7 @@ same.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -52,18 +53,17 @@ def row_count(data: str, split: str | None) -> int | None:
     if split is not None and not Path(data).expanduser().is_dir():
         return None
     try:
-        files = files_of(data, split)
-        if files[0].suffix == ".parquet":
-            return sum(pq.read_metadata(path).num_rows for path in files)
-        if sum(path.stat().st_size for path in files) > _COUNTED:
-            return None
-        return sum(bool(line.strip()) for path in files for line in path.read_bytes().splitlines())
-    except (
-        DataError,
-        OSError,
-        pa.ArrowInvalid,
-    ):  # what is wrong with it is said where its columns are read
+        return _rows_in(files_of(data, split))
+    except (DataError, OSError, pa.ArrowInvalid):  # told where its columns are read
         return None
+
+
+def _rows_in(files: Sequence[Path]) -> int | None:
+    if files[0].suffix == ".parquet":
+        return sum(pq.read_metadata(path).num_rows for path in files)
+    if sum(path.stat().st_size for path in files) > _COUNTED:
+        return None
+    return sum(bool(line.strip()) for path in files for line in path.read_bytes().splitlines())
 
 
 def _apart(split: str | None, other: str | None) -> bool:

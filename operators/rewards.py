@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,20 +53,8 @@ def wants(fn: RewardFn) -> Wants:
     """What a reward function's signature asks for. Raises GraphError where it cannot be called with
     keywords.
     """
-    name = reward_name(fn)
-    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= _LONGEST:
-        found = (
-            f"expected a name of 1 to {_LONGEST} characters that can be printed, found {name!r:.60}"
-        )
-        raise _unfit(type(fn).__name__, found)
-    try:
-        parameters = inspect.signature(fn).parameters.values()
-    except (TypeError, ValueError) as error:
-        raise _unfit(name, f"expected a function with a signature, found {fn!r}") from error
-    if any(p.kind is p.POSITIONAL_ONLY for p in parameters):
-        raise _unfit(
-            name, "expected parameters that can be given by keyword, found positional-only ones"
-        )
+    name = _fit_name(fn)
+    parameters = _parameters(name, fn)
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     required = frozenset(p.name for p in named if p.default is p.empty)
     if "trainer_state" in required:
@@ -75,6 +63,26 @@ def wants(fn: RewardFn) -> Wants:
     return Wants(
         names=names, required=required, everything=any(p.kind is p.VAR_KEYWORD for p in parameters)
     )
+
+
+def _fit_name(fn: RewardFn) -> str:
+    name = reward_name(fn)
+    if isinstance(name, str) and name.isprintable() and 0 < len(name) <= _LONGEST:
+        return name
+    found = f"expected a name of 1 to {_LONGEST} characters that can be printed, found {name!r:.60}"
+    raise _unfit(type(fn).__name__, found)
+
+
+def _parameters(name: str, fn: RewardFn) -> Collection[inspect.Parameter]:
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise _unfit(name, f"expected a function with a signature, found {fn!r}") from error
+    if any(p.kind is p.POSITIONAL_ONLY for p in parameters):
+        raise _unfit(
+            name, "expected parameters that can be given by keyword, found positional-only ones"
+        )
+    return parameters
 
 
 def reward_columns(fn: RewardFn) -> tuple[str, ...]:

@@ -172,8 +172,8 @@ def _add_weights(sheet: _Sheet, inside: Mapping[int, str]) -> None:
     names = {state.name: item for item, state in sheet.states.items()}
     followed = {state.leader for state in sheet.states.values()}
     for item, state in sheet.states.items():
-        readers = [r for r in state.readers if r.box in inside]
-        sheet.weights |= {(item, inside[r.box]): _lag(r, state) for r in readers}
+        readers = {(item, inside[r.box]): r for r in state.readers if r.box in inside}
+        sheet.weights |= {edge: _lag(reader, state) for edge, reader in readers.items()}
         if state.leader in names:
             sheet.weights[names[state.leader], item] = "follows"
         written = [(inside[w], item) for w in state.writers if w in inside]

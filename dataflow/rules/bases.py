@@ -9,7 +9,7 @@ cache, of which nothing is known here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from dataflow.model_files import (
     stored_weights,
     token_ids,
 )
-from dataflow.node import Node
+from dataflow.node import Node, Port
 from dataflow.positions import row_positions
 from dataflow.rules.context import Context, fault_at, place
 
@@ -182,15 +182,15 @@ def _sizes(
             f"{folder}: expected {embedding[0]} of {expected} by config.json, found {found}",
             AGAIN,
         )
-    layers = {
-        int(part) for n in stored for a, part in _after_layers(n) if a == "model" and part.isdigit()
-    }
-    wanted = config.get("num_hidden_layers")
+    layers, wanted = _stored_layers(stored), config.get("num_hidden_layers")
     if layers and isinstance(wanted, int) and (gone := sorted(set(range(wanted)) - layers)):
-        yield (
-            f"{folder}: expected the weights of {wanted} layers, found none of layer {gone[0]}",
-            AGAIN,
-        )
+        problem = f"expected the weights of {wanted} layers, found none of layer {gone[0]}"
+        yield f"{folder}: {problem}", AGAIN
+
+
+def _stored_layers(stored: Iterable[str]) -> set[int]:
+    parts = (part for name in stored for top, part in _after_layers(name) if top == "model")
+    return {int(part) for part in parts if part.isdigit()}
 
 
 def _after_layers(name: str) -> Iterator[tuple[str, str]]:
@@ -219,27 +219,29 @@ def _tokens(folder: Path, config: dict[str, Any]) -> Iterator[Complaint]:
     """The embedding knows every id that the tokenizer gives."""
     ends, rows = end_ids(folder) or frozenset(), config.get("vocab_size")
     has_template(folder)  # reads what nobody may have read yet: a broken file is found here
-    if isinstance(rows, int):
-        file = folder / TOKENIZER
-        known = token_ids(file) if file.is_file() else {}
-        apart = placeholder_ids(file) if known else frozenset()
-        beyond = [(i, t) for t, i in known.items() if i >= rows and i not in apart]
-        if beyond:
-            (first, token), count = min(beyond), len(beyond)
-            problem = (
-                f"{folder}: expected token ids below its vocab_size of {rows:,}, found {count:,}"
-                " beyond it, "
-            )
-            yield (
-                problem + f"the first {first} ({token!r:.40})",
-                "the tokenizer that belongs to this model",
-            )
-        if ends and max(ends) >= rows:
-            problem = (
-                f"{folder}: expected the end of sequence below its vocab_size of {rows:,}, found"
-                f" {max(ends)}"
-            )
-            yield problem, "eos_token_id in generation_config.json"
+    if not isinstance(rows, int):
+        return
+    beyond = _ids_beyond(folder / TOKENIZER, rows)
+    if beyond:
+        first, token = min(beyond)
+        problem = (
+            f"{folder}: expected token ids below its vocab_size of {rows:,}, found {len(beyond):,}"
+            f" beyond it, the first {first} ({token!r:.40})"
+        )
+        yield problem, "the tokenizer that belongs to this model"
+    if ends and max(ends) >= rows:
+        problem = (
+            f"{folder}: expected the end of sequence below its vocab_size of {rows:,}, found"
+            f" {max(ends)}"
+        )
+        yield problem, "eos_token_id in generation_config.json"
+
+
+def _ids_beyond(tokenizer: Path, rows: int) -> list[tuple[int, str]]:
+    """Ids and tokens for which the embedding has no row, placeholders left out."""
+    known = token_ids(tokenizer) if tokenizer.is_file() else {}
+    apart = placeholder_ids(tokenizer) if known else frozenset()
+    return [(i, token) for token, i in known.items() if i >= rows and i not in apart]
 
 
 def _answers(context: Context, node: Node, sound: dict[str, Path]) -> Iterator[Fault]:
@@ -254,14 +256,18 @@ def _answers(context: Context, node: Node, sound: dict[str, Path]) -> Iterator[F
         )
         yield _fault(node, problem, "eos_token in tokenizer_config.json, or stop=")
     prompt = next(iter(node.inputs.values()))
-    kind = context.dataset(prompt).get("prompt") if prompt.node.operator.work == "source" else None
-    conversations = kind is not None and str(kind).startswith(("list", "large_list"))
-    if conversations and not has_template(folder):
+    if _conversations(context, prompt) and not has_template(folder):
         problem = (
             f"Model {name!r}: the prompts are messages, and its tokenizer in {folder} has no chat"
             " template"
         )
         yield _fault(node, problem, "a Model with a chat template, or prompts that are text")
+
+
+def _conversations(context: Context, prompt: Port) -> bool:
+    """Whether the data of a source has its prompts as lists of messages."""
+    kind = context.dataset(prompt).get("prompt") if prompt.node.operator.work == "source" else None
+    return kind is not None and str(kind).startswith(("list", "large_list"))
 
 
 def _too_long(context: Context) -> Iterator[Fault]:

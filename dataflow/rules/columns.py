@@ -58,9 +58,7 @@ def _described(schema: type[Schema], label: str) -> str:
 
 
 def _dataset(context: Context, wire: Wire) -> Iterator[Fault]:
-    wanted = [c for c in wire.input.ancestors if c != "prompt"]
-    if wire.input.required_from:
-        wanted += wire.node.params.get(wire.input.required_from, ())
+    wanted = _wanted(wire)
     domain = context.domains.of(wire.port)
     if not wanted or domain is None or id(domain.source) not in context.data:
         return
@@ -78,6 +76,13 @@ def _dataset(context: Context, wire: Wire) -> Iterator[Fault]:
         yield Fault(
             rule="columns", where=place(wire.node), problem=problem, fix=fix, origin=wire.origin
         )
+
+
+def _wanted(wire: Wire) -> list[str]:
+    wanted = [c for c in wire.input.ancestors if c != "prompt"]
+    if wire.input.required_from:
+        wanted += wire.node.params.get(wire.input.required_from, ())
+    return wanted
 
 
 def _on_device(wire: Wire) -> Iterator[Fault]:

@@ -99,31 +99,29 @@ def references_of_the_policy(context: Context) -> Iterator[GraphWarning]:
     """A divergence from the Model that is trained itself: about 0, whatever it does."""
     for node in context.graph.nodes:
         for wire in context.wires[id(node)]:
-            made = wire.port.node
-            models = [s for s in made.states.values() if isinstance(s, Model)]
-            if (
-                wire.name != "reference"
-                or not issubclass(wire.port.schema, Logprobs)
-                or _unread(node, wire)
-            ):
-                continue
-            for model in (m for m in models if m.name in context.writers):
-                writer = context.writers[model.name][0]
-                problem = (
-                    f"expected log-probs of a Model that stays as it is, found {model.name!r},"
-                    f" which {writer.name} "
-                )
-                problem += (
-                    f"trains ({line_of(writer, wire.origin)}): the divergence from it is about 0"
-                )
-                fix = (
-                    f'logprobs(Model("reference", {model.base!r}), ...), or a Model that follows'
-                    f" {model.name!r}"
-                )
-                where = wire.where
-                yield GraphWarning(
-                    rule="self_reference", where=where, problem=problem, fix=fix, origin=wire.origin
-                )
+            log_probs = wire.name == "reference" and issubclass(wire.port.schema, Logprobs)
+            if log_probs and not _unread(node, wire):
+                yield from _self_reference(context, wire)
+
+
+def _self_reference(context: Context, wire: Wire) -> Iterator[GraphWarning]:
+    for model in wire.port.node.states.values():
+        if not isinstance(model, Model) or model.name not in context.writers:
+            continue
+        writer = context.writers[model.name][0]
+        problem = (
+            f"expected log-probs of a Model that stays as it is, found {model.name!r}, which"
+            f" {writer.name} trains ({line_of(writer, wire.origin)}): the divergence from it is"
+            " about 0"
+        )
+        fix = (
+            f'logprobs(Model("reference", {model.base!r}), ...), or a Model that follows'
+            f" {model.name!r}"
+        )
+        where, origin = wire.where, wire.origin
+        yield GraphWarning(
+            rule="self_reference", where=where, problem=problem, fix=fix, origin=origin
+        )
 
 
 def _unread(node: Node, wire: Wire) -> bool:

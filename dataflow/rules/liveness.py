@@ -31,8 +31,11 @@ def check(context: Context) -> Iterator[Fault]:
         cycle = [u for u, _, _ in networkx.find_cycle(empty)]
     except networkx.NetworkXNoCycle:
         return
-    first = min(range(len(cycle)), key=lambda i: cycle[i])
-    cycle = cycle[first:] + cycle[:first]
+    first = cycle.index(min(cycle))
+    yield _told(context, cycle[first:] + cycle[:first])
+
+
+def _told(context: Context, cycle: list[str]) -> Fault:
     shown = " -> ".join([*cycle, cycle[0]])
     node = next((n for n in context.graph.nodes if {n.name, *_leaders(n)} & set(cycle)), None)
     leaders = all(name.startswith("Model ") for name in cycle)
@@ -40,7 +43,7 @@ def check(context: Context) -> Iterator[Fault]:
     problem = f"each waits for the one before it, and nothing can begin: {shown}"
     where = "follows" if leaders else "cycle without a token"
     origin = node.origin if node else context.graph.origin
-    yield Fault(rule="liveness", where=where, problem=problem, fix=fix, origin=origin)
+    return Fault(rule="liveness", where=where, problem=problem, fix=fix, origin=origin)
 
 
 def _possible(context: Context) -> bool:

@@ -20,15 +20,19 @@ def check(context: Context) -> Iterator[Fault]:
     for node in context.graph.nodes:
         if not any(issubclass(s, Advantage) for s in node.schemas):
             continue
-        advantages = [p.node for p in node.inputs.values() if issubclass(p.schema, Advantage)]
-        done = next((by[id(n)] for n in advantages if id(n) in by), None)
-        whitens = node.operator.normalises == "batch"
-        if whitens and done is not None:
-            problem = (
-                f"its advantage is whitened already, by {done.name!r}"
-                f" ({line_of(done, node.origin)})"
-            )
-            fix = f"leave out {node.name!r} or {done.name!r}"
-            yield fault_at(node, "normalised", problem, fix)
-        if whitens or done is not None:
-            by[id(node)] = node if whitens or done is None else done
+        done = _whitened_by(node, by)
+        if node.operator.normalises == "batch":
+            if done is not None:
+                line = line_of(done, node.origin)
+                problem = f"its advantage is whitened already, by {done.name!r} ({line})"
+                fix = f"leave out {node.name!r} or {done.name!r}"
+                yield fault_at(node, "normalised", problem, fix)
+            done = node
+        if done is not None:
+            by[id(node)] = done
+
+
+def _whitened_by(node: Node, by: dict[int, Node]) -> Node | None:
+    """What whitened the first of the node's advantages that is whitened."""
+    advantages = [p.node for p in node.inputs.values() if issubclass(p.schema, Advantage)]
+    return next((by[id(n)] for n in advantages if id(n) in by), None)

@@ -33,11 +33,8 @@ def _joined(node: Node) -> Iterator[Fault]:
     makers = generations(rows) if rows is not None and rows.schema.vocabulary else ()
     if len(makers) < 2 or node.params.get("temperature") is not None:
         return
-    loss = node.params.get("loss")
-    if isinstance(loss, Loss) and (
-        loss.supervised or all(term.function.head != "lm" for term in loss.terms)
-    ):
-        return  # trained at 1, or no log-probs at all
+    if _no_temperature(node.params.get("loss")):
+        return
     shown = " and ".join(
         f"{m.name!r} ({line_of(m, node.origin)}, temperature={m.params.get('temperature')})"
         for m in makers
@@ -48,6 +45,13 @@ def _joined(node: Node) -> Iterator[Fault]:
     )
     fix = f"temperature={makers[0].params.get('temperature') or 1.0} in {node.operator.name}"
     yield fault_at(node, "sampled", problem, fix)
+
+
+def _no_temperature(loss: object) -> bool:
+    """Whether a loss trains at 1, or needs no log-probs at all."""
+    if not isinstance(loss, Loss):
+        return False
+    return loss.supervised or all(term.function.head != "lm" for term in loss.terms)
 
 
 def _constant(node: Node) -> Iterator[Fault]:

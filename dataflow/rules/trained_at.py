@@ -70,10 +70,8 @@ def _compared(node: Node, wire: Wire, trained: float) -> Iterator[Fault]:
     """A port of log-probs that are computed at another temperature; a reference may have one of its
     own, if stated.
     """
-    if not issubclass(wire.input.schema, Logprobs):
-        return
     maker = physical(wire.port).node
-    if not maker.operator.log_probs or "temperature" not in maker.params:
+    if not issubclass(wire.input.schema, Logprobs) or not _has_temperature(maker):
         return
     stated = maker.params["temperature"] is not None
     if stated and wire.name not in _RATIOS:
@@ -92,6 +90,10 @@ def _compared(node: Node, wire: Wire, trained: float) -> Iterator[Fault]:
         f" in {maker.name!r}"
     )
     yield wire.fault("trained_at", problem, fix)
+
+
+def _has_temperature(maker: Node) -> bool:
+    return bool(maker.operator.log_probs) and "temperature" in maker.params
 
 
 def _trained(node: Node, loss: Loss) -> float | None:

@@ -13,7 +13,7 @@ from dataflow.errors import Fault
 from dataflow.model import Model
 from dataflow.node import Node, Port
 from dataflow.rows import physical
-from dataflow.rules.context import Context, fault_at, line_of
+from dataflow.rules.context import Context, Wire, fault_at, line_of
 from dataflow.schema import Logprobs
 
 _RECOMPUTED = ("old", "proximal")
@@ -71,41 +71,50 @@ def _bounded(context: Context, node: Node) -> Iterator[Fault]:
 
 
 def _recomputed(context: Context, node: Node) -> Iterator[Fault]:
-    trained = [s.name for s in node.states.values() if isinstance(s, Model)]
+    trained = _models(node)
     for wire in context.wires[id(node)]:
         maker = physical(wire.port).node
-        models = [s for s in maker.states.values() if isinstance(s, Model)]
+        models = _models(maker)
         if wire.name not in _RECOMPUTED or not models:
             continue
-        ratio = issubclass(
-            wire.port.schema, Logprobs
-        )  # a critic may be held near the values of a slow copy
-        if ratio and models[0].name not in trained:
-            problem = (
-                f"expected log-probs of {trained[0]!r}, the Model trained here, found those of"
-                f" {models[0].name!r}"
-            )
-            fix = f'{wire.name}=logprobs({trained[0]}, rollout, name="{wire.name}")'
-            yield wire.fault("versions", problem, fix)
-        elif ratio and maker.params.get("max_lag"):
-            problem = (
-                f"{maker.name!r} may be {maker.params['max_lag']} versions old"
-                f" ({line_of(maker, wire.origin)}), "
-            )
-            problem += "and a ratio needs the version that the Step starts from"
-            fix = f"max_lag=0 in {maker.name!r}"
-            yield wire.fault("versions", problem, fix)
+        fault = _ratio(wire, maker, models[0], trained)
+        if fault is not None:
+            yield fault
         elif maker.operator.work == "forward" and not _same_tokens(
             context, maker.inputs["rows"], node.inputs["rows"]
         ):
             trains, reads = (physical(n.inputs["rows"]).label for n in (node, maker))
             problem = (
                 f"{maker.name!r} ({line_of(maker, wire.origin)}) reads the tokens of {reads!r}, and"
-                " those of "
+                f" those of {trains!r} are trained"
             )
-            problem += f"{trains!r} are trained"
-            fix = f"{maker.operator.name}({models[0].name}, {trains})"
+            fix = f"{maker.operator.name}({models[0]}, {trains})"
             yield wire.fault("versions", problem, fix)
+
+
+def _models(node: Node) -> list[str]:
+    return [s.name for s in node.states.values() if isinstance(s, Model)]
+
+
+def _ratio(wire: Wire, maker: Node, model: str, trained: list[str]) -> Fault | None:
+    """A ratio with another Model or version than the one that is trained."""
+    if not issubclass(wire.port.schema, Logprobs):
+        return None  # a critic may be held near the values of a slow copy
+    if model not in trained:
+        problem = (
+            f"expected log-probs of {trained[0]!r}, the Model trained here, found those of"
+            f" {model!r}"
+        )
+        fix = f'{wire.name}=logprobs({trained[0]}, rollout, name="{wire.name}")'
+        return wire.fault("versions", problem, fix)
+    if maker.params.get("max_lag"):
+        problem = (
+            f"{maker.name!r} may be {maker.params['max_lag']} versions old"
+            f" ({line_of(maker, wire.origin)}), and a ratio needs the version that the Step starts"
+            " from"
+        )
+        return wire.fault("versions", problem, f"max_lag=0 in {maker.name!r}")
+    return None
 
 
 def _same_tokens(context: Context, a: Port[Any], b: Port[Any]) -> bool:
@@ -127,7 +136,7 @@ def _evaluated(context: Context) -> Iterator[Fault]:
         above = 0
         for parent in node.parents:
             above |= read[id(parent)]
-        own = [s.name for s in node.states.values() if isinstance(s, Model)]
+        own = _models(node)
         if node.operator.work == "evaluate" and own and not above & bits[own[0]]:
             shown = next(iter(node.inputs.values())).label
             problem = f"expected rows made by {own[0]!r} above {shown!r}, found none that read it"

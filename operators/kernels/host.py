@@ -1,7 +1,7 @@
 """Kernels on columns: functions, selection, and the numbers of an evaluation.
 
 Owns: calling a column function with its rows in order, and checking what it returns. Does
-not own: any formula (operators/advantage.py, operators/select.py, the user's files).
+not own: any formula (operators/advantage_formulas.py, operators/select.py, the user's files).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from dataflow.batch import Batch, Keys, Ragged
 from dataflow.schema import Advantage, Logprobs, Reward, Rollout, TokenReward, Values
 from dataflow.user import Columns
-from operators import advantage as ours
+from operators import advantage_formulas as formulas
 
 DIALECTS = ("trl", "verl", "openrlhf")
 Rows = list[list[float]]
@@ -114,14 +114,14 @@ def test_group_advantage(dialect: str, baseline: str, scale: str, seed: int) -> 
         for i, reward in enumerate(rows.reward.tolist())
     ]
     how = {"baseline": baseline, "scale": scale, "ragged": True, "dialect": dialect}
-    found = ours._group_advantage(rows.rollout, rows.score, **how)
+    found = formulas.group_advantage(rows.rollout, rows.score, **how)
     require_rows(found["advantage"], on_tokens(numbers, rows.mask), atol=1e-5)
 
 
 def test_a_group_of_one_without_a_baseline_keeps_what_it_has() -> None:
     rows = DrawnRows(1)
     how = {"baseline": "none", "scale": "none", "ragged": True, "dialect": "trl"}
-    found = ours._group_advantage(rows.rollout, rows.score, **how)
+    found = formulas.group_advantage(rows.rollout, rows.score, **how)
     require_rows(found["advantage"], on_tokens(rows.reward.tolist(), rows.mask))
 
 
@@ -145,10 +145,10 @@ def test_generalised_advantages_and_returns(seed: int) -> None:
             total[t] = sum(gamma ** (j - k) * reward[j] for j in later)
         advantages.append(advantage), goals.append(goal), sums.append(total)
     values = rows.columns(Values, values=rows.tokens["value"])
-    found = ours._gae(rows.rollout, rows.score, values, gamma=gamma, lam=lam)
+    found = formulas.gae(rows.rollout, rows.score, values, gamma=gamma, lam=lam)
     require_rows(found["advantage"], advantages, atol=1e-4)
     require_rows(found["returns"], goals, atol=1e-4)
-    summed = ours._returns(rows.rollout, rows.score, gamma=gamma)
+    summed = formulas.returns(rows.rollout, rows.score, gamma=gamma)
     require_rows(summed["advantage"], sums, atol=1e-4)
     require_rows(summed["returns"], sums, atol=1e-4)
 
@@ -162,7 +162,7 @@ def test_rewards_of_tokens_are_summed_and_those_of_holes_go_to_the_token_before(
         [sum(by_token[t:]) if m else 0.0 for t, m in enumerate(mask)]
         for mask, by_token in zip(rows.mask, rows.tokens["by_token"], strict=True)
     ]
-    require_rows(ours._returns(rows.rollout, score, gamma=1.0)["returns"], wanted, atol=1e-5)
+    require_rows(formulas.returns(rows.rollout, score, gamma=1.0)["returns"], wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -195,7 +195,7 @@ def test_whiten(dialect: str, shift: bool, size: float, seed: int) -> None:
         for row, mask in zip(value, rows.mask, strict=True)
     ]
     columns = rows.columns(Advantage, advantage=value)
-    found = ours._whiten(columns, rows.rollout, shift=shift, dialect=dialect)
+    found = formulas.whiten(columns, rows.rollout, shift=shift, dialect=dialect)
     require_rows(found["advantage"], wanted, atol=1e-5)
 
 
@@ -209,7 +209,7 @@ def test_whitening_what_does_not_vary_clamps_or_adds() -> None:
     biased, unbiased = (float(np.var(np.float32(flat), ddof=d)) for d in (0, 1))
     found = {}
     for dialect in DIALECTS:
-        whitened = ours._whiten(columns, rows.rollout, shift=False, dialect=dialect)
+        whitened = formulas.whiten(columns, rows.rollout, shift=False, dialect=dialect)
         found[dialect] = np.abs(whitened["advantage"].values).max()
     assert found["openrlhf"] == pytest.approx(1e-4 / math.sqrt(max(biased, 1e-8)), rel=0.1)
     value = 1e-4 / math.sqrt(unbiased + 1e-8)
@@ -253,7 +253,7 @@ def test_kl_in_reward(dialect: str, kind: str, seed: int) -> None:
         for row, mask in zip(reference, rows.mask, strict=True)
     ]
     given, how = rows.columns(Logprobs, logprobs=foreign), {"kind": kind, "dialect": dialect}
-    found = ours._kl_in_reward(rows.rollout, rows.score, given, beta=0.1, **how)
+    found = formulas.kl_in_reward(rows.rollout, rows.score, given, beta=0.1, **how)
     require_rows(found["token_reward"], wanted, atol=1e-4)
     sums = [math.fsum(row) for row in wanted]
     np.testing.assert_allclose(found["reward"], sums, rtol=1e-5, atol=1e-4)
