@@ -1,3 +1,1 @@
-"""Measurements, with the command for each published number. Owns no part of the engine; nothing
-imports it.
-"""
+"""Measurements, with the command for each published number; nothing imports this package."""

@@ -33,9 +33,7 @@ OURS = "shm, one copy"
 
 
 def prepare() -> str:
-    """Make the environment where it is not there; returns why it cannot be made, nothing where it
-    can.
-    """
+    """Make the environment if it is missing; returns why that failed, or an empty string."""
     done = subprocess.run(
         ["benchmarks/ray_env.sh"],
         env=os.environ | {"PYTHON": sys.executable},

@@ -8,12 +8,12 @@ Every producer has an equal part of the rows, every consumer wants an equal part
 producer. The time of a round is from the first word to the producers until the last consumer has
 said that it has torch views of all columns.
 
-    direct          producers keep their rows as the engine's Workers do and tell where they are; consumers fetch them
-    direct, joined  the same, and every consumer assembles what it has into one batch, as a kernel is given it
-    direct, built   directly, of rows that their kernel built in the outbox's memory, as the generate kernel does: not
-                    even the producer copies them
-    central         this process gathers all rows over ZeroMQ (one frame a buffer, no copy of the library's own, no
-                    checksum), joins them and sends each consumer its part
+    direct          producers keep their rows, as the engine's Workers do; consumers fetch them
+    direct, joined  the same, and each consumer assembles one batch, as a kernel gets it
+    direct, built   direct, with rows built in the outbox's memory, as the generate kernel does:
+                    not even the producer copies them
+    central         this process gathers all rows over ZeroMQ (one frame a buffer, no copy by the
+                    library, no checksum), joins them and sends each consumer its part
 
 What passes through this process is counted, and so is the time that all processes together spent on
 cores: on a machine that others use as well it says more than the clock.
@@ -30,6 +30,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
@@ -67,9 +68,7 @@ class Reshard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One resharding: seconds, of the clock and of all cores, and bytes of whatever this process
-    sent and received.
-    """
+    """One resharding: wall-clock seconds, seconds of all cores, bytes sent and received here."""
 
     seconds: float
     on_cores: float
@@ -102,9 +101,7 @@ class Pipe:
 def produce_directly(
     name: str, nbytes: int, peers: dict[str, socket.socket], built: bool, connection: Connection
 ) -> None:
-    """Keep the rows and say in which block, whenever told to; the word after that is that they may
-    go.
-    """
+    """On each message keep the rows and name their block; the next message frees them."""
     pipe, records = Pipe(connection), make_batch(nbytes)
     channel = ShmChannel(name, 0, _nobody)
     for peer, end in peers.items():
@@ -249,24 +246,18 @@ def _direct(setting: Reshard, way: Way, running: list[Any]) -> Callable[[], Roun
     pairs = {(p, c): socket.socketpair() for p in many for c in few}
     size = setting.nbytes // setting.producers
     built, joined = way == "direct, built", way == "direct, joined"
-    producers = [
-        _started(
-            running, produce_directly, f"p{p}", size, {f"c{c}": pairs[p, c][0] for c in few}, built
-        )
-        for p in many
-    ]
-    consumers = [
-        _started(
-            running, consume_directly, f"c{c}", {f"p{p}": pairs[p, c][1] for p in many}, joined
-        )
-        for c in few
-    ]
+    producers, consumers = [], []
+    for p in many:
+        ends = {f"c{c}": pairs[p, c][0] for c in few}
+        producers.append(_started(running, produce_directly, f"p{p}", size, ends, built))
+    for c in few:
+        ends = {f"p{p}": pairs[p, c][1] for p in many}
+        consumers.append(_started(running, consume_directly, f"c{c}", ends, joined))
     rows = [pipe.receive()[0] for pipe in producers]
     for pipe in consumers:
         pipe.receive()
-    for pair in pairs.values():
-        for end in pair:
-            end.close()
+    for end in chain.from_iterable(pairs.values()):
+        end.close()
     return lambda: _timed(
         producers, consumers, running, lambda: once_directly(producers, consumers, rows)
     )
@@ -338,9 +329,7 @@ def measure(setting: Reshard, rounds: int) -> dict[Way, list[Round]]:
 
 
 def results(setting: Reshard, found: dict[Way, list[Round]]) -> list[SideResult]:
-    """Milliseconds of each way, how much slower the central one is, and the share of the bytes of
-    the rows that passed through this process.
-    """
+    """Milliseconds of each way, the central one's ratio, and the share of bytes it moves."""
     name = f"{setting.producers} to {setting.consumers}, {setting.nbytes // MIB} MB"
     rows = []
     for way, many in found.items():

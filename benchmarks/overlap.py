@@ -54,9 +54,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
-    """One run after its warm-up. spans: (start, end) in seconds of everything that a node did, by
-    node.
-    """
+    """One run after its warm-up. spans: (start, end) in seconds of all work, by node."""
 
     rows: Sequence[Row]
     spans: Mapping[str, Sequence[Interval]]
@@ -104,9 +102,7 @@ def common(some: Sequence[Interval], others: Sequence[Interval]) -> float:
 
 
 def spans_of(events: Iterable[Mapping[str, Any]], since: float) -> dict[str, list[Interval]]:
-    """What nodes did from a time on (seconds of the trace's clock), but for opening and loading, by
-    node.
-    """
+    """Spans from `start` on (seconds of the trace's clock) except opening and loading, by node."""
     node_of: dict[tuple[int, int], str] = {}
     found: dict[str, list[Interval]] = {}
     for event in events:
@@ -184,9 +180,7 @@ def predicted(the_plan: Plan, durations: Durations, steps: int) -> float:
 
 
 def durations_of(the_plan: Plan, runs: Sequence[Overlap]) -> Durations:
-    """The synchronous runs' seconds as the simulator wants them: a decode node's rows all take as
-    long as the chunk, those of any other node one after another.
-    """
+    """Measured seconds for the simulator: decode rows take the whole chunk, others take turns."""
 
     def seconds(node: str) -> float:
         return statistics.median(one.seconds(node) for one in runs)

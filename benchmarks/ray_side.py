@@ -27,9 +27,7 @@ from benchmarks.data_plane_batch import make_batch, views
 from dataflow.batch import ragged
 
 LOGICAL_CORES = 8
-"""What Ray is told that there is: with two, TransferQueue's own actors wait for each other for
-good.
-"""
+"""CPUs that Ray is told of: with two, TransferQueue's own actors deadlock."""
 WARM = 3
 
 

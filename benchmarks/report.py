@@ -20,9 +20,7 @@ from rich.table import Table
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideResult:
-    """One number. `goal` is the bound it is held to, None where there is none; `least` whether it
-    is a lower bound.
-    """
+    """One number. goal: its bound, None for none; least: whether that is a lower bound."""
 
     name: str
     value: float
@@ -58,9 +56,7 @@ class Machine:
     python: str
     torch: str
     load: float
-    """Runnable processes over the last minute, others' included: above the cores, times are not to
-    be quoted.
-    """
+    """Runnable processes over the last minute, all users'; above the cores, do not quote times."""
 
     def __str__(self) -> str:
         return (
@@ -99,9 +95,7 @@ def show(title: str, results: Sequence[SideResult], where: Machine) -> None:
 
 
 def write_json(path: Path, results: Sequence[SideResult], where: Machine) -> None:
-    """Write `[{name, value, unit, goal, holds}, ...]`, and beside it the machine as
-    `<name>.machine.json` and a table of both as `<name>.md`.
-    """
+    """Write the numbers as JSON, the machine as `<name>.machine.json` and both as `<name>.md`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps([result.as_json() for result in results], indent=2) + "\n")
     path.with_suffix(".machine.json").write_text(json.dumps(asdict(where), indent=2) + "\n")

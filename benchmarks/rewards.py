@@ -23,9 +23,7 @@ def agreement(completions: list[str], answer: list[str], **_: Any) -> list[float
 
 
 def even_share(completions: list[str], **_: Any) -> list[float]:
-    """The share of even digits in a completion, 0 for an empty one: says nothing about its
-    length.
-    """
+    """The share of even digits in a completion, 0 for an empty one, whatever its length."""
     return [sum(c in "02468" for c in text) / len(text) if text else 0.0 for text in completions]
 
 

@@ -65,9 +65,7 @@ class OneProcess:
 
 
 def answers(draw: np.random.Generator, kind: str) -> list[list[int]]:
-    """The answers of one group: to a word, each letter right with some probability, or of
-    long-tailed length.
-    """
+    """One group's answers: a word with some letters right, or answers of long-tailed length."""
     if kind == "long_tail":
         lengths = np.clip(draw.lognormal(np.log(8), 0.9, ROWS), 1, 43).astype(int)
         return [draw.integers(2, 95, n).tolist() for n in lengths]
@@ -138,9 +136,7 @@ def timed(kernel: TorchTrain, assignment: Assignment, repeats: int) -> list[floa
 
 
 def main(threads: int = 2, repeats: int = 20) -> None:
-    """Print the least and the median milliseconds of a Step, and how many tokens it fed of those
-    the rows have.
-    """
+    """Print least and median milliseconds of a Step, and fed tokens against the rows' tokens."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,6 +1,7 @@
 """TRL's half of the comparison; runs inside .venv-trl, which trl_env.sh makes.
 
-    .venv-trl/bin/python -m benchmarks.trl_side RUN.json [--micro-batches N] [--cache NAME] [--compile]
+    .venv-trl/bin/python -m benchmarks.trl_side RUN.json \\
+        [--micro-batches N] [--cache NAME] [--compile]
 
 Owns: TRL's GRPOTrainer with its settings for CPU (the options are for trying others), and
 the clock around its phases. Prints one JSON line. Does not own: the settings (settings.py),
@@ -33,9 +34,7 @@ class StepClock:
 
 
 def trainer_class(clock: StepClock) -> type:
-    """GRPOTrainer with a clock around generation, and around generation and scoring; nothing else
-    is changed.
-    """
+    """GRPOTrainer that times generation, and generation plus scoring; otherwise unchanged."""
     from trl import GRPOTrainer
 
     class ClockedTrainer(GRPOTrainer):
@@ -128,9 +127,7 @@ def train(run: dict[str, Any], options: argparse.Namespace) -> StepClock:
 
 
 def measured(run: dict[str, Any], clock: StepClock) -> dict[str, float]:
-    """Means over the Steps after the warm-up; slot waste is 1 - tokens / (rows * tokens of the
-    longest row).
-    """
+    """Means over the Steps after the warm-up; slot waste is 1 - tokens / (rows * longest row)."""
     first = run["warmup_steps"]
     rows = run["prompts_per_step"] * run["num_generations"]
     seconds = clock.ends[-1] - clock.ends[first]

@@ -1,7 +1,8 @@
 """TRL's reward functions, several at once, from a file that knows nothing of this project.
 
     python examples/run_trl_reward.py
-    dataflow run graphs.grpo:grpo --reward-fn examples/trl_reward.py:correct,examples/trl_reward.py:only_digits ...
+    dataflow run graphs.grpo:grpo --reward-fn \\
+        examples/trl_reward.py:correct,examples/trl_reward.py:only_digits ...
 
 Functions are called with keywords only: `completions`, `prompts`, `completion_ids` and the data's
 columns by name.

@@ -36,9 +36,7 @@ class Tiny:
 
 
 def make(folder: Path | str = "runs/tiny") -> Tiny:
-    """A model directory, 64 training prompts and 16 others; `python examples/tiny.py` makes them
-    too.
-    """
+    """A model directory, 64 training and 16 test prompts; `python examples/tiny.py` makes them."""
     root = Path(folder)
     root.mkdir(parents=True, exist_ok=True)
     if not (root / "model" / "config.json").is_file():

@@ -1,6 +1,4 @@
-"""Rewards as a user of TRL has them: this file imports nothing of ours and would run in TRL as it
-stands.
-"""
+"""Rewards in TRL's form: this file imports nothing of ours and runs in TRL as it stands."""
 
 from __future__ import annotations
 

@@ -21,9 +21,7 @@ from operators.train import train
 # begin: what you add
 @loss(scope="token")
 def capped_weight_loss(now: Now, advantage: Tensors[Advantage], *, cap: float = 2.0) -> Terms:
-    """-A log pi, weighted by the ratio to the probability of what was drawn; a constant, at most
-    `cap`.
-    """
+    """-A log pi, weighted by the detached ratio to the sampler's probability, at most `cap`."""
     assert now.logprobs is not None
     assert now.behaviour is not None
     weight = (now.logprobs - now.behaviour).exp().clamp(max=cap).detach()

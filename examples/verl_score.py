@@ -1,6 +1,4 @@
-"""A score as a user of verl has it: this file imports nothing of ours and would run in verl as it
-stands.
-"""
+"""A score in verl's form: this file imports nothing of ours and runs in verl as it stands."""
 
 from __future__ import annotations
 

@@ -60,9 +60,7 @@ class SourceRows:
 
 
 class Order:
-    """Which row stands at which position: epoch after epoch, each a permutation of its own or file
-    order.
-    """
+    """Which row stands at which position: epoch after epoch, each shuffled or in file order."""
 
     def __init__(self, rows: int, seed: int, name: str, shuffle: bool) -> None:
         self._rows, self._seed, self._name, self._shuffle = rows, seed, name, shuffle
@@ -98,9 +96,7 @@ class Prompts:
     """
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
-        """Read the data. Raises DataError where it has not the form of prompts or lacks a column
-        that is read.
-        """
+        """Read the data. Raises DataError if it is not prompts or lacks a column that is read."""
         rows = open_rows(node.params["data"], node.params.get("split"))
         self._data = rows.select(("prompt", *node.returns))
         self._order = Order(len(rows), session.seed, node.name, node.params.get("shuffle", True))
@@ -140,9 +136,7 @@ class Demonstrations:
     """
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
-        """Read data and tokenizer. Raises DataError where either has not the form that is
-        needed.
-        """
+        """Read data and tokenizer. Raises DataError if either has the wrong form."""
         self._data = open_demonstrations(node.params["data"], node.params.get("split"))
         self._order = Order(
             len(self._data), session.seed, node.name, node.params.get("shuffle", True)
@@ -252,9 +246,7 @@ def _refuse_nulls(data: str, split: str | None, table: pa.Table, name: str) -> N
 
 
 def _refuse_silent_messages(data: str, split: str | None, table: pa.Table, name: str) -> None:
-    """Raises DataError for a list of no messages, and for a message of nobody or of nothing (but a
-    call of tools).
-    """
+    """Raise DataError for no messages, or one without role or content (tool calls excepted)."""
     if not _is_messages(table, name):
         return
     column: Any = table.column(name).combine_chunks()

@@ -31,9 +31,7 @@ class ColumnFunction:
         self._function = node.function
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
-        """One batch: what the function returns for the chunk's rows. Raises KernelError where it
-        raises or misfits.
-        """
+        """Call the function on the chunk's rows. Raises KernelError if it raises or misfits."""
         arguments = [
             Columns(batch, self._node.schemas[name]) for name, batch in chunk.inputs.items()
         ]
@@ -61,9 +59,7 @@ class ColumnFunction:
         """Nothing is held."""
 
     def _is_read(self, name: str) -> bool:
-        """Whether somebody reads a column; where nothing is said of that, all are. On a device,
-        room is dear.
-        """
+        """Whether a column is read (all are if unknown); unread ones would fill device memory."""
         return not self._node.returns or name in self._node.returns
 
     def _refuse_unusable(self, chunk: Chunk, made: Batch) -> None:
@@ -89,9 +85,7 @@ class ColumnFunction:
 
 
 def _first_not_finite(made: Batch, name: str) -> int | None:
-    """The first row with a value that is not finite; None where there is none, or where these are
-    no floats.
-    """
+    """The first row with a value that is not finite; None if there is none, or no floats."""
     if name in made.device:
         return first_not_finite(made.tensor(name))
     array = made.array(name)

@@ -16,9 +16,7 @@ from dataflow.schema import Reward
 
 
 class MeanOver:
-    """See `operators.mean_over.mean_over`. Sums are float64, in the order of the descendants'
-    keys.
-    """
+    """See `operators.mean_over.mean_over`. Sums are float64, in key order of the descendants."""
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
         """Nothing to load."""
@@ -46,9 +44,7 @@ class MeanOver:
 
 
 def _places(chunk: Chunk, below: Batch) -> np.ndarray:
-    """int64 [descendants]: the place in the chunk of the row that each belongs to. The chunk's keys
-    are sorted.
-    """
+    """int64 [descendants]: the index in the chunk (whose keys are sorted) of each one's row."""
     rows, keys = chunk.keys, below.keys
     width = int(max(rows.sample.max(initial=0), keys.sample.max(initial=0))) + 1
     return np.searchsorted(rows.position * width + rows.sample, keys.position * width + keys.sample)

@@ -26,9 +26,7 @@ METRIC = "prompt/overlong"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """Room for prompts. most: tokens of one, None where nothing bounds it; why: the words for that
-    bound.
-    """
+    """Room for prompts. most: tokens of one, None for no limit; why: the limit in words."""
 
     node: str
     most: int | None
@@ -108,9 +106,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowRoom:
-    """Room for whole rows, prompt and completion. positions: tokens of one, None where nothing
-    bounds it.
-    """
+    """Room for whole rows, prompt and completion. positions: tokens of one, None for no limit."""
 
     node: str
     model: str
@@ -156,9 +152,7 @@ class RowRoom:
 
 
 def last_tokens(rows: Ragged, most: int) -> Ragged:
-    """Each row's last tokens: what stands next to the answer stays, as TRL's and verl's left
-    truncation keep it.
-    """
+    """Each row's last tokens, next to the answer: left truncation, as in TRL and verl."""
     lengths = np.minimum(rows.lengths, most)
     return _spans(rows, rows.offsets[1:] - lengths, lengths)
 
@@ -178,9 +172,7 @@ def _spans(rows: Ragged, starts: np.ndarray, lengths: np.ndarray) -> Ragged:
 def require_positions(
     node: str, model: str, positions: int | None, keys: Keys, prompts: Ragged, completions: Ragged
 ) -> None:
-    """Raise DataError for a row that is longer than a Model's positions: nothing is computed or
-    trained beyond them.
-    """
+    """Raise DataError for a row longer than a Model's positions; nothing is computed then."""
     if positions is None or not len(keys):
         return
     lengths = prompts.lengths + completions.lengths

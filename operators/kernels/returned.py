@@ -97,9 +97,7 @@ def _sorting(keys: Keys) -> np.ndarray:
 
 
 def _difference(made: Keys, keys: Keys) -> str:
-    """What is wrong with the rows that were returned: their number, one twice, or one that was not
-    given.
-    """
+    """What is wrong with the returned rows: their number, a duplicate, or one not given."""
     if len(made) != len(keys):
         return f"it returned {len(made)} rows for {len(keys)}. {LIKE}"
     given, found = set(keys.rows()), made.rows()

@@ -1,9 +1,8 @@
 """Rewards by the user's functions: the kernel of `reward`.
 
-Owns: which columns each function is given, the weighted sum over the functions that apply, and what
-a failure leads to: which row it was, and whether the run stops or the row is given up. Does not
-own: the declaration (operators/reward.py), the processes (scoring_process.py), the call itself
-(scoring_child.py).
+Owns: the columns that each function gets, the weighted sum over the functions that apply, and what
+a failure leads to: finding its row, and stopping the run or dropping the row. Does not own: the
+declaration (operators/reward.py), the processes (scoring_process.py), the call (scoring_child.py).
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 _COLUMN_OF = {"prompts": "prompt", "completions": "completion"}
 _ENGINES = frozenset(Episode.columns) | {"prompt"}
-"""Columns that are not the dataset's: only a function that names one of them is given it."""
+"""Columns that are not the dataset's: a function gets one only if it names it."""
 
 _FIXES: dict[FaultKind | Literal["nothing"], str] = {
     "raised": "correct the function",
@@ -52,13 +51,12 @@ _FIXES: dict[FaultKind | Literal["nothing"], str] = {
     "nothing": "a function that applies to every row",
 }
 _ROWS_ALONE = frozenset({"raised", "timeout", "answer", "died", "nothing"})
-"""Faults for which on_error="drop_group" is advised: the function may be right for all other rows.
-"""
+"""Faults for which on_error="drop_group" is advised: other rows may be fine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Function:
-    """One of the user's functions as the kernel sees it."""
+    """One of the user's functions."""
 
     name: str
     asked: Wants
@@ -77,9 +75,7 @@ class HostReward:
         self._scorers: Scorers | None = None
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
-        """Start the children. Raises KernelError where a function cannot be shipped, GraphError
-        where it cannot fit.
-        """
+        """Start the children. Raises KernelError (cannot be shipped) or GraphError (cannot fit)."""
         fns = tuple(node.params["fns"])
         weights = node.params.get("weights") or (1.0,) * len(fns)
         self._node, self._session = node.name, session
@@ -94,8 +90,7 @@ class HostReward:
         self._scorers = InProcess(fns) if node.inproc else Children(names, fns, self._timeout)
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
-        """One batch with `reward` and, nullable, `reward/<function>`; rows given up are missing and
-        tombstoned.
+        """One batch with `reward` and, nullable, `reward/<function>`; dropped rows are tombstoned.
 
         Raises KernelError naming function and rows where a call fails and on_error is `stop`.
         """
@@ -134,9 +129,7 @@ class HostReward:
         values: np.ndarray,
         lost: np.ndarray,
     ) -> None:
-        """After a fault: call again on the smallest units in a fresh process, to find the rows that
-        it comes from.
-        """
+        """After a fault: call again on the smallest units, in a fresh process, to find its rows."""
         units = _units(chunk.keys, self._by_group)
         if len(units) == 1:
             self._give_up(i, fault, units[0], records, chunk, lost)
@@ -159,8 +152,8 @@ class HostReward:
             self._message(i, fault, slice(0, len(chunk.keys)), records, chunk),
         )
         if fault.kind in ("type", "length", "value", "metric"):
-            # It answers wrongly only for rows together: which rows share a chunk is chance, so no
-            # answer of it holds.
+            # It is wrong only for rows together, and which rows share a chunk is chance: no answer
+            # can be trusted.
             raise KernelError(self._message(i, fault, slice(0, len(chunk.keys)), records, chunk))
 
     def _accept(self, i: int, outcome: ScoringOutcome, values: np.ndarray, unit: slice) -> None:
@@ -188,9 +181,7 @@ class HostReward:
             self._session.tombstone(key, message)
 
     def _none_applied(self, chunk: Chunk, values: np.ndarray, lost: np.ndarray) -> np.ndarray:
-        """bool [rows]: rows for which every function returned None; an error unless they may be
-        given up.
-        """
+        """bool [rows]: where every function returned None; an error unless rows are dropped."""
         nothing = np.isnan(values).all(axis=1) & ~lost
         for row in np.flatnonzero(nothing).tolist():
             message = (
@@ -228,21 +219,24 @@ class HostReward:
         )
 
     def _fix(self, kind: FaultKind | Literal["nothing"]) -> str:
-        goes_on = (
-            kind in _ROWS_ALONE and not self._drop
-        )  # where rows are dropped already, that is no advice
-        return _FIXES[kind] + (
-            ', or on_error="drop_group" to go on without such rows' if goes_on else ""
-        )
+        if self._drop or kind not in _ROWS_ALONE:
+            return _FIXES[kind]
+        return _FIXES[kind] + ', or on_error="drop_group" to go on without such rows'
 
 
 def columns_for(function: Function, rows: Batch) -> pa.RecordBatch:
-    """What one function is sent: completions, and of the other columns those that its signature
-    takes.
+    """What one function is sent: completions, and the other columns that its signature takes.
 
-    Raises KernelError where a column that it cannot do without is not there.
+    Raises KernelError if a required column is missing.
     """
-    there = rows.names
+    _require_columns(function, rows.names)
+    taken = [n for n in rows.names if n == "completion" or _is_taken(n, function.asked)]
+    records = rows.records.select(taken)
+    chat = "prompt" in rows.names and is_conversational(rows.records.schema.field("prompt").type)
+    return records.replace_schema_metadata({CONVERSATIONAL: b"1"} if chat else None)
+
+
+def _require_columns(function: Function, there: Sequence[str]) -> None:
     for keyword in function.asked.required - {"log_metric", "log_extra"}:
         if _COLUMN_OF.get(keyword, keyword) not in there:
             data = ", ".join(n for n in there if n not in _ENGINES) or "no other columns"
@@ -250,10 +244,6 @@ def columns_for(function: Function, rows: Batch) -> pa.RecordBatch:
                 f"reward {function.name!r}: wants {keyword!r}, data has: {data}. "
                 f"Fix: a column {keyword!r} in the data, or a default for this parameter."
             )
-    names = [name for name in there if name == "completion" or _is_taken(name, function.asked)]
-    records = rows.records.select(names)
-    chat = "prompt" in there and is_conversational(rows.records.schema.field("prompt").type)
-    return records.replace_schema_metadata({CONVERSATIONAL: b"1"} if chat else None)
 
 
 def _is_taken(column: str, asked: Wants) -> bool:
@@ -264,9 +254,7 @@ def _is_taken(column: str, asked: Wants) -> bool:
 
 
 def _units(keys: Keys, by_group: bool) -> list[slice]:
-    """The smallest runs of rows that a function may be called on: rows, or the rows of one
-    prompt.
-    """
+    """The smallest runs of rows that a function may be called on: rows, or one prompt's rows."""
     if not by_group:
         return [slice(row, row + 1) for row in range(len(keys))]
     edges = np.flatnonzero(np.diff(keys.position)) + 1
@@ -275,9 +263,7 @@ def _units(keys: Keys, by_group: bool) -> list[slice]:
 
 
 def _shown(chunk: Chunk, unit: slice) -> str:
-    """`row 7/3, step 2` or `rows 4/0 to 7/3, step 2`: position/sample of the first and the last
-    row.
-    """
+    """`row 7/3, step 2` or `rows 4/0 to 7/3, step 2`: position/sample of the first and last row."""
     keys = chunk.keys
     ends = [f"{keys.position[row]}/{keys.sample[row]}" for row in (unit.start, unit.stop - 1)]
     step = f", step {chunk.step}" if chunk.step else ""

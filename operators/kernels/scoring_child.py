@@ -1,10 +1,9 @@
 """The inside of a reward process: one user's function, called chunk after chunk.
 
-Owns: turning columns into the keywords of TRL's signature, calling, judging what comes back, and
-the child's loop and end. Does not own: the form of frames (scoring_frames.py), the parent's end
-(scoring_parent.py), what the function starts (scoring_keeper.py), what a fault leads to
-(scoring.py). Imports no torch: that is left to the user's function. Also runs in the kernel's own
-process, for breakpoints (inproc).
+Owns: columns as keywords of TRL's signature, the call, checks of what it returns, the child's loop
+and end. Does not own: frames (scoring_frames.py), the parent's end (scoring_parent.py), processes
+that the function starts (scoring_keeper.py), what a fault leads to (scoring.py). Imports no torch.
+Also runs in the kernel's own process, for breakpoints (inproc).
 """
 
 from __future__ import annotations
@@ -48,9 +47,7 @@ CONVERSATIONAL = b"conversational"
 """Schema metadata: prompts are message lists, so completions are to be as well."""
 
 STACK_SIGNAL = signal.SIGRTMIN + 5 if sys.platform == "linux" else signal.SIGUSR2
-"""Makes a reward process print the stack of its main thread, even where that holds the
-interpreter's lock.
-"""
+"""Makes a reward process print its main thread's stack, even if that holds the GIL."""
 _TEXT, _DETAIL = 300, 20_000
 """Characters of an exception's text, and of its traceback."""
 _CUT_OFF = 1
@@ -58,10 +55,9 @@ _CUT_OFF = 1
 
 
 class Caught:
-    """Keeps what the user's code raises as a Fault, exits included: a function is not what ends a
-    run.
+    """Keeps what the user's code raises as a fault, exits included: no function ends a run.
 
-    interrupts: KeyboardInterrupt, too, where nobody's Ctrl-C can be the cause.
+    interrupts: KeyboardInterrupt too, where no Ctrl-C can be the cause.
     """
 
     def __init__(self, *, interrupts: bool = False) -> None:
@@ -86,9 +82,7 @@ class Caught:
 
 
 def _detail(error: BaseException, trace: TracebackType) -> str:
-    """The traceback; where the error's text alone is longer than it may be, without what led to
-    it.
-    """
+    """The traceback; only the error's text where that alone is too long."""
     lines = traceback.format_tb(trace)
     if len(_text(error)) <= _DETAIL:
         lines = traceback.format_exception(type(error), error, trace)
@@ -103,9 +97,7 @@ def _text(error: BaseException) -> str:
 
 
 def said(error: BaseException) -> str:
-    """`ValueError: boom`: the class, and of what the error says the first line that says
-    something.
-    """
+    """`ValueError: boom`: the class and the first line of the error's text that is not blank."""
     first = next((line.strip() for line in _text(error)[:_DETAIL].split("\n") if line.strip()), "")
     name = type(error).__qualname__.rpartition(".")[2]
     return printable(bounded(f"{name}: {first}" if first else name, _TEXT))
@@ -143,13 +135,10 @@ class Scorer:
         self._interrupts = interrupts
         self._runner: asyncio.Runner | None = None
         self._thread: ThreadPoolExecutor | None = None
-        """For async functions where this thread has a loop that runs already, as a notebook's has.
-        """
+        """For async functions where this thread runs a loop already, as in a notebook."""
 
     def score(self, records: pa.RecordBatch) -> ScoringOutcome:
-        """One call on these rows: `completion`, and of prompt, completion_ids and dataset columns
-        what there is.
-        """
+        """One call on these rows: `completion`, and other columns as far as present."""
         metrics = Metrics()
         keywords = {
             name: value for name, value in as_keywords(records).items() if self._wants.takes(name)
@@ -220,40 +209,36 @@ def _as_list(name: str, column: pa.Array) -> list[Any]:
 
 
 def judged(made: Any, rows: int, metrics: list[tuple[str, float]]) -> ScoringOutcome:
-    """What a function returned, as an outcome: a fault unless it is one finite number, or None, for
-    each row.
-    """
-    if (
-        isinstance(made, str | bytes | dict)
-        or not hasattr(made, "__len__")
-        or not hasattr(made, "__getitem__")
-    ):
-        return _faulty(
-            "type",
-            f"returned {type(made).__name__}, expected a list with a number for each completion",
-        )
+    """An outcome of what a function returned: a fault unless one finite number or None a row."""
+    kind = type(made).__name__
+    if not _is_list(made):
+        what = f"returned {kind}, expected a list with a number for each completion"
+        return _faulty("type", what)
     if len(getattr(made, "shape", (0,))) != 1:
-        return _faulty(
-            "type", f"returned an array of shape {tuple(made.shape)}, expected ({rows},)"
-        )
+        what = f"returned an array of shape {tuple(made.shape)}, expected ({rows},)"
+        return _faulty("type", what)
     if len(made) != rows:
         return _faulty("length", f"returned {len(made)} values for {rows} completions")
     values = [
         None if value is None else _number(value) for value in itertools.islice(made, rows + 1)
     ]
     if len(values) != rows:
-        return _faulty(
-            "length",
-            f"returned {type(made).__name__} of length {rows} with another number of values",
-        )
+        what = f"returned {kind} of length {rows} with another number of values"
+        return _faulty("length", what)
     for index, value in enumerate(values):
         if isinstance(value, str):
             return _faulty("value", f"returned {value} as value {index} of {rows}")
     return ScoringOutcome(values=values, metrics=metrics)  # type: ignore[arg-type]
 
 
+def _is_list(made: Any) -> bool:
+    if isinstance(made, str | bytes | dict):
+        return False
+    return hasattr(made, "__len__") and hasattr(made, "__getitem__")
+
+
 def _number(value: Any) -> float | str:
-    """The value as a float, or how to show what is none."""
+    """The value as a float, or as text if it is not a reward."""
     if not hasattr(value, "__float__"):
         return shown(value)
     try:
@@ -277,13 +262,8 @@ def _users_part(trace: TracebackType) -> TracebackType:
     return users or trace
 
 
-# The process
-
-
 def main(descriptor: int) -> None:
-    """The child: take the function, then score chunks until the parent's end closes. Its keeper has
-    set it up.
-    """
+    """The child, set up by its keeper: take the function, score chunks until the parent closes."""
     left_to_the_run()
     complaints = os.dup(2)  # the function may do what it likes to the other
     faulthandler.enable(complaints)
@@ -313,9 +293,7 @@ def _serve(wire: CallSocket, scorer: Scorer) -> None:
 
 
 def _end_fork(wire: CallSocket, outcome: ScoringOutcome) -> None:
-    """This process came out of the function as a fork of it: one that returned is told of, which
-    makes it a fault.
-    """
+    """In a process that the function forked and that returned: report it, which is a fault."""
     if outcome.fault is None:
         wire.reply(outcome)
     sys.stderr.write(
@@ -325,9 +303,7 @@ def _end_fork(wire: CallSocket, outcome: ScoringOutcome) -> None:
 
 
 class CallSocket:
-    """The socket to the kernel's process; requests are numbered, and answers have the number of
-    theirs.
-    """
+    """The socket to the kernel's process; requests are numbered, and answers carry that number."""
 
     def __init__(self, descriptor: int) -> None:
         self._sock = socket.socket(fileno=descriptor)
@@ -344,17 +320,12 @@ class CallSocket:
         return self._receive(size)
 
     def reply(self, outcome: ScoringOutcome) -> None:
-        """Answer the last request. Ends the process where nobody hears it: the parent is gone, or
-        what it was to be said over was closed, or is now something else.
-        """
+        """Answer the last request; ends the process if the socket or the parent is gone."""
         payload = msgspec.msgpack.encode(outcome)
         if self._is_there():
-            with contextlib.suppress(
-                OSError
-            ):  # the parent has gone, or has hung up: nobody wants to know
-                self._sock.sendall(
-                    HEADER.pack(MARK, os.getpid(), self._number, len(payload)) + payload
-                )
+            header = HEADER.pack(MARK, os.getpid(), self._number, len(payload))
+            with contextlib.suppress(OSError):  # the parent has gone or hung up
+                self._sock.sendall(header + payload)
                 return
         else:
             with contextlib.suppress(OSError, ValueError):

@@ -1,10 +1,8 @@
-"""What goes between a reward process and the kernel: frames, what an answer may be, how text of the
-user's is shown.
+"""What a reward process sends to its kernel: frames, valid answers, safe display of user text.
 
-Owns: the form and the limits of frames, Outcome and Fault, and the judgement of what a process of
-the user's code sent: it shares memory with whatever the function did, so nothing of it is taken on
-trust, and nothing is unpickled. Does not own: sockets (scoring_parent.py, scoring_child.py), what a
-fault leads to (scoring.py).
+Owns: the form and limits of frames, ScoringOutcome and ScoringFault, and the checks on answers.
+The process runs the user's code, so no answer is trusted and nothing is unpickled. Does not own:
+sockets (scoring_parent.py, scoring_child.py), what a fault leads to (scoring.py).
 
     frame   4 bytes of mark, the sender's pid, the number of the call, bytes of payload; the payload
 """
@@ -34,9 +32,7 @@ FaultKind = Literal["raised", "type", "length", "value", "metric", "answer", "ti
 
 
 class ScoringFault(msgspec.Struct, frozen=True, kw_only=True):
-    """What went wrong in one call. detail: a traceback, a stack or what was printed last, where
-    there is one.
-    """
+    """What went wrong in one call. detail: a traceback, a stack or the last output, if any."""
 
     kind: FaultKind
     text: str
@@ -52,7 +48,7 @@ class ScoringOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Garbled(Exception):
-    """What came over a reward's socket is no answer of its process to this call; says why."""
+    """The bytes on a reward's socket are not its process's answer to this call; says why."""
 
 
 class Answers:
@@ -70,9 +66,7 @@ class Answers:
         return len(self._came)
 
     def take(self, pid: int, number: int) -> bytes | None:
-        """The answer of this process to this call once it is there. Raises Garbled for anything
-        else.
-        """
+        """The process's answer to this call, once it is there. Raises Garbled for anything else."""
         if not MARK.startswith(self._came[: len(MARK)]):
             raise Garbled(f"{shown(bytes(self._came[:40]))} came where its answer was expected")
         if len(self._came) < HEADER.size:
@@ -100,10 +94,7 @@ class Answers:
 
 
 def judged_answer(payload: bytes, rows: int) -> ScoringOutcome:
-    """The ScoringOutcome in an answer for so many rows. Raises Garbled where it is none, or none
-    that a
-    call can give.
-    """
+    """The outcome in an answer for so many rows. Raises Garbled if no call can give it."""
     try:
         outcome = msgspec.msgpack.decode(payload, type=ScoringOutcome)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -129,24 +120,24 @@ def is_reward(number: float) -> bool:
 
 
 def metric_problem(name: object, value: object, so_far: int = 0) -> str:
-    """Why this cannot be a metric of a function that has logged so many before it in this call;
-    empty if it can be.
-    """
-    if not isinstance(name, str):
-        return f"has a name of type {type(name).__name__}, not str"
-    if not name or len(name) > _NAME or not name.isprintable() or name != name.strip():
-        return f"has the name {shown(name)}, not 1 to {_NAME} characters that can be printed"
-    if name in _OWN:
-        return f"has the name {name!r}, which every reward has already"
+    """Why this cannot be a metric after `so_far` others in this call; empty if it can."""
+    if problem := _name_problem(name):
+        return problem
     if isinstance(value, str) or not hasattr(value, "__float__"):
         return f"{name!r} has the value {shown(value)}, not a number"
     if not math.isfinite(float(value)):  # type: ignore[arg-type]
         return f"{name!r} has the value {float(value)!r}, not a finite number"  # type: ignore[arg-type]
-    return (
-        f"{name!r} is number {so_far + 1} of one call, and {_METRICS} are the most"
-        if so_far >= _METRICS
-        else ""
-    )
+    if so_far >= _METRICS:
+        return f"{name!r} is number {so_far + 1} of one call, and {_METRICS} are the most"
+    return ""
+
+
+def _name_problem(name: object) -> str:
+    if not isinstance(name, str):
+        return f"has a name of type {type(name).__name__}, not str"
+    if not name or len(name) > _NAME or not name.isprintable() or name != name.strip():
+        return f"has the name {shown(name)}, not 1 to {_NAME} characters that can be printed"
+    return f"has the name {name!r}, which every reward has already" if name in _OWN else ""
 
 
 def shown(value: object, most: int = 60) -> str:
@@ -159,9 +150,7 @@ def shown(value: object, most: int = 60) -> str:
 
 
 def bounded(text: str, most: int) -> str:
-    """The text, or its beginning and its end with how many characters were left out between
-    them.
-    """
+    """The text; a long one as its beginning and end around the number of characters left out."""
     if len(text) <= most:
         return text
     half = most // 2

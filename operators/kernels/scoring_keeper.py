@@ -1,9 +1,9 @@
 """The process between the kernel and a user's function: nothing that the function starts outlives
 it.
 
-    waits for                                      unblocked by
-    the function's end                             the kernel (SIGCHLD)
-    the end of the socket to the kernel's process  that process, whatever ended it; the death signal where it forked
+    waits for                           unblocked by
+    the function's end                  the operating system (SIGCHLD)
+    the end of the kernel's socket      the kernel's process, or the death signal where it forked
 
 Owns: starting the function's process, and ending everything below it. Descendants that went into
 sessions of their own come back to it, since it is their subreaper (Linux; elsewhere only the
@@ -29,14 +29,10 @@ from pathlib import Path
 
 _SUBREAPER, _DEATH_SIGNAL = 36, 1
 _ORPHANED = signal.SIGUSR1
-"""Comes when the kernel's process ends. Signals that ask a whole run to stop mean nothing here: the
-run decides.
-"""
+"""Sent when the kernel's process ends. Signals that stop a whole run are ignored here."""
 _HEARD = (signal.SIGCHLD, _ORPHANED, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _SECONDS = 5.0
-"""In which everything that is killed has ended, unless it cannot be killed (another user's, or
-waiting for a disk).
-"""
+"""For killed processes to end, unless they cannot (another user's, or waiting for a disk)."""
 _ROUND = 0.05
 
 
@@ -75,18 +71,14 @@ def main(answers: int, life: int, parent: int) -> None:
 
 
 def die_with(parent: int) -> None:
-    """On Linux: SIGKILL for this process when its parent ends, even in the middle of a call that
-    never returns.
-    """
+    """On Linux: SIGKILL for this process when its parent ends, even in an endless call."""
     _prctl(_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
 class Keeper:
-    """Waits for the end of the function's process or of the kernel's, and then ends whatever is
-    left.
-    """
+    """Wait for the function's process or the kernel's to end, then kill whatever is left."""
 
     def __init__(self, pid: int, to_parent: socket.socket, parent: int) -> None:
         self._pid = pid
@@ -163,9 +155,7 @@ def descendants(of: int) -> list[int]:
 
 
 def sweep(mark: str) -> None:
-    """Kill every process whose environment has this mark: what is left where a keeper itself was
-    killed.
-    """
+    """Kill every process with this mark in its environment, as after a keeper was killed."""
     wanted = mark.encode()
     for _ in range(int(_SECONDS / _ROUND)):
         found = [pid for pid in _processes() if wanted in _environment(pid)]

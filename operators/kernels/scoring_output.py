@@ -26,9 +26,7 @@ _LAST = 20
 
 
 class Output:
-    """Of one function's process and all that it started: both its standard output and its standard
-    error.
-    """
+    """Standard output and error of one function's process and of all that it started."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -1,7 +1,7 @@
 """The parent's end of one reward process: start, ask, wait, kill.
 
-    waits for                                   unblocked by
-    an answer, room to send, what is printed    the function's process; its keeper, which tells of its end; a deadline
+    waits for                          unblocked by
+    an answer, room to send, output    the function's process; its end, by the keeper; a deadline
 
 Owns: a keeper and the function's process below it, the sockets to both, the pipe of what they
 print. Does not own: the child's inside (scoring_child.py), how everything below the keeper ends
@@ -58,9 +58,7 @@ _BOOTSTRAP = "from operators.kernels.scoring_keeper import main; main(*map(int, 
 
 
 def await_outcomes(children: Sequence[Child], deadline: float) -> None:
-    """Until each of them has an outcome of what it was asked; who has none at the deadline has
-    timed out.
-    """
+    """Wait until each has an outcome; one that has none at the deadline has timed out."""
     while waiting := [child for child in children if child.outcome is None]:
         poll, parts = select.poll(), {}
         for child in waiting:
@@ -314,9 +312,7 @@ class Child:
         self.outcome = _faulty("died", text, self._printed_last())
 
     def _await_code(self, seconds: float) -> bool:
-        """Until the keeper has told how the function's process ended, or is gone itself, which is
-        False.
-        """
+        """Wait until the keeper reports the end of the function's process; False if it is gone."""
         deadline = time.monotonic() + seconds
         if self.process is not None:
             self.process.send_signal(signal.SIGCONT)  # the function may have stopped it
@@ -332,9 +328,7 @@ class Child:
         return True
 
     def _stack(self) -> str:
-        """Where the function's main thread stands, asked of the process by a signal; empty where it
-        does not say.
-        """
+        """The stack of the function's main thread, asked for by a signal; empty if none comes."""
         if not self.pid:
             return ""
         self._hear_output()

@@ -64,14 +64,10 @@ class InProcess:
 
 
 class Children:
-    """Each function in a child process of its own. A child that failed a time limit, or died, is
-    replaced.
-    """
+    """Each function in its own child process; one that timed out or died is replaced."""
 
     def __init__(self, names: Sequence[str], fns: Sequence[RewardFn], timeout: float) -> None:
-        """Start all children at once. Raises KernelError where a function cannot be shipped or
-        loaded.
-        """
+        """Start all children at once. Raises KernelError if one cannot be shipped or loaded."""
         # The kernel kills a child when the *thread* that started it ends, so all are started by one
         # that stays.
         self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reward-processes")
@@ -85,9 +81,7 @@ class Children:
             undo.pop_all()
 
     def score(self, calls: Mapping[int, pa.RecordBatch]) -> dict[int, ScoringOutcome]:
-        """See Scorers. timeout seconds for all of them together, since they run at the same
-        time.
-        """
+        """See Scorers. The timeout in seconds is for all together, as they run at once."""
         asked = {index: self._children[index] for index in calls}
         self._start([child for child in asked.values() if not child.running])
         for index, child in asked.items():

@@ -29,9 +29,7 @@ def gather(
     device: torch.device,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """`values[index]` as a tensor of its own on the device; dtype as in the column where not
-    given.
-    """
+    """`values[index]` as a new tensor on the device; dtype: the column's where not given."""
     if isinstance(values, Tensor):
         return values[index].to(device=device, dtype=dtype, non_blocking=True)
     return torch.from_numpy(values[index]).to(device=device, dtype=dtype, non_blocking=True)
@@ -45,9 +43,7 @@ def index(values: np.ndarray, device: torch.device) -> Tensor:
 
 
 def aligned(batch: Batch, name: str, offsets: np.ndarray, where: str) -> Any:
-    """The flat values of a token column: NumPy, or a tensor where it is declared `device`. Raises
-    DataError where its rows are not those of `offsets`.
-    """
+    """The flat values of a token column, NumPy or tensor. Raises DataError for other offsets."""
     column = batch.tensor(name) if name in batch.device else batch.ragged(name)
     if not np.array_equal(column.offsets, offsets):
         row = (
@@ -72,9 +68,7 @@ def numbers(tensor: Tensor) -> np.ndarray:
 def batch_of(
     keys: Keys, columns: Mapping[str, Tensor], offsets: np.ndarray | None, schema: type[Schema]
 ) -> Batch:
-    """A batch of float columns: [rows], or with offsets [tokens] as a list column on these
-    offsets.
-    """
+    """A batch of float columns: [rows], or with offsets [tokens] as list columns."""
     made = {name: numbers(tensor) for name, tensor in columns.items()}
     shaped = (
         made

@@ -47,9 +47,7 @@ class Tokenizer:
     eos_ids: frozenset[int]
 
     def encode(self, texts: Sequence[str], *, special: bool) -> list[list[int]]:
-        """Token ids of each text; special: with the tokens that the tokenizer puts around a
-        text.
-        """
+        """Token ids of each text; special: with the tokenizer's special tokens around it."""
         if not texts:
             return []
         made = self.inner(
@@ -87,9 +85,7 @@ class Tokenizer:
         )
 
     def render(self, conversations: Sequence[Sequence[Message]], *, generation: bool) -> list[str]:
-        """Conversations as text, by the tokenizer's chat template; generation: up to where the
-        assistant begins.
-        """
+        """Conversations by the chat template; generation: up to where the assistant begins."""
         if not self.inner.chat_template:
             raise DataError(
                 f"{self.base}: message lists need a chat template, and its tokenizer has none. "
@@ -109,16 +105,12 @@ class Tokenizer:
         return made  # type: ignore[return-value]
 
     def encode_pairs(self, prompts: Sequence[str], completions: Sequence[str]) -> Pairs:
-        """Prompts as encode_prompts does, completions without special tokens and ended by eos; the
-        mask is all 1.
-        """
+        """Prompts by encode_prompts; completions without special tokens, plus eos; mask all 1."""
         ids = [[*row, self.eos()] for row in self.encode(completions, special=False)]
         return _pairs(self.encode_prompts(prompts), ids, [[1] * len(row) for row in ids])
 
     def encode_texts(self, texts: Sequence[str]) -> Pairs:
-        """Plain texts: the first token (bos where the tokenizer has one) is the prompt, for nothing
-        predicts it.
-        """
+        """Plain texts: the first token (bos if there is one) is the prompt: nothing predicts it."""
         ids = [self._open_ended(row) for row in self.encode(texts, special=True)]
         answers = [[*row[1:], self.eos()] for row in ids]
         return _pairs(
@@ -177,9 +169,7 @@ class Tokenizer:
         return parts[0], ids[:end], mask[:end]
 
     def _stretches(self, turns: list[Message], first: int) -> list[tuple[str, bool]]:
-        """The rendered text cut where the assistant begins and ends, and whether the assistant
-        speaks in each part.
-        """
+        """The rendered text cut at the assistant's turns; whether each part is the assistant's."""
         parts: list[tuple[str, bool]] = []
         done = ""
         for index in range(first, len(turns)):
@@ -205,17 +195,13 @@ class Tokenizer:
         return text
 
     def _up_to_eos(self, ids: list[int]) -> int:
-        """How many tokens there are up to the last eos, itself included; all where there is
-        none.
-        """
+        """How many tokens there are up to and with the last eos; all if there is none."""
         ends = [i for i, token in enumerate(ids) if token in self.eos_ids]
         return ends[-1] + 1 if ends else len(ids)
 
 
 def load_tokenizer(base: str) -> Tokenizer:
-    """The tokenizer of a Hugging Face directory (or hub name). Raises DataError where it is
-    none.
-    """
+    """The tokenizer of a Hugging Face directory or hub name. Raises DataError for anything else."""
     from transformers import AutoTokenizer
 
     try:

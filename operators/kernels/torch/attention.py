@@ -84,9 +84,7 @@ def _refuse(
     window: int | None,
     kwargs: Any,
 ) -> None:
-    """Raise KernelError for what would change the numbers and is not implemented, instead of
-    leaving it out.
-    """
+    """Raise KernelError for what would change the numbers and is not implemented."""
     found = [name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]
     if dropout:
         found.append(f"attention dropout {dropout}")
@@ -128,9 +126,7 @@ def forward(
 def hidden(
     module: nn.Module, ids: Tensor, positions: Tensor, attention_pass: AttentionPass
 ) -> Tensor:
-    """Last hidden states of the backbone on packed tokens: int64 [tokens] twice -> [tokens,
-    hidden].
-    """
+    """Last hidden states of packed tokens: int64 [tokens] twice -> [tokens, hidden]."""
     backbone: Any = module.base_model
     out = backbone(
         input_ids=ids.unsqueeze(0),

@@ -34,9 +34,7 @@ twice as long on CPU (256 rows, 2 key heads of 32, 6 keys: 327 us for scores and
 
 @dataclass(slots=True)
 class Level:
-    """Keys and values of one layer at one level: [holders, K, L, D] with room to grow in holders
-    and L.
-    """
+    """Keys and values of one layer and level: [holders, K, L, D]; holders and L can grow."""
 
     keys: Tensor
     values: Tensor
@@ -74,9 +72,7 @@ def _room(held: Tensor, holders: int, length: int) -> Tensor:
 
 @dataclass(slots=True)
 class Cache:
-    """All layers' levels. `prefix` is how many tokens all prompts share, `prompt` the longest
-    rest.
-    """
+    """All layers' levels. prefix: tokens that all prompts share; prompt: the longest rest."""
 
     prefix: int = 0
     prefixes: dict[int, Level] = field(default_factory=dict)
@@ -84,9 +80,7 @@ class Cache:
     own: dict[int, Level] = field(default_factory=dict)
 
     def level(self, which: dict[int, Level], layer: int, key: Tensor, value: Tensor) -> Level:
-        """A layer's level, made empty at its first use: [tokens, K, D] says heads, dim, dtype and
-        device.
-        """
+        """A layer's level, made empty at first use; key and value [tokens, K, D] give its form."""
         if layer not in which:
             which[layer] = Level(*(x.new_zeros(0, x.shape[1], 0, x.shape[2]) for x in (key, value)))
         return which[layer]
@@ -196,9 +190,7 @@ class Again:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
     ) -> Tensor:
-        """As AttentionPass says. Rows are padded to the right here; what the padding writes is
-        written over later.
-        """
+        """As AttentionPass says. Rows are right-padded; later tokens overwrite padding keys."""
         q, k, v = (self._padded(x) for x in (query, key, value))
         own = self.cache.level(self.cache.own, layer, key, value)
         own.reserve(self.first + self.rows, self.width)

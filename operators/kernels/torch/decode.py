@@ -28,9 +28,7 @@ from operators.kernels.torch.cache import Again, Cache, Common, Decode, Prefill
 from operators.kernels.torch.sampling import DrawnTokens, Sampling, sample
 
 LEAST_PREFIX = 8
-"""Tokens that all prompts must share before they are kept apart: a level costs some small products
-a step.
-"""
+"""Least number of shared tokens for a prefix level, which costs some small products a step."""
 
 SHARE = 3_000_000
 """Multiplications of one matrix product that pay for one thread. A thread that joins costs a
@@ -223,9 +221,7 @@ class Decoder:
 
     @torch.inference_mode()
     def _admit(self, count: int) -> np.ndarray:
-        """Prefill the prompts of the next rows, write each row's first token; returns the rows that
-        ended with it.
-        """
+        """Prefill the next rows' prompts, write first tokens; returns the rows that ended there."""
         first, n = self._waiting, self.task.n
         rows = np.arange(first, first + count)
         begun = -(-first // n)  # prompts before this one are in the cache already
@@ -242,9 +238,7 @@ class Decoder:
         return self._drop(np.concatenate([before, ended]))
 
     def _prefill(self, prompts: np.ndarray) -> Tensor:
-        """Logits behind each of some prompts [prompts, vocabulary]; their keys go to the end of the
-        groups.
-        """
+        """Logits [prompts, vocabulary] after some prompts; their keys go behind the groups."""
         cache, ids, prefix = self._cache, self.task.prompts, self._cache.prefix
         if prefix and not cache.prefixes:
             shared = torch.from_numpy(ids[0][:prefix].astype(np.int64)).to(self.device)
@@ -377,9 +371,7 @@ class Decoder:
 
 
 def common_prefix(prompts: Ragged) -> int:
-    """How many tokens all prompts begin with, each keeping one of its own; 0 where that is too few
-    to matter.
-    """
+    """How many tokens all prompts share, each keeping one of its own; 0 if too few to matter."""
     least = int(prompts.lengths.min()) - 1
     if len(prompts) < 2 or least < LEAST_PREFIX:
         return 0
@@ -397,9 +389,7 @@ def _mean_weight(module: PreTrainedModel) -> int:
 
 @contextmanager
 def _threads(count: int, usual: int) -> Iterator[None]:
-    """Compute with `count` threads, then with `usual` again. It depends on rows and weights alone,
-    as bits have to.
-    """
+    """Compute with `count` threads, then `usual`; the count depends on rows and weights only."""
     torch.set_num_threads(count)
     try:
         yield
@@ -408,9 +398,7 @@ def _threads(count: int, usual: int) -> Iterator[None]:
 
 
 def _budgeted(prompts: np.ndarray, lengths: np.ndarray, budget: int) -> list[np.ndarray]:
-    """Prompts in order, cut so that each part, padded to its longest, stays in the budget; at least
-    one a part.
-    """
+    """Prompts in order, in parts whose padded size fits the budget; at least one a part."""
     cuts, begin, longest = [], 0, 0
     for index, length in enumerate(lengths.tolist()):
         longest = max(longest, length)
@@ -421,9 +409,7 @@ def _budgeted(prompts: np.ndarray, lengths: np.ndarray, budget: int) -> list[np.
 
 
 def _moves(alive: np.ndarray) -> tuple[int, np.ndarray, np.ndarray]:
-    """How many are alive, and which to move where so that they stand first: those behind fill the
-    holes before.
-    """
+    """How many are alive, and the moves that fill the holes before with those behind."""
     kept = int(alive.sum())
     return kept, kept + np.flatnonzero(alive[kept:]), np.flatnonzero(~alive[:kept])
 

@@ -37,9 +37,7 @@ from operators.kernels.torch.probe import probed, vocabulary_of
 
 
 class _Forward(Sleeper, Probeable):
-    """What the three have in common: loading, packing, and putting results back in the order of the
-    rows.
-    """
+    """What the three kernels share: loading, packing, and restoring the order of the rows."""
 
     schema: ClassVar[type[Schema]]
     column: ClassVar[str]
@@ -56,16 +54,12 @@ class _Forward(Sleeper, Probeable):
         self.version = 0
 
     def load(self, pieces: Iterable[Piece], version: int, rate: float = 1.0) -> None:
-        """Take these weights, or move towards them; none at all means that the module is shared and
-        has them.
-        """
+        """Take these weights, or move towards them; none if the module is shared and has them."""
         load_pieces(self._module, pieces, rate)
         self.version = version
 
     def save(self, directory: Path) -> None:
-        """Write the Model as a Hugging Face directory (a follower's weights are in no train
-        kernel).
-        """
+        """Write the Model as a Hugging Face directory (a follower's weights are only here)."""
         save_model(self._module, directory)
 
     def restore(self, directory: Path) -> None:
@@ -73,9 +67,7 @@ class _Forward(Sleeper, Probeable):
         restore_model(self._module, self._model, directory)
 
     def sleep(self) -> None:
-        """Give the device back between two chunks; a module that several kernels share rests
-        once.
-        """
+        """Free the device between two chunks; a module that several kernels share rests once."""
         rest(self._module)
 
     def wake(self) -> None:

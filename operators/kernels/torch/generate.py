@@ -72,9 +72,7 @@ class TorchGenerate(Interruptible, Sleeper, Probeable):
     """
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
-        """Load tokenizer and module. Raises KernelError or DataError for a base without one of
-        them.
-        """
+        """Load tokenizer and module. Raises KernelError or DataError if the base lacks one."""
         self._node, self._layout, self._session = node, layout, session
         self._model: Model = node.models["policy"]
         model, given = self._model, node.params
@@ -103,16 +101,12 @@ class TorchGenerate(Interruptible, Sleeper, Probeable):
         self._room = Room.of(node, model.name, positions(model.base))
 
     def load(self, pieces: Iterable[Piece], version: int, rate: float = 1.0) -> None:
-        """Take these weights in place, or move towards them; none where the module is shared and
-        already has them.
-        """
+        """Take these weights, or move towards them; none if the module is shared and has them."""
         load_pieces(self._module, pieces, rate)
         self._version = version
 
     def save(self, directory: Path) -> None:
-        """Write the Model as a Hugging Face directory (a follower's weights are in no train
-        kernel).
-        """
+        """Write the Model as a Hugging Face directory (a follower's weights are only here)."""
         save_model(self._module, directory)
 
     def restore(self, directory: Path) -> None:
@@ -162,8 +156,8 @@ class TorchGenerate(Interruptible, Sleeper, Probeable):
         return not self._drains
 
     def interrupt(self) -> None:
-        """Let the chunk under way yield before its next decode step; from any thread. One that
-        comes between two chunks makes the next one begin with an empty batch.
+        """Let the current chunk yield before its next decode step; from any thread. Between two
+        chunks, it makes the next one begin with an empty batch.
         """
         self._asked.set()
 
@@ -175,8 +169,8 @@ class TorchGenerate(Interruptible, Sleeper, Probeable):
         return True
 
     def sleep(self) -> None:
-        """Give the device back between two chunks: the module rests in host memory (keys and values
-        live no longer than a chunk). A module that several kernels share rests once.
+        """Free the device between two chunks (keys and values do not outlive a chunk); a module
+        that several kernels share rests once.
         """
         rest(self._module)
 
@@ -292,8 +286,8 @@ class TorchGenerate(Interruptible, Sleeper, Probeable):
 def _whole_groups(
     finished: Iterator[np.ndarray], n: int, rows: int, least: int
 ) -> Iterator[np.ndarray]:
-    """Finished rows, sorted, as whole groups and at least so many at once; what is left comes at
-    the end. No rows at all are an interruption: what has finished leaves at once, be it nothing.
+    """Finished rows, sorted, as whole groups, at least `least` at once; the rest comes at the end.
+    An empty array is an interruption: what has finished is yielded at once, even if nothing has.
     """
     left = np.full(rows // n, n)
     ready: list[np.ndarray] = []

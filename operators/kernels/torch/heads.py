@@ -24,16 +24,12 @@ CHUNK = 1 << 26
 """Most logits that are held at once, gradient or not: 256 MB in float32."""
 
 _SHAPERS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
-"""Settings of architectures that change logits after the head; their logits come from the module's
-own forward.
-"""
+"""Settings that change logits after the head; such logits come from the module's forward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Predictions:
-    """Of the written tokens, float32 [tokens]. entropy is that of the distribution each was drawn
-    from.
-    """
+    """Of the written tokens, float32 [tokens]. entropy: of the distribution each was drawn from."""
 
     logprobs: Tensor
     entropy: Tensor | None
@@ -128,9 +124,7 @@ def _chunked(
 
 
 def values(module: nn.Module, packed: Packed, device: torch.device) -> Tensor:
-    """float32 [tokens]: the scalar head where each completion token is predicted, so before it is
-    written.
-    """
+    """float32 [tokens]: the scalar head before each completion token is written."""
     return _scalar(module, packed, packed.source, device)
 
 

@@ -73,9 +73,7 @@ def load_model(model: Model, device: str | torch.device | None = None) -> PreTra
 
 
 def _class_of(where: str, model: Model, config: Any) -> Any:
-    """The class of transformers that has the Model's head; refuses those that would not ask our
-    attention.
-    """
+    """The transformers class with the Model's head; refuses one that cannot use our attention."""
     auto: Any = {"lm": AutoModelForCausalLM, "scalar": AutoModelForTokenClassification}[model.head]
     kind = auto._model_mapping.get(type(config), None)
     if not getattr(kind, "_supports_attention_backend", False):
@@ -88,9 +86,7 @@ def _class_of(where: str, model: Model, config: Any) -> Any:
 
 
 def positions(base: str) -> int | None:
-    """The most tokens of a row for which a base was made; None where its config.json has no limit
-    of its own.
-    """
+    """The most tokens of a row that a base supports; None where its config.json has no limit."""
     found = cached_file(base, CONFIG)
     return None if found is None else positions_of(read_object(Path(found)))
 
@@ -101,9 +97,7 @@ def default_device() -> torch.device:
 
 
 def _config(where: str, base: str) -> Any:
-    """The base's configuration, after checks whose messages transformers would spread over a
-    page.
-    """
+    """The base's configuration, after checks on which transformers would print a page."""
     local = Path(base).expanduser()
     if local.is_file():
         raise KernelError(
@@ -128,9 +122,7 @@ def _config(where: str, base: str) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' report of new weights: `require_sound` says what matters of it, as an
-    error.
-    """
+    """Without transformers' report of new weights: `require_sound` raises what matters of it."""
     before = transformers_logging.get_verbosity()
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
@@ -184,9 +176,7 @@ def _rust_errors() -> Iterator[None]:
 
 
 def save_tokenizer(base: str, target: Path) -> None:
-    """The tokenizer of a base beside saved weights; of a directory its files as they are. Raises as
-    save_model does.
-    """
+    """Save a base's tokenizer, a directory's files as they are. Raises as save_model does."""
     local = Path(base).expanduser()
     if not local.is_dir():
         with writing("the tokenizer", target):
@@ -213,9 +203,7 @@ def restore_model(module: nn.Module, model: Model, directory: Path | str) -> Non
 
 
 def pieces(module: nn.Module) -> Iterator[Piece]:
-    """Every weight once, by name; tied weights under the first of their names. The tensors are the
-    module's own.
-    """
+    """Every weight once (tied ones by their first name), as the module's own tensors."""
     for name, parameter in module.named_parameters():
         yield Piece(name, parameter.detach())
     for name, buffer in _kept_buffers(module):

@@ -23,9 +23,7 @@ from operators.optimizers import AdamW
 
 
 class _Remembering:
-    """What torch writes into: it keeps the system's first error, of which torch makes one without
-    its number.
-    """
+    """The file that torch writes into; keeps the first OSError, whose number torch loses."""
 
     def __init__(self, file: io.FileIO) -> None:
         self._file = file
@@ -93,9 +91,7 @@ class Optimizer:
         self._masters = [self._master(p) for p in self._weights]
         pairs = list(zip(self._weights, self._masters, strict=True))
         self._apart = [(p, m) for p, m in pairs if m is not p]
-        """Masters that have gradients of their own; of float32 weights they share the weight's
-        memory.
-        """
+        """Masters with their own gradients; those of float32 weights share the weight's memory."""
         self._copied = [(p, m) for p, m in pairs if p.dtype != torch.float32]
         self._clip = clip_norm
         self._adam = torch.optim.AdamW(
@@ -167,9 +163,7 @@ class Optimizer:
         return {"names": self._names, "adam": adam, "copies": copies, "step": step}
 
     def _gathered(self, weight: nn.Parameter, value: Tensor) -> Tensor:
-        """A tensor that is not split as it is; a split one whole, and on the host, which has room
-        for all of them.
-        """
+        """A tensor as it is; a split one gathered on the host, which has room for all."""
         found = whole(value) if self._slices is None else self._slices.gathered(weight, value)
         return found if found is value else found.cpu()
 

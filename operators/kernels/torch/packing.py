@@ -87,9 +87,7 @@ def _spans(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def _matrix(prompts: Ragged, completions: Ragged, rows: np.ndarray, fed: np.ndarray) -> np.ndarray:
-    """int32 [rows, longest]: each row's fed tokens plus 1, then zeros, which sort before every
-    token.
-    """
+    """int32 [rows, longest]: each row's fed tokens plus 1, then zeros, which sort first."""
     matrix = np.zeros((len(rows), int(fed.max(initial=0))), dtype=np.int32)
     sizes = prompts.lengths[rows]
     for ragged, first, lengths in (
@@ -143,9 +141,7 @@ def _common(ordered: np.ndarray) -> np.ndarray:
 
 
 def _ends(common: np.ndarray, start: np.ndarray, total: int, depth: np.ndarray) -> np.ndarray:
-    """int64 [rows, depth]: where the next row begins that does not go through a row's token at that
-    depth.
-    """
+    """int64 [rows, depth]: the next row that does not go through a row's token at that depth."""
     leaves = np.where(common[1:, None] <= depth, start[1:, None], total)
     later = np.full((len(common), len(depth)), total, dtype=np.int64)
     later[:-1] = np.minimum.accumulate(leaves[::-1], axis=0)[::-1]
@@ -153,9 +149,7 @@ def _ends(common: np.ndarray, start: np.ndarray, total: int, depth: np.ndarray) 
 
 
 def prompt_groups(position: np.ndarray, prompts: Ragged) -> np.ndarray:
-    """int64 [rows]: a number for each (position, prompt), counted in the order of first
-    appearance.
-    """
+    """int64 [rows]: a number for each (position, prompt), in the order of first appearance."""
     seen: dict[tuple[int, bytes], int] = {}
     keys = [(p, prompts[i].tobytes()) for i, p in enumerate(position.tolist())]
     return np.array([seen.setdefault(key, len(seen)) for key in keys], dtype=np.int64)
@@ -207,9 +201,7 @@ def _pieces(
 
 
 def first_fit_decreasing(sizes: Sequence[int], capacity: int) -> list[list[int]]:
-    """Indices of `sizes` in bins of at most `capacity` each; what is larger gets a bin of its
-    own.
-    """
+    """Indices of `sizes` in bins of at most `capacity`; a larger one gets a bin of its own."""
     bins: list[list[int]] = []
     filled: list[int] = []
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):

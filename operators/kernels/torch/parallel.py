@@ -75,9 +75,7 @@ class Ranks:
 
     @property
     def counts(self) -> bool:
-        """Whether what this rank's rows add counts: that of the others with the same rows is the
-        same.
-        """
+        """Whether this rank's rows count: other ranks with the same rows count the same."""
         return self.rank % self.tensor == 0
 
     def whole(self, mine: np.ndarray, numbers: np.ndarray, rows: int) -> np.ndarray:
@@ -106,9 +104,7 @@ class Ranks:
         return Turns(self, parts, idle)
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Replace each gradient by its sum over ranks with other rows; one that no rank has stays
-        None.
-        """
+        """Replace each gradient by its sum over ranks with other rows; None where none has one."""
         if self.world == self.tensor:
             return
         bounds = np.cumsum([0, *(p.numel() for p in parameters)]) // BUCKET
@@ -145,9 +141,7 @@ class Ranks:
         return dict(zip(names, self._sum(mine).tolist(), strict=True)) if names else {}
 
     def agree(self, error: BaseException | None) -> None:
-        """Where a rank has an error, raise KernelError with the first such rank's text on those
-        that have none.
-        """
+        """Raise the first failing rank's text as KernelError on ranks without an error."""
         first = int(
             self._reduce(
                 torch.tensor([self.world if error is None else self.rank]), dist.ReduceOp.MIN
@@ -232,8 +226,8 @@ class Turns(Generic[T]):
             self._inside = False
 
     def through(self, said: Tensor) -> None:
-        """The loss failed between forward and backward; with split weights other ranks may be in
-        that backward, so do it, for nothing. said: what the model said.
+        """After a loss failed: a backward for nothing, where other ranks of split weights may be in
+        it. said: what the model said.
         """
         if self._collective:
             (0.0 * said.sum()).backward()
@@ -268,9 +262,7 @@ class Sharded(nn.Module):
         self.module = module
 
     def forward(self, call: Callable[[], T]) -> T:
-        """The result of `call`, which has to be made of tensors and tuples, so that its backward is
-        seen.
-        """
+        """The result of `call`: tensors and tuples only, so that its backward is seen."""
         return call()
 
     @torch.no_grad()
@@ -304,16 +296,12 @@ def split(module: nn.Module, session: Session, device: torch.device) -> Sharded:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor that may be split, gathered: every rank has to call. One that is not is given back
-    as it is.
-    """
+    """A split tensor, gathered: every rank has to call. Any other is returned as it is."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def like(target: Tensor, tensor: Tensor) -> Tensor:
-    """This rank's part of a whole tensor, where the target is split; each rank has the tensor, so
-    nothing is sent.
-    """
+    """This rank's part of a whole tensor if the target is split; nothing is sent."""
     if not isinstance(target, DTensor):
         return tensor
     moved = tensor.to(device=target.device)
@@ -321,8 +309,8 @@ def like(target: Tensor, tensor: Tensor) -> Tensor:
 
 
 def collected(ranks: Ranks, pieces: Iterable[Piece]) -> Iterable[Piece]:
-    """Whole pieces on the first rank, one at a time; the others take part at once, and have none.
-    Tensor ranks with other rows than the first are not needed.
+    """Whole pieces on the first rank, one at a time; the others gather at once and yield none. Only
+    tensor ranks with the first one's rows take part.
     """
     if ranks.rank >= ranks.tensor > 1:
         return ()

@@ -172,9 +172,7 @@ class MetricSums:
     def means(
         self, add_up: Callable[[Mapping[str, float]], Mapping[str, float]] = dict
     ) -> dict[str, float]:
-        """What is to be shown; a mean over nothing is left out. add_up: sums over ranks, by
-        name.
-        """
+        """Metrics to report, without means over nothing. add_up: sums over ranks, by name."""
         totals = add_up({name: float(total) for name, total in self.sums.items()})
         counts = add_up({name: float(count) for name, count in self.counts.items()})
         return {

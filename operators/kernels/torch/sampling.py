@@ -21,9 +21,7 @@ BLOCK = 1 << 23
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How tokens are chosen. temperature 0 is greedy; top_k 0 and top_p 1 leave the distribution
-    whole.
-    """
+    """How tokens are chosen: temperature 0 is greedy; top_k 0 and top_p 1 truncate nothing."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -38,16 +36,14 @@ class Sampling:
 
     @property
     def truncates(self) -> bool:
-        """Whether it draws from a part of the distribution, so that the mass of that part goes on
-        record.
-        """
+        """Whether it draws from a part of the distribution, whose mass is recorded then."""
         return truncates(self.temperature, self.top_p, self.top_k)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DrawnTokens:
-    """Of each row: its token int64, log-probability float32, and where the sampler truncates the
-    mass float32, the log of the probability that top-k and top-p kept.
+    """Each row's token int64 and log-probability float32; where the sampler truncates, mass
+    float32: the log of the probability that top-k and top-p kept.
     """
 
     tokens: Tensor
@@ -64,16 +60,7 @@ def sample(logits: Tensor, draws: Tensor, how: Sampling) -> DrawnTokens:
     own logits and draw alone.
     """
     if logits.shape[0] * logits.shape[1] > BLOCK and logits.shape[0] > 1:
-        size = max(1, BLOCK // logits.shape[1])
-        parts = [
-            sample(x, u, how) for x, u in zip(logits.split(size), draws.split(size), strict=True)
-        ]
-        masses = [p.mass for p in parts if p.mass is not None]
-        return DrawnTokens(
-            tokens=torch.cat([p.tokens for p in parts]),
-            logprobs=torch.cat([p.logprobs for p in parts]),
-            mass=torch.cat(masses) if masses else None,
-        )
+        return _in_blocks(logits, draws, how)
     scores = logits.float()
     if how.temperature not in (0.0, 1.0):
         scores = scores / how.temperature
@@ -88,6 +75,18 @@ def sample(logits: Tensor, draws: Tensor, how: Sampling) -> DrawnTokens:
             mass = sums[:, -1].clamp(max=1.0).log().float()
     return DrawnTokens(
         tokens=tokens, logprobs=logprobs.gather(1, tokens.unsqueeze(1)).squeeze(1), mass=mass
+    )
+
+
+def _in_blocks(logits: Tensor, draws: Tensor, how: Sampling) -> DrawnTokens:
+    """`sample` on blocks of rows."""
+    size = max(1, BLOCK // logits.shape[1])
+    parts = [sample(x, u, how) for x, u in zip(logits.split(size), draws.split(size), strict=True)]
+    masses = [p.mass for p in parts if p.mass is not None]
+    return DrawnTokens(
+        tokens=torch.cat([p.tokens for p in parts]),
+        logprobs=torch.cat([p.logprobs for p in parts]),
+        mass=torch.cat(masses) if masses else None,
     )
 
 

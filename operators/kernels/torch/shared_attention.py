@@ -20,21 +20,15 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from operators.kernels.torch.packing import Packed
 
 SHORTEST_BLOCK = 40
-"""Queries of a block. On CPU, with prompts of 50 and answers of 5 to 40 tokens, 32 to 64 are alike
-and 96 is slower.
-"""
+"""Queries of a block. On CPU (prompts of 50, answers of 5 to 40), 32 to 64 are equal, 96 slower."""
 
 ALIKE = 64
-"""Blocks whose numbers of ancestors differ by this much still share a bucket: one call more costs
-more than padding.
-"""
+"""Blocks whose ancestors differ by at most this share a bucket: a call costs more than padding."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Bucket:
-    """Blocks of similar key counts. blocks int64 [b] (None: all, in order), keys int64 [b * k],
-    mask bool [b, q, k].
-    """
+    """Blocks of similar key counts. blocks int64 [b] (None: all), keys [b * k], mask [b, q, k]."""
 
     blocks: Tensor | None
     keys: Tensor
@@ -42,9 +36,7 @@ class _Bucket:
     biases: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)
 
     def bias(self, rest: int, dtype: torch.dtype) -> Tensor:
-        """0 or -inf [b, 1, rest * q, k]: made once, since each layer keeps its mask until its
-        backward pass.
-        """
+        """0 or -inf [b, 1, rest * q, k]: made once, as each layer keeps its mask until backward."""
         known = self.biases.get((rest, dtype))
         if known is None:
             zeros = torch.zeros(self.mask.shape, dtype=dtype, device=self.mask.device)
@@ -54,9 +46,7 @@ class _Bucket:
 
 
 class TreePass:
-    """The AttentionPass of a Packed layout; made once a micro-batch, used by every layer, forward
-    and backward.
-    """
+    """The AttentionPass of a Packed layout, made once a micro-batch, for all layers, both ways."""
 
     def __init__(
         self, packed: Packed, device: torch.device | str = "cpu", block: int | None = None
@@ -74,9 +64,7 @@ class TreePass:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
     ) -> Tensor:
-        """query [tokens, heads, dim], key and value [tokens, key heads, dim] -> [tokens, heads,
-        dim].
-        """
+        """query [tokens, heads, dim], key and value [tokens, key heads, dim] -> as query."""
         tokens, heads, dim = query.shape
         blocks = self.count * self.block
         q = pad(query, (0, 0, 0, 0, 0, blocks - tokens)).view(self.count, self.block, heads, dim)
@@ -126,9 +114,7 @@ class TreePass:
 
 
 def _block_length(longest: int, tokens: int) -> int:
-    """A quarter of the longest path, so that the ancestors gathered for blocks stay within a few
-    times the tokens.
-    """
+    """A quarter of the longest path: ancestors gathered for blocks stay a few times the tokens."""
     return max(1, min(tokens, _even(max(SHORTEST_BLOCK, longest // 4))))
 
 
@@ -138,9 +124,7 @@ def _even(count: int) -> int:
 
 
 def _alike(packed: Packed, block: int, count: int) -> list[np.ndarray]:
-    """Block indices, in sets whose numbers of ancestors differ by no more than ALIKE, a block, or a
-    third.
-    """
+    """Block indices in sets; numbers of ancestors differ by at most ALIKE, a block, or a third."""
     depth = packed.positions[np.arange(count) * block]
     order = np.argsort(depth, kind="stable")
     sets: list[list[int]] = []
@@ -154,9 +138,7 @@ def _alike(packed: Packed, block: int, count: int) -> list[np.ndarray]:
 
 
 def _keys(packed: Packed, blocks: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
-    """int64 [b, k] indices of the keys of each block, and bool [b, q, k]: which of them each query
-    sees.
-    """
+    """int64 [b, k]: each block's keys; bool [b, q, k]: which of them each query sees."""
     total = len(packed.ids)
     first = blocks * block
     depth = packed.positions[first]

@@ -22,9 +22,7 @@ from operators.kernels.torch.packing import Packed, prompt_groups
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PortColumns:
-    """Columns of one port of a loss: by completion token of the Step, and by row; tensors where
-    declared `device`.
-    """
+    """Columns of one port of a loss, by completion token and by row; tensors if on a device."""
 
     tokens: Mapping[str, np.ndarray | Tensor]
     rows: Mapping[str, np.ndarray | Tensor]
@@ -55,9 +53,7 @@ class TrainRows:
 
 
 def step_rows(assignment: Assignment, loss: Loss, node: str) -> TrainRows:
-    """Read an assignment. Raises DataError where a token column is not aligned with the
-    completions.
-    """
+    """Read an assignment. Raises DataError for a token column not aligned with completions."""
     rows = assignment.inputs["rows"]
     completions = rows.ragged("completion_ids")
     known = {
@@ -92,9 +88,7 @@ def step_rows(assignment: Assignment, loss: Loss, node: str) -> TrainRows:
 
 
 def _port(batch: Batch, term: LossTerm, name: str, completions: Ragged) -> PortColumns:
-    """The columns that the port's schema declares by completion token or by row, as far as they
-    came.
-    """
+    """The columns present that the port's schema declares by completion token or by row."""
     schema = next(port.schema for port in term.function.ports if port.name == name)
     came = [column for column in schema.columns.values() if column.name in batch.names]
     where = f"{term.label}.{name}"
@@ -140,9 +134,7 @@ def _maybe(values: np.ndarray | None, packed: Packed, device: torch.device) -> T
 
 
 def tensors_of(rows: TrainRows, term: LossTerm, packed: Packed, now: Now) -> dict[str, Tensors]:
-    """The term's ports as packed tensors; those named in `term.now` are the current log-probs, held
-    constant.
-    """
+    """The term's ports as packed tensors; those in `term.now` are detached current log-probs."""
     found: dict[str, Tensors] = {}
     for port in term.function.ports:
         if port.name in term.now and now.logprobs is not None:

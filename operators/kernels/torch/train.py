@@ -1,17 +1,16 @@
 """The train kernel: all updates of a Step on one module.
 
-Owns: the order of things (minibatches, micro-batches, backward, update), metrics of training,
-and the kernel's state on disk. Does not own: formulas (operators/losses.py), reduction
-(reduce.py), packing (packing.py), the optimizer (optimizer.py), what ranks tell each other
+Owns: the order of minibatches, micro-batches, backward and update, metrics of training, and the
+kernel's state on disk. Does not own: settings (train_settings.py), formulas (operators/losses.py),
+reduction (reduce.py), packing (packing.py), the optimizer (optimizer.py), messages between ranks
 (parallel.py).
 
-The module may be the one that generates in this process: it stays in eval mode, its weights are
-changed in place, and no gradient outlives a Step.
+The module may also generate in this process: it stays in eval mode, its weights change in place,
+and no gradient outlives a Step.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -33,8 +32,8 @@ from dataflow.kernel import (
     Session,
     Sleeper,
 )
-from dataflow.loss import Loss, LossTerm, Now, Terms
-from dataflow.model import Model, Schedule, value_at
+from dataflow.loss import LossTerm, Now, Terms
+from dataflow.model import Schedule, value_at
 from operators.kernels.overlong import require_positions
 from operators.kernels.scoring_child import Caught
 from operators.kernels.tensors import gather
@@ -44,11 +43,9 @@ from operators.kernels.torch.minibatches import minibatches
 from operators.kernels.torch.models import load_model, load_pieces, pieces, positions, save_model
 from operators.kernels.torch.optimizer import Optimizer, chosen, save_state
 from operators.kernels.torch.packing import Packed, micro_batches, pack
-from operators.kernels.torch.parallel import Ranks, Turns, collected, like, split
+from operators.kernels.torch.parallel import Turns, Ranks, collected, like, split
 from operators.kernels.torch.probe import probed, vocabulary_of
 from operators.kernels.torch.reduce import (
-    AGGREGATES,
-    MASKED_ROWS,
     MetricSums,
     Weights,
     bad_row,
@@ -58,13 +55,12 @@ from operators.kernels.torch.reduce import (
 )
 from operators.kernels.torch.slices import Slices
 from operators.kernels.torch.steprows import TrainRows, now_of, step_rows, tensors_of
+from operators.kernels.torch.train_settings import TrainSettings
 
 OPTIMIZER_FILE = "optimizer.pt"
 
 ONE_TOKEN = Ragged(np.zeros(1, dtype=np.int32), np.array([0, 1]))
-"""The prompt, and the completion, of the row that is fed where a rank has to feed something and has
-nothing.
-"""
+"""Prompt and completion of the row that a rank feeds when it has none but must take part."""
 
 COUNTS = (
     "optim/updates",
@@ -76,35 +72,9 @@ COUNTS = (
 """Metrics that add up over the updates of a Step."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Settings:
-    """The node's parameters, as the kernel uses them."""
-
-    loss: Loss
-    lr: float | Schedule
-    aggregate: str = "token_mean"
-    masked_rows: str = "skip"
-    epochs: int = 1
-    minibatches: int = 1
-    clip_norm: float | None = 1.0
-    start: int = 0
-    temperature: float | None = None
-    sampler_temperature: float | None = None
-    max_tokens: int | None = None
-    step_rows: int | None = None
-
-    @property
-    def constant(self) -> float:
-        """The divisor of aggregate="constant": as many tokens as the rows of a full update may
-        have.
-        """
-        return (self.step_rows or 1) / self.minibatches * (self.max_tokens or 1)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Update:
-    """One update of a Step: the rows of this rank picked for it, what each of them counts, where
-    its metrics go.
+    """One update of a Step: this rank's picked rows, their weights, and where metrics go.
 
     whole: the keys of the Step's rows picked for it, on any rank.
     """
@@ -122,23 +92,21 @@ class _Update:
 class TorchTrain(Sleeper, Probeable):
     """train: `step` makes epochs * minibatches updates, one optimizer step each.
 
-    params beside those of `train`: sampler_temperature, that of the recorded log-probs (None: the
-    same; 0.0: nobody's; at another one there is no policy/mismatch_kl); max_tokens and step_rows,
-    the longest answer and the rows of a full Step, whose product divides aggregate="constant".
-    temperature None or 0.0 is 1.0. Metrics: optim/lr, optim/grad_norm (mean over updates),
+    params besides those of `train`: sampler_temperature of the recorded log-probs (None: the same;
+    if it differs, as 0.0 does, there is no policy/mismatch_kl); max_tokens and step_rows: the
+    longest answer and the rows of a full Step, whose product divides aggregate="constant".
+    temperature None or 0.0 means 1.0. Metrics: optim/lr, optim/grad_norm (mean over updates),
     optim/updates, optim/skipped (updates without a trained token), loss/<label>, train/tokens
-    (trained tokens, each epoch's counted), train/fed_tokens, train/micro_batches,
-    policy/mismatch_kl, and those of the formulas.
+    (trained tokens of all epochs), train/fed_tokens, train/micro_batches, policy/mismatch_kl, and
+    those of the formulas.
     """
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
         """Raises KernelError for parameters that this kernel cannot honour."""
         torch.set_num_threads(layout.threads)
         model = node.models["model"]
-        known = {f.name for f in dataclasses.fields(_Settings)}
         self._name, self._model, self._seed = node.name, model, session.seed
-        self._settings = _Settings(**{k: v for k, v in node.params.items() if k in known})
-        _require(node.name, self._settings, model)
+        self._settings = TrainSettings.of(node, model)
         if layout.shard and layout.tensor > 1:
             raise KernelError(
                 f"{node.name}: expected weights split in one way, found shard and"
@@ -150,11 +118,8 @@ class TorchTrain(Sleeper, Probeable):
         self._module = session.module(model, lambda: load_model(model))
         self._device = next(self._module.parameters()).device
         self._ranks = Ranks(session, self._device, node.name, layout.tensor)
-        self._split = (
-            split(self._module, session, self._device)
-            if layout.shard and session.world > 1
-            else None
-        )
+        sharded = layout.shard and session.world > 1
+        self._split = split(self._module, session, self._device) if sharded else None
         mesh = self._ranks.mesh
         self._slices = Slices(self._module, mesh, node.name) if mesh is not None else None
         settings = chosen(node.params.get("optimizer", "adamw"), node.name)
@@ -162,10 +127,9 @@ class TorchTrain(Sleeper, Probeable):
         self._steps = 0
 
     def step(self, assignment: Assignment) -> Mapping[str, float]:
-        """All updates of one Step. Raises KernelError where loss or gradient is not finite; the
-        Step is lost then.
+        """All updates of one Step. Raises KernelError where loss or gradient is not finite.
 
-        What fails on one rank fails on all of them, with the same words.
+        A Step that fails is lost; it fails on all ranks with the same message.
         """
         settings, self._steps = self._settings, assignment.step
         sums = MetricSums({name: torch.zeros(()) for name in COUNTS})
@@ -179,7 +143,7 @@ class TorchTrain(Sleeper, Probeable):
     def _updates(
         self, assignment: Assignment, whole: Keys, lr: float, sums: MetricSums
     ) -> Iterator[_Update]:
-        """The updates of a Step, decided by its whole rows, and of each what is this rank's."""
+        """This rank's part of each update, which is drawn from the rows of all ranks."""
         with self._ranks.together():
             rows = step_rows(assignment, self._settings.loss, self._name)
             name, limit = self._model.name, self._positions
@@ -189,15 +153,15 @@ class TorchTrain(Sleeper, Probeable):
         mine = np.arange(len(whole)) if assignment.mine is None else assignment.mine
         trained = self._ranks.whole(mine, rows.trained, len(whole))
         groups = np.unique(whole.position, return_inverse=True)[1]
+        settings, step = self._settings, assignment.step
         drawn = minibatches(
             whole.position,
-            epochs=self._settings.epochs,
-            count=self._settings.minibatches,
+            epochs=settings.epochs,
+            count=settings.minibatches,
             seed=self._seed,
             node=self._name,
-            step=assignment.step,
+            step=step,
         )
-        settings = self._settings
         for number, minibatch in enumerate(drawn):
             weights = count_weights(
                 trained,
@@ -208,9 +172,7 @@ class TorchTrain(Sleeper, Probeable):
                 constant=settings.constant,
             )
             picked, keys = np.flatnonzero(np.isin(mine, minibatch)), whole.take(minibatch)
-            yield _Update(
-                rows, picked, keys, assignment.step, lr, number == 0, weights.of(mine), sums
-            )
+            yield _Update(rows, picked, keys, step, lr, number == 0, weights.of(mine), sums)
 
     def _update(self, update: _Update) -> None:
         """One optimizer step; skipped, and counted, where no row has a trained token."""
@@ -230,12 +192,9 @@ class TorchTrain(Sleeper, Probeable):
             sums.add(f"loss/{term.label}", 0.0, lead)
 
     def _gradient(self, update: _Update) -> Tensor:
-        """Forward and backward of all micro-batches; the norm of the gradient of all rows, on any
-        rank.
-        """
-        with self._ranks.together(
-            self._parts(update), self._idle if self._split else None
-        ) as turns:
+        """Run all micro-batches; returns the norm of the gradient of all rows, on any rank."""
+        idle = self._idle if self._split else None
+        with self._ranks.together(self._parts(update), idle) as turns:
             for part in turns:
                 packed = pack(update.rows.prompts, update.rows.completions, part)
                 self._backward(update, packed, turns)
@@ -249,9 +208,7 @@ class TorchTrain(Sleeper, Probeable):
         return norm
 
     def _parts(self, update: _Update) -> list[np.ndarray]:
-        """The micro-batches of an update: of its live rows, or, for a loss over groups, of whole
-        groups.
-        """
+        """The micro-batches of an update: its live rows, or whole groups for a loss over groups."""
         rows, picked = update.rows, update.picked
         atomic = any(term.function.scope == "group" for term in self._settings.loss.terms)
         wanted = picked if atomic else picked[update.weights.live[picked]]
@@ -264,8 +221,7 @@ class TorchTrain(Sleeper, Probeable):
         """Forward, loss and backward of one micro-batch."""
         now = now_of(update.rows, packed, update.step, self._device)
         said, now.entropy = self._ask(update.rows.completions, packed)
-        # Whatever a formula makes of a token with mask 0, no gradient of it comes through, not even
-        # 0 * infinity.
+        # A token with mask 0 gets no gradient from any formula, not even 0 * infinity.
         own = said.where(now.mask > 0, said.detach())
         now.values, now.logprobs = (own, None) if self._model.head == "scalar" else (None, own)
         with ExitStack() as where_it_fails:
@@ -290,10 +246,8 @@ class TorchTrain(Sleeper, Probeable):
         for term in self._settings.loss.terms:
             total = total + self._share(term, update, packed, now)
         if not torch.isfinite(total):
-            row = self._first_bad(update, packed, now)
-            raise self._not_finite(
-                "a loss", float(total.detach()), update.step, update.rows.keys.take(row)
-            )
+            keys = update.rows.keys.take(self._first_bad(update, packed, now))
+            raise self._not_finite("a loss", float(total.detach()), update.step, keys)
         if not total.requires_grad:
             raise KernelError(
                 f"{self._name}: expected a loss that depends on what the model says, found a"
@@ -303,9 +257,7 @@ class TorchTrain(Sleeper, Probeable):
         return total
 
     def _ask(self, completions: Ragged, packed: Packed) -> tuple[Tensor, Tensor | None]:
-        """Values or log-probs of the packed completion tokens, and the entropy where the loss reads
-        it.
-        """
+        """Values or log-probs of the completion tokens, and their entropy if the loss reads it."""
         scalar = self._model.head == "scalar"
         entropy = any(term.function.entropy for term in self._settings.loss.terms)
         written = gather(completions.values, packed.tokens, self._device, torch.int64)
@@ -320,10 +272,8 @@ class TorchTrain(Sleeper, Probeable):
 
         said, spread = self._split(ask) if self._split else ask()
         if self._slices:
-            said, spread = (
-                self._slices.same(said),
-                None if spread is None else self._slices.same(spread),
-            )
+            said = self._slices.same(said)
+            spread = None if spread is None else self._slices.same(spread)
         return said, spread
 
     def _share(self, term: LossTerm, update: _Update, packed: Packed, now: Now) -> Tensor:
@@ -335,12 +285,10 @@ class TorchTrain(Sleeper, Probeable):
         return value_at(term.weight, update.step) * share
 
     def _terms(self, term: LossTerm, update: _Update, packed: Packed, now: Now) -> Terms:
-        """What the term's formula says of a micro-batch. Raises KernelError where it raises, or
-        says something else.
-        """
+        """What the term's formula returns. Raises KernelError if it raises or returns no Terms."""
         params = {name: resolved(value, update.step) for name, value in term.params}
         tensors, made = tensors_of(update.rows, term, packed, now), None
-        with Caught() as caught:  # it may be the user's code: anything may come out of it
+        with Caught() as caught:  # it may be the user's code, which may raise anything
             made = term.function.fn(now, **tensors, **params)
         if caught.fault is not None:
             why = f"it {caught.fault.text}\n{caught.fault.detail}".rstrip()
@@ -354,13 +302,10 @@ class TorchTrain(Sleeper, Probeable):
 
     @torch.no_grad()
     def _first_bad(self, update: _Update, packed: Packed, now: Now) -> np.ndarray:
-        """The first row with a term that is not finite; the micro-batch's first where only their
-        sum is not.
-        """
-        terms = self._settings.loss.terms
+        """The first row with a non-finite term; the first of all if only the sum is not finite."""
         found = [
             bad_row(self._terms(term, update, packed, now).loss, term.function.scope, now)
-            for term in terms
+            for term in self._settings.loss.terms
         ]
         return packed.rows[[min((row for row in found if row is not None), default=0)]]
 
@@ -371,10 +316,9 @@ class TorchTrain(Sleeper, Probeable):
         )
 
     def pieces(self) -> Iterable[Piece]:
-        """The module's own tensors: whoever keeps them copies them.
+        """The module's own tensors: a caller that keeps them has to copy them.
 
-        Split over ranks, they are gathered for the first rank as it takes them, and the others wait
-        here, with none.
+        Split weights are gathered as the first rank takes them; the others wait here and get none.
         """
         own = pieces(self._module)
         return collected(self._ranks, own) if self._partial else own
@@ -391,9 +335,8 @@ class TorchTrain(Sleeper, Probeable):
 
     def probe(self, ids: Ragged) -> np.ndarray:
         """What the module says of these rows (probe.py)."""
-        return probed(
-            self._module, ids, head=self._model.head, within=self._split and self._split.look
-        )
+        within = self._split and self._split.look
+        return probed(self._module, ids, head=self._model.head, within=within)
 
     def save(self, directory: Path) -> None:
         """Write the Hugging Face directory of the Model, and optimizer.pt beside its weights."""
@@ -411,29 +354,22 @@ class TorchTrain(Sleeper, Probeable):
             save_model(self._module, directory, weights)
 
     def _whole(self) -> dict[str, Tensor] | None:
-        """Split weights gathered on the first rank, on the host; None where they are not split.
+        """Split weights gathered on the first rank's host; None where they are not split.
 
-        Everything is gathered before anything is written: a full disk must not leave the other
-        ranks waiting.
+        Gathers all before anything is written: a full disk must not leave other ranks waiting.
         """
         return {piece.name: piece.data.cpu() for piece in self.pieces()} if self._partial else None
 
     def restore(self, directory: Path) -> None:
-        """Read what `save` wrote, on however many ranks; the next Step gives the same bits as it
-        would have.
-        """
+        """Read what `save` wrote, on any number of ranks; the next Step gives the same bits."""
         targets = {piece.name: piece.data for piece in pieces(self._module)}
         saved = load_model(replace(self._model, base=str(directory)), self._device)
-        load_pieces(
-            self._module,
-            [Piece(p.name, like(targets.get(p.name, p.data), p.data)) for p in pieces(saved)],
-        )
+        given = [Piece(p.name, like(targets.get(p.name, p.data), p.data)) for p in pieces(saved)]
+        load_pieces(self._module, given)
         self._steps = self._optimizer.restore(directory / OPTIMIZER_FILE)
 
     def sleep(self) -> None:
-        """Move weights and optimizer to the host and let the device's memory go; between two
-        Steps.
-        """
+        """Move weights and optimizer to the host and free the device; between two Steps."""
         self._move(torch.device("cpu"))
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -450,10 +386,8 @@ class TorchTrain(Sleeper, Probeable):
 
     def close(self) -> None:
         """Let module and optimizer go, as far as they were made."""
-        vars(self).pop("_optimizer", None)
-        vars(self).pop("_split", None)
-        vars(self).pop("_slices", None)
-        vars(self).pop("_module", None)
+        for name in ("_optimizer", "_split", "_slices", "_module"):
+            vars(self).pop(name, None)
 
 
 def resolved(value: Any, step: int) -> Any:
@@ -464,43 +398,8 @@ def resolved(value: Any, step: int) -> Any:
 
 
 def _mismatch(now: Now, sums: MetricSums) -> None:
-    """policy/mismatch_kl: KL(sampler | trainer) by the k3 estimator, before the Step's first
-    update.
-    """
+    """policy/mismatch_kl: KL(sampler | trainer), k3 estimator, before the Step's first update."""
     if now.logprobs is None or now.sampler_logprobs is None:
         return
     d = (now.logprobs.detach() - now.sampler_logprobs).masked_fill(now.mask == 0, 0.0)
     sums.add("policy/mismatch_kl", (d.expm1() - d).sum(), now.mask.sum())
-
-
-def _require(node: str, settings: _Settings, model: Model) -> None:
-    """Raise KernelError for a loss and a Model, or an aggregate, that do not go together."""
-    if settings.aggregate not in AGGREGATES:
-        raise KernelError(
-            f"{node}: expected aggregate to be one of {', '.join(AGGREGATES)}, found"
-            f" {settings.aggregate!r}. Fix: aggregate='token_mean'."
-        )
-    if settings.masked_rows not in MASKED_ROWS:
-        raise KernelError(
-            f"{node}: expected masked_rows to be one of {', '.join(MASKED_ROWS)}, found"
-            f" {settings.masked_rows!r}. Fix: masked_rows='skip'."
-        )
-    if settings.aggregate == "constant" and not (settings.max_tokens and settings.step_rows):
-        raise KernelError(
-            f"{node}: aggregate='constant' divides by the rows of a Step times max_tokens, found"
-            f" {settings.step_rows} and {settings.max_tokens}. Fix: rows of a"
-            " generate(max_tokens=...)."
-        )
-    for term in settings.loss.terms:
-        if term.function.head != model.head:
-            raise KernelError(
-                f"{node}: {term.label} needs a Model with head={term.function.head!r}, found"
-                f" {model.name!r} with head={model.head!r}. Fix: Model(...,"
-                f" head={term.function.head!r})."
-            )
-        own = "sequence_mean" if term.function.scope == "sequence" else "token_mean"
-        if term.function.scope != "token" and settings.aggregate not in ("token_mean", own):
-            raise KernelError(
-                f"{node}: {term.label} is a number a {term.function.scope}, and takes only their"
-                f" mean, found aggregate={settings.aggregate!r}. Fix: leave aggregate out."
-            )

@@ -1,0 +1,83 @@
+"""Settings of the train kernel, checked against its loss and its Model.
+
+Owns: which parameters of the node training reads, their defaults and limits. Does not own: the
+parameters of the optimizer (optimizer.py), what an aggregate computes (reduce.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from dataflow.errors import KernelError
+from dataflow.kernel import KernelNode
+from dataflow.loss import Loss, LossTerm
+from dataflow.model import Model, Schedule
+from operators.kernels.torch.reduce import AGGREGATES, MASKED_ROWS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSettings:
+    """Parameters of the node that training reads."""
+
+    loss: Loss
+    lr: float | Schedule
+    aggregate: str = "token_mean"
+    masked_rows: str = "skip"
+    epochs: int = 1
+    minibatches: int = 1
+    clip_norm: float | None = 1.0
+    start: int = 0
+    temperature: float | None = None
+    sampler_temperature: float | None = None
+    max_tokens: int | None = None
+    step_rows: int | None = None
+
+    @property
+    def constant(self) -> float:
+        """The divisor of aggregate="constant": the most tokens that a full update may have."""
+        return (self.step_rows or 1) / self.minibatches * (self.max_tokens or 1)
+
+    @staticmethod
+    def of(node: KernelNode, model: Model) -> TrainSettings:
+        """Those of a node. Raises KernelError where loss, Model and aggregate do not fit."""
+        known = {f.name for f in dataclasses.fields(TrainSettings)}
+        settings = TrainSettings(**{k: v for k, v in node.params.items() if k in known})
+        _require_aggregate(node.name, settings)
+        for term in settings.loss.terms:
+            _require_term(node.name, settings.aggregate, term, model)
+        return settings
+
+
+def _require_aggregate(node: str, settings: TrainSettings) -> None:
+    if settings.aggregate not in AGGREGATES:
+        raise KernelError(
+            f"{node}: expected aggregate to be one of {', '.join(AGGREGATES)}, found"
+            f" {settings.aggregate!r}. Fix: aggregate='token_mean'."
+        )
+    if settings.masked_rows not in MASKED_ROWS:
+        raise KernelError(
+            f"{node}: expected masked_rows to be one of {', '.join(MASKED_ROWS)}, found"
+            f" {settings.masked_rows!r}. Fix: masked_rows='skip'."
+        )
+    if settings.aggregate == "constant" and not (settings.max_tokens and settings.step_rows):
+        raise KernelError(
+            f"{node}: aggregate='constant' divides by the rows of a Step times max_tokens, found"
+            f" {settings.step_rows} and {settings.max_tokens}. Fix: rows of a"
+            " generate(max_tokens=...)."
+        )
+
+
+def _require_term(node: str, aggregate: str, term: LossTerm, model: Model) -> None:
+    if term.function.head != model.head:
+        raise KernelError(
+            f"{node}: {term.label} needs a Model with head={term.function.head!r}, found"
+            f" {model.name!r} with head={model.head!r}. Fix: Model(...,"
+            f" head={term.function.head!r})."
+        )
+    own = "sequence_mean" if term.function.scope == "sequence" else "token_mean"
+    if term.function.scope != "token" and aggregate not in ("token_mean", own):
+        raise KernelError(
+            f"{node}: {term.label} is a number a {term.function.scope}, and takes only their"
+            f" mean, found aggregate={aggregate!r}. Fix: leave aggregate out."
+        )
