@@ -43,7 +43,7 @@ from operators.kernels.torch.minibatches import minibatches
 from operators.kernels.torch.models import load_model, load_pieces, pieces, positions, save_model
 from operators.kernels.torch.optimizer import Optimizer, chosen, save_state
 from operators.kernels.torch.packing import Packed, micro_batches, pack
-from operators.kernels.torch.parallel import Turns, Ranks, collected, like, split
+from operators.kernels.torch.parallel import Ranks, Turns, collected, like, split
 from operators.kernels.torch.probe import probed, vocabulary_of
 from operators.kernels.torch.reduce import (
     MetricSums,
