@@ -254,8 +254,8 @@ def main(*, quick: bool = False, json: Path | None = None, only: tuple[str, ...]
     Args:
         quick: fewer rounds, and nothing of 256 MB; not to be quoted.
         json: also write the results there, as a list of {name, value, unit, goal, holds}.
-        only: the ways whose names contain one of these; "reshard": from several processes to several; "peers": Ray and
-            TransferQueue.
+        only: the ways whose names contain one of these; "reshard": from several processes to
+            several; "peers": Ray and TransferQueue.
     """
     sizes = [s for s in SIZES if not quick or s != "256 MB"]
     rounds = {size: max(5, n // 6) if quick else n for size, n in ROUNDS.items()}

@@ -27,7 +27,7 @@ from engine.coordinator.prompts import (
     REJECTED,
     RUNNING,
     TAKEN,
-    Prompts,
+    PromptStates,
 )
 from engine.coordinator.readiness import Readiness
 from engine.coordinator.refs import NO_VERSION, Key, Ref, SourceCut
@@ -51,7 +51,7 @@ class PromptTable:
         self.nodes = tuple(nodes)
         self.cut = tuple(dict.fromkeys(cut))
         self.blocks = blocks
-        self.prompts = Prompts()
+        self.prompts = PromptStates()
         self._tables = {n.name: RowTable(n.rows, FIRST_SLOTS) for n in self.nodes}
         self._slots = FIRST_SLOTS
         self._readiness = Readiness(self.nodes, self.prompts, self._tables, blocks)

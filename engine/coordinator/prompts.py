@@ -24,7 +24,7 @@ FREE, RUNNING, FINISHED, REJECTED, DROPPED, TAKEN = range(6)
 FIRST_SLOTS = 64
 
 
-class Prompts:
+class PromptStates:
     """Arrays with an entry for each slot; a slot is an outstanding prompt, or free."""
 
     def __init__(self) -> None:

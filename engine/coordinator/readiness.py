@@ -14,7 +14,7 @@ import numpy as np
 
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.chunk import NodeChunk
-from engine.coordinator.prompts import FIRST_SLOTS, RUNNING, Prompts
+from engine.coordinator.prompts import FIRST_SLOTS, RUNNING, PromptStates
 from engine.coordinator.reading import held, table_readings
 from engine.coordinator.reduced import reduced_state, uppers
 from engine.coordinator.tables import (
@@ -36,7 +36,7 @@ class Readiness:
     def __init__(
         self,
         nodes: Sequence[PlannedNode],
-        prompts: Prompts,
+        prompts: PromptStates,
         tables: Mapping[str, RowTable],
         blocks: Blocks,
     ) -> None:

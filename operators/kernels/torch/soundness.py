@@ -23,9 +23,9 @@ from dataflow.errors import KernelError
 from dataflow.model import Model
 
 _UNREADABLE = (
-    OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, AssertionError, ImportError,
-    RuntimeError,
-    EOFError, SafetensorError, StrictDataclassError, pickle.UnpicklingError,
+    OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, AssertionError,
+    ImportError, RuntimeError, EOFError, SafetensorError, StrictDataclassError,
+    pickle.UnpicklingError,
 )  # fmt: skip
 """What transformers raises for a configuration or a file of weights that it cannot make sense of.
 """
