@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
@@ -338,7 +339,7 @@ children.score({0: pa.RecordBatch.from_pydict({"completion": ["x"]})})
 
 
 def test_no_child_outlives_a_killed_parent_and_functions_of_main_are_shipped() -> None:
-    with limited(start_python("-c", PARENT, stderr=None)) as parent:
+    with limited(start_python("-c", PARENT, stderr=subprocess.STDOUT)) as parent:
         assert parent.stdout is not None
         pids = [int(pid) for pid in parent.stdout.readline().split()]
         assert len(pids) == 2
