@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -26,7 +27,7 @@ PATIENCE = 60.0
 """Seconds to wait for an answer; a dead process is noticed at once."""
 
 
-class PeerReader:
+class PeerReader(ABC):
     """The reading end of a connection to one peer; each transport has its own."""
 
     def __init__(self, peer: str) -> None:
@@ -38,21 +39,23 @@ class PeerReader:
 
     def hear(self) -> None:
         """Handle messages that nobody asked for, without waiting."""
+        return
 
     def look(self, request: BlockRequest) -> pa.RecordBatch | None:
         """The rows, if they can be read without asking. Raises DataError, RunError."""
         return None
 
+    @abstractmethod
     def ask(self, requests: Sequence[BlockRequest]) -> int:
         """Ask for blocks; returns the request's number. Raises PeerLost."""
-        raise NotImplementedError
 
+    @abstractmethod
     def answer(
         self, number: int, requests: Sequence[BlockRequest], deadline: float
     ) -> list[pa.RecordBatch]:
         """The rows of request `number`, before a monotonic time. Raises as Pull.fetch does."""
-        raise NotImplementedError
 
+    @abstractmethod
     def close(self) -> None:
         """Close the connection."""
 
