@@ -17,29 +17,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from engine.coordinator import doubtful
+from engine.coordinator import messages as m
 from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.device_turns import DeviceTurns
 from engine.coordinator.livelock import Livelock
-from engine.coordinator.messages import (
-    Checkpointed,
-    ChunkDone,
-    Evaluated,
-    Event,
-    FetchFailed,
-    From,
-    Instruction,
-    Loaded,
-    Offered,
-    Produced,
-    Recorded,
-    Respawn,
-    SourceOpened,
-    Stepped,
-    StopRequested,
-    Tombstoned,
-    WorkerLost,
-    WorkerOpened,
-)
 from engine.coordinator.outstanding import Pending
 from engine.coordinator.phases import Phase, Phases
 from engine.coordinator.ranks import RankGroups
@@ -60,7 +41,7 @@ class Coordinator:
         self._turns = DeviceTurns(plan, self._run.outstanding)
         self._owed: list[Pending] = []
         """What the Worker that was lost last had not answered."""
-        self._told: list[Instruction] = []
+        self._told: list[m.Instruction] = []
         """What rank groups and device turns have to say; it comes first."""
 
     @property
@@ -75,23 +56,23 @@ class Coordinator:
 
     # --- the two entries --------------------------------------------------------------------------
 
-    def start(self, restored: Restored | None = None) -> list[Instruction]:
+    def start(self, restored: Restored | None = None) -> list[m.Instruction]:
         """Begin, or resume from a checkpoint. Every reader is told which version to load."""
         if restored is not None:
             self._ranks.kept(ref for rows in restored.rows.values() for ref in rows.values())
         self._run.begin(restored)
         return self._flush()
 
-    def in_order(self, message: Event | From) -> list[Event]:
+    def in_order(self, message: m.Event | m.From) -> list[m.Event]:
         """The events that this message lets through; each is then to be handled."""
         return self._run.recovery.in_order(message)
 
-    def handle(self, event: Event | From, now: float) -> list[Instruction]:
+    def handle(self, event: m.Event | m.From, now: float) -> list[m.Instruction]:
         """Process one event. now: seconds, by any clock that only goes forward."""
         self.storing.passes(now)
         for each in self._run.recovery.in_order(event):
             asked = self._run.outstanding.heard(each)
-            if isinstance(each, WorkerLost):
+            if isinstance(each, m.WorkerLost):
                 if not self._run.recovery.lost(each):
                     continue
                 self._owed = self._run.outstanding.lost(each.worker)
@@ -103,7 +84,7 @@ class Coordinator:
             self._run.fail(vain)
         return self._flush()
 
-    def _hear(self, event: Event, asked: Pending | None) -> None:
+    def _hear(self, event: m.Event, asked: Pending | None) -> None:
         if self.phase == "gone":
             return
         if self.phase != "finished":
@@ -113,34 +94,30 @@ class Coordinator:
             self._note_the_end(event, asked)
         self._run.release()
 
-    def _note_the_end(self, event: Event, asked: Pending | None) -> None:
+    def _note_the_end(self, event: m.Event, asked: Pending | None) -> None:
         """The run is over: what was under way is released as it ends."""
         match event:
-            case Produced():
+            case m.Produced():
                 self._run.blocks.add(event.ref, 0)
-            case ChunkDone() if asked is not None:
+            case m.ChunkDone() if asked is not None:
                 self._run.dispatch.done(asked)
-            case FetchFailed() if asked is not None:
+            case m.FetchFailed() if asked is not None:
                 self._run.dispatch.undone(asked)
-            case Loaded() | Offered():
-                self._run.out += self._run.versions.heard(event)
-            case WorkerLost():
-                self._run.dispatch.lost(
-                    event.worker, self._owed, self._run.blocks.lose(event.worker)
-                )
+            case m.Loaded() | m.Offered() if asked is not None:
+                self._weights_moved(event, asked)
+            case m.WorkerLost():
+                gone = self._run.blocks.lose(event.worker)
+                self._run.dispatch.lost(event.worker, self._owed, gone)
                 self._run.versions.lost(event.worker)
 
     def waiting(self) -> list[str]:
         """Who waits for whom, in words; for the watchdog and for a run that has stopped moving."""
         lines = [f"source {name}: has not opened" for name in sorted(self._run.unopened)]
-        lines += self._run.versions.waiting() + self.sources.waiting()
-        lines += (
-            self._run.training.waiting()
-            + self._run.dispatch.waiting()
-            + self._run.recovery.waiting()
-        )
-        if self._run.round is not None:
-            lines += self._run.round.waiting()
+        run = self._run
+        for part in (run.versions, self.sources, run.training, run.dispatch, run.recovery):
+            lines += part.waiting()
+        if run.round is not None:
+            lines += run.round.waiting()
         lines += [*self._ranks.waiting(), *self._turns.waiting()]
         if self.phase == "checkpoint":
             lines.append(f"checkpoint of step {self.version}: is not on disk yet")
@@ -148,45 +125,53 @@ class Coordinator:
 
     # --- events -----------------------------------------------------------------------------------
 
-    def _note(self, event: Event, asked: Pending | None) -> None:
+    def _note(self, event: m.Event, asked: Pending | None) -> None:
         match event:
-            case Produced():
+            case m.Produced():
                 self._produced(event, asked)
-            case ChunkDone() if asked is not None:
-                self._chunk_done(event, asked)
-            case Tombstoned():
+            case m.Tombstoned():
                 self._tombstoned(event)
-            case FetchFailed() if asked is not None:
-                self._unfetched(event, asked)
-            case WorkerLost():
+            case _ if asked is not None and isinstance(event, m.TaskEnd):
+                self._ended(event, asked)
+            case m.WorkerLost():
                 self._lost(event)
-            case WorkerOpened() if self._run.recovery.opened(event):
+            case m.WorkerOpened() if self._run.recovery.opened(event):
                 self._run.versions.opened(event.worker)
-            case Stepped():
-                self._run.training.stepped()
-            case Loaded() | Offered():
-                self._run.out += self._run.versions.heard(event)
-            case Recorded():
-                self._run.recovery.finished(self.plan.recorder)
-            case Evaluated():
-                assert self._run.round is not None
-                self._run.recovery.finished(self.plan.node(event.node).workers[0])
-                self._run.evaluated[event.node] = event.version
-            case Checkpointed():
+            case m.Checkpointed():
                 self.storing.stored(event.step)
-            case SourceOpened():
+            case m.SourceOpened():
                 self._opened(event)
-            case StopRequested():
+            case m.StopRequested():
                 self._run.stop(event.reason, at_once=event.at_once)
 
-    def _opened(self, event: SourceOpened) -> None:
+    def _ended(self, event: m.TaskEnd, asked: Pending) -> None:
+        """The last answer to a task; of several ranks, the last one's."""
+        match event:
+            case m.ChunkDone():
+                self._chunk_done(event, asked)
+            case m.FetchFailed():
+                self._unfetched(event, asked)
+            case m.Stepped():
+                self._run.training.stepped()
+            case m.Loaded() | m.Offered():
+                self._weights_moved(event, asked)
+            case m.Recorded() | m.Evaluated():
+                self._run.recovery.finished(asked.task.worker)
+        if isinstance(event, m.Evaluated):
+            self._run.evaluated[event.node] = event.version
+
+    def _weights_moved(self, event: m.Loaded | m.Offered, asked: Pending) -> None:
+        assert isinstance(asked.task, m.Offer | m.Load)
+        self._run.out += self._run.versions.heard(event, asked.task)
+
+    def _opened(self, event: m.SourceOpened) -> None:
         self._run.rows_of[event.node] = event.rows
         self._run.unopened.discard(event.node)
         if event.node in self.sources.admissions:
             self.sources.admissions[event.node].rows = event.rows
             self._run.out += doubtful.opened(self.plan, event.node, event.rows)
 
-    def _produced(self, event: Produced, asked: Pending | None) -> None:
+    def _produced(self, event: m.Produced, asked: Pending | None) -> None:
         if asked is None or not asked.wanted:  # it was given up: let its rows go
             self._run.blocks.add(event.ref, 0)
             return
@@ -198,14 +183,13 @@ class Coordinator:
             number = self._run.round.produced(node, event.ref)
         elif node.region == "step":
             assert self._run.training.run is not None
-            number = self._run.training.run.produced(
-                node.name, event.ref, self._run.dispatch.fresh(chunk, event.ref.keys)
-            )
+            fresh = self._run.dispatch.fresh(chunk, event.ref.keys)
+            number = self._run.training.run.produced(node.name, event.ref, fresh)
         else:
             number = self.sources.tables[node.source].produced(node.name, event.ref)
         self._run.dispatch.made(chunk, number, event.ref)
 
-    def _chunk_done(self, event: ChunkDone, asked: Pending) -> None:
+    def _chunk_done(self, event: m.ChunkDone, asked: Pending) -> None:
         self._run.recovery.finished(asked.task.worker)
         wrong, chunk = self._run.dispatch.done(asked), asked.chunk
         assert chunk is not None
@@ -215,11 +199,8 @@ class Coordinator:
             chunk.closed = True
             missing = self._missing(chunk)
             if missing is not None:
-                where = self.plan.place(event.node)
-                self._run.fail(
-                    f"{where}: its kernel ended a chunk without row (position, sample, attempt)"
-                    f" {missing}"
-                )
+                what = "its kernel ended a chunk without row (position, sample, attempt)"
+                self._run.fail(f"{self.plan.place(event.node)}: {what} {missing}")
 
     def _missing(self, chunk: NodeChunk) -> Key | None:
         """Close a chunk where its rows belong; returns a row that it lacks, if any."""
@@ -231,7 +212,7 @@ class Coordinator:
             return self._run.training.run.closed(chunk.node)
         return self.sources.tables[chunk.node.source].closed(chunk.node, chunk.keys)
 
-    def _tombstoned(self, event: Tombstoned) -> None:
+    def _tombstoned(self, event: m.Tombstoned) -> None:
         node = self.plan.node(event.node)
         if node.region != "stream":
             if event.failed or self._run.round is None:
@@ -246,7 +227,7 @@ class Coordinator:
 
     # --- losses -----------------------------------------------------------------------------------
 
-    def _unfetched(self, event: FetchFailed, asked: Pending) -> None:
+    def _unfetched(self, event: m.FetchFailed, asked: Pending) -> None:
         self._run.dispatch.suspect(event.peer, asked.reads)
         self._unissue(self._run.dispatch.undone(asked))
         self._undone(asked)
@@ -257,7 +238,7 @@ class Coordinator:
         if self._run.round is not None:
             self._run.round.undone(asked.task)
 
-    def _lost(self, event: WorkerLost) -> None:
+    def _lost(self, event: m.WorkerLost) -> None:
         """A Worker is gone, with all rows that it kept and all that it was doing."""
         worker, hopeless = event.worker, self._run.recovery.hopeless(event.worker)
         if worker in self.plan.stateful:
@@ -266,7 +247,7 @@ class Coordinator:
         if hopeless:
             self._run.fail(hopeless)
             return
-        self._run.out.append(Respawn(workers=(worker,)))
+        self._run.out.append(m.Respawn(workers=(worker,)))
         gone = self._run.blocks.lose(worker)
         self._run.versions.lost(worker)
         for asked in self._owed:
@@ -280,13 +261,12 @@ class Coordinator:
     def _unissue(self, chunks: Iterable[NodeChunk]) -> None:
         """Chunks above the cut came to nothing: other chunks make their rows."""
         for chunk in chunks:
-            self._run.assign(
-                self.sources.tables[chunk.node.source].unissue(chunk.node, chunk.keys), 0
-            )
+            table = self.sources.tables[chunk.node.source]
+            self._run.assign(table.unissue(chunk.node, chunk.keys), 0)
 
     # --- what is said -----------------------------------------------------------------------------
 
-    def _flush(self) -> list[Instruction]:
+    def _flush(self) -> list[m.Instruction]:
         """What is said: to every rank of a node, and only to Workers that have their devices."""
         out = self._told + self._turns.told(self._ranks.told(self._run.out))
         self._told, self._run.out = [], []

@@ -40,19 +40,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from engine.coordinator.messages import (
-    Event,
-    Instruction,
-    Offer,
-    Respawn,
-    Sleep,
-    Slept,
-    Task,
-    TrainStep,
-    Wake,
-    Woken,
-    WorkerLost,
-)
+from engine.coordinator import messages as m
 from engine.coordinator.outstanding import Outstanding
 from engine.plan.plan import Plan
 
@@ -62,7 +50,7 @@ class _Turn:
     """What a Worker is told once it has the devices."""
 
     worker: str
-    held: list[Task] = field(default_factory=list)
+    held: list[m.Task] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -95,16 +83,16 @@ class DeviceTurns:
 
     # --- what the core says -----------------------------------------------------------------------
 
-    def told(self, instructions: Iterable[Instruction]) -> list[Instruction]:
+    def told(self, instructions: Iterable[m.Instruction]) -> list[m.Instruction]:
         """What may go out now, in order; within a Worker only Go and Release overtake."""
         return [each for instruction in instructions for each in self._told(instruction)]
 
-    def _told(self, instruction: Instruction) -> list[Instruction]:
-        if isinstance(instruction, Respawn):
+    def _told(self, instruction: m.Instruction) -> list[m.Instruction]:
+        if isinstance(instruction, m.Respawn):
             for worker in instruction.workers:
                 self._lost(worker)
             return [instruction, *(each for d in self._shared for each in self._moved(d))]
-        if not isinstance(instruction, Task):
+        if not isinstance(instruction, m.Task):
             return [instruction]
         devices = self._devices_of.get(instruction.worker)
         if devices is None:
@@ -115,7 +103,7 @@ class DeviceTurns:
         self._turn(devices, instruction).held.append(instruction)
         return self._moved(devices)
 
-    def _turn(self, devices: _SharedDevices, instruction: Task) -> _Turn:
+    def _turn(self, devices: _SharedDevices, instruction: m.Task) -> _Turn:
         """This Worker's last turn; for a task of several ranks only if that is the last of all."""
         together = _node_of(instruction) in self._in_lock_step
         among = list(devices.turns)[-1:] if together else devices.turns
@@ -127,14 +115,14 @@ class DeviceTurns:
 
     # --- what the world says ----------------------------------------------------------------------
 
-    def heard(self, event: Event) -> list[Instruction]:
+    def heard(self, event: m.Event) -> list[m.Instruction]:
         """What an event lets go on, once the ledger has noted it."""
         match event:
-            case Woken():
+            case m.Woken():
                 self._devices_of[event.worker].state = "held"
-            case Slept():
+            case m.Slept():
                 self._devices_of[event.worker].free()
-            case WorkerLost():
+            case m.WorkerLost():
                 self._lost(event.worker)
         return [each for devices in self._shared for each in self._moved(devices)]
 
@@ -146,9 +134,9 @@ class DeviceTurns:
             if devices.holder == worker:
                 devices.free()
 
-    def _moved(self, devices: _SharedDevices) -> list[Instruction]:
+    def _moved(self, devices: _SharedDevices) -> list[m.Instruction]:
         """Hand the devices on, as far as is possible without a further event."""
-        out: list[Instruction] = []
+        out: list[m.Instruction] = []
         while devices.next_is_holder:
             for task in devices.turns.popleft().held:
                 self._outstanding.sent(task.id, task.worker)
@@ -157,10 +145,10 @@ class DeviceTurns:
             return out
         if devices.state == "held" and not self._outstanding.busy(devices.holder):
             devices.state = "sleeping"
-            out.append(Sleep(worker=devices.holder))
+            out.append(m.Sleep(worker=devices.holder))
         elif devices.state == "free":
             devices.state, devices.holder = "waking", devices.turns[0].worker
-            out.append(Wake(worker=devices.holder))
+            out.append(m.Wake(worker=devices.holder))
         return out
 
     def waiting(self) -> list[str]:
@@ -178,11 +166,11 @@ class DeviceTurns:
         return lines
 
 
-def _node_of(instruction: Task) -> str:
+def _node_of(instruction: m.Task) -> str:
     """The node that this is for, where it can have several ranks."""
     match instruction:
-        case TrainStep():
+        case m.TrainStep():
             return instruction.node
-        case Offer():
+        case m.Offer():
             return instruction.writer
     return ""

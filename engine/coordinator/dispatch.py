@@ -72,9 +72,8 @@ class Dispatch:
             there = self.there(chunk.holds)
             workers = [w for w in chunk.node.workers if there and able(chunk.node, w)]
             if workers:
-                found.append(
-                    self._tell(chunk, min(workers, key=self._outstanding.rows.__getitem__))
-                )
+                idlest = min(workers, key=self._outstanding.rows.__getitem__)
+                found.append(self._tell(chunk, idlest))
             else:
                 left.append(chunk)
         self._parked = left
@@ -168,33 +167,24 @@ class Dispatch:
         lost = [number for number in chunk.made if self._blocks.lost_with(number)]
         if not lost:
             return ""
-        new = [(number, *chunk.made[number]) for number in chunk.remade]
-        code = np.concatenate(
-            [codes(k.position, k.sample) for _, k, _ in new] or [np.zeros(0, dtype=np.int64)]
-        )
-        numbers = np.repeat(
-            np.array([n for n, _, _ in new], dtype=np.int64), [len(k) for _, k, _ in new]
-        )
-        rows = np.concatenate([np.arange(len(k), dtype=np.int32) for _, k, _ in new] or [code])
-        digests = np.concatenate([d for _, _, d in new] or [code])
-        order = np.argsort(code)
+        code, numbers, rows, digests = _remade(chunk)
         for number in lost:
             keys, digest = chunk.made[number]
             want = codes(keys.position, keys.sample)
-            at = np.searchsorted(code[order], want)
+            at = np.searchsorted(code, want)
             there = np.isin(want, code)
             same = there.copy()
             if len(digest) and len(digests):
-                same[there] = digest[there] == digests[order[at[there]]]
+                same[there] = digest[there] == digests[at[there]]
             if not same.all():
-                what = "did not come" if not there.all() else "is another"
-                key = keys.take(~(there if not there.all() else same)).rows()[0]
+                what = "is another" if there.all() else "did not come"
+                key = keys.take(~(same if there.all() else there)).rows()[0]
                 return (
                     f"{self._place(chunk.node.name)}: its chunk was run again as its rows were"
                     f" lost, and row {key} {what}: its kernel is not deterministic. Fix: let it"
                     " depend on nothing but its rows and the draws of its session."
                 )
-            self._blocks.move(number, numbers[order[at]], rows[order[at]])
+            self._blocks.move(number, numbers[at], rows[at])
         return ""
 
     def unended(self, region: str) -> bool:
@@ -258,13 +248,23 @@ class Dispatch:
         ]
         for chunk in self._parked:
             lost = sorted({self._blocks.lost_with(n) for n in self._blocks.missing(chunk.holds)})
-            what = (
-                f"rows that {', '.join(lost)} had"
-                if lost
-                else f"one of {', '.join(chunk.node.workers)}"
-            )
+            replicas = f"one of {', '.join(chunk.node.workers)}"
+            what = f"rows that {', '.join(lost)} had" if lost else replicas
             lines.append(f"{chunk.node.name}: a chunk of {len(chunk.keys)} rows waits for {what}")
         told = Counter(self._outstanding.chunks())
         return lines + [
             f"{node}: chunks under way at {w}: {count}" for (node, w), count in told.items()
         ]
+
+
+def _remade(chunk: NodeChunk) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Code, block, row and digest (if there are any) of each row of a further run, by code."""
+    blocks = [(number, *chunk.made[number]) for number in chunk.remade]
+    none = np.zeros(0, dtype=np.int64)
+    code = np.concatenate([none, *(codes(keys.position, keys.sample) for _, keys, _ in blocks)])
+    numbers = np.concatenate([none, *(np.full(len(keys), number) for number, keys, _ in blocks)])
+    rows = np.concatenate([none, *(np.arange(len(keys)) for _, keys, _ in blocks)])
+    digests = np.concatenate([np.zeros(0, np.uint64), *(digest for _, _, digest in blocks)])
+    order = np.argsort(code)
+    digests = digests[order] if len(digests) else digests
+    return code[order], numbers[order], rows[order].astype(np.int32), digests

@@ -100,7 +100,6 @@ class Recorded:
     """Samples and row metrics of a Step are written; its rows may go."""
 
     id: int
-    step: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,8 +107,6 @@ class Offered:
     """The writer's Worker keeps the weights as a block. digest: the hash of the pieces' hashes."""
 
     id: int
-    model: str
-    version: int
     worker: str
     block: int
     digest: str
@@ -120,9 +117,6 @@ class Loaded:
     """A reader, in one Worker, has the weights of a version."""
 
     id: int
-    node: str
-    model: str
-    version: int
     worker: str
 
 

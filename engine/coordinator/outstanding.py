@@ -21,23 +21,10 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Literal, TypeVar
 
+from engine.coordinator import messages as m
 from engine.coordinator.chunk import NodeChunk
-from engine.coordinator.messages import (
-    Event,
-    FetchFailed,
-    Loaded,
-    Offered,
-    Prepared,
-    Produced,
-    Reported,
-    RunChunk,
-    Stepped,
-    Task,
-    TaskEvent,
-    Tombstoned,
-)
 
-T = TypeVar("T", bound=Task)
+T = TypeVar("T", bound=m.Task)
 Part = Literal["due", "told", "prepared", "begun"]
 
 
@@ -47,7 +34,7 @@ class Pending:
     the blocks that it reads. wanted: False once it was given up, and answers are only awaited.
     """
 
-    task: Task
+    task: m.Task
     parts: dict[str, Part]
     reads: frozenset[int] = frozenset()
     chunk: NodeChunk | None = None
@@ -67,7 +54,7 @@ class Outstanding:
         return next(self._ids)
 
     def ask(
-        self, task: Task, reads: frozenset[int] = frozenset(), chunk: NodeChunk | None = None
+        self, task: m.Task, reads: frozenset[int] = frozenset(), chunk: NodeChunk | None = None
     ) -> None:
         """A Worker is to be told this."""
         asked = Pending(task, {task.worker: "due"}, reads, chunk)
@@ -76,13 +63,13 @@ class Outstanding:
         if chunk is not None:
             self.rows[task.worker] += len(chunk.keys)
 
-    def ask_all(self, task: Task, workers: Iterable[str]) -> None:
+    def ask_all(self, task: m.Task, workers: Iterable[str]) -> None:
         """All of these Workers, the ranks of a node, are to be told it, and have to answer."""
         self._asked[task.id].parts = dict.fromkeys(workers, "due")
 
     # --- what is outstanding ----------------------------------------------------------------------
 
-    def of(self, kind: type[Task]) -> list[Pending]:
+    def of(self, kind: type[m.Task]) -> list[Pending]:
         """All tasks of a kind that are still wanted, in the order in which they were asked."""
         return [asked for asked in self._of.get(kind, {}).values() if asked.wanted]
 
@@ -98,7 +85,7 @@ class Outstanding:
 
     def chunks(self) -> list[tuple[str, str]]:
         """(node, Worker) of every chunk under way, wanted or not."""
-        told = self._of.get(RunChunk, {}).values()
+        told = self._of.get(m.RunChunk, {}).values()
         return [(a.chunk.node.name, a.task.worker) for a in told if a.chunk is not None]
 
     def busy(self, worker: str) -> bool:
@@ -107,15 +94,15 @@ class Outstanding:
 
     # --- what comes of it -------------------------------------------------------------------------
 
-    def heard(self, event: Event) -> Pending | None:
+    def heard(self, event: m.Event) -> Pending | None:
         """What this answers, once that is noted; None for no task, or one that is forgotten."""
-        asked = self._asked.get(event.id) if isinstance(event, TaskEvent) else None
+        asked = self._asked.get(event.id) if isinstance(event, m.TaskEvent) else None
         match event:
-            case Prepared() if asked is not None and asked.wanted:
+            case m.Prepared() if asked is not None and asked.wanted:
                 asked.parts[event.worker] = "prepared"
-            case Prepared() | Stepped() | Offered() | Loaded() | FetchFailed():
+            case m.Prepared() | m.Stepped() | m.Offered() | m.Loaded() | m.FetchFailed():
                 self._answered(asked, event.worker)
-            case Produced() | Tombstoned() | Reported():
+            case m.Produced() | m.Tombstoned() | m.Reported():
                 pass
             case _ if asked is not None:
                 self._answered(asked, asked.task.worker)

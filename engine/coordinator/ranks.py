@@ -39,21 +39,7 @@ from typing import TypeGuard
 import numpy as np
 
 from dataflow.batch import Keys
-from engine.coordinator.messages import (
-    Event,
-    FetchFailed,
-    Go,
-    Instruction,
-    Offer,
-    Offered,
-    Prepared,
-    Produced,
-    Release,
-    Stepped,
-    Task,
-    TrainStep,
-    WorkerLost,
-)
+from engine.coordinator import messages as m
 from engine.coordinator.outstanding import Outstanding, Pending
 from engine.coordinator.refs import Gather, Ref
 from engine.coordinator.tables import shares
@@ -66,12 +52,6 @@ class RankGroups:
     def __init__(self, plan: Plan, outstanding: Outstanding) -> None:
         self._outstanding = outstanding
         self._groups = {n.name: n for n in plan.nodes if n.work == "train" and n.ranks > 1}
-        self._first = {
-            m.name: self._groups[m.writer].workers[0]
-            for m in plan.models
-            if m.writer in self._groups
-        }
-        """Model -> the first Worker of the rank group that writes it, whose pieces count."""
         self._weighed = _producers(n for n in plan.nodes if n.name in self._groups)
         self._lengths: dict[tuple[str, int], np.ndarray] = {}
         """Tokens of each row of the blocks that a rank group may be given."""
@@ -82,31 +62,31 @@ class RankGroups:
 
     # --- what the core says -----------------------------------------------------------------------
 
-    def told(self, instructions: Iterable[Instruction]) -> list[Instruction]:
-        """The same, with every TrainStep and Offer to a rank group made into one a rank."""
+    def told(self, instructions: Iterable[m.Instruction]) -> list[m.Instruction]:
+        """The same, with every m.TrainStep and m.Offer to a rank group made into one a rank."""
         if not self._groups:
             return list(instructions)
         return [each for instruction in instructions for each in self._told(instruction)]
 
-    def _told(self, instruction: Instruction) -> list[Instruction]:
+    def _told(self, instruction: m.Instruction) -> list[m.Instruction]:
         match instruction:
-            case TrainStep() if instruction.node in self._groups:
+            case m.TrainStep() if instruction.node in self._groups:
                 return self._assigned(instruction)
-            case Offer() if instruction.writer in self._groups:
+            case m.Offer() if instruction.writer in self._groups:
                 ranks = self._groups[instruction.writer].workers
                 self._outstanding.ask_all(instruction, ranks)
                 return [replace(instruction, worker=rank) for rank in ranks]
-            case Release():
+            case m.Release():
                 for block in instruction.blocks:
                     self._lengths.pop((instruction.worker, block), None)
                 return self._released(instruction)
         return [instruction]
 
-    def _assigned(self, message: TrainStep) -> list[Instruction]:
+    def _assigned(self, message: m.TrainStep) -> list[m.Instruction]:
         group = self._groups[message.node]
         self._outstanding.ask_all(message, group.workers)
         share_of = self._split(message.keys, message.inputs, len(group.shares))
-        told: list[TrainStep] = []
+        told: list[m.TrainStep] = []
         for share, ranks in enumerate(group.shares):
             own = _share(message, ranks[0], np.flatnonzero(share_of == share))
             told += [own] if len(ranks) == 1 else _given(own, ranks)
@@ -117,7 +97,7 @@ class RankGroups:
             self._fetching[each.id, each.worker] = frozenset(refs)
         return [*told]
 
-    def _released(self, message: Release) -> list[Instruction]:
+    def _released(self, message: m.Release) -> list[m.Instruction]:
         """Release what no rank may still fetch."""
         awaited = frozenset[tuple[str, int]]().union(*self._fetching.values())
         self._free |= awaited.intersection((message.worker, block) for block in message.blocks)
@@ -150,55 +130,65 @@ class RankGroups:
         for ref in refs if self._groups else ():
             self._lengths[ref.worker, ref.block] = ref.lengths
 
-    def heard(self, event: Event, asked: Pending | None) -> tuple[list[Event], list[Instruction]]:
+    def heard(
+        self, event: m.Event, asked: Pending | None
+    ) -> tuple[list[m.Event], list[m.Instruction]]:
         """What the core is to hear, and what the ranks are to be told. asked: what this answers."""
         match event:
-            case Produced() if event.node in self._weighed:
+            case m.Produced() if event.node in self._weighed:
                 self.kept((event.ref,))
-            case Prepared():
+            case m.Prepared():
                 return [], [*self._answered(event), *self._prepared(asked)]
-            case Stepped() if event.node in self._groups:
-                ended = asked is not None and not asked.parts
-                first = self._groups[event.node].workers[0]
-                return [replace(event, worker=first)] if ended else [], []
-            case FetchFailed() if asked is not None and self._is_group(asked.task):
-                dropped = asked.wanted
-                self._outstanding.give_up(asked)
-                return [event] if dropped else [], self._answered(event)
-            case Offered() if event.worker != self._first.get(event.model, event.worker):
-                # All ranks took part; whoever kept a block all the same may let it go.
-                kept: list[Instruction] = [Release(worker=event.worker, blocks=(event.block,))]
-                return [], kept if event.block >= 0 else []
-            case WorkerLost():
-                self._lengths = {
-                    at: found for at, found in self._lengths.items() if at[0] != event.worker
-                }
-                self._free = {ref for ref in self._free if ref[0] != event.worker}
+            case m.Stepped() if event.node in self._groups:
+                return self._stepped(event, asked), []
+            case m.FetchFailed() if asked is not None and self._is_group(asked.task):
+                return self._dropped(event, asked), self._answered(event)
+            case m.Offered() if asked is not None and event.worker != asked.task.worker:
+                # All ranks took part, but only the first one's block counts.
+                spare: list[m.Instruction] = [m.Release(worker=event.worker, blocks=(event.block,))]
+                return [], spare if event.block >= 0 else []
+            case m.WorkerLost():
+                self._lost(event.worker)
         return [event], []
 
-    def _is_group(self, task: Task) -> TypeGuard[TrainStep]:
-        return isinstance(task, TrainStep) and task.node in self._groups
+    def _dropped(self, event: m.FetchFailed, asked: Pending) -> list[m.Event]:
+        """A rank cannot fetch its rows: the core hears the first one that says so."""
+        first = asked.wanted
+        self._outstanding.give_up(asked)
+        return [event] if first else []
 
-    def _answered(self, event: Prepared | FetchFailed) -> list[Instruction]:
+    def _stepped(self, event: m.Stepped, asked: Pending | None) -> list[m.Event]:
+        """The core hears of the last one, as if the first rank said it."""
+        ended = asked is not None and not asked.parts
+        return [replace(event, worker=self._groups[event.node].workers[0])] if ended else []
+
+    def _lost(self, worker: str) -> None:
+        self._lengths = {at: found for at, found in self._lengths.items() if at[0] != worker}
+        self._free = {ref for ref in self._free if ref[0] != worker}
+
+    def _is_group(self, task: m.Task) -> TypeGuard[m.TrainStep]:
+        return isinstance(task, m.TrainStep) and task.node in self._groups
+
+    def _answered(self, event: m.Prepared | m.FetchFailed) -> list[m.Instruction]:
         """A rank has fetched its rows, or dropped them: release the blocks that only it kept."""
         self._fetching.pop((event.id, event.worker), None)
         done = self._free.difference(*self._fetching.values())
         self._free -= done
-        return [Release(worker=worker, blocks=(block,)) for worker, block in sorted(done)]
+        return [m.Release(worker=worker, blocks=(block,)) for worker, block in sorted(done)]
 
-    def _prepared(self, asked: Pending | None) -> list[Instruction]:
+    def _prepared(self, asked: Pending | None) -> list[m.Instruction]:
         """Once all ranks are prepared, they begin."""
         if asked is None or not asked.wanted or set(asked.parts.values()) != {"prepared"}:
             return []
         task = asked.task
-        assert isinstance(task, TrainStep)
+        assert isinstance(task, m.TrainStep)
         self._outstanding.begin(asked)
-        return [Go(id=task.id, node=task.node, worker=rank) for rank in asked.parts]
+        return [m.Go(id=task.id, node=task.node, worker=rank) for rank in asked.parts]
 
     def waiting(self) -> list[str]:
         """For the watchdog, in words."""
         lines = []
-        for asked in self._outstanding.of(TrainStep):
+        for asked in self._outstanding.of(m.TrainStep):
             if self._is_group(asked.task):
                 begun = "begun" in asked.parts.values()
                 lacks = "ended their updates" if begun else "fetched their rows"
@@ -211,7 +201,7 @@ def _producers(nodes: Iterable[PlannedNode]) -> frozenset[str]:
     return frozenset(fetch.producer for node in nodes for i in node.inputs for fetch in i.fetches)
 
 
-def _share(message: TrainStep, worker: str, mine: np.ndarray) -> TrainStep:
+def _share(message: m.TrainStep, worker: str, mine: np.ndarray) -> m.TrainStep:
     """What one rank is told: all keys, and the gathers of its own rows."""
     inputs = {
         name: tuple(_part(gather, mine) for gather in gathers)
@@ -220,7 +210,7 @@ def _share(message: TrainStep, worker: str, mine: np.ndarray) -> TrainStep:
     return replace(message, worker=worker, inputs=inputs, mine=mine)
 
 
-def _given(message: TrainStep, ranks: tuple[str, ...]) -> list[TrainStep]:
+def _given(message: m.TrainStep, ranks: tuple[str, ...]) -> list[m.TrainStep]:
     """What the ranks of one share are told: the first fetches, and gives the others its rows."""
     message = replace(message, giver=message.worker)
     nothing: dict[str, tuple[Gather, ...]] = dict.fromkeys(message.inputs, ())

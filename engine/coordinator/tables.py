@@ -86,7 +86,7 @@ def input_state(
     slots: np.ndarray,
     *,
     unmade: bool,
-    reduced: Callable[[PlannedInput], np.ndarray] | None = None,
+    reduced: Callable[[PlannedInput], np.ndarray],
 ) -> np.ndarray:
     """uint8 [slots, inner]: PRESENT where every input of a node has come, ABSENT where some input
     never will; for whole cohorts PENDING until every input is decided, since a row that fails late
@@ -100,7 +100,7 @@ def input_state(
     first, rest = (PENDING, np.maximum) if node.chunking == "cohort" else (ABSENT, np.minimum)
     found: np.ndarray | None = None
     for i in node.inputs:
-        if i.fan_in and reduced is not None:
+        if i.fan_in:
             wide = reduced(i)
         else:
             gate = tables[i.gate].state[slots]
@@ -110,12 +110,17 @@ def input_state(
         else:
             found = np.where((wide == first) | (found == first), first, rest(found, wide))
     assert found is not None  # only a source has no input, and a source is never asked
-    for fetch in (
-        (fetch for i in node.inputs if not i.fan_in for fetch in i.fetches) if unmade else ()
-    ):
+    return _with_bytes(found, node, tables, slots) if unmade else found
+
+
+def _with_bytes(
+    state: np.ndarray, node: PlannedNode, tables: Mapping[str, RowTable], slots: np.ndarray
+) -> np.ndarray:
+    """The same, with the state of a row that it reads wherever that is not PRESENT."""
+    for fetch in (fetch for i in node.inputs if not i.fan_in for fetch in i.fetches):
         held = np.repeat(tables[fetch.producer].state[slots], fetch.ratio, axis=1)
-        found = np.where((held != PRESENT) & (found == PRESENT), held, found)
-    return found
+        state = np.where((held != PRESENT) & (state == PRESENT), held, state)
+    return state
 
 
 def read_by(node: PlannedNode) -> frozenset[str]:
@@ -169,10 +174,8 @@ class StepRows:
             return StepRows(Keys.of([]), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32))
         keys = Keys.concat([p.keys for p in parts])
         order = keys.order()
-        block, row = (
-            np.concatenate([p.block for p in parts]),
-            np.concatenate([p.row for p in parts]),
-        )
+        block = np.concatenate([p.block for p in parts])
+        row = np.concatenate([p.row for p in parts])
         return StepRows(keys.take(order), block[order], row[order])
 
 

@@ -147,16 +147,18 @@ class Versions:
 
     # --- what comes of it -------------------------------------------------------------------------
 
-    def heard(self, event: Loaded | Offered) -> list[Load]:
-        """Take note of it; returns who is told what now."""
+    def heard(self, event: Loaded | Offered, task: Offer | Load) -> list[Load]:
+        """Note the answer to a task; returns who is told what now."""
         if isinstance(event, Offered):
-            return self._offered(event)
-        self._loaded(event)
+            return self._offered(event, (task.model, task.version))
+        if isinstance(task, Load) and task.version == self._published:
+            self._fresh.discard(_place(task))
+        self._let_go()
         return []
 
-    def _offered(self, event: Offered) -> list[Load]:
+    def _offered(self, event: Offered, model: tuple[str, int]) -> list[Load]:
         """The weights are a block: tell who waits for it, or release it if nobody does."""
-        weights = self._weights.get((event.model, event.version))
+        weights = self._weights.get(model)
         if weights is None or weights.offered is not None:
             self._gone.append((event.worker, event.block))
             return []
@@ -165,11 +167,6 @@ class Versions:
         weights.held = []
         self._let_go()
         return told
-
-    def _loaded(self, event: Loaded) -> None:
-        if event.version == self._published:
-            self._fresh.discard((event.node, event.model, event.worker))
-        self._let_go()
 
     # --- losses -----------------------------------------------------------------------------------
 

@@ -161,7 +161,7 @@ class SimulatedWorker:
                 answer = m.Evaluated(id=number, node=node, version=version)
                 task = partial(self._read_and_answer, message, answer)
             case m.Record(id=number, step=step):
-                answer = m.Recorded(id=number, step=step)
+                answer = m.Recorded(id=number)
                 task = partial(self._read_and_answer, message, answer)
         chunk = isinstance(message, m.RunChunk)
         self._enqueue(partial(self._fetch, message, task), chunk=chunk)
@@ -323,13 +323,8 @@ class SimulatedWorker:
 
     def _offer(self, message: m.Offer, done: Done) -> None:
         def end() -> None:
-            number, model, version = message.id, message.model, message.version
-            block, me = self._world.outbox.offer(self.name, model, version), self.name
-            self.say(
-                m.Offered(
-                    id=number, model=model, version=version, worker=me, block=block, digest=""
-                )
-            )
+            block = self._world.outbox.offer(self.name, message.model, message.version)
+            self.say(m.Offered(id=message.id, worker=self.name, block=block, digest=""))
             done()
 
         self._with_all(("offer", message.writer, message.id), self._durations.load, end)
@@ -360,8 +355,7 @@ class SimulatedWorker:
             self._world.outbox.check_offer(message.source, message.block, model, message.version)
         if not message.leader or self._world.nodes[message.reader].traits.generates:
             self._chunks.loaded(message.reader, message.version)
-        number, node, model, version = message.id, message.reader, message.model, message.version
-        self.say(m.Loaded(id=number, node=node, model=model, version=version, worker=self.name))
+        self.say(m.Loaded(id=message.id, worker=self.name))
         done()
 
     def _wake(self) -> None:

@@ -73,9 +73,7 @@ class Delivery:
                 deque(pieces, maxlen=0)
             else:
                 block, digest, dtypes = self._keep(model, pieces)
-        yield m.Offered(
-            id=message.id, model=model, version=version, worker=worker, block=block, digest=digest
-        )
+        yield m.Offered(id=message.id, worker=worker, block=block, digest=digest)
         probed = self._probe(message.writer, model, version, dtypes, counted=first)
         if first and probed is not None:
             yield probed
@@ -112,7 +110,7 @@ class Delivery:
             yield m.FetchFailed(id=message.id, worker=worker, peer=lost.peer)
             return
         self._given[module] = version
-        yield m.Loaded(id=message.id, node=reader, model=model, version=version, worker=worker)
+        yield m.Loaded(id=message.id, worker=worker)
         if fetched and not message.leader:
             self._unprobed.append(message)
 

@@ -181,7 +181,7 @@ class Worker:
         if self._samples is not None and due and any(map(len, rows.values())):
             with self.kernels.during("record", f"samples of step {message.step}"):
                 self._samples.write(message.step, sample_table(message.step, rows))
-        return m.Recorded(id=message.id, step=message.step)
+        return m.Recorded(id=message.id)
 
     def _turn(self, message: m.Sleep | m.Wake) -> m.Slept | m.Woken:
         """Give the devices back, or take them up again."""

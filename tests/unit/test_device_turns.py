@@ -87,13 +87,11 @@ def answer(told: m.Instruction) -> m.Event:
         case m.Evaluate():
             return m.Evaluated(id=told.id, node=told.node, version=told.version)
         case m.Record():
-            return m.Recorded(id=told.id, step=told.step)
+            return m.Recorded(id=told.id)
         case m.Offer():
-            where = {"worker": told.worker, "block": 0, "digest": ""}
-            return m.Offered(id=told.id, model=told.model, version=told.version, **where)
+            return m.Offered(id=told.id, worker=told.worker, block=0, digest="")
         case m.Load():
-            what = {"node": told.reader, "model": told.model, "version": told.version}
-            return m.Loaded(id=told.id, worker=told.worker, **what)
+            return m.Loaded(id=told.id, worker=told.worker)
         case m.Wake():
             return m.Woken(worker=told.worker)
         case m.Sleep():

@@ -263,11 +263,13 @@ def test_a_block_that_waits_for_a_rank_s_answer_is_not_released_once_it_is_lost(
 
 def test_every_rank_is_asked_for_the_weights_and_the_first_one_s_count() -> None:
     it = ranks(2)
-    offer = m.Offer(id=7, model="m", writer="learn", worker="t0", version=4)
-    assert [each.worker for each in it.told([offer]) if isinstance(each, m.Offer)] == ["t0", "t1"]
+    for task in (7, 8):
+        offer = m.Offer(id=task, model="m", writer="learn", worker="t0", version=4)
+        told = it.told([offer])
+        assert [each.worker for each in told if isinstance(each, m.Offer)] == ["t0", "t1"]
     first, second, none = (
-        m.Offered(id=7, model="m", version=4, worker=worker, block=block, digest="d")
-        for worker, block in (("t0", 3), ("t1", 8), ("t1", -1))
+        m.Offered(id=task, worker=worker, block=block, digest="d")
+        for task, worker, block in ((7, "t0", 3), (7, "t1", 8), (8, "t1", -1))
     )
     assert it.answers(first) == ([first], [])
     assert it.answers(second) == ([], [m.Release(worker="t1", blocks=(8,))])

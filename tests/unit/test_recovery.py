@@ -178,16 +178,13 @@ class ByHand:
         """The writer keeps the version that it was asked for."""
         (offer,) = self.new(messages.Offer)
         assert (offer.writer, offer.worker, offer.version) == ("learn", "train", 0)
-        where = {"worker": "train", "block": block, "digest": "d"}
-        self.hear(messages.Offered(id=offer.id, model="policy", version=0, **where))
+        self.hear(messages.Offered(id=offer.id, worker="train", block=block, digest="d"))
 
     def loaded(self) -> None:
         """The reader has it, from the block in which it is kept."""
         (load,) = self.new(messages.Load)
         assert (load.worker, load.source, load.digest) == ("gen", "train", "d")
-        self.hear(
-            messages.Loaded(id=load.id, node="rollout", model="policy", version=0, worker="gen")
-        )
+        self.hear(messages.Loaded(id=load.id, worker="gen"))
 
     def block(self) -> int:
         self.blocks += 1
