@@ -1,18 +1,16 @@
-"""Every block that the coordinator knows, by a number of its own, with a count of what still needs
-it.
+"""All blocks that the coordinator knows, by number, each with a count of what still needs it.
 
     a block is    when
     there         its Worker keeps it
-    lost          its Worker died with it; who reads it waits until its rows were made again
+    lost          its Worker died with it; readers wait until its rows are made again
     moved         its rows were made again, and lie in other blocks now
 
 Owns: where blocks lie, how long their rows are, and when each may be recycled. Does not own: who
 reads them and how lost ones are made again (dispatch.py).
 
-A block is needed by each of its rows that is wanted, by each chunk under way that reads it (a
-kernel looks at the bytes where they lie, until its call returns), by each chunk that may have to be
-run again, and by each lost block whose rows it has now. Whoever reads rows names the block that
-they came in; that they have moved shows only when they are looked up.
+A block is needed by each wanted row in it, by each chunk under way that reads it, by each chunk
+that may have to run again, and by each lost block whose rows it has now. Readers name the block
+that rows came in; where the rows have moved to is looked up here.
 """
 
 from __future__ import annotations

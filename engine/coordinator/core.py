@@ -2,14 +2,13 @@
 
     handle(event, now) -> instructions        no sockets, no clock, no tensors, no rows
 
-Owns: what an event means: whose it is, and what is lost with a Worker. Does not own: when the run
-moves on (phases.py), the loop that carries messages (engine/run), nor any Worker. The simulator
-drives this same object.
+Owns: what an event means, and what is lost with a Worker. Does not own: when the run moves on
+(phases.py), the loop that carries messages (engine/run), nor any Worker.
 
-Workers die in any phase (recovery.py). Without state, one is begun anew, and what was lost with it
-is made again: the same chunks where that gives the same rows (dispatch.py), other chunks or a
-further attempt where the weights have moved on meanwhile (prompt_table.py). Where only a checkpoint
-has what was lost, the run goes back to it.
+Workers die in any phase (recovery.py). One without state is restarted, and its rows are made again:
+by the same chunks where that gives the same rows (dispatch.py), by other chunks or a further
+attempt where the weights have changed (prompt_table.py). Otherwise the run goes back to a
+checkpoint.
 """
 
 from __future__ import annotations

@@ -17,20 +17,13 @@ that it has opened. Each set of devices goes through these states:
                 another Worker has something to do
     sleeping    the holder to have given its devices up       Slept: Wake of the next -> waking
 
-From the moment that another Worker waits, what the holder is told anew waits behind that one's
-turn: so nobody starves. What a Worker is told while it waits joins its last turn: so turns are long
-where much is told at once.
+Once another Worker waits, new tasks of the holder wait behind that one's turn: nobody starves. What
+a Worker is told while it waits joins its last turn, so that turns are long.
 
-What is under way always ends without anything else being told to the same Worker but Go and
-Release, which pass at once, and without another Worker's turn, but for what ranks do together: that
-begins when all of them have their devices. So it joins no turn that others wait behind. All ranks
-are told at once; then of two such things the one that was told first comes first on all devices,
-and no two sets of devices can wait for each other. Two ranks of one node never share devices (the
-plan sees to it): each would wait for the other.
-
-What one rank of a node could not fetch, no rank begins; but each of the others still says that it
-is prepared, or that it could not fetch its rows either, and one that sleeps takes its turn for
-that.
+A task ends without another Worker's turn, except what ranks do together, which begins when all have
+their devices: so that joins no turn that others wait behind. All ranks are told at once, so of two
+such tasks the earlier one comes first on all devices, and no two sets of devices wait for each
+other. Ranks of one node never share devices (by the plan).
 """
 
 from __future__ import annotations

@@ -11,11 +11,10 @@ Owns: the choice of a replica; keeping what a chunk reads until it has ended; an
 which rows that died with a Worker are made again. Does not own: which rows make a chunk
 (readiness.py, step.py), what becomes of its output (core.py), nor who is alive (recovery.py).
 
-A chunk is run again whole, with the same keys, where that gives the same rows: above the cut of a
-synchronous source, below the cut, and in an evaluation; and, if it reads a trained Model, only
-until the Step begins to train. Its inputs are held for that until its rows are wanted no longer,
-and it is run again when a reader asks for rows that were lost, not before. Elsewhere a chunk that
-was lost is given up, and its prompt table decides what to do instead.
+A chunk runs again whole, with the same keys, where that gives the same rows: above the cut of a
+synchronous source, below the cut, and in an evaluation; if it reads a trained Model, only until the
+Step begins to train. Its inputs are held while its rows are wanted, and it runs again only when a
+reader asks for lost rows. Elsewhere a lost chunk is given up, and its prompt table decides.
 """
 
 from __future__ import annotations

@@ -3,12 +3,10 @@
 Owns: what counts as no progress, and for how long it may last. Does not own: who gives prompts up
 (admission.py), nor a run that hangs, in which nothing moves at all (engine/run/watchdog.py).
 
-Progress is a Step. A Step that takes long is none the less on its way as long as what is made is
-kept, so time alone says nothing: generation may take hours. What no healthy run does is to admit a
-prompt, make its rows with the version that the next Step starts from, and give it up as too old for
-that very Step: no version has passed meanwhile, and the same will happen again. Every other way in
-which a prompt comes to nothing has an end: rejections (max_attempts of the selection), dropped
-groups (the error budget), rows lost with their Worker (the limit on deaths).
+Progress is a Step. Time alone says nothing: generation may take hours. But no healthy run admits a
+prompt, makes its rows with the version that the next Step starts from, and gives it up as too old
+for that very Step: the same would happen again. All other ways to lose prompts have a limit:
+rejections (max_attempts), dropped groups (the error budget), lost Workers (the limit on deaths).
 """
 
 from __future__ import annotations
@@ -30,10 +28,8 @@ class Livelock:
 
     def seen(self, now: float) -> str:
         """Why the run will complete no Step; empty while it may. To be called at each event."""
-        found = (
-            [a for a in self._admissions.values() if a.vain.prompts] if self._patience > 0 else []
-        )
-        if not found:
+        found = [a for a in self._admissions.values() if a.vain.prompts]
+        if not found or self._patience <= 0:
             self._since = None
         elif self._since is None:
             self._since = now

@@ -14,10 +14,9 @@
 Owns: these, the version, and the parts of the coordinator, which it asks what can be done. Does not
 own: what an event means (core.py).
 
-The stream region runs through all phases: a prompt is admitted whenever the bound on outstanding
-prompts allows it and no reader above the cut is behind the published version. With max_lag 0
-prompts are admitted in waves, while the run gathers and nothing is on its way, so that what shares
-a batch never depends on timing.
+The stream region runs in all phases: prompts are admitted while the bound on outstanding prompts
+allows it and every reader above the cut has the published version. With max_lag 0 they are admitted
+in waves, while the run gathers and no prompt runs, so that batches never depend on timing.
 """
 
 from __future__ import annotations
@@ -107,9 +106,8 @@ class Phases:
         moved = True
         while moved and not self.over:
             moved = False
-            evaluating = (
-                self.round is not None and self.round.under_way
-            )  # at its end ranks may have to write files
+            # When an evaluation ends, ranks may have to write files.
+            evaluating = self.round is not None and self.round.under_way
             self.out += self.versions.bring(may_offer=not (self.dispatch.moved_on or evaluating))
             self.out += self.dispatch.tell(self._able)
             for admission in self.sources.admissions.values():
@@ -118,9 +116,7 @@ class Phases:
             moved |= self._steps[self.phase]()
             for admission in self.sources.admissions.values():
                 moved |= self._admit(admission)
-            self.out += self.dispatch.tell(
-                self._able
-            )  # what has to be made again, as somebody asked for it
+            self.out += self.dispatch.tell(self._able)  # what has to be made again
             self._beyond()
 
     def _able(self, node: PlannedNode, worker: str) -> bool:
@@ -147,13 +143,10 @@ class Phases:
             return False
         found = admission.admit(self.version, sparing=self.recovery.spilling)
         self.assign(found, 0)
-        starved = (
-            admission.starved(self.version + 1, self.plan.place)
-            if self.phase == "gather" and not found
-            else ""
-        )
-        if starved:
-            self.fail(starved)
+        if self.phase == "gather" and not found:
+            starved = admission.starved(self.version + 1, self.plan.place)
+            if starved:
+                self.fail(starved)
         return bool(found)
 
     def _in_opening(self) -> bool:
@@ -253,21 +246,17 @@ class Phases:
 
     def _tell_checkpoint(self) -> None:
         """Tell it once every row that goes into it is there, and every rank is free to write."""
-        message = (
-            self.sources.checkpoint(self.version, self.dispatch) if self.versions.offered else None
-        )
+        if not self.versions.offered:
+            return
+        message = self.sources.checkpoint(self.version, self.dispatch)
         if message is not None:
-            self.storing.wanted = False
-            self.out.append(
-                replace(message, evaluated=dict(self.evaluated), timed=self.storing.timed)
-            )
+            self.storing.wanted, timed = False, self.storing.timed
+            self.out.append(replace(message, evaluated=dict(self.evaluated), timed=timed))
 
     def _end(self) -> bool:
         """Do what is left before the run is over, one at a time: evaluate, store, finish."""
         due = [] if self._stop else self._due(last=True)
-        if (
-            due
-        ):  # that this was the last version is known only now: what was on its way came to nothing
+        if due:  # only now is it known that this was the last version
             self._evaluate_or_close(due)
         elif self.storing.step != self.version:
             self.storing.want()
@@ -323,9 +312,7 @@ class Phases:
 
     def release(self) -> None:
         """Release blocks that nobody needs."""
-        self.out += [
-            Release(worker=worker, blocks=blocks) for worker, blocks in self.blocks.drain().items()
-        ]
-        self.out += [
-            Release(worker=worker, blocks=(block,)) for worker, block in self.versions.drain()
-        ]
+        for worker, blocks in self.blocks.drain().items():
+            self.out.append(Release(worker=worker, blocks=blocks))
+        for worker, block in self.versions.drain():
+            self.out.append(Release(worker=worker, blocks=(block,)))

@@ -17,17 +17,12 @@ An assignment of a node with ranks goes through these states:
     dropped     every rank to answer all the same   Prepared or FetchFailed of the last
 
 The rows are split over the shares of the layout (`data`). The ranks of a share (`tensor`) have the
-same rows: its first rank fetches them, and gives them to the others by a broadcast, which is a
-collective like those of the kernel: it comes after Go. So each row is fetched once, and ranks that
-are given theirs have nothing to fetch and are prepared at once.
+same rows: its first rank fetches them, and broadcasts them to the others after Go.
 
-No rank enters a collective before Go, so that a row that cannot be fetched never leaves the others
-hanging in one. A rank that is prepared for a dropped assignment lets it go when it is told the next
-one; what it still says of the former is of no interest. A rank that is lost takes a part of the
-train state with it: the core answers with Rollback.
-
-Of a dropped assignment the core knows that its rows are free. A rank that has not answered is still
-going to fetch them: until it has, their blocks are not released.
+No rank enters a collective before Go, so a row that cannot be fetched never leaves the others
+hanging in one. A rank drops a prepared assignment when it is told the next one. A lost rank takes a
+part of the train state with it: the core answers with Rollback. The core releases the rows of a
+dropped assignment at once; here their blocks are kept until no rank may still fetch them.
 """
 
 from __future__ import annotations

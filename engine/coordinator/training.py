@@ -4,13 +4,11 @@
     Record        every row of the Step to be there, its worker          Recorded
     TrainStep     the same, Record to be told, the one before to end     Stepped
 
-Owns: what the recorder and the train nodes are told, once more where somebody's rows were gone.
-Does not own: the nodes between the cut and them (step.py), nor what follows (core.py).
+Owns: what the recorder and the train nodes are told, again if rows were gone. Does not own: the
+nodes between the cut and them (step.py), nor what follows (core.py).
 
-Until the first TrainStep the Step can be undone: then the weights move on, and the samples are on
-their way. Where neither could be begun it can be undone as before, also where the recorder has
-died: what that may have written is written anew with the Step, and deleted at the run's end
-(engine/attempts.py) where there is no such Step any more.
+The Step can be undone while neither it nor its samples are begun. If the recorder has died, what it
+may have written is written again with the Step, or deleted at the run's end (engine/attempts.py).
 """
 
 from __future__ import annotations
@@ -190,8 +188,6 @@ class Training:
         if self.run is None:
             return []
         lines = self.run.waiting()
-        return lines + (
-            [f"step {self.run.step}: its samples are not written yet"]
-            if self._outstanding.of(Record)
-            else []
-        )
+        if self._outstanding.of(Record):
+            lines.append(f"step {self.run.step}: its samples are not written yet")
+        return lines

@@ -12,9 +12,8 @@ Owns: what a publish tells each Worker of each reader, which of them have not lo
 and the blocks that weights travel in. Does not own: when a version is published (core.py),
 nor how the bytes travel.
 
-A reader takes the weights straight from the writer where both are in one Worker and the writer has
-no other rank; everywhere else they are a block that the writer's Worker makes at once (Offer), so
-that it can go on training.
+A reader loads straight from a writer of one rank in its own Worker; for all others the writer's
+Worker makes a block at once (Offer), so that it can go on training.
 """
 
 from __future__ import annotations
@@ -78,29 +77,21 @@ class Versions:
         for reader in model.readers:
             for worker in self._nodes[reader].workers:
                 alias = reader in model.aliases and worker in writer.workers
-                yield Load(
-                    id=-1,
-                    model=model.name,
-                    writer=writer.name,
-                    reader=reader,
-                    version=version,
-                    alias=alias,
-                    worker=worker,
-                )
+                yield replace(self._load((reader, model.name, worker), version), alias=alias)
 
     def _follows(self, model: PlannedModel, version: int) -> Iterator[Load]:
         for reader in model.readers:
             for worker in self._nodes[reader].workers:
-                yield Load(
-                    id=-1,
-                    model=model.name,
-                    leader=model.follows,
-                    writer=self._writers[model.follows],
-                    reader=reader,
-                    rate=model.rate,
-                    version=version,
-                    worker=worker,
-                )
+                load = self._load((reader, model.follows, worker), version)
+                yield replace(load, model=model.name, leader=model.follows, rate=model.rate)
+
+    def _load(self, place: Place, version: int) -> Load:
+        """Without an id, which it gets when it is told."""
+        reader, model, worker = place
+        writer = self._writers[model]
+        return Load(
+            id=-1, model=model, writer=writer, reader=reader, version=version, worker=worker
+        )
 
     def _bring(self, written: str, messages: Iterable[Load]) -> Iterator[Offer | Load]:
         """Tell at once who can load on the spot; for the others offer the Model, unless it is."""
@@ -206,19 +197,10 @@ class Versions:
         found: list[Offer | Load] = []
         if not self._owed:
             return found
-        for reader, model, worker in sorted(
-            place for place in self._owed if place[2] not in self._down
-        ):
+        for place in sorted(place for place in self._owed if place[2] not in self._down):
+            model = place[1]
             if may_offer or (model, self._published) in self._weights:
-                load = Load(
-                    id=-1,
-                    model=model,
-                    writer=self._writers[model],
-                    reader=reader,
-                    version=self._published,
-                    worker=worker,
-                )
-                found += self._bring(model, [load])
+                found += self._bring(model, [self._load(place, self._published)])
         return found
 
     def _let_go(self) -> None:
