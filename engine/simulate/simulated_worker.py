@@ -160,7 +160,7 @@ class SimulatedWorker:
             case m.Evaluate(id=number, node=node, version=version):
                 answer = m.Evaluated(id=number, node=node, version=version)
                 task = partial(self._read_and_answer, message, answer)
-            case m.Record(id=number, step=step):
+            case m.Record(id=number):
                 answer = m.Recorded(id=number)
                 task = partial(self._read_and_answer, message, answer)
         chunk = isinstance(message, m.RunChunk)

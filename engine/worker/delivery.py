@@ -99,7 +99,7 @@ class Delivery:
         it is gone. Weights of another Worker are probed later, by `settle`.
         """
         yield from self.settle()
-        reader, model, version = message.reader, message.model, message.version
+        reader, version = message.reader, message.version
         worker = self._timing.worker
         module = self._use(message).module
         try:
