@@ -196,7 +196,7 @@ def host_peak(
     for group in turns:
         alone -= set(group)
         total += sum(kept[name] for name in group)
-        total += max(peaks[name] - kept[name] for name in group)
+        total += max((peaks[name] - kept[name] for name in group), default=0)
     return total + sum(peaks[name] for name in alone)
 
 

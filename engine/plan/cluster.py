@@ -41,15 +41,13 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """One host of several. port: where `dataflow host` answers.
-
-    address: the IP address by which others reach it. cores, memory (bytes), gpus (bytes of each): 0
-    while unknown.
-    """
+    """One host of several. cores, memory (bytes), gpus (bytes of each): 0 while unknown."""
 
     name: str
     address: str
+    """The IP address by which others reach it."""
     port: int = PORT
+    """Where `dataflow host` answers."""
     cores: int = 0
     memory: int = 0
     gpus: tuple[int, ...] = ()
@@ -62,20 +60,19 @@ class Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """The cores that this process may use, bytes of memory, and bytes of each GPU's memory.
-
-    hosts: those of the cluster file, if any; the other numbers are then the first one's. lease:
-    seconds of silence after which hosts give each other up. private: whether rows may travel
-    between hosts without encryption. keys: the key file of the hosts.
-    """
+    """The cores that this process may use, bytes of memory, and bytes of each GPU's memory."""
 
     cores: int
     memory: int
     gpus: tuple[int, ...] = ()
     hosts: tuple[Host, ...] = ()
+    """Those of the cluster file, if any; the numbers above are then those of the first."""
     lease: float = LEASE
+    """Seconds of silence after which hosts give each other up."""
     private: bool = False
+    """Whether rows may travel between hosts without encryption."""
     keys: Path | None = None
+    """The key file of the hosts."""
 
     def describe(self) -> str:
         """`2 cores, 23.5 GiB, no GPU`."""
@@ -109,46 +106,72 @@ def detect() -> Cluster:
 def read_cluster(path: Path) -> Cluster:
     """The hosts of a cluster file; this host supplies what the file leaves out of the first.
 
-    Raises PlanError for a file that is missing or no TOML, and for values that no host has.
+    Raises PlanError for a file that is missing or not TOML, and for impossible values.
     """
-    text = _text(path)
-    try:
-        data = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        where = _place_of(path, error)
-        raise PlanError(f"{where}: expected TOML: {error}. Fix: {_EXAMPLE}.") from error
-    lines = _Lines(path, text)
-    _refuse_unknown(lines, "", data, ("keys", "lease", "private", "hosts"))
-    hosts = tuple(_host(lines, name, said) for name, said in _table(lines, data, "hosts").items())
-    _refuse_shared_addresses(lines, hosts)
+    file = _ClusterFile(path, _text(path))
+    data = file.tables()
+    file.refuse_unknown("", data, ("keys", "lease", "private", "hosts"))
+    tables = data.get("hosts", {})
+    if not isinstance(tables, Mapping):
+        raise file.wrong("", "hosts", f"hosts: expected tables, found {tables!r}", "[hosts.a]")
+    hosts = tuple(_host(file, name, said) for name, said in tables.items())
+    _refuse_shared_addresses(file, hosts)
     if not hosts:
         problem = "expected hosts, found none"
         raise PlanError(f"cluster file {path}: {problem}. Fix: [hosts.a] with its address.")
     own, first = detect(), hosts[0]
     cores, memory = first.cores or own.cores, first.memory or own.memory
     first = replace(first, cores=cores, memory=memory, gpus=own.gpus)
-    settings = {"lease": LEASE, "private": False, "keys": f"{path.stem}.keys"} | data
-    for key, (fits, expected, fix) in _SETTINGS.items():
-        if not fits(settings[key]):
-            problem = f"{key}: expected {expected}, found {settings[key]!r}"
-            fix = fix.format(path.stem)
-            raise PlanError(f"{lines.at('', key)}: {problem}. Fix: {fix}.")
     return Cluster(
         cores=cores,
         memory=memory,
         gpus=own.gpus,
-        private=settings["private"],
         hosts=(first, *hosts[1:]),
-        lease=float(settings["lease"]),
-        keys=path.parent / settings["keys"],
+        lease=float(file.value("", data, "lease", LEASE)),
+        private=file.value("", data, "private", False),
+        keys=path.parent / file.value("", data, "keys", f"{path.stem}.keys"),
     )
+
+
+def _host(file: _ClusterFile, name: str, said: Any) -> Host:
+    if not _NAME.fullmatch(name) or not isinstance(said, Mapping):
+        problem = f"host {name}: expected a table of that name"
+        raise file.wrong("hosts", name, problem, "[hosts.b] with its address")
+    table = f"hosts.{name}"
+    file.refuse_unknown(table, said, ("address", "port", "cores", "memory_gib"))
+    address = said.get("address")
+    try:
+        ipaddress.ip_address(address if isinstance(address, str) else "")
+    except ValueError as error:
+        problem = f"expected the IP address by which others reach it, found {address!r}"
+        raise file.wrong(table, "address", problem, 'address = "10.0.0.2"') from error
+    return Host(
+        name=name,
+        address=str(address),
+        port=int(file.value(table, said, "port", PORT)),
+        cores=int(file.value(table, said, "cores", 0)),
+        memory=int(file.value(table, said, "memory_gib", 0) * 2**30),
+    )
+
+
+def _refuse_shared_addresses(file: _ClusterFile, hosts: Sequence[Host]) -> None:
+    seen: dict[tuple[str, int], str] = {}
+    for host in hosts:
+        other = seen.setdefault((host.address, host.port), host.name)
+        if other != host.name:
+            problem = f"expected an address and port of its own, found those of host {other}"
+            raise file.wrong(f"hosts.{host.name}", "address", problem, "another port")
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-_SETTINGS: Mapping[str, tuple[Callable[[Any], bool], str, str]] = {
+def _is_whole(value: Any, most: int) -> bool:
+    return _is_number(value) and 0 < value <= most and value == int(value)
+
+
+_VALUES: Mapping[str, tuple[Callable[[Any], bool], str, str]] = {
     "lease": (
         lambda value: _is_number(value) and 1 <= value <= _LONGEST_LEASE,
         f"seconds, 1 to {_LONGEST_LEASE}",
@@ -156,76 +179,69 @@ _SETTINGS: Mapping[str, tuple[Callable[[Any], bool], str, str]] = {
     ),
     "private": (lambda value: isinstance(value, bool), "true or false", "leave it out"),
     "keys": (lambda value: isinstance(value, str) and value != "", "a path", 'keys = "{}.keys"'),
+    "port": (lambda value: _is_whole(value, 65535), "a port, 1 to 65535", "leave it out"),
+    "cores": (
+        lambda value: _is_whole(value, 2**16),
+        "a number of cores, 1 to 65536",
+        "leave it out",
+    ),
+    "memory_gib": (
+        lambda value: _is_number(value) and 0 < value <= 2**20,
+        "GiB of memory, above 0 to 1048576",
+        "leave it out",
+    ),
 }
 """Key -> whether a value fits, what is expected, and the fix ({}: the name of the file)."""
 
 
-def _host(lines: _Lines, name: str, said: Any) -> Host:
-    where = f"{lines.at('hosts', name)}: host {name}"
-    if not _NAME.fullmatch(name) or not isinstance(said, Mapping):
-        raise PlanError(f"{where}: expected a table of that name. Fix: [hosts.b] with its address.")
-    table = f"hosts.{name}"
-    _refuse_unknown(lines, table, said, ("address", "port", "cores", "memory_gib"))
-    address = said.get("address")
-    try:
-        ipaddress.ip_address(address if isinstance(address, str) else "")
-    except ValueError as error:
-        where = f"{lines.at(table, 'address')}: host {name}"
-        problem = f"expected the IP address by which others reach it, found {address!r}"
-        raise PlanError(f'{where}: {problem}. Fix: address = "10.0.0.2".') from error
-    return Host(
-        name=name,
-        address=str(address),
-        port=int(_number(lines, table, said, "port", PORT)),
-        cores=int(_number(lines, table, said, "cores", 0)),
-        memory=int(_number(lines, table, said, "memory_gib", 0) * 2**30),
-    )
+class _ClusterFile:
+    """A cluster file, and the lines of its keys, which tomllib does not tell."""
 
+    def __init__(self, path: Path, text: str) -> None:
+        self._path, self._text = path, text
 
-_BOUNDS: Mapping[str, tuple[float, bool, str]] = {
-    "port": (65535, True, "a port, 1 to 65535"),
-    "cores": (2**16, True, "a number of cores, 1 to 65536"),
-    "memory_gib": (2**20, False, "GiB of memory, above 0 to 1048576"),
-}
-"""Key -> its greatest value, whether it is an integer, and what it is."""
+    def tables(self) -> dict[str, Any]:
+        """The file as TOML."""
+        try:
+            return tomllib.loads(self._text)
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
+            line = re.search(r"at line (\d+)", str(error))
+            where = f"cluster file {self._path}{f':{line[1]}' if line else ''}"
+            raise PlanError(f"{where}: expected TOML: {error}. Fix: {_EXAMPLE}.") from error
 
+    def value(self, table: str, said: Mapping[str, Any], key: str, default: Any) -> Any:
+        """The value of a key. Raises PlanError for one that does not fit."""
+        fits, expected, fix = _VALUES[key]
+        if key in said and not fits(said[key]):
+            problem = f"{key}: expected {expected}, found {said[key]!r}"
+            raise self.wrong(table, key, problem, fix.format(self._path.stem))
+        return said.get(key, default)
 
-def _number(lines: _Lines, table: str, said: Mapping[str, Any], key: str, default: float) -> float:
-    value = said.get(key, default)
-    most, whole, what = _BOUNDS[key]
-    if key in said and (
-        not _is_number(value) or not 0 < value <= most or (whole and value != int(value))
-    ):
-        where = f"{lines.at(table, key)}: host {table.partition('.')[2]}"
-        raise PlanError(f"{where}: {key}: expected {what}, found {value!r}. Fix: leave it out.")
-    return value
+    def refuse_unknown(self, table: str, said: Mapping[str, Any], known: Sequence[str]) -> None:
+        """Raises PlanError for a key of a table that means nothing."""
+        for key in said:
+            if key not in known:
+                fix = nearest(key, known) or f"one of {', '.join(known)}"
+                raise PlanError(f"{self._at(table, key)}: unknown key {key!r}. Fix: {fix}.")
 
+    def wrong(self, table: str, key: str, problem: str, fix: str) -> PlanError:
+        """Names the line of a key, and the host whose table it is in."""
+        _, _, host = table.partition(".")
+        of = f"host {host}: " if host else ""
+        return PlanError(f"{self._at(table, key)}: {of}{problem}. Fix: {fix}.")
 
-def _refuse_shared_addresses(lines: _Lines, hosts: Sequence[Host]) -> None:
-    seen: dict[tuple[str, int], str] = {}
-    for host in hosts:
-        other = seen.setdefault((host.address, host.port), host.name)
-        if other != host.name:
-            where = f"{lines.at(f'hosts.{host.name}', 'address')}: host {host.name}"
-            problem = f"expected an address and port of its own, found those of host {other}"
-            raise PlanError(f"{where}: {problem}. Fix: another port.")
-
-
-def _table(lines: _Lines, data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = data.get(key, {})
-    if not isinstance(found, Mapping):
-        where = lines.at("", key)
-        raise PlanError(f"{where}: {key}: expected tables, found {found!r}. Fix: [hosts.a].")
-    return found
-
-
-def _refuse_unknown(
-    lines: _Lines, table: str, data: Mapping[str, Any], known: tuple[str, ...]
-) -> None:
-    for key in data:
-        if key not in known:
-            fix = nearest(key, known) or f"one of {', '.join(known)}"
-            raise PlanError(f"{lines.at(table, key)}: unknown key {key!r}. Fix: {fix}.")
+    def _at(self, table: str, key: str) -> str:
+        """`cluster file cluster.toml:7`; no line for a key not written as `key =` in its table."""
+        inside = ""
+        for number, line in enumerate(self._text.splitlines(), 1):
+            words = line.partition("#")[0].strip()
+            if words.startswith("["):
+                inside = words.strip("[] ")
+                if inside == (f"{table}.{key}" if table else key):
+                    return f"cluster file {self._path}:{number}"
+            elif inside == table and words.partition("=")[0].strip().strip("\"'") == key:
+                return f"cluster file {self._path}:{number}"
+        return f"cluster file {self._path}"
 
 
 _EXAMPLE = 'keys = "cluster.keys", then [hosts.a] with address = "10.0.0.1"'
@@ -242,35 +258,6 @@ def _text(path: Path) -> str:
         raise PlanError(f"{what}: {problem}. Fix: save it as UTF-8.") from error
     except OSError as error:
         raise PlanError(f"{what}: cannot be read: {error.strerror}. Fix: {_EXAMPLE}.") from error
-
-
-def _place_of(path: Path, error: Exception) -> str:
-    found = re.search(r"at line (\d+)", str(error))
-    return f"cluster file {path}:{found[1]}" if found else f"cluster file {path}"
-
-
-class _Lines:
-    """The line of a key in a cluster file, which tomllib does not tell.
-
-    Just the file for a key that is not written as `key = value` under its table's heading.
-    """
-
-    def __init__(self, path: Path, text: str) -> None:
-        self._path = path
-        self._lines = text.splitlines()
-
-    def at(self, table: str, key: str) -> str:
-        """`cluster file cluster.toml:7`."""
-        inside = ""
-        for number, line in enumerate(self._lines, 1):
-            words = line.partition("#")[0].strip()
-            if words.startswith("["):
-                inside = words.strip("[] ")
-                if inside == (f"{table}.{key}" if table else key):
-                    return f"cluster file {self._path}:{number}"
-            elif inside == table and words.partition("=")[0].strip().strip("\"'") == key:
-                return f"cluster file {self._path}:{number}"
-        return f"cluster file {self._path}"
 
 
 def _memory() -> int:

@@ -1,7 +1,7 @@
 """The Plan: what runs where, with what, and what that should cost.
 
-Owns: the data types only; they are immutable, printable (explain.py) and serialisable
-(to_json). Does not own: any decision (passes/), nor anything that runs.
+Owns: the data types, and a plan as JSON. Does not own: any decision (passes/), a plan in words
+(explain/), nor anything that runs.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedInput:
-    """One input. `gate`: the node that decides which rows exist; the fetches bring the bytes.
+    """One input. The fetches bring the bytes.
 
-    They differ behind a select, which moves no rows. `ratio`: rows of the node for each row of the
-    gate (`parent` inputs have more than one). `fan_in`: of an input that is reduced, the rows of
-    the gate for each row of the node, as far as they are left; 0 for every other input.
+    gate: the node that decides which rows exist; it differs from the producer behind a select,
+    which moves no rows. ratio: rows of the node for each row of the gate (more than one for
+    `parent` inputs). fan_in: of a reduced input, most rows of the gate for a row of the node; 0 for
+    all others.
     """
 
     name: str
@@ -50,16 +51,15 @@ class PlannedInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelUse:
-    """How a node uses a Model. trained: whether a weight edge brings the Model's versions.
-
-    module: uses of one name in one Worker share a module (the writer's, for an alias).
-    """
+    """How a node uses a Model."""
 
     param: str
     model: str
     access: Literal["read", "write"]
     trained: bool = False
+    """Whether a weight edge brings the Model's versions."""
     module: str = ""
+    """Uses of one name in one Worker share a module (the writer's, for an alias)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,31 +77,28 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRank:
-    """One Worker of a replica that runs on several in lock-step.
-
-    index: its number, as in `Layout`; share: its share of a Step's rows; part: its part of each
-    weight matrix.
-    """
+    """One Worker of a replica that runs on several in lock-step. index: its number in `Layout`."""
 
     worker: str
     index: int = 0
     share: int = 0
+    """Its share of a Step's rows."""
     part: int = 0
+    """Its part of each weight matrix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedNode:
     """One node, decided.
 
-    rows: rows of its output for each prompt. inner: rows of its inputs for each prompt (a node that
-    reduces: those that it reduces to), which its chunks consist of. chunking: `cohort` (rows of
-    prompts admitted together, so that what shares a batch is decided before it starts) or `ready`
-    (whatever has come, as far as the scope allows). chunks: into how many chunks of whole prompts
-    the rows of a cohort (below the cut: of a Step) are cut, however many replicas there are: equal
-    chunks give equal bits. workers: the replicas, each with its ranks one after another. tokens:
-    the column whose length is a row's, if any. max_lag: what the node was given. lag: by how many
-    versions its rows' weights may trail the published ones; 0 except in a stream whose source has a
-    lag.
+    rows: of its output, for each prompt. inner: of its inputs, for each prompt, which its chunks
+    consist of (a node that reduces: those that it reduces to). chunking: `cohort` (prompts admitted
+    together, so what shares a batch is decided before it starts) or `ready` (whatever has come, as
+    far as the scope allows). chunks: how many chunks of whole prompts a cohort (below the cut: a
+    Step) is cut into, whatever the replicas: equal chunks give equal bits. workers: the replicas,
+    each with its ranks in order. tokens: the column whose length is a row's, if any. max_lag: as
+    given to the node. lag: how many versions its rows' weights may trail the published ones; 0
+    except in a stream whose source has a lag.
     """
 
     name: str
@@ -183,10 +180,7 @@ class PlannedSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedEdge:
-    """One data edge: its columns, bytes a Step and route.
-
-    device: the columns whose values stay on devices, and travel by collectives.
-    """
+    """One data edge: its columns, bytes a Step and route."""
 
     producer: str
     consumer: str
@@ -194,6 +188,7 @@ class PlannedEdge:
     bytes: int
     route: str
     device: tuple[str, ...] = ()
+    """Columns whose values stay on devices and travel by collectives."""
     saved: int = 0
     """Bytes of declared columns that stay, since nobody downstream reads them."""
 
@@ -222,14 +217,11 @@ class PlannedModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """Everything decided. `nodes` in running order; train nodes in the order of the sinks."""
+class Decisions:
+    """What the passes decide. `nodes` in running order; train nodes in the order of the sinks."""
 
-    graph: str
-    digest: str
-    seed: int
-    nodes: tuple[PlannedNode, ...]
-    sources: tuple[PlannedSource, ...]
+    nodes: tuple[PlannedNode, ...] = ()
+    sources: tuple[PlannedSource, ...] = ()
     models: tuple[PlannedModel, ...] = ()
     edges: tuple[PlannedEdge, ...] = ()
     recorded: tuple[PlannedInput, ...] = ()
@@ -244,12 +236,11 @@ class Plan:
     """The GPU, by its number on the host, of each Worker that computes with a Model."""
     notes: tuple[str, ...] = ()
     """What the passes pruned, derived or chose, in words."""
-    warnings: tuple[GraphWarning, ...] = ()
-    """What looks wrong in the graph, and in the plan."""
-    cluster: Cluster | None = None
-    """The machine that the plan is for."""
-    program: Graph | None = field(default=None, compare=False, repr=False)
-    """The graph of the nodes, pruned and resolved; graph.json in a run folder."""
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """Every Worker of some node."""
+        return tuple(dict.fromkeys(w for n in self.nodes for w in n.workers))
 
     def node(self, name: str) -> PlannedNode:
         """The planned node of that name; KeyError where there is none."""
@@ -257,6 +248,33 @@ class Plan:
             if node.name == name:
                 return node
         raise KeyError(name)
+
+    def nodes_on(self, worker: str) -> list[PlannedNode]:
+        """The nodes that a Worker runs, or has a rank of."""
+        return [n for n in self.nodes if worker in n.workers]
+
+    def host_of(self, worker: str) -> str:
+        """The host of a Worker; empty if all are on this one."""
+        return self.hosts.get(worker, "")
+
+    def turns_of(self, worker: str) -> tuple[str, ...]:
+        """Its group of Workers that take turns, itself included; empty if it is in none."""
+        return next((group for group in self.turns if worker in group), ())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan(Decisions):
+    """Everything decided about a graph, for one machine or several."""
+
+    graph: str
+    digest: str
+    seed: int
+    warnings: tuple[GraphWarning, ...] = ()
+    """What looks wrong in the graph, and in the plan."""
+    cluster: Cluster | None = None
+    """The machine that the plan is for."""
+    program: Graph | None = field(default=None, compare=False, repr=False)
+    """The graph of the nodes, pruned and resolved; graph.json in a run folder."""
 
     def origin(self, node: str) -> Origin | None:
         """Where in the user's source a node was written; None where that is not known."""
@@ -267,11 +285,6 @@ class Plan:
         """`grpo.py:14 score`: a node as messages name it, at run time as in the check."""
         origin = self.origin(node)
         return f"{origin} {node}" if origin else node
-
-    @property
-    def workers(self) -> tuple[str, ...]:
-        """Every Worker of some node."""
-        return tuple(dict.fromkeys(w for n in self.nodes for w in n.workers))
 
     @property
     def stateful(self) -> frozenset[str]:
@@ -306,7 +319,8 @@ class Plan:
         """The plan as JSON, with its format version."""
         data = asdict(replace(self, program=None))
         del data["program"]
-        return json.dumps({"format": FORMAT, **data}, indent=1, default=_plain)
+        first = {"format": FORMAT, "graph": self.graph, "digest": self.digest, "seed": self.seed}
+        return json.dumps(first | data, indent=1, default=_plain)
 
 
 def with_lags(
@@ -320,10 +334,7 @@ def with_lags(
 def elsewhere(
     model: PlannedModel, models: Sequence[PlannedModel], nodes: Sequence[PlannedNode]
 ) -> tuple[str, ...]:
-    """Workers to which a Model's versions travel from its writer's first: those of readers.
-
-    Readers of its followers count.
-    """
+    """Workers to which a Model's versions travel: those of its readers and its followers'."""
     workers = {n.name: n.workers for n in nodes}
     models = [m for m in models if model.name in (m.name, m.follows)]
     readers = [r for m in models for r in m.copied]

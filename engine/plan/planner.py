@@ -1,19 +1,18 @@
 """Planning: from a CheckedGraph to a Plan.
 
-Owns: running the passes in their order. Does not own: any decision (passes/), their order
-(passes/__init__.py), nor showing a plan (explain.py).
+Owns: running the passes. Does not own: their order and their decisions (passes/).
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from dataflow.check import CheckedGraph
 from engine.plan.cluster import Cluster, detect
 from engine.plan.draft import Draft
 from engine.plan.passes import PASSES
 from engine.plan.placing import Placing
-from engine.plan.plan import Plan
+from engine.plan.plan import Decisions, Plan
 from engine.plan.warnings import WARNINGS
 
 
@@ -27,9 +26,8 @@ def make_plan(
 ) -> Plan:
     """Decide everything about a checked graph on a cluster (None: this host).
 
-    threads: of each kernel, None for all cores of its Worker. placing: the wishes for Workers (from
-    engine.options.placing), None for all nodes in one. Raises PlanError where the cluster, the
-    installed kernels or the places cannot run the graph.
+    threads: of each kernel, None for all cores of its Worker. placing: None for all nodes in one
+    Worker. Raises PlanError where the cluster, the kernels or the places cannot run the graph.
     """
     sources = [n.name for n in checked.graph.nodes if n.operator.work == "source"]
     draft = Draft(
@@ -42,22 +40,8 @@ def make_plan(
     )
     for run in PASSES:
         draft = run(draft)
-    plan = Plan(
-        graph=draft.graph.name,
-        digest=draft.graph.digest,
-        seed=seed,
-        nodes=draft.nodes,
-        sources=draft.sources,
-        models=draft.models,
-        edges=draft.edges,
-        recorded=draft.recorded,
-        recorder=draft.recorder,
-        turns=draft.turns,
-        hosts=draft.hosts,
-        devices=draft.devices,
-        notes=draft.notes,
-        cluster=draft.cluster,
-        program=draft.graph,
-    )
+    graph, decided = draft.graph, {f.name: getattr(draft, f.name) for f in fields(Decisions)}
+    own = {"graph": graph.name, "digest": graph.digest, "seed": seed, "program": graph}
+    plan = Plan(**decided, **own, cluster=draft.cluster)
     found = (warning for look in WARNINGS for warning in look(plan))
     return replace(plan, warnings=(*checked.warnings, *found))

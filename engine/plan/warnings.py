@@ -15,13 +15,10 @@ _HOUR = 3600.0
 
 
 def step_seconds(plan: Plan) -> tuple[float, str] | None:
-    """Predicted seconds a Step at the greatest lengths, and whose; None without a prediction.
-
-    The slowest Worker's where all overlap; else those of all nodes, of nobody ("").
-    """
+    """Predicted seconds a Step, and the slowest Worker if all overlap, else ""; None if unknown."""
     if not _predicted(plan):
         return None
-    by = {w: _seconds(n for n in plan.nodes if w in n.workers) for w in plan.workers}
+    by = {w: _seconds(plan.nodes_on(w)) for w in plan.workers}
     slowest = max(by, key=by.__getitem__)
     overlap = len(by) > 1 and all(s.max_lag for s in plan.sources)
     return (by[slowest], slowest) if overlap else (_seconds(plan.nodes), "")

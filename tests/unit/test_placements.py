@@ -65,6 +65,8 @@ REFUSED = {f"place: {message}": asked for message, asked in PLACE.items()} | {
         {"turns": (("gen", "score"), ("main", "gen")),
          "pin": {"rollout": ("gen",), "score": ("score",)}},
     "turns: main: one worker": {"turns": (("main",),)},
+    "turns: mian,gen: expected a worker, found 'gen'. Fix: one of main.":
+        {"turns": (("mian", "gen"),)},
     "turns: main,main-1: these are ranks of train_policy, which act together.":
         {"turns": (("main", "main-1"),), "ranks": {"train_policy": 2}},
 }  # fmt: skip

@@ -30,8 +30,8 @@ class _Need:
 
 def memory(draft: Draft) -> Iterator[str]:
     """The peaks of each Worker and of each host fit, on GPUs and in host memory."""
-    for host in dict.fromkeys(draft.host_of(w) for w in draft.workers):
-        nodes = _nodes_on(draft, host)
+    for host in dict.fromkeys(map(draft.host_of, draft.workers)):
+        nodes = {w: draft.nodes_on(w) for w in draft.workers if draft.host_of(w) == host}
         turns = [[w for w in group if w in nodes] for group in draft.turns]
         cluster, where = draft.cluster.on(host), f"host {host}" if host else "this host"
         if cluster.gpus:
@@ -40,11 +40,6 @@ def memory(draft: Draft) -> Iterator[str]:
         else:
             need = host_peak(_parts(nodes), turns)
             yield from _fits(nodes, _Need(where, cluster.memory, need))
-
-
-def _nodes_on(draft: Draft, host: str) -> Nodes:
-    workers = (w for w in draft.workers if draft.host_of(w) == host)
-    return {w: [n for n in draft.nodes if w in n.workers] for w in workers}
 
 
 def _parts(nodes: Nodes) -> dict[str, list[Mapping[str, int]]]:

@@ -14,14 +14,14 @@ from engine.plan.plan import Plan, PlannedNode
 
 
 def totals(plan: Plan) -> Iterator[str]:
-    """Totals against the memory of each host; several Workers have lines in their own section."""
+    """Totals against each host's memory; several Workers have lines in their own section."""
     if len(plan.workers) == 1:
         yield from (f"{plan.workers[0]}: {text}" for text in holds(plan, plan.workers[0]))
         return
     if names := unknown(plan, plan.nodes):
         yield f"all workers: memory unknown, since the parameters of {', '.join(names)} are"
     elif plan.cluster:
-        for host in dict.fromkeys(plan.hosts.get(w, "") for w in plan.workers):
+        for host in dict.fromkeys(map(plan.host_of, plan.workers)):
             yield from _host_memory(plan, plan.cluster.on(host), host)
 
 
@@ -29,8 +29,8 @@ def _host_memory(plan: Plan, cluster: Cluster, host: str) -> Iterator[str]:
     """What the Workers of one host need together."""
     if cluster.gpus:
         return
-    workers = [w for w in plan.workers if plan.hosts.get(w, "") == host]
-    parts = {w: [n.estimate.bytes for n in plan.nodes if w in n.workers] for w in workers}
+    workers = [w for w in plan.workers if plan.host_of(w) == host]
+    parts = {w: [n.estimate.bytes for n in plan.nodes_on(w)] for w in workers}
     turns = [group for group in plan.turns if group[0] in workers]
     most = f"at most {shown_bytes(host_peak(parts, turns))}"
     told = f"{host}: {', '.join(workers)}, {most}" if host else f"all workers: {most} on this host"
@@ -39,22 +39,22 @@ def _host_memory(plan: Plan, cluster: Cluster, host: str) -> Iterator[str]:
 
 def holds(plan: Plan, worker: str) -> Iterator[str]:
     """What a Worker needs at most."""
-    nodes = [n for n in plan.nodes if worker in n.workers]
+    nodes = plan.nodes_on(worker)
     if names := unknown(plan, nodes):
         without = f"without them {shown_bytes(peak(n.estimate.bytes for n in nodes))}"
         yield f"memory unknown, since the parameters of {', '.join(names)} are; {without}"
-    elif plan.cluster and plan.cluster.on(plan.hosts.get(worker, "")).gpus:
+    elif plan.cluster and plan.cluster.on(plan.host_of(worker)).gpus:
         yield from _on_gpu(plan, plan.cluster, worker, nodes)
     elif plan.cluster and len(plan.workers) == 1:
-        yield f"{_peak(nodes, ())}, of {shown_bytes(plan.cluster.memory)}"
+        yield f"{_peak(nodes)}, of {shown_bytes(plan.cluster.memory)}"
     else:
-        yield _peak(nodes, ())
+        yield _peak(nodes)
 
 
 def _on_gpu(
     plan: Plan, cluster: Cluster, worker: str, nodes: Sequence[PlannedNode]
 ) -> Iterator[str]:
-    host, index = plan.hosts.get(worker, ""), plan.devices.get(worker, 0)
+    host, index = plan.host_of(worker), plan.devices.get(worker, 0)
     there = cluster.on(host)
     gpu = "the GPU" if len(there.gpus) == 1 else f"GPU {index}"
     yield f"{_peak(nodes, HOST_PARTS)}, of {shown_bytes(there.gpus[index])} on {gpu}"
@@ -64,13 +64,13 @@ def _on_gpu(
 
 
 def unknown(plan: Plan, nodes: Sequence[PlannedNode]) -> list[str]:
-    """Names of the Models of some nodes whose parameters nobody knows."""
+    """The Models of these nodes whose size is unknown."""
     models = {m.name for m in plan.models if m.parameters is None}
     used = (u.model for n in nodes if n.traits.computes for u in n.models)
     return [name for name in dict.fromkeys(used) if name in models]
 
 
-def _peak(nodes: Sequence[PlannedNode], without: tuple[str, ...]) -> str:
+def _peak(nodes: Sequence[PlannedNode], without: tuple[str, ...] = ()) -> str:
     total = peak((n.estimate.bytes for n in nodes), without=without)
     last = sum(lasting(n.estimate.bytes, without=without) for n in nodes)
     most = max(nodes, key=lambda n: n.estimate.total - lasting(n.estimate.bytes))

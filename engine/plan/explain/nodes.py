@@ -30,7 +30,7 @@ def workers(plan: Plan) -> Iterator[str]:
 
 def _tasks(plan: Plan, worker: str) -> str:
     """Its threads, its host where there are several, and all that it does."""
-    nodes = [n for n in plan.nodes if worker in n.workers]
+    nodes = plan.nodes_on(worker)
     threads = count(max(n.layout.threads for n in nodes), "thread")
     where = f" on {plan.hosts[worker]}" if plan.hosts else ""
     records = ["the samples"] if worker == plan.recorder else []
