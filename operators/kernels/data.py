@@ -1,11 +1,11 @@
 """Sources: prompts to answer and demonstrations to imitate.
 
-Owns: which row of the data each source position is, and making it. Does not own: finding and
-parsing files (operators/data_files.py), nor which positions are asked for and when (the engine's
+Owns: which row of the data is at each source position, and producing it. Does not own: finding and
+parsing files (operators/data_files.py), which positions are requested and when (the engine's
 admission).
 
-A position is made from the seed, the node's name and itself alone, so any position can be made at
-any time, again, and in any process; the only state is the cursor.
+A row depends only on the seed, the node's name and its position, so it can be produced at any time,
+again, and in any process; the only state is the cursor.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class SourceRows:
         return len(self.table)
 
     def take(self, index: np.ndarray) -> pa.RecordBatch:
-        """These rows, in this order, repeats allowed."""
+        """These rows, in this order; repeats are allowed."""
         found = self.table.take(pa.array(index))
         arrays = [found.column(name).combine_chunks() for name in found.column_names]
         return pa.RecordBatch.from_arrays(arrays, names=found.column_names)
 
     def select(self, names: Iterable[str]) -> SourceRows:
-        """Only these columns. Raises DataError naming those that there are."""
+        """Only these columns. Raises DataError that lists the columns there are."""
         wanted = list(dict.fromkeys(names))
         for name in wanted:
             if name not in self.table.column_names:
@@ -60,7 +60,7 @@ class SourceRows:
 
 
 class Order:
-    """Which row stands at which position: epoch after epoch, each shuffled or in file order."""
+    """Which row is at which position: epoch after epoch, each shuffled or in file order."""
 
     def __init__(self, rows: int, seed: int, name: str, shuffle: bool) -> None:
         self._rows, self._seed, self._name, self._shuffle = rows, seed, name, shuffle
@@ -88,15 +88,14 @@ class Order:
 
 
 class Prompts:
-    """Kernel of `prompts`: one row of Prompt, with the dataset columns that are read, for each
-    position.
+    """Kernel of `prompts`: one row of Prompt per position, with the dataset columns that are read.
 
-    params: data, split, shuffle. The order is a permutation per epoch, or the file's with
-    shuffle=False.
+    params: data, split, shuffle. The order is a permutation per epoch; with shuffle=False, the
+    file's.
     """
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
-        """Read the data. Raises DataError if it is not prompts or lacks a column that is read."""
+        """Read the data. Raises DataError if it has no prompts or lacks a column that is read."""
         rows = open_rows(node.params["data"], node.params.get("split"))
         self._data = rows.select(("prompt", *node.returns))
         self._order = Order(len(rows), session.seed, node.name, node.params.get("shuffle", True))
@@ -108,7 +107,7 @@ class Prompts:
         return len(self._data)
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
-        """One batch: the rows of the chunk's positions. An attempt is the same row again."""
+        """One batch: the rows of the chunk's positions. Another attempt gives the same row."""
         self._next = _after(self._next, chunk)
         found = self._data.take(self._order.at(chunk.keys.position))
         yield Batch.make(
@@ -116,34 +115,34 @@ class Prompts:
         )
 
     def position(self) -> int:
-        """The first position that was not made yet."""
+        """The first position that was not produced yet."""
         return self._next
 
     def seek(self, position: int) -> None:
-        """Take up at a position, as `position` gave it."""
+        """Continue at a position that `position` returned."""
         self._next = position
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Nothing to close."""
 
 
 class Demonstrations:
-    """Kernel of `demonstrations`: one row of Completion, already tokenized, for each position.
+    """Kernel of `demonstrations`: one row of Completion per position, already tokenized.
 
     params: data, split, shuffle, assistant_only, overlong. models: `tokenizer`, the Model whose
     directory has it. The data has `prompt` with `completion` (texts, or message lists), or
-    `messages`, or `text`; see text.py for what each becomes.
+    `messages`, or `text`; text.py says what each becomes.
     """
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
-        """Read data and tokenizer. Raises DataError if either has the wrong form."""
+        """Read data and tokenizer. Raises DataError if either is malformed."""
         self._data = open_demonstrations(node.params["data"], node.params.get("split"))
         self._order = Order(
             len(self._data), session.seed, node.name, node.params.get("shuffle", True)
         )
         model = node.models["tokenizer"]
         self._tokenizer, self._session = load_tokenizer(model.base), session
-        self._tokenizer.eos()  # every demonstration ends with it
+        self._tokenizer.eos()  # raises if there is none: every demonstration ends with it
         self._room = RowRoom.of(node, model.name)
         self._assistant_only = node.params.get("assistant_only", True)
         self._next = 0
@@ -173,22 +172,21 @@ class Demonstrations:
             yield Batch.make(chunk.keys.take(stay), {**columns, "completion": texts}, Completion)
 
     def position(self) -> int:
-        """The first position that was not made yet."""
+        """The first position that was not produced yet."""
         return self._next
 
     def seek(self, position: int) -> None:
-        """Take up at a position, as `position` gave it."""
+        """Continue at a position that `position` returned."""
         self._next = position
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Nothing to close."""
 
 
 def open_rows(data: str, split: str | None = None) -> SourceRows:
-    """The rows of a source of prompts: a Parquet or JSONL file, a directory of either, or a
-    procedural task.
+    """The rows for `prompts`: of a Parquet or JSONL file, a directory of either, or a task.
 
-    Raises DataError naming the file, and the columns or the line that it found.
+    Raises DataError naming the file, and the columns or the line found.
     """
     table = data_files.read_table(data, split)
     shape = data_files.prompt_shape(data, _types(table))
@@ -203,9 +201,9 @@ def open_rows(data: str, split: str | None = None) -> SourceRows:
 
 
 def open_demonstrations(data: str, split: str | None = None) -> SourceRows:
-    """The rows of a source of demonstrations, only the columns that make one.
+    """The rows for `demonstrations`, with only the columns that make one.
 
-    Raises DataError naming the file and the columns that it found.
+    Raises DataError naming the file and the columns found.
     """
     table = data_files.read_table(data, split)
     shape = data_files.demonstration_shape(data, _types(table))

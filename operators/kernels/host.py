@@ -1,7 +1,7 @@
 """Kernels on columns: functions, selection, and the numbers of an evaluation.
 
-Owns: calling a column function with its rows in order, and checking what it returns. Does
-not own: any formula (operators/advantage_formulas.py, operators/select.py, the user's files).
+Owns: calling a column function with its rows in order, and checking what it returns. Does not
+own: any formula (operators/advantage_formulas.py, operators/select.py, the user's files).
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from operators.kernels.scoring_child import Caught
 
 
 class ColumnFunction:
-    """Kernel of every operator that is a function on columns, the user's own among them."""
+    """Kernel of every operator that is a function on columns, including the user's own."""
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
-        """Take the function. It runs in this process."""
+        """Take the function, which runs in this process."""
         assert node.function is not None
         self._node = node
         self._function = node.function
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
-        """Call the function on the chunk's rows. Raises KernelError if it raises or misfits."""
+        """Call the function on the chunk's rows. Raises KernelError if it fails or misfits."""
         arguments = [
             Columns(batch, self._node.schemas[name]) for name, batch in chunk.inputs.items()
         ]
         made = None
-        with Caught() as caught:  # it is the user's code: anything may come out of it
+        with Caught() as caught:  # user code may raise anything
             made = self._function(*arguments, **self._node.params)
         if caught.fault is not None:
             raise self._failed(chunk, f"it {caught.fault.text}\n{caught.fault.detail}".rstrip())
@@ -45,7 +45,7 @@ class ColumnFunction:
                 chunk, f"expected Columns, found {type(made).__name__}. Fix: return score.set(...)"
             )
         if not made.keyed and len(made) == len(chunk.keys):
-            raise self._failed(chunk, f"nothing says which rows those are that it returned. {LIKE}")
+            raise self._failed(chunk, f"the rows that it returned have no keys. {LIKE}")
         try:
             rows = in_order(made.batch, chunk.keys)
             self._refuse_unusable(chunk, rows)
@@ -56,14 +56,14 @@ class ColumnFunction:
         yield Batch(chunk.keys, kept.records, kept.device)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to close."""
 
     def _is_read(self, name: str) -> bool:
-        """Whether a column is read (all are if unknown); unread ones would fill device memory."""
+        """Whether a column is read (if unknown: yes); unread ones would fill device memory."""
         return not self._node.returns or name in self._node.returns
 
     def _refuse_unusable(self, chunk: Chunk, made: Batch) -> None:
-        """Values are checked once, where a row is made: declared columns are there, and finite."""
+        """Check, once, where rows are created, that declared columns are there and finite."""
         for name in self._node.returns:
             if name not in made.names:
                 if name.endswith("/*"):
@@ -85,7 +85,7 @@ class ColumnFunction:
 
 
 def _first_not_finite(made: Batch, name: str) -> int | None:
-    """The first row with a value that is not finite; None if there is none, or no floats."""
+    """The first row with a non-finite value; None if there is none, or the column has no floats."""
     if name in made.device:
         return first_not_finite(made.tensor(name))
     array = made.array(name)
@@ -103,7 +103,7 @@ def _first_not_finite(made: Batch, name: str) -> int | None:
 
 
 class Select:
-    """Kernel of `select`: answers with the keys that stay; the rows themselves do not move."""
+    """Kernel of `select`: answers with the keys of the rows to keep; no row moves."""
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
         """Nothing to load."""
@@ -119,7 +119,7 @@ class Select:
         yield chunk.inputs["where"].select([]).take(keep)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to close."""
 
 
 class HostEvaluate:
@@ -130,12 +130,11 @@ class HostEvaluate:
         self._prefix = "eval" if node.name == "evaluate" else f"eval/{node.name}"
 
     def step(self, assignment: Assignment) -> Mapping[str, float]:
-        """`eval/reward`, the mean of the reward that the node reads, and `eval/<function>` of each
-        function that it is made of; rows to which a function does not apply are left out of its
-        mean.
+        """`eval/reward`, the mean of the reward that the node reads, and `eval/<function>` for each
+        of its functions, over the rows to which it applies.
 
-        The first number is what `keep_best` goes by: the reward as the graph defines it, or none
-        where no row has one.
+        The first number is the one that `keep_best` uses: the reward as the graph defines it, or
+        none if no row has one.
         """
         rows = assignment.inputs["score"]
         functions = [name for name in rows.names if name.startswith("reward/")]
@@ -145,16 +144,16 @@ class HostEvaluate:
         return {f"{self._prefix}/{name}": mean for name, mean in means.items() if mean is not None}
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to close."""
 
 
 def _mean(column: pa.Array) -> float | None:
-    """Over the rows that have a number, exactly rounded; None where none has."""
+    """The exactly rounded mean over the rows that have a number; None if no row has."""
     values = column.drop_null().to_pylist()
     return math.fsum(values) / len(values) if values else None
 
 
 def _free(name: str, taken: Mapping[str, object]) -> str:
-    """The name, or with a number where it is taken: a user's function may be named `reward`."""
+    """The name, or with a number added if taken: a user's function may be named `reward`."""
     numbered = (f"{name}_{i}" for i in range(2, len(taken) + 3))
     return name if name not in taken else next(n for n in numbered if n not in taken)

@@ -1,7 +1,7 @@
 """The kernel of `mean_over`.
 
-Owns: the mean of each row's descendants, and the tombstone of a row without any. Does not own:
-which descendants a row has: the input comes with the key of the row that each belongs to.
+Owns: the mean over each row's descendants, and the tombstone of a row without any. Does not own:
+which descendants a row has: each input row comes with the key of its ancestor.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class MeanOver:
         self._session = session
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
-        """One batch of the rows that have a descendant with a reward; the others are tombstones."""
+        """One batch of the rows with a descendant that has a reward; the others are tombstones."""
         below = chunk.inputs["reward"]
         given = below.array("reward")
         valid = np.asarray(given.is_valid())
@@ -34,17 +34,17 @@ class MeanOver:
         left = count > 0
         for key in chunk.keys.take(~left).rows():
             self._session.tombstone(
-                key, "no row made of it is left that has a reward. Fix: select fewer rows away."
+                key, "no remaining row made from it has a reward. Fix: let select keep more rows."
             )
         mean = (total[left] / count[left]).astype(np.float32)
         yield Batch.make(chunk.keys.take(left), {"reward": mean}, Reward)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to close."""
 
 
 def _places(chunk: Chunk, below: Batch) -> np.ndarray:
-    """int64 [descendants]: the index in the chunk (whose keys are sorted) of each one's row."""
+    """int64 [descendants]: the index of each one's ancestor in the chunk, whose keys are sorted."""
     rows, keys = chunk.keys, below.keys
     width = int(max(rows.sample.max(initial=0), keys.sample.max(initial=0))) + 1
     return np.searchsorted(rows.position * width + rows.sample, keys.position * width + keys.sample)

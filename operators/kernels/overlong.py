@@ -1,9 +1,8 @@
-"""Rows that are too long for a Model's positions, and what becomes of prompts that leave no room
-for an answer.
+"""Rows too long for a Model's positions, and prompts that leave no room for an answer.
 
-Owns: how many tokens fit and why no more, the policies `error`, `drop` and `truncate`, and their
-metric. Does not own: positions (dataflow/positions.py, models.py), tokenizing (text.py), what
-becomes of a dropped prompt (the coordinator).
+Owns: how many tokens fit and why, the policies `error`, `drop` and `truncate`, and their metric.
+Does not own: positions (dataflow/positions.py, models.py), tokenizing (text.py), what happens to a
+dropped prompt (the coordinator).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ METRIC = "prompt/overlong"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """Room for prompts. most: tokens of one, None for no limit; why: the limit in words."""
+    """Room for prompts. most: tokens per prompt, None for no limit; why: the limit in words."""
 
     node: str
     most: int | None
@@ -35,11 +34,11 @@ class Room:
 
     @staticmethod
     def of(node: KernelNode, model: str, positions: int | None) -> Room:
-        """The least of max_prompt_tokens and of what an answer leaves of the positions of those who
-        read the rows.
+        """The lesser of max_prompt_tokens and the positions that an answer leaves, in every Model
+        that reads the rows.
 
-        positions: those of the node's own Model, as its base says. The plan knows the least of all
-        readers' (engine/plan/passes/resolve.py).
+        positions: of the node's own Model, from its base; the plan knows the least of all readers'
+        (engine/plan/passes/resolve.py).
         """
         params = node.params
         answer, bounds = int(params["max_tokens"]), []
@@ -67,10 +66,9 @@ class Room:
         )
 
     def fitted(self, prompts: Ragged, keys: Keys, session: Session) -> tuple[np.ndarray, Ragged]:
-        """The indices of the prompts that stay, and their ids. Those dropped are told to the
-        session.
+        """The indices of the prompts that stay, and their ids; dropped ones go to the session.
 
-        Raises DataError naming the first that is too long where the policy is `error`, or where no
+        Raises DataError naming the first prompt that is too long if the policy is `error`, or if no
         prompt can fit.
         """
         every = np.arange(len(prompts))
@@ -106,7 +104,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowRoom:
-    """Room for whole rows, prompt and completion. positions: tokens of one, None for no limit."""
+    """Room for rows, prompt and completion. positions: tokens per row, None for no limit."""
 
     node: str
     model: str
@@ -115,7 +113,7 @@ class RowRoom:
 
     @staticmethod
     def of(node: KernelNode, model: str) -> RowRoom:
-        """The positions of the Models that read the node's rows, as the plan knows them."""
+        """The positions of the Models that read the node's rows, from the plan."""
         params = node.params
         least, of = params.get("positions"), params.get("positions_of", model)
         return RowRoom(
@@ -125,10 +123,10 @@ class RowRoom:
     def fitted(
         self, prompts: Ragged, rest: Sequence[Ragged], keys: Keys, session: Session
     ) -> tuple[np.ndarray, Ragged, list[Ragged]]:
-        """The indices of the rows that stay, their prompts, and what is aligned with their
+        """The indices of the rows that stay, their prompts, and the columns aligned with their
         completions.
 
-        Raises DataError naming the longest where the policy is `error`.
+        Raises DataError naming the longest if the policy is `error`.
         """
         every, completions = np.arange(len(prompts)), rest[0]
         if self.policy == "error" or self.positions is None or not len(prompts):
@@ -152,13 +150,13 @@ class RowRoom:
 
 
 def last_tokens(rows: Ragged, most: int) -> Ragged:
-    """Each row's last tokens, next to the answer: left truncation, as in TRL and verl."""
+    """Each row's last tokens, those next to the answer: left truncation, as in TRL and verl."""
     lengths = np.minimum(rows.lengths, most)
     return _spans(rows, rows.offsets[1:] - lengths, lengths)
 
 
 def rows_of(rows: Ragged, which: np.ndarray) -> Ragged:
-    """Some rows, in this order."""
+    """These rows, in this order."""
     return _spans(rows, rows.offsets[which], rows.lengths[which])
 
 
@@ -172,7 +170,7 @@ def _spans(rows: Ragged, starts: np.ndarray, lengths: np.ndarray) -> Ragged:
 def require_positions(
     node: str, model: str, positions: int | None, keys: Keys, prompts: Ragged, completions: Ragged
 ) -> None:
-    """Raise DataError for a row longer than a Model's positions; nothing is computed then."""
+    """Raise DataError for a row longer than a Model's positions, before anything is computed."""
     if positions is None or not len(keys):
         return
     lengths = prompts.lengths + completions.lengths

@@ -1,7 +1,7 @@
-"""What a function on columns returned, held to what it declares.
+"""Checks of what a function on columns returned.
 
-Owns: putting rows in their order by key, and how many rows of each group a Keep may keep.
-Does not own: calling the function, nor the form of its values (host.py).
+Owns: restoring the order of rows by key, and how many rows of each group a Keep may keep. Does
+not own: calling the function, the type of its values (host.py).
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ LIKE = "Fix: Columns.make(..., like=one of its arguments), whose rows they then 
 
 
 def in_order(made: Batch, keys: Keys) -> Batch:
-    """The rows of `made` in the order of `keys`; the same object where they are in that order
-    already.
+    """The rows of `made` in the order of `keys`; the same object if they are already in order.
 
-    Raises DataError where they are not just these rows, each of them once.
+    Raises DataError unless they are exactly these rows, each once.
     """
     if made.keys is keys or _same(made.keys, keys):
         return made
@@ -31,10 +30,10 @@ def in_order(made: Batch, keys: Keys) -> Batch:
 
 
 def refuse_broken_promise(made: Batch, keeps: str | None) -> None:
-    """Raise DataError where `keep` leaves of some group what the operator said it would not.
+    """Raise DataError if `keep` leaves rows of a group that the operator promised not to leave.
 
     keeps: `groups` (each whole or not at all), `pairs` (two rows of each, with sign +1 and -1, or
-    none), or None or `rows` (any). A group is the rows of one position.
+    none), or None or `rows` (any). A group: the rows of one position.
     """
     if keeps not in ("groups", "pairs"):
         return
@@ -69,7 +68,7 @@ _FIXES = {
 
 
 def _refuse_signs(made: Batch, keep: np.ndarray, group: np.ndarray, position: np.ndarray) -> None:
-    """Of two kept rows one is chosen (+1) and one rejected (-1)."""
+    """Raise DataError unless one of two kept rows is chosen (+1) and the other rejected (-1)."""
     sign = made.flat("sign").astype(np.int64)
     product = np.ones(len(position), dtype=np.int64)
     np.multiply.at(product, group[keep], sign[keep])

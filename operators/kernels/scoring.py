@@ -1,7 +1,7 @@
 """Rewards by the user's functions: the kernel of `reward`.
 
-Owns: the columns that each function gets, the weighted sum over the functions that apply, and what
-a failure leads to: finding its row, and stopping the run or dropping the row. Does not own: the
+Owns: the columns that each function gets, the weighted sum over the functions that apply, and
+handling failures: finding the row, then stopping the run or dropping the row. Does not own: the
 declaration (operators/reward.py), the processes (scoring_process.py), the call (scoring_child.py).
 """
 
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 _COLUMN_OF = {"prompts": "prompt", "completions": "completion"}
 _ENGINES = frozenset(Episode.columns) | {"prompt"}
-"""Columns that are not the dataset's: a function gets one only if it names it."""
+"""Columns that do not come from the dataset: a function gets one only if it names it."""
 
 _FIXES: dict[FaultKind | Literal["nothing"], str] = {
     "raised": "correct the function",
@@ -64,11 +64,11 @@ class Function:
 
 
 class HostReward:
-    """Kernel of `reward`: each function runs in a child process of its own, all at once.
+    """Kernel of `reward`: each function runs in its own child process, all at once.
 
     params: fns; weights (default: all 1); timeout: seconds for one call; on_error: `stop` or
-    `drop_group`. The node's scope is the least rows that a function is given when a failed call is
-    repeated; inproc calls the functions in this process (no time limit).
+    `drop_group`. The node's scope is the smallest set of rows on which a failed call is repeated;
+    inproc calls the functions in this process (no time limit).
     """
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class HostReward:
     def run(self, chunk: Chunk) -> Iterator[Batch]:
         """One batch with `reward` and, nullable, `reward/<function>`; dropped rows are tombstoned.
 
-        Raises KernelError naming function and rows where a call fails and on_error is `stop`.
+        Raises KernelError naming function and rows if a call fails and on_error is `stop`.
         """
         rows = chunk.inputs["rows"]
         calls = (
@@ -112,7 +112,7 @@ class HostReward:
             yield self._batch(chunk.keys.take(~lost), values[~lost])
 
     def close(self) -> None:
-        """End the children; those still busy are killed."""
+        """End the children; busy ones are killed."""
         if self._scorers is not None:
             self._scorers.close()
 
@@ -129,7 +129,7 @@ class HostReward:
         values: np.ndarray,
         lost: np.ndarray,
     ) -> None:
-        """After a fault: call again on the smallest units, in a fresh process, to find its rows."""
+        """After a fault: call again on the smallest units, in a fresh process, to find the row."""
         units = _units(chunk.keys, self._by_group)
         if len(units) == 1:
             self._give_up(i, fault, units[0], records, chunk, lost)
@@ -152,8 +152,8 @@ class HostReward:
             self._message(i, fault, slice(0, len(chunk.keys)), records, chunk),
         )
         if fault.kind in ("type", "length", "value", "metric"):
-            # It is wrong only for rows together, and which rows share a chunk is chance: no answer
-            # can be trusted.
+            # It fails only for rows together, and which rows share a chunk is chance: no answer can
+            # be trusted.
             raise KernelError(self._message(i, fault, slice(0, len(chunk.keys)), records, chunk))
 
     def _accept(self, i: int, outcome: ScoringOutcome, values: np.ndarray, unit: slice) -> None:
@@ -196,7 +196,7 @@ class HostReward:
 
     def _batch(self, keys: Keys, values: np.ndarray) -> Batch:
         weights = np.array([f.weight for f in self._functions], dtype=np.float64)
-        total = np.nansum(values * weights, axis=1)  # in double, and only then to float32
+        total = np.nansum(values * weights, axis=1)  # in float64, rounded to float32 at the end
         columns = {"reward": pa.array(total.astype(np.float32))}
         for i, function in enumerate(self._functions):
             column = values[:, i]
@@ -225,7 +225,7 @@ class HostReward:
 
 
 def columns_for(function: Function, rows: Batch) -> pa.RecordBatch:
-    """What one function is sent: completions, and the other columns that its signature takes.
+    """What one function receives: completions, and the other columns that its signature takes.
 
     Raises KernelError if a required column is missing.
     """
@@ -254,7 +254,7 @@ def _is_taken(column: str, asked: Wants) -> bool:
 
 
 def _units(keys: Keys, by_group: bool) -> list[slice]:
-    """The smallest runs of rows that a function may be called on: rows, or one prompt's rows."""
+    """The smallest slices that a function may be called on: rows, or all rows of one prompt."""
     if not by_group:
         return [slice(row, row + 1) for row in range(len(keys))]
     edges = np.flatnonzero(np.diff(keys.position)) + 1

@@ -2,8 +2,8 @@
 
 Owns: columns as keywords of TRL's signature, the call, checks of what it returns, the child's loop
 and end. Does not own: frames (scoring_frames.py), the parent's end (scoring_parent.py), processes
-that the function starts (scoring_keeper.py), what a fault leads to (scoring.py). Imports no torch.
-Also runs in the kernel's own process, for breakpoints (inproc).
+that the function starts (scoring_keeper.py), the consequences of a fault (scoring.py). Imports no
+torch. Also runs in the kernel's own process, for breakpoints (inproc).
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ from operators.kernels.scoring_frames import (
 from operators.rewards import RewardFn, wants
 
 CONVERSATIONAL = b"conversational"
-"""Schema metadata: prompts are message lists, so completions are to be as well."""
+"""Schema metadata: prompts are message lists, so completions become message lists, too."""
 
 STACK_SIGNAL = signal.SIGRTMIN + 5 if sys.platform == "linux" else signal.SIGUSR2
 """Makes a reward process print its main thread's stack, even if that holds the GIL."""
 _TEXT, _DETAIL = 300, 20_000
-"""Characters of an exception's text, and of its traceback."""
+"""Most characters of an exception's text, and of its traceback."""
 _CUT_OFF = 1
-"""Exit code of a process whose function closed the socket over which it answers."""
+"""Exit code of a process whose function closed the socket for its answers."""
 
 
 class Caught:
-    """Keeps what the user's code raises as a fault, exits included: no function ends a run.
+    """Turns what user code raises into a fault, exits included: no function ends a run.
 
-    interrupts: KeyboardInterrupt too, where no Ctrl-C can be the cause.
+    interrupts: KeyboardInterrupt too, if no Ctrl-C can be the cause.
     """
 
     def __init__(self, *, interrupts: bool = False) -> None:
@@ -82,7 +82,7 @@ class Caught:
 
 
 def _detail(error: BaseException, trace: TracebackType) -> str:
-    """The traceback; only the error's text where that alone is too long."""
+    """The traceback; if that is too long, only the error's text."""
     lines = traceback.format_tb(trace)
     if len(_text(error)) <= _DETAIL:
         lines = traceback.format_exception(type(error), error, trace)
@@ -97,23 +97,23 @@ def _text(error: BaseException) -> str:
 
 
 def said(error: BaseException) -> str:
-    """`ValueError: boom`: the class and the first line of the error's text that is not blank."""
+    """`ValueError: boom`: the class, and the first line of the text that is not blank."""
     first = next((line.strip() for line in _text(error)[:_DETAIL].split("\n") if line.strip()), "")
     name = type(error).__qualname__.rpartition(".")[2]
     return printable(bounded(f"{name}: {first}" if first else name, _TEXT))
 
 
 class MetricRefused(ValueError):
-    """log_metric was called with what cannot be a metric."""
+    """log_metric was called with something that cannot be a metric."""
 
 
 class Metrics:
-    """What a function logs in one call."""
+    """What a function logs during one call."""
 
     def __init__(self) -> None:
         self.found: list[tuple[str, float]] = []
         self.fault: ScoringFault | None = None
-        """Kept, as the function may catch what `log` raises."""
+        """Kept because the function may catch what `log` raises."""
 
     def log(self, name: Any, value: Any) -> None:
         """log_metric(name, value). Raises MetricRefused."""
@@ -127,7 +127,7 @@ class Metrics:
 
 
 class Scorer:
-    """Calls one function; keeps an event loop for those that are async."""
+    """Calls one function; keeps an event loop for async ones."""
 
     def __init__(self, fn: RewardFn, *, interrupts: bool = False) -> None:
         """interrupts: a KeyboardInterrupt is the function's own."""
@@ -135,10 +135,10 @@ class Scorer:
         self._interrupts = interrupts
         self._runner: asyncio.Runner | None = None
         self._thread: ThreadPoolExecutor | None = None
-        """For async functions where this thread runs a loop already, as in a notebook."""
+        """For async functions, if this thread already runs a loop, as in a notebook."""
 
     def score(self, records: pa.RecordBatch) -> ScoringOutcome:
-        """One call on these rows: `completion`, and other columns as far as present."""
+        """One call on these rows: `completion`, and the other columns that are there."""
         metrics = Metrics()
         keywords = {
             name: value for name, value in as_keywords(records).items() if self._wants.takes(name)
@@ -184,11 +184,11 @@ async def _awaited(made: Awaitable[Any]) -> Any:
 
 
 def _ignore_extra(column: str, values: Sequence[Any]) -> None:
-    """TRL's extra columns of its table of completions; accepted and not kept."""
+    """For TRL's extra columns of its table of completions: accepted and ignored."""
 
 
 def as_keywords(records: pa.RecordBatch) -> dict[str, Any]:
-    """The columns as TRL hands them to a function: plain Python lists by keyword."""
+    """The columns as TRL passes them to a function: plain Python lists, by keyword."""
     found: dict[str, Any] = {}
     for name, column in zip(records.column_names, records.columns, strict=True):
         keyword = {"prompt": "prompts", "completion": "completions"}.get(name)
@@ -209,7 +209,7 @@ def _as_list(name: str, column: pa.Array) -> list[Any]:
 
 
 def judged(made: Any, rows: int, metrics: list[tuple[str, float]]) -> ScoringOutcome:
-    """An outcome of what a function returned: a fault unless one finite number or None a row."""
+    """The outcome for a returned value: a fault unless one finite number or None per row."""
     kind = type(made).__name__
     if not _is_list(made):
         what = f"returned {kind}, expected a list with a number for each completion"
@@ -263,13 +263,13 @@ def _users_part(trace: TracebackType) -> TracebackType:
 
 
 def main(descriptor: int) -> None:
-    """The child, set up by its keeper: take the function, score chunks until the parent closes."""
+    """The child, set up by its keeper: load the function, score chunks until the parent closes."""
     left_to_the_run()
-    complaints = os.dup(2)  # the function may do what it likes to the other
+    complaints = os.dup(2)  # the function may do anything to stderr itself
     faulthandler.enable(complaints)
     if hasattr(faulthandler, "register"):
         faulthandler.register(STACK_SIGNAL, complaints, all_threads=False)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # None where the run has no standard output
+    if isinstance(sys.stdout, io.TextIOWrapper):  # None if the run has no standard output
         sys.stdout.reconfigure(line_buffering=True)
     wire = CallSocket(descriptor)
     shipped = wire.receive()
@@ -293,7 +293,7 @@ def _serve(wire: CallSocket, scorer: Scorer) -> None:
 
 
 def _end_fork(wire: CallSocket, outcome: ScoringOutcome) -> None:
-    """In a process that the function forked and that returned: report it, which is a fault."""
+    """In a process that the function forked and that came back: report it, as a fault."""
     if outcome.fault is None:
         wire.reply(outcome)
     sys.stderr.write(
@@ -303,7 +303,7 @@ def _end_fork(wire: CallSocket, outcome: ScoringOutcome) -> None:
 
 
 class CallSocket:
-    """The socket to the kernel's process; requests are numbered, and answers carry that number."""
+    """The socket to the kernel's process; requests are numbered, and answers repeat the number."""
 
     def __init__(self, descriptor: int) -> None:
         self._sock = socket.socket(fileno=descriptor)
@@ -312,7 +312,7 @@ class CallSocket:
         self.pid = os.getpid()
 
     def receive(self) -> bytearray | None:
-        """The next request, or None where the parent has closed."""
+        """The next request, or None if the parent has closed."""
         header = self._receive(HEADER.size)
         if header is None:
             return None
@@ -324,7 +324,7 @@ class CallSocket:
         payload = msgspec.msgpack.encode(outcome)
         if self._is_there():
             header = HEADER.pack(MARK, os.getpid(), self._number, len(payload))
-            with contextlib.suppress(OSError):  # the parent has gone or hung up
+            with contextlib.suppress(OSError):  # the parent is gone or has hung up
                 self._sock.sendall(header + payload)
                 return
         else:
@@ -336,7 +336,7 @@ class CallSocket:
         os._exit(_CUT_OFF)
 
     def _is_there(self) -> bool:
-        """Whether its descriptor is the socket that it was."""
+        """Whether its descriptor is still the same socket."""
         with contextlib.suppress(OSError):
             return os.fstat(self._sock.fileno())[1:3] == self._file
         return False

@@ -1,8 +1,8 @@
 """What a reward process sends to its kernel: frames, valid answers, safe display of user text.
 
-Owns: the form and limits of frames, ScoringOutcome and ScoringFault, and the checks on answers.
-The process runs the user's code, so no answer is trusted and nothing is unpickled. Does not own:
-sockets (scoring_parent.py, scoring_child.py), what a fault leads to (scoring.py).
+Owns: the format and limits of frames, ScoringOutcome and ScoringFault, and the checks on answers.
+The process runs user code, so no answer is trusted and nothing is unpickled. Does not own: sockets
+(scoring_parent.py, scoring_child.py), the consequences of a fault (scoring.py).
 
     frame   4 bytes of mark, the sender's pid, the number of the call, bytes of payload; the payload
 """
@@ -20,11 +20,11 @@ from dataflow.shown import printable
 MARK = b"dfr\x01"
 HEADER = struct.Struct("<4sIQQ")
 LARGEST_ANSWER = 64 << 20
-"""Bytes of an answer: some millions of rewards."""
-_LARGEST = 3.4028234663852886e38  # of float32, the type that rewards travel as
+"""Most bytes of an answer: some millions of rewards."""
+_LARGEST = 3.4028234663852886e38  # the largest float32, the type in which rewards travel
 _TEXT, _DETAIL, _NAME = 500, 20_000, 100
 _METRICS = 10_000
-"""Calls of log_metric in one call of a function."""
+"""Most calls of log_metric in one call of a function."""
 _OWN = ("mean", "std", "passed_when_repeated")
 """Metrics that every reward has: reward/<function>/mean is the reward's own."""
 
@@ -40,7 +40,7 @@ class ScoringFault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScoringOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What one call gave: values (None: does not apply) and metrics, or a fault."""
+    """The result of one call: values (None: does not apply) and metrics, or a fault."""
 
     values: list[float | None] = []
     metrics: list[tuple[str, float]] = []
@@ -48,11 +48,11 @@ class ScoringOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Garbled(Exception):
-    """The bytes on a reward's socket are not its process's answer to this call; says why."""
+    """The bytes on a reward's socket are not the process's answer to this call; says why."""
 
 
 class Answers:
-    """The bytes that came from one process; whole frames out of them."""
+    """Bytes that came from one process, cut into whole frames."""
 
     def __init__(self) -> None:
         self._came = bytearray()
@@ -62,11 +62,11 @@ class Answers:
         self._came += data
 
     def __len__(self) -> int:
-        """Bytes that are not taken."""
+        """Bytes that have not been taken."""
         return len(self._came)
 
     def take(self, pid: int, number: int) -> bytes | None:
-        """The process's answer to this call, once it is there. Raises Garbled for anything else."""
+        """The process's answer to this call, once complete. Raises Garbled for anything else."""
         if not MARK.startswith(self._came[: len(MARK)]):
             raise Garbled(f"{shown(bytes(self._came[:40]))} came where its answer was expected")
         if len(self._came) < HEADER.size:
@@ -94,7 +94,7 @@ class Answers:
 
 
 def judged_answer(payload: bytes, rows: int) -> ScoringOutcome:
-    """The outcome in an answer for so many rows. Raises Garbled if no call can give it."""
+    """The outcome in an answer for this many rows. Raises Garbled if no call can produce it."""
     try:
         outcome = msgspec.msgpack.decode(payload, type=ScoringOutcome)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -141,16 +141,16 @@ def _name_problem(name: object) -> str:
 
 
 def shown(value: object, most: int = 60) -> str:
-    """A value of the user's as a short text, whatever its repr does."""
+    """A user's value as a short text, whatever its repr does."""
     try:
         text = repr(value)
-    except Exception as error:  # the user's class; what is wanted is a text
+    except Exception as error:  # a user's class; a text is needed in any case
         text = f"<{type(value).__name__}, whose repr raised {type(error).__name__}>"
     return printable(bounded(text, most))
 
 
 def bounded(text: str, most: int) -> str:
-    """The text; a long one as its beginning and end around the number of characters left out."""
+    """The text; if long, its beginning and end around the number of characters left out."""
     if len(text) <= most:
         return text
     half = most // 2

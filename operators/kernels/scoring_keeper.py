@@ -1,18 +1,18 @@
-"""The process between the kernel and a user's function: nothing that the function starts outlives
-it.
+"""The process between the kernel and a user's function: it ends everything that the function
+started.
 
     waits for                           unblocked by
     the function's end                  the operating system (SIGCHLD)
-    the end of the kernel's socket      the kernel's process, or the death signal where it forked
+    the end of the kernel's socket      the kernel's process, or the death signal if it forked
 
-Owns: starting the function's process, and ending everything below it. Descendants that went into
-sessions of their own come back to it, since it is their subreaper (Linux; elsewhere only the
-function's own process group is ended). Does not own: what the function is asked (scoring_child.py),
-time limits (scoring_process.py).
+Owns: starting the function's process, and ending everything below it. Descendants that moved to
+sessions of their own are reparented to the keeper, their subreaper (Linux; elsewhere only the
+function's own process group is ended). Does not own: calling the function (scoring_child.py), time
+limits (scoring_process.py).
 
     socket to the kernel's process   out: `pid <function's>`, then `ended <exit code>`; in: its end
 
-Imports the standard library alone, and starts no thread, so that a fork is safe.
+Imports only the standard library and starts no thread, so that a fork is safe.
 """
 
 from __future__ import annotations
@@ -32,13 +32,12 @@ _ORPHANED = signal.SIGUSR1
 """Sent when the kernel's process ends. Signals that stop a whole run are ignored here."""
 _HEARD = (signal.SIGCHLD, _ORPHANED, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _SECONDS = 5.0
-"""For killed processes to end, unless they cannot (another user's, or waiting for a disk)."""
+"""Time for killed processes to end; some cannot (another user's, or waiting for a disk)."""
 _ROUND = 0.05
 
 
 def main(answers: int, life: int, parent: int) -> None:
-    """Start the function's process on the socket `answers`, and keep it until it or the parent
-    ends.
+    """Start the function's process on the socket `answers`; stay until it or the parent ends.
 
     answers, life: descriptors of the two sockets to the parent's process.
     """
@@ -47,9 +46,8 @@ def main(answers: int, life: int, parent: int) -> None:
         os.set_inheritable(descriptor, False)
     for number in _HEARD:
         signal.signal(number, _noted)
-    signal.pthread_sigmask(
-        signal.SIG_SETMASK, []
-    )  # whatever the kernel's process held back when it started this
+    # The kernel's process may have blocked signals when it started this one.
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     _prctl(_SUBREAPER, 1)
     keeper = os.getpid()
     pid = os.fork()
@@ -78,7 +76,7 @@ def die_with(parent: int) -> None:
 
 
 class Keeper:
-    """Wait for the function's process or the kernel's to end, then kill whatever is left."""
+    """Waits for the function's process or the kernel's to end, then kills whatever is left."""
 
     def __init__(self, pid: int, to_parent: socket.socket, parent: int) -> None:
         self._pid = pid
@@ -92,7 +90,7 @@ class Keeper:
         self._orphan = os.getppid() != parent
 
     def keep(self) -> None:
-        """Until nothing is left."""
+        """Run until nothing is left."""
         poll = select.poll()
         poll.register(self._parent, select.POLLIN)
         poll.register(self._woken, select.POLLIN)
@@ -112,7 +110,7 @@ class Keeper:
         return False
 
     def _reap(self) -> bool:
-        """Take in every child that has ended; whether others are left."""
+        """Collect every child that has ended; returns whether others are left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -124,7 +122,7 @@ class Keeper:
                 self._code = os.waitstatus_to_exitcode(status)
 
     def _end_all(self) -> None:
-        """Kill until no child is left; what was started in between is found by the next round."""
+        """Kill until no child is left; the next round finds what was started in between."""
         deadline = time.monotonic() + _SECONDS
         poll = select.poll()
         poll.register(self._woken, select.POLLIN)
@@ -139,7 +137,7 @@ class Keeper:
 
 
 def descendants(of: int) -> list[int]:
-    """Processes below this one, however deep; none where there is no /proc."""
+    """Processes below this one, at any depth; none if there is no /proc."""
     below: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -155,7 +153,7 @@ def descendants(of: int) -> list[int]:
 
 
 def sweep(mark: str) -> None:
-    """Kill every process with this mark in its environment, as after a keeper was killed."""
+    """Kill every process with this mark in its environment, for when a keeper was killed."""
     wanted = mark.encode()
     for _ in range(int(_SECONDS / _ROUND)):
         found = [pid for pid in _processes() if wanted in _environment(pid)]
@@ -190,7 +188,7 @@ def _environment(pid: int) -> list[bytes]:
 
 
 def _noted(number: int, frame: object) -> None:
-    """It is read from the wake-up descriptor."""
+    """Do nothing: signals are read from the wake-up descriptor."""
 
 
 def _prctl(option: int, value: int) -> None:

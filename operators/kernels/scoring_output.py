@@ -1,7 +1,7 @@
 """What a user's function prints, in the log of its Worker.
 
-Owns: lines, their limits, the last of them. Does not own: the pipe (scoring_parent.py), the log
-(whoever runs the kernel: these are records of logging).
+Owns: lines, their limits, the last few of them. Does not own: the pipe (scoring_parent.py), the log
+(lines become records of logging).
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from operators.kernels.scoring_frames import bounded
 _log = logging.getLogger(__name__)
 
 _LINE = 500
-"""Characters of a line."""
+"""Most characters of a line."""
 _PENDING = 1 << 16
-"""Bytes of a line that does not end."""
+"""Most bytes of a line without an end."""
 _CALL, _ALL = 16 << 10, 8 << 20
-"""Bytes that are kept of one call, and of all together."""
+"""Most bytes kept of one call, and of all calls together."""
 _LAST = 20
 
 
 class Output:
-    """Standard output and error of one function's process and of all that it started."""
+    """Standard output and error of one function's process and of everything that it started."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -37,7 +37,7 @@ class Output:
         self._captured: list[str] | None = None
 
     def add(self, data: bytes) -> None:
-        """Bytes as they came."""
+        """Take bytes as they come."""
         self._pending += data
         *lines, rest = self._pending.split(b"\n")
         if len(rest) > _PENDING:
@@ -47,7 +47,7 @@ class Output:
             self._keep(bytes(line))
 
     def settle(self) -> None:
-        """A call has ended: what comes next is of another."""
+        """A call has ended: what comes next belongs to another."""
         if self._pending:
             self._keep(bytes(self._pending))
             self._pending.clear()
@@ -58,17 +58,17 @@ class Output:
         self._left, self._skipped = _CALL, 0
 
     def last(self) -> list[str]:
-        """The last lines that were printed since `forget`."""
+        """The last lines printed since `forget`."""
         pending = [_line(bytes(self._pending))] if self._pending else []
         return [*self._last, *pending]
 
     def forget(self) -> None:
-        """What was printed up to now is of an earlier call."""
+        """What was printed so far belongs to an earlier call."""
         self._last.clear()
 
     @contextmanager
     def captured(self) -> Iterator[list[str]]:
-        """Lines that come meanwhile go into this list, and nowhere else."""
+        """Lines that come in the meantime go into this list, and nowhere else."""
         self._captured = []
         try:
             yield self._captured
@@ -87,8 +87,8 @@ class Output:
             return
         self._left -= size
         self._left_in_all -= size
-        # A warning, since no level means that a user's function prints: it is to be seen where
-        # nobody set logging up.
+        # A warning, as no level means "a user's function printed this": it must be visible even if
+        # nobody configured logging.
         _log.warning("reward %r printed: %s", self._name, line)
 
 

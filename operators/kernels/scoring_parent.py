@@ -1,14 +1,14 @@
 """The parent's end of one reward process: start, ask, wait, kill.
 
     waits for                          unblocked by
-    an answer, room to send, output    the function's process; its end, by the keeper; a deadline
+    an answer, room to send, output    the function's process; its end, by its keeper; a deadline
 
 Owns: a keeper and the function's process below it, the sockets to both, the pipe of what they
 print. Does not own: the child's inside (scoring_child.py), how everything below the keeper ends
 (scoring_keeper.py), frames (scoring_frames.py).
 
-The child is a fresh interpreter and not a spawn of multiprocessing, which would import the parent's
-main module again. Waiting is by poll: descriptors may have any number.
+The child is a fresh interpreter, not a spawn of multiprocessing, which would import the parent's
+main module again. Waiting uses poll: descriptors may have any number.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ _log = logging.getLogger(__name__)
 
 _GOODBYE_SECONDS = 2.0
 _KEEPER_SECONDS = 8.0
-"""In which a keeper has ended everything, and itself."""
+"""Within this time a keeper has ended everything, and itself."""
 _STACK_SECONDS = 0.3
-"""Without a further word, after which a stack that was asked for is complete, or does not come."""
+"""After this much silence a requested stack is complete, or does not come."""
 _STACK_LINES = 200
 _MARK = "DATAFLOW_REWARD"
 _READ = 1 << 16
@@ -68,7 +68,7 @@ def await_outcomes(children: Sequence[Child], deadline: float) -> None:
         left = deadline - time.monotonic()
         for descriptor, _ in poll.poll(max(0.0, left) * 1e3):
             child, part = parts[descriptor]
-            if child.outcome is None:  # else what was heard of it just before has closed them all
+            if child.outcome is None:  # else the event just before closed all its descriptors
                 part()
         if left <= 0:
             for child in waiting:
@@ -78,8 +78,8 @@ def await_outcomes(children: Sequence[Child], deadline: float) -> None:
 class Child:
     """One function's process and its keeper.
 
-    outcome: of what it was asked last; None while that is not known. pid: the function's process,
-    once that is told. process: the keeper.
+    outcome: of the last request; None while unknown. pid: the function's process, once known.
+    process: the keeper.
     """
 
     def __init__(self, name: str, shipped: bytes) -> None:
@@ -96,10 +96,9 @@ class Child:
         self._sock, self._life, self._printed = _closed(), _closed(), -1
 
     def start(self) -> None:
-        """A fresh interpreter, and the function on its way to it; its outcome is whether it could
-        be loaded.
+        """Start a fresh interpreter and send it the function; the outcome says if that is loaded.
 
-        Raises KernelError where no process can be started.
+        Raises KernelError if no process can be started.
         """
         try:
             with contextlib.ExitStack() as undo:
@@ -118,7 +117,7 @@ class Child:
         self.ask(self._shipped, 0)
 
     def _open(self, undo: contextlib.ExitStack) -> None:
-        """Sockets, a pipe and the keeper; undo: closes what is there if something is missing."""
+        """Open sockets, a pipe and the keeper; undo: closes them if one of them fails."""
         self._sock, theirs = socket.socketpair()
         undo.callback(self._sock.close)
         with theirs:
@@ -145,10 +144,9 @@ class Child:
             )
 
     def is_ready(self, *, or_killed: bool) -> bool:
-        """Whether the function is loaded. False where a signal ended its process before, and
-        `or_killed` allows it.
+        """Whether the function is loaded; False if `or_killed` and a signal ended its process.
 
-        Raises KernelError, with the child's traceback, where it cannot be loaded.
+        Raises KernelError, with the child's traceback, if it cannot be loaded.
         """
         fault = self.take().fault
         if fault is None:
@@ -162,7 +160,7 @@ class Child:
         )
 
     def ask(self, payload: bytes | pa.Buffer, rows: int) -> None:
-        """Put a question; it is sent, and the outcome comes, while somebody waits for it."""
+        """Queue a request; it is sent, and the outcome received, in `await_outcomes`."""
         self._number += 1
         self._rows = rows
         self._unsent = memoryview(
@@ -172,7 +170,7 @@ class Child:
         self._output.forget()
 
     def take(self) -> ScoringOutcome:
-        """The outcome, once."""
+        """The outcome; it can be taken once."""
         assert self.outcome is not None, "taken before it was awaited"
         if self.running:
             self._hear_output()  # what was printed before the answer
@@ -180,23 +178,23 @@ class Child:
         return self.outcome
 
     def parts(self) -> list[tuple[int, int, Callable[[], None]]]:
-        """What to wait for: (descriptor, events, whom to call)."""
+        """What to wait for: (descriptor, events, function to call)."""
         sending = select.POLLOUT if self._unsent else 0
         found: list[tuple[int, int, Callable[[], None]]] = [
             (self._life.fileno(), select.POLLIN, self._hear_keeper),
             (self._printed, select.POLLIN, self._hear_output),
         ]
-        if self.pid:  # answers are of that process
+        if self.pid:  # answers must come from that process
             found.append((self._sock.fileno(), select.POLLIN | sending, self._talk))
         return found
 
     def hang_up(self) -> None:
-        """An idle child ends by itself now."""
+        """Close the connection: an idle child then ends by itself."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def end(self) -> None:
-        """Wait for the end of the function's process, and kill it where that does not come."""
+        """Wait for the function's process to end, and kill it if it does not."""
         if not self.running:
             return
         with contextlib.suppress(OSError):
@@ -215,14 +213,14 @@ class Child:
             return
         self.running = False
         with contextlib.suppress(OSError):
-            self._life.shutdown(socket.SHUT_RDWR)  # which the keeper hears
+            self._life.shutdown(socket.SHUT_RDWR)  # the keeper notices
         self.process.send_signal(signal.SIGCONT)
         try:
             self.process.wait(_KEEPER_SECONDS)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        if self.process.returncode != 0:  # it was ended before it could end the others
+        if self.process.returncode != 0:  # the keeper ended before it could end the others
             sweep(self._mark)
         self._hear_output()
         self._output.settle()
@@ -231,7 +229,7 @@ class Child:
         os.close(self._printed)
 
     def late(self) -> None:
-        """The time is over; where it stood is asked for before it is killed."""
+        """The time is up: ask where the function is, then kill it."""
         if self.outcome is not None:
             return
         stack = self._stack()
@@ -239,7 +237,7 @@ class Child:
         self.outcome = _faulty("timeout", "timed out", stack or self._printed_last())
 
     def _talk(self) -> None:
-        """Send what there is room for, and take what has come."""
+        """Send as much as there is room for, and take what has come."""
         if self.outcome is not None:
             return
         try:
@@ -267,12 +265,12 @@ class Child:
     def _hear_keeper(self) -> None:
         there = self._keeper_says()
         if self.outcome is None and (not there or self._code is not None):
-            self._talk()  # it may have answered before its end
+            self._talk()  # the function may have answered before its end
             if self.outcome is None:
                 self._died()
 
     def _keeper_says(self) -> bool:
-        """Take in what the keeper has told; False where it is gone."""
+        """Read what the keeper has sent; False if it is gone."""
         try:
             came = self._life.recv(4096)
         except (BlockingIOError, InterruptedError):
@@ -289,7 +287,7 @@ class Child:
         return bool(came)
 
     def _hear_output(self) -> None:
-        """What is there, but not for ever where something prints without end."""
+        """Read what is there, but not forever if something prints without end."""
         for _ in range(16):
             try:
                 came = os.read(self._printed, _READ)
@@ -315,7 +313,7 @@ class Child:
         """Wait until the keeper reports the end of the function's process; False if it is gone."""
         deadline = time.monotonic() + seconds
         if self.process is not None:
-            self.process.send_signal(signal.SIGCONT)  # the function may have stopped it
+            self.process.send_signal(signal.SIGCONT)  # the function may have stopped the keeper
         poll = select.poll()
         for descriptor in (self._life.fileno(), self._printed):
             poll.register(descriptor, select.POLLIN)
@@ -328,7 +326,7 @@ class Child:
         return True
 
     def _stack(self) -> str:
-        """The stack of the function's main thread, asked for by a signal; empty if none comes."""
+        """The stack of the function's main thread, requested by a signal; empty if none comes."""
         if not self.pid:
             return ""
         self._hear_output()
@@ -350,7 +348,7 @@ class Child:
         )
 
     def _printed_last(self) -> str:
-        """What it said before its end: of a crash the stack, without the frames of this package."""
+        """What it printed before its end: for a crash the stack, without this package's frames."""
         ours = os.path.dirname(__file__)
         last = [
             line
@@ -369,7 +367,7 @@ def _ended(code: int) -> str:
 
 
 def _name(number: int) -> str:
-    """Of a signal; real-time ones have none."""
+    """The name of a signal; real-time ones have none."""
     return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 

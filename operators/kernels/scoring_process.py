@@ -1,11 +1,11 @@
-"""The processes of reward functions: one for each, all asked at once.
+"""The processes of reward functions: one for each function, all called at once.
 
-Owns: which functions run where, that they are asked at the same time, and their time limit. Does
-not own: one process (scoring_parent.py), the child's inside (scoring_child.py), and what follows
-from a fault (scoring.py).
+Owns: which functions run where, calling them at the same time, and their time limit. Does not own:
+one process (scoring_parent.py), the child's inside (scoring_child.py), the consequences of a fault
+(scoring.py).
 
-Columns go out as an Arrow IPC stream, numbers come back as msgpack. The only pickle is the function
-itself, sent once at the start of a child.
+Columns are sent as an Arrow IPC stream, numbers come back as msgpack. The only pickle is the
+function itself, sent once at the start of a child.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from operators.kernels.scoring_parent import Child, await_outcomes
 from operators.rewards import RewardFn
 
 _START_SECONDS = 120.0
-"""For a child to import what its function imports; torch alone takes seconds."""
+"""Time for a child to import what its function imports; torch alone takes seconds."""
 
 
 class Scorers(Protocol):
     """Several functions that can be called on different rows at once."""
 
     def score(self, calls: Mapping[int, pa.RecordBatch]) -> dict[int, ScoringOutcome]:
-        """Call function i on calls[i]; never raises for what the functions do."""
+        """Call function i on calls[i]; never raises because of what a function does."""
         ...
 
     def replace(self, index: int) -> None:
-        """Give function i a fresh process, for a failure may have left the old one in any state."""
+        """Give function i a fresh process: a failure may have left the old one in any state."""
         ...
 
     def close(self) -> None: ...
@@ -55,7 +55,7 @@ class InProcess:
         return {index: self._scorers[index].score(records) for index, records in calls.items()}
 
     def replace(self, index: int) -> None:
-        """There is only this process."""
+        """Do nothing: there is only this process."""
 
     def close(self) -> None:
         """End the event loops of async functions."""
@@ -68,8 +68,8 @@ class Children:
 
     def __init__(self, names: Sequence[str], fns: Sequence[RewardFn], timeout: float) -> None:
         """Start all children at once. Raises KernelError if one cannot be shipped or loaded."""
-        # The kernel kills a child when the *thread* that started it ends, so all are started by one
-        # that stays.
+        # The kernel kills a child when the *thread* that started it ends, so one thread that stays
+        # starts them all.
         self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reward-processes")
         self._timeout = timeout
         self._children: list[Child] = []
@@ -81,7 +81,7 @@ class Children:
             undo.pop_all()
 
     def score(self, calls: Mapping[int, pa.RecordBatch]) -> dict[int, ScoringOutcome]:
-        """See Scorers. The timeout in seconds is for all together, as they run at once."""
+        """See Scorers. The timeout in seconds is for all together, as they run in parallel."""
         asked = {index: self._children[index] for index in calls}
         self._start([child for child in asked.values() if not child.running])
         for index, child in asked.items():
@@ -94,7 +94,7 @@ class Children:
         self._children[index].kill()
 
     def close(self) -> None:
-        """End all children and what they started; those still busy are killed."""
+        """End all children and what they started; busy ones are killed."""
         for child in self._children:
             child.hang_up()
         for child in self._children:
@@ -102,11 +102,11 @@ class Children:
         self._starter.shutdown()
 
     def pids(self) -> list[int]:
-        """Of the functions' processes that run now, in the order of the functions."""
+        """The running processes of functions, in the order of the functions."""
         return [child.pid for child in self._children if child.running]
 
     def _start(self, children: Sequence[Child]) -> None:
-        """All at once; one that somebody killed while it started is started once more."""
+        """Start all at once; one that was killed while it started is started once more."""
         for again in (True, False):
             for child in children:
                 self._starter.submit(child.start).result()
@@ -115,10 +115,9 @@ class Children:
 
 
 def ship(name: str, fn: RewardFn) -> bytes:
-    """A function as bytes: by name where its module can be imported afresh, by value where it
-    cannot.
+    """A function as bytes: by name if its module can be imported afresh, else by value.
 
-    Raises KernelError where it holds something that cannot be sent to another process.
+    Raises KernelError if it holds something that cannot be sent to another process.
     """
     with by_value(), Caught() as caught:
         return cloudpickle.dumps(fn)

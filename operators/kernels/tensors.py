@@ -1,12 +1,12 @@
 """Arrow to torch and back.
 
-Owns: the one place that decides about read-only memory. Does not own: padding (there is
-none), packing (torch/packing.py), nor devices (the kernel that calls says which).
+Owns: all handling of read-only memory. Does not own: padding (there is none), packing
+(torch/packing.py), devices (the calling kernel says which).
 
-Columns arrive as views of memory that another process may own, and torch knows no read-only tensor.
+Columns arrive as views of memory that another process may own, and torch has no read-only tensors.
 So no tensor is ever made on that memory: `gather` copies the wanted values, once, in the order that
-packing needs, and what it returns may be written to and kept. Columns declared `device` are tensors
-already.
+packing needs, and its result may be written to and kept. Columns declared `device` are already
+tensors.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ def gather(
     device: torch.device,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """`values[index]` as a new tensor on the device; dtype: the column's where not given."""
+    """`values[index]` as a new tensor on the device; dtype: default the column's."""
     if isinstance(values, Tensor):
         return values[index].to(device=device, dtype=dtype, non_blocking=True)
     return torch.from_numpy(values[index]).to(device=device, dtype=dtype, non_blocking=True)
 
 
 def index(values: np.ndarray, device: torch.device) -> Tensor:
-    """An index array made by the caller, int64, as a tensor."""
+    """An int64 index array that the caller made, as a tensor."""
     return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(
         device, non_blocking=True
     )
 
 
 def aligned(batch: Batch, name: str, offsets: np.ndarray, where: str) -> Any:
-    """The flat values of a token column, NumPy or tensor. Raises DataError for other offsets."""
+    """The flat values of a token column, NumPy or tensor. Raises DataError if offsets differ."""
     column = batch.tensor(name) if name in batch.device else batch.ragged(name)
     if not np.array_equal(column.offsets, offsets):
         row = (
@@ -61,7 +61,7 @@ def aligned(batch: Batch, name: str, offsets: np.ndarray, where: str) -> Any:
 
 
 def numbers(tensor: Tensor) -> np.ndarray:
-    """A tensor as float32 NumPy on the host, on its own memory where it is there already."""
+    """A tensor as float32 NumPy on the host; on its own memory if it is there already."""
     return tensor.detach().to(device="cpu", dtype=torch.float32).numpy()
 
 

@@ -1,8 +1,8 @@
 """Text to token ids and back, with the tokenizer of a Model's directory.
 
-Owns: chat templates, special tokens, where a conversation is cut into prompt and completion, and
-the hash that says which vocabulary ids belong to. Does not own: what is generated or trained.
-transformers is imported at the first load.
+Owns: chat templates, special tokens, cutting a conversation into prompt and completion, and the
+hash that identifies a vocabulary. Does not own: what is generated or trained. transformers is
+imported at the first load.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Message = dict[str, Any]
-"""OpenAI style: role, content and what else a template reads."""
+"""OpenAI style: role, content and whatever else a template reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,14 +40,14 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tokenizer:
-    """A tokenizer of transformers, and the ids that end an answer."""
+    """A transformers tokenizer, and the ids that end an answer."""
 
     base: str
     inner: PreTrainedTokenizerBase
     eos_ids: frozenset[int]
 
     def encode(self, texts: Sequence[str], *, special: bool) -> list[list[int]]:
-        """Token ids of each text; special: with the tokenizer's special tokens around it."""
+        """Token ids of each text; special: add the tokenizer's special tokens."""
         if not texts:
             return []
         made = self.inner(
@@ -61,11 +61,9 @@ class Tokenizer:
     def encode_prompts(self, prompts: Sequence[str] | Sequence[Sequence[Message]]) -> Ragged:
         """int32 ids of prompts, ready to be continued.
 
-        Strings get the tokenizer's special tokens but no eos at their end; message lists the chat
-        template with its generation prompt.
-
-        Raises DataError for a prompt without any token, and for messages where there is no chat
-        template.
+        Strings get the tokenizer's special tokens, but no eos at the end; message lists get the
+        chat template with its generation prompt. Raises DataError for a prompt without tokens, and
+        for messages if there is no chat template.
         """
         if len(prompts) and not isinstance(prompts[0], str):
             ids = self.encode(self.render(prompts, generation=True), special=False)  # type: ignore[arg-type]
@@ -77,7 +75,7 @@ class Tokenizer:
         return to_ragged(ids)
 
     def decode(self, ids: Ragged) -> list[str]:
-        """The text of each row, special tokens left out."""
+        """The text of each row, without special tokens."""
         values, offsets = ids.values.tolist(), ids.offsets.tolist()
         rows = [values[a:b] for a, b in itertools.pairwise(offsets)]
         return self.inner.batch_decode(
@@ -85,7 +83,7 @@ class Tokenizer:
         )
 
     def render(self, conversations: Sequence[Sequence[Message]], *, generation: bool) -> list[str]:
-        """Conversations by the chat template; generation: up to where the assistant begins."""
+        """Conversations by the chat template; generation: ending where the assistant begins."""
         if not self.inner.chat_template:
             raise DataError(
                 f"{self.base}: message lists need a chat template, and its tokenizer has none. "
@@ -110,7 +108,7 @@ class Tokenizer:
         return _pairs(self.encode_prompts(prompts), ids, [[1] * len(row) for row in ids])
 
     def encode_texts(self, texts: Sequence[str]) -> Pairs:
-        """Plain texts: the first token (bos if there is one) is the prompt: nothing predicts it."""
+        """Plain texts: the first token (bos, if there is one) is the prompt: none predicts it."""
         ids = [self._open_ended(row) for row in self.encode(texts, special=True)]
         answers = [[*row[1:], self.eos()] for row in ids]
         return _pairs(
@@ -120,14 +118,12 @@ class Tokenizer:
     def encode_conversations(
         self, turns: Sequence[Sequence[Message]], first: Sequence[int], assistant_only: bool
     ) -> Pairs:
-        """Conversations whose message `first[i]` is the first of the completion.
+        """Conversations; message `first[i]` is the first of the completion.
 
-        The prompt's ids are what generation would see there. Each later stretch is tokenized by
+        The prompt has the ids that generation would see there. Each later stretch is tokenized by
         itself, as an episode would append it. The mask is 1 on assistant turns up to their eos;
-        with assistant_only=False on all turns.
-
-        Raises DataError where the template does not render a longer conversation as a continuation
-        of a shorter one.
+        with assistant_only=False on all turns. Raises DataError if the template does not render a
+        longer conversation as a continuation of a shorter one.
         """
         rows = [
             self._conversation(list(t), f, assistant_only)
@@ -136,7 +132,7 @@ class Tokenizer:
         return _pairs(to_ragged([r[0] for r in rows]), [r[1] for r in rows], [r[2] for r in rows])
 
     def eos(self) -> int:
-        """The id that is put at the end of a demonstration."""
+        """The id that ends a demonstration."""
         if not isinstance(self.inner.eos_token_id, int):
             raise DataError(
                 f"{self.base}: its tokenizer has no eos token. Fix: eos_token in"
@@ -145,7 +141,7 @@ class Tokenizer:
         return self.inner.eos_token_id
 
     def _open_ended(self, ids: list[int]) -> list[int]:
-        """Without the eos that some tokenizers put behind every text."""
+        """Without the eos that some tokenizers add to every text."""
         return ids[:-1] if ids and ids[-1] == self.inner.eos_token_id else ids
 
     def _conversation(
@@ -169,7 +165,7 @@ class Tokenizer:
         return parts[0], ids[:end], mask[:end]
 
     def _stretches(self, turns: list[Message], first: int) -> list[tuple[str, bool]]:
-        """The rendered text cut at the assistant's turns; whether each part is the assistant's."""
+        """The rendered text cut at assistant turns, each part with whether the assistant spoke."""
         parts: list[tuple[str, bool]] = []
         done = ""
         for index in range(first, len(turns)):
@@ -195,7 +191,7 @@ class Tokenizer:
         return text
 
     def _up_to_eos(self, ids: list[int]) -> int:
-        """How many tokens there are up to and with the last eos; all if there is none."""
+        """How many tokens there are up to and including the last eos; all if there is none."""
         ends = [i for i, token in enumerate(ids) if token in self.eos_ids]
         return ends[-1] + 1 if ends else len(ids)
 
@@ -206,9 +202,7 @@ def load_tokenizer(base: str) -> Tokenizer:
 
     try:
         inner = AutoTokenizer.from_pretrained(base, trust_remote_code=False)
-    except (
-        Exception
-    ) as error:  # what the tokenizers library raises for a broken file has no class of its own
+    except Exception as error:  # the tokenizers library raises plain Exception for a broken file
         said = next(
             (line for line in str(error).splitlines() if line.strip()), type(error).__name__
         )
@@ -223,10 +217,9 @@ def load_tokenizer(base: str) -> Tokenizer:
 def require_ends(
     node: str, model: str, tokenizer: Tokenizer, vocabulary: int, *, stops: bool
 ) -> None:
-    """Raise DataError unless an answer can end: by an id that the Model can write, or by a stop
-    string.
+    """Raise DataError unless an answer can end, by an id that the Model can write or a stop string.
 
-    vocabulary: the ids that the Model knows are those below.
+    vocabulary: the Model knows the ids below this number.
     """
     ends = tokenizer.eos_ids
     if not ends and not stops:
@@ -243,7 +236,7 @@ def require_ends(
 
 
 def require_known(node: str, model: str, ids: Ragged, keys: Keys, vocabulary: int) -> None:
-    """Raise DataError for a row with a token id that the Model has no embedding of."""
+    """Raise DataError for a row with a token id for which the Model has no embedding."""
     beyond = np.flatnonzero(ids.values >= vocabulary)
     if len(beyond):
         row = int(np.searchsorted(ids.offsets, beyond[0], side="right")) - 1
@@ -255,7 +248,7 @@ def require_known(node: str, model: str, ids: Ragged, keys: Keys, vocabulary: in
 
 
 def vocabulary_hash(base: str) -> str:
-    """16 hex digits that are the same for tokenizers whose ids mean the same tokens."""
+    """16 hex digits, the same for tokenizers whose ids mean the same tokens."""
     pairs = sorted(load_tokenizer(base).inner.get_vocab().items())
     return hashlib.blake2b(json.dumps(pairs).encode(), digest_size=8).hexdigest()
 

@@ -77,7 +77,7 @@ def test_a_row_without_any_says_why() -> None:
     _, session = mean_over(Keys.of([3], [1], [2]), [], [])
     ((key, error, failed),) = session.tombstones()
     assert (key, failed) == ((3, 1, 2), True)
-    assert error == "no row made of it is left that has a reward. Fix: select fewer rows away."
+    assert error == "no remaining row made from it has a reward. Fix: let select keep more rows."
 
 
 @given(st.data(), st.integers(1, 3), st.integers(1, 4), st.integers(1, 4))

@@ -83,7 +83,7 @@ def test_a_row_of_another_attempt_is_none_that_was_given() -> None:
 def test_rows_without_keys_are_refused_whatever_they_look_like(
     positions: list[int], function: Callable[..., Any]
 ) -> None:
-    told = r"nothing says which rows those are that it returned\. Fix: "
+    told = r"the rows that it returned have no keys\. Fix: "
     with pytest.raises(KernelError, match=told):
         called(function, rewards(Keys.of(positions)))
 

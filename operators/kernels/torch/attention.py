@@ -1,18 +1,18 @@
 """One attention function for every pass: the seam between transformers' decoders and packed tokens.
 
-Owns: the function registered with transformers under the name ATTENTION, the protocol of the
-pass that it asks, and the call of a module on packed tokens. Does not own: any pass (cache.py
-has those of generation, packing.py that of training), nor weights (models.py).
+Owns: the function registered with transformers under the name ATTENTION, the protocol of the pass
+that it calls, and the call of a module on packed tokens. Does not own: any pass (cache.py has
+those of generation, shared_attention.py that of training), weights (models.py).
 
-A module loaded with `attn_implementation=ATTENTION` runs on [1, tokens]: rows lie one behind
-the other, positions are explicit, and linear layers, norms and MLPs never see padding. Which
-token attends to which is the pass's business alone. The pass travels as a keyword argument
-through the module's forward, never in a global, so two kernels cannot share one by mistake:
+A module loaded with `attn_implementation=ATTENTION` runs on [1, tokens]: rows lie one after
+another, positions are explicit, and linear layers, norms and MLPs never see padding. Only the pass
+decides which token attends to which. It travels as a keyword argument through the module's
+forward, never in a global, so two kernels cannot share one by mistake:
 
     logits = forward(module, ids, positions, my_pass)
 
-transformers builds no mask for an implementation that has no mask function registered, so none
-is computed for nothing.
+transformers builds no mask for an implementation without a registered mask function, so none is
+computed in vain.
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from dataflow.errors import KernelError
 
 ATTENTION = "dataflow"
-"""The name to give as `attn_implementation`."""
+"""The value for `attn_implementation`."""
 
 
 class AttentionPass(Protocol):
     """Who attends to whom in one forward over packed tokens.
 
-    longest: the greatest number of keys that one query attends to; a sliding window shorter than it
-    is refused.
+    longest: the most keys that one query attends to; a sliding window shorter than that is refused.
     """
 
     @property
@@ -84,7 +83,7 @@ def _refuse(
     window: int | None,
     kwargs: Any,
 ) -> None:
-    """Raise KernelError for what would change the numbers and is not implemented."""
+    """Raise KernelError for anything that would change the numbers and is not implemented."""
     found = [name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]
     if dropout:
         found.append(f"attention dropout {dropout}")
@@ -109,8 +108,8 @@ def forward(
 ) -> Tensor:
     """Logits of a causal language model on packed tokens.
 
-    ids, positions int64 [tokens] -> [tokens, vocabulary]; with keep int64 [kept], the indices of
-    the tokens whose logits are wanted, [kept, vocabulary]: the others are never computed.
+    ids, positions int64 [tokens] -> [tokens, vocabulary]. keep int64 [kept]: only the logits of the
+    tokens with these indices are computed: [kept, vocabulary].
     """
     only = {} if keep is None else {"logits_to_keep": keep}
     out = module(
@@ -141,7 +140,7 @@ def attend_packed(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> 
     """Causal attention of right-padded rows: [rows, length, heads, dim] with [rows, length, key
     heads, dim].
 
-    Padding stands to the right of every real token, so causality alone keeps it out of their sight.
+    Padding is to the right of every real token, so causality alone keeps tokens from seeing it.
     """
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     shared = q.shape[1] != k.shape[1]

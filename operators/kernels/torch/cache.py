@@ -1,17 +1,17 @@
 """The key-value cache of generation, and the passes that attend through it.
 
-Owns: where keys and values of live rows lie, and attention of prompts (Prefill), of one new
-token a row (Decode) and of all that rows have written, once more (Again). Does not own: which
-rows are live (decode.py), nor the call into the module (attention.py).
+Owns: where the keys and values of live rows are stored, and attention for prompts (Prefill), for
+one new token per row (Decode), and for everything the rows have written, after new weights
+(Again). Does not own: which rows are live (decode.py), the call into the module (attention.py).
 
-A row's keys stand in three levels, each stored once for all that share it:
+A row's keys are stored on three levels, each once for all rows that share it:
 
     prefix    what all prompts of a chunk begin with    [1]
     prompt    the rest of one prompt                    [groups]
     own       the row's completion                      [rows]
 
-Decode scores a level's keys against all the rows that share them in one matrix product and
-takes one softmax over the three. Shapes: R rows, G groups, K key heads, r query heads a key
+Decode scores a level's keys against all rows that share them in one matrix product, and takes
+one softmax over the three levels. Shapes: R rows, G groups, K key heads, r query heads per key
 head, D head dim, L keys.
 """
 
@@ -26,22 +26,21 @@ from torch.nn.functional import scaled_dot_product_attention
 from operators.kernels.torch.attention import attend_packed
 
 SHORT = 8
-"""Own keys up to which products are written out: batched products of such small matrices take up to
-twice as long on CPU (256 rows, 2 key heads of 32, 6 keys: 327 us for scores and values, against
-158). In float32 alone, for written out in another type each product would be rounded.
+"""Up to this many own keys, products are written out elementwise: batched products of such small
+matrices take up to twice as long on CPU (256 rows, 2 key heads of 32, 6 keys: 327 us for scores and
+values, against 158). Only in float32: in another type each written-out product would be rounded.
 """
 
 
 @dataclass(slots=True)
 class Level:
-    """Keys and values of one layer and level: [holders, K, L, D]; holders and L can grow."""
+    """Keys and values of one layer on one level: [holders, K, L, D]; holders and L can grow."""
 
     keys: Tensor
     values: Tensor
 
     def reserve(self, holders: int, length: int) -> None:
-        """Make room for holders 0 .. holders - 1, at least doubling what grows; holders behind them
-        may be let go.
+        """Make room for `holders` holders, at least doubling what grows; later ones may be dropped.
 
         New room is zero: 0 times garbage may be NaN.
         """
@@ -51,7 +50,7 @@ class Level:
         )
 
     def move(self, source: Tensor, target: Tensor, holders: int) -> None:
-        """Copy holders `source` over holders `target`; all of them are below `holders`."""
+        """Copy holders `source` over holders `target`; all indices are below `holders`."""
         self.reserve(holders, 0)
         for held in (self.keys, self.values):
             held[target] = held[source]
@@ -61,7 +60,7 @@ def _room(held: Tensor, holders: int, length: int) -> Tensor:
     have, heads, long, dim = held.shape
     if holders <= have and length <= long:
         return held
-    # While rows grow longer most of them end: longer room is made only for those that are left.
+    # Most rows end while others grow longer: longer room is made only for the remaining ones.
     wider = holders if holders <= have else max(holders, 2 * have)
     longer = long if length <= long else max(length, 2 * long, 8)
     new = held.new_zeros(wider, heads, longer, dim)
@@ -72,7 +71,7 @@ def _room(held: Tensor, holders: int, length: int) -> Tensor:
 
 @dataclass(slots=True)
 class Cache:
-    """All layers' levels. prefix: tokens that all prompts share; prompt: the longest rest."""
+    """The levels of all layers. prefix: how many tokens all prompts share."""
 
     prefix: int = 0
     prefixes: dict[int, Level] = field(default_factory=dict)
@@ -80,7 +79,7 @@ class Cache:
     own: dict[int, Level] = field(default_factory=dict)
 
     def level(self, which: dict[int, Level], layer: int, key: Tensor, value: Tensor) -> Level:
-        """A layer's level, made empty at first use; key and value [tokens, K, D] give its form."""
+        """A layer's level, created at first use; key and value [tokens, K, D] give its shape."""
         if layer not in which:
             which[layer] = Level(*(x.new_zeros(0, x.shape[1], 0, x.shape[2]) for x in (key, value)))
         return which[layer]
@@ -88,7 +87,7 @@ class Cache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Common:
-    """The pass of the common prefix, one row of tokens; keeps its keys."""
+    """The pass over the common prefix, one row of tokens; stores its keys."""
 
     cache: Cache
     longest: int
@@ -96,7 +95,7 @@ class Common:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
     ) -> Tensor:
-        """As AttentionPass says."""
+        """See AttentionPass."""
         keys, values = (x.transpose(0, 1).unsqueeze(0).contiguous() for x in (key, value))
         self.cache.prefixes[layer] = Level(keys, values)
         return attend_packed(query[None], key[None], value[None], scaling)[0]
@@ -104,11 +103,11 @@ class Common:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefill:
-    """The pass of some prompts' rests, packed one behind the other; keeps their keys at groups
-    first, first + 1, ...
+    """The pass over the rests of some prompts, packed one after the other; stores their keys at
+    groups first, first + 1, ...
 
-    place: int64 [tokens], where each token goes in [groups, width], width being the longest rest;
-    None where all are that long.
+    width: the longest rest. place: int64 [tokens], where each token goes in [groups, width]; None
+    if all rests have the same length.
     """
 
     cache: Cache
@@ -117,7 +116,7 @@ class Prefill:
     width: int
     place: Tensor | None
     mask: Tensor | None
-    """bool [width, prefix + width] where there is a prefix; the same for all groups."""
+    """bool [width, prefix + width], the same for all groups; None if there is no prefix."""
 
     @property
     def longest(self) -> int:
@@ -126,7 +125,7 @@ class Prefill:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
     ) -> Tensor:
-        """As AttentionPass says. Rests are padded to the right here and nowhere else."""
+        """See AttentionPass. Rests are right-padded here and nowhere else."""
         q, k, v = (self._padded(x) for x in (query, key, value))
         level = self.cache.level(self.cache.prompts, layer, key, value)
         level.reserve(self.first + self.groups, self.width)
@@ -166,11 +165,11 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Again:
-    """The pass of what some live rows have written already, packed one behind the other; keeps
+    """The pass over what some live rows have already written, packed one after the other; stores
     their keys at own[first .. first + rows - 1].
 
-    group: int64 [rows], where each row's prompt stands; prompt: width of the longest. place: int64
-    [tokens], where each token goes in [rows, width], width being the longest row. mask: bool [rows,
+    width: the longest row. prompt: the longest prompt rest. group: int64 [rows], the group of each
+    row's prompt. place: int64 [tokens], where each token goes in [rows, width]. mask: bool [rows,
     1, width, prefix + prompt + width].
     """
 
@@ -190,7 +189,7 @@ class Again:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
     ) -> Tensor:
-        """As AttentionPass says. Rows are right-padded; later tokens overwrite padding keys."""
+        """See AttentionPass. Rows are right-padded; later tokens overwrite the padding keys."""
         q, k, v = (self._padded(x) for x in (query, key, value))
         own = self.cache.level(self.cache.own, layer, key, value)
         own.reserve(self.first + self.rows, self.width)
@@ -223,12 +222,12 @@ class Again:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decode:
-    """The pass of one new token for each of the live rows, which stand at own[0 .. rows - 1].
+    """The pass over one new token for each live row; the rows are at own[0 .. rows - 1].
 
-    members: the most rows that any live group has. place: int64 [rows], where each row goes in
-    [groups, members]; None where that is where it stands. last: int64 [rows], the index that the
-    new token takes among the row's own; longest_own the greatest of them plus 1. own_bias [rows, 1,
-    1, longest_own] and prompt_bias [groups, 1, 1, width] are 0 or -inf; None where every key
+    members: the most rows in any live group. width: the longest prompt rest. place: int64 [rows],
+    where each row goes in [groups, members]; None if it is there already. last: int64 [rows], the
+    index of the new token among the row's own; longest_own: the greatest of them plus 1. own_bias
+    [rows, 1, 1, longest_own] and prompt_bias [groups, 1, 1, width] are 0 or -inf; None if every key
     counts.
     """
 
@@ -250,7 +249,7 @@ class Decode:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
     ) -> Tensor:
-        """As AttentionPass says."""
+        """See AttentionPass."""
         cache, heads, dim = self.cache, key.shape[1], query.shape[2]
         own = self._written(layer, key, value)
         q = (query * scaling).view(self.rows, heads, -1, dim)

@@ -1,13 +1,13 @@
-"""The decode loop: rows admitted into slots, one token a row and step, finished rows dropped at
+"""The decode loop: rows enter slots, each step writes one token per row, finished rows leave at
 once.
 
-Owns: which rows are live and where they stand in the cache, and when a row ends. Does not own:
+Owns: which rows are live, where they are in the cache, and when a row ends. Does not own:
 attention and its cache (cache.py), the choice of a token (sampling.py), columns (generate.py).
 
-Rows wait in their order. A slot is refilled when an eighth of all slots is free (a prefill of one
-prompt costs nearly as much as one of several). No forward ever holds a row that has ended: the
-last live rows move into the slots that fall free. A row's tokens depend on its prompt, its random
-stream and the weights; on its company only through the rounding of batched products.
+Rows wait in order. Slots are refilled when an eighth of them is free (a prefill of one prompt
+costs nearly as much as one of several). No forward ever includes a row that has ended: the last
+live rows move into the freed slots. A row's tokens depend on its prompt, its random stream and the
+weights; on the rows next to it only through the rounding of batched products.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from operators.kernels.torch.cache import Again, Cache, Common, Decode, Prefill
 from operators.kernels.torch.sampling import DrawnTokens, Sampling, sample
 
 LEAST_PREFIX = 8
-"""Least number of shared tokens for a prefix level, which costs some small products a step."""
+"""Shared tokens that justify a prefix level, which costs a few small products per step."""
 
 SHARE = 3_000_000
-"""Multiplications of one matrix product that pay for one thread. A thread that joins costs a
-wake-up at each of a step's products, and a time slice of the scheduler at each where another
-process has its core: with 2 threads beside one busy test run, a chunk of the long-tailed benchmark
-took 1348 ms, with 1 it took 162; alone both took about 150.
+"""Multiplications in one matrix product that justify one thread. Each further thread costs a
+wake-up at every product of a step, and a scheduler time slice where another process is using its
+core: next to one busy test run, a chunk of the long-tailed benchmark took 1348 ms with 2 threads
+and 162 ms with 1; on an idle machine both took about 150 ms.
 """
 
 
@@ -43,9 +43,9 @@ class DecodeTask:
     """What to write: n rows for each prompt, row i for prompt i // n.
 
     seeds: uint64 [rows], the random stream of each row. ends: the ids that end a row. stopped:
-    given the tails of some rows as int32 ids, says which of them hold a stop string (None where
-    there are none); window: how many of the last tokens it wants. slots: rows decoded at once.
-    budget: most tokens of one prefill.
+    given the tails of some rows as int32 ids, tells which of them contain a stop string (None if
+    there are no stop strings); window: how many of the last tokens it needs. slots: rows decoded
+    at once. budget: the most tokens in one prefill.
     """
 
     prompts: Ragged
@@ -63,7 +63,7 @@ class DecodeTask:
 @dataclass(slots=True)
 class Written:
     """The result so far: tokens, versions int32, logprobs float32 [rows, room]; length int32, stop
-    bool [rows]. mass float32 [rows, room] where the sampler truncates, else no numbers at all.
+    bool [rows]; mass float32 [rows, room] if the sampler truncates, else None.
     """
 
     tokens: np.ndarray
@@ -75,7 +75,7 @@ class Written:
 
     @staticmethod
     def empty(rows: int, *, truncates: bool = False) -> Written:
-        """Nothing, for so many rows."""
+        """Nothing written yet, for this many rows."""
         return Written(
             np.zeros((rows, 0), np.int32),
             np.zeros((rows, 0), np.float32),
@@ -86,7 +86,7 @@ class Written:
         )
 
     def append(self, rows: np.ndarray, drawn: DrawnTokens, version: int) -> np.ndarray:
-        """One more token for each of some rows; returns these tokens."""
+        """Add one token to each of these rows; returns the tokens."""
         tokens = drawn.tokens.cpu().numpy()
         where = self.length[rows]
         room = self.tokens.shape[1]
@@ -106,8 +106,8 @@ class Written:
 
 @dataclass(slots=True)
 class Counts:
-    """rows: summed over all decode forwards. slots: those that there were for them. again: tokens
-    of which keys and values were computed once more, as weights had come.
+    """rows, slots: live rows and slots, summed over all decode forwards. again: tokens whose keys
+    and values were computed again because new weights had come.
     """
 
     rows: int = 0
@@ -116,7 +116,7 @@ class Counts:
 
 
 class Decoder:
-    """Runs one Task on one module; `finished` drives it, `written` holds the result."""
+    """Runs one DecodeTask on one module; `finished` drives it, `written` holds the result."""
 
     def __init__(self, module: PreTrainedModel, task: DecodeTask, version: int = 0) -> None:
         rows = len(task.prompts) * task.n
@@ -127,28 +127,23 @@ class Decoder:
         self._slots = min(task.slots, rows)
         self._lengths = task.prompts.lengths
         self._cache = Cache(prefix=common_prefix(task.prompts))
-        self._waiting = 0  # the first row that was not admitted yet
+        self._waiting = 0  # the first row that has not been admitted
         self._row = np.zeros(0, np.int64)  # [live]: the row in each slot
-        self._prompt = np.zeros(
-            0, np.int64
-        )  # [groups]: the prompt that stands in each group of the cache
-        self._group = np.zeros(
-            len(task.prompts), np.int64
-        )  # [prompts]: the inverse, where it stands there at all
-        self._next: Tensor | None = (
-            None  # logits behind the last prompt that was prefilled, its rows may still wait
-        )
-        self._layout: tuple[int, Tensor | None] | None = (
-            None  # members and place, while the live rows stay the same
-        )
+        # [groups]: the prompt in each group of the cache; [prompts]: the group of each such prompt.
+        self._prompt = np.zeros(0, np.int64)
+        self._group = np.zeros(len(task.prompts), np.int64)
+        # Logits after the last prefilled prompt, some of whose rows may still wait.
+        self._next: Tensor | None = None
+        # members and place of Decode, while the live rows stay the same.
+        self._layout: tuple[int, Tensor | None] | None = None
         self._threads = torch.get_num_threads()
         self._weight = _mean_weight(module)
 
     def finished(self, interrupted: Callable[[], bool] | None = None) -> Iterator[np.ndarray]:
-        """Write all rows; yields, after each step in which rows ended, which ones.
+        """Write all rows; after each step in which rows ended, yields which ones.
 
-        interrupted: asked before each step; where it is true, no row at all is yielded first, and
-        the step is made afterwards, under whatever weights there are then.
+        interrupted: asked before each step; if true, an empty array is yielded first, and the step
+        is taken afterwards, with the weights that are there by then.
         """
         rows = len(self.written.length)
         while self._waiting < rows or len(self._row):
@@ -164,9 +159,9 @@ class Decoder:
 
     @torch.inference_mode()
     def renew(self, version: int) -> None:
-        """Go on under new weights: live rows keep their tokens, and all keys and values are
-        computed again: those of the prompts, and in one further pass those of all that rows have
-        written (of several parts, as the budget asks).
+        """Continue under new weights: live rows keep their tokens, and all keys and values are
+        computed again, first those of the prompts, then those of what the rows have written (in
+        parts that fit the budget).
         """
         self.version = version
         prompts, self._prompt = self._prompt, np.zeros(0, np.int64)
@@ -182,7 +177,7 @@ class Decoder:
         written = self.written.length[self._row].astype(np.int64) - 1
         self.counts.again += int(self._lengths[prompts].sum() + written.sum())
         beside = int(self._lengths[self._prompt].max(initial=0))
-        # Keys of the prompt are copied for each row, which costs far less than a token that is fed.
+        # Copying the prompt's keys for each row costs far less than feeding its tokens.
         cost = np.maximum(written, (beside + written) // 4)
         for part in _budgeted(np.arange(len(written)), cost, self.task.budget):
             if written[part].any():
@@ -224,7 +219,7 @@ class Decoder:
         """Prefill the next rows' prompts, write first tokens; returns the rows that ended there."""
         first, n = self._waiting, self.task.n
         rows = np.arange(first, first + count)
-        begun = -(-first // n)  # prompts before this one are in the cache already
+        begun = -(-first // n)  # prompts before this one are already in the cache
         fresh = np.arange(begun, rows[-1] // n + 1)
         logits = [] if self._next is None or first % n == 0 else [self._next]
         logits += [
@@ -238,7 +233,7 @@ class Decoder:
         return self._drop(np.concatenate([before, ended]))
 
     def _prefill(self, prompts: np.ndarray) -> Tensor:
-        """Logits [prompts, vocabulary] after some prompts; their keys go behind the groups."""
+        """Logits [prompts, vocabulary] after some prompts, which become the cache's last groups."""
         cache, ids, prefix = self._cache, self.task.prompts, self._cache.prefix
         if prefix and not cache.prefixes:
             shared = torch.from_numpy(ids[0][:prefix].astype(np.int64)).to(self.device)
@@ -267,14 +262,14 @@ class Decoder:
 
     @torch.inference_mode()
     def _step(self) -> np.ndarray:
-        """One more token for each live row; returns the rows that ended with it."""
+        """Write one more token for each live row; returns the rows that ended with it."""
         rows = self._row
         with _threads(min(self._threads, max(1, len(rows) * self._weight // SHARE)), self._threads):
             logits = self._forward(self.written.length[rows].astype(np.int64) - 1)
             return self._drop(self._write(rows, logits))
 
     def _forward(self, last: np.ndarray) -> Tensor:
-        """Feed each live row its token at index `last` [rows]; returns the logits behind it."""
+        """Feed each live row its token at index `last` [rows]; returns the logits after it."""
         rows = self._row
         ids = self.written.tokens[rows, last]
         positions = self._lengths[rows // self.task.n] + last
@@ -308,7 +303,7 @@ class Decoder:
         )
 
     def _arranged(self) -> tuple[int, Tensor | None]:
-        """How many rows a group has at most, and where each row goes in [groups, members]."""
+        """The most rows in any group, and where each row goes in [groups, members] (see Decode)."""
         group = self._group[self._row // self.task.n]
         order = np.argsort(group, kind="stable")
         counts = np.bincount(group, minlength=len(self._prompt))
@@ -320,7 +315,7 @@ class Decoder:
         return members, None if full and (place == np.arange(len(place))).all() else self._to(place)
 
     def _write(self, rows: np.ndarray, logits: Tensor) -> np.ndarray:
-        """Sample and record one token a row; returns bool [rows], whether the row ended with it."""
+        """Sample and record one token per row; returns bool [rows]: which rows ended with it."""
         task, written = self.task, self.written
         draws = torch.from_numpy(uniform(task.seeds[rows], written.length[rows])).to(self.device)
         tokens = written.append(rows, sample(logits, draws, task.how), self.version)
@@ -336,7 +331,7 @@ class Decoder:
         return stop | (written.length[rows] >= task.max_tokens)
 
     def _drop(self, ended: np.ndarray) -> np.ndarray:
-        """Take the ended rows out of their slots; returns which they were."""
+        """Take the ended rows out of their slots; returns their indices."""
         done = self._row[ended]
         if not len(done):
             return done
@@ -348,7 +343,7 @@ class Decoder:
         return done
 
     def _drop_groups(self) -> None:
-        """Take prompts without live or waiting rows out of the cache, once a quarter of them is."""
+        """Once a quarter of the cache's prompts have no live or waiting rows, drop those."""
         used = np.bincount(self._group[self._row // self.task.n], minlength=len(self._prompt)) > 0
         if self._waiting % self.task.n:
             used[self._group[self._waiting // self.task.n]] = True
@@ -371,7 +366,7 @@ class Decoder:
 
 
 def common_prefix(prompts: Ragged) -> int:
-    """How many tokens all prompts share, each keeping one of its own; 0 if too few to matter."""
+    """How many tokens all prompts share, leaving each at least one; 0 if too few to matter."""
     least = int(prompts.lengths.min()) - 1
     if len(prompts) < 2 or least < LEAST_PREFIX:
         return 0
@@ -382,14 +377,14 @@ def common_prefix(prompts: Ragged) -> int:
 
 
 def _mean_weight(module: PreTrainedModel) -> int:
-    """Numbers of a weight matrix, in the mean over the module's."""
+    """The mean number of elements in the module's weight matrices."""
     sizes = [weight.numel() for weight in module.parameters() if weight.dim() > 1]
     return sum(sizes) // len(sizes)
 
 
 @contextmanager
 def _threads(count: int, usual: int) -> Iterator[None]:
-    """Compute with `count` threads, then `usual`; the count depends on rows and weights only."""
+    """Compute with `count` threads, then go back to `usual`."""
     torch.set_num_threads(count)
     try:
         yield
@@ -398,7 +393,7 @@ def _threads(count: int, usual: int) -> Iterator[None]:
 
 
 def _budgeted(prompts: np.ndarray, lengths: np.ndarray, budget: int) -> list[np.ndarray]:
-    """Prompts in order, in parts whose padded size fits the budget; at least one a part."""
+    """Prompts in order, in parts whose padded size fits the budget; at least one per part."""
     cuts, begin, longest = [], 0, 0
     for index, length in enumerate(lengths.tolist()):
         longest = max(longest, length)
@@ -409,18 +404,18 @@ def _budgeted(prompts: np.ndarray, lengths: np.ndarray, budget: int) -> list[np.
 
 
 def _moves(alive: np.ndarray) -> tuple[int, np.ndarray, np.ndarray]:
-    """How many are alive, and the moves that fill the holes before with those behind."""
+    """How many are alive, and the moves (source, target) that fill holes from the end."""
     kept = int(alive.sum())
     return kept, kept + np.flatnonzero(alive[kept:]), np.flatnonzero(~alive[:kept])
 
 
 def _after(prefix: int, width: int, device: torch.device) -> Tensor:
-    """bool [width, prefix + width]: all of the prefix, and causally the rest."""
+    """bool [width, prefix + width]: the whole prefix, and the rest causally."""
     return torch.ones(width, prefix + width, dtype=torch.bool, device=device).tril(prefix)
 
 
 def _bias(lengths: Tensor, longest: int, dtype: torch.dtype) -> Tensor:
-    """[holders, 1, 1, longest]: 0 for the first `lengths` keys of each, -inf behind them."""
+    """[holders, 1, 1, longest]: 0 for the first `lengths` keys of each, -inf after them."""
     behind = torch.arange(longest, device=lengths.device) >= lengths.unsqueeze(1)
     return torch.zeros(behind.shape, dtype=dtype, device=lengths.device).masked_fill_(
         behind, -torch.inf

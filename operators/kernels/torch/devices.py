@@ -1,8 +1,7 @@
-"""Giving a device back between turns: a module rests in host memory and comes back to the same
-device.
+"""Freeing a device between turns: a module waits in host memory and returns to the same device.
 
-Owns: moving weights and letting the allocator's free blocks go. Does not own: whose turn it is (the
-coordinator's leases), nor what else a kernel holds (optimizer state: train.py).
+Owns: moving weights and freeing the allocator's unused blocks. Does not own: whose turn it is (the
+coordinator's device turns), what else a kernel holds (optimizer state: train.py).
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ from torch import nn
 
 def rest(module: nn.Module) -> None:
     """Move the module to host memory, in place: parameters stay the same objects, tied ones tied.
-    What the allocator kept free is given back to the device. On a CPU there is nothing to give.
+
+    The allocator's unused blocks go back to the device. On a CPU there is nothing to free.
     """
     if next(module.parameters()).device.type == "cpu":
         return
@@ -22,5 +22,5 @@ def rest(module: nn.Module) -> None:
 
 
 def rise(module: nn.Module, device: torch.device) -> None:
-    """Move the module back; nothing happens where it is there already."""
+    """Move the module back; does nothing if it is there already."""
     module.to(device)

@@ -1,7 +1,7 @@
 """Kernels of the forward operators: log-probs, values and scores of finished rows.
 
-Owns: rows in, numbers out, in key order. Does not own: what a model says at a token (heads.py),
-weights (models.py), nor which version they are (the engine loads it).
+Owns: rows in, numbers out, in key order. Does not own: a model's numbers at a token (heads.py),
+weights (models.py), which version they are (the engine loads it).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _Forward(Sleeper, Probeable):
         self.version = 0
 
     def load(self, pieces: Iterable[Piece], version: int, rate: float = 1.0) -> None:
-        """Take these weights, or move towards them; none if the module is shared and has them."""
+        """Copy these weights, or move towards them; no pieces if the shared module has them."""
         load_pieces(self._module, pieces, rate)
         self.version = version
 
@@ -67,29 +67,29 @@ class _Forward(Sleeper, Probeable):
         restore_model(self._module, self._model, directory)
 
     def sleep(self) -> None:
-        """Free the device between two chunks; a module that several kernels share rests once."""
+        """Free the device between two chunks; a module shared by several kernels moves once."""
         rest(self._module)
 
     def wake(self) -> None:
-        """Take the device up again."""
+        """Move the module back to its device."""
         rise(self._module, self._device)
 
     @property
     def vocabulary(self) -> int:
-        """Token ids that the module knows."""
+        """How many token ids the module knows."""
         return vocabulary_of(self._module)
 
     def probe(self, ids: Ragged) -> np.ndarray:
-        """What the module says of these rows (probe.py)."""
+        """The module's numbers for these rows (probe.py)."""
         return probed(self._module, ids, head=self._model.head)
 
     def close(self) -> None:
-        """Let the module go, if it was loaded."""
+        """Drop the module, if it was loaded."""
         vars(self).pop("_module", None)
 
     @torch.inference_mode()
     def run(self, chunk: Chunk) -> Iterator[Batch]:
-        """One batch for the whole chunk: rows are not finished one by one here."""
+        """One batch for the whole chunk: rows do not finish one by one here."""
         rows = chunk.inputs["rows"]
         prompts, completions = rows.ragged("prompt_ids"), rows.ragged("completion_ids")
         require_positions(
@@ -153,7 +153,7 @@ class TorchScores(_Forward):
 
 
 def _require_finite(found: Tensor, rows: Batch, completions: Ragged, column: str) -> None:
-    """Values are checked once, where they are made."""
+    """Values are checked once, where they are created."""
     bad = torch.nonzero(~torch.isfinite(found)).flatten()
     if len(bad):
         at = int(bad[0])

@@ -1,8 +1,8 @@
 """The torch kernel of `generate`: prompts in, rollouts out.
 
-Owns: the node's parameters, the tokenizer, the columns of Rollout, the version on record, and
-in which batches rows leave. Does not own: the decode loop (decode.py), nor the weights' way
-here (load is handed pieces).
+Owns: the node's parameters, the tokenizer, the columns of Rollout, the recorded version, and
+in which batches rows leave. Does not own: the decode loop (decode.py), how weights get here
+(`load` receives pieces).
 """
 
 from __future__ import annotations
@@ -52,23 +52,21 @@ from operators.kernels.torch.sampling import Sampling
 
 
 class TorchGenerate(Interruptible, Sleeper, Probeable):
-    """Decodes with a Hugging Face module; see decode.py for how rows share slots, prompts and
-    prefixes.
+    """Decodes with a Hugging Face module; decode.py explains how rows share slots and prefixes.
 
-    Columns: those of Rollout that `node.returns` names (all where it names none), and of
-    TruncatedRollout where top-k or top-p cut; each token has the mass of the cut that it was drawn
-    behind. completion_ids end with the eos where one was sampled, and with the token that completed
-    a stop string; finish is `stop` for both, `length` where max_tokens came first. The mask is 1
-    everywhere.
+    Columns: those of Rollout that `node.returns` names (all if it names none), or of
+    TruncatedRollout if top-k or top-p truncate: then each token also has the mass that was kept
+    when it was drawn. completion_ids include a sampled eos and the token that completed a stop
+    string; finish is `stop` for both, `length` if max_tokens came first. The mask is 1 everywhere.
 
-    Rows leave as whole groups. A chunk that fits the slots leaves as one batch at its end; a larger
-    one in batches of at least a quarter of the slots, as they finish; and whatever has finished
-    leaves where the chunk is interrupted. Batching changes no row.
+    Rows leave as whole groups: a chunk that fits the slots in one batch at its end, a larger one
+    in batches of at least a quarter of the slots as groups finish. An interruption sends out
+    everything that has finished. Batching changes no row.
 
-    Metrics: generate/tokens, written tokens a row; generate/slot_waste, the share of rows in decode
-    forwards that wrote nothing (0: ended rows leave at once); generate/slot_idle, the share of
-    slots without a row; generate/recomputed, tokens whose keys were computed again under new
-    weights, for each written token.
+    Metrics: generate/tokens, written tokens per row; generate/slot_waste, the share of rows in
+    decode forwards that wrote nothing (0: ended rows leave at once); generate/slot_idle, the share
+    of slots without a row; generate/recomputed, tokens whose keys were computed again under new
+    weights, per written token.
     """
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
@@ -101,7 +99,7 @@ class TorchGenerate(Interruptible, Sleeper, Probeable):
         self._room = Room.of(node, model.name, positions(model.base))
 
     def load(self, pieces: Iterable[Piece], version: int, rate: float = 1.0) -> None:
-        """Take these weights, or move towards them; none if the module is shared and has them."""
+        """Copy these weights, or move towards them; no pieces if the shared module has them."""
         load_pieces(self._module, pieces, rate)
         self._version = version
 
@@ -115,20 +113,20 @@ class TorchGenerate(Interruptible, Sleeper, Probeable):
 
     @property
     def vocabulary(self) -> int:
-        """Token ids that the module knows."""
+        """How many token ids the module knows."""
         return vocabulary_of(self._module)
 
     def probe(self, ids: Ragged) -> np.ndarray:
-        """What the module says of these rows (probe.py)."""
+        """The module's numbers for these rows (probe.py)."""
         return probed(self._module, ids, head=self._model.head)
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
         """Yield the n rows of every prompt, keyed `chunk.keys.expand(n)`.
 
-        Weights that are loaded between two batches of a chunk interrupt its rows: they keep their
-        tokens, each with its version, and go on under the new weights; with on_update="drain" that
-        is a KernelError. After `interrupt` a batch leaves before the next decode step, an empty one
-        where no group has finished. Raises DataError for a prompt longer than max_prompt_tokens.
+        Weights loaded between two batches of a chunk interrupt its rows: they keep their tokens,
+        each with its version, and continue under the new weights; with on_update="drain" this is a
+        KernelError. After `interrupt` a batch leaves before the next decode step, an empty one if
+        no group has finished. Raises DataError for a prompt longer than max_prompt_tokens.
         """
         if torch.get_num_threads() != self._layout.threads:
             torch.set_num_threads(self._layout.threads)
@@ -144,7 +142,7 @@ class TorchGenerate(Interruptible, Sleeper, Probeable):
             decoder.finished(self._told), self._n, len(keys), self._least(len(keys))
         ):
             left -= len(rows)
-            if not left:  # metrics go with the last rows: a Step may be over soon after them
+            if not left:  # report before the last rows leave: the Step may end soon after
                 self._count(decoder)
             yield self._batch(decoder, prompts, keys, rows)
             if self._version != decoder.version:
@@ -156,30 +154,29 @@ class TorchGenerate(Interruptible, Sleeper, Probeable):
         return not self._drains
 
     def interrupt(self) -> None:
-        """Let the current chunk yield before its next decode step; from any thread. Between two
-        chunks, it makes the next one begin with an empty batch.
+        """Make the current chunk yield before its next decode step; callable from any thread.
+
+        Between two chunks, it makes the next one begin with an empty batch.
         """
         self._asked.set()
 
     def _told(self) -> bool:
-        """Whether somebody has asked for an interruption since the last time."""
+        """Whether an interruption was requested since the last call."""
         if not self._asked.is_set():
             return False
         self._asked.clear()
         return True
 
     def sleep(self) -> None:
-        """Free the device between two chunks (keys and values do not outlive a chunk); a module
-        that several kernels share rests once.
-        """
+        """Free the device between two chunks; keys and values do not outlive a chunk."""
         rest(self._module)
 
     def wake(self) -> None:
-        """Take the device up again."""
+        """Move the module back to its device."""
         rise(self._module, self._device)
 
     def close(self) -> None:
-        """Let module and tokenizer go."""
+        """Drop the module and the tokenizer."""
         self._module, self._tokenizer = None, None
 
     def _renew(self, decoder: Decoder) -> None:
@@ -192,7 +189,7 @@ class TorchGenerate(Interruptible, Sleeper, Probeable):
         decoder.renew(self._version)
 
     def _encoded(self, chunk: Chunk) -> tuple[np.ndarray, Ragged]:
-        """The indices of the prompts that are answered, and their ids."""
+        """The indices of the prompts to answer, and their token ids."""
         prompts = self._tokenizer.encode_prompts(prompts_of(chunk.inputs["prompt"].array("prompt")))
         require_known(self._node.name, self._model.name, prompts, chunk.keys, self.vocabulary)
         return self._room.fitted(prompts, chunk.keys, self._session)
@@ -209,8 +206,7 @@ class TorchGenerate(Interruptible, Sleeper, Probeable):
             slots=self._layout.slots,
             budget=self._layout.tokens,
             stopped=self._holds_stop if self._stop else None,
-            # A character takes at most 4 byte-level tokens, and the last one may have begun in the
-            # token before.
+            # A character takes at most 4 byte-level tokens, and may begin in the token before.
             window=4 * longest + 4,
         )
 
@@ -222,7 +218,7 @@ class TorchGenerate(Interruptible, Sleeper, Probeable):
         return rows if rows <= self._layout.slots else max(1, self._layout.slots // 4)
 
     def _batch(self, decoder: Decoder, prompts: Ragged, keys: Keys, rows: np.ndarray) -> Batch:
-        """The wanted columns of some finished rows."""
+        """The requested columns of some finished rows."""
         written = decoder.written
         spans = list(zip(rows.tolist(), written.length[rows].tolist(), strict=True))
 
@@ -253,7 +249,7 @@ class TorchGenerate(Interruptible, Sleeper, Probeable):
         )
 
     def _packed(self, rows: list[np.ndarray], kind: np.dtype) -> Ragged:
-        """A list column of these rows, built where it is kept: each value is moved once."""
+        """A list column of these rows, built in the session's memory: each value is copied once."""
         offsets = np.zeros(len(rows) + 1, np.int64)
         np.cumsum([len(row) for row in rows], out=offsets[1:])
         values = self._session.allocate(int(offsets[-1]), kind)
@@ -270,8 +266,7 @@ class TorchGenerate(Interruptible, Sleeper, Probeable):
         counts, lengths = decoder.counts, decoder.written.length
         self._session.metric("generate/tokens", float(lengths.mean()), len(lengths))
         if counts.rows:
-            # Each row's first token comes from its prompt's prefill; every later one from a decode
-            # forward.
+            # A row's first token comes from the prefill, every other one from a decode forward.
             wasted = counts.rows - int((lengths - 1).sum())
             self._session.metric("generate/slot_waste", wasted / counts.rows, counts.rows)
             self._session.metric(
@@ -286,8 +281,9 @@ class TorchGenerate(Interruptible, Sleeper, Probeable):
 def _whole_groups(
     finished: Iterator[np.ndarray], n: int, rows: int, least: int
 ) -> Iterator[np.ndarray]:
-    """Finished rows, sorted, as whole groups, at least `least` at once; the rest comes at the end.
-    An empty array is an interruption: what has finished is yielded at once, even if nothing has.
+    """Finished rows, sorted, as whole groups, at least `least` at a time; the rest at the end.
+
+    An empty array is an interruption: all finished groups are yielded at once, even if none are.
     """
     left = np.full(rows // n, n)
     ready: list[np.ndarray] = []

@@ -1,4 +1,4 @@
-"""Heads: what a model says at the packed tokens of some rows.
+"""Heads: a model's numbers at the packed tokens of some rows.
 
 Owns: log-probs, entropy, values and scores from one forward over a prefix tree, computed only
 where something is predicted. Does not own: the tree (packing.py), the losses.
@@ -21,15 +21,15 @@ from operators.kernels.torch.packing import Packed
 from operators.kernels.torch.shared_attention import TreePass
 
 CHUNK = 1 << 26
-"""Most logits that are held at once, gradient or not: 256 MB in float32."""
+"""The most logits held at once, with or without gradient: 256 MB in float32."""
 
 _SHAPERS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
-"""Settings that change logits after the head; such logits come from the module's forward."""
+"""Settings that change logits after the head; such logits come from the module's own forward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Predictions:
-    """Of the written tokens, float32 [tokens]. entropy: of the distribution each was drawn from."""
+    """For the written tokens, float32 [tokens]. entropy: of the distribution of each."""
 
     logprobs: Tensor
     entropy: Tensor | None
@@ -45,8 +45,8 @@ def predictions(
 ) -> Predictions:
     """Log-probs (and entropy) of the completion tokens; `written` int64 [tokens] are their ids.
 
-    Logits are computed once for each distinct prefix, and in chunks that the backward pass computes
-    again where they would not fit in CHUNK.
+    Logits are computed once for each distinct prefix; if they exceed CHUNK, in chunks that the
+    backward pass computes again.
     """
     keep, which = np.unique(packed.source, return_inverse=True)
     config: Any = module.config
@@ -75,7 +75,7 @@ def _fed(packed: Packed, device: torch.device) -> tuple[Tensor, Tensor, TreePass
 def _read(
     logits: Tensor, which: Tensor, written: Tensor, temperature: float, entropy: bool
 ) -> Predictions:
-    """logits [kept, vocabulary], of which token i reads row which[i]."""
+    """logits [kept, vocabulary]; token i reads row which[i]."""
     scaled = logits.float() / temperature if temperature != 1.0 else logits.float()
     total = scaled.logsumexp(dim=-1)
     logprobs = scaled[which, written] - total[which]
@@ -95,7 +95,7 @@ def _chunked(
     entropy: bool,
     rows: int,
 ) -> Predictions:
-    """As `_read`, with `rows` rows of logits at a time."""
+    """Like `_read`, with `rows` rows of logits at a time."""
     states = hidden(module, *_fed(packed, written.device)).index_select(
         0, index(keep, written.device)
     )

@@ -19,9 +19,9 @@ def minibatches(
 ) -> Iterator[np.ndarray]:
     """The rows (ascending indices) of each update: `epochs` times `count` of them.
 
-    Groups, rows of one key.position, stay whole; the updates of an epoch have equal numbers of
-    groups, to within one, and each epoch has each row once. One minibatch takes the rows as they
-    are.
+    Groups (rows with one key.position) stay whole; the updates of an epoch have equal numbers of
+    groups, to within one, and each epoch has each row once. One minibatch takes the rows in their
+    order.
     """
     groups, group = np.unique(position, return_inverse=True)
     for epoch in range(epochs):

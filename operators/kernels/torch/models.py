@@ -1,8 +1,8 @@
-"""Models as modules: from a Hugging Face directory, to one, and by pieces.
+"""Models as modules: loading and saving Hugging Face directories, and weights as pieces.
 
 Owns: loading (head, dtype, attention), saving, and the names of a module's weights. Does not
-own: what a right set of weights is (soundness.py), who shares a module (Session.module), how
-weights travel (engine/weights), tokenizing (operators/kernels/text.py).
+own: which weights are refused (soundness.py), who shares a module (Session.module), how weights
+travel (engine/weights), tokenizing (operators/kernels/text.py).
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ def load_model(model: Model, device: str | torch.device | None = None) -> PreTra
     `model.dtype`.
 
     head `lm`: the base's causal language model. head `scalar`: its backbone with a linear [hidden,
-    1] named `score`, read from the base where that has one (a token or sequence classifier of one
-    label). A Model that is trained, or follows one, may lack it: it is zero then, so that it is the
-    same in every process. device: default_device() where None. Raises KernelError, naming the base,
-    for one that is missing, damaged or not whole (soundness.py), that has no tokenizer, or whose
-    architecture has no such head.
+    1] named `score`, read from the base if it has one (a token or sequence classifier with one
+    label). The base of a Model that is trained, or follows a trained one, may lack it: it is then
+    zero, and so the same in every process. device: default_device() if None. Raises KernelError,
+    naming the base, if it is missing, damaged or incomplete (soundness.py), has no tokenizer, or
+    has an architecture without such a head.
     """
     where = f"Model {model.name!r}"
     kind = _class_of(where, model, _config(where, model.base))
@@ -63,8 +63,8 @@ def load_model(model: Model, device: str | torch.device | None = None) -> PreTra
             dtype=getattr(torch, model.dtype),
             attn_implementation=ATTENTION,
             output_loading_info=True,
-            trust_remote_code=False,  # code in a model's folder is neither run nor asked about
-            ignore_mismatched_sizes=True,  # `require_sound` names them
+            trust_remote_code=False,  # never run code in a model's folder, nor ask about it
+            ignore_mismatched_sizes=True,  # `require_sound` reports them
             **only,
         )
     require_sound(where, model, module, Loading.of(info))
@@ -73,7 +73,7 @@ def load_model(model: Model, device: str | torch.device | None = None) -> PreTra
 
 
 def _class_of(where: str, model: Model, config: Any) -> Any:
-    """The transformers class with the Model's head; refuses one that cannot use our attention."""
+    """The transformers class with the Model's head; KernelError if it cannot use our attention."""
     auto: Any = {"lm": AutoModelForCausalLM, "scalar": AutoModelForTokenClassification}[model.head]
     kind = auto._model_mapping.get(type(config), None)
     if not getattr(kind, "_supports_attention_backend", False):
@@ -86,18 +86,18 @@ def _class_of(where: str, model: Model, config: Any) -> Any:
 
 
 def positions(base: str) -> int | None:
-    """The most tokens of a row that a base supports; None where its config.json has no limit."""
+    """The most tokens per row that a base supports; None if its config.json has no limit."""
     found = cached_file(base, CONFIG)
     return None if found is None else positions_of(read_object(Path(found)))
 
 
 def default_device() -> torch.device:
-    """The first CUDA device where there is one, else the CPU."""
+    """The first CUDA device if there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _config(where: str, base: str) -> Any:
-    """The base's configuration, after checks on which transformers would print a page."""
+    """The base's configuration, after checks for which transformers would print a page of text."""
     local = Path(base).expanduser()
     if local.is_file():
         raise KernelError(
@@ -122,7 +122,7 @@ def _config(where: str, base: str) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' report of new weights: `require_sound` raises what matters of it."""
+    """Silence transformers' report of new weights: `require_sound` raises what matters in it."""
     before = transformers_logging.get_verbosity()
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
@@ -146,12 +146,12 @@ def _without_dropout(module: nn.Module) -> None:
 def save_model(
     module: PreTrainedModel, directory: Path | str, weights: Mapping[str, Tensor] | None = None
 ) -> None:
-    """Write a Hugging Face directory: config, safetensors, generation config and the tokenizer
-    files of the base.
+    """Write a Hugging Face directory: config, safetensors, generation config, and the base's
+    tokenizer files.
 
-    weights: by name, where the module has only a part of them; its own where None. It loads with
-    transformers and nothing else. Raises KernelError where the base's tokenizer is gone,
-    StorageError where the disk is full or fails.
+    weights: by name, if the module has only a part of them; None: the module's own. Plain
+    transformers can load the result. Raises KernelError if the base's tokenizer is gone,
+    StorageError if the disk is full or fails.
     """
     target, base = Path(directory), str(module.name_or_path)
     size = sum(
@@ -165,7 +165,7 @@ def save_model(
 
 @contextmanager
 def _rust_errors() -> Iterator[None]:
-    """The system's error inside one of safetensors' (`... (os error 28)`), as OSError."""
+    """Raise the system error inside a SafetensorError (`... (os error 28)`) as OSError."""
     try:
         yield
     except SafetensorError as error:
@@ -176,7 +176,7 @@ def _rust_errors() -> Iterator[None]:
 
 
 def save_tokenizer(base: str, target: Path) -> None:
-    """Save a base's tokenizer, a directory's files as they are. Raises as save_model does."""
+    """Save a base's tokenizer; files of a directory are copied. Raises what save_model raises."""
     local = Path(base).expanduser()
     if not local.is_dir():
         with writing("the tokenizer", target):
@@ -190,14 +190,13 @@ def save_tokenizer(base: str, target: Path) -> None:
         )
     for path in present:
         if path.parent.resolve() != target.resolve():
-            with writing(
-                "the tokenizer", target / path.name
-            ):  # not by shutil, which tries again where a disk fails
+            # Without shutil, which tries again when a disk fails.
+            with writing("the tokenizer", target / path.name):
                 (target / path.name).write_bytes(path.read_bytes())
 
 
 def restore_model(module: nn.Module, model: Model, directory: Path | str) -> None:
-    """Read into the module what `save_model` wrote of this Model."""
+    """Read into the module what `save_model` wrote for this Model."""
     device = next(module.parameters()).device
     load_pieces(module, pieces(load_model(replace(model, base=str(directory)), device)))
 
@@ -211,11 +210,11 @@ def pieces(module: nn.Module) -> Iterator[Piece]:
 
 
 def load_pieces(module: nn.Module, given: Iterable[Piece], rate: float = 1.0) -> int:
-    """Copy weights into the module, in place; returns how many came. Nothing given is nothing done.
+    """Copy weights into the module, in place; returns how many were given. No pieces: no change.
 
     rate: how far the weights move towards those given; 1.0 copies. A tied weight may come under any
-    of its names, and moves once. Raises KernelError for an unknown name, another shape, or a set
-    that leaves a weight out: half a version is no version.
+    of its names, and moves once. Raises KernelError for an unknown name, a different shape, or a
+    missing weight: half a version is no version.
     """
     given = list(given)
     if not given:
@@ -259,6 +258,6 @@ def _target(targets: dict[str, Tensor], piece: Piece) -> Tensor:
 
 
 def _kept_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Buffers that a checkpoint keeps; rotary tables are not among them."""
+    """Buffers that a checkpoint includes; rotary tables are not among them."""
     kept = module.state_dict(keep_vars=True)
     return ((name, buffer) for name, buffer in module.named_buffers() if name in kept)

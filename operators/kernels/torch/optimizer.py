@@ -1,7 +1,7 @@
 """The optimizer: one update of a module's weights from their gradients.
 
-Owns: AdamW over a module, with float32 copies of narrower weights, the norm of gradients, and
-its state on disk. Does not own: its parameters as the user gives them (operators/optimizers.py).
+Owns: AdamW over a module, with float32 copies of narrower weights, the gradient norm, and its
+state on disk. Does not own: the settings that users write (operators/optimizers.py).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from operators.optimizers import AdamW
 
 
 class _Remembering:
-    """The file that torch writes into; keeps the first OSError, whose number torch loses."""
+    """The file that torch writes to; keeps the first OSError, whose errno torch loses."""
 
     def __init__(self, file: io.FileIO) -> None:
         self._file = file
         self.error: OSError | None = None
 
     def write(self, data: Any) -> int:
-        """All of it, or nothing more after the first error."""
+        """Write everything; after the first error, write nothing more."""
         view = memoryview(data).cast("B")
         at = 0
         try:
@@ -41,11 +41,11 @@ class _Remembering:
         return len(view)
 
     def flush(self) -> None:
-        """Nothing is kept back."""
+        """Do nothing: writes are unbuffered."""
 
 
 def save_state(state: Mapping[str, Any], path: Path) -> None:
-    """Write what `Optimizer.state` gave. Raises StorageError."""
+    """Write what `Optimizer.state` returned. Raises StorageError."""
     moments = [
         v for of in state["adam"]["state"].values() for v in of.values() if isinstance(v, Tensor)
     ]
@@ -53,7 +53,7 @@ def save_state(state: Mapping[str, Any], path: Path) -> None:
     with writing("the optimizer's state", path, size):
         with open(path, "wb", buffering=0) as file:
             kept = _Remembering(file)
-            torch.save(state, cast(IO[bytes], kept))  # it asks for write and flush alone
+            torch.save(state, cast(IO[bytes], kept))  # it only uses write and flush
         if kept.error is not None:
             raise kept.error
 
@@ -71,11 +71,11 @@ def chosen(optimizer: Any, node: str) -> AdamW:
 
 
 class Optimizer:
-    """AdamW whose weights are the module's own, or float32 copies of those that are not float32.
+    """AdamW over the module's own weights, or over float32 copies of those that are not float32.
 
-    At a learning rate of 1e-6 most updates are below what bfloat16 can show next to a weight; they
-    add up in the copy. slices: where the module's matrices are split over tensor ranks; AdamW then
-    has this rank's part of each.
+    At a learning rate of 1e-6 most updates are too small to change a bfloat16 weight; in the copy
+    they add up. slices: given if the module's matrices are split over tensor ranks; AdamW then
+    updates this rank's part of each.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Optimizer:
         self._masters = [self._master(p) for p in self._weights]
         pairs = list(zip(self._weights, self._masters, strict=True))
         self._apart = [(p, m) for p, m in pairs if m is not p]
-        """Masters with their own gradients; those of float32 weights share the weight's memory."""
+        """Weights whose master is another tensor; a float32 weight's part shares its memory."""
         self._copied = [(p, m) for p, m in pairs if p.dtype != torch.float32]
         self._clip = clip_norm
         self._adam = torch.optim.AdamW(
@@ -109,7 +109,7 @@ class Optimizer:
         return weight if weight.dtype == torch.float32 else nn.Parameter(weight.detach().float())
 
     def collect(self) -> None:
-        """After each backward: add the gradients of weights to those of their masters."""
+        """After each backward: add the weights' gradients to those of their masters."""
         for weight, master in self._apart:
             grad = weight.grad if self._slices is None else self._slices.gradient(weight)
             if grad is not None:
@@ -118,7 +118,7 @@ class Optimizer:
                 weight.grad = None
 
     def norm(self) -> Tensor:
-        """The norm of all gradients together, the same on all ranks."""
+        """The norm of all gradients, the same on all ranks."""
         if self._slices is not None:
             self._slices.sum_gradients(self._weights, self._masters)
             return self._slices.norm(self._weights, self._masters)
@@ -127,7 +127,7 @@ class Optimizer:
         )
 
     def step(self, lr: float, norm: Tensor) -> None:
-        """Clip to clip_norm (None or 0: not at all), update, and let the gradients go."""
+        """Clip to clip_norm (None or 0: not at all), update, and drop the gradients."""
         if self._clip:
             clip_grads_with_norm_(self._masters, self._clip, norm, foreach=True)
         for group in self._adam.param_groups:
@@ -140,19 +140,19 @@ class Optimizer:
         self.clear()
 
     def clear(self) -> None:
-        """Let the gradients go."""
+        """Drop the gradients."""
         for parameter in (*self._weights, *self._masters):
             parameter.grad = None
 
     @property
     def masters(self) -> list[nn.Parameter]:
-        """What AdamW updates; their gradients are those of the module's weights."""
+        """The tensors that AdamW updates, with the gradients of the module's weights."""
         return self._masters
 
     def state(self, step: int) -> dict[str, Any]:
-        """Everything that the next update depends on, weights that are the module's own left out.
+        """Everything that the next update depends on, except the module's own weights.
 
-        Split tensors are gathered: every rank has to call.
+        Split tensors are gathered: every rank must call.
         """
         adam = self._adam.state_dict()
         adam["state"] = {
@@ -163,18 +163,18 @@ class Optimizer:
         return {"names": self._names, "adam": adam, "copies": copies, "step": step}
 
     def _gathered(self, weight: nn.Parameter, value: Tensor) -> Tensor:
-        """A tensor as it is; a split one gathered on the host, which has room for all."""
+        """A tensor unchanged; a split one gathered to the host, which has room for all."""
         found = whole(value) if self._slices is None else self._slices.gathered(weight, value)
         return found if found is value else found.cpu()
 
     def _cut(self, index: int, value: Tensor) -> Tensor:
-        """This rank's part of what belongs to a whole weight."""
+        """This rank's part of a value for a whole weight."""
         if self._slices is None:
             return like(self._masters[index], value)
         return self._slices.cut(self._weights[index], value)
 
     def move(self, device: torch.device) -> None:
-        """Move what is not the module's own, after the module; what is there already stays."""
+        """Move masters and AdamW's state, after the module was moved."""
         for weight, master in self._apart:
             shared = self._slices is not None and weight.dtype == torch.float32
             master.data = (
@@ -184,9 +184,9 @@ class Optimizer:
             of.update({name: value.to(device) for name, value in of.items()})
 
     def restore(self, path: Path) -> int:
-        """Read a `state` that was saved, after the module's weights were; returns the step.
+        """Read a saved `state`, after the module's weights were read; returns the step.
 
-        Raises CheckpointError where it is of another module.
+        Raises CheckpointError if it belongs to another module.
         """
         if not path.is_file():
             raise CheckpointError(

@@ -1,12 +1,12 @@
 """Packing: rows of tokens as one prefix tree, in micro-batches under a token budget.
 
-Owns: which rows share a micro-batch, and the packed layout: every distinct token prefix is
-there once, so a prompt is computed once for all of its completions, and so is what several
-prompts begin with. Does not own: attention over the layout (shared_attention.py), nor any
-tensor (plain NumPy here).
+Owns: which rows share a micro-batch, and the packed layout: every distinct token prefix is there
+once, so a prompt is computed once for all its completions, and so is a beginning that several
+prompts share. Does not own: attention over the layout (shared_attention.py), any tensor (this is
+plain NumPy).
 
-The rows' token sequences, sorted, form a trie; its tokens in depth-first order are the layout.
-Each token knows where its subtree ends, and that alone says who sees whom:
+The rows' token sequences form a trie; its tokens in depth-first order are the layout. Where each
+token's subtree ends says which tokens see which:
 
     j is visible to i    where    j <= i < end[j]
 """
@@ -24,16 +24,15 @@ from dataflow.errors import DataError
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Packed:
-    """The tokens that must be fed to a model to learn all about some rows.
+    """The tokens to feed to a model for some rows.
 
     ids, positions, end int64 [fed]: the tree in depth-first order; end[j] is one past the last
-    descendant of token j. path int64 [rows, depth]: where the ancestors of each row's last fed
-    token lie, itself included (beyond a row's own length: anything). owner, int64 [fed]: a row
-    (index into path) whose path has the token; positions is its depth. rows int64 [rows]: which
-    rows of the batch these are. tokens int64 [tokens]: where their completion tokens lie in the
-    batch's flat token columns. row int64 [tokens]: index into `rows`. source int64 [tokens]: the
-    fed token from which each completion token is predicted. last int64 [rows]: the last fed token
-    of each row.
+    descendant of token j. path int64 [rows, depth]: the fed tokens of each row, in order (beyond a
+    row's own length: arbitrary). owner int64 [fed]: a row (index into path) whose path includes the
+    token; positions is its depth. rows int64 [rows]: their indices in the batch. tokens int64
+    [tokens]: the places of their completion tokens in the batch's flat token columns. row int64
+    [tokens]: index into `rows`. source int64 [tokens]: the fed token that predicts each completion
+    token. last int64 [rows]: the last fed token of each row.
     """
 
     ids: np.ndarray
@@ -51,9 +50,8 @@ class Packed:
 def pack(prompts: Ragged, completions: Ragged, rows: np.ndarray, *, whole: bool = False) -> Packed:
     """Lay the given rows out as a prefix tree.
 
-    A row's fed tokens are its prompt and its completion without the last token, which nothing is
-    predicted from; whole=True feeds that one too. Raises DataError for a row whose first completion
-    token has nothing before it.
+    A row's fed tokens are its prompt and its completion without the last token, which predicts
+    nothing; whole=True feeds that one, too. Raises DataError for a row with an empty prompt.
     """
     sizes, answers = prompts.lengths[rows], completions.lengths[rows]
     fed = sizes + (answers if whole else np.maximum(answers - 1, 0))
@@ -80,7 +78,7 @@ def pack(prompts: Ragged, completions: Ragged, rows: np.ndarray, *, whole: bool 
 
 
 def _spans(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The flat indices of some spans, the span that each is of, and its place in that span."""
+    """The flat indices of some spans, the span of each index, and its place in that span."""
     span = np.repeat(np.arange(len(lengths)), lengths)
     within = np.arange(len(span)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     return starts[span] + within, span, within
@@ -114,8 +112,7 @@ def _tree(
     start = np.cumsum(new) - new
     depth = np.arange(longest)
     fresh = (depth >= common[:, None]) & (depth < fed[order][:, None])
-    # Packed places grow from row to row, so the running maximum fills in the places that a row
-    # shares.
+    # Packed places grow from row to row, so the running maximum fills in a row's shared places.
     path = np.maximum.accumulate(np.where(fresh, (start - common)[:, None] + depth, -1), axis=0)
     owner, positions = np.nonzero(fresh)
     end = _ends(common, start, int(new.sum()), depth)[owner, positions]
@@ -141,7 +138,7 @@ def _common(ordered: np.ndarray) -> np.ndarray:
 
 
 def _ends(common: np.ndarray, start: np.ndarray, total: int, depth: np.ndarray) -> np.ndarray:
-    """int64 [rows, depth]: the next row that does not go through a row's token at that depth."""
+    """int64 [rows, depth]: where the subtree of a row's token at that depth ends."""
     leaves = np.where(common[1:, None] <= depth, start[1:, None], total)
     later = np.full((len(common), len(depth)), total, dtype=np.int64)
     later[:-1] = np.minimum.accumulate(leaves[::-1], axis=0)[::-1]
@@ -164,12 +161,12 @@ def micro_batches(
     tokens: int,
     atomic: bool,
 ) -> list[np.ndarray]:
-    """Share rows out over micro-batches of at most `tokens` fed tokens, by length; rows stay in
-    order inside each.
+    """Distribute rows over micro-batches of at most `tokens` fed tokens; rows stay in order inside.
 
-    groups int64 [rows]: rows that share a prompt. A group larger than the budget is split, unless
-    atomic; a row that is larger alone is a micro-batch alone. First-fit decreasing, into the
-    fitting one with the fewest units (AReaL, arXiv:2505.24298, algorithm 1). Deterministic.
+    groups int64 [rows]: rows with the same number share a prompt. A group larger than the budget is
+    split, unless atomic; a single row above it is a micro-batch of its own. First-fit decreasing,
+    into the fitting one with the fewest units (AReaL, arXiv:2505.24298, algorithm 1).
+    Deterministic.
     """
     own = np.maximum(completions.lengths[rows] - 1, 0)
     shared = prompts.lengths[rows]
@@ -192,7 +189,7 @@ def _members(groups: np.ndarray) -> list[np.ndarray]:
 def _pieces(
     unit: np.ndarray, own: np.ndarray, shared: np.ndarray, tokens: int, atomic: bool
 ) -> list[np.ndarray]:
-    """The unit, or the parts of it that fit the budget; its longest rows come first."""
+    """The unit, or parts of it that fit the budget, longest rows first."""
     room = tokens - int(shared[unit].max())
     if atomic or own[unit].sum() <= room:
         return [unit]

@@ -1,21 +1,19 @@
-"""The ranks of a train node: what they tell each other, and weights that are split over the
-data-parallel ones.
+"""The ranks of a train node: their collectives, and weights split over data-parallel ranks.
 
-Owns: who is where (data, tensor), and the collectives of training (what all ranks must know, sums
-of gradients and metrics, faults, FSDP2). Does not own: which rows a rank has (the coordinator), who
+Owns: the grid of ranks (data, tensor) and the collectives of training (shared facts, sums of
+gradients and metrics, faults, FSDP2). Does not own: which rows a rank has (the coordinator), who
 is in the group (the engine), the formulas (train.py), matrices split over tensor ranks (slices.py).
 
-All ranks call in the same order. One rank alone takes part in nothing: its every call here ends at
-once. A group has to be bounded in time by whoever made it, so that a rank that died is an error and
-no wait.
+All ranks make the same calls in the same order; with one rank, every call here returns at once.
+The creator of a group gives it a timeout, so that a dead rank is an error and not an endless wait.
 
-Weights are either whole on each rank (gradients are summed once an update, in a few flat buckets),
-or split (FSDP2: each layer is gathered before it computes, and its gradients are summed into parts
-after it did). Split, every forward and every backward is a collective, so ranks with fewer
-micro-batches feed one token more that counts nothing.
+Weights are either whole on each rank (gradients are summed once per update, in a few flat
+buckets), or split (FSDP2: each layer is gathered before it computes, and its gradients are summed
+into parts afterwards). With split weights every forward and backward is a collective, so ranks
+with fewer micro-batches feed extra tokens that do not count.
 
-Tensor ranks have the same rows, and so the same micro-batches, each of them a collective: they do
-everything alike, also what fails. What each row adds is counted on the first of them alone.
+Tensor ranks have the same rows and so the same micro-batches, each of them a collective: they do
+the same and fail the same. Sums over rows count only the first of them.
 """
 
 from __future__ import annotations
@@ -39,13 +37,14 @@ from dataflow.kernel import Piece, Session
 T = TypeVar("T")
 
 BUCKET = 1 << 24
-"""Gradient elements of one all-reduce, to within a weight: 64 MB in float32."""
+"""Gradient elements per all-reduce, to within one weight: 64 MB in float32."""
 
 
 class Ranks:
-    """One rank's view of the ranks that train a Model together. device: where the module is.
-    tensor: ranks with the same rows, one after another; mesh: of those of this rank, None where it
-    is the only one.
+    """One rank's view of the ranks that train a Model together.
+
+    device: where the module is. tensor: how many consecutive ranks have the same rows; mesh: this
+    rank and the others with its rows, None if there are no others.
     """
 
     def __init__(self, session: Session, device: torch.device, node: str, tensor: int = 1) -> None:
@@ -70,19 +69,19 @@ class Ranks:
 
     @property
     def lead(self) -> int:
-        """1 on the rank that counts what all ranks know, else 0."""
+        """1 on the rank that reports numbers that all ranks have, else 0."""
         return int(self.rank == 0)
 
     @property
     def counts(self) -> bool:
-        """Whether this rank's rows count: other ranks with the same rows count the same."""
+        """Whether this rank reports its rows: one of the ranks with the same rows does."""
         return self.rank % self.tensor == 0
 
     def whole(self, mine: np.ndarray, numbers: np.ndarray, rows: int) -> np.ndarray:
-        """int64 [rows]: a number for each row of the Step, of which each rank knows those of its
-        own (`mine`).
+        """int64 [rows]: a number for each row of the Step; each rank gives those of its own rows
+        (indices `mine`).
 
-        Raises KernelError on every rank where a row is not with the ranks of one share.
+        Raises KernelError on every rank if a row is not on the ranks of exactly one share.
         """
         if self.world == 1:
             return numbers
@@ -100,11 +99,11 @@ class Ranks:
         return found[0] // self.tensor
 
     def together(self, parts: Sequence[T] = (), idle: Callable[[], None] | None = None) -> Turns[T]:
-        """Do something that may fail on one rank alone: see Turns."""
+        """A block that may fail on one rank alone: see Turns."""
         return Turns(self, parts, idle)
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Replace each gradient by its sum over ranks with other rows; None where none has one."""
+        """Replace each gradient by its sum over data-parallel ranks; None if no rank has one."""
         if self.world == self.tensor:
             return
         bounds = np.cumsum([0, *(p.numel() for p in parameters)]) // BUCKET
@@ -114,8 +113,8 @@ class Ranks:
 
     @torch.no_grad()
     def _sum_bucket(self, parameters: Sequence[nn.Parameter]) -> None:
-        # How many ranks have each gradient travels behind the gradients: a weight that nothing used
-        # has to stay out of the optimizer, as it does with one rank.
+        # How many ranks have each gradient follows the gradients: as with one rank, a weight that
+        # nothing used must stay out of the optimizer.
         has = torch.tensor([float(p.grad is not None) for p in parameters], device=self._device)
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         flat = torch.cat([*(g.flatten() for g in grads), has])
@@ -125,11 +124,11 @@ class Ranks:
             parameter.grad = total.view_as(parameter) if ranks else None
 
     def most(self, number: int) -> int:
-        """The greatest number that a rank has."""
+        """The maximum over all ranks."""
         return int(self._reduce(torch.tensor([number]), dist.ReduceOp.MAX))
 
     def add_up(self, numbers: Mapping[str, float]) -> dict[str, float]:
-        """Sums over shares of the rows by name; a rank need not have every name."""
+        """Sums by name over the shares of rows; a rank need not have every name."""
         if self.world == 1:
             return dict(numbers)
         numbers = numbers if self.counts else {}
@@ -141,7 +140,7 @@ class Ranks:
         return dict(zip(names, self._sum(mine).tolist(), strict=True)) if names else {}
 
     def agree(self, error: BaseException | None) -> None:
-        """Raise the first failing rank's text as KernelError on ranks without an error."""
+        """On ranks without an error, raise the text of the first failing rank as KernelError."""
         first = int(
             self._reduce(
                 torch.tensor([self.world if error is None else self.rank]), dist.ReduceOp.MIN
@@ -162,7 +161,7 @@ class Ranks:
         return moved.cpu()
 
     def _exchange(self, mine: bytes) -> list[bytes]:
-        """What each rank gave, by rank."""
+        """The bytes of every rank, by rank."""
         sizes = self._gather(torch.tensor([len(mine)]))[:, 0].tolist()
         padded = torch.zeros(max(1, *sizes), dtype=torch.uint8)
         padded[: len(mine)] = torch.frombuffer(bytearray(mine or b"\0"), dtype=torch.uint8)[
@@ -180,11 +179,11 @@ class Ranks:
 
 
 def _grid(group: Any, tensor: int, device: torch.device) -> DeviceMesh:
-    """All ranks by share, with groups of those with the same rows ("tensor") and of those with the
-    same part ("data").
+    """All ranks as a grid [share, part]: groups of ranks with the same rows ("tensor") and of ranks
+    with the same part of the weights ("data").
 
-    Groups of a part of the ranks are made by all of them, in one order. They are bounded in time as
-    the whole group is: by themselves they would wait for half an hour.
+    All ranks create all subgroups, in the same order, with the timeout of the whole group: the
+    default is half an hour.
     """
     limit = group._get_backend(device).options._timeout
     places = torch.arange(group.size()).view(-1, tensor)
@@ -197,16 +196,14 @@ def _grid(group: Any, tensor: int, device: torch.device) -> DeviceMesh:
 
 
 class Turns(Generic[T]):
-    """A block that all ranks leave together, and the micro-batches that one rank goes through in
-    it.
+    """A block that all ranks leave together, and one rank's micro-batches inside it.
 
         with ranks.together(parts, idle) as turns:
             for part in turns: ...
 
-    Where the block fails on one rank, it fails on all of them. idle: what a rank does while others
-    still have micro-batches; given where a micro-batch is a collective of all ranks (split
-    weights). With tensor ranks it is one of those with the same rows, where all that can be agreed
-    on fails alike.
+    If the block fails on one rank, it fails on all. idle: what a rank does while others still have
+    micro-batches; given if a micro-batch is a collective of all ranks (split weights). With tensor
+    ranks, a micro-batch is a collective of the ranks with the same rows, which fail alike.
     """
 
     def __init__(self, ranks: Ranks, parts: Sequence[T], idle: Callable[[], None] | None) -> None:
@@ -226,8 +223,9 @@ class Turns(Generic[T]):
             self._inside = False
 
     def through(self, said: Tensor) -> None:
-        """After a loss failed: a backward for nothing, where other ranks of split weights may be in
-        it. said: what the model said.
+        """After a loss failed on this rank: join the other ranks' backward with a zero gradient.
+
+        said: the model's output.
         """
         if self._collective:
             (0.0 * said.sum()).backward()
@@ -242,7 +240,7 @@ class Turns(Generic[T]):
         if self._ranks.world == 1 or not (error is None or isinstance(error, Exception)):
             return
         if self._collective and self._inside:
-            return  # Within a forward or backward nobody can agree: the engine ends the rest.
+            return  # Inside a forward or backward ranks cannot agree: the engine ends the others.
         if self._idle is not None:
             for _ in range(self._most - self._begun):
                 self._idle()
@@ -250,11 +248,10 @@ class Turns(Generic[T]):
 
 
 class Sharded(nn.Module):
-    """A module whose weights are split over ranks; whatever computes with it is called inside
-    `forward`.
+    """A module whose weights are split over ranks; every computation with it runs inside `forward`.
 
-    The module's parts that are in no layer (embeddings, last norm, head) are gathered there:
-    callers of a backbone or a head alone never pass through the module's own forward.
+    `forward` gathers what is in no layer (embeddings, last norm, head): callers of a backbone or a
+    head alone never pass through the module's own forward.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -262,24 +259,24 @@ class Sharded(nn.Module):
         self.module = module
 
     def forward(self, call: Callable[[], T]) -> T:
-        """The result of `call`: tensors and tuples only, so that its backward is seen."""
+        """The result of `call`: only tensors and tuples, so that FSDP can hook its backward."""
         return call()
 
     @torch.no_grad()
     def look(self, call: Callable[[], T]) -> T:
-        """As `forward` where no backward follows, which would split again what was gathered."""
+        """Like `forward`, but no backward follows: so what was gathered is split again here."""
         said = self(call)
         cast(FSDPModule, self).reshard()
         return said
 
 
 def split(module: nn.Module, session: Session, device: torch.device) -> Sharded:
-    """Split a module's weights over the ranks of the session, in place; all ranks have to have the
+    """Split a module's weights over the session's ranks, in place; all ranks must start with the
     same weights.
 
-    DeviceMesh takes only groups that torch.distributed knows of (init_process_group, new_group),
-    and needs a default one. Gradients are summed in float32 and not averaged: losses are divided by
-    what all ranks have together.
+    DeviceMesh accepts only groups that torch.distributed knows (init_process_group, new_group), and
+    needs a default one. Gradients are summed in float32, not averaged: the losses are already
+    divided by totals over all ranks.
     """
     mesh = DeviceMesh.from_group(session.group, device.type)
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
@@ -289,14 +286,14 @@ def split(module: nn.Module, session: Session, device: torch.device) -> Sharded:
         fully_shard(part, mesh=mesh, mp_policy=policy)
     for part in found.modules():
         if isinstance(part, FSDPModule):
-            # Gloo has no other reduction than the plain sum.
+            # The plain sum is gloo's only reduction.
             part.set_force_sum_reduction_for_comms(True)
             part.set_gradient_divide_factor(1.0)
     return found
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A split tensor, gathered: every rank has to call. Any other is returned as it is."""
+    """A split tensor, gathered (every rank must call); any other is returned unchanged."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -309,8 +306,9 @@ def like(target: Tensor, tensor: Tensor) -> Tensor:
 
 
 def collected(ranks: Ranks, pieces: Iterable[Piece]) -> Iterable[Piece]:
-    """Whole pieces on the first rank, one at a time; the others gather at once and yield none. Only
-    tensor ranks with the first one's rows take part.
+    """Whole pieces on the first rank, one at a time; the others only take part in the gathering.
+
+    With tensor ranks, only those with the first rank's rows take part.
     """
     if ranks.rank >= ranks.tensor > 1:
         return ()

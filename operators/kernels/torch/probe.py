@@ -1,7 +1,7 @@
-"""What a module says of given rows of tokens, for the engine's probe of a weight edge.
+"""A module's numbers for given rows of tokens, for the engine's probe of a weight edge.
 
-Owns: the numbers. Does not own: the rows and the comparison (engine/weights/probe.py). No gradient,
-no random draw, no change of the module.
+Owns: the numbers. Does not own: the rows and the comparison (engine/weights/probe.py). Uses no
+gradient and no random draw, and changes nothing in the module.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from operators.kernels.torch.packing import pack
 
 
 def vocabulary_of(module: nn.Module) -> int:
-    """Token ids that the module knows."""
+    """How many token ids the module knows."""
     config: Any = module.config
     return int(config.vocab_size)
 
 
 @torch.no_grad()
 def probed(module: nn.Module, ids: Ragged, *, head: str, within: Any = None) -> np.ndarray:
-    """float32 [tokens - rows]: of each token but the first of its row, its log-prob given those
-    before it at temperature 1, or for a scalar head the value before it.
+    """float32 [tokens - rows]: for each token but its row's first, its log-prob at temperature 1
+    given those before it; for a scalar head, the value before it.
 
-    within: what calls a function with the weights gathered, where they are split
-    (parallel.Sharded); every rank has to call then.
+    within: calls a function with the weights gathered, if they are split (parallel.Sharded); then
+    every rank must call.
     """
     device = next(module.parameters()).device
     starts = ids.offsets[:-1]

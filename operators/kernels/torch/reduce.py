@@ -1,11 +1,11 @@
-"""Reduction: unreduced terms to one number, the same however the update is cut into micro-batches.
+"""Reduction: unreduced terms to one number, however an update is cut into micro-batches.
 
 Owns: the denominators, counted once over a whole update before its first backward, and the
-sums of metrics. Does not own: any formula, nor the backward pass.
+sums of metrics. Does not own: any formula, the backward pass.
 
-A row without a trained token says nothing: it leaves a mean over rows (verl, OpenRLHF), or counts
-in it as 0 (TRL), as `masked_rows` says. A mask that a loss makes for itself changes its terms,
-never the denominator.
+A row without a trained token is left out of a mean over rows (verl, OpenRLHF) or counts in it as 0
+(TRL): `masked_rows` says which. A mask that a loss computes itself changes its terms, never the
+denominator.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ MASKED_ROWS = ("skip", "count")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Weights:
-    """What each token, row or group of an update counts, by its index in the Step; 0 for rows
-    without a trained token.
+    """The weight of each token, row and group of an update; 0 for rows without a trained token.
 
-    token float64 [rows]: what each trained token of that row counts in a token-scope term. row
-    float64 [rows]. group: what each group counts; groups int64 [rows] the group of each row.
-    tokens: trained tokens of the update.
+    token float64 [rows of the Step]: the weight of each trained token of that row in a token-scope
+    term; row float64 [rows]: of the row; group: of each group. live bool [rows]: rows of the update
+    with a trained token. tokens: trained tokens of the update.
     """
 
     token: np.ndarray
@@ -41,7 +40,7 @@ class Weights:
     tokens: int
 
     def of(self, mine: np.ndarray) -> Weights:
-        """Those of one rank's rows, `mine` of the Step's, by their index in the rank."""
+        """Those of one rank's rows (indices `mine` in the Step), in the rank's order."""
         return replace(self, token=self.token[mine], row=self.row[mine], live=self.live[mine])
 
 
@@ -56,9 +55,9 @@ def count_weights(
 ) -> Weights:
     """Count the denominators of one update.
 
-    trained int64 [rows]: trained tokens of each row of the Step; groups int64 [rows]; chosen: the
-    update's rows. masked_rows: `skip` or `count` those without a trained token. constant: what
-    aggregate="constant" divides by.
+    trained int64 [rows]: trained tokens of each row of the Step; groups int64 [rows]: its group;
+    chosen: the update's rows. masked_rows: `skip` or `count` rows without a trained token.
+    constant: the divisor of aggregate="constant".
     """
     live = np.zeros(len(trained), dtype=bool)
     live[chosen] = trained[chosen] > 0
@@ -78,7 +77,7 @@ def count_weights(
 
 
 def unfit(made: object) -> str:
-    """Why what a loss function returned are no terms, in words; empty where they are."""
+    """What is wrong with what a loss function returned, in words; empty if it is valid Terms."""
     fix = "Fix: return Terms(loss, {...}), unreduced: train takes the mean."
     if not isinstance(made, Terms):
         return f"expected it to return Terms, found {type(made).__name__}. {fix}"
@@ -106,10 +105,9 @@ _NUMBERS = (Tensor, int, float)
 def reduced(
     terms: Terms, scope: LossScope, name: str, now: Now, weights: Weights, rows: np.ndarray
 ) -> Tensor:
-    """The part of a term's number that one micro-batch gives; `rows` are the Step's indices of its
-    rows.
+    """One micro-batch's part of a term's number; `rows`: the indices of its rows in the Step.
 
-    Raises KernelError where the loss has not the length of its scope.
+    Raises KernelError if the loss does not have the length of its scope.
     """
     wanted = {"token": len(now.mask), "sequence": now.rows, "group": now.groups}[scope]
     if tuple(terms.loss.shape) != (wanted,):
@@ -118,7 +116,7 @@ def reduced(
             f"{list(terms.loss.shape)}. Fix: return unreduced terms, or declare another scope."
         )
     weight = _weight(scope, now, weights, rows)
-    # Filled, not multiplied away: what stands at a token that does not count may be infinite.
+    # Filled, not multiplied: the loss at a token that does not count may be infinite.
     return (terms.loss.float().masked_fill(weight == 0, 0.0) * weight).sum()
 
 
@@ -133,7 +131,7 @@ def _weight(scope: LossScope, now: Now, weights: Weights, rows: np.ndarray) -> T
 
 
 def bad_row(loss: Tensor, scope: LossScope, now: Now) -> int | None:
-    """The first row of the micro-batch with a term that is not finite where it counts."""
+    """The first row of the micro-batch with a non-finite term that counts."""
     counts = now.mask > 0 if scope == "token" else torch.ones_like(loss, dtype=torch.bool)
     bad = torch.nonzero(counts & ~torch.isfinite(loss)).flatten().tolist()
     if not bad:
@@ -145,34 +143,34 @@ def bad_row(loss: Tensor, scope: LossScope, now: Now) -> int | None:
 
 @dataclass(slots=True)
 class MetricSums:
-    """Metrics, kept on the device until the Step ends: reading one sooner would wait for it.
+    """Metrics, kept on the device until the Step ends: reading one earlier would wait for it.
 
-    A metric with a count is shown as sum / count; one that was only ever counted up, as its sum.
+    A metric with a count is reported as sum / count; one without, as its sum.
     """
 
     sums: dict[str, Tensor] = field(default_factory=dict)
     counts: dict[str, Tensor | float] = field(default_factory=dict)
 
     def count(self, name: str, number: Tensor | float) -> None:
-        """Count up."""
+        """Add to a sum."""
         self.sums[name] = self.sums.get(name, torch.zeros(())) + number
 
     def add(self, name: str, total: Tensor | float, count: Tensor | float) -> None:
-        """Add to a mean; gradients are cut."""
+        """Add to a mean; both numbers are detached."""
         self.count(name, total.detach() if isinstance(total, Tensor) else total)
         self.counts[name] = self.counts.get(name, 0.0) + (
             count.detach() if isinstance(count, Tensor) else count
         )
 
     def add_all(self, metrics: Mapping[str, tuple[Tensor, Tensor | float]]) -> None:
-        """Add those of a formula."""
+        """Add a formula's metrics."""
         for name, (total, count) in metrics.items():
             self.add(name, total, count)
 
     def means(
         self, add_up: Callable[[Mapping[str, float]], Mapping[str, float]] = dict
     ) -> dict[str, float]:
-        """Metrics to report, without means over nothing. add_up: sums over ranks, by name."""
+        """Metrics to report, without means of no values. add_up: sums over ranks, by name."""
         totals = add_up({name: float(total) for name, total in self.sums.items()})
         counts = add_up({name: float(count) for name, count in self.counts.items()})
         return {

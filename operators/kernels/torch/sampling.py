@@ -1,8 +1,8 @@
-"""From logits to tokens, by inverse transform of one uniform draw a row.
+"""From logits to tokens, by inverse transform of one uniform draw per row.
 
-Owns: temperature, top-k, top-p and the log-probabilities that go on record. Does not own: the
-draws (dataflow.randomness), nor when a row ends (decode.py), nor what the numbers on record
-mean (Rollout in dataflow/schema.py).
+Owns: temperature, top-k, top-p and the recorded log-probabilities. Does not own: the draws
+(dataflow.randomness), when a row ends (decode.py), what the recorded numbers mean (Rollout in
+dataflow/schema.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataflow.errors import KernelError
 from operators.generate import truncates
 
 BLOCK = 1 << 23
-"""Numbers of one block of rows: bounds the float64 sums where the vocabulary is large."""
+"""Numbers in one block of rows: bounds the float64 sums for large vocabularies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,14 +36,14 @@ class Sampling:
 
     @property
     def truncates(self) -> bool:
-        """Whether it draws from a part of the distribution, whose mass is recorded then."""
+        """Whether it draws from a part of the distribution, whose mass is then recorded."""
         return truncates(self.temperature, self.top_p, self.top_k)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DrawnTokens:
-    """Each row's token int64 and log-probability float32; where the sampler truncates, mass
-    float32: the log of the probability that top-k and top-p kept.
+    """Each row's token int64 and log-probability float32; if the sampler truncates, mass float32:
+    the log of the probability that top-k and top-p kept.
     """
 
     tokens: Tensor
@@ -52,12 +52,12 @@ class DrawnTokens:
 
 
 def sample(logits: Tensor, draws: Tensor, how: Sampling) -> DrawnTokens:
-    """One token a row; logits [rows, vocabulary], draws float64 [rows] in [0, 1).
+    """One token per row; logits [rows, vocabulary], draws float64 [rows] in [0, 1).
 
     The log-probability is that of softmax(logits / temperature) over the whole vocabulary, before
-    top-k and top-p cut it; for temperature 0 it is that at temperature 1. Less the mass it is that
-    of the distribution drawn from, which is what TRL and verl have on record. A row depends on its
-    own logits and draw alone.
+    top-k and top-p; for temperature 0 it is that at temperature 1. Minus the mass it is that of the
+    distribution drawn from, which TRL and verl record. A row depends only on its own logits and
+    draw.
     """
     if logits.shape[0] * logits.shape[1] > BLOCK and logits.shape[0] > 1:
         return _in_blocks(logits, draws, how)
@@ -71,7 +71,7 @@ def sample(logits: Tensor, draws: Tensor, how: Sampling) -> DrawnTokens:
     else:
         sums = _truncated(scores, logprobs.exp(), how).cumsum(-1, dtype=torch.float64)
         tokens = _inverse(sums, draws)
-        if how.truncates:  # the whole is 1 to float32's digits, which are those of logprobs
+        if how.truncates:  # the whole is 1 to float32 precision, like the logprobs
             mass = sums[:, -1].clamp(max=1.0).log().float()
     return DrawnTokens(
         tokens=tokens, logprobs=logprobs.gather(1, tokens.unsqueeze(1)).squeeze(1), mass=mass
@@ -91,20 +91,20 @@ def _in_blocks(logits: Tensor, draws: Tensor, how: Sampling) -> DrawnTokens:
 
 
 def _inverse(sums: Tensor, draws: Tensor) -> Tensor:
-    """The first token whose cumulated weight exceeds draw * total; so never one of weight 0."""
+    """The first token whose cumulative weight exceeds draw * total; so never one of weight 0."""
     total = sums[:, -1]
-    # draw * total may round up to total, which no cumulated weight exceeds.
+    # draw * total may round up to total, which no cumulative weight exceeds.
     target = torch.minimum(draws * total, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(sums, target.unsqueeze(1), right=True).squeeze(1)
 
 
 def _truncated(scores: Tensor, weights: Tensor, how: Sampling) -> Tensor:
-    """Weights with those outside of top-k set to 0, then those outside of top-p of the rest; ties
+    """Weights with those outside the top-k set to 0, then those outside the top-p of the rest; ties
     at the edge stay.
 
-    scores [rows, vocabulary]: say which token is better, also where two weights are rounded to the
-    same number. top-p keeps the least set of most likely tokens whose share reaches it (Holtzman et
-    al., arXiv 1904.09751).
+    scores [rows, vocabulary]: rank the tokens, even where two weights round to the same number.
+    top-p keeps the smallest set of most likely tokens whose share reaches it (Holtzman et al.,
+    arXiv 1904.09751).
     """
     if 0 < how.top_k < weights.shape[1]:
         least = scores.topk(how.top_k, -1).values[:, -1:]

@@ -1,11 +1,11 @@
 """Attention over a prefix tree: each token sees its ancestors and itself, nothing else.
 
 Owns: the attention pass of training and of forward passes, as batched scaled dot-product
-attention. Does not own: the tree (packing.py), nor how a pass reaches the model (attention.py).
+attention. Does not own: the tree (packing.py), how a pass reaches the model (attention.py).
 
-The packed tokens are cut into blocks of equal length wherever the cut falls. In depth-first
-order the ancestors of anything in a block are either in the block or ancestors of its first
-token, so a block's keys are those ancestors and the block itself. Only keys are ever padded.
+The packed tokens are cut into blocks of equal length, regardless of rows. In depth-first order the
+ancestors of any token in a block are either in the block or ancestors of its first token, so a
+block's keys are those ancestors and the block itself. Only keys are ever padded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from operators.kernels.torch.packing import Packed
 
 SHORTEST_BLOCK = 40
-"""Queries of a block. On CPU (prompts of 50, answers of 5 to 40), 32 to 64 are equal, 96 slower."""
+"""Queries per block. On CPU (prompts of 50, answers of 5 to 40): 32 to 64 are equal, 96 slower."""
 
 ALIKE = 64
 """Blocks whose ancestors differ by at most this share a bucket: a call costs more than padding."""
@@ -46,7 +46,7 @@ class _Bucket:
 
 
 class TreePass:
-    """The AttentionPass of a Packed layout, made once a micro-batch, for all layers, both ways."""
+    """The AttentionPass of a Packed layout, built once per micro-batch for all layers."""
 
     def __init__(
         self, packed: Packed, device: torch.device | str = "cpu", block: int | None = None
@@ -84,7 +84,7 @@ class TreePass:
             x.index_select(0, bucket.keys).view(count, -1, shared, dim).transpose(1, 2)
             for x in (key, value)
         )
-        # The query heads of one key head are laid one behind the other as more queries: keys are
+        # The query heads of one key head are laid out one after another as more queries: keys are
         # never repeated.
         rest = heads // shared
         q = (
@@ -107,14 +107,14 @@ class TreePass:
         )
 
     def _inverse(self) -> Tensor:
-        """Where each token's result lies in the concatenated buckets."""
+        """Where each token's result is in the concatenated buckets."""
         blocks = torch.cat([bucket.blocks for bucket in self._buckets if bucket.blocks is not None])
         places = blocks[:, None] * self.block + torch.arange(self.block, device=blocks.device)
         return torch.argsort(places.ravel())[: self.tokens]
 
 
 def _block_length(longest: int, tokens: int) -> int:
-    """A quarter of the longest path: ancestors gathered for blocks stay a few times the tokens."""
+    """A quarter of the longest path: a block's ancestors are at most a few times its tokens."""
     return max(1, min(tokens, _even(max(SHORTEST_BLOCK, longest // 4))))
 
 
@@ -124,7 +124,7 @@ def _even(count: int) -> int:
 
 
 def _alike(packed: Packed, block: int, count: int) -> list[np.ndarray]:
-    """Block indices in sets; numbers of ancestors differ by at most ALIKE, a block, or a third."""
+    """Sets of blocks whose numbers of ancestors differ by at most ALIKE, a block or a third."""
     depth = packed.positions[np.arange(count) * block]
     order = np.argsort(depth, kind="stable")
     sets: list[list[int]] = []
@@ -153,6 +153,6 @@ def _keys(packed: Packed, blocks: np.ndarray, block: int) -> tuple[np.ndarray, n
         queries[:, :, None] < packed.end[own][:, None, :]
     )
     mask = np.concatenate([sees_above, sees_own], axis=2)
-    # Queries beyond the last token are padding: they see key 0 so that no softmax is over nothing.
+    # Queries beyond the last token are padding: they see key 0 so that no softmax is empty.
     mask[queries >= total, 0] = True
     return np.concatenate([above, own], axis=1), mask

@@ -1,15 +1,15 @@
-"""Tensor-parallel ranks: the matrices of attention and MLP split over ranks that compute the same
-rows.
+"""Tensor-parallel ranks: the matrices of attention and MLP, split over ranks with the same rows.
 
-Owns: which matrices (by the plan that transformers has for the architecture), the splitting,
-gradients and norms of which each rank has a part. Does not own: who is in the mesh, sums over
-data-parallel ranks (parallel.py), attention (attention.py, which takes whatever heads it is given).
+Owns: which matrices are split (transformers' plan for the architecture), the splitting, and the
+gradients and norms of split weights. Does not own: who is in the mesh, sums over data-parallel
+ranks (parallel.py), attention (attention.py, which works with any number of heads).
 
-Of each layer a rank has some heads and some of the MLP's columns; what comes of them is summed over
-the ranks behind the output and the down projection, and their inputs' gradients before the others
-(Megatron-LM, arXiv:1909.08053, section 3). So all hidden states, and the gradients of embeddings,
-norms and head, which every rank has whole, are the same on all ranks. Norms within attention
-(Qwen3) are whole, too, but see a rank's own heads alone: their gradients are summed.
+In each layer a rank has some of the heads and some of the MLP's columns. The results are summed
+over the ranks after the output and the down projection, and the input gradients of the other
+matrices in the backward (Megatron-LM, arXiv:1909.08053, section 3). So all hidden states, and the
+gradients of embeddings, norms and head, which every rank has whole, are the same on all ranks.
+Norms within attention (Qwen3) are whole, too, but see only a rank's own heads: their gradients are
+summed.
 """
 
 from __future__ import annotations
@@ -39,12 +39,10 @@ _SUMMED = "replicated_with_grad_allreduce"
 
 
 class Slices:
-    """One rank's part of a module, which is split in place; all ranks have to have the same weights
-    before.
-    """
+    """One rank's part of a module that is split in place; ranks must start with equal weights."""
 
     def __init__(self, module: nn.Module, mesh: DeviceMesh, node: str) -> None:
-        """Raises KernelError for a module that cannot be split over so many ranks."""
+        """Raises KernelError for a module that cannot be split over this many ranks."""
         backbone: Any = module.base_model
         styles = _styles(module, mesh.size(), node)
         split = {path: _STYLES[style]() for path, style in styles.items() if style != _SUMMED}
@@ -67,26 +65,27 @@ class Slices:
         }
 
     def same(self, said: Tensor) -> Tensor:
-        """What every rank says alike; its gradient is made so: sums on a GPU have no fixed order,
-        and what every rank has whole must not drift apart.
+        """The identity on a value that is the same on all ranks; its gradient becomes their mean.
+
+        Sums on a GPU have no fixed order, and weights that every rank has whole must not drift.
         """
         return _Same.apply(said, self._group, self._ranks)  # type: ignore[return-value]
 
     def part(self, weight: Tensor) -> Tensor:
-        """This rank's part of a weight: its memory, not a copy."""
+        """This rank's part of a weight: a view, not a copy."""
         held = weight.detach()
         return held.to_local() if isinstance(held, DTensor) else held
 
     def gradient(self, weight: Tensor) -> Tensor | None:
-        """That of this rank's part."""
+        """The gradient of this rank's part."""
         grad = weight.grad
         if not isinstance(grad, DTensor) or not isinstance(weight, DTensor):
             return grad
         return grad.redistribute(placements=weight.placements).to_local()
 
     def gathered(self, weight: Tensor, part: Tensor) -> Tensor:
-        """What belongs to a whole weight, of each rank's part: every rank has to call. What is
-        whole is given back.
+        """A value for a whole weight, from each rank's part (every rank must call); a value that
+        is already whole is returned unchanged.
         """
         if not isinstance(weight, DTensor) or not part.dim():
             return part
@@ -101,22 +100,18 @@ class Slices:
         return whole(made)
 
     def cut(self, weight: Tensor, given: Tensor) -> Tensor:
-        """The inverse: this rank's part of what belongs to a whole weight."""
+        """The inverse of `gathered`: this rank's part of a value for a whole weight."""
         return self.part(like(weight, given))
 
     @torch.no_grad()
     def sum_gradients(self, weights: Iterable[Tensor], parts: Iterable[Tensor]) -> None:
-        """Sum the gradients of weights that are whole and were used for a rank's own heads
-        alone.
-        """
+        """Sum the gradients of whole weights that each rank used for its own heads only."""
         for weight, part in zip(weights, parts, strict=True):
             if id(weight) in self._summed and part.grad is not None:
                 dist.all_reduce(part.grad, group=self._group)
 
     def norm(self, weights: Sequence[Tensor], parts: Sequence[Tensor]) -> Tensor:
-        """The norm of all gradients of the whole module together, to the bit the same on all
-        ranks.
-        """
+        """The gradient norm of the whole module, the same to the bit on all ranks."""
         pairs = [
             (_is_split(w), p.grad)
             for w, p in zip(weights, parts, strict=True)
@@ -133,9 +128,8 @@ class Slices:
 
 
 def _read_once(mesh: DeviceMesh) -> Callable[..., tuple[Any, Any]]:
-    """What several matrices of a block read is marked as whole on all ranks before the block: its
-    gradient is summed over ranks there, once, and not behind each of them (which each does for
-    itself where a block calls it otherwise).
+    """Mark the common input of several matrices of a block as whole before the block runs, so that
+    its gradient is summed over ranks once, and not once for each matrix (the default).
     """
 
     def mark(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -152,7 +146,7 @@ def _read_once(mesh: DeviceMesh) -> Callable[..., tuple[Any, Any]]:
 
 
 class _Same(torch.autograd.Function):
-    """The identity; backward, the mean over ranks."""
+    """The identity; its backward is the mean over ranks."""
 
     @staticmethod
     def forward(ctx: Any, said: Tensor, group: Any, ranks: int) -> Tensor:
@@ -167,14 +161,14 @@ class _Same(torch.autograd.Function):
 
 
 def _is_split(weight: Tensor) -> bool:
-    """Whether a rank has a part of it; a bias behind a sum is on all of them."""
+    """Whether each rank has a part of it; a bias after a sum is whole on all of them."""
     return isinstance(weight, DTensor) and any(
         placement.is_shard() for placement in weight.placements
     )
 
 
 def _styles(module: nn.Module, ranks: int, node: str) -> dict[str, str]:
-    """The style of each part of the backbone that has one, by its path. Raises KernelError where it
+    """The style of each split part of the backbone, by its path. Raises KernelError if the module
     cannot be split.
     """
     config: Any = module.config
@@ -209,5 +203,5 @@ def _styles(module: nn.Module, ranks: int, node: str) -> dict[str, str]:
 
 
 def _length(matrix: nn.Module, style: str) -> int:
-    """What a linear layer is split along: what it gives, or what it takes."""
+    """The dimension along which a linear layer is split: its output or its input."""
     return int(matrix.out_features if style == "colwise" else matrix.in_features)  # type: ignore[arg-type]

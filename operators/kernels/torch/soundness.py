@@ -1,8 +1,7 @@
-"""Sound weights: nothing that a module computes with is random, missing, of another shape, or no
-number.
+"""Sound weights: a module computes with nothing random, missing, misshapen or not finite.
 
-Owns: what is refused of a base when its module is loaded, and the words. Does not own: loading
-(models.py), nor what the files alone show (dataflow/rules/bases.py looks at them before anything
+Owns: what is refused in a base when its module is loaded, and the messages. Does not own: loading
+(models.py), what the files alone show (dataflow/rules/bases.py looks at them before anything
 starts).
 """
 
@@ -27,17 +26,16 @@ _UNREADABLE = (
     ImportError, RuntimeError, EOFError, SafetensorError, StrictDataclassError,
     pickle.UnpicklingError,
 )  # fmt: skip
-"""What transformers raises for a configuration or a file of weights that it cannot make sense of.
-"""
+"""What transformers raises for an unusable configuration or file of weights."""
 
 
 _TABLES = ("rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
-"""What old files have beside the weights, and is computed today."""
+"""What old files contain besides the weights, and is computed today."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loading:
-    """What loading says of a module. mismatched: (name, shape in the file, shape of the module)."""
+    """What loading reports. mismatched: (name, shape in the file, shape in the module)."""
 
     missing: frozenset[str]
     unexpected: frozenset[str]
@@ -55,7 +53,7 @@ class Loading:
 
 @contextmanager
 def refused(where: str, base: str) -> Iterator[None]:
-    """Turn what transformers raises for a base into one line that names it."""
+    """Turn what transformers raises for a base into one line that names the base."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -70,11 +68,10 @@ def refused(where: str, base: str) -> Iterator[None]:
 
 
 def require_sound(where: str, model: Model, module: nn.Module, loading: Loading) -> None:
-    """Raise KernelError unless every weight came from the base as it is there, and all of them are
-    finite.
+    """Raise KernelError unless every weight was read unchanged from the base, and all are finite.
 
-    A Model that is trained, or follows one that is, may lack its score head, which is zero then;
-    one that is only read may not, and its head has to be something else than zeros.
+    A Model that is trained, or follows a trained one, may lack its score head, which is then zero;
+    one that is only read must have one that is not all zeros.
     """
     for name, stored, own in loading.mismatched:
         _refuse(
@@ -129,7 +126,7 @@ def _score_head(where: str, model: Model, module: nn.Module, missing: set[str]) 
 
 @torch.no_grad()
 def _require_finite(where: str, model: Model, module: nn.Module) -> None:
-    """One pass: aminmax hands a NaN on, and an infinity is an extreme."""
+    """One pass over each weight: aminmax propagates NaN, and an infinity is an extreme."""
     named = {n: p for n, p in _kept(module).items() if p.is_floating_point() and p.numel()}
     if not named:
         return

@@ -1,7 +1,7 @@
 """The rows of a Step as a train kernel reads them: flat columns, and `Now` of a micro-batch.
 
-Owns: which columns a loss sees, their alignment with completion tokens, and the choice of
-those of a micro-batch. Does not own: the model's side of Now (heads.py).
+Owns: which columns a loss sees, their alignment with completion tokens, and picking those of a
+micro-batch. Does not own: the model's part of Now (heads.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from operators.kernels.torch.packing import Packed, prompt_groups
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PortColumns:
-    """Columns of one port of a loss, by completion token and by row; tensors if on a device."""
+    """Columns of one port of a loss, per completion token and per row; tensors if on a device."""
 
     tokens: Mapping[str, np.ndarray | Tensor]
     rows: Mapping[str, np.ndarray | Tensor]
@@ -88,7 +88,7 @@ def step_rows(assignment: Assignment, loss: Loss, node: str) -> TrainRows:
 
 
 def _port(batch: Batch, term: LossTerm, name: str, completions: Ragged) -> PortColumns:
-    """The columns present that the port's schema declares by completion token or by row."""
+    """The port's columns per completion token and per row, as far as they are there."""
     schema = next(port.schema for port in term.function.ports if port.name == name)
     came = [column for column in schema.columns.values() if column.name in batch.names]
     where = f"{term.label}.{name}"
@@ -103,7 +103,7 @@ def _port(batch: Batch, term: LossTerm, name: str, completions: Ragged) -> PortC
 
 
 def _numbers(batch: Batch, name: str) -> np.ndarray | Tensor | None:
-    """A column without an axis; None where it is no numbers."""
+    """A column with one number per row; None if it is not numeric."""
     if name in batch.device:
         return batch.tensor(name).values
     values = batch.flat(name)
@@ -111,7 +111,7 @@ def _numbers(batch: Batch, name: str) -> np.ndarray | Tensor | None:
 
 
 def now_of(rows: TrainRows, packed: Packed, step: int, device: torch.device) -> Now:
-    """All of Now but what the model says."""
+    """All of Now except the model's part."""
     here = rows.groups[packed.rows]
     numbers, group = np.unique(here, return_inverse=True)
     row, row_group = index(packed.row, device), index(group, device)

@@ -1,8 +1,8 @@
 """The train kernel: all updates of a Step on one module.
 
-Owns: the order of minibatches, micro-batches, backward and update, metrics of training, and the
+Owns: the order of minibatches, micro-batches, backward and update, training metrics, and the
 kernel's state on disk. Does not own: settings (train_settings.py), formulas (operators/losses.py),
-reduction (reduce.py), packing (packing.py), the optimizer (optimizer.py), messages between ranks
+reduction (reduce.py), packing (packing.py), the optimizer (optimizer.py), collectives
 (parallel.py).
 
 The module may also generate in this process: it stays in eval mode, its weights change in place,
@@ -60,7 +60,7 @@ from operators.kernels.torch.train_settings import TrainSettings
 OPTIMIZER_FILE = "optimizer.pt"
 
 ONE_TOKEN = Ragged(np.zeros(1, dtype=np.int32), np.array([0, 1]))
-"""Prompt and completion of the row that a rank feeds when it has none but must take part."""
+"""Prompt and completion of the row that a rank without rows feeds to take part in a collective."""
 
 COUNTS = (
     "optim/updates",
@@ -74,9 +74,9 @@ COUNTS = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Update:
-    """One update of a Step: this rank's picked rows, their weights, and where metrics go.
+    """One update of a Step: this rank's rows, their weights, and where metrics go.
 
-    whole: the keys of the Step's rows picked for it, on any rank.
+    whole: the keys of the update's rows on all ranks.
     """
 
     rows: TrainRows
@@ -127,9 +127,9 @@ class TorchTrain(Sleeper, Probeable):
         self._steps = 0
 
     def step(self, assignment: Assignment) -> Mapping[str, float]:
-        """All updates of one Step. Raises KernelError where loss or gradient is not finite.
+        """All updates of one Step. Raises KernelError if a loss or gradient is not finite.
 
-        A Step that fails is lost; it fails on all ranks with the same message.
+        A Step that fails is lost; it fails on all ranks, with the same message.
         """
         settings, self._steps = self._settings, assignment.step
         sums = MetricSums({name: torch.zeros(()) for name in COUNTS})
@@ -143,7 +143,7 @@ class TorchTrain(Sleeper, Probeable):
     def _updates(
         self, assignment: Assignment, whole: Keys, lr: float, sums: MetricSums
     ) -> Iterator[_Update]:
-        """This rank's part of each update, which is drawn from the rows of all ranks."""
+        """This rank's part of each update; updates are drawn from the rows of all ranks."""
         with self._ranks.together():
             rows = step_rows(assignment, self._settings.loss, self._name)
             name, limit = self._model.name, self._positions
@@ -175,7 +175,7 @@ class TorchTrain(Sleeper, Probeable):
             yield _Update(rows, picked, keys, step, lr, number == 0, weights.of(mine), sums)
 
     def _update(self, update: _Update) -> None:
-        """One optimizer step; skipped, and counted, where no row has a trained token."""
+        """One optimizer step; skipped, and counted, if no row has a trained token."""
         sums, lead = update.sums, self._ranks.lead
         if not update.weights.tokens:
             sums.count("optim/skipped", lead)
@@ -192,7 +192,7 @@ class TorchTrain(Sleeper, Probeable):
             sums.add(f"loss/{term.label}", 0.0, lead)
 
     def _gradient(self, update: _Update) -> Tensor:
-        """Run all micro-batches; returns the norm of the gradient of all rows, on any rank."""
+        """Run all micro-batches; returns the norm of the gradient over all ranks' rows."""
         idle = self._idle if self._split else None
         with self._ranks.together(self._parts(update), idle) as turns:
             for part in turns:
@@ -232,7 +232,7 @@ class TorchTrain(Sleeper, Probeable):
         self._optimizer.collect()
 
     def _idle(self) -> None:
-        """A forward and a backward of one token that count nothing."""
+        """A forward and a backward of one token, with weight 0."""
         packed = pack(ONE_TOKEN, ONE_TOKEN, np.zeros(1, dtype=np.int64))
         said, _ = self._ask(ONE_TOKEN, packed)
         (0.0 * said.sum()).backward()
@@ -288,7 +288,7 @@ class TorchTrain(Sleeper, Probeable):
         """What the term's formula returns. Raises KernelError if it raises or returns no Terms."""
         params = {name: resolved(value, update.step) for name, value in term.params}
         tensors, made = tensors_of(update.rows, term, packed, now), None
-        with Caught() as caught:  # it may be the user's code, which may raise anything
+        with Caught() as caught:  # it may be user code, which may raise anything
             made = term.function.fn(now, **tensors, **params)
         if caught.fault is not None:
             why = f"it {caught.fault.text}\n{caught.fault.detail}".rstrip()
@@ -316,9 +316,9 @@ class TorchTrain(Sleeper, Probeable):
         )
 
     def pieces(self) -> Iterable[Piece]:
-        """The module's own tensors: a caller that keeps them has to copy them.
+        """The module's own tensors: a caller that keeps them must copy them.
 
-        Split weights are gathered as the first rank takes them; the others wait here and get none.
+        Split weights are gathered as the first rank takes them; the others take part and get none.
         """
         own = pieces(self._module)
         return collected(self._ranks, own) if self._partial else own
@@ -330,16 +330,16 @@ class TorchTrain(Sleeper, Probeable):
 
     @property
     def vocabulary(self) -> int:
-        """Token ids that the module knows."""
+        """How many token ids the module knows."""
         return vocabulary_of(self._module)
 
     def probe(self, ids: Ragged) -> np.ndarray:
-        """What the module says of these rows (probe.py)."""
+        """The module's numbers for these rows (probe.py)."""
         within = self._split and self._split.look
         return probed(self._module, ids, head=self._model.head, within=within)
 
     def save(self, directory: Path) -> None:
-        """Write the Hugging Face directory of the Model, and optimizer.pt beside its weights."""
+        """Write the Model's Hugging Face directory, and optimizer.pt next to its weights."""
         weights, state = self._whole(), None
         if self._partial or self._ranks.lead:
             state = self._optimizer.state(self._steps)
@@ -348,13 +348,13 @@ class TorchTrain(Sleeper, Probeable):
             save_state(state, directory / OPTIMIZER_FILE)
 
     def save_weights(self, directory: Path) -> None:
-        """Write the Hugging Face directory of the Model, and nothing that only training needs."""
+        """Write the Model's Hugging Face directory, without the state that only training needs."""
         weights = self._whole()
         if self._ranks.lead:
             save_model(self._module, directory, weights)
 
     def _whole(self) -> dict[str, Tensor] | None:
-        """Split weights gathered on the first rank's host; None where they are not split.
+        """Split weights gathered on the first rank's host; None if they are not split.
 
         Gathers all before anything is written: a full disk must not leave other ranks waiting.
         """
@@ -385,13 +385,13 @@ class TorchTrain(Sleeper, Probeable):
         self._optimizer.move(device)
 
     def close(self) -> None:
-        """Let module and optimizer go, as far as they were made."""
+        """Drop the module and the optimizer, if they were created."""
         for name in ("_optimizer", "_split", "_slices", "_module"):
             vars(self).pop(name, None)
 
 
 def resolved(value: Any, step: int) -> Any:
-    """A parameter of a loss at a Step: schedules become numbers, inside tuples too."""
+    """A loss parameter's value at a Step: schedules become numbers, inside tuples too."""
     if isinstance(value, Schedule):
         return value.at(step)
     return tuple(resolved(v, step) for v in value) if isinstance(value, tuple) else value

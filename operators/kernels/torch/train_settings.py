@@ -1,7 +1,7 @@
 """Settings of the train kernel, checked against its loss and its Model.
 
 Owns: which parameters of the node training reads, their defaults and limits. Does not own: the
-parameters of the optimizer (optimizer.py), what an aggregate computes (reduce.py).
+optimizer's parameters (optimizer.py), what an aggregate computes (reduce.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from operators.kernels.torch.reduce import AGGREGATES, MASKED_ROWS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSettings:
-    """Parameters of the node that training reads."""
+    """The node's parameters that training reads."""
 
     loss: Loss
     lr: float | Schedule
@@ -40,7 +40,7 @@ class TrainSettings:
 
     @staticmethod
     def of(node: KernelNode, model: Model) -> TrainSettings:
-        """Those of a node. Raises KernelError where loss, Model and aggregate do not fit."""
+        """A node's settings. Raises KernelError if loss, Model and aggregate do not fit."""
         known = {f.name for f in dataclasses.fields(TrainSettings)}
         settings = TrainSettings(**{k: v for k, v in node.params.items() if k in known})
         _require_aggregate(node.name, settings)
