@@ -4,10 +4,10 @@
 
 Owns: the trace and what is counted. Does not own: how results are shown (report.py).
 
-GRPO runs in one process; the second Step is traced. `files`: those of engine/ in which a function
-is called from the admission of its prompts to the end of its training. `room switches`: how often,
-over the whole Step, the next call is in another folder of engine/ than the one before. The plan's
-data types (engine/plan), which every room reads, count as no room.
+GRPO runs in one process; its third Step is traced. `files`: those of engine/ in which a function is
+called from the admission of the Step's prompts to the end of its training. `room switches`: how
+often, until the next Step's prompts are admitted, the next call is in another folder of engine/.
+The plan's data types (engine/plan), which every room reads, count as no room.
 """
 
 from __future__ import annotations
@@ -35,30 +35,24 @@ Call = tuple[str, str]
 """(file below engine/, qualified name of the function)."""
 
 
-def traced(step: int = 2) -> list[Call]:
-    """Every call into engine/ within one Step, in order, from the end of the Step before it."""
+def traced() -> list[Call]:
+    """Every call into engine/ of a run of four Steps, in order."""
     setting = prepare(replace(SETTINGS["short"], name="walk", teacher_steps=0))
     calls: list[Call] = []
-    closed = 0
-
-    def on_step(row: object) -> None:
-        nonlocal closed
-        closed += 1
 
     def note(frame: FrameType, event: str, argument: object) -> None:
         path = frame.f_code.co_filename
-        if event == "call" and closed == step - 1 and path.startswith(str(ENGINE)):
+        if event == "call" and path.startswith(str(ENGINE)):
             calls.append((path[len(str(ENGINE)) + 1 :], frame.f_code.co_qualname))
 
-    reward = REWARDS[setting.reward]
-    graph = grpo(setting.model_dir, setting.data, reward, n=4, batch=4, max_tokens=4)
+    graph = grpo(
+        setting.model_dir, setting.data, REWARDS[setting.reward], n=4, batch=4, max_tokens=4
+    )
     with tempfile.TemporaryDirectory() as folder:
-        options = RunOptions(
-            steps=step + 1, runs=Path(folder), threads=1, progress=False, inproc=True
-        )
+        options = RunOptions(steps=4, runs=Path(folder), threads=1, progress=False, inproc=True)
         sys.setprofile(note)
         try:
-            run(graph, options, on_step=[on_step])
+            run(graph, options)
         finally:
             sys.setprofile(None)
     return [call for call in calls if room(call[0]) != "plan"]
@@ -69,12 +63,12 @@ def room(file: str) -> str:
     return file.partition("/")[0] if "/" in file else ""
 
 
-def until_trained(calls: list[Call]) -> list[Call]:
-    """From the admission of the Step's prompts to the end of its training."""
-    names = [name for _, name in calls]
-    begin = next(i for i, name in enumerate(names) if name.endswith(".admit"))
-    end = next(i for i, name in enumerate(names) if name.endswith("Training.stepped"))
-    return calls[begin:end]
+def third_step(calls: list[Call]) -> tuple[list[Call], list[Call]]:
+    """Its calls until it is trained, and until the next Step's prompts are admitted."""
+    admitted = [i for i, (_, name) in enumerate(calls) if name == "PromptTable.admit"]
+    begin, end = admitted[2], admitted[3]
+    trained = next(i for i in range(begin, end) if calls[i][1] == "Training.stepped")
+    return calls[begin:trained], calls[begin:end]
 
 
 def switches(calls: Iterable[Call]) -> int:
@@ -84,13 +78,13 @@ def switches(calls: Iterable[Call]) -> int:
 
 def main(*, quick: bool = False, json: Path | None = None) -> None:
     """Print how far a batch walks. quick: the same; there is nothing to shorten."""
-    calls = traced()
-    files = {file for file, _ in until_trained(calls)}
+    until_trained, step = third_step(traced())
+    files = {file for file, _ in until_trained}
     results = [
         SideResult(name="walk/files", value=len(files), unit="files", goal=FILES, least=False),
         SideResult(
             name="walk/room_switches",
-            value=switches(calls),
+            value=switches(step),
             unit="switches",
             goal=SWITCHES,
             least=False,

@@ -63,22 +63,21 @@ class Coordinator:
         return self._flush()
 
     def in_order(self, message: m.Event | m.From) -> list[m.Event]:
-        """The events that this message lets through; each is then to be handled."""
+        """The events that this message lets through; handle each."""
         return self._run.recovery.in_order(message)
 
-    def handle(self, event: m.Event | m.From, now: float) -> list[m.Instruction]:
+    def handle(self, event: m.Event, now: float) -> list[m.Instruction]:
         """Process one event. now: seconds, by any clock that only goes forward."""
         self.storing.passes(now)
-        for each in self._run.recovery.in_order(event):
-            asked = self._run.outstanding.heard(each)
-            if isinstance(each, m.WorkerLost):
-                if not self._run.recovery.lost(each):
-                    continue
-                self._owed = self._run.outstanding.lost(each.worker)
-            heard, told = self._ranks.heard(each, asked)
-            self._told += [*self._turns.heard(each), *told]
-            for one in heard:
-                self._hear(one, asked)
+        asked = self._run.outstanding.heard(event)
+        if isinstance(event, m.WorkerLost):
+            if not self._run.recovery.lost(event):
+                return []
+            self._owed = self._run.outstanding.lost(event.worker)
+        heard, told = self._ranks.heard(event, asked)
+        self._told += [*self._turns.heard(event), *told]
+        for each in heard:
+            self._hear(each, asked)
         if (vain := self._livelock.seen(now)) and self.phase == "gather":
             self._run.fail(vain)
         return self._flush()

@@ -12,9 +12,6 @@ import numpy as np
 
 from dataflow.batch import Keys
 
-NO_VERSION = -1
-"""The version of rows that no trained Model made."""
-
 Key = tuple[int, int, int]
 """(position, sample, attempt)."""
 
@@ -23,10 +20,9 @@ Key = tuple[int, int, int]
 class Ref:
     """A block of rows by reference; a few bytes a row.
 
-    lengths int64 [rows]: tokens of each row. version int32 [rows]: the version that a row's oldest
-    token counts as (ages.py), NO_VERSION where no trained Model made it. digest uint64 [rows]: a
-    hash of each row's content, to compare rows that are made twice; empty where that cannot happen
-    (one process).
+    lengths int64 [rows]: tokens of each row. version int32 [rows]: what the row's oldest token
+    counts as (engine/plan/ages.py). digest uint64 [rows]: a hash of each row's content, to compare
+    rows that are made twice; empty where that cannot happen (one process).
     """
 
     worker: str

@@ -15,7 +15,8 @@ import numpy as np
 
 from dataflow.batch import Keys
 from engine.coordinator.balance import balanced
-from engine.coordinator.refs import NO_VERSION, Ref
+from engine.coordinator.refs import Ref
+from engine.plan.ages import NO_VERSION
 from engine.plan.plan import PlannedInput, PlannedNode
 
 PENDING, PRESENT, ABSENT = 0, 1, 2

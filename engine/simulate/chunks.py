@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dataflow.batch import Keys
-from engine.coordinator.ages import ages
 from engine.coordinator.messages import Produced, RunChunk, Tombstoned
-from engine.coordinator.refs import NO_VERSION
 from engine.coordinator.tables import codes
+from engine.plan.ages import NO_VERSION, ages
 from engine.plan.plan import PlannedNode
 from engine.simulate.history import ModelRead
 

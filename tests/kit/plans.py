@@ -14,8 +14,9 @@ from safetensors.numpy import save_file
 from dataflow.batch import Keys
 from dataflow.check import check
 from dataflow.graph import Graph
-from engine.coordinator.refs import NO_VERSION, Ref
+from engine.coordinator.refs import Ref
 from engine.options import RunOptions, placing
+from engine.plan.ages import NO_VERSION
 from engine.plan.cluster import Cluster
 from engine.plan.placing import Placing
 from engine.plan.plan import Fetch, Plan, PlannedInput, PlannedNode, with_lags

@@ -25,7 +25,8 @@ from engine.coordinator.messages import (
     Stepped,
     TrainStep,
 )
-from engine.coordinator.refs import NO_VERSION, SourceCut
+from engine.coordinator.refs import SourceCut
+from engine.plan.ages import NO_VERSION
 from engine.plan.plan import PlannedNode, PlannedSource
 from tests.schedules.expected import Prompt
 from tests.schedules.record import RunRecord

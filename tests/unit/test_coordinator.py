@@ -17,8 +17,9 @@ from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.core import Coordinator, Settings
 from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.prompts import DROPPED, FINISHED, REJECTED, RUNNING
-from engine.coordinator.refs import NO_VERSION, SourceCut
+from engine.coordinator.refs import SourceCut
 from engine.coordinator.tables import StepRows, by_prompt
+from engine.plan.ages import NO_VERSION
 from engine.plan.plan import PlannedNode, PlannedSource
 from engine.simulate.behaviour import Outcomes
 from tests.kit.plans import plan_of, planned_node, ref

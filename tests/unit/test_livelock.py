@@ -13,13 +13,13 @@ from dataflow.check import check
 from dataflow.schema import Completion
 from engine.channels.inproc import InprocChannel
 from engine.coordinator.admission import Admission
-from engine.coordinator.ages import ages
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.core import Settings
 from engine.coordinator.messages import Finish
 from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.prompts import RUNNING
-from engine.coordinator.refs import NO_VERSION, SourceCut
+from engine.coordinator.refs import SourceCut
+from engine.plan.ages import NO_VERSION, ages
 from engine.plan.plan import ModelUse, Plan, PlannedModel, PlannedNode, PlannedSource
 from engine.plan.planner import make_plan
 from engine.simulate import chunks

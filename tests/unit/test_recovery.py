@@ -17,8 +17,9 @@ from engine.coordinator.core import Coordinator, Settings
 from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.prompts import FINISHED, RUNNING
 from engine.coordinator.recovery import DEATHS, Recovery
-from engine.coordinator.refs import NO_VERSION, Ref
+from engine.coordinator.refs import Ref
 from engine.plan import plan as plans
+from engine.plan.ages import NO_VERSION
 from engine.simulate.faults import FaultModel
 from engine.simulate.simulated_worker import SimulatedWorker
 from tests.kit.simulations import simulation

@@ -3,18 +3,19 @@
 Owns: which versions count, and for how long. Does not own: the bound on lag (intake.py), nor what a
 token's own version is (the kernel records it).
 
-Lag is counted over what changes during a run: tokens of a trained Model, and of its followers. A
-frozen Model (a judge) has the same version for ever, and rows that it made are as new as those that
-they were made of. A follower that moves every k Steps is the same from one move to the next: what
-it made with version v is as new as version v + k - 1.
+Lag is counted over what changes during a run: tokens of a trained Model and of its followers. Rows
+that a frozen Model (a judge) made are as new as those that they were made of. A follower that moves
+every k Steps is the same between its moves: what it made with version v is as new as v + k - 1.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from engine.coordinator.refs import NO_VERSION
 from engine.plan.plan import Plan
+
+NO_VERSION = -1
+"""The version of rows that no trained Model has made."""
 
 
 def ages(plan: Plan, node: str, oldest: np.ndarray) -> np.ndarray:
