@@ -1,7 +1,7 @@
 """Requests to end a run before its last Step.
 
-Owns: a signal and a user's condition as requests of the loop, each said once. Does not own: signals
-(signals.py), what ending means (the coordinator).
+Owns: turning a signal or a user's condition into one request. Does not own: signals (signals.py),
+what ending means (the coordinator).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class EarlyEnd:
                     self._waiting = StopRequested(reason=reason, at_once=True)
 
     def __call__(self) -> StopRequested | None:
-        """A request that was not said yet."""
+        """The next request that the coordinator has not been told."""
         if self._waiting is not None:
             asked, self._waiting = self._waiting, None
             return asked

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,77 +30,52 @@ from engine.run.workers import Ask, KeepRows, Restore, Save, SaveWeights, Worker
 
 
 class RunStore(Protocol):
-    """Where a run's state is kept. Each method raises WorkerGone where a Worker is lost meanwhile;
-    what was there before stays.
+    """Where a run's state is kept; by default nowhere. Each method raises WorkerGone where a Worker
+    is lost meanwhile, and then leaves the state as it was.
     """
 
     def restore(self, workers: Workers) -> Restored | None:
         """Read the run's checkpoint into the opened Workers; None: there is none."""
-        ...
 
     def write(self, workers: Workers, message: Checkpoint) -> bool:
         """Write a checkpoint. Returns True."""
-        ...
-
-    def keep_best(self, workers: Workers, event: Evaluated) -> bool:
-        """Keep the evaluated weights if they are among the best; whether they were."""
-        ...
-
-    def prune(self) -> None:
-        """The run is over: of all versions kept, only the best stay."""
-        ...
-
-
-class NoStore:
-    """The store of a run that leaves nothing behind."""
-
-    def restore(self, workers: Workers) -> None:
-        """There is no checkpoint."""
-
-    def write(self, workers: Workers, message: Checkpoint) -> bool:
-        """As if it were written."""
         return True
 
     def keep_best(self, workers: Workers, event: Evaluated) -> bool:
-        """Nothing is kept."""
+        """Keep the evaluated weights if they are among the best. Returns whether they were."""
         return False
 
     def prune(self) -> None:
-        """Nothing to delete."""
+        """The run is over: delete all versions but the best."""
 
 
+class NoStore(RunStore):
+    """The store of a run that leaves nothing behind."""
+
+
+@dataclass(frozen=True, slots=True)
 class DiskStore:
     """The store in a run folder. latest: the checkpoint to resume from. record: what the run is
-    made of, for its checkpoints.
-
-    Raises StorageError where the disk is full or fails, CheckpointError for a checkpoint of another
-    seed.
+    made of, for its checkpoints. Raises StorageError where the disk is full or fails,
+    CheckpointError for a checkpoint of another seed.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        store: CheckpointStore,
-        best: BestVersions,
-        latest: StoredCheckpoint | None,
-        record: ProvenanceRecord,
-    ) -> None:
-        self._plan = plan
-        self._store = store
-        self._best = best
-        self._latest = latest
-        self._record = record
+    plan: Plan
+    store: CheckpointStore
+    best: BestVersions
+    latest: StoredCheckpoint | None
+    record: ProvenanceRecord
 
     def restore(self, workers: Workers) -> Restored | None:
         """Also deletes later checkpoints."""
-        latest, plan = self._latest, self._plan
+        latest, plan = self.latest, self.plan
         if latest is None:
             return None
         cut = read_cut(latest.path, latest.step)
         cut.must_continue(seed=plan.seed)
         restore_state(plan, workers, latest.path, cut.step)
         with writing(f"checkpoints up to step {latest.step}", latest.path.parent):
-            self._store.truncate_after(latest.step)
+            self.store.truncate_after(latest.step)
         files = sorted((latest.path / "rows").glob("*.arrow"))
         rows = restore_rows(plan, workers, files)
         for file in files:
@@ -108,45 +84,45 @@ class DiskStore:
 
     def write(self, workers: Workers, message: Checkpoint) -> bool:
         """Also deletes versions that are no longer among the best."""
+        plan = self.plan
         cut = Cut(
             step=message.step,
-            seed=self._plan.seed,
-            graph=self._plan.digest,
+            seed=plan.seed,
+            graph=plan.digest,
             sources=message.sources,
             evaluated=message.evaluated,
-            record=self._record,
+            record=self.record,
         )
 
         def fill(directory: Path) -> None:
             (directory / CUT).write_bytes(cut.to_json())
             if message.rows:
                 (directory / "rows").mkdir()
-            save_state(self._plan, workers, directory, message)
+            save_state(plan, workers, directory, message)
 
-        about = {"graph": self._plan.graph}
-        self._store.write(message.step, fill, about, timed=message.timed)
-        self._best.prune()
+        self.store.write(message.step, fill, {"graph": plan.graph}, timed=message.timed)
+        self.best.prune()
         return True
 
     def keep_best(self, workers: Workers, event: Evaluated) -> bool:
         """Keeps them only for an evaluate node with keep_best."""
-        writer = evaluated_writer(self._plan, event)
+        writer = evaluated_writer(self.plan, event)
         if not writer or event.score is None:
             return False
 
         def fill(directory: Path) -> None:
-            save_weights(self._plan, workers, directory, writer)
+            save_weights(self.plan, workers, directory, writer)
 
-        return self._best.offer(event.node, event.version, event.score, fill)
+        return self.best.offer(event.node, event.version, event.score, fill)
 
     def prune(self) -> None:
-        self._best.prune()
+        self.best.prune()
 
 
 def save_state(
     plan: Plan, workers: Workers, directory: Path, message: Checkpoint
 ) -> dict[str, Any]:
-    """Every Worker with state writes it, the recorder the rows; returns the answers by Worker."""
+    """Every Worker with state writes it, the recorder the rows. Returns the answers by Worker."""
     writers = _writers(plan)
     asked: dict[str, Ask] = {w: Save(directory=directory, nodes=n) for w, n in writers.items()}
     nodes = writers.get(plan.recorder, {})
@@ -161,7 +137,7 @@ def restore_state(plan: Plan, workers: Workers, directory: Path, step: int) -> N
 
 
 def restore_rows(plan: Plan, workers: Workers, files: Iterable[Path]) -> dict[str, dict[str, Ref]]:
-    """The rows of these files, put into an outbox of their node: by source and node."""
+    """Put the rows of these files into the outboxes of their nodes. By source and node."""
     rows: dict[str, dict[str, Ref]] = {}
     for file in files:
         node = next((n for n in plan.nodes if n.name == file.stem), None)
@@ -187,7 +163,7 @@ def evaluated_writer(plan: Plan, event: Evaluated) -> str:
 
 
 def _must_wait(file: Path, cut: Cut, source: str) -> None:
-    """Raises CheckpointError where a file has rows that, by the cut, do not wait to be trained."""
+    """Raises CheckpointError where a file has rows that do not wait to be trained."""
     known = cut.sources.get(source)
     finished = {key[0] for key in known.finished} if known else set()
     stray = sorted(positions_of(file) - finished)
@@ -199,7 +175,7 @@ def _must_wait(file: Path, cut: Cut, source: str) -> None:
 
 
 def _writers(plan: Plan) -> dict[str, dict[str, str]]:
-    """Worker -> node -> path in a checkpoint: train nodes on all ranks, followers by one reader."""
+    """Worker -> node -> path in a checkpoint: train nodes by all ranks, followers by one reader."""
     found = _trains(plan)
     for model in _followers(plan):
         first = plan.node(model.readers[0])
@@ -208,11 +184,11 @@ def _writers(plan: Plan) -> dict[str, dict[str, str]]:
 
 
 def _readers(plan: Plan) -> Mapping[str, dict[str, str]]:
-    """The same for reading: a follower goes into every module of it in every Worker."""
+    """The same for reading: a follower goes into all of its modules in all Workers."""
     found = _trains(plan)
     for model in _followers(plan):
         done: set[tuple[str, str]] = set()
-        for node in (plan.node(reader) for reader in model.readers):
+        for node in map(plan.node, model.readers):
             module = next(u.module for u in node.models if u.model == model.name)
             for worker in node.workers:
                 if (worker, module) not in done:

@@ -35,7 +35,7 @@ class Probes:
         self.hear(event.event)
 
     def hear(self, said: Probed) -> None:
-        """Compare with the other end, once that has reported. Raises RunError where they differ."""
+        """Compare with the other end once both have reported. Raises RunError if they differ."""
         if said.reads:
             writer = next((w for w in self._writers if _same(w, said)), None)
             if writer is None:

@@ -5,11 +5,11 @@
     `grace` seconds later     the process ends without a checkpoint; the last one stays good
     a second                  the process ends at once
 
-Owns: the handlers, the time that stopping may take, how the process of a command ends. Does not
-own: what ends a Step (the coordinator), processes that only serve a run (dataflow/signals.py).
+Owns: the handlers, the time limit for stopping, how the process of a command ends. Does not own:
+what ends a Step (the coordinator), processes that only serve a run (dataflow/signals.py).
 
-One request may arrive several times: from `timeout` to a process and to its group, from `uv run` or
-a shell besides the terminal. Signals within 0.1 s of the first are the same request.
+One request may arrive several times: `timeout` signals a process and its group; `uv run` or a shell
+forwards what the terminal sent already. Signals within 0.1 s of the first are the same request.
 """
 
 from __future__ import annotations
@@ -31,10 +31,8 @@ from dataflow.signals import STOPS, ignored, in_forked_child
 
 SAME = 0.1
 """Seconds within which a further signal is the same request."""
-
 _OVER = 0
 """In place of a signal's number: the run is over."""
-
 _command = False
 """Whether this process is a command, which may be ended; else it is a notebook's or a script's."""
 
@@ -48,12 +46,8 @@ class Signalled(KeyboardInterrupt):
 
 
 class StopSignals:
-    """`requested` is True after the first signal. A context manager; outside the main thread it
-    hears no signals.
-
-    grace: seconds after the first signal, after which the run ends without a checkpoint. kept: says
-    which checkpoint there is. asked: called at the first, in a thread of its own. doing: what is
-    then done, in words.
+    """A context in which stop signals end the run; in another thread than the main one, no signals
+    come. `requested` is True after the first.
 
     A thread reads signals from the descriptor that Python's C handler writes to, since Python's own
     handlers wait while the main thread is in a kernel.
@@ -66,6 +60,10 @@ class StopSignals:
         asked: Callable[[], None] = lambda: None,
         doing: str = "stopping after this Step with a checkpoint",
     ) -> None:
+        """grace: seconds from the first signal to an end without a checkpoint. kept: says which
+        checkpoint there is. asked: called at the first signal, in the reading thread. doing: what
+        follows the first signal, in words.
+        """
         self.number = 0
         """The first signal; 0 while there is none."""
         self._grace = grace
@@ -129,19 +127,18 @@ class StopSignals:
             signal.set_wakeup_fd(self._previous_fd)
 
     def interrupt(self, why: str) -> None:
-        """From any thread: raise KeyboardInterrupt in the running one, even in a lock's wait."""
+        """From any thread: raise KeyboardInterrupt in the run's, even if that waits for a lock."""
         self._raises = why
         signal.pthread_kill(self._runs, signal.SIGINT)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """In the running thread; the watching thread does all else."""
+        """In the run's thread; the watching thread does all else."""
         del frame
         if self._raises:
             raise Signalled(self.number or number, self._raises)
 
-    # --- the thread that watches ------------------------------------------------------------------
-
     def _watch(self) -> None:
+        """The watching thread."""
         first = self._until(None)
         if not first:
             return
@@ -163,7 +160,7 @@ class StopSignals:
             self._end(second, f"ended at once by {name(second)}; {self._kept()}")
 
     def _until(self, end: float | None) -> int | None:
-        """The next stop signal; _OVER where the run is over; None after this time."""
+        """The next stop signal; _OVER once the run is over; None after this time."""
         assert self._heard is not None
         poller = select.poll()
         poller.register(self._heard, select.POLLIN)
@@ -199,7 +196,7 @@ in_forked_child(_forget_in_child)
 
 @contextmanager
 def ending_command() -> Iterator[None]:
-    """This process is a command: a stop signal that no run handles ends it, with one line."""
+    """This process is a command: a stop signal that no run handles ends it, and prints one line."""
     global _command
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -216,9 +213,8 @@ def ending_command() -> Iterator[None]:
 
 
 def end_command(number: int, why: str) -> NoReturn:
-    """End this process now, with the exit code that a shell expects after a signal. No clean-up is
-    run, since that may be what hangs: the kernel ends child processes, and files are whole or
-    temporary at any moment.
+    """End this process now, with the exit code that a shell expects after a signal. Cleaning up may
+    be what hangs, so it is not done: the kernel ends child processes; files are whole or temporary.
     """
     with suppress(OSError):
         os.write(2, f"{why}\n".encode())
@@ -254,11 +250,12 @@ def _is_terminal(fd: int) -> bool:
 
 
 def _leave_terminals(terminals: list[int]) -> None:
-    """Send what was for a terminal that is gone, and so refuses writes, to nowhere."""
-    for fd in [fd for fd in terminals if not _is_terminal(fd)]:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, fd)
-        os.close(nowhere)
+    """Redirect output to /dev/null where its terminal is gone, since that refuses writes."""
+    for fd in terminals:
+        if not _is_terminal(fd):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, fd)
+            os.close(nowhere)
 
 
 def _say(text: str) -> None:

@@ -1,13 +1,13 @@
-"""The watchdog: what ends an attempt at a run in which nothing moves.
+"""The watchdog: ends an attempt at a run in which nothing moves.
 
     thread or process          waits for                         unblocked by
-    the watchdog's thread      its next look                     a time, or the end of the run
+    the watchdog's thread      its next look                     the clock, the end of the run
     the process outside        a beat, or a while without one    the thread, while it can run
-                               the end of the run                its end of the pipe is closed
+                               the end of the run                the end of its pipe
 
-Owns: the thread, the process that watches it from outside (what holds the interpreter's lock stops
-threads, too), and what that is shown of what is under way. Does not own: what the process does when
-beats stay away (watchdog_process.py), nor signals (signals.py).
+Owns: the thread, and starting and feeding the process that watches from outside (code that holds
+the interpreter's lock stops this thread, too). Does not own: what that process does without beats
+(watchdog_process.py), signals (signals.py).
 """
 
 from __future__ import annotations
@@ -32,26 +32,19 @@ from engine.run import watchdog_process
 from engine.run.signals import StopSignals
 
 STACK_SIGNAL = signal.SIGRTMIN + 5 if sys.platform == "linux" else signal.SIGUSR2
-"""Makes a process of a run write the stacks of its threads, whoever holds the interpreter's lock.
-"""
-
+"""Makes a process write its threads' stacks, whoever holds the interpreter's lock."""
 TO_END = 60.0
-"""Seconds in which a run that was interrupted has ended."""
-
+"""Seconds for an interrupted run to end."""
 _LOCKED = 30.0
-"""Seconds at least for which the interpreter's lock may be held: an import of large libraries takes
-some.
-"""
+"""The least limit for holding the interpreter's lock: importing large libraries takes long."""
 
 
 class Watchdog:
-    """Watches what runs within it, as a context manager.
+    """A context that is interrupted once `sign` has kept its value for `limit` seconds (0: never).
 
-    limit: seconds in which `sign` gives no other value; then `describe` is printed with the stack
-    of every thread, and the thread that runs is interrupted (`hung` says why); 0 is never. A thread
-    other than the main one gets no signals, and code that never returns to Python can only be
-    named. In the main thread, what cannot be interrupted ends with the process, and so does what
-    holds the interpreter's lock, by the process outside.
+    `hung` then says why; it is printed with the stack of every thread. Code that cannot be
+    interrupted, or holds the interpreter's lock, is ended with its process by the process outside;
+    if it is not in the main thread, it is only named.
     """
 
     def __init__(
@@ -128,9 +121,7 @@ class OutsideWatch:
     """The process that watches this one; started by the constructor."""
 
     def __init__(self, limit: float, *, kills: bool) -> None:
-        """limit: seconds without a beat. kills: whether it then ends this process, or only says
-        where it stands.
-        """
+        """limit: seconds without a beat. kills: whether it then ends this process."""
         board = os.memfd_create("doing", os.MFD_CLOEXEC)
         os.ftruncate(board, watchdog_process.BOARD)
         theirs, self._beats = os.pipe()
@@ -162,19 +153,18 @@ class OutsideWatch:
         self._say(watchdog_process.BEAT)
 
     def interrupted(self) -> None:
-        """The thread that hangs was interrupted, and is to come to its end soon."""
+        """The thread that hangs was interrupted and has to end within TO_END seconds."""
         self._say(watchdog_process.INTERRUPTED)
 
     def close(self) -> None:
-        """End the watchdog_process."""
+        """End the process outside."""
         activity.hide(self._board)
         os.close(self._beats)
         self._process.wait()
-        faulthandler.register(
-            STACK_SIGNAL, 2, all_threads=True
-        )  # not undone: it would then end the process
+        # Not unregistered: the signal would then end this process.
+        faulthandler.register(STACK_SIGNAL, 2, all_threads=True)
         os.close(self._stacks)
 
     def _say(self, what: bytes) -> None:
-        with contextlib.suppress(OSError):  # it was killed: the run goes on without
+        with contextlib.suppress(OSError):  # it was killed: the run goes on without it
             os.write(self._beats, what)

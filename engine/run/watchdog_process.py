@@ -1,10 +1,8 @@
 """The process that watches another one from outside. Its arguments are those of `main`.
 
-Where beats stay away for so long that its threads cannot run any more, it says what the process was
-doing and where it stands, and ends it if it is to.
-
-Owns: that judgement. Does not own: beats and the board (watchdog.py). Imports the standard
-library alone, and little of it: one is started with each run.
+If no beats come for too long, it says what the process was doing and where it stands, and kills it
+if told to. Owns: this judgement. Does not own: beats and the board (watchdog.py). Imports little,
+and the standard library alone: one is started with each run.
 """
 
 from __future__ import annotations
@@ -17,18 +15,18 @@ import sys
 import time
 
 BOARD = 1024
-"""Bytes of what is under way."""
+"""Bytes of memory in which the watched process says what is under way."""
 BEAT, INTERRUPTED = b".", b"!"
 _ROUND = 0.5
 _STOOD_STILL = 4.0
-"""Seconds of one round after which this process was itself stopped, and nobody's silence counts."""
+"""Seconds of a round after which this process itself was stopped: no silence counts."""
 _STACKS = 1.0
 
 
 def main(
     beats: int, board: int, stacks: int, number: int, limit: float, to_end: float, kills: bool
 ) -> None:
-    """Until the run ends, or does not move."""
+    """Watch until the run ends or hangs."""
     watched = os.getppid()
     poll = select.poll()
     poll.register(beats, select.POLLIN)
@@ -43,7 +41,7 @@ def main(
             limit, why = to_end, "in code that cannot be interrupted"
         if said:
             silent = 0.0
-        elif not _stood_still(now - before, watched):
+        elif now - before <= _STOOD_STILL and not _is_stopped(watched):
             silent += now - before
         before = now
     _tell(watched, board, stacks, number, f"{limit:g} s", why, kills=kills)
@@ -54,20 +52,16 @@ def main(
 def _tell(
     watched: int, board: int, stacks: int, number: int, silent: str, why: str, *, kills: bool
 ) -> None:
-    """On standard error; nobody may read it."""
     doing = os.pread(board, BOARD, 0).rstrip(b"\0").decode(errors="replace") or "something unknown"
-    end = (
-        "The process is ended; dataflow resume goes on from the last checkpoint"
-        if kills
-        else "It goes on"
-    )
+    ended = "The process is ended; dataflow resume goes on from the last checkpoint"
+    end = ended if kills else "It goes on"
     told = f"nothing has moved for {silent}: {doing}, {why}. {end}. Fix: see where it stands:\n"
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # nobody may be reading
         os.write(2, told.encode(errors="backslashreplace") + _stacks(watched, stacks, number))
 
 
 def _stacks(watched: int, stacks: int, number: int) -> bytes:
-    """Those of its threads, which it writes at C level, until nothing more comes for a second."""
+    """Its threads' stacks, which it writes at C level, until nothing comes for a second."""
     poll = select.poll()
     poll.register(stacks, select.POLLIN)
     os.kill(watched, number)
@@ -75,11 +69,6 @@ def _stacks(watched: int, stacks: int, number: int) -> bytes:
     while len(found) < 1 << 16 and poll.poll(_STACKS * 1e3) and (came := os.read(stacks, 1 << 16)):
         found += came
     return found or b"(it does not say)\n"
-
-
-def _stood_still(seconds: float, watched: int) -> bool:
-    """Whether this process, or the one that it watches, was stopped in a round of so many."""
-    return seconds > _STOOD_STILL or _is_stopped(watched)
 
 
 def _is_stopped(pid: int) -> bool:

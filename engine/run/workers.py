@@ -1,8 +1,8 @@
 """What the loop asks of the Workers of a run.
 
-Owns: the contract, and the loop's own requests about files. Does not own: an implementation:
-engine/worker/inproc.py (one Worker in this process), engine/launch/supervisor.py (processes of this
-host) and hosts.py (several hosts).
+Owns: the contract, and the requests about files. Does not own: an implementation, which is in
+engine/worker/inproc.py (one Worker, in this process), engine/launch/supervisor.py (processes of
+this host) or hosts.py (several hosts).
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from engine.observe.reports import Doing, Report, SpanOf
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Save:
-    """Write the state of these nodes (train nodes: model and optimizer; readers: their follower)
-    into `directory`/<the node's path>; flush samples. rows: finished untrained rows to write under
-    `directory`/rows, by node.
+    """Write state into a directory; flush samples. nodes: the path of each node's state (a train
+    node's model and optimizer, a reader's follower). rows: finished untrained rows, by node.
     """
 
     directory: Path
@@ -42,7 +41,7 @@ class Restore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepRows:
-    """Put a file's rows into the outbox of the node that it is named for; answers their Ref."""
+    """Put a file's rows into the outbox, for the node that it is named for; returns their Ref."""
 
     file: Path
 
@@ -70,11 +69,8 @@ class Workers(Protocol):
     """The Workers of a run. All methods are called from the loop's thread."""
 
     def open(self) -> Iterator[Event | From]:
-        """Start every Worker and open its kernels; yields SourceOpened, WorkerOpened and what else
-        they tell.
-
-        Raises the error by which a kernel refuses its node; WorkerGone where a Worker dies
-        meanwhile. Then nothing is left running.
+        """Start every Worker and open its kernels. On an error nothing is left running: the error
+        by which a kernel refuses its node, or WorkerGone where a Worker dies meanwhile.
         """
         ...
 
@@ -83,24 +79,21 @@ class Workers(Protocol):
         ...
 
     def next(self, timeout: float | None = None) -> Event | From | None:
-        """The next event, in order for each Worker. None: none came within so many seconds (None:
-        no limit), or `busy` is false and none will come.
-
-        Raises the first cause where a kernel raised: the same type of error, with node, row and
-        traceback in its text.
+        """The next event, in order for each Worker. None: none came within `timeout` seconds, or
+        `busy` is false and none will come. Raises a kernel's error: of the same class, with node,
+        row and traceback in its text.
         """
         ...
 
     @property
     def busy(self) -> bool:
-        """Whether some Worker has an unfinished instruction, or is being started."""
+        """Whether some Worker has an unfinished instruction or is starting."""
         ...
 
     def ask(self, requests: Mapping[str, Ask]) -> dict[str, Any]:
-        """Let these Workers do something with files, all at once (ranks of one node save in lock-
-        step), each after what it was told before except chunks; returns every answer by Worker.
-        Events that come meanwhile are kept for `next`. Raises as `next` does; WorkerGone where one
-        is lost meanwhile.
+        """Let these Workers do something with files, all at once (ranks of one node save together),
+        each after what it was told before, except chunks. Returns the answers by Worker; keeps
+        events for `next`. Raises as `next` does, and WorkerGone where one is lost meanwhile.
         """
         ...
 
@@ -109,7 +102,7 @@ class Workers(Protocol):
         ...
 
     def respawn(self, workers: Sequence[str]) -> None:
-        """Kill what is left of these and restart them, with the next epoch and WorkerOpened."""
+        """Kill what is left of these and restart them, with the next epoch."""
         ...
 
     def reports(self) -> list[Report]:
@@ -121,15 +114,13 @@ class Workers(Protocol):
         ...
 
     def doing(self) -> list[Doing]:
-        """What each Worker is doing now; callable from any thread."""
+        """What each Worker is doing now; from any thread."""
         ...
 
     def stacks(self) -> list[str]:
-        """Stacks of this host's busy Workers, each in a process of its own; takes up to a second,
-        for what hangs. Callable from any thread.
-        """
+        """Stacks of this host's busy Worker processes, within a second; from any thread."""
         ...
 
     def close(self) -> None:
-        """End every Worker, whatever it does: no process, descriptor or memory of it is left."""
+        """End every Worker, whatever it does, and free all that it has."""
         ...

@@ -34,9 +34,7 @@ def assemble(
     channel: Pull,
     device: DeviceColumns | None = None,
 ) -> dict[str, Batch]:
-    """The batch of each input, in the order of the keys; rows to be reduced have the key that they
-    belong to. device: None where no column is on one. Raises PeerLost.
-    """
+    """The batch of each input, in the order of its keys. Raises PeerLost."""
     gathers = [gather for many in inputs.values() for gather in many]
     found = iter(collect(gathers, channel, device))
     return {
@@ -53,7 +51,7 @@ def _keys_of(gathers: Sequence[Gather], keys: Keys) -> Keys:
 def collect(
     gathers: Sequence[Gather], channel: Pull, device: DeviceColumns | None = None
 ) -> list[AssembledRows]:
-    """The rows of each gather, in its order; no columns named: all. Raises PeerLost."""
+    """The rows of each gather, in its order. Raises PeerLost."""
     asked = [requests(gather) for gather in gathers]
     parts = iter(channel.fetch([request for many in asked for request in many]))
     found = [[next(parts) for _ in many] for many in asked]
@@ -62,7 +60,7 @@ def collect(
 
 
 def requests(gather: Gather) -> list[BlockRequest]:
-    """What a gather asks for: one request a block, of the rows that it has there, in its order."""
+    """One request for each block of a gather: the rows that it needs of it, in its order."""
     one = len(gather.refs) == 1
     return [
         BlockRequest(
@@ -78,9 +76,7 @@ def requests(gather: Gather) -> list[BlockRequest]:
 def _ordered(
     gather: Gather, parts: Sequence[pa.RecordBatch], device: Mapping[str, Any]
 ) -> AssembledRows:
-    """The blocks' rows in the order of the gather. device: the values of all blocks, one after
-    another.
-    """
+    """The blocks' rows in the order of the gather. device: the values of its blocks in sequence."""
     if len(parts) == 1:
         return AssembledRows(parts[0], device)
     if not parts or not parts[0].num_columns:

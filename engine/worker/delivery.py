@@ -8,7 +8,7 @@
 Owns: offering a version as a block, loading one into a module once for all of its nodes, probing
 at both ends, new weights for a running chunk. Does not own: when a version is published
 (coordinator), the block's format (engine/weights), its transport (engine/channels), comparing
-probes (coordinator/probes.py).
+probes (engine/run/probes.py).
 
 Nobody waits for a probe: a writer is probed once its block is offered, a reader after its next
 chunk or before anything else is done with its weights.
@@ -27,7 +27,7 @@ from dataflow.kernel import Interruptible, Piece, Probeable
 from engine.channels.contract import BlockRequest, Channel, PeerLost
 from engine.channels.tensors.pairs import TensorPairs
 from engine.coordinator import messages as m
-from engine.plan.plan import ModelUse, Plan, PlannedNode
+from engine.plan.plan import Plan, PlannedNode
 from engine.weights.pieces import dtypes_of, from_records, to_batch
 from engine.weights.probe import probe_rows
 from engine.weights.snapshot import room, snapshot, verified
@@ -35,7 +35,7 @@ from engine.worker.timing import Timing
 
 
 class Delivery:
-    """The weights that a Worker's kernels take and give."""
+    """The weights that a Worker's kernels load and offer."""
 
     def __init__(
         self,
@@ -51,17 +51,14 @@ class Delivery:
         self._timing = timing
         self._pairs = pairs
         self._routes = {model.name: model.route for model in plan.models}
-        self._nodes = {n.name: n for n in plan.nodes}
         self._given: dict[str, int] = {}
-        """The version that each module was given last."""
+        """The version that each module has."""
         self._unprobed: deque[m.Load] = deque()
         """Loaded from other Workers and not probed yet."""
         self._lock = threading.Lock()
-        self._open_to: str = ""
-        """The node that is running and takes new weights meanwhile."""
+        self._open_to = ""
+        """The running node, if it takes new weights meanwhile."""
         self._meanwhile: deque[m.Load] = deque()
-
-    # --- one version ------------------------------------------------------------------------------
 
     def offer(self, message: m.Offer, *, first: bool) -> Iterator[m.Event]:
         """Keep the writer's weights as a block; only the first rank does, the others take part."""
@@ -99,12 +96,11 @@ class Delivery:
         it is gone. Weights of another Worker are probed later, by `settle`.
         """
         yield from self.settle()
-        reader, version = message.reader, message.version
-        worker = self._timing.worker
-        module = self._use(message).module
+        version, worker = message.version, self._timing.worker
+        module = self._module(message)
         try:
             what = f"{'follow' if message.leader else 'load'} version {version}"
-            with self._timing.during(reader, what):
+            with self._timing.during(message.reader, what):
                 fetched = self._load(message, module)
         except PeerLost as lost:
             yield m.FetchFailed(id=message.id, worker=worker, peer=lost.peer)
@@ -148,21 +144,18 @@ class Delivery:
             dtypes=dtypes or (),
         )
 
-    def _use(self, message: m.Load) -> ModelUse:
-        uses = self._nodes[message.reader].models
-        return next(u for u in uses if u.model == message.model and u.param != "tokenizer")
+    def _module(self, message: m.Load) -> str:
+        uses = self._plan.node(message.reader).models
+        return next(u.module for u in uses if u.model == message.model and u.param != "tokenizer")
 
     def _load(self, message: m.Load, module: str) -> bool:
-        """From the writer's kernel here, or from its Worker's block; whether from the block."""
-        kernel, version = self._kernels[message.reader], message.version
-        if message.alias or self._given.get(module) == version:  # the module has it already
-            kernel.load((), version, rate=message.rate)
-        elif not message.source:
-            kernel.load(self._kernels[message.writer].pieces(), version, rate=message.rate)
-        else:
-            kernel.load(self._fetched(message), version, rate=message.rate)
-            return True
-        return False
+        """From the writer's kernel here, or from its Worker's block. Returns whether the latter."""
+        fetched, pieces = False, ()
+        if not message.alias and self._given.get(module) != message.version:
+            fetched = bool(message.source)
+            pieces = self._fetched(message) if fetched else self._kernels[message.writer].pieces()
+        self._kernels[message.reader].load(pieces, message.version, rate=message.rate)
+        return fetched
 
     def _fetched(self, message: m.Load) -> Iterable[Piece]:
         """The pieces of a block, all of them verified. Raises PeerLost."""
@@ -176,23 +169,16 @@ class Delivery:
         arrived = self._pairs.receive(message.source, [block], lambda device: room(records, device))
         return verified(records, arrived, message.digest)
 
-    # --- while a chunk runs -----------------------------------------------------------------------
-
-    def takes(self, node: PlannedNode) -> bool:
-        """Whether a running chunk of this node goes on under new weights: its kernel supports that,
-        and several versions may make a row.
-        """
-        kernel = self._kernels[node.name]
-        return node.lag >= 1 and isinstance(kernel, Interruptible) and kernel.interruptible
-
     def begins(self, node: PlannedNode) -> None:
-        """A chunk of this node begins; until `ends` it takes new weights, if it can."""
+        """A chunk of this node begins; until `ends` it takes weights if kernel and lag allow it."""
+        kernel = self._kernels[node.name]
+        takes = node.lag >= 1 and isinstance(kernel, Interruptible) and kernel.interruptible
         with self._lock:
-            self._open_to = node.name if self.takes(node) else ""
+            self._open_to = node.name if takes else ""
 
     def interrupt_with(self, message: m.Load) -> bool:
         """From any thread: let the running chunk go on under this version, which `meanwhile` or
-        `ends` loads. False if no running chunk takes it: execute it before the next chunk.
+        `ends` loads. False if no running chunk can: execute it before the next chunk.
         """
         with self._lock:
             if not self._open_to or message.reader != self._open_to:
@@ -202,12 +188,12 @@ class Delivery:
             return True
 
     def meanwhile(self) -> Iterator[m.Event]:
-        """Load what has come since the chunk's last rows."""
+        """Load weights that have come since the chunk's last rows."""
         while self._meanwhile:
             yield from self.bring(self._meanwhile.popleft())
 
     def ends(self) -> Iterator[m.Event]:
-        """The chunk has ended: load what has come since its last rows, and take no more."""
+        """The chunk has ended: load weights that have come since its last rows; take no more."""
         with self._lock:
             self._open_to = ""
         return self.meanwhile()

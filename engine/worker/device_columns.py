@@ -3,9 +3,9 @@
     read waits for                    unblocked by
     a transfer from each Worker       that Worker's thread for this one; its end; a time limit
 
-Owns: which columns of a node are on a device, checking them against their declaration, where
-received values are put. Does not own: their lengths (in the record batch, which is pulled first),
-the store (engine/channels/tensors/columns.py), the transfer.
+Owns: which columns of a node are on a device, checks against their declaration, where received
+values go. Does not own: their lengths (in the record batch, which is pulled first), the store
+(engine/channels/tensors/columns.py), the transfer.
 
 Own values are views where possible. Those of others are received into one tensor on this Worker's
 device: its first GPU, else the host's memory.
@@ -50,10 +50,8 @@ class DeviceColumns:
         of_nodes = {node.name: declared(node.schemas) for node in plan.program.nodes}
         self._declared = {name: columns for name, columns in of_nodes.items() if columns}
 
-    # --- its own ----------------------------------------------------------------------------------
-
     def require(self, node: str, batch: Batch) -> None:
-        """Raises KernelError if a declared device column is no tensor, or of another type."""
+        """Raises KernelError if a declared device column is not a tensor of its type."""
         for name, column in self._declared_in(node, batch.names).items():
             if name not in batch.device:
                 fix = "Columns.make with the schema that the operator returns"
@@ -74,8 +72,8 @@ class DeviceColumns:
             self._store.release(block)
 
     def restored(self, node: str, batch: Batch) -> Batch:
-        """Rows from a file, all in Arrow, with the node's device columns on this Worker's device.
-        Raises CheckpointError for values that are not what the node declares.
+        """Rows from a file, with the node's device columns on this Worker's device. Raises
+        CheckpointError for values that are not what the node declares.
         """
         records, tensors = batch.records, {}
         for name, column in self._declared_in(node, batch.names).items():
@@ -89,16 +87,14 @@ class DeviceColumns:
         """The node's device columns among these; a node may leave out what nobody reads."""
         return {n: c for n, c in self._declared.get(node, {}).items() if n in names}
 
-    # --- those of others --------------------------------------------------------------------------
-
     def read(
         self,
         gathers: Sequence[Gather],
         asked: Sequence[Sequence[BlockRequest]],
         found: Sequence[Sequence[pa.RecordBatch]],
     ) -> list[dict[str, Tensor]]:
-        """The device columns of each gather, the rows of its blocks one after another. asked,
-        found: the requests and records of each block. Raises PeerLost.
+        """The device columns of each gather, its blocks in sequence. asked, found: the requests and
+        records of each block. Raises PeerLost.
         """
         rooms: dict[str, list[Room]] = {}
         each = zip(gathers, asked, found, strict=True)
@@ -108,7 +104,7 @@ class DeviceColumns:
         return columns
 
     def placed(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Values that arrived in another way, on this Worker's device."""
+        """Values that came by a broadcast, on this Worker's device."""
         return {name: tensor.to(_own_device()) for name, tensor in values.items()}
 
     def _read_own(
@@ -118,7 +114,7 @@ class DeviceColumns:
         found: Sequence[pa.RecordBatch],
         rooms: dict[str, list[Room]],
     ) -> dict[str, Tensor]:
-        """The tensors of a gather, with this Worker's own values; adds to rooms what is missing."""
+        """The tensors of a gather, filled with this Worker's values; `rooms` gets the others."""
         columns = self._declared_in(producer, found[0].schema.names) if found else {}
         if not columns:
             return {}
@@ -136,7 +132,7 @@ class DeviceColumns:
         return whole
 
     def _receive(self, peer: str, wanted: Sequence[Room]) -> None:
-        """Everything wanted of another Worker, in one transfer."""
+        """Get everything wanted of another Worker, in one transfer."""
         assert self._pairs is not None
         requests = [request for request, _ in wanted]
         targets = [target for _, many in wanted for target in many]
@@ -168,7 +164,7 @@ def _allocate(
 
 
 def _on(target: Tensor, device: str) -> Tensor:
-    """The target itself if it is on that device, else an uninitialized one like it there."""
+    """The target itself if it is on that device, else an uninitialized tensor like it there."""
     import torch
 
     there = target.device == torch.device(device)

@@ -1,4 +1,4 @@
-"""A hash of each row's content, by which rows that were made twice are compared.
+"""A hash of each row's content, to compare rows that were made twice.
 
 Owns: the hash. Does not own: when it is taken (rows.py), what a difference means (the coordinator:
 the node is not deterministic).
@@ -25,8 +25,8 @@ _NULL = np.uint64(0xD6E8FEB86659FD93)
 
 
 def row_digests(batch: Batch) -> np.ndarray:
-    """uint64 [rows]: a hash of each row's columns, with their names, without keys. It depends
-    neither on the columns' layout in memory (slices, chunks, offset widths) nor on their order.
+    """uint64 [rows]: a hash of each row's columns with their names, without keys. Neither their
+    layout in memory (slices, chunks, offset widths) nor their order matters.
     """
     total = np.zeros(len(batch), dtype=np.uint64)
     with np.errstate(over="ignore"):
@@ -38,19 +38,27 @@ def row_digests(batch: Batch) -> np.ndarray:
 
 
 def _hashed(array: pa.Array) -> np.ndarray:
-    """uint64 [len]: a hash of each element."""
-    kind = array.type
-    if pa.types.is_null(kind):
+    """uint64 [len]: a hash of each element, the same for every null."""
+    if pa.types.is_null(array.type):
         return np.full(len(array), _NULL)
+    hashed = _contents(array)
+    if not array.null_count:
+        return hashed
+    return np.where(array.is_null().to_numpy(zero_copy_only=False), _NULL, hashed)
+
+
+def _contents(array: pa.Array) -> np.ndarray:
+    """uint64 [len]: a hash of each element; arbitrary under a null."""
+    kind = array.type
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
-        return _nulls(array, _texts(array, np.dtype(np.int32)))
+        return _texts(array, np.dtype(np.int32))
     if pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
-        return _nulls(array, _texts(array, np.dtype(np.int64)))
+        return _texts(array, np.dtype(np.int64))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _nulls(array, _lists(array))
+        return _lists(array)
     if pa.types.is_struct(kind):
-        return _nulls(array, _struct(array))
-    return _nulls(array, _bits(array).astype(np.uint64))
+        return _struct(array)
+    return _bits(array).astype(np.uint64)
 
 
 def _bits(array: pa.Array) -> np.ndarray:
@@ -104,13 +112,6 @@ def _struct(array: pa.Array) -> np.ndarray:
         field = array.type.field(index)
         total += _mix(_hashed(array.field(index)) ^ _salt(field.name))
     return total
-
-
-def _nulls(array: pa.Array, hashed: np.ndarray) -> np.ndarray:
-    """The same with one hash for every null."""
-    if not array.null_count:
-        return hashed
-    return np.where(array.is_null().to_numpy(zero_copy_only=False), _NULL, hashed)
 
 
 def _tensor(column: Ragged) -> np.ndarray:

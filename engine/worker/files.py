@@ -34,9 +34,7 @@ class WorkerFiles:
         self._samples = samples
 
     def answer(self, request: Ask) -> Ref | None:
-        """Carry out a request; returns the Ref of KeepRows. Raises PeerLost where rows to be saved
-        are gone with their Worker.
-        """
+        """The Ref of KeepRows, else None. Raises PeerLost for rows that are gone with a Worker."""
         match request:
             case Save():
                 self._save(request)

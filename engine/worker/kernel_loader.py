@@ -19,7 +19,7 @@ from engine.coordinator.messages import SourceOpened
 from engine.observe.reports import Report
 from engine.plan.plan import Plan, PlannedNode
 from engine.worker.alignment import Alignment
-from engine.worker.session import Modules, NodeSession, SessionRanks
+from engine.worker.session import NodeSession, SessionRanks
 from engine.worker.timing import During, Timing
 
 
@@ -53,13 +53,12 @@ def kernel_class(node: PlannedNode) -> type:
 
 
 class OpenKernels:
-    """The kernels of a Worker, by node. The node's work kind decides which protocol of
-    dataflow.kernel one implements. group: the Worker's process group, if it is a rank.
-    """
+    """A Worker's kernels by node. A node's work kind says which protocol of dataflow.kernel."""
 
     def __init__(
         self, plan: Plan, timing: Timing, channel: Channel, *, group: Any, inproc: bool
     ) -> None:
+        """group: the Worker's process group, if it is a rank."""
         self.nodes = {n.name: n for n in plan.nodes if timing.worker in n.workers}
         assert plan.program is not None
         self.aligned = {name: Alignment(plan.program.node(name)) for name in self.nodes}
@@ -70,7 +69,7 @@ class OpenKernels:
         self._channel = channel
         self._group = group
         self._inproc = inproc
-        self._modules = Modules()
+        self._modules: dict[str, Any] = {}
 
     def __getitem__(self, node: str) -> Any:
         return self.by_node[node]
@@ -93,8 +92,8 @@ class OpenKernels:
         group = self._group if node.ranks > 1 else None
         ranks = SessionRanks(rank=self.rank(node.name), world=node.ranks, group=group)
         names = {use.model: use.module for use in node.models}
-        seed, allocate = self._plan.seed, self._channel.allocate
-        return NodeSession(node.name, seed, self._modules, names, ranks, allocate)
+        memory = self._channel.allocate
+        return NodeSession(node.name, self._plan.seed, self._modules, names, ranks, memory)
 
     def rank(self, node: str) -> int:
         """Which of the node's ranks this Worker is."""
@@ -106,14 +105,14 @@ class OpenKernels:
         return self._timing.during(node, what, counted=counted)
 
     def sleep(self) -> None:
-        """Let every kernel that can give its devices back."""
+        """Let every kernel that can give its devices back do so."""
         for name, kernel in self.by_node.items():
             if isinstance(kernel, Sleeper):
                 with self.during(name, "sleep"):
                     kernel.sleep()
 
     def wake(self) -> None:
-        """Let them take their devices again."""
+        """Let those kernels take their devices again."""
         for name, kernel in self.by_node.items():
             if isinstance(kernel, Sleeper):
                 with self.during(name, "wake"):

@@ -1,8 +1,7 @@
 """The session: all of the engine that a kernel sees.
 
-Owns: random streams, metrics and tombstones of one node, the modules that nodes of a Worker
-share, and the kernels' door to the outbox's memory. Does not own: the kernels, that memory
-(engine/channels), nor where reports go.
+Owns: random streams, metrics, tombstones and modules of one node, its access to the outbox's
+memory. Does not own: the kernels, that memory (engine/channels), where reports go.
 """
 
 from __future__ import annotations
@@ -37,43 +36,26 @@ class SessionRanks:
     group: Any = None
 
 
-class Modules:
-    """The modules of one Worker by the name that the plan gave them."""
-
-    def __init__(self) -> None:
-        self._made: dict[str, Any] = {}
-
-    def get(self, name: str, make: Callable[[], T]) -> T:
-        """The module of that name, made at its first use."""
-        if name not in self._made:
-            self._made[name] = make()
-        return self._made[name]
-
-
 class NodeSession:
-    """The Session of one node (see dataflow.kernel.Session). ranks: its place in a rank group,
-    where it has one. memory: where `allocate` takes it from; ordinary memory where there is no
-    outbox.
-    """
+    """The Session of one node (see dataflow.kernel.Session)."""
 
     def __init__(
         self,
         node: str,
         seed: int,
-        modules: Modules,
+        modules: dict[str, Any],
         names: Mapping[str, str],
         ranks: SessionRanks | None = None,
         memory: Allocate | None = None,
     ) -> None:
+        """modules: those made so far in this Worker; names: of this node's, by Model."""
         ranks = ranks or SessionRanks()
         self.seed = seed
-        self.rank = ranks.rank
-        self.world = ranks.world
-        self.group: Any = ranks.group
+        self.rank, self.world, self.group = ranks.rank, ranks.world, ranks.group
         self._node = node
         self._modules = modules
         self._names = names
-        self._memory = memory or _ordinary
+        self._memory = memory or (lambda nbytes: np.empty(nbytes, np.uint8))
         self._reports: list[Report] = []
         self._tombstones: list[Tombstone] = []
 
@@ -90,8 +72,11 @@ class NodeSession:
         self._tombstones.append((key, error, failed))
 
     def module(self, model: Any, make: Callable[[], T]) -> T:
-        """The module that the plan lets this node use for a Model."""
-        return self._modules.get(self._names[model.name], make)
+        """The module that the plan lets this node use for a Model, made at its first use."""
+        name = self._names[model.name]
+        if name not in self._modules:
+            self._modules[name] = make()
+        return self._modules[name]
 
     def allocate(self, count: int, dtype: npt.DTypeLike) -> np.ndarray:
         """[count] of the outbox's memory, one allocation a call."""
@@ -110,10 +95,6 @@ class NodeSession:
         return found
 
     def tombstones(self) -> list[Tombstone]:
-        """Given up rows since the last call."""
+        """Rows given up since the last call."""
         found, self._tombstones = self._tombstones, []
         return found
-
-
-def _ordinary(nbytes: int) -> np.ndarray:
-    return np.empty(nbytes, np.uint8)

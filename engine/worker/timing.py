@@ -1,8 +1,8 @@
 """What a Worker is doing and how long that takes.
 
-Owns: the one thing under way, its span and its time as a metric; an error that leaves a kernel
-names its node, an exit of the user's code (sys.exit) among them. Does not own: where spans and
-metrics go (loop.py).
+Owns: the one thing under way, its span and its time as a metric; naming the node in every error
+that leaves a kernel, even a sys.exit() of the user's code. Does not own: where spans and metrics go
+(loop.py).
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ Span = Callable[[str, str, float, float], None]
 
 
 class Timing:
-    """`doing` may be read from any thread. span: told of everything that was done. origin: the line
-    of a node.
-    """
+    """`doing` may be read from any thread. span: called after each call. origin: a node's line."""
 
     def __init__(
         self, worker: str, origin: Callable[[str], Origin | None] = lambda node: None
@@ -35,9 +33,7 @@ class Timing:
         self._reports: list[Report] = []
 
     def during(self, node: str, what: str, *, counted: bool = True) -> During:
-        """A context that is this node's. counted: its time is part of time/<node>; a rank's beside
-        the first is not.
-        """
+        """A context in which the node computes. counted: whether in time/<node> (first rank)."""
         return During(self, node, what, counted)
 
     def reports(self) -> list[Report]:
@@ -46,7 +42,7 @@ class Timing:
         return found
 
     def note(self, node: str, what: str, start: float, end: float, *, counted: bool) -> None:
-        """Something took this long."""
+        """Report a span, and its time where that counts."""
         if counted:
             self._reports.append((f"time/{node}", end - start, 1.0))
         if self.span is not None:
@@ -54,9 +50,7 @@ class Timing:
 
 
 class During:
-    """What a Worker is doing, and how long it takes; whatever a kernel raises comes out naming its
-    node.
-    """
+    """A context that notes what a Worker does and how long; its errors name the node."""
 
     def __init__(self, timing: Timing, node: str, what: str, counted: bool) -> None:
         self._timing, self._node, self._what, self._counted = timing, node, what, counted
@@ -64,36 +58,31 @@ class During:
 
     def __enter__(self) -> None:
         self._start = time.monotonic()
-        worker = self._timing.worker
-        self._timing.doing = Doing(
-            worker=worker, node=self._node, what=self._what, since=self._start
-        )
-        show(f"{worker} is in {self._placed()} ({self._what})")
+        worker, what = self._timing.worker, self._what
+        self._timing.doing = Doing(worker=worker, node=self._node, what=what, since=self._start)
+        show(f"{worker} is in {self._placed()} ({what})")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
         self._timing.doing = self._timing.idle
         show(f"{self._timing.worker} is between two kernels")
-        self._timing.note(
-            self._node, self._what, self._start, time.monotonic(), counted=self._counted
-        )
-        if isinstance(error, DataError) and self._what != "open" and self._node not in str(error):
-            raise KernelError(f"{self._placed()}: {self._what}: {error}") from error
+        what, end = self._what, time.monotonic()
+        self._timing.note(self._node, what, self._start, end, counted=self._counted)
+        if isinstance(error, DataError) and what != "open" and self._node not in str(error):
+            raise KernelError(f"{self._placed()}: {what}: {error}") from error
         if isinstance(error, DataflowError):
             self._place(error)
-        elif isinstance(error, Exception) and self._what == "restore":
+        elif isinstance(error, Exception) and what == "restore":
             said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
             raise CheckpointError(
                 f"{self._placed()}: expected files that it wrote in the checkpoint, found others"
                 f" ({said}). Fix: an earlier checkpoint."
             ) from error
-        elif error is not None and not isinstance(
-            error, (KeyboardInterrupt, GeneratorExit)
-        ):  # sys.exit() is one
+        elif error is not None and not isinstance(error, (KeyboardInterrupt, GeneratorExit)):
             told = "".join(traceback.format_exception(error)).rstrip()
             why = f"raised {type(error).__name__}: {error}. Fix: see the traceback.\n{told}"
-            raise KernelError(f"{self._placed()}: {self._what}: {why}") from error
+            raise KernelError(f"{self._placed()}: {what}: {why}") from error
 
     def _placed(self) -> str:
         """`grpo.py:14 score`, as the check names it."""
@@ -101,9 +90,7 @@ class During:
         return f"{origin} {self._node}" if origin else self._node
 
     def _place(self, error: DataflowError) -> None:
-        """Put the node's line before what the error says; the error stays what it is, as others may
-        know it.
-        """
+        """Put the node's line before the error's text. The exception stays the same object."""
         origin, said = self._timing.origin(self._node), str(error)
         if origin is None or f"{origin} " in said:
             return

@@ -49,8 +49,8 @@ class WorkerTraining:
         self._reports: list[Report] = []
 
     def train(self, message: m.TrainStep) -> m.Stepped | m.Prepared:
-        """Train; or with several ranks fetch everything, except what another rank gives, and wait
-        for Go. An earlier prepared Step of the node is dropped.
+        """Train; with several ranks only fetch what no other rank gives, and wait for Go. Drops an
+        earlier prepared Step of the node.
         """
         self._prepared.pop(message.node, None)
         keys = message.keys if message.mine is None else message.keys.take(message.mine)
@@ -97,7 +97,7 @@ class WorkerTraining:
         return found
 
     def _shared(self, message: m.TrainStep, assignment: Assignment) -> Assignment:
-        """With its rows, which the first of the ranks with equal rows gives to the others."""
+        """The assignment with its rows, which the first rank that has them gives to the others."""
         if not message.giver:
             return assignment
         assert self._broadcast is not None
@@ -129,7 +129,7 @@ class WorkerTraining:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Label:
-    """Labels the metrics of a second or later train node; every: all, not only the optimizer's."""
+    """Labels the metrics of a second or later train node. every: all, not only the optimizer's."""
 
     model: str = ""
     every: bool = False
@@ -142,7 +142,7 @@ class Label:
 
 
 def metric_labels(plan: Plan) -> dict[str, Label]:
-    """By train node. The first has none; one with the head of an earlier one labels everything."""
+    """By train node: the first has no label; one with the head of an earlier one labels all."""
     assert plan.program is not None
     found: dict[str, Label] = {}
     heads: list[str] = []

@@ -52,9 +52,8 @@ class Worker:
         cast: RowBroadcast | None = None,
         pairs: TensorPairs | None = None,
     ) -> None:
-        """channel: keeps its rows, fetches those of others. samples: written by the recorder.
-        group: its process group, if it is a rank; cast: its end of broadcasts to the ranks with
-        equal rows. pairs: its worlds with others.
+        """samples: written by the recorder. group: the process group of a rank; cast: its end of
+        broadcasts to the ranks with equal rows. pairs: its worlds with other Workers.
         """
         self.name = name
         self.channel = channel
@@ -69,9 +68,8 @@ class Worker:
         self._reports: list[Report] = []
 
     def open(self) -> Iterator[m.Event]:
-        """Open every kernel, in running order; a source says how many rows it has. A Worker that
-        takes turns on its devices then sleeps. Raises what a kernel refuses its node with; anything
-        but a DataflowError as KernelError.
+        """Open every kernel, then sleep if it takes turns on its devices. Raises what a kernel
+        refuses its node with; anything but a DataflowError as KernelError.
         """
         yield from self.kernels.open()
         if any(self.name in group for group in self._plan.turns):
@@ -89,9 +87,7 @@ class Worker:
         return [*found, *self.timing.reports(), *self.kernels.reports()]
 
     def execute(self, instruction: m.ToWorker) -> Generator[m.Event, None, None]:
-        """Carry out one instruction and yield its events. If a Worker that keeps some of its rows
-        is gone, that is FetchFailed, and nothing was begun.
-        """
+        """Carry out one instruction; FetchFailed where a Worker is gone that keeps its rows."""
         try:
             if not isinstance(instruction, m.RunChunk):
                 yield from self._delivery.settle()
@@ -124,14 +120,11 @@ class Worker:
                 return (self._turn(instruction),)
 
     def settle(self) -> Iterator[m.Event]:
-        """After an instruction: the events that nobody waits for, which are probes."""
+        """After an instruction: events that nobody waits for (probes)."""
         return self._delivery.settle()
 
     def interrupt_with(self, message: m.Load) -> bool:
-        """From any thread, while `execute` runs a chunk: let it go on under this version. True: the
-        running `execute` loads the weights and yields the events. False: no running chunk can take
-        them; execute the message next.
-        """
+        """See Delivery. If True, the running `execute` loads the weights and yields the events."""
         return self._delivery.interrupt_with(message)
 
     def release(self, blocks: Iterable[int]) -> None:
@@ -165,7 +158,7 @@ class Worker:
         yield from self._delivery.ends()
 
     def _reported(self, chunk: m.RunChunk) -> Iterator[m.Reported]:
-        """The chunk's metrics since the last call."""
+        """The chunk's metrics since the last call, unless it is a rerun."""
         made = self.kernels.sessions[chunk.node].reports()
         if made and not chunk.again:
             yield m.Reported(id=chunk.id, worker=self.name, metrics=tuple(made))
@@ -177,14 +170,14 @@ class Worker:
             for node, keys in message.keys.items()
         }
         self._reports += step_metrics(self._plan.recorded, rows)
-        due = self._samples is not None and self._samples.due(message.step)
-        if self._samples is not None and due and any(map(len, rows.values())):
-            with self.kernels.during("record", f"samples of step {message.step}"):
-                self._samples.write(message.step, sample_table(message.step, rows))
+        samples, step = self._samples, message.step
+        if samples is not None and samples.due(step) and any(map(len, rows.values())):
+            with self.kernels.during("record", f"samples of step {step}"):
+                samples.write(step, sample_table(step, rows))
         return m.Recorded(id=message.id)
 
     def _turn(self, message: m.Sleep | m.Wake) -> m.Slept | m.Woken:
-        """Give the devices back, or take them up again."""
+        """Give the devices back, or take them again."""
         if isinstance(message, m.Wake):
             self.kernels.wake()
             return m.Woken(worker=self.name)

@@ -24,7 +24,7 @@ from engine.coordinator.reduced import descendants
 from engine.coordinator.tables import PRESENT, RowTable, StepRows
 from engine.launch.wire import decode, encode
 from engine.plan.plan import PlannedInput
-from engine.worker.session import Modules, NodeSession
+from engine.worker.session import NodeSession
 from operators.kernels.mean_over import MeanOver
 from tests.kit.plans import planned_input, planned_node, ref
 
@@ -41,7 +41,7 @@ def mean_over(
     keys: Keys, below: Sequence[tuple[int, int, int]], rewards: list[float | None]
 ) -> tuple[Batch, NodeSession]:
     """What the kernel makes of rewards, each of a row below the one with this key."""
-    session, kernel = NodeSession("mean", 0, Modules(), {}), MeanOver()
+    session, kernel = NodeSession("mean", 0, {}, {}), MeanOver()
     kernel.open(KernelNode(name="mean", operator="mean_over"), Layout(), session)
     column = pa.RecordBatch.from_arrays([pa.array(rewards, pa.float32())], names=["reward"])
     inputs = {"reward": Batch(keys_of(below), column)}
