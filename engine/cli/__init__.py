@@ -35,7 +35,7 @@ COMMANDS = {
     "keys": "make the key file of a cluster of hosts",
     "host": "let runs that are started on another host use this one",
 }
-"""Command -> what it does; each is the module of that name here, imported when it is asked for."""
+"""Command -> what it does. Each is a module here, imported when it is asked for."""
 
 LOOKING = ("check", "draw", "explain", "diff")
 """Commands that look at a graph and run nothing of it."""
@@ -78,18 +78,14 @@ def _shown(error: Exception) -> int:
         _say(str(error))
         return 2 if isinstance(error, UsageError) else 3 if isinstance(error, _FAILED_RUN) else 1
     if isinstance(error, OSError) and lost is not None:
-        _say(
-            f"standard output {CANNOT}: {lost.strerror}. Fix: another file for it, or a disk with"
-            " room."
-        )
+        fix = "another file for it, or a disk with room"
+        _say(f"standard output {CANNOT}: {lost.strerror}. Fix: {fix}.")
         return 3
     told = " ".join(f"{type(error).__name__}: {error}".split())
     if isinstance(error, MemoryError):
         told = "not enough memory"
-    _say(
-        f"internal error: {told} ({raised_at(error)}). Fix: report what it shows when run again"
-        " with --traceback."
-    )
+    fix = "report what it shows when run again with --traceback"
+    _say(f"internal error: {told} ({raised_at(error)}). Fix: {fix}.")
     return 4
 
 
@@ -134,7 +130,7 @@ def _main_of(name: str) -> Callable[[Sequence[str]], int]:
     if name not in COMMANDS:
         near = nearest(name, COMMANDS)
         fix = f"dataflow {near}" if near else f"one of: {', '.join(COMMANDS)}"
-        raise UsageError(f"dataflow: no command {name!r}. Fix: {fix}.")
+        raise UsageError("dataflow", f"no command {name!r}", fix)
     return importlib.import_module(f"engine.cli.{name}").main
 
 

@@ -25,7 +25,7 @@ class CheckOptions:
 
 def main(arguments: Sequence[str]) -> int:
     """Print the drawing and what was found; raises GraphError (--strict: for warnings too)."""
-    graph, options = graph_and(CheckOptions, "check", "dataflow check TARGET [flags]", arguments)
+    graph, options = graph_and(CheckOptions, "check", arguments)
     checked = check(graph)
     if options.strict and checked.warnings:
         raise GraphError(checked.warnings)

@@ -17,9 +17,7 @@ _USAGE = "dataflow diff TARGET TARGET [flags]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiffOptions:
-    """Show what changes from one graph to another; a flag goes to each of the two functions that
-    has it.
-    """
+    """Show what changes from one graph to another; a flag goes to every function that has it."""
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -37,13 +37,11 @@ class DrawOptions:
 
 def main(arguments: Sequence[str]) -> int:
     """Draw what TARGET makes."""
-    graph, options = graph_and(DrawOptions, "draw", "dataflow draw TARGET [flags]", arguments)
+    graph, options = graph_and(DrawOptions, "draw", arguments)
     form = options.form or (_ENDINGS.get(options.out.suffix) if options.out else "text")
     if form is None:
-        known = ", ".join(_ENDINGS)
-        raise UsageError(
-            f"dataflow draw: {options.out} has no ending of {known}. Fix: give --form too."
-        )
+        problem = f"{options.out} has no ending of {', '.join(_ENDINGS)}"
+        raise UsageError("dataflow draw", problem, "give --form too")
     made = draw(graph, form)
     if options.out is None:
         say(made, end="")

@@ -1,7 +1,7 @@
 """`dataflow explain TARGET`: the plan, in words.
 
-Owns: printing, and the means of a run's measured times. Does not own: planning and its text
-(engine.plan). It takes the flags of `run`: changing that one word of a command line is enough.
+Owns: printing, and the mean times of a measured run. Does not own: planning and its text
+(engine.plan). It takes the flags of `run`, so that changing that one word is enough.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ class ExplainOptions(RunOptions):
 
 def main(arguments: Sequence[str]) -> int:
     """Check, plan, print."""
-    usage = "dataflow explain TARGET [flags]"
-    graph, options = graph_and(ExplainOptions, "explain", usage, arguments)
+    graph, options = graph_and(ExplainOptions, "explain", arguments)
     from engine.api import plan  # here: it imports what runs kernels
     from engine.plan.explain import explain
 
@@ -42,16 +41,14 @@ def node_seconds(folder: Path) -> dict[str, float]:
     """Node -> mean seconds a Step, from a run folder's metrics; raises DataError without any."""
     lines = folder / "metrics.jsonl"
     if not lines.is_file():
-        raise DataError(
-            f"{folder}: expected a run folder with metrics.jsonl. Fix: --measured runs/NAME."
-        )
+        problem = "expected a run folder with metrics.jsonl"
+        raise DataError(f"{folder}: {problem}. Fix: --measured runs/NAME.")
     found: dict[str, list[float]] = {}
     try:
         text = lines.read_bytes()
     except OSError as error:
-        raise DataError(
-            f"{lines}: cannot be read: {error.strerror}. Fix: --measured runs/NAME."
-        ) from error
+        problem = f"cannot be read: {error.strerror}"
+        raise DataError(f"{lines}: {problem}. Fix: --measured runs/NAME.") from error
     for number, line in enumerate(text.splitlines(), 1):
         for name, value in _times(line, f"{lines}:{number}").items():
             found.setdefault(name.removeprefix("time/"), []).append(value)

@@ -34,10 +34,9 @@ _FLAT = (tyro.conf.OmitArgPrefixes,)
 _PLAIN = (str, int, float, bool, types.NoneType)
 
 
-def graph_and(
-    options: type[O1], command: str, usage: str, arguments: Sequence[str]
-) -> tuple[Graph, O1]:
+def graph_and(options: type[O1], command: str, arguments: Sequence[str]) -> tuple[Graph, O1]:
     """The graph of TARGET and its flags, and the command's options; SystemExit(2) if wrong."""
+    usage = f"dataflow {command} TARGET [flags]"
     target, flags = split_target(command, usage, options, arguments)
     values, found = parse(command, target, (options,), flags)
     return target.graph(**values), found[0]
@@ -52,7 +51,7 @@ def split_target(
         tyro.cli(options, args=["--help"], prog=usage, description=about, registry=registry())
     if not arguments or arguments[0].startswith("-"):
         found = f"{arguments[0]!r}" if arguments else "nothing"
-        raise UsageError(f"dataflow {command}: expected TARGET first, found {found}. Fix: {usage}.")
+        raise UsageError(f"dataflow {command}", f"expected TARGET first, found {found}", usage)
     return load_target(arguments[0], runs=command in _RUNNING), arguments[1:]
 
 
@@ -70,9 +69,8 @@ def parse_shared(
     parsed = [_parsed(command, target, (), arguments, strict=False) for target in targets]
     rests = [rest for _, rest in parsed]
     if unknown := [*_flags_in_all(rests), *(r[0] for r in rests if r and not r[0].startswith("-"))]:
-        raise UsageError(
-            f"dataflow {command}: no graph function takes {unknown[0]!r}. Fix: see --help."
-        )
+        problem = f"no graph function takes {unknown[0]!r}"
+        raise UsageError(f"dataflow {command}", problem, "see --help")
     return [values for (values, _), _ in parsed]
 
 
@@ -88,13 +86,8 @@ def _parsed(
     groups = [("graph", _as_class(target, own))] if own else []
     groups += [(_title(kind), kind) for kind in options]
     whole = make_dataclass("Flags", groups, kw_only=True)
-    read = partial(
-        tyro.cli,
-        whole,
-        prog=f"dataflow {command} {target.text}",
-        description=_summary(target.function),
-        config=_FLAT,
-    )
+    prog, about = f"dataflow {command} {target.text}", _summary(target.function)
+    read = partial(tyro.cli, whole, prog=prog, description=about, config=_FLAT)
     made: Any
     if strict:
         names = (name for kind in options for name in kind.__dataclass_fields__)
@@ -107,7 +100,7 @@ def _parsed(
 
 
 def _arguments(own: Mapping[str, Any], flags: Any) -> dict[str, Any]:
-    """The graph function's arguments; None where that is no default stands for the default."""
+    """The graph function's arguments; a None that is not the default stands for the default."""
     given = {name: _argument(p, getattr(flags, name)) for name, p in own.items()}
     return {n: v for n, v in given.items() if v is not None or own[n].default is None}
 
@@ -121,9 +114,8 @@ def _refuse_peer_names(command: str, arguments: Sequence[str], known: set[str]) 
             fix = ours if " " in ours else "see --help"
             if ours in known:
                 fix = f"--{ours.replace('_', '-')}"
-            raise UsageError(
-                f"dataflow {command}: unknown flag {word!r} ({system}'s name). Fix: {fix}."
-            )
+            problem = f"unknown flag {word!r} ({system}'s name)"
+            raise UsageError(f"dataflow {command}", problem, fix)
 
 
 def _title(options: type[Any]) -> str:
@@ -139,11 +131,9 @@ def _parameters(target: Target) -> dict[str, inspect.Parameter]:
     for parameter in signature.parameters.values():
         kinds = (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
         if parameter.kind not in kinds or parameter.name not in hints:
-            raise UsageError(
-                f"{target.text}: parameter {str(parameter)!r} cannot be a flag: graph functions"
-                f" annotate every parameter and take no *args or **kwargs. Fix: {parameter.name}:"
-                " int = ..."
-            )
+            why = "graph functions annotate every parameter and take no *args or **kwargs"
+            problem = f"parameter {str(parameter)!r} cannot be a flag: {why}"
+            raise UsageError(target.text, problem, f"{parameter.name}: int")
         found[parameter.name] = parameter.replace(annotation=hints[parameter.name])
     return found
 
@@ -153,10 +143,9 @@ def _refuse_clashes(target: Target, own: Mapping[str, Any], options: _Classes) -
         assert is_dataclass(kind)
         for name in kind.__dataclass_fields__:
             if name in own:
+                problem = f"parameter {name!r} has the name of a run option"
                 fix = f"another name for the parameter, {name}_ for one"
-                raise UsageError(
-                    f"{target.text}: parameter {name!r} has the name of a run option. Fix: {fix}."
-                )
+                raise UsageError(target.text, problem, fix)
 
 
 def _as_class(target: Target, own: Mapping[str, inspect.Parameter]) -> type[Any]:
@@ -175,18 +164,16 @@ def _as_class(target: Target, own: Mapping[str, inspect.Parameter]) -> type[Any]
 
 
 def _flag(target: Target, parameter: inspect.Parameter) -> tuple[Any, Any]:
-    """Type and default of a flag; None for a default that no text can say, such as a function."""
+    """Type and default of a flag; None for a default that is not text, such as a function."""
     default = parameter.default
     if takes_function(parameter.annotation):
         required = default is parameter.empty
         return (str, default) if required else (Union[str, None], None)  # noqa: UP007
     kind = _without(parameter.annotation, Schedule)
     if not _readable(kind):
-        raise UsageError(
-            f"{target.text}: parameter {parameter.name!r} is {parameter.annotation}, which no flag"
-            " can give. Fix: str, int, float, bool, a Literal, a tuple of these, a Number, or a"
-            " function."
-        )
+        found = f"parameter {parameter.name!r} is {parameter.annotation}"
+        fix = "str, int, float, bool, a Literal, a tuple of these, a Number, or a function"
+        raise UsageError(target.text, f"{found}, which no flag can give", fix)
     return (Union[kind, None], None) if isinstance(default, Schedule) else (kind, default)  # noqa: UP007
 
 

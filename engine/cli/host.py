@@ -19,10 +19,8 @@ def main(arguments: Sequence[str]) -> int:
     """Serve one run after another until a signal says stop; the exit code is the signal's."""
     words, given = _split(arguments)
     if len(words) != 2 or any(word.startswith("-") for word in words):
-        raise UsageError(
-            f"dataflow host: expected two words, found {' '.join(arguments) or 'nothing'!r}. Fix:"
-            f" {USAGE}."
-        )
+        found = " ".join(arguments) or "nothing"
+        raise UsageError("dataflow host", f"expected two words, found {found!r}", USAGE)
     keys = Path(given["--keys"]) if "--keys" in given else None
     with ending_command():
         from engine.launch.host import serve
@@ -45,6 +43,5 @@ def _seconds(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise UsageError(
-            f"dataflow host: --grace: expected seconds, found {text!r}. Fix: {USAGE}."
-        ) from None
+        problem = f"--grace: expected seconds, found {text!r}"
+        raise UsageError("dataflow host", problem, USAGE) from None

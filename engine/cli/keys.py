@@ -18,10 +18,8 @@ USAGE = "dataflow keys CLUSTER [FILE]"
 def main(arguments: Sequence[str]) -> int:
     """Make keys for every host of the cluster file, in FILE or where that says."""
     if len(arguments) not in (1, 2) or arguments[0].startswith("-"):
-        raise UsageError(
-            f"dataflow keys: expected a cluster file, found {' '.join(arguments) or 'nothing'!r}."
-            f" Fix: {USAGE}."
-        )
+        found = " ".join(arguments) or "nothing"
+        raise UsageError("dataflow keys", f"expected a cluster file, found {found!r}", USAGE)
     from engine.launch.keyfile import make_keys
 
     cluster = read_cluster(Path(arguments[0]))

@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     if rest and rest[0] in ("-h", "--help"):
         parse("peek", target, (PeekOptions, RunOptions), rest)
     if not rest or rest[0].startswith("-"):
-        raise UsageError(f"dataflow peek: expected a node's name after TARGET. Fix: {_USAGE}.")
+        raise UsageError("dataflow peek", "expected a node's name after TARGET", _USAGE)
     values, (own, options) = parse("peek", target, (PeekOptions, RunOptions), rest[1:])
     graph = target.graph(**values)
     graph.node(rest[0])  # raises with the names there are, before anything heavy is imported

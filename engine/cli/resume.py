@@ -49,15 +49,12 @@ def _folder(arguments: Sequence[str]) -> tuple[Path, Sequence[str]]:
     if arguments and arguments[0] in ("-h", "--help"):
         changed_options(["--help"])
     if not arguments or arguments[0].startswith("-"):
-        raise UsageError(
-            "dataflow resume: expected the run's folder first. Fix: dataflow resume runs/grpo"
-            " [flags]."
-        )
+        fix = "dataflow resume runs/grpo [flags]"
+        raise UsageError("dataflow resume", "expected the run's folder first", fix)
     path = Path(arguments[0])
     if not path.is_dir():
-        raise UsageError(
-            f"dataflow resume: no folder {str(path)!r}. Fix: the run folder, such as runs/grpo."
-        )
+        fix = "the run folder, such as runs/grpo"
+        raise UsageError("dataflow resume", f"no folder {str(path)!r}", fix)
     return path, arguments[1:]
 
 
@@ -76,5 +73,5 @@ def changed_options(flags: Sequence[str]) -> dict[str, Any]:
     for name in (name for name in given if name in _FIXED):
         problem = f"{name} cannot change in the middle of a run"
         fix = f"leave --{name} out, or start another run"
-        raise UsageError(f"dataflow resume: {problem}. Fix: {fix}.")
+        raise UsageError("dataflow resume", problem, fix)
     return {name: getattr(options, name) for name in given}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str]) -> int:
     """Run; raises what made the run fail."""
     with ending_command():
-        graph, options = graph_and(RunOptions, "run", "dataflow run TARGET [flags]", arguments)
+        graph, options = graph_and(RunOptions, "run", arguments)
         from engine.api import run  # here: it imports what runs kernels
 
         received = arguments[0].endswith(".json")
@@ -33,13 +33,13 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def checked(graph: Graph, text: str) -> CheckedGraph:
-    """A received graph, checked. Raises GraphError with every fault."""
+    """Check a graph from a file. Raises GraphError with every fault."""
     with reading(text):
         return check(graph)
 
 
 def ended(result: Result) -> int:
-    """Print how the run ended; the exit code: 128 and the signal's number where one ended it."""
+    """Print how the run ended; returns the exit code, after a signal 128 and its number."""
     try:
         say(told(result))
         sys.stdout.flush()
@@ -53,8 +53,7 @@ def told(result: Result) -> str:
     """How a run ended, and where its things are."""
     lines = [f"{result.reason}: step {result.step}", f"run folder  {result.folder}"]
     lines += [f"{name}  {folder}" for name, folder in result.trained.items()]
-    lines += [
-        f"best by {name}  {folder}" for name, folders in result.best.items() for folder in folders
-    ]
+    for name, folders in result.best.items():
+        lines += [f"best by {name}  {folder}" for folder in folders]
     lines += [f"go on with  dataflow resume {result.folder}"] if result.interrupted else []
     return "\n".join(lines)

@@ -29,9 +29,12 @@ FORMS = "module:function, file.py:function or a run's graph.json"
 class UsageError(DataflowError):
     """The command line itself is wrong; exit code 2."""
 
+    def __init__(self, where: str, problem: str, fix: str) -> None:
+        super().__init__(f"{where}: {problem}. Fix: {fix}.")
+
 
 class SourceError(DataflowError):
-    """A user's file raises something while it is imported, or its graph function does."""
+    """The user's file raised something as it was imported, or its graph function did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,18 +50,14 @@ class Target:
             made = self.function(**arguments)
         if not isinstance(made, Graph):
             found = f"{type(made).__name__} {made!r:.60}"
-            raise UsageError(
-                f"{self.text}: expected a function that returns a Graph, found {found}. Fix: return"
-                " Graph(...)."
-            )
+            problem = f"expected a function that returns a Graph, found {found}"
+            raise UsageError(self.text, problem, "return Graph(...)")
         return made
 
 
 def load_target(text: str, *, runs: bool = False) -> Target:
-    """The function that a TARGET names; a snapshot's takes no parameters.
-
-    runs: the graph will run. Only then is what a snapshot names imported, and that is printed
-    first. Raises UsageError, GraphError.
+    """The function that a TARGET names; a snapshot's takes no parameters. runs: the graph will run;
+    only then is what a snapshot names imported, and said first. Raises UsageError, GraphError.
     """
     if text.endswith(".json"):
         return Target(text=text, function=_snapshot(_existing(Path(text), "snapshot"), runs=runs))
@@ -84,25 +83,19 @@ def tell_imports(lines: Sequence[str]) -> None:
 
 
 def load_function(text: str, what: str) -> Callable[..., Any]:
-    """The function at `module:function` or `file.py:function`.
-
-    Raises UsageError with the nearest name, SourceError with the line at which an import fails.
-    """
+    """The function at `module:function` or `file.py:function`. Raises UsageError, SourceError."""
     place, mark, name = text.rpartition(":")
     if not mark or not place or not name:
-        raise UsageError(
-            f"{what} {text!r}: expected {FORMS}. Fix: graphs.grpo:grpo, or my_file.py:grpo."
-        )
+        fix = "graphs.grpo:grpo, or my_file.py:grpo"
+        raise UsageError(f"{what} {text!r}", f"expected {FORMS}", fix)
     with _users_own(f"{what} {text!r}"):
-        if place.endswith(".py"):
-            module = _file_module(_existing(Path(place), what))
-        else:
-            module = _named_module(place, what)
+        file = _existing(Path(place), what) if place.endswith(".py") else None
+        module = _file_module(file) if file else _named_module(place, what)
     found: Any = module
     for part in name.split("."):
         found = getattr(found, part, None)
     if not callable(found):
-        raise UsageError(_missing(module, name, what, text))
+        raise _missing(module, name, what, text)
     return found
 
 
@@ -116,7 +109,7 @@ def _users_own(what: str) -> Iterator[None]:
     except SystemExit as stop:
         problem = f"expected a module and a function that return, found sys.exit({stop.code!r})"
         fix = "if __name__ == '__main__' in front of it"
-        raise UsageError(f"{raised_at(stop)} {what}: {problem}. Fix: {fix}.") from stop
+        raise UsageError(f"{raised_at(stop)} {what}", problem, fix) from stop
     except Exception as error:
         message = error.msg if isinstance(error, SyntaxError) else error
         told = " ".join(f"{type(error).__name__}: {message}".split())
@@ -134,14 +127,14 @@ def raised_at(error: BaseException) -> str:
     return f"{Path(own[-1][0]).name}:{own[-1][1]}" if own else "?"
 
 
-def _missing(module: ModuleType, name: str, what: str, text: str) -> str:
+def _missing(module: ModuleType, name: str, what: str, text: str) -> UsageError:
     there = module.__name__
     members = vars(module).items()
     own = [k for k, v in members if callable(v) and getattr(v, "__module__", None) == there]
     fix = f"one of: {', '.join(own) or '(it has no function)'}"
     if near := nearest(name, own):
         fix = f"{text.rpartition(':')[0]}:{near}"
-    return f"{what} {text!r}: no function {name!r} in {module.__name__}. Fix: {fix}."
+    return UsageError(f"{what} {text!r}", f"no function {name!r} in {there}", fix)
 
 
 def _existing(path: Path, what: str) -> Path:
@@ -151,12 +144,11 @@ def _existing(path: Path, what: str) -> Path:
         folder = path.parent
         there = [p.name for p in folder.glob(f"*{path.suffix}")] if folder.is_dir() else []
     except OSError as error:  # a name that is too long, a folder that is closed
-        raise UsageError(
-            f"{what}: {str(path)[:80]!r} cannot be read: {error.strerror}. Fix: another path."
-        ) from error
+        problem = f"{str(path)[:80]!r} cannot be read: {error.strerror}"
+        raise UsageError(what, problem, "another path") from error
     near = nearest(path.name, there)
     fix = str(path.with_name(near)) if near else f"a path from {Path.cwd()}"
-    raise UsageError(f"{what}: no file {str(path)!r}. Fix: {fix}.")
+    raise UsageError(what, f"no file {str(path)!r}", fix)
 
 
 def _named_module(name: str, what: str) -> ModuleType:
@@ -170,7 +162,7 @@ def _named_module(name: str, what: str) -> ModuleType:
         fix = "a module that Python finds from here, or file.py:function"
         if file.is_file():
             fix = f"{file}:... names a file"
-        raise UsageError(f"{what}: no module {error.name!r} (for {name!r}). Fix: {fix}.") from None
+        raise UsageError(what, f"no module {error.name!r} (for {name!r})", fix) from None
 
 
 def _file_module(path: Path) -> ModuleType:
@@ -184,8 +176,6 @@ def _file_module(path: Path) -> ModuleType:
     other = found.origin if found else None
     if other is None or Path(other).resolve() != path:  # refused before the other is imported
         there = other or "a folder, or built in"
-        raise UsageError(
-            f"{path.name}: Python has another module {name!r} ({there}). Fix: give the file another"
-            " name."
-        )
+        problem = f"Python has another module {name!r} ({there})"
+        raise UsageError(path.name, problem, "give the file another name")
     return importlib.import_module(name)

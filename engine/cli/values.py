@@ -37,9 +37,8 @@ def _table(value: type[str] | type[int]) -> PrimitiveConstructorSpec[Any]:
         for word in words:
             name, equals, text = word.partition("=")
             if not (name and equals and text) or (value is int and not text.isdigit()):
-                raise ValueError(
-                    f"expected {metavar}, found {word!r}. Fix: {name or 'rollout'}={like}"
-                )
+                fix = f"{name or 'rollout'}={like}"
+                raise ValueError(f"expected {metavar}, found {word!r}. Fix: {fix}")
             if name in found:
                 raise ValueError(f"{name} is given twice. Fix: leave one out")
             found[name] = value(text)
@@ -59,9 +58,8 @@ def _groups() -> PrimitiveConstructorSpec[Any]:
         groups = [tuple(name.strip() for name in word.split(",")) for word in words]
         for word, group in zip(words, groups, strict=True):
             if len(group) < 2 or not all(group):
-                raise ValueError(
-                    f"expected two names or more, found {word!r}. Fix: {word.strip(', ')},score"
-                )
+                fix = f"{word.strip(', ')},score"
+                raise ValueError(f"expected two names or more, found {word!r}. Fix: {fix}")
         return tuple(groups)
 
     return PrimitiveConstructorSpec(

@@ -1,8 +1,7 @@
 """The numbers of one Step, put together from what the Workers reported.
 
-Owns: which metrics are summed, times, rates, how busy each Worker was, that what was measured
-before Step 1 goes into its row, and when a row is written. Does not own: how reports of one metric
-become a number (metrics.py), the form of the file (sinks.py).
+Owns: which metrics are summed, times, rates, how busy each Worker was, and when a row is written.
+Does not own: how reports of one metric become a number (metrics.py), the file's form (sinks.py).
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from engine.coordinator import messages as m
 from engine.observe import events
+from engine.observe.events import EventStream, RunEvent
 from engine.observe.metrics import StepMetrics
 from engine.observe.reports import Doing, Report, SpanOf
 from engine.observe.sinks import JsonLines
@@ -23,19 +23,11 @@ class RunMetrics:
     """Writes each Step's row to metrics.jsonl, then emits StepEnded. last: the row written last."""
 
     takes = (
-        events.Opened,
-        events.WorkersMeasured,
-        m.Reported,
-        m.ChunkDone,
-        m.WorkerLost,
-        events.WritingBegan,
-        events.WritingEnded,
-        m.StepClosed,
+        *(events.Opened, events.WorkersMeasured, events.WritingBegan, events.WritingEnded),
+        *(m.Reported, m.ChunkDone, m.WorkerLost, m.StepClosed),
     )
 
-    def __init__(
-        self, workers: Sequence[str], lines: JsonLines, stream: events.EventStream
-    ) -> None:
+    def __init__(self, workers: Sequence[str], lines: JsonLines, stream: EventStream) -> None:
         self._accounts = StepAccounts(workers)
         self._chunks = ChunkMetrics()
         self._lines = lines
@@ -43,7 +35,7 @@ class RunMetrics:
         self._doing: Sequence[Doing] = ()
         self.last: dict[str, float] = {}
 
-    def take(self, event: events.RunEvent) -> None:
+    def take(self, event: RunEvent) -> None:
         """See `engine.observe.events`."""
         match event:
             case events.Opened():
@@ -66,7 +58,7 @@ class RunMetrics:
         """Write the Step's row, or add an evaluation to the row that is there."""
         self._accounts.add(self._chunks.rest(), ())
         step, again = closed.step, closed.step == self._lines.last
-        row = self._accounts.close(step, closed.metrics, now, self._doing, again=again)
+        row = self._accounts.close(closed, now, self._doing, again=again)
         if step == 0:
             return
         if again:
@@ -120,33 +112,24 @@ class StepAccounts:
         return sum(value for name, value in self._sums.items() if name.startswith("time/"))
 
     def close(
-        self,
-        step: int,
-        metrics: Mapping[str, float],
-        now: float,
-        doing: Sequence[Doing],
-        *,
-        again: bool,
+        self, closed: m.StepClosed, now: float, doing: Sequence[Doing], *, again: bool
     ) -> dict[str, float]:
         """The Step's numbers, with the coordinator's own; the next Step begins.
 
         Step 0, before the first, has none: its evaluations go into Step 1's row, under
         eval/initial/. again: the Step was closed before; only evaluations have come since.
         """
-        evaluated = {n: v for n, v in self._metrics.row(step).items() if n.startswith("eval/")}
-        if step == 0:
-            self._initial = {
-                f"eval/initial/{n.removeprefix('eval/')}": v for n, v in evaluated.items()
-            }
-            found = {}
-        elif again:
-            found = evaluated
-        else:
-            rates = self._rates(metrics, now, doing)
-            for name, value in (self._sums | dict(metrics) | self._initial | rates).items():
+        row = self._metrics.row(closed.step)
+        found = {name: value for name, value in row.items() if name.startswith("eval/")}
+        if closed.step == 0:
+            renamed = {name.replace("/", "/initial/", 1): v for name, v in found.items()}
+            self._initial, found = renamed, {}
+        elif not again:
+            rates = self._rates(closed.metrics, now, doing)
+            for name, value in (self._sums | dict(closed.metrics) | self._initial | rates).items():
                 self._metrics.add(name, value)
-            self._initial = {}
-            found = {n: v for n, v in self._metrics.row(step).items() if n != "step"}
+            self._initial, found = {}, self._metrics.row(closed.step)
+            del found["step"]
         self._clear(now)
         return found
 
@@ -160,8 +143,11 @@ class StepAccounts:
         self, metrics: Mapping[str, float], now: float, doing: Sequence[Doing]
     ) -> dict[str, float]:
         seconds = now - self._since
-        rest = self._shares(now, doing) if self._several else self._rest(seconds)
-        found = {"time/step": seconds} | rest
+        found = {"time/step": seconds}
+        if self._several:
+            found |= self._shares(now, doing)
+        else:  # seconds outside kernels, checkpoints and sample files
+            found["time/engine"] = max(0.0, seconds - self._inside())
         rows = self._sums.get("data/rows", metrics.get("data/prompts"))
         tokens = self._sums.get("completion/tokens", self._sums.get("train/tokens"))
         if rows is not None and seconds > 0:
@@ -169,10 +155,6 @@ class StepAccounts:
         if tokens is not None and seconds > 0:
             found["throughput/tokens_per_second"] = tokens / seconds
         return found
-
-    def _rest(self, seconds: float) -> dict[str, float]:
-        """Seconds outside kernels, checkpoints and sample files; of use for one Worker only."""
-        return {"time/engine": max(0.0, seconds - self._inside())}
 
     def _shares(self, now: float, doing: Sequence[Doing]) -> dict[str, float]:
         """The share of the Step that each Worker was in a kernel, including what is under way."""

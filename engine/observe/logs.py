@@ -1,7 +1,7 @@
 """The log file of a Worker, and what is printed into it.
 
-Owns: where log records go besides the screen; that a log which cannot be written neither ends a run
-nor hides why it ended. Does not own: what is logged, nor the level of any logger but the engine's.
+Owns: where log records go besides the screen; a log that cannot be written neither ends a run nor
+hides why it ended. Does not own: what is logged, nor the level of any logger but the engine's.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ class Readable(logging.Formatter):
 
 
 class LogFile(logging.FileHandler):
-    """A log file. Where it cannot be written, the screen says so once. Raises RunError where what
-    is there is not the run folder's own file.
-    """
+    """A log file. The screen says once that it cannot be written. RunError for a foreign file."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, encoding="utf-8", delay=True)
@@ -80,8 +78,8 @@ class LogFile(logging.FileHandler):
 
 @contextmanager
 def logged(path: Path) -> Iterator[None]:
-    """Append every record of the root logger, and the engine's from INFO on, to this file; also the
-    traceback of what ends the run, which the screen does not show.
+    """Append all records to this file, the engine's from INFO on, and what ends the run with its
+    traceback.
     """
     handler = LogFile(path)
     root, engine = logging.getLogger(), logging.getLogger("engine")
@@ -107,7 +105,7 @@ def logged(path: Path) -> Iterator[None]:
 
 
 def to_log(form: str, level: int = logging.WARNING) -> None:
-    """Send the records of this process to its standard error, in this form."""
+    """Send this process's records to its standard error, in this format."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Readable(form))
     logging.basicConfig(handlers=[handler], level=level)
@@ -132,9 +130,7 @@ class _Lossy(io.FileIO):
 
 
 def output_that_cannot_fail() -> None:
-    """Make a Worker's standard output and error, its log, ignore a full disk: neither printing nor
-    the report of a failure may fail.
-    """
+    """Make a Worker's standard output and error, its log, ignore a full disk."""
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         raw = io.BufferedWriter(_Lossy(descriptor, "w", closefd=False))
         setattr(sys, name, io.TextIOWrapper(raw, errors="backslashreplace", line_buffering=True))

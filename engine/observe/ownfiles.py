@@ -4,9 +4,9 @@ Owns: how such files are opened (never a link, a file with a second name elsewhe
 the check of a whole folder before a run goes on in it. Does not own: which files there are
 (runfolder.py), their form.
 
-A folder may have been received from elsewhere. What a run writes, cuts or deletes is a plain file
-or folder of that run folder, or the run does not start. Changes during the run are not guarded
-against: whoever makes them has the owner's rights.
+A folder may have been received from elsewhere, so a run starts only if all that it writes, cuts or
+deletes are plain files and folders there. Changes during the run are not guarded against: only a
+process with the owner's rights can make them.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ _NOT_PLAIN = (errno.ELOOP, errno.ENXIO, errno.EISDIR)
 
 
 def own(path: str | Path, flags: int) -> int:
-    """An opener for `open` of a file that may exist; truncated only once known to be the folder's
-    own. Raises RunError for a link, a file with a second name, or no file.
-    """
+    """An opener for `open`. Raises RunError, truncating nothing, for all but a plain file."""
     careful = (flags & ~os.O_TRUNC) | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         descriptor = os.open(path, careful, _MODE)
@@ -47,9 +45,7 @@ def own(path: str | Path, flags: int) -> int:
 
 
 def require_plain(folder: Path, *, but: tuple[str, ...] = ()) -> None:
-    """Raises RunError naming the first thing in a folder, at any depth, that is neither a file nor
-    a folder. but: names at the top whose contents are not checked.
-    """
+    """RunError if a folder has, at any depth, other than files and folders. but: names left out."""
     for path in _entries(folder, but):
         raise _foreign(path)
 
@@ -69,11 +65,10 @@ def _entries(folder: Path, but: tuple[str, ...]) -> Iterator[Path]:
 
 
 def _foreign(path: Path) -> RunError:
-    return RunError(
-        f"{path}: expected a file of the run folder's own, found {_kind(path)}: nothing outside of"
-        " it is written, cut or deleted. Fix: put what it leads to in its place, or take another"
-        " run folder."
-    )
+    problem = f"expected a file of the run folder's own, found {_kind(path)}"
+    why = "nothing outside of it is written, cut or deleted"
+    fix = "put what it leads to in its place, or take another run folder"
+    return RunError(f"{path}: {problem}: {why}. Fix: {fix}.")
 
 
 def _kind(path: Path) -> str:

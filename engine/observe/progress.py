@@ -44,9 +44,8 @@ _LEFT_OUT = ("/reward", "/rows")
 class Progress:
     """Shows each Step's metrics row; a context manager, which always restores the terminal.
 
-    steps: of the whole run, None where the data decides. On a terminal rich redraws a panel at most
-    4 times a second (cursor hidden meanwhile, other output above it); elsewhere every Step is one
-    line.
+    steps: of the whole run, None where the data decides. On a terminal rich redraws a panel, with
+    other output above it; elsewhere every Step is one line.
     """
 
     def __init__(
@@ -72,9 +71,8 @@ class Progress:
     def __enter__(self) -> Progress:
         self._before = self._clock()
         if self._stream.isatty():
-            console = Console(file=self._stream)
             self._live = Live(
-                console=console,
+                console=Console(file=self._stream),
                 get_renderable=self._panel,
                 refresh_per_second=REFRESH_HZ,
                 vertical_overflow="crop",
@@ -95,7 +93,7 @@ class Progress:
         self._done = int(row["step"])
         evals = {name: value for name, value in row.items() if _is_shown(name)}
         self._evals |= evals
-        # rich draws from a thread of its own: it is given a new list, never one that changes
+        # rich draws from a thread of its own, so the list is new, never one that changes
         self._figures = self._texts(row, self._evals if self._live is not None else evals)
         if self._live is None:
             self._print(self.line())
@@ -132,10 +130,7 @@ class Progress:
         return panel
 
     def _print(self, text: str) -> None:
-        """One line; once the output has no reader (`
-
-        head`) the run goes on without a display.
-        """
+        """Print one line; once the output has no reader, the run goes on without a display."""
         if self._quiet:
             return
         try:
@@ -143,8 +138,8 @@ class Progress:
             self._stream.flush()
         except OSError as error:  # its reader is gone, or its disk is full
             self._quiet = True
-            told = "the progress cannot be shown any more (%s); the run goes on without"
-            _log.warning(told, error.strerror)
+            problem = "the progress cannot be shown any more (%s); the run goes on without"
+            _log.warning(problem, error.strerror)
 
 
 def _is_shown(name: str) -> bool:

@@ -17,8 +17,8 @@ from engine.plan.plan import Fetch, PlannedInput
 
 
 def step_metrics(recorded: Iterable[PlannedInput], rows: Mapping[str, Batch]) -> Iterator[Report]:
-    """Metrics of the rows of each recorded train node; `rows/<node>/...` for a node whose rows or
-    rewards differ from those before it. data/rows and completion/tokens count shared rows once.
+    """Metrics of the rows of each recorded train node: `rows/<node>/...` if they or their rewards
+    differ from those before. data/rows and completion/tokens count shared rows once.
     """
     gates: set[str] = set()
     shown: list[tuple[str, Sequence[Fetch]]] = []
@@ -27,7 +27,7 @@ def step_metrics(recorded: Iterable[PlannedInput], rows: Mapping[str, Batch]) ->
         if node.gate not in gates:
             gates.add(node.gate)
             yield "data/rows", float(len(of_node)), 1.0
-            yield "completion/tokens", float(tokens(of_node)), 1.0
+            yield "completion/tokens", float(_tokens(of_node)), 1.0
         what = (node.gate, [f for f in node.fetches if "advantage" not in f.columns])
         if what not in shown:
             for name, value, count in row_metrics(of_node):
@@ -39,10 +39,8 @@ def row_metrics(rows: Batch) -> Iterator[Report]:
     """(metric, value, count) of each number that these rows' columns allow."""
     if not len(rows):
         return
-    if "reward" in rows.names:
-        yield from _spread("reward", rows.array("reward"))
     for name in rows.names:
-        if name.startswith("reward/"):
+        if name.partition("/")[0] == "reward":
             yield from _spread(name, rows.array(name))
     if "completion_mask" in rows.names:
         lengths = rows.ragged("completion_mask").lengths
@@ -53,11 +51,9 @@ def row_metrics(rows: Batch) -> Iterator[Report]:
         yield "completion/truncated", float((rows.flat("finish") == "length").mean()), len(rows)
 
 
-def tokens(rows: Batch) -> int:
-    """Completion tokens of these rows."""
-    if "completion_mask" not in rows.names:
-        return 0
-    return int(rows.ragged("completion_mask").lengths.sum())
+def _tokens(rows: Batch) -> int:
+    known = "completion_mask" in rows.names
+    return int(rows.ragged("completion_mask").lengths.sum()) if known else 0
 
 
 def _spread(name: str, column: pa.Array) -> Iterator[Report]:

@@ -1,9 +1,7 @@
 """The run folder: where a run keeps everything that outlives it.
 
-Owns: the folder's layout, its lock, and the record of what was run (command, package
-versions, git commit). Does not own: the files themselves: metrics (sinks.py), samples
-(samples.py), traces (trace.py), checkpoints (engine/checkpoint), graph and plan (their
-own modules write the text that is stored here).
+Owns: the folder's layout, its lock, and the record of what was run (command, package versions, git
+commit). Does not own: the content of any other file.
 
     runs/<name>/
         graph.json  plan.json  plan.txt     what was planned
@@ -63,23 +61,21 @@ _held: set[int] = set()
 class RunFolder:
     """One run's folder, locked by this process until `close` or its death. A context manager.
 
-    Made by `create` or `open_existing`. Threads of one process may share it; two processes never
-    hold the same folder.
+    Made by `create` or `open_existing`. The threads of a process may share it.
     """
 
-    __slots__ = ("_lock", "path")
-
     def __init__(self, path: Path, lock: int) -> None:
-        self.path = path
+        self.path, self.name = path, path.name
+        self.metrics, self.samples = path / "metrics.jsonl", path / "samples"
+        self.trace, self.checkpoints = path / "trace", path / "checkpoints"
         self._lock: int | None = lock
 
     @staticmethod
     def create(name: str, root: Path | str = "runs", *, overwrite: bool = False) -> RunFolder:
         """A new folder `root/name`, with its record of command, versions and commit.
 
-        Raises RunError for a name that no folder can have, a folder that is not empty without
-        `overwrite` or that holds what no run makes (overwrite never deletes that), or one that a
-        run holds; StorageError where it cannot be written.
+        Raises RunError for an impossible name, a folder that a run holds, is not empty without
+        `overwrite`, or holds what no run makes (which is never deleted); StorageError.
         """
         path = Path(root) / _checked_name(name)
         with writing("the run folder", path):
@@ -92,16 +88,12 @@ class RunFolder:
 
     @staticmethod
     def open_existing(path: Path | str) -> RunFolder:
-        """The folder of an earlier run, to go on in it. Raises RunError where it is none or a run
-        holds it, StorageError where it cannot be written.
-        """
+        """An earlier run's folder. Raises RunError if it is none or held by a run, StorageError."""
         path = Path(path)
         if not _is_run(path):
             found = "something else" if path.exists() else "none"
-            raise RunError(
-                f"run folder {path}: expected the folder of an earlier run (with versions.json in"
-                f" it), found {found}. Fix: check the path."
-            )
+            wanted = "expected the folder of an earlier run (with versions.json in it)"
+            raise RunError(f"run folder {path}: {wanted}, found {found}. Fix: check the path.")
         with _locked(path) as run:
             require_plain(path, but=VIEWS)
             with writing("the run folder", path):
@@ -115,26 +107,6 @@ class RunFolder:
     def seen(path: Path) -> RunFolder:
         """The folder of a run on another host, which has the lock: for logs and samples here."""
         return RunFolder(path, -1)
-
-    @property
-    def name(self) -> str:
-        return self.path.name
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def samples(self) -> Path:
-        return self.path / "samples"
-
-    @property
-    def trace(self) -> Path:
-        return self.path / "trace"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
 
     def log(self, worker: str) -> Path:
         """The log file of a Worker."""
@@ -197,16 +169,12 @@ def _make_folder(path: Path) -> None:
 
 def _checked_name(name: str) -> str:
     if len(name) > _LONGEST:
-        raise RunError(
-            f"run name {name[:40]!r}...: expected at most {_LONGEST} characters, found {len(name)}."
-            " Fix: a shorter one."
-        )
+        problem = f"expected at most {_LONGEST} characters, found {len(name)}"
+        raise RunError(f"run name {name[:40]!r}...: {problem}. Fix: a shorter one.")
     if not _NAME.fullmatch(name):
         fix = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._") or "run"
-        raise RunError(
-            f"run name {name!r}: expected letters, digits, '.', '_' and '-', the first a letter or"
-            f" digit. Fix: {fix!r}."
-        )
+        expected = "letters, digits, '.', '_' and '-', the first a letter or digit"
+        raise RunError(f"run name {name!r}: expected {expected}. Fix: {fix!r}.")
     return name
 
 
@@ -217,17 +185,15 @@ def _refuse_contents(path: Path, overwrite: bool) -> list[str]:
         raise RunError(f"run folder {path}: expected a folder, found a file. Fix: {fix}.")
     found = _names_in(path)
     if found and overwrite and path.is_symlink():
-        raise RunError(
-            f"run folder {path}: overwrite=True deletes only what is in it, found a link to"
-            f" {os.readlink(path)}. Fix: choose another name, or delete that folder yourself."
-        )
+        problem = f"overwrite=True deletes only what is in it, found a link to {os.readlink(path)}"
+        fix = "choose another name, or delete that folder yourself"
+        raise RunError(f"run folder {path}: {problem}. Fix: {fix}.")
     if not found or _is_only_begun(path, found):
         return found
     if not overwrite:
-        raise RunError(
-            f"run folder {path}: expected no such folder or an empty one, found {_some(found)}. "
-            "Fix: resume that run, choose another name, or pass overwrite=True to delete it."
-        )
+        problem = f"expected no such folder or an empty one, found {_some(found)}"
+        fix = "resume that run, choose another name, or pass overwrite=True to delete it"
+        raise RunError(f"run folder {path}: {problem}. Fix: {fix}.")
     _refuse_foreign(path, found)
     return found
 
@@ -235,10 +201,9 @@ def _refuse_contents(path: Path, overwrite: bool) -> list[str]:
 def _refuse_foreign(path: Path, found: list[str]) -> None:
     foreign = [name for name in found if not _ours(name)]
     if foreign or not _is_run(path):
-        raise RunError(
-            f"run folder {path}: overwrite=True deletes only what a run made, found"
-            f" {_some(foreign or found)}. Fix: choose another name, or move that away yourself."
-        )
+        problem = f"overwrite=True deletes only what a run made, found {_some(foreign or found)}"
+        fix = "choose another name, or move that away yourself"
+        raise RunError(f"run folder {path}: {problem}. Fix: {fix}.")
 
 
 def _names_in(path: Path) -> list[str]:
@@ -260,10 +225,9 @@ def _acquire(path: Path) -> int:
     except BlockingIOError as error:
         holder = os.pread(lock, 64, 0).decode("ascii", "replace").strip() or "unknown"
         os.close(lock)
-        raise RunError(
-            f"run folder {path}: another run (process {holder}) is writing it. Fix: wait for it, or"
-            " take another name."
-        ) from error
+        problem = f"another run (process {holder}) is writing it"
+        fix = "wait for it, or take another name"
+        raise RunError(f"run folder {path}: {problem}. Fix: {fix}.") from error
     os.pwrite(lock, f"{os.getpid():<{_PID_DIGITS}}\n".encode(), 0)
     _held.add(lock)
     return lock

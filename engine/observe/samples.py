@@ -1,7 +1,7 @@
 """Samples: what the model wrote, as Parquet files that any tool opens.
 
-Owns: the columns of a sample table, and one file for each recorded Step. Does not own: which rows a
-Step had (the intake).
+Owns: a sample table's columns, and a file for each recorded Step. Does not own: which rows a Step
+has (the intake), nor which of their columns are recorded (`Schema.shown`).
 """
 
 from __future__ import annotations
@@ -41,13 +41,12 @@ _FIRST = ("step", "node", "position", "sample", "prompt", "completion", "reward"
 def sample_table(step: int, rows: Mapping[str, Batch]) -> pa.Table:
     """The sample table of a Step: the rows of each train node, one node after another.
 
-    Columns: step, node (that trained the row; reward and advantage are its own), position, sample,
-    prompt, completion, reward, reward/<function>..., advantage (mean over the row's trained tokens,
-    those with completion_mask 1; over all without a mask), finish, length (tokens of the
-    completion), version (its oldest), prompt_ids, completion_ids, completion_mask, versions (of
-    each token). What a row or a node lacks is null. Raises DataError without prompt or completion.
+    rows: by train node, with the columns that their schemas show. The table adds step, node,
+    position, sample, length (tokens of the completion) and versions (of each token); version is the
+    row's oldest, advantage its mean over trained tokens (completion_mask 1; all without a mask).
+    What a row or a node lacks is null. Raises DataError without prompt or completion.
     """
-    tables = [_complete(step, _table(step, node, of_node)) for node, of_node in rows.items()]
+    tables = [_complete(step, _table(node, of_node)) for node, of_node in rows.items()]
     if len({table.schema.field("prompt").type for table in tables}) > 1:
         tables = [_with_text_prompts(table) for table in tables]
     return pa.concat_tables(tables, promote_options="default")
@@ -61,24 +60,18 @@ def _with_text_prompts(table: pa.Table) -> pa.Table:
     return table.set_column(table.column_names.index("prompt"), "prompt", pa.array(text, pa.utf8()))
 
 
-def _table(step: int, node: str, rows: Batch) -> pa.Table:
-    size = len(rows)
+def _table(node: str, rows: Batch) -> pa.Table:
     columns: dict[str, pa.Array] = {
-        "step": pa.array(np.full(size, step), pa.int64()),
-        "node": pa.array([node] * size, pa.utf8()),
+        "node": pa.array([node] * len(rows), pa.utf8()),
         "position": pa.array(rows.keys.position, pa.int64()),
         "sample": pa.array(rows.keys.sample, pa.int32()),
-        "prompt": rows.array("prompt"),
-        "completion": rows.array("completion"),
     }
-    columns |= {name: rows.array(name) for name in rows.names if name.split("/")[0] == "reward"}
+    columns |= {name: rows.array(name) for name in rows.names}
     if "advantage" in rows.names:
         mean = _mean(rows.ragged("advantage"), _mask(rows))
         columns["advantage"] = pa.array(mean, pa.float32(), from_pandas=True)
     if "version" in rows.names:
-        columns |= {"version": _least(rows.ragged("version")), "versions": rows.array("version")}
-    further = ("finish", "prompt_ids", *_LENGTHS)
-    columns |= {name: rows.array(name) for name in further if name in rows.names}
+        columns |= {"version": _least(rows.ragged("version")), "versions": columns["version"]}
     tokens = next((name for name in _LENGTHS if name in rows.names), None)
     if tokens is not None:
         columns["length"] = pa.array(rows.ragged(tokens).lengths, pa.int32())
@@ -131,8 +124,7 @@ class SampleWriter:
     def write(self, step: int, table: pa.Table) -> Path | None:
         """Write the Step's file, whole or not at all; None where the Step is not due.
 
-        Absent optional columns become null. Raises DataError where another column is missing,
-        StorageError where the disk is full or fails.
+        Absent optional columns become null. Raises DataError if others are missing, StorageError.
         """
         if not self.due(step):
             return None
@@ -155,8 +147,8 @@ class SampleWriter:
 class SamplesBehind:
     """Writes sample files in a thread of its own, one at a time, while the next Step runs.
 
-    A table must stay as it is until its file is written: it is not copied. An error is raised by
-    the next call.
+    A table is not copied, and must not change before its file is there. Errors come with the next
+    call.
     """
 
     def __init__(self, writer: SampleWriter) -> None:
@@ -188,11 +180,9 @@ def _complete(step: int, table: pa.Table) -> pa.Table:
     """The table with all columns in one order: `step` and absent optional ones are added."""
     missing = [name for name in _REQUIRED if name not in table.column_names]
     if missing:
-        raise DataError(
-            f"samples of Step {step}: expected columns {', '.join(_REQUIRED)}, found"
-            f" {', '.join(table.column_names)}. Fix: add {', '.join(missing)}; sample_table makes"
-            " them all from a Batch."
-        )
+        found = f"expected columns {', '.join(_REQUIRED)}, found {', '.join(table.column_names)}"
+        fix = f"add {', '.join(missing)}; sample_table makes them all from a Batch"
+        raise DataError(f"samples of Step {step}: {found}. Fix: {fix}.")
     columns = {"step": pa.array(np.full(len(table), step), pa.int64())}
     columns |= {name: pa.nulls(len(table), kind) for name, kind in _OPTIONAL.items()}
     columns |= {name: table.column(name) for name in table.column_names}
@@ -214,10 +204,8 @@ def _read(path: Path) -> pa.Table:
     try:
         return pq.ParquetFile(path).read()
     except (pa.ArrowException, OSError) as error:
-        found = f"a damaged one ({error})"
-        raise DataError(
-            f"{path}: expected a Parquet file, found {found}. Fix: delete it."
-        ) from error
+        problem = f"expected a Parquet file, found a damaged one ({error})"
+        raise DataError(f"{path}: {problem}. Fix: delete it.") from error
 
 
 def _files(directory: Path) -> list[tuple[int, Path]]:

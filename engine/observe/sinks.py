@@ -1,9 +1,8 @@
 """Where the metrics of a run go.
 
-Owns: metrics.jsonl, which is the truth, and views of it (TensorBoard, Weights & Biases), without
-which a run goes on. Does not own: the numbers (metrics.py), the folder (runfolder.py).
-
-A view's library is imported when its sink is opened, and none needs torch.
+Owns: metrics.jsonl, which is the truth, and views of it (TensorBoard, Weights & Biases), whose
+libraries are imported as they open. Does not own: the numbers (metrics.py), the folder
+(runfolder.py).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
-    """What every sink has. `open` comes first, once; `close` may come twice, or after a failure."""
+    """Where metrics go. `open` comes first, once; `close` may come twice, or after a failure."""
 
     def open(self, run: RunFolder, config: Mapping[str, Any]) -> None:
         """Begin, or go on where an earlier run of this folder ended."""
@@ -45,8 +44,7 @@ class Sink(Protocol):
 
 
 class JsonLines:
-    """`metrics.jsonl`: one strict JSON object a Step, flushed, so that a kill loses no finished
-    Step.
+    """`metrics.jsonl`: a strict JSON object a Step, flushed, so that a kill loses no finished Step.
 
     A torn last line (a kill, a full disk) is cut off when the file is opened.
     """
@@ -67,10 +65,9 @@ class JsonLines:
         """Raises RunError where this or a later Step is there, StorageError for a full disk."""
         file = self._opened()
         if step <= self._last:
-            raise RunError(
-                f"{file.name}: expected a Step after {self._last}, found {step}. "
-                f"Fix: truncate_after({step - 1}) when a run goes back to a checkpoint."
-            )
+            problem = f"expected a Step after {self._last}, found {step}"
+            fix = f"truncate_after({step - 1}) when a run goes back to a checkpoint"
+            raise RunError(f"{file.name}: {problem}. Fix: {fix}.")
         line = json_line(step, metrics, self._noted)
         with writing(f"the metrics of step {step}", Path(file.name), len(line)):
             file.write(line)
@@ -83,9 +80,7 @@ class JsonLines:
         return self._last
 
     def amend(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Add metrics to the line of the last Step; returns all of them. A kill or a full disk
-        (StorageError) leaves the old line or the new one.
-        """
+        """Add metrics to the last Step's line, whole or not at all; returns all of its metrics."""
         file = self._opened()
         file.seek(0)
         *before, line = file.readlines()
@@ -153,10 +148,9 @@ def _lines(file: IO[bytes]) -> Iterator[tuple[int, int]]:
         step = _step_of(line)
         if step is None:
             if file.read(1):
-                raise DataError(
-                    f"{file.name}:{number}: expected a JSON object with a step, found"
-                    f" {line[:40]!r}. Fix: restore the file, or delete the line."
-                )
+                problem = f"expected a JSON object with a step, found {line[:40]!r}"
+                fix = "restore the file, or delete the line"
+                raise DataError(f"{file.name}:{number}: {problem}. Fix: {fix}.")
             return
         yield stop, step
 
@@ -174,7 +168,7 @@ def _step_of(line: bytes) -> int | None:
 
 
 class View:
-    """A view of metrics.jsonl. If writing fails, that is said once, and the view is left out."""
+    """A view of metrics.jsonl. A failed write is logged once, and the view is left out."""
 
     takes = (StepEnded,)
 
@@ -214,8 +208,7 @@ class View:
 
 
 class TensorBoard:
-    """Scalars under `tensorboard/` in the run folder, written by tensorboard's own writer (no
-    torch).
+    """Scalars under `tensorboard/` in the run folder, by tensorboard's own writer (no torch).
 
     After a resume TensorBoard drops what was written before for Steps that come again.
     """
@@ -272,8 +265,7 @@ class TensorBoard:
 class Wandb:
     """Weights & Biases. A resumed run keeps its wandb run, whose id is in `wandb_id.txt`.
 
-    The x axis is the Step, not wandb's own counter, which cannot go back to a checkpoint.
-    `settings` go to `wandb.init` (entity, mode, tags, ...).
+    The x axis is the Step, as wandb's own counter cannot go back. settings: for `wandb.init`.
     """
 
     def __init__(self, project: str = "dataflow-rl", **settings: Any) -> None:
@@ -316,8 +308,5 @@ def _needed(module: str, extra: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
             raise
-        problem, fix = (
-            f"the package {extra} is not installed",
-            f'pip install "dataflow-rl[{extra}]"',
-        )
-        raise RunError(f"metrics sink {extra}: {problem}. Fix: {fix}.") from error
+        problem, fix = f"the package {extra} is not installed", f'"dataflow-rl[{extra}]"'
+        raise RunError(f"metrics sink {extra}: {problem}. Fix: pip install {fix}.") from error

@@ -3,14 +3,13 @@
 Owns: the file's form. Does not own: what is worth a span (loop, Workers), nor clocks: callers give
 every time, in seconds of one clock (`time.monotonic` is one for a whole host).
 
-The file is a JSON array, one event a line, that grows by whole lines. The format allows the closing
-bracket to be missing, so a file is good after a kill; `read_trace` reads both. Format: "Trace Event
-Format", Google, sections "JSON Array Format" and "Event Descriptions".
+The file is a JSON array, one event a line, that grows by whole lines. Its closing bracket may be
+missing, so a file is good after a kill. Format: "Trace Event Format", Google, sections "JSON Array
+Format" and "Event Descriptions".
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import os
@@ -34,13 +33,11 @@ _BUFFERED = 1024
 
 
 class Trace:
-    """Writes one trace file; usable by several threads. If writing fails, that is said once and the
-    run goes on without a trace.
+    """Writes one trace file, for several threads. A failed write is logged once and ends the trace,
+    not the run. Opening truncates: a resumed run takes another file.
 
     A track is `process/thread` (`worker0/decode`), or `thread` alone for this process; it is one
-    row in the viewer. Spans of one track must nest or follow one another; those that overlap
-    (requests in flight) go through `overlapping`, which gets rows of its own. Opening truncates: a
-    resumed run takes another file.
+    row in the viewer. Spans of one track must nest or follow one another.
     """
 
     takes = (WorkersMeasured, WorkerLost, WritingEnded)
@@ -53,7 +50,6 @@ class Trace:
         self._events: deque[tuple[Any, ...]] = deque()
         self._tracks: dict[str, tuple[int, int]] = {}
         self._processes: dict[str, int] = {}
-        self._ids = itertools.count(1)
         self._lock = threading.Lock()
         self._empty = True
 
@@ -71,24 +67,14 @@ class Trace:
 
     def span(self, track: str, name: str, start: float, end: float, **args: Any) -> None:
         """Something that lasted from start to end, in seconds."""
-        self._add("X", track, name, start, end, args)
-
-    def overlapping(self, track: str, name: str, start: float, end: float, **args: Any) -> None:
-        """A span that may overlap others of its track: a pair of events with an id of its own."""
-        number = next(self._ids)
-        self._add("b", track, name, start, number, args)
-        self._add("e", track, name, end, number, {})
-
-    def counter(self, track: str, name: str, at: float, value: float) -> None:
-        """A number that holds from `at` seconds on: an outbox's depth, admitted prompts."""
-        self._add("C", track, name, at, None, {"value": value})
+        self._add(track, name, start, {"ph": "X", "dur": _us(end - start)}, args)
 
     def instant(self, track: str, name: str, at: float, **args: Any) -> None:
         """A moment: a publish, a death."""
-        self._add("i", track, name, at, None, args)
+        self._add(track, name, at, {"ph": "i", "s": "t"}, args)
 
     def _add(self, *event: Any) -> None:
-        """Kind, track, name, time, a second time or an id, arguments."""
+        """Track, name, time, its kind's own fields, arguments."""
         self._events.append(event)
         if len(self._events) >= _BUFFERED:
             self.flush()
@@ -130,26 +116,16 @@ class Trace:
 
     def _encode(self, event: tuple[Any, ...]) -> list[bytes]:
         """The event's line, after the lines that name its track where it is new."""
-        kind, track, name, at, extra, args = event
-        where = self._tracks.get(track)
-        names: list[bytes] = []
-        if where is None:
-            where, names = self._name(track)
-        pid, tid = where
-        line: dict[str, Any] = {"ph": kind, "name": name, "ts": _us(at), "pid": pid, "tid": tid}
-        if kind == "X":
-            line["dur"] = _us(extra - at)
-        elif extra is not None:
-            line["cat"], line["id"] = track, extra
-        elif kind == "i":
-            line["s"] = "t"
+        track, name, at, own, args = event
+        lines = [] if track in self._tracks else self._name(track)
+        pid, tid = self._tracks[track]
+        line = {**own, "name": name, "ts": _us(at), "pid": pid, "tid": tid}
         if args:
             line["args"] = args
-        names.append(msgspec.json.encode(line, enc_hook=str))
-        return names
+        return [*lines, msgspec.json.encode(line, enc_hook=str)]
 
-    def _name(self, track: str) -> tuple[tuple[int, int], list[bytes]]:
-        """A new track's numbers, and the metadata events that name it."""
+    def _name(self, track: str) -> list[bytes]:
+        """Number a new track; returns the metadata events that name it."""
         process, slash, thread = track.partition("/")
         if not slash:
             process, thread = self._process, track
@@ -158,15 +134,14 @@ class Trace:
         if pid is None:
             pid = self._processes[process] = len(self._processes) + 1
             lines.append(_metadata("process_name", pid, 0, process))
-        self._tracks[track] = where = (pid, len(self._tracks) + 1)
-        lines.append(_metadata("thread_name", pid, where[1], thread))
-        return where, lines
+        tid = len(self._tracks) + 1
+        self._tracks[track] = (pid, tid)
+        return [*lines, _metadata("thread_name", pid, tid, thread)]
 
 
 def _metadata(kind: str, pid: int, tid: int, name: str) -> bytes:
-    return msgspec.json.encode(
-        {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
-    )
+    line = {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
+    return msgspec.json.encode(line)
 
 
 def _us(seconds: float) -> float:
@@ -181,10 +156,8 @@ def read_trace(path: Path) -> list[dict[str, Any]]:
     try:
         return json.loads(body + "\n]") if text else []
     except json.JSONDecodeError as error:
-        found = f"{text[:40]!r} ({error})"
-        raise DataError(
-            f"{path}: expected a trace, found {found}. Fix: record it again."
-        ) from error
+        problem = f"expected a trace, found {text[:40]!r} ({error})"
+        raise DataError(f"{path}: {problem}. Fix: record it again.") from error
 
 
 def _without_torn_line(text: str) -> str:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.coordinator.messages import StepClosed
 from engine.observe.accounts import StepAccounts
 from engine.observe.reports import Doing
 
@@ -22,7 +23,7 @@ def accounts(*workers: str) -> StepAccounts:
 
 
 def close(steps: StepAccounts, step: int, now: float, *, again: bool = False) -> dict[str, float]:
-    return steps.close(step, {}, now, IDLE, again=again)
+    return steps.close(StepClosed(step=step, metrics={}), now, IDLE, again=again)
 
 
 def test_sums_means_and_rates() -> None:
@@ -30,7 +31,7 @@ def test_sums_means_and_rates() -> None:
     steps.add([("time/rollout", 1.0, 1.0), ("reward/mean", 1.0, 3.0), ("data/rows", 4.0, 1.0)], [])
     steps.add([("time/rollout", 0.5, 1.0), ("reward/mean", 2.0, 1.0)], [])
     steps.add([("completion/tokens", 8.0, 1.0)], [])
-    row = steps.close(1, {"policy/lag/max": 1.0}, 12.0, IDLE, again=False)
+    row = steps.close(StepClosed(step=1, metrics={"policy/lag/max": 1.0}), 12.0, IDLE, again=False)
     sums = {"time/rollout": 1.5, "data/rows": 4.0, "completion/tokens": 8.0}
     measured = {"reward/mean": 1.25, "policy/lag/max": 1.0, "time/step": 2.0, "time/engine": 0.5}
     rates = {"samples": 2.0, "tokens": 4.0}
@@ -72,7 +73,7 @@ def test_several_workers_say_how_busy_they_were() -> None:
     steps.add([], [("train/train_policy", "step 1", 12.0, 13.5)])
     steps.add([], [("checkpoint", "step 1", 10.0, 14.0)])
     doing = [Doing(worker="gen", node="rollout", what="chunk 2", since=13.0), Doing(worker="train")]
-    row = steps.close(1, {}, 14.0, doing, again=False)
+    row = steps.close(StepClosed(step=1, metrics={}), 14.0, doing, again=False)
     assert row == {"time/step": 4.0, "worker/gen/busy": 0.5, "worker/train/busy": 0.5}
     steps.add([], [("gen/rollout", "chunk 2", 13.0, 16.0)])
     busy = close(steps, 2, 16.0)["worker/gen/busy"]
@@ -96,7 +97,7 @@ def test_shares_add_up_to_the_work(parts: list[tuple[int, int, bool]], ends: st.
     for step, cut in enumerate([*map(float, cuts), float(now) + 1.0], start=1):
         steps.add([], [("gen/x", "", a, b) for a, b in spans if before < b <= cut])
         under_way = [Doing(worker="gen", node="x", since=a) for a, b in spans if a < cut < b]
-        row = steps.close(step, {}, cut, under_way, again=False)
+        row = steps.close(StepClosed(step=step, metrics={}), cut, under_way, again=False)
         busy += row["worker/gen/busy"] * (cut - before)
         before = cut
     assert busy == pytest.approx(sum(b - a for a, b in spans))
