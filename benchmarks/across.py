@@ -1,19 +1,18 @@
-"""What several processes add to the same graph in one, where nothing overlaps: max_lag 0, the same
-layouts and threads.
+"""The cost of several processes for the same graph, compared with one, where nothing overlaps
+(max_lag 0, the same layouts and threads).
 
     python -m benchmarks.across [--quick] [--json FILE]
 
 Owns: the paired runs and their ratios. Does not own: the setting (overhead.py: the demo's model and
-data, short answers), nor how results are shown (report.py).
+data, short answers), how results are shown (report.py).
 
-At max_lag 0 one node after the other has its turn, so a Step's seconds are a sum of what each node
-takes and of what lies between: the rest. One process is compared with three (generation, training,
-all else) and with one for each node. The runs of a round share a seed and alternate in order, and
-each Step is compared with the same Step of the other run, which has the same numbers in it; a ratio
-is the median over all of those. On a machine with other work a process that computes without a
-break gets less of the cores than several that take turns, which flatters them. Hence a second
-ratio, in which the nodes take on both sides what they take in one process, and only the rest is
-each side's own.
+At max_lag 0 the nodes take turns, so a Step's seconds are the sum of the nodes' own and of the time
+between them: the rest. One process is compared with three (generation, training, all else) and with
+one for each node. The runs of a round share a seed and alternate in order, and each Step is
+compared with the same Step of the other run, which has the same numbers in it; a ratio is the
+median over all Steps. On a busy machine a process that computes without a break gets less of the
+cores than several that take turns, which flatters the latter. So a second ratio uses the nodes'
+times in one process on both sides, and only the rest is each side's own.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from graphs.grpo import grpo
 from operators.rewards import RewardFn
 
 GOAL = 1.15
-"""Seconds of a Step, for each one of the run in one process."""
+"""Seconds per Step, relative to the run in one process."""
 ONE = "one"
 PLACES: Mapping[str, Mapping[str, Any]] = {
     ONE: {"workers": "one"},
@@ -46,16 +45,13 @@ PLACES: Mapping[str, Mapping[str, Any]] = {
 }
 TRAIN = "train_policy"
 TURNS = ("chunk", "step")
-"""What a node does when it is its turn; all else (weights offered, loaded and probed, samples) is
-the rest.
+"""What a node does in its turn; all else (weights offered, loaded and probed, samples) is the rest.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedStep:
-    """Seconds of one Step, from the end of training to the next end of it. nodes: those in their
-    turns.
-    """
+    """Seconds of one Step, from one end of training to the next. nodes: their turns."""
 
     seconds: float
     nodes: float
@@ -89,7 +85,7 @@ def measured(
 
 
 def steps_of(events: Iterable[Mapping[str, Any]]) -> Iterator[TracedStep]:
-    """All Steps of a trace but the first, whose beginning it does not have."""
+    """All Steps of a trace but the first, whose beginning is not in it."""
     events = list(events)
     nodes = {
         (e["pid"], e["tid"]): e["args"]["name"]

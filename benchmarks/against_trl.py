@@ -6,8 +6,8 @@ Owns: the pairing, the goals and what is reported. Does not own: the settings
 (settings.py), how a side runs (sides.py).
 
 Both sides get the same model, data, reward, batch, lengths, learning rate, threads and one
-update per batch. Each pair runs both, in turned order, so that a slow minute of the
-machine hits both; the ratio is the median over pairs.
+update per batch. Each pair runs both, in alternating order, so that a slow minute of the
+machine affects both; the ratio is the median over pairs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.sides import Measured, OurSide, Side, TrlSide
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """What our side is held to in one setting."""
+    """Our side's goal in one setting."""
 
     ratio: float
     """Least samples/s relative to TRL."""
@@ -40,14 +40,14 @@ GOALS = {
     "long_tail": Goal(ratio=2.2, slot_waste=0.12),
 }
 SIDES: tuple[Side, ...] = (OurSide(), TrlSide())
-"""The peer last; a ratio is that of each other side to the last."""
+"""The peer is last; each other side's ratio is to the last."""
 
 Paired = list[dict[str, Measured]]
-"""One entry a pair: what each side measured, by the side's name."""
+"""One entry per pair: what each side measured, by the side's name."""
 
 
 def run_paired(sides: Sequence[Side], run: Run, pairs: int) -> Paired:
-    """Every side once a pair, with the pair's own seed; the order turns from pair to pair."""
+    """Every side once per pair, with the pair's own seed; the order rotates from pair to pair."""
     paired: Paired = []
     for pair in range(pairs):
         order = sides if pair % 2 == 0 else list(reversed(sides))

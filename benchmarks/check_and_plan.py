@@ -5,8 +5,8 @@
 Owns: the graphs that are measured, and the goals. Does not own: how results are shown
 (report.py).
 
-Two graphs, since what is slow differs: a chain, in which each node stands on all before it,
-and a fan, in which every node reads one rollout and feeds one sum.
+There are two graphs, as different things are slow: a chain, in which each node depends on all
+before it, and a fan, in which every node reads one rollout and feeds one sum.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def chain(nodes: int) -> Graph:
 
 
 def fan(nodes: int) -> Graph:
-    """Many rewards of one rollout, with a frozen Model's log-probs beside each tenth."""
+    """Many rewards of one rollout, with a frozen Model's log-probs for every tenth."""
     rollout = _rollout()
     judges = max(1, nodes // 10)
     scores = [reward(lengths, rollout, name=f"reward_{i}") for i in range(nodes - judges - 5)]
@@ -105,10 +105,8 @@ def seconds(call: Callable[[], object], repeats: int) -> float:
 
 
 def imported(repeats: int) -> tuple[float, float]:
-    """Median seconds of NumPy's and Arrow's import and of `import graphs.grpo`, those included, in
-    fresh processes.
-
-    The interpreter's own start is not counted.
+    """Median seconds of importing NumPy and Arrow, and of `import graphs.grpo` including these, in
+    fresh processes. The interpreter's own start is not counted.
     """
     run = [sys.executable, "-c", _IMPORT]
     done = [

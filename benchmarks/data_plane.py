@@ -1,18 +1,17 @@
-"""From one process to another: how long a batch takes by each way, beside a plain memcpy of it;
-and from several to several.
+"""How long a batch takes from one process to another by each route, compared with a plain memcpy
+of it; and from several processes to several.
 
     python -m benchmarks.data_plane [--quick] [--json FILE]
 
 Owns: the two processes, what is timed, the goals. Does not own: the batch (data_plane_batch.py),
-the ways (data_plane_routes.py, data_plane_reshard.py), nor how results are shown (report.py).
+the routes (data_plane_routes.py, data_plane_reshard.py), how results are shown (report.py).
 
-The time of a round is that from the start of sending until the receiver has torch views of all
-columns and its acknowledgement is back over a pipe. Each round is paired with a warm memcpy of as
-many bytes by one thread; ratios are medians over the pairs. What is built in the slab is timed by
-itself: nothing of it is copied, and a large memcpy just before leaves both processes with empty
-caches, which is not what the way costs; and as often as 4 kB are, whatever its size, since eight
-rounds of it are over in three milliseconds. Beside Ray and TransferQueue, whose rounds have none
-between them, what is copied is timed by itself once more.
+A round lasts from the start of sending until the receiver has torch views of all columns and its
+acknowledgement is back over a pipe. Each round is paired with a warm memcpy of as many bytes by one
+thread; ratios are medians over the pairs. What is built in the slab is timed without a memcpy:
+nothing of it is copied, and a large memcpy just before would leave both processes with cold caches.
+It gets as many rounds as 4 kB, whatever its size, since eight of them last three milliseconds. For
+Ray and TransferQueue, which run without memcpy in between, our one copy is timed that way, too.
 """
 
 from __future__ import annotations
@@ -59,17 +58,15 @@ BUILT_MS = 0.4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timed:
-    """Medians of one way and size: seconds a round, and memcpy's seconds divided by it where there
-    was one.
-    """
+    """Medians for one route and size: seconds per round, and memcpy's seconds divided by them."""
 
     seconds: float
     of_memcpy: float | None
 
 
 def consume(route_name: str, given: Any, pipe: Connection) -> None:
-    """The receiving process: a token comes, views are made, the number of values goes back; None
-    ends it.
+    """The receiving process: takes a token, makes views, returns the number of values; None ends
+    it.
     """
     route = next(r for r in ROUTES if r.name == route_name)
     pipe.send("here")
@@ -81,7 +78,7 @@ def consume(route_name: str, given: Any, pipe: Connection) -> None:
 
 @contextmanager
 def across(route: Route) -> Iterator[tuple[Sender, Connection]]:
-    """A receiving process at the other end of a way."""
+    """A receiving process at the other end of a route."""
     context = multiprocessing.get_context("spawn")
     sender, given = route.start()
     mine, its = context.Pipe()
@@ -98,7 +95,7 @@ def across(route: Route) -> Iterator[tuple[Sender, Connection]]:
 def measure(
     route: Route, sizes: Sequence[str], rounds: dict[str, int], *, alone: bool = False
 ) -> dict[str, Timed]:
-    """Each size by one way. alone: no memcpy before each round."""
+    """Each size by one route. alone: no memcpy before each round."""
     found = {}
     with across(route) as (sender, pipe):
         for size in sizes:
@@ -119,7 +116,7 @@ def measure(
 
 
 class Copied:
-    """A warm memcpy of so many bytes; calling it gives its seconds."""
+    """A warm memcpy of this many bytes; a call returns its seconds."""
 
     def __init__(self, nbytes: int) -> None:
         self._source, self._target = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
@@ -143,7 +140,7 @@ def paired(
 
 
 def once(sender: Sender, pipe: Connection, records: pa.RecordBatch) -> Any:
-    """One batch there, and the acknowledgement back."""
+    """Send one batch and wait for the acknowledgement."""
     token = sender.send()
     pipe.send((token,))
     after = getattr(sender, "after_token", None)
@@ -155,7 +152,7 @@ def once(sender: Sender, pipe: Connection, records: pa.RecordBatch) -> Any:
 
 
 def results(found: dict[str, dict[str, Timed]]) -> list[SideResult]:
-    """The numbers of every way and size, with the goals of this project's own."""
+    """The numbers of every route and size, with this project's own goals."""
     rows = []
     for name, by_size in found.items():
         for size, timed in by_size.items():
@@ -184,13 +181,13 @@ AGAINST = (
     ("4 kB", "shm, one copy", "bare zmq ipc", 1.0, False),
     ("16 MB", "bare zmq tcp", "zmq tcp", 0.9, True),
 )
-"""(size, way, other way, goal for the seconds of the first by those of the second, whether it is a
-least one).
+"""(size, route, other route, goal for the first one's seconds divided by the second's, whether the
+goal is a lower bound).
 """
 
 
 def side_by_side(only: Sequence[str], rounds: dict[str, int]) -> list[SideResult]:
-    """Two ways whose rounds alternate, as what a round takes moves from one second to the next."""
+    """Two routes with alternating rounds, as the machine's speed changes from second to second."""
     found = []
     for size, one, other, goal, least in AGAINST:
         if not only or any(word in name for word in only for name in (one, other)):
@@ -204,9 +201,7 @@ def side_by_side(only: Sequence[str], rounds: dict[str, int]) -> list[SideResult
 
 
 def alternated(size: str, one: str, other: str, rounds: int) -> float:
-    """The median of the first way's seconds divided by the second's, of rounds one right after the
-    other.
-    """
+    """The median of the first route's seconds divided by the second's, over adjacent rounds."""
     records = make_batch(SIZES[size])
     with ExitStack() as stack:
         ways = [
@@ -233,8 +228,8 @@ def reshard_all(quick: bool) -> list[SideResult]:
 
 
 def peers_all(sizes: Sequence[str], rounds: dict[str, int]) -> list[SideResult]:
-    """Ray and TransferQueue, and this project's one copy as they are: one round after the other.
-    Says why where they cannot be installed.
+    """Ray and TransferQueue, and this project's one copy, one round after the other; if they cannot
+    be installed, prints why.
     """
     reason = peers.prepare()
     if reason:
@@ -254,7 +249,7 @@ def main(*, quick: bool = False, json: Path | None = None, only: tuple[str, ...]
     Args:
         quick: fewer rounds, and nothing of 256 MB; not to be quoted.
         json: also write the results there, as a list of {name, value, unit, goal, holds}.
-        only: the ways whose names contain one of these; "reshard": from several processes to
+        only: the routes whose names contain one of these; "reshard": from several processes to
             several; "peers": Ray and TransferQueue.
     """
     sizes = [s for s in SIZES if not quick or s != "256 MB"]
@@ -276,8 +271,8 @@ def main(*, quick: bool = False, json: Path | None = None, only: tuple[str, ...]
 
 
 def begin_as_a_worker() -> None:
-    """Begin this process again in the environment that the engine gives its Workers, unless it has
-    that: what is measured is what they do, and the plain memcpy beside it is theirs, too.
+    """Restart this process in the environment that the engine gives its Workers, unless it has it:
+    so the routes and the memcpy are measured as in a Worker.
     """
     wanted = environment(threads=1)
     if wanted != dict(os.environ):

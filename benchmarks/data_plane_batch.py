@@ -1,7 +1,7 @@
 """The batch that the data plane is measured with, and what a receiver does with it.
 
-Owns: its columns and lengths: sample_id, reward and five ragged columns, 17 bytes a token, rows of
-200 to 8000 tokens. Does not own: how it travels.
+Owns: its columns and lengths: sample_id, reward and five ragged columns, 17 bytes per token, rows
+of 200 to 8000 tokens. Does not own: how it travels.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COLUMNS = {
 
 
 def make_batch(nbytes: int, seed: int = 0) -> pa.RecordBatch:
-    """About so many bytes of rows; the small one is one row of fewer tokens."""
+    """About this many bytes of rows; the small batch is one row of fewer tokens."""
     rng = np.random.default_rng(seed)
     if nbytes < 100_000:
         lengths = np.array([nbytes // 17 - 10])
@@ -45,7 +45,7 @@ def make_batch(nbytes: int, seed: int = 0) -> pa.RecordBatch:
 
 
 def built_in(channel: ShmChannel, records: pa.RecordBatch) -> pa.RecordBatch:
-    """The same columns, in the outbox's own memory from the beginning, as a kernel builds them."""
+    """The same columns, built in the outbox's own memory, as a kernel builds them."""
     framed = taken_apart(records)
     buffers = [None if b is None else _into_slab(channel, b) for b in framed.buffers]
     return put_together(framed.layout, framed.rows, framed.nodes, buffers)

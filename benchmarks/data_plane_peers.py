@@ -1,7 +1,7 @@
-"""Ray and TransferQueue beside this project's channels, in an environment of their own.
+"""Ray and TransferQueue, for comparison with this project's channels, in their own environment.
 
-Owns: making that environment, running a peer there, the goals against it. Does not own: what a peer
-does (ray_side.py), the batch, this project's own times (data_plane.py).
+Owns: creating that environment, running a peer there, the goals against it. Does not own: what a
+peer does (ray_side.py), the batch, this project's own times (data_plane.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OURS = "shm, one copy"
 
 
 def prepare() -> str:
-    """Make the environment if it is missing; returns why that failed, or an empty string."""
+    """Create the environment if it is missing; returns why that failed, or an empty string."""
     done = subprocess.run(
         ["benchmarks/ray_env.sh"],
         env=os.environ | {"PYTHON": sys.executable},
@@ -46,9 +46,9 @@ def prepare() -> str:
 
 
 def measure(peer: str, sizes: Mapping[str, tuple[int, int]]) -> dict[str, float]:
-    """Median seconds of each size (bytes, rounds). Ends the benchmark where the peer fails.
+    """Median seconds for each size (bytes, rounds). Exits if the peer fails.
 
-    What Ray writes into a home directory (an access token) and its sockets are gone afterwards.
+    What Ray writes into a home directory (an access token) and its sockets are removed afterwards.
     """
     command = [".venv-ray/bin/python", "-m", "benchmarks.ray_side", peer, json.dumps(sizes)]
     with tempfile.TemporaryDirectory(prefix="ray") as folder:
@@ -71,7 +71,7 @@ def measure(peer: str, sizes: Mapping[str, tuple[int, int]]) -> dict[str, float]
 def results(
     found: Mapping[str, Mapping[str, float]], ours: Mapping[str, float]
 ) -> list[SideResult]:
-    """Milliseconds of each peer and size, and how many times as fast shm with one copy is."""
+    """Milliseconds for each peer and size, and how many times as fast shm with one copy is."""
     rows = [
         SideResult(name=f"{OURS}, by itself, {size}", value=1e3 * s, unit="ms")
         for size, s in ours.items()

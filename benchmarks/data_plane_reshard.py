@@ -1,22 +1,22 @@
-"""Resharding: rows of M processes to N others, each needed row once, directly or through one
-process between them.
+"""Resharding: rows from M processes to N others, each needed row once, directly or through one
+process in between.
 
 Owns: the processes, both ways, what is timed. Does not own: the channel (engine/channels), the
 batch and how results are shown (data_plane.py).
 
-Every producer has an equal part of the rows, every consumer wants an equal part of those of each
-producer. The time of a round is from the first word to the producers until the last consumer has
-said that it has torch views of all columns.
+Every producer has an equal part of the rows; every consumer wants an equal part of each producer's.
+A round lasts from the first message to the producers until the last consumer reports torch views of
+all columns.
 
     direct          producers keep their rows, as the engine's Workers do; consumers fetch them
     direct, joined  the same, and each consumer assembles one batch, as a kernel gets it
     direct, built   direct, with rows built in the outbox's memory, as the generate kernel does:
                     not even the producer copies them
-    central         this process gathers all rows over ZeroMQ (one frame a buffer, no copy by the
+    central         this process gathers all rows over ZeroMQ (one frame per buffer, no copy by the
                     library, no checksum), joins them and sends each consumer its part
 
 What passes through this process is counted, and so is the time that all processes together spent on
-cores: on a machine that others use as well it says more than the clock.
+cores: on a busy machine that says more than the clock.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ WAYS: tuple[Way, ...] = ("central", "direct", "direct, joined", "direct, built")
 LEAST = 6.0
 """How many times as fast the direct way has to be."""
 CONTROL = 0.001
-"""Bytes through this process for each byte of rows, at most."""
+"""Most bytes through this process per byte of rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reshard:
-    """How many processes, and bytes of rows in all."""
+    """How many processes, and the total bytes of rows."""
 
     producers: int
     consumers: int
@@ -101,7 +101,7 @@ class Pipe:
 def produce_directly(
     name: str, nbytes: int, peers: dict[str, socket.socket], built: bool, connection: Connection
 ) -> None:
-    """On each message keep the rows and name their block; the next message frees them."""
+    """On each message keep the rows and send their block's number; the next message frees them."""
     pipe, records = Pipe(connection), make_batch(nbytes)
     channel = ShmChannel(name, 0, _nobody)
     for peer, end in peers.items():
@@ -121,7 +121,7 @@ def produce_directly(
 def consume_directly(
     name: str, peers: dict[str, socket.socket], joined: bool, connection: Connection
 ) -> None:
-    """Fetch the rows of each gather that comes, or assemble them."""
+    """Fetch or assemble the rows of each gather that comes."""
     pipe, channel = Pipe(connection), ShmChannel(name, 0, peers.__getitem__)
     pipe.send((0, 0))
     while (gather := pipe.receive()) is not None:
@@ -162,7 +162,7 @@ def _nobody(peer: str) -> socket.socket:
 
 
 def produce_centrally(endpoint: str, nbytes: int, connection: Connection) -> None:
-    """Send the rows whenever told to."""
+    """Send the rows at each request."""
     pipe, records, push = Pipe(connection), make_batch(nbytes), _bare(zmq.PUSH)
     push.connect(endpoint)
     pipe.send((records.num_rows, records.nbytes))
@@ -225,7 +225,7 @@ def _pull(pull: zmq.Socket) -> tuple[pa.RecordBatch, int]:
 
 @contextmanager
 def world(way: Way, setting: Reshard) -> Iterator[Callable[[], Round]]:
-    """The processes of one way; yields a round."""
+    """The processes of one way; yields the function that runs a round."""
     with tempfile.TemporaryDirectory() as folder:
         running: list[Any] = []
         made = (
@@ -319,7 +319,7 @@ def _started(running: list[Any], target: Callable[..., None], *arguments: Any) -
 
 
 def measure(setting: Reshard, rounds: int) -> dict[Way, list[Round]]:
-    """Rounds of all ways by turns, after three of each that do not count."""
+    """Rounds of all ways in turn, after three of each that do not count."""
     with ExitStack() as stack:
         once: dict[Way, Callable[[], Round]] = {}
         for way in WAYS:

@@ -1,11 +1,10 @@
-"""Ways to bring a batch from one process to another: this project's channels, and what else there
-is.
+"""Routes for a batch from one process to another: this project's channels, and alternatives.
 
-Owns: for each way a sender and a receiver that bring the same Arrow columns across. Does not own:
-the batch, the processes, the clock (data_plane.py).
+Owns: for each route a sender and a receiver that transfer the same Arrow columns. Does not own: the
+batch, the processes, the clock (data_plane.py).
 
-A sender's `send` returns a token, which goes over a pipe to the receiver; that pipe is the
-coordinator's part in the engine. Libraries of peers are imported only where their way is measured.
+A sender's `send` returns a token, which goes to the receiver over a pipe; that pipe is the
+coordinator's part in the engine. Libraries of peers are imported only if their route is measured.
 """
 
 from __future__ import annotations
@@ -40,15 +39,15 @@ class Sender(Protocol):
     """The producing end."""
 
     def prepare(self, records: pa.RecordBatch) -> None:
-        """The batch that `send` sends from now on; not timed."""
+        """Set the batch that `send` sends from now on; not timed."""
         ...
 
     def send(self) -> Token:
-        """Give the batch away."""
+        """Send the batch."""
         ...
 
     def done(self, token: Token) -> None:
-        """The receiver has it, and has let it go; not timed."""
+        """The receiver has released the batch; not timed."""
         ...
 
 
@@ -57,7 +56,7 @@ Receive = Callable[[Token], pa.RecordBatch]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """start: makes the sender and what the receiver needs (picklable into a spawned process).
+    """start: creates the sender and what the receiver needs (picklable into a spawned process).
     receive: the other end, as a context manager around the function that takes a token. copies:
     whether any byte of the batch is copied.
     """
@@ -120,7 +119,7 @@ def _nobody(peer: str) -> socket.socket:
 
 
 class ZmqSender:
-    """Keeps the batch; the receiver asks for it."""
+    """Keeps the batch; the receiver requests it."""
 
     def __init__(self, channel: ZmqChannel) -> None:
         self.channel = channel
@@ -137,7 +136,7 @@ class ZmqSender:
 
 
 def ours_over_zmq(name: str, *, bind: str = "", curve: bool = False) -> Route:
-    """This project's channel between hosts. bind: tcp, or ipc where empty."""
+    """This project's channel between hosts. bind: tcp, or ipc if empty."""
 
     def start() -> tuple[Sender, Any]:
         keys, other = (CurveKeyPair.make(), CurveKeyPair.make()) if curve else (None, None)
@@ -167,7 +166,7 @@ def _no_address(peer: str) -> Address:
 
 
 class BareSender:
-    """One frame a buffer over a PUSH socket, and nothing else: what the library itself costs."""
+    """One frame per buffer over a PUSH socket, and nothing else: the cost of the library itself."""
 
     def __init__(self, endpoint: str) -> None:
         self._socket: zmq.Socket = zmq.Context.instance().socket(zmq.PUSH)
@@ -186,7 +185,7 @@ class BareSender:
         return framed.layout.data, framed.rows, framed.nodes
 
     def done(self, token: Token) -> None:
-        """Nothing is kept."""
+        """Nothing to release."""
 
 
 def bare_zmq(name: str, endpoint: str) -> Route:
@@ -238,17 +237,17 @@ class SocketSender:
         )
 
     def after_token(self) -> None:
-        """Send them, once the receiver knows their lengths."""
+        """Send the buffers, once the receiver knows their lengths."""
         for buffer in taken_apart(self._records).buffers:
             if buffer is not None:
                 self._connection.sendall(buffer)
 
     def done(self, token: Token) -> None:
-        """Nothing is kept."""
+        """Nothing to release."""
 
 
 def bare_socket(name: str, pair: Callable[[], tuple[socket.socket, socket.socket]]) -> Route:
-    """What the kernel's sockets cost: into memory that is used again, unchecked."""
+    """The cost of the kernel's sockets: into memory that is used again, unchecked."""
 
     def start() -> tuple[Sender, Any]:
         mine, its = pair()
@@ -299,7 +298,7 @@ def _fill(connection: socket.socket, target: memoryview) -> None:
 
 
 class GlooSender:
-    """One send for each buffer, the receiver told of the lengths over the pipe."""
+    """One send per buffer; the receiver gets the lengths over the pipe."""
 
     def __init__(self, store: Path) -> None:
         self._store = store
@@ -328,11 +327,11 @@ class GlooSender:
                 distributed.send(torch.from_numpy(np.frombuffer(buffer, np.uint8)), 1)
 
     def done(self, token: Token) -> None:
-        """Nothing is kept."""
+        """Nothing to release."""
 
 
 def gloo(name: str) -> Route:
-    """torch.distributed's point to point calls on the CPU."""
+    """torch.distributed's point-to-point calls on the CPU."""
 
     def start() -> tuple[Sender, Any]:
         store = Path(tempfile.mkdtemp()) / "store"
@@ -393,7 +392,7 @@ class FlightSender:
         return b""
 
     def done(self, token: Token) -> None:
-        """Nothing is kept."""
+        """Nothing to release."""
 
 
 def arrow_flight(name: str) -> Route:

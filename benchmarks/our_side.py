@@ -2,8 +2,8 @@
 
     python -m benchmarks.our_side RUN.json
 
-Owns: running one Run and measuring it the way the peer's side does. Does not own: the
-settings, the pairing.
+Owns: running one Run and measuring it as the peer's side does. Does not own: the settings, the
+pairing.
 """
 
 from __future__ import annotations

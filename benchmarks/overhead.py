@@ -1,14 +1,14 @@
-"""What the engine costs outside of the kernels, in one process, on the demo's model and data.
+"""The engine's cost outside the kernels, in one process, on the demo's model and data.
 
     python -m benchmarks.overhead [--quick] [--json FILE]
 
 Owns: the run that is measured, and which of its seconds are the engine's. Does not own: how results
-are shown (report.py), nor the demo's task (examples/demo_task.py).
+are shown (report.py), the demo's task (examples/demo_task.py).
 
-The model is the demo's before its warm start; answers are cut at 6 tokens, the mean length that the
-demo's have, since the shorter the answers, the less there is to hide the engine behind. Everything
-that is not inside a node's kernel counts as the engine's: the coordinator, gathering rows, metrics,
-sample files (written at each Step), the trace.
+The model is the demo's before its warm start. Answers are cut at 6 tokens, the mean length of the
+demo's: the shorter the answers, the more the engine shows. Everything that is not inside a node's
+kernel counts as the engine's: the coordinator, gathering rows, metrics, sample files (written at
+each Step), the trace.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from operators.rewards import RewardFn
 BATCH, N, MAX_TOKENS = 32, 8, 6
 WARM_UP = 5
 GOAL = 0.05
-"""Share of a Step's time outside of the kernels."""
+"""Share of a Step's time outside the kernels."""
 
 Row = Mapping[str, float]
 
@@ -61,7 +61,7 @@ def outside(row: Row, nodes: list[str]) -> float:
 
 
 def results(rows: list[Row], nodes: list[str]) -> list[SideResult]:
-    """All numbers; the share is of all Steps together, so that no slow Step is left out."""
+    """All numbers; the share is over all Steps together, so that no slow Step is left out."""
     total = sum(row["time/step"] for row in rows)
     share = sum(outside(row, nodes) for row in rows) / total
     by_node = {
@@ -114,7 +114,7 @@ def main(*, quick: bool = False, json: Path | None = None, threads: int = 1) -> 
     Args:
         quick: fewer Steps; not to be quoted.
         json: also write the results there, as a list of {name, value, unit, goal, holds}.
-        threads: of each kernel; the more, the shorter the Step beside the engine's time.
+        threads: of each kernel; with more, a Step is shorter relative to the engine's time.
     """
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)

@@ -1,17 +1,16 @@
-"""What it is worth that generation and training overlap: one Worker at lag 0 against several at lag
-1.
+"""The gain from overlapping generation and training: one Worker at lag 0 against several at lag 1.
 
     python -m benchmarks.overlap [--quick] [--json FILE]
 
-Owns: the paired runs, what of their traces overlaps, and what the simulator says of the same plans.
-Does not own: how results are shown (report.py), nor the demo's task (examples/demo_task.py).
+Owns: the paired runs, the overlap in their traces, and the simulator's prediction for the same
+plans. Does not own: how results are shown (report.py), the demo's task (examples/demo_task.py).
 
-The model is the demo's before its warm start, with answers so long that generation and training
-take about the same time, one thread each: then overlap is worth most, twice the speed at best. Both
-runs of a pair share a seed and alternate in order. Beside the measured ratio stands the one that
-engine/simulate predicts for both plans from the synchronous runs' seconds: it knows of no cores
-that disturb each other and of no transport, so what lies between the two is those; how much longer
-kernels take side by side is a line of its own.
+The model is the demo's before its warm start, with answers long enough that generation and training
+take about the same time, one thread each: then overlap gains most, at best twice the speed. Both
+runs of a pair share a seed and alternate in order. Next to the measured ratio is the one that
+engine/simulate predicts for both plans from the synchronous runs' seconds. It knows neither
+transport nor cores that disturb each other; they explain the difference. How much longer kernels
+take side by side is a line of its own.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from operators.rewards import RewardFn
 BATCH, N, MAX_TOKENS = 16, 6, 48
 WARM_UP = 5
 GOAL = 1.5
-"""Samples a second at lag 1, for each one of the synchronous run."""
+"""Samples per second at lag 1, relative to the synchronous run."""
 WORDS = 3000
 GENERATE, TRAIN = "rollout", "train_policy"
 
@@ -61,7 +60,7 @@ class Overlap:
 
     @property
     def samples_per_second(self) -> float:
-        """Trained rows by the time of all Steps together, so that no slow Step is left out."""
+        """Trained rows divided by the time of all Steps, so that no slow Step is left out."""
         return (
             sum(row["data/prompts"] for row in self.rows)
             * N
@@ -69,12 +68,12 @@ class Overlap:
         )
 
     def seconds(self, node: str) -> float:
-        """Seconds that a node computes in a Step, the mean."""
+        """The mean seconds per Step in which a node computes."""
         return statistics.fmean(row.get(f"time/{node}", 0.0) for row in self.rows)
 
     @property
     def overlap(self) -> float:
-        """The share of training's time in which generation was under way, too."""
+        """The share of training's time during which generation ran, too."""
         train = merged(self.spans.get(TRAIN, ()))
         total = sum(end - start for start, end in train)
         return common(train, merged(self.spans.get(GENERATE, ()))) / total if total else 0.0
@@ -102,7 +101,7 @@ def common(some: Sequence[Interval], others: Sequence[Interval]) -> float:
 
 
 def spans_of(events: Iterable[Mapping[str, Any]], since: float) -> dict[str, list[Interval]]:
-    """Spans from `start` on (seconds of the trace's clock) except opening and loading, by node."""
+    """Spans that start at `since` (trace seconds) or later, except opening and loading, by node."""
     node_of: dict[tuple[int, int], str] = {}
     found: dict[str, list[Interval]] = {}
     for event in events:
@@ -134,7 +133,7 @@ def the_graph(folder: Path, reward_fn: RewardFn, max_lag: int) -> Graph:
 
 
 def options_of(folder: Path, mode: Mode, steps: int, seed: int) -> RunOptions:
-    """One Worker, or where the plan puts the nodes; a thread for each kernel."""
+    """One Worker, or the plan's placement; one thread for each kernel."""
     name = f"{mode}-{seed}"
     return RunOptions(
         steps=WARM_UP + steps,
@@ -166,7 +165,7 @@ def measured(folder: Path, reward_fn: RewardFn, mode: Mode, steps: int, seed: in
 
 
 def predicted(the_plan: Plan, durations: Durations, steps: int) -> float:
-    """Simulated seconds a Step after the warm-up."""
+    """Simulated seconds per Step after the warm-up."""
     settings = Settings(steps=WARM_UP + steps)
     rows = {source.name: WORDS for source in the_plan.sources}
     simulation = Simulation(the_plan, settings, rows=rows, durations=durations, outcomes=Outcomes())

@@ -1,13 +1,12 @@
-"""Ray and TransferQueue as ways from one process to another; runs in .venv-ray (ray_env.sh makes
-it).
+"""Ray and TransferQueue as routes from one process to another; runs in .venv-ray (see ray_env.sh).
 
     python -m benchmarks.ray_side WAY '{"4 kB": [4096, 20], ...}'      sizes in bytes, and rounds
 
-Owns: what is timed there. Does not own: the batch (data_plane_batch.py), who compares
+Owns: what is timed there. Does not own: the batch (data_plane_batch.py), the comparison
 (data_plane_peers.py).
 
 The last line of output is a JSON object: seconds of each round by size. As in data_plane.py, a
-round ends when the receiving actor, which has torch views of all columns, has told how many values
+round ends when the receiving actor has torch views of all columns and has reported how many values
 they have.
 """
 
@@ -27,7 +26,7 @@ from benchmarks.data_plane_batch import make_batch, views
 from dataflow.batch import ragged
 
 LOGICAL_CORES = 8
-"""CPUs that Ray is told of: with two, TransferQueue's own actors deadlock."""
+"""CPUs that Ray may use: with two, TransferQueue's own actors deadlock."""
 WARM = 3
 
 
@@ -74,7 +73,7 @@ def _ray_numpy(records: pa.RecordBatch) -> Callable[[], None]:
 
 
 def _ray_arrow(records: pa.RecordBatch) -> Callable[[], None]:
-    """The record batch as it is."""
+    """The record batch itself."""
 
     class ArrowReceiver:
         """The other process."""
@@ -87,7 +86,7 @@ def _ray_arrow(records: pa.RecordBatch) -> Callable[[], None]:
 
 
 def _transferqueue(records: pa.RecordBatch) -> Callable[[], None]:
-    """A key for each row, ragged columns as jagged nested tensors."""
+    """One key per row, ragged columns as jagged nested tensors."""
     import torch
     import transfer_queue as queue  # type: ignore[import-not-found]
     from tensordict import TensorDict  # type: ignore[import-not-found]

@@ -1,7 +1,6 @@
-"""How a benchmark says what it found: a table, a JSON and a markdown file, and the machine it ran
-on.
+"""How a benchmark reports: a table, a JSON and a markdown file, and the machine that it ran on.
 
-Owns: the one form of results of all benchmarks. Does not own: measuring.
+Owns: the format of all benchmarks' results. Does not own: measuring.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from rich.table import Table
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideResult:
-    """One number. goal: its bound, None for none; least: whether that is a lower bound."""
+    """One number. goal: its bound, None for none; least: whether it is a lower bound."""
 
     name: str
     value: float
@@ -30,7 +29,7 @@ class SideResult:
 
     @property
     def holds(self) -> bool | None:
-        """Whether the goal is met; None without one."""
+        """Whether the goal is met; None without a goal."""
         if self.goal is None:
             return None
         return self.value >= self.goal if self.least else self.value <= self.goal
@@ -56,7 +55,7 @@ class Machine:
     python: str
     torch: str
     load: float
-    """Runnable processes over the last minute, all users'; above the cores, do not quote times."""
+    """All users' runnable processes over the last minute; above `cores`, do not quote times."""
 
     def __str__(self) -> str:
         return (
@@ -85,7 +84,7 @@ def _processor() -> str:
 
 
 def show(title: str, results: Sequence[SideResult], where: Machine) -> None:
-    """Print the results as a table, and under it the machine."""
+    """Print the results as a table, with the machine below."""
     table = Table(*_COLUMNS, title=title)
     for result in results:
         table.add_row(*_cells(result))

@@ -1,7 +1,7 @@
 """Reward functions of the benchmarks, in TRL's signature, the same code on both sides.
 
-Owns: scoring of the settings' answers. Standard library only: it is imported in the
-environment of the peer too.
+Owns: scoring of the settings' answers. Uses only the standard library, as the peer's environment
+imports it, too.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import Any
 
 
 def exact_match(completions: list[str], answer: list[str], **_: Any) -> list[float]:
-    """1 where the completion is the answer, else 0."""
+    """1 if the completion is the answer, else 0."""
     return [float(text == want) for text, want in zip(completions, answer, strict=True)]
 
 
 def agreement(completions: list[str], answer: list[str], **_: Any) -> list[float]:
-    """The share of positions at which completion and answer agree, of the longer one's."""
+    """The share of the longer one's positions at which completion and answer agree."""
     return [
         sum(a == b for a, b in zip(text, want, strict=False)) / max(len(text), len(want))
         for text, want in zip(completions, answer, strict=True)
@@ -23,7 +23,7 @@ def agreement(completions: list[str], answer: list[str], **_: Any) -> list[float
 
 
 def even_share(completions: list[str], **_: Any) -> list[float]:
-    """The share of even digits in a completion, 0 for an empty one, whatever its length."""
+    """The share of even digits in a completion of any length; 0 for an empty one."""
     return [sum(c in "02468" for c in text) / len(text) if text else 0.0 for text in completions]
 
 

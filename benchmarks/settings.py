@@ -1,8 +1,8 @@
-"""The settings that our engine and its peers are measured on: model, data and numbers of a run.
+"""The settings for our engine and its peers: model, data and numbers of a run.
 
-Owns: making a small Qwen2 model directory with a character tokenizer and a Parquet file
-of prompts, both under runs/benchmarks/ and made once. Does not own: running anything on
-them (against_trl.py).
+Owns: creating a small Qwen2 model directory with a character tokenizer, and a Parquet file of
+prompts, once, under runs/benchmarks/. Does not own: running anything with them
+(against_trl.py).
 
     python -m benchmarks.settings short demo long_tail
 """
@@ -51,7 +51,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """How one setting's model and data are made, and how it is run."""
+    """How one setting's model and data are created, and how it is run."""
 
     name: str
     about: str
@@ -70,7 +70,7 @@ class Setting:
     threads: int = 2
 
     def digest(self) -> str:
-        """Hash of what the files depend on."""
+        """Hash of everything that the files depend on."""
         shown = {
             k: v
             for k, v in asdict(self).items()
@@ -92,7 +92,7 @@ def word_pairs(rng: random.Random) -> Iterator[Pair]:
     """reasoning-gym's spell_backward: words of 3 to 6 letters, prompts of 51 to 54 characters and a
     newline.
     """
-    import reasoning_gym  # takes a second to import, and one setting needs it
+    import reasoning_gym  # takes a second, and only one setting needs it
 
     data = reasoning_gym.create_dataset(
         "spell_backward", seed=rng.randrange(2**31), size=1 << 20, min_word_len=3, max_word_len=6
@@ -102,9 +102,7 @@ def word_pairs(rng: random.Random) -> Iterator[Pair]:
 
 
 DIGIT_TOKENS = (*string.digits, "=", EOS)
-"""Without a pad token, a policy that knows nothing ends with probability 1/12 at each token: p50 8,
-p90 26.
-"""
+"""No pad token: an untrained policy ends with probability 1/12 at each token: p50 8, p90 26."""
 TEXT_TOKENS = (*(chr(c) for c in range(32, 127)), "\n", PAD, EOS)
 
 SETTINGS = {
@@ -139,7 +137,7 @@ SETTINGS = {
             tokens=DIGIT_TOKENS,
             max_new_tokens=43,
             reward="even_share",
-            # So small that both sides keep the lengths they began with.
+            # So small that on both sides lengths stay as they were at the start.
             lr=1e-6,
             teacher_steps=0,
             steps=10,
@@ -150,7 +148,7 @@ SETTINGS = {
 
 
 def prepare(setting: Setting, *, seed: int = 0, root: Path = ROOT) -> Run:
-    """Make the setting's files where they are missing; returns what a side is told."""
+    """Create the setting's missing files; returns what a side is told."""
     folder = root / f"{setting.name}-{setting.digest()}"
     if not (folder / "done").exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -172,7 +170,7 @@ def prepare(setting: Setting, *, seed: int = 0, root: Path = ROOT) -> Run:
 
 
 def shortened(run: Run) -> Run:
-    """The same run with as few Steps as still say something."""
+    """The same run with as few Steps as are still meaningful."""
     return replace(run, steps=max(3, run.steps // 3), warmup_steps=2)
 
 
@@ -193,11 +191,11 @@ def _make(setting: Setting, folder: Path) -> None:
 
 
 def character_tokenizer(tokens: tuple[str, ...]) -> Qwen2Tokenizer:
-    """One token a character. Pads with EOS where the tokens hold no PAD.
+    """One token per character. Pads with EOS if there is no PAD.
 
-    transformers reads the tokenizer of a Qwen2 directory as byte-level BPE whatever class saved it,
-    and drops what that does not know; so this is one, without merges, and its space and newline are
-    spelled as byte-level BPE spells them.
+    transformers reads the tokenizer of a Qwen2 directory as byte-level BPE, whatever class saved
+    it, and drops what that does not know; so this is one, without merges, and its space and newline
+    are spelled as in byte-level BPE.
     """
     spelled = {" ": "\u0120", "\n": "\u010a"}
     vocabulary = {spelled.get(token, token): i for i, token in enumerate(tokens)}
@@ -213,7 +211,7 @@ def character_tokenizer(tokens: tuple[str, ...]) -> Qwen2Tokenizer:
 
 
 def ending_and_padding(tokens: tuple[str, ...]) -> tuple[int, int]:
-    """The ids of EOS and of what pads."""
+    """The ids of EOS and of the padding token."""
     end = tokens.index(EOS)
     return end, tokens.index(PAD) if PAD in tokens else end
 
@@ -238,8 +236,8 @@ def _config(tokens: tuple[str, ...]) -> Qwen2Config:
 def _teach(
     model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, setting: Setting, rows: list[Pair]
 ) -> None:
-    """Supervised updates on answers in which each character is another one with probability 0.25
-    (never the end).
+    """Supervised updates on answers in which each character but the end is replaced by another with
+    probability 0.25.
     """
     rng = random.Random(1)
     letters = sorted({c for _, answer in rows for c in answer})

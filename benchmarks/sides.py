@@ -1,7 +1,7 @@
-"""What a side of a comparison is, and the peer's.
+"""The sides of a comparison: their protocol, our side, and the peer's.
 
-Owns: the Side protocol, what a run is measured by, and TRL as a side. Does not own: the
-settings (settings.py), the pairing (against_trl.py).
+Owns: the Side protocol, the measures of a run, and TRL as a side. Does not own: the settings
+(settings.py), the pairing (against_trl.py).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from benchmarks.settings import Run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One run of one side, over the Steps after the warm-up; times are of one Step."""
+    """One run of one side, over the Steps after the warm-up; times are per Step."""
 
     samples_per_second: float
-    """Rows trained by wall time, everything between two Steps included."""
+    """Rows trained per second of wall time, including everything between Steps."""
     tokens_per_second: float
-    """Completion tokens by wall time."""
+    """Completion tokens per second of wall time."""
     step_ms: float
     """Median."""
     generation_ms: float
@@ -34,7 +34,7 @@ class Measured:
     train_ms: float
     """The rest of the Step."""
     prompt_tokens: float
-    """Mean length, as are completion_tokens."""
+    """Mean length, like completion_tokens."""
     completion_tokens: float
     slot_waste: float
     """1 - completion tokens / (rows in flight * decode steps), summed over decode steps."""
@@ -51,7 +51,7 @@ class Side(Protocol):
     def name(self) -> str: ...
 
     def run(self, run: Run) -> Measured:
-        """Train as told, in fresh processes. Ends the benchmark where that fails."""
+        """Train as told, in fresh processes. Exits if that fails."""
         ...
 
 
@@ -61,7 +61,7 @@ class OurSide:
     name = "ours"
 
     def run(self, run: Run) -> Measured:
-        """In a process of its own, as the peer."""
+        """In its own process, like the peer."""
         with tempfile.TemporaryDirectory() as folder:
             told = Path(folder) / "run.json"
             told.write_text(json.dumps(asdict(run)))
@@ -79,7 +79,7 @@ class TrlSide:
         self._options = options
 
     def run(self, run: Run) -> Measured:
-        """Makes the environment on first use."""
+        """Creates the environment on first use."""
         subprocess.run(["benchmarks/trl_env.sh"], check=True)
         with tempfile.TemporaryDirectory() as folder:
             told = Path(folder) / "run.json"
@@ -95,11 +95,10 @@ class TrlSide:
 
 
 def last_line(command: list[str], threads: int) -> dict[str, float]:
-    """Run a side's command with this many threads; the JSON object that its last line of output is.
+    """Run a side's command with this many threads; returns the JSON object in its last output line.
 
-    Waiting threads spin shortly and then sleep, unless the caller's environment says otherwise:
-    where another process wants a core, threads that spin on made the same run up to ten times
-    slower.
+    Waiting threads spin briefly and then sleep, unless the caller's environment says otherwise: on
+    a busy machine, threads that keep spinning made the same run up to ten times slower.
     """
     environment = {"GOMP_SPINCOUNT": "10000"} | os.environ | {"OMP_NUM_THREADS": str(threads)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -110,7 +109,5 @@ def last_line(command: list[str], threads: int) -> dict[str, float]:
 
 
 def measured(numbers: dict[str, float]) -> Measured:
-    """From a side's JSON; keys that Measured does not have are left out, a missing one is a
-    KeyError.
-    """
+    """From a side's JSON; extra keys are ignored, a missing one is a KeyError."""
     return Measured(**{field.name: numbers[field.name] for field in fields(Measured)})  # type: ignore[arg-type]

@@ -1,8 +1,8 @@
 """Milliseconds of the train kernel alone: 32 groups of 8 rows, two updates, on a Qwen2 of 2 layers
 x 128.
 
-Owns: made-up rows whose lengths and repetitions are those of the demo task and of a long tail,
-and the timing. Does not own: any run of a graph (against_trl.py).
+Owns: generated rows with the lengths and repetitions of the demo task and of a long tail, and the
+timing. Does not own: any run of a graph (against_trl.py).
 
     OMP_NUM_THREADS=2 python -m benchmarks.train_step --threads 2
 """
@@ -32,12 +32,12 @@ from operators.kernels.torch.train import TorchTrain
 
 T = TypeVar("T")
 GROUPS, ROWS, COMMON = 32, 8, 44
-"""COMMON: tokens that all prompts begin with; 8 more are a prompt's own."""
+"""COMMON: tokens that all prompts begin with; 8 more are each prompt's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class OneProcess:
-    """The Session of a kernel that is alone."""
+    """The Session of a kernel that runs alone."""
 
     seed: int = 0
     rank: int = 0
@@ -45,27 +45,27 @@ class OneProcess:
     group: Any = None
 
     def row_seeds(self, keys: Keys) -> np.ndarray:
-        """Training draws nothing by row."""
+        """Training makes no random draw per row."""
         return np.zeros(len(keys), dtype=np.uint64)
 
     def metric(self, name: str, value: float, count: float = 1.0) -> None:
-        """Metrics of a Step are what `step` returns."""
+        """Do nothing: `step` returns a Step's metrics."""
 
     def tombstone(self, key: tuple[int, int, int], error: str, *, failed: bool = True) -> None:
         """No row of this benchmark fails."""
         raise ValueError(f"row {key}: {error}")
 
     def module(self, model: Any, make: Callable[[], T]) -> T:
-        """Nobody to share with."""
+        """There is nobody to share with."""
         return make()
 
     def allocate(self, count: int, dtype: npt.DTypeLike) -> np.ndarray:
-        """Nobody reads from here: ordinary memory."""
+        """Ordinary memory: nobody else reads it."""
         return np.empty(count, dtype)
 
 
 def answers(draw: np.random.Generator, kind: str) -> list[list[int]]:
-    """One group's answers: a word with some letters right, or answers of long-tailed length."""
+    """One group's answers: a word with some correct letters, or answers of long-tailed length."""
     if kind == "long_tail":
         lengths = np.clip(draw.lognormal(np.log(8), 0.9, ROWS), 1, 43).astype(int)
         return [draw.integers(2, 95, n).tolist() for n in lengths]

@@ -3,9 +3,9 @@
     .venv-trl/bin/python -m benchmarks.trl_side RUN.json \\
         [--micro-batches N] [--cache NAME] [--compile]
 
-Owns: TRL's GRPOTrainer with its settings for CPU (the options are for trying others), and
-the clock around its phases. Prints one JSON line. Does not own: the settings (settings.py),
-nor what is compared (against_trl.py). Imports nothing of the engine.
+Owns: TRL's GRPOTrainer with its settings for CPU (the options try others), and the clock
+around its phases. Prints one JSON line. Does not own: the settings (settings.py), what is
+compared (against_trl.py). Imports nothing from the engine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class StepClock:
-    """What is noted of each Step: seconds of its phases, and the lengths of its completions."""
+    """Notes on each Step: seconds of its phases, and the lengths of its completions."""
 
     ends: list[float] = field(default_factory=list)
     generation: list[float] = field(default_factory=list)
@@ -61,7 +61,7 @@ def trainer_class(clock: StepClock) -> type:
 
 
 def arguments(run: dict[str, Any], options: argparse.Namespace, folder: str) -> Any:
-    """TRL's settings: one update a batch, fp32, no reference, nothing logged or saved."""
+    """TRL's settings: one update per batch, fp32, no reference, nothing logged or saved."""
     from trl import GRPOConfig
 
     rows = run["prompts_per_step"] * run["num_generations"]
@@ -96,7 +96,7 @@ def arguments(run: dict[str, Any], options: argparse.Namespace, folder: str) -> 
 
 
 def train(run: dict[str, Any], options: argparse.Namespace) -> StepClock:
-    """One whole training run; returns what the clock noted."""
+    """One whole training run; returns the clock's notes."""
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback

@@ -4,10 +4,11 @@
 
 Owns: the trace and what is counted. Does not own: how results are shown (report.py).
 
-GRPO runs in one process; its third Step is traced. `files`: those of engine/ in which a function is
-called from the admission of the Step's prompts to the end of its training. `room switches`: how
-often, until the next Step's prompts are admitted, the next call is in another folder of engine/.
-The plan's data types (engine/plan), which every room reads, count as no room.
+GRPO runs in one process; its third Step is traced. `files`: the files of engine/ in which a
+function is called between the admission of the Step's prompts and the end of its training. `room
+switches`: how often, until the next Step's prompts are admitted, a call is in another folder of
+engine/ than the call before. The plan's data types (engine/plan), which every room reads, are not a
+room.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def traced() -> list[Call]:
 
 
 def room(file: str) -> str:
-    """The folder of engine/ that a file is in; engine/ itself is one, too."""
+    """The folder of engine/ that a file is in; engine/ itself counts as one."""
     return file.partition("/")[0] if "/" in file else ""
 
 
@@ -72,12 +73,12 @@ def third_step(calls: list[Call]) -> tuple[list[Call], list[Call]]:
 
 
 def switches(calls: Iterable[Call]) -> int:
-    """How often a call is in another room than the one before."""
+    """How often a call is in another room than the call before."""
     return sum(room(before) != room(after) for (before, _), (after, _) in pairwise(calls))
 
 
 def main(*, quick: bool = False, json: Path | None = None) -> None:
-    """Print how far a batch walks. quick: the same; there is nothing to shorten."""
+    """Print how far a batch walks. quick: no effect; there is nothing to shorten."""
     until_trained, step = third_step(traced())
     files = {file for file, _ in until_trained}
     results = [

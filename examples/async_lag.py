@@ -2,9 +2,9 @@
 
     python examples/async_lag.py
 
-With max_lag=1 prompts of the next Step are admitted before this one is trained, and no row is ever
-trained whose weights are more than one version old: policy/lag/max says what was measured. max_lag
-is the graph's; where rows lag, decoupled_policy_loss (AReaL) is the loss made for it.
+With max_lag=1 prompts of the next Step are admitted before this one is trained, and no row is
+trained that was made by weights more than one version old: policy/lag/max is what was measured.
+max_lag is the graph's; decoupled_policy_loss (AReaL) is the loss for rows that lag.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def graph(*, max_lag: int = 1) -> Graph:
 
 
 def main(steps: int = 12) -> Result:
-    """Both, one after the other; the last is returned."""
+    """Both, one after the other; returns the last."""
     print(check(graph()).describe())
     run(graph(max_lag=0), tiny.options("async_lag_0", steps=steps), on_step=[tiny.show])
     return run(graph(max_lag=1), tiny.options("async_lag_1", steps=steps), on_step=[tiny.show])

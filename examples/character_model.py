@@ -1,5 +1,5 @@
-"""A Qwen2 directory of random weights with one token a character: what the examples and the demo
-train.
+"""A randomly initialised Qwen2 directory with one token per character, for the examples and the
+demo.
 
 Owns: the architecture's shape and the tokenizer's form. Does not own: which characters there are.
 """
@@ -21,8 +21,8 @@ def make_model(
     seed: int,
     chat_template: str | None = None,
 ) -> None:
-    """Write the directory. tokens: the characters, EOS and PAD among them; mlp: its inner width."""
-    import torch  # here and not above: processes that score answers import the examples' files too
+    """Write the directory. tokens: the characters, including EOS and PAD; mlp: its inner width."""
+    import torch  # not at the top: processes that score answers import the examples' files, too
     from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
     from transformers.utils.logging import disable_progress_bar
 
@@ -42,8 +42,8 @@ def make_model(
         bos_token_id=None,
     )
     Qwen2ForCausalLM(config).save_pretrained(path)
-    # Byte-level BPE without merges, which is what transformers reads a Qwen2 directory as; it
-    # spells these two so.
+    # Byte-level BPE without merges, as transformers expects in a Qwen2 directory; these are its
+    # spellings of space and newline.
     spelled = {" ": "\u0120", "\n": "\u010a"}
     vocabulary = {spelled.get(token, token): i for i, token in enumerate(tokens)}
     tokenizer = Qwen2Tokenizer(

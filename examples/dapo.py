@@ -1,11 +1,11 @@
-"""DAPO (arXiv:2503.14476): groups without signal are replaced, long answers cost, the clip is wider
-above.
+"""DAPO (arXiv:2503.14476): groups without signal are replaced, long answers are penalised, and the
+clip range is wider above.
 
     python examples/dapo.py
     dataflow draw examples/dapo.py:graph
 
-`select` alone removes rows. refill=True gives a removed prompt's place back, so that each Step has
-its full batch.
+Only `select` removes rows. With refill=True another prompt takes the place of a removed one, so
+that each Step has its full batch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from operators.train import train
 
 
 def has_seven(completions: list[str], **kwargs: object) -> list[float]:
-    """1.0 where there is a 7: rare at first, so that many groups have no signal."""
+    """1.0 if there is a 7: rare at first, so that many groups have no signal."""
     return [float("7" in text) for text in completions]
 
 
@@ -32,8 +32,8 @@ def graph(*, batch: int = 8, max_tokens: int = 8, lr: float = 5e-3) -> Graph:
     """DAPO.
 
     Args:
-        batch: prompts in a Step, after the selection.
-        max_tokens: longest answer; the last quarter of it costs.
+        batch: prompts per Step, after the selection.
+        max_tokens: longest answer; its last quarter is penalised.
         lr: learning rate.
     """
     files = tiny.make()

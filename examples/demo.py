@@ -4,8 +4,8 @@
 
 Makes a small character model and warm-starts it with graphs/sft.py on a careless teacher, who
 spells a word backward in one of three answers and just repeats it in the others; stops early;
-then trains it with graphs/grpo.py, with reasoning-gym's own scorer behind the reward. Words
-that are shown at the end were never trained on.
+then trains it with graphs/grpo.py, with reasoning-gym's own scorer as the reward. The words shown
+at the end were never trained on.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from operators.rewards import RewardFn
 from operators.train import evaluate
 
 GOOD = 0.85
-"""Exact match on held-out words, greedy and sampled, that the demo has to reach."""
+"""Exact match on held-out words, greedy and sampled, that the demo must reach."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """The settings of the demo; how they were found is in docs/demo.md."""
+    """The settings of the demo; docs/demo.md says how they were found."""
 
     words: int = 40_000
     lazy: float = 0.65
@@ -105,7 +105,7 @@ def spell_backward(
 
 
 def prepare(folder: Path, recipe: Recipe, seed: int) -> None:
-    """Data and model: train, validation and test words are disjoint; the model knows nothing."""
+    """Data and model: train, validation and test words are disjoint; the model is untrained."""
     folder.mkdir(parents=True, exist_ok=True)
     found = task.words(recipe.words, seed)
     train = [row for word, row in found.items() if not task.held_out(word)]
@@ -136,7 +136,7 @@ def learn_from_teacher(folder: Path, recipe: Recipe, options: RunOptions) -> Res
 
 
 def reinforcement(folder: Path, warm: Result, recipe: Recipe, reward_fn: RewardFn) -> Graph:
-    """The main job's graph, on what the warm start left."""
+    """The main job's graph, starting from the warm start's model."""
     return spell_backward(
         str(warm.trained["policy"]),
         str(folder / "train.parquet"),
@@ -150,7 +150,7 @@ def reinforcement(folder: Path, warm: Result, recipe: Recipe, reward_fn: RewardF
 
 
 def measured(result: Result, name: str) -> dict[str, float]:
-    """Exact match on held-out words of a run's beginning and end."""
+    """A run's exact match on held-out words, at its beginning and end."""
     rows = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
     kind = "exact_match" if name == "greedy" else f"{name}/exact_match"
     return {"before": rows[0][f"eval/initial/{kind}"], "after": rows[-1][f"eval/{kind}"]}
@@ -232,9 +232,9 @@ def main(
         name: of the run folder.
         runs: folder that holds the run folders.
         permute_rewards: a control: rewards go to the wrong rows, so nothing should be learned.
-        threads: of each kernel; all cores by default.
+        threads: per kernel; all cores by default.
         steps: Steps of GRPO, instead of the recipe's.
-        warm_steps: at most so many Steps of warm start, instead of the recipe's.
+        warm_steps: at most this many Steps of warm start, instead of the recipe's.
     """
     console = Console()
     recipe = Recipe()

@@ -1,9 +1,9 @@
 """The demo's task: words to spell backward, a character model, and an honest reward.
 
 Owns: the data (reasoning-gym's spell_backward, split by word), the model directory, the
-reward. Does not own: the algorithm (graphs/) or the demo's course (demo.py).
+reward. Does not own: the algorithm (graphs/), the demo's steps (demo.py).
 
-A model of random weights cannot learn this from rewards alone, so it is warm-started on a
+A randomly initialised model cannot learn this from rewards alone, so it is warm-started on a
 careless teacher and stopped early: it must not be good before reinforcement begins.
 """
 
@@ -36,8 +36,8 @@ def held_out(word: str) -> bool:
 def words(count: int, seed: int) -> dict[str, Row]:
     """Distinct words of 3 to 6 letters, each with its row of prompt, answer, entry and task.
 
-    Different seeds of the task overlap (item i uses Random(seed + i)), so a split by seed would not
-    be one.
+    Different seeds of the task overlap (item i uses Random(seed + i)), so a split by seed would
+    not separate them.
     """
     words = "min_word_len=3&max_word_len=6&suffix=%0A"
     data = f"reasoning_gym:spell_backward?size={count}&seed={seed}&{words}"
@@ -48,17 +48,15 @@ def words(count: int, seed: int) -> dict[str, Row]:
 
 
 def write_prompts(path: Path, rows: list[Row]) -> None:
-    """TRL-shaped Parquet: the prompt, and what the scorer wants to know."""
+    """TRL-shaped Parquet: the prompt, and what the scorer needs."""
     pq.write_table(pa.Table.from_pylist(rows), path)
 
 
 def write_demonstrations(
     path: Path, rows: list[Row], *, lazy: float, noise: float, copies: int, seed: int
 ) -> None:
-    """Answers of a careless teacher, who with probability `lazy` repeats the word instead of
-    spelling it backward.
-
-    Each letter of either is then replaced by a random one with probability `noise`.
+    """Answers of a careless teacher, who repeats the word with probability `lazy` instead of
+    spelling it backward. Each letter is then replaced by a random one with probability `noise`.
     """
     rng = random.Random(seed)
     prompts, answers = [], []
@@ -76,14 +74,14 @@ def write_demonstrations(
 
 
 def make_model(path: Path, *, layers: int, hidden: int, seed: int) -> None:
-    """A model that knows nothing yet."""
+    """An untrained model."""
     character_model.make_model(
         path, TOKENS, hidden=hidden, mlp=3 * hidden, layers=layers, seed=seed
     )
 
 
 def permuted_exact_match(completions: list[str], entry: list[str], task: list[str]) -> list[float]:
-    """The control: the rewards of exact_match, handed to other rows of the same call."""
+    """The control: the rewards of exact_match, given to other rows of the same call."""
     rewards = exact_match(completions, entry, task)
     random.Random(f"{len(completions)}{completions[0]}").shuffle(rewards)
     return rewards

@@ -7,7 +7,7 @@ Run: python examples/notebook.py
 
 from __future__ import annotations
 
-# %% A model and data. In your notebook these are paths of your own.
+# %% A model and data. In your notebook these are your own paths.
 import tiny
 
 files = tiny.make()
@@ -45,7 +45,7 @@ print(
     .to_pylist()
 )
 
-# %% A run. on_step gets each Step's metrics; until ends the run when it holds.
+# %% A run. on_step gets each Step's metrics; until ends the run when it returns True.
 curve: list[float] = []
 result = run(
     graph,
@@ -55,7 +55,7 @@ result = run(
 )
 print(result.reason, result.folder, [round(reward, 3) for reward in curve])
 
-# %% Go on from its checkpoint. The graph is given again, for a function of a notebook cannot be
+# %% Continue from its checkpoint. The graph is passed again, as functions of a notebook cannot be
 # imported.
 result = resume(
     result.folder,
@@ -65,5 +65,5 @@ result = resume(
 )
 print(result.reason, [round(reward, 3) for reward in curve])
 
-# %% What was trained is a Hugging Face directory.
+# %% The trained model is a Hugging Face directory.
 print(result.trained["policy"])

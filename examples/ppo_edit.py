@@ -19,7 +19,7 @@ from operators.train import train
 
 
 def before() -> Graph:
-    """GRPO with one answer a prompt: groups of one are refused, but only if a sink reads them."""
+    """GRPO with one answer per prompt: groups of one are refused, but only if a sink reads them."""
     files = tiny.make()
     return grpo(files.model, files.train, short_digits, n=1, batch=32, max_tokens=8, lr=3e-3)
 

@@ -1,4 +1,4 @@
-"""TRL's reward functions, several at once, from a file that knows nothing of this project.
+"""TRL's reward functions, several at once, from a file that does not know this project.
 
     python examples/run_trl_reward.py
     dataflow run graphs.grpo:grpo --reward-fn \\
@@ -24,7 +24,7 @@ from operators.train import train
 
 
 def graph() -> Graph:
-    """GRPO written out, with a weighted sum of the two."""
+    """GRPO written out, with a weighted sum of the two functions."""
     files = tiny.make()
     policy = Model("policy", files.model, trainable=True)
     rollout = generate(policy, prompts(files.train, batch=8), n=8, max_tokens=4)

@@ -1,11 +1,10 @@
-"""Several rewards: weights, None for "does not apply to this row", an asynchronous one, one that
-logs.
+"""Several rewards: weights, None for "does not apply to this row", an async one, one that logs.
 
     python examples/several_rewards.py
 
-Each function runs in a process of its own with a time limit, and is logged by its name. Where a
-function answers None its weight does not count for that row; a row for which all of them do is an
-error (or a dropped group: on_error=).
+Each function runs in its own process with a time limit, and is logged by its name. If a function
+returns None, its weight does not count for that row; a row for which all return None is an error
+(or a dropped group: on_error=).
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def digits(
 
 
 def even_answer(completions: list[str], answer: list[str], **kwargs: object) -> list[float | None]:
-    """Judges only prompts whose answer is even: is the last character an even digit?"""
+    """Judges only prompts with an even answer: is the last character an even digit?"""
     return [
         None if int(right) % 2 else float(text[-1:] in ("0", "2", "4", "6", "8"))
         for text, right in zip(completions, answer, strict=True)
@@ -42,10 +41,10 @@ def even_answer(completions: list[str], answer: list[str], **kwargs: object) -> 
 
 
 async def remote_judge(completions: list[str], **kwargs: object) -> list[float]:
-    """As a call of a service would be: all rows of a chunk at once."""
+    """Like a call of a service: all rows of a chunk at once."""
 
     async def judge(text: str) -> float:
-        await asyncio.sleep(0)  # where the request would be
+        await asyncio.sleep(0)  # the request would be here
         return 1.0 if " " not in text else 0.0
 
     return list(await asyncio.gather(*map(judge, completions)))

@@ -1,9 +1,9 @@
-"""What the examples run on: a small character model and a few prompts, made here in a second,
-nothing downloaded.
+"""What the examples run on: a small character model and a few prompts, made in a second, without
+downloads.
 
-Owns: the model directory, the data, and run options that are small enough for a laptop. Does not
-own: any example. A model of random weights learns no arithmetic in a few Steps; the examples'
-rewards are things that it can learn.
+Owns: the model directory, the data, and run options small enough for a laptop. Does not own: any
+example. A randomly initialised model learns no arithmetic in a few Steps; the examples' rewards
+are things that it can learn.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiny:
-    """Paths, as a graph function takes them."""
+    """Paths, as arguments of a graph function."""
 
     model: str
     train: str
@@ -65,7 +65,7 @@ def eval_sum(text: str) -> int:
 
 
 def options(name: str, *, steps: int = 12) -> RunOptions:
-    """Options of a run that lasts seconds; it replaces the run folder that an earlier call left."""
+    """Options of a run that lasts seconds; it replaces the run folder of an earlier call."""
     return RunOptions(name=name, steps=steps, overwrite=True, threads=1, progress=False)
 
 

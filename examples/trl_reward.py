@@ -1,4 +1,4 @@
-"""Rewards in TRL's form: this file imports nothing of ours and runs in TRL as it stands."""
+"""Rewards in TRL's form: it imports nothing from this project and runs unchanged in TRL."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 
 def correct(completions: list[str], answer: list[str], **kwargs: object) -> list[float]:
-    """1.0 where the first number in the completion is the answer."""
+    """1.0 if the first number in the completion is the answer."""
     found = (re.search(r"\d+", text) for text in completions)
     return [
         float(match is not None and match.group() == right)

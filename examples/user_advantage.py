@@ -1,4 +1,4 @@
-"""An advantage of your own: an operator that returns Advantage, in the place of GRPO's.
+"""An advantage of your own: an operator that returns Advantage, in place of GRPO's.
 
 Run: python examples/user_advantage.py
 """
@@ -17,7 +17,7 @@ from graphs.grpo import grpo
 # begin: what you add
 @operator(scope="group")
 def rank_advantage(rollout: Columns[Rollout], score: Columns[Reward]) -> Columns[Advantage]:
-    """The share of its group that an answer beats, less the share that beats it."""
+    """The share of its group that an answer beats, minus the share that beats it."""
     mask, group, reward = rollout["completion_mask"], rollout.groups, score["reward"]
     same = group[:, None] == group[None, :]
     beats = np.sign(reward[:, None] - reward[None, :]) * same
@@ -30,7 +30,7 @@ def rank_advantage(rollout: Columns[Rollout], score: Columns[Reward]) -> Columns
 
 
 def graph() -> Graph:
-    """GRPO with ranks in the place of standardised rewards."""
+    """GRPO with ranks in place of standardised rewards."""
     files = tiny.make()
     g = grpo(files.model, files.train, short_digits, n=8, batch=8, max_tokens=8, lr=5e-3)
     ranks = rank_advantage(g.port("rollout", Rollout), g.port("score", Reward))

@@ -1,9 +1,8 @@
-"""A loss of your own: a decorated function on packed tensors, which returns terms that nobody has
-averaged.
+"""A loss of your own: a decorated function on packed tensors that returns unreduced terms.
 
     python examples/user_loss.py
 
-`train` reduces them; the function never averages and never sees padding. This one is CISPO's
+`train` reduces them; the function takes no mean and sees no padding. This one is CISPO's
 (arXiv:2506.13585).
 """
 
@@ -33,7 +32,7 @@ def capped_weight_loss(now: Now, advantage: Tensors[Advantage], *, cap: float = 
 
 
 def graph(*, cap: float = 2.0) -> Graph:
-    """GRPO's rows and advantages, trained with that loss in two updates a Step."""
+    """GRPO's rows and advantages, trained with that loss in two updates per Step."""
     files = tiny.make()
     g = grpo(files.model, files.train, short_digits, n=8, batch=8, max_tokens=8)
     policy = Model("policy", files.model, trainable=True)

@@ -1,5 +1,4 @@
-"""An operator of your own: a decorated function on columns, put into GRPO without a line of GRPO
-changed.
+"""An operator of your own: a decorated function on columns, inserted into GRPO without changing it.
 
     python examples/user_operator.py
     dataflow draw examples/user_operator.py:graph
@@ -25,7 +24,7 @@ from graphs.grpo import grpo
 def novelty(
     rollout: Columns[Rollout], score: Columns[Reward], *, weight: float = 0.1
 ) -> Columns[Reward]:
-    """The reward, and `weight` more for an answer that begins as no other of its group does."""
+    """The reward, plus `weight` for an answer that begins like no other in its group."""
     openings = [
         (group, text[:2]) for group, text in zip(rollout.groups, rollout["completion"], strict=True)
     ]

@@ -1,8 +1,8 @@
-"""verl's Parquet and verl's compute_score, both as they are.
+"""verl's Parquet and verl's compute_score, both unchanged.
 
     python examples/verl_parquet.py
 
-Prompts are lists of messages, which the tokenizer's own chat template renders. `split` reads
+Prompts are lists of messages, rendered by the tokenizer's own chat template. `split` reads
 extra_info.split.
 """
 
@@ -41,14 +41,14 @@ def write(path: Path) -> str:
 
 
 def graph() -> Graph:
-    """GRPO on them."""
+    """GRPO on these rows."""
     files = tiny.make()
     data = write(Path(files.train).with_name("verl.parquet"))
     return grpo(files.model, data, verl_reward(compute_score), n=8, batch=8, max_tokens=4, lr=5e-3)
 
 
 def main(steps: int = 12) -> Result:
-    """A short run; compute_score's `acc` is the metric reward/compute_score/acc."""
+    """A short run; compute_score's `acc` becomes the metric reward/compute_score/acc."""
     return run(graph(), tiny.options("verl_parquet", steps=steps), on_step=[tiny.show])
 
 

@@ -32,13 +32,13 @@ def grpo(
     Args:
         base: Hugging Face model directory or hub name.
         data: Parquet or JSONL of prompts, or a reasoning_gym: task.
-        reward_fn: a function of TRL's signature, module:function on the command line.
+        reward_fn: a function with TRL's signature, module:function on the command line.
         n: answers to each prompt.
-        batch: prompts in a Step.
+        batch: prompts per Step.
         max_tokens: longest answer.
         beta: weight of the KL term against the base model; 0 leaves the reference out.
         lr: learning rate, or a schedule of the Step.
-        minibatches: updates in a Step.
+        minibatches: updates per Step.
         max_lag: how many versions old a row's weights may be when it is trained; 0 is synchronous.
     """
     policy = Model("policy", base, trainable=True)

@@ -35,14 +35,14 @@ def ppo(
     Args:
         base: Hugging Face model directory or hub name, of the policy, the reference and the critic.
         data: Parquet or JSONL of prompts, or a reasoning_gym: task.
-        reward_fn: a function of TRL's signature, module:function on the command line.
-        batch: prompts in a Step.
+        reward_fn: a function with TRL's signature, module:function on the command line.
+        batch: prompts per Step.
         max_tokens: longest answer.
         beta: weight of the KL penalty in the reward.
         lr: the policy's learning rate.
         critic_lr: the critic's learning rate.
         epochs: passes over the Step's rows.
-        minibatches: updates in a pass.
+        minibatches: updates per pass.
         max_lag: how many versions old a row's weights may be when it is trained.
     """
     policy, critic = (
@@ -85,8 +85,8 @@ def ppo_from_grpo(
     Args:
         base: Hugging Face model directory or hub name.
         data: Parquet or JSONL of prompts, or a reasoning_gym: task.
-        reward_fn: a function of TRL's signature, module:function on the command line.
-        batch: prompts in a Step.
+        reward_fn: a function with TRL's signature, module:function on the command line.
+        batch: prompts per Step.
         max_tokens: longest answer.
         lr: the policy's learning rate.
         critic_lr: the critic's learning rate.

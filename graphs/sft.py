@@ -15,7 +15,7 @@ def sft(base: str, data: str, *, batch: int = 128, lr: Number = 1e-5) -> Graph:
     Args:
         base: Hugging Face model directory or hub name.
         data: Parquet or JSONL with prompt and completion, or messages.
-        batch: rows in a Step.
+        batch: rows per Step.
         lr: learning rate, or a schedule of the Step.
     """
     policy = Model("policy", base, trainable=True)

@@ -119,9 +119,9 @@ def group_advantage(
     """(reward - baseline of its group) / (std of its group + epsilon), on each token of the row.
 
     GRPO (arXiv:2402.03300, eq. 3); baseline="leave_one_out", scale="none" is RLOO
-    (arXiv:2402.14740). dialect names epsilon: trl 1e-4, verl 1e-6, openrlhf 1e-9 (all use the
-    unbiased deviation), and what a group of which one row is left gets: verl its own reward, the
-    others 0. ragged: accept groups of which a selection took rows away.
+    (arXiv:2402.14740). dialect sets epsilon: trl 1e-4, verl 1e-6, openrlhf 1e-9 (all use the
+    unbiased deviation), and the advantage of a group's only remaining row: verl its own reward, the
+    others 0. ragged: accept groups that a selection took rows from.
     """
     params = {"baseline": baseline, "scale": scale, "ragged": ragged, "dialect": dialect}
     return Node(
@@ -137,8 +137,7 @@ def baseline_advantage(
     *,
     name: str = "baseline_advantage",
 ) -> Port[Advantage]:
-    """reward - a baseline of the prompt (or of other rows that these come from), the same for all
-    of its answers.
+    """reward - a baseline for the prompt (or another ancestor), the same for all of its answers.
 
     ReMax (arXiv:2310.10505) takes the greedy answer's reward: `mean_over(reward(fn, greedy),
     prompt)`.
@@ -158,11 +157,11 @@ def gae(
     lam: float = 0.95,
     name: str = "gae",
 ) -> Port[Returns]:
-    """Generalised advantage estimation (arXiv:1506.02438, eq. 16) and its returns, advantage +
+    """Generalised advantage estimation (arXiv:1506.02438, eq. 16); its returns are advantage +
     value.
 
-    A TokenReward is taken as it is; a Reward stands on the last written token. A hole in the mask
-    is passed over.
+    A TokenReward is used as it is; a Reward counts at the last written token. Holes in the mask are
+    skipped.
     """
     params = {"gamma": gamma, "lam": lam}
     return Node(
@@ -174,9 +173,7 @@ def gae(
 def returns(
     rollout: Port[Completion], score: Port[Reward], *, gamma: float = 1.0, name: str = "returns"
 ) -> Port[Returns]:
-    """Discounted sum of the rewards from each token on; the advantage of REINFORCE without a
-    baseline.
-    """
+    """Discounted sum of rewards from each token on: REINFORCE's advantage without a baseline."""
     return Node(
         RETURNS, name, inputs={"rollout": rollout, "score": score}, params={"gamma": gamma}
     ).port()
@@ -193,8 +190,8 @@ def whiten(
 ) -> Port[AnyAdvantage]:
     """Zero mean (if shift) and unit variance over the written tokens of the Step.
 
-    dialect: trl and verl divide by count - 1 and add 1e-8 to the variance, openrlhf divides by
-    count and takes 1e-8 as the least variance. A Step-wide mean: no streaming past here.
+    dialect: trl and verl divide by count - 1 and add 1e-8 to the variance; openrlhf divides by
+    count, and its variance is at least 1e-8. A mean over the Step: rows do not stream past it.
     """
     params = {"shift": shift, "dialect": dialect}
     schemas = (advantage.schema,) if isinstance(advantage, Port) else None
@@ -218,11 +215,11 @@ def kl_in_reward(
     dialect: Dialect = "trl",
     name: str = "kl_in_reward",
 ) -> Port[TokenReward]:
-    """The reward less beta times the KL estimate of each token (k1, k2, k3:
+    """The reward minus beta times each token's KL estimate (k1, k2, k3:
     joschu.net/blog/kl-approx.html).
 
-    dialect: trl clamps nothing; verl clamps the log ratio of k3 to 20 and k3 to 10, either way;
-    openrlhf each of the three estimates to 10.
+    dialect: trl clamps nothing; verl clamps k3's log ratio to [-20, 20] and k3 to [-10, 10];
+    openrlhf clamps each of the three estimates to [-10, 10].
     """
     inputs = {"rollout": rollout, "score": score, "reference": reference}
     return Node(
@@ -240,10 +237,10 @@ def overlong_penalty(
     factor: float = 1.0,
     name: str = "overlong_penalty",
 ) -> Port[AnyReward]:
-    """The reward less factor times how far the answer reaches into the last `buffer` of max_tokens
+    """The reward minus factor times how far the answer reaches into the last `buffer` of max_tokens
     (DAPO, eq. 13).
 
-    Of a TokenReward the last token bears the penalty, and the others stay as they are.
+    In a TokenReward the last token bears the penalty; the others do not change.
     """
     params = {"max_tokens": max_tokens, "buffer": buffer, "factor": factor}
     schemas = (score.schema,) if isinstance(score, Port) else None
@@ -255,10 +252,9 @@ def overlong_penalty(
 def add(
     *scores: Port[Reward], weights: Sequence[float] | None = None, name: str = "add"
 ) -> Port[Reward]:
-    """The weighted sum of rewards on the same rows; with a TokenReward among them it is one.
+    """The weighted sum of rewards on the same rows; a TokenReward if one of them is.
 
-    Then tokens are added to tokens, and the number of a plain Reward stands on the last token of
-    its row.
+    Then a plain Reward counts at the last token of its row.
     """
     require_weights("add", weights, len(scores), "score")
     params = {"weights": None if weights is None else tuple(weights)}

@@ -30,9 +30,10 @@ from dataflow.user import Columns
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupDialect:
-    """How a peer does a group: epsilon is added to the (unbiased) standard deviation. lone: what a
-    group of one row gets, which has nobody to be compared with: 0, or its own reward, as if its
-    mean were 0 and its deviation 1.
+    """How a peer normalises a group: epsilon is added to the (unbiased) standard deviation.
+
+    lone: the advantage in a group of one row, which has nothing to compare with: 0, or the row's
+    own reward, as if the mean were 0 and the deviation 1.
     """
 
     epsilon: float
@@ -44,15 +45,15 @@ GROUP_DIALECTS = {
     "verl": GroupDialect(epsilon=1e-6, lone="reward"),
     "openrlhf": GroupDialect(epsilon=1e-9),
 }
-"""TRL `GRPOTrainer` and `RLOOTrainer`, verl `core_algos`, OpenRLHF `experience_maker` (it has no
-group of one).
+"""TRL `GRPOTrainer` and `RLOOTrainer`, verl `core_algos`, OpenRLHF `experience_maker` (which has no
+groups of one).
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhitenDialect:
-    """How a peer makes the variance of a Step 1: what is taken from the count that divides the
-    squares, and whether 1e-8 is added to the variance or its least value.
+    """How a peer scales a Step to variance 1: what is subtracted from the count in the denominator,
+    and whether 1e-8 is added to the variance or is its minimum.
     """
 
     freedom: int
@@ -69,9 +70,7 @@ WHITEN_DIALECTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KLDialect:
-    """Where a peer clamps a token's KL estimate to [-10, 10], and the log ratio that its k3 is made
-    of.
-    """
+    """Where a peer clamps: a token's KL estimate to [-10, 10], and the log ratio inside k3."""
 
     clamped: tuple[str, ...] = ()
     ratio: float | None = None
@@ -121,7 +120,7 @@ def _baseline(
 
 
 def _per_token(rows: Columns[Completion], mask: Ragged, value: np.ndarray) -> Columns[Advantage]:
-    """A number of each row on each of its masked tokens."""
+    """A row's number on each of its masked tokens."""
     tokens = np.repeat(value, mask.lengths) * mask.values
     return Columns.make(Advantage, like=rows, advantage=mask.like(tokens.astype(np.float32)))
 
@@ -135,7 +134,7 @@ def baseline_advantage(
 
 
 def _token_rewards(rollout: Columns[Completion], score: Columns[Reward]) -> np.ndarray:
-    """float64 [tokens]: the reward of each token; a row's single number stands on its last masked
+    """float64 [tokens]: the reward of each token; a row's single number is on its last masked
     token.
     """
     if "token_reward" in score.batch.names:
@@ -159,8 +158,8 @@ def _scan(
 ) -> np.ndarray:
     """Generalised advantages [tokens], backwards over the written tokens of each row.
 
-    A hole (mask 0) has no value and no step of discount: the scan passes over it, and a reward that
-    stands on it goes to the written token before it.
+    A hole (mask 0) has no value and is no step of discount: the scan skips it, and a reward on it
+    goes to the written token before it.
     """
     lengths, starts = mask.lengths, mask.offsets[:-1]
     rows = len(lengths)
@@ -251,7 +250,7 @@ def kl_in_reward(
 
 
 def _estimate(ratio: np.ndarray, kind: str, how: KLDialect) -> np.ndarray:
-    """The KL estimate of each token from its log ratio."""
+    """Each token's KL estimate, from its log ratio."""
     if kind == "k3":
         bounded = ratio if how.ratio is None else ratio.clip(-how.ratio, how.ratio)
         found = np.expm1(-bounded) + bounded
@@ -298,17 +297,15 @@ def add(*scores: Columns[Reward], weights: Sequence[float] | None) -> Columns[Re
 
 
 def _spread(score: Columns[Reward], shape: Ragged) -> np.ndarray:
-    """float64 [tokens]: the reward of each token; a row's single number stands on its last
-    token.
-    """
+    """float64 [tokens]: the reward of each token; a row's single number is on its last token."""
     if "token_reward" in score.batch.names:
         return score["token_reward"].values.astype(np.float64)
     return _on_last(shape, score["reward"].astype(np.float64))
 
 
 def _on_last(shape: Ragged, value: np.ndarray) -> np.ndarray:
-    """[tokens]: a number of each row on its last token, be it a hole: returns give it to the
-    written one before.
+    """[tokens]: a row's number on its last token, even if that is a hole: returns give it to the
+    written token before it.
     """
     at = np.zeros(len(shape.values))
     filled = shape.lengths > 0

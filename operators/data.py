@@ -1,6 +1,6 @@
 """Sources: prompts to answer, and demonstrations to imitate.
 
-Owns: the declarations. Does not own: file formats (data_files.py), reading and tokenising
+Owns: the declarations. Does not own: file formats (data_files.py), reading and tokenizing
 (kernels/data.py).
 """
 
@@ -65,9 +65,9 @@ def prompts(
     """Prompts from a Parquet or JSONL file or folder (TRL or verl columns), or from a
     `reasoning_gym:` task.
 
-    batch: prompts in one Step; None makes the source finite, for evaluation only. shuffle: a new
-    order each epoch of the data. split: keep rows whose column `split` (verl: `extra_info.split`)
-    has this value.
+    batch: prompts per Step; None makes the source finite, for evaluation only. shuffle: a new
+    order in each epoch of the data. split: keep rows whose column `split` (verl:
+    `extra_info.split`) has this value.
     """
     return Node(
         PROMPTS, name, params={"data": data, "batch": batch, "shuffle": shuffle, "split": split}
@@ -84,15 +84,13 @@ def demonstrations(
     shuffle: bool = True,
     name: str = "demonstrations",
 ) -> Port[Completion]:
-    """Prompts with their answers (`prompt` and `completion`, or `messages`), tokenised for the
+    """Prompts with their answers (`prompt` and `completion`, or `messages`), tokenized for the
     Model trained on them.
 
-    batch: rows in one Step. assistant_only: mask 1 on what the assistant wrote only.
-
-    overlong: what becomes of a row of more tokens than the positions of a Model that reads it:
-    `error` ends the run, `drop` gives it up and lets another in, `truncate` keeps its first tokens,
-    and gives it up where none of its completion is among them. The metric prompt/overlong counts
-    them.
+    batch: rows per Step. assistant_only: mask 1 only on what the assistant wrote. overlong: what
+    happens to a row with more tokens than the positions of a Model that reads it: `error` ends the
+    run, `drop` drops the row and admits another, `truncate` keeps its first tokens, and drops it if
+    they include none of its completion. The metric prompt/overlong counts such rows.
     """
     params = {
         "data": data,

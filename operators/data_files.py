@@ -1,8 +1,8 @@
-"""Data files as users bring them: Parquet, JSONL, or a directory of either.
+"""Users' data files: Parquet, JSONL, or a directory of either.
 
 Owns: finding files and their split, their columns without reading the rows (for the check), reading
 them as one Arrow table, and telling the shapes apart: TRL's columns and verl's Parquet. Does not
-own: in which order rows are drawn, and tokens (operators/kernels/data.py); procedural tasks
+own: the order in which rows are drawn, and tokens (operators/kernels/data.py); procedural tasks
 (operators/tasks.py).
 """
 
@@ -21,8 +21,8 @@ from operators import tasks
 from operators.data_lines import opened_for, place_of, read_lines, table_of
 
 Shape = Literal["trl", "verl", "messages", "text"]
-"""trl: `prompt` and dataset columns; verl: the same with `data_source` and `reward_model`; others:
-no prompt.
+"""trl: `prompt` and dataset columns; verl: also `data_source` and `reward_model`; others: no
+prompt.
 """
 
 SUFFIXES = (".parquet", ".jsonl")
@@ -34,11 +34,10 @@ _PROMPT = "'prompt' (text, or a list of messages with role and content)"
 
 
 def columns_of(data: str, split: str | None = None) -> dict[str, pa.DataType]:
-    """The columns of a source without its rows: Parquet footers, or the first 1000 lines of a JSONL
-    file.
+    """The columns of a source, without its rows: from Parquet footers, or the first 1000 lines of
+    JSONL.
 
-    Raises DataError where there is no such file, where it is empty or where it is not of its
-    format.
+    Raises DataError if there is no such file, or if it is empty or malformed.
     """
     if tasks.is_task(data):
         return tasks.task_columns(data)
@@ -52,15 +51,13 @@ def columns_of(data: str, split: str | None = None) -> dict[str, pa.DataType]:
 
 
 def source_files(data: str, split: str | None = None) -> list[Path]:
-    """The files behind a source, in order; none for a procedural task. Raises DataError as
-    columns_of does.
-    """
+    """A source's files, in order; none for a procedural task. Raises what columns_of raises."""
     return [] if tasks.is_task(data) else files_of(data, split)
 
 
 def prompt_columns(data: str, split: str | None = None) -> dict[str, pa.DataType]:
-    """The columns of a source of prompts. Raises DataError as columns_of does, and where there is
-    no prompt.
+    """The columns of a source of prompts. Raises DataError like columns_of, and if there is no
+    prompt.
     """
     columns = columns_of(data, split)
     prompt_shape(data, columns)
@@ -68,8 +65,8 @@ def prompt_columns(data: str, split: str | None = None) -> dict[str, pa.DataType
 
 
 def demonstration_columns(data: str, split: str | None = None) -> dict[str, pa.DataType]:
-    """The columns of a source of demonstrations. Raises DataError as columns_of does, and where
-    there are none.
+    """The columns of a source of demonstrations. Raises DataError like columns_of, and if there are
+    none.
     """
     columns = columns_of(data, split)
     demonstration_shape(data, columns)
@@ -77,10 +74,10 @@ def demonstration_columns(data: str, split: str | None = None) -> dict[str, pa.D
 
 
 def read_table(data: str, split: str | None = None) -> pa.Table:
-    """All rows of a source. split: a file or folder of that name inside a directory, the column
-    `split` or verl's `extra_info.split` inside a file, train or test of a procedural task.
+    """All rows of a source. split: a file or folder of that name in a directory; the column `split`
+    or verl's `extra_info.split` in a file; train or test of a procedural task.
 
-    Raises DataError; for JSONL it names the line.
+    Raises DataError, which for JSONL names the line.
     """
     if tasks.is_task(data):
         return tasks.task_table(data, split)
@@ -96,9 +93,7 @@ def read_table(data: str, split: str | None = None) -> pa.Table:
 
 
 def prompt_shape(name: str, columns: Mapping[str, pa.DataType]) -> Shape:
-    """The shape of a source of prompts. Raises DataError, naming the columns found, where there is
-    no prompt.
-    """
+    """The shape of a source of prompts. Raises DataError, naming the columns, if there is none."""
     if "prompt" not in columns:
         raise DataError(_no_prompt(name, columns))
     if not is_prompt(columns["prompt"]):
@@ -110,9 +105,7 @@ def prompt_shape(name: str, columns: Mapping[str, pa.DataType]) -> Shape:
 
 
 def demonstration_shape(name: str, columns: Mapping[str, pa.DataType]) -> Shape:
-    """The shape of a source of demonstrations: `prompt` with `completion`, or `messages`, or
-    `text`.
-    """
+    """The shape of demonstrations: `prompt` with `completion`, or `messages`, or `text`."""
     if "prompt" in columns and "completion" in columns:
         return prompt_shape(name, columns)
     if "messages" in columns and _is_messages(columns["messages"]):
@@ -154,13 +147,8 @@ def _listed(columns: Iterable[str]) -> str:
     return ", ".join(columns) or "none"
 
 
-# Finding files
-
-
 def files_of(data: str, split: str | None) -> list[Path]:
-    """The files that a source reads. Raises DataError where there is none, or where it is not clear
-    which.
-    """
+    """The files that a source reads. Raises DataError if there are none, or if it is ambiguous."""
     path = Path(data).expanduser()
     with opened_for(path):
         if path.is_dir():
@@ -181,8 +169,8 @@ def files_of(data: str, split: str | None) -> list[Path]:
 
 
 def _refuse_other_than_file(path: Path) -> None:
-    """Raises DataError for what is not there, and for what has no end or no rows: a pipe, a device,
-    a socket.
+    """Raises DataError for what does not exist, and for what has no end or no rows: a pipe, a
+    device, a socket.
     """
     if path.is_file():
         return
@@ -246,7 +234,7 @@ def _data_files(folder: Path) -> list[Path]:
 
 
 def _require_one_kind(folder: Path, chosen: Sequence[Path], split: str | None) -> None:
-    """Raises DataError for files of both formats, and for several splits where none was chosen."""
+    """Raises DataError for files of both formats, and for several splits if none was chosen."""
     if len({p.suffix for p in chosen}) > 1:
         raise DataError(f"{folder}: expected Parquet or JSONL, found both. Fix: name one file.")
     splits = sorted({s for p in chosen if (s := _split_of(p, _SPLITS))})
@@ -258,7 +246,7 @@ def _require_one_kind(folder: Path, chosen: Sequence[Path], split: str | None) -
 
 
 def _split_of(path: Path, names: Sequence[str]) -> str | None:
-    """Which of these splits a file belongs to: train.parquet, train-00000-of-00004.parquet."""
+    """The split that a file belongs to: train.parquet, train-00000-of-00004.parquet."""
     return next(
         (n for n in names if path.stem == n or path.stem.startswith((f"{n}-", f"{n}_", f"{n}."))),
         None,
@@ -267,9 +255,6 @@ def _split_of(path: Path, names: Sequence[str]) -> str | None:
 
 def _is_parquet(files: Sequence[Path]) -> bool:
     return files[0].suffix == ".parquet"
-
-
-# Parquet
 
 
 def _parquet_schema(files: Sequence[Path]) -> pa.Schema:
@@ -295,7 +280,7 @@ def _parquet_schema(files: Sequence[Path]) -> pa.Schema:
 
 
 def _differing(files: Sequence[Path], schemas: Sequence[pa.Schema], error: Exception) -> str:
-    """Name the first file that does not go with those before it."""
+    """Name the first file that does not match those before it."""
     for count in range(2, len(schemas) + 1):
         try:
             pa.unify_schemas(schemas[:count], promote_options="permissive")
@@ -321,7 +306,7 @@ def _read_parquet(files: Sequence[Path]) -> pa.Table:
 
 
 def _damaged(files: Sequence[Path], error: Exception) -> str:
-    """Name the file that cannot be read, and where a text is no UTF-8, its row and column."""
+    """Name the file that cannot be read, and for invalid UTF-8 its row and column."""
     for path in files:
         try:
             table = pq.ParquetFile(path).read()
@@ -341,13 +326,13 @@ def _damaged(files: Sequence[Path], error: Exception) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    """What Arrow says, without the bytes of the file that it may repeat."""
+    """Arrow's message, without the file's bytes that it may repeat."""
     line = str(error).partition("\n")[0].rstrip(".")
     return "".join(c if c.isprintable() else "?" for c in line)
 
 
 def _first_invalid(column: pa.ChunkedArray) -> int | None:
-    """The first row whose value is not valid; found by halves."""
+    """The first row whose value is not valid, by bisection."""
     start = 0
     for chunk in column.chunks:
         if not _is_valid(chunk):
@@ -373,7 +358,7 @@ def _is_valid(values: pa.Array) -> bool:
 
 
 def row_place(data: str, split: str | None, row: int) -> str:
-    """Where a row of `read_table` is: `file:line` of JSONL, `row N` of what else there is."""
+    """The place of a row of `read_table`: `file:line` for JSONL, else `row N`."""
     path = Path(data).expanduser()
     if not tasks.is_task(data) and (path.is_dir() or split is None):
         files = files_of(data, split)
@@ -383,9 +368,7 @@ def row_place(data: str, split: str | None, row: int) -> str:
 
 
 def _rows_of_split(table: pa.Table, data: str, split: str) -> pa.Table:
-    """The rows of a single file whose column `split`, or verl's `extra_info.split`, has this
-    value.
-    """
+    """A single file's rows whose column `split`, or verl's `extra_info.split`, has this value."""
     of_row = _split_column(table)
     if of_row is None:
         raise DataError(

@@ -1,9 +1,9 @@
-"""JSONL as users bring it: one JSON object a line, whatever else is there.
+"""Users' JSONL: one JSON object per line.
 
-Owns: reading the lines, naming the one that is wrong, and the columns that they make. Does not own:
-which files there are, nor what a column is for (data_files.py).
+Owns: reading the lines, naming a wrong one, and the columns that they form. Does not own: which
+files there are, what a column is for (data_files.py).
 
-Not through pyarrow.json: it reads texts that look like dates as dates, and does not name the line.
+It does not use pyarrow.json, which turns texts that look like dates into dates, and names no line.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _WIDE = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
 _LONG = 400
 _NESTS = (dict, list)
 _NESTED = 200
-"""Levels of lists and objects that a value may have; Arrow reads no deeper ones."""
+"""The most levels of lists and objects in a value; Arrow reads no deeper ones."""
 
 
 @contextmanager
 def opened_for(path: Path) -> Iterator[None]:
-    """While a data file is read: an error of the operating system becomes DataError."""
+    """While a data file is read: raise an error of the operating system as DataError."""
     try:
         yield
     except OSError as error:
@@ -52,8 +52,8 @@ def _way_out(error: OSError) -> str:
 
 
 def read_lines(files: Sequence[Path], limit: int | None = None) -> list[Line]:
-    """The rows of these files, blank lines left out; at most `limit`. Raises DataError, which names
-    the line.
+    """The rows of these files without blank lines, at most `limit`. Raises DataError, naming the
+    line.
     """
     decode = msgspec.json.Decoder().decode
     found: list[Line] = []
@@ -79,12 +79,10 @@ def place_of(files: Sequence[Path], row: int) -> str:
 
 
 def _object(path: Path, number: int, line: bytes, decode: Any) -> dict[str, Any]:
-    """The object on a line. It is called for each, so the place is put into words only where it is
-    needed.
+    """The object on a line; called for every line, so the place is only formatted when needed.
 
-    Each key has one colon, so as many colons as keys that were found means that none came twice;
-    else colons behind quotes are counted, and only where these are more, too, is the line read
-    again.
+    Each key has one colon: with as many colons as keys, no key can be there twice. Otherwise colons
+    after quotes are counted, and only if these are more, too, is the line parsed again.
     """
     if number == 1:
         _refuse_mark(f"{path}:1", line)
@@ -142,7 +140,7 @@ def _odd_bytes(line: bytes) -> str:
 
 
 def _keys(row: dict[str, Any]) -> int | None:
-    """Keys of all objects of a row; None where it is nested too deep."""
+    """The number of keys in all objects of a row; None if it is nested too deeply."""
     count, depth = len(row), 1
     level = [v for v in row.values() if type(v) in _NESTS]
     while level:
@@ -168,9 +166,7 @@ def _too_deep(where: str) -> str:
 
 
 def _refuse_repeated(where: str, line: bytes) -> None:
-    """Raises DataError for a key that an object has twice: which of the values was meant nobody
-    knows.
-    """
+    """Raises DataError for an object with the same key twice: either value might be meant."""
 
     def pairs(found: list[tuple[str, Any]]) -> None:
         seen: set[str] = set()
@@ -185,8 +181,8 @@ def _refuse_repeated(where: str, line: bytes) -> None:
 
 
 def table_of(lines: Sequence[Line]) -> pa.Table:
-    """The lines as columns. Raises DataError for a value that does not fit into its column, naming
-    the line.
+    """The lines as columns. Raises DataError, naming the line, for a value that does not fit its
+    column.
     """
     names = dict.fromkeys(name for _, _, row in lines for name in row)
     return pa.table({name: _column(name, lines) for name in names})
@@ -209,7 +205,7 @@ def _column(name: str, lines: Sequence[Line]) -> pa.Array:
 
 
 def _odd_line(name: str, lines: Sequence[Line], error: BaseException) -> str:
-    """Name the first line whose value cannot stand in one column with the first value."""
+    """Name the first line whose value does not fit in one column with the first value."""
     there = [line for line in lines if line[2].get(name) is not None]
     first = there[0][2][name]
     for path, number, row in there:

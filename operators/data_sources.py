@@ -1,12 +1,10 @@
-"""What is known of data sources before any row is read: whether two share rows, how many rows one
-has.
+"""Facts about data sources before any row is read: whether two share rows, how many rows one has.
 
-Owns: comparing files by what they are on disk, and procedural tasks by what they make. Does not
-own: reading rows (data_files.py), tasks (tasks.py), nor what follows from an overlap
+Owns: comparing files by their identity on disk, and procedural tasks by the items they generate.
+Does not own: reading rows (data_files.py), tasks (tasks.py), the consequences of an overlap
 (dataflow/rules/held_out.py).
 
-Copies of a file under another inode are not found: only their rows could show that they are the
-same.
+Copies of a file (another inode) are not found: only their rows could show that they are the same.
 """
 
 from __future__ import annotations
@@ -23,17 +21,16 @@ from operators import tasks
 from operators.data_files import files_of
 
 _COUNTED = 64 * 2**20
-"""Bytes of JSONL that are read to count its lines."""
+"""Most bytes of JSONL that are read to count its lines."""
 
 Identity = tuple[str, int, int]
-"""Real path, device and inode of a file; 0 and 0 where there is none."""
+"""Real path, device and inode of a file; device and inode are 0 if there is no file."""
 
 
 def overlap(data: str, split: str | None, other: str, other_split: str | None) -> bool:
-    """Whether two sources read rows of one file, or make the same items of one task.
+    """Whether two sources read rows of the same file, or generate the same items of a task.
 
-    A split of a folder is some of its files; one of a single file, or of a task, is some of its
-    rows.
+    A split of a folder is some of its files; of a single file or a task, some of its rows.
     """
     if tasks.is_task(data) or tasks.is_task(other):
         both = tasks.is_task(data) and tasks.is_task(other)
@@ -45,8 +42,9 @@ def overlap(data: str, split: str | None, other: str, other_split: str | None) -
 
 
 def row_count(data: str, split: str | None) -> int | None:
-    """Rows of a source, by file footers, by the lines of small JSONL files, by a task's size. None
-    where it is not known without reading more, or where the source cannot be read.
+    """Rows of a source, from Parquet footers, the lines of small JSONL files, or a task's size.
+
+    None if it is unknown without reading more, or if the source cannot be read.
     """
     if tasks.is_task(data):
         return tasks.size_of(data) if split is None else None
@@ -54,7 +52,7 @@ def row_count(data: str, split: str | None) -> int | None:
         return None
     try:
         return _rows_in(files_of(data, split))
-    except (DataError, OSError, pa.ArrowInvalid):  # told where its columns are read
+    except (DataError, OSError, pa.ArrowInvalid):  # reported where its columns are read
         return None
 
 
@@ -78,7 +76,7 @@ def _shared(some: set[Identity], others: set[Identity]) -> bool:
 
 
 def _files(data: str, split: str | None) -> set[Identity]:
-    """The files that a source reads; its path alone where it cannot be read."""
+    """The files that a source reads; only its path if it cannot be read."""
     try:
         files = files_of(data, split)
     except (DataError, OSError):

@@ -55,9 +55,9 @@ def logprobs(
 ) -> Port[Logprobs]:
     """Log-probability of each completion token under a Model; the node takes the Model's name.
 
-    temperature: None is that of the rollout, which is what a ratio needs (1.0 where it was greedy).
-    max_lag: 0 puts the node after the cut, where it sees the weights that the Step starts from;
-    more lets it run earlier on older ones.
+    temperature: None is the rollout's, which a ratio needs (1.0 if it was greedy). max_lag: 0 puts
+    the node after the cut, where it sees the weights that the Step starts from; with more it may
+    run earlier, on older weights.
     """
     params = {"temperature": temperature, "max_lag": max_lag}
     return Node(
@@ -88,7 +88,7 @@ def scores(
     max_lag: int = 0,
     name: str = "scores",
 ) -> Port[Reward]:
-    """One number a row from a reward Model (head="scalar"), read at the last token."""
+    """One number per row from a reward Model (head="scalar"), read at the last token."""
     params = {"reads": reads, "max_lag": max_lag}
     return Node(SCORES, name, states={"model": model}, inputs={"rows": rows}, params=params).port()
 

@@ -55,18 +55,18 @@ def generate(
     on_update: Literal["interrupt", "drain"] = "interrupt",
     name: str = "generate",
 ) -> Port[Rollout]:
-    """n answers to each prompt; temperature 0.0 is greedy, top_k 0 and top_p 1.0 cut nothing off.
+    """n answers to each prompt; temperature 0.0 is greedy, top_k 0 and top_p 1.0 truncate nothing.
 
-    The answers are rows of their own, at n=1 too: see `mean_over` for the way from them to the
-    prompt's rows. stop: a string, or several, that end an answer where it is written; it is part of
-    the answer. Log-probs are recorded before top-k and top-p; where these cut, the rows are a
-    TruncatedRollout, which has the log of the probability that they kept beside each.
-    overlong_prompt: what becomes of a prompt of more than max_prompt_tokens, or of so many that it
-    and max_tokens are beyond the positions of a Model that reads the rows: `error` ends the run,
-    `drop` gives it up with its whole group and lets another prompt in, `truncate` keeps its last
-    tokens. The metric prompt/overlong counts them. max_lag: how many versions old the weights that
-    made a row may be when it is trained; 0 is synchronous. on_update: whether new weights interrupt
-    running rows (their tokens stay, each with its version) or wait for them.
+    The answers are rows of their own, even with n=1; `mean_over` leads from them back to the
+    prompt's rows. stop: one or more strings that end an answer when written; they are part of it.
+    Log-probs are recorded before top-k and top-p; if these truncate, the rows are a
+    TruncatedRollout, which also has the log of the probability that they kept. overlong_prompt:
+    what happens to a prompt with more than max_prompt_tokens, or so many that max_tokens more
+    exceed the positions of a Model that reads the rows: `error` ends the run, `drop` drops its
+    whole group and admits another prompt, `truncate` keeps its last tokens. The metric
+    prompt/overlong counts such prompts. max_lag: how many versions old the weights that made a row
+    may be when it is trained; 0 is synchronous. on_update: whether new weights interrupt running
+    rows (their tokens stay, each with its version) or wait for them.
     """
     params = {
         "n": n,
@@ -94,7 +94,5 @@ def generate(
 
 
 def truncates(temperature: float, top_p: float, top_k: int) -> bool:
-    """Whether a sampler draws from a part of its distribution. A greedy one draws nothing at
-    all.
-    """
+    """Whether a sampler draws from a part of its distribution. A greedy one does not draw."""
     return temperature != 0.0 and (top_p != 1.0 or top_k != 0)

@@ -1,16 +1,14 @@
 """Losses: the formulas, and the functions with which a graph names them.
 
-Owns: each formula, in tensor methods, with its source. Does not own: reduction to a number
-(the train kernel), nor torch itself, which only type checking sees here: graph files import
-this module.
+Owns: each formula, in tensor methods, with its source. Does not own: reduction to a number (the
+train kernel), torch itself, which only type checking imports here: graph files import this module.
 
-A formula gets `Now`, what the model that is trained says of the tokens, and the columns of its
-ports, and returns terms that nobody has averaged. Tokens whose mask is 0 are other people's:
-whatever stands there, neither loss nor gradient comes of it.
+A formula gets `Now` (the trained model's numbers for the tokens) and the columns of its ports, and
+returns unreduced terms. At tokens with mask 0 nothing affects loss or gradient, whatever is there.
 
-Where a term does not depend on the model (a clip holds it, a weight of 0) nothing of the model
-is in it, be it infinite: its gradient is 0, not 0 times infinity. At a kink the gradient is that
-of the side on which the term still follows the model.
+Where a term does not depend on the model (a clip holds it, its weight is 0), its gradient is 0,
+even if the model's number is infinite: not 0 times infinity. At a kink the gradient is the one on
+the side where the term still follows the model.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Clip = Number | tuple[Number, Number]
-"""How far a ratio may go from 1: one number, or one below and one above (DAPO's clip-higher)."""
+"""How far a ratio may be from 1: one number, or one below and one above (DAPO's clip-higher)."""
 
 Estimator = Literal["k1", "k2", "k3"]
 
@@ -50,7 +48,7 @@ def clipped_policy(
     (arXiv:1707.06347).
 
     The KL term is GRPO's (arXiv:2402.03300, equation 4); two clip ranges are DAPO's
-    (arXiv:2503.14476). dual_clip c > 1 bounds the loss of a negative advantage by -A c
+    (arXiv:2503.14476). dual_clip c > 1 limits the loss for a negative advantage to -A c
     (arXiv:1912.09729, equation 5). old=None: as recorded at sampling.
     """
     before = _recorded(now, "clipped_policy_loss") if old is None else old["logprobs"]
@@ -65,7 +63,7 @@ def clipped_policy(
         divergence = _divergence(now, reference["logprobs"], kl)
         loss = (
             loss + beta * divergence if beta else loss
-        )  # a schedule may come to 0, and 0 times infinity is none
+        )  # a schedule may reach 0, and 0 times infinity is not 0
         metrics["policy/kl_reference"] = _mean(now, divergence)
     return Terms(loss, metrics)
 
@@ -87,10 +85,10 @@ def decoupled_policy(
     """w * max(-A u, -A clip(u)), u = exp(now - proximal), w = exp(proximal - behaviour) (AReaL,
     arXiv:2505.24298).
 
-    The behaviour is what the sampler really drew from: where top-k or top-p cut, the recorded
-    log-probs less those of what was kept (Now.behaviour). w is a constant. A token with w above
-    `cap` counts nothing (over_cap="drop"), or as `cap` ("truncate"); the denominator keeps it
-    either way.
+    behaviour is what the sampler really drew from: if top-k or top-p truncate, the recorded
+    log-probs minus the log of the kept mass (Now.behaviour). w is a constant. A token with w above
+    `cap` counts nothing (over_cap="drop") or counts as `cap` ("truncate"); the denominator includes
+    it in both cases.
     """
     near = proximal["logprobs"]
     log_weight = _difference(now, near, _behaviour(now, "decoupled_policy_loss")).detach()
@@ -108,9 +106,7 @@ def decoupled_policy(
 
 
 def entropy(now: Now) -> Terms:
-    """-H(next token), of the whole distribution: added with a small weight it keeps a policy
-    exploring.
-    """
+    """-H(next token), over the whole vocabulary: a small weight of it keeps a policy exploring."""
     if now.entropy is None:
         raise _absent("entropy_loss", "the entropy of the next token", "a Model with head='lm'")
     return Terms(-now.entropy, {"policy/entropy": _mean(now, now.entropy.detach())})
@@ -128,7 +124,7 @@ def value(
     *,
     clip: float | None = None,
 ) -> Terms:
-    """(v - R)^2 / 2; with clip the larger of that and the same of v held within `clip` of old
+    """(v - R)^2 / 2; with clip the larger of that and the same for v held within `clip` of old
     (OpenAI baselines).
     """
     if now.values is None:
@@ -138,8 +134,7 @@ def value(
     metrics = {"value/squared_error": _mean(now, error.detach())}
     if old is not None and clip is not None:
         before = _trained(now, old["values"])
-        # Held by bounds, not as before + difference: within them it is the value itself, to the
-        # bit.
+        # Clamped by bounds, not as before + difference: inside them it is v itself, to the bit.
         held = now.values.clamp(before - clip, before + clip)
         other = (held - goal).square()
         metrics["value/clip_fraction"] = _mean(now, (other > error).to(error.dtype))
@@ -150,8 +145,8 @@ def value(
 def dpo(
     now: Now, pairs: Tensors[Preference], reference: Tensors[Logprobs], *, beta: float = 0.1
 ) -> Terms:
-    """-log sigmoid(beta * (margin of the chosen row - of the rejected one)), a group of two rows
-    (arXiv:2305.18290).
+    """-log sigmoid(beta * (margin of the chosen row - margin of the rejected one)) for each group
+    of two rows (arXiv:2305.18290).
 
     A row's margin is log pi(row) - log pi_reference(row), summed over its tokens.
     """
@@ -176,7 +171,7 @@ def trajectory_balance(
     """Mean over a group of (log Z + log pi - log pi_ref - r / beta)^2 (TBA, arXiv:2503.18929).
 
     Z is estimated from the group: log Z = mean(log pi_ref - log pi + r / beta), held constant.
-    Right for rows of any sampler with full support.
+    Valid for rows from any sampler with full support.
     """
     gap = now.row_sum(
         _difference(now, _logprobs(now, "trajectory_balance_loss"), reference["logprobs"])
@@ -243,7 +238,7 @@ def clipped_policy_loss(
     kl: Estimator = "k3",
     dual_clip: float | None = None,
 ) -> Loss:
-    """PPO's clipped objective, as GRPO and DAPO use it; the formula is `clipped_policy`'s.
+    """PPO's clipped objective, as GRPO and DAPO use it; see `clipped_policy` for the formula.
 
     old: None is the sampler's recorded log-probs; logprobs(policy, rollout, name="old") recomputes
     them. clip: 0.2, or (0.2, 0.28) below and above. beta: weight of the divergence from
@@ -261,7 +256,7 @@ def clipped_policy_loss(
 
 @declares
 def policy_gradient_loss(advantage: Port[Advantage]) -> Loss:
-    """REINFORCE: -A log pi; for rows of the very policy that is trained."""
+    """REINFORCE: -A log pi; for rows made by the same policy that is trained."""
     return make_loss(POLICY_GRADIENT, {"advantage": advantage}, {})
 
 
@@ -274,24 +269,20 @@ def decoupled_policy_loss(
     cap: Number | None = 5.0,
     over_cap: Literal["drop", "truncate"] = "drop",
 ) -> Loss:
-    """AReaL's objective for stale rows: clipped around `proximal`, the policy as the Step found
-    it.
-    """
+    """AReaL's objective for stale rows, clipped around `proximal`, the policy before the Step."""
     params = {"clip": clip, "cap": cap, "over_cap": over_cap}
     return make_loss(DECOUPLED_POLICY, {"advantage": advantage, "proximal": proximal}, params)
 
 
 @declares
 def entropy_loss() -> Loss:
-    """The negative entropy: `a + 0.01 * entropy_loss()` rewards a policy for keeping several
-    answers open.
-    """
+    """The negative entropy: `a + 0.01 * entropy_loss()` rewards a policy for staying uncertain."""
     return make_loss(ENTROPY, {}, {})
 
 
 @declares
 def supervised_loss() -> Loss:
-    """Cross-entropy on the tokens of the rows, where their mask is 1."""
+    """Cross-entropy on the rows' tokens with mask 1."""
     return make_loss(SUPERVISED, {}, {})
 
 
@@ -299,7 +290,7 @@ def supervised_loss() -> Loss:
 def value_loss(
     returns: Port[Returns], *, old: Port[Values] | None = None, clip: Number | None = None
 ) -> Loss:
-    """Squared error of a critic (a Model with head="scalar"); clip holds it near `old`, its values
+    """Squared error of a critic (a Model with head="scalar"); clip keeps it near `old`, its values
     before the Step.
     """
     if clip is not None and old is None:
@@ -313,7 +304,7 @@ def value_loss(
 
 @declares
 def dpo_loss(pairs: Port[Preference], *, reference: Port[Logprobs], beta: Number = 0.1) -> Loss:
-    """Direct preference optimisation; each group is one pair, which pair() and select() make."""
+    """Direct preference optimisation; each group is one pair, made by pair() and select()."""
     return make_loss(DPO, {"pairs": pairs, "reference": reference}, {"beta": beta})
 
 
@@ -321,9 +312,7 @@ def dpo_loss(pairs: Port[Preference], *, reference: Port[Logprobs], beta: Number
 def trajectory_balance_loss(
     score: Port[Reward], *, reference: Port[Logprobs], beta: Number
 ) -> Loss:
-    """Trajectory balance with a group's estimate of the partition function; takes rows of any
-    age.
-    """
+    """Trajectory balance; estimates the partition function per group, takes rows of any age."""
     return make_loss(TRAJECTORY_BALANCE, {"score": score, "reference": reference}, {"beta": beta})
 
 
@@ -336,9 +325,9 @@ def _clipped(
 ) -> tuple[Tensor, Tensor]:
     """The clipped objective by token, and 1.0 where the clip holds it. ahead: log of the ratio.
 
-    Which tokens are held is decided on constants. They get the held number, and a ratio of 1 in
-    place of their own, of which an infinite one would make 0 times infinity of the gradient. A
-    weight is added to the log of the ratio: their product may fit where one of both does not.
+    Which tokens are held is decided on constants. They get the held number, and a ratio of 1
+    instead of their own: if that were infinite, the gradient would be 0 times infinity. A weight is
+    added to the log of the ratio: their product may be finite where one of them is not.
     """
     low, high = clip if isinstance(clip, tuple) else (clip, clip)
     ratio = ahead.detach().exp()
@@ -361,17 +350,17 @@ def _divergence(now: Now, reference: Tensor, kl: str) -> Tensor:
     d = _difference(now, _logprobs(now, "a policy loss"), reference)
     if kl == "k1":
         return d
-    # expm1: exp(-d) - 1 has no digit left where d is small, as it is at the start of every run.
+    # expm1, because exp(-d) - 1 loses all digits for small d, as at the start of every run.
     return 0.5 * d.square() if kl == "k2" else (-d).expm1() + d
 
 
 def _difference(now: Now, a: Tensor, b: Tensor) -> Tensor:
-    """a - b where the mask is 1 and 0 elsewhere, so that no infinity of a foreign token spreads."""
+    """a - b where the mask is 1, else 0, so that no infinity of another's token spreads."""
     return (a - b).masked_fill(now.mask == 0, 0.0)
 
 
 def _trained(now: Now, column: Tensor) -> Tensor:
-    """A port's column where the mask is 1 and 0 elsewhere."""
+    """A port's column where the mask is 1, else 0."""
     return column.masked_fill(now.mask == 0, 0.0)
 
 

@@ -1,7 +1,7 @@
-"""mean_over: a reward goes up to the rows that its own were made from.
+"""mean_over: from the rewards of a generation's rows to the rows that they were made from.
 
-Owns: the declaration. Does not own: the mean itself (kernels/mean_over.py), nor which descendants
-are left (the coordinator's tables).
+Owns: the declaration. Does not own: the mean itself (kernels/mean_over.py), which descendants are
+left (the coordinator's tables).
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ MEAN_OVER = Operator(
 
 @declares
 def mean_over(reward: Port[Reward], rows: Port[Any], *, name: str = "mean_over") -> Port[Reward]:
-    """For each of `rows`, the mean reward of what generations made of it; the only way up from a
-    generation's rows.
+    """For each of `rows`, the mean reward of the rows that generations made from it; no other
+    operator leads from those rows back up.
 
     rows: a port that the reward's rows come from: the prompt (ReMax: `mean_over(reward(fn, greedy),
     prompt)`), the rollout that a judge or a later turn reads (`mean_over(read_verdict(verdict),
-    rollout)`). The result stands on its rows. It waits until every descendant of a row is decided.
-    Those that a selection took away, and rewards that are null, are left out of the mean; where
-    none is left the row is a tombstone, so its prompt is dropped.
+    rollout)`). The result has its rows. It waits until every descendant of a row is decided.
+    Descendants that a selection removed, and null rewards, are left out of the mean; if none are
+    left, the row becomes a tombstone, and its prompt is dropped.
     """
     return Node(MEAN_OVER, name, inputs={"reward": reward, "rows": rows}).port()

@@ -17,8 +17,8 @@ class AdamW:
     """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv:1711.05101);
     `optimizer="adamw"` is AdamW().
 
-    The second moment forgets faster than usual (0.99): policy gradients change scale as rewards do.
-    No weight decay: it would pull a policy away from its base.
+    The second moment forgets faster than usual (0.99): the scale of policy gradients changes with
+    the rewards. No weight decay: it would pull a policy away from its base.
     """
 
     betas: tuple[float, float] = (0.9, 0.99)

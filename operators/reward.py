@@ -1,7 +1,7 @@
 """Rewards by the user's own functions.
 
-Owns: the declaration, and which dataset columns the functions ask for. Does not own: the
-functions' signatures (rewards.py), nor the processes that they run in (kernels/scoring.py).
+Owns: the declaration, and which dataset columns the functions read. Does not own: the
+functions' signatures (rewards.py), the processes that they run in (kernels/scoring.py).
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ def reward(
     on_error: Literal["stop", "drop_group"] = "stop",
     name: str = "reward",
 ) -> Port[Reward]:
-    """A number for each completion, from one function or a weighted sum of several, each in a
-    process of its own.
+    """A number for each completion, from one function or a weighted sum of several, each in its
+    own process.
 
     A function has TRL's signature: keywords only, `prompts`, `completions`, `completion_ids` and
-    every dataset column by name; it may be async, and answers None for a row to which it does not
-    apply. It sees any chunk of rows; one that compares completions of a prompt must say
-    scope="group". timeout: seconds a call. on_error: what an exception, a wrong length, a NaN or a
-    time-out does.
+    every dataset column by name; it may be async, and returns None for a row to which it does not
+    apply. It may be called on any chunk of rows; one that compares a prompt's completions needs
+    scope="group". timeout: seconds per call. on_error: what happens after an exception, a wrong
+    length, a NaN or a time-out.
     """
     fns = _functions(fn)
     _require(fns, weights, scope)
@@ -95,7 +95,7 @@ _SCOPE = choice("row", "group")
 
 
 def _functions(fn: Any) -> tuple[RewardFn, ...]:
-    """One function, or those of a list; a text is no list of functions."""
+    """One function, or those of a list; a string is not a list of functions."""
     several: Any = fn if isinstance(fn, Sequence) and not isinstance(fn, str) else (fn,)
     return tuple(several)
 

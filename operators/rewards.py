@@ -1,11 +1,10 @@
 """Reward functions as users write them: TRL's signature, and verl's through an adapter.
 
 Owns: the type, which dataset columns a function wants, its name, the adapter. Does not own: calling
-the functions (operators/kernels/scoring.py), nor the rewards of procedural tasks
-(operators/tasks.py).
+the functions (operators/kernels/scoring.py), the rewards of procedural tasks (operators/tasks.py).
 
 A function is called with keywords only: `prompts`, `completions`, `completion_ids`, dataset columns
-by name, and `log_metric` and `log_extra` where it declares them. It returns one number for each
+by name, and `log_metric` and `log_extra` if it declares them. It returns one number per
 completion; None: does not apply.
 """
 
@@ -23,8 +22,8 @@ from dataflow.errors import Fault, GraphError
 from operators.tasks import text_of
 
 RewardFn = Callable[..., Sequence[float | None] | Awaitable[Sequence[float | None]]]
-"""Sequence and not list: lists are invariant, and a type checker would refuse every function `->
-list[float]`.
+"""Sequence, not list: lists are invariant, and a type checker would refuse every function that
+returns list[float].
 """
 
 PASSED = ("prompts", "completions", "completion_ids", "log_metric", "log_extra")
@@ -32,7 +31,7 @@ PASSED = ("prompts", "completions", "completion_ids", "log_metric", "log_extra")
 
 EVERY_COLUMN = "*"
 _LONGEST = 100
-"""Characters of a function's name, which is part of a column's and a metric's."""
+"""Most characters of a function's name, which is part of a column's and a metric's."""
 _VERL_ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
 
 
@@ -50,7 +49,7 @@ class Wants:
 
 
 def wants(fn: RewardFn) -> Wants:
-    """What a reward function's signature asks for. Raises GraphError where it cannot be called with
+    """What a reward function's signature asks for. Raises GraphError if it cannot be called with
     keywords.
     """
     name = _fit_name(fn)
@@ -86,9 +85,7 @@ def _parameters(name: str, fn: RewardFn) -> Collection[inspect.Parameter]:
 
 
 def reward_columns(fn: RewardFn) -> tuple[str, ...]:
-    """The dataset columns that a function wants by name; `*` at the end where it takes all
-    (**kwargs).
-    """
+    """The dataset columns that a function wants by name, then `*` if it has **kwargs."""
     asked = wants(fn)
     columns = tuple(name for name in asked.names if name not in PASSED)
     return (*columns, EVERY_COLUMN) if asked.everything else columns
@@ -113,9 +110,7 @@ def reward_names(fns: Iterable[RewardFn]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class VerlReward:
-    """A function of verl as a RewardFn; a value, so that graphs with it compare, are stored and are
-    read back.
-    """
+    """A verl function as a RewardFn; a value, so graphs with it can be compared and stored."""
 
     compute_score: Callable[..., Any]
 
@@ -131,7 +126,7 @@ class VerlReward:
         log_metric: Callable[[str, float], None],
         extra_info: Sequence[dict[str, Any] | None] | None = None,
     ) -> list[float | None] | Awaitable[list[float | None]]:
-        """One score a completion; awaitable where the function is async."""
+        """One score per completion; awaitable if the function is async."""
         infos = extra_info if extra_info is not None else [None] * len(completions)
         truths = [model["ground_truth"] for model in reward_model]
         rows = zip(data_source, map(text_of, completions), truths, infos, strict=True)
@@ -143,12 +138,12 @@ class VerlReward:
 
 @declares
 def verl_reward(compute_score: Callable[..., Any]) -> RewardFn:
-    """A function of verl, `compute_score(data_source, solution_str, ground_truth, extra_info)`, as
-    a RewardFn.
+    """A verl function, `compute_score(data_source, solution_str, ground_truth, extra_info)`, as a
+    RewardFn.
 
-    It returns a number, or a dict with `score` whose other numbers become metrics; it may be async.
-    Reads the columns of verl's Parquet: data_source, reward_model (its ground_truth) and extra_info
-    where there is one.
+    It returns a number, or a dict with `score`, whose other numbers become metrics; it may be
+    async. Reads the columns of verl's Parquet: data_source, reward_model (its ground_truth) and, if
+    present, extra_info.
     """
     expected, fix = "a function", "verl_reward(compute_score)"
     require(

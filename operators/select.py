@@ -1,7 +1,7 @@
-"""Selection: the only operator that removes rows, and the columns that say what stays.
+"""Selection: the only operator that removes rows, and the columns that say which rows stay.
 
-Owns: the declarations and the formulas of `mixed_groups` and `best_of`. Does not own: how
-removed rows are made up for (refill is the coordinator's).
+Owns: the declarations and the formulas of `mixed_groups` and `best_of`. Does not own: replacing
+removed rows (refill is the coordinator's).
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def mixed_groups(
 def best_of(
     score: Port[Reward], *, k: int = 1, above: float | None = None, name: str = "best_of"
 ) -> Port[Keep]:
-    """Keep the k rows of each group with the greatest reward (ties: the lower sample), if above
-    that bound.
+    """Keep the k rows of each group with the greatest reward (ties: the lower sample), if above the
+    bound.
     """
     return Node(BEST_OF, name, inputs={"score": score}, params={"k": k, "above": above}).port()
 
@@ -97,7 +97,7 @@ def best_of(
 def _options(
     *, where: Port[Keep], refill: bool = False, max_attempts: int = 10, name: str = "select"
 ) -> None:
-    """What select takes beside its ports."""
+    """The options of select besides its ports."""
 
 
 _SIGNATURE = inspect.signature(_options)
@@ -150,12 +150,11 @@ def select(
     name: str = ...,
 ) -> tuple[Port[A], Port[B], Port[C], Port[D]]: ...
 def select(*ports: Any, **options: Any) -> Any:
-    """The rows of the ports for which `where` keeps; nothing else removes rows.
+    """The rows of the ports that `where` keeps; nothing else removes rows.
 
-    refill: a removed prompt gives its place in the Step back, so that the Step is full;
-    max_attempts bounds how many prompts may be tried for each place before the run stops with the
-    reason. What comes before this node counted the removed rows (a baseline), what comes after did
-    not.
+    refill: another prompt takes the place of a removed one, so that the Step is full; max_attempts
+    limits how many prompts are tried for each place before the run stops with the reason. Nodes
+    before this one saw the removed rows (a baseline counted them), nodes after it do not.
     """
     refuse_unknown("select", _SIGNATURE, (), options)
     if not ports:

@@ -1,7 +1,7 @@
-"""Tasks made by reasoning-gym: their rows as a data source, and their scorers as reward functions.
+"""reasoning-gym's tasks: their rows as a data source, their scorers as reward functions.
 
-Owns: the `reasoning_gym:` form of a `data` argument and the rewards that go with it. Does not own:
-any task, which is the library's, nor how rows are drawn (operators/kernels/data.py).
+Owns: the `reasoning_gym:` form of a `data` argument, and the rewards for it. Does not own: any
+task (they are the library's), how rows are drawn (operators/kernels/data.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HELD_OUT_TENTH = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A task of the library with its settings. suffix: text put after each question, to end it."""
+    """A task of the library with its settings. suffix: text added after each question."""
 
     name: str
     settings: tuple[tuple[str, Any], ...]
@@ -33,7 +33,7 @@ class Task:
 
 
 def is_task(data: str) -> bool:
-    """Whether a `data` argument names a task and not a file."""
+    """Whether a `data` argument names a task rather than a file."""
     return data.startswith(PREFIX)
 
 
@@ -41,7 +41,7 @@ def task_columns(data: str) -> dict[str, pa.DataType]:
     """prompt: the question; answer; entry: the whole entry as JSON; task: its name and settings,
     for the scorer.
 
-    Raises DataError for an unknown task or setting, and where the library is not installed.
+    Raises DataError for an unknown task or setting, and if the library is not installed.
     """
     _checked(data.removeprefix(PREFIX))
     return dict(_COLUMNS)
@@ -51,11 +51,9 @@ def task_table(data: str, split: str | None = None) -> pa.Table:
     """The rows of `reasoning_gym:<task>?size=1000&seed=7&<setting>=<value>&suffix=%0A`.
 
     `seed` defaults to 0. Splits are by content, since rows of different seeds overlap (item i uses
-    seed + i): `test` is a tenth of the questions by a hash of their case-folded text, `train` the
-    others.
-
-    Raises DataError for an unknown task, setting or split, for the few tasks whose scorer reads
-    what JSON cannot hold, and where the library is not installed.
+    seed + i): `test` is a tenth of the questions, by a hash of their case-folded text, `train` the
+    others. Raises DataError for an unknown task, setting or split, for the few tasks whose scorer
+    reads what JSON cannot hold, and if the library is not installed.
     """
     spec = data.removeprefix(PREFIX)
     if split not in (None, "train", "test"):
@@ -78,10 +76,10 @@ def task_table(data: str, split: str | None = None) -> pa.Table:
 
 
 def same_items(data: str, other: str) -> bool:
-    """Whether two task sources make some of the same items: item i uses seed + i, other settings
-    being equal.
+    """Whether two task sources generate some of the same items: item i uses seed + i, if all other
+    settings are equal.
 
-    False where one of them cannot be made. Questions that are alike by chance are not found.
+    False if one of them cannot be generated. Questions that are equal by chance are not found.
     """
     if (one := _made(data)) is None or (two := _made(other)) is None or one[0] != two[0]:
         return False
@@ -89,13 +87,13 @@ def same_items(data: str, other: str) -> bool:
 
 
 def size_of(data: str) -> int | None:
-    """Rows that a task makes; None where it cannot be made."""
+    """Rows that a task generates; None if it cannot be generated."""
     made = _made(data)
     return None if made is None else len(made[1])
 
 
 def _made(data: str) -> tuple[tuple[Any, ...], range] | None:
-    """What a task makes items of, defaults filled in, and the seeds of these."""
+    """What a task generates its items from, with defaults filled in, and their seeds."""
     try:
         task = _checked(data.removeprefix(PREFIX))
     except DataError:
@@ -119,19 +117,18 @@ def _made(data: str) -> tuple[tuple[Any, ...], range] | None:
 def exact_match(
     completions: Sequence[Any], entry: Sequence[str], task: Sequence[str]
 ) -> list[float]:
-    """1.0 where the task's scorer gives full marks, else 0.0.
+    """1.0 if the task's scorer gives full marks, else 0.0.
 
     Compared in double precision: partial credit can sum to 0.9999999999999999, which as float32 is
     1.0, and a policy finds and exploits that.
     """
-    return [1.0 if score == 1.0 else 0.0 for score in task_score(completions, entry, task)]
 
 
 def task_score(
     completions: Sequence[Any], entry: Sequence[str], task: Sequence[str]
 ) -> list[float]:
-    """The task's own score with its partial credit, 0.0 to 1.0; as a reward it may teach what full
-    marks do not.
+    """The task's own score with its partial credit, 0.0 to 1.0; as a reward it may teach
+    something other than full marks do.
     """
     rows = zip(completions, entry, task, strict=True)
     return [float(_dataset(t).score_answer(text_of(c), json.loads(e))) for c, e, t in rows]
@@ -143,8 +140,8 @@ def text_of(completion: Any) -> str:
 
 
 def _require_json(spec: str, entries: Sequence[dict[str, Any]]) -> None:
-    """Scorers of some tasks compare tuples, which JSON makes lists: their right answers would score
-    as wrong.
+    """Some tasks' scorers compare tuples, which JSON turns into lists: right answers would score as
+    wrong.
     """
     score = _dataset(spec).score_answer
     for entry in entries:
@@ -180,9 +177,7 @@ def _value(text: str) -> Any:
 
 @functools.lru_cache(maxsize=16)
 def _dataset(spec: str) -> Any:
-    """The library's object for a task, which makes entries and scores answers; made once a
-    process.
-    """
+    """The library's object for a task, which generates entries and scores answers; cached."""
     task = _checked(spec)
     from reasoning_gym.factory import create_dataset
 
@@ -193,7 +188,7 @@ def _dataset(spec: str) -> Any:
 
 
 def _checked(spec: str) -> Task:
-    """The task of a spec, known to the library and with settings that it has."""
+    """The task of a spec, which the library must know with all of its settings."""
     task = _parse(spec)
     try:
         from reasoning_gym.factory import DATASETS

@@ -1,7 +1,7 @@
 """Sinks: training and evaluation.
 
-Owns: the declarations. Does not own: formulas (losses.py), optimisers (optimizers.py and
-the train kernel), nor when an evaluation runs (the coordinator).
+Owns: the declarations. Does not own: formulas (losses.py), optimizers (optimizers.py and
+the train kernel), when an evaluation runs (the coordinator).
 """
 
 from __future__ import annotations
@@ -87,18 +87,17 @@ def train(
     intake: Literal["exact", "admission", "drop"] = "exact",
     name: str | None = None,
 ) -> Node:
-    """Minimise a loss over the rows of each Step: epochs * minibatches updates, one optimizer step
-    each.
+    """Minimise a loss over the rows of each Step: epochs * minibatches updates of one optimizer
+    step.
 
     aggregate: how token terms become one number: `token_mean` over the update, `sequence_mean` of
     token means, `sequence_sum` (mean over rows of token sums), `constant`: sum / (rows of a full
     update * max_tokens), the same divisor however many rows a selection left and however short they
     are (Dr. GRPO, arXiv:2503.20783). masked_rows: whether a row without a trained token counts in a
-    mean over rows: `skip` as verl and OpenRLHF do it, `count`, as 0, as TRL's grpo does; the
-    constant counts them all. temperature: at which the log-probs that the loss reads are computed.
-    None is that of the rollout, as a ratio needs (1 where it was greedy), and 1 for supervised
-    losses. start: Steps before it consume rows without training. intake: which finished rows train
-    first when rows may lag.
+    mean over rows: `skip` as in verl and OpenRLHF, or `count`, as 0, as in TRL's grpo; the constant
+    counts them all. temperature: of the log-probs that the loss reads; None is the rollout's, which
+    a ratio needs (1 if it was greedy), and 1 for supervised losses. start: Steps before this one
+    consume rows without training. intake: which finished rows are trained first when rows may lag.
     """
     if not isinstance(loss, Loss):
         raise _not_a_loss(loss)
@@ -141,8 +140,8 @@ def evaluate(
     """Run the graph above `score` to the end of its (finite) source, at one version of the Model.
 
     every: at the start, after each `every` Steps, and at the end. keep_best: how many of the best
-    versions by the mean of `score` stay on disk. Metrics are `eval/reward`, that mean, and
-    `eval/<function>` for each reward function; `eval/<name>/...` where the node has another name.
+    versions, by the mean of `score`, stay on disk. Metrics are `eval/reward` (that mean) and
+    `eval/<function>` for each reward function; `eval/<name>/...` if the node has another name.
     """
     params = {"every": every, "keep_best": keep_best, "allow_train_data": allow_train_data}
     return Node(EVALUATE, name, states={"model": model}, inputs={"score": score}, params=params)

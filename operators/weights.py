@@ -1,7 +1,6 @@
 """Weights of a sum: what `reward(weights=)` and `add(weights=)` take.
 
-Owns: refusing what is no list of as many numbers as there are things to weigh. Does not own: the
-sums.
+Owns: refusing anything but one finite number for each thing to weigh. Does not own: the sums.
 """
 
 from __future__ import annotations
@@ -15,9 +14,7 @@ _WEIGHT = number(like=1.0)
 
 
 def require_weights(where: str, weights: object, count: int, what: str) -> None:
-    """Raise GraphError where these are not None, and not one finite number for each of so many
-    `what`.
-    """
+    """Raise GraphError unless these are None or one finite number for each of `count` things."""
     if weights is None:
         return
     like = f"weights={[1.0] * max(count, 1)}"
