@@ -1,7 +1,7 @@
 """The language: states, ports, graphs, user operators and losses, and the check.
 
-Owns: which names are public. Does not own: any of them. The vocabulary of operators is the
-package `operators`; algorithms are in `graphs`.
+Owns: which names are public. Does not own: any of them. The operators are in the package
+`operators`, the algorithms in `graphs`.
 """
 
 from __future__ import annotations

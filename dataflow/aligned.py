@@ -1,7 +1,7 @@
-"""Token alignment: of one row, all columns of an axis have one length.
+"""Token alignment: in one row, all columns of an axis have the same length.
 
-Owns: comparing lengths. Does not own: which columns there should be (schema.py), nor who asks
-(engine/run).
+Owns: comparing lengths. Does not own: which columns there should be (schema.py), when they are
+compared (engine/run).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataflow.batch import Batch
 from dataflow.schema import Axis, Schema
 
 AXES: dict[Axis, str] = {"P": "prompt token", "T": "completion token", "K": "turn"}
-"""What each element of a column with an axis is of, in messages."""
+"""What an element of a column with this axis belongs to, in messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +37,8 @@ class Misaligned:
 
 
 def misaligned(ports: Iterable[tuple[str, Batch, type[Schema]]]) -> Misaligned | None:
-    """The first difference between columns of one axis; all of the batches have the same rows. None
-    where all agree.
+    """The first difference between columns of one axis, None if there is none; all batches have the
+    same rows.
     """
     known: dict[Axis, tuple[str, np.ndarray]] = {}
     for port, batch, schema in ports:

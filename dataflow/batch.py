@@ -1,12 +1,12 @@
 """Batches: an Arrow record batch whose rows have keys.
 
-Owns: keys, the one form in which rows travel on a data edge, and zero-copy views of
-columns. Does not own: which columns there should be (schema.py), where the bytes live
-(engine/channels), nor tensors (operators/kernels/tensors.py).
+Owns: keys, the one form in which rows travel on a data edge, and zero-copy views of columns. Does
+not own: which columns there should be (schema.py), where the bytes are (engine/channels), tensors
+(operators/kernels/tensors.py).
 
-Token columns are LargeLists and are never padded: `values` and `offsets` of a list
-column are the packed layout that variable-length attention wants. Of a column declared
-`device` the record batch has the lengths alone; its values are a tensor beside it (device.py).
+Token columns are LargeLists and never padded: `values` and `offsets` of a list column are the
+packed layout that variable-length attention needs. For a column declared `device` the record batch
+has only the lengths; its values are a separate tensor (device.py).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _KEY_TYPES = (pa.int64(), pa.int32(), pa.int32())
 class Keys:
     """Row keys as three arrays of one length.
 
-    position: where in the source's endless order the prompt stands; never repeats, not even across
+    position: the prompt's place in the source's endless order; never repeats, not even across
     data epochs. sample: which of the rows expanded from that prompt (0 for the prompt itself).
     attempt: how often the row was begun before (after a crash, or dropped as too old).
     """
@@ -89,7 +89,7 @@ class Keys:
 
     @staticmethod
     def concat(parts: Sequence[Keys]) -> Keys:
-        """All rows of the parts, in their order."""
+        """All rows of the parts, in order."""
         return Keys(
             np.concatenate([p.position for p in parts]),
             np.concatenate([p.sample for p in parts]),
@@ -98,10 +98,9 @@ class Keys:
 
 
 class Batch:
-    """Rows with keys. Immutable; columns are shared, never copied, by `select`.
+    """Rows with keys. Immutable; `select` shares columns and copies nothing.
 
-    device: the values of columns declared `device`, flat tensors of these rows; `records` has their
-    lengths.
+    device: the values of columns declared `device`, as flat tensors; `records` has their lengths.
     """
 
     __slots__ = ("device", "keys", "records")
@@ -129,12 +128,12 @@ class Batch:
 
     @property
     def names(self) -> list[str]:
-        """Column names, keys not counted."""
+        """Column names, without the keys'."""
         return self.records.schema.names
 
     @property
     def nbytes(self) -> int:
-        """Payload bytes of the columns, keys not counted."""
+        """Payload bytes of the columns, without the keys'."""
         return self.records.nbytes + sum(values.nbytes for values in self.device.values())
 
     @staticmethod
@@ -143,13 +142,13 @@ class Batch:
         columns: Mapping[str, pa.Array | np.ndarray | Ragged | Sequence | Any],
         schema: type[Schema],
     ) -> Batch:
-        """Build from columns; those named in the schema are brought to its types, others keep their
-        own. Those that it declares `device` are torch tensors of its type: Ragged(tensor, offsets),
-        or without an axis a tensor [rows].
+        """Build a batch from columns; those in the schema get its types, others keep their own.
+        Columns that it declares `device` are torch tensors of its type: Ragged(tensor, offsets), or
+        without an axis a tensor [rows].
 
-        Contiguous numbers that have their column's type already are not copied: the batch is a view
-        of them. Raises DataError where a column cannot be brought to its type, has another length,
-        or where a required column holds nulls.
+        Contiguous numbers of the column's own type are not copied: the batch is a view of them.
+        Raises DataError if a column cannot be converted to its type or has another length, or if a
+        required column has nulls.
         """
         fields, arrays, tensors = [], [], {}
         for name, data in columns.items():
@@ -169,9 +168,7 @@ class Batch:
         return Batch(keys, pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)), tensors)
 
     def array(self, name: str) -> pa.Array:
-        """One column as Arrow. Raises DataError naming the columns that there are, and for one on a
-        device.
-        """
+        """One column as Arrow. Raises DataError for one that is missing or on a device."""
         if name in self.device:
             raise DataError(
                 f"column {name!r} is declared device, and is no Arrow array. Fix:"
@@ -181,9 +178,7 @@ class Batch:
 
     def tensor(self, name: str) -> Ragged:
         """A column declared `device`: its flat tensor, and offsets from 0 (without an axis each row
-        has one value).
-
-        Raises DataError for a column that is not on a device, and for one that is not there.
+        has one value). Raises DataError for a column that is missing or not on a device.
         """
         if name not in self.device:
             self._lengths_or_values(name)
@@ -198,9 +193,7 @@ class Batch:
         return self.records.column(name)
 
     def lengths(self, name: str) -> np.ndarray:
-        """int64 [rows]: how many elements each row has in a column with an axis, wherever its
-        values are.
-        """
+        """int64 [rows]: each row's number of elements in a column with an axis, wherever it is."""
         return np.diff(self._offsets(name))
 
     def _offsets(self, name: str) -> np.ndarray:
@@ -225,7 +218,7 @@ class Batch:
         )
 
     def take(self, rows: np.ndarray) -> Batch:
-        """Only these rows, by index or boolean mask, in the order given."""
+        """These rows, by index or boolean mask, in this order."""
         index = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
         if len(index) == len(self) and (index == np.arange(len(self))).all():
             return self
@@ -234,15 +227,13 @@ class Batch:
         return Batch(self.keys.take(index), records, tensors)
 
     def with_columns(self, columns: Mapping[str, pa.Array]) -> Batch:
-        """These columns added, or put in place of those of the same name."""
+        """With these columns added; a column of the same name is replaced."""
         merged = {name: self.records.column(name) for name in self.names} | dict(columns)
         left = {name: values for name, values in self.device.items() if name not in columns}
         return Batch(self.keys, pa.RecordBatch.from_pydict(merged), left)
 
     def on_host(self) -> Batch:
-        """The same rows without anything on a device: those columns as Arrow, copied to the
-        host.
-        """
+        """The same rows with nothing on a device: device columns as Arrow, copied to the host."""
         if not self.device:
             return self
         records = self.records
@@ -253,12 +244,12 @@ class Batch:
         return Batch(self.keys, records)
 
     def sorted(self) -> Batch:
-        """Rows by (position, sample); the same object where they already are."""
+        """Rows by (position, sample); the same object if they are already sorted."""
         return self.take(self.keys.order())
 
     @staticmethod
     def concat(parts: Sequence[Batch]) -> Batch:
-        """All rows of the parts; their columns have to agree."""
+        """All rows of the parts; their columns must agree."""
         if len(parts) == 1:
             return parts[0]
         keys = Keys.concat([p.keys for p in parts])
@@ -268,8 +259,8 @@ class Batch:
         return Batch(keys, pa.concat_batches([p.records for p in parts]), tensors)
 
     def with_keys(self) -> pa.RecordBatch:
-        """One record batch, keys as its first columns: the form for files and wires. Raises
-        DataError where a column is on a device.
+        """One record batch with the keys as its first columns: the form for files and wires. Raises
+        DataError if a column is on a device.
         """
         if self.device:
             raise DataError(
@@ -298,7 +289,7 @@ def ragged(array: pa.Array) -> Ragged:
 
 
 def list_array(values: Any, offsets: np.ndarray, kind: pa.DataType | None = None) -> pa.Array:
-    """The inverse of `ragged`: a LargeList array on these buffers, its items non-null where none is
+    """The inverse of `ragged`: a LargeList array on these buffers; items are non-null if none is
     null.
     """
     items = values if isinstance(values, pa.Array) else pa.array(values, type=kind)
@@ -318,7 +309,7 @@ def _field(name: str, array: pa.Array, want: pa.Field | None, schema: type[Schem
 
 
 def _array(name: str, data: Any, want: pa.Field | None) -> pa.Array:
-    """One column brought to the wanted field's type, if there is one."""
+    """One column, converted to the wanted field's type if there is one."""
     kind = want.type if want is not None else None
     if is_tensor(data.values if isinstance(data, Ragged) else data):
         raise DataError(
@@ -334,7 +325,7 @@ def _array(name: str, data: Any, want: pa.Field | None) -> pa.Array:
 
 
 def _cast(name: str, data: Any, kind: pa.DataType | None) -> pa.Array:
-    # a prompt is text or a list of messages: both are declared
+    # A prompt is text or a list of messages: both are declared.
     if isinstance(data, pa.Array) and (kind is None or data.type == kind or name == "prompt"):
         return data
     try:

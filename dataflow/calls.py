@@ -1,8 +1,8 @@
-"""Calls of the language: where the user made one, and what is refused at that very line.
+"""Calls of the language: the user's line of a call, and what is refused right there.
 
-Owns: the wrappers that turn a call that does not bind into one clear error, which knows the peers'
-names, and the line that messages name. Does not own: what a call means (node.py, operators), nor
-what only the whole graph shows (rules/).
+Owns: the wrappers that turn a call that does not bind into one clear error, which knows other
+systems' names, and the line that messages name. Does not own: what a call means (node.py,
+operators), what only the whole graph shows (rules/).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OURS = (
 
 
 def call_site() -> Origin:
-    """The nearest frame outside of the language itself and its declarations: the user's line."""
+    """The nearest frame outside the language itself and its declarations: the user's line."""
     frame = sys._getframe(1)
     while frame.f_back is not None and _is_ours(frame.f_code):
         frame = frame.f_back
@@ -38,9 +38,7 @@ def call_site() -> Origin:
 
 
 def _is_ours(code: CodeType) -> bool:
-    """Whether a frame is the language's own; the constructor that `dataclass` writes has no
-    file.
-    """
+    """Whether a frame is the language's own; a constructor written by `dataclass` has no file."""
     return code.co_filename.startswith(_OURS) or (
         code.co_filename == "<string>" and code.co_name == "__init__"
     )
@@ -48,7 +46,7 @@ def _is_ours(code: CodeType) -> bool:
 
 def declares(function: Callable[P, R]) -> Callable[P, R]:
     """Wrap a function of the language: a call that does not bind becomes a GraphError that knows
-    the peers' names.
+    other systems' names.
     """
     signature = inspect.signature(function)
 
@@ -61,9 +59,7 @@ def declares(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def constructs(kind: type[C]) -> type[C]:
-    """The same for a dataclass of the language: `Model(trainabel=True)` names the nearest field
-    there is.
-    """
+    """The same for a dataclass of the language: `Model(trainabel=True)` names the nearest field."""
     signature, construct = inspect.signature(kind), kind.__init__
 
     @functools.wraps(construct)
@@ -76,12 +72,12 @@ def constructs(kind: type[C]) -> type[C]:
 
 
 def refused(where: str, problem: str, fix: str) -> GraphError:
-    """A call that cannot mean anything, at the user's line."""
+    """The GraphError for a call that makes no sense, at the user's line."""
     return GraphError(Fault(rule="call", where=where, problem=problem, fix=fix, origin=call_site()))
 
 
 def require(where: str, name: str, value: object, *, fits: bool, expected: str, fix: str) -> None:
-    """Raise GraphError where an argument does not fit: `expected <name> to be <expected>, found
+    """Raise GraphError if an argument does not fit: `expected <name> to be <expected>, found
     <value>`.
     """
     if not fits:
@@ -91,7 +87,7 @@ def require(where: str, name: str, value: object, *, fits: bool, expected: str, 
 def refuse_unknown(
     name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
-    """Raise GraphError where the arguments do not fit the signature."""
+    """Raise GraphError if the arguments do not fit the signature."""
     known = [p.name for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     for key, given in kwargs.items():
         if key not in known:
@@ -105,10 +101,10 @@ def refuse_unknown(
 
 
 def signature_of(fn: Any, what: str, like: str) -> inspect.Signature:
-    """The signature of a user's function, annotations evaluated. like: how one is written.
+    """The signature of a user's function, annotations evaluated. like: an example of one.
 
-    Raises GraphError where it is no function, where an annotation is not found, and for `*args` and
-    `**kwargs`, of which nobody knows what they are.
+    Raises GraphError for anything but a function, for an annotation that is not found, and for
+    `*args` and `**kwargs`, whose content is unknown.
     """
     name = getattr(fn, "__name__", repr(fn))
     if not callable(fn) or not hasattr(fn, "__qualname__") or isinstance(fn, type):
@@ -133,7 +129,7 @@ def signature_of(fn: Any, what: str, like: str) -> inspect.Signature:
 
 
 def _usage(signature: inspect.Signature) -> str:
-    """`model, rows, loss=..., lr=...`: what has no default."""
+    """`model, rows, loss=..., lr=...`: the parameters without a default."""
     needed = [p for p in signature.parameters.values() if p.default is p.empty]
     marks = {inspect.Parameter.KEYWORD_ONLY: "{}=...", inspect.Parameter.VAR_POSITIONAL: "{}, ..."}
     return ", ".join(

@@ -1,7 +1,7 @@
 """The check: from a Graph to a CheckedGraph, or to every fault at once.
 
-Owns: asking all rules, and what a checked graph is known to be (sizes, lags, columns). Does
-not own: any rule (rules/), any decision about devices (the planner).
+Owns: running all rules, and the facts of a checked graph (sizes, lags, columns). Does not own: any
+rule (rules/), any decision about devices (the planner).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Columns = Mapping[str, pa.DataType]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSize:
-    """What one train node sees of a Step: `rows` in groups of `group`, in `updates` of
+    """What one train node sees of a Step: `rows` in groups of `group`, in `updates` updates of
     `rows_an_update`.
 
-    full: the Step always has that many; False where a selection without refill may leave fewer.
+    full: the Step always has that many; False if a selection without refill may leave fewer.
     """
 
     train: str
@@ -41,7 +41,7 @@ class TrainSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSize:
-    """What a Step takes of a source. prompts: None where it is finite and runs to its end
+    """What a Step takes from a source. prompts: None if it is finite and runs to its end
     (evaluation).
     """
 
@@ -72,12 +72,12 @@ class SourceSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CheckedGraph:
-    """A Graph for which every rule held; all that the planner accepts. Made by `check` only.
+    """A Graph that passed every rule; the planner accepts nothing else. Made by `check` only.
 
-    lag: node that reads a trained Model -> versions that it may lag. bound: train node -> the
-    greatest lag of any row that it trains. sizes: by source. columns: (node, output) -> name ->
-    type of one row's value, dataset columns that the rows descend from included. dialects: node ->
-    the peer whose convention it follows. warnings: what looks wrong. notes: what is not read.
+    lag: for nodes that read a trained Model, how many versions they may lag. bound: for train
+    nodes, the greatest lag of any row that they train. sizes: by source. columns: (node, output) ->
+    name -> type of one row's value, including dataset columns of ancestors. dialects: the peer
+    whose convention a node follows. warnings: what looks wrong. notes: what is not read.
     """
 
     graph: Graph
@@ -99,13 +99,11 @@ class CheckedGraph:
 
 
 def check(graph: Graph, columns_of: ColumnReader | None = None) -> CheckedGraph:
-    """Prove what design calls a checked graph. Reads only headers of data files, no weights, no
+    """Prove what the design calls a checked graph. Reads only headers of data files, no weights, no
     torch.
 
-    columns_of: answers the columns of a source's data in the place of the reader that its operator
-    names.
-
-    Raises GraphError with every fault, ordered by source line.
+    columns_of: returns the columns of a source's data, instead of the reader that its operator
+    names. Raises GraphError with every fault, ordered by source line.
     """
     context = context_of(graph, columns_of)
     faults = [fault for rule in RULES for fault in rule(context)]
@@ -138,7 +136,7 @@ def _line(fault: Fault) -> tuple[bool, str, int]:
 def _columns(context: Context, port: Port) -> Columns:
     own = {column.name: column.whole.type for column in port.schema.columns.values()}
     data = context.dataset(port)
-    if port.node.operator.work == "source":  # a prompt may be text or messages: the file says which
+    if port.node.operator.work == "source":  # a prompt may be text or messages: ask the file
         own |= {
             name: kind
             for name, kind in data.items()

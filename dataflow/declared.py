@@ -1,8 +1,8 @@
-"""What a snapshot says of a user's own parts, so that a graph can be drawn, checked and planned
-without importing them.
+"""A snapshot's declarations of a user's own parts, so that a graph can be drawn, checked and
+planned without importing them.
 
-Owns: which functions, operators, schemas and records of a graph are declared, in which form, and
-the parts made of that (`Declared`). Does not own: the written form of a value (written.py), the
+Owns: which functions, operators, schemas and records of a graph are declared and how, and the
+parts built from that (`Declared`). Does not own: the written form of a value (written.py), the
 stand-ins (standins.py).
 
     "declared": {"functions": {path: {"name", "parameters"}},
@@ -10,9 +10,8 @@ stand-ins (standins.py).
                  "schemas": {path: {"bases", "body"}, or null for another class},
                  "called": {path: name}}
 
-What belongs to this project is named by its path alone and found by look-up in its own modules. A
-path that no other process can import has its place behind it, as two such functions can share a
-name.
+This project's own parts are named by their path and looked up in its modules. A path that no other
+process can import ends with its file:line, as two such functions can share a name.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ _ANEW = "write the snapshot anew, by a run of this version"
 _CALLED = ("data_columns", "data_overlap", "data_rows", "data_files")
 """Fields of an Operator that name a function, which a check or a run calls."""
 _SELDOM = ("log_probs", "parts")
-"""Fields that are left out where they say nothing."""
+"""Fields that are left out if they have their default."""
 _NOT_KEPT = ("row", "vocabulary")
-"""What a schema's body may set beside its columns."""
+"""What a schema's body may set besides its columns."""
 
 
 def declarations(graph: Graph) -> dict[str, Any]:
@@ -117,7 +116,7 @@ class _Collector:
 
 
 def _body(schema: type[Schema]) -> dict[str, Any]:
-    """What the class itself declares, written; not what it inherits."""
+    """What the class itself declares, in written form; not what it inherits."""
     kept: dict[str, Any] = {c.name: c for c in schema.columns.values() if c.name in vars(schema)}
     kept |= {name: vars(schema)[name] for name in _NOT_KEPT if name in vars(schema)}
     return {name: encode(part, f"schema {schema.__name__}") for name, part in kept.items()}
@@ -132,8 +131,8 @@ def _key(path: str, at: str) -> str:
 
 
 def _parameters(function: Callable[..., Any]) -> list[dict[str, Any]] | None:
-    """Of its signature; None where it has none. A default without a written form is one that no
-    parameter equals.
+    """The parameters of its signature; None if it has none. A default without a written form
+    becomes one that no value equals.
     """
     try:
         signature = inspect.signature(function)
@@ -162,10 +161,9 @@ def _default(value: Any) -> Any:
 
 
 class Declared:
-    """Parts that stand in for the user's own: nothing of theirs is imported, and nothing of theirs
-    can be called.
+    """Stand-ins for the user's own parts: nothing of the user's is imported or can be called.
 
-    declared: of the snapshot; empty where an earlier version wrote it.
+    declared: the snapshot's; empty if an earlier version wrote it.
     """
 
     def __init__(self, declared: Mapping[str, Any]) -> None:
@@ -178,7 +176,7 @@ class Declared:
         self._reading: set[str] = set()
 
     def operator(self, entry: Any, where: str) -> Operator:
-        """Of this project by look-up, of the user by its declaration."""
+        """This project's operator, by look-up, or the user's, by its declaration."""
         path, at = (entry[LOST], entry.get("at", "")) if isinstance(entry, dict) else (entry, "")
         if own(path.partition(":")[0]) and not isinstance(entry, dict):
             found = _own(path, where)
@@ -207,9 +205,7 @@ class Declared:
         return self._schema(path, where)
 
     def record(self, path: str, fields: dict[str, Any], where: str) -> Any:
-        """See Parts. Fields of this project's own classes have to be of the types that these
-        declare.
-        """
+        """See Parts. Fields of this project's own classes must have the declared types."""
         if own(path.partition(":")[0]):
             kind = _own(path, where)
             if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
@@ -272,9 +268,7 @@ def _require_declaration(found: Operator, path: str, where: str) -> None:
 
 
 def _own(path: str, where: str) -> Any:
-    """What a module of this project has under a name: what it defines itself, and nothing that it
-    imports.
-    """
+    """An object that a module of this project defines itself (not one that it imports)."""
     module_name, _, name = path.partition(":")
     module = importlib.import_module(module_name)
     found = vars(module).get(name)

@@ -1,11 +1,10 @@
-"""Columns declared `device`: flat torch tensors beside a record batch that has only their lengths.
+"""Columns declared `device`: flat torch tensors next to a record batch with only their lengths.
 
-Owns: what such a column may be, its rows (picked, joined), its way to the host's memory. Does not
-own: the declaration (schema.py), which rows (batch.py), who keeps it and how it is sent
+Owns: what such a column may be, taking and joining its rows, copying it to the host. Does not own:
+the declaration (schema.py), which rows (batch.py), who keeps it and how it is sent
 (engine/channels/tensors/columns.py).
 
-Nothing here imports torch: a tensor is whatever came as one, and is asked for what it can do
-itself.
+Nothing here imports torch: tensors are used through their own methods.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from dataflow.schema import Column, Schema
 
 
 def declared(schemas: Iterable[type[Schema]]) -> dict[str, Column]:
-    """The device columns that these declare."""
+    """The device columns that these schemas declare."""
     return {c.name: c for schema in schemas for c in schema.columns.values() if c.device}
 
 
 def is_tensor(data: Any) -> bool:
-    """Whether this is a torch tensor, as far as anybody here asks."""
+    """Whether this is a torch tensor, judged without torch."""
     return hasattr(data, "index_select") and hasattr(data, "detach")
 
 
 def dtype_of(column: Column) -> str:
-    """torch's name of the numbers of a device column, such as `float32`."""
+    """torch's name for the numbers of a device column, such as `float32`."""
     kind = column.type.value_type if pa.types.is_fixed_size_list(column.type) else column.type
     return np.dtype(kind.to_pandas_dtype()).name
 
@@ -43,12 +42,11 @@ def shape_of(column: Column) -> tuple[int, ...]:
 
 
 def as_declared(column: Column, data: Any, rows: int) -> Ragged:
-    """What was given for a device column of so many rows, as Ragged: of a column without an axis
-    each length is 1.
+    """The data given for a device column with this many rows, as Ragged; without an axis each
+    length is 1.
 
-    The tensor is taken as it is, without its gradient; it must not be changed any more. Raises
-    DataError where it is no tensor, of another dtype or shape, or its offsets do not end where its
-    values do.
+    The tensor is detached, not copied, and must not be changed afterwards. Raises DataError if it
+    is not a tensor, has another dtype or shape, or its offsets do not end with its values.
     """
     given = data if isinstance(data, Ragged) else Ragged(data, np.arange(rows + 1))
     where = f"column {column.name!r}, declared device"
@@ -65,8 +63,8 @@ def as_declared(column: Column, data: Any, rows: int) -> Ragged:
 
 
 def require(where: str, column: Column, given: Ragged) -> None:
-    """Raises DataError unless a tensor is of its column's dtype and shape, and its offsets end
-    where it does.
+    """Raises DataError unless a tensor has its column's dtype and shape, and its offsets end with
+    it.
     """
     found, shape = given.values, shape_of(column)
     expected, dtype = f"torch.{dtype_of(column)}", str(found.dtype)
@@ -95,7 +93,7 @@ def require(where: str, column: Column, given: Ragged) -> None:
 
 
 def lengths_array(given: Ragged, column: Column) -> pa.Array:
-    """What the record batch has of a device column: lists of nothing, or nothing."""
+    """A device column in the record batch: a list of nulls with each row's length, or one null."""
     if column.axis is None:
         return pa.nulls(len(given))
     offsets, nothing = pa.array(given.offsets, pa.int64()), pa.nulls(int(given.offsets[-1]))
@@ -103,7 +101,7 @@ def lengths_array(given: Ragged, column: Column) -> pa.Array:
 
 
 def offsets_of(array: pa.Array) -> np.ndarray:
-    """int64 [rows + 1], from 0: the inverse of `lengths_array`, of any slice of it."""
+    """int64 [rows + 1], from 0: the inverse of `lengths_array`, for any slice of it."""
     if pa.types.is_null(array.type):
         return np.arange(len(array) + 1)
     found = array.offsets.to_numpy()
@@ -111,8 +109,8 @@ def offsets_of(array: pa.Array) -> np.ndarray:
 
 
 def taken(column: Ragged, rows: np.ndarray) -> Ragged:
-    """These rows, in this order: a view where they are neighbours, else picked on the device.
-    Raises DataError for a row that is not there.
+    """These rows, in this order: a view if they are adjacent, else gathered on the device. Raises
+    DataError for a row that is not there.
     """
     if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(column):
         raise DataError(
@@ -128,7 +126,7 @@ def taken(column: Ragged, rows: np.ndarray) -> Ragged:
 
 
 def joined(parts: Sequence[Any]) -> Any:
-    """The tensors of one column, one after another, where the first lies."""
+    """The tensors of one column, concatenated on the first one's device."""
     if len(parts) == 1:
         return parts[0]
     found = parts[0].new_empty((sum(len(p) for p in parts), *parts[0].shape[1:]))
@@ -140,8 +138,8 @@ def joined(parts: Sequence[Any]) -> Any:
 
 
 def whole_array(given: Ragged, column_type: pa.DataType) -> pa.Array:
-    """The column as Arrow with its values, copied to the host. column_type: of what the record
-    batch has of it.
+    """The column as Arrow with its values, copied to the host. column_type: its type in the record
+    batch.
     """
     host = given.values.cpu().numpy()
     values = pa.array(host.reshape(-1))
@@ -154,9 +152,7 @@ def whole_array(given: Ragged, column_type: pa.DataType) -> pa.Array:
 
 
 def first_not_finite(given: Ragged) -> int | None:
-    """The first row of a device column with a value that is not finite; None where there is
-    none.
-    """
+    """The first row of a device column with a non-finite value; None if there is none."""
     if not given.values.is_floating_point():
         return None
     wrong = ~given.values.isfinite()

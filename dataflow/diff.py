@@ -1,7 +1,7 @@
 """What changed between two graphs: nodes, States, parameters, wires.
 
 Owns: the comparison by name and its text. Does not own: the comparison of two runs (engine),
-nor drawings (draw/).
+drawings (draw/).
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ _MARKS: Mapping[Kind, str] = {"appears": "+", "vanishes": "-", "changes": "~"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One difference inside a node or a State: `what` was `before` and is `after`; empty where it
-    was not there.
-    """
+    """One difference in a node or a State: `what` was `before` and is `after` (empty: absent)."""
 
     what: str
     before: str
@@ -43,11 +41,9 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A node or State of one name. `summary` says what it is; `changes` is empty where it appears
-    or vanishes.
+    """A node or State. `summary` says what it is; `changes` is empty if it appears or vanishes.
 
-    rewired: those of the changes that are data edges, told apart for whoever asks which edges
-    moved.
+    rewired: the changes that are data edges, listed separately.
     """
 
     kind: Kind
@@ -59,7 +55,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Two graphs compared. Empty `nodes`, `states` and `order`: they mean the same, but for their
+    """Two graphs compared. With empty `nodes`, `states` and `order` they differ at most in their
     names.
     """
 
@@ -68,8 +64,7 @@ class Difference:
     states: tuple[Entry, ...]
     nodes: tuple[Entry, ...]
     order: tuple[Change, ...]
-    """The order of the sinks that both have, where it changed: train nodes of one Step run in it.
-    """
+    """The order of the common sinks, if it changed: train nodes of one Step run in it."""
 
     def __bool__(self) -> bool:
         return bool(self.states or self.nodes or self.order)
@@ -95,8 +90,8 @@ _WORDS: Mapping[Kind, str] = {"appears": "new", "vanishes": "gone", "changes": "
 
 
 def diff(a: Graph, b: Graph) -> Difference:
-    """What turns a into b. Nodes and States are the same where their names are; of two of one name
-    the last counts.
+    """What turns a into b. Nodes and States are identified by name; of two with one name the last
+    counts.
     """
     before, after = picture(a), picture(b)
     return Difference(
@@ -119,7 +114,7 @@ def _lines(entries: Sequence[Entry]) -> Iterator[str]:
 
 
 def _paired(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Names in the order of b; what only a has goes first."""
+    """Names in the order of b; those that only a has come first."""
     for name in (*(n for n in a if n not in b), *b):
         yield name, a.get(name), b.get(name)
 

@@ -1,8 +1,8 @@
 """The one exception family.
 
-Owns: what an error says and how several are shown at once. Every message names the
-place, what was expected, what was found and the nearest fix. Does not own: the rules
-that find the errors (rules/), nor the process exit code (the command line).
+Owns: an error's text, and how several are shown at once. Every message names the place, what was
+expected, what was found and the nearest fix. Does not own: the rules that find errors (rules/), the
+process exit code (the command line).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataflow.shown import printable
 
 
 class DataflowError(Exception):
-    """Base of everything that this project raises on purpose. Its text has no control characters
-    but line ends.
+    """Base of everything that this project raises on purpose; its text has no control characters
+    except line ends.
     """
 
     def __str__(self) -> str:
@@ -24,9 +24,9 @@ class DataflowError(Exception):
 
 
 class GraphError(DataflowError, ValueError):
-    """A graph, or a part of it, that cannot mean anything; carries every fault found.
+    """A graph, or a part of it, that makes no sense; carries every fault found.
 
-    `faults` holds one entry a fault, in the order of the source lines.
+    `faults` has them in the order of the source lines.
     """
 
     def __init__(self, faults: Sequence[Fault] | Fault) -> None:
@@ -52,19 +52,17 @@ class RunError(DataflowError, RuntimeError):
 
 class StorageError(RunError):
     """A file that could not be written, or memory that could not be had: a full, failing or
-    read-only disk.
-
-    What had been written whole before stays as it was.
+    read-only disk. What was completely written before stays as it was.
     """
 
 
 class CheckpointError(DataflowError, RuntimeError):
-    """A checkpoint that is missing, damaged or of another graph."""
+    """A checkpoint that is missing, damaged or belongs to another graph."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where in the user's source a thing was made."""
+    """The place in the user's source where something was made."""
 
     file: str
     line: int
@@ -78,7 +76,7 @@ class Fault:
     """One thing wrong. `rule` is the stable name of the rule that found it.
 
     `problem` is a sentence without its full stop that says what was expected and what was found;
-    `fix` the nearest way out, likewise. Shown as `grpo.py:14 advantage: <problem>. Fix: <fix>.`
+    `fix`, likewise, is the nearest fix. Shown as `grpo.py:14 advantage: <problem>. Fix: <fix>.`
     """
 
     rule: str
@@ -94,11 +92,10 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphWarning(Fault):
-    """What looks wrong in a graph that can be run; a value, not an exception. `rule` is its stable
-    name.
+    """Something that looks wrong in a graph that can run; a value, not an exception.
 
-    Shown as a fault is, its name behind it: `grpo.py:14 generate 'rollout': <problem>. Fix: <fix>.
-    [greedy_group]`.
+    `rule` is its stable name. Shown like a fault, followed by its name: `grpo.py:14 generate
+    'rollout': <problem>. Fix: <fix>. [greedy_group]`.
     """
 
     def __str__(self) -> str:
@@ -106,6 +103,6 @@ class GraphWarning(Fault):
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name most like `name`, or None where none is near."""
+    """The known name closest to `name`, or None if none is close."""
     found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return found[0] if found else None

@@ -1,8 +1,8 @@
 """Graphs: the nodes reachable from their sinks, and rewrites of them.
 
-Owns: reachability, order, look-up by name, and the two rewrites `replace` and `extend`,
-which return the same object for whatever did not change. Does not own: any rule about
-what a graph may be (check.py); a Graph may be wrong.
+Owns: reachability, order, look-up by name, and the two rewrites `replace` and `extend`, which
+return the same object for what did not change. Does not own: any rule about valid graphs
+(check.py); a Graph may be wrong.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Graph:
         return f"Graph({self.name!r}, {len(self.nodes)} nodes)"
 
     def node(self, name: str) -> Node:
-        """The node of that name. Raises GraphError with the names there are."""
+        """The node of that name. Raises GraphError that lists the names."""
         for node in self.nodes:
             if node.name == name:
                 return node
@@ -97,9 +97,7 @@ class Graph:
 
     @property
     def states(self) -> tuple[State, ...]:
-        """Every State that a node reads or writes, and those that they follow, in order of first
-        use.
-        """
+        """Every State that a node reads or writes, and those that they follow, in order of use."""
         found: dict[State, None] = {}
         for node in self.nodes:
             for state in node.states.values():
@@ -115,12 +113,12 @@ class Graph:
         return tuple(n for n in self.nodes if any(p.node is node for p in n.inputs.values()))
 
     def replace(self, **ports: Port[Any] | tuple[Port[Any], ...]) -> Graph:
-        """Everything that read node `name` reads the given port instead; the same Graph where
-        nothing changed.
+        """Everything that read node `name` reads the given port instead; the same Graph if nothing
+        changed.
 
-        A node with several outputs takes a tuple of ports. The new ports may stand on nodes of this
-        graph, the replaced one among them: what they stand on is left as it is. Raises GraphError
-        for an unknown node.
+        A node with several outputs takes a tuple of ports. The new ports may use nodes of this
+        graph, even the replaced one: what they use is left unchanged. Raises GraphError for an
+        unknown node.
         """
         given: dict[str, tuple[Port[Any], ...]] = {}
         for name, value in ports.items():
@@ -131,9 +129,7 @@ class Graph:
         return self._rewritten(given)
 
     def extend(self, *sinks: Node) -> Graph:
-        """The graph with further sinks, which run after those it has; the same Graph where there
-        are none.
-        """
+        """The graph with further sinks, run after its own; the same Graph if none are given."""
         return Graph(self.name, *self.sinks, *sinks, origin=self.origin) if sinks else self
 
     def renamed(self, name: str) -> Graph:
@@ -141,8 +137,8 @@ class Graph:
         return self if name == self.name else Graph(name, *self.sinks, origin=self.origin)
 
     def map(self, change: Callable[[Node], Node]) -> Graph:
-        """Every node as `change` returns it, on what became of its inputs; the same Graph where
-        nothing changed.
+        """Every node as `change` returns it, on its inputs' new versions; the same Graph if nothing
+        changed.
         """
         new: dict[int, Node] = {}
 
@@ -175,7 +171,7 @@ class Graph:
         return self._with_sinks(new)
 
     def _with_sinks(self, new: Mapping[int, Node]) -> Graph:
-        """The graph of what became of the sinks; this one where they stayed as they are."""
+        """The graph of the sinks' new versions; this one if they did not change."""
         sinks = tuple(new.get(id(s), s) for s in self.sinks)
         same = all(a is b for a, b in zip(sinks, self.sinks, strict=True))
         return self if same else Graph(self.name, *sinks, origin=self.origin)
@@ -190,7 +186,7 @@ class Graph:
 
 
 def _moved(state: State, new: Mapping[int, Node]) -> State:
-    """A Buffer whose writer was rebuilt, on the new writer."""
+    """A Buffer on the new version of its writer, if that was rebuilt."""
     if (
         isinstance(state, Buffer)
         and id(state.writer) in new
@@ -201,9 +197,7 @@ def _moved(state: State, new: Mapping[int, Node]) -> State:
 
 
 def _reach(roots: Any) -> Iterator[Node]:
-    """The nodes reachable from the roots, each after all that it stands on; iterative, for graphs
-    of any depth.
-    """
+    """The nodes reachable from the roots, each after its inputs; iterative, for any depth."""
     done: set[int] = set()
     stack: list[tuple[Node, Iterator[Node]]] = []
     for root in roots:

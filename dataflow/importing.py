@@ -1,13 +1,13 @@
-"""Where code is imported from: the standard library, then what is installed, then the user's
+"""Where code is imported from: the standard library, then installed packages, then the user's
 folders.
 
-Owns: that order, for this process and for those that it starts, and where a module would come from.
-Does not own: which folders are the user's (the command line, a run's options), nor what goes by
-value (shipping.py).
+Owns: that order, for this process and those that it starts, and finding a module. Does not own:
+which folders are the user's (the command line, a run's options), what is sent by value
+(shipping.py).
 
-A `json.py` in the folder that a run is started in is the user's, and runs where the user's code
-asks for it by path; it never takes the place of the `json` that Python, torch or this project mean.
-Folders of PYTHONPATH stay where Python puts them: whoever sets it says that they come first.
+A `json.py` in the folder in which a run is started is the user's, and runs if the user's code asks
+for it by path; it never replaces the `json` that Python, torch or this project mean. Folders of
+PYTHONPATH stay where Python puts them: setting it means that they come first.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from importlib.machinery import ModuleSpec, PathFinder
 
 _SEPARATOR = "\x1f"
 _START = f"import sys; sys.path[:] = sys.argv[2].split({_SEPARATOR!r}); "
-"""The first words of a process: before its path is set it imports what is built in alone."""
+"""The first words of a process: until its path is set it imports only built-in modules."""
 
 
 def import_path() -> list[str]:
-    """The folders that this process imports from, absolute, those of the user last."""
+    """The folders that this process imports from, absolute, the user's last."""
     entries = [os.path.abspath(p) for p in sys.path if _SEPARATOR not in p]
     users = _user_folders(entries)
     return list(dict.fromkeys([*(e for e in entries if e not in users), *users]))
@@ -42,15 +42,14 @@ def _user_folders(entries: Sequence[str]) -> list[str]:
 
 
 def import_from(folders: Iterable[str]) -> None:
-    """Import from these folders, too: behind all others."""
+    """Also import from these folders, after all others."""
     sys.path += [folder for folder in folders if folder not in sys.path]
 
 
 def interpreter(code: str, title: str, *arguments: str) -> list[str]:
-    """The command of a fresh interpreter that imports from where this one does, the user's folders
-    last.
+    """The command of a fresh interpreter with this one's import path, the user's folders last.
 
-    title: what lists of processes show. The code finds its arguments from `sys.argv[3]` on.
+    title: shown in lists of processes. The code finds its arguments from `sys.argv[3]` on.
     """
     return [
         sys.executable,
@@ -64,9 +63,8 @@ def interpreter(code: str, title: str, *arguments: str) -> list[str]:
 
 
 def located(name: str, behind: Sequence[str] = ()) -> ModuleSpec | None:
-    """Where `import name` would find that module, None where nowhere. No module is imported for it,
-    no package either (`importlib.util.find_spec` runs the packages that a module lies in). behind:
-    folders that come behind all others.
+    """Where `import name` would find that module, or None; imports nothing, not even the packages
+    around it (`importlib.util.find_spec` runs those). behind: folders that come after all others.
     """
     spec: ModuleSpec | None = None
     folders: list[str] | None = None
