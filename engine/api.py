@@ -1,6 +1,6 @@
 """Check, plan, run as Python calls, for the command line and for notebooks.
 
-Owns: the calls, and what a run folder keeps of one. Does not own: how a run goes on (attempts.py).
+Owns: the calls, and what a run folder keeps of one. Does not own: a run's course (attempts.py).
 
     result = run(grpo("path/to/model", "prompts.parquet", my_reward), RunOptions(steps=100))
 """
@@ -43,9 +43,7 @@ OPTIONS = "options.json"
 
 
 def plan(graph: Graph | CheckedGraph, options: RunOptions | None = None) -> Plan:
-    """Check a graph and plan it for this machine. Raises GraphError, with options.strict also for
-    warnings of the plan, or PlanError.
-    """
+    """Check and plan a graph. Raises GraphError (with options.strict, for warnings), PlanError."""
     options = options or RunOptions()
     checked = graph if isinstance(graph, CheckedGraph) else check(graph)
     placing = run_options.placing(options)
@@ -59,7 +57,7 @@ def plan(graph: Graph | CheckedGraph, options: RunOptions | None = None) -> Plan
 
 
 def _cluster(path: Path, wanted: frozenset[str]) -> Cluster:
-    """The hosts of a cluster file; the wanted ones are asked for what it does not say of them."""
+    """The hosts of a cluster file; the wanted ones say what it leaves out."""
     from engine.launch.hosts import known  # not needed on one host
 
     return known(read_cluster(path), wanted)
@@ -75,10 +73,9 @@ def run(
     """Run a graph from its beginning. on_step: called with each Step's metrics. until: ends the run
     when it returns True.
 
-    Where the process of a train node dies, the run goes back to its last checkpoint, and later
-    Steps are told again. Raises GraphError, PlanError, DataError before anything starts;
-    KernelError or RunError where the run fails; StorageError, which says what of the run is safe,
-    where something of it cannot be written.
+    If the process of a train node dies, the run goes back to its last checkpoint, and on_step hears
+    later Steps again. Raises GraphError, PlanError, DataError before anything starts; KernelError
+    or RunError if the run fails; StorageError, with what is safe, if a file cannot be written.
     """
     options = options or RunOptions()
     source = graph.graph if isinstance(graph, CheckedGraph) else graph
@@ -107,13 +104,11 @@ def resume(
 ) -> Result:
     """Go on from a run folder's last checkpoint. changes: options with new values, such as steps=.
 
-    A run that was killed before its first checkpoint starts over, and says so. graph: the graph,
-    for a run whose functions cannot be imported (a lambda, a notebook's). accept_changes:
-    parameters, data, models and source files may differ from the next Step on; changes.json of the
-    run folder and every later checkpoint record it.
-
-    Raises CheckpointError where every checkpoint is damaged, where something changed that is not
-    accepted, or where metrics of Steps are missing, and RunError where the folder is no run's.
+    A run that was killed before its first checkpoint starts over, and says so. graph: for a run
+    whose functions cannot be imported (a lambda, a notebook's). accept_changes: parameters, data,
+    models and source files may differ from the next Step on, which is recorded in changes.json and
+    every later checkpoint. Raises CheckpointError for damaged checkpoints, changes that are not
+    accepted and missing metrics; RunError if the folder is not a run's.
     """
     path = Path(folder)
     with telling_what_is_safe(path), RunFolder.open_existing(path) as opened:
@@ -142,7 +137,7 @@ def peek(graph: Graph, node: str, rows: int = 4, options: RunOptions | None = No
 
 
 def _import_path() -> list[str]:
-    """Folders outside the installation from which this process imports; a resume needs them too."""
+    """Folders outside the installation from which this process, and a resume, imports."""
     installed = tuple({sys.prefix, sys.base_prefix})
     folders = [os.path.abspath(p) for p in sys.path if p]
     return [folder for folder in folders if not folder.startswith(installed)]

@@ -1,8 +1,7 @@
 """How a run is run: everything that is not the algorithm.
 
 Owns: the options, for the command line and for Python; their form in a run folder; what the planner
-is told of them. Does not own: the graph's own parameters (its function's signature), nor any
-decision of the planner.
+is told of them. Does not own: the graph's own parameters (its function's signature).
 """
 
 from __future__ import annotations
@@ -90,20 +89,8 @@ def placing(options: RunOptions) -> Placing:
     """What the planner is told of the options. Raises PlanError for an impossible value."""
     _refuse_absurd(options)
     pin, hosts = _pins(options.pin)
-    return Placing(
-        workers=options.workers,
-        pin=pin,
-        hosts=hosts,
-        together=options.together,
-        replicas=options.replicas,
-        chunks=options.chunks,
-        ranks=options.ranks,
-        tensor=options.tensor,
-        shard=options.shard,
-        turns=options.turns,
-        weights=options.weights,
-        inproc=options.inproc,
-    )
+    names = {f.name for f in fields(Placing)} - {"pin", "hosts"}
+    return Placing(pin=pin, hosts=hosts, **{name: getattr(options, name) for name in names})
 
 
 _LEAST = {"keep": 1, "samples_every": 1, "threads": 1, "heartbeat": 0.1, "seed": -(2**63)}
@@ -120,9 +107,7 @@ def _refuse_absurd(options: RunOptions) -> None:
 
 
 def _pins(asked: Mapping[str, str]) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
-    """The Workers of each node, and the host (after the @) of each Worker that has one. Raises
-    PlanError for a Worker on two hosts.
-    """
+    """The Workers of each node, and the host (after an @) of a Worker. PlanError if it has two."""
     pin: dict[str, tuple[str, ...]] = {}
     hosts: dict[str, str] = {}
     for node, names in asked.items():
@@ -136,7 +121,7 @@ def _pins(asked: Mapping[str, str]) -> tuple[dict[str, tuple[str, ...]], dict[st
 
 
 def to_json(options: RunOptions, *, path: Sequence[str] = ()) -> str:
-    """The options as a run folder keeps them. path: further folders that the run imports from."""
+    """The options for a run folder. path: further folders that the run imports from."""
     data = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(options).items()}
     data["cluster"] = str(options.cluster.absolute()) if options.cluster else None
     return json.dumps(data | {"path": list(path)}, indent=1)
@@ -148,8 +133,7 @@ def from_json(
     """What `to_json` wrote, with changes (None: unchanged); and the import path.
 
     Options that an older run did not write have their defaults. where: the text's name in an error.
-    Raises RunError for an unknown option, a value that it cannot have, and a text that `to_json`
-    did not write.
+    Raises RunError for an unknown option, an impossible value, and any other text.
     """
     data, path = _recorded(text, where)
     known = {f.name for f in fields(RunOptions)}

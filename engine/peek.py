@@ -1,8 +1,7 @@
 """Peek: the first rows of one node, running only what it needs.
 
 Owns: the plan of the small run behind `dataflow peek`, and collecting its rows. Does not own: the
-run, which the same loop and coordinator drive. The plan has no train nodes, so every Model is at
-its base.
+loop and the coordinator. The plan has no train nodes, so every Model is at its base.
 """
 
 from __future__ import annotations
@@ -31,10 +30,11 @@ WORKER = "main"
 
 
 def first_rows(plan: Plan, node: str, rows: int) -> pa.Table:
-    """At most `rows` rows of a node's first output, keys first. GraphError without an output."""
+    """At most `rows` rows of a node's first output, keys first. GraphError if it has no output."""
     target = plan.node(node)
     if target.relation == "sink":
-        raise _no_output(node)
+        problem, fix = "it has no output that runs before a Step", "peek at what it reads"
+        raise GraphError(Fault(rule="peek", where=f"peek {node!r}", problem=problem, fix=fix))
     shown = _physical(plan, target)
     small = _needed(plan, {node, shown}, prompts=-(-rows // target.rows))
     worker = Worker(WORKER, small, channel=InprocChannel())
@@ -59,7 +59,7 @@ def _physical(plan: Plan, target: PlannedNode) -> str:
 
 
 def _needed(plan: Plan, wanted: set[str], *, prompts: int) -> Plan:
-    """Only what these nodes need, as one Step of so many prompts; all Models are at their bases."""
+    """Only what these nodes need, as one Step of some prompts; all Models are at their bases."""
     names = _with_ancestors(plan, wanted)
     nodes = [
         replace(
@@ -96,11 +96,6 @@ def _as_its_base(model: PlannedModel, names: set[str]) -> PlannedModel:
     """Without a writer: its readers have version 0 from the base."""
     readers = tuple(name for name in model.readers if name in names)
     return replace(model, readers=readers, aliases=(), writer="", follows="")
-
-
-def _no_output(name: str) -> GraphError:
-    problem, fix = "it has no output that runs before a Step", "peek at what it reads"
-    return GraphError(Fault(rule="peek", where=f"peek {name!r}", problem=problem, fix=fix))
 
 
 class _AllThere(Exception):

@@ -1,8 +1,7 @@
 """Reading a graph.json or a run folder that may come from an untrusted source.
 
-Owns: listing what it would import before that happens, and one error for a document that says
-something impossible. Does not own: the documents (dataflow/snapshot.py, engine/options.py), nor how
-they are read.
+Owns: listing what it would import before that happens, and the error for a document that says
+something impossible. Does not own: how it is read (dataflow/snapshot.py, engine/options.py).
 """
 
 from __future__ import annotations
@@ -20,14 +19,12 @@ _IMPOSSIBLE = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError),
     *(RecursionError, TypeError, ValueError),
 )
-"""What our own code raises for a value of a kind that no run writes."""
+"""What our own code raises for a value that no run writes."""
 
 
 @contextmanager
 def reading(what: Path | str) -> Iterator[None]:
-    """Turn errors of our own code while it reads an untrusted graph into a GraphError that names
-    the document. Errors that say more by themselves stay as they are.
-    """
+    """Turn errors of our own code, as it reads an untrusted document, into a GraphError."""
     try:
         yield
     except DataflowError:
@@ -38,7 +35,7 @@ def reading(what: Path | str) -> Iterator[None]:
 
 
 def text_of(path: Path) -> str:
-    """A document's text. Raises GraphError where it is none."""
+    """A document's text. Raises GraphError if it cannot be read as text."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -47,9 +44,7 @@ def text_of(path: Path) -> str:
 
 
 def imports(path: Path, folders: Sequence[str] = ()) -> list[str]:
-    """What running the graph of this file will import, and from where, a line each; imports
-    nothing. folders: those that the run's options name, searched last.
-    """
+    """What running this file's graph will import, and from where. folders: searched last."""
     with reading(path):
         named = modules(text_of(path))
     lines = [f"imports {name} from {_place(name, folders)}" for name in named]

@@ -56,10 +56,10 @@ def beginning(
     *,
     accept: bool = False,
 ) -> Beginning:
-    """Where a resume begins. made_of, graph (a digest): of the run as it would go on. accept:
-    record differences instead of refusing them.
+    """Where a resume begins. made_of, graph (a digest): of the run as it would go on.
 
-    Raises CheckpointError that names every difference, and where all checkpoints are damaged.
+    accept: record differences instead of raising CheckpointError, which names every one of them;
+    it is also raised if all checkpoints are damaged.
     """
     latest = store.latest()
     if latest is None:
@@ -86,9 +86,7 @@ def beginning(
 
 
 def _accepted(folder: RunFolder, cut: Cut) -> ProvenanceRecord | None:
-    """What the run was made of when it ended: what was accepted since the cut, else the cut's own;
-    None for a cut of an older release.
-    """
+    """What the run was last made of: as accepted since the cut, else the cut's own, if any."""
     path = folder.path / CHANGES
     if path.is_file():
         try:
@@ -148,10 +146,8 @@ def _listed(found: Sequence[ProvenanceDifference]) -> str:
 def _say_that_it_starts_over(folder: RunFolder) -> None:
     reached = max(recorded_steps(folder.metrics), default=0)
     lost = f"; its metrics reached step {reached}, of which nothing is left" if reached else ""
-    _say(
-        f"{folder.path}: no checkpoint was written before the run ended{lost}. It starts over, with"
-        " the same seed."
-    )
+    problem = f"no checkpoint was written before the run ended{lost}"
+    _say(f"{folder.path}: {problem}. It starts over, with the same seed.")
 
 
 def _say(text: str) -> None:

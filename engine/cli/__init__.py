@@ -1,12 +1,10 @@
 """The command line: `dataflow COMMAND TARGET [flags]`.
 
-Owns: which commands there are, and how an error ends a process. Does not own: any command (one
-file each), nor any flag (flags.py derives them).
+Owns: the list of commands, and how an error ends a process. Does not own: any command or flag.
 
-Exit codes: 0 done, 1 a graph, plan or data that cannot be right, 2 a wrong command line, 3 a run
-that failed, 4 an unexpected error, which is our fault, 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP. The
-first cause is the last line on the screen, without a traceback: `--traceback` adds it; a run's log
-has it too.
+Exit codes: 0 done, 1 a wrong graph, plan or data, 2 a wrong command line, 3 a run that failed, 4 an
+unexpected error, which is our fault, 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP. The first cause is the
+last line on the screen; `--traceback` and a run's log show its traceback.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Flags from signatures: the graph function's own parameters, and the fields of option classes.
 
-Owns: how an annotation becomes a flag, and a flag's text an argument. Does not own: any flag.
-
-A Number (a float or a schedule) is a float here. Functions are given as `module:function`, several
-with commas between them.
+Owns: how an annotation becomes a flag, and a flag's text an argument. Does not own: any flag. A
+Number (a float or a schedule) is a float here. Functions are `module:function`, or several of these
+with commas.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What a command works on: a graph function, or a snapshot.
 
-Owns: `module:function`, `file.py:function` and `graph.json`, how each is found, and the usage error
-where it is not. Does not own: flags (flags.py), nor what a graph may be.
+Owns: finding `module:function`, `file.py:function` and `graph.json`. Does not own: flags.
 """
 
 from __future__ import annotations

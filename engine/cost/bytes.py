@@ -1,7 +1,6 @@
 """Bytes of columns, from their declared types at the greatest lengths.
 
-Owns: the size of a value of each type and of each axis. Does not own: which columns travel
-(plan/passes/project.py), how many rows.
+Owns: the size of a value of each type and axis. Does not own: which columns travel, and how often.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The greatest lengths that rows can have.
 
-Owns: tokens of prompt and completion of a node's rows, and what is assumed where the graph
-sets no bound. Does not own: bytes (bytes.py, memory.py).
+Owns: most tokens of prompts and completions, and the assumptions where the graph sets no bound.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ ASSUMED_ANSWER = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """Most tokens of prompt and completion. bound: what would set the prompt's, if guessed."""
+    """Most tokens of prompt and completion. bound: what would set a guessed prompt's."""
 
     prompt: int
     completion: int = 0
@@ -29,7 +28,7 @@ class Lengths:
         return self.prompt + self.completion
 
     def clipped(self, context: int) -> Lengths:
-        """A guessed prompt is cut to what the model's context leaves beside the completion."""
+        """With a guessed prompt cut to what the completion leaves of the model's context."""
         room = context - self.completion
         return replace(self, prompt=room) if self.bound and 0 < room < self.prompt else self
 

@@ -1,23 +1,23 @@
 """Peak bytes of a node, by part.
 
-Owns: the formulas and what each assumes. Does not own: the model's sizes (models.py), which
-modules are shared (the place pass), whether it all fits (the verify pass).
+Owns: the formulas and their assumptions. Does not own: the model's sizes (models.py), which modules
+are shared, whether it all fits (engine/plan).
 
-    part          held                            by
-    weights       always                          the first node of those that share a module
-    optimizer     always                          train
-    outbox        always                          whoever makes rows
-    device_columns  always                        whoever makes columns declared `device`
-    snapshot      always                          train whose weights others read: two versions
-    copies        always                          the same by collectives: on the writer's device
-    gradients     while the node runs             train
-    activations   while the node runs             train, forward, decode (of a prefill)
-    logits        while the node runs             train, forward, decode
-    kv_cache      while the node runs             decode
+    part            held                  by
+    weights         always                the first node of those that share a module
+    optimizer       always                train
+    outbox          always                nodes that make rows
+    device_columns  always                nodes that make columns declared `device`
+    snapshot        always                train whose weights others pull: two versions
+    copies          always                the same by collectives, on the writer's device
+    gradients       while the node runs   train
+    activations     while the node runs   train, forward, decode (of a prefill)
+    logits          while the node runs   train, forward, decode
+    kv_cache        while the node runs   decode
 
-Nodes of one Worker take turns: its peak is what it always holds and the most that one node adds.
-Workers of one host add up (`host_peak`). A node's parts are those in each of its Workers. Losses of
-allocators, the interpreter and its libraries (some 0.5 GB with torch) are not counted.
+Nodes of one Worker take turns: its peak is what it always holds and the most that one node adds. A
+node's parts are those in each of its Workers. Losses of allocators, the interpreter and its
+libraries (some 0.5 GB with torch) are not counted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LASTING = ("weights", "optimizer", "outbox", "device_columns", "snapshot", "copi
 """Parts that are held between the calls of a node."""
 
 HOST_PARTS = ("outbox", "snapshot")
-"""Parts that are in host memory even where the node has a GPU."""
+"""Parts that are in host memory even if the node has a GPU."""
 
 CHUNK_LOGITS = 1 << 26
 """Most logits that the torch kernels hold at once (heads.py); beyond it they recompute."""
@@ -44,17 +44,17 @@ WIDTHS = {"float32": 4, "bfloat16": 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """The most that a node does in one Step. slots: rows decoded at once.
-
-    budget: tokens of one micro-batch or prefill. entropy: whether a loss reads it.
-    """
+    """The most that a node does in one Step."""
 
     lengths: Lengths
     prompts: int
     rows: int
     budget: int = 16384
+    """Tokens of one micro-batch or prefill."""
     slots: int = 256
+    """Rows decoded at once."""
     entropy: bool = False
+    """Whether a loss reads it."""
 
     @property
     def fed(self) -> int:
@@ -73,9 +73,7 @@ class Work:
 
 
 def optimizer_bytes(parameters: int, dtype: str) -> int:
-    """AdamW: two float32 moments a parameter, and a float32 copy of weights that are narrower
-    (mixed precision, as in ZeRO, arXiv:1910.02054, section 3.1).
-    """
+    """AdamW: two float32 moments; narrow weights have a float32 copy (arXiv:1910.02054, 3.1)."""
     return parameters * (2 * _FLOAT + (0 if dtype == "float32" else _FLOAT))
 
 
@@ -91,11 +89,10 @@ def token_activations(shape: Shape, dtype: str) -> int:
     hidden), queries and attention output (2 attention, queries once more after their rotation),
     keys and values (each twice, and gathered for the blocks of the prefix tree), gate, up, their
     activation and product (4 intermediate). After Korthikanti et al. (arXiv:2205.05198, section
-    4.1), with the gated MLP and without dropout masks. Attention weights are not kept:
-    scaled_dot_product_attention recomputes them (FlashAttention, arXiv:2205.14135); on paths
-    without such a kernel it keeps heads * keys a token and layer more. Against what autograd saved
-    for Qwen2 models of 2 layers x 128 and 4 x 256 (rows of 96 tokens, float32): 0.99 and 1.01 of
-    it.
+    4.1), with the gated MLP and without dropout masks. Attention weights are recomputed
+    (FlashAttention, arXiv:2205.14135); paths without such a kernel keep heads * keys a token and
+    layer more. Measured against autograd for Qwen2 models of 2 layers x 128 and 4 x 256 (rows of 96
+    tokens, float32): 0.99 and 1.01 of what it saved.
     """
     layer = 5 * shape.hidden + 3 * shape.attention + 6 * shape.kv + 4 * shape.intermediate
     return WIDTHS[dtype] * (shape.layers * layer + 2 * shape.hidden)
@@ -119,9 +116,8 @@ def logit_bytes(shape: Shape, tokens: int, *, backward: bool, entropy: bool = Fa
 def kv_bytes(shape: Shape, work: Work, dtype: str) -> int:
     """Keys and values of the rows decoded at once; a prompt's once for all of its completions.
 
-    2 * layers * key heads * head dim a token (Pope et al., arXiv:2211.05102, section 2). The
-    longest case: every row at max_tokens, for which the torch kernel has room in powers of two of
-    8 tokens; the common beginning of all prompts, held once, is not subtracted.
+    2 * layers * key heads * head dim a token (Pope et al., arXiv:2211.05102, section 2), with every
+    row at max_tokens, for which the torch kernel has room in powers of two of 8 tokens.
     """
     slots = min(work.slots, work.rows)
     groups = min(work.prompts, -(-slots * work.prompts // max(1, work.rows)) + 1)
@@ -184,8 +180,7 @@ def host_peak(
 ) -> int:
     """The peak of a host's Workers, each with its nodes' parts: a sum, but one of each turn group.
 
-    gives_back: whether Workers that sleep hold nothing, as on a GPU, whose memory sleep moves to
-    the host; otherwise they keep what lasts, and one of them is at work.
+    gives_back: whether Workers that sleep hold nothing, as on a GPU; else they keep what lasts.
     """
     peaks = {name: peak(parts, without=without) for name, parts in workers.items()}
     kept = {

@@ -1,7 +1,6 @@
 """What a Model is made of, read from its Hugging Face directory without torch.
 
-Owns: parameters (exact from the headers of safetensors files, else by formula) and the shape
-that the other formulas need. Does not own: bytes (memory.py), operations (time.py).
+Owns: parameters (of safetensors headers, else by formula), shape. Does not own: bytes, seconds.
 """
 
 from __future__ import annotations
@@ -90,8 +89,7 @@ class ModelCost:
 def model_cost(base: str, head: Head = "lm") -> ModelCost:
     """Read config.json and the headers of *.safetensors, cached until the files change.
 
-    A scalar head is a linear [hidden, 1] with bias instead of the language model's head. Raises
-    PlanError for a damaged file; a base that is no directory, or another architecture, is unknown.
+    A scalar head is a linear [hidden, 1] with bias. Raises PlanError for a damaged file.
     """
     folder = Path(base).expanduser()
     config = folder / "config.json"
@@ -168,9 +166,8 @@ def _tensors(path: Path) -> Iterator[tuple[str, int]]:
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
         if not 2 <= length <= _LARGEST_HEADER:
-            raise PlanError(
-                f"{path}: expected a safetensors file, found no header. Fix: copy the model again."
-            )
+            problem = "expected a safetensors file, found no header"
+            raise PlanError(f"{path}: {problem}. Fix: copy the model again.")
         header = _json(path, file.read(length))
     for name, entry in header.items():
         if name != "__metadata__":
@@ -191,15 +188,12 @@ def _counted(tensors: Mapping[str, int], head: Head, shape: Shape | None) -> int
 
 
 def _json(path: Path, data: bytes) -> dict[str, Any]:
+    fix = "copy the model again"
     try:
         found = json.loads(data)
     except ValueError as error:
-        raise PlanError(
-            f"{path}: expected JSON, found: {error}. Fix: copy the model again."
-        ) from error
+        raise PlanError(f"{path}: expected JSON, found: {error}. Fix: {fix}.") from error
     if not isinstance(found, dict):
-        raise PlanError(
-            f"{path}: expected a JSON object, found {type(found).__name__}. Fix: copy the model"
-            " again."
-        )
+        kind = type(found).__name__
+        raise PlanError(f"{path}: expected a JSON object, found {kind}. Fix: {fix}.")
     return found

@@ -2,9 +2,9 @@
 
 Owns: the counts, and the rough rates that turn them into seconds. Does not own: measured times.
 
-All at the greatest lengths: upper bounds of rough numbers, to find the node that takes most, not to
-promise. At the true lengths of one run (2 layers x 128, 32 prompts of 54 tokens x 8 answers of 6,
-two cores): 89 ms for training (measured: 104-110 ms), 30 ms for generation (52-63 ms).
+Rough numbers at the greatest lengths, to find the slowest node, not to promise a time. At the true
+lengths of one run (2 layers x 128, 32 prompts of 54 tokens x 8 answers of 6, two cores): 89 ms for
+training (measured: 104-110 ms), 30 ms for generation (52-63 ms).
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ def matmul_parameters(parameters: int, shape: Shape, head: str) -> int:
 def forward_operations(
     parameters: int, shape: Shape, tokens: int, context: float, head: str = "lm"
 ) -> float:
-    """2 a parameter and token, and attention: 4 * layers * attention width a token and key (two
-    products).
+    """2 a parameter and token, and two products of attention: 4 * layers * width a token and key.
 
     Kaplan et al., arXiv:2001.08361, section 2.1. context: keys that a token sees, in the mean.
     """
@@ -56,10 +55,8 @@ def forward_seconds(parameters: int, shape: Shape, work: Work, *, cores: int, he
 
 
 def decode_seconds(parameters: int, shape: Shape, work: Work, *, cores: int, dtype: str) -> float:
-    """Prefill, then a forward pass a token with all slots full: the slower of compute and reads.
-
-    A forward reads all weights once, and the cache of its rows; see Pope et al., arXiv:2211.05102,
-    section 2.
+    """Prefill, then a forward pass a token with all slots full: the slower of compute and reads of
+    all weights and the rows' cache (Pope et al., arXiv:2211.05102, section 2).
     """
     prompts, lengths = work.prompts * work.lengths.prompt, work.lengths
     rate = CORE_RATE * cores

@@ -1,7 +1,6 @@
 """What the user sees while a run goes on.
 
-Owns: the live display on a terminal and the one-line-a-Step text elsewhere. Does not own: the
-numbers (metrics.py), nor their files (sinks.py). Shows only what a metrics row has.
+Owns: the live display on a terminal, and a line a Step elsewhere. Does not own: any number.
 """
 
 from __future__ import annotations

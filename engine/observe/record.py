@@ -1,7 +1,6 @@
 """Metrics of the rows of a Step.
 
-Owns: the row metrics, with the names in docs/metrics.md, of every train node with different rows.
-Does not own: metrics of kernels (each reports its own), nor sample files (samples.py).
+Owns: the row metrics (docs/metrics.md) of each train node. Does not own: metrics of kernels.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What a Worker reports of itself: numbers, spans, and what it is doing.
 
-Owns: their types, which all packages share. Does not own: how they become a Step's numbers
-(accounts.py) or lines of a trace (trace.py).
+Owns: their types. Does not own: how they become a Step's numbers (accounts.py) or a trace.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What a run says on the screen and in its log: warnings, losses, files that were not written.
 
-Owns: showing each warning once, by its name and place, and that with `strict` the first ends the
-run. Does not own: what is warned of (dataflow/rules/doubtful.py, engine/plan/warnings.py,
-engine/coordinator/doubtful.py).
+Owns: showing each warning once, by its name and place; with `strict` the first ends the run. Does
+not own: finding them (dataflow/rules/doubtful.py, plan/warnings.py, coordinator/doubtful.py).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Where the metrics of a run go.
 
 Owns: metrics.jsonl, which is the truth, and views of it (TensorBoard, Weights & Biases), whose
-libraries are imported as they open. Does not own: the numbers (metrics.py), the folder
-(runfolder.py).
+libraries are imported as they open. Does not own: the numbers (metrics.py).
 """
 
 from __future__ import annotations

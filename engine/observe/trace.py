@@ -1,7 +1,7 @@
 """A timeline of the run as Chrome-trace JSON, the format that Perfetto and torch's profiler share.
 
-Owns: the file's form. Does not own: what is worth a span (loop, Workers), nor clocks: callers give
-every time, in seconds of one clock (`time.monotonic` is one for a whole host).
+Owns: the file's form. Does not own: what is worth a span, nor clocks: callers give every time, in
+seconds of one clock (`time.monotonic` is one for a whole host).
 
 The file is a JSON array, one event a line, that grows by whole lines. Its closing bracket may be
 missing, so a file is good after a kill. Format: "Trace Event Format", Google, sections "JSON Array

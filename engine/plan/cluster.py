@@ -1,7 +1,7 @@
 """The machines that a plan is for: this host, or the hosts of a cluster file.
 
-Owns: detection of one host's cores, memory and GPUs; reading a cluster file. Does not own: what is
-done with them, nor asking a host what it has (engine/launch/hosts.py).
+Owns: detecting cores, memory and GPUs; reading a cluster file. Does not own: asking another host
+what it has (engine/launch/hosts.py).
 
     keys = "cluster.keys"     # `dataflow keys` makes it; a path beside this file
     lease = 30                # seconds without a word after which hosts give each other up

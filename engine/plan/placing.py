@@ -15,17 +15,10 @@ Weights = Literal["auto", "pull", "collective"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placing:
-    """Wishes for Workers; the planner decides the rest.
+    """Wishes for Workers, which the options of these names explain; the planner decides the rest.
 
-    workers: `one` puts every node on `main`; `auto` does so at max_lag 0, and otherwise lets
-    generation, columns and training overlap, in a Worker each; `apart` gives each node its own.
-    pin: the Workers of a node, several for its replicas or ranks. together: nodes that share their
-    Workers. replicas, chunks: of a node that keeps nothing between chunks. ranks: data-parallel
-    ranks of a train node; shard: whether each keeps only a part of weights and optimizer. tensor:
-    ranks in place of each of these, with the same rows and a part of each weight matrix. turns:
-    Workers that take turns with the same devices. hosts: the host of a Worker, unless the first.
-    weights: how versions reach readers in other Workers; `auto` is by collectives between devices,
-    else by pull. inproc: put every node on `main` and ignore the rest, except for chunks (also
+    pin: the Workers of a node, several for its replicas or ranks. hosts: the host of a Worker,
+    unless the first. inproc: put every node on `main` and ignore the rest, except for chunks (also
     those that replicas bring).
     """
 

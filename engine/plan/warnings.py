@@ -1,7 +1,7 @@
 """Warnings about a plan, besides those about its graph (dataflow/rules/doubtful.py).
 
-Owns: the list, and the predicted time of a Step. Does not own: predictions of nodes (engine/cost).
-A new warning is a function from a Plan to warnings, and its line in WARNINGS.
+Owns: the list, and the predicted time of a Step. A new warning is a function from a Plan to
+warnings, and its line in WARNINGS.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The checks of a finished plan, in the order of their messages.
 
-Owns: the list. Does not own: any check, nor the rules of graphs (dataflow/rules). Each is a
-function of a Draft that yields what is wrong, in words; it changes nothing.
+Owns: the list. Does not own: any check, a function from a Draft to what is wrong with it, in words.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Workers: as many as a node has replicas and ranks, each a rank of one world, on the right hosts.
 
-Owns: workers, worlds and hosts. Does not own: who takes turns (devices.py), nor the placement
-(passes/place.py).
+Owns: workers, worlds, hosts. Does not own: turns (devices.py), the placement (passes/place.py).
 """
 
 from __future__ import annotations

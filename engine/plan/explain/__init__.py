@@ -1,7 +1,6 @@
 """A plan in words: what runs where, what it should cost, and why.
 
-Owns: the sections and their order; the text is ASCII and at most 120 columns wide. Does not own:
-any number (passes/, engine/cost), drawings (dataflow/draw).
+Owns: the sections and their order, in ASCII, at most 120 columns wide. Does not own: any number.
 """
 
 from __future__ import annotations

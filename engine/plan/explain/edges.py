@@ -1,7 +1,6 @@
 """Edges of an explained plan: which columns move, and how weights get to their readers.
 
-Owns: a line or more for each edge and each Model. Does not own: routes (passes/estimate.py,
-passes/modules.py).
+Owns: lines for each edge and each Model. Does not own: routes (passes/estimate.py, modules.py).
 """
 
 from __future__ import annotations

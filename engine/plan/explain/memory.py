@@ -1,6 +1,6 @@
 """What Workers need at their peak, against the memory that there is.
 
-Owns: the words. Does not own: the numbers (engine/cost/memory.py).
+Owns: the words. Does not own: the numbers (engine/cost).
 """
 
 from __future__ import annotations

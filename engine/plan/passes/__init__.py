@@ -1,7 +1,6 @@
 """The planner's passes, in their order.
 
-Owns: the list and the reason for each place in it. Does not own: any pass. Each is a pure function
-of a Draft.
+Owns: the list, and why each has its place. Does not own: any pass, a pure function of a Draft.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from engine.plan.plan import PlannedNode
 def batching(draft: Draft) -> Draft:
     """Cohorts of a Step's prompts: one is generated while the one before it is trained.
 
-    With a lag, columns that read a generation in another Worker take whatever is ready, so that
-    they end soon after it; elsewhere a chunk is (a part of) a cohort, decided before it starts.
+    With a lag, columns that read a generation in another Worker take whatever is ready, to end soon
+    after it; elsewhere a chunk is (a part of) a cohort.
     """
     uppers = above(draft.nodes)
     made = {n.name: n for n in draft.nodes}

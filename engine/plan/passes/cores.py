@@ -3,8 +3,7 @@
 Owns: what computes at the same time, and the threads. Does not own: the Workers (place.py).
 
 Nodes of one Worker take turns, and each has all its cores; Workers that take turns with devices
-count once. Only kernels that compute with a Model count: columns and rewards (whose functions have
-processes of their own) take little.
+count once. Only kernels that compute with a Model count: columns and rewards take little.
 """
 
 from __future__ import annotations
@@ -77,13 +76,10 @@ def _at_once(draft: Draft, beside: Iterable[str], worker: str) -> int:
 
 
 def _overlap(one: PlannedNode, other: PlannedNode, uppers: dict[str, frozenset[str]]) -> bool:
-    """Whether both could run at once in Workers of their own.
-
-    A stream with a lag runs beside everything. Otherwise nodes wait for whole chunks of the nodes
-    that they read, regions take turns, and train nodes run alone.
-    """
+    """Whether both could run at once in Workers of their own."""
     if one.lag or other.lag:
         return True
+    # Without a lag nodes wait for whole chunks, regions take turns, and train nodes run alone.
     if one.region != other.region or "train" in (one.work, other.work):
         return False
     return one.name not in uppers[other.name] and other.name not in uppers[one.name]

@@ -1,7 +1,6 @@
 """What the plan should cost: memory and seconds of nodes, bytes of edges, parameters of Models.
 
-Owns: putting the right numbers into the formulas. Does not own: the formulas (engine/cost),
-the judgement whether it all fits (verify.py).
+Owns: the numbers that go into the formulas. Does not own: these (engine/cost), or whether it fits.
 """
 
 from __future__ import annotations
@@ -30,10 +29,7 @@ Columns = tuple[str, ...]
 def route(
     producer: PlannedNode, consumer: PlannedNode, hosts: Mapping[str, str], device: Columns = ()
 ) -> str:
-    """How rows travel: `inproc` within one Worker, `shm` on one host, `zmq` if some leave it.
-
-    A node in several Workers is never `inproc`. Device columns go by collectives besides.
-    """
+    """How rows travel: `inproc` (both nodes in one Worker alone), `shm` on one host, else `zmq`."""
     if len(producer.workers) == 1 and producer.workers == consumer.workers:
         return "inproc"
     near = len({hosts.get(w) for w in (*producer.workers, *consumer.workers)}) == 1
@@ -67,6 +63,8 @@ _SHARDED = ("weights", "gradients", "optimizer")
 
 
 class _Cost:
+    """The estimates of nodes, then of edges, from the greatest lengths of rows."""
+
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
         self._nodes = {n.name: n for n in draft.graph.nodes}
@@ -77,9 +75,7 @@ class _Cost:
         self._lengths = self._all_lengths()
         self._columns = {name: self._sizes(node) for name, node in self._nodes.items()}
         self._owners = frozenset(_owners(draft))
-        self._offering = {m.writer: m.route for m in draft.models if self._read_elsewhere(m)}
-
-    # --- nodes ------------------------------------------------------------------------------------
+        self._offering = {m.writer: m.route for m in draft.models if self._is_copied(m)}
 
     def node(self, planned: PlannedNode) -> Estimate:
         """Bytes by part and seconds of one node."""
@@ -123,18 +119,15 @@ class _Cost:
             return memory.decode_parts(shape, work, dtype)
         return memory.forward_parts(shape, work, dtype, head)
 
-    def _read_elsewhere(self, model: PlannedModel) -> bool:
-        """Whether readers, or those of a follower, have copies of its weights in another Worker."""
+    def _is_copied(self, model: PlannedModel) -> bool:
+        """Whether its readers, or those of a follower, have its weights in another Worker."""
         return bool(model.writer and elsewhere(model, self._draft.models, self._draft.nodes))
 
     def _on_device(self, node: str) -> Mapping[str, Column]:
         return declared(self._nodes[node].schemas)
 
     def _kept(self, planned: PlannedNode, columns: tuple[str, ...]) -> int:
-        """Bytes of these columns, held until their Step is trained.
-
-        Above the cut all admitted prompts have rows.
-        """
+        """Bytes of these columns, held until their Step is trained; in a stream, all admitted."""
         source = self._sources.get(planned.source)
         if source is None:
             return 0
@@ -192,8 +185,6 @@ class _Cost:
             entropy=any(t.function.entropy for t in terms),
         )
 
-    # --- edges ------------------------------------------------------------------------------------
-
     def edges(self) -> Iterator[PlannedEdge]:
         """Every data edge, with what a Step moves along it at the greatest lengths."""
         for planned in self._draft.nodes:
@@ -231,8 +222,6 @@ class _Cost:
         if node.operator.parts:
             sizes[node.operator.parts] = 4 * len(node.params["fns"])
         return sizes
-
-    # --- lengths ----------------------------------------------------------------------------------
 
     def _all_lengths(self) -> dict[str, Lengths]:
         found: dict[str, Lengths] = {}
@@ -277,7 +266,7 @@ class _Cost:
 
 
 def _owners(draft: Draft) -> Iterator[str]:
-    """Nodes that weights count for: of those with one module in a Worker, the trainer or first."""
+    """Nodes that weights count for: of those that share a module, the trainer or the first."""
     seen: set[tuple[str, str]] = set()
     for node in sorted(draft.nodes, key=lambda n: n.work != "train"):
         for use in node.models:

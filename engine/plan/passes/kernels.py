@@ -17,10 +17,7 @@ from engine.plan.plan import PlannedNode
 
 
 def choose_kernels(draft: Draft) -> Draft:
-    """The first installed kernel of each operator; notes for those passed over.
-
-    Raises PlanError for an operator without one.
-    """
+    """Choose each operator's first installed kernel. Raises PlanError if it has none."""
     offered = {n.name: n.operator.kernels for n in draft.graph.nodes}
     nodes = tuple(_chosen(n, offered[n.name]) for n in draft.nodes)
     passed = [note for n in nodes for note in _passed_over(n, offered[n.name])]

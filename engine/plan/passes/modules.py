@@ -1,7 +1,7 @@
 """Which nodes share a module, and how each Model's versions reach its readers.
 
 Owns: the modules' names (uses of one name in one Worker share a module), the PlannedModels. Does
-not own: the Workers (place.py), loading (engine/worker/worker.py).
+not own: the Workers (place.py).
 """
 
 from __future__ import annotations
@@ -64,9 +64,8 @@ class _Rules:
         """The writer's own module, or a name for the reader's.
 
         Readers at lag 0 in the writer's Workers share its module; at a lag each has its own there;
-        in other Workers all readers share a copy. An evaluation takes turns with training at any
-        lag. A follower is one module in each Worker. A frozen Model shares with every other of
-        equal base, head and dtype.
+        in other Workers all readers share a copy. A follower is one module in each Worker. A frozen
+        Model shares with every other of equal base, head and dtype.
         """
         model = self.models[use.model]
         writer = self.writers.get(use.model)

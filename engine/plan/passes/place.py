@@ -1,12 +1,11 @@
 """Which Workers each node is on: replicas, ranks, turns, hosts, and who records.
 
-Owns: the Workers, from what was asked for (engine/plan/placing.py) and from what overlaps. Does
-not own: searching over layouts, threads (cores.py), modules (modules.py), batching (batching.py).
+Owns: the Workers, from what was asked for (engine/plan/placing.py) and what overlaps. Does not own:
+threads (cores.py), modules (modules.py), batching (batching.py). It searches nothing.
 
-A Worker carries its instructions out one after another. Hence above max_lag 0 whatever stands below
-a generation is not placed in the Worker that generates: its rows would wait there behind the next
-generation, and hold up the Step. A source is: next to rewards, prompts would wait behind them, and
-generation for the prompts.
+A Worker does one thing after another. So with a lag no node below a generation is in the Worker
+that generates: its rows would wait there behind the next generation, and hold up the Step. A source
+is: beside rewards, prompts would wait behind these, and generation for the prompts.
 
     train    train nodes and all below the cut; forward passes below a generation; evaluated models
     rollout  generation, with its source, and forward passes above it
@@ -52,9 +51,6 @@ def above(nodes: Iterable[PlannedNode]) -> dict[str, frozenset[str]]:
         direct = {*node.gates, *(f.producer for i in node.inputs for f in i.fetches)}
         found[node.name] = frozenset(chain(direct, *(found[name] for name in direct)))
     return found
-
-
-# --- workers --------------------------------------------------------------------------------------
 
 
 def _split(draft: Draft) -> Iterator[PlannedNode]:
@@ -111,10 +107,7 @@ def _overlapping(draft: Draft) -> dict[str, str]:
 
 
 def _base(node: PlannedNode, below: bool, fed: Collection[str]) -> str:
-    """The default Worker where streams overlap training.
-
-    below: whether it reads a generation's rows. fed: sources of streams that generate.
-    """
+    """The default Worker of a node where streams overlap training. below: of a generation."""
     if node.lag:
         if node.traits.generates:
             return node.name if below else ROLLOUT
@@ -163,11 +156,9 @@ def _kept(draft: Draft, node: PlannedNode) -> str:
 
 
 def _recorder(nodes: Sequence[PlannedNode]) -> str:
-    """A Worker that neither generates nor trains, a source's if possible; else the first trainer's.
-
-    There writing delays nobody, and the Worker's death loses no state.
-    """
+    """A Worker that neither generates nor trains, best a source's; else the first trainer's."""
     trains = [n for n in nodes if n.work == "train"]
+    # There writing delays nobody, and the Worker's death loses no state.
     free = sorted(_beside_models(nodes), key=lambda n: n.work != "source")
     return next(iter([*free, *trains, nodes[0]])).workers[0]
 
@@ -189,10 +180,7 @@ def _hosts(draft: Draft, nodes: Sequence[PlannedNode]) -> dict[str, str]:
 
 
 def _devices(draft: Draft) -> dict[str, int]:
-    """The GPU of each Worker that computes with a Model, from the first again if they run out.
-
-    Workers that take turns have the same one.
-    """
+    """The GPU of each Worker, or turn group, that computes with a Model; reused if they run out."""
     found: dict[str, int] = {}
     used: Counter[str] = Counter()
     for worker in dict.fromkeys(w for n in draft.nodes if n.traits.computes for w in n.workers):

@@ -1,7 +1,6 @@
 """Which columns travel on each edge: only those that somebody downstream reads.
 
-Owns: projection, and where a column is (behind a select, or in an ancestor). Does not own: the
-bytes (estimate.py).
+Owns: projection, and where a column is (behind a select, in an ancestor). Does not own: bytes.
 """
 
 from __future__ import annotations

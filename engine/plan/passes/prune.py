@@ -15,10 +15,10 @@ from engine.plan.passes.resolve import sampler_of
 
 
 def prune(draft: Draft) -> Draft:
-    """Drop loss ports of constant weight 0, `old` where a Step has one update, and dead nodes.
+    """Drop loss ports of constant weight 0, `old` if a Step has one update, and dead nodes.
 
-    With one update, `old` recomputed at the version that the Step starts from is what the update
-    itself computes first: the loss reads its own log-probs, detached.
+    With one update, `old` is what the update computes first: the loss reads its own log-probs,
+    detached.
     """
     notes: list[str] = []
     graph = draft.graph.map(lambda node: _pruned(node, notes))

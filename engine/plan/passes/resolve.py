@@ -1,8 +1,7 @@
 """Fill in parameters that follow from elsewhere in the graph.
 
-Owns: the temperature of log-probs and of training, the most tokens of a Step (for a constant
-divisor of the loss), and the longest rows of a generation that all its readers take. Does not own:
-defaults that need no graph (operators/).
+Owns: the temperature of log-probs and training, the most tokens of a Step (for a constant divisor
+of the loss), and the longest rows that all readers take. Does not own: defaults (operators/).
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from engine.plan.draft import Draft
 def resolve(draft: Draft) -> Draft:
     """Give logprobs and train their rows' temperature, and train `max_tokens` and a Step's rows.
 
-    A ratio of log-probs means something at one temperature only. Greedy rows (0.0), and rows that
-    nobody sampled, count as sampled at 1.0. A temperature that the user stated stays. Supervised
-    losses, which only imitate their rows, train at 1.0.
+    A ratio of log-probs means something at one temperature only; one that the user stated stays.
+    Rows that are greedy (0.0) or not sampled count as sampled at 1.0. Supervised losses, which only
+    imitate their rows, train at 1.0.
     """
     notes: list[str] = []
     domains, known = Domains(draft.graph), row_positions(draft.graph)

@@ -1,7 +1,6 @@
 """From nodes to planned nodes: relations, widths, regions, gates, lags.
 
-Owns: the structure that the coordinator runs on. Does not own: columns (project.py), kernels,
-places.
+Owns: the structure that the coordinator runs on. Does not own: columns, kernels, places.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which train nodes can have tensor ranks: a part of every weight matrix each, and the same rows.
 
-Owns: the refusals, from a Model's config. Does not own: the Workers (place.py), nor how a kernel
-splits its module (operators/kernels/torch/slices.py), which decides where no config is at hand.
+Owns: the refusals, from a Model's config. Does not own: how a kernel splits its module
+(operators/kernels/torch/slices.py), which decides if there is no config.
 """
 
 from __future__ import annotations
