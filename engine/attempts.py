@@ -171,7 +171,7 @@ class _Run:
             _log.info("%s begins after step %d", plan.graph, begun)
             with _named_hang(watchdog):
                 end = loop.run()
-            self._stored_at, self._stopped = coordinator.storing.at, early.heard
+            self._stored_at, self._stopped = coordinator.checkpoints.at, early.heard
         self.step = max(0, lines.last)
         self._metrics = metrics.last or self._metrics
         _log.info("%s ended at step %d: %s", plan.graph, self.step, _why(end))

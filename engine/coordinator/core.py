@@ -34,7 +34,7 @@ class Coordinator:
     def __init__(self, plan: Plan, settings: Settings) -> None:
         self.plan = plan
         self._run = Phases(plan, settings)
-        self.sources, self.storing = self._run.sources, self._run.storing
+        self.sources, self.checkpoints = self._run.sources, self._run.checkpoints
         self._livelock = Livelock(plan, self.sources.admissions, settings.patience)
         self._ranks = RankGroups(plan, self._run.outstanding)
         self._turns = DeviceTurns(plan, self._run.outstanding)
@@ -68,7 +68,7 @@ class Coordinator:
 
     def handle(self, event: m.Event, now: float) -> list[m.Instruction]:
         """Process one event. now: seconds, by any clock that only goes forward."""
-        self.storing.passes(now)
+        self.checkpoints.passes(now)
         asked = self._run.outstanding.heard(event)
         if isinstance(event, m.WorkerLost):
             if not self._run.recovery.lost(event):
@@ -136,7 +136,7 @@ class Coordinator:
             case m.WorkerOpened() if self._run.recovery.opened(event):
                 self._run.versions.opened(event.worker)
             case m.Checkpointed():
-                self.storing.stored(event.step)
+                self.checkpoints.stored(event.step)
             case m.SourceOpened():
                 self._opened(event)
             case m.StopRequested():
@@ -254,7 +254,7 @@ class Coordinator:
         self._run.undo_step(gone)
         self._run.assign(self.sources.lose(gone), 0)
         self._unissue(given_up)
-        self.storing.wanted = self.phase == "checkpoint"
+        self.checkpoints.wanted = self.phase == "checkpoint"
 
     def _unissue(self, chunks: Iterable[NodeChunk]) -> None:
         """Chunks above the cut came to nothing: other chunks make their rows."""

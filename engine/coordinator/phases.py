@@ -27,6 +27,7 @@ from typing import Literal
 
 from engine.coordinator.admission import Admission
 from engine.coordinator.blocks import Blocks
+from engine.coordinator.checkpoint_due import CheckpointDue
 from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.dispatch import Dispatch
 from engine.coordinator.evaluation import EvaluationRound
@@ -35,7 +36,6 @@ from engine.coordinator.outstanding import Outstanding
 from engine.coordinator.recovery import Recovery
 from engine.coordinator.settings import Restored, Settings
 from engine.coordinator.sources import Sources
-from engine.coordinator.storing import Storing
 from engine.coordinator.training import Training
 from engine.coordinator.versions import Versions
 from engine.plan.plan import Plan, PlannedNode
@@ -61,7 +61,7 @@ class Phases:
         self.training = Training(
             plan, self.blocks, self.dispatch, self.outstanding, self.sources.tables
         )
-        self.storing = Storing(settings)
+        self.checkpoints = CheckpointDue(settings)
         self.round: EvaluationRound | None = None
         self.unopened = {n.name for n in plan.nodes if n.work == "source"}
         self.rows_of: dict[str, int] = {}
@@ -85,7 +85,7 @@ class Phases:
     def begin(self, restored: Restored | None) -> None:
         """Tell every reader which version to load."""
         if restored is not None:
-            self.version = self.storing.step = self._closed = restored.step
+            self.version = self.checkpoints.step = self._closed = restored.step
             self._restored = True
             done = {n.name: self.version for n in self._due(last=self.done)}  # before it was stored
             self.evaluated = done if restored.evaluated is None else dict(restored.evaluated)
@@ -210,9 +210,9 @@ class Phases:
         return True
 
     def _in_checkpoint(self) -> bool:
-        if self.storing.wanted:
+        if self.checkpoints.wanted:
             self._tell_checkpoint()
-        if self.storing.step != self.version:
+        if self.checkpoints.step != self.version:
             return False
         self.phase = "gather"
         return True
@@ -238,7 +238,7 @@ class Phases:
             self._closed = self.version
             self.out.append(StepClosed(step=self.version, metrics=self._metrics))
             self._metrics = {}
-        if self.storing.due(self.version):
+        if self.checkpoints.due(self.version):
             self.phase = "checkpoint"
             self._tell_checkpoint()
         else:
@@ -250,7 +250,7 @@ class Phases:
             return
         message = self.sources.checkpoint(self.version, self.dispatch)
         if message is not None:
-            self.storing.wanted, timed = False, self.storing.timed
+            self.checkpoints.wanted, timed = False, self.checkpoints.timed
             self.out.append(replace(message, evaluated=dict(self.evaluated), timed=timed))
 
     def _end(self) -> bool:
@@ -258,8 +258,8 @@ class Phases:
         due = [] if self._stop else self._due(last=True)
         if due:  # only now is it known that this was the last version
             self._evaluate_or_close(due)
-        elif self.storing.step != self.version:
-            self.storing.want()
+        elif self.checkpoints.step != self.version:
+            self.checkpoints.want()
             self.phase = "checkpoint"
             self._tell_checkpoint()
         else:

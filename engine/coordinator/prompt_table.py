@@ -32,7 +32,7 @@ from engine.coordinator.prompts import (
 from engine.coordinator.readiness import Readiness
 from engine.coordinator.refs import Key, Ref, SourceCut
 from engine.coordinator.tables import ABSENT, NO_BLOCK, PENDING, PRESENT, RowTable, StepRows
-from engine.plan.ages import NO_VERSION
+from engine.plan.lag import NO_VERSION
 from engine.plan.plan import PlannedNode
 
 _NEWEST = np.iinfo(np.int32).max

@@ -21,6 +21,7 @@ from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.prompts import FINISHED
 from engine.coordinator.refs import Gather
 from engine.coordinator.settings import Restored, Settings
+from engine.plan.lag import lag_metrics
 from engine.plan.plan import Plan, PlannedSource
 
 
@@ -76,20 +77,13 @@ class Sources:
     def metrics(self, taken: Mapping[str, np.ndarray], version: int) -> dict[str, float]:
         """Of a Step that starts from this version, with these slots."""
         made = np.concatenate([self.tables[name].versions(slots) for name, slots in taken.items()])
-        lag = np.maximum(
-            version - made, 0
-        )  # a follower's rows count as what it is until its next move
+        admissions = self.admissions.values()
         return {
-            "policy/lag/mean": float(lag.mean()) if len(lag) else 0.0,
-            "policy/lag/max": float(lag.max()) if len(lag) else 0.0,
+            **lag_metrics(version, made),
             "data/prompts": float(sum(len(s) for s in taken.values())),
-            "data/dropped": float(sum(admission.dropped for admission in self.admissions.values())),
-            "data/overlong": float(
-                sum(admission.overlong for admission in self.admissions.values())
-            ),
-            "data/admitted": float(
-                sum(admission.admitted for admission in self.admissions.values())
-            ),
+            "data/dropped": float(sum(a.dropped for a in admissions)),
+            "data/overlong": float(sum(a.overlong for a in admissions)),
+            "data/admitted": float(sum(a.admitted for a in admissions)),
         }
 
     # --- failures and losses ----------------------------------------------------------------------

@@ -16,7 +16,7 @@ import numpy as np
 from dataflow.batch import Keys
 from engine.coordinator.balance import balanced
 from engine.coordinator.refs import Ref
-from engine.plan.ages import NO_VERSION
+from engine.plan.lag import NO_VERSION
 from engine.plan.plan import PlannedInput, PlannedNode
 
 PENDING, PRESENT, ABSENT = 0, 1, 2

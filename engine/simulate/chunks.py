@@ -19,7 +19,7 @@ import numpy as np
 from dataflow.batch import Keys
 from engine.coordinator.messages import Produced, RunChunk, Tombstoned
 from engine.coordinator.tables import codes
-from engine.plan.ages import NO_VERSION, ages
+from engine.plan.lag import NO_VERSION, ages
 from engine.plan.plan import PlannedNode
 from engine.simulate.history import ModelRead
 

@@ -18,7 +18,7 @@ from engine.channels.contract import Channel
 from engine.channels.tensors.pairs import TensorPairs
 from engine.checkpoint.cut import read_rows
 from engine.coordinator.refs import Gather, Ref
-from engine.plan.ages import NO_VERSION, ages
+from engine.plan.lag import NO_VERSION, ages
 from engine.plan.plan import Plan
 from engine.worker.assemble import assemble, collect
 from engine.worker.device_columns import DeviceColumns

@@ -16,8 +16,8 @@ from dataflow.check import check
 from dataflow.graph import Graph
 from engine.coordinator.refs import Ref
 from engine.options import RunOptions, placing
-from engine.plan.ages import NO_VERSION
 from engine.plan.cluster import Cluster
+from engine.plan.lag import NO_VERSION
 from engine.plan.placing import Placing
 from engine.plan.plan import Fetch, Plan, PlannedInput, PlannedNode, with_lags
 from engine.plan.planner import make_plan

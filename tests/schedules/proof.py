@@ -26,7 +26,7 @@ from engine.coordinator.messages import (
     TrainStep,
 )
 from engine.coordinator.refs import SourceCut
-from engine.plan.ages import NO_VERSION
+from engine.plan.lag import NO_VERSION
 from engine.plan.plan import PlannedNode, PlannedSource
 from tests.schedules.expected import Prompt
 from tests.schedules.record import RunRecord

@@ -19,7 +19,7 @@ from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.prompts import DROPPED, FINISHED, REJECTED, RUNNING
 from engine.coordinator.refs import SourceCut
 from engine.coordinator.tables import StepRows, by_prompt
-from engine.plan.ages import NO_VERSION
+from engine.plan.lag import NO_VERSION
 from engine.plan.plan import PlannedNode, PlannedSource
 from engine.simulate.behaviour import Outcomes
 from tests.kit.plans import plan_of, planned_node, ref

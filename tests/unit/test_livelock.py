@@ -19,7 +19,7 @@ from engine.coordinator.messages import Finish
 from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.prompts import RUNNING
 from engine.coordinator.refs import SourceCut
-from engine.plan.ages import NO_VERSION, ages
+from engine.plan.lag import NO_VERSION, ages
 from engine.plan.plan import ModelUse, Plan, PlannedModel, PlannedNode, PlannedSource
 from engine.plan.planner import make_plan
 from engine.simulate import chunks

@@ -19,7 +19,7 @@ from engine.coordinator.prompts import FINISHED, RUNNING
 from engine.coordinator.recovery import DEATHS, Recovery
 from engine.coordinator.refs import Ref
 from engine.plan import plan as plans
-from engine.plan.ages import NO_VERSION
+from engine.plan.lag import NO_VERSION
 from engine.simulate.faults import FaultModel
 from engine.simulate.simulated_worker import SimulatedWorker
 from tests.kit.simulations import simulation

@@ -1,7 +1,7 @@
-"""How old the rows of a node count as: what their lag is measured from.
+"""Lag: how old the rows of a node count as, and what a Step's lag is.
 
-Owns: which versions count, and for how long. Does not own: the bound on lag (intake.py), nor what a
-token's own version is (the kernel records it).
+Owns: which versions count, and for how long; the metrics. Does not own: the bound on lag
+(coordinator/intake.py), nor what a token's own version is (the kernel records it).
 
 Lag is counted over what changes during a run: tokens of a trained Model and of its followers. Rows
 that a frozen Model (a judge) made are as new as those that they were made of. A follower that moves
@@ -24,6 +24,15 @@ def ages(plan: Plan, node: str, oldest: np.ndarray) -> np.ndarray:
     if lasting is None:
         return np.full(len(oldest), NO_VERSION, dtype=np.int32)
     return np.where(oldest == NO_VERSION, NO_VERSION, oldest + lasting).astype(np.int32)
+
+
+def lag_metrics(version: int, ages: np.ndarray) -> dict[str, float]:
+    """Of a Step that starts from this version; a follower's rows may count as newer than that."""
+    lag = np.maximum(version - ages, 0)
+    return {
+        "policy/lag/mean": float(lag.mean()) if len(lag) else 0.0,
+        "policy/lag/max": float(lag.max()) if len(lag) else 0.0,
+    }
 
 
 def _lasting(plan: Plan, node: str) -> int | None:

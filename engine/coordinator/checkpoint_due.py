@@ -1,4 +1,4 @@
-"""When a run is stored: every so many Steps, so many seconds after the last time, and at the end.
+"""When a checkpoint is due: every so many Steps, so many seconds after the last, at the end.
 
 Owns: which Step's end gets a checkpoint, and of which kind. Does not own: what is in one
 (sources.py), when it can be told (core.py), which of them are kept (engine/checkpoint/store.py).
@@ -12,7 +12,7 @@ from __future__ import annotations
 from engine.coordinator.settings import Settings
 
 
-class Storing:
+class CheckpointDue:
     """step: of the last checkpoint. wanted: one is to be told, for the first time or again. timed:
     it is due by the clock alone. at: when the last one was written, or the run began; None before
     the first event.
