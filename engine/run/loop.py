@@ -20,31 +20,9 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from dataflow.errors import RunError
+from engine.coordinator import messages as m
 from engine.coordinator.core import Coordinator
-from engine.coordinator.messages import (
-    Checkpoint,
-    Checkpointed,
-    Evaluated,
-    Event,
-    Finish,
-    From,
-    Instruction,
-    Respawn,
-    Rollback,
-    StepClosed,
-    StopRequested,
-    Warn,
-)
-from engine.observe.events import (
-    EventHeard,
-    EventStream,
-    InstructionTold,
-    Opened,
-    WorkersMeasured,
-    WritingBegan,
-    WritingEnded,
-    WritingFailed,
-)
+from engine.observe import events as e
 from engine.run.files import RunStore
 from engine.run.workers import WorkerGone, Workers
 
@@ -52,7 +30,7 @@ _TICK = 0.2
 """Seconds after which the loop sees a Ctrl-C although no event has come."""
 
 
-M = TypeVar("M", Checkpoint, Evaluated)
+M = TypeVar("M", m.Checkpoint, m.Evaluated)
 
 
 class Loop:
@@ -67,8 +45,8 @@ class Loop:
         coordinator: Coordinator,
         workers: Workers,
         store: RunStore,
-        events: EventStream,
-        stop: Callable[[], StopRequested | None] = lambda: None,
+        events: e.EventStream,
+        stop: Callable[[], m.StopRequested | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._coordinator = coordinator
@@ -77,13 +55,13 @@ class Loop:
         self._events = events
         self._stop = stop
         self._clock = clock
-        self._end: Finish | Rollback | None = None
+        self._end: m.Finish | m.Rollback | None = None
         self.heard = 0
         """Messages that have come: while it grows, something moves."""
-        self.untold: list[Instruction] = []
+        self.untold: list[m.Instruction] = []
         """What was said after the end, and not carried out."""
 
-    def run(self) -> Finish | Rollback:
+    def run(self) -> m.Finish | m.Rollback:
         """Until the coordinator finishes, or says that the run has to go back to its last
         checkpoint.
 
@@ -94,16 +72,16 @@ class Loop:
             opened = list(self._workers.open())
             restored = self._store.restore(self._workers)
         except WorkerGone as gone:
-            return Rollback(worker=gone.worker, error=str(gone))
+            return m.Rollback(worker=gone.worker, error=str(gone))
         self._carry_out(self._coordinator.start(restored))
         for event in opened:
             self._hear(event)
         self._measure()
-        self._events.emit(Opened(at=self._clock()))
+        self._events.emit(e.Opened(at=self._clock()))
         while self._end is None:
             self._turn()
         self._measure()
-        if isinstance(self._end, Finish):
+        if isinstance(self._end, m.Finish):
             if self._end.error:
                 raise RunError(self._end.error)
             self._store.prune()
@@ -127,40 +105,43 @@ class Loop:
             self._hear(asked)
         return asked is not None
 
-    def _hear(self, message: Event | From) -> None:
-        worker = message.worker if isinstance(message, From) else ""
+    def _hear(self, message: m.Event | m.From) -> None:
+        worker = message.worker if isinstance(message, m.From) else ""
         self.heard += 1
         for event in self._coordinator.in_order(message):
             for take in self._events[type(event)]:
-                take(EventHeard(at=self._clock(), event=event, worker=worker))
-            if isinstance(event, Evaluated):  # its version is there until the next Step
+                take(e.EventHeard(at=self._clock(), event=event, worker=worker))
+            if isinstance(event, m.Evaluated):  # its version is there until the next Step
                 self._write(event, self._store.keep_best)
             self._carry_out(self._coordinator.handle(event, self._clock()))
 
-    def _carry_out(self, instructions: Iterable[Instruction]) -> None:
+    def _carry_out(self, instructions: Iterable[m.Instruction]) -> None:
         for instruction in instructions:
             if self._end is not None:  # one that was just carried out led to it
                 self.untold.append(instruction)
                 continue
-            if isinstance(instruction, StepClosed):
+            if isinstance(instruction, m.StepClosed):
                 self._measure()
             for take in self._events[type(instruction)]:
-                take(InstructionTold(at=self._clock(), instruction=instruction))
-            match instruction:
-                case StepClosed():
-                    self._stops()
-                case Warn():
-                    pass  # whoever listens shows it
-                case Checkpoint():
-                    if self._write(instruction, self._store.write):
-                        self._hear(Checkpointed(step=instruction.step))
-                case Respawn():
-                    self._workers.respawn(instruction.workers)
-                case Finish() | Rollback():
-                    self._workers.forget()  # what was still to be made is not wanted
-                    self._end = instruction
-                case _:
-                    self._workers.tell(instruction)
+                take(e.InstructionTold(at=self._clock(), instruction=instruction))
+            self._carry_out_one(instruction)
+
+    def _carry_out_one(self, instruction: m.Instruction) -> None:
+        match instruction:
+            case m.StepClosed():
+                self._stops()
+            case m.Warn():
+                pass  # a subscriber shows it
+            case m.Checkpoint():
+                if self._write(instruction, self._store.write):
+                    self._hear(m.Checkpointed(step=instruction.step))
+            case m.Respawn():
+                self._workers.respawn(instruction.workers)
+            case m.Finish() | m.Rollback():
+                self._workers.forget()  # what was still to be made is not wanted
+                self._end = instruction
+            case _:
+                self._workers.tell(instruction)
 
     def _write(self, message: M, write: Callable[[Workers, M], bool]) -> bool:
         """Have files written; whether they were. Where a Worker is lost meanwhile there are none:
@@ -168,23 +149,25 @@ class Loop:
         """
         self._measure()
         start = self._clock()
-        self._events.emit(WritingBegan(of=message, at=start))
+        self._events.emit(e.WritingBegan(of=message, at=start))
         try:
             written = write(self._workers, message)
         except WorkerGone as gone:
-            self._events.emit(WritingFailed(of=message, error=str(gone)))
+            self._events.emit(e.WritingFailed(of=message, error=str(gone)))
             return False
         if written:
             end = self._clock()
             self._measure()
-            self._events.emit(WritingEnded(of=message, start=start, end=end))
+            self._events.emit(e.WritingEnded(of=message, start=start, end=end))
         return written
 
     def _measure(self) -> None:
         """Tell what Workers have measured and done since the last time."""
         workers = self._workers
         self._events.emit(
-            WorkersMeasured(reports=workers.reports(), spans=workers.spans(), doing=workers.doing())
+            e.WorkersMeasured(
+                reports=workers.reports(), spans=workers.spans(), doing=workers.doing()
+            )
         )
 
     def _starved(self) -> str:
