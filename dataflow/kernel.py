@@ -1,22 +1,21 @@
-"""The kernel contract: all that the engine asks of a kernel, and all that a kernel sees of the
-engine.
+"""The kernel contract: all that the engine asks of a kernel, and all that a kernel sees of it.
 
-Owns: the protocols and the values that cross them. Does not own: any kernel
-(operators/kernels), any Worker (engine/worker).
+Owns: the protocols and the values that cross them. Does not own: any kernel (operators/kernels),
+any Worker (engine/worker).
 
 A kernel implements what its work kind needs:
 
     work kind                        protocol
     host, decode, forward, source    RowKernel: rows in, rows out
-    train                            TrainKernel; several ranks call everything in lock-step, and
+    train                            TrainKernel; several ranks make all calls in lock-step, and
                                      rank 0 writes the files
     evaluate                         EvaluateKernel
     readers of a Model               ModelReader
     sources                          Cursor: the place in the data
 
-What it can do besides it declares by inheriting from Interruptible, Sleeper or Probeable.
+It declares further abilities by inheriting from Interruptible, Sleeper or Probeable.
 
-A kernel never blocks on another kernel and never reads a clock to decide anything.
+A kernel never blocks on another kernel and never bases a decision on a clock.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How one node is split. All ones in one process; `threads` are those of each rank's kernel.
+    """How one node is split. All ones in one process; `threads`: of each rank's kernel.
 
     data: shares of a Step's rows. tensor: ranks that have the same share, and a part of each matrix
     of attention and MLP (Megatron-LM, arXiv:1909.08053, section 3). Rank number d * tensor + t is
@@ -50,50 +49,44 @@ class Layout:
     context: int = 1
     threads: int = 1
     tokens: int = 16384
-    """Token budget of one forward or of one training micro-batch."""
+    """Token budget of one forward, or of one micro-batch in training."""
     slots: int = 256
     """Rows that one replica decodes at once."""
     shard: bool = False
-    """Whether the data-parallel ranks of a train node each keep a part of weights and optimizer
-    (FSDP2), not all.
+    """Whether each data-parallel rank of a train node keeps only a part of weights and optimizer
+    (FSDP2).
     """
 
     @property
     def partial(self) -> bool:
-        """Whether a rank has only a part of the weights, so that nothing else can compute with its
-        module alone.
-        """
+        """Whether a rank has only a part of the weights: its module is useless to others."""
         return self.shard or self.tensor > 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelNode:
-    """What a kernel is told of its node: a Node with its ports and source lines left out.
+    """What a kernel knows of its node: a Node without ports and source lines.
 
-    reads: for each input, the columns that the plan lets travel, in that input's batch.
-    returns: the output columns that somebody downstream reads; a kernel may leave the others out.
+    reads: for each input, the columns in its batch, as the plan decided. returns: the output
+    columns that are read; a kernel may leave out the others.
     """
 
     name: str
     operator: str
     models: Mapping[str, Any] = field(default_factory=dict)
-    """Model per state parameter of the operator (`policy`, `model`)."""
+    """The Model for each state parameter of the operator (`policy`, `model`)."""
     params: Mapping[str, Any] = field(default_factory=dict)
     reads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     returns: tuple[str, ...] = ()
     function: Callable[..., Any] | None = None
-    """The user's function of a user operator."""
+    """A user operator's function."""
     schemas: Mapping[str, Any] = field(default_factory=dict)
     """The Schema of each input's port."""
     scope: str = "row"
     keeps: str | None = None
-    """Of an operator that says which rows stay: what of a group it promises to keep
-    (Operator.keeps).
-    """
+    """For an operator that selects rows: what it promises to keep of a group (Operator.keeps)."""
     inproc: bool = False
-    """Whether user functions are to run in this process, for breakpoints; there is no time limit
-    then.
-    """
+    """Whether user functions run in this process, for breakpoints; then without a time limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,11 +94,10 @@ class Chunk:
     """Rows for one call of `run`, decided before it starts: the unit of work and of reissue.
 
     Every input declared `rows` has the same keys in the same order, sorted by (position, sample);
-    an input declared `parent` has been looked up, so it has that order and length too. The input
-    that a Reduce is `of` has rows of its own: each with the key of the row of the chunk that it
-    descends from, sorted; none, one or several of each. step: the Step that these rows are for
-    where that is known (0 where it is not). A source's chunk has no inputs; its keys say which
-    positions to make.
+    an input declared `parent` has been looked up, so it has that order and length, too. The input
+    `of` of a Reduce has rows of its own: each has the key of its ancestor in the chunk, sorted;
+    there may be none, one or several for each. step: the Step that these rows are for; 0 if
+    unknown. A source's chunk has no inputs; its keys say which positions to produce.
     """
 
     id: int
@@ -118,9 +110,9 @@ class Chunk:
 class Assignment:
     """The rows of one Step for a train node. `inputs` as in Chunk.
 
-    keys: those of the rows in `inputs`. Where the node has several ranks, `whole` is the keys of
-    all rows of the Step and `mine` the ascending indices into them of the rows that this rank has;
-    each row is with exactly one share, so with layout.tensor ranks.
+    keys: of the rows in `inputs`. If the node has several ranks, `whole` has the keys of all rows
+    of the Step, and `mine` this rank's ascending indices into them; each row is in exactly one
+    share, so on layout.tensor ranks.
     """
 
     sequence: int
@@ -133,7 +125,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A named part of a Model's weights; `data` is a tensor, and stays one."""
+    """A named part of a Model's weights; `data` is a tensor."""
 
     name: str
     data: Any
@@ -159,50 +151,47 @@ class Session(Protocol):
 
     @property
     def group(self) -> Any:
-        """The torch.distributed process group of the replica's ranks; None where there is one."""
+        """The torch.distributed process group of the replica's ranks; None if there is one rank."""
         ...
 
     def row_seeds(self, keys: Keys) -> np.ndarray:
-        """uint64 [rows]: the random stream of each row in this node; draw with
+        """uint64 [rows]: each row's random stream in this node; draw with
         `dataflow.randomness.uniform`.
         """
         ...
 
     def metric(self, name: str, value: float, count: float = 1.0) -> None:
-        """Add to a metric of the current Step; what is shown is sum(value * count) / sum(count)."""
+        """Add to a metric of the current Step; shown is sum(value * count) / sum(count)."""
         ...
 
     def tombstone(self, key: tuple[int, int, int], error: str, *, failed: bool = True) -> None:
-        """Say that this row failed for good; its policy (drop the group, stop the run) is the
-        engine's. failed=False: the node's own policy gives it up (a prompt that is too long), which
-        no error budget counts.
+        """Report that this row failed for good; the engine applies the policy (drop the group, stop
+        the run). failed=False: the node's own policy drops it (an overlong prompt), which does not
+        count against the error budget.
         """
         ...
 
     def module(self, model: Any, make: Callable[[], T]) -> T:
-        """The module of a Model: made by `make`, or the one of a kernel that the plan lets this one
-        share with.
-        """
+        """A Model's module: made by `make`, or that of the kernel with which the plan shares it."""
         ...
 
     def allocate(self, count: int, dtype: npt.DTypeLike) -> np.ndarray:
-        """`count` numbers of this dtype, [count], in memory from which other Workers read: a column
-        that is built there is not copied when the batch with it is yielded. For large columns
-        (below some 64 KiB the copy is as cheap):
+        """`count` numbers of this dtype, [count], in memory that other Workers read: a column built
+        there is not copied when its batch is yielded. For large columns (below about 64 KiB a copy
+        is as cheap):
 
             values = session.allocate(tokens, np.float32)
             ...
             yield Batch.make(keys, {"logprobs": Ragged(values, offsets)}, Logprobs)
 
-        Give it to Batch.make as it is, or a contiguous part of it, in the column's declared type
-        (its element's type in a list column, whose offsets are int64): what has to be converted is
-        a copy. Any other column of the batch may lie anywhere. The contents are whatever was there
-        before, not zeros. The memory is the kernel's until it yields a batch with it; from then on
-        it must not be changed, since others read it, and it is used again once the engine has
-        released those rows and no view of it is left here. What is never yielded is free with its
-        last view: keep none from chunk to chunk. Where no other process reads (one process), it is
-        ordinary memory; in an outbox it begins on a 64-byte boundary. Raises KernelError for a
-        negative count or a dtype of objects.
+        Pass it to Batch.make unchanged, or a contiguous part of it, in the column's declared type
+        (its element's type in a list column, whose offsets are int64): a conversion is a copy.
+        Other columns of the batch may be anywhere. The contents are not initialised. The memory is
+        the kernel's until it yields a batch with it; from then on it must not be changed, since
+        others read it, and it is used again once the engine has released those rows and no view of
+        it is left here. What is never yielded is freed with its last view: keep none from chunk to
+        chunk. If no other process reads (one process), it is ordinary memory; in an outbox it
+        begins on a 64-byte boundary. Raises KernelError for a negative count or a dtype of objects.
         """
         ...
 
@@ -215,7 +204,7 @@ class Kernel(Protocol):
         ...
 
     def close(self) -> None:
-        """Let everything go; called once, also after a failure."""
+        """Release everything; called once, also after a failure."""
         ...
 
 
@@ -224,15 +213,13 @@ class RowKernel(Kernel, Protocol):
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
         """Yield finished rows, each row of the chunk's output once, in any order and in any number
-        of batches.
-
-        Metrics belong before the last rows: what comes after them may miss their Step's line.
+        of batches. Report metrics before the last rows: later ones may miss their Step's line.
         """
         ...
 
 
 class Interruptible(ABC):
-    """A row kernel whose running rows can go on under other weights."""
+    """A row kernel whose running rows can continue under new weights."""
 
     @property
     def interruptible(self) -> bool:
@@ -241,24 +228,23 @@ class Interruptible(ABC):
 
     @abstractmethod
     def interrupt(self) -> None:
-        """Called from another thread while `run` is under way: yield soon, an empty batch where no
-        row is finished. The engine then calls `load` and goes on with the iterator; rows keep their
-        tokens.
+        """Called from another thread while `run` is active: yield soon, an empty batch if no row is
+        finished. The engine then calls `load` and continues the iterator; rows keep their tokens.
         """
         ...
 
 
 class Sleeper(ABC):
-    """A kernel that can give its devices back between its turns."""
+    """A kernel that can free its devices between its turns."""
 
     @abstractmethod
     def sleep(self) -> None:
-        """Let the devices' memory go; state moves to the host."""
+        """Free the devices' memory; state moves to the host."""
         ...
 
     @abstractmethod
     def wake(self) -> None:
-        """Take it up again; afterwards everything is as it was."""
+        """Move back; afterwards everything is as it was."""
         ...
 
 
@@ -278,11 +264,11 @@ class TrainKernel(Kernel, Protocol):
         ...
 
     def restore(self, directory: Path) -> None:
-        """Read what `save` wrote; afterwards a Step gives the same bits as it would have before."""
+        """Read what `save` wrote; the next Step then gives the same bits as without the restart."""
         ...
 
     def save_weights(self, directory: Path) -> None:
-        """Write the model alone, as a Hugging Face directory."""
+        """Write only the model, as a Hugging Face directory."""
         ...
 
 
@@ -290,8 +276,8 @@ class ModelReader(Protocol):
     """A kernel that computes with a Model that changes during the run."""
 
     def load(self, pieces: Iterable[Piece], version: int, rate: float = 1.0) -> None:
-        """Take these weights, or move towards them by `rate`. No pieces at all: the module is
-        shared and has them.
+        """Copy these weights, or move towards them by `rate`; no pieces if the shared module has
+        them.
         """
         ...
 
@@ -305,21 +291,21 @@ class ModelReader(Protocol):
 
 
 class Probeable(ABC):
-    """A writer or reader of a Model that says what it computes with its weights, for the engine's
-    probe of a weight edge; an edge is probed where both ends can be.
+    """A writer or reader of a Model that can report what it computes with its weights, so that the
+    engine can probe a weight edge; an edge is probed if both ends are Probeable.
     """
 
     @property
     @abstractmethod
     def vocabulary(self) -> int:
-        """Token ids that its Model knows."""
+        """How many token ids its Model knows."""
         ...
 
     @abstractmethod
     def probe(self, ids: Ragged) -> np.ndarray:
-        """float32: of each token of these rows but a row's first, its log-prob given those before
-        it at temperature 1; with a scalar head the value before it. Changes nothing; of several
-        ranks all call it.
+        """float32: for each token of these rows but a row's first, its log-prob at temperature 1
+        given those before it; with a scalar head the value before it. Changes nothing; all ranks
+        must call.
         """
         ...
 
@@ -341,7 +327,7 @@ class Cursor(Protocol):
         ...
 
     def position(self) -> int:
-        """The first position that was not made yet."""
+        """The first position that was not produced yet."""
         ...
 
     def seek(self, position: int) -> None: ...

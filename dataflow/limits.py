@@ -1,7 +1,7 @@
 """Limits: which values a parameter takes.
 
-Owns: the kinds of limits, and how one is said in a message. Does not own: which operator
-has which (its declaration), nor the rule that applies them (rules/parameters.py).
+Owns: the kinds of limits, and their text in a message. Does not own: which operator has which (its
+declaration), the rule that applies them (rules/parameters.py).
 """
 
 from __future__ import annotations
@@ -27,10 +27,8 @@ LARGEST = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """The values that a parameter takes. `above`: low itself is left out. optional: None too. pair:
-    two as well.
-
-    kind `texts`: any number of texts, none of them empty.
+    """The values that a parameter takes. `above`: low itself is excluded. optional: also None.
+    pair: also two values. kind `texts`: any number of texts, none of them empty.
     """
 
     kind: Literal["whole", "number", "flag", "text", "texts", "choice"]
@@ -44,9 +42,7 @@ class Limit:
     """A usual value, named in the fix."""
 
     def accepts(self, value: Any) -> bool:
-        """Whether the parameter takes this value. A Schedule is judged by the values that it goes
-        through.
-        """
+        """Whether the parameter takes this value; a Schedule, whether it takes all its values."""
         if isinstance(value, Schedule):
             return self._accepts_schedule(value)
         if self.pair and isinstance(value, tuple):
@@ -59,9 +55,7 @@ class Limit:
         return ends and value.steps >= 0 and value.warmup >= 0
 
     def expected(self, found: Any = None) -> str:
-        """`a whole number >= 1`, as in "expected a whole number >= 1". found: what was, where there
-        is something.
-        """
+        """`a whole number >= 1`, as in "expected a whole number >= 1". found: the value, if any."""
         if isinstance(found, int) and abs(found) > LARGEST:
             return f"{self.expected()}, of 64 bits"
         if self.kind == "choice":
@@ -72,7 +66,7 @@ class Limit:
         return f"{word}{f' {bounds}' if bounds else ''}{also}{' or None' if self.optional else ''}"
 
     def suggestion(self, value: Any) -> Any:
-        """The nearest value that is taken."""
+        """The nearest value that is accepted."""
         if self.kind == "choice":
             return nearest(str(value), self.choices) or self.choices[0]
         return self.like

@@ -1,12 +1,12 @@
 """Losses: what `train` minimises, as values of the language.
 
-Owns: the loss function's protocol (Now, Tensors, Terms), the decorator for a user's loss,
-and the algebra of weighted terms. Does not own: any formula (operators/losses.py), nor
-the reduction of terms to a number (the train kernel).
+Owns: the loss function's protocol (Now, Tensors, Terms), the decorator for a user's loss, and the
+algebra of weighted terms. Does not own: any formula (operators/losses.py), the reduction of terms
+to a number (the train kernel).
 
-A loss function sees packed tensors and returns unreduced terms. It never averages and
-never sees padding; `train` reduces, with the denominator counted once over the whole
-update before the first backward.
+A loss function sees packed tensors and returns unreduced terms. It never averages and never sees
+padding; `train` reduces, with the denominator counted once over the whole update before the first
+backward.
 """
 
 from __future__ import annotations
@@ -50,20 +50,19 @@ LossScope = Literal["token", "sequence", "group"]
 
 @dataclass(slots=True, kw_only=True)
 class Now:
-    """What the model that is being trained says of the micro-batch, packed over its completion
-    tokens.
+    """The trained model's numbers for the micro-batch, packed over its completion tokens.
 
     logprobs [tokens]: of the written tokens, with gradient (head lm). values [tokens]: head scalar,
-    with gradient. entropy [tokens]: of the next-token distribution, only where the loss declares
-    it. mask [tokens]: 1.0 where the model wrote the token. row, group int64 [tokens]: segment ids,
+    with gradient. entropy [tokens]: of the next-token distribution, only if the loss declares it.
+    mask [tokens]: 1.0 where the model wrote the token. row, group int64 [tokens]: segment ids,
     0 .. rows-1 and 0 .. groups-1; row_group int64 [rows]: the group of each row. sampler_logprobs
-    [tokens], version int32 [tokens]: recorded at generation; None where the rows are no Rollout.
-    sampler_mass [tokens]: the log of what top-k and top-p kept, None where they cut nothing. step:
-    the Step, for schedules.
+    [tokens], version int32 [tokens]: recorded at generation; None if the rows are no Rollout.
+    sampler_mass [tokens]: the log of what top-k and top-p kept, None if they truncated nothing.
+    step: the Step, for schedules.
 
-    Which distributions these are is said in dataflow/schema.py, at Rollout. `sampler_logprobs` are
-    those of the policy that sampled, whole: the `old` of a ratio. `behaviour` are those of the
-    tokens that were really drawn: the denominator of an importance weight.
+    Rollout in dataflow/schema.py says which distributions these are. `sampler_logprobs` are those
+    of the sampling policy, over the whole vocabulary: the `old` of a ratio. `behaviour` is the
+    distribution that was really drawn from: the denominator of an importance weight.
     """
 
     mask: Tensor
@@ -82,7 +81,7 @@ class Now:
 
     @property
     def behaviour(self) -> Tensor | None:
-        """[tokens]: log-probs of what was drawn, after top-k and top-p; None where the rows are no
+        """[tokens]: log-probs of what was drawn, after top-k and top-p; None if the rows are no
         Rollout.
         """
         if self.sampler_logprobs is None or self.sampler_mass is None:
@@ -109,7 +108,7 @@ class Tensors(Generic[S]):
         self.columns = columns
 
     def __getitem__(self, name: str) -> Tensor:
-        """Raises KernelError naming the columns that there are, and the line that asks."""
+        """Raises KernelError that names the columns and the line that asks."""
         if name not in self.columns:
             near = nearest(name, self.columns)
             fix, there = (
@@ -133,7 +132,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossFunction:
-    """A declared loss. `zero`: port -> parameter whose constant 0 makes the port unread."""
+    """A declared loss. `zero`: port -> parameter; the port is not read if that is a constant 0."""
 
     path: str
     name: str
@@ -146,15 +145,11 @@ class LossFunction:
     limits: tuple[tuple[str, Limit], ...] = ()
     """Parameter -> the values it takes; the check refuses others."""
     recorded: bool = True
-    """Whether it falls back to the sampler's recorded log-probs, so that the rows must be a
-    Rollout.
-    """
+    """Whether it falls back on the sampler's recorded log-probs, so that rows must be a Rollout."""
     supervised: bool = False
-    """Whether it imitates its rows, however they came about: then it is trained at temperature 1.
-    """
+    """Whether it imitates its rows, whatever made them: it is then trained at temperature 1."""
     on_policy: bool = False
-    """Whether its gradient is right only for rows of the very weights that an update starts from.
-    """
+    """Whether its gradient is right only for rows from the weights that an update starts from."""
     fn: Callable[..., Terms] = field(compare=False, repr=False)
 
 
@@ -162,9 +157,9 @@ class LossFunction:
 class LossTerm:
     """One weighted use of a loss function.
 
-    ports: port name -> Port; inside a train node this is empty and the Node has the ports as inputs
-    `label.port`. now: ports that the plan answers with the current log-probs, detached (`old` in a
-    Step of one update).
+    ports: port name -> Port; empty in a train node, which has the ports as inputs `label.port`.
+    now: ports for which the plan uses the current log-probs, detached (`old` in a Step of one
+    update).
     """
 
     function: LossFunction
@@ -207,15 +202,13 @@ class Loss:
 
     @property
     def supervised(self) -> bool:
-        """Whether rows are only imitated: no term but supervised ones looks at more than the model
-        itself.
-        """
+        """Whether rows are only imitated: all terms are supervised or read the model alone."""
         functions = [term.function for term in self.terms]
         rest = [f for f in functions if not f.supervised]
         return len(rest) < len(functions) and not any(f.ports or f.recorded for f in rest)
 
     def bound(self) -> tuple[Loss, dict[str, Port[Any]]]:
-        """The loss without its ports, and those ports by input name `label.port`; labels are made
+        """The loss without its ports, and those ports by input name `label.port`; labels become
         unique.
         """
         terms, inputs, seen = [], {}, {}
@@ -280,7 +273,7 @@ def loss_function(
     """Declare a loss from its function: the first parameter is Now, those annotated Tensors[...]
     are ports.
 
-    A port with a default of None is optional. Raises GraphError where a parameter has no usable
+    A port with a default of None is optional. Raises GraphError for a parameter without a usable
     annotation.
     """
     values = _after_now(fn)
@@ -303,8 +296,8 @@ def loss_function(
 
 
 def _after_now(fn: Callable[..., Terms]) -> list[inspect.Parameter]:
-    """The parameters behind the first, which is Now. Raises GraphError where a loss has no Now or
-    returns no Terms.
+    """The parameters after the first, which is Now. Raises GraphError if a loss has no Now or does
+    not return Terms.
     """
     signature = signature_of(fn, "loss", _LIKE)
     where = f"loss {fn.__name__}"
@@ -348,9 +341,7 @@ _LIKE = "def f(now: Now, advantage: Tensors[Advantage], *, clip: float = 0.2) ->
 
 
 class LossDeclaration(Generic[Q]):
-    """A user's loss: called with Ports it returns a Loss; `.fn` is the plain function, for
-    tests.
-    """
+    """A user's loss: called with Ports it returns a Loss; tests call the plain function, `.fn`."""
 
     def __init__(self, function: LossFunction, signature: inspect.Signature) -> None:
         self.function = function
@@ -413,11 +404,11 @@ def loss(
     """Declare a user's loss: `@loss() def f(now: Now, advantage: Tensors[Advantage], *, clip=0.2)
     -> Terms`.
 
-    scope: what one term of the returned loss stands for. head: which output of the Model it needs.
-    entropy: whether `now.entropy` is to be computed. supervised: it imitates its rows, so train
-    takes temperature 1 where none is stated, and not the rollout's. on_policy: its gradient is
-    right only for rows of the very weights that an update starts from (no ratio): the check warns
-    of others. Ports come first and all are required; parameters follow `*`.
+    scope: what one term of the returned loss belongs to. head: which output of the Model it needs.
+    entropy: whether `now.entropy` is computed. supervised: it imitates its rows, so that train
+    takes temperature 1 by default, not the rollout's. on_policy: its gradient is right only for
+    rows made by the weights that an update starts from (no ratio): the check warns of others.
+    Ports come first and are all required; parameters follow `*`.
     """
     options = {
         "scope": scope,

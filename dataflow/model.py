@@ -1,10 +1,9 @@
 """State: named values that outlive a Step.
 
-Owns: the three kinds of State. Does not own: who writes and who reads a State (derived from
-the nodes), nor the weights themselves (kernels).
+Owns: the three kinds of State. Does not own: who writes and who reads a State (derived from the
+nodes), the weights themselves (kernels).
 
-Only a State may close a loop in a graph. Version t of every State is its value after
-Step t.
+Only a State may close a loop in a graph. Version t of every State is its value after Step t.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ class Head:
 class Model:
     """Weights. `base` is a Hugging Face model directory or hub name.
 
-    trainable: some train node writes it. follows: another Model that this one copies at that one's
-    publish, every `every` Steps, moving `rate` of the way (1.0 is a plain copy). head: `lm` or
+    trainable: some train node writes it. follows: another Model that this one copies when that is
+    published, every `every` Steps, moving `rate` of the way (1.0 is a plain copy). head: `lm` or
     `scalar`.
     """
 
@@ -52,7 +51,7 @@ class Model:
     every: int = field(default=1, kw_only=True)
     dtype: Literal["float32", "bfloat16"] = field(default="float32", kw_only=True)
     origin: Origin | None = field(default=None, kw_only=True, compare=False, repr=False)
-    """Where it was made; by itself the line of the call."""
+    """Where it was made; by default the line of the call."""
 
     def __post_init__(self) -> None:
         if self.origin is None:
@@ -99,13 +98,11 @@ _LIMITS = {
 @constructs
 @dataclass(frozen=True, slots=True)
 class Buffer(Generic[*Ts]):
-    """Rows that are kept for later draws; written by one `store`, read by any number of
-    `replay`.
-    """
+    """Rows kept for later draws; written by one `store`, read by any number of `replay`."""
 
     name: str
     writer: Any = field(kw_only=True)
-    """The store Node. A Buffer is reached by the graph through it."""
+    """The store Node, through which the graph reaches the Buffer."""
 
     def __post_init__(self) -> None:
         require(

@@ -1,8 +1,8 @@
-"""What a Model's directory says, read without torch: JSON files, tokenizer, headers of safetensors
-files.
+"""The files in a Model's directory, read without torch: JSON files, tokenizer, headers of
+safetensors.
 
-Owns: finding the directory of a base, reading those files, and what a broken one is called. Does
-not own: which of it is a fault of a graph (rules/bases.py), loading (operators/kernels), counting
+Owns: finding a base's directory, reading those files, and the messages for broken ones. Does not
+own: which of it is a fault of a graph (rules/bases.py), loading (operators/kernels), counting
 parameters (engine/cost/models.py).
 
 Everything here raises DataError in the form `<path>: expected ..., found .... Fix: ....`
@@ -40,14 +40,13 @@ _BYTES = {
     "BF16": 2,
     "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8,
 }  # fmt: skip
-"""Bytes of an element, of the types whose sizes are checked; the format has a few more, of parts of
-a byte.
+"""Bytes per element of the types whose sizes are checked; the format has others, of partial bytes.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
-    """A tensor as the header of its file declares it."""
+    """A tensor as its file's header declares it."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -59,8 +58,8 @@ def is_path(base: str) -> bool:
 
 
 def folder_of(base: str) -> Path | None:
-    """The directory of a base on this machine: a path, or a hub name that is in the cache; None
-    where there is none.
+    """The directory of a base on this machine: a path, or a hub name that is in the cache; else
+    None.
 
     The cache is laid out as huggingface_hub documents it ("Manage huggingface_hub cache-system").
     """
@@ -76,7 +75,7 @@ def folder_of(base: str) -> Path | None:
 
 
 def near_directory(missing: Path) -> str:
-    """The fix for a directory that is not there."""
+    """The fix for a directory that does not exist."""
     parent = missing.parent
     known = [p.name for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
     close = nearest(missing.name, known)
@@ -96,7 +95,7 @@ def _cache() -> Path:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object; the same one as long as the file does not change."""
+    """A JSON object; cached as long as the file does not change."""
     stat = path.stat()
     return _object(path, stat.st_mtime_ns, stat.st_size)
 
@@ -120,7 +119,7 @@ def parsed(path: Path, data: bytes) -> dict[str, Any]:
 
 
 def maybe_object(path: Path) -> dict[str, Any]:
-    """A JSON object, empty where there is no such file."""
+    """A JSON object, empty if there is no such file."""
     return read_object(path) if path.is_file() else {}
 
 
@@ -128,10 +127,8 @@ def maybe_object(path: Path) -> dict[str, Any]:
 
 
 def stored_weights(folder: Path) -> Mapping[str, StoredTensor] | None:
-    """Every tensor of the files that transformers would load, from their headers; None where these
-    are pickles.
-
-    Raises DataError where there are no weights, or a file is cut short, damaged or missing.
+    """Every tensor of the files that transformers would load, from their headers; None if these are
+    pickles. Raises DataError if there are no weights, or a file is cut short, damaged or missing.
     """
     if (folder / SAFETENSORS).is_file():
         return header(folder / SAFETENSORS)
@@ -153,7 +150,7 @@ def listing(folder: Path) -> str:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """By tensor the name of its file, as an index of sharded weights has them."""
+    """The file of each tensor, from an index of sharded weights."""
     shards = read_object(index).get("weight_map")
     if isinstance(shards, dict) and shards and all(isinstance(s, str) for s in shards.values()):
         return shards
@@ -179,7 +176,7 @@ def _sharded(index: Path) -> dict[str, StoredTensor]:
 
 
 def header(path: Path) -> Mapping[str, StoredTensor]:
-    """The tensors of a safetensors file; the same answer as long as the file does not change.
+    """The tensors of a safetensors file; cached as long as the file does not change.
 
     8 bytes little-endian length, a JSON header, then the tensors' bytes, without holes (safetensors
     README, "Format").
@@ -210,7 +207,7 @@ def _header(path: Path, modified: int, size: int) -> Mapping[str, StoredTensor]:
 
 
 def _checked(path: Path, name: str, entry: Any) -> int:
-    """Where the tensor's bytes end, after what the header begins."""
+    """Where the tensor's bytes end, relative to the end of the header."""
     try:
         kind, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
         size = prod(shape) * _BYTES[kind] if kind in _BYTES else end - begin
@@ -229,7 +226,7 @@ def _checked(path: Path, name: str, entry: Any) -> int:
 
 
 def token_ids(file: Path) -> Mapping[str, int]:
-    """Token -> id of a tokenizer.json, added tokens included."""
+    """Token -> id in a tokenizer.json, including added tokens."""
     content = read_object(file)
     inner = content.get("model")
     vocabulary = inner.get("vocab", {}) if isinstance(inner, dict) else {}
@@ -251,7 +248,7 @@ def token_ids(file: Path) -> Mapping[str, int]:
 
 
 def placeholder_ids(file: Path) -> frozenset[int]:
-    """Ids of added special tokens: some models have some for media that they cannot read, beyond
+    """Ids of added special tokens: some models have some, for media that they cannot read, beyond
     their embedding.
     """
     added = read_object(file).get("added_tokens") or []
@@ -259,10 +256,8 @@ def placeholder_ids(file: Path) -> frozenset[int]:
 
 
 def end_ids(folder: Path) -> frozenset[int] | None:
-    """Ids that end an answer by what generation_config.json and the tokenizer's files say; None
-    where these cannot say.
-
-    Raises DataError where generation_config.json names something else than ids.
+    """Ids that end an answer, by generation_config.json and the tokenizer's files; None if these do
+    not say. Raises DataError if generation_config.json has something other than ids.
     """
     given = maybe_object(folder / GENERATION).get("eos_token_id")
     ends = ends_of(given, folder / GENERATION)
@@ -272,7 +267,7 @@ def end_ids(folder: Path) -> frozenset[int] | None:
         folder / "special_tokens_map.json"
     )
     if "eos_token" not in settings:
-        return None  # the tokenizer's class may have one of its own
+        return None  # the tokenizer's class may have a default
     token = settings.get("eos_token")
     token = token.get("content") if isinstance(token, dict) else token
     if token is None:
@@ -310,18 +305,17 @@ _LIMITS = (
     "seq_length",
     "n_ctx",
 )
-"""What architectures call the most positions of a row (as vLLM reads them,
+"""The names that architectures use for the most positions of a row (as vLLM reads them,
 `_get_and_verify_max_len`).
 """
 
 
 def positions_of(config: Mapping[str, Any]) -> int | None:
-    """The most tokens of a row, prompt and answer, for which a model was made; None where its
+    """The most tokens per row, prompt and answer, for which a model was made; None if its
     config.json has no limit.
 
-    A rotary scaling that stretches the positions counts as vLLM counts it: yarn from the positions
-    before it, linear and dynamic from those given; longrope and llama3 give the stretched number
-    themselves.
+    Rotary scaling counts as in vLLM: yarn stretches its original positions, linear and dynamic
+    those of the config; longrope and llama3 give the stretched number themselves.
     """
     text = config.get("text_config")
     config = {**config, **text} if isinstance(text, dict) else config
@@ -333,7 +327,7 @@ def positions_of(config: Mapping[str, Any]) -> int | None:
 
 
 def _stretched(positions: int, scaling: Mapping[str, Any]) -> int:
-    """The positions with a rotary scaling that does not say the stretched number itself."""
+    """The positions after a rotary scaling that does not give the stretched number itself."""
     kind, factor = scaling.get("rope_type", scaling.get("type")), scaling.get("factor")
     if kind not in ("yarn", "linear", "dynamic") or not isinstance(factor, (int, float)):
         return positions

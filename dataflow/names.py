@@ -1,7 +1,7 @@
-"""What other systems call our parameters.
+"""Other systems' names for our parameters.
 
 Owns: the table behind "unknown parameter 'num_generations' (TRL's name). Fix: n=8".
-Does not own: anything else; nothing is accepted under these names.
+Does not own: anything else; these names are not accepted.
 """
 
 from __future__ import annotations

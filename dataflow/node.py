@@ -1,7 +1,7 @@
 """Nodes and Ports: uses of operators, and the typed values between them.
 
-Owns: content equality (a digest over everything a node means, its name included) and the
-rebuilding of a node on other inputs. Does not own: reachability (graph.py) or any rule.
+Owns: content equality (a digest over everything a node means, including its name) and rebuilding a
+node on other inputs. Does not own: reachability (graph.py), any rule.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ S_co = TypeVar("S_co", bound=Schema, covariant=True)
 
 
 class Node:
-    """One use of an operator. Immutable; equal to another where the content is, names included.
+    """One use of an operator. Immutable; equal to another with the same content, including names.
 
-    states, inputs and params are ordered as declared. `schemas` are those of its outputs. `origin`
-    is the user's line and takes no part in equality.
+    states, inputs and params are ordered as declared. `schemas`: of its outputs. `origin` is the
+    user's line and does not count for equality.
     """
 
     __slots__ = ("digest", "inputs", "name", "operator", "origin", "params", "schemas", "states")
@@ -84,8 +84,8 @@ class Node:
 
     @property
     def parents(self) -> tuple[Node, ...]:
-        """The nodes that this one needs: those behind its inputs, then the writers of Buffers that
-        it reads.
+        """The nodes that this one needs: those of its inputs, then the writers of Buffers that it
+        reads.
         """
         writers = [s.writer for s in self.states.values() if isinstance(s, Buffer)]
         return (*(port.node for port in self.inputs.values()), *writers)
@@ -93,7 +93,7 @@ class Node:
     def rebuilt(
         self, inputs: Mapping[str, Port[Any]], states: Mapping[str, State] | None = None
     ) -> Node:
-        """This node on other inputs; the same object where nothing changed."""
+        """This node on other inputs; the same object if nothing changed."""
         new_states = self.states if states is None else dict(states)
         same_inputs = all(port.node is self.inputs[key].node for key, port in inputs.items())
         if same_inputs and dict(inputs) == self.inputs and new_states == self.states:
@@ -109,7 +109,7 @@ class Node:
         )
 
     def changed(self, **fields: Any) -> Node:
-        """This node with some of inputs, params, states, schemas or name set anew."""
+        """This node with other inputs, params, states, schemas or name."""
         given: dict[str, Any] = {
             k: getattr(self, k) for k in ("states", "inputs", "params", "schemas", "origin")
         }
@@ -142,10 +142,10 @@ class Port(Generic[S_co]):
 
     @property
     def label(self) -> str:
-        """The node's name, with the output's number where there are several."""
+        """The node's name, with the output's number if there are several."""
         return self.node.name if len(self.node.schemas) == 1 else f"{self.node.name}.{self.index}"
 
-    def _covariant(self) -> S_co:  # makes the type parameter count for type checkers; never called
+    def _covariant(self) -> S_co:  # only makes type checkers use the parameter; never called
         raise TypeError("a Port holds no rows")
 
 
@@ -197,10 +197,10 @@ def _digest(node: Node) -> str:
 
 
 def content(value: Any) -> str:
-    """A text that is equal exactly where two values mean the same.
+    """A text that is equal for two values exactly if they mean the same.
 
-    Functions count by module:qualname; lambdas and functions made inside others by identity, since
-    two of them can share a name and differ.
+    Functions count by module:qualname; lambdas and nested functions by identity, since two of them
+    can share a name and differ.
     """
     if isinstance(value, Node):
         return f"node:{value.digest}"
@@ -228,13 +228,13 @@ def _content_of_parts(value: Any) -> str:
 
 
 def function_name(function: Callable[..., Any]) -> str:
-    """module:qualname, with the identity added where that names no single function."""
+    """module:qualname, with the identity added if that is not unique."""
     name = f"{getattr(function, '__module__', '?')}:{function.__qualname__}"
     return name if importable(function) else f"{name}@{id(function):x}"
 
 
 def importable(function: Callable[..., Any]) -> bool:
-    """Whether module:qualname finds this function again in another process."""
+    """Whether module:qualname finds this function in another process."""
     return "<" not in function.__qualname__ and getattr(function, "__module__", None) not in (
         None,
         "__main__",

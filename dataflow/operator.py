@@ -1,8 +1,8 @@
 """Operators: declarations of what a node may be.
 
-Owns: what an operator says of itself (inputs, outputs, rows, scope, States, kernels). Does not
-own: how it is called (calls.py), a use of an operator (node.py), a user's own operators
-(user.py), nor anything that runs.
+Owns: what an operator declares (inputs, outputs, rows, scope, States, kernels). Does not own: how
+it is called (calls.py), a use of an operator (node.py), a user's own operators (user.py), anything
+that runs.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ Work = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """What a kind of work means to the check, the planner and a run, who ask for nothing else.
+    """What a kind of work means to the check, the planner and a run; they look at nothing else.
 
     computes: with a Model, so that it takes cores or a device. generates: samples tokens with it,
-    at the temperature that its parameter `temperature` says. writes_tokens: the token ids of its
-    rows are its own, and nobody's above it. moves_rows: has columns of its own; otherwise readers
-    fetch from whatever stands above. chunked: runs chunks of rows, whenever these are ready.
+    at its parameter `temperature`. writes_tokens: its rows' token ids are its own, not an
+    ancestor's. moves_rows: has columns of its own; otherwise readers fetch from the nodes above.
+    chunked: runs on chunks of rows, whenever they are ready.
     """
 
     computes: bool = False
@@ -66,7 +66,7 @@ TRAITS: Mapping[Work, Traits] = MappingProxyType(
 )
 
 Scope = Literal["row", "group", "batch"]
-"""The least set of rows that a kernel must see at once."""
+"""The smallest set of rows that a kernel must see at once."""
 
 Keeps = Literal["rows", "groups", "pairs"]
 """What a selection leaves of a group: any rows, all or none, or two."""
@@ -83,9 +83,9 @@ class Same:
 class Expand:
     """Each row of an input becomes n rows of its own; n is the name of a parameter.
 
-    So it is at n=1 too: another answer to the same prompt is another row. The input's rows, and
-    those above, are read by key (an input declared `parent`); numbers of these rows go up by
-    `mean_over` alone.
+    This also holds for n=1: another answer to the same prompt is another row. The input's rows, and
+    those above, are read by key (an input declared `parent`); only `mean_over` leads from these
+    rows back up.
     """
 
     of: str
@@ -101,8 +101,8 @@ class Subset:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """The rows of the input `to`, an ancestor of those of `of`: each is made of its descendants
-    that are left.
+    """The rows of the input `to`, ancestors of those of `of`: each is made from its remaining
+    descendants.
     """
 
     of: str
@@ -111,7 +111,7 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True)
 class Fresh:
-    """Rows of its own: a source, or a draw from a Buffer. `per` rows stand on each position."""
+    """Rows of its own: a source, or a draw from a Buffer. Each position has `per` rows."""
 
     per: int = 1
 
@@ -130,9 +130,9 @@ class Input:
 
     rows: `rows` (the same rows as the first input) or `parent` (an ancestor's rows, looked up by
     key). columns: those that are read; None means all that the schema declares. ancestors: columns
-    read from whatever the rows descend from (dataset columns, the prompt); `ancestors_from` names a
-    parameter that lists further ones, `*` for all of them, and `required_from` one that lists those
-    of them without which the node cannot work.
+    read from any ancestor (dataset columns, the prompt); `ancestors_from` names a parameter that
+    lists more of them, `*` for all, and `required_from` one that lists those without which the node
+    cannot work.
     """
 
     name: str
@@ -164,38 +164,34 @@ class Operator:
     kernels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Kernel name -> module:Class, in order of preference."""
     keeps: Keeps | None = None
-    """Of an operator that says which rows stay: what it promises to leave of a group, which its
-    kernel verifies.
-    """
+    """For an operator that selects rows: what it leaves of a group; the kernel verifies it."""
     schedulable: tuple[str, ...] = ()
-    """Parameters that take a schedule of the Step."""
+    """Parameters that may be a schedule of the Step."""
     limits: Mapping[str, Limit] = field(default_factory=lambda: MappingProxyType({}))
     """Parameter -> the values it takes; the check refuses others."""
     data_columns: str = ""
-    """Of a source that reads its parameter `data`: module:function of (data, split) that answers
+    """For a source that reads its parameter `data`: module:function of (data, split) that returns
     the file's columns.
     """
     data_overlap: str = ""
-    """Of such a source: module:function of (data, split, other data, other split): whether the two
-    can share rows.
+    """For such a source: module:function of (data, split, other data, other split) that tells
+    whether the two can share rows.
     """
     data_rows: str = ""
-    """Of such a source: module:function of (data, split): how many rows it has; None where that is
-    not to be had without reading them.
+    """For such a source: module:function of (data, split) that returns its number of rows; None if
+    that cannot be known without reading them.
     """
     data_files: str = ""
-    """Likewise: module:function of (data, split) that answers the files behind it, in the order of
-    reading.
-    """
+    """For such a source: module:function of (data, split) that returns its files, in order."""
     normalises: Literal["", "group", "batch"] = ""
-    """Of an operator on advantages: over which rows it makes them comparable."""
+    """For an operator on advantages: the rows over which it makes them comparable."""
     log_probs: bool = False
-    """Whether it recomputes the log-probs of its rows under its Model: at its parameter
-    `temperature`, where that is None at that of their generation.
+    """Whether it recomputes its rows' log-probs under its Model, at its parameter `temperature` (if
+    None, at that of their generation).
     """
     parts: str = ""
-    """The columns that it has beside its schema's, one for each of the users' functions in its
-    parameter `fns` (`reward/*`).
+    """The columns besides its schema's, one for each user function in its parameter `fns`
+    (`reward/*`).
     """
     function: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
     """A user operator's own function."""
@@ -207,7 +203,7 @@ class Operator:
 
     @property
     def built_in(self) -> bool:
-        """Whether this project declares it; what another's function takes nobody knows."""
+        """Whether this project declares it; the inputs of other operators are unknown."""
         return self.path.startswith("operators.")
 
     @property

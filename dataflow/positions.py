@@ -1,8 +1,8 @@
-"""Positions: how long the rows of a generation may be, so that every Model that reads them can.
+"""Positions: how long the rows of a generation may be for every Model that reads them.
 
 Owns: the least positions among the readers of each node's token ids. Does not own: who wrote them
-(rows.py), what a configuration says of positions (model_files.py), what becomes of a prompt that is
-too long (operators/kernels).
+(rows.py), what a configuration says of positions (model_files.py), what happens to overlong prompts
+(operators/kernels).
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ from dataflow.rows import writers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Positions:
-    """The most tokens of a row, prompt and answer. model: the Model that has no more; node: the one
-    that reads them.
-    """
+    """The most tokens per row. model: the Model with that limit; node: the reader that uses it."""
 
     limit: int
     model: str
@@ -30,10 +28,9 @@ class Positions:
 
 
 def row_positions(graph: Graph) -> dict[str, Positions]:
-    """For each node that writes token ids, the least positions among itself and those who read its
-    rows.
+    """For each node that writes token ids, the least positions of itself and its rows' readers.
 
-    Models whose files are not on this machine, or say nothing of positions, do not count.
+    Models whose files are not on this machine, or give no positions, do not count.
     """
     found: dict[str, Positions] = {}
     for maker, reader in _readers(graph):
@@ -45,9 +42,7 @@ def row_positions(graph: Graph) -> dict[str, Positions]:
 
 
 def limit_of(model: Model) -> int | None:
-    """The positions of a Model, where its files are here and name them. A file that cannot be read
-    names none.
-    """
+    """The positions of a Model if its files are here and give them; None for an unreadable file."""
     folder = folder_of(model.base)
     try:
         return positions_of(maybe_object(folder / CONFIG)) if folder is not None else None

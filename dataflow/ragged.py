@@ -1,4 +1,4 @@
-"""Ragged: what the rows of a column have, one after another, and where each begins.
+"""Ragged: the values of a column's rows, one after another, and where each row begins.
 
 Owns: the view. Does not own: Arrow's lists (batch.py), rows of tensors (device.py).
 """
@@ -15,8 +15,8 @@ import numpy as np
 class Ragged:
     """A list column as views: row i is `values[offsets[i]:offsets[i + 1]]`. Read-only memory.
 
-    values: NumPy; of a column declared `device` a torch tensor, on its device. offsets are NumPy in
-    both.
+    values: NumPy; for a column declared `device` a torch tensor on its device. offsets are always
+    NumPy.
     """
 
     values: Any

@@ -1,8 +1,8 @@
 """Counter-based random numbers: every draw is keyed by (seed, node, row key, position).
 
-Owns: the one way in which a kernel draws. A draw depends on nothing else: not on which
-rows shared a batch, not on order, process or attempt of another row. Does not own:
-torch generators; a kernel that needs one seeds it from `row_seeds`.
+Owns: the only way in which a kernel draws. A draw depends on nothing else: not on the rows in the
+same batch, order, process or a row's attempt. Does not own: torch generators; a kernel that needs
+one seeds it from `row_seeds`.
 
 The mixing function is splitmix64 (Steele, Lea, Flood 2014, doi 10.1145/2660193.2660195).
 """
@@ -31,7 +31,7 @@ def stream_seed(seed: int, name: str) -> np.uint64:
 
 
 def row_seeds(seed: int, name: str, keys: Keys) -> np.ndarray:
-    """uint64 [rows]: one stream a row, of this node in this run."""
+    """uint64 [rows]: one stream per row, for this node in this run."""
     with np.errstate(over="ignore"):
         x = np.full(len(keys), stream_seed(seed, name), dtype=np.uint64)
         for part in (keys.position, keys.sample, keys.attempt):
@@ -40,8 +40,8 @@ def row_seeds(seed: int, name: str, keys: Keys) -> np.ndarray:
 
 
 def uniform(seeds: np.ndarray, position: np.ndarray | int) -> np.ndarray:
-    """float64 [rows] in [0, 1): the draw of each row's stream at `position` (one for all, or one a
-    row).
+    """float64 [rows] in [0, 1): the draw of each row's stream at `position` (one for all, or one
+    per row).
     """
     with np.errstate(over="ignore"):
         where = np.asarray(position, dtype=np.uint64) + np.uint64(1)

@@ -1,12 +1,12 @@
 """The cut: which nodes run any time, and which see exactly the rows of one Step.
 
-Owns: the regions of a graph, derived from scopes, States and lags. Does not own: the
-decision which finished rows form a Step (engine/coordinator/intake.py).
+Owns: the regions of a graph, derived from scopes, States and lags. Does not own: the decision which
+finished rows form a Step (engine/coordinator/intake.py).
 
-    stream      row and group scope, any time; what a source feeds before the cut
+    stream      row and group scope, at any time; what a source feeds before the cut
     step        batch scope, lag-0 forward readers of a trained Model, every train node, and all
                 below them
-    evaluation  what only evaluate nodes need; outside of admission, at one version
+    evaluation  what only evaluate nodes need; outside admission, at one version
 """
 
 from __future__ import annotations
@@ -28,14 +28,12 @@ class Regions:
 
     of: dict[str, Region]
     why: dict[str, str]
-    """For each node of the step region, why it stands below the cut."""
+    """For each node of the step region, why it is below the cut."""
     cut: tuple[Port, ...]
 
 
 def regions(graph: Graph) -> Regions:
-    """Derive the regions. A node that both evaluation and training reach is in the training's
-    region.
-    """
+    """Derive the regions. A node needed by both evaluation and training is in training's region."""
     trained = trained_models(graph)
     training = _above(graph, [s for s in graph.sinks if s.operator.work != "evaluate"])
     of: dict[str, Region] = {}
@@ -76,7 +74,7 @@ def trained_models(graph: Graph) -> set[str]:
 
 
 def leaders(model: Model) -> Iterator[Model]:
-    """The Model that this one follows, the one that that one follows, and so on."""
+    """The Model that this one follows, the one that that Model follows, and so on."""
     at = model.follows
     while at is not None:
         yield at
@@ -84,7 +82,7 @@ def leaders(model: Model) -> Iterator[Model]:
 
 
 def _above(graph: Graph, sinks: list[Node]) -> set[int]:
-    """Ids of the nodes that these sinks stand on, the sinks included."""
+    """Ids of the nodes that these sinks need, including the sinks."""
     found: set[int] = set()
     stack = list(sinks)
     while stack:
@@ -96,7 +94,7 @@ def _above(graph: Graph, sinks: list[Node]) -> set[int]:
 
 
 def _below_cut(node: Node, of: dict[str, Region], trained: set[str]) -> str:
-    """Why a node belongs to the step region; empty where it does not."""
+    """Why a node belongs to the step region; empty if it does not."""
     if node.operator.work in ("train", "record", "store"):
         return "it is a sink of the Step"
     if node.operator.scope == "batch":

@@ -1,8 +1,8 @@
-"""Which rows a port stands on, and who wrote the tokens in them.
+"""The rows of a port, and who wrote the tokens in them.
 
-Owns: domains, the sets of rows that relations derive from one another; the port that holds a
-port's columns; the generations whose tokens a port has. Does not own: the rules that compare
-them (rules/lineage.py), nor the coordinator's tables of arrived rows.
+Owns: domains, the sets of rows that relations derive from one another; the port that has a port's
+columns; the generations that wrote a port's tokens. Does not own: the rules that compare them
+(rules/lineage.py), the coordinator's tables of arrived rows.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from dataflow.operator import Expand, Fresh, Keeps, Nothing, Reduce, Same, Subse
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Domain:
-    """A set of rows. Two ports stand on the same rows exactly where they have the same Domain
-    object.
+    """A set of rows. Two ports have the same rows exactly if they have the same Domain object.
 
     kind: `source` (fresh rows), `expand` (`factor` rows for each of the parent's), `subset` (some
-    of the parent's). keeps: of a subset, whether whole groups stay (`groups`), any rows (`rows`) or
-    two of each group (`pairs`).
+    of the parent's). keeps: for a subset, whether whole groups stay (`groups`), any rows (`rows`)
+    or two of each group (`pairs`).
     """
 
     node: Node
@@ -32,15 +31,14 @@ class Domain:
     factor: int = 1
     keeps: Keeps = "rows"
     source: Node = field(init=False)
-    """The node that made the first rows of this line."""
+    """The node that made the first of these rows' ancestors."""
     group_size: int = field(init=False)
-    """Rows of one prompt, as long as no selection took some away (then: at most)."""
+    """Rows of one prompt as long as no selection took some away (then: at most)."""
     ragged: Node | None = field(init=False)
-    """The selection that may have taken rows out of a group, or None where groups are whole."""
+    """The selection that may have taken rows from a group; None if groups are whole."""
 
     def __post_init__(self) -> None:
-        # Derived once from the parent's, so that a line of any length is neither recursive nor
-        # quadratic.
+        # Derived from the parent's, so that a long line is neither recursive nor quadratic.
         pairs, loose = (self.kind == "subset" and self.keeps == k for k in ("pairs", "rows"))
         above = self.parent
         size = 2 if pairs else self.factor * (above.group_size if above else 1)
@@ -58,12 +56,12 @@ class Domain:
             at = at.parent
 
     def descends_from(self, other: Domain) -> bool:
-        """Whether each row here has one row there."""
+        """Whether each row here has one ancestor there."""
         return any(d is other for d in self.ancestors())
 
     @property
     def unselected(self) -> Domain:
-        """These rows before any selection: those that a source or a generation made."""
+        """These rows before any selection: as a source or a generation made them."""
         return next(d for d in self.ancestors() if d.kind != "subset")
 
     def describe(self) -> str:
@@ -80,8 +78,8 @@ class Domain:
 
 
 class Domains:
-    """The domain of every port of a graph. Ports whose relation cannot be derived have none (a rule
-    says so).
+    """The domain of every port of a graph; a port whose relation cannot be derived has none (a rule
+    reports it).
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -96,7 +94,7 @@ class Domains:
         return self._of.get(id(port.node))
 
     def of_node(self, node: Node) -> Domain | None:
-        """The rows that a node's outputs stand on; those of its first input, for a sink."""
+        """The rows of a node's outputs; for a sink, those of its first input."""
         return self._of.get(id(node))
 
     def _derive(self, node: Node) -> Domain | None:
@@ -122,30 +120,26 @@ class Domains:
 
 
 def _samples(node: Node, rows: Expand) -> int:
-    """How many rows each becomes; 1 where the parameter is no such number (a rule says so)."""
+    """How many rows each becomes; 1 if the parameter is no such number (a rule reports it)."""
     n = node.params.get(rows.n, 1)
     return n if isinstance(n, int) and n > 1 else 1
 
 
 def physical(port: Port[Any]) -> Port[Any]:
-    """The port that holds the columns: a select moves no rows."""
+    """The port that has the columns: a select moves no rows."""
     while not port.node.operator.traits.moves_rows:
         port = port.node.inputs[f"port{port.index}"]
     return port
 
 
 def generations(port: Port[Any]) -> tuple[Node, ...]:
-    """The generations that wrote the tokens of a port, in the order of the inputs; none where a
-    source did.
-    """
+    """The generations that wrote a port's tokens, in the inputs' order; none if a source did."""
     return tuple(node for node in writers(port) if node.operator.traits.generates)
 
 
 def writers(port: Port[Any]) -> tuple[Node, ...]:
-    """The generations and sources that wrote the tokens of a port, in the order of its operators'
-    inputs.
-
-    An operator that makes token ids makes them of its inputs that have some.
+    """The generations and sources that wrote a port's tokens, in the order of its operators'
+    inputs. An operator that makes token ids makes them from its inputs that have some.
     """
     found: dict[int, Node] = {}
     seen: set[int] = set()

@@ -1,7 +1,7 @@
 """Schedules: numbers as functions of the Step.
 
 Owns: their forms, and their value at a Step. Does not own: which parameters take one (the
-declarations), nor the values that a parameter takes (limits.py).
+declarations), the values that a parameter takes (limits.py).
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from dataflow.calls import declares, require
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
     """A number as a function of the Step (first Step: 1): from `start` to `stop` over `steps`, then
-    `stop`.
-
-    A warm-up runs from 0 to `start` over the first `warmup` Steps; the decay follows it.
+    `stop`. A warm-up runs from 0 to `start` over the first `warmup` Steps; the decay follows it.
     """
 
     kind: Literal["linear", "cosine", "constant"]
@@ -40,7 +38,7 @@ class Schedule:
 
 
 Number = float | Schedule
-"""A parameter marked schedulable."""
+"""For a parameter marked schedulable."""
 
 
 @declares
@@ -59,7 +57,7 @@ def cosine(start: float, stop: float, steps: int) -> Schedule:
 
 @declares
 def warmup(steps: int, then: Number) -> Schedule:
-    """Linear from 0 to the first value of `then` over `steps` Steps, then as `then` says."""
+    """Linear from 0 to the first value of `then` over `steps` Steps, then `then`."""
     if isinstance(then, Schedule):
         _require("warmup", steps)
         return Schedule(
@@ -70,12 +68,12 @@ def warmup(steps: int, then: Number) -> Schedule:
 
 
 def value_at(number: Number, step: int) -> float:
-    """The number at a Step; a plain number is the same at all of them."""
+    """The number at a Step; a plain number is constant."""
     return number.at(step) if isinstance(number, Schedule) else float(number)
 
 
 def _require(where: str, steps: object, **numbers: object) -> None:
-    """Raise GraphError for what is no number of Steps, or no finite number."""
+    """Raise GraphError for anything but a whole number of Steps and finite numbers."""
     whole = isinstance(steps, int) and not isinstance(steps, bool) and steps >= 0
     require(where, "steps", steps, fits=whole, expected="a whole number >= 0", fix="steps=1000")
     for name, value in numbers.items():

@@ -1,13 +1,12 @@
 """Schemas: named, typed columns of one kind of row.
 
-Owns: the columns, their Arrow types, the axis along which each is ragged and whether its
-values stay on a device, and the vocabulary of schemas that every operator speaks. Does not own:
-rows (batch.py), which rows a port stands on (rows.py), nor tensors (device.py,
-operators/kernels/tensors.py).
+Owns: the columns, their Arrow types, the axis along which each is ragged and whether its values
+stay on a device, and the vocabulary of schemas that every operator speaks. Does not own: rows
+(batch.py), which rows a port has (rows.py), tensors (device.py, operators/kernels/tensors.py).
 
-A Schema is a class and is never instantiated: it is the type argument of Port, so that
-a type checker follows each wire. Subclassing adds columns, of several schemas those of all;
-a Rollout is a Completion, a Rollout is not a Prompt.
+A Schema is a class and is never instantiated: it is the type argument of Port, so that a type
+checker follows each wire. A subclass adds columns; one of several schemas has the columns of all. A
+Rollout is a Completion, but not a Prompt.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ Axis = Literal["P", "T", "K"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One column. `type` is that of one element; with an axis the column is a LargeList of it.
+    """One column. `type`: of one element; with an axis the column is a LargeList of it.
 
-    device: the values are a torch tensor that stays on the device of the Worker that made it; only
-    how many each row has is a column of the record batch. Its type is a number, or a fixed-size
-    list of a number (a vector for each element). distribution: which one recorded log-probs are of,
-    in words; it travels as metadata of the Arrow field.
+    device: the values are a torch tensor that stays on the device of the Worker that made it; the
+    record batch only has each row's number of values. Its type is a number, or a fixed-size list of
+    a number (a vector for each element). distribution: of recorded log-probs, in words; it travels
+    as metadata of the Arrow field.
     """
 
     name: str = ""
@@ -43,21 +42,19 @@ class Column:
 
     @property
     def arrow(self) -> pa.Field:
-        """The Arrow field as it travels in a record batch: of a device column, lists of nothing
-        that have its lengths (without an axis, nothing).
+        """The Arrow field in a record batch; for a device column, lists of nulls with its lengths
+        (without an axis, nulls).
         """
         return self._field(pa.null(), nullable=True) if self.device else self.whole
 
     @property
     def whole(self) -> pa.Field:
-        """The Arrow field with the values: what it would be if they were on the host, as in
-        files.
-        """
+        """The Arrow field with the values on the host, as in files."""
         return self._field(self.type, nullable=self.nullable)
 
     @property
     def metadata(self) -> dict[str, str] | None:
-        """Of the Arrow field: what a number alone does not say."""
+        """The Arrow field's metadata: what a number alone does not say."""
         return {"distribution": self.distribution} if self.distribution else None
 
     def _field(self, kind: pa.DataType, *, nullable: bool) -> pa.Field:
@@ -77,13 +74,13 @@ def column(
     device: bool = False,
     distribution: str = "",
 ) -> Any:
-    """Declare a column in the body of a Schema (typed Any, so that the annotation-free form is
+    """Declare a column in the body of a Schema (typed Any, so that a form without annotation is
     accepted).
 
     device: its values stay on the device of the Worker that made them, as a torch tensor: for large
     numbers, such as hidden states, that the host never needs to see. distribution: of recorded
-    log-probs, which one they are of. Raises GraphError where a column on a device is nullable, or
-    of a type that no tensor has.
+    log-probs. Raises GraphError if a device column is nullable, or of a type that tensors do not
+    have.
     """
     require(
         "column",
@@ -123,11 +120,11 @@ class Schema:
     row: ClassVar[str] = "anything"
     columns: ClassVar[dict[str, Column]] = {}
     vocabulary: ClassVar[bool] = False
-    """Whether the rows hold token ids, and so belong to one tokenizer."""
+    """Whether the rows have token ids, and so belong to one tokenizer."""
     tokens: ClassVar[str] = ""
-    """The column with a value for each token that counts for a row's length; none where empty."""
+    """The column with a value for each token that counts for a row's length; empty if none does."""
     shown: ClassVar[tuple[str, ...]] = ()
-    """The columns that samples record of a row that was trained, in this order."""
+    """The columns that samples record of a trained row, in this order."""
 
     def __init_subclass__(cls) -> None:
         own = {k: replace(v, name=k) for k, v in vars(cls).items() if isinstance(v, Column)}
@@ -149,7 +146,7 @@ class Schema:
 
 
 def _inherited(bases: list[type[Schema]]) -> dict[str, Column]:
-    """The columns of several schemas; of one name that of the first."""
+    """The columns of several schemas; of two with one name the first."""
     columns: dict[str, Column] = {}
     for base in reversed(bases):
         columns = {**base.columns, **{k: v for k, v in columns.items() if k not in base.columns}}
@@ -170,13 +167,11 @@ def _word(kind: pa.DataType) -> str:
 
 
 _TENSORS = ("halffloat", "float", "double", "int8", "int16", "int32", "int64", "uint8")
-"""Arrow's names of the types that a torch tensor may have, too, and whose rows can be picked on
-every device.
-"""
+"""Arrow's names for the types that tensors have, too, and that can be indexed on any device."""
 
 
 def _require_tensor(kind: pa.DataType, nullable: bool) -> None:
-    """Raises GraphError where values of this type cannot be a tensor."""
+    """Raises GraphError if values of this type cannot be a tensor."""
     number = kind.value_type if pa.types.is_fixed_size_list(kind) else kind
     if nullable:
         problem, fix = (
@@ -195,9 +190,8 @@ def _require_tensor(kind: pa.DataType, nullable: bool) -> None:
 
 
 def _require_one_form(schema: str, base: str, there: Column, here: Column) -> None:
-    """Raises GraphError for a column that has not the place or the form in which readers of a
-    schema above expect it: its own where it is declared anew, or that of another schema above. A
-    prompt may be text or messages.
+    """Raises GraphError for a column, declared again or inherited from another schema, whose place
+    or type is not what readers of this base expect. A prompt may be text or messages.
     """
     if here.device != there.device:
         place, other = ("a device", "the host") if here.device else ("the host", "a device")
@@ -255,14 +249,14 @@ POLICY = (
     "softmax(logits / temperature) over the whole vocabulary, before top-k and top-p; temperature 1"
     " where greedy"
 )
-"""What recorded log-probs are of. A forward pass over the finished row, which knows nothing of
-top-k and top-p, computes the same numbers: so they are the `old` of a ratio, and what a comparison
-of sampler and trainer compares.
+"""The distribution of recorded log-probs. A forward pass over the finished row, which knows nothing
+of top-k and top-p, computes the same numbers: so they are the `old` of a ratio, and comparable
+between sampler and trainer.
 """
 
 
 class Rollout(Completion):
-    """A completion with what its sampler knew."""
+    """A completion with what its sampler recorded."""
 
     shown = ("completion", "prompt_ids", "completion_ids", "completion_mask", "finish", "version")
     sampler_logprobs = column(
@@ -276,12 +270,11 @@ class Rollout(Completion):
 
 
 class TruncatedRollout(Rollout):
-    """A Rollout whose sampler drew from a part of its distribution: top-k or top-p cut the rest
-    off.
+    """A Rollout whose sampler drew from a part of its distribution, as top-k or top-p cut the rest.
 
-    sampler_logprobs - sampler_mass are the log-probs of the tokens among what was left, which is
-    what they were drawn from: the behaviour of an importance weight. Without a cut the mass is 1,
-    and there is no such column.
+    sampler_logprobs - sampler_mass are the log-probs in that part, which the tokens were drawn
+    from: the behaviour of an importance weight. Without truncation the mass is 1, and there is no
+    such column.
     """
 
     sampler_mass = column(

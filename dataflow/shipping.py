@@ -1,8 +1,8 @@
 """Functions on their way to another process of the same run.
 
-Owns: which modules go by value, since no other process can import them by name. Does not own:
-who receives (engine/launch, operators/kernels/scoring_process.py): a private pipe, as whoever
-can write a pickle there can run anything.
+Owns: which modules are sent by value, as no other process can import them by name. Does not own:
+the receivers (engine/launch, operators/kernels/scoring_process.py): they use a private pipe, as
+anybody who can write a pickle there can run anything.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _REFUSALS = (pickle.PicklingError, TypeError, AttributeError, ValueError, Runtim
 
 @contextlib.contextmanager
 def by_value() -> Iterator[None]:
-    """Within it, cloudpickle sends what came from files that an import of their name would not find
-    by value.
+    """Inside it, cloudpickle sends by value what came from files that an import of their name would
+    not find.
     """
     with _SHIPPING, contextlib.ExitStack() as after:
         for module in [m for m in list(sys.modules.values()) if _loaded_by_path(m)]:
@@ -43,9 +43,7 @@ def by_value() -> Iterator[None]:
 
 
 def shipped(value: Any, what: str) -> bytes:
-    """A value with functions in it as bytes. Raises RunError, naming `what`, where it cannot be
-    sent.
-    """
+    """A value with functions, as bytes. Raises RunError, naming `what`, if it cannot be sent."""
     with by_value():
         try:
             return cloudpickle.dumps(value)
@@ -57,8 +55,8 @@ def shipped(value: Any, what: str) -> bytes:
 
 
 def _loaded_by_path(module: ModuleType) -> bool:
-    """Whether a module came from a file that an import of its name would not find (the user's graph
-    file, mostly).
+    """Whether a module came from a file that an import of its name would not find (mostly the
+    user's graph file).
     """
     file, name = getattr(module, "__file__", None), getattr(module, "__name__", "__main__")
     if (

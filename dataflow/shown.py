@@ -1,11 +1,11 @@
-"""Text as it may be shown: on a terminal, in a log, in a drawing.
+"""Text made safe for display: on a terminal, in a log, in a drawing.
 
-Owns: which characters are escaped there, how a size is written. Does not own: the escapes of a
-format (draw/), nor what is worth showing.
+Owns: which characters are escaped there, how a size is written. Does not own: a format's own
+escapes (draw/), what is worth showing.
 
 Data, error messages and names come from anywhere. An escape sequence in them would move the cursor,
 rename the window or hide a line; a bidirectional override would show a name backwards; a line
-separator would begin a line that nobody wrote.
+separator would begin a new line.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import re
 
 _CONTROLS = re.compile(
     "[\x00-\x1f\x7f-\x9f"  # C0, DEL, C1
-    # what changes the direction, or is not seen
+    # changes the direction, or is invisible
     "\u061c\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u206f\ufeff"
     "\u2028\u2029"  # line separators
     "\ud800-\udfff"  # halves of a character, which no encoding can write
-    "\U000e0000-\U000e007f]"  # tags, which are not seen
+    "\U000e0000-\U000e007f]"  # tags, which are invisible
 )
 
 
 def printable(text: str, *, keep: str = "\n\t") -> str:
-    """The text with every control character as its code: `\\x1b`, `\\u202e`. keep: those that stay
-    as they are; none of them where the text is to be one line.
+    """The text with every control character as its code: `\\x1b`, `\\u202e`. keep: characters that
+    stay; empty if the text must be one line.
     """
     return _CONTROLS.sub(lambda found: found[0] if found[0] in keep else _code(ord(found[0])), text)
 

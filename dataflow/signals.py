@@ -1,12 +1,10 @@
-"""The signals that ask a whole run to stop, and the processes of a run that leave them to its own
-process.
+"""The signals that ask a whole run to stop, and the processes of a run that ignore them.
 
-Owns: which signals these are, and how a started process gets none of them before it can leave them
-alone. Does not own: what a run does about them (engine/run/signals.py).
+Owns: which signals these are, and how a started process receives none of them until it can ignore
+them. Does not own: what a run does about them (engine/run/signals.py).
 
-A terminal sends Ctrl-C to every process of a run, a batch system SIGTERM. What they mean is decided
-once, by the process of the run: were its Workers to end by themselves, there would be nobody left
-to write a checkpoint.
+A terminal sends Ctrl-C to every process of a run, a batch system SIGTERM. Only the run's own
+process reacts: if its Workers ended by themselves, nobody would be left to write a checkpoint.
 """
 
 from __future__ import annotations
@@ -21,16 +19,14 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def ignored(number: int) -> bool:
-    """Whether a signal was ignored when this process began, as SIGHUP is under nohup; it stays
-    so.
-    """
+    """Whether a signal was ignored when this process began, as SIGHUP under nohup; it stays so."""
     return signal.getsignal(number) is signal.SIG_IGN
 
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """What this thread starts within it gets no stop signal before it calls `left_to_the_run`: they
-    wait until then.
+    """Processes that this thread starts inside it get no stop signal before they call
+    `left_to_the_run`: signals wait until then.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
@@ -40,11 +36,10 @@ def held_back() -> Iterator[None]:
 
 
 def left_to_the_run() -> None:
-    """In the main thread of a process that a run started: stop signals do nothing to it, those that
-    wait included.
+    """In the main thread of a process that a run started: let stop signals, also waiting ones, do
+    nothing.
 
-    By a handler, since to ignore a signal would be inherited by processes that the user's functions
-    start.
+    By a handler, since processes that the user's functions start would inherit an ignored signal.
     """
     for number in STOPS:
         if not ignored(number):
@@ -53,17 +48,15 @@ def left_to_the_run() -> None:
 
 
 def _nothing(number: int, frame: object) -> None:
-    """The process of the run decides."""
+    """Do nothing: the process of the run decides."""
 
-
-# --- children that are forked ---------------------------------------------------------------------
 
 _resets: list[Callable[[], None]] = []
 _masks = threading.local()
 
 
 def in_forked_child(reset: Callable[[], None]) -> None:
-    """Call this in every child that is forked, before a stop signal can reach it."""
+    """Call this in every forked child, before a stop signal can reach it."""
     _resets.append(reset)
 
 
@@ -82,8 +75,8 @@ def _after_fork_in_child() -> None:
 
 
 def _ended_as_any() -> None:
-    """What the user's function forks ends by them as any process does: a pool ends its children by
-    SIGTERM.
+    """Let children that the user's function forks end by these signals, as a pool ends its children
+    by SIGTERM.
     """
     for number in STOPS:
         if signal.getsignal(number) is _nothing:

@@ -1,12 +1,12 @@
 """Graphs as JSON, and back: what a run folder keeps, and what `diff` and the page read.
 
-Owns: the document and its version. Does not own: the written form of values (written.py), what is
-said of a user's own parts (declared.py), plans (engine), nor what a graph may be (check.py).
+Owns: the document and its version. Does not own: the written form of values (written.py),
+declarations of a user's own parts (declared.py), plans (engine), valid graphs (check.py).
 
     {"format": 2, "name": ..., "states": [...], "nodes": [...], "sinks": [node numbers],
      "declared": {...}}
 
-Nodes are in the graph's order and name each other by number. Format 1 had no declarations.
+Nodes are in the graph's order and refer to each other by number. Format 1 had no declarations.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _KINDS: dict[str, type[State]] = {"Model": Model, "Buffer": Buffer, "Table": Tab
 def to_json(graph: Graph) -> str:
     """The graph as JSON text, two spaces deep, ending in a newline.
 
-    Raises GraphError for a parameter of a kind that has no written form, naming the node.
+    Raises GraphError, naming the node, for a parameter of a kind that has no written form.
     """
     document = {"format": FORMAT, **_document_of(graph), "declared": declarations(graph)}
     return json.dumps(document, indent=2, allow_nan=False) + "\n"
@@ -53,17 +53,16 @@ def _document_of(graph: Graph) -> dict[str, Any]:
 
 
 def from_json(text: str, where: str = "snapshot", *, imports: bool = True) -> Graph:
-    """The graph again: equal to the one written, origins included. where: what the text is called
-    in an error.
+    """The graph again: equal to the one written, including origins. where: the text's name in
+    errors.
 
-    imports: import the user's functions, operators, losses and schemas, so that the graph can be
-    run: whoever wrote the text decides what is imported. False: they stand there by their
-    declarations alone, nothing that the text names is imported or called, and the graph can be
-    drawn, compared, checked and planned.
+    imports: import the user's functions, operators, losses and schemas, so that the graph can run:
+    the writer of the text decides what is imported. False: they are represented by their
+    declarations, nothing that the text names is imported or called, and the graph can be drawn,
+    compared, checked and planned.
 
-    Raises GraphError where the text is no snapshot, is of a newer format, or names functions,
-    classes or operators that are not found; all that no process can import at once, each with its
-    node.
+    Raises GraphError if the text is no snapshot, has a newer format, or names functions, classes or
+    operators that are not found; all that no process can import at once, each with its node.
     """
     document = _document(text, where)
     try:
@@ -78,9 +77,7 @@ def from_json(text: str, where: str = "snapshot", *, imports: bool = True) -> Gr
 
 
 def modules(text: str) -> tuple[str, ...]:
-    """The modules that `from_json` imports beyond this project's own, in the order of their
-    names.
-    """
+    """The modules, sorted, that `from_json` imports besides this project's own."""
     paths = {path for path in _paths(_document(text, "snapshot")["nodes"]) if ":" in path}
     return tuple(sorted({m for m in (path.partition(":")[0] for path in paths) if not own(m)}))
 
@@ -98,11 +95,11 @@ def _paths(entry: Any) -> Iterator[str]:
 
 
 def fingerprint(graph: Graph) -> str:
-    """A digest that another process computes too: of the snapshot, source lines and declarations
-    left out.
+    """A digest that another process computes, too: of the snapshot without source lines and
+    declarations.
 
-    Functions that no other process can import count by their name, so it is weaker than
-    `Graph.digest` there.
+    Functions that no other process can import count by name, so for them it is weaker than
+    `Graph.digest`.
     """
     document = {
         "format": 1,
@@ -198,7 +195,7 @@ def _unimportable(document: Mapping[str, Any]) -> Iterator[Fault]:
 
 
 def _lost(entry: Any, operator: Any, name: str) -> Iterator[Fault]:
-    """A fault for each function or class of a node's entry that is only there by name."""
+    """A fault for each function or class in a node's entry that is there only by name."""
     if isinstance(entry, dict):
         if LOST in entry:
             path, at = str(entry[LOST]), str(entry.get("at", ""))
@@ -226,16 +223,14 @@ def _needed(entry: Any, where: str, **kinds: type | tuple[type, ...]) -> Mapping
 
 
 def _at(number: Any, there: list[Any], where: str) -> Any:
-    """What a number names among those that are there already. Raises GraphError."""
+    """The element with this number among those read so far. Raises GraphError."""
     if type(number) is not int or not 0 <= number < len(there):
         raise unread(f"expected a number below {len(there)}, found {number!r:.60}", _FIX, where)
     return there[number]
 
 
 class _Reader:
-    """Nodes are made in order; a State when a node first asks for it, since a Buffer stands on its
-    writer.
-    """
+    """Makes nodes in order; a State when a node first needs it, as a Buffer needs its writer."""
 
     def __init__(self, document: Mapping[str, Any], parts: Parts) -> None:
         self.document = document

@@ -1,11 +1,10 @@
-"""Stand-ins: what is put in the place of a user's function, class or schema where nothing of theirs
-is imported.
+"""Stand-ins for a user's functions, classes and schemas when nothing of the user's is imported.
 
-Owns: the objects, each made once for one declaration (so that two readings of one graph agree), and
-the check that the fields of a record are what its class declares. Does not own: how declarations
-are written (declared.py), paths.
+Owns: the objects, one for each declaration (so that two readings of one graph agree), and the check
+that a record's fields are as its class declares. Does not own: how declarations are written
+(declared.py), paths.
 
-A stand-in has the name, the module and the signature of what it stands for, and cannot be called.
+A stand-in has the name, the module and the signature of the original, and cannot be called.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from dataflow.schema import Schema
 
 
 class Standin:
-    """A function of the user's that was not imported. place: `file:line` of one that no other
-    process can import.
+    """A user's function that was not imported. place: `file:line` of one that no other process can
+    import.
     """
 
     def __init__(
@@ -64,8 +63,8 @@ def function(
 
 
 def schema(path: str, bases: tuple[type[Schema], ...], body: Mapping[str, Any]) -> type[Schema]:
-    """The stand-in of a user's schema. Raises GraphError where its columns contradict each other,
-    or their names are none.
+    """The stand-in of a user's schema. Raises GraphError if its columns contradict each other, or
+    have invalid names.
     """
     key = (path, bases, repr(sorted(body.items())))
     if key not in _classes:
@@ -77,14 +76,12 @@ def schema(path: str, bases: tuple[type[Schema], ...], body: Mapping[str, Any]) 
 
 
 def plain_class(path: str) -> type:
-    """The stand-in of a class that is no schema."""
+    """The stand-in of a class that is not a schema."""
     return _classes.setdefault(path, _class(path, (), {}))
 
 
 def record(path: str, fields: Mapping[str, Any], called: str = "") -> Any:
-    """The stand-in of a frozen dataclass's instance. called: the name of one that is a function,
-    too.
-    """
+    """The stand-in of a frozen dataclass's instance. called: its name, if it is a function, too."""
     key = (path, tuple(fields), called)
     if key not in _classes:
         body: dict[str, Any] = {"__name__": called, "__call__": Standin.__call__} if called else {}
@@ -111,13 +108,9 @@ def _unusable(where: str, problem: str) -> Fault:
     )
 
 
-# --- records of this project's own classes --------------------------------------------------------
-
-
 def made(kind: type[Any], fields: Mapping[str, Any], where: str) -> Any:
-    """An instance of one of this project's own dataclasses. Raises GraphError where a field is none
-    of its fields, is missing, or has another type than declared: nobody vouches for what a file
-    says.
+    """An instance of one of this project's own dataclasses. Raises GraphError if a field is
+    unknown, missing or not of its declared type: a file may say anything.
     """
     hints = _hints(kind)
     known = {f.name: f for f in dataclasses.fields(kind) if f.init}
@@ -151,7 +144,7 @@ def _said(hint: Any) -> str:
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of the type that an annotation names, containers' contents included."""
+    """Whether a value has the type that an annotation names, including containers' contents."""
     if hint is Any or isinstance(hint, TypeVar):
         return True
     origin, inside = get_origin(hint), get_args(hint)

@@ -1,8 +1,8 @@
 """Files on disks that may be full, fail, or be read-only.
 
-Owns: the one message for whatever cannot be written (what, where, why, how much it needs and how
-much is free), and how a file is replaced whole or not at all. Does not own: any file's form, nor
-what of a run is safe then (engine/checkpoint/safe.py says that).
+Owns: the one message for what cannot be written (what, where, why, how much it needs and how much
+is free), and replacing a file completely or not at all. Does not own: any file's format, what of a
+run is safe then (engine/checkpoint/safe.py).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FULL = {
         "raise the limit (ulimit -f), or use another disk",
     ),
 }
-"""Errors of which the sizes belong into the message: what is wrong, and what mends it."""
+"""Errors whose message includes the sizes: what is wrong, and the fix."""
 
 _OTHERS = {
     errno.EIO: (
@@ -50,14 +50,14 @@ _OTHERS = {
 }
 
 CANNOT = "could not be written"
-"""What every such message says."""
+"""Part of every such message."""
 
 
 @contextmanager
 def writing(what: str, path: Path, needed: int = 0) -> Iterator[None]:
-    """While `what` is written to `path`: an error of the operating system becomes StorageError.
+    """While `what` is written to `path`: raise errors of the operating system as StorageError.
 
-    needed: bytes that it takes, as far as they are known.
+    needed: the bytes that it takes, if known.
     """
     try:
         yield
@@ -84,9 +84,7 @@ def storage_error(what: str, path: Path, error: OSError, needed: int = 0) -> Sto
 
 
 def free_bytes(path: Path) -> int | None:
-    """Bytes that this user can still write where `path` is or would be; None where that cannot be
-    asked.
-    """
+    """Bytes that this user can still write where `path` is or would be; None if unknown."""
     for folder in (path, *path.parents):
         with contextlib.suppress(OSError):
             return shutil.disk_usage(folder).free
@@ -95,11 +93,11 @@ def free_bytes(path: Path) -> int | None:
 
 @contextmanager
 def replacing(what: str, path: Path, needed: int = 0) -> Iterator[BinaryIO]:
-    """A file to fill, which takes the name `path` once it is whole and on the disk; until then the
+    """A file to fill; it takes the name `path` once it is complete and on the disk. Until then the
     old one stays.
 
-    Raises StorageError; nothing of the new file is left then. What a kill leaves (`.NAME.tmp`) the
-    next one removes.
+    Raises StorageError, and then nothing of the new file is left. The next call removes what a kill
+    leaves (`.NAME.tmp`).
     """
     temp = temporary(path)
     try:
@@ -117,16 +115,14 @@ def replacing(what: str, path: Path, needed: int = 0) -> Iterator[BinaryIO]:
 
 
 def replace_text(what: str, path: Path, text: str) -> None:
-    """A text file, replaced whole. Raises StorageError."""
+    """Replace a text file completely. Raises StorageError."""
     data = text.encode()
     with replacing(what, path, len(data)) as file:
         file.write(data)
 
 
 def write_where_asked(what: str, path: Path, text: str) -> None:
-    """A text file where a user wants it, which may also be a pipe or a device. Raises
-    StorageError.
-    """
+    """Write a text file to a user's path, which may be a pipe or a device. Raises StorageError."""
     with writing(what, path, len(text)):
         target = path.resolve()
         plain = not target.exists() or stat.S_ISREG(target.stat().st_mode)
@@ -138,19 +134,19 @@ def write_where_asked(what: str, path: Path, text: str) -> None:
 
 
 def temporary(path: Path) -> Path:
-    """Where the new text of a file is written before it takes the file's name."""
+    """Where a file's new content is written before it takes the file's name."""
     return path.with_name(f".{path.name}.tmp")
 
 
 def _new(path: Path) -> BinaryIO:
-    """A file that was not there before: never through a link, never into somebody else's file."""
+    """A file that did not exist before: never through a link, never another's file."""
     path.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return open(os.open(path, flags, 0o666), "wb")
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a folder's entries durable: a rename without it may be undone by a power cut."""
+    """Make a folder's entries durable: without it, a power cut may undo a rename."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
@@ -159,7 +155,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Make a folder durable with all that is in it, deepest first."""
+    """Make a folder and everything in it durable, deepest first."""
     for where, _, names in os.walk(folder, topdown=False):
         for name in names:
             with open(Path(where) / name, "rb") as file:

@@ -1,6 +1,6 @@
 """A user's own operators: plain functions on columns.
 
-Owns: the decorator, and Columns, the view of a batch that such a function sees and
+Owns: the decorator, and Columns, the view of a batch that such a function receives and
 returns. Does not own: the kernel that calls it (operators/kernels/host.py).
 """
 
@@ -38,7 +38,7 @@ class Columns(Generic[S_co]):
     """The columns of one port as NumPy views, rows by (position, sample).
 
     `c["reward"]` is an array [rows]; a token column is a Ragged (values, offsets); text is an
-    object array. Memory is read-only. Of a column declared `device` the array, or the Ragged's
+    object array. Memory is read-only. For a column declared `device` the array, or the Ragged's
     values, is a torch tensor on its device: it must not be written to, and is returned in the same
     form. `groups` numbers the group of each row from 0. Return one with `score.set(reward=...)`, or
     `Columns.make(Reward, like=score, reward=...)`.
@@ -50,9 +50,7 @@ class Columns(Generic[S_co]):
         self.batch = batch
         self.schema = schema
         self.keyed = keyed
-        """Whether the keys are those of rows of a run, and not numbers that stand for them in a
-        test.
-        """
+        """Whether the keys are those of a run's rows, not numbers that replace them in a test."""
 
     def __len__(self) -> int:
         return len(self.batch)
@@ -84,7 +82,7 @@ class Columns(Generic[S_co]):
         return np.unique(self.batch.keys.position, return_inverse=True)[1]
 
     def set(self, **columns: Any) -> Columns[S_co]:
-        """The same rows with these columns put in the place of those of the same name."""
+        """The same rows with these columns added; one of the same name is replaced."""
         kept = {
             name: self[name] if name in self.batch.device else self.batch.array(name)
             for name in self.batch.names
@@ -95,10 +93,8 @@ class Columns(Generic[S_co]):
 
     @staticmethod
     def make(schema: type[S], *, like: Columns[Any] | None = None, **columns: Any) -> Columns[S]:
-        """New columns on the rows of `like`, in their order; without it on rows of positions 0, 1,
-        ..., for a test.
-
-        An operator that returns the latter is refused: nobody knows which rows of the run they are.
+        """New columns on the rows of `like`, in order; without it, for tests, on rows at positions
+        0, 1, ... An operator that returns those is refused: they are no rows of the run.
         """
         rows = len(next(iter(columns.values()))) if like is None else len(like)
         keys = Keys.of(range(rows)) if like is None else like.keys
@@ -200,8 +196,8 @@ class _OperatorDecorator:
         return OperatorDeclaration(operator, inspect.signature(fn))
 
     def _promised(self, fn: Callable[..., Any], made: type[Schema]) -> Keeps | None:
-        """What it keeps of a group: a Preference two rows. Raises GraphError where keeps= cannot be
-        verified.
+        """What it keeps of a group: two rows for a Preference. Raises GraphError if keeps= cannot
+        be verified.
         """
         keeps: Keeps | None = self._keeps
         if issubclass(made, Preference):
@@ -256,11 +252,11 @@ def column_operator(
     limits: Mapping[str, Limit] | None = None,
     normalises: Any = "",
 ) -> Operator:
-    """Declare one of the vocabulary's own operators from its function on columns.
+    """Declare one of this project's own operators from its function on columns.
 
-    columns: for each input, the columns that the function really reads (all that its schema
-    declares where it is not named). parent: inputs on an ancestor's rows. keeps, limits,
-    normalises: as in Operator.
+    columns: for each input, the columns that the function really reads (default: all that its
+    schema declares). parent: inputs on an ancestor's rows. keeps, limits, normalises: as in
+    Operator.
     """
     typed = inspect.signature(fn, eval_str=True)
     inputs = []
@@ -307,16 +303,16 @@ def operator(
     keeps: Keeps | None = None,
     parent: str | Sequence[str] = (),
 ) -> _OperatorDecorator:
-    """Declare an operator from a function on columns, its rows being those of its first port.
+    """Declare an operator from a function on columns; its rows are those of its first port.
 
     `@operator(scope="group") def diverse(rollout: Columns[Rollout], score: Columns[Reward], *,
-    weight: float = 0.1) -> Columns[Reward]`. scope: the least set of rows it must see at once.
-    reads: dataset columns that it wants beside a port's own, `{"rollout": ["answer"]}`. keeps: of
-    one that returns a Keep, what it leaves of a group when `select` goes by it: `groups` (each
-    whole or not at all, so that group operators may follow), `pairs` (two rows: what a Preference
-    means) or `rows` (any, the default); a run that finds it otherwise stops, naming node and group.
-    parent: ports whose rows those of the first port come from, such as the turn before: each row
-    sees its ancestor's columns.
+    weight: float = 0.1) -> Columns[Reward]`. scope: the smallest set of rows it must see at once.
+    reads: dataset columns that it needs besides a port's own, `{"rollout": ["answer"]}`. keeps: for
+    one that returns a Keep, what `select` leaves of a group: `groups` (each whole or not at all, so
+    that group operators may follow), `pairs` (two rows: what a Preference means) or `rows` (any,
+    the default); a run that finds otherwise stops, naming node and group. parent: ports whose rows
+    are ancestors of the first port's, such as the turn before: each row sees its ancestor's
+    columns.
     """
     fix = f"scope={_SCOPE.suggestion(scope)!r}"
     require(
@@ -341,7 +337,7 @@ def operator(
 
 
 def _are_names(value: object) -> bool:
-    """A text is no list of names, though it is a sequence of texts."""
+    """A string is not a list of names, though it is a sequence of strings."""
     return (
         isinstance(value, Sequence)
         and not isinstance(value, str)
@@ -350,7 +346,7 @@ def _are_names(value: object) -> bool:
 
 
 def _require_parents(fn: Callable[..., Any], ports: Sequence[str], parents: Sequence[str]) -> None:
-    """Raises GraphError for a parent that is no port of the operator, or is its first."""
+    """Raises GraphError for a parent that is not a port of the operator, or is its first."""
     for name in parents:
         if name not in ports[1:]:
             found = "is its first port, whose rows it has" if name in ports else "is no port of it"

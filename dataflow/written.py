@@ -1,9 +1,9 @@
 """Values as JSON, and back: the parameters, schemas and declarations of a snapshot.
 
-Owns: the written form of each kind of value, and how what a path names is imported. Does not own:
-the document (snapshot.py), nor what stands for a path where nothing is imported (declared.py).
+Owns: the written form of each kind of value, and importing what a path names. Does not own: the
+document (snapshot.py), the stand-ins used when nothing is imported (declared.py).
 
-Plain JSON values stand for themselves; all else is an object of one key that says what it is:
+Plain JSON values represent themselves; all else is an object of one key that says what it is:
 {"tuple": [...]}, {"function": "module:qualname"}, {"record": "module:Class", "fields": {...}}, ...
 """
 
@@ -38,9 +38,7 @@ _OWN = ("dataflow", "operators")
 
 
 def own(module: str) -> bool:
-    """Whether a module is one of this project's own declarations, which are imported whoever names
-    them.
-    """
+    """Whether a module is part of this project: such modules may always be imported."""
     package, _, name = module.partition(".")
     return package in _OWN and name.isidentifier() and (_ROOT / package / f"{name}.py").is_file()
 
@@ -51,7 +49,7 @@ def unread(problem: str, fix: str, where: str = "snapshot") -> GraphError:
 
 
 class Parts(Protocol):
-    """What the paths of a snapshot stand for."""
+    """What the paths of a snapshot refer to."""
 
     def operator(self, entry: Any, where: str) -> Operator:
         """The operator at a path, or one that no other process can import."""
@@ -68,7 +66,7 @@ class Parts(Protocol):
         ...
 
     def lost(self, entry: Mapping[str, Any], where: str) -> Any:
-        """What no other process can import."""
+        """Something that no other process can import."""
         ...
 
 
@@ -80,8 +78,8 @@ class Plain:
 
 
 def encode(value: Any, where: str) -> Any:
-    """A value as JSON that `decode` turns back into an equal one of the same type. Raises
-    GraphError for others.
+    """A value as JSON that `decode` turns into an equal one of the same type. Raises GraphError for
+    others.
     """
     if isinstance(value, Plain):
         return value.value
@@ -139,7 +137,7 @@ _FORMS: tuple[tuple[Any, Callable[[Any, str], Any]], ...] = (
     ((dict, MappingProxyType), _items),
     (type, _class),
 )
-"""Tried in this order; whatever comes later is a function or a dataclass."""
+"""Tried in this order; anything left is a function or a dataclass."""
 
 
 def _record(value: Any, where: str) -> dict[str, Any]:
@@ -174,10 +172,10 @@ def place_of(value: Callable[..., Any]) -> dict[str, Any]:
 
 
 class Imported:
-    """The things themselves: whatever module a path names is imported."""
+    """The things themselves: a path's module is imported."""
 
     def operator(self, entry: Any, where: str) -> Operator:
-        """Raises GraphError where there is none at that path."""
+        """Raises GraphError if there is none at that path."""
         found = _find(entry, where)
         found = found.operator if isinstance(found, OperatorDeclaration) else found
         if not isinstance(found, Operator):
@@ -195,7 +193,7 @@ class Imported:
         return _find(path, where)
 
     def record(self, path: str, fields: dict[str, Any], where: str) -> Any:
-        """Raises GraphError where the class has other fields."""
+        """Raises GraphError if the class has other fields."""
         kind = _find(path, where)
         known = (
             {f.name for f in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
@@ -205,7 +203,7 @@ class Imported:
         return kind(**fields)
 
     def lost(self, entry: Mapping[str, Any], where: str) -> Any:
-        """Nothing imports it."""
+        """Raises GraphError: it cannot be imported."""
         raise unread(
             f"{entry[LOST]} cannot be imported",
             "a def or class at the top level of a module",
@@ -214,8 +212,8 @@ class Imported:
 
 
 def decode(value: Any, where: str, parts: Parts | None = None) -> Any:
-    """What `encode` wrote. Raises GraphError where it names something that is not found. parts:
-    what paths stand for; the things themselves by default.
+    """What `encode` wrote. Raises GraphError if it names something that is not found. parts: what
+    paths refer to; by default the things themselves.
     """
     parts = parts or Imported()
     if isinstance(value, list):
@@ -275,7 +273,7 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any], str, Parts], Any]] = {
 
 
 def _find(path: str, where: str) -> Any:
-    """The object at module:qualname. Raises GraphError naming the nearest that there is."""
+    """The object at module:qualname. Raises GraphError that names the nearest one there is."""
     module_name, _, qualname = path.partition(":")
     try:
         found: Any = importlib.import_module(module_name)
