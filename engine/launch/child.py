@@ -1,7 +1,7 @@
-"""One Worker process as the Supervisor sees it: one incarnation, from its start to its end.
+"""One Worker process as the Supervisor sees it: one incarnation, from start to end.
 
 Owns: the process, its control socket, its log file. Does not own: messages (control.py), when it is
-started (supervisor.py), watching and reaping (worker_io.py).
+started (supervisor.py), when it is read and reaped (worker_io.py).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _MODULE = "engine.launch.worker_process"
 _BOOTSTRAP = f"from {_MODULE} import main; main(int(sys.argv[3]), int(sys.argv[4]))"
 _SPINS = "10000"
 _COPIES = "glibc.cpu.x86_non_temporal_threshold=0x200000"
-"""Copies of 2 MiB and more bypass the cache, since another process reads a slab's rows later: 16
-MiB take 2.0 to 2.3 ms instead of 2.8 (benchmarks/data_plane.py). Only glibc on x86 reads this.
+"""Copies of 2 MiB and more bypass the cache, since another process reads the rows later: 16 MiB
+take 2.0 to 2.3 ms instead of 2.8 (benchmarks/data_plane.py). Only glibc on x86 reads this.
 """
 _TAIL_LINES = 20
 _TAIL_BYTES = 4096
@@ -43,9 +43,9 @@ class ChildProcess:
     """A started process, guarded by the Supervisor's lock.
 
     commands: how many it was sent; to_end: those whose end it reports, of which `ended` so far.
-    opened: its kernels are open. lost: it can no longer be reached. replaced: its end is wanted,
-    and not reported. endpoint: where other hosts reach its channel. over: it has been reaped.
-    heard: when something last came (its start, until it `spoke`).
+    opened: its kernels are open. lost: it can no longer be reached. replaced: the Supervisor wants
+    its end and does not report it. endpoint: where other hosts reach its channel. over: it has been
+    reaped. heard: when something last came (its start, until it `spoke`).
     """
 
     def __init__(
@@ -55,11 +55,10 @@ class ChildProcess:
         self.name = name
         self.epoch = epoch
         self._log = log
-        with writing("the log of a Worker", log):
-            self._log_start = log.stat().st_size if log.exists() else 0
         mine, theirs = socket.socketpair()
         with contextlib.ExitStack() as undo, theirs, _appended(log) as output, held_back():
             undo.callback(mine.close)
+            self._log_start = output.tell()
             arguments = [str(theirs.fileno()), str(os.getpid()), name]
             self.process = subprocess.Popen(
                 interpreter(_BOOTSTRAP, _MODULE, *arguments),
@@ -84,7 +83,7 @@ class ChildProcess:
         self.to_end = 0
         self.ended = 0
         self.under_way: deque[str] = deque()
-        """Names of the instructions that it was sent and has not ended, in order."""
+        """The node, else the class, of each instruction that it has not ended, in order."""
         self.stack_asked = 0.0
         self._stack_at = -1
         self.connected: set[tuple[str, int]] = set()
@@ -93,7 +92,7 @@ class ChildProcess:
 
     @property
     def busy(self) -> bool:
-        """Whether it has yet to open, to end an instruction, or to be reported as lost."""
+        """Whether it has to open, to end an instruction, or to be reported as lost."""
         return not self.over.is_set() and (self.lost or not self.opened or self.to_end > self.ended)
 
     @property
@@ -102,7 +101,7 @@ class ChildProcess:
         return self.lost or self.over.is_set()
 
     def send(self, message: Any, descriptors: tuple[int, ...] = ()) -> None:
-        """Never blocks; closes the descriptors. A process that is gone is noticed elsewhere."""
+        """Never blocks; closes the descriptors. The I/O thread notices a process that is gone."""
         with contextlib.suppress(OSError):
             self.link.send(encode(message), descriptors)
 
@@ -112,13 +111,13 @@ class ChildProcess:
             self.process.send_signal(signal.SIGKILL)
 
     def ask_for_stack(self, now: float) -> None:
-        """Let it write its threads' stacks into its log, which needs no interpreter lock."""
+        """Let it write its threads' stacks to its log, which takes no interpreter lock."""
         self.stack_asked, self._stack_at = now, self._log.stat().st_size
-        if self.spoke and not self.over.is_set():  # earlier it may not know the signal
+        if self.spoke and not self.over.is_set():  # before, the signal could kill it
             self.process.send_signal(STACK_SIGNAL)
 
     def where(self) -> str:
-        """What it is doing: by its last heartbeat, else the first instruction not ended."""
+        """What it is doing, by its last heartbeat or else its first unfinished instruction."""
         if self.doing.node:
             return f", in {self.doing.node} ({self.doing.what})"
         return f", in {self.under_way[0]}" if self.under_way else ""
@@ -134,7 +133,7 @@ class ChildProcess:
         return f"process {self.process.pid} {self.error or how}{stood}"
 
     def stack(self) -> str:
-        """Where its main thread stood, innermost call first; empty where it did not say."""
+        """Its main thread's stack, innermost call first; empty if it did not write one."""
         if self._stack_at < 0:
             return ""
         with open(self._log, "rb") as file:
@@ -154,7 +153,7 @@ class ChildProcess:
 
 
 def _name(number: int) -> str:
-    """Of a signal; those between SIGRTMIN and SIGRTMAX have no name."""
+    """The name of a signal. Those between SIGRTMIN and SIGRTMAX have none."""
     return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
@@ -164,9 +163,9 @@ def _appended(log: Path) -> BinaryIO:
 
 
 def environment(threads: int, device: int | None = None) -> dict[str, str]:
-    """Of a Worker's process. glibc reads these when the process starts, OpenMP and CUDA when torch
-    is imported, so they cannot be set later. The user's own values stay, except for the threads,
-    which are planned. device: which of the GPUs seen here is the only one that the Worker sees.
+    """The environment of a Worker's process. These cannot be set later: glibc reads them when the
+    process starts, OpenMP and CUDA when torch is imported. The user's values stay, except the
+    planned number of threads. device: the only GPU, of those seen here, that the Worker sees.
     """
     # Waiting threads spin briefly and then sleep, since other processes want the cores.
     given = {"GOMP_SPINCOUNT": _SPINS, "GLIBC_TUNABLES": _COPIES}

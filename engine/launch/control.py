@@ -1,4 +1,4 @@
-"""What the process of the run and a Worker's process say to each other: one table for both ends.
+"""The messages between the process of the run and a Worker's process.
 
     to the Worker      sent by (supervisor.py)         handled by (worker_process.py)
     Open               _start, once, first             main
@@ -41,12 +41,12 @@ _KINDS = (
     errors.CheckpointError,
     errors.StorageError,
 )
-"""Errors that keep their class on the way; a subclass arrives as the nearest of these."""
+"""Errors that arrive with their own class; a subclass arrives as the nearest of these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """A Worker's place in its rank group. The file in which the group meets comes with Open."""
+    """A Worker's place in its rank group. The descriptor of their meeting file comes with Open."""
 
     rank: int
     world: int
@@ -56,10 +56,9 @@ class Seat:
 class Network:
     """A Worker's part in a run on several hosts.
 
-    address: where its channel answers, at any free port. near: the Workers of its host, including
-    itself. public, secret: its CURVE keys, made for this run. peers: the public keys of all
-    Workers; empty where the network is private, so that nothing is encrypted. lease: seconds within
-    which a lost connection may come back.
+    address: where its channel answers, at any free port. near: the Workers of its host, itself too.
+    public, secret: its CURVE keys for this run. peers: the public keys of all Workers; empty for a
+    private network, which is not encrypted. lease: seconds for a lost connection to come back.
     """
 
     worker: str
@@ -75,10 +74,9 @@ class Network:
 class Open:
     """Who the Worker is. plan: pickled by cloudpickle, since it contains the user's functions.
 
-    outbox: bytes of memory that its rows may take before they go to files in `spill` (None: the
-    system's folder). samples: the folder of sample files, None where it writes none. seat: if its
-    nodes have several ranks. network: if there are several hosts. verify: what is checked of rows
-    from this host (RunOptions).
+    outbox: bytes of memory for its rows, before they go to files in `spill` (None: the system's
+    folder). samples: the folder of sample files, if it writes them. seat: of a rank. network: if
+    there are several hosts. verify: what is checked of rows from this host (RunOptions).
     """
 
     worker: str
@@ -96,7 +94,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """An instruction to this incarnation; number counts them from 0."""
+    """An instruction to this incarnation. number: counts from 0."""
 
     epoch: int
     number: int
@@ -113,9 +111,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connect:
-    """Carries the descriptor of a data socket to another Worker, which replaces an earlier one.
-    serve: the peer asks and this Worker answers; else the other way round. tensors: a second
-    descriptor is the file in which both meet to exchange tensors.
+    """Comes with the descriptor of a data socket to another Worker, which replaces an earlier one.
+    serve: whether the peer asks and this Worker answers. tensors: a second descriptor is the file
+    in which both meet to exchange tensors.
     """
 
     peer: str
@@ -144,7 +142,7 @@ class Forget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quit:
-    """Close the kernels and end; end at once if one is running."""
+    """Close the kernels and end; at once if a kernel is running."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +157,7 @@ class WorkerUpdate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestReply:
-    """ref: the block that the request made, if any. lost: it failed, as this Worker is gone."""
+    """ref: the block that the request made, if any. lost: the Worker whose loss made it fail."""
 
     number: int
     ref: Ref | None = None
@@ -182,7 +180,7 @@ class Failed:
 
     @staticmethod
     def of(error: BaseException, who: str) -> Failed:
-        """The message for an exception. Any but a DataflowError is a fault of the engine."""
+        """The message for an exception. One that is no DataflowError is a fault of the engine."""
         if isinstance(error, errors.DataflowError):
             kind = next((k for k in type(error).__mro__ if k in _KINDS), errors.RunError)
             return Failed(kind=kind.__name__, text=str(error))

@@ -54,8 +54,8 @@ class ControlSocket:
         return bool(self._unsent)
 
     def send(self, payload: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Send one frame and close its descriptors; `flush` sends what a non-blocking socket has no
-        room for. Raises RunError if it is too large, OSError if the other end is gone.
+        """Send one frame and close its descriptors; what has no room waits for `flush`. Raises
+        RunError if it is too large, OSError if the other end is gone.
         """
         if len(payload) > LIMIT or len(descriptors) > _MOST_DESCRIPTORS:
             problem = f"expected at most {LIMIT} bytes, found {len(payload)}"

@@ -1,6 +1,6 @@
 """Which failure of a Worker ends the run.
 
-Owns: this judgement. Does not own: how a failure is sent (control.py), nor what ends the run
+Owns: this judgement. Does not own: how a failure is sent (control.py), ending the run
 (worker_io.py).
 
     failure of      ends the run          is ignored
@@ -8,49 +8,40 @@ Owns: this judgement. Does not own: how a failure is sent (control.py), nor what
     a rank          GRACE seconds later   the same, or if another rank of its group has ended
 
 A rank that loses another one in a collective fails too, perhaps before that one's end is noticed.
-The run answers that end by restarting the group, so the failed rank is killed.
+The run then restarts the whole group, so the failed rank is killed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from engine.launch.ranks import Group
+
+if TYPE_CHECKING:
+    from engine.launch.child import ChildProcess
 
 GRACE = 2.0
 """Seconds within which the end of a process is noticed."""
 
 
-class Ending(Protocol):
-    """The part of a ChildProcess that says whether it has ended."""
-
-    name: str
-    replaced: bool
-
-    @property
-    def gone(self) -> bool: ...
-
-    def kill(self) -> None: ...
-
-
 class Failures:
-    """Those not judged yet. groups: by Worker, for those in one. The caller holds the lock."""
+    """Failures not judged yet. groups: of the Workers that are ranks. The caller holds the lock."""
 
     def __init__(self, groups: Mapping[str, Group]) -> None:
         self._groups = groups
-        self._waiting: list[tuple[float, Ending, BaseException]] = []
+        self._waiting: list[tuple[float, ChildProcess, BaseException]] = []
 
-    def add(self, child: Ending, error: BaseException, now: float) -> None:
+    def add(self, child: ChildProcess, error: BaseException, now: float) -> None:
         """Note that a Worker failed. now: by the monotonic clock."""
         self._waiting.append((now, child, error))
 
-    def judged(self, children: Mapping[str, Ending], now: float) -> BaseException | None:
+    def judged(self, children: Mapping[str, ChildProcess], now: float) -> BaseException | None:
         """The first failure that ends the run; ignored ones are dropped, and their ranks killed."""
-        left: list[tuple[float, Ending, BaseException]] = []
+        left: list[tuple[float, ChildProcess, BaseException]] = []
         for since, child, error in self._waiting:
             group = self._groups.get(child.name, ())
-            # Some may not have been started yet.
+            # Some ranks may not have been started yet.
             mates = [children[name] for name in group if name != child.name and name in children]
             if child.replaced:
                 continue

@@ -4,8 +4,8 @@
     none for too long           it is asked for its stack, which it writes at C level if it can
     STACK_WAIT seconds later    it is given up: it is stopped, or holds the interpreter's lock
 
-"Too long" is the option `heartbeat`, or FIRST_BEAT for a process that has not been heard yet. Owns:
-this judgement. Does not own: sending heartbeats (worker_process.py), killing (worker_io.py).
+"Too long" is the option `heartbeat`, or FIRST_BEAT until the first one has come. Owns: this
+judgement. Does not own: sending heartbeats (worker_process.py), killing (worker_io.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FIRST_BEAT = 120.0
 STACK_WAIT = 0.5
 """Seconds for a process to write its stack."""
 SUPERVISOR_STOPPED = 5.0
-"""Seconds without a look after which this process itself was stopped: no silence counts."""
+"""Seconds between two looks after which this process itself was stopped: no silence counts."""
 
 
 def silent(

@@ -7,7 +7,7 @@
 Owns: carrying out the run's messages with a Supervisor of this host, and reporting. Does not own:
 the link (desk.py), the Workers' processes (supervisor.py).
 
-Each run is served by a new process, so that nothing imported for one is there for the next.
+A new process serves each run, so that no import of one run is there in the next.
 """
 
 from __future__ import annotations
@@ -44,14 +44,13 @@ from engine.run.signals import StopSignals, code
 from engine.run.workers import WorkerGone
 
 _log = logging.getLogger(__name__)
-
 _SETTLE = 5.0
 """Seconds for the run to hear the last message."""
 
 
 def serve(cluster: Path, name: str, keys: Path | None = None, grace: float = 60.0) -> int:
-    """Serve runs until a signal asks to stop; returns the exit code. A run that is being served is
-    asked to stop, with a checkpoint, and has `grace` seconds.
+    """Serve runs until a signal; returns the exit code. The run that is being served is then asked
+    to stop with a checkpoint, within `grace` seconds.
     """
     _own_host(cluster, name, keys)
     reads, writes = os.pipe()
@@ -69,7 +68,7 @@ def serve(cluster: Path, name: str, keys: Path | None = None, grace: float = 60.
 
 
 def _serve_next(cluster: Path, name: str, keys: Path | None, hears: IO[bytes]) -> int:
-    """Serve one run in a new process; returns its exit code. hears: ends when it is to stop."""
+    """Serve one run in a new process; returns its exit code. hears: EOF asks it to stop."""
     bootstrap = "from engine.launch.host import main; main(sys.argv[3:])"
     given = [str(os.getpid()), str(cluster), name, *([str(keys)] if keys else [])]
     command = interpreter(bootstrap, "engine.launch.host", *given)
@@ -83,7 +82,7 @@ def _serve_next(cluster: Path, name: str, keys: Path | None, hears: IO[bytes]) -
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The process of one run. arguments: the server's process, cluster file, host, key file."""
+    """The process that serves one run. arguments: its parent, cluster file, host, key file."""
     die_with(int(arguments[0]))
     left_to_the_run()
     to_log("%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
@@ -96,7 +95,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def serve_one(cluster: Path, name: str, keys: Path | None) -> None:
-    """Serve the next run, to its end. Raises RunError where this host cannot be served."""
+    """Serve the next run to its end. Raises RunError where this host cannot serve any."""
     host, file = _own_host(cluster, name, keys)
     pair = read_keys(file)
     with closing(Desk(host, pair.host(name), pair.run.public)) as desk:
@@ -104,8 +103,7 @@ def serve_one(cluster: Path, name: str, keys: Path | None) -> None:
         stop = (desk, wanted_back)
         threading.Thread(target=_ask_to_stop, args=stop, name="stop", daemon=True).start()
         print(f"host {name}: waiting for a run at {host.address}, port {host.port}", flush=True)
-        begin = desk.take()
-        if begin is not None:
+        if (begin := desk.take()) is not None:
             print(f"host {name}: serves {begin.folder}", flush=True)
             HostedRun(desk, name, begin, wanted_back).run()
             refused = f"connections refused: {desk.refused}"
@@ -113,7 +111,7 @@ def serve_one(cluster: Path, name: str, keys: Path | None) -> None:
 
 
 def _ask_to_stop(desk: Desk, wanted_back: threading.Event) -> None:
-    """Wait until the server wants this host back; then ask the run to stop, if there is one."""
+    """Wait until the server wants this host back, then ask the run, if any, to stop."""
     while os.read(0, 1):
         pass
     wanted_back.set()
@@ -126,7 +124,7 @@ def _own_host(cluster: Path, name: str, keys: Path | None) -> tuple[Host, Path |
 
 
 class HostedRun:
-    """One run on this host. wanted_back: set once the run is to be asked to stop."""
+    """One run on this host. wanted_back: set to ask the run to stop."""
 
     def __init__(
         self, desk: Desk, name: str, begin: hm.Begin, wanted_back: threading.Event
@@ -141,7 +139,7 @@ class HostedRun:
         self._supervisor: Supervisor | None = None
 
     def run(self) -> None:
-        """Serve it to its end. An error is sent to the run, which then ends."""
+        """Serve the run to its end. An error goes to the run, which then ends."""
         try:
             supervisor = self._supervisor = self._make_supervisor()
             self._desk.doing = supervisor.doing
@@ -163,10 +161,8 @@ class HostedRun:
     def _make_supervisor(self) -> Supervisor:
         begin = self._begin
         if begin.host != self._name:
-            raise RunError(
-                f"expected a run's part for host {self._name}, found one for {begin.host}. Fix: its"
-                " address."
-            )
+            found = f"found one for {begin.host}. Fix: its address."
+            raise RunError(f"expected a run's part for host {self._name}, {found}")
         folder = self._folder()
         import_from(begin.path)
         plan = cloudpickle.loads(begin.plan)
@@ -177,16 +173,13 @@ class HostedRun:
 
     def _folder(self) -> RunFolder:
         """The run folder as this host sees it; relative paths are those of the run's process."""
-        path = self._begin.folder
+        path, directory = self._begin.folder, self._begin.directory
         plan = path / "plan.json"
         if not plan.is_file() or plan.read_text(encoding="utf-8") != self._begin.planned:
+            expected = f"expected the run folder {path}, which all hosts have to share"
             found = "another one" if plan.is_file() else "none"
-            raise RunError(
-                f"host {self._name}: expected the run folder {path}, which all hosts have to share,"
-                f" found {found}. Fix: --runs in a file system that every host mounts at the same"
-                " place."
-            )
-        directory = self._begin.directory
+            fix = "Fix: --runs in a file system that every host mounts at the same place."
+            raise RunError(f"host {self._name}: {expected}, found {found}. {fix}")
         if directory.is_dir():
             os.chdir(directory)
         else:
@@ -195,11 +188,9 @@ class HostedRun:
 
     def _open(self, supervisor: Supervisor) -> None:
         try:
-            opened = tuple(supervisor.open())
+            self._report(supervisor, tuple(supervisor.open()))
         except WorkerGone as gone:
             self._desk.say(hm.HostReply(number=0, gone=gone.worker, problem=str(gone)))
-            return
-        self._report(supervisor, opened)
 
     def _carry_out(self, supervisor: Supervisor, item: Any) -> None:
         self._carried += item is not CHANGED

@@ -1,4 +1,4 @@
-"""What the process of the run and the Supervisor of another host say to each other.
+"""The messages between the process of the run and the Supervisor of another host.
 
     to the host                       sent by (hosts.py)       handled by (host.py)
     Begin (first)                     _begin                   HostedRun
@@ -32,10 +32,10 @@ from engine.run.workers import Ask
 class Begin:
     """One attempt at a run wants the Workers that its plan puts on this host.
 
-    plan: pickled by cloudpickle. folder: the run's, seen by every host; planned: the text of its
-    plan.json, by which the host recognises it. directory: where relative paths begin. path: folders
-    that the run imports from. options: as in a run folder. networks: of this host's Workers. lease:
-    seconds of silence after which each side gives the other up.
+    plan: pickled by cloudpickle. folder: the run's, seen by every host, which checks its plan.json
+    against `planned`. directory: where relative paths begin. path: folders to import from. options:
+    as in a run folder. networks: of this host's Workers. lease: seconds of silence after which each
+    side gives the other up.
     """
 
     host: str
@@ -58,7 +58,7 @@ class Relay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayRequest:
-    """One request to each of these Workers; the host answers with one HostReply of this number."""
+    """One request to each of these Workers, answered by one HostReply of this number."""
 
     number: int
     workers: tuple[str, ...]
@@ -79,7 +79,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Here:
-    """The answer: cores that may be used, bytes of memory, bytes of each GPU's."""
+    """The answer to Look: usable cores, bytes of memory, bytes of memory of each GPU."""
 
     cores: int
     memory: int
@@ -89,7 +89,7 @@ class Here:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostUpdate:
     """What has happened on a host. endpoints: where its Workers' channels answer. carried: how many
-    of the run's messages it has carried out; busy: whether its Workers are busy after that.
+    of the run's messages it has carried out. busy: whether its Workers are, after these.
     """
 
     events: tuple[From | WorkerLost | StopRequested, ...] = ()
@@ -102,7 +102,7 @@ class HostUpdate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostReply:
-    """All requests of this number were carried out, or the Worker `gone` was lost."""
+    """All requests of this number were carried out, or (`gone`) a Worker was lost."""
 
     number: int
     workers: tuple[str, ...] = ()
@@ -118,7 +118,7 @@ class HostEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostBeat:
-    """A heartbeat, with the host's monotonic clock and what its Workers are doing."""
+    """A heartbeat. now: by the host's monotonic clock. doing: what its Workers do."""
 
     now: float
     doing: tuple[Doing, ...] = ()

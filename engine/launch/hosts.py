@@ -45,7 +45,7 @@ _GRACE = 10.0
 
 
 def known(cluster: Cluster, names: frozenset[str]) -> Cluster:
-    """The cluster with what these hosts have, asked where the file omits it. Raises RunError."""
+    """The cluster, with what its file omits of these hosts asked of them. Raises RunError."""
     unknown = [host for host in cluster.hosts if host.name in names and not host.known]
     if not unknown:
         return cluster
@@ -59,14 +59,14 @@ def known(cluster: Cluster, names: frozenset[str]) -> Cluster:
 
 
 def of_this_clock(spans: Iterable[SpanOf], ahead: float) -> list[SpanOf]:
-    """Spans by this host's clock; unchanged while it is unknown how far it is ahead."""
+    """Spans by this host's clock. ahead: inf while unknown, and then they stay as they are."""
     shift = ahead if math.isfinite(ahead) else 0.0
     return [(track, what, start + shift, end + shift) for track, what, start, end in spans]
 
 
 @dataclass(slots=True, kw_only=True)
 class _Remote:
-    """Another host as the loop sees it. sent: how many messages; update: its latest."""
+    """Another host as the loop sees it. sent: how many messages; update: the latest from it."""
 
     link: HostLink
     workers: tuple[str, ...]
@@ -77,12 +77,10 @@ class _Remote:
     since: float = field(default_factory=time.monotonic)
 
     def doing(self) -> list[Doing]:
-        """What its Workers are doing; those not heard of yet are starting."""
+        """What its Workers are doing. One that nothing is known of is starting."""
+        start = Doing(worker="", node="its start", what="its host", since=self.since)
         known = {each.worker: each for each in self.link.doing}
-        return [
-            known.get(w, Doing(worker=w, node="its start", what="its host", since=self.since))
-            for w in self.workers
-        ]
+        return [known.get(w, replace(start, worker=w)) for w in self.workers]
 
     def send(self, message: Any) -> None:
         self.sent += 1
@@ -107,7 +105,7 @@ class HostsWorkers:
         self._keys = read_keys(plan.cluster.keys)
         self._networks = _networks(plan)
         self._changed = threading.Event()
-        """Set whenever there may be something new to hear."""
+        """Set whenever there may be something new."""
         self._events: deque[Event | From] = deque()
         self._reports: list[Report] = []
         self._spans: list[SpanOf] = []
@@ -121,8 +119,6 @@ class HostsWorkers:
         share = HostShare(workers=here, cluster=plan.cluster.on(first), on_change=self._changed.set)
         self._local = Supervisor(plan, folder, options, share)
         self._host_of = {w: host for w, host in plan.hosts.items() if host != first}
-
-    # --- life -------------------------------------------------------------------------------------
 
     def open(self) -> Iterator[Event | From]:
         """All hosts at once. Raises as `Supervisor.open`, and RunError if a host is absent."""
@@ -193,15 +189,12 @@ class HostsWorkers:
             if not heard:
                 self._changed.wait(left)
 
-    # --- the loop's thread ------------------------------------------------------------------------
-
     def tell(self, instruction: ToWorker) -> None:
-        """Send an instruction to its Worker, on whichever host."""
-        host = self._host_of.get(instruction.worker)
-        if host is None:
-            self._local.tell(instruction)
-        else:
+        """Send an instruction to its Worker, on any host."""
+        if host := self._host_of.get(instruction.worker):
             self._remotes[host].send(hm.Relay(instruction=instruction))
+        else:
+            self._local.tell(instruction)
 
     def next(self, timeout: float | None = None) -> Event | From | None:
         """The next event of any host."""
@@ -256,7 +249,7 @@ class HostsWorkers:
         return found
 
     def spans(self) -> list[SpanOf]:
-        """What was done since the last call, by this host's clock."""
+        """Spans since the last call, by this host's clock."""
         found = [*self._local.spans(), *self._spans]
         self._spans = []
         return found
@@ -266,11 +259,11 @@ class HostsWorkers:
         return [*self._local.doing(), *(d for r in self._remotes.values() for d in r.doing())]
 
     def stacks(self) -> list[str]:
-        """Of the Workers on this host."""
+        """Those of the Workers on this host."""
         return self._local.stacks()
 
     def _until(self, holds: Callable[[], bool]) -> None:
-        """Hear the other hosts until this holds. Raises what went wrong there."""
+        """Take in messages of the other hosts until this holds. Raises what went wrong there."""
         while True:
             self._changed.clear()
             self._hear()

@@ -1,9 +1,9 @@
 """What a Worker was sent and has not begun, in the order in which it will begin.
 
-Owns: that order. Does not own: carrying it out (worker_process.py).
+Owns: this order. Does not own: carrying anything out (worker_process.py).
 
-First in, first out, but weights, Go and requests pass queued chunks: a load comes before the next
-chunk, and generation does not hold up a checkpoint. A Release never comes here.
+First in, first out; but weights, Go and requests pass queued chunks, so that the next chunk has the
+new weights and generation does not hold up a checkpoint. A Release never comes here.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ class Inbox:
             self._changed.notify()
 
     def take(self) -> Item | None:
-        """The next one, waiting for it; None once the inbox is closed, whatever is left in it."""
+        """Wait for the next item; None once the inbox is closed, even if items are left."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._items)
             self._begun = None if self._closed else self._items.pop(0)
             return self._begun
 
     def within(self) -> Request | None:
-        """While a chunk runs, a request that comes next. Nothing else is interrupted by one, since
-        ranks offer weights together and answer requests together.
+        """While a chunk runs, a request that comes next. Requests interrupt nothing else, since
+        ranks have to offer weights together and answer requests together.
         """
         with self._changed:
             first = self._items[0] if self._items else None
@@ -59,10 +59,9 @@ class Inbox:
     def forget(self) -> int:
         """Drop all instructions and return how many; requests stay, as somebody waits for them."""
         with self._changed:
-            kept: list[Item] = [item for item in self._items if isinstance(item, Request)]
-            dropped = len(self._items) - len(kept)
-            self._items = kept
-            return dropped
+            before = len(self._items)
+            self._items = [item for item in self._items if isinstance(item, Request)]
+            return before - len(self._items)
 
     def close(self) -> None:
         """Let `take` return None from now on."""

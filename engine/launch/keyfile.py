@@ -30,11 +30,9 @@ class KeyFile:
     def host(self, name: str) -> CurveKeyPair:
         """The keys of a host. Raises RunError where it has none."""
         if name not in self.hosts:
-            raise RunError(
-                f"key file: expected keys of host {name!r}, found those of"
-                f" {', '.join(self.hosts) or 'nobody'}. Fix: dataflow keys CLUSTER, with a new"
-                " file."
-            )
+            found = f"found those of {', '.join(self.hosts) or 'nobody'}"
+            fix = "Fix: dataflow keys CLUSTER, with a new file."
+            raise RunError(f"key file: expected keys of host {name!r}, {found}. {fix}")
         return self.hosts[name]
 
 
@@ -46,9 +44,8 @@ def make_keys(path: Path, hosts: Iterable[str]) -> KeyFile:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError as error:
-        raise RunError(
-            f"key file {path}: cannot be made: {error}. Fix: name another, or delete it."
-        ) from error
+        problem = f"cannot be made: {error}. Fix: name another, or delete it."
+        raise RunError(f"key file {path}: {problem}") from error
     except OSError as error:
         raise storage_error("the key file", path, error, len(text)) from error
     try:
@@ -66,9 +63,8 @@ def make_keys(path: Path, hosts: Iterable[str]) -> KeyFile:
 def read_keys(path: Path | None) -> KeyFile:
     """A key file. Raises RunError if it is missing, malformed, or readable by others."""
     if path is None:
-        raise RunError(
-            "expected a key file for runs on several hosts, found none. Fix: dataflow keys CLUSTER."
-        )
+        problem = "expected a key file for runs on several hosts, found none"
+        raise RunError(f"{problem}. Fix: dataflow keys CLUSTER.")
     try:
         mode = path.stat().st_mode
         data = json.loads(path.read_text(encoding="ascii"))
@@ -80,10 +76,8 @@ def read_keys(path: Path | None) -> KeyFile:
             f" {error}. Fix: dataflow keys CLUSTER makes one; copy it to every host."
         ) from error
     if mode & 0o077:
-        raise RunError(
-            f"key file {path}: others can read it (mode {mode & 0o777:o}). Fix: chmod 600 {path},"
-            " new keys."
-        )
+        problem = f"others can read it (mode {mode & 0o777:o})"
+        raise RunError(f"key file {path}: {problem}. Fix: chmod 600 {path}, new keys.")
     return found
 
 

@@ -1,7 +1,7 @@
 """Data sockets between the Workers of this host, made before they are needed.
 
-Owns: whose rows an instruction or a request needs, and connecting both ends. Does not own: what
-either end does with its socket (worker_channel.py), fetching (engine/channels).
+Owns: whose rows an instruction or a request needs, connecting both ends. Does not own: what the
+ends do with their sockets (worker_channel.py), fetching (engine/channels).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Send = Callable[[ChildProcess, Connect, tuple[int, ...]], None]
 
 
 def sources(message: m.ToWorker | Ask) -> frozenset[str]:
-    """The Workers that keep rows or weights that this message names."""
+    """The Workers that keep the rows or weights of this message."""
     match message:
         case m.RunChunk() | m.TrainStep() | m.Evaluate() | m.Record():
             return _keepers(gather for gathers in message.inputs.values() for gather in gathers)
@@ -42,7 +42,7 @@ def connect(
     worlds: Iterable[tuple[str, str]],
     send: Send,
 ) -> None:
-    """Connect a Worker to each living one whose rows this message needs, once per pair of
+    """Connect a Worker to each living one whose rows this message needs, once for each pair of
     incarnations. worlds: the pairs (writer, reader) that also exchange tensors.
     """
     for name in sources(message) - {child.name}:

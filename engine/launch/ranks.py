@@ -1,4 +1,4 @@
-"""Rank groups as processes, and pairs for weights: their Workers, and the file in which they meet.
+"""Rank groups, and the file in which the Workers of a group or a pair meet.
 
 Owns: these files, which have no name and are visible to their Workers only. Does not own: their use
 (engine/channels/tensors/world.py), the order of what ranks do (engine/coordinator/ranks.py).
@@ -19,11 +19,10 @@ Group = tuple[str, ...]
 
 
 def groups(plan: Plan) -> dict[str, Group]:
-    """The rank group of each Worker in one. Raises PlanError for a Worker in two that differ."""
+    """The rank group of each Worker that has one. Raises PlanError for one with two groups."""
     found: dict[str, Group] = {}
     for node in plan.nodes:
-        for ranks in node.rank_groups:
-            group = tuple(rank.worker for rank in ranks)
+        for group in (tuple(rank.worker for rank in ranks) for ranks in node.rank_groups):
             for worker in group if len(group) > 1 else ():
                 if found.setdefault(worker, group) != group:
                     raise PlanError(
@@ -46,11 +45,11 @@ class Meeting:
         return Seat(rank=self._group.index(worker), world=len(self._group))
 
     def descriptor(self) -> int:
-        """The descriptor that goes with a seat; the receiver closes it."""
+        """A new descriptor of the file; the receiver closes it."""
         return os.dup(self._file)
 
     def close(self) -> None:
-        """Drop this process's descriptor; the file lives as long as one of the ranks has it."""
+        """Close this process's descriptor; the file lives as long as one of the ranks has it."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -63,10 +62,8 @@ def meetings(members: Sequence[str], of: dict[str, Group]) -> dict[str, Meeting]
         group = of.get(worker)
         if group is None or worker in found:
             continue
-        missing = [name for name in group if name not in members]
-        if missing:
-            raise PlanError(
-                f"{worker}: ranks begin together, and {', '.join(missing)} would not. Fix: go back."
-            )
+        if missing := ", ".join(name for name in group if name not in members):
+            problem = f"ranks begin together, and {missing} would not"
+            raise PlanError(f"{worker}: {problem}. Fix: go back.")
         found |= dict.fromkeys(group, Meeting(group))
     return found

@@ -4,7 +4,7 @@
     an event, a reply, an end (`next`, `ask`, ...)  the I/O thread (worker_io.py), a time limit
 
 Owns: starting the processes, sending to them, closing. Does not own: which Worker runs what (plan),
-what follows from a loss (the coordinator), the Workers themselves (worker_process.py).
+what follows from a loss (the coordinator), the other end (worker_process.py).
 
 The loop's thread starts every process: the kernel kills a child when the thread that started it
 ends, so no Worker outlives the run.
@@ -42,8 +42,8 @@ CONTROL_BYTES = "coordinator/bytes"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostShare:
-    """A Supervisor's share of a run on several hosts. workers: those of its host, with their
-    networks. on_change: called from any thread when there may be something new to hear.
+    """A Supervisor's share of a run on several hosts. workers: of its host, with their networks.
+    on_change: called from any thread when there may be something new.
     """
 
     workers: Mapping[str, control.Network | None]
@@ -71,10 +71,8 @@ class Supervisor:
         self._moved = 0
         self._io = WorkerIO(self._groups, options.heartbeat, share.on_change)
 
-    # --- life -------------------------------------------------------------------------------------
-
     def open(self) -> Iterator[m.Event | m.From]:
-        """Start all at once; yields their events once the last is open."""
+        """Start all at once; yields their events once all are open."""
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
             self._io.start()
@@ -119,8 +117,8 @@ class Supervisor:
                 each.close()
 
     def _child(self, name: str, epoch: int) -> ChildProcess:
-        nodes = [n for n in self._plan.nodes if name in n.workers]
-        threads = max((n.layout.threads for n in nodes), default=1)
+        layouts = [n.layout for n in self._plan.nodes if name in n.workers]
+        threads = max((layout.threads for layout in layouts), default=1)
         device = self._plan.devices.get(name)
         try:
             log = self._folder.log(name)
@@ -162,10 +160,8 @@ class Supervisor:
             self._io.events.clear()
             return opened
 
-    # --- what is sent -----------------------------------------------------------------------------
-
     def tell(self, instruction: m.ToWorker) -> None:
-        """Send an instruction, unless its Worker is lost: the coordinator will hear of that."""
+        """Send an instruction, unless its Worker is lost, of which the coordinator will hear."""
         child = self._io.children[instruction.worker]
         with self._io.changed:
             if child.gone:
@@ -208,16 +204,14 @@ class Supervisor:
             self._io.send(child, control.Forget())
 
     def meet(self, entries: Sequence[control.PeerAddress]) -> None:
-        """Tell every Worker where those of other hosts answer, again when it is restarted."""
+        """Tell every Worker, and those that start later, where Workers of other hosts answer."""
         self._elsewhere |= {e[0]: e for e in entries if e[0] not in self._share.workers}
+        where = control.PeerAddresses(entries=tuple(self._elsewhere.values()))
         for child in self._io.children.values():
-            where = control.PeerAddresses(entries=tuple(self._elsewhere.values()))
             self._io.send(child, where)
 
     def _connect(self, child: ChildProcess, message: m.ToWorker | Ask) -> None:
         connect(child, message, self._io.children, self._plan.worlds, self._io.send)
-
-    # --- what has come ----------------------------------------------------------------------------
 
     def next(self, timeout: float | None = None) -> m.Event | m.From | None:
         """The next event; None if none came in time, or none will. Raises what a kernel raised."""
@@ -274,7 +268,7 @@ class Supervisor:
 
 
 def _shown(instruction: m.ToWorker) -> str:
-    """Its node, else its class: what a Worker that hangs was doing."""
+    """Its node, else its class, to say what a Worker that hangs was doing."""
     if isinstance(instruction, m.RunChunk | m.TrainStep | m.Go | m.Evaluate):
         return instruction.node
     return type(instruction).__name__

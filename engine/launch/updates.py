@@ -1,7 +1,7 @@
 """What a Worker's process tells the Supervisor about its work: numbered events, metrics, spans.
 
-Owns: the numbers, and sending in their order. Does not own: the events themselves (engine/worker),
-when they are sent (worker_process.py).
+Owns: the numbers, and sending in their order. Does not own: the events (engine/worker), when they
+are sent (worker_process.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.observe.reports import Report, SpanOf
 
 
 class Updates:
-    """Collects, until the next `flush`, what is to be sent. Thread-safe."""
+    """Collects what the next `flush` sends. Thread-safe."""
 
     def __init__(self, link: ControlSocket, worker: str, epoch: int) -> None:
         self._link = link
@@ -33,7 +33,7 @@ class Updates:
         self._spans: list[SpanOf] = []
 
     def event(self, event: Event) -> None:
-        """Number an event."""
+        """Number and add an event."""
         with self._lock:
             number = self._number
             self._number += 1
@@ -41,7 +41,7 @@ class Updates:
             self._events.append(numbered)
 
     def spilled(self, nbytes: Callable[[], int]) -> bool:
-        """Add an event if spilling has begun or ended; whether it has."""
+        """Add an event if spilling has begun or ended. Returns whether it has."""
         with self._lock:
             now = nbytes()  # under the lock, so that the last event is true
             changed = bool(now) != self._spills
@@ -68,19 +68,14 @@ class Updates:
     def flush_ended(self) -> None:
         """Flush if instructions have ended since the last flush."""
         with self._lock:
-            sent = self._ended == self._ended_sent
-        if not sent:
-            self.flush()
+            if self._ended != self._ended_sent:
+                self.flush()
 
     def flush(self) -> None:
         """Send everything in one frame."""
         with self._lock:
-            update = WorkerUpdate(
-                events=tuple(self._events),
-                reports=tuple(self._reports),
-                spans=tuple(self._spans),
-                ended=self._ended,
-            )
+            events, reports, spans = tuple(self._events), tuple(self._reports), tuple(self._spans)
+            update = WorkerUpdate(events=events, reports=reports, spans=spans, ended=self._ended)
             self._events, self._reports, self._spans = [], [], []
             self._ended_sent = self._ended
             self._link.send(encode(update))

@@ -48,23 +48,20 @@ _INSIDE: dict[type, tuple[str, tuple[type, ...]]] = {
 }
 """Messages with a field that holds a message of several classes, or a tuple: field, classes."""
 _WRONG = (msgspec.DecodeError, RecursionError, ValueError, TypeError, OverflowError)
-"""Whatever bytes from outside can raise here."""
+"""All that bytes from outside can raise here."""
 
 
 def encode(message: Any) -> bytes:
     """The bytes of a message. Raises RunError for a class outside the table, or a wrong value."""
     name = type(message).__name__
     if _CLASSES.get(name) is not type(message):
-        raise RunError(
-            f"control message: expected one of {', '.join(_CLASSES)}, found a {name}. Fix: put it"
-            " in wire.py."
-        )
+        problem = f"expected one of {', '.join(_CLASSES)}, found a {name}"
+        raise RunError(f"control message: {problem}. Fix: put it in wire.py.")
     try:
         return _ENCODER.encode((name, _plain(message)))
     except (TypeError, ValueError, OverflowError) as error:
-        raise RunError(
-            f"control message {name}: {error}. Fix: see its class for what each field is."
-        ) from error
+        fix = "Fix: see its class for what each field is."
+        raise RunError(f"control message {name}: {error}. {fix}") from error
 
 
 def decode(data: bytes | bytearray | memoryview, among: Sequence[type] | None = None) -> Any:
@@ -72,10 +69,9 @@ def decode(data: bytes | bytearray | memoryview, among: Sequence[type] | None = 
     try:
         return _decode(data, among)
     except _WRONG as error:
-        raise RunError(
-            f"control message of {len(data)} bytes: expected one of the table in wire.py, found"
-            f" {error}. Fix: both ends have to be of the same version."
-        ) from error
+        problem = f"expected one of the table in wire.py, found {error}"
+        fix = "Fix: both ends have to be of the same version."
+        raise RunError(f"control message of {len(data)} bytes: {problem}. {fix}") from error
 
 
 def _decode(data: Any, among: Sequence[type] | None) -> Any:
@@ -87,19 +83,17 @@ def _decode(data: Any, among: Sequence[type] | None) -> Any:
 
 
 def _plain(message: Any) -> Any:
-    """The message, or its fields where some of them hold messages of several classes."""
-    inside = _INSIDE.get(type(message))
-    if inside is None:
+    """The message, or its fields where one of them holds messages of several classes."""
+    if type(message) not in _INSIDE:
         return message
-    field = inside[0]
+    field, _ = _INSIDE[type(message)]
     fields = {f.name: getattr(message, f.name) for f in dataclasses.fields(message)}
     held = fields[field]
-    fields[field] = tuple(map(_raw, held)) if isinstance(held, tuple) else _raw(held)
+    if isinstance(held, tuple):
+        fields[field] = tuple(msgspec.Raw(encode(each)) for each in held)
+    else:
+        fields[field] = msgspec.Raw(encode(held))
     return fields
-
-
-def _raw(message: Any) -> msgspec.Raw:
-    return msgspec.Raw(encode(message))
 
 
 @cache
@@ -127,10 +121,8 @@ def _to_plain(value: Any) -> Any:
     """Encodes what msgspec does not know: arrays, NumPy numbers, paths."""
     if isinstance(value, np.ndarray):
         if value.ndim != 1 or value.dtype.str not in _DTYPES:
-            raise TypeError(
-                f"expected an array of one dimension of {', '.join(_DTYPES)}, found {value.dtype}"
-                f" {value.shape}"
-            )
+            expected = f"expected an array of one dimension of {', '.join(_DTYPES)}"
+            raise TypeError(f"{expected}, found {value.dtype} {value.shape}")
         return value.dtype.str, np.ascontiguousarray(value).data
     if isinstance(value, np.generic):
         return value.item()
@@ -144,12 +136,8 @@ def _from_plain(kind: type, value: Any) -> Any:
         if not isinstance(value, str):
             raise ValueError(f"expected a path, found a {type(value).__name__}")
         return Path(value)
-    if kind is np.ndarray:
-        return _array(value)
-    raise TypeError(f"a {kind.__name__} cannot be received")
-
-
-def _array(value: Any) -> np.ndarray:
+    if kind is not np.ndarray:
+        raise TypeError(f"a {kind.__name__} cannot be received")
     match value:
         case [str() as name, bytes() as data] if name in _DTYPES:
             return np.frombuffer(data, _DTYPES[name])

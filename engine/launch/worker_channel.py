@@ -1,7 +1,7 @@
-"""A Worker's channel in its process, for a run on one host or on several.
+"""A Worker's channel in its process, for a run on one host or several.
 
-Owns: making it, data sockets to peers on this host, addresses of others, its metrics. Does not own:
-the channel (engine/channels), which Workers are connected when (peers.py).
+Owns: making it, data sockets to peers on this host, addresses of other peers, its metrics. Does not
+own: the channel (engine/channels), which Workers are connected when (peers.py).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from engine.channels.contract import PeerLost
 from engine.channels.routed import AddressBook, AddressEntry, RoutedChannel
@@ -29,7 +29,7 @@ class PeerSockets:
         self._lock = threading.Lock()
 
     def put(self, peer: str, sock: socket.socket) -> None:
-        """The newest one to this peer; an earlier one that was not taken led to a lost process."""
+        """Add a socket. An earlier one to this peer that was not taken led to a lost process."""
         with self._lock:
             earlier = self._sockets.pop(peer, None)
             self._sockets[peer] = sock
@@ -37,10 +37,9 @@ class PeerSockets:
             earlier.close()
 
     def dial(self, peer: str) -> socket.socket:
-        """A socket to this peer's channel. Raises PeerLost if there is none: the Supervisor sends
-        one for a living peer before the instruction that needs it.
-        """
+        """A socket to this peer's channel. Raises PeerLost if it has no process."""
         with self._lock:
+            # The Supervisor sends one to each living peer before the instruction that needs it.
             sock = self._sockets.pop(peer, None)
         if sock is None:
             problem = "expected its process, found none that runs."
@@ -48,18 +47,16 @@ class PeerSockets:
         return sock
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class WorkerChannel:
-    """A Worker's channel and its parts. book: addresses on other hosts, None without other hosts.
-    pairs: the worlds in which weights and device columns are exchanged.
-    """
+    """A Worker's channel and its parts. book: peers on other hosts; pairs: worlds for tensors."""
 
     channel: RoutedChannel
     shm: ShmChannel
     pairs: TensorPairs
     sockets: PeerSockets
     book: AddressBook | None = None
-    _refused: list[int] = field(default_factory=lambda: [0])
+    refused: int = 0
     """How many refused messages have been reported."""
 
     def connect(self, connect: Connect, descriptors: tuple[int, ...]) -> None:
@@ -74,8 +71,8 @@ class WorkerChannel:
 
     def write(self, where: PeerAddresses) -> None:
         """Note where peers on other hosts answer now."""
-        for peer, endpoint, epoch in where.entries:
-            if self.book is not None:
+        if self.book is not None:
+            for peer, endpoint, epoch in where.entries:
                 self.book.write(peer, AddressEntry(endpoint=endpoint, epoch=epoch))
 
     def reports(self) -> list[Report]:
@@ -84,9 +81,8 @@ class WorkerChannel:
         if came := self.pairs.moved():
             moved["collective"] = came
         found = [(f"edge/{route}/bytes", float(size), 1.0) for route, size in moved.items()]
-        refused = sum(self.channel.refused.values()) - self._refused[0]
-        if refused:
-            self._refused[0] += refused
+        if refused := sum(self.channel.refused.values()) - self.refused:
+            self.refused += refused
             found.append(("edge/refused", float(refused), 1.0))
         return found
 
@@ -94,20 +90,15 @@ class WorkerChannel:
 def worker_channel(
     opened: Open, dial: Callable[[str], socket.socket] | None = None
 ) -> WorkerChannel:
-    """The channel of a Worker. dial: returns a socket to a peer; None for those that `connect`
-    gets. Raises RunError where its address does not belong to this host.
+    """The channel of a Worker. dial: makes a socket to a peer (None: takes what `connect` got).
+    Raises RunError where its address does not belong to this host.
     """
     sockets = PeerSockets()
-    shm = ShmChannel(
-        opened.worker,
-        opened.epoch,
-        dial or sockets.dial,
-        limit=opened.outbox,
-        directory=opened.spill,
-        verify=opened.verify,
-    )
-    content = opened.verify == "content"
-    pairs = TensorPairs(opened.worker, shm.have_sent, content=content, alive=shm.require)
+    name, epoch, limit, verify = opened.worker, opened.epoch, opened.outbox, opened.verify
+    dial = dial or sockets.dial
+    shm = ShmChannel(name, epoch, dial, limit=limit, directory=opened.spill, verify=verify)
+    content = verify == "content"
+    pairs = TensorPairs(name, shm.have_sent, content=content, alive=shm.require)
     shm.send_by(pairs.asked)
     network = opened.network
     if network is None:

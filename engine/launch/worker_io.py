@@ -5,7 +5,7 @@
     a new process, an unsent frame, the end        the loop's thread (`watch`, `send`, `close`)
 
 Owns: reading, reaping, judging silence and failures, and what the loop has not taken yet. Does not
-own: starting processes and what is sent to them (supervisor.py).
+own: starting processes, what they are sent (supervisor.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from engine.launch.wire import TO_SUPERVISOR, decode
 from engine.observe.reports import Doing, Report, SpanOf
 
 _REAP = 20.0
-"""Seconds within which the kernel has ended a process that was killed."""
+"""Seconds for the kernel to end a process that was killed."""
 
 
 class WorkerIO:
@@ -51,7 +51,7 @@ class WorkerIO:
         self._heartbeat = heartbeat
         self._on_change = on_change
         self._watched: dict[int, ChildProcess] = {}
-        """By process id, until it is reaped; a Worker that is being restarted may have two."""
+        """By process id, until they are reaped; a Worker that is restarting may have two."""
         self._moved = 0
         self._closing = False
         self._wake_end, self._woken_end = socket.socketpair()
@@ -126,7 +126,7 @@ class WorkerIO:
 
     def close(self) -> None:
         """End the thread."""
-        self._wake_end.close()  # which ends the thread
+        self._wake_end.close()  # the thread ends at EOF
         if self._thread.ident is not None:
             self._thread.join()
         self._woken_end.close()
@@ -154,7 +154,7 @@ class WorkerIO:
                 before = self.look_for_silence(before)
 
     def _raise_in_the_loop(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        """Make the loop raise what goes wrong in this thread."""
+        """Let the loop raise what goes wrong in this thread."""
         if error is None:
             return False
         self.abandon(error)
@@ -188,7 +188,7 @@ class WorkerIO:
             child.kill()  # nobody can reach it any more
 
     def _on_end(self, selector: selectors.BaseSelector, child: ChildProcess, events: int) -> None:
-        """First read what it sent before its end."""
+        """Read what it sent before its end, reap it, report the loss."""
         del events
         selector.unregister(child.ends)
         if child.link.fileno() in selector.get_map():
@@ -250,7 +250,7 @@ class WorkerIO:
             child.doing = Doing(worker=child.name)  # it has ended since the last heartbeat
 
     def look_for_silence(self, before: float) -> float:
-        """Kill silent Workers, judge earlier failures. before: the last call; returns the time."""
+        """Kill silent Workers, judge earlier failures. before: the last call. Returns the time."""
         now = time.monotonic()
         with self.changed:
             failed = self._failures.judged(self.children, now)

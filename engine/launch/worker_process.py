@@ -8,7 +8,7 @@
 Owns: the process (signals, parent's death, log, heartbeat) and its two threads. Does not own:
 kernels and instructions (engine/worker), their order (inbox.py), messages (control.py).
 
-Nothing here imports torch at the start: the first heartbeat is due before that import is done.
+Nothing here imports torch at the start, since the first heartbeat is due before that is done.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, NoReturn
 
 import cloudpickle
@@ -47,12 +46,13 @@ from engine.plan.plan import Plan
 from engine.run.watchdog import STACK_SIGNAL
 
 _WAITS_FOR_MORE = (m.Tombstoned, m.ChunkDone, m.Stepped, m.Evaluated, m.Recorded)
-"""Events at or just before the end of their instruction: one frame carries both."""
+"""Events at the end of an instruction, sent in one frame with it."""
+_PR_SET_PDEATHSIG = 1
 _log = logging.getLogger(__name__)
 
 
 class FailureReport:
-    """A context that sends the Supervisor any exception that leaves it, SystemExit included."""
+    """A context that sends the Supervisor any exception that leaves it, even SystemExit."""
 
     def __init__(self, link: ControlSocket, worker: str) -> None:
         self._link = link
@@ -62,12 +62,7 @@ class FailureReport:
     def __enter__(self) -> FailureReport:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         if error is None:
             return False
         self.failed = True
@@ -100,8 +95,8 @@ class WorkerProcess:
 
     # --- the control thread -----------------------------------------------------------------------
 
-    def listen(self, early: Sequence[Frame] = ()) -> None:
-        """Frames and heartbeats, until the process ends. early: frames that came with Open."""
+    def listen(self, early: Sequence[Frame]) -> None:
+        """Read frames and send heartbeats. early: frames that came with Open."""
         for frame in early:
             self._handle(frame)
         poll = select.poll()  # select() cannot watch descriptors above 1,023
@@ -142,13 +137,12 @@ class WorkerProcess:
 
     def _accept(self, instruction: m.ToWorker) -> None:
         """Release at once. Weights may interrupt a running chunk, unless earlier ones wait."""
+        weights = isinstance(instruction, m.Load)
         if isinstance(instruction, m.Release):
             self._worker.release(instruction.blocks)
             if self._updates.spilled(self._spilled):
                 self._updates.flush()
-            return
-        weights = isinstance(instruction, m.Load)
-        if weights and not self._inbox.has_weights() and self._worker.interrupt_with(instruction):
+        elif weights and not self._inbox.has_weights() and self._worker.interrupt_with(instruction):
             self._updates.ended()
         else:
             self._inbox.put(instruction)
@@ -162,7 +156,7 @@ class WorkerProcess:
     # --- the main thread --------------------------------------------------------------------------
 
     def work(self) -> None:
-        """Open the kernels and carry out what comes until Quit; after a failure wait for Quit."""
+        """Open the kernels, then carry out the inbox until Quit; after a failure wait for Quit."""
         with FailureReport(self._link, self._open.worker) as report:
             self._busy = True
             self._begin()
@@ -202,7 +196,7 @@ class WorkerProcess:
         self._updates.event(m.WorkerOpened(worker=opened.worker, epoch=opened.epoch))
         self._updates.flush()
         gc.collect()
-        gc.freeze()  # what was made by imports and by opening stays
+        gc.freeze()  # what imports and opening have made stays
 
     def _execute(self, instruction: m.ToWorker) -> None:
         for event in self._worker.execute(instruction):
@@ -239,12 +233,11 @@ class WorkerProcess:
 
 
 def _samples(opened: control.Open) -> Any:
-    """The recorder's sample files, which are written at once, so that it has no state."""
+    """The recorder's sample files, which it writes at once, so that it has no state."""
     from engine.observe.samples import SampleWriter
 
-    if opened.samples is None:
-        return None
-    return SampleWriter(opened.samples, every=opened.samples_every)
+    folder = opened.samples
+    return None if folder is None else SampleWriter(folder, every=opened.samples_every)
 
 
 def _ranks(opened: control.Open, plan: Plan, descriptors: tuple[int, ...]) -> tuple[Any, Any]:
@@ -265,11 +258,8 @@ def _ranks(opened: control.Open, plan: Plan, descriptors: tuple[int, ...]) -> tu
     return group, join(store, rank.share, rank.part, members, content=content)
 
 
-# --- the process ----------------------------------------------------------------------------------
-
-
 def main(descriptor: int, parent: int) -> None:
-    """Run the Worker of this control socket. parent: the process that started this one."""
+    """Run the Worker at this end of a control socket. parent: the process that started this one."""
     die_with(parent)
     left_to_the_run()
     faulthandler.enable()
@@ -296,7 +286,7 @@ def main(descriptor: int, parent: int) -> None:
 
 
 def _listen(life: WorkerProcess, early: Sequence[Frame]) -> None:
-    """The control thread. The process ends with it, since nobody could reach it any more."""
+    """The control thread. The process ends with it, since nobody could reach it without."""
     try:
         life.listen(early)
     except ConnectionError:
@@ -317,7 +307,7 @@ def _first(link: ControlSocket) -> list[Frame]:
 
 
 def end(code: int, why: str = "") -> NoReturn:
-    """End this process now. Its children end too: by their pipe to it, or their parent's death."""
+    """End this process now. Its children see the end of their pipe, or of their parent, and end."""
     if why:
         print(f"ended: {why}", file=sys.stderr)
     sys.stdout.flush()
@@ -328,7 +318,6 @@ def end(code: int, why: str = "") -> NoReturn:
 def die_with(parent: int) -> None:
     """On Linux: kill this process when the thread that started it ends, or has ended already."""
     if sys.platform == "linux":
-        set_parent_death_signal = 1
-        ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, signal.SIGKILL)
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         end(1, "the process of the run is gone")
