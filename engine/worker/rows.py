@@ -1,15 +1,13 @@
 """The rows that a Worker keeps for others, and those that it fetches.
 
 Owns: from a kernel's batch to a Ref, from Gathers to a kernel's batches. Does not own: the outbox
-and transport (engine/channels), the joining of columns (assemble.py), device columns
-(device_columns.py).
+and transport (engine/channels), joining columns (assemble.py), device columns (device_columns.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -28,7 +26,7 @@ Inputs = Mapping[str, tuple[Gather, ...]]
 
 
 class WorkerRows:
-    """See the module. pairs: the worlds of this Worker with others, where there are any."""
+    """Of one Worker. pairs: its worlds with other Workers, if any."""
 
     def __init__(
         self, worker: str, plan: Plan, channel: Channel, pairs: TensorPairs | None = None
@@ -36,74 +34,58 @@ class WorkerRows:
         self._worker = worker
         self._plan = plan
         self._channel = channel
-        self._device = DeviceColumns(worker, plan, pairs)
+        self.device = DeviceColumns(worker, plan, pairs)
         # Rows of a stateful Worker are not made again, and nothing is compared.
         self._with_digests = len(plan.workers) > 1 and worker not in plan.stateful
 
     def keep(self, node: str, batch: Batch) -> Ref:
         """Put rows that a node made into the outbox. What is on a device stays there."""
-        self._device.require(node, batch)
+        self.device.require(node, batch)
         tokens = self._plan.node(node).tokens
         has_tokens = tokens in batch.names
         lengths = batch.ragged(tokens).lengths if has_tokens else np.zeros(len(batch), np.int64)
         digest = row_digests(batch) if self._with_digests else np.zeros(0, dtype=np.uint64)
         version = ages(self._plan, node, _oldest(batch))
-        block = self._channel.keep(batch)
+        worker, keys, block = self._worker, batch.keys, self._channel.keep(batch)
         if batch.device:
-            self._device.keep(block, batch)
+            self.device.keep(block, batch)
         return Ref(
-            worker=self._worker,
-            block=block,
-            keys=batch.keys,
-            lengths=lengths,
-            version=version,
-            digest=digest,
+            worker=worker, block=block, keys=keys, lengths=lengths, version=version, digest=digest
         )
 
     def keep_file(self, file: Path) -> Ref:
-        """Put rows from a file into the outbox, of the node whose name the file has."""
-        return self.keep(file.stem, self._device.restored(file.stem, read_rows(file)))
+        """Put rows from a file, which is named for their node, into the outbox."""
+        return self.keep(file.stem, self.device.restored(file.stem, read_rows(file)))
 
     def of(self, node: str, ref: Ref) -> Batch:
-        """Rows that it keeps of a node, with all columns."""
+        """Rows of a node that this Worker keeps, with all columns."""
         row = np.arange(len(ref.keys))
-        here = Gather(
-            producer=node,
-            columns=(),
-            refs=((ref.worker, ref.block),),
-            block=np.zeros_like(row),
-            row=row,
-        )
+        block, refs = np.zeros_like(row), ((ref.worker, ref.block),)
+        here = Gather(producer=node, columns=(), refs=refs, block=block, row=row)
         return self.assembled(ref.keys, {"rows": (here,)})["rows"]
 
     def assembled(self, keys: Keys, inputs: Inputs) -> dict[str, Batch]:
         """The batch of each input. Raises PeerLost."""
-        return assemble(keys, inputs, self._channel, self._device)
+        return assemble(keys, inputs, self._channel, self.device)
 
     def collected(self, keys: Keys, gather: Gather) -> Batch:
         """The rows of one gather, on the host. Raises PeerLost."""
-        rows = collect([gather], self._channel, self._device)[0]
+        rows = collect([gather], self._channel, self.device)[0]
         return Batch(keys, rows.records, rows.device).on_host()
-
-    def placed(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Tensors that came by another way, on this Worker's device."""
-        return self._device.placed(values)
 
     def release(self, blocks: Iterable[int]) -> None:
         """Forget blocks; from any thread."""
         for block in blocks:
             self._channel.release(block)
-        self._device.release(blocks)
+        self.device.release(blocks)
 
 
 def _oldest(batch: Batch) -> np.ndarray:
-    """int32 [rows]: the oldest version among each row's tokens; NO_VERSION without tokens or
-    without the column.
-    """
+    """int32 [rows]: the oldest version of each row's tokens; NO_VERSION where there is none."""
     oldest = np.full(len(batch), NO_VERSION, dtype=np.int32)
     if "version" in batch.names:
-        tokens_ = batch.ragged("version")
-        full = tokens_.lengths > 0
+        versions = batch.ragged("version")
+        full = versions.lengths > 0
         if full.any():
-            oldest[full] = np.minimum.reduceat(tokens_.values, tokens_.offsets[:-1][full])
+            oldest[full] = np.minimum.reduceat(versions.values, versions.offsets[:-1][full])
     return oldest

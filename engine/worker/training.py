@@ -112,7 +112,7 @@ class WorkerTraining:
             place = self._plan.place(message.node)
             raise RunError(f"{place}: rows of step {message.step}: {lost}") from lost
         inputs = {
-            name: Batch(assignment.keys, records, self._rows.placed(values))
+            name: Batch(assignment.keys, records, self._rows.device.placed(values))
             for name, (records, values) in found.items()
         }
         return replace(assignment, inputs=inputs)

@@ -192,7 +192,7 @@ def test_rows_of_several_blocks_come_in_order(worker: Worker) -> None:
 
     def assembled(gather: Gather) -> Batch:
         keys = Keys.of(range(len(gather.row)))
-        return assemble(keys, {"rows": (gather,)}, worker.channel, worker.rows._device)["rows"]
+        return assemble(keys, {"rows": (gather,)}, worker.channel, worker.rows.device)["rows"]
 
     rows = assembled(states_of(refs, block, row, "hidden", "total"))
     expected = [parts[b].tensor("hidden")[r] for b, r in zip(block, row, strict=True)]
