@@ -29,7 +29,7 @@ from engine.checkpoint.store import CheckpointStore
 from engine.observe.runfolder import RunFolder
 from engine.options import RunOptions
 from engine.peek import first_rows
-from engine.plan.cluster import Cluster, read_cluster
+from engine.plan.cluster import read_cluster
 from engine.plan.explain import explain
 from engine.plan.plan import Plan
 from engine.plan.planner import make_plan
@@ -47,20 +47,16 @@ def plan(graph: Graph | CheckedGraph, options: RunOptions | None = None) -> Plan
     options = options or RunOptions()
     checked = graph if isinstance(graph, CheckedGraph) else check(graph)
     placing = run_options.placing(options)
-    hosts = frozenset(placing.hosts.values())
-    cluster = _cluster(options.cluster, hosts) if options.cluster is not None else None
+    cluster = None
+    if options.cluster is not None:
+        from engine.launch.hosts import known  # not needed on one host
+
+        cluster = known(read_cluster(options.cluster), frozenset(placing.hosts.values()))
     seed, threads = options.seed, options.threads
     planned = make_plan(checked, seed=seed, threads=threads, placing=placing, cluster=cluster)
     if options.strict and planned.warnings:
         raise GraphError(planned.warnings)
     return planned
-
-
-def _cluster(path: Path, wanted: frozenset[str]) -> Cluster:
-    """The hosts of a cluster file; the wanted ones say what it leaves out."""
-    from engine.launch.hosts import known  # not needed on one host
-
-    return known(read_cluster(path), wanted)
 
 
 def run(

@@ -4,8 +4,8 @@
     Finish                                               the run is over
     Rollback: state is lost that only checkpoints have   the next attempt, from the last of them
 
-Owns: what an attempt is made of, where it begins, and how many may fail to get any further. Does
-not own: any of the parts; `resume` is a first attempt that begins at a checkpoint.
+Owns: what an attempt is made of, where it begins, and how many may fail to get further. Does not
+own: any of the parts. `resume` is a first attempt that begins at a checkpoint.
 """
 
 from __future__ import annotations
@@ -90,15 +90,14 @@ def attempts(
 ) -> Result:
     """Run to the end, in as many attempts as it takes; the first begins as `begins` says.
 
-    Raises what a kernel raised, or RunError, where the run fails; KeyboardInterrupt where a signal
-    ends it at once.
+    Raises what a kernel raised, RunError, or KeyboardInterrupt if a signal ends the run at once.
     """
     with ExitStack() as stack:
-        run = _Run(plan, options, folder, begins.record, hooks, stack)
+        run = _Run(plan, options, folder, hooks, stack)
         latest = begins.checkpoint
         furthest, fruitless = 0, 0
         while True:
-            end = run.attempt(latest)
+            end = run.attempt(latest, begins.record)
             if isinstance(end, Finish):
                 return run.result(end)
             furthest = max(furthest, latest.step if latest else 0)
@@ -116,17 +115,10 @@ class _Run:
     """What the attempts of one run share, and where the last one ended: its last Step's row."""
 
     def __init__(
-        self,
-        plan: Plan,
-        options: RunOptions,
-        folder: RunFolder,
-        record: ProvenanceRecord,
-        hooks: StepHooks,
-        stack: ExitStack,
+        self, plan: Plan, options: RunOptions, folder: RunFolder, hooks: StepHooks, stack: ExitStack
     ) -> None:
         """stack: ended with the run."""
         self._plan = plan
-        self._record = record
         self._options = options
         self._folder = folder
         self._hooks = hooks
@@ -150,7 +142,9 @@ class _Run:
             progress = stack.enter_context(Progress(options.steps, title=plan.graph))
             self._on_step.append(at_each_step(progress.update))
 
-    def attempt(self, latest: StoredCheckpoint | None) -> Finish | Rollback:
+    def attempt(
+        self, latest: StoredCheckpoint | None, record: ProvenanceRecord
+    ) -> Finish | Rollback:
         """One attempt, from this checkpoint or from the beginning."""
         plan, begun = self._plan, latest.step if latest else 0
         coordinator = Coordinator(plan, self._settings())
@@ -165,7 +159,7 @@ class _Run:
                 stream.on(take, StepEnded)
             stream.add(early)
             stream.on(stack.enter_context(_settled_memory()), Opened)
-            store = DiskStore(plan, self.store, self._best, latest, self._record)
+            store = DiskStore(plan, self.store, self._best, latest, record)
             loop = Loop(coordinator, workers, store, stream, early)
             watchdog = stack.enter_context(self._watchdog(workers, coordinator, loop))
             _log.info("%s begins after step %d", plan.graph, begun)
@@ -178,9 +172,7 @@ class _Run:
         return end
 
     def result(self, finish: Finish) -> Result:
-        """How the run ended. A recorder that died may have left samples of a Step that never
-        closed; where the data has ended, that Step does not come again: they are deleted.
-        """
+        """How the run ended. Deletes samples of a Step that never closed, as its recorder died."""
         SampleWriter(self._folder.samples).truncate_after(self.step)
         last, stopped = self.store.latest(), self._stopped
         trained = [m for m in self._plan.models if m.writer] if last else []
@@ -213,9 +205,7 @@ class _Run:
         )
 
     def _workers(self, stack: ExitStack) -> Workers:
-        """One Worker in this process, or several processes; closed with the attempt. Imports are
-        local: each is needed only by such Workers.
-        """
+        """One Worker in this process, or several processes; imports only what these need."""
         plan, folder, options = self._plan, self._folder, self._options
         if plan.hosts:
             from engine.launch.hosts import HostsWorkers
@@ -282,7 +272,7 @@ C1 = TypeVar("C1", bound=_Closable)
 
 @contextmanager
 def _closed(thing: C1) -> Iterator[C1]:
-    """Close it in the end. After an error, a failure to close is only logged."""
+    """Close it at the end. After an error, a failure to close is only logged."""
     try:
         yield thing
     except BaseException:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-from dataflow.schema import Axis, Column
+from dataflow.schema import Column
 from engine.cost.lengths import Lengths
 
 TOKEN_TEXT = 4
@@ -31,7 +31,8 @@ _ANSWER_TEXT = ("completion",)
 def column_bytes(column: Column, lengths: Lengths) -> int:
     """Bytes of one row's value of a declared column."""
     if column.axis is not None:
-        return _OFFSET + _count(column.axis, lengths) * value_bytes(column.type)
+        counts = {"P": lengths.prompt, "T": lengths.completion, "K": TURNS}
+        return _OFFSET + counts[column.axis] * value_bytes(column.type)
     return data_bytes(column.name, column.type, lengths)
 
 
@@ -60,7 +61,3 @@ def value_bytes(kind: pa.DataType) -> int:
 def row_bytes(columns: Mapping[str, int], names: tuple[str, ...]) -> int:
     """Bytes of one row of these columns, given the size of each."""
     return sum(columns.get(name, 0) for name in names)
-
-
-def _count(axis: Axis, lengths: Lengths) -> int:
-    return {"P": lengths.prompt, "T": lengths.completion, "K": TURNS}[axis]

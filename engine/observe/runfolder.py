@@ -82,8 +82,16 @@ class RunFolder:
             _refuse_contents(path, overwrite)  # before the lock: no lock file in a foreign folder
             path.mkdir(parents=True, exist_ok=True)
         with _locked(path) as run, writing("the run folder", path):
-            run._make_empty(overwrite)
-            run._make_record()
+            # versions.json marks the folder as a run's: it goes last, so that a kill in between can
+            # be overwritten again.
+            found = _refuse_contents(path, overwrite)
+            for name in sorted(found, key=lambda n: n == "versions.json"):
+                _delete(path / name)
+            versions = msgspec.json.encode(_versions(), order="sorted")
+            run.write_text("versions.json", msgspec.json.format(versions).decode())
+            run.write_text("command.txt", shlex.join([sys.executable, *sys.argv]) + "\n")
+            for folder in FOLDERS:
+                _make_folder(path / folder)
         return run
 
     @staticmethod
@@ -132,20 +140,6 @@ class RunFolder:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    def _make_empty(self, overwrite: bool) -> None:
-        found = _refuse_contents(self.path, overwrite)
-        # versions.json marks the folder as a run's: it goes last, so that a kill in between can be
-        # overwritten again.
-        for name in sorted(found, key=lambda n: n == "versions.json"):
-            _delete(self.path / name)
-
-    def _make_record(self) -> None:
-        versions = msgspec.json.encode(_versions(), order="sorted")
-        self.write_text("versions.json", msgspec.json.format(versions).decode())
-        self.write_text("command.txt", shlex.join([sys.executable, *sys.argv]) + "\n")
-        for folder in FOLDERS:
-            _make_folder(self.path / folder)
 
 
 @contextmanager

@@ -68,7 +68,8 @@ def _table(node: str, rows: Batch) -> pa.Table:
     }
     columns |= {name: rows.array(name) for name in rows.names}
     if "advantage" in rows.names:
-        mean = _mean(rows.ragged("advantage"), _mask(rows))
+        mask = rows.ragged("completion_mask").values if "completion_mask" in rows.names else None
+        mean = _mean(rows.ragged("advantage"), mask)
         columns["advantage"] = pa.array(mean, pa.float32(), from_pandas=True)
     if "version" in rows.names:
         columns |= {"version": _least(rows.ragged("version")), "versions": columns["version"]}
@@ -80,10 +81,6 @@ def _table(node: str, rows: Batch) -> pa.Table:
 
 _LENGTHS = ("completion_ids", "completion_mask")
 """Columns with one entry for each token of the completion."""
-
-
-def _mask(rows: Batch) -> np.ndarray | None:
-    return rows.ragged("completion_mask").values if "completion_mask" in rows.names else None
 
 
 def _mean(tokens: Ragged, mask: np.ndarray | None) -> np.ndarray:

@@ -6,7 +6,6 @@ Owns: the comparison, and the message. Does not own: any number (passes/estimate
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from engine.cost.memory import HOST_PARTS, host_peak, lasting, peak
 from engine.plan.cluster import Cluster
@@ -16,16 +15,7 @@ from engine.plan.plan import PlannedNode
 Nodes = Mapping[str, list[PlannedNode]]
 """Of each Worker."""
 Turns = Sequence[Sequence[str]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Need:
-    """The need at a place. room: bytes that it has. without: parts that lie elsewhere."""
-
-    where: str
-    room: int
-    bytes: int
-    without: tuple[str, ...] = ()
+Parts = tuple[str, ...]
 
 
 def memory(draft: Draft) -> Iterator[str]:
@@ -39,7 +29,7 @@ def memory(draft: Draft) -> Iterator[str]:
             yield from _beside_gpus(nodes, turns, cluster)
         else:
             need = host_peak(_parts(nodes), turns)
-            yield from _fits(nodes, _Need(where, cluster.memory, need))
+            yield from _fits(nodes, where, cluster.memory, need)
 
 
 def _parts(nodes: Nodes) -> dict[str, list[Mapping[str, int]]]:
@@ -56,7 +46,7 @@ def _on_gpus(
         need = host_peak(_parts(here), mine, without=HOST_PARTS, gives_back=True)
         gpu = "the GPU" if len(cluster.gpus) == 1 else f"GPU {index}"
         gpu += "" if where == "this host" else f" of {where}"
-        yield from _fits(here, _Need(gpu, cluster.gpus[index], need, HOST_PARTS))
+        yield from _fits(here, gpu, cluster.gpus[index], need, HOST_PARTS)
 
 
 def _beside_gpus(nodes: Nodes, turns: Turns, cluster: Cluster) -> Iterator[str]:
@@ -69,29 +59,23 @@ def _beside_gpus(nodes: Nodes, turns: Turns, cluster: Cluster) -> Iterator[str]:
         yield f"{', '.join(nodes)}: {problem}. Fix: a lower batch or max_lag."
 
 
-def _fits(workers: Nodes, need: _Need) -> Iterator[str]:
-    """What needs more than there is: a Worker alone, else all together."""
-    if need.bytes <= need.room:
+def _fits(workers: Nodes, where: str, room: int, need: int, without: Parts = ()) -> Iterator[str]:
+    """A Worker alone, else all together, if they need more than the room (bytes) at a place."""
+    if need <= room:
         return
-    alone = {w: _peak(nodes, need.without) for w, nodes in workers.items()}
-    single = next((w for w, size in alone.items() if size > need.room or len(workers) == 1), "")
+    alone = {w: peak(parts, without=without) for w, parts in _parts(workers).items()}
+    single = next((w for w, size in alone.items() if size > room or len(workers) == 1), "")
     if single:
         told = f"{single} needs {_gib(alone[single])}"
     else:
-        told = f"{', '.join(workers)} together need {_gib(need.bytes)}"
-    largest = _largest([workers[single]] if single else workers.values(), need.without)
+        told = f"{', '.join(workers)} together need {_gib(need)}"
+    largest = _largest([workers[single]] if single else workers.values(), without)
     shown = ", ".join(f"{part} of {name} {_gib(size)}" for size, part, name in largest)
     fix = _smaller(largest[0][1]) + ("" if single else ", or fewer workers")
-    yield f"{told}, {need.where} has {_gib(need.room)}: {shown}. Fix: {fix}."
+    yield f"{told}, {where} has {_gib(room)}: {shown}. Fix: {fix}."
 
 
-def _peak(nodes: list[PlannedNode], without: tuple[str, ...]) -> int:
-    return peak((n.estimate.bytes for n in nodes), without=without)
-
-
-def _largest(
-    workers: Iterable[list[PlannedNode]], without: tuple[str, ...]
-) -> list[tuple[int, str, str]]:
+def _largest(workers: Iterable[list[PlannedNode]], without: Parts) -> list[tuple[int, str, str]]:
     """(bytes, part, node) of the four largest parts."""
     nodes = (n for those in workers for n in those)
     parts = {(size, part, n.name) for n in nodes for part, size in n.estimate.bytes.items()}

@@ -15,31 +15,27 @@ from engine.plan.explain.nodes import cut, nodes, workers
 from engine.plan.explain.summary import program, summary
 from engine.plan.plan import Plan
 
-_EDGES = (
-    "edges: bytes a Step at the greatest lengths;"
-    " saved: of columns that stay, nobody there reads them"
-)
-
 
 def explain(plan: Plan, *, measured: Mapping[str, float] | None = None) -> str:
     """The plan as text. measured: node -> seconds a Step, shown beside what was predicted."""
+    saved = "saved: of columns that stay, nobody there reads them"
     sections = [
         summary(plan),
-        _section("warnings (errors with --strict)", _warnings(plan)),
+        _section("warnings (errors with --strict)", _texts(map(str, plan.warnings))),
         _section("workers, each a process that does one thing after another", workers(plan)),
         _section("nodes, in the order in which they can run", nodes(plan, measured)),
         _section("where streaming ends", cut(plan)),
-        _section(_EDGES, edges(plan)),
+        _section(f"edges: bytes a Step at the greatest lengths; {saved}", edges(plan)),
         _section("weights", weights(plan)),
         _section("conventions that peers do not share", _dialects(plan)),
         _section("recorded of each Step", _recorded(plan)),
-        _section("notes", _notes(plan)),
+        _section("notes", _texts(plan.notes)),
     ]
     return printable("\n\n".join("\n".join(lines) for lines in sections if lines) + "\n")
 
 
 def _section(title: str, lines: Iterable[str]) -> list[str]:
-    """A title and its lines; nothing without lines."""
+    """A title and its lines, if there are any."""
     body = [f"  {line}".rstrip() for line in lines]
     return [title, *body] if body else []
 
@@ -60,11 +56,6 @@ def _recorded(plan: Plan) -> Iterator[str]:
             yield from wrapped(f"{fetch.producer}: {', '.join(fetch.columns)}", after=2)
 
 
-def _notes(plan: Plan) -> Iterator[str]:
-    for note in plan.notes:
-        yield from wrapped(note, after=2)
-
-
-def _warnings(plan: Plan) -> Iterator[str]:
-    for warning in plan.warnings:
-        yield from wrapped(str(warning), after=2)
+def _texts(texts: Iterable[str]) -> Iterator[str]:
+    for text in texts:
+        yield from wrapped(text, after=2)

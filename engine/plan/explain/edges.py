@@ -46,11 +46,6 @@ def weights(plan: Plan) -> Iterator[str]:
 _ROUTES = {"pull": "pulled from", "collective": "sent by collectives from"}
 
 
-def _apart(plan: Plan, one: PlannedNode, other: PlannedNode) -> bool:
-    """Whether their Workers are on several hosts."""
-    return len({plan.hosts[w] for w in (*one.workers, *other.workers)}) > 1
-
-
 def _versions(plan: Plan, model: PlannedModel, nodes: Mapping[str, PlannedNode]) -> Iterator[str]:
     if model.follows:
         way = "a copy of it" if model.rate == 1.0 else f"{model.rate:g} of the way to it"
@@ -61,17 +56,15 @@ def _versions(plan: Plan, model: PlannedModel, nodes: Mapping[str, PlannedNode])
     elif model.readers:
         yield from (_way(plan, model, nodes[r], nodes[model.writer]) for r in model.readers)
     else:
-        yield f"written by {model.writer}, {_unread(plan, model)}"
-
-
-def _unread(plan: Plan, model: PlannedModel) -> str:
-    followers = ", ".join(m.name for m in plan.models if m.follows == model.name)
-    return f"followed by {followers}" if followers else "read by nobody"
+        followers = ", ".join(m.name for m in plan.models if m.follows == model.name)
+        users = f"followed by {followers}" if followers else "read by nobody"
+        yield f"written by {model.writer}, {users}"
 
 
 def _way(plan: Plan, model: PlannedModel, reader: PlannedNode, writer: PlannedNode) -> str:
     lag = reader.max_lag if reader.region == "stream" else 0
-    far = plan.hosts and model.route == "pull" and _apart(plan, reader, writer)
+    hosts = {plan.host_of(w) for w in (*reader.workers, *writer.workers)}
+    far = model.route == "pull" and len(hosts) > 1
     carried = f"{_carried(model, reader, writer)}{' by zmq' if far else ''}"
     return f"{writer.name} -> {reader.name}: {carried}; lag {lag}"
 

@@ -38,15 +38,10 @@ def _steps(plan: Plan) -> Iterator[str]:
         line = [n for n in plan.nodes if n.source == source.name]
         limit = "at most " if any(_may_shrink(nodes, n) for n in line) else ""
         for train in (n for n in line if n.work == "train"):
-            group = _group(train, nodes, domains)
+            domain = domains.of_node(nodes[train.name]) if domains else None
+            group = domain.group_size if domain else train.inner
             updates = _updates(nodes.get(train.name), source.batch * group)
             yield f"{limit}{_rows(source.batch, group)} a Step{updates} ({train.name})"
-
-
-def _group(train: PlannedNode, nodes: Mapping[str, Node], domains: Domains | None) -> int:
-    """Rows of one prompt that it trains."""
-    domain = domains.of_node(nodes[train.name]) if domains else None
-    return domain.group_size if domain else train.inner
 
 
 def _rows(batch: int, group: int) -> str:
@@ -57,13 +52,9 @@ def _rows(batch: int, group: int) -> str:
 
 def _may_shrink(nodes: Mapping[str, Node], select: PlannedNode) -> bool:
     """Whether a node is a selection that may leave a Step with fewer rows."""
-    whole = select.refill and _keeps_groups(nodes, select)
-    return select.relation == "subset" and not whole
-
-
-def _keeps_groups(nodes: Mapping[str, Node], select: PlannedNode) -> bool:
-    node = nodes.get(select.name)
-    return node is not None and node.inputs["where"].node.operator.keeps in ("groups", "pairs")
+    if select.relation != "subset" or not select.refill or select.name not in nodes:
+        return select.relation == "subset"
+    return nodes[select.name].inputs["where"].node.operator.keeps not in ("groups", "pairs")
 
 
 def _updates(train: Node | None, rows: int) -> str:

@@ -21,7 +21,7 @@ from engine.cost.memory import Work
 from engine.cost.models import ModelCost, model_cost
 from engine.plan.draft import Draft
 from engine.plan.passes.resolve import row_line
-from engine.plan.plan import Estimate, ModelUse, PlannedEdge, PlannedModel, PlannedNode, elsewhere
+from engine.plan.plan import Estimate, ModelUse, PlannedEdge, PlannedNode, elsewhere
 
 Columns = tuple[str, ...]
 
@@ -75,7 +75,9 @@ class _Cost:
         self._lengths = self._all_lengths()
         self._columns = {name: self._sizes(node) for name, node in self._nodes.items()}
         self._owners = frozenset(_owners(draft))
-        self._offering = {m.writer: m.route for m in draft.models if self._is_copied(m)}
+        written = (m for m in draft.models if m.writer)
+        copied = [m for m in written if elsewhere(m, draft.models, draft.nodes)]
+        self._offering = {m.writer: m.route for m in copied}
 
     def node(self, planned: PlannedNode) -> Estimate:
         """Bytes by part and seconds of one node."""
@@ -118,10 +120,6 @@ class _Cost:
         if planned.traits.generates:
             return memory.decode_parts(shape, work, dtype)
         return memory.forward_parts(shape, work, dtype, head)
-
-    def _is_copied(self, model: PlannedModel) -> bool:
-        """Whether its readers, or those of a follower, have its weights in another Worker."""
-        return bool(model.writer and elsewhere(model, self._draft.models, self._draft.nodes))
 
     def _on_device(self, node: str) -> Mapping[str, Column]:
         return declared(self._nodes[node].schemas)

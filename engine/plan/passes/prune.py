@@ -33,9 +33,9 @@ def _pruned(node: Node, notes: list[str]) -> Node:
         return node
     inputs, terms = dict(node.inputs), []
     for term in loss.terms:
-        for port in _zero_ports(term):
-            if inputs.pop(f"{term.label}.{port}", None) is not None:
-                parameter = dict(term.function.zero)[port]
+        for port, parameter in term.function.zero:
+            zero = dict(term.params).get(parameter) == 0
+            if zero and inputs.pop(f"{term.label}.{port}", None) is not None:
                 notes.append(f"{node.name}: {term.label}.{port} left out, {parameter} is 0")
         if _old_is_now(node, term):
             del inputs[f"{term.label}.old"]
@@ -46,11 +46,6 @@ def _pruned(node: Node, notes: list[str]) -> Node:
     if inputs.keys() == node.inputs.keys():
         return node
     return node.changed(inputs=inputs, params=node.params | {"loss": Loss(tuple(terms))})
-
-
-def _zero_ports(term: LossTerm) -> list[str]:
-    params = dict(term.params)
-    return [port for port, parameter in term.function.zero if params.get(parameter) == 0]
 
 
 def _old_is_now(node: Node, term: LossTerm) -> bool:
