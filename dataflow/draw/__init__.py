@@ -1,7 +1,7 @@
 """Drawings of a graph: for a terminal, for Markdown, for Graphviz, as a picture.
 
-Owns: the one function that makes them. Does not own: a plan's drawing (engine), nor any
-rule: a Graph that the check would refuse can be drawn all the same.
+Owns: the one function that makes them. Does not own: a plan's drawing (engine), any rule: a Graph
+that the check would refuse can be drawn all the same.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FORMS: Mapping[str, Callable[[Picture], str]] = {
 
 
 def draw(graph: Graph, form: Form = "text") -> str:
-    """The graph as text, ending in a newline. Raises GraphError for a form that is not there.
+    """The graph as text, ending in a newline. Raises GraphError for an unknown form.
 
     text: a staircase in ASCII. mermaid: a flowchart for Markdown. dot: Graphviz's language. svg: a
     picture, by an installed `dot` or by our own layout.

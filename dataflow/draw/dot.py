@@ -53,9 +53,7 @@ def dot(picture: Picture) -> str:
 
 
 def svg_by_dot(source: str) -> str:
-    """The picture that the installed `dot` makes. Raises DataflowError with its words where it
-    fails.
-    """
+    """The picture from the installed `dot`. Raises DataflowError with its message if it fails."""
     made = subprocess.run(
         ["dot", "-Tsvg"], input=source, capture_output=True, text=True, timeout=60, check=False
     )
@@ -99,7 +97,7 @@ def _weights(picture: Picture) -> Iterator[str]:
 
 
 def _below(picture: Picture) -> Iterator[str]:
-    """Unseen edges that keep every node of the step region below the cut."""
+    """Invisible edges that keep every node of the step region below the cut."""
     stream, step = picture.within("stream"), picture.within("step")
     read = {wire.source for box in stream for wire in box.wires}
     inside = {box.index for box in step}

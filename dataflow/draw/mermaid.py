@@ -86,7 +86,7 @@ def _title(words: str) -> str:
 
 
 def _escaped(words: str) -> str:
-    """Mermaid's entity codes: `#` begins one, and quotes, brackets of HTML and bars would end the
+    """With Mermaid's entity codes: `#` begins one, and quotes, HTML brackets and bars would end the
     label.
     """
     for mark, code in (

@@ -37,9 +37,7 @@ _LONGEST = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnWire:
-    """A data edge into a box. `output` numbers the output where the source has several, else
-    None.
-    """
+    """A data edge into a box. `output` numbers the output if the source has several, else None."""
 
     source: int
     output: int | None
@@ -48,8 +46,8 @@ class DrawnWire:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Box:
-    """One node. `call` is how its use reads in code; `schemas` are those of its outputs; rows like
-    `prompts x8`.
+    """One node. `call` is how its use reads in code; `schemas`: of its outputs; rows like `prompts
+    x8`.
     """
 
     index: int
@@ -65,8 +63,8 @@ class Box:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
-    """A weight edge, or any other reading of a State. `lag` is None where a reader has no bound of
-    its own.
+    """A weight edge, or any other read of a State. `lag` is None if a reader has no bound of its
+    own.
     """
 
     box: int
@@ -75,9 +73,7 @@ class Reader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateBox:
-    """One State: who writes it, who reads it. `leader` is the State that it follows, empty where
-    there is none.
-    """
+    """One State: who writes it, who reads it. `leader`: the State that it follows, or empty."""
 
     index: int
     name: str
@@ -123,9 +119,7 @@ def picture(graph: Graph) -> Picture:
 
 
 def _regions(graph: Graph) -> dict[int, Region]:
-    """By node and not by name (an unchecked graph may use a name twice); never above what a node
-    stands on.
-    """
+    """By node, as an unchecked graph may use a name twice; never above a node's inputs."""
     derived = regions(graph).of
     found: dict[int, Region] = {}
     for node in graph.nodes:
@@ -156,9 +150,7 @@ def _box(node: Node, at: Mapping[int, int], region: Region, domains: Domains) ->
 
 
 def rows_of(domain: Domain) -> str:
-    """`prompts x8`, `prompts x8, kept by select`: the rows without the line numbers that a message
-    has.
-    """
+    """`prompts x8`, `prompts x8, kept by select`: the rows without a message's line numbers."""
     if domain.parent is None:
         return domain.node.name if domain.factor == 1 else f"{domain.node.name} x{domain.factor}"
     above = rows_of(domain.parent)
@@ -185,8 +177,8 @@ def _step(graph: Graph, domains: Domains) -> str:
 
 
 def _full(domain: Domain) -> bool:
-    """Whether a Step has as many of these rows as its prompts promise: a refilled selection of
-    whole groups does.
+    """Whether a Step has as many of these rows as its prompts promise, as after a refilled
+    selection of whole groups.
     """
     return domain.kind != "subset" or (
         domain.keeps != "rows" and bool(domain.node.params.get("refill"))
@@ -235,9 +227,7 @@ def _facts(state: State) -> str:
 
 
 def call_of(node: Node) -> str:
-    """How the node reads in code: its States, then every parameter that differs from its
-    default.
-    """
+    """The node's call in code: its States, then every parameter that differs from its default."""
     defaults = declared_defaults(node.operator.path, node.operator.name, node.operator.function)
     shown = [s.name for s in node.states.values() if not isinstance(s, Buffer)]
     for key, value in node.params.items():
@@ -278,12 +268,12 @@ def _equal(a: Any, b: Any) -> bool:
 def declared_defaults(
     path: str, name: str, function: Callable[..., Any] | None
 ) -> Mapping[str, Any] | None:
-    """The parameters of the function that users call, with their defaults (Parameter.empty where
-    there is none).
+    """The parameters of the function that users call, with their defaults (Parameter.empty if there
+    is none).
 
-    Of ours it stands beside the declaration under the operator's own name; of a user's it is the
-    declared function itself, so that nothing is imported to draw a graph. None where it is not
-    found: then every parameter is worth showing.
+    This project's functions are next to the declaration, under the operator's name; a user's is the
+    declared function itself, so that nothing is imported to draw a graph. None if it is not found:
+    then every parameter is shown.
     """
     if own(path.partition(":")[0]):
         function = getattr(importlib.import_module(path.partition(":")[0]), name, None)
@@ -299,7 +289,7 @@ def declared_defaults(
 
 
 def shown_value(value: Any) -> str:
-    """A parameter's value in few characters."""
+    """A parameter's value in a few characters."""
     if isinstance(value, bool) or value is None:
         return str(value)
     if isinstance(value, float):

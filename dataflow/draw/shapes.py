@@ -1,6 +1,6 @@
-"""SVG's shapes as text: the few that a drawing needs, every word escaped.
+"""SVG shapes as text: the few that a drawing needs, all words escaped.
 
-Owns: SVG syntax and the measure of text. Does not own: where anything stands (svg.py).
+Owns: SVG syntax and measuring text. Does not own: the places of things (svg.py).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _centred(x: float, y: float, line: str, style: str) -> str:
 def words(
     x: float, y: float, line: str, *, size: float, fill: str = INK, bold: bool = False
 ) -> str:
-    """Words that start at (x, y), legible above whatever they cross."""
+    """Words that start at (x, y), legible above anything that they cross."""
     halo = 'paint-order="stroke" stroke="#ffffff" stroke-width="3" stroke-linejoin="round"'
     weight = ' font-weight="600"' if bold else ""
     return (
@@ -87,7 +87,7 @@ def rectangle(
 
 
 def cylinder(x: float, y: float, width: float, height: float, fill: str, line: str) -> str:
-    """A drum, the sign of something kept."""
+    """A drum, the symbol of something stored."""
     rim, low = 6.0, y + height - 6.0
     body = (
         f"M{x:.1f},{y + rim:.1f} V{low:.1f} a{width / 2:.1f},{rim} 0 0 0 {width:.1f},0"

@@ -1,11 +1,11 @@
 """A graph as an SVG picture.
 
-Owns: the choice between an installed `dot` and our own drawing, and that drawing's panels,
-boxes and edges. Does not own: the layout (layers.py), nor what is worth showing (picture.py).
+Owns: the choice between an installed `dot` and our own drawing, and that drawing's panels, boxes
+and edges. Does not own: the layout (layers.py), what is worth showing (picture.py).
 
-The training's nodes stand in one panel, the stream region above the cut and the step region
-below it; evaluation stands in a panel of its own. A Model's weights flow down dashed edges;
-what `train` writes goes back up along the margin: the loop of reinforcement learning.
+Training's nodes are in one panel, the stream region above the cut and the step region below it;
+evaluation has its own panel. A Model's weights flow down dashed edges; what `train` writes goes
+back up along the margin: the loop of reinforcement learning.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ _TITLE = 34.0
 
 
 def svg(picture: Picture) -> str:
-    """Valid XML; by `dot -Tsvg` where that is installed, else by our own layout. A comment says
-    which.
-    """
+    """Valid XML, by an installed `dot -Tsvg` or our own layout. A comment says which."""
     if shutil.which("dot"):
         made = svg_by_dot(dot(picture))
         head, mark, rest = made.partition("<svg")
@@ -53,7 +51,7 @@ def drawn(picture: Picture) -> str:
 
 
 def _panels(picture: Picture) -> list[_Panel]:
-    """Training's, and evaluation's where it reads nothing of training's nodes."""
+    """Training's panel, and evaluation's if it reads nothing from training's nodes."""
     evaluated = picture.within("evaluation")
     apart = {box.index for box in evaluated}
     if not apart.issuperset(wire.source for box in evaluated for wire in box.wires):
@@ -73,8 +71,8 @@ class _Panel:
 
 @dataclass(slots=True, kw_only=True)
 class _Sheet:
-    """What is laid out together: boxes and States by id (`n3`, `s0`), edges by kind, and where all
-    of it went.
+    """What is laid out together: boxes and States by id (`n3`, `s0`), edges by kind, and the
+    resulting places.
     """
 
     boxes: dict[str, Box]
@@ -119,7 +117,7 @@ def _panel(picture: Picture, boxes: Sequence[Box], *, ghosts: bool) -> _Panel:
 
 
 def _lay_out(sheet: _Sheet, *, ghosts: bool) -> int:
-    """Place everything; the layer below the cut, 0 where the panel has none."""
+    """Place everything; returns the layer below the cut, 0 if the panel has none."""
     step = [item for item, box in sheet.boxes.items() if box.region != "stream" and not ghosts]
     cut = _cut_layer(sheet, step) if step else 0
     above = {0: _TITLE + (_LANE if sheet.backs else 0.0)} | ({cut: _TITLE + 6.0} if cut else {})
@@ -167,7 +165,7 @@ def _wires(boxes: Sequence[Box], inside: Mapping[int, str]) -> dict[Edge, str]:
 
 def _add_weights(sheet: _Sheet, inside: Mapping[int, str]) -> None:
     """Edges of States: down to their readers and followers, and back from their writers. A writer's
-    edge leads down, too, where nothing is below the State.
+    edge also leads down if nothing is below the State.
     """
     names = {state.name: item for item, state in sheet.states.items()}
     followed = {state.leader for state in sheet.states.values()}
@@ -226,7 +224,7 @@ def _cut_at(sheet: _Sheet, cut: int) -> float:
 
 
 def _titles(picture: Picture, sheet: _Sheet, cut: int, *, ghosts: bool) -> Iterator[str]:
-    """What each region is, above the edges that pass there."""
+    """Each region's title, above the edges that pass there."""
     title = TITLES["evaluation"] if ghosts else TITLES["stream"] if cut else TITLES["step"]
     yield shapes.words(14, 20, title, size=11, fill=SOFT)
     if cut:
@@ -248,9 +246,7 @@ def _edges(sheet: _Sheet, lanes: dict[Edge, tuple[int, int]]) -> Iterator[str]:
 
 
 def _ends(sheet: _Sheet) -> dict[Edge, float]:
-    """Where along the upper side of its box each edge ends: side by side, in the order in which
-    they come.
-    """
+    """Where on the upper side of its box each edge ends: side by side, in order of arrival."""
     found: dict[Edge, float] = {}
     into: dict[str, list[Edge]] = {}
     for edge in (*sheet.wires, *sheet.weights):
@@ -281,9 +277,7 @@ def _points(sheet: _Sheet, edge: Edge, end: float) -> list[tuple[float, float]]:
 
 
 def _lanes(sheet: _Sheet) -> dict[Edge, tuple[int, int]]:
-    """For each way back its margin (-1 left, 1 right: the side where the State stands) and its
-    number there.
-    """
+    """For each way back its margin (-1 left, 1 right: the State's side) and its number there."""
     lanes: dict[Edge, tuple[int, int]] = {}
     for edge in sheet.backs:
         side = -1 if sheet.placed.x[edge[1]] < sheet.placed.width / 2 else 1

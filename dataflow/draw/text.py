@@ -1,12 +1,12 @@
 """A graph as text for a terminal.
 
-Owns: the staircase. Each node stands to the right of the rails that are still in use; below
-its first letter runs a rail that carries its rows down to the last node that reads them.
-Does not own: what is worth showing (picture.py).
+Owns: the staircase. Each node is to the right of the rails still in use; below its first letter
+runs a rail that carries its rows down to the last node that reads them. Does not own: what is worth
+showing (picture.py).
 
     prompts                    a rail starts below a name
     |
-    +-> rollout                `+` takes rows off a rail; a digit where a node has several outputs
+    +-> rollout                `+` takes rows off a rail; a digit if a node has several outputs
         |
         +-> score
         |   |
@@ -55,7 +55,7 @@ def text(picture: Picture) -> str:
 
 @dataclass(slots=True)
 class _Table:
-    """Where each rail stands, how long it runs, and how wide the columns beside the drawing are."""
+    """Where each rail is, how long it runs, and how wide the columns next to the drawing are."""
 
     last: dict[int, int]
     columns: dict[int, int]
@@ -77,9 +77,7 @@ class _Table:
         self.rows = max((len(b.rows) for b in picture.boxes), default=0) + 2
 
     def alive(self, index: int, *, after: bool = False) -> list[int]:
-        """The boxes whose rails pass box `index`, those that end there included (after: left
-        out).
-        """
+        """The boxes whose rails pass box `index` or (unless `after`) end there."""
         first = index + 1 if after else index
         return [
             i for i, end in self.last.items() if i in self.columns and i < first and end >= first
@@ -120,7 +118,7 @@ def _heading(picture: Picture, table: _Table, first: Box) -> list[str]:
 
 
 def _entry(table: _Table, box: Box) -> list[str]:
-    """A node, and below it the rails with what its line had no room for."""
+    """A node, and below it the rails with what did not fit on its line."""
     calls = wrapped(box.call + _SCOPES[box.scope] * bool(box.schemas), table.width)
     facts = ", ".join(box.schemas).ljust(table.schema) + box.rows.ljust(table.rows)
     lines = [_MARGIN + _branch(table, box) + facts + calls[0]]
@@ -131,8 +129,8 @@ def _entry(table: _Table, box: Box) -> list[str]:
 
 
 def wrapped(words: str, width: int, indent: str = "  ") -> list[str]:
-    """Lines of at most `width` characters, or of one long word; `_JOINED` stands for a space that
-    may not break.
+    """Lines of at most `width` characters, or of one long word; `_JOINED` is a space that may not
+    break.
     """
     lines = textwrap.wrap(
         words, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
@@ -191,7 +189,7 @@ def _uses(picture: Picture, state: StateBox) -> str:
 
 
 def lag_words(lag: int | None, *, trained: bool) -> str:
-    """` (lag <= 2)` behind the reader of a State that changes; nothing for one that never does."""
+    """` (lag <= 2)` after the reader of a State that changes; empty for one that never does."""
     if lag is None or not trained:
         return ""
     return " (lag 0)" if lag == 0 else f" (lag <= {lag})"

@@ -1,8 +1,7 @@
-"""The rules of the check, one a file, in the order in which they look at a graph.
+"""The rules of the check, one per file, in the order in which they look at a graph.
 
-Owns: the lists, of rules and of warnings. Each rule is a function from a Context to faults, and
-none relies on another's having found nothing: all are asked, and the user sees every fault at once,
-by line.
+Owns: the lists of rules and of warnings. Each rule is a function from a Context to faults, and does
+not rely on others having found nothing: all run, and the user sees every fault at once, by line.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from dataflow.rules.context import Context
 Rule = Callable[[Context], Iterator[Fault]]
 
 RULES: tuple[Rule, ...] = (
-    names.check,  # first: on one line, an ambiguous name is the likeliest cause of what follows
+    names.check,  # first: on one line, an ambiguous name is the likeliest cause of the rest
     parameters.check,  # numbers before what is derived from them: group sizes, lags, batches
     columns.check,  # a wrong wire before the rows that it carries
     lineage.check,  # the same rows before their groups
@@ -43,10 +42,10 @@ RULES: tuple[Rule, ...] = (
     trained_at.check,  # what training compares with what those edges carry
     state.check,  # who writes and reads, before how old it may be
     versions.check,  # lags, before the loops that they keep alive
-    sampled.check,  # whose version log-probs are, before at which temperature
+    sampled.check,  # whose version log-probs have, before their temperature
     liveness.check,  # loops through States
-    clocks.check,  # what moves each node
-    held_out.check,  # training and evaluation apart, once it is known what feeds which
+    clocks.check,  # what drives each node
+    held_out.check,  # training and evaluation apart, once it is known what feeds what
     bases.check,  # late: it reads the Models' files
     vocabulary.check,  # last: it compares them
 )
@@ -59,6 +58,4 @@ WARNINGS: tuple[Callable[[Context], Iterator[GraphWarning]], ...] = (
     unused.lags,
     unused.intakes,
 )
-"""What looks wrong in a graph that can be run. Asked of a graph for which every rule holds; shown
-by source line.
-"""
+"""What looks wrong in a graph that can run. Run on graphs without faults; shown by source line."""

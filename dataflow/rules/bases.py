@@ -1,10 +1,10 @@
-"""Bases: the directories of Models hold what their nodes need, as far as that can be read without
+"""Bases: the directories of Models contain what their nodes need, as far as can be read without
 torch.
 
-Owns: what of the files is a fault: configuration, weights (headers only), score heads, tokenizers,
+Owns: the faults in those files: configuration, weights (headers only), score heads, tokenizers,
 positions. Does not own: reading them (model_files.py); what only a loaded model shows, such as NaN
-or an unknown architecture, which the kernels refuse when they open; a hub name that is not in the
-cache, of which nothing is known here.
+or an unknown architecture, which kernels refuse when they open; hub names that are not in the
+cache, about which nothing is known here.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _SAVED = "save model and tokenizer there with save_pretrained"
 
 
 def check(context: Context) -> Iterator[Fault]:
-    """Bases that are not there or not whole, heads that nobody trains, answers that cannot end or
+    """Bases that are missing or incomplete, heads that nothing trains, answers that cannot end or
     cannot fit.
     """
     sound: dict[str, Path] = {}
@@ -76,7 +76,7 @@ def _first_uses(context: Context) -> Iterator[tuple[Model, Node]]:
 
 
 def _complaints(context: Context, model: Model) -> Iterator[Complaint]:
-    """Of one Model's directory; a later file is looked at only where an earlier one can be read."""
+    """Faults in one Model's directory; a file is looked at only if the earlier ones can be read."""
     local = Path(model.base).expanduser()
     if local.is_file():
         yield (
@@ -105,9 +105,7 @@ def _complaints(context: Context, model: Model) -> Iterator[Complaint]:
 
 
 def _looked_at(folder: Path, model: Model, *, fresh: bool) -> Iterator[Complaint]:
-    """The files, one after another, up to the first that is wrong: what follows from it would only
-    hide it.
-    """
+    """The files, one after another, up to the first wrong one: its consequences would hide it."""
     first = next(_files(folder), None)
     config = read_object(folder / CONFIG) if first is None else {}
     looks = (
@@ -200,7 +198,7 @@ def _after_layers(name: str) -> Iterator[tuple[str, str]]:
 
 
 def _score(folder: Path, stored: Mapping[str, StoredTensor]) -> Iterator[Complaint]:
-    """A reward model or critic that nobody trains has its head in its files."""
+    """The files of a reward model or critic that nothing trains contain its head."""
     head = stored.get("score.weight")
     if head is None:
         problem = (
@@ -216,9 +214,9 @@ def _score(folder: Path, stored: Mapping[str, StoredTensor]) -> Iterator[Complai
 
 
 def _tokens(folder: Path, config: dict[str, Any]) -> Iterator[Complaint]:
-    """The embedding knows every id that the tokenizer gives."""
+    """The embedding knows every id that the tokenizer produces."""
     ends, rows = end_ids(folder) or frozenset(), config.get("vocab_size")
-    has_template(folder)  # reads what nobody may have read yet: a broken file is found here
+    has_template(folder)  # reads a file that may be unread so far: finds a broken one here
     if not isinstance(rows, int):
         return
     beyond = _ids_beyond(folder / TOKENIZER, rows)
@@ -245,7 +243,7 @@ def _ids_beyond(tokenizer: Path, rows: int) -> list[tuple[int, str]]:
 
 
 def _answers(context: Context, node: Node, sound: dict[str, Path]) -> Iterator[Fault]:
-    """Generations of which no answer can end, or that cannot render their prompts."""
+    """Generations whose answers cannot end, or that cannot render their prompts."""
     models = [s for s in node.states.values() if isinstance(s, Model)]
     if not node.operator.traits.generates or not models or models[0].name not in sound:
         return
@@ -271,9 +269,7 @@ def _conversations(context: Context, prompt: Port) -> bool:
 
 
 def _too_long(context: Context) -> Iterator[Fault]:
-    """Answers, with the prompts that are asked for, beyond the positions of a Model that reads
-    them.
-    """
+    """Answers that, with the requested prompts, exceed the positions of a Model that reads them."""
     known = row_positions(context.graph)
     for node in context.graph.nodes:
         asked, longest = node.params.get("max_tokens"), node.params.get("max_prompt_tokens")

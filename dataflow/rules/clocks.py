@@ -1,8 +1,7 @@
-"""Clocks: the Step moves training, an evaluation moves itself, and no node obeys two of them (L7,
-L8).
+"""Clocks: the Step drives training, an evaluation drives itself, and no node has two (L7, L8).
 
-Owns: what a source's batch means for whom it feeds, and that there is something to run. Does
-not own: held-out data (held_out.py), numbers such as `every` (parameters.py), rows of two
+Owns: what a source's batch means for the sinks that it feeds, and that there is something to run.
+Does not own: held-out data (held_out.py), numbers such as `every` (parameters.py), rows of two
 sources in one node (lineage.py).
 """
 
@@ -16,7 +15,7 @@ from dataflow.rules.context import Context, data_name, line_of
 
 
 def check(context: Context) -> Iterator[Fault]:
-    """No sinks, sources without a batch that train, sources with one that evaluate."""
+    """No sinks, sources without a batch that train, sources with a batch that evaluate."""
     if not context.graph.sinks:
         where, fix = (
             f"Graph {context.graph.name!r}",

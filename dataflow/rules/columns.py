@@ -1,7 +1,7 @@
 """Columns: every wire carries what its reader declares.
 
-Owns: schemas of wires, dataset columns that functions ask for, the recorded log-probs that a
-loss falls back to. Does not own: which rows a wire carries (lineage.py), values (parameters.py).
+Owns: schemas of wires, dataset columns that functions ask for, the recorded log-probs that a loss
+falls back on. Does not own: which rows a wire carries (lineage.py), values (parameters.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAKERS = {
     "Returns": "gae(rollout, score, values)",
     "Keep": "mixed_groups(score)",
 }
-"""How a port of each schema usually comes about; text for messages only."""
+"""How a port of each schema is usually made; text for messages only."""
 
 
 def check(context: Context) -> Iterator[Fault]:
@@ -86,7 +86,7 @@ def _wanted(wire: Wire) -> list[str]:
 
 
 def _on_device(wire: Wire) -> Iterator[Fault]:
-    """Functions that name their columns run elsewhere on the host, where nothing of a device is."""
+    """Functions that name their columns run on the host, where a device's values are not."""
     for name in (
         wire.node.params.get(wire.input.ancestors_from, ()) if wire.input.ancestors_from else ()
     ):

@@ -1,8 +1,8 @@
-"""What the rules look at: a graph with everything that several of them derive from it.
+"""What the rules look at: a graph, and what several of them derive from it.
 
-Owns: wires (each input with its declaration and its place in the user's file), who writes
-and reads each State, what each source feeds, the columns of data files. Does not own: any
-judgement, except that a data file which cannot be read is a fault at once.
+Owns: wires (each input with its declaration and its place in the user's file), who writes and reads
+each State, what each source feeds, the columns of data files. Does not own: any judgement, except
+that an unreadable data file is a fault at once.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ ColumnReader = Callable[[str, str | None], Mapping[str, pa.DataType]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """One input of a node. `where` and `origin` are the call that the user wrote: the loss's for
-    the port of a loss.
-    """
+    """One input of a node. `where` and `origin`: the user's call; for a loss's port, the loss's."""
 
     node: Node
     key: str
@@ -48,13 +46,13 @@ class Wire:
         return issubclass(self.port.schema, self.input.schema)
 
     def fault(self, rule: str, problem: str, fix: str) -> Fault:
-        """What is wrong with this input, at the user's call."""
+        """A fault in this input, at the user's call."""
         return Fault(rule=rule, where=self.where, problem=problem, fix=fix, origin=self.origin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Context:
-    """A graph and what is derived from it once. Maps by node have its id as key: names may be
+    """A graph and what is derived from it once. Maps by node use its id as key: names may be
     ambiguous here.
     """
 
@@ -70,9 +68,9 @@ class Context:
     fed: Mapping[int, tuple[Node, ...]]
     """Source -> the sinks that it feeds, in the order of the graph."""
     data: Mapping[int, Mapping[str, pa.DataType]]
-    """Source -> the columns of its data file; absent where the file could not be read."""
+    """Source -> the columns of its data file; absent if the file could not be read."""
     doubtful: frozenset[int]
-    """Nodes below a wire that does not fit: what rows they stand on is not known."""
+    """Nodes below a wire that does not fit: their rows are unknown."""
     data_faults: tuple[Fault, ...] = field(default=())
 
     @property
@@ -81,15 +79,13 @@ class Context:
         return tuple(s for s in self.graph.states if isinstance(s, Model))
 
     def dataset(self, port: Port) -> Mapping[str, pa.DataType]:
-        """The dataset columns that the rows of a port descend from."""
+        """The dataset columns of the source that a port's rows come from."""
         domain = self.domains.of(port)
         return self.data.get(id(domain.source), {}) if domain else {}
 
 
 def context_of(graph: Graph, columns_of: ColumnReader | None = None) -> Context:
-    """Derive what the rules need. columns_of: instead of the readers that the sources' operators
-    name.
-    """
+    """Derive what the rules need. columns_of: used instead of the source operators' own readers."""
     states: dict[str, dict[str, list[Node]]] = {"writes": {}, "reads": {}}
     for node in graph.nodes:
         for param, state in node.states.items():
@@ -140,7 +136,7 @@ def _doubtful(graph: Graph, wires: Mapping[int, tuple[Wire, ...]]) -> frozenset[
 
 
 def _fed(graph: Graph, sources: tuple[Node, ...]) -> dict[int, tuple[Node, ...]]:
-    """One bit a source, handed down from node to node."""
+    """One bit per source, passed down from node to node."""
     bits = {id(s): 1 << i for i, s in enumerate(sources)}
     mask: dict[int, int] = {}
     fed: dict[int, list[Node]] = {id(s): [] for s in sources}
@@ -192,20 +188,18 @@ def _unreadable(node: Node, message: str) -> Fault:
 
 
 def fault_at(node: Node, rule: str, problem: str, fix: str) -> Fault:
-    """What is wrong with a node, at the user's line."""
+    """A fault in a node, at the user's line."""
     return Fault(rule=rule, where=place(node), problem=problem, fix=fix, origin=node.origin)
 
 
 def place(node: Node) -> str:
-    """`generate 'rollout'`, or `train_policy` where the name says it all."""
+    """`generate 'rollout'`, or `train_policy` if the name says it all."""
     operator = node.operator.name
     return node.name if node.name.startswith(operator) else f"{operator} {node.name!r}"
 
 
 def line_of(thing: Node | Model, seen_from: Origin | None) -> str:
-    """`line 9`, or `ppo.py:9` where that is another file than the fault's own; `another line` where
-    it is unknown.
-    """
+    """`line 9`; `ppo.py:9` if that is another file than the fault's; `another line` if unknown."""
     origin = thing.origin
     if origin is None:
         return "another line"

@@ -1,8 +1,8 @@
-"""Doubtful: right graphs that look wrong. Warnings, each shown once by its name, and errors with
-`--strict`.
+"""Doubtful: valid graphs that look wrong. Warnings, each shown once by its name; with `--strict`,
+errors.
 
-Owns: what can be seen in the graph and in the footers of its data. Does not own: what only a plan
-shows (engine/plan/warnings.py) or only a run (engine/coordinator), nor who shows them.
+Owns: what the graph and the footers of its data show. Does not own: what only a plan shows
+(engine/plan/warnings.py) or only a run (engine/coordinator), who displays them.
 
 A new one is a function from a Context to warnings, and its line in WARNINGS (rules/__init__.py).
 """
@@ -33,7 +33,7 @@ def large_batches(context: Context) -> Iterator[GraphWarning]:
 
 
 def large_batch(source: Node, rows: int) -> GraphWarning:
-    """Of a source whose batch is larger than its data of so many rows."""
+    """The warning for a source whose batch is larger than its data."""
     batch = source.params["batch"]
     problem = (
         f"batch={batch} is larger than its {counted(rows, 'row')}: a Step has the same prompt"
@@ -62,7 +62,7 @@ def greedy_groups(context: Context) -> Iterator[GraphWarning]:
 
 
 def updates_without_ratio(context: Context) -> Iterator[GraphWarning]:
-    """A loss for rows of the very weights that are trained, on rows of others."""
+    """A loss for rows made by the weights that are trained, on rows made by others."""
     stale = staleness(context)
     for node in context.graph.nodes:
         loss = node.params.get("loss")
@@ -82,7 +82,7 @@ def updates_without_ratio(context: Context) -> Iterator[GraphWarning]:
 
 
 def _older(node: Node, lag: int) -> str:
-    """Why rows are not of the weights that an update starts from; empty where they are."""
+    """Why rows are not from the weights that an update starts from; empty if they are."""
     epochs, parts = (node.params.get(name) for name in ("epochs", "minibatches"))
     why = []
     if _whole(epochs) and _whole(parts) and epochs * parts > 1:
@@ -96,7 +96,7 @@ def _older(node: Node, lag: int) -> str:
 
 
 def references_of_the_policy(context: Context) -> Iterator[GraphWarning]:
-    """A divergence from the Model that is trained itself: about 0, whatever it does."""
+    """A divergence from the trained Model itself: about 0, whatever it does."""
     for node in context.graph.nodes:
         for wire in context.wires[id(node)]:
             log_probs = wire.name == "reference" and issubclass(wire.port.schema, Logprobs)

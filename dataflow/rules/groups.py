@@ -1,7 +1,7 @@
-"""Groups: whole before their baseline, of the right size, never split between updates.
+"""Groups: complete before their baseline, of the right size, never split between updates.
 
-Owns: group-scope operators and losses, and minibatches. Does not own: which rows stay
-(select is right whatever it keeps), how a kernel finds a row's group.
+Owns: group-scope operators and losses, and minibatches. Does not own: which rows stay (select may
+keep any), how a kernel finds a row's group.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _domain(context: Context, node: Node) -> Domain | None:
 
 
 def _needs_groups(node: Node) -> Iterator[tuple[str, str, Origin | None]]:
-    """The place, what is needed, and the line, of all that sees a group at once."""
+    """Everything that sees a group at once: its place, what is needed, and the line."""
     if node.operator.scope == "group":
         baseline = any(issubclass(s, Advantage) for s in node.schemas)
         yield place(node), "a group baseline" if baseline else "group scope", node.origin
@@ -50,7 +50,7 @@ def _one_row(
     if domain.group_size >= 2:
         return
     if made is not None and made.params.get("n", 1) != 1:
-        return  # no number of answers at all: parameters.py says so
+        return  # not a valid number of answers: parameters.py reports it
     by = f" ({made.operator.name} n=1, {line_of(made, origin)})" if made else ""
     fix = "n=8, or returns() / gae()" if what == "a group baseline" else "n=8"
     problem = f"groups have 1 row{by}; {what} needs n >= 2"
@@ -58,7 +58,7 @@ def _one_row(
 
 
 def _decoder(domain: Domain) -> Node | None:
-    """The generation that made these rows, which could have made several of each."""
+    """The generation that made these rows and could have made several of each."""
     made = domain.unselected.node
     return made if made.operator.traits.generates else None
 
@@ -89,7 +89,7 @@ def _minibatches(node: Node, domain: Domain) -> Iterator[Fault]:
     ):
         return
     if any(d.kind == "subset" and not d.node.params.get("refill") for d in domain.ancestors()):
-        return  # how many groups a Step has is not known here; the kernel makes parts of its own
+        return  # the number of groups in a Step is unknown here; the kernel divides them itself
     problem = (
         f"minibatches={parts} does not divide the {batch} prompts of a Step, whose groups stay"
         " whole"

@@ -1,8 +1,8 @@
-"""Held-out data: what is evaluated on has not been trained on, unless the user says so (L8).
+"""Held-out data: evaluation data is not trained on, unless the user says so (L8).
 
-Owns: asking of each source that evaluates whether it shares rows with one that trains. Does not
-own: how that is told of files and tasks (the function that the operator names), nor overlaps that
-only the rows of different files could show.
+Owns: asking whether a source for evaluation shares rows with one for training. Does not own: how
+that is known for files and tasks (the function that the operator names), overlaps that only the
+rows of different files could show.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def _seen(source: Node, evaluate: Node, trained: list[tuple[Node, Node]]) -> Ite
 
 
 def _overlap(one: Node, other: Node) -> bool:
-    """By the function that the operators name; sources of a kind that names none share rows where
-    their data is one.
+    """The answer of the operators' function; without one, sources share rows if their data is the
+    same.
     """
     a, b = ((s.params["data"], s.params.get("split")) for s in (one, other))
     path = one.operator.data_overlap

@@ -1,8 +1,7 @@
-"""Rows: the inputs of a node stand on the same rows, or on an ancestor's where that is declared
-(L3).
+"""Rows: the inputs of a node have the same rows, or an ancestor's where that is declared (L3).
 
-Owns: the comparison of domains and what a message says of two. Does not own: their
-derivation (dataflow/rows.py), groups (groups.py).
+Owns: the comparison of domains and its messages. Does not own: their derivation
+(dataflow/rows.py), groups (groups.py).
 """
 
 from __future__ import annotations
@@ -16,9 +15,7 @@ from dataflow.rules.context import Context, Wire, fault_at, line_of, place
 
 
 def check(context: Context) -> Iterator[Fault]:
-    """Inputs on other rows than the first, parents and descendants that are none, nodes without
-    rows.
-    """
+    """Inputs with other rows than the first, wrong parents and descendants, nodes without rows."""
     for node in context.graph.nodes:
         wires = context.wires[id(node)]
         if not wires and node.operator.work != "source":
@@ -59,13 +56,13 @@ def _compare(context: Context, first: Wire, other: Wire) -> Iterator[Fault]:
 
 
 def _doubtful(context: Context, first: Wire, other: Wire) -> bool:
-    """Whether columns.py has named a wrong wire, of which these rows come."""
+    """Whether columns.py has reported a wrong wire that these rows come from."""
     wrong = bool({id(first.port.node), id(other.port.node)} & context.doubtful)
     return wrong or not (first.fits and other.fits)
 
 
 def _reduced(context: Context, wires: dict[str, Wire], rows: Reduce) -> Iterator[Fault]:
-    """What goes up has to come of generations from the rows that it goes up to."""
+    """Rewards that go up must come from generations on the rows that they go up to."""
     low, high = wires[rows.of], wires[rows.to]
     below, above = context.domains.of(low.port), context.domains.of(high.port)
     if below is None or above is None or _doubtful(context, low, high):
@@ -94,7 +91,7 @@ def _reduced(context: Context, wires: dict[str, Wire], rows: Reduce) -> Iterator
 
 
 def _ancestors(domain: Domain) -> str:
-    """`: prompts or rollout`, the nodes that made the rows above these."""
+    """`: prompts or rollout`, the nodes that made the ancestors of these rows."""
     own = domain.unselected
     names = [d.node.name for d in domain.ancestors() if d.kind != "subset" and d is not own]
     return f": {' or '.join(reversed(names))}" if names else ""
@@ -108,7 +105,7 @@ def _shown(domain: Domain, other: Domain) -> str:
 
 
 def _named(domain: Domain, origin: Origin | None) -> str:
-    """`'rollout' (line 9)`: what made these rows, selections left out."""
+    """`'rollout' (line 9)`: what made these rows, ignoring selections."""
     made = domain.unselected.node
     return f"{made.name!r} ({line_of(made, origin)})"
 

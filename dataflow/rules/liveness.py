@@ -1,7 +1,7 @@
-"""Liveness: every cycle of data and weights holds a token, so that the run can begin and go on.
+"""Liveness: every cycle of data and weights has a token, so that the run can begin and go on.
 
-Owns: the graph of tokens (a marked graph: data edges hold 0, a weight edge holds 1 + lag) and
-the search for a cycle without any. Does not own: running out of data or of memory.
+Owns: the graph of tokens (a marked graph: data edges have 0, a weight edge has 1 + lag) and the
+search for a cycle without one. Does not own: running out of data or of memory.
 """
 
 from __future__ import annotations
@@ -47,10 +47,8 @@ def _told(context: Context, cycle: list[str]) -> Fault:
 
 
 def _possible(context: Context) -> bool:
-    """Data edges are acyclic as built, so only a follower or a lag below 0 can close a cycle
-    without a token.
-
-    Saves the import of networkx, which takes longer than all the rules together.
+    """Data edges are acyclic by construction, so only a follower or a lag below 0 can close a cycle
+    without a token. Saves the import of networkx, which takes longer than all rules together.
     """
     lags = [lag for n in context.graph.nodes if isinstance(lag := n.params.get("max_lag"), int)]
     return min(lags, default=0) < 0 or any(m.follows is not None for m in context.models)
@@ -59,9 +57,9 @@ def _possible(context: Context) -> bool:
 def token_graph(context: Context) -> MultiDiGraph:
     """Nodes by name and `Model 'policy'` for each Model; edges carry `tokens`.
 
-    A train node fills its Model within the Step, and a follower is filled by its leader's publish:
-    no token. A reader may begin on the version that the Step starts from, and max_lag Steps ahead
-    of it: 1 + max_lag tokens.
+    A train node fills its Model within the Step, and a follower is filled when its leader is
+    published: no token. A reader may start on the Step's first version, and max_lag Steps ahead of
+    it: 1 + max_lag tokens.
     """
     import networkx
 

@@ -1,8 +1,8 @@
-"""Names: one node a name, one content a State's name.
+"""Names: one node per name, one content per State's name.
 
-Owns: that every name in a graph means one thing, and can be part of a metric's or a file's
-name. Does not own: two writers of one State, whose two train nodes have one default name
-(state.py says the better thing of them).
+Owns: that every name in a graph means one thing, and may be part of a metric's or file's name. Does
+not own: two writers of one State, whose train nodes have the same default name (state.py has the
+better message).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Normalised: an advantage is whitened over a Step once.
 
-Owns: following what operators declare as `normalises` along the wires. Does not own: whether
-a formula is right.
+Owns: following along the wires what operators declare as `normalises`. Does not own: whether a
+formula is right.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataflow.schema import Advantage
 
 
 def check(context: Context) -> Iterator[Fault]:
-    """Whitening of what is whitened. A group's normalisation may be followed by the Step's."""
+    """Whitening twice. A group's normalisation may be followed by the Step's."""
     by: dict[int, Node] = {}
     for node in context.graph.nodes:
         if not any(issubclass(s, Advantage) for s in node.schemas):
@@ -33,6 +33,6 @@ def check(context: Context) -> Iterator[Fault]:
 
 
 def _whitened_by(node: Node, by: dict[int, Node]) -> Node | None:
-    """What whitened the first of the node's advantages that is whitened."""
+    """What whitened the first whitened advantage of the node."""
     advantages = [p.node for p in node.inputs.values() if issubclass(p.schema, Advantage)]
     return next((by[id(n)] for n in advantages if id(n) in by), None)

@@ -1,4 +1,4 @@
-"""Parameters: types and ranges, schedules where they are taken, aggregates that fit the loss.
+"""Parameters: types and ranges, schedules where they are allowed, aggregates that fit the loss.
 
 Owns: applying the limits that operators and losses declare. Does not own: the limits
 (dataflow/limits.py and the declarations), unknown names (refused at the call).
@@ -21,9 +21,7 @@ _WEIGHT = number(like=1.0)
 
 
 def check(context: Context) -> Iterator[Fault]:
-    """Values outside of their limits, schedules where none is taken, an aggregate that a loss has
-    not.
-    """
+    """Values outside their limits, misplaced schedules, aggregates that a loss lacks."""
     for node in context.graph.nodes:
         operator = node.operator
         for name, value in node.params.items():
@@ -87,7 +85,7 @@ def _term(term: LossTerm, node: Node) -> Iterator[Fault]:
 
 
 def _takes_number(function: LossFunction, name: str) -> bool:
-    """Whether a loss's parameter is a number, and so may be a schedule: train resolves it before
+    """Whether a loss's parameter is a number, and so may be a schedule: train evaluates that before
     the call.
     """
     annotation = inspect.signature(function.fn).parameters[name].annotation

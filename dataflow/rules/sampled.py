@@ -1,10 +1,9 @@
-"""Sampled: log-probs are taken, and rows trained, at the temperature at which their tokens were
-sampled.
+"""Sampled: log-probs are computed, and rows trained, at the temperature of sampling.
 
-Owns: rows whose tokens are of several generations, which have no temperature and no max_tokens of
-their own. Does not own: log-probs of another temperature than those that they are compared with
-(trained_at.py), which temperature a node gets (a pass of the planner), whose version log-probs are
-(versions.py), nor vocabularies (vocabulary.py).
+Owns: rows with tokens from several generations, which have no temperature or max_tokens of their
+own. Does not own: log-probs compared with those of another temperature (trained_at.py), a node's
+default temperature (a pass of the planner), whose version log-probs have (versions.py),
+vocabularies (vocabulary.py).
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def _joined(node: Node) -> Iterator[Fault]:
 
 
 def _no_temperature(loss: object) -> bool:
-    """Whether a loss trains at 1, or needs no log-probs at all."""
+    """Whether a loss trains at temperature 1, or needs no log-probs at all."""
     if not isinstance(loss, Loss):
         return False
     return loss.supervised or all(term.function.head != "lm" for term in loss.terms)

@@ -1,7 +1,7 @@
-"""State: one writer each, a writer for whatever is trainable, heads that fit.
+"""State: one writer each, a writer for every trainable one, heads that fit.
 
-Owns: who may write and read a Model, followers, heads. Does not own: how old a version may
-be (versions.py), loops without a State (liveness.py).
+Owns: who may write and read a Model, followers, heads. Does not own: how old a version may be
+(versions.py), loops without a State (liveness.py).
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Trained at: a stated temperature of training is that of the log-probs that the loss compares
-with.
+"""Trained at: a stated temperature of training equals that of the log-probs in the loss.
 
-Owns: the temperature at which a train node computes log-probs, against that of the sampler's
-recorded ones, and of `logprobs` that follow the rollout or that a ratio is made with. Does not own:
-a temperature stated for a reference, which is meant, nor which one a node gets where none is stated
-(a pass of the planner).
+Owns: comparing the temperature at which a train node computes log-probs with that of the sampler's
+recorded ones, of `logprobs` at the rollout's temperature, and of the other side of a ratio. Does
+not own: a temperature stated for a reference, which is intended, and default temperatures (a pass
+of the planner).
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from dataflow.rules.context import Context, Wire, line_of
 from dataflow.schema import Logprobs
 
 _RATIOS = ("old", "proximal")
-"""Ports whose log-probs are divided into those of training."""
+"""Ports whose log-probs form a ratio with those of training."""
 
 
 def check(context: Context) -> Iterator[Fault]:
-    """Ratios of two temperatures, and references at another one than training that nobody
+    """Ratios of two temperatures, and references at another temperature than training that is not
     stated.
     """
     for node in context.graph.nodes:
@@ -41,7 +40,7 @@ def check(context: Context) -> Iterator[Fault]:
 
 
 def _recorded(node: Node, term: LossTerm, trained: float) -> Iterator[Fault]:
-    """A loss that falls back to the sampler's log-probs."""
+    """A loss that falls back on the sampler's log-probs."""
     if not term.function.recorded or f"{term.label}.old" in node.inputs:
         return
     for maker in generations(node.inputs["rows"]):
@@ -67,9 +66,7 @@ def _recorded(node: Node, term: LossTerm, trained: float) -> Iterator[Fault]:
 
 
 def _compared(node: Node, wire: Wire, trained: float) -> Iterator[Fault]:
-    """A port of log-probs that are computed at another temperature; a reference may have one of its
-    own, if stated.
-    """
+    """Log-probs computed at another temperature; a reference may have its own, if stated."""
     maker = physical(wire.port).node
     if not issubclass(wire.input.schema, Logprobs) or not _has_temperature(maker):
         return
@@ -97,7 +94,7 @@ def _has_temperature(maker: Node) -> bool:
 
 
 def _trained(node: Node, loss: Loss) -> float | None:
-    """The temperature of training; None where it is nobody's, or no number (other rules say so)."""
+    """The temperature of training; None if there is none or no number (other rules report it)."""
     stated = node.params.get("temperature")
     if stated is not None:
         return _at(stated)
@@ -105,7 +102,7 @@ def _trained(node: Node, loss: Loss) -> float | None:
 
 
 def _sampled(rows: Port[Any]) -> float | None:
-    """That of the one generation that wrote the tokens of these rows; 1 where a source did."""
+    """That of the one generation that wrote these rows' tokens; 1 if a source did."""
     found = generations(rows)
     if not found:
         return 1.0
@@ -113,6 +110,6 @@ def _sampled(rows: Port[Any]) -> float | None:
 
 
 def _at(temperature: Any) -> float | None:
-    """Greedy rows have log-probs of temperature 1 on record."""
+    """Greedy rows have recorded log-probs of temperature 1."""
     number = isinstance(temperature, (int, float)) and not isinstance(temperature, bool)
     return float(temperature) or 1.0 if number else None

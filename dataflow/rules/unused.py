@@ -1,8 +1,8 @@
-"""Unused: what is written down and changes nothing. The graph means one thing all the same.
+"""Unused: settings that change nothing. The graph is valid all the same.
 
-Owns: lags without a trained Model and intakes of nothing, of which is warned; ports whose weight is
-0, which are noted, as an algorithm may well have them for other weights. Does not own: unknown
-parameters (refused at the call), pruning (a pass of the planner).
+Owns: lags without a trained Model and intakes where no row lags, which are warned of; ports with
+weight 0, which are only noted, as an algorithm may have them for other weights. Does not own:
+unknown parameters (refused at the call), pruning (a pass of the planner).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def lags(context: Context) -> Iterator[GraphWarning]:
 
 
 def intakes(context: Context) -> Iterator[GraphWarning]:
-    """A policy for rows that lag, where none does."""
+    """A policy for rows that lag, where none lags."""
     stale = staleness(context)
     for node in context.graph.nodes:
         intake = node.params.get("intake", "exact")

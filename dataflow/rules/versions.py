@@ -1,7 +1,7 @@
-"""Versions: every reader of a trained Model has a lag bound, and reads the version that it means.
+"""Versions: every reader of a trained Model has a lag bound, and reads the intended version.
 
-Owns: lags, the derived staleness bound, intakes that must agree, recomputed log-probs. Does
-not own: the range of max_lag (parameters.py), who writes (state.py).
+Owns: lags, the derived staleness bound, intakes that must agree, recomputed log-probs. Does not
+own: the range of max_lag (parameters.py), who writes (state.py).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from dataflow.rules.context import Context, Wire, fault_at, line_of
 from dataflow.schema import Logprobs
 
 _RECOMPUTED = ("old", "proximal")
-"""Ports of losses that stand for the Model being trained, as the Step found it."""
+"""Ports of losses that stand for the trained Model as it was before the Step."""
 
 
 def check(context: Context) -> Iterator[Fault]:
-    """Readers without a lag, recomputed log-probs of another Model or of other rows, intakes that
-    differ, an evaluation of nothing.
+    """Readers without a lag, recomputed log-probs of another Model or other rows, intakes that
+    differ, an evaluation of a Model that made no rows.
     """
     for node in context.graph.nodes:
         yield from _bounded(context, node)
@@ -33,8 +33,8 @@ def check(context: Context) -> Iterator[Fault]:
 
 
 def lags(context: Context) -> dict[str, int]:
-    """For each node that reads a trained Model: how many versions old it may be. 0 in an
-    evaluation.
+    """For each node that reads a trained Model: how many versions old it may be; in an evaluation,
+    0.
     """
     found = {}
     for node in context.graph.nodes:
@@ -45,9 +45,7 @@ def lags(context: Context) -> dict[str, int]:
 
 
 def staleness(context: Context) -> dict[str, int]:
-    """For each train node: the greatest lag of its readers upstream, which no row that it trains
-    exceeds.
-    """
+    """For each train node: the greatest lag of its readers upstream, which bounds all its rows."""
     lag = lags(context)
     worst: dict[int, int] = {}
     for node in context.graph.nodes:
@@ -97,9 +95,9 @@ def _models(node: Node) -> list[str]:
 
 
 def _ratio(wire: Wire, maker: Node, model: str, trained: list[str]) -> Fault | None:
-    """A ratio with another Model or version than the one that is trained."""
+    """A ratio with another Model or version than the trained one."""
     if not issubclass(wire.port.schema, Logprobs):
-        return None  # a critic may be held near the values of a slow copy
+        return None  # a critic may be kept close to the values of a slow copy
     if model not in trained:
         problem = (
             f"expected log-probs of {trained[0]!r}, the Model trained here, found those of"
@@ -118,16 +116,14 @@ def _ratio(wire: Wire, maker: Node, model: str, trained: list[str]) -> Fault | N
 
 
 def _same_tokens(context: Context, a: Port[Any], b: Port[Any]) -> bool:
-    """Whether two ports are the same token rows; where their rows differ the rule on rows says
-    so.
-    """
+    """Whether two ports have the same token rows; if their rows differ, lineage.py reports it."""
     mine, theirs = context.domains.of(a), context.domains.of(b)
     one = mine is not None and theirs is not None and mine.unselected is theirs.unselected
     return physical(a) == physical(b) or not one
 
 
 def _evaluated(context: Context) -> Iterator[Fault]:
-    """An evaluation of a Model that made nothing of what is scored. One bit a Model, handed down
+    """An evaluation of a Model that made none of the scored rows. One bit per Model, passed down
     from node to node.
     """
     bits = {m.name: 1 << i for i, m in enumerate(context.models)}

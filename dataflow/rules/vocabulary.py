@@ -1,7 +1,7 @@
-"""Vocabulary: token ids mean the same words to whoever reads them (L12).
+"""Vocabulary: token ids mean the same words to every reader (L12).
 
-Owns: which Model's tokenizer made the ids of each port, and comparing tokenizer files where
-they lie on this machine. Does not own: hub names, whose files the workers compare at open.
+Owns: which Model's tokenizer made the ids of each port, and comparing tokenizer files on this
+machine. Does not own: hub names, whose files the Workers compare at open.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def _key(port: Port) -> PortId:
 def _handed_on(
     node: Node, made_by: dict[PortId, tuple[Model, ...]]
 ) -> dict[PortId, tuple[Model, ...]]:
-    """A port of token ids has those of the inputs that it was made of: of the same place for
-    select, else of all.
+    """A port of token ids has those of the inputs that it was made from: for select, of the same
+    index, else of all.
     """
     handed = {}
     for index, schema in enumerate(node.schemas):
@@ -65,7 +65,7 @@ def _compare(
     rows = next((w.port for w in context.wires[id(node)] if w.port.schema.vocabulary), None)
     if rows is None:
         return
-    # demonstrations: tokenised for the first Model that reads them
+    # demonstrations: tokenized for the first Model that reads them
     for maker in made_by.setdefault(_key(rows), (model,)):
         mine, theirs = fingerprint(model.base), fingerprint(maker.base)
         if maker.base == model.base or mine is None or theirs is None or mine == theirs:
@@ -81,9 +81,7 @@ def _compare(
 
 
 def fingerprint(base: str) -> tuple[str, int] | None:
-    """(digest, tokens) of the tokenizer in a model directory; None where `base` is no directory
-    that has one.
-    """
+    """(digest, tokens) of the tokenizer in a model directory; None if `base` is none."""
     file = Path(base).expanduser() / TOKENIZER
     if not file.is_file():
         return None
@@ -96,9 +94,7 @@ def fingerprint(base: str) -> tuple[str, int] | None:
 
 @lru_cache(maxsize=32)
 def _fingerprint(file: str, modified: int, size: int) -> tuple[str, int]:
-    """Of the id of each token, whatever else the file says; modified and size are part of the
-    cache's key.
-    """
+    """A digest of each token's id, whatever else the file says; modified and size: cache keys."""
     ids = token_ids(Path(file))
     text = json.dumps(sorted(ids.items(), key=lambda item: item[1]), ensure_ascii=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest(), len(ids)
