@@ -20,7 +20,7 @@ from dataflow.draw.colours import CUT, FILLS, SOFT, STATE, WIRE, fill_of
 from dataflow.draw.dot import dot, svg_by_dot
 from dataflow.draw.layers import Edge, Placed, Size, assign, place
 from dataflow.draw.mermaid import out_of
-from dataflow.draw.picture import TITLES, Box, Picture, Reader, StateBox
+from dataflow.draw.picture import TITLES, Box, Picture, StateBox
 from dataflow.draw.text import lag_words, wrapped
 
 _CALL_WIDTH = 34
@@ -170,19 +170,24 @@ def _add_weights(sheet: _Sheet, inside: Mapping[int, str]) -> None:
     names = {state.name: item for item, state in sheet.states.items()}
     followed = {state.leader for state in sheet.states.values()}
     for item, state in sheet.states.items():
-        readers = {(item, inside[r.box]): r for r in state.readers if r.box in inside}
-        sheet.weights |= {edge: _lag(reader, state) for edge, reader in readers.items()}
+        reads = _reads(item, state, inside)
+        sheet.weights |= reads
         if state.leader in names:
             sheet.weights[names[state.leader], item] = "follows"
         written = [(inside[w], item) for w in state.writers if w in inside]
-        if readers or state.name in followed:
+        if reads or state.name in followed:
             sheet.backs += written
         else:
             sheet.weights |= dict.fromkeys(written, "writes")
 
 
-def _lag(reader: Reader, state: StateBox) -> str:
-    return lag_words(reader.lag, trained=state.trained).strip(" ()")
+def _reads(item: str, state: StateBox, inside: Mapping[int, str]) -> dict[Edge, str]:
+    """The edges from a State to its readers, labelled with their lags."""
+    return {
+        (item, inside[reader.box]): lag_words(reader.lag, trained=state.trained).strip(" ()")
+        for reader in state.readers
+        if reader.box in inside
+    }
 
 
 def _box_lines(box: Box) -> list[str]:

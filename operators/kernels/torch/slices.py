@@ -184,22 +184,25 @@ def _styles(module: nn.Module, ranks: int, node: str) -> dict[str, str]:
             f" {' and '.join(_STYLES)} for {config.model_type!r}, found {what}. Fix: tensor=1, or a"
             " decoder such as Qwen2, Qwen3, Llama or Mistral."
         )
-    sizes = {
-        name: int(getattr(config, name, 0))
-        for name in ("num_attention_heads", "num_key_value_heads")
-    }
-    sizes |= {
-        path: _length(backbone.get_submodule(path), style)
-        for path, style in found.items()
-        if style in _STYLES
-    }
-    odd = [f"{name} of {size}" for name, size in sizes.items() if size % ranks]
-    if odd:
+    if odd := _indivisible(module, found, ranks):
         raise KernelError(
             f"{node}: expected sizes divisible by its {ranks} tensor ranks, found {odd[0]}. Fix:"
             " tensor=1."
         )
     return found
+
+
+def _indivisible(module: nn.Module, styles: dict[str, str], ranks: int) -> list[str]:
+    """The numbers of heads and the split dimensions that the ranks cannot share equally."""
+    config: Any = module.config
+    backbone: Any = module.base_model
+    heads = ("num_attention_heads", "num_key_value_heads")
+    sizes = {name: int(getattr(config, name, 0)) for name in heads} | {
+        path: _length(backbone.get_submodule(path), style)
+        for path, style in styles.items()
+        if style in _STYLES
+    }
+    return [f"{name} of {size}" for name, size in sizes.items() if size % ranks]
 
 
 def _length(matrix: nn.Module, style: str) -> int:

@@ -74,54 +74,37 @@ def require_sound(where: str, model: Model, module: nn.Module, loading: Loading)
     one that is only read must have one that is not all zeros.
     """
     for name, stored, own in loading.mismatched:
-        _refuse(
-            where,
-            model,
-            f"{name} of shape {own}",
-            f"{stored}",
-            "weights that belong to its config.json",
-        )
+        fix = "weights that belong to its config.json"
+        _refuse(where, model, f"{name} of shape {own}", f"{stored}", fix)
     head = {n for n in loading.missing if model.head == "scalar" and n.startswith("score.")}
     if gone := sorted(loading.missing - head):
         shown = ", ".join(gone[:5]) + (f" and {len(gone) - 5:,} more" if len(gone) > 5 else "")
         _refuse(where, model, "all weights", f"none for {shown}", "a complete checkpoint")
-    body = f"{getattr(module, 'base_model_prefix', 'model')}."
-    if odd := sorted(
-        n for n in loading.unexpected if n.startswith(body) and not n.endswith(_TABLES)
-    ):
-        _refuse(
-            where,
-            model,
-            "only weights of this model",
-            f"{odd[0]} too",
-            "the config.json of these weights",
-        )
+    if odd := _foreign(module, loading):
+        fix = "the config.json of these weights"
+        _refuse(where, model, "only weights of this model", f"{odd[0]} too", fix)
     _score_head(where, model, module, head)
     _require_finite(where, model, module)
+
+
+def _foreign(module: nn.Module, loading: Loading) -> list[str]:
+    """Weights of the backbone that are in the files and not in the module."""
+    body = f"{getattr(module, 'base_model_prefix', 'model')}."
+    return sorted(n for n in loading.unexpected if n.startswith(body) and not n.endswith(_TABLES))
 
 
 def _score_head(where: str, model: Model, module: nn.Module, missing: set[str]) -> None:
     fresh = model.trainable or model.follows is not None
     fix = "a base that was saved with its trained score head, or a Model that is trained"
     if "score.weight" in missing and not fresh:
-        _refuse(
-            where,
-            model,
-            "a trained score head (score.weight)",
-            "none, and nothing here trains one",
-            fix,
-        )
+        found = "none, and nothing here trains one"
+        _refuse(where, model, "a trained score head (score.weight)", found, fix)
     with torch.no_grad():
         for name in missing:
             module.get_parameter(name).zero_()
     if model.head == "scalar" and not fresh and not module.get_parameter("score.weight").any():
-        _refuse(
-            where,
-            model,
-            "a trained score head",
-            "score.weight that is all zeros, as it is before training",
-            fix,
-        )
+        found = "score.weight that is all zeros, as it is before training"
+        _refuse(where, model, "a trained score head", found, fix)
 
 
 @torch.no_grad()
