@@ -136,29 +136,22 @@ class Admission:
         if table.prompts.count[FINISHED] < source.batch and not last:
             return table.prompts.slots()
         finished = table.prompts.slots(FINISHED)
-        begun = table.prompts.begun[finished]
+        begun, batch, most = table.prompts.begun[finished], source.batch, source.max_lag
         if source.intake == "exact":
             running = table.prompts.begun[table.prompts.slots(RUNNING)]
             chosen = intake.exact(
-                begun,
-                running,
-                batch=source.batch,
-                max_lag=source.max_lag,
-                version=version,
-                last=last,
+                begun, running, batch=batch, max_lag=most, version=version, last=last
             )
         else:
-            chosen = intake.oldest(begun, batch=source.batch, last=last)
+            chosen = intake.oldest(begun, batch=batch, last=last)
         return finished[chosen]
 
     def _give_up_old(self, version: int) -> None:
-        finished = self.table.prompts.slots(FINISHED)
-        old = finished[
-            intake.too_old(
-                self.table.prompts.begun[finished], max_lag=self.source.max_lag, version=version
-            )
-        ]
-        vain = old[self.table.prompts.order[old] >= self._formed_at]
+        prompts = self.table.prompts
+        finished = prompts.slots(FINISHED)
+        most = self.source.max_lag
+        old = finished[intake.too_old(prompts.begun[finished], max_lag=most, version=version)]
+        vain = old[prompts.order[old] >= self._formed_at]
         if len(vain):
             self.vain = Vain(self.vain.prompts + len(vain), version, *self.table.oldest(vain))
         self.begin_again(old)
@@ -179,9 +172,8 @@ class Admission:
 
     def _coming(self) -> bool:
         """Whether some prompt is still to come, or on its way."""
-        return (
-            bool(self._again) or self.table.prompts.next < self._end or self.table.prompts.running
-        )
+        prompts = self.table.prompts
+        return bool(self._again) or prompts.next < self._end or prompts.running
 
     def abandon(self) -> None:
         """The run is over: give up all prompts."""
@@ -200,10 +192,7 @@ class Admission:
 
     def restore(self, cut: SourceCut, rows: dict[str, Ref], version: int) -> None:
         """Take up a cut: finished prompts with their rows; running ones begin once more."""
-        self.admitted, self.dropped, self.overlong = (
-            cut.admitted - len(cut.running),
-            cut.dropped,
-            cut.overlong,
-        )
+        self.admitted = cut.admitted - len(cut.running)
+        self.dropped, self.overlong = cut.dropped, cut.overlong
         self._again = self.table.restore(cut, rows, version)
         self._formed_at = self.table.prompts.admissions

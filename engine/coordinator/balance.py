@@ -71,9 +71,8 @@ def _differenced(
     width = parts if equal_counts else 1
     first = [order[at : at + width] for at in range(0, len(order), width)]
     sums = np.zeros((len(first), parts), dtype=np.int64)
-    for number, some in enumerate(
-        first
-    ):  # ascending, as every partition stands: its heaviest item is its last part
+    for number, some in enumerate(first):
+        # Ascending, as every partition stands: its heaviest item is its last part.
         sums[number, parts - len(some) :] = items[some][::-1]
     heap: list[tuple[int, int, np.ndarray, _Tree]] = [
         (int(s[0] - s[-1]), number, s, number) for number, s in enumerate(sums)

@@ -79,15 +79,12 @@ class EvaluationRound:
     def fruitless(self) -> str:
         """Why an evaluate node has no row to evaluate; empty if each has, or may get one."""
         for node in self._waiting:
-            table = self._prompts[node.source]
-            if (
-                node.source in self._given_up
-                and not table.prompts.running
-                and not table.prompts.count[FINISHED]
-            ):
+            prompts = self._prompts[node.source].prompts
+            left = prompts.running or prompts.count[FINISHED]
+            if node.source in self._given_up and not left:
+                first = self._given_up[node.source]
                 return (
-                    f"{node.name}: every prompt of {node.source} was given up; the first: "
-                    + (self._given_up[node.source])
+                    f"{node.name}: every prompt of {node.source} was given up; the first: {first}"
                 )
         return ""
 
@@ -98,12 +95,10 @@ class EvaluationRound:
     def tell(self, there: Callable[[str], bool]) -> list[Evaluate]:
         """The evaluate nodes of which every row has come, and whose Worker can be told."""
         found = []
-        for node in [
-            n
-            for n in self._waiting
-            if there(n.workers[0]) and not self._prompts[n.source].prompts.running
-        ]:
+        for node in [n for n in self._waiting if there(n.workers[0])]:
             table = self._prompts[node.source]
+            if table.prompts.running:
+                continue
             slots: Mapping[str, np.ndarray] = {node.source: table.prompts.slots(FINISHED)}
             rows = StepRun(self._version, [], {node.source: table}, slots, self._blocks)
             keys = rows.keys(node.inputs)

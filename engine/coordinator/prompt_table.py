@@ -97,12 +97,7 @@ class PromptTable:
             table.state[slots[missing], samples[missing]] = ABSENT
             self._readiness.changed(node.name, slots[missing])
             return None
-        first = int(np.flatnonzero(missing)[0])
-        return (
-            int(self.prompts.position[slots[first]]),
-            int(samples[first]),
-            int(self.prompts.attempt[slots[first]]),
-        )
+        return self.prompts.keys(slots[missing][:1], samples[missing][:1]).rows()[0]
 
     def drop(self, node: str, position: int, attempt: int) -> bool:
         """Give up a prompt's group; False if it was before, is retired, or in another attempt."""
@@ -218,15 +213,9 @@ class PromptTable:
 
     def again(self, slots: np.ndarray) -> list[tuple[int, int]]:
         """Give these prompts up; returns (position, next attempt) to admit again."""
-        pairs = list(
-            zip(
-                self.prompts.position[slots].tolist(),
-                (self.prompts.attempt[slots] + 1).tolist(),
-                strict=True,
-            )
-        )
+        positions, attempts = self.prompts.position[slots], self.prompts.attempt[slots] + 1
         self._forget(slots)
-        return pairs
+        return list(zip(positions.tolist(), attempts.tolist(), strict=True))
 
     def _forget(self, slots: np.ndarray) -> None:
         for table in self._tables.values():
@@ -293,9 +282,7 @@ class PromptTable:
             for name, ref in rows.items():
                 self.produced(name, ref)
             slots = self.prompts.slots(RUNNING)
-            for (
-                table
-            ) in self._tables.values():  # what a select had taken away is known by its absence
+            for table in self._tables.values():  # what a select took away is absent from `rows`
                 state = table.state[slots]
                 table.state[slots] = np.where(state == PENDING, ABSENT, state)
             self._date(slots)
@@ -318,8 +305,6 @@ class PromptTable:
                 gates = ", ".join(node.gates) or "its data"
                 first = int(self.prompts.position[slots[missing.any(axis=1)][0]])
                 count = int(missing.sum())
-                lines.append(
-                    f"{node.name}: {count} rows have not come (first: prompt {first}); it reads"
-                    f" {gates}"
-                )
+                what = f"{count} rows have not come (first: prompt {first})"
+                lines.append(f"{node.name}: {what}; it reads {gates}")
         return lines

@@ -79,9 +79,8 @@ class PromptStates:
 
     def move(self, slots: np.ndarray, state: int) -> None:
         """Put these in another state."""
-        for old, count in enumerate(
-            np.bincount(self.status[slots], minlength=len(self.count)).tolist()
-        ):
+        left = np.bincount(self.status[slots], minlength=len(self.count))
+        for old, count in enumerate(left.tolist()):
             self.count[old] -= count
         self.status[slots] = state
         self.count[state] += len(slots)

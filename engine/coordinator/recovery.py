@@ -25,9 +25,7 @@ class Recovery:
     """The Workers of a run. Each counts as there at first, in incarnation 0."""
 
     def __init__(self, workers: Iterable[str]) -> None:
-        self._inboxes: dict[str, OrderedInbox[Event]] = {
-            worker: OrderedInbox() for worker in workers
-        }
+        self._inboxes = {worker: OrderedInbox[Event]() for worker in workers}
         self._down: set[str] = set()
         self._spilling: set[str] = set()
         self._deaths: dict[str, list[str]] = {}

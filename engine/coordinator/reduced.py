@@ -48,10 +48,8 @@ def reduced_state(
     found = _each(np.where(gate == PENDING, PENDING, PRESENT), i.fan_in)
     for fetch in i.fetches if unmade else ():
         held = np.repeat(tables[fetch.producer].state[slots], fetch.ratio, axis=1)
-        found = np.minimum(
-            found,
-            _each(np.where((gate == PRESENT) & (held == PENDING), PENDING, PRESENT), i.fan_in),
-        )
+        lacks = (gate == PRESENT) & (held == PENDING)
+        found = np.minimum(found, _each(np.where(lacks, PENDING, PRESENT), i.fan_in))
     dropped = np.zeros(len(slots), dtype=bool)
     for node in above:
         dropped |= tables[node.name].given_up[slots]

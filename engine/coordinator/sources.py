@@ -92,9 +92,8 @@ class Sources:
         """Give up the group of a row that failed. Returns why the run fails, if it now does."""
         if not self.tables[source].drop(event.node, event.key[0], event.key[2]):
             return ""
-        self._first_dropped = (
-            self._first_dropped or f"{self._plan.place(event.node)} row {event.key}: {event.error}"
-        )
+        first = f"{self._plan.place(event.node)} row {event.key}: {event.error}"
+        self._first_dropped = self._first_dropped or first
         if not event.failed:
             return self._given_up(source, event)
         self.admissions[source].dropped += 1
@@ -114,10 +113,8 @@ class Sources:
         self._barren[source] += 1
         if table.prompts.count[FINISHED] or self._barren[source] < 2 * max(1, admission.rows):
             return ""
-        return (
-            f"{self._plan.place(event.node)} gave up every prompt of {source}; the last:"
-            f" {event.error}"
-        )
+        where = self._plan.place(event.node)
+        return f"{where} gave up every prompt of {source}; the last: {event.error}"
 
     def fruitless(self) -> str:
         """Why no Step could be formed of all the data; empty if no prompt was given up."""
@@ -125,10 +122,8 @@ class Sources:
             return ""
         given_up = sum(a.dropped + a.overlong for a in self.admissions.values())
         admitted = sum(a.admitted for a in self.admissions.values())
-        return (
-            f"the data has ended without a Step: {given_up} of {admitted} prompts were given up;"
-            " the first: " + (self._first_dropped)
-        )
+        what = f"{given_up} of {admitted} prompts were given up; the first: {self._first_dropped}"
+        return f"the data has ended without a Step: {what}"
 
     def lose(self, blocks: frozenset[int]) -> list[NodeChunk]:
         """These blocks are gone. Prompts with lost rows of a trained Model begin again, as its
