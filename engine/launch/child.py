@@ -74,14 +74,9 @@ class ChildProcess:
         self.link = ControlSocket(mine)
         self.heard = now = time.monotonic()
         self.doing = Doing(worker=name, node="its start", what="its interpreter", since=now)
-        self.spoke = False
-        self.opened = False
-        self.lost = False
-        self.replaced = False
+        self.spoke = self.opened = self.lost = self.replaced = False
+        self.commands = self.to_end = self.ended = 0
         self.error = ""
-        self.commands = 0
-        self.to_end = 0
-        self.ended = 0
         self.under_way: deque[str] = deque()
         """The node, else the class, of each instruction that it has not ended, in order."""
         self.stack_asked = 0.0

@@ -111,9 +111,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connect:
-    """Comes with the descriptor of a data socket to another Worker, which replaces an earlier one.
-    serve: whether the peer asks and this Worker answers. tensors: a second descriptor is the file
-    in which both meet to exchange tensors.
+    """Comes with a data socket to another Worker, which replaces an earlier one. serve: this Worker
+    answers there. tensors: the file in which both meet to exchange tensors comes, too.
     """
 
     peer: str

@@ -54,9 +54,7 @@ class ControlSocket:
         return bool(self._unsent)
 
     def send(self, payload: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Send one frame and close its descriptors; what has no room waits for `flush`. Raises
-        RunError if it is too large, OSError if the other end is gone.
-        """
+        """Send a frame, or queue it for `flush`; closes its descriptors. OSError: nobody reads."""
         if len(payload) > LIMIT or len(descriptors) > _MOST_DESCRIPTORS:
             problem = f"expected at most {LIMIT} bytes, found {len(payload)}"
             raise RunError(f"control message: {problem}. Fix: send less at once.")

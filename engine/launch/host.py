@@ -49,9 +49,7 @@ _SETTLE = 5.0
 
 
 def serve(cluster: Path, name: str, keys: Path | None = None, grace: float = 60.0) -> int:
-    """Serve runs until a signal; returns the exit code. The run that is being served is then asked
-    to stop with a checkpoint, within `grace` seconds.
-    """
+    """Serve runs until a signal, which gives the run of the moment `grace` seconds to stop."""
     _own_host(cluster, name, keys)
     reads, writes = os.pipe()
     doing = f"host {name} is given back once its run has stopped"

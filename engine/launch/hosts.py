@@ -110,8 +110,7 @@ class HostsWorkers:
         self._reports: list[Report] = []
         self._spans: list[SpanOf] = []
         self._addresses: dict[str, control.PeerAddress] = {}
-        self._requests = 0
-        self._moved = 0
+        self._requests = self._moved = 0
         self._closed = False
         self._remotes: dict[str, _Remote] = {}
         first = plan.cluster.hosts[0].name
@@ -141,19 +140,18 @@ class HostsWorkers:
         server, lease = self._keys.host(name).public, self._cluster.lease
         link = HostLink(host, self._keys.run, server, lease, self._changed.set)
         self._remotes[name] = remote = _Remote(link=link, workers=workers)
-        remote.send(
-            hm.Begin(
-                host=name,
-                plan=plan,
-                folder=self._folder.path.absolute(),
-                directory=Path.cwd(),
-                planned=self._plan.to_json(),
-                path=tuple(import_path()),
-                networks=tuple(self._networks[w] for w in workers),
-                lease=lease,
-                options=run_options.to_json(self._options),
-            )
+        begin = hm.Begin(
+            host=name,
+            plan=plan,
+            folder=self._folder.path.absolute(),
+            directory=Path.cwd(),
+            planned=self._plan.to_json(),
+            path=tuple(import_path()),
+            networks=tuple(self._networks[w] for w in workers),
+            lease=lease,
+            options=run_options.to_json(self._options),
         )
+        remote.send(begin)
 
     def respawn(self, workers: Sequence[str]) -> None:
         """Restart each on its host."""

@@ -69,16 +69,15 @@ def read_keys(path: Path | None) -> KeyFile:
         mode = path.stat().st_mode
         data = json.loads(path.read_text(encoding="ascii"))
         hosts = {name: _keys(pair) for name, pair in data["hosts"].items()}
-        found = KeyFile(run=_keys(data["run"]), hosts=hosts)
+        keys = KeyFile(run=_keys(data["run"]), hosts=hosts)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunError(
-            f"key file {path}: expected what `dataflow keys` makes, found {type(error).__name__}:"
-            f" {error}. Fix: dataflow keys CLUSTER makes one; copy it to every host."
-        ) from error
+        found = f"expected what `dataflow keys` makes, found {type(error).__name__}: {error}"
+        fix = "Fix: dataflow keys CLUSTER makes one; copy it to every host."
+        raise RunError(f"key file {path}: {found}. {fix}") from error
     if mode & 0o077:
         problem = f"others can read it (mode {mode & 0o777:o})"
         raise RunError(f"key file {path}: {problem}. Fix: chmod 600 {path}, new keys.")
-    return found
+    return keys
 
 
 def _plain(keys: CurveKeyPair) -> dict[str, str]:

@@ -24,12 +24,10 @@ def groups(plan: Plan) -> dict[str, Group]:
     for node in plan.nodes:
         for group in (tuple(rank.worker for rank in ranks) for ranks in node.rank_groups):
             for worker in group if len(group) > 1 else ():
-                if found.setdefault(worker, group) != group:
-                    raise PlanError(
-                        f"{node.name}: worker {worker} is a rank of {', '.join(group)} and of"
-                        f" {', '.join(found[worker])}. Fix: pin nodes with other ranks to other"
-                        " workers."
-                    )
+                if (other := found.setdefault(worker, group)) != group:
+                    both = f"{', '.join(group)} and of {', '.join(other)}"
+                    fix = "Fix: pin nodes with other ranks to other workers."
+                    raise PlanError(f"{node.name}: worker {worker} is a rank of {both}. {fix}")
     return found
 
 

@@ -124,9 +124,10 @@ class Supervisor:
             log = self._folder.log(name)
             return ChildProcess(name, epoch, threads=threads, device=device, log=log)
         except OSError as error:
+            more = "allow more processes and open files (ulimit -u, ulimit -n)"
+            problem = f"expected its process to start, found: {error}"
             raise RunError(
-                f"worker {name}: expected its process to start, found: {error}. Fix: allow more"
-                " processes and open files (ulimit -u, ulimit -n), or plan fewer workers."
+                f"worker {name}: {problem}. Fix: {more}, or plan fewer workers."
             ) from error
 
     def _send_open(self, child: ChildProcess, plan: bytes, meeting: Meeting | None) -> None:

@@ -118,11 +118,10 @@ class WorkerIO:
         end = time.monotonic() + _REAP
         for child in children:
             if not child.over.wait(max(0.0, end - time.monotonic())):
-                raise RunError(
-                    f"worker {child.name}: expected process {child.process.pid} to end within"
-                    f" {_REAP:g} s of its kill, found it there. Fix: see what it waits for in"
-                    f" /proc/{child.process.pid}/stack."
-                )
+                pid, expected = child.process.pid, f"to end within {_REAP:g} s of its kill"
+                fix = f"Fix: see what it waits for in /proc/{pid}/stack."
+                problem = f"expected process {pid} {expected}, found it there"
+                raise RunError(f"worker {child.name}: {problem}. {fix}")
 
     def close(self) -> None:
         """End the thread."""

@@ -136,13 +136,13 @@ class WorkerProcess:
                 self._inbox.close()
 
     def _accept(self, instruction: m.ToWorker) -> None:
-        """Release at once. Weights may interrupt a running chunk, unless earlier ones wait."""
-        weights = isinstance(instruction, m.Load)
+        """Release at once. A Load may interrupt a running chunk, unless earlier ones wait."""
+        loads = isinstance(instruction, m.Load) and not self._inbox.has_weights()
         if isinstance(instruction, m.Release):
             self._worker.release(instruction.blocks)
             if self._updates.spilled(self._spilled):
                 self._updates.flush()
-        elif weights and not self._inbox.has_weights() and self._worker.interrupt_with(instruction):
+        elif loads and self._worker.delivery.interrupt_with(instruction):
             self._updates.ended()
         else:
             self._inbox.put(instruction)
@@ -208,7 +208,7 @@ class WorkerProcess:
         self._updates.ended()
         self._flush()
         if isinstance(instruction, m.RunChunk):
-            for event in self._worker.settle():
+            for event in self._worker.delivery.settle():
                 self._updates.event(event)
                 self._flush()
 
@@ -298,12 +298,10 @@ def _listen(life: WorkerProcess, early: Sequence[Frame]) -> None:
 
 def _first(link: ControlSocket) -> list[Frame]:
     """The first frame, and those that came with it."""
-    while True:
-        frames = link.receive()
+    while not (frames := link.receive()):
         if frames is None:
             end(1, "the process of the run is gone")
-        if frames:
-            return frames
+    return frames
 
 
 def end(code: int, why: str = "") -> NoReturn:

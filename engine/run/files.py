@@ -11,7 +11,7 @@ own: a checkpoint's commit (engine/checkpoint), a kernel's files, when one is ma
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -55,9 +55,8 @@ class NoStore(RunStore):
 
 @dataclass(frozen=True, slots=True)
 class DiskStore:
-    """The store in a run folder. latest: the checkpoint to resume from. record: what the run is
-    made of, for its checkpoints. Raises StorageError where the disk is full or fails,
-    CheckpointError for a checkpoint of another seed.
+    """The store in a run folder. latest: the checkpoint to resume from. Raises StorageError where
+    the disk is full or fails, CheckpointError for a checkpoint of another seed.
     """
 
     plan: Plan
@@ -123,7 +122,7 @@ def save_state(
     plan: Plan, workers: Workers, directory: Path, message: Checkpoint
 ) -> dict[str, Any]:
     """Every Worker with state writes it, the recorder the rows. Returns the answers by Worker."""
-    writers = _writers(plan)
+    writers = _paths(plan, write=True)
     asked: dict[str, Ask] = {w: Save(directory=directory, nodes=n) for w, n in writers.items()}
     nodes = writers.get(plan.recorder, {})
     asked[plan.recorder] = Save(directory=directory, nodes=nodes, rows=message.rows)
@@ -132,7 +131,7 @@ def save_state(
 
 def restore_state(plan: Plan, workers: Workers, directory: Path, step: int) -> None:
     """Every Worker with state reads it back."""
-    readers = _readers(plan).items()
+    readers = _paths(plan, write=False).items()
     workers.ask({w: Restore(directory=directory, step=step, nodes=n) for w, n in readers})
 
 
@@ -168,46 +167,30 @@ def _must_wait(file: Path, cut: Cut, source: str) -> None:
     finished = {key[0] for key in known.finished} if known else set()
     stray = sorted(positions_of(file) - finished)
     if stray:
-        raise CheckpointError(
-            f"{file}: expected rows that wait to be trained, found one of position {stray[0]},"
-            " which does not. Fix: an earlier checkpoint."
-        )
+        found = f"found one of position {stray[0]}, which does not. Fix: an earlier checkpoint."
+        raise CheckpointError(f"{file}: expected rows that wait to be trained, {found}")
 
 
-def _writers(plan: Plan) -> dict[str, dict[str, str]]:
-    """Worker -> node -> path in a checkpoint: train nodes by all ranks, followers by one reader."""
-    found = _trains(plan)
-    for model in _followers(plan):
-        first = plan.node(model.readers[0])
-        found[first.workers[0]][first.name] = _path(model)
-    return found
-
-
-def _readers(plan: Plan) -> Mapping[str, dict[str, str]]:
-    """The same for reading: a follower goes into all of its modules in all Workers."""
-    found = _trains(plan)
-    for model in _followers(plan):
-        done: set[tuple[str, str]] = set()
-        for node in map(plan.node, model.readers):
-            module = next(u.module for u in node.models if u.model == model.name)
-            for worker in node.workers:
-                if (worker, module) not in done:
-                    done.add((worker, module))
-                    found[worker][node.name] = _path(model)
-    return found
-
-
-def _trains(plan: Plan) -> dict[str, dict[str, str]]:
+def _paths(plan: Plan, *, write: bool) -> dict[str, dict[str, str]]:
+    """Worker -> node -> path in a checkpoint. All ranks of a train node write and read; a follower
+    is written by one of its readers and read into all of its modules.
+    """
     found: dict[str, dict[str, str]] = defaultdict(dict)
     for node in plan.nodes:
         for worker in node.workers if node.work == "train" else ():
             found[worker][node.name] = node.name
+    for model in plan.models:
+        modules = _modules(plan, model) if model.follows else []
+        for worker, node in modules[:1] if write else modules:
+            found[worker][node] = f"followers/{model.name}"
     return found
 
 
-def _followers(plan: Plan) -> list[PlannedModel]:
-    return [m for m in plan.models if m.follows and m.readers]
-
-
-def _path(model: PlannedModel) -> str:
-    return f"followers/{model.name}"
+def _modules(plan: Plan, model: PlannedModel) -> list[tuple[str, str]]:
+    """(Worker, node) for each module of a model: the first node there that reads it."""
+    found: dict[tuple[str, str], tuple[str, str]] = {}
+    for node in map(plan.node, model.readers):
+        module = next(use.module for use in node.models if use.model == model.name)
+        for worker in node.workers:
+            found.setdefault((worker, module), (worker, node.name))
+    return list(found.values())

@@ -213,9 +213,8 @@ def ending_command() -> Iterator[None]:
 
 
 def end_command(number: int, why: str) -> NoReturn:
-    """End this process now, with the exit code that a shell expects after a signal. Cleaning up may
-    be what hangs, so it is not done: the kernel ends child processes; files are whole or temporary.
-    """
+    """End this process now, with the exit code that a shell expects after a signal."""
+    # Cleaning up may be what hangs. The kernel ends child processes; files are whole or temporary.
     with suppress(OSError):
         os.write(2, f"{why}\n".encode())
     os._exit(code(number))

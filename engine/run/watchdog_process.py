@@ -41,7 +41,7 @@ def main(
             limit, why = to_end, "in code that cannot be interrupted"
         if said:
             silent = 0.0
-        elif now - before <= _STOOD_STILL and not _is_stopped(watched):
+        elif not _was_stopped(watched, now - before):
             silent += now - before
         before = now
     _tell(watched, board, stacks, number, f"{limit:g} s", why, kills=kills)
@@ -71,7 +71,10 @@ def _stacks(watched: int, stacks: int, number: int) -> bytes:
     return found or b"(it does not say)\n"
 
 
-def _is_stopped(pid: int) -> bool:
+def _was_stopped(pid: int, seconds: float) -> bool:
+    """Whether that process, or this one, was stopped in a round of so many seconds."""
+    if seconds > _STOOD_STILL:
+        return True
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b") ")[2][:1] in b"Tt"

@@ -69,9 +69,7 @@ class Workers(Protocol):
     """The Workers of a run. All methods are called from the loop's thread."""
 
     def open(self) -> Iterator[Event | From]:
-        """Start every Worker and open its kernels. On an error nothing is left running: the error
-        by which a kernel refuses its node, or WorkerGone where a Worker dies meanwhile.
-        """
+        """Start all, open their kernels. Leaves nothing when it raises WorkerGone or a refusal."""
         ...
 
     def tell(self, instruction: ToWorker, /) -> None:

@@ -35,17 +35,12 @@ def assemble(
     device: DeviceColumns | None = None,
 ) -> dict[str, Batch]:
     """The batch of each input, in the order of its keys. Raises PeerLost."""
-    gathers = [gather for many in inputs.values() for gather in many]
-    found = iter(collect(gathers, channel, device))
-    return {
-        name: _joined(_keys_of(many, keys), [next(found) for _ in many])
-        for name, many in inputs.items()
-    }
-
-
-def _keys_of(gathers: Sequence[Gather], keys: Keys) -> Keys:
-    own = gathers[0].keys if gathers else None
-    return keys if own is None else own
+    found = iter(collect([g for many in inputs.values() for g in many], channel, device))
+    batches: dict[str, Batch] = {}
+    for name, many in inputs.items():
+        own = many[0].keys if many else None  # of rows that are reduced
+        batches[name] = _joined(keys if own is None else own, [next(found) for _ in many])
+    return batches
 
 
 def collect(

@@ -71,7 +71,7 @@ class Delivery:
             else:
                 block, digest, dtypes = self._keep(model, pieces)
         yield m.Offered(id=message.id, worker=worker, block=block, digest=digest)
-        probed = self._probe(message.writer, model, version, dtypes, counted=first)
+        probed = self._probe(message, dtypes, counted=first)
         if first and probed is not None:
             yield probed
 
@@ -92,9 +92,7 @@ class Delivery:
                 self._pairs.release(block)
 
     def bring(self, message: m.Load) -> Iterator[m.Event]:
-        """Load a version into a reader, or move a follower; FetchFailed if the Worker that offered
-        it is gone. Weights of another Worker are probed later, by `settle`.
-        """
+        """Load a version into a reader, or move a follower; FetchFailed if its Worker is gone."""
         yield from self.settle()
         version, worker = message.version, self._timing.worker
         module = self._module(message)
@@ -111,37 +109,32 @@ class Delivery:
             self._unprobed.append(message)
 
     def settle(self) -> Iterator[m.Event]:
-        """Probe the readers whose weights came from other Workers, once for each version."""
+        """Probe the readers whose weights came from other Workers; nobody waits for this."""
         while self._unprobed:
-            message = self._unprobed.popleft()
-            probed = self._probe(message.reader, message.model, message.version)
+            probed = self._probe(self._unprobed.popleft())
             if probed is not None:
                 yield probed
 
     def _probe(
-        self,
-        node: str,
-        model: str,
-        version: int,
-        dtypes: tuple[str, ...] | None = None,
-        *,
-        counted: bool = True,
+        self, message: m.Offer | m.Load, dtypes: tuple[str, ...] = (), *, counted: bool = True
     ) -> m.Probed | None:
         """A kernel's numbers on the probe's rows; None if it has no probe. dtypes: a writer's."""
+        reads = isinstance(message, m.Load)
+        node = message.reader if reads else message.writer
         kernel = self._kernels[node]
         if not isinstance(kernel, Probeable):
             return None
-        with self._timing.during(node, f"probe version {version}", counted=counted):
+        with self._timing.during(node, f"probe version {message.version}", counted=counted):
             rows = probe_rows(self._plan.seed, kernel.vocabulary)
             numbers = np.asarray(kernel.probe(rows), dtype=np.float32)
         return m.Probed(
             node=node,
-            model=model,
-            version=version,
-            reads=dtypes is None,
+            model=message.model,
+            version=message.version,
+            reads=reads,
             numbers=numbers.tobytes(),
             vocabulary=kernel.vocabulary,
-            dtypes=dtypes or (),
+            dtypes=dtypes,
         )
 
     def _module(self, message: m.Load) -> str:
@@ -177,8 +170,8 @@ class Delivery:
             self._open_to = node.name if takes else ""
 
     def interrupt_with(self, message: m.Load) -> bool:
-        """From any thread: let the running chunk go on under this version, which `meanwhile` or
-        `ends` loads. False if no running chunk can: execute it before the next chunk.
+        """From any thread: let the running chunk load this version and go on. False if none can:
+        execute the message before the next chunk.
         """
         with self._lock:
             if not self._open_to or message.reader != self._open_to:

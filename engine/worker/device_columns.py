@@ -93,9 +93,7 @@ class DeviceColumns:
         asked: Sequence[Sequence[BlockRequest]],
         found: Sequence[Sequence[pa.RecordBatch]],
     ) -> list[dict[str, Tensor]]:
-        """The device columns of each gather, its blocks in sequence. asked, found: the requests and
-        records of each block. Raises PeerLost.
-        """
+        """The device columns of each gather. asked, found: its blocks in turn. Raises PeerLost."""
         rooms: dict[str, list[Room]] = {}
         each = zip(gathers, asked, found, strict=True)
         columns = [self._read_own(g.producer, a, f, rooms) for g, a, f in each]
@@ -192,7 +190,6 @@ def _from_host(where: str, column: Column, array: pa.Array) -> Ragged:
         given = Ragged(torch.from_numpy(numbers).to(_own_device()), offsets)
         require(where, column, given)
     except (TypeError, ValueError) as error:  # DataError is one
-        raise CheckpointError(
-            f"{where}: expected {column.whole.type}: {error} Fix: an earlier checkpoint."
-        ) from error
+        expected = f"expected {column.whole.type}: {error}"
+        raise CheckpointError(f"{where}: {expected} Fix: an earlier checkpoint.") from error
     return given

@@ -25,9 +25,7 @@ _NULL = np.uint64(0xD6E8FEB86659FD93)
 
 
 def row_digests(batch: Batch) -> np.ndarray:
-    """uint64 [rows]: a hash of each row's columns with their names, without keys. Neither their
-    layout in memory (slices, chunks, offset widths) nor their order matters.
-    """
+    """uint64 [rows]: a hash of each row's named columns, in any order and layout; not of keys."""
     total = np.zeros(len(batch), dtype=np.uint64)
     with np.errstate(over="ignore"):
         for name in batch.names:

@@ -6,6 +6,8 @@ directory and whether it is complete (engine/checkpoint), the format of weights 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from engine.checkpoint.cut import write_rows
 from engine.coordinator.refs import Ref
 from engine.observe.samples import SamplesBehind, SampleWriter
@@ -16,22 +18,15 @@ from engine.worker.rows import WorkerRows
 from engine.worker.timing import Timing
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFiles:
-    """Of one Worker."""
+    """The files of one Worker. samples: the recorder's."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        kernels: OpenKernels,
-        rows: WorkerRows,
-        timing: Timing,
-        samples: SampleWriter | SamplesBehind | None,
-    ) -> None:
-        self._plan = plan
-        self._kernels = kernels
-        self._rows = rows
-        self._timing = timing
-        self._samples = samples
+    plan: Plan
+    kernels: OpenKernels
+    rows: WorkerRows
+    timing: Timing
+    samples: SampleWriter | SamplesBehind | None
 
     def answer(self, request: Ask) -> Ref | None:
         """The Ref of KeepRows, else None. Raises PeerLost for rows that are gone with a Worker."""
@@ -41,28 +36,28 @@ class WorkerFiles:
             case Restore():
                 self._restore(request)
             case SaveWeights(node=node, directory=directory):
-                with self._timing.during(node, f"save weights to {directory.name}", counted=False):
-                    self._kernels[node].save_weights(directory)
+                with self.timing.during(node, f"save weights to {directory.name}", counted=False):
+                    self.kernels[node].save_weights(directory)
             case KeepRows():
-                return self._rows.keep_file(request.file)
+                return self.rows.keep_file(request.file)
         return None
 
     def _save(self, request: Save) -> None:
-        if self._samples is not None:
-            self._samples.flush()
+        if self.samples is not None:
+            self.samples.flush()
         for node, path in request.nodes.items():
-            with self._timing.during(node, "save", counted=False):
-                self._kernels[node].save(request.directory / path)
+            with self.timing.during(node, "save", counted=False):
+                self.kernels[node].save(request.directory / path)
         for name, (keys, gather) in request.rows.items():
-            rows = self._rows.collected(keys, gather)
+            rows = self.rows.collected(keys, gather)
             write_rows(request.directory / "rows" / f"{name}.arrow", rows)
 
     def _restore(self, request: Restore) -> None:
         """Read weights back, and tell every reader of a follower its version."""
         for node, path in request.nodes.items():
-            with self._timing.during(node, "restore", counted=False):
-                self._kernels[node].restore(request.directory / path)
-        for model in self._plan.models:
+            with self.timing.during(node, "restore", counted=False):
+                self.kernels[node].restore(request.directory / path)
+        for model in self.plan.models:
             for reader in model.readers if model.follows else ():
-                if reader in self._kernels.nodes:
-                    self._kernels[reader].load((), request.step - request.step % model.every)
+                if reader in self.kernels.nodes:
+                    self.kernels[reader].load((), request.step - request.step % model.every)

@@ -82,11 +82,9 @@ class NodeSession:
         """[count] of the outbox's memory, one allocation a call."""
         kind = np.dtype(dtype)
         if count < 0 or kind.hasobject:
-            raise KernelError(
-                f"{self._node}: allocate: expected at least 0 numbers of a fixed size, found"
-                f" {count} of {kind}. Fix: the length of the column, and the type that its schema"
-                " declares."
-            )
+            found = f"expected at least 0 numbers of a fixed size, found {count} of {kind}"
+            fix = "Fix: the length of the column, and the type that its schema declares."
+            raise KernelError(f"{self._node}: allocate: {found}. {fix}")
         return self._memory(count * kind.itemsize).view(kind)
 
     def reports(self) -> list[Report]:

@@ -75,10 +75,9 @@ class During:
             self._place(error)
         elif isinstance(error, Exception) and what == "restore":
             said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-            raise CheckpointError(
-                f"{self._placed()}: expected files that it wrote in the checkpoint, found others"
-                f" ({said}). Fix: an earlier checkpoint."
-            ) from error
+            problem = f"expected files that it wrote in the checkpoint, found others ({said})"
+            told = f"{self._placed()}: {problem}. Fix: an earlier checkpoint."
+            raise CheckpointError(told) from error
         elif error is not None and not isinstance(error, (KeyboardInterrupt, GeneratorExit)):
             told = "".join(traceback.format_exception(error)).rstrip()
             why = f"raised {type(error).__name__}: {error}. Fix: see the traceback.\n{told}"

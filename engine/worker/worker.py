@@ -52,25 +52,23 @@ class Worker:
         cast: RowBroadcast | None = None,
         pairs: TensorPairs | None = None,
     ) -> None:
-        """samples: written by the recorder. group: the process group of a rank; cast: its end of
-        broadcasts to the ranks with equal rows. pairs: its worlds with other Workers.
-        """
+        """group: of a rank; cast: its broadcasts to ranks with equal rows. pairs: its worlds."""
         self.name = name
         self.channel = channel
         self.timing = Timing(name, plan.origin)
         self.rows = WorkerRows(name, plan, channel, pairs)
         self.kernels = OpenKernels(plan, self.timing, channel, group=group, inproc=inproc)
-        self.files = WorkerFiles(plan, self.kernels, self.rows, self.timing, samples)
+        self.files = WorkerFiles(
+            plan=plan, kernels=self.kernels, rows=self.rows, timing=self.timing, samples=samples
+        )
         self._plan = plan
         self._samples = samples
-        self._delivery = Delivery(plan, self.kernels.by_node, channel, self.timing, pairs)
+        self.delivery = Delivery(plan, self.kernels.by_node, channel, self.timing, pairs)
         self._training = WorkerTraining(name, plan, self.kernels, self.rows, cast)
         self._reports: list[Report] = []
 
     def open(self) -> Iterator[m.Event]:
-        """Open every kernel, then sleep if it takes turns on its devices. Raises what a kernel
-        refuses its node with; anything but a DataflowError as KernelError.
-        """
+        """Open every kernel. A Worker that takes turns on its devices then sleeps."""
         yield from self.kernels.open()
         if any(self.name in group for group in self._plan.turns):
             self.kernels.sleep()
@@ -90,7 +88,7 @@ class Worker:
         """Carry out one instruction; FetchFailed where a Worker is gone that keeps its rows."""
         try:
             if not isinstance(instruction, m.RunChunk):
-                yield from self._delivery.settle()
+                yield from self.delivery.settle()
             yield from self._carry_out(instruction)
         except PeerLost as lost:
             assert isinstance(instruction, m.Task)
@@ -110,33 +108,25 @@ class Worker:
                 return (self._record(instruction),)
             case m.Offer():
                 first = self.kernels.rank(instruction.writer) == 0
-                return self._delivery.offer(instruction, first=first)
+                return self.delivery.offer(instruction, first=first)
             case m.Load():
-                return self._delivery.bring(instruction)
+                return self.delivery.bring(instruction)
             case m.Release():
                 self.release(instruction.blocks)
                 return ()
             case _:
                 return (self._turn(instruction),)
 
-    def settle(self) -> Iterator[m.Event]:
-        """After an instruction: events that nobody waits for (probes)."""
-        return self._delivery.settle()
-
-    def interrupt_with(self, message: m.Load) -> bool:
-        """See Delivery. If True, the running `execute` loads the weights and yields the events."""
-        return self._delivery.interrupt_with(message)
-
     def release(self, blocks: Iterable[int]) -> None:
         """Forget blocks; from any thread."""
         self.rows.release(blocks)
-        self._delivery.release(blocks)
+        self.delivery.release(blocks)
 
     def _run_chunk(self, chunk: m.RunChunk) -> Iterator[m.Event]:
         inputs = self.rows.assembled(chunk.keys, chunk.inputs)
         aligned = self.kernels.aligned[chunk.node]
         aligned.require_inputs(chunk.keys, inputs)
-        self._delivery.begins(self.kernels.nodes[chunk.node])
+        self.delivery.begins(self.kernels.nodes[chunk.node])
         given = Chunk(id=chunk.id, step=chunk.step, keys=chunk.keys, inputs=inputs)
         rows = self.kernels[chunk.node].run(given)
         what = f"chunk {chunk.id}, {len(chunk.keys)} rows"
@@ -150,12 +140,12 @@ class Worker:
                 yield from self._reported(chunk)
                 ref = self.rows.keep(chunk.node, batch)
                 yield m.Produced(id=chunk.id, node=chunk.node, ref=ref)
-            yield from self._delivery.meanwhile()
+            yield from self.delivery.meanwhile()
         yield from self._reported(chunk)
         for key, error, failed in self.kernels.sessions[chunk.node].tombstones():
             yield m.Tombstoned(id=chunk.id, node=chunk.node, key=key, error=error, failed=failed)
         yield m.ChunkDone(id=chunk.id, node=chunk.node)
-        yield from self._delivery.ends()
+        yield from self.delivery.ends()
 
     def _reported(self, chunk: m.RunChunk) -> Iterator[m.Reported]:
         """The chunk's metrics since the last call, unless it is a rerun."""

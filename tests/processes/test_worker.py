@@ -155,16 +155,16 @@ def test_new_weights_come_between_two_rows_of_a_running_chunk(
 ) -> None:
     worker, kernels, offer = lagging
     message = publish(offer)
-    assert not worker.interrupt_with(message), "nothing runs"
+    assert not worker.delivery.interrupt_with(message), "nothing runs"
     events = worker.execute(chunk())
     assert isinstance(next(events), m.Produced)
     other = replace(message, reader="reference")
-    assert not worker.interrupt_with(other), "another node does not run"
-    assert worker.interrupt_with(message)
+    assert not worker.delivery.interrupt_with(other), "another node does not run"
+    assert worker.delivery.interrupt_with(message)
     assert isinstance(next(events), m.Loaded)
     assert kernels["rollout"].asked == ["interrupt", (3, ["a", "b"])]
     assert kinds(events) == [m.Produced, m.Produced, m.ChunkDone]
-    assert not worker.interrupt_with(message)
+    assert not worker.delivery.interrupt_with(message)
 
 
 def test_weights_that_come_at_the_end_of_a_chunk_are_not_forgotten(
@@ -173,7 +173,7 @@ def test_weights_that_come_at_the_end_of_a_chunk_are_not_forgotten(
     worker, kernels, offer = lagging
     events = worker.execute(chunk(1))
     assert kinds([next(events), next(events)]) == [m.Produced, m.ChunkDone]
-    assert worker.interrupt_with(publish(offer))
+    assert worker.delivery.interrupt_with(publish(offer))
     assert kinds(events) == [m.Loaded]
     assert kernels["rollout"].asked[-1] == (3, ["a", "b"])
 
@@ -186,7 +186,7 @@ def test_at_lag_0_and_where_rows_are_drained_nothing_is_interrupted(
     worker, _ = opened(graph, "gen", pin={"rollout": "gen"})
     events = worker.execute(chunk())
     next(events)
-    assert not worker.interrupt_with(publish(OFFERED))
+    assert not worker.delivery.interrupt_with(publish(OFFERED))
 
 
 def test_a_module_is_loaded_once_for_all_of_its_nodes(tiny_folder: Path) -> None:
