@@ -20,7 +20,7 @@ from engine.coordinator.core import Coordinator, Settings
 from engine.coordinator.messages import ChunkDone, Produced
 from engine.coordinator.tables import codes
 from engine.observe.events import EventHeard, EventStream, RunEvent
-from engine.plan.plan import Plan, PlannedNode, PlannedSource
+from engine.plan.plan import Plan, PlannedModel, PlannedNode, PlannedSource
 from engine.run.files import NoStore
 from engine.run.loop import Loop
 from engine.worker.inproc import InprocWorkers
@@ -77,10 +77,7 @@ def _needed(plan: Plan, wanted: set[str], *, prompts: int) -> Plan:
         if n.name in names
     ]
     sources = [PlannedSource(name=n.name, batch=prompts) for n in nodes if n.work == "source"]
-    models = []
-    for model in plan.models:  # without a writer readers have version 0, from the base
-        readers = tuple(name for name in model.readers if name in names)
-        models.append(replace(model, readers=readers, aliases=(), writer="", follows=""))
+    models = [_as_its_base(m, names) for m in plan.models]
     kept = replace(plan, nodes=tuple(nodes), sources=tuple(sources), models=tuple(models))
     return replace(kept, recorded=(), turns=())
 
@@ -93,6 +90,12 @@ def _with_ancestors(plan: Plan, wanted: set[str]) -> set[str]:
             names.update(node.gates)
             names.update(f.producer for i in node.inputs for f in i.fetches)
     return names
+
+
+def _as_its_base(model: PlannedModel, names: set[str]) -> PlannedModel:
+    """Without a writer: its readers have version 0 from the base."""
+    readers = tuple(name for name in model.readers if name in names)
+    return replace(model, readers=readers, aliases=(), writer="", follows="")
 
 
 class _AllThere(Exception):

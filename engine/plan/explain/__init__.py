@@ -41,11 +41,10 @@ def _section(title: str, lines: Iterable[str]) -> list[str]:
 
 
 def _dialects(plan: Plan) -> Iterator[str]:
-    for name, node in program(plan).items():
-        if "dialect" in node.params:
-            dialect = node.params["dialect"]
+    for node in program(plan).nodes:
+        if dialect := node.params.get("dialect"):
             way = f"{node.operator.name} as {dialect} does it (dialect={dialect!r})"
-            yield from wrapped(f"{name}: {way}", after=2)
+            yield from wrapped(f"{node.name}: {way}", after=2)
 
 
 def _recorded(plan: Plan) -> Iterator[str]:

@@ -56,9 +56,12 @@ def _versions(plan: Plan, model: PlannedModel, nodes: Mapping[str, PlannedNode])
     elif model.readers:
         yield from (_way(plan, model, nodes[r], nodes[model.writer]) for r in model.readers)
     else:
-        followers = ", ".join(m.name for m in plan.models if m.follows == model.name)
-        users = f"followed by {followers}" if followers else "read by nobody"
-        yield f"written by {model.writer}, {users}"
+        followers = [m.name for m in plan.models if m.follows == model.name]
+        yield f"written by {model.writer}, {_followed(followers)}"
+
+
+def _followed(followers: Sequence[str]) -> str:
+    return f"followed by {', '.join(followers)}" if followers else "read by nobody"
 
 
 def _way(plan: Plan, model: PlannedModel, reader: PlannedNode, writer: PlannedNode) -> str:

@@ -11,6 +11,7 @@ from dataflow.regions import regions
 from dataflow.shown import shown_bytes
 from engine.plan.explain.layout import count, duration, named, side_by_side, widest, wrapped
 from engine.plan.explain.memory import holds, unknown
+from engine.plan.explain.summary import program
 from engine.plan.plan import Plan, PlannedNode
 
 
@@ -123,7 +124,7 @@ def cut(plan: Plan) -> Iterator[str]:
     """What runs at any time, and why the rest waits for the Step."""
     stream = [n.name for n in plan.nodes if n.region == "stream"]
     yield from wrapped(f"stream any time: {', '.join(stream)}", after=2)
-    why = regions(plan.program).why if plan.program else {}
+    why = regions(program(plan)).why
     for node in (n for n in plan.nodes if n.region == "step"):
         reason = why.get(node.name, "it needs the whole Step")
         yield from wrapped(f"ends at {node.name}: {reason}", after=2)

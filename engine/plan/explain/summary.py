@@ -5,9 +5,9 @@ Owns: these lines. Does not own: what single nodes need (nodes.py, memory.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from dataflow.node import Node
+from dataflow.graph import Graph
 from dataflow.rows import Domains
 from engine.plan.explain import memory
 from engine.plan.explain.layout import count, duration, wrapped
@@ -32,16 +32,18 @@ def _machines(plan: Plan) -> str:
 
 def _steps(plan: Plan) -> Iterator[str]:
     """`64 prompts x 8 = 512 completions a Step, 4 updates of 128 (train_policy)`."""
-    nodes = program(plan)
-    domains = Domains(plan.program) if plan.program else None
+    graph = program(plan)
+    domains = Domains(graph)
     for source in plan.sources:
         line = [n for n in plan.nodes if n.source == source.name]
-        limit = "at most " if any(_may_shrink(nodes, n) for n in line) else ""
+        limit = "at most " if any(_may_shrink(graph, n) for n in line) else ""
         for train in (n for n in line if n.work == "train"):
-            domain = domains.of_node(nodes[train.name]) if domains else None
+            node = graph.node(train.name)
+            domain = domains.of_node(node)
             group = domain.group_size if domain else train.inner
-            updates = _updates(nodes.get(train.name), source.batch * group)
-            yield f"{limit}{_rows(source.batch, group)} a Step{updates} ({train.name})"
+            parts, epochs = node.params["minibatches"], node.params["epochs"]
+            updates = f"{count(epochs * parts, 'update')} of {source.batch * group // parts:,}"
+            yield f"{limit}{_rows(source.batch, group)} a Step, {updates} ({train.name})"
 
 
 def _rows(batch: int, group: int) -> str:
@@ -50,18 +52,11 @@ def _rows(batch: int, group: int) -> str:
     return f"{count(batch, 'prompt')} x {group} = {count(batch * group, 'completion')}"
 
 
-def _may_shrink(nodes: Mapping[str, Node], select: PlannedNode) -> bool:
+def _may_shrink(graph: Graph, select: PlannedNode) -> bool:
     """Whether a node is a selection that may leave a Step with fewer rows."""
-    if select.relation != "subset" or not select.refill or select.name not in nodes:
+    if select.relation != "subset" or not select.refill:
         return select.relation == "subset"
-    return nodes[select.name].inputs["where"].node.operator.keeps not in ("groups", "pairs")
-
-
-def _updates(train: Node | None, rows: int) -> str:
-    if train is None:
-        return ""
-    epochs, parts = train.params["epochs"], train.params["minibatches"]
-    return f", {count(epochs * parts, 'update')} of {rows // parts:,}"
+    return graph.node(select.name).inputs["where"].node.operator.keeps not in ("groups", "pairs")
 
 
 def _staleness(plan: Plan) -> Iterator[str]:
@@ -96,6 +91,7 @@ def _time(plan: Plan) -> Iterator[str]:
     yield f"at most about {duration(seconds)} a Step{whose} {rates}"
 
 
-def program(plan: Plan) -> dict[str, Node]:
-    """The nodes of a plan's graph by name; empty without a graph."""
-    return {n.name: n for n in plan.program.nodes} if plan.program else {}
+def program(plan: Plan) -> Graph:
+    """The graph of a plan that the planner has made."""
+    assert plan.program is not None
+    return plan.program

@@ -21,7 +21,7 @@ from engine.cost.memory import Work
 from engine.cost.models import ModelCost, model_cost
 from engine.plan.draft import Draft
 from engine.plan.passes.resolve import row_line
-from engine.plan.plan import Estimate, ModelUse, PlannedEdge, PlannedNode, elsewhere
+from engine.plan.plan import Estimate, ModelUse, PlannedEdge, PlannedModel, PlannedNode, elsewhere
 
 Columns = tuple[str, ...]
 
@@ -75,9 +75,7 @@ class _Cost:
         self._lengths = self._all_lengths()
         self._columns = {name: self._sizes(node) for name, node in self._nodes.items()}
         self._owners = frozenset(_owners(draft))
-        written = (m for m in draft.models if m.writer)
-        copied = [m for m in written if elsewhere(m, draft.models, draft.nodes)]
-        self._offering = {m.writer: m.route for m in copied}
+        self._offering = {m.writer: m.route for m in draft.models if _is_copied(m, draft)}
 
     def node(self, planned: PlannedNode) -> Estimate:
         """Bytes by part and seconds of one node."""
@@ -261,6 +259,11 @@ class _Cost:
                 yield f"{name}: {assumed}: {lengths.bound}"
         if self._draft.cluster.gpus:
             yield "no seconds are predicted for a GPU: its rate is not known"
+
+
+def _is_copied(model: PlannedModel, draft: Draft) -> bool:
+    """Whether its readers, or those of a follower, have its weights in another Worker."""
+    return bool(model.writer and elsewhere(model, draft.models, draft.nodes))
 
 
 def _owners(draft: Draft) -> Iterator[str]:
