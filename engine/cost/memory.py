@@ -105,9 +105,8 @@ def token_forward(shape: Shape, dtype: str) -> int:
 
 
 def logit_bytes(shape: Shape, tokens: int, *, backward: bool, entropy: bool = False) -> int:
-    """Float32 logits of predicted tokens, at most CHUNK_LOGITS of them at once.
-
-    A backward pass holds their softmax and gradient too; the entropy, its product.
+    """Float32 logits of predicted tokens, at most CHUNK_LOGITS of them at once. A backward
+    pass also holds their softmax and gradient; the entropy, its product.
     """
     held = min(tokens * shape.vocabulary, max(CHUNK_LOGITS, shape.vocabulary))
     return held * _FLOAT * (1 + 2 * backward + 2 * entropy)
@@ -179,7 +178,6 @@ def host_peak(
     gives_back: bool = False,
 ) -> int:
     """The peak of a host's Workers, each with its nodes' parts: a sum, but one of each turn group.
-
     gives_back: whether Workers that sleep hold nothing, as on a GPU; else they keep what lasts.
     """
     peaks = {name: peak(parts, without=without) for name, parts in workers.items()}

@@ -87,9 +87,8 @@ class ModelCost:
 
 
 def model_cost(base: str, head: Head = "lm") -> ModelCost:
-    """Read config.json and the headers of *.safetensors, cached until the files change.
-
-    A scalar head is a linear [hidden, 1] with bias. Raises PlanError for a damaged file.
+    """Read config.json and the headers of *.safetensors, cached until the files change. A scalar
+    head is a linear [hidden, 1] with bias. Raises PlanError for a damaged file.
     """
     folder = Path(base).expanduser()
     config = folder / "config.json"

@@ -59,10 +59,7 @@ _held: set[int] = set()
 
 
 class RunFolder:
-    """One run's folder, locked by this process until `close` or its death. A context manager.
-
-    Made by `create` or `open_existing`. The threads of a process may share it.
-    """
+    """A run's folder, locked by this process (its threads share it) until `close` or its death."""
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path, self.name = path, path.name

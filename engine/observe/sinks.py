@@ -43,9 +43,8 @@ class Sink(Protocol):
 
 
 class JsonLines:
-    """`metrics.jsonl`: a strict JSON object a Step, flushed, so that a kill loses no finished Step.
-
-    A torn last line (a kill, a full disk) is cut off when the file is opened.
+    """`metrics.jsonl`: a strict JSON object a Step, flushed, so that a kill loses no finished Step. A
+    torn last line (a kill, a full disk) is cut off when the file is opened.
     """
 
     def __init__(self) -> None:
@@ -194,29 +193,24 @@ class View:
             return
         try:
             action()
-        except StorageError as error:
-            self._give_up(error)
-        except OSError as error:
-            assert self._run is not None
-            view = f"the view {self._name}"
-            self._give_up(storage_error(view, self._run.path / self._name, error))
-
-    def _give_up(self, why: StorageError) -> None:
-        self._over = True
-        _log.warning("%s The run goes on without it; metrics.jsonl has all of it.", why)
+        except (StorageError, OSError) as error:
+            self._over = True
+            if isinstance(error, OSError):
+                assert self._run is not None
+                error = storage_error(f"the view {self._name}", self._run.path / self._name, error)
+            _log.warning("%s The run goes on without it; metrics.jsonl has all of it.", error)
 
 
 class TensorBoard:
-    """Scalars under `tensorboard/` in the run folder, by tensorboard's own writer (no torch).
-
-    After a resume TensorBoard drops what was written before for Steps that come again.
+    """Scalars under `tensorboard/` in the run folder, by tensorboard's own writer (no torch). After a
+    resume TensorBoard drops what was written before for Steps that come again.
     """
 
     def __init__(self) -> None:
         self._writer: Any = None
         self._event: Any = None
         self._summary: Any = None
-        self._first = True
+        self._first = False
 
     def open(self, run: RunFolder, config: Mapping[str, Any]) -> None:
         """Raises RunError where tensorboard is not installed."""
@@ -262,9 +256,8 @@ class TensorBoard:
 
 
 class Wandb:
-    """Weights & Biases. A resumed run keeps its wandb run, whose id is in `wandb_id.txt`.
-
-    The x axis is the Step, as wandb's own counter cannot go back. settings: for `wandb.init`.
+    """Weights & Biases. A resumed run keeps its wandb run, whose id is in `wandb_id.txt`. The x axis
+    is the Step, as wandb's own counter cannot go back. settings: for `wandb.init`.
     """
 
     def __init__(self, project: str = "dataflow-rl", **settings: Any) -> None:

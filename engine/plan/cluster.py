@@ -20,7 +20,6 @@ what it has (engine/launch/hosts.py).
 from __future__ import annotations
 
 import ipaddress
-import math
 import os
 import re
 import shutil
@@ -35,7 +34,6 @@ from dataflow.errors import PlanError, nearest
 
 PORT = 7373
 LEASE = 30.0
-_LONGEST_LEASE = 86400
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
@@ -104,9 +102,8 @@ def detect() -> Cluster:
 
 
 def read_cluster(path: Path) -> Cluster:
-    """The hosts of a cluster file; this host supplies what the file leaves out of the first.
-
-    Raises PlanError for a file that is missing or not TOML, and for impossible values.
+    """The hosts of a cluster file; this host supplies what the file leaves out of the first. Raises
+    PlanError for a file that is missing or not TOML, and for impossible values.
     """
     file = _ClusterFile(path, _text(path))
     data = file.tables()
@@ -163,33 +160,23 @@ def _refuse_shared_addresses(file: _ClusterFile, hosts: Sequence[Host]) -> None:
             raise file.wrong(f"hosts.{host.name}", "address", problem, "another port")
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _positive(value: Any, most: int, least: float = 0.0) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and 0 < value <= most and value >= least  # nan is none of these
 
 
-def _is_whole(value: Any, most: int) -> bool:
-    return _is_number(value) and 0 < value <= most and value == int(value)
+def _whole(value: Any, most: int) -> bool:
+    return _positive(value, most) and value == int(value)
 
 
+_OMIT = "leave it out"
 _VALUES: Mapping[str, tuple[Callable[[Any], bool], str, str]] = {
-    "lease": (
-        lambda value: _is_number(value) and 1 <= value <= _LONGEST_LEASE,
-        f"seconds, 1 to {_LONGEST_LEASE}",
-        "lease = 30",
-    ),
-    "private": (lambda value: isinstance(value, bool), "true or false", "leave it out"),
-    "keys": (lambda value: isinstance(value, str) and value != "", "a path", 'keys = "{}.keys"'),
-    "port": (lambda value: _is_whole(value, 65535), "a port, 1 to 65535", "leave it out"),
-    "cores": (
-        lambda value: _is_whole(value, 2**16),
-        "a number of cores, 1 to 65536",
-        "leave it out",
-    ),
-    "memory_gib": (
-        lambda value: _is_number(value) and 0 < value <= 2**20,
-        "GiB of memory, above 0 to 1048576",
-        "leave it out",
-    ),
+    "lease": (lambda v: _positive(v, 86400, least=1), "seconds, 1 to 86400", "lease = 30"),
+    "private": (lambda v: isinstance(v, bool), "true or false", _OMIT),
+    "keys": (lambda v: isinstance(v, str) and v != "", "a path", 'keys = "{}.keys"'),
+    "port": (lambda v: _whole(v, 65535), "a port, 1 to 65535", _OMIT),
+    "cores": (lambda v: _whole(v, 65536), "a number of cores, 1 to 65536", _OMIT),
+    "memory_gib": (lambda v: _positive(v, 2**20), "GiB of memory, above 0 to 1048576", _OMIT),
 }
 """Key -> whether a value fits, what is expected, and the fix ({}: the name of the file)."""
 

@@ -7,7 +7,7 @@ Owns: the data types, and a plan as JSON. Does not own: any decision (passes/), 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -261,6 +261,15 @@ class Decisions:
         """Its group of Workers that take turns, itself included; empty if it is in none."""
         return next((group for group in self.turns if worker in group), ())
 
+    def remote_readers(self, model: PlannedModel) -> tuple[str, ...]:
+        """The Workers of a Model's readers, and of its followers', but for its writer's first."""
+        if not model.writer:
+            return ()
+        writer = self.node(model.writer).workers[0]
+        readers = [r for m in self.models if model.name in (m.name, m.follows) for r in m.copied]
+        found = dict.fromkeys(w for r in readers for w in self.node(r).workers)
+        return tuple(w for w in found if w != writer)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(Decisions):
@@ -304,7 +313,7 @@ class Plan(Decisions):
             (self.node(model.writer).workers[0], worker)
             for model in self.models
             if model.writer and model.route == "collective"
-            for worker in elsewhere(model, self.models, self.nodes)
+            for worker in self.remote_readers(model)
         }
         columns = (self._pairs_of(edge) for edge in self.edges if edge.device)
         return frozenset(weights.union(*columns))
@@ -329,17 +338,6 @@ def with_lags(
     """Each node with its lag: in a stream its source's, else 0."""
     lags = {("stream", s.name): s.max_lag for s in sources}
     return tuple(replace(n, lag=lags.get((n.region, n.source), 0)) for n in nodes)
-
-
-def elsewhere(
-    model: PlannedModel, models: Sequence[PlannedModel], nodes: Sequence[PlannedNode]
-) -> tuple[str, ...]:
-    """Workers to which a Model's versions travel: those of its readers and its followers'."""
-    workers = {n.name: n.workers for n in nodes}
-    models = [m for m in models if model.name in (m.name, m.follows)]
-    readers = [r for m in models for r in m.copied]
-    found = dict.fromkeys(w for r in readers for w in workers[r])
-    return tuple(w for w in found if w != workers[model.writer][0])
 
 
 def _plain(value: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from engine.plan.draft import Draft
-from engine.plan.plan import ModelUse, PlannedNode, elsewhere
+from engine.plan.plan import ModelUse, PlannedNode
 
 
 def aliases(draft: Draft) -> Iterator[str]:
@@ -35,10 +35,9 @@ def _why_not_shared(node: PlannedNode, use: ModelUse, writers: Mapping[str, Plan
 
 def routes(draft: Draft) -> Iterator[str]:
     """Weights go by collectives between Workers of one host that do not take turns."""
-    workers = {n.name: n.workers for n in draft.nodes}
     for model in (m for m in draft.models if m.writer and m.route != "pull"):
-        writer = workers[model.writer][0]
-        for reader in elsewhere(model, draft.models, draft.nodes):
+        writer = draft.node(model.writer).workers[0]
+        for reader in draft.remote_readers(model):
             here, there = draft.host_of(writer), draft.host_of(reader)
             turns = draft.turns_of(writer)
             if here != there:

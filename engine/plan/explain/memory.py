@@ -44,18 +44,16 @@ def holds(plan: Plan, worker: str) -> Iterator[str]:
         without = f"without them {shown_bytes(peak(n.estimate.bytes for n in nodes))}"
         yield f"memory unknown, since the parameters of {', '.join(names)} are; {without}"
     elif plan.cluster and plan.cluster.on(plan.host_of(worker)).gpus:
-        yield from _on_gpu(plan, plan.cluster, worker, nodes)
+        yield from _on_gpu(plan, plan.cluster, worker)
     elif plan.cluster and len(plan.workers) == 1:
         yield f"{_peak(nodes)}, of {shown_bytes(plan.cluster.memory)}"
     else:
         yield _peak(nodes)
 
 
-def _on_gpu(
-    plan: Plan, cluster: Cluster, worker: str, nodes: Sequence[PlannedNode]
-) -> Iterator[str]:
+def _on_gpu(plan: Plan, cluster: Cluster, worker: str) -> Iterator[str]:
+    nodes, there = plan.nodes_on(worker), cluster.on(plan.host_of(worker))
     host, index = plan.host_of(worker), plan.devices.get(worker, 0)
-    there = cluster.on(host)
     gpu = "the GPU" if len(there.gpus) == 1 else f"GPU {index}"
     yield f"{_peak(nodes, HOST_PARTS)}, of {shown_bytes(there.gpus[index])} on {gpu}"
     held = sum(n.estimate.bytes.get(part, 0) for n in nodes for part in HOST_PARTS)

@@ -21,7 +21,7 @@ from engine.cost.memory import Work
 from engine.cost.models import ModelCost, model_cost
 from engine.plan.draft import Draft
 from engine.plan.passes.resolve import row_line
-from engine.plan.plan import Estimate, ModelUse, PlannedEdge, PlannedModel, PlannedNode, elsewhere
+from engine.plan.plan import Estimate, PlannedEdge, PlannedNode
 
 Columns = tuple[str, ...]
 
@@ -53,7 +53,6 @@ def estimate(draft: Draft) -> Draft:
 class _Use:
     """A node's Model with its cost."""
 
-    use: ModelUse
     model: Model
     cost: ModelCost
 
@@ -75,7 +74,7 @@ class _Cost:
         self._lengths = self._all_lengths()
         self._columns = {name: self._sizes(node) for name, node in self._nodes.items()}
         self._owners = frozenset(_owners(draft))
-        self._offering = {m.writer: m.route for m in draft.models if _is_copied(m, draft)}
+        self._offering = {m.writer: m.route for m in draft.models if draft.remote_readers(m)}
 
     def node(self, planned: PlannedNode) -> Estimate:
         """Bytes by part and seconds of one node."""
@@ -161,7 +160,7 @@ class _Cost:
         found = next((u for u in planned.models if u.param != "tokenizer"), None)
         if found is None or planned.work == "evaluate":
             return None
-        return _Use(found, self._states[found.model], self.models[found.model])
+        return _Use(self._states[found.model], self.models[found.model])
 
     def _work(self, planned: PlannedNode) -> Work:
         lengths, layout = self._lengths[planned.name], planned.layout
@@ -259,11 +258,6 @@ class _Cost:
                 yield f"{name}: {assumed}: {lengths.bound}"
         if self._draft.cluster.gpus:
             yield "no seconds are predicted for a GPU: its rate is not known"
-
-
-def _is_copied(model: PlannedModel, draft: Draft) -> bool:
-    """Whether its readers, or those of a follower, have its weights in another Worker."""
-    return bool(model.writer and elsewhere(model, draft.models, draft.nodes))
 
 
 def _owners(draft: Draft) -> Iterator[str]:

@@ -12,7 +12,7 @@ from typing import Literal
 
 from dataflow.model import Model
 from engine.plan.draft import Draft
-from engine.plan.plan import ModelUse, PlannedModel, PlannedNode, elsewhere
+from engine.plan.plan import ModelUse, PlannedModel, PlannedNode
 
 
 def modules(draft: Draft) -> Draft:
@@ -22,17 +22,14 @@ def modules(draft: Draft) -> Draft:
         writers={u.model: n for n in draft.nodes for u in n.models if u.access == "write"},
     )
     nodes = tuple(rules.shared(n, (*n.models, *_tokenizer(n, draft))) for n in draft.nodes)
-    models = tuple(rules.planned(nodes))
-    routed = tuple(replace(m, route=_route(m, models, nodes, draft)) for m in models)
-    return replace(draft, nodes=nodes, models=routed)
+    shared = replace(draft, nodes=nodes, models=tuple(rules.planned(nodes)))
+    return replace(shared, models=tuple(replace(m, route=_route(m, shared)) for m in shared.models))
 
 
-def _route(
-    model: PlannedModel, models: Sequence[PlannedModel], nodes: Sequence[PlannedNode], draft: Draft
-) -> Literal["pull", "collective"]:
-    """As asked for, else collectives if the readers elsewhere have devices of their own."""
-    written = next(m for m in models if m.name == (model.follows or model.name))
-    readers = elsewhere(written, models, nodes) if written.writer else ()
+def _route(model: PlannedModel, draft: Draft) -> Literal["pull", "collective"]:
+    """As asked for, else collectives if the remote readers have devices of their own."""
+    written = next(m for m in draft.models if m.name == (model.follows or model.name))
+    readers = draft.remote_readers(written)
     if not readers or draft.placing.weights == "pull":
         return "pull"
     if draft.placing.weights == "collective":

@@ -25,9 +25,11 @@ from dataflow.errors import PlanError, nearest
 from dataflow.kernel import Layout
 from engine.plan.draft import Draft
 from engine.plan.passes.tensor import tensor_problems
+from engine.plan.placing import Placing
 from engine.plan.plan import PlannedNode
 
 MAIN, TRAIN, ROLLOUT, DATA = "main", "train", "rollout", "data"
+Workers = tuple[str, ...]
 
 
 def place(draft: Draft) -> Draft:
@@ -70,7 +72,7 @@ def _split(draft: Draft) -> Iterator[PlannedNode]:
         yield replace(node, workers=workers, layout=layout, chunks=chunks)
 
 
-def _places(draft: Draft) -> dict[str, tuple[str, ...]]:
+def _places(draft: Draft) -> dict[str, Workers]:
     pin, base = draft.placing.pin, _bases(draft)
     places = {n.name: pin.get(n.name) or _copies(draft, n, base[n.name]) for n in draft.nodes}
     for node in (n for n in draft.nodes if n.work == "source" and n.name not in pin):
@@ -81,9 +83,7 @@ def _places(draft: Draft) -> dict[str, tuple[str, ...]]:
     return places
 
 
-def _beside_generation(
-    draft: Draft, source: PlannedNode, places: Mapping[str, tuple[str, ...]]
-) -> tuple[str, ...]:
+def _beside_generation(draft: Draft, source: PlannedNode, places: Mapping[str, Workers]) -> Workers:
     """Near the only generation it is fed in time; several must not wait for one of them."""
     first = next(n.name for n in draft.nodes if n.source == source.name and n.traits.generates)
     return places[first] if len(places[first]) == 1 else (source.name,)
@@ -118,7 +118,7 @@ def _base(node: PlannedNode, below: bool, fed: Collection[str]) -> str:
     return TRAIN if node.region == "step" or node.traits.computes else DATA
 
 
-def _copies(draft: Draft, node: PlannedNode, base: str) -> tuple[str, ...]:
+def _copies(draft: Draft, node: PlannedNode, base: str) -> Workers:
     """The Workers of ranks or replicas; rank 0 stays in the base, near readers of its weights."""
     ranks = draft.placing.ranks.get(node.name, 1) * draft.placing.tensor.get(node.name, 1)
     replicas = draft.placing.replicas.get(node.name, 1)
@@ -133,9 +133,7 @@ def _leader(draft: Draft, group: Sequence[str]) -> str:
     return max(group, key=lambda n: (n in placing.pin, n in trains, placing.replicas.get(n, 1)))
 
 
-def _shared(
-    draft: Draft, group: Sequence[str], workers: tuple[str, ...]
-) -> dict[str, tuple[str, ...]]:
+def _shared(draft: Draft, group: Sequence[str], workers: Workers) -> dict[str, Workers]:
     """The Workers of nodes that are together; only the first for a node that cannot have more."""
     nodes = [n for n in draft.nodes if n.name in group]
     one = {n.name for n in nodes if n.work != "train" and _kept(draft, n)}
@@ -256,7 +254,7 @@ def _unfit(draft: Draft) -> Iterator[str]:
         for name, value in values.items():
             if name in nodes:
                 yield from problems(draft, nodes[name], value)
-    yield from _groups(placing.together, placing.pin, nodes)
+    yield from _groups(placing)
 
 
 def _replicas(draft: Draft, node: PlannedNode, count: int) -> Iterator[str]:
@@ -290,7 +288,7 @@ def _chunks(_: Draft, node: PlannedNode, count: int) -> Iterator[str]:
         yield f"chunks: {node.name}={count}{fixed}. Fix: {node.name}=1."
 
 
-def _pins(draft: Draft, node: PlannedNode, workers: tuple[str, ...]) -> Iterator[str]:
+def _pins(draft: Draft, node: PlannedNode, workers: Workers) -> Iterator[str]:
     if len(workers) == 1 and not workers[0]:
         return  # told already as no name
     placing = draft.placing
@@ -309,19 +307,15 @@ def _pins(draft: Draft, node: PlannedNode, workers: tuple[str, ...]) -> Iterator
         yield f"{problem}. Fix: {node.name}={','.join(names)}."
 
 
-def _groups(
-    together: Iterable[tuple[str, ...]],
-    pin: Mapping[str, tuple[str, ...]],
-    nodes: Mapping[str, PlannedNode],
-) -> Iterator[str]:
+def _groups(placing: Placing) -> Iterator[str]:
     """Nodes are together once, and not pinned apart."""
     seen: set[str] = set()
-    for group in together:
+    for group in placing.together:
         twice = sorted(seen & set(group))
         if twice:
             yield f"together: {twice[0]} is in two groups. Fix: one group of all that are together."
         seen |= set(group)
-        pinned = {name: pin[name] for name in group if name in pin}
+        pinned = {name: placing.pin[name] for name in group if name in placing.pin}
         places = list(dict.fromkeys(pinned.values()))
         if len(places) > 1:
             first, other = next(iter(pinned)), next(n for n, w in pinned.items() if w != places[0])
