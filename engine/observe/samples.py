@@ -119,8 +119,8 @@ class SampleWriter:
         return step == 1 or step % self._every == 0
 
     def write(self, step: int, table: pa.Table) -> Path | None:
-        """Write the Step's file, whole or not at all; None where the Step is not due. Absent optional
-        columns become null. Raises DataError if others are missing, StorageError.
+        """Write the Step's file, whole or not at all; None where the Step is not due. Absent
+        optional columns become null. Raises DataError if others are missing, StorageError.
         """
         if not self.due(step):
             return None
@@ -141,8 +141,8 @@ class SampleWriter:
 
 
 class SamplesBehind:
-    """Writes sample files in a thread of its own, one at a time, while the next Step runs. A table is
-    not copied, and must not change before its file is there. Errors come with the next call.
+    """Writes sample files in a thread of its own, one at a time, while the next Step runs. Tables
+    are not copied, and must not change before their file is there. The next call raises errors.
     """
 
     def __init__(self, writer: SampleWriter) -> None:

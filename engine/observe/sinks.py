@@ -43,8 +43,8 @@ class Sink(Protocol):
 
 
 class JsonLines:
-    """`metrics.jsonl`: a strict JSON object a Step, flushed, so that a kill loses no finished Step. A
-    torn last line (a kill, a full disk) is cut off when the file is opened.
+    """`metrics.jsonl`: a strict JSON object a Step, flushed, so that a kill loses no finished Step.
+    A torn last line (a kill, a full disk) is cut off when the file is opened.
     """
 
     def __init__(self) -> None:
@@ -202,8 +202,8 @@ class View:
 
 
 class TensorBoard:
-    """Scalars under `tensorboard/` in the run folder, by tensorboard's own writer (no torch). After a
-    resume TensorBoard drops what was written before for Steps that come again.
+    """Scalars under `tensorboard/` in the run folder, by tensorboard's own writer (no torch).
+    After a resume TensorBoard drops what was written before for Steps that come again.
     """
 
     def __init__(self) -> None:
@@ -256,8 +256,8 @@ class TensorBoard:
 
 
 class Wandb:
-    """Weights & Biases. A resumed run keeps its wandb run, whose id is in `wandb_id.txt`. The x axis
-    is the Step, as wandb's own counter cannot go back. settings: for `wandb.init`.
+    """Weights & Biases. A resumed run keeps its wandb run, whose id is in `wandb_id.txt`. The x
+    axis is the Step, as wandb's own counter cannot go back. settings: for `wandb.init`.
     """
 
     def __init__(self, project: str = "dataflow-rl", **settings: Any) -> None:
