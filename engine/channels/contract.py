@@ -1,11 +1,10 @@
-"""What every channel promises.
-
-Owns: the two contracts, requests, the errors of a lost peer and of a refused message, byte counts.
-Does not own: any transport (shm/, zmq/, tensors/, inproc.py), nor which rows to pull (the
-coordinator's Gathers).
+"""The contracts that channels implement.
 
     pull        rows and offered weights: the consumer asks at any time
     scheduled   collectives: both ends are instructed, with one sequence number for each pair
+
+Owns: these, requests, errors of a lost peer and a refused message, byte counts. Does not own: any
+transport (shm/, zmq/, tensors/, inproc.py), which rows to pull (the coordinator's Gathers).
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class BlockRequest:
 
 
 class PeerLost(RunError):
-    """The Worker `peer`, which keeps the rows, is gone."""
+    """The Worker `peer`, which holds the rows, is gone."""
 
     def __init__(self, peer: str, problem: str) -> None:
         super().__init__(f"{peer}: {problem}")
@@ -44,10 +43,8 @@ class PeerLost(RunError):
 
 
 def refusal(peer: str, found: object, what: str = "") -> RunError:
-    """The error for a message of a peer, or the part `what` of one, that cannot be right."""
-    return RunError(
-        f"{peer}: refused{what}: {found}. Fix: both ends have to be of one build of the engine."
-    )
+    """The error for an invalid message of a peer, or for the part `what` of one."""
+    return RunError(f"{peer}: refused{what}: {found}. Fix: one build of the engine at both ends.")
 
 
 class MovedBytes:
@@ -65,8 +62,8 @@ class MovedBytes:
     def taken(self) -> dict[str, int]:
         """Bytes since the last call."""
         with self._lock:
-            found, self._counts = dict(self._counts), Counter()
-            return found
+            counts, self._counts = dict(self._counts), Counter()
+            return counts
 
 
 class Pull(Protocol):
@@ -75,11 +72,10 @@ class Pull(Protocol):
     def fetch(self, requests: Sequence[BlockRequest]) -> list[pa.RecordBatch]:
         """One record batch for each request, in their order; several peers are asked at once.
 
-        Columns are views where the transport allows that. A view is valid until its block is
-        released, which the coordinator does once the assignment that reads it has ended. Never
-        waits for a row that does not exist yet. Raises KeyError for a block that was released or
-        never kept, DataError for a missing column, PeerLost for a peer that is gone or does not
-        answer, RunError for an answer that cannot be right.
+        Columns are views where the transport allows it, valid until their block is released: the
+        coordinator does that after the assignment that reads them. Never waits for a row that does
+        not exist yet. Raises KeyError for a block that was released or never kept, DataError for a
+        missing column, PeerLost if a peer is gone or silent, RunError for an invalid answer.
         """
         ...
 
@@ -114,10 +110,9 @@ class Channel(Pull, Outbox, Protocol):
 
 
 class Scheduled(Protocol):
-    """Tensors between the members of one world, both ends instructed.
-
-    sequence counts the transfers of a pair from 0; any number but the next is a RunError on both
-    ends. A peer that is gone or late is PeerLost, and the world cannot be used any longer.
+    """Tensors between the members of one world, both ends instructed. sequence: counts a pair's
+    transfers from 0. Raises RunError on both ends for any number but the next, PeerLost for a peer
+    that is gone or late; the world cannot be used after that.
     """
 
     def send(self, peer: int, sequence: int, tensors: Sequence[Any]) -> None:

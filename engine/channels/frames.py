@@ -1,11 +1,10 @@
 """Record batches as lists of buffers, and back from buffers that cannot be trusted.
 
 Owns: taking Arrow arrays apart into nodes (length, nulls) and buffers, putting them together again
-with every check that they need, checksums. Does not own: types (layout.py), memory and sockets (the
-transports).
+after every check, checksums. Does not own: types (layout.py), memory and sockets (the transports).
 
-Of a slice, only its own rows and list values travel, with offsets from 0. Only the offsets and
-bitmaps of slices are copied.
+Of a slice only its own rows and list values travel, with offsets from 0. Nothing is copied but the
+offsets and bitmaps of slices.
 """
 
 from __future__ import annotations
@@ -104,13 +103,12 @@ def _below(array: pa.Array, own: Buffers, kind: TypeLayout, buffers: Buffers) ->
         size = kind.arrow.list_size
         return [array.values.slice(array.offset * size, len(array) * size)]
     first, last = _add_offsets(array, own[1], kind.width, buffers)
-    values = array.values if kind.code == "list" else _entries(array, kind.children[0].arrow)
+    if kind.code == "list":
+        values = array.values
+    else:
+        fields = list(kind.children[0].arrow)
+        values = pa.StructArray.from_arrays([array.keys, array.items], fields=fields)
     return [values if last - first == len(values) else values.slice(first, last - first)]
-
-
-def _entries(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The struct of a map's keys and items."""
-    return pa.StructArray.from_arrays([array.keys, array.items], fields=list(kind))
 
 
 def _values(data: pa.Buffer | None, kind: TypeLayout, offset: int, count: int) -> pa.Buffer | None:
@@ -149,9 +147,8 @@ def put_together(
 ) -> pa.RecordBatch:
     """The record batch over these buffers; nothing is copied and nothing is checked."""
     if not layout.columns:
-        return pa.RecordBatch.from_struct_array(
-            pa.StructArray.from_buffers(pa.struct([]), rows, [None])
-        )
+        empty = pa.StructArray.from_buffers(pa.struct([]), rows, [None])
+        return pa.RecordBatch.from_struct_array(empty)
     columns = []
     for kind, node, buffer in zip(layout.columns, layout.node, layout.buffer, strict=False):
         column = _simple_together(kind, nodes, node, buffers, buffer) if kind.simple else None
@@ -228,9 +225,7 @@ def _together(
 def _validity(found: pa.Buffer | None, nulls: int) -> pa.Buffer | None:
     """The null bitmap. Raises RunError where it contradicts the null count."""
     if bool(nulls) != (found is not None and found.size > 0):
-        raise RunError(
-            f"an array with {nulls} nulls {'with' if found else 'without'} a map of them"
-        )
+        raise RunError(f"an array of {nulls} nulls {'with' if found else 'without'} a null bitmap")
     return found if nulls else None
 
 

@@ -1,14 +1,13 @@
-"""Requests for blocks, their answers, and the checks of an answer, for every transport.
+"""Requests for blocks, their answers, and the checks before an answer is used, for every transport.
 
-Owns: these structs, their msgpack form, and the checks before a peer's answer is used. Does not
-own: where a buffer's bytes are (each transport), record batches (frames.py).
-
-    a buffer's place    (slab, offset, length) in shared memory, (frame, 0, length) elsewhere
+Owns: these structs and their msgpack form. Does not own: where a buffer's bytes are (each
+transport), record batches (frames.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -26,7 +25,7 @@ T = TypeVar("T")
 Count = Annotated[int, Meta(ge=0, lt=2**62)]
 Hash = int
 Place = tuple[Count, Count, Count]
-"""(slab or frame, offset, length); a buffer of length 0 is absent."""
+"""Of a buffer: (slab, offset, length) in shared memory, else (frame, 0, length). Length 0: none."""
 NOWHERE: Place = (0, 0, 0)
 
 
@@ -72,9 +71,9 @@ class TensorLayout(Struct, array_like=True, frozen=True):
 
 
 class BlockHeader(Struct, array_like=True, frozen=True, tag="block"):
-    """A block, or some of its columns or rows. schema: in shared memory the hash of the whole
-    block's schema, which was sent before; elsewhere the schema of these columns, an Arrow IPC
-    message. nodes: (length, nulls) of each array. sums: one for each buffer, or none at all.
+    """A block, or some of its columns or rows. schema: that of these columns as an Arrow IPC
+    message; in shared memory the hash of the whole block's schema, which was sent before. nodes:
+    (length, nulls) of each array. sums: one for each buffer, or none at all.
     """
 
     block: Count
@@ -111,34 +110,27 @@ class Reply(Struct, array_like=True, frozen=True, tag="reply"):
     parts: Count = 0
 
 
-_encoder = msgspec.msgpack.Encoder()
-_headers = msgspec.msgpack.Decoder(BlockHeader)
-
-
-def encode(message: Struct) -> bytes:
-    """A message as msgpack."""
-    return _encoder.encode(message)
+encode = msgspec.msgpack.Encoder().encode
+"""A message as msgpack."""
 
 
 def decoded(decoder: msgspec.msgpack.Decoder[T], data: Any) -> T:
-    """The inverse. Raises RunError for any other bytes."""
+    """The inverse of `encode`. Raises RunError for any other bytes."""
     try:
         return decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RunError(
-            f"expected a message of the data plane, found {len(data)} other bytes: {error}"
-        ) from error
+        problem = f"expected a message of the data plane, found {len(data)} other bytes: {error}"
+        raise RunError(problem) from error
 
 
-def header_of(data: bytes) -> BlockHeader:
-    """A header that was encoded alone. Raises RunError for any other bytes."""
-    return decoded(_headers, data)
+header_of = partial(decoded, msgspec.msgpack.Decoder(BlockHeader))
+"""A header that was encoded alone. Raises RunError for any other bytes."""
 
 
 def narrowed(
     header: BlockHeader, layout: SchemaLayout, columns: tuple[str, ...]
 ) -> tuple[BlockHeader, SchemaLayout]:
-    """The header and layout of these columns, from those of all. Raises DataError for a missing
+    """A block's header and layout, cut to these columns (none: all). Raises DataError for a missing
     column, RunError for a header that does not fit its schema.
     """
     if not columns:
@@ -148,7 +140,7 @@ def narrowed(
     nodes_of_all, buffers_of_all = layout.node[-1], layout.buffer[-1]
     fits = len(nodes) == nodes_of_all and len(places) == buffers_of_all
     if not fits or (sums and len(sums) != buffers_of_all):
-        raise RunError(f"a note of block {header.block} that does not fit its schema")
+        raise RunError(f"a header of block {header.block} that does not fit its schema")
     nodes, places = [nodes[i] for i in node_index], [places[i] for i in buffer_index]
     sums = [sums[i] for i in buffer_index] if sums else []
     return BlockHeader(header.block, header.rows, header.schema, nodes, places, sums), own
@@ -177,9 +169,7 @@ def rows_of(
     *,
     content: bool = False,
 ) -> pa.RecordBatch:
-    """The rows that a header describes, over the buffers that `find` returns for its places.
-    content: compare the checksums. Raises RunError where something does not fit.
-    """
+    """A header's rows. find: place -> its buffer. content: compare checksums. Raises RunError."""
     buffers = [find(*place) if place[2] else None for place in header.places]
     if content and checksums(buffers) != header.sums:
         raise RunError(f"block {header.block}: its content is not what its owner kept")

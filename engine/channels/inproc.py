@@ -1,7 +1,4 @@
-"""The channel within one process: a dictionary, without copies.
-
-Owns: blocks by number. Does not own: when they are released (the coordinator).
-"""
+"""The channel within one process: a dictionary of blocks, without copies."""
 
 from __future__ import annotations
 

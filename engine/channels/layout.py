@@ -1,7 +1,7 @@
 """The buffer layout of Arrow types and schemas, and which types can travel between Workers.
 
-Owns: the number of arrays and buffers of a column, a schema's bytes and their hash. Does not own:
-the buffers (frames.py).
+Owns: a column's number of arrays and buffers, a schema's bytes and their hash. Does not own: the
+buffers (frames.py).
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ Code = Literal["null", "flat", "bits", "text", "list", "map", "fixed", "struct"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TypeLayout:
-    """A type. width: bytes of a flat value, or of an offset of text, lists and maps; else 0.
-
-    nodes and buffers include those of the children. simple: flat values, or lists of them.
+    """A type. width: bytes of a flat value, or of an offset of text, lists and maps; else 0. nodes,
+    buffers: with those of the children. simple: flat values, or lists of them.
     """
 
     arrow: pa.DataType
@@ -42,8 +41,8 @@ class TypeLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SchemaLayout:
-    """A schema. data: it as an Arrow IPC message; hash: the xxh3 of that, 8 bytes. node, buffer:
-    where each column begins among the nodes and buffers, and where the last ends.
+    """A schema. data: its Arrow IPC message; hash: the xxh3 of data, 8 bytes. node, buffer: where
+    each column begins among the nodes and buffers, and where the last one ends.
     """
 
     schema: pa.Schema
@@ -55,31 +54,27 @@ class SchemaLayout:
 
 
 def layout_of(schema: pa.Schema) -> SchemaLayout:
-    """Of a schema. Raises DataError naming the column whose type cannot travel."""
+    """A schema's layout. Raises DataError naming the column whose type cannot travel."""
     return _cached(schema.serialize().to_pybytes())
 
 
 def layout_from(data: bytes) -> SchemaLayout:
-    """Of a schema's bytes. Raises RunError for any other bytes."""
-    if len(data) > LARGEST_SCHEMA:
-        raise RunError(
-            f"expected a schema of at most {LARGEST_SCHEMA} bytes, found one of {len(data)}"
-        )
+    """The layout of a schema's bytes. Raises RunError for any other bytes."""
+    size = len(data)
+    if size > LARGEST_SCHEMA:
+        raise RunError(f"expected a schema of at most {LARGEST_SCHEMA} bytes, found one of {size}")
     try:
         return _cached(data)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise RunError(
-            f"expected an Arrow schema of plain types, found {len(data)} other bytes: {error}"
-        ) from error
+        problem = f"expected an Arrow schema of plain types, found {size} other bytes: {error}"
+        raise RunError(problem) from error
 
 
 @lru_cache(maxsize=1024)
 def chosen(
     layout: SchemaLayout, columns: tuple[str, ...]
 ) -> tuple[SchemaLayout, tuple[int, ...], tuple[int, ...]]:
-    """The layout of these columns (none: all), and the indices of their nodes and buffers. Raises
-    DataError for a missing column.
-    """
+    """These columns' layout (none: all), nodes' and buffers' indices. Raises DataError."""
     index = named(layout.schema.names, columns)
     own = layout
     if columns:
@@ -98,7 +93,7 @@ def _cached(data: bytes) -> SchemaLayout:
 
 
 def _schema_layout(schema: pa.Schema, data: bytes) -> SchemaLayout:
-    columns = tuple(_column(field) for field in schema)
+    columns = tuple(map(_column, schema))
     return SchemaLayout(
         schema=schema,
         data=data,

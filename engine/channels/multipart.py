@@ -1,15 +1,14 @@
 """Blocks as a reply and one frame for each buffer, for readers that share no memory.
 
-Owns: the messages of a reply, their checksums, and every check of what came. Does not own: headers
+Owns: the messages of a reply, their checksums, every check of what arrives. Does not own: headers
 (header.py), how messages travel (zmq/, tensors/row_broadcast.py).
 
-    little     Reply with the sums in its headers, frames
-    much       Reply, frames; FramesPart 0, frames; FramesPart 1, frames; ...; FrameSums
+    small reply   Reply with the sums in its headers, frames
+    large reply   Reply, frames; FramesPart 0, frames; FramesPart 1, frames; ...; FrameSums
 
-Each first frame begins with its own xxh3; the message says those of the others. Nothing is decoded
-before the checksum fits, nothing is put together before every frame has its length and checksum.
-Large replies send frames before hashing them, and hash them as they arrive: other frames are on
-their way meanwhile, and these are in the cache.
+A message begins with its own xxh3. It is decoded only if that fits; rows are put together only
+if every frame has its length and checksum. The frames of a large reply are hashed after they are
+sent and as they arrive: meanwhile others are on their way, and these are in the cache.
 """
 
 from __future__ import annotations
@@ -65,25 +64,20 @@ def sealed(message: Struct | bytes) -> bytes:
 
 
 def request_of(data: Any) -> h.FetchRequest:
-    """The inverse for a request. Raises RunError for other bytes."""
+    """The request in a first frame. Raises RunError for other bytes."""
     return h.decoded(_requests, _opened(data))
 
 
 def message_of(data: Any) -> Message:
-    """The inverse for a message. Raises RunError for other bytes."""
+    """The message in a first frame. Raises RunError for other bytes."""
     return h.decoded(_messages, _opened(data))
 
 
 def _opened(data: Any) -> memoryview:
     view = memoryview(data)
     if len(view) < _SUM or xxhash.xxh3_64_digest(view[_SUM:]) != bytes(view[:_SUM]):
-        raise RunError(
-            f"expected a message of the data plane, found {len(view)} bytes whose checksum is wrong"
-        )
+        raise RunError(f"expected a data plane message, found {len(view)} bytes, checksum wrong")
     return view[_SUM:]
-
-
-# --- the sender -----------------------------------------------------------------------------------
 
 
 def framed(block: int, records: pa.RecordBatch) -> tuple[h.BlockHeader, list[pa.Buffer]]:
@@ -113,18 +107,15 @@ def summed(answers: Sequence[h.Answer], frames: Sequence[pa.Buffer]) -> list[h.A
 
 def parts_of(frames: Sequence[pa.Buffer]) -> list[list[pa.Buffer]]:
     """The frames of each message; the last frame of one takes it over the limit."""
-    found: list[list[pa.Buffer]] = [[]]
+    parts: list[list[pa.Buffer]] = [[]]
     size = 0
     for frame in frames:
         if size >= _LARGE:
-            found.append([])
+            parts.append([])
             size = 0
-        found[-1].append(frame)
+        parts[-1].append(frame)
         size += frame.size
-    return found
-
-
-# --- the reader -----------------------------------------------------------------------------------
+    return parts
 
 
 def lengths_of(reply: h.Reply) -> list[int]:
@@ -149,9 +140,9 @@ class IncomingReply:
         """A reply that begins with this message. Raises RunError for any but a Reply."""
         if not isinstance(message, h.Reply):
             raise RunError(f"expected the header of an answer, found {type(message).__name__}")
-        found = IncomingReply(reply=message, told=_told(message), whole=not message.parts)
-        found._take(frames)
-        return found
+        incoming = IncomingReply(reply=message, told=_told(message), whole=not message.parts)
+        incoming._take(frames)
+        return incoming
 
     def add(self, message: Message, frames: Sequence[Any]) -> None:
         """Add the next message. Raises RunError for any other."""
@@ -161,10 +152,8 @@ class IncomingReply:
         elif isinstance(message, FrameSums) and self.parts == self.reply.parts and not frames:
             self.told, self.whole = message.sums, True
         else:
-            raise RunError(
-                f"expected part {self.parts} of {self.reply.parts} and then the sums, found"
-                f" {message}"
-            )
+            expected = f"part {self.parts} of {self.reply.parts} and then the sums"
+            raise RunError(f"expected {expected}, found {message}")
 
     def rows(self, requests: Sequence[BlockRequest]) -> list[pa.RecordBatch]:
         """The rows of each request. Raises KeyError, DataError, RunError (naming no peer)."""
@@ -174,9 +163,8 @@ class IncomingReply:
         if expected != len(self.frames):
             raise RunError(f"expected {expected} frames, found {len(self.frames)}")
         if self.sums != self.told:
-            raise RunError(
-                f"blocks {[r.block for r in requests]}: their content was changed on its way"
-            )
+            blocks = [request.block for request in requests]
+            raise RunError(f"blocks {blocks}: their content was changed on its way")
         frames = iter(self.frames)
         return [
             _rows(h.require_header(answer, request), request, frames)
@@ -201,22 +189,19 @@ def _told(reply: h.Reply) -> list[int]:
 
 def _rows(header: h.BlockHeader, request: BlockRequest, frames: Iterator[Any]) -> pa.RecordBatch:
     mine: list[pa.Buffer] = []
+    block = f"block {header.block}"
     for index, (number, offset, length) in enumerate(header.places):
         if length:
             mine.append(_buffer(next(frames)))
-            if (number, offset, length) != (len(mine) - 1, 0, mine[-1].size):
-                raise RunError(
-                    f"buffer {index} of block {header.block}: expected {length} bytes, found"
-                    f" {mine[-1].size}"
-                )
+            size = mine[-1].size
+            if (number, offset, length) != (len(mine) - 1, 0, size):
+                raise RunError(f"buffer {index} of {block}: expected {length} bytes, found {size}")
     if request.rows is not None and len(request.rows) != header.rows:
-        raise RunError(
-            f"block {header.block}: expected {len(request.rows)} rows, found {header.rows}"
-        )
+        raise RunError(f"{block}: expected {len(request.rows)} rows, found {header.rows}")
     layout = layout_from(header.schema)
     names = layout.schema.names
     if request.columns and [names[i] for i in named(names, request.columns)] != names:
-        raise RunError(f"block {header.block}: expected columns {request.columns}, found {names}")
+        raise RunError(f"{block}: expected columns {request.columns}, found {names}")
     return h.rows_of(header, layout, lambda number, offset, length: mine[number])
 
 

@@ -1,7 +1,7 @@
 """A channel's connections to the peers whose blocks it reads.
 
-Owns: asking several peers at once with one deadline, counting refused messages, reconnecting after
-a failure. Does not own: a connection (each transport's reader), the channel's own blocks.
+Owns: asking several peers at once with one deadline, counts of refused messages, reconnecting.
+Does not own: a connection (each transport's reader), the channel's own blocks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PeerReader(ABC):
     def __init__(self, peer: str) -> None:
         self.peer = peer
         self.broken = False
-        """The peer is gone, or sent something that cannot be right."""
+        """The peer is gone, or sent something invalid."""
         self._last = 0
         """The number of the last request."""
 
@@ -60,12 +60,12 @@ class PeerReader(ABC):
         """Close the connection."""
 
     def lost(self, problem: str) -> PeerLost:
-        """The error of a peer that is gone."""
+        """Mark the connection broken; returns the error of a peer that is gone."""
         self.broken = True
         return PeerLost(self.peer, problem)
 
     def refused(self, found: object) -> RunError:
-        """The error of an answer that cannot be right."""
+        """Mark the connection broken; returns the error of an invalid answer."""
         self.broken = True
         return refusal(self.peer, found)
 
@@ -91,26 +91,28 @@ class PeerReaders(Generic[R]):
         self, requests: Sequence[BlockRequest], own: Callable[[BlockRequest], pa.RecordBatch]
     ) -> list[pa.RecordBatch]:
         """See engine/channels/contract.py. own: rows of this Worker's own blocks."""
-        found: dict[int, pa.RecordBatch] = {}
+        rows: dict[int, pa.RecordBatch] = {}
         asked: dict[str, dict[int, BlockRequest]] = {}
         for i, request in enumerate(requests):
             if request.worker == self._name:
-                found[i] = own(request)
+                rows[i] = own(request)
             else:
                 asked.setdefault(request.worker, {})[i] = request
         if asked:
             with self._asking:
                 self._hear()
                 for peer, mine in asked.items():
-                    self.use(peer, partial(_look_up, mine, found))
+                    self.use(peer, partial(_look_up, mine, rows))
                 if left := {peer: mine for peer, mine in asked.items() if mine}:
-                    found |= self._answers(left)
-        return [found[i] for i in range(len(requests))]
+                    rows |= self._answers(left)
+        return [rows[i] for i in range(len(requests))]
 
     def use(self, peer: str, what: Callable[[R], T]) -> T:
         """Call `what` with a peer's connection; drop a connection that breaks."""
         with self._asking:
-            reader = self._reader(peer)
+            reader = self.readers.get(peer)
+            if reader is None:
+                reader = self.readers[peer] = self._connect(peer)
             try:
                 return what(reader)
             except RunError as error:
@@ -132,7 +134,7 @@ class PeerReaders(Generic[R]):
         self.readers.clear()
 
     def _hear(self) -> None:
-        """Let go of what peers took back; a peer that is gone is noticed when it is asked."""
+        """Handle what peers sent unasked; a peer that is gone is noticed when it is asked."""
         for peer in list(self.readers):
             with suppress(PeerLost):
                 self.use(peer, lambda reader: reader.hear())
@@ -142,27 +144,18 @@ class PeerReaders(Generic[R]):
         many = {peer: list(requests.values()) for peer, requests in asked.items()}
         numbers = {p: self.use(p, lambda reader, p=p: reader.ask(many[p])) for p in asked}
         deadline = self.deadline()
-        found: dict[int, pa.RecordBatch] = {}
-        for peer, requests in asked.items():
-            rows = self.use(
-                peer, lambda reader, p=peer: reader.answer(numbers[p], many[p], deadline)
-            )
-            found.update(zip(requests, rows, strict=True))
-        return found
-
-    def _reader(self, peer: str) -> R:
-        reader = self.readers.get(peer)
-        if reader is None:
-            reader = self.readers[peer] = self._connect(peer)
-        return reader
+        rows: dict[int, pa.RecordBatch] = {}
+        for p, requests in asked.items():
+            answer = self.use(p, lambda reader, p=p: reader.answer(numbers[p], many[p], deadline))
+            rows.update(zip(requests, answer, strict=True))
+        return rows
 
 
 def _look_up(
-    asked: dict[int, BlockRequest], found: dict[int, pa.RecordBatch], reader: PeerReader
+    asked: dict[int, BlockRequest], rows: dict[int, pa.RecordBatch], reader: PeerReader
 ) -> None:
-    """Move what can be read without asking from `asked` to `found`."""
+    """Read what can be read without asking; only the rest stays in `asked`."""
     for i, request in list(asked.items()):
-        rows = reader.look(request)
-        if rows is not None:
-            found[i] = rows
+        if (there := reader.look(request)) is not None:
+            rows[i] = there
             del asked[i]

@@ -1,7 +1,4 @@
-"""The rows and columns of a block that a request means, for every channel.
-
-Owns: column names with a star, row subsets. Does not own: where the block lies.
-"""
+"""Selecting the rows and columns of a block that a request names: `a/*`, row subsets."""
 
 from __future__ import annotations
 

@@ -5,12 +5,11 @@ connection, received bytes by route. Does not own: either transport (shm/, zmq/)
 
     fetch waits for            unblocked by
     a peer on this host        as in shm/channel.py
-    a peer on another host     its reply; news that its process is gone (AddressBook); the end of
-                               the lease
+    a peer on another host     its reply; its process is gone (AddressBook); the lease is over
 
-A lost connection to another host does not mean that the Worker there is gone: the network may heal.
-The request is repeated until the Worker is reported gone or the lease is over. An answer that was
-damaged on the way is asked for again; on one host that cannot happen, so the request fails at once.
+The network to another host may heal, so a request over a lost connection is repeated until its
+Worker is reported gone or the lease is over. An answer that was damaged on its way is requested
+again; on one host that cannot happen, so the request fails at once.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ _log = logging.getLogger(__name__)
 _AGAIN = 0.25
 """Seconds until a lost connection is tried again."""
 REFUSALS = 3
-"""Answers that cannot be right until a request fails."""
+"""Invalid answers after which a request fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddressEntry:
-    """Where a peer's incarnation answers; an empty endpoint: it is gone."""
+    """Where a peer's incarnation answers; its endpoint is empty once it is gone."""
 
     endpoint: str
     epoch: int
@@ -64,11 +63,8 @@ class AddressBook:
         with self._changed:
             entry = self._entries.get(peer)
         if entry is None or not entry.endpoint:
-            raise PeerLost(
-                peer,
-                "expected its process on another host, found none. Fix: see its log for why it"
-                " ended.",
-            )
+            problem = "expected its process on another host, found none."
+            raise PeerLost(peer, f"{problem} Fix: see its log for why it ended.")
         return Address(endpoint=entry.endpoint, key=self._keys.get(peer))
 
     def require(self, request: BlockRequest) -> None:
@@ -100,7 +96,7 @@ class RoutedChannel:
         lease: float = 30.0,
     ) -> None:
         self.name = shm.name
-        # There is one outbox, that of shm; other hosts are sent rows from its slabs.
+        # The only outbox is that of shm; other hosts are sent rows from its slabs.
         self.keep, self.allocate, self.release = shm.keep, shm.allocate, shm.release
         self._shm = shm
         self._near = near
@@ -129,16 +125,16 @@ class RoutedChannel:
 
     def fetch(self, requests: Sequence[BlockRequest]) -> list[pa.RecordBatch]:
         """See engine/channels/contract.py."""
-        routes = ["zmq" if self._is_far(request.worker) else "shm" for request in requests]
-        found: dict[int, pa.RecordBatch] = {}
+        routes = [self._route(request.worker) for request in requests]
+        rows: dict[int, pa.RecordBatch] = {}
         for route, fetch in (("shm", self._shm.fetch), ("zmq", self._fetch_far)):
-            mine = [i for i, taken in enumerate(routes) if taken == route]
+            mine = {i: requests[i] for i, taken in enumerate(routes) if taken == route}
             if mine:
-                found.update(zip(mine, fetch([requests[i] for i in mine]), strict=True))
+                rows.update(zip(mine, fetch(list(mine.values())), strict=True))
         for i, request in enumerate(requests):
             if request.worker != self.name:
-                self._moved.add(routes[i], found[i].nbytes)
-        return [found[i] for i in range(len(requests))]
+                self._moved.add(routes[i], rows[i].nbytes)
+        return [rows[i] for i in range(len(requests))]
 
     def moved(self) -> dict[str, int]:
         """Payload bytes by route since the last call."""
@@ -148,8 +144,9 @@ class RoutedChannel:
         """Release all resources."""
         (self._shm if self._zmq is None else self._zmq).close()
 
-    def _is_far(self, peer: str) -> bool:
-        return self._near is not None and peer != self.name and peer not in self._near
+    def _route(self, peer: str) -> str:
+        near = self._near is None or peer == self.name or peer in self._near
+        return "shm" if near else "zmq"
 
     def _fetch_far(self, requests: Sequence[BlockRequest]) -> list[pa.RecordBatch]:
         assert self._zmq is not None
