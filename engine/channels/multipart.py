@@ -76,7 +76,8 @@ def message_of(data: Any) -> Message:
 def _opened(data: Any) -> memoryview:
     view = memoryview(data)
     if len(view) < _SUM or xxhash.xxh3_64_digest(view[_SUM:]) != bytes(view[:_SUM]):
-        raise RunError(f"expected a data plane message, found {len(view)} bytes, checksum wrong")
+        problem = f"found {len(view)} bytes whose checksum is wrong"
+        raise RunError(f"expected a message of the data plane, {problem}")
     return view[_SUM:]
 
 

@@ -4,8 +4,8 @@ Owns: the block's columns, hashes and digest, and their verification. Does not o
 travels (engine/channels), what a module does with pieces (kernels).
 
 A piece's hash is XXH3-128 of its number, name, dtype, shape and bytes; the digest, the version's
-id, is that of all hashes in order. It finds damage and mistakes at memory speed (32 GB/s a core,
-BLAKE2b 0.9) but is no signature: channels authenticate peers.
+id, is that of all hashes in order. It detects damage at memory speed (32 GB/s a core, BLAKE2b 0.9)
+but is no signature: channels authenticate peers.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -28,18 +29,12 @@ from dataflow.kernel import Piece
 if TYPE_CHECKING:
     from torch import Tensor
 
-SCHEMA = pa.schema(
-    [
-        pa.field("number", pa.int64(), nullable=False),
-        pa.field("name", pa.utf8(), nullable=False),
-        pa.field("dtype", pa.utf8(), nullable=False),
-        pa.field(
-            "shape", pa.large_list(pa.field("item", pa.int64(), nullable=False)), nullable=False
-        ),
-        pa.field("hash", pa.binary(16), nullable=False),
-        pa.field("data", pa.large_binary(), nullable=False),
-    ]
-)
+_SHAPE = pa.large_list(pa.field("item", pa.int64(), nullable=False))
+_COLUMNS = (
+    ("number", pa.int64()), ("name", pa.utf8()), ("dtype", pa.utf8()),
+    ("shape", _SHAPE), ("hash", pa.binary(16)), ("data", pa.large_binary()),
+)  # fmt: skip
+SCHEMA = pa.schema([pa.field(name, kind, nullable=False) for name, kind in _COLUMNS])
 """number: the piece's place in order. dtype: torch's name. data: the elements as in memory."""
 DESCRIPTION = SCHEMA.remove(SCHEMA.get_field_index("data"))
 """The schema of pieces whose data arrive separately (snapshot.py)."""
@@ -68,33 +63,31 @@ class PieceRow:
         """A piece's row with these data. Raises RunError for a dtype that cannot travel."""
         dtype = dtype_of(piece.data)
         if dtype not in DTYPES:
-            raise RunError(
-                f"weights: piece {piece.name!r}: expected a dtype of {', '.join(DTYPES)}, found"
-                f" {dtype}. Fix: keep it out of the module's state, or convert it."
-            )
+            problem = f"expected a dtype of {', '.join(DTYPES)}, found {dtype}"
+            fix = "keep it out of the module's state, or convert it"
+            raise RunError(f"weights: piece {piece.name!r}: {problem}. Fix: {fix}.")
         return PieceRow(number, piece.name, dtype, tuple(piece.data.shape), data)
 
     def hash(self, data: np.ndarray) -> bytes:
         """The piece's hash, with these bytes."""
-        running = xxhash.xxh3_128(
-            f"{self.number}\0{self.name}\0{self.dtype}\0{self.shape}\0".encode()
-        )
+        head = f"{self.number}\0{self.name}\0{self.dtype}\0{self.shape}\0"
+        running = xxhash.xxh3_128(head.encode())
         running.update(data.data)
         return running.digest()
 
 
 def to_batch(pieces: Iterable[Piece], allocate: Allocate | None = None) -> tuple[Batch, str]:
-    """A snapshot of the pieces as a batch of `SCHEMA`, and its digest.
-
-    Every tensor is copied once, from any device, into one buffer: that of `allocate` (a channel's
-    memory, so that keeping copies nothing), else of this process. Raises RunError for a repeated
-    name and for a dtype that cannot travel.
+    """A snapshot of the pieces as a batch of `SCHEMA`, and its digest. Every tensor is copied once,
+    from any device, into one buffer: that of `allocate` (a channel's memory, so that keeping copies
+    nothing), else of this process. Raises RunError for a repeated name, or a dtype that cannot
+    travel.
     """
     rows = [PieceRow.of(n, piece, bytes_of(piece.data)) for n, piece in enumerate(pieces)]
     require_complete(rows)
     offsets = np.cumsum([0, *(len(row.data) for row in rows)], dtype=np.int64)
     size = int(offsets[-1])
-    data = np.frombuffer((allocate or _own)(size) if size else b"", dtype=np.uint8)
+    allocate = allocate or partial(np.empty, dtype=np.uint8)
+    data = np.frombuffer(allocate(size) if size else b"", dtype=np.uint8)
     parts = [data[low:high] for low, high in pairwise(offsets.tolist())]
     hashes = [_copied(row, part) for row, part in zip(rows, parts, strict=True)]
     # Arrow wants a buffer, even an empty one.
@@ -120,16 +113,15 @@ def described(
 
 
 def from_records(records: pa.RecordBatch, digest: str) -> Iterator[Piece]:
-    """The pieces of a block: views of its memory, which they keep alive; do not write to them.
-
-    All are verified before the first is returned. Raises RunError naming the piece that is changed,
-    missing, repeated or out of order, and for records that are not weights.
+    """A block's pieces, all verified: views of its memory, which they keep alive; do not write to
+    them. Raises RunError naming a piece that is changed, missing, repeated or out of order, and for
+    records that are not weights.
     """
     if not records.schema.equals(SCHEMA):
+        found = f"{records.schema.names} of types {[str(t) for t in records.schema.types]}"
+        problem = f"expected the columns {SCHEMA.names}, found {found}"
         raise RunError(
-            f"weights: expected the columns {SCHEMA.names}, found {records.schema.names} of types"
-            f" {[str(t) for t in records.schema.types]}. Fix: fetch the block that Offered names,"
-            " all columns of it."
+            f"weights: {problem}. Fix: fetch all columns of the block that Offered names."
         )
     rows = verified_rows(records, _parts(records.column("data")), lambda part: part, digest)
     return iter([Piece(row.name, _tensor(row)) for row in rows])
@@ -142,7 +134,7 @@ def verified_rows(
     digest: str,
 ) -> list[PieceRow]:
     """The pieces that records describe, with their data; read: data -> bytes. Raises RunError
-    naming the piece that is changed, missing, repeated or out of order.
+    naming a piece that is changed, missing, repeated or out of order.
     """
     columns = [records.column(field.name).to_pylist() for field in DESCRIPTION]
     rows, hashes = [], columns[-1]
@@ -151,16 +143,16 @@ def verified_rows(
         if row.hash(read(part)) != hashed:
             raise RunError(
                 f"weights: piece {name!r} ({dtype} {shape}) does not have the content that its"
-                " writer hashed. Fix: look for what changed it on its way; memory or a transport"
-                " is at fault."
+                " writer hashed. Fix: look for damaged memory or a faulty transport."
             )
         rows.append(row)
     require_complete(rows)
     if digest_of(hashes) != digest:
+        last = rows[-1].name if rows else "none"
         raise RunError(
-            f"weights: {len(rows)} pieces, the last of them {rows[-1].name if rows else 'none'!r},"
-            f" have digest {digest_of(hashes)}, expected {digest}: pieces after it are missing, or"
-            " it is another version. Fix: fetch the block that Offered names, whole."
+            f"weights: {len(rows)} pieces up to {last!r} have digest {digest_of(hashes)}, expected"
+            f" {digest}: pieces are missing after it, or this is another version. Fix: fetch the"
+            " whole block that Offered names."
         )
     return rows
 
@@ -192,23 +184,16 @@ def require_complete(rows: Sequence[PieceRow]) -> None:
     seen: set[str] = set()
     for row in rows:
         if row.name in seen:
-            raise RunError(
-                f"weights: expected every piece once, found {row.name!r} twice. Fix: one row for"
-                " each name."
-            )
+            problem = f"expected every piece once, found {row.name!r} twice"
+            raise RunError(f"weights: {problem}. Fix: one row for each name.")
         seen.add(row.name)
     for place, row in enumerate(rows):
         if row.number != place:
             before = f"after {rows[place - 1].name!r}" if place else "at the beginning"
             raise RunError(
                 f"weights: expected piece {place} {before}, found {row.name!r}, which is piece"
-                f" {row.number}: one is missing or out of its order. Fix: fetch the block that"
-                " Offered names, all rows in order."
+                f" {row.number}. Fix: fetch the block that Offered names, all rows in order."
             )
-
-
-def _own(size: int) -> np.ndarray:
-    return np.empty(size, dtype=np.uint8)
 
 
 def _copied(row: PieceRow, part: np.ndarray) -> bytes:
@@ -237,17 +222,14 @@ def _tensor(row: PieceRow) -> Tensor:
     part, shape = row.data, row.shape
     kind = getattr(torch, row.dtype) if row.dtype in DTYPES else None
     if kind is None or min(shape, default=0) < 0 or len(part) != prod(shape) * kind.itemsize:
-        raise RunError(
-            f"weights: piece {row.name!r}: {len(part)} bytes are no {row.dtype} of shape"
-            f" {list(shape)}. Fix: writer and reader need the same version of this package."
-        )
+        problem = f"{len(part)} bytes are no {row.dtype} of shape {list(shape)}"
+        fix = "writer and reader need the same version of this package"
+        raise RunError(f"weights: piece {row.name!r}: {problem}. Fix: {fix}.")
     if not len(part):
         return torch.empty(shape, dtype=kind)
-    if part.ctypes.data % kind.itemsize:
-        # After an odd number of narrow elements a view would not be aligned.
+    if part.ctypes.data % kind.itemsize:  # after an odd number of narrow elements
         part = part.copy()
-    # torch has no read-only tensors and warns of such memory; it takes a ctypes array, and keeps
-    # that and its owner alive.
+    # torch warns of read-only memory; it takes a ctypes array and keeps it and its owner alive.
     raw = (ctypes.c_uint8 * len(part)).from_address(part.ctypes.data)
     raw.owner = part  # type: ignore[attr-defined]
     return torch.frombuffer(raw, dtype=kind).reshape(shape)

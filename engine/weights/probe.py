@@ -1,7 +1,7 @@
 """The log-prob probe: whether writer and reader of a version compute the same log-probs with it.
 
 Owns: the fixed token rows, the tolerances, the comparison. Does not own: the log-probs (kernels),
-nor how they get to the reader.
+how they get to the reader.
 
 Hashes prove that the bytes arrived, but not the right dtype, names and tied weights, nor equal
 implementations of the model. Both sides compute the probe after each publish that moves weights.
@@ -22,8 +22,8 @@ ROWS, LENGTH = 4, 16
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """The greatest mean and single |difference| that pass, for numbers with a standard deviation
-    of at most 1; both grow with a greater one, as rounding does.
+    """The greatest mean and single |difference| allowed for numbers with a standard deviation of at
+    most 1; both grow with a greater one, as rounding does.
     """
 
     mean: float
@@ -74,14 +74,13 @@ def compare(
     """
     expected = len(rows.values) - len(rows)
     if not len(writer) == len(reader) == expected:
-        raise RunError(
-            f"probe of {ends.model!r}: expected {expected} numbers, found {len(writer)} of"
-            f" {ends.writer} and {len(reader)} of {ends.reader}. Fix: a kernel whose `probe` says"
-            " one number for each token but the first."
-        )
-    with np.errstate(invalid="ignore"):  # infinity less infinity is settled below
+        found = f"{len(writer)} of {ends.writer} and {len(reader)} of {ends.reader}"
+        problem = f"probe of {ends.model!r}: expected {expected} numbers, found {found}"
+        fix = "a kernel whose `probe` returns one number for each token but the first"
+        raise RunError(f"{problem}. Fix: {fix}.")
+    with np.errstate(invalid="ignore"):  # infinity minus infinity is handled below
         off = np.abs(writer.astype(np.float64) - reader.astype(np.float64))
-    # Equal infinities, and NaN on both sides, are the same diverged model: no fault of the edge.
+    # Equal infinities, and NaN on both sides, are the same diverged model: not the edge's fault.
     off[(writer == reader) | (np.isnan(writer) & np.isnan(reader))] = 0.0
     off[np.isnan(off)] = np.inf
     mean, worst = float(off.mean()), float(off.max())

@@ -1,10 +1,8 @@
 """A version's weights as kept tensors, and a block that describes them, one row a piece.
 
 Owns: the copies, room for them at the reader, their verification. Does not own: how they travel
-(engine/channels), the description, hashes and digest (pieces.py; equal for equal weights).
-
-Copies stay on the device of the weights. Hashes are computed on the host, a piece at a time, so
-every byte goes there once at each end.
+(engine/channels), the description, hashes and digest (pieces.py). Copies stay on the device of the
+weights; hashes are computed on the host, so every byte goes there once at each end.
 """
 
 from __future__ import annotations
@@ -30,12 +28,10 @@ def snapshot(pieces: Iterable[Piece]) -> tuple[Batch, str, list[Tensor]]:
     """
     import torch
 
-    rows = [
-        blocks.PieceRow.of(
-            number, piece, piece.data.detach().clone(memory_format=torch.contiguous_format)
-        )
-        for number, piece in enumerate(pieces)
-    ]
+    def copy(data: Tensor) -> Tensor:
+        return data.detach().clone(memory_format=torch.contiguous_format)
+
+    rows = [blocks.PieceRow.of(n, piece, copy(piece.data)) for n, piece in enumerate(pieces)]
     blocks.require_complete(rows)
     hashes = [row.hash(_on_host(row.data)) for row in rows]
     batch, digest = blocks.described(rows, hashes, blocks.DESCRIPTION)
@@ -47,38 +43,31 @@ def room(records: pa.RecordBatch, device: str) -> list[Tensor]:
     import torch
 
     if not records.schema.equals(blocks.DESCRIPTION):
-        raise RunError(
-            f"weights: expected the columns {blocks.DESCRIPTION.names}, found"
-            f" {records.schema.names}. Fix: writer and reader need the same plan."
-        )
-    wanted = records.select(["name", "dtype", "shape"]).to_pylist()
-    for row in wanted:
-        if row["dtype"] not in blocks.DTYPES or min(row["shape"], default=0) < 0:
-            raise RunError(
-                f"weights: piece {row['name']!r} of {row['dtype']} {row['shape']} cannot be"
-                " received. Fix: writer and reader need the same version of this package."
-            )
-    return [
-        torch.empty(row["shape"], dtype=getattr(torch, row["dtype"]), device=device)
-        for row in wanted
-    ]
+        problem = f"expected the columns {blocks.DESCRIPTION.names}, found {records.schema.names}"
+        raise RunError(f"weights: {problem}. Fix: writer and reader need the same plan.")
+    columns = (records.column(name).to_pylist() for name in ("name", "dtype", "shape"))
+    wanted = list(zip(*columns, strict=True))
+    for name, dtype, shape in wanted:
+        if dtype not in blocks.DTYPES or min(shape, default=0) < 0:
+            problem = f"piece {name!r} of {dtype} {shape} cannot be received"
+            fix = "writer and reader need the same version of this package"
+            raise RunError(f"weights: {problem}. Fix: {fix}.")
+    return [torch.empty(s, dtype=getattr(torch, d), device=device) for _, d, s in wanted]
 
 
 def verified(records: pa.RecordBatch, arrived: Sequence[Tensor], digest: str) -> list[Piece]:
     """The pieces, all as described. Raises RunError naming the one that is not."""
     if len(arrived) != records.num_rows:
-        raise RunError(
-            f"weights: expected {records.num_rows} pieces, found {len(arrived)} tensors. Fix: fetch"
-            " the block that Offered names, all rows in order."
-        )
+        problem = f"expected {records.num_rows} pieces, found {len(arrived)} tensors"
+        fix = "fetch the block that Offered names, all rows in order"
+        raise RunError(f"weights: {problem}. Fix: {fix}.")
     rows = blocks.verified_rows(records, arrived, _on_host, digest)
     for row in rows:
         dtype, shape = blocks.dtype_of(row.data), tuple(row.data.shape)
         if (dtype, shape) != (row.dtype, row.shape):
-            raise RunError(
-                f"weights: piece {row.name!r}: expected {row.dtype} {list(row.shape)}, found"
-                f" {dtype} {list(shape)}. Fix: receive into the tensors that `room` makes."
-            )
+            problem = f"expected {row.dtype} {list(row.shape)}, found {dtype} {list(shape)}"
+            fix = "receive into the tensors that `room` makes"
+            raise RunError(f"weights: piece {row.name!r}: {problem}. Fix: {fix}.")
     return [Piece(row.name, row.data) for row in rows]
 
 

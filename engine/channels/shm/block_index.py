@@ -1,11 +1,11 @@
 """Shared memory in which a Worker notes where its blocks lie, so that a reader need not ask.
 
-Owns: the notes, their memory, and that a half-written or wrong note is never read as whole. Does
-not own: a note's contents (header.py), slabs (slabs.py), who sees it (server.py).
+Owns: the notes, and that a half-written or wrong one is never read as whole. Does not own: a note's
+contents (header.py), slabs (slabs.py), who sees it (server.py).
 
-To ask and answer, two processes have to wake up, which takes longer than all else for a small
-batch. A note's place is the block's number modulo `NOTES`; if a younger block has taken that, or
-the note does not fit, the reader asks.
+Asking wakes two processes, which takes longer than all else for a small batch. A note's place is
+the block's number modulo `NOTES`; if a later block has taken it, or a note does not fit, the reader
+asks.
 """
 
 from __future__ import annotations
@@ -37,10 +37,9 @@ class BlockIndex:
         at = _place(block)
         self._memory[at : at + 8] = bytes(8)
         if len(text) <= ROOM - _HEAD.size:
+            head = _HEAD.pack(block + 1, _hash(block, text), len(text))
             self._memory[at + _HEAD.size : at + _HEAD.size + len(text)] = text
-            self._memory[at : at + _HEAD.size] = _HEAD.pack(
-                block + 1, _hash(block, text), len(text)
-            )
+            self._memory[at : at + _HEAD.size] = head
 
     def wipe(self, block: int) -> None:
         """Remove a block's note, if it is there."""

@@ -3,12 +3,11 @@
 Owns: both ends of one Worker: its outbox and its connections. Does not own: the socket pairs (the
 Supervisor makes them), slabs (slabs.py), messages (messages.py).
 
-    fetch waits for                              unblocked by
-    the reply of each peer whose block index     that peer's server thread, or the end of its
-    does not say where the rows lie              process
+    fetch waits for                                      unblocked by
+    the reply of a peer whose block index lacks a block  that peer's server thread, or its end
 
 A block is copied into a slab once, or built there (`allocate`); reading copies only row subsets.
-Rows are valid until their block is released: then its slab is used again, without notice.
+Once a block is released, its slab is used again without notice.
 """
 
 from __future__ import annotations
@@ -19,10 +18,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import pyarrow as pa
 
-from dataflow.batch import Batch
 from engine.channels.contract import BlockRequest, PeerLost
 from engine.channels.peers import PATIENCE, PeerReaders
 from engine.channels.projection import of_rows
@@ -36,7 +33,7 @@ Dial = Callable[[str], socket.socket]
 
 
 class ShmChannel:
-    """Outbox and pull channel of one Worker of several on a host.
+    """Outbox (see SlabOutbox) and pull channel of one Worker of several on a host.
 
     limit: bytes of slabs in memory (None: a quarter of the machine's), beyond which blocks go to
     unlinked files in `directory` (None: the system's). verify: with `content` every buffer has a
@@ -60,26 +57,11 @@ class ShmChannel:
         self._content = verify == "content"
         limit = _quarter() if limit is None else limit
         self._pool = SlabPool(limit=limit, directory=directory, poison=poison)
-        self._outbox = SlabOutbox(self._pool, epoch, content=self._content)
-        self._server = SlabServer(name, self._outbox)
+        self._outbox = outbox = SlabOutbox(self._pool, epoch, content=self._content)
+        self.keep, self.allocate, self.release = outbox.keep, outbox.allocate, outbox.release
+        self._server = SlabServer(name, outbox)
+        self._pool.on_gone = self._server.wake
         self._peers = PeerReaders(name, self._connect, patience=patience)
-
-    def keep(self, batch: Batch) -> int:
-        """Keep a batch, copying what was not built in a slab. Raises DataError."""
-        block = self._outbox.keep(batch)
-        self._tell_gone()
-        return block
-
-    def allocate(self, nbytes: int) -> np.ndarray:
-        """uint8 [nbytes] in a slab: Arrow arrays over it are kept without a copy."""
-        array = self._outbox.allocate(nbytes)
-        self._tell_gone()
-        return array
-
-    def release(self, block: int) -> None:
-        """Forget a block, whose memory is used again. Raises KeyError."""
-        self._outbox.release(block)
-        self._tell_gone()
 
     def __len__(self) -> int:
         return len(self._outbox)
@@ -104,7 +86,7 @@ class ShmChannel:
         self._server.serve(peer, connection)
 
     def fetch(self, requests: Sequence[BlockRequest]) -> list[pa.RecordBatch]:
-        """See engine/channels/contract.py; raises RunError for an answer that cannot be right."""
+        """See engine/channels/contract.py."""
         return self._peers.fetch(requests, self._own)
 
     def have_sent(self, peer: str, sequence: int, requests: Sequence[BlockRequest]) -> None:
@@ -117,7 +99,7 @@ class ShmChannel:
         self._peers.use(peer, SlabReader.hear)
 
     def send_by(self, on_send: Callable[[str, int, Sequence[BlockRequest]], None]) -> None:
-        """What to call, (peer, sequence, requests), when a peer asks for tensors; never waits."""
+        """Set what is called, (peer, sequence, requests), when a peer asks for tensors."""
         self._server.on_send = on_send
 
     def close(self) -> None:
@@ -135,11 +117,6 @@ class ShmChannel:
         except OSError as error:
             raise PeerLost(peer, f"cannot be reached: {error}") from error
         return SlabReader(peer, connection, content=self._content)
-
-    def _tell_gone(self) -> None:
-        """Have peers told which slabs are gone."""
-        if self._pool.has_gone:
-            self._server.wake()
 
 
 def _quarter() -> int:

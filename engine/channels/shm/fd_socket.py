@@ -1,10 +1,10 @@
 """Messages with descriptors over a connected AF_UNIX stream socket.
 
-Owns: the framing (four bytes of length, then the message), the descriptors, partial reads and
-writes. Does not own: what messages mean.
+Owns: the framing (four bytes of length, then the message), descriptors, partial reads and writes.
+Does not own: what messages mean.
 
 A message has at most one descriptor, sent with its first byte, so descriptors arrive in the order
-of the messages that mention one.
+of their messages.
 """
 
 from __future__ import annotations
@@ -45,9 +45,7 @@ class FdSocket:
         """Bytes that are queued."""
 
     def send(self, message: bytes, descriptor: int | None = None) -> None:
-        """Send what the socket takes now and queue the rest, with a duplicate of the descriptor.
-        Raises SocketClosed, RunError.
-        """
+        """Send what the socket takes now; queue the rest. Raises SocketClosed, RunError."""
         data = memoryview(_HEAD.pack(len(message)) + message)
         if not self._out:
             sent = self._send_some(data, descriptor)
@@ -57,9 +55,8 @@ class FdSocket:
         try:
             self._out.append((data, None if descriptor is None else os.dup(descriptor)))
         except OSError as error:
-            raise RunError(
-                f"expected a free file descriptor, found {error}. Fix: ulimit -n, a higher number"
-            ) from error
+            problem = f"expected a free file descriptor, found {error}"
+            raise RunError(f"{problem}. Fix: a higher ulimit -n") from error
         self.waiting += len(data)
 
     def flush(self) -> bool:
@@ -111,29 +108,25 @@ class FdSocket:
             raise SocketClosed(str(error)) from error
         self.descriptors.extend(descriptors)
         if flags & socket.MSG_CTRUNC:
-            raise RunError(
-                "descriptors that came with a message were lost. Fix: ulimit -n, a higher number"
-            )
+            raise RunError("the descriptor of a message was lost. Fix: a higher ulimit -n")
         if not data:
             raise SocketClosed("end of file")
         self._in += data
-        return list(self._whole())
+        return self._whole()
 
     def _whole(self) -> list[bytes]:
-        found, start = [], 0
+        messages, start = [], 0
         while len(self._in) - start >= _HEAD.size:
             (length,) = _HEAD.unpack_from(self._in, start)
             if length > LARGEST:
-                raise RunError(
-                    f"expected a message of at most {LARGEST} bytes, found one of {length}"
-                )
+                raise RunError(f"expected a message of at most {LARGEST} bytes, found {length}")
             end = start + _HEAD.size + length
             if len(self._in) < end:
                 break
-            found.append(bytes(self._in[start + _HEAD.size : end]))
+            messages.append(bytes(self._in[start + _HEAD.size : end]))
             start = end
         del self._in[:start]
-        return found
+        return messages
 
     def wait(self, deadline: float) -> bool:
         """Wait for data until this monotonic time, sending meanwhile. Raises SocketClosed."""

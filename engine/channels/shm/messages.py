@@ -1,19 +1,19 @@
 """The messages between two Workers of one host: where blocks lie, never rows.
 
-Owns: the messages of a data socket. Does not own: headers and requests (header.py), framing
-(fd_socket.py).
-
     reader -> owner     FetchRequest; SendTensors, which tensors/pairs.py answers
-    owner -> reader     first IndexHere (with its descriptor); SlabHere (with its descriptor) and
-                        SchemaHere before the first Reply that needs them; Reply; SlabsGone
+    owner -> reader     first IndexHere; SlabHere and SchemaHere before the first Reply that needs
+                        them; Reply; SlabsGone
+
+Does not own: headers and requests (header.py), framing (fd_socket.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
-import msgspec
 from msgspec import Struct
+from msgspec.msgpack import Decoder
 
 from engine.channels.contract import BlockRequest
 from engine.channels.header import Count, FetchRequest, Reply, Wanted, decoded
@@ -34,7 +34,7 @@ class SlabHere(Struct, array_like=True, frozen=True, tag="slab"):
 
 
 class SlabsGone(Struct, array_like=True, frozen=True, tag="gone"):
-    """Slabs that were given back to the system."""
+    """Slabs that were returned to the system."""
 
     numbers: tuple[Count, ...]
 
@@ -47,8 +47,8 @@ class SchemaHere(Struct, array_like=True, frozen=True, tag="schema"):
 
 
 class SendTensors(Struct, array_like=True, frozen=True, tag="send"):
-    """Send tensors of these blocks, in order, as the pair's transfer `sequence`: those kept with
-    the block, or the values of the columns that are named.
+    """Send tensors of these blocks in order, as the pair's transfer `sequence`: those kept with a
+    block, or the values of the columns that it names.
     """
 
     sequence: Count
@@ -67,15 +67,7 @@ class SendTensors(Struct, array_like=True, frozen=True, tag="send"):
 FromOwner = IndexHere | SlabHere | SlabsGone | SchemaHere | Reply
 FromReader = FetchRequest | SendTensors
 
-_from_owner = msgspec.msgpack.Decoder(FromOwner)
-_from_reader = msgspec.msgpack.Decoder(FromReader)
-
-
-def decode_from_owner(data: bytes) -> FromOwner:
-    """A message of an owner. Raises RunError for other bytes."""
-    return decoded(_from_owner, data)
-
-
-def decode_from_reader(data: bytes) -> FromReader:
-    """A message of a reader. Raises RunError for other bytes."""
-    return decoded(_from_reader, data)
+decode_from_owner = partial(decoded, Decoder(FromOwner))
+"""A message of an owner. Raises RunError for other bytes."""
+decode_from_reader = partial(decoded, Decoder(FromReader))
+"""A message of a reader. Raises RunError for other bytes."""

@@ -1,9 +1,7 @@
 """Blocks of rows in slabs: the outbox that other Workers of the host read.
 
 Owns: block numbers, the regions of each block, arrays that kernels build in place, one copy of
-everything else. Does not own: slabs (slabs.py), peers (server.py).
-
-Called from the threads that run kernels, receive releases and answer peers.
+everything else. Does not own: slabs (slabs.py), peers (server.py). Callable from any thread.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ class KeptBlock:
     slabs: dict[int, Slab]
 
     def buffers(self, header: h.BlockHeader) -> Buffers:
-        """The buffers of a header of this block or of some of its columns."""
+        """The buffers that a header of this block, or of some of its columns, describes."""
         return [self.slabs[s].buffer.slice(at, n) if n else None for s, at, n in header.places]
 
     def sum_up(self) -> None:
@@ -49,8 +47,8 @@ class KeptBlock:
 
 
 class SlabOutbox:
-    """Keeps batches in slabs. epoch: the Worker's incarnation; block numbers begin at epoch << 32.
-    content: compute checksums when a batch is kept, as readers will want them.
+    """Keeps batches in slabs. epoch: the Worker's incarnation; its blocks begin at epoch << 32.
+    content: compute checksums when a batch is kept, because readers will want them.
     """
 
     def __init__(self, pool: SlabPool, epoch: int, *, content: bool = False) -> None:
@@ -81,20 +79,22 @@ class SlabOutbox:
             self._built.insert(at, region)
             self._starts.insert(at, _start(region))
         array = region.bytes()
-        # The array may die in any thread at any moment, so only a note is left.
+        # The array may be collected in any thread at any moment, without the lock.
         weakref.finalize(array, self._dropped.append, region).atexit = False
         return array
 
     def keep(self, batch: Batch) -> int:
-        """Copy into a slab what was not built in one. Raises DataError."""
+        """Keep a batch, copying what was not built in a slab. Raises DataError."""
         parts = taken_apart(batch.records)
         with self.lock:
             self._collect()
             places, held = self._already_there(parts.buffers)
-            left = [None if p[2] else b for b, p in zip(parts.buffers, places, strict=True)]
+            pairs = list(zip(parts.buffers, places, strict=True))
+            left = [None if place[2] else buffer for buffer, place in pairs]
             length = sum(map(_room, left))
             region = self.pool.allocate(length) if length else None
-        sums = _sums_of_built(parts.buffers, places) if self._content else None
+        # The sums of buffers that are copied are computed on the way.
+        sums = checksums([b if p[2] else None for b, p in pairs]) if self._content else None
         if region is not None:
             _copy(left, places, region, sums)
             held.append(region)
@@ -107,12 +107,12 @@ class SlabOutbox:
             self.index.note(number, h.encode(header))
         return number
 
-    def release(self, number: int) -> None:
-        """Forget a block. Raises KeyError."""
+    def release(self, block: int) -> None:
+        """Forget a block, whose memory is used again. Raises KeyError."""
         with self.lock:
             self._collect()
-            self.index.wipe(number)
-            for region in self._blocks.pop(number).regions:
+            self.index.wipe(block)
+            for region in self._blocks.pop(block).regions:
                 self.pool.let_go(region)
 
     def records(self, number: int, columns: tuple[str, ...]) -> pa.RecordBatch:
@@ -124,9 +124,7 @@ class SlabOutbox:
         return put_together(layout, header.rows, header.nodes, buffers)
 
     def sum_up(self, wanted: Sequence[h.Wanted]) -> None:
-        """Compute missing checksums of these blocks. It needs no lock: the sums of a block that is
-        released meanwhile are never read.
-        """
+        """Compute missing checksums. Needs no lock: those of a released block are never read."""
         for one in wanted:
             if (block := self._blocks.get(one.block)) is not None:
                 block.sum_up()
@@ -180,11 +178,6 @@ class SlabOutbox:
                 region.holds += 1
                 held.append(region)
         return places, held
-
-
-def _sums_of_built(buffers: Buffers, places: list[h.Place]) -> list[int]:
-    """Checksums of the buffers that are in a slab already, 0 for the others."""
-    return checksums([b if p[2] else None for b, p in zip(buffers, places, strict=True)])
 
 
 def _room(buffer: pa.Buffer | None) -> int:

@@ -1,11 +1,11 @@
 """The reading end of a connection to one Worker's outbox.
 
-Owns: that peer's mapped slabs and schemas, and the checks of its messages before anything is read.
-Does not own: framing (fd_socket.py), whom to ask (peers.py).
+Owns: that peer's mapped slabs and schemas, and every check of its messages. Does not own: framing
+(fd_socket.py), whom to ask (peers.py).
 
-No message is trusted: sizes come from the descriptor (fstat), places lie within them, arrays fit
-their schema and are validated in full, with `content` each buffer matches its checksum. Numbers are
-bounded before anything is allocated or mapped.
+No message is trusted: sizes are those of fstat, places lie within them, arrays fit their schema and
+are validated in full, with `content` each buffer matches its checksum. Numbers are bounded before
+anything is allocated or mapped.
 """
 
 from __future__ import annotations
@@ -45,9 +45,7 @@ class SlabReader(PeerReader):
         return len(self._slabs)
 
     def look(self, request: BlockRequest) -> pa.RecordBatch | None:
-        """The rows, if the peer's block index and what is mapped here suffice. Raises DataError,
-        and RunError for a note that cannot be right.
-        """
+        """The rows, if block index, slabs and schemas here suffice. Raises DataError, RunError."""
         note = None if self._index is None else noted(self._index, request.block)
         if note is None:
             return None
@@ -98,8 +96,6 @@ class SlabReader(PeerReader):
         self._slabs.clear()
         self._index = None
 
-    # --- messages ---------------------------------------------------------------------------------
-
     def _send(self, message: h.FetchRequest | m.SendTensors) -> None:
         try:
             self._socket.send(h.encode(message))
@@ -114,9 +110,7 @@ class SlabReader(PeerReader):
             except SocketClosed as closed:
                 raise self._gone(closed) from closed
             if not there:
-                raise self.lost(
-                    "did not answer in time where its rows are. Fix: see what it is doing"
-                )
+                raise self.lost("did not say in time where its rows are. Fix: see what it is doing")
             for reply in self._replies():
                 if reply.id == number:
                     return reply
@@ -136,14 +130,11 @@ class SlabReader(PeerReader):
         match message:
             case h.Reply():
                 if message.id > self._last:
-                    raise self.refused(
-                        f"expected an answer to request {self._last}, found one to {message.id}"
-                    )
+                    expected = f"expected an answer to request {self._last}"
+                    raise self.refused(f"{expected}, found one to {message.id}")
                 return message
-            case m.SlabHere():
-                self._slabs[message.number] = self._mapped(
-                    f"slab {message.number}", message.size, message.on_disk
-                )
+            case m.SlabHere(number=slab):
+                self._slabs[slab] = self._mapped(f"slab {slab}", message.size, message.on_disk)
             case m.IndexHere():
                 if message.size != SIZE:
                     raise self.refused(f"a block index of {message.size} bytes, expected {SIZE}")
@@ -164,26 +155,21 @@ class SlabReader(PeerReader):
             raise self.refused(f"{what} without its descriptor")
         descriptor = self._socket.descriptors.popleft()
         try:
-            found = os.fstat(descriptor)
-            named_file = found.st_nlink > 0 if on_disk else not is_sealed(descriptor)
-            if found.st_size != size or not stat.S_ISREG(found.st_mode) or not size or named_file:
-                raise self.refused(
-                    f"{what}: expected {size} bytes that nobody can take away, found"
-                    f" {found.st_size} bytes of mode {found.st_mode:o}"
-                )
+            there = os.fstat(descriptor)
+            fixed = not there.st_nlink if on_disk else is_sealed(descriptor)
+            if there.st_size != size or not stat.S_ISREG(there.st_mode) or not size or not fixed:
+                found = f"{there.st_size} bytes of mode {there.st_mode:o}"
+                raise self.refused(f"{what}: expected {size} bytes of fixed size, found {found}")
             flags = mmap.MAP_SHARED | (0 if on_disk else mmap.MAP_POPULATE)
             return pa.py_buffer(mmap.mmap(descriptor, size, flags=flags, prot=mmap.PROT_READ))
         except OSError as error:
-            raise RunError(
-                f"{self.peer}: {what} of {size} bytes cannot be mapped: {error}"
-            ) from error
+            problem = f"{what} of {size} bytes cannot be mapped: {error}"
+            raise RunError(f"{self.peer}: {problem}") from error
         finally:
             os.close(descriptor)
 
     def _gone(self, closed: SocketClosed) -> PeerLost:
         return self.lost(f"its process is gone ({closed})")
-
-    # --- rows -------------------------------------------------------------------------------------
 
     def _rows(
         self, answer: h.Answer, request: BlockRequest, layout: SchemaLayout | None = None
@@ -201,7 +187,7 @@ class SlabReader(PeerReader):
     def _layout(self, header: h.BlockHeader, columns: tuple[str, ...]) -> SchemaLayout:
         layout = self._schemas.get(header.schema)
         if layout is None:
-            raise RunError(f"block {header.block} is of a schema that was never told")
+            raise RunError(f"block {header.block} has a schema that was never sent")
         return chosen(layout, columns)[0]
 
     def _buffer(self, number: int, offset: int, length: int) -> pa.Buffer:

@@ -3,11 +3,9 @@
     waits for                          unblocked by
     a request, room in a socket        the peer; a new peer or the end: the Worker's own threads
 
-Owns: the connection of each peer that dialled, and what each was told already. Does not own:
-blocks (outbox.py), framing (fd_socket.py).
-
-It never waits for one peer alone: answers to a slow peer are queued, and nothing more is read from
-it meanwhile.
+Owns: the connection of each peer that dialled, and what it was sent. Does not own: blocks
+(outbox.py), framing (fd_socket.py). Answers to a slow peer are queued, and nothing more is read
+from it meanwhile.
 """
 
 from __future__ import annotations
@@ -48,10 +46,8 @@ class ServedPeer:
 
 
 class SlabServer:
-    """Answers the peers of one outbox from its own thread, until `close`.
-
-    on_send: called from that thread, (peer, sequence, requests), when a peer asks for tensors; it
-    must not wait.
+    """Answers the peers of one outbox from its own thread, until `close`. on_send: called from that
+    thread, (peer, sequence, requests), when a peer asks for tensors; it must not wait.
     """
 
     def __init__(self, name: str, outbox: SlabOutbox) -> None:
@@ -74,7 +70,7 @@ class SlabServer:
         self.wake()
 
     def wake(self) -> None:
-        """Let the thread look for new peers and for slabs that are gone."""
+        """Let the thread look for new peers and slabs that are gone; callable from any thread."""
         os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
@@ -149,9 +145,8 @@ class SlabServer:
         elif self.on_send is not None:
             self.on_send(reader.peer, message.sequence, message.requests(self._name))
         else:
-            raise RunError(
-                f"it asks for tensors of {len(message.wanted)} blocks, and none are sent from here"
-            )
+            problem = f"asks for tensors of {len(message.wanted)} blocks"
+            raise RunError(f"{problem}, and none are sent from here")
 
     def _answer(self, reader: ServedPeer, request: FetchRequest) -> None:
         answers: list[Answer] = []
@@ -172,9 +167,8 @@ class SlabServer:
         """Send a slab's descriptor, once."""
         if slab.number not in reader.slabs:
             reader.slabs.add(slab.number)
-            reader.socket.send(
-                encode(m.SlabHere(slab.number, slab.size, slab.on_disk)), slab.descriptor
-            )
+            message = m.SlabHere(slab.number, slab.size, slab.on_disk)
+            reader.socket.send(encode(message), slab.descriptor)
 
     def _watch(self, reader: ServedPeer) -> None:
         waiting = reader.socket.waiting

@@ -4,9 +4,8 @@ Owns: memfds of sealed size, faulted in once and reused; regions in them; files 
 limit. Does not own: a region's contents (frames.py), when it is released (the coordinator), how a
 descriptor gets to a peer (server.py).
 
-A fresh segment for each batch costs several times the copy into it (page faults), so slabs stay
-until the pool is over its limit. Small regions share a slab; a large region has its own, a free one
-of at most twice its size if there is one. Callers lock.
+Page faults make a new slab for each batch cost several times the copy into it, so slabs stay until
+the pool is over its limit. Small regions share a slab; a large one has its own. Callers lock.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import mmap
 import os
 import resource
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +85,8 @@ class SlabPool:
         self.limit = limit
         self.spilled = 0
         """Bytes in files."""
+        self.on_gone: Callable[[], None] = lambda: None
+        """Called for each slab that is returned to the system."""
         self._directory = directory or Path(tempfile.gettempdir())
         self._poison = poison
         self._slabs: dict[int, Slab] = {}
@@ -103,15 +105,10 @@ class SlabPool:
         """Regions that are held."""
         return sum(s.live for s in self._slabs.values())
 
-    @property
-    def has_gone(self) -> bool:
-        """Whether `gone` would return any."""
-        return bool(self._gone)
-
     def gone(self) -> list[int]:
-        """Numbers of slabs given back to the system since the last call."""
-        found, self._gone = self._gone, []
-        return found
+        """Numbers of slabs returned to the system since the last call."""
+        numbers, self._gone = self._gone, []
+        return numbers
 
     def allocate(self, length: int) -> Region:
         """A region of so many bytes, held once. Raises StorageError without memory."""
@@ -150,18 +147,18 @@ class SlabPool:
     def _for_small(self, length: int) -> Slab:
         """The shared slab if it has room, else a free or new one in its place."""
         if self._shared is None or self._shared.used + length > self._shared.size:
-            self._shared = None  # it is free when its last region goes
+            self._shared = None  # the old one is free once its last region goes
             self._shared = self._take(SHARED)
         return self._shared
 
     def _take(self, size: int) -> Slab:
-        """The smallest free slab that fits without waste, else a new one."""
+        """The smallest free slab of at most twice the size, else a new one."""
         fitting = [s for s in self._idle if size <= s.size <= 2 * size]
-        if fitting:
-            slab = min(fitting, key=lambda s: s.size)
-            self._idle.remove(slab)
-            return slab
-        return self._make(size)
+        if not fitting:
+            return self._make(size)
+        slab = min(fitting, key=lambda s: s.size)
+        self._idle.remove(slab)
+        return slab
 
     def _make(self, size: int) -> Slab:
         while self._idle and self.nbytes + size > self.limit:
@@ -184,30 +181,26 @@ class SlabPool:
             self._shared = None
         self._gone.append(slab.number)
         slab.close()
+        self.on_gone()
 
     def _exhausted(self, error: OSError, size: int, on_disk: bool) -> StorageError:
-        have = (
-            f"{len(self._slabs)} slabs, {self.nbytes >> 20} MiB in memory and {self.spilled >> 20}"
-            " on disk"
-        )
+        memory, disk = self.nbytes >> 20, self.spilled >> 20
+        have = f"{len(self._slabs)} slabs, {memory} MiB in memory and {disk} on disk"
         if error.errno in (errno.EMFILE, errno.ENFILE):
             soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
             fix = f"ulimit -n {hard} (now {soft})"
         elif on_disk:
-            fix = (
-                f"free space in {self._directory}, name another folder by TMPDIR, or take a smaller"
-                " batch"
-            )
+            fix = f"free space in {self._directory}, another folder by TMPDIR, or a smaller batch"
         else:
             fix = "a smaller batch or max_lag, or a machine with more memory"
+        wanted = f"expected room for {size >> 20} MiB"
         return StorageError(
-            f"outbox: expected room for {size >> 20} MiB, found: {error.strerror}; it has {have}."
-            f" Fix: {fix}."
+            f"outbox: {wanted}, found: {error.strerror}; it has {have}. Fix: {fix}."
         )
 
 
 def is_sealed(descriptor: int) -> bool:
-    """Whether nobody can shrink this descriptor's memory; an ordinary file is not sealed."""
+    """Whether nobody can shrink this descriptor's memory; False for an ordinary file."""
     try:
         return bool(fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
     except OSError:
@@ -215,7 +208,7 @@ def is_sealed(descriptor: int) -> bool:
 
 
 def _size_class(length: int) -> int:
-    """The next size of form (8 to 15) * 2**n: at most an eighth is wasted, and slabs fit again."""
+    """The next (8 to 15) * 2**n: at most an eighth is wasted, and slabs fit other regions later."""
     step = max(1 << max(length.bit_length() - 4, 0), mmap.PAGESIZE)
     return -(-length // step) * step
 
@@ -238,22 +231,16 @@ def sealed_memory(size: int) -> tuple[int, mmap.mmap]:
 
 def _unlinked_file(size: int, directory: Path) -> tuple[int, mmap.mmap]:
     """A mapped file without a name, its blocks reserved."""
-    descriptor = _nameless(directory)
+    try:
+        descriptor = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:  # the file system may have no O_TMPFILE
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+            raise
+        descriptor, name = tempfile.mkstemp(prefix="dataflow-spill-", dir=directory)
+        os.unlink(name)
     try:
         os.posix_fallocate(descriptor, 0, size)
         return descriptor, mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED)
     except OSError:
         os.close(descriptor)
         raise
-
-
-def _nameless(directory: Path) -> int:
-    try:
-        return os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
-            raise
-    # The file system has no O_TMPFILE.
-    descriptor, name = tempfile.mkstemp(prefix="dataflow-spill-", dir=directory)
-    os.unlink(name)
-    return descriptor

@@ -9,8 +9,8 @@ rank. Does not own: which tensors go where (pairs.py, row_broadcast.py), how ran
     moving      the payload            arrived -> open; peer gone or late -> fenced, PeerLost
     fenced      -                      nothing: every further call raises what fenced it
 
-Headers go by gloo; payloads by gloo from host memory, by NCCL between devices. A fenced channel
-drops its connections at once, so ranks that wait for this one fail too, and none hangs.
+Headers go by gloo, payloads by gloo or, between devices, by NCCL. A fenced channel drops its
+connections at once, so ranks that wait for this one fail too.
 """
 
 from __future__ import annotations
@@ -43,10 +43,9 @@ _GRACE = 5.0
 
 
 class CollectiveChannel:
-    """One rank's end, callable from any thread; its own thread makes one transfer at a time.
-
-    names: of the ranks, for errors. timeout: seconds for one transfer, and for all ranks to come.
-    device: where payloads lie, `cpu` or a CUDA device. Raises RunError if a rank does not come.
+    """One rank's end, callable from any thread; its own thread makes one transfer at a time. names:
+    of the ranks, for errors. timeout: seconds for one transfer, and for all ranks to come. device:
+    where payloads lie, `cpu` or a CUDA device. Raises RunError if a rank does not come.
     """
 
     def __init__(
@@ -79,17 +78,15 @@ class CollectiveChannel:
     # --- the contract -----------------------------------------------------------------------------
 
     def send(self, peer: int, sequence: int, tensors: Sequence[Tensor]) -> None:
-        """Send tensors to a rank; returns once they may be changed. Raises RunError if the other
-        end expects another transfer, PeerLost if it is gone or late.
-        """
+        """See engine/channels/contract.py, Scheduled."""
         self._do("send", peer, sequence, tensors)
 
     def receive(self, peer: int, sequence: int, tensors: Sequence[Tensor]) -> None:
-        """Receive into contiguous tensors of the sender's shapes and dtypes. Raises as `send`."""
+        """See Scheduled; tensors have to be contiguous."""
         self._do("receive", peer, sequence, tensors)
 
     def broadcast(self, source: int, sequence: int, tensors: Sequence[Tensor]) -> None:
-        """Called by every rank; all get the tensors of `source`. sequence counts broadcasts."""
+        """See Scheduled."""
         self._do("broadcast", source, sequence, tensors)
 
     def close(self) -> None:
@@ -129,9 +126,7 @@ class CollectiveChannel:
         self._next[role, -1 if role == "broadcast" else peer] = sequence + 1
 
     def _stream_after_now(self) -> AbstractContextManager[Any]:
-        """Between devices, the channel's own stream, which first waits for the caller's work so
-        far; the caller's later work does not wait for the transfer.
-        """
+        """Between devices, the channel's own stream, behind the caller's work so far."""
         if self._stream is None:
             return nullcontext()
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
@@ -183,22 +178,18 @@ class CollectiveChannel:
 
     def _require_peer(self, role: Role, peer: int) -> None:
         if not 0 <= peer < self.world or (role != "broadcast" and peer == self.rank):
-            raise RunError(
-                f"{self._names[self.rank]}: {role}: expected another of the {self.world} ranks,"
-                f" found {peer}. Fix: a plan for this world."
-            )
+            problem = f"expected another of the {self.world} ranks, found {peer}"
+            me = self._names[self.rank]
+            raise RunError(f"{me}: {role}: {problem}. Fix: a plan for this world.")
 
     def _failed(self, role: Role, peer: int, sequence: int, error: BaseException) -> RunError:
         if isinstance(error, (_Disagreed, RunError)):
             return self._fenced or RunError(str(error))
-        # Leave out gloo's own advice, which follows.
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        said = first.split(". This is typically")[0]
-        return PeerLost(
-            self._names[peer],
-            f"{role} {sequence} with {self._names[self.rank]} did not end: {said}. Fix: see what"
-            " that Worker says; the world has to be formed again",
-        )
+        why = first.split(". This is typically")[0]  # without gloo's own advice
+        problem = f"{role} {sequence} with {self._names[self.rank]} did not end: {why}"
+        fix = "see what that Worker says; the world has to be formed again"
+        return PeerLost(self._names[peer], f"{problem}. Fix: {fix}")
 
     def _fence(self, cause: RunError) -> RunError:
         """Drop every connection, so that no peer waits for this rank; keeps the first cause."""
@@ -220,34 +211,26 @@ class _Disagreed(RuntimeError):
 def _require_same(me: str, mine: list[int], other: str, theirs: list[int]) -> None:
     """Raise _Disagreed unless two headers belong together."""
     wanted = {"send": "receive", "receive": "send", "broadcast": "broadcast"}[_ROLES[mine[1]]]
-    if theirs == [_MAGIC, _ROLES.index(wanted), *mine[2:]] and mine[2] >= 0:
-        return
-    raise _Disagreed(
-        f"expected one transfer on both ends, found {me}: {_said(mine)}, and {other}:"
-        f" {_said(theirs)}. Fix: both ends have to be told the same transfers in the same order"
-    )
+    if theirs != [_MAGIC, _ROLES.index(wanted), *mine[2:]] or mine[2] < 0:
+        found = f"{me}: {_said(mine)}, and {other}: {_said(theirs)}"
+        fix = "both ends have to be told the same transfers in the same order"
+        raise _Disagreed(f"expected one transfer on both ends, found {found}. Fix: {fix}")
 
 
 def _said(header: list[int]) -> str:
-    if header[0] != _MAGIC or not 0 <= header[1] < len(_ROLES):
+    magic, role, number, count, layout = header
+    if magic != _MAGIC or not 0 <= role < len(_ROLES):
         return "no header of this protocol"
-    number = f"{header[2]}" if header[2] >= 0 else f"{~header[2]} (not the next one)"
-    return (
-        f"{_ROLES[header[1]]} {number} of {header[3]} tensors (layout {header[4] & 0xFFFFFFFF:08x})"
-    )
+    which = f"{number}" if number >= 0 else f"{~number} (not the next one)"
+    return f"{_ROLES[role]} {which} of {count} tensors (layout {layout & 0xFFFFFFFF:08x})"
 
 
 def _bytes(tensor: Tensor, role: Role) -> Tensor:
     """A tensor's bytes, so that dtypes travel that a backend lacks, such as bfloat16."""
-    whole = tensor.detach()
-    if not whole.is_contiguous():
-        if role != "send":
-            raise RunError(
-                f"{role}: expected contiguous tensors to receive into, found strides"
-                f" {whole.stride()}."
-            )
-        whole = whole.contiguous()
-    return whole.reshape(-1).view(torch.uint8)
+    if role != "send" and not tensor.is_contiguous():
+        found = f"strides {tensor.stride()}"
+        raise RunError(f"{role}: expected contiguous tensors to receive into, found {found}.")
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _gloo(store: Store, rank: int, world: int, host: str, timeout: float) -> Any:
@@ -259,9 +242,8 @@ def _gloo(store: Store, rank: int, world: int, host: str, timeout: float) -> Any
     try:
         return gloo(store, rank, world, options)
     except RuntimeError as error:
-        raise RunError(
-            f"rank {rank} of {world}: the ranks could not connect to each other: {error}"
-        ) from error
+        problem = f"the ranks could not connect to each other: {error}"
+        raise RunError(f"rank {rank} of {world}: {problem}") from error
 
 
 def _nccl(store: Store, rank: int, world: int, timeout: float) -> Any:

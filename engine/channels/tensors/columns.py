@@ -1,9 +1,7 @@
 """Values of `device` columns that a Worker keeps by block, on the device where they were made.
 
-Owns: keeping them until their block is released, picking rows. Does not own: the blocks and row
-lengths (the outbox), how others get them (pairs.py), which columns are on a device (the plan).
-
-Threads need no lock: each call is one dictionary access, and values live while they are referenced.
+Does not own: the blocks and row lengths (the outbox), how others get them (pairs.py), which columns
+are on a device (the plan). Threads need no lock: each call is one dictionary access.
 """
 
 from __future__ import annotations
@@ -47,16 +45,13 @@ class ColumnStore:
         KeyError for an unknown block, RunError for a missing column or row.
         """
         kept = self._kept[block]
-        missing = [name for name in columns if name not in kept]
-        if missing:
-            raise RunError(
-                f"block {block}: expected the device columns {', '.join(kept)}, found"
-                f" {', '.join(missing)}"
-            )
+        if missing := [name for name in columns if name not in kept]:
+            expected, found = ", ".join(kept), ", ".join(missing)
+            raise RunError(f"block {block}: expected the device columns {expected}, found {found}")
+        wanted = [kept[name] for name in columns]
         try:
             return [
-                kept[name].values if rows is None else taken(kept[name], rows).values
-                for name in columns
+                column.values if rows is None else taken(column, rows).values for column in wanted
             ]
         except DataError as error:
             raise RunError(f"block {block}: {error}") from error

@@ -1,12 +1,9 @@
-"""Hashes of tensors where they lie: of the values of columns declared `device`.
+"""Hashes of device columns, computed where they lie: of each row, or of each tensor.
 
-Owns: the hash, of each row or of each tensor. Does not own: what it is compared with (columns that
-travel: pairs.py and row_broadcast.py; rows that were made twice: engine/worker/digest.py).
-
-In the host's memory it is XXH3-64 of the bytes. On a GPU it is made there: of each number with its
-place in the row the finaliser of splitmix64 (Steele, Lea, Flood 2014, doi 10.1145/2660193.2660195),
-and the sum of these. It finds what differs by chance; it is no protection against somebody who
-looks for two equal ones.
+In host memory it is XXH3-64 of the bytes. On a GPU it is the sum of the finaliser of splitmix64
+(Steele, Lea, Flood 2014, doi 10.1145/2660193.2660195) over each number mixed with its place in the
+row. It detects accidental differences, not deliberate ones. Does not own: what hashes are compared
+with (pairs.py, row_broadcast.py; rows that were made twice: engine/worker/digest.py).
 """
 
 from __future__ import annotations
@@ -27,9 +24,9 @@ _AT_ONCE = 1 << 22
 
 
 def of_tensors(tensors: Sequence[Tensor]) -> list[int]:
-    """64 bits for each, signed; equal on devices of one kind, other ones on host and GPU."""
-    found = [_of_tensor(tensor.detach().contiguous()) for tensor in tensors]
-    return np.array(found, dtype=np.uint64).view(np.int64).tolist()
+    """64 bits for each, signed; comparable only between devices of one kind."""
+    hashes = [_of_tensor(tensor.detach().contiguous()) for tensor in tensors]
+    return np.array(hashes, dtype=np.uint64).view(np.int64).tolist()
 
 
 def _of_tensor(tensor: Tensor) -> int:
@@ -50,13 +47,13 @@ def on_device(column: Ragged) -> np.ndarray:
     whole = getattr(torch, f"int{8 * values.element_size()}")
     bits = values.reshape(-1).view(whole)
     offsets = torch.from_numpy(column.offsets * width).to(values.device)
-    found = torch.zeros(len(column), dtype=torch.int64, device=values.device)
+    hashes = torch.zeros(len(column), dtype=torch.int64, device=values.device)
     for start in range(0, len(bits), _AT_ONCE):
         some = bits[start : start + _AT_ONCE].to(torch.int64)
         at = torch.arange(start, start + len(some), device=values.device)
         row = torch.searchsorted(offsets[1:], at, right=True)
-        found.index_add_(0, row, _mixed(some ^ ((at - offsets[row] + 1) * -0x61C8864680B583EB)))
-    return found.cpu().numpy().view(np.uint64)
+        hashes.index_add_(0, row, _mixed(some ^ ((at - offsets[row] + 1) * -0x61C8864680B583EB)))
+    return hashes.cpu().numpy().view(np.uint64)
 
 
 def width_of(column: Ragged) -> int:

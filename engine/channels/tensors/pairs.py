@@ -8,10 +8,10 @@ Owns: the weights that can be sent, this Worker's worlds, the device of payloads
 transfer (collective.py), the tensors' meaning (engine/weights), device columns (columns.py), which
 pairs there are (the Supervisor).
 
-The reader asks for tensors when it is ready for them (`ask`, over the pair's data socket), and the
-writer's Worker sends at once from its own thread, whatever its kernels do. Rank 0 is the writer. A
-world is formed at its first transfer and belongs to two incarnations: after a restart the pair
-meets again. A world that lost an end, or was late, is given up by both.
+The reader asks for tensors when it is ready (`ask`, over the pair's data socket); the writer's
+Worker sends at once from a thread, whatever its kernels do. Rank 0 is the writer. A world is formed
+at its first transfer, for two incarnations: after a restart the pair meets again. Both ends give up
+a world that is late or has lost an end.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _WRITER, _READER = 0, 1
 _GRACE = 5.0
-"""Seconds beyond a time limit, in which its keeper may report it."""
+"""Seconds beyond a time limit in which whoever applies it may report it."""
 _LOOK = 0.5
 """Seconds between checks of the other end while a world is being formed."""
 _log = logging.getLogger(__name__)
@@ -49,8 +49,8 @@ Ask = Callable[[str, int, Sequence[BlockRequest]], None]
 
 
 class TensorPairs:
-    """The worlds of one Worker. ask: how a writer is asked. timeout: seconds for the other end to
-    come, and for each transfer. content: device columns come with hashes; equal at both ends.
+    """The worlds of one Worker. ask: how to ask a writer. timeout: seconds for the other end to
+    come, and for each transfer. content: device columns come with hashes; the same at both ends.
     alive: raises PeerLost if a writer is known to be gone.
     """
 
@@ -76,7 +76,7 @@ class TensorPairs:
         self._moved = MovedBytes()
 
     def meet(self, peer: str, meeting: int, *, writes: bool) -> None:
-        """Replace this pair's world, from any thread. meeting: a descriptor of where it meets
+        """Replace this pair's world, from any thread. meeting: a descriptor of its meeting place
         (world.py), which the world then owns. writes: this Worker is the writer.
         """
         rank = _WRITER if writes else _READER
@@ -112,11 +112,9 @@ class TensorPairs:
         """Have these tensors sent to a peer; called by the server's thread, so it never waits."""
         world = self._worlds.get((peer, _WRITER))
         if world is None:
-            _log.warning(
-                "%s asks for %s, and nothing was said of where to meet it", peer, _said(requests)
-            )
+            _log.warning("%s asks for %s and has no world here", peer, _shown(requests))
         elif not world.begin(lambda: self._send(world, sequence, requests)):
-            _log.warning("%s asks for %s in a world that has ended", peer, _said(requests))
+            _log.warning("%s asks for %s in a world that has ended", peer, _shown(requests))
 
     def _send(self, world: PairWorld, sequence: int, requests: Sequence[BlockRequest]) -> None:
         """On the world's thread. A failure ends only the world, which the reader notices."""
@@ -128,7 +126,7 @@ class TensorPairs:
                 room.copy_(room.new_tensor(of_tensors(tensors)))
             channel.send(_READER, sequence, [*tensors, *hashes])
         except (KeyError, RuntimeError) as error:
-            _log.warning("%s was not sent to %s: %r", _said(requests), world.peer, error)
+            _log.warning("%s was not sent to %s: %r", _shown(requests), world.peer, error)
             self._give_up(world)
 
     def _wanted(self, request: BlockRequest) -> Sequence[Tensor]:
@@ -143,26 +141,22 @@ class TensorPairs:
         self, peer: str, requests: Sequence[BlockRequest], room: Callable[[str], list[Tensor]]
     ) -> list[Tensor]:
         """A peer's tensors: the weights of each block, or the device columns and rows that a
-        request names. room: device -> tensors of their shapes and dtypes to receive into.
-
-        Raises PeerLost if the peer is gone or late, RunError if it means another transfer.
+        request names. room: device -> tensors of their shapes and dtypes to receive into. Raises
+        PeerLost if the peer is gone or late, RunError if it means another transfer.
         """
         world = self._worlds.get((peer, _READER))
         if world is None:
-            raise PeerLost(
-                peer,
-                "expected its process, found none that runs. Fix: see its log for why it ended.",
-            )
+            problem = "expected its process, found none that runs."
+            raise PeerLost(peer, f"{problem} Fix: see its log for why it ended.")
         try:
             self._ask(peer, world.sequence, requests)
             channel = world.formed_in_time(lambda: self._alive(peer))
             tensors = room(world.device)
             hashes = self._room_for_hashes(requests, len(tensors), world.device)
             channel.receive(_WRITER, world.sequence, [*tensors, *hashes])
-            if any(told.tolist() != of_tensors(tensors) for told in hashes):
-                raise RunError(
-                    f"{peer}: refused: {_said(requests)}: their values were changed on their way"
-                )
+            if any(sent.tolist() != of_tensors(tensors) for sent in hashes):
+                problem = f"{_shown(requests)}: their values were changed on their way"
+                raise RunError(f"{peer}: refused: {problem}")
         except RunError:
             self._give_up(world)
             raise
@@ -220,9 +214,8 @@ class PairWorld:
             try:
                 channel = self._form()
             except RuntimeError as error:
-                raise PeerLost(
-                    self.peer, f"no world was formed with it for tensors: {error}"
-                ) from error
+                problem = f"no world was formed with it for tensors: {error}"
+                raise PeerLost(self.peer, problem) from error
             with self._lock:
                 self._channel = channel
                 closed = self._closed
@@ -231,21 +224,19 @@ class PairWorld:
         return self._channel
 
     def formed_in_time(self, alive: Callable[[], None]) -> CollectiveChannel:
-        """`formed` on this end's thread, within the time limit. alive: raises PeerLost if the other
-        end is gone.
-        """
+        """`formed` on this end's thread and in time. alive: raises PeerLost if the peer is gone."""
         with self._lock:
-            forming = None if self._closed else self._thread.submit(self.formed)
-        if forming is None:
-            raise PeerLost(self.peer, "its world for tensors was replaced")
+            if self._closed:
+                raise PeerLost(self.peer, "its world for tensors was replaced")
+            forming = self._thread.submit(self.formed)
         end = time.monotonic() + self._timeout + _GRACE
         while True:
             try:
                 return forming.result(min(_LOOK, max(0.0, end - time.monotonic())))
             except (Late, CancelledError) as late:
                 if time.monotonic() >= end or forming.cancelled():
-                    said = f"no world was formed with it for tensors in {self._timeout:g} s"
-                    raise PeerLost(self.peer, said) from late
+                    problem = f"no world was formed with it for tensors in {self._timeout:g} s"
+                    raise PeerLost(self.peer, problem) from late
             alive()
 
     def close(self) -> None:
@@ -270,28 +261,23 @@ class PairWorld:
             meeting, self._meeting = self._meeting, None
         if meeting is None:
             raise RunError("it was given up before both ends had come")
-        store = rendezvous(meeting, timeout=self._timeout)
-        wait_for_all(store, self.rank, 2, self._timeout)
-        self.device = agreed_device(store, self.rank, 2)
+        rank, names, timeout = self.rank, self._names, self._timeout
+        store = rendezvous(meeting, timeout=timeout)
+        wait_for_all(store, rank, 2, timeout)
+        self.device = device = agreed_device(store, rank, 2)
         channel = CollectiveChannel(
-            self.rank,
-            2,
-            store,
-            name="tensors",
-            names=self._names,
-            device=self.device,
-            timeout=self._timeout,
+            rank, 2, store, name="tensors", names=names, device=device, timeout=timeout
         )
         with contextlib.ExitStack() as undo:
             undo.callback(channel.close)
             # An end that finishes at once would be gone while the other connects.
-            wait_for_all(PrefixStore("formed", store), self.rank, 2, self._timeout)
+            wait_for_all(PrefixStore("formed", store), rank, 2, timeout)
             undo.pop_all()
         return channel
 
 
-def _said(requests: Sequence[BlockRequest]) -> str:
-    """`block 7, column hidden of 3 rows`, or how many of such there are."""
+def _shown(requests: Sequence[BlockRequest]) -> str:
+    """`block 7, columns hidden of 3 rows`, or the number of blocks."""
     if len(requests) != 1:
         return f"tensors of {len(requests)} blocks"
     request = requests[0]

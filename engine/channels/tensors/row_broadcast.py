@@ -6,9 +6,8 @@
     third        every buffer that is not empty                                   in the second
     fourth       the values of device columns, if there are any                   in the second
 
-Owns: which tensors these are, and their checks before anything is allocated. Does not own: the
-reply, its frames and their checks (multipart.py), a broadcast (collective.py), which rows
-(engine/worker/worker.py).
+Owns: these tensors, and their checks before anything is allocated. Does not own: the reply, its
+frames and their checks (multipart.py), a broadcast (collective.py), which rows (engine/worker).
 """
 
 from __future__ import annotations
@@ -25,17 +24,9 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from dataflow.batch import Batch
 from dataflow.errors import RunError
+from engine.channels import multipart
 from engine.channels.contract import BlockRequest, MovedBytes, Scheduled, refusal
 from engine.channels.header import BlockHeader, Reply, TensorLayout
-from engine.channels.multipart import (
-    LARGEST_REQUEST,
-    IncomingReply,
-    framed,
-    lengths_of,
-    message_of,
-    sealed,
-    summed,
-)
 from engine.channels.tensors.collective import CollectiveChannel
 from engine.channels.tensors.hashes import of_tensors
 from engine.channels.tensors.world import LOCK_STEP, agreed_device
@@ -48,16 +39,16 @@ _NUMBERS = frozenset([
     "float16", "float32", "float64", "int8", "int16", "int32", "int64",
     "uint8", "uint16", "uint32", "uint64",
 ])  # fmt: skip
-"""Dtypes of tensors that room is made for."""
+"""Dtypes of device columns."""
 
 Taken = tuple[pa.RecordBatch, dict[str, Tensor]]
 """Rows, and the values of their device columns, on the device that they came through."""
 
 
 class RowBroadcast:
-    """One rank's end. Record batches are in host memory before and after. device: of all payloads,
-    `cpu` (gloo) or this rank's own (NCCL). giver: rank 0's name in errors. content: check device
-    columns by hashes, too; the same on all ranks. Not for several threads at once.
+    """One rank's end, not for several threads at once. device: of all payloads, `cpu` (gloo) or
+    this rank's own (NCCL); record batches are in host memory. giver: rank 0's name in errors.
+    content: check device columns by hashes; the same on all ranks.
     """
 
     def __init__(
@@ -72,40 +63,39 @@ class RowBroadcast:
         self._moved = MovedBytes()
 
     def give(self, inputs: Mapping[str, Batch]) -> None:
-        """Rank 0: send these rows. Raises DataError for a column type that cannot travel, and what
-        the channel raises.
-        """
+        """Rank 0: send these rows. Raises DataError, and what the channel raises."""
         headers: list[BlockHeader] = []
         frames: list[pa.Buffer] = []
         values: list[Tensor] = []
         for number, batch in enumerate(inputs.values()):
-            header, buffers = framed(number, batch.records)
+            header, buffers = multipart.framed(number, batch.records)
             tensors = {n: tensor.to(self._device) for n, tensor in batch.device.items()}
             headers.append(replace(header, tensors=self._layouts(tensors)))
             frames += buffers
             values += tensors.values()
-        said = sealed(Reply(self._next(), summed(headers, frames)))
-        self._cast([torch.tensor([len(said)])])
-        self._cast([_tensor(said)])
+        reply = multipart.sealed(Reply(self._next(), multipart.summed(headers, frames)))
+        self._cast([torch.tensor([len(reply)])])
+        self._cast([_tensor(reply)])
         self._cast([_tensor(frame) for frame in frames])
         if values:
             self._cast(values)
 
     def take(self, names: Sequence[str]) -> dict[str, Taken]:
-        """Any other rank: the rows of these inputs, as given. Raises RunError for anything that
-        cannot be right, and what the channel raises.
-        """
-        reply = self._said(len(names))
-        layouts = _layouts_of(reply)
-        frames = self._came([torch.empty(n, dtype=torch.uint8) for n in lengths_of(reply)])
-        values = self._values(layouts)
+        """Any other rank: these inputs' rows. Raises RunError, and what the channel raises."""
+        reply = self._reply(len(names))
+        lengths = multipart.lengths_of(reply)
+        frames = self._receive([torch.empty(n, dtype=torch.uint8) for n in lengths])
+        values = self._values(_layouts_of(reply))
         self._moved.add("broadcast", sum(tensor.nbytes for tensor in (*frames, *values)))
         asked = [BlockRequest(worker=self._giver, block=number) for number in range(len(names))]
         try:
-            rows = IncomingReply.of(reply, [frame.numpy() for frame in frames]).rows(asked)
+            incoming = multipart.IncomingReply.of(reply, [frame.numpy() for frame in frames])
+            rows = incoming.rows(asked)
         except (KeyError, RunError) as error:
             raise self._wrong(str(error)) from error
-        return dict(zip(names, zip(rows, _named(reply, values), strict=True), strict=True))
+        left = iter(values)
+        device = [{layout.name: next(left) for layout in each} for each in _tensors_of(reply)]
+        return dict(zip(names, zip(rows, device, strict=True), strict=True))
 
     def moved(self) -> int:
         """Bytes of rows received since the last call."""
@@ -123,33 +113,32 @@ class RowBroadcast:
             raise self._wrong("columns on a device whose values were changed on their way")
         return values
 
-    def _said(self, inputs: int) -> Reply:
-        """The reply that says what will be given."""
-        length = int(self._came([torch.zeros(1, dtype=torch.int64)])[0])
-        if not 0 < length <= LARGEST_REQUEST:
+    def _reply(self, inputs: int) -> Reply:
+        """The reply that describes what will be given."""
+        length = int(self._receive([torch.zeros(1, dtype=torch.int64)])[0])
+        if not 0 < length <= multipart.LARGEST_REQUEST:
             raise self._wrong(f"a header of {length} bytes")
-        (said,) = self._came([torch.empty(length, dtype=torch.uint8)])
+        (data,) = self._receive([torch.empty(length, dtype=torch.uint8)])
         try:
-            reply = message_of(said.numpy())
+            reply = multipart.message_of(data.numpy())
         except RunError as error:
             raise self._wrong(str(error)) from error
         if not isinstance(reply, Reply):
             raise self._wrong(f"expected a header, found {type(reply).__name__}")
-        number, found = self._next(), len(reply.answers)
-        if (reply.id, found) != (number, inputs):
-            raise self._wrong(
-                f"expected rows {number} of {inputs} inputs, found rows {reply.id} of {found}"
-            )
+        number, count = self._next(), len(reply.answers)
+        if (reply.id, count) != (number, inputs):
+            found = f"found rows {reply.id} of {count}"
+            raise self._wrong(f"expected rows {number} of {inputs} inputs, {found}")
         self._require_possible(reply)
         return reply
 
     def _require_possible(self, reply: Reply) -> None:
-        """Raises RunError for tensors that no room is made for."""
+        """Raises RunError for tensors that are not allocated here."""
         layouts = _layouts_of(reply)
         if odd := [each for each in layouts if each.dtype not in _NUMBERS]:
             raise self._wrong(f"expected tensors of numbers, found {odd[0]}")
         values = sum(prod(each.shape) * np.dtype(each.dtype).itemsize for each in layouts)
-        size = sum(lengths_of(reply)) + values
+        size = sum(multipart.lengths_of(reply)) + values
         if size > LARGEST:
             raise self._wrong(f"rows of {size} bytes, expected at most {LARGEST}")
 
@@ -164,8 +153,8 @@ class RowBroadcast:
         self._number += 1
         return self._number
 
-    def _came(self, tensors: list[Tensor]) -> list[Tensor]:
-        """What was given, in host memory."""
+    def _receive(self, tensors: list[Tensor]) -> list[Tensor]:
+        """What rank 0 sent, in host memory."""
         return [tensor.cpu() for tensor in self._cast(tensors)]
 
     def _cast(self, tensors: list[Tensor]) -> list[Tensor]:
@@ -190,8 +179,7 @@ def join(
     timeout: float = LOCK_STEP,
 ) -> RowBroadcast:
     """The end of member `part` in the world of a share. members: the Workers that need its rows.
-
-    Raises RunError where a member does not come.
+    Raises RunError if one of them does not come.
     """
     mine, size = PrefixStore(f"rows/{share}", store), len(members)
     device = agreed_device(mine, part, size)
@@ -208,12 +196,6 @@ def _tensors_of(reply: Reply) -> list[list[TensorLayout]]:
 
 def _layouts_of(reply: Reply) -> list[TensorLayout]:
     return [each for many in _tensors_of(reply) for each in many]
-
-
-def _named(reply: Reply, values: Sequence[Tensor]) -> list[dict[str, Tensor]]:
-    """The tensors of each block, by column."""
-    left = iter(values)
-    return [{layout.name: next(left) for layout in many} for many in _tensors_of(reply)]
 
 
 def _tensor(data: bytes | pa.Buffer) -> Tensor:

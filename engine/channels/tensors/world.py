@@ -6,11 +6,11 @@ Does not own: transfers (collective.py), which ranks there are (plan), their sta
 Experiments with torch 2.13 (gloo, 2 processes):
 
 - DeviceMesh.from_group, init_device_mesh and distribute_tensor need torch's default group.
-- DTensor takes two meshes of equal ranks for one: full_tensor of a second world with other rank
-  numbers had its rows in the wrong order.
+- DTensor confuses two meshes of equal ranks: full_tensor of a second world with other rank numbers
+  had its rows in the wrong order.
 
 So a process has at most one world that DTensor sees, the default group: `world`. Collective
-channels use bare backends outside torch's registries, so there may be many.
+channels use bare backends outside torch's registries, and there may be many.
 """
 
 from __future__ import annotations
@@ -29,21 +29,18 @@ if TYPE_CHECKING:
 TIMEOUT = 60.0
 """Seconds for all ranks to come, and until a silent peer counts as lost."""
 LOCK_STEP = 1800.0
-"""Seconds for the ranks of a node, of which one may still process another node's rows for minutes.
-engine/launch notices a dead or hung rank and ends its group.
-"""
+"""Seconds for the ranks of a node: one may still process another node's rows for minutes."""
 
 
 def meeting_place() -> int:
-    """A new memory file without a name, where only holders of a descriptor of it can meet."""
+    """A memory file without a name: only those who are given its descriptor can meet there."""
     return os.memfd_create("dataflow-rendezvous", os.MFD_CLOEXEC)
 
 
 def rendezvous(descriptor: int, *, timeout: float = TIMEOUT) -> Store:
-    """The store, in the file of this descriptor, by which the ranks of worlds find each other.
-
-    The store owns the descriptor, which stays open until the process ends: the store reopens the
-    file by that number at every access, and must never find another file there.
+    """The store, in the file of this descriptor, by which the ranks of worlds find each other. It
+    owns the descriptor, which stays open until the process ends: the store opens the file again by
+    that number at every access, and must never find another file there.
     """
     from torch._C._distributed_c10d import FileStore
 
@@ -55,11 +52,9 @@ def rendezvous(descriptor: int, *, timeout: float = TIMEOUT) -> Store:
 def world(
     rank: int, size: int, store: Store, *, host: str = "127.0.0.1", timeout: float = LOCK_STEP
 ) -> ProcessGroup:
-    """This process's world, torch's default group: gloo on the CPU, NCCL on GPUs.
-
-    Train nodes of one Worker share it: another call with the same rank and size returns the
-    existing group. timeout: seconds for one collective. Raises RunError for another rank or size,
-    and if a rank does not come.
+    """This process's world, torch's default group: gloo on the CPU, NCCL on GPUs. Train nodes of
+    one Worker share it. timeout: seconds for one collective. Raises RunError if the world has
+    another rank or size, or a rank does not come.
     """
     import torch
     import torch.distributed as dist
@@ -68,10 +63,9 @@ def world(
     if dist.is_initialized():
         group = _default()
         if (group.rank(), group.size()) != (rank, size):
-            raise RunError(
-                f"expected one world in a process, found rank {group.rank()} of {group.size()}"
-                f" beside rank {rank} of {size}. Fix: pin nodes with other ranks to other Workers."
-            )
+            found = f"rank {group.rank()} of {group.size()} and rank {rank} of {size}"
+            problem = f"expected one world in a process, found {found}"
+            raise RunError(f"{problem}. Fix: pin nodes with other ranks to other Workers.")
         return group
     _stay_on(host)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -92,11 +86,8 @@ def leave() -> None:
 
 def loopback(host: str) -> bool:
     """Whether an address is this host's own."""
-    return (
-        host == "localhost"
-        or (host.replace(".", "").isdigit() and ip_address(host).is_loopback)
-        or host == "::1"
-    )
+    numeric = host.replace(".", "").isdigit()
+    return host in ("localhost", "::1") or (numeric and ip_address(host).is_loopback)
 
 
 def wait_for_all(store: Store, rank: int, size: int, timeout: float) -> None:
@@ -106,24 +97,21 @@ def wait_for_all(store: Store, rank: int, size: int, timeout: float) -> None:
     try:
         store.wait([f"here/{r}" for r in range(size)], timedelta(seconds=timeout))
     except RuntimeError as error:
+        first = str(error).strip().splitlines()[0].rstrip(".")
         raise RunError(
             f"rank {rank} of {size}: expected all ranks within {timeout:g} s, found none of"
-            f" {_missing(store, size)}: {_first(error)}. Fix: look at what those Workers say."
+            f" {_missing(store, size)}: {first}. Fix: look at what those Workers say."
         ) from error
 
 
 def agreed_device(store: Store, rank: int, size: int) -> str:
-    """The device of payloads, agreed by all ranks: `cuda:0` (NCCL) if each rank has its own GPU,
-    else `cpu` (gloo).
-    """
-    import torch
+    """The device of payloads: `cuda:0` (NCCL) if each rank has its own GPU, else `cpu` (gloo)."""
+    from torch import cuda
 
-    mine = "cpu"
-    if torch.cuda.is_available():
-        mine = str(torch.cuda.get_device_properties(0).uuid)
+    mine = str(cuda.get_device_properties(0).uuid) if cuda.is_available() else "cpu"
     store.set(f"device/{rank}", mine)
-    all_ = [store.get(f"device/{other}").decode() for other in range(size)]
-    return "cpu" if "cpu" in all_ or len(set(all_)) < size else "cuda:0"
+    devices = {store.get(f"device/{other}").decode() for other in range(size)}
+    return "cpu" if "cpu" in devices or len(devices) < size else "cuda:0"
 
 
 def _missing(store: Store, size: int) -> str:
@@ -145,7 +133,3 @@ def _default() -> Any:
     import torch.distributed as dist
 
     return dist.group.WORLD
-
-
-def _first(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0].rstrip(".")

@@ -1,10 +1,8 @@
 """ZAP authentication by public key (ZeroMQ RFC 27), within the process.
 
-Owns: the known keys, counts of refused peers. Does not own: the guarded socket, nor what an
-accepted peer may send.
-
-ZeroMQ asks about a peer's key at `socket`. It refuses peers without a key itself, and reports that
-at `monitor`.
+Owns: the known keys, counts of refused peers. Does not own: the guarded socket, what an accepted
+peer may send. ZeroMQ asks about a peer's key at `socket`; it refuses peers without a key itself,
+and reports that at `monitor`.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ _FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DE
 
 
 class CurveAuthenticator:
-    """Of a context; runs on the guarded socket's thread. allowed: key -> name."""
+    """Authenticates a context's peers, on the guarded socket's thread. allowed: key -> name."""
 
     def __init__(
         self, context: zmq.Context, guarded: zmq.Socket, allowed: Mapping[bytes, str]
@@ -63,6 +61,6 @@ class CurveAuthenticator:
         if peer is None:
             where = address.decode(errors="replace")
             self.refused[where] += 1
-            _log.warning("%s: refused: its key is none of this run's", where)
+            _log.warning("%s: refused: its key is not one of this run", where)
         status, text = (b"200", b"OK") if peer is not None else (b"400", b"not a key of this run")
         self.socket.send_multipart([version, request, status, text, (peer or "").encode(), b""])

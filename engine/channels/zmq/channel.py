@@ -6,8 +6,8 @@ Owns: both ends of one Worker: its outbox and its connections. Does not own: mes
     fetch waits for            unblocked by
     the reply of each peer     that peer's server thread; a lost connection, a missing heartbeat
 
-With keys every byte is encrypted and every peer authenticated (CURVE). Without keys only a
-loopback address can be bound, unless the network is said to be private.
+With keys all traffic is encrypted and authenticated (CURVE). Without keys only a loopback address
+can be bound, unless the network is said to be private.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
 import pyarrow as pa
 import zmq
 
@@ -60,6 +59,7 @@ class ZmqChannel:
     ) -> None:
         self.name = name
         self._outbox: Channel = InprocChannel(epoch) if outbox is None else outbox
+        self.allocate = self._outbox.allocate
         self._context = zmq.Context()
         self._keeping = threading.Lock()
         try:
@@ -94,10 +94,6 @@ class ZmqChannel:
         layout_of(batch.records.schema)
         with self._keeping:
             return self._outbox.keep(batch)
-
-    def allocate(self, nbytes: int) -> np.ndarray:
-        """Memory of the outbox; see engine/channels/contract.py."""
-        return self._outbox.allocate(nbytes)
 
     def release(self, block: int) -> None:
         """Forget a block; its frames that are being sent keep their memory. Raises KeyError."""

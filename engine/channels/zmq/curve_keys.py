@@ -39,10 +39,9 @@ class Address:
 def require_safe(endpoint: str, keys: CurveKeyPair | None, *, private: bool = False) -> None:
     """Raises RunError if other hosts could connect without a key, unless the network is private."""
     if keys is None and not private and not is_local(endpoint):
-        raise RunError(
-            f"expected keys for {endpoint}, which other hosts can reach, found none. Fix: give the"
-            " channel keys (they are made for each run), or bind to tcp://127.0.0.1:* or ipc://"
-        )
+        problem = f"expected keys for {endpoint}, which other hosts can reach, found none"
+        fix = "give the channel keys (they are made for each run), or bind to tcp://127.0.0.1:*"
+        raise RunError(f"{problem}. Fix: {fix} or ipc://")
 
 
 def is_local(endpoint: str) -> bool:

@@ -93,16 +93,12 @@ class ZmqReader(PeerReader):
                     return message, [frame.buffer for frame in frames]
             elif self._monitor in ready:
                 raise self._disconnected()
-        raise self.lost(
-            "did not answer in time. Fix: see what it is doing, and the network to its host"
-        )
+        raise self.lost("did not answer in time. Fix: look at its process and its host's network")
 
     def _disconnected(self) -> PeerLost:
         event: Mapping[str, Any] = recv_monitor_message(self._monitor)
         if event["event"] & _DENIED:
-            return self.lost(
-                "refused the connection, or is another than its key says. Fix: see its log"
-            )
+            return self.lost("refused the connection, or has another key. Fix: see its log")
         return self.lost("the connection is lost: its process or its host is gone")
 
 

@@ -3,8 +3,7 @@
     waits for                   unblocked by
     a request or a handshake    the peer; `close`, from the Worker's own threads
 
-Owns: the ROUTER socket. Does not own: who may connect (authenticator.py), messages (multipart.py),
-the blocks.
+Owns: the ROUTER socket. Does not own: its peers (authenticator.py), multipart.py, blocks.
 """
 
 from __future__ import annotations
@@ -63,9 +62,8 @@ class ZmqServer:
             self._router.bind(bind)
         except zmq.ZMQError as error:
             self._close()
-            raise RunError(
-                f"{name}: cannot bind {bind}: {error}. Fix: name an address of this host."
-            ) from error
+            problem = f"cannot bind {bind}: {error}. Fix: name an address of this host."
+            raise RunError(f"{name}: {problem}") from error
         self.endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name=f"rows of {name}", daemon=True)
@@ -123,7 +121,7 @@ class ZmqServer:
             return
         try:
             self._reply(identity.bytes, request.id, answers, rows)
-        except zmq.ZMQError as error:  # it is gone, or takes nothing
+        except zmq.ZMQError as error:  # the peer is gone, or takes nothing more
             what = "%s: an answer of %d frames could not be sent: %s"
             _log.warning(what, _user(identity), len(rows), error)
 
@@ -149,7 +147,7 @@ class ZmqServer:
     def _reply(
         self, peer: bytes, number: int, answers: list[Answer], frames: Sequence[pa.Buffer]
     ) -> None:
-        """Send answers. Large ones are hashed after sending, while they are on their way."""
+        """Send answers; hash a large one's frames while they are on their way."""
         first, *rest = multipart.parts_of(frames)
         if not rest:
             self._send(peer, Reply(number, multipart.summed(answers, first)), first)
