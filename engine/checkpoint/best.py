@@ -37,8 +37,8 @@ class BestVersions:
         """
         if name not in self._keep or not math.isfinite(score):
             return False
-        others = [found for found in self._ranked(name) if found[1] != step]
-        if sum(found <= (-score, step) for found in others) >= self._keep[name]:
+        others = [version for version in self._ranked(name) if version[1] != step]
+        if sum(version <= (-score, step) for version in others) >= self._keep[name]:
             return False
         final = self._folders[name] / f"step_{step}"
         temp = temp_of(final)
@@ -47,9 +47,8 @@ class BestVersions:
                 shutil.rmtree(temp, ignore_errors=True)
                 temp.mkdir(parents=True)
                 save(temp)
-                (temp / SCORE).write_text(
-                    json.dumps({"step": step, "score": score}) + "\n", encoding="ascii"
-                )
+                text = json.dumps({"step": step, "score": score}) + "\n"
+                (temp / SCORE).write_text(text, encoding="ascii")
                 sync_tree(temp)
                 if final.exists():  # the same version, evaluated again
                     delete(final)
@@ -77,12 +76,11 @@ class BestVersions:
 
     def paths(self) -> dict[str, tuple[Path, ...]]:
         """The kept directories by evaluate node, the best first."""
-        return {
-            name: tuple(
-                self._folders[name] / f"step_{step}" for _, step in self._ranked(name)[:keep]
-            )
-            for name, keep in self._keep.items()
-        }
+        paths = {}
+        for name, folder in self._folders.items():
+            best = self._ranked(name)[: self._keep[name]]
+            paths[name] = tuple(folder / f"step_{step}" for _, step in best)
+        return paths
 
     def _ranked(self, name: str) -> list[tuple[float, int]]:
         """(-score, step), the best first."""
@@ -95,7 +93,5 @@ def _score(path: Path) -> float:
     try:
         return float(json.loads((path / SCORE).read_text(encoding="ascii"))["score"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CheckpointError(
-            f"{path / SCORE}: expected the score of a kept version, found {type(error).__name__}:"
-            f" {error}. Fix: delete that folder."
-        ) from None
+        problem = f"expected the score of a kept version, found {type(error).__name__}: {error}"
+        raise CheckpointError(f"{path / SCORE}: {problem}. Fix: delete that folder.") from None

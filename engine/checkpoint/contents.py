@@ -10,7 +10,7 @@ Owns: what counts as a change of each. Does not own: which files a graph names (
     source   its text                                               its place, comments, blank lines
 
 Reading a 70B model in full would take a minute at each start and resume. Training or converting
-changes all weights, so samples show it; an edit of a few bytes inside a large file may go unseen.
+changes all weights, which samples show; an edit of a few bytes in a large file may go unnoticed.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ def model_digest(base: str) -> str | None:
 
 
 def _file_digest(path: Path) -> bytes:
-    """Of a small file in full, of a large one in samples."""
+    """The digest of a small file in full, of a large one in samples."""
     size = path.stat().st_size
     with open(path, "rb") as file:
         if size <= _IN_FULL:
             return hashlib.file_digest(file, "sha256").digest()
-        found = hashlib.sha256(file.read(_ENDS))
+        samples = hashlib.sha256(file.read(_ENDS))
         for piece in range(_PIECES):
             file.seek(_ENDS + (size - 2 * _ENDS) * piece // _PIECES)
-            found.update(file.read(_PIECE))
+            samples.update(file.read(_PIECE))
         file.seek(size - _ENDS)
-        found.update(file.read(_ENDS))
-        return found.digest()
+        samples.update(file.read(_ENDS))
+        return samples.digest()
 
 
 def code_digest(text: str) -> str:

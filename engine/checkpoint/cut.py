@@ -1,8 +1,8 @@
 """The cut: the state of all rows in a checkpoint, exact at a Step boundary.
 
-Owns: the state of every prompt at that boundary, its JSON form, the files of finished untrained
-rows. Does not own: the directory (store.py), weights and optimizers (the kernels' save), gathering
-the states (coordinator).
+Owns: every prompt's state at that boundary, its JSON form, the files of finished untrained rows.
+Does not own: the directory (store.py), weights and optimizers (the kernels' save), gathering the
+states (coordinator).
 
 Every position of a source is retired (trained or given up for good), finished (its rows wait to be
 trained), running (admitted, not finished) or not yet made.
@@ -44,7 +44,7 @@ class Cut:
 
     def to_json(self) -> bytes:
         """The same bytes for equal cuts. Raises CheckpointError for a contradictory cut."""
-        _refuse("cut", self)
+        _require_consistent(self)
         return msgspec.json.encode(self, order="sorted")
 
     @staticmethod
@@ -53,19 +53,15 @@ class Cut:
         try:
             cut = msgspec.json.decode(data, type=Cut)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise CheckpointError(
-                f"cut: expected format {FORMAT}: {error}. Fix: an earlier checkpoint."
-            ) from error
-        _refuse("cut", cut)
+            raise _unusable(f"cut: expected format {FORMAT}: {error}") from error
+        _require_consistent(cut)
         return cut
 
     def must_continue(self, *, seed: int) -> None:
         """Raises CheckpointError for another seed."""
         if self.seed != seed:
-            raise CheckpointError(
-                f"cut of Step {self.step}: expected seed {seed}, found {self.seed}. Fix:"
-                f" seed={self.seed}."
-            )
+            problem = f"cut of Step {self.step}: expected seed {seed}, found {self.seed}"
+            raise CheckpointError(f"{problem}. Fix: seed={self.seed}.")
 
 
 def read_cut(folder: Path, step: int) -> Cut:
@@ -73,14 +69,10 @@ def read_cut(folder: Path, step: int) -> Cut:
     try:
         cut = Cut.from_json((folder / CUT).read_bytes())
     except OSError as error:
-        raise CheckpointError(
-            f"{folder}: its cut cannot be read: {error}. Fix: an earlier checkpoint."
-        ) from error
+        raise _unusable(f"{folder}: its cut cannot be read: {error}") from error
     if cut.step != step:
-        raise CheckpointError(
-            f"{folder}: expected the cut of Step {step}, found that of Step {cut.step!s:.20}. "
-            "Fix: an earlier checkpoint."
-        )
+        found = f"that of Step {cut.step!s:.20}"
+        raise _unusable(f"{folder}: expected the cut of Step {step}, found {found}")
     return cut
 
 
@@ -90,11 +82,9 @@ def faults(cut: SourceCut) -> list[str]:
     live, retired = {key[0] for key in rows}, set(cut.retired)
     known = live | retired
     low, high = min(known, default=cut.watermark), max(known, default=cut.next - 1)
+    outside = f"watermark {cut.watermark} is not within 0..{cut.next}"
     checks = (
-        (
-            not 0 <= cut.watermark <= cut.next,
-            f"watermark {cut.watermark} is not within 0..{cut.next}",
-        ),
+        (not 0 <= cut.watermark <= cut.next, outside),
         (not all(a < b for a, b in pairwise(cut.retired)), "retired positions do not ascend"),
         (low < cut.watermark, "a position below the watermark is listed again"),
         (high >= cut.next, f"a position at or above next={cut.next} is listed"),
@@ -104,25 +94,25 @@ def faults(cut: SourceCut) -> list[str]:
     )
     lost = cut.next - cut.watermark - len(known)
     found = [problem for wrong, problem in checks if wrong]
-    return found or (
-        [f"{lost} made positions are neither retired, running nor finished"] if lost else []
-    )
+    if lost and not found:
+        found.append(f"{lost} made positions are neither retired, running nor finished")
+    return found
 
 
-def _refuse(what: str, cut: Cut) -> None:
+def _require_consistent(cut: Cut) -> None:
+    """Raises CheckpointError for another format, a negative Step, or a contradictory source."""
     if cut.format != FORMAT:
-        raise CheckpointError(
-            f"{what}: expected format {FORMAT}, found {cut.format}. Fix: resume with its release."
-        )
+        problem = f"cut: expected format {FORMAT}, found {cut.format}"
+        raise CheckpointError(f"{problem}. Fix: resume with its release.")
     if cut.step < 0:
-        raise CheckpointError(
-            f"{what}: expected step >= 0, found {cut.step}. Fix: an earlier checkpoint."
-        )
+        raise _unusable(f"cut: expected step >= 0, found {cut.step}")
     for name, source in cut.sources.items():
         for fault in faults(source):
-            raise CheckpointError(
-                f"{what} of Step {cut.step}, source {name!r}: {fault}. Fix: an earlier checkpoint."
-            )
+            raise _unusable(f"cut of Step {cut.step}, source {name!r}: {fault}")
+
+
+def _unusable(problem: str) -> CheckpointError:
+    return CheckpointError(f"{problem}. Fix: an earlier checkpoint.")
 
 
 def _repeats(keys: Iterable[Key]) -> bool:
@@ -154,24 +144,15 @@ def read_rows(path: Path) -> Batch:
     """The rows that `write_rows` wrote, fully validated. Raises CheckpointError."""
     try:
         with pa.OSFile(str(path), "rb") as file, pa.ipc.open_file(file) as reader:
-            keyed = pa.concat_batches(
-                [reader.get_batch(i) for i in range(reader.num_record_batches)]
-            )
+            batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+            keyed = pa.concat_batches(batches)
         keyed.validate(full=True)
     except (pa.ArrowException, OSError) as error:
-        raise CheckpointError(
-            f"{path}: expected rows as an Arrow file: {error}. Fix: an earlier checkpoint."
-        ) from error
-    wanted = (
-        Batch.from_keyed(keyed).with_keys().schema if set(KEYS) <= set(keyed.schema.names) else None
-    )
-    if (
-        wanted is None
-        or wanted.types != keyed.schema.types
-        or any(keyed.column(name).null_count for name in KEYS)
-    ):
-        raise CheckpointError(
-            f"{path}: expected rows with keys {', '.join(KEYS)}, found columns"
-            f" {', '.join(keyed.schema.names)}. Fix: an earlier checkpoint."
-        )
-    return Batch.from_keyed(keyed)
+        raise _unusable(f"{path}: expected rows as an Arrow file: {error}") from error
+    names = keyed.schema.names
+    if set(KEYS) <= set(names):
+        rows, nulls = Batch.from_keyed(keyed), any(keyed.column(key).null_count for key in KEYS)
+        if rows.with_keys().schema.types == keyed.schema.types and not nulls:
+            return rows
+    expected, found = ", ".join(KEYS), ", ".join(names)
+    raise _unusable(f"{path}: expected rows with keys {expected}, found columns {found}")

@@ -1,7 +1,6 @@
-"""Folders named step_N that are whole or absent: their names and their deletion.
+"""Names and deletion of folders step_N, which are whole or absent.
 
-Owns: what checkpoints (store.py) and best versions (best.py) share. Does not own: a folder's
-contents, nor which folders stay.
+Does not own: their contents and which of them stay (store.py, best.py).
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ _FINAL = re.compile(r"step_(0|[1-9][0-9]*)")
 
 def steps_of(names: Iterable[str]) -> list[int]:
     """The Steps of the final names, ascending."""
-    found = (_FINAL.fullmatch(name) for name in names)
-    return sorted(int(match[1]) for match in found if match)
+    return sorted(int(match[1]) for match in map(_FINAL.fullmatch, names) if match)
 
 
 def temp_of(final: Path) -> Path:

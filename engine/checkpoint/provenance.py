@@ -3,9 +3,9 @@
 Owns: the record in every cut, its comparison, the accepted changes. Does not own: digests of files
 (contents.py), what to do about a difference (engine/resuming.py).
 
-Paths, source lines and names of graphs do not count; our own version is recorded, not compared. A
-user's source file counts if it defines a function or class of the graph, or is imported by such a
-file. Installed packages (site-packages) are in versions.json.
+Paths, source lines, names of graphs and our own version are not compared. A user's source file
+counts if it defines a function or class of the graph, or is imported by such a file. Installed
+packages (site-packages) are in versions.json.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import inspect
 import json
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -33,9 +33,8 @@ from engine.checkpoint.contents import code_digest, data_digest, model_digest
 
 CONTENT = "content "
 """Prefix of a file's value."""
-_INSTALLED = tuple(
-    sysconfig.get_paths()[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib")
-)
+_FOLDERS = sysconfig.get_paths()
+_INSTALLED = tuple(_FOLDERS[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
 _ROOT = Path(dataflow.__file__).resolve().parents[1]
 _OURS = tuple(f"{_ROOT / package}/" for package in ("dataflow", "operators", "graphs", "engine"))
 _SHOWN = 60
@@ -70,9 +69,10 @@ class ProvenanceDifference:
 
     def __str__(self) -> str:
         place = f" ({self.place})" if self.place else ""
+        change = f"{_short(self.old)} -> {_short(self.new)}"
         if self.old.startswith(CONTENT) and self.new.startswith(CONTENT):
-            return f"{self.where}: {self.what}{place}: its content is another"
-        return f"{self.where}: {self.what}{place}: {_short(self.old)} -> {_short(self.new)}"
+            change = "its content changed"
+        return f"{self.where}: {self.what}{place}: {change}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,12 +95,11 @@ class ProvenanceRecord:
 
 
 def provenance(graph: Graph) -> Provenance:
-    """Of a graph and its files now. Raises DataError for missing data, and GraphError."""
+    """A graph's provenance, of its files now. Raises DataError for missing data, and GraphError."""
     places: dict[str, str] = {}
     models = [state for state in graph.states if isinstance(state, Model)]
-    nodes = {node.name: _node(node, places) for node in graph.nodes}
     return Provenance(
-        nodes=nodes,
+        nodes={node.name: _node(node, places) for node in graph.nodes},
         models={model.name: _model(model, places) for model in models},
         sources=_sources(graph, places),
         trains=tuple(sink.name for sink in graph.sinks),
@@ -111,23 +110,26 @@ def provenance(graph: Graph) -> Provenance:
 
 def differences(old: Provenance, new: Provenance) -> list[ProvenanceDifference]:
     """What differs, in the order of nodes, models, source files."""
-    found = [*_of_groups("node", old.nodes, new.nodes, new.places)]
-    found += _of_groups("model", old.models, new.models, new.places)
+    return [
+        *_of_groups("node", old.nodes, new.nodes, new.places),
+        *_of_groups("model", old.models, new.models, new.places),
+        *_of_sources(old, new),
+        *_of_sinks(old.trains, new.trains),
+    ]
+
+
+def _of_sources(old: Provenance, new: Provenance) -> Iterator[ProvenanceDifference]:
+    places, where = {**old.places, **new.places}, "source file"
     for name, before in old.sources.items():  # added and removed files show in what names them
-        now = new.sources.get(name)
+        now, place = new.sources.get(name), places.get(f"source {name}", "")
         if before and now and before != now:
-            place = new.places.get(f"source {name}", old.places.get(f"source {name}", ""))
-            found.append(
-                ProvenanceDifference(
-                    where="source file", what=name, old=before, new=now, place=place
-                )
-            )
-    if old.trains != new.trains and set(old.trains) == set(new.trains):
-        before, now = ", ".join(old.trains), ", ".join(new.trains)
-        found.append(
-            ProvenanceDifference(where="graph", what="order of its sinks", old=before, new=now)
-        )
-    return found
+            yield ProvenanceDifference(where=where, what=name, old=before, new=now, place=place)
+
+
+def _of_sinks(old: Sequence[str], new: Sequence[str]) -> Iterator[ProvenanceDifference]:
+    if old != new and set(old) == set(new):
+        before, now = ", ".join(old), ", ".join(new)
+        yield ProvenanceDifference(where="graph", what="order of its sinks", old=before, new=now)
 
 
 def _of_groups(
@@ -138,13 +140,12 @@ def _of_groups(
             before, now = ("there", "not there") if name in old else ("not there", "there")
             yield ProvenanceDifference(where=kind, what=name, old=before, new=now)
             continue
+        where = f"{kind} {name}"
         for key in _names(old[name], new[name]):
             before, now = old[name].get(key, ""), new[name].get(key, "")
             if before != now:
-                place = places.get(f"{kind} {name} {key}", "")
-                yield ProvenanceDifference(
-                    where=f"{kind} {name}", what=key, old=before, new=now, place=place
-                )
+                place = places.get(f"{where} {key}", "")
+                yield ProvenanceDifference(where=where, what=key, old=before, new=now, place=place)
 
 
 def _names(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -195,12 +196,11 @@ def _leaves(key: str, value: Any, where: str) -> dict[str, str]:
     found = {}
     for term in value.terms:
         label = f"{key}.{term.label or term.function.name}"
-        found |= {
-            label: term.function.path.partition("@")[0],
-            f"{label}.weight": _text(term.weight, where),
-        }
+        found[label] = term.function.path.partition("@")[0]
+        found[f"{label}.weight"] = _text(term.weight, where)
         found |= {f"{label}.{name}": _text(given, where) for name, given in term.params}
-        found |= {f"{label}.now": ", ".join(term.now)} if term.now else {}
+        if term.now:
+            found[f"{label}.now"] = ", ".join(term.now)
     return found
 
 
@@ -228,14 +228,13 @@ def _sources(graph: Graph, places: dict[str, str]) -> dict[str, str]:
         if module is not None and _is_users(module):
             modules.setdefault(module.__name__, module)
         elif _stands_alone(thing, module):
-            name = f"__main__:{thing.__qualname__}"
             text = _source(thing)
-            found[name] = f"{CONTENT}{code_digest(text)}" if text else ""
+            digest = f"{CONTENT}{code_digest(text)}" if text else ""
+            found[f"__main__:{thing.__qualname__}"] = digest
     for name, module in _with_imports(modules).items():
         path = Path(module.__file__ or "")
-        found[name] = (
-            f"{CONTENT}{code_digest(path.read_text(encoding='utf-8', errors='surrogateescape'))}"
-        )
+        text = path.read_text(encoding="utf-8", errors="surrogateescape")
+        found[name] = f"{CONTENT}{code_digest(text)}"
         places[f"source {name}"] = path.name
     return dict(sorted(found.items()))
 
@@ -271,7 +270,7 @@ def _parts(value: Any) -> Iterable[Any] | None:
 
 
 def _definitions(value: Any) -> Iterable[Any]:
-    """The functions and classes that define a value which is not taken apart."""
+    """The functions and classes that define a value without parts."""
     if isinstance(value, LossFunction):
         return (value.fn,)
     if inspect.ismethod(value):
@@ -286,13 +285,12 @@ def _is_users(module: ModuleType) -> bool:
     file = getattr(module, "__file__", None)
     if module.__name__ == "__main__" or not isinstance(file, str) or not file.endswith(".py"):
         return False
-    return not file.startswith(_INSTALLED) and not str(Path(file).resolve()).startswith(
-        (*_INSTALLED, *_OURS)
-    )
+    resolved = str(Path(file).resolve())
+    return not file.startswith(_INSTALLED) and not resolved.startswith((*_INSTALLED, *_OURS))
 
 
 def _stands_alone(thing: Any, module: ModuleType | None) -> bool:
-    """Whether only its own text defines it: it is in the script or a notebook."""
+    """Whether only its own text defines it, in the script or a notebook."""
     own = getattr(thing, "__qualname__", None) is not None
     return own and (module is None or module.__name__ == "__main__")
 
@@ -315,7 +313,7 @@ def _with_imports(modules: Mapping[str, ModuleType]) -> dict[str, ModuleType]:
             if module is None or module.__name__ in found or not _is_users(module):
                 continue
             if module is value and module.__name__.startswith(f"{importer.__name__}."):
-                continue  # a package gets a name for each of its parts that anyone imports
+                continue  # importing a submodule anywhere adds its name to the package
             found[module.__name__] = module
             left.append(module)
     return found

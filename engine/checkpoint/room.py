@@ -1,6 +1,6 @@
-"""Whether a run's checkpoints will fit on its disk.
+"""Whether a run's checkpoints will fit on its disk: the estimate and the warning before it begins.
 
-Owns: the estimate, the warning before the run begins. Does not own: a full disk (store.py).
+Does not own: what happens when the disk is full (store.py).
 """
 
 from __future__ import annotations
@@ -26,14 +26,11 @@ def checkpoint_bytes(plan: Plan) -> int:
 def warn_of_room(plan: Plan, folder: Path, keep: int) -> None:
     """Warn if `keep` checkpoints and one more will not fit; earlier ones count as room."""
     each, free = checkpoint_bytes(plan), free_bytes(folder)
-    wanted = (keep + 1) * each - _taken(folder)
+    earlier = sum(p.stat().st_size for p in folder.glob("step_*/**/*") if p.is_file())
+    wanted = (keep + 1) * each - earlier
     if free is not None and wanted > free:
         _log.warning(
             "%s: %d checkpoints of about %s each, and one more while it is written, need %s more;"
             " found %s free. Fix: free space there, fewer by --keep, or another disk by --runs.",
             folder, keep, shown_bytes(each), shown_bytes(wanted), shown_bytes(free),
         )  # fmt: skip
-
-
-def _taken(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.glob("step_*/**/*") if path.is_file())

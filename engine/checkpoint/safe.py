@@ -1,7 +1,6 @@
-"""What is safe of a run when something could not be written.
+"""The sentence at the end of a StorageError that says what of the run is safe.
 
-Owns: that sentence at the end of such an error. Does not own: the error (dataflow/storage.py), nor
-checkpoints (store.py).
+Does not own: the error (dataflow/storage.py), checkpoints (store.py).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from engine.checkpoint.folders import steps_of
 
 @contextmanager
 def telling_what_is_safe(folder: Path) -> Iterator[None]:
-    """Add to a StorageError of a run in this folder what is safe, and how the run goes on."""
+    """Add to a StorageError of a run in this folder what is safe, and how to go on."""
     try:
         yield
     except StorageError as error:
@@ -25,20 +24,14 @@ def telling_what_is_safe(folder: Path) -> Iterator[None]:
 
 
 def what_is_safe(folder: Path) -> str:
-    """`Safe: the checkpoint of step 4; then: dataflow resume runs/a`."""
+    """E.g. "Safe: the checkpoint of step 4, from which `dataflow resume runs/a` goes on."."""
     try:
-        names = os.listdir(folder / "checkpoints")
+        steps = steps_of(os.listdir(folder / "checkpoints"))
     except OSError:
-        names = []
-    steps = steps_of(names)
-    begun = os.path.isfile(folder / "options.json")  # False if that cannot be read
+        steps = []
+    resume = f"`dataflow resume {folder}`"
     if steps:
-        return (
-            f"Safe: the checkpoint of step {steps[-1]}, from which `dataflow resume {folder}`"
-            " goes on."
-        )
-    if begun:
-        return (
-            f"Safe: no checkpoint had been made; `dataflow resume {folder}` begins again at step 1."
-        )
+        return f"Safe: the checkpoint of step {steps[-1]}, from which {resume} goes on."
+    if os.path.isfile(folder / "options.json"):  # False if that cannot be read
+        return f"Safe: no checkpoint had been made; {resume} begins again at step 1."
     return "Safe: nothing had begun; start it again."

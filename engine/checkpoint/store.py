@@ -1,11 +1,10 @@
-"""Checkpoints on disk: whole or absent, never in between.
+"""Checkpoints on disk, whole or absent even after a kill or a power cut.
 
 Owns: the commit protocol of a checkpoint directory, its manifest, which checkpoint is trusted. Does
-not own: its contents (cut.py, the kernels' save), nor when one is made (the loop).
+not own: its contents (cut.py, the kernels' save), when one is made (the loop).
 
-Commit: everything is written into `.tmp-step_N`, every file and directory is fsynced, the manifest
-goes in last, and one rename makes it `step_N`. So after a kill or a power cut every `step_N` is
-whole.
+Commit: everything is written into `.tmp-step_N` and fsynced, the manifest last, and one rename
+makes it `step_N`.
 """
 
 from __future__ import annotations
@@ -89,12 +88,12 @@ class CheckpointStore:
         *,
         timed: bool = False,
     ) -> StoredCheckpoint:
-        """Make the checkpoint of a Step: `fill` writes its files into a directory.
+        """Make the checkpoint of a Step: `fill` writes its files into a directory. meta: small JSON
+        values, returned by `latest`. timed: it displaces only other timed ones.
 
-        meta: small JSON values, returned by `latest`. timed: it displaces only other timed ones.
-        Replaces a checkpoint of the same Step, then deletes those of later Steps (of a run that was
-        rolled back) and those that are no longer kept. Raises StorageError if the disk is full or
-        fails; on any error the earlier checkpoints stay as they were.
+        Replaces one of the same Step, then deletes those of later Steps (the run was rolled back)
+        and those that are no longer kept. Raises StorageError if the disk is full or fails; on any
+        error the earlier checkpoints stay as they were.
         """
         final, what = self._path(step), f"the checkpoint of step {step}"
         meta = {**meta, _TIMED: True} if timed else meta
@@ -109,8 +108,7 @@ class CheckpointStore:
                 self._commit(temp, final)
         except BaseException as error:
             shutil.rmtree(temp, ignore_errors=True)
-            one_file = isinstance(error, StorageError) and str(final) not in str(error)
-            if one_file:
+            if isinstance(error, StorageError) and str(final) not in str(error):
                 raise StorageError(f"{what} was not made: {error}") from error
             raise
         self._prune(step)
@@ -138,10 +136,9 @@ class CheckpointStore:
             reasons.append(f"step_{step}: {found}")
             _log.warning("checkpoint %s is damaged and not used: %s", self._path(step), found)
         if reasons:
-            raise CheckpointError(
-                f"{self._directory}: expected an intact checkpoint, found only damaged ones"
-                f" ({'; '.join(reasons)}). Fix: restore one from a copy, or start a new run."
-            )
+            found = f"found only damaged ones ({'; '.join(reasons)})"
+            problem = f"{self._directory}: expected an intact checkpoint, {found}"
+            raise CheckpointError(f"{problem}. Fix: restore one from a copy, or start a new run.")
         return None
 
     def read(self, step: int) -> StoredCheckpoint:
@@ -149,10 +146,8 @@ class CheckpointStore:
         found = _examine(self._path(step), step) if step in self.steps() else "it does not exist"
         if isinstance(found, StoredCheckpoint):
             return found
-        have = ", ".join(map(str, self.steps())) or "none"
-        raise CheckpointError(
-            f"{self._path(step)}: cannot be used: {found}. Fix: another Step; there are: {have}."
-        )
+        fix = f"another Step; there are: {', '.join(map(str, self.steps())) or 'none'}"
+        raise CheckpointError(f"{self._path(step)}: cannot be used: {found}. Fix: {fix}.")
 
     def truncate_after(self, step: int) -> None:
         """Delete the checkpoints of later Steps: the run resumes from this one."""
@@ -218,15 +213,13 @@ def _seal(directory: Path, step: int, meta: Mapping[str, Any]) -> None:
         folders.append(Path(where))
         for path in (Path(where) / name for name in [*inner, *names]):
             if path.is_symlink():  # its target would have no checksum
-                raise CheckpointError(
-                    f"{path}: expected a file, found a link. Fix: copy what it points to."
-                )
+                problem = f"{path}: expected a file, found a link"
+                raise CheckpointError(f"{problem}. Fix: copy what it points to.")
         for path in (Path(where) / name for name in names):
             files[path.relative_to(directory).as_posix()] = _sealed(path)
     if MANIFEST in files:
-        raise CheckpointError(
-            f"{directory / MANIFEST}: the name is the store's own. Fix: write another file name."
-        )
+        problem = f"{directory / MANIFEST}: the name is the store's own"
+        raise CheckpointError(f"{problem}. Fix: write another file name.")
     manifest = _Manifest(format=FORMAT, step=step, meta=dict(meta), files=files)
     manifest.sha256 = manifest.digest()
     with open(directory / MANIFEST, "wb") as file:
@@ -244,10 +237,14 @@ def _sealed(path: Path) -> _File:
         return _File(bytes=file.tell(), sha256=digest)
 
 
+def _read(path: Path) -> _Manifest:
+    return msgspec.json.decode((path / MANIFEST).read_bytes(), type=_Manifest)
+
+
 def _examine(path: Path, step: int) -> StoredCheckpoint | str:
     """The checkpoint, or what is wrong with it. Raises CheckpointError for a newer format."""
     try:
-        manifest = msgspec.json.decode((path / MANIFEST).read_bytes(), type=_Manifest)
+        manifest = _read(path)
         faults = (_file_fault(path / n, f) for n, f in manifest.files.items())
         found = _manifest_fault(manifest, path, step) or next(filter(None, faults), None)
     except FileNotFoundError:
@@ -260,25 +257,21 @@ def _examine(path: Path, step: int) -> StoredCheckpoint | str:
 
 
 def _is_timed(path: Path) -> bool:
-    """Whether a checkpoint says that it is timed; False if it cannot be read."""
-    try:
-        manifest = msgspec.json.decode((path / MANIFEST).read_bytes(), type=_Manifest)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return False
-    return manifest.meta.get(_TIMED) is True
+    """Whether a checkpoint's manifest says that it is timed; False if it cannot be read."""
+    with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return _read(path).meta.get(_TIMED) is True
+    return False
 
 
 def _manifest_fault(manifest: _Manifest, path: Path, step: int) -> str | None:
     if manifest.digest() != manifest.sha256:
         return f"{MANIFEST} differs from its checksum"
     if manifest.format > FORMAT:
-        raise CheckpointError(
-            f"{path}: expected format {FORMAT} or less, found {manifest.format}. Fix: resume with"
-            " the newer release."
-        )
-    outside = next((n for n in manifest.files if n.startswith("/") or ".." in n.split("/")), None)
-    if outside is not None:
-        return f"{MANIFEST} names {outside!r}, which is outside of it"
+        problem = f"{path}: expected format {FORMAT} or less, found {manifest.format}"
+        raise CheckpointError(f"{problem}. Fix: resume with the newer release.")
+    for name in manifest.files:
+        if name.startswith("/") or ".." in name.split("/"):
+            return f"{MANIFEST} names {name!r}, which is outside of it"
     return f"{MANIFEST} is of Step {manifest.step}" if manifest.step != step else None
 
 

@@ -151,7 +151,7 @@ def verified_rows(
         last = rows[-1].name if rows else "none"
         raise RunError(
             f"weights: {len(rows)} pieces up to {last!r} have digest {digest_of(hashes)}, expected"
-            f" {digest}: pieces are missing after it, or this is another version. Fix: fetch the"
+            f" {digest}: pieces are missing after it, or it is another version. Fix: fetch the"
             " whole block that Offered names."
         )
     return rows
@@ -192,7 +192,8 @@ def require_complete(rows: Sequence[PieceRow]) -> None:
             before = f"after {rows[place - 1].name!r}" if place else "at the beginning"
             raise RunError(
                 f"weights: expected piece {place} {before}, found {row.name!r}, which is piece"
-                f" {row.number}. Fix: fetch the block that Offered names, all rows in order."
+                f" {row.number}: one is missing or out of order. Fix: fetch the block that Offered"
+                " names, all rows in order."
             )
 
 

@@ -158,7 +158,7 @@ def _dials(sockets: dict[str, socket.socket]) -> Callable[[str], socket.socket]:
 def test_a_request_without_a_world_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     pairs = TensorPairs("train", _nobody)
     pairs.asked("gen", 0, asks_of(1))
-    assert "nothing was said of where to meet it" in caplog.text
+    assert "and has no world here" in caplog.text
     with pytest.raises(PeerLost, match="expected its process"):
         pairs.receive("gen", asks_of(1), lambda device: [])
 

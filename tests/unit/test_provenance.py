@@ -73,14 +73,14 @@ def test_a_parameter_is_named_with_both_values(here: Path) -> None:
 
 def test_data_counts_by_its_content(here: Path) -> None:
     path, row = here / "rows.jsonl", {"prompt": "a", "answer": "c"}
-    told = f"node prompts: data ({path}): its content is another"
+    told = f"node prompts: data ({path}): its content changed"
     assert changed(here, lambda: save_jsonl(path, row)) == [told]
 
 
 def test_a_model_counts_by_its_files(here: Path) -> None:
     weights = here / "model" / "model.safetensors"
     assert changed(here, lambda: weights.write_bytes(bytes(99) + b"x")) == [
-        f"model {name}: base ({here}/model): its content is another"
+        f"model {name}: base ({here}/model): its content changed"
         for name in ("policy", "reference")
     ]
 
@@ -91,7 +91,7 @@ def test_a_model_counts_by_its_files(here: Path) -> None:
     ids=["itself", "what it imports"],
 )
 def test_source_files_count_with_those_that_they_import(here: Path, name: str, text: str) -> None:
-    told = f"source file: {name} ({name}.py): its content is another"
+    told = f"source file: {name} ({name}.py): its content changed"
     assert changed(here, lambda: (here / f"{name}.py").write_text(text)) == [told]
 
 
@@ -185,7 +185,7 @@ def test_what_differs_is_refused_each_by_name(here: Path, run: RunFolder) -> Non
     assert str(refused.value).splitlines() == [
         f"{run.path}: expected what the run had up to step 2, found that 2 things are another:",
         "  node train_policy: lr: 1e-06 -> 0.001",
-        "  source file: my_helpers (my_helpers.py): its content is another",
+        "  source file: my_helpers (my_helpers.py): its content changed",
         "Fix: undo that; or --accept-changes, which records that it holds from step 3 on.",
     ]
 
