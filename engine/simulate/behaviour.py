@@ -1,9 +1,8 @@
 """How simulated kernels behave: how long things take, which rows are kept, which fail.
 
-Owns: the models of time and of outcome. Does not own: who does what (simulated_worker.py).
-
-Time is drawn from a generator of its own: two timings of one run differ in nothing else. Outcomes
-are keyed by row, as every draw in a real run is.
+Does not own: who does what (simulated_worker.py). Times are drawn from a generator of their own, so
+that runs with other times differ in nothing else. Outcomes are keyed by row, as every draw in a
+real run is.
 """
 
 from __future__ import annotations
@@ -21,10 +20,9 @@ from dataflow.randomness import row_seeds, uniform
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcomes:
-    """What happens to a row, keyed by (seed, node, row key).
-
-    keep: the share that each select keeps; groups: the selects that keep or remove whole groups;
-    fail: the share of a node's output rows that fail for good.
+    """What happens to a row, keyed by (seed, node, row key). keep: a select's share of rows kept;
+    groups: the selects that keep or remove whole groups; fail: a node's share of output rows that
+    fail for good.
     """
 
     seed: int = 0
@@ -52,8 +50,8 @@ class Outcomes:
 class Durations:
     """How long things take, in seconds. Nodes without an entry in `row` take 1 second a row.
 
-    tail: sigma of the log-normal factor of each row. slow, slower: the share of rows that take that
-    many times as long. loads: a reader takes new weights between chunks (drain) or at once.
+    tail: sigma of the log-normal factor of each row. slow: the share of rows that take `slower`
+    times as long. loads: a reader takes new weights between chunks (drain) or at once.
     """
 
     seed: int = 0

@@ -1,8 +1,7 @@
-"""How a simulated Worker runs a chunk: which rows come when, with which version.
+"""How a simulated Worker runs a chunk: in which batches its rows come, when, with which version.
 
-Owns: the batches in which rows come, rows that fail or are not kept, the versions that were loaded.
-Does not own: when a chunk begins (simulated_worker.py), how long a row takes or whether it fails
-(behaviour.py).
+Does not own: when a chunk begins (simulated_worker.py), how long a row takes, whether it fails or
+is kept (behaviour.py).
 """
 
 from __future__ import annotations
@@ -71,11 +70,9 @@ class ChunkRuns:
 
     def note_read(self, chunk: RunChunk, begun: float) -> None:
         """Note which versions a chunk that ends now has read."""
-        node = self._world.nodes[chunk.node]
-        first = self._version(chunk.node, begun)
-        last = self._version(chunk.node, self._world.clock.now)
+        name, step, region = chunk.node, chunk.step, self._world.nodes[chunk.node].region
+        first, last = self._version(name, begun), self._version(name, self._world.clock.now)
         if first != NO_VERSION:
-            name, region, step = node.name, node.region, chunk.step
             read = ModelRead(node=name, region=region, step=step, first=first, last=last)
             self._world.history.reads.append(read)
 
@@ -86,9 +83,8 @@ class ChunkRuns:
         made, aged = rows.keys.take(good), self._ages(chunk.node, np.array(versions, np.int32))
         ref = self._world.outbox.keep(worker.name, chunk.node, made, aged)
         worker.say(Produced(id=chunk.id, node=chunk.node, ref=ref))
-        why = "the outcome says so"
         for key in rows.keys.take(batch[rows.failed[batch]]).rows():
-            worker.say(Tombstoned(id=chunk.id, node=chunk.node, key=key, error=why))
+            worker.say(Tombstoned(id=chunk.id, node=chunk.node, key=key, error="simulated"))
 
     def _times_of(self, node: PlannedNode, rows: int) -> tuple[np.ndarray, np.ndarray]:
         """Seconds from the chunk's start to each row's start and end, in the free slots."""

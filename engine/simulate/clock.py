@@ -1,7 +1,5 @@
-"""A virtual clock: actions in the order of their times.
-
-Owns: simulated time. Actions of one time happen in the order in which they were scheduled, so that
-a run repeats exactly.
+"""A virtual clock: actions in the order of their times, and those of one time in the order in which
+they were scheduled, so that a run repeats exactly.
 """
 
 from __future__ import annotations

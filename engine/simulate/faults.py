@@ -1,8 +1,7 @@
-"""What goes wrong in a simulated run.
+"""What goes wrong in a simulated run: which Worker dies or stops when, and how messages are delayed
+or doubled. All draws come from one generator of its own, so that a run with faults repeats exactly.
 
-Owns: drawing which Worker dies or stops, when, and how messages are delayed or doubled. Does not
-own: what follows from it (workers.py, simulated_worker.py). All draws come from one generator of
-its own, so that a run with faults repeats exactly.
+Does not own: what follows from it (workers.py, simulated_worker.py).
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultModel:
-    """How often things go wrong. Times are in simulated seconds.
+    """How often things go wrong; times are in simulated seconds.
 
     deaths: how many at most. rate: the chance of one at each event that the coordinator hears.
-    stateful: the chance that a Worker with state may be hit as well. stops: the share that stops
-    first, and is killed if it does not go on within `patience`. again: the chance that a Worker is
-    hit once more as it restarts or soon after. detect, respawn, fetch, delay: the longest time
-    until a death is noticed, that a restart takes, a fetch, a message. doubles: the share of
-    messages that arrive twice.
+    stateful: the chance that Workers with state are hit instead. stops: the share that stops first,
+    and is killed if it does not go on within `patience`. again: the chance that a Worker is hit
+    again as it restarts or soon after. detect, respawn, fetch, delay: the longest time until a
+    death is noticed, of a restart, a fetch, a message. doubles: the share of messages that arrive
+    twice.
     """
 
     seed: int = 0
@@ -60,7 +59,7 @@ class Fate:
         return self._left > 0 and self._draw.random() < self._faults.rate
 
     def strike(self, stateless: Sequence[str], stateful: Sequence[str]) -> Blow | None:
-        """Which of these is hit; None where none is left of the kind."""
+        """Which of these is hit; None if none of the kind is left."""
         hits_state = stateful and self._draw.random() < self._faults.stateful
         at_risk = stateful if hits_state else stateless
         if not at_risk:

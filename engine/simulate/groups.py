@@ -1,8 +1,8 @@
 """Simulated Workers that act together: ranks of one node, and Workers on the same devices.
 
-Owns: that ranks wait for each other in a collective; checks that a rank begins only what it is
-prepared for, that each row is in one share whose ranks have the same rows, and that of Workers that
-take turns at most one is awake and none is told anything in its sleep. Does not own: when any of
+Owns: ranks waiting for each other in a collective; checks that a rank begins only what it is
+prepared for, that each row is in one share whose ranks have the same rows, that at most one Worker
+of a device group is awake and that none is told anything while asleep. Does not own: when any of
 this happens (workers.py).
 """
 
@@ -47,20 +47,15 @@ class SimulatedRanks:
             self._waiting[at] = message
 
     def begin(self, go: Go) -> TrainStep:
-        """The assignment that a rank begins. Raises RunError where it is not prepared for it."""
-        found = self._waiting.pop((go.node, go.worker), None)
-        if found is None or found.id != go.id:
-            raise RunError(
-                f"{go.node}: {go.worker} was told to begin {go.id} without being prepared for it"
-            )
-        return found
+        """The assignment that a rank begins. Raises RunError if it is not prepared for it."""
+        prepared = self._waiting.pop((go.node, go.worker), None)
+        if prepared is None or prepared.id != go.id:
+            raise RunError(f"{go.node}: {go.worker} was told to begin {go.id} unprepared")
+        return prepared
 
     def ended(self, message: TrainStep, versions: Versions) -> tuple[TrainStep, Versions] | None:
-        """A rank has done its updates; after the last, the assignment as if one rank had had all
-        rows.
-
-        Raises RunError where a row was in no share or in two, or a share's ranks had different
-        rows.
+        """A rank has done its updates; after the last, the assignment as if one rank had all rows.
+        Raises RunError if a row was in no share or in two, or a share's ranks had different rows.
         """
         parts = self._ended.setdefault((message.node, message.id), [])
         parts.append((message, versions))
@@ -70,36 +65,34 @@ class SimulatedRanks:
         parts = self._once(message.node, parts)
         mine = [m.mine for m, _ in parts if m.mine is not None]
         rows = np.concatenate(mine)
-        if not np.array_equal(np.sort(rows), np.arange(len(message.keys))):
-            had = f"of {len(message.keys)} rows, the ranks had {sorted(rows.tolist())}"
-            raise RunError(f"{message.node}: {had}")
-        order = np.argsort(rows)
+        count, order = len(message.keys), np.argsort(rows)
+        if not np.array_equal(rows[order], np.arange(count)):
+            raise RunError(f"{message.node}: of {count} rows, the ranks had {rows[order].tolist()}")
         whole = {name: np.concatenate([v[name] for _, v in parts])[order] for name in versions}
         return replace(message, worker=self._ranks[message.node][0], mine=None, inputs={}), whole
 
     def _once(
         self, node: str, parts: list[tuple[TrainStep, Versions]]
     ) -> list[tuple[TrainStep, Versions]]:
-        """One rank of each share. Raises RunError where another rank of it had different rows."""
+        """One rank of each share. Raises RunError if another rank of it had different rows."""
         by_rank = {m.worker: (m, versions) for m, versions in parts}
         shares = self._shares[node]
         for share in shares:
-            for rank in share:
-                if len(share) > 1:
-                    _require_same_rows(by_rank[rank][0], by_rank[share[0]][0])
+            for rank in share if len(share) > 1 else ():
+                _require_same_rows(by_rank[rank][0], by_rank[share[0]][0])
         return [by_rank[share[0]] for share in shares]
 
     def meet(self, what: Work, worker: str, then: Callable[[], None]) -> None:
         """A rank has come to a collective: once all ranks of the node have, each goes on."""
         meetings = self._meetings.setdefault(what, [])
-        there = next((each for each in meetings if worker not in each), None)
+        there = next((ranks for ranks in meetings if worker not in ranks), None)
         if there is None:
             meetings.append(there := {})
         there[worker] = then
         if len(there) == len(self._ranks[what[1]]):
             meetings.remove(there)
-            for each in there.values():
-                each()
+            for go_on in there.values():
+                go_on()
 
     def give_up(self, worker: str) -> None:
         """A Worker goes to sleep: its ranks are no longer prepared for anything."""
@@ -125,17 +118,14 @@ class Devices:
         self._awake: set[str] = set()
 
     def check(self, worker: str) -> None:
-        """Raises RunError where the Worker is asleep."""
+        """Raises RunError if the Worker is asleep."""
         if worker in self._mates and worker not in self._awake:
-            raise RunError(f"worker {worker} was told something in its sleep")
+            raise RunError(f"worker {worker} was told something while asleep")
 
     def wake(self, worker: str) -> None:
-        """Raises RunError where another Worker of its group is awake."""
-        others = self._awake.intersection(self._mates[worker])
-        if others:
-            raise RunError(
-                f"worker {worker} was woken while {', '.join(sorted(others))} had its devices"
-            )
+        """Raises RunError if another Worker of its group is awake."""
+        if others := ", ".join(sorted(self._awake.intersection(self._mates[worker]))):
+            raise RunError(f"worker {worker} was woken while {others} had its devices")
         self._awake.add(worker)
 
     def sleep(self, worker: str) -> None:
@@ -147,7 +137,5 @@ def _require_same_rows(rank: TrainStep, first: TrainStep) -> None:
     assert rank.mine is not None
     assert first.mine is not None
     if rank.giver != first.worker or not np.array_equal(rank.mine, first.mine):
-        raise RunError(
-            f"{rank.node}: {rank.worker} had the rows {rank.mine} of {rank.giver}, not"
-            f" {first.worker}'s {first.mine}"
-        )
+        had = f"{rank.worker} had the rows {rank.mine} of {rank.giver}"
+        raise RunError(f"{rank.node}: {had}, not {first.worker}'s {first.mine}")

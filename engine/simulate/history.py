@@ -1,7 +1,6 @@
-"""Everything that a simulated run said and did, and when; for tests and reports.
+"""The record of a simulated run, made of its events and of what its Workers note; for tests.
 
-Owns: the record, made of the run's events and of what its Workers note. Does not own: whether it
-makes sense (the tests).
+Does not own: whether it makes sense (the tests).
 """
 
 from __future__ import annotations

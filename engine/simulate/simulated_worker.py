@@ -9,7 +9,7 @@
     Release                     nothing           -
     FileRequest (of the loop)   a time            an answer to the loop; also while asleep
 
-Owns: doing what it is told, one thing after another, and checking that it can be done. Does not
+Owns: carrying out one instruction after another, and checks that it can be carried out. Does not
 own: when it dies and which messages arrive (workers.py), times and outcomes (behaviour.py).
 """
 
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
 Done = Callable[[], None]
 Task = Callable[[Done], None]
-"""Begins something, and calls its argument when that has ended."""
+"""Begins something, and calls its argument once that has ended."""
 
 Rows = m.RunChunk | m.TrainStep | m.Evaluate | m.Record
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A task in the queue. chunk: a request overtakes it; asked: it is a request."""
+    """A task in the queue. chunk: requests overtake it; asked: it is a request."""
 
     task: Task
     chunk: bool = False
@@ -102,7 +102,7 @@ class SimulatedWorker:
         self._world.clock.after(seconds, partial(self._act, action))
 
     def _act(self, action: Done) -> None:
-        """Now; where it is stopped, as soon as it goes on, after what was due before."""
+        """Act now; if stopped, as soon as it goes on, after what was due before."""
         if self.gone:
             return
         if not self._put_off and not self.stopped:
@@ -200,9 +200,8 @@ class SimulatedWorker:
         """Raises RunError for rows that are wrong, gone without a death, or given by a rank."""
         if isinstance(message, m.TrainStep) and message.giver not in ("", self.name):
             if any(message.inputs.values()):
-                raise RunError(
-                    f"{message.node}: {self.name} is to fetch what {message.giver} gives it"
-                )
+                problem = f"{self.name} is to fetch what {message.giver} gives it"
+                raise RunError(f"{message.node}: {problem}")
             return
         if isinstance(message, m.Record):
             for recorded in self._plan.recorded:
@@ -213,15 +212,14 @@ class SimulatedWorker:
         self._world.outbox.check(keys, message.inputs, self._world.nodes[message.node].inputs)
 
     def _fetch(self, message: Rows, then: Task, done: Done) -> None:
-        """Fetch what a message names and go on; FetchFailed where a Worker that kept it died."""
+        """Fetch what a message names and go on; FetchFailed if a Worker that kept it died."""
 
         def end() -> None:
-            peer = self._world.outbox.absent(gathers(message.inputs))
-            if not peer:
+            if peer := self._world.outbox.absent(gathers(message.inputs)):
+                self.say(m.FetchFailed(id=message.id, worker=self.name, peer=peer))
+                done()
+            else:
                 then(done)
-                return
-            self.say(m.FetchFailed(id=message.id, worker=self.name, peer=peer))
-            done()
 
         self._check(message)
         self.after(self._world.fetching(), end)
@@ -247,9 +245,8 @@ class SimulatedWorker:
             whole = (message, versions) if message.mine is None else groups.ended(message, versions)
             if whole is not None:
                 self._world.history.trained.append(whole)
-            self.say(
-                m.Stepped(id=message.id, node=message.node, step=message.step, worker=self.name)
-            )
+            number, node, step = message.id, message.node, message.step
+            self.say(m.Stepped(id=number, node=node, step=step, worker=self.name))
             done()
 
         self._with_all(("train", message.node, message.id), self._durations.train, end)
@@ -301,12 +298,10 @@ class SimulatedWorker:
         self._answer_after(0.0, asked, answer, done)
 
     def _rows_of(self, save: Save) -> dict[Path, SavedRows] | WorkerGone:
-        """The content of each file of rows; WorkerGone where a Worker that kept some has died."""
+        """The content of each file of rows; WorkerGone if a Worker that kept some has died."""
         outbox = self._world.outbox
-        lost = outbox.absent(gather for _, gather in save.rows.values())
-        if lost:
-            problem = f"it was lost while {self.name} was asked for rows that it keeps"
-            return WorkerGone(lost, problem)
+        if lost := outbox.absent(gather for _, gather in save.rows.values()):
+            return WorkerGone(lost, f"it was lost while {self.name} was asked for its rows")
         for keys, gather in save.rows.values():
             outbox.check_rows(keys, gather)
         rows, folder = save.rows.items(), save.directory / "rows"
@@ -338,16 +333,15 @@ class SimulatedWorker:
             begin()
 
     def _load(self, message: m.Load) -> None:
-        """Weights overtake queued chunks, and the running one in a reader that it may interrupt."""
+        """Load weights before queued chunks, and at once in a reader that may be interrupted."""
         self._world.devices.check(self.name)
         seconds, now = self._world.vary(self._durations.load), self._world.clock.now
         if self._durations.loads == "interrupt":
             self._loaded_at = max(now + seconds, self._loaded_at)  # one after another
-            self.after(self._loaded_at - now, partial(self._loaded, message, _nothing))
-        else:
-            self._enqueue(
-                lambda done: self.after(seconds, partial(self._loaded, message, done)), first=True
-            )
+            self.after(self._loaded_at - now, partial(self._loaded, message, lambda: None))
+            return
+        load = partial(self._loaded, message)
+        self._enqueue(lambda done: self.after(seconds, partial(load, done)), first=True)
 
     def _loaded(self, message: m.Load, done: Done) -> None:
         if message.source:
@@ -364,7 +358,7 @@ class SimulatedWorker:
         self.after(seconds, lambda: self.say(m.Woken(worker=self.name)))
 
     def _sleep(self) -> None:
-        """Give the devices back. Raises RunError where it has work that it cannot let go."""
+        """Give the devices back. Raises RunError if it has work that it cannot drop."""
 
         def end(done: Done) -> None:
             self._world.devices.sleep(self.name)
@@ -374,15 +368,10 @@ class SimulatedWorker:
         self._world.groups.give_up(self.name)
         if self._first or not all(each.asked for each in self._queue):
             raise RunError(f"worker {self.name} was sent to sleep with work to do")
-        self._enqueue(
-            lambda done: self.after(self._world.vary(self._durations.load), partial(end, done))
-        )
+        vary, load = self._world.vary, self._durations.load
+        self._enqueue(lambda done: self.after(vary(load), partial(end, done)))
 
 
 def gathers(inputs: Mapping[str, tuple[Gather, ...]]) -> list[Gather]:
     """All gathers of these inputs."""
     return [gather for many in inputs.values() for gather in many]
-
-
-def _nothing() -> None:
-    pass

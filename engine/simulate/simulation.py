@@ -1,7 +1,7 @@
 """One run of a plan in simulated time: the real coordinator and loop, simulated Workers.
 
-Owns: putting them together, and hearing what was under way when the run ended. Does not own:
-whether what was done makes sense (the tests).
+Owns: putting them together, and finishing what was under way when the run ended. Does not own:
+whether the outcome makes sense (the tests).
 """
 
 from __future__ import annotations
@@ -10,15 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import get_args
 
 from dataflow.errors import RunError
+from engine.coordinator import messages as m
 from engine.coordinator.core import Coordinator, Settings
-from engine.coordinator.messages import (
-    Event,
-    Finish,
-    Instruction,
-    Rollback,
-    StopRequested,
-    ToWorker,
-)
 from engine.observe.events import EventHeard, EventStream, InstructionTold
 from engine.plan.plan import Plan
 from engine.run.loop import Loop
@@ -48,19 +41,20 @@ class Simulation:
         latest: SimulatedCheckpoint | None = None,
     ) -> None:
         self.coordinator = Coordinator(plan, settings)
-        self.history = History(closed=latest.message.step if latest is not None else 0)
+        closed, disk = (latest.message.step, latest.rows) if latest is not None else (0, None)
+        self.history = history = History(closed=closed)
         self.store = MemoryStore(plan, latest)
         self.faulty = faults is not None
         self.workers = SimulatedWorkers(
             plan,
-            self.history,
+            history,
             rows=rows,
             durations=durations,
             outcomes=outcomes,
             faults=faults,
-            disk=latest.rows if latest is not None else None,
+            disk=disk,
         )
-        self.finish: Finish | None = None
+        self.finish: m.Finish | None = None
         self.went_back = False
         """Whether the run has to go on from its last checkpoint, as another simulation."""
 
@@ -73,12 +67,11 @@ class Simulation:
         self,
         *,
         until: Callable[[], bool] = lambda: False,
-        stop: Callable[[], StopRequested | None] = lambda: None,
-    ) -> Finish | None:
-        """Run to the end, with every Worker idle. None: it goes back to a checkpoint, or `until`
-        held at an event, which ends it as a kill would.
-
-        stop: as the loop's. Raises RunError for a deadlock.
+        stop: Callable[[], m.StopRequested | None] = lambda: None,
+    ) -> m.Finish | None:
+        """Run to the end, until every Worker is idle. None: it goes back to a checkpoint, or
+        `until` held at an event, which ends it as a kill would. stop: as the loop's. Raises
+        RunError for a deadlock.
         """
 
         def kill(event: EventHeard) -> None:
@@ -86,22 +79,22 @@ class Simulation:
                 raise _Killed
 
         stream = EventStream(self.history, self.workers)
-        stream.on(kill, *get_args(Event))
+        stream.on(kill, *get_args(m.Event))
         loop = Loop(self.coordinator, self.workers, self.store, stream, stop, lambda: self.now)
         try:
-            self.went_back = isinstance(loop.run(), Rollback)
+            self.went_back = isinstance(loop.run(), m.Rollback)
         except _Killed:
             return None
         except RunError:
-            if not (isinstance(self.history.end, Finish) and self.history.end.error):
+            if not (isinstance(self.history.end, m.Finish) and self.history.end.error):
                 raise
-        if isinstance(self.history.end, Finish):
+        if isinstance(self.history.end, m.Finish):
             self.finish = self.history.end
             self._settle(loop.untold)
         return self.finish
 
-    def _settle(self, said: Sequence[Instruction]) -> None:
-        """Let what was under way end: every block is released. An open Step loses its samples."""
+    def _settle(self, said: Sequence[m.Instruction]) -> None:
+        """Finish what is under way: every block is released. An open Step's samples are dropped."""
         self._tell(said)
         while (message := self.workers.next()) is not None:
             for event in self.coordinator.in_order(message):
@@ -110,8 +103,8 @@ class Simulation:
         for step in [step for step in self.history.samples if step > self.history.closed]:
             del self.history.samples[step]
 
-    def _tell(self, said: Sequence[Instruction]) -> None:
+    def _tell(self, said: Sequence[m.Instruction]) -> None:
         for instruction in said:
-            assert isinstance(instruction, ToWorker), f"after the end: {instruction}"
+            assert isinstance(instruction, m.ToWorker), f"after the end: {instruction}"
             self.history.take(InstructionTold(at=self.now, instruction=instruction))
             self.workers.tell(instruction)

@@ -1,7 +1,7 @@
 """Checkpoints of a simulated run: the same requests to its Workers, and no disk.
 
-Owns: what has been committed. Does not own: which Worker is asked for what (engine/run/files.py),
-nor the rows that Workers write (simulated_worker.py).
+Does not own: which Worker is asked for what (engine/run/files.py), the rows that Workers write
+(simulated_worker.py).
 """
 
 from __future__ import annotations
@@ -45,9 +45,8 @@ class MemoryStore:
         message, plan = self._latest.message, self._plan
         files.restore_state(plan, workers, _directory(message), message.step)
         rows = files.restore_rows(plan, workers, self._latest.rows)
-        return Restored(
-            step=message.step, sources=message.sources, rows=rows, evaluated=message.evaluated
-        )
+        step, sources, evaluated = message.step, message.sources, message.evaluated
+        return Restored(step=step, sources=sources, rows=rows, evaluated=evaluated)
 
     def write(self, workers: Workers, message: Checkpoint) -> bool:
         """The recorder answers with the rows that it has written."""

@@ -1,8 +1,8 @@
 """The Workers of a simulated run: their messages take time, and they die, stop and restart.
 
-Owns: simulated time, which passes while the loop waits (`next`, `ask`); messages on their way. Does
-not own: what a Worker does (simulated_worker.py), how long that takes (behaviour.py), which Worker
-is hit when (faults.py), nor the run: the loop is the real one (engine/run/loop.py).
+Owns: simulated time, which passes while the loop (engine/run/loop.py) waits; messages on their way.
+Does not own: what a Worker does (simulated_worker.py), how long that takes (behaviour.py), which
+Worker is hit when (faults.py).
 
 Without faults every message arrives at once. With them it is delayed, may come twice, and may come
 after its sender's death; numbers put that right at both ends (engine/coordinator/ordered_inbox.py).
@@ -19,7 +19,6 @@ from typing import Any
 from dataflow.errors import RunError
 from engine.coordinator import messages as m
 from engine.observe.events import EventHeard, InstructionTold, RunEvent
-from engine.observe.reports import Doing, Report, SpanOf
 from engine.plan.plan import Plan
 from engine.run.workers import Ask, WorkerGone
 from engine.simulate.behaviour import Durations, Outcomes
@@ -34,9 +33,7 @@ from engine.simulate.store import SavedRows
 
 class SimulatedWorkers:
     """See `engine.run.workers.Workers`. Its public attributes are the world that its Workers share.
-
-    rows: of each source in one pass. disk: rows of the checkpoint that the run resumes from, by
-    file.
+    rows: of each source in one pass. disk: files of rows of the checkpoint to resume from.
     """
 
     def __init__(
@@ -81,21 +78,20 @@ class SimulatedWorkers:
     # --- the loop's side --------------------------------------------------------------------------
 
     def open(self) -> Iterator[m.Event | m.From]:
-        """All at once; what they tell of it comes by `next`."""
+        """Open all at once; what they tell of it comes by `next`."""
         for worker in self._workers.values():
             self._open(worker)
         return iter(())
 
     def tell(self, instruction: m.ToWorker) -> None:
-        """Raises RunError where the Worker is not open."""
+        """Raises RunError if the Worker is not open."""
         worker = self._workers[instruction.worker]
         if not worker.opened:
-            problem = f"was told something before it was open: {instruction}"
-            raise RunError(f"worker {worker.name} {problem}")
+            raise RunError(f"worker {worker.name} was not open yet for {instruction}")
         self._send(worker, instruction)
 
     def next(self, timeout: float | None = None) -> m.Event | m.From | None:
-        """The next message, after whatever simulated time that takes; None where none will come."""
+        """The next message, after whatever simulated time that takes; None if none will come."""
         del timeout
         while not self._inbox:
             if not self.clock.step():
@@ -108,7 +104,7 @@ class SimulatedWorkers:
         return bool(self._inbox) or not self.clock.idle
 
     def ask(self, requests: Mapping[str, Ask]) -> dict[str, Any]:
-        """Time passes until all have answered, or one of them is known to be dead."""
+        """Let time pass until all have answered, or one of them is known to be dead."""
         self._request += 1
         self._answers = {}
         for name in sorted(requests):
@@ -126,7 +122,7 @@ class SimulatedWorkers:
         return self._answers
 
     def forget(self) -> None:
-        """Does nothing: Workers end what they were told, so that every block is released."""
+        """Do nothing: Workers end what they were told, so that every block is released."""
 
     def respawn(self, workers: Sequence[str]) -> None:
         """They open after some time."""
@@ -138,21 +134,11 @@ class SimulatedWorkers:
             if self._fate is not None and self._hits[name] < 2:
                 self._hit(self._fate.strike_again(name))
 
-    def reports(self) -> list[Report]:
-        """None."""
+    def reports(self) -> list[Any]:
+        """Nothing: simulated Workers are not measured or watched."""
         return []
 
-    def spans(self) -> list[SpanOf]:
-        """None."""
-        return []
-
-    def doing(self) -> list[Doing]:
-        """Nobody watches."""
-        return []
-
-    def stacks(self) -> list[str]:
-        """None."""
-        return []
+    spans = doing = stacks = reports
 
     def close(self) -> None:
         """There are no processes."""
@@ -170,7 +156,7 @@ class SimulatedWorkers:
             self.clock.after(seconds, partial(self._arrive, message))
 
     def answer(self, worker: str, number: int, answer: Any) -> None:
-        """A Worker answers a request; not heard where that was given up."""
+        """A Worker answers a request; ignored if that was given up."""
         if number == self._request:
             self._answers[worker] = answer
 
@@ -216,7 +202,7 @@ class SimulatedWorkers:
         """See `engine.observe.events`. Hears who has finished something, and the end of faults."""
         match event:
             case EventHeard(event=m.ChunkDone() | m.Recorded() | m.Evaluated()) if event.worker:
-                # a Worker that is dead already was hit once more: its loss is told later
+                # 1 for a Worker that has died since: its loss is reported later
                 self._hits[event.worker] = int(self._workers[event.worker].gone)
             case InstructionTold(instruction=m.Finish()):
                 self._over = True
@@ -225,7 +211,7 @@ class SimulatedWorkers:
         return self._fate.upto(seconds) if self._fate is not None else 0.0
 
     def _strike(self) -> None:
-        """Perhaps hit a Worker; never so often that the run would be right to fail."""
+        """Perhaps hit a Worker, but never so often that the run may rightly fail."""
         if self._fate is None or self._over or not self._fate.strikes():
             return
         stateless, stateful = list[str](), list[str]()
@@ -241,10 +227,13 @@ class SimulatedWorkers:
         if not blow.stopped:
             self.clock.after(blow.after, partial(self._kill, worker))
             return
+
+        def give_up() -> None:
+            if worker.stopped:
+                self._kill(worker)
+
         self.clock.after(blow.after, partial(worker.stop, blow.stopped))
-        self.clock.after(
-            blow.after + patience, lambda: self._kill(worker) if worker.stopped else None
-        )
+        self.clock.after(blow.after + patience, give_up)
 
     def _kill(self, worker: SimulatedWorker) -> None:
         """The process dies; what it had sent may still arrive, even after its death is known."""
