@@ -84,9 +84,8 @@ class Outbox(Protocol):
     """Where a Worker keeps its batches until the coordinator releases them."""
 
     def keep(self, batch: Batch) -> int:
-        """Keep a batch; returns its block number, which never repeats, even after a respawn.
-
-        Raises DataError for a column type that cannot leave the process, if rows have to.
+        """Keep a batch; returns its block number, which never repeats, even after a respawn. Raises
+        DataError for a column type that cannot leave the process, if rows have to.
         """
         ...
 

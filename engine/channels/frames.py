@@ -143,7 +143,7 @@ def _add_offsets(
 
 
 def put_together(
-    layout: SchemaLayout, rows: int, nodes: Sequence[Node], buffers: Sequence[pa.Buffer | None]
+    layout: SchemaLayout, rows: int, nodes: Sequence[Node], buffers: Buffers
 ) -> pa.RecordBatch:
     """The record batch over these buffers; nothing is copied and nothing is checked."""
     if not layout.columns:
@@ -159,7 +159,7 @@ def put_together(
 
 
 def checked_together(
-    layout: SchemaLayout, rows: int, nodes: Sequence[Node], buffers: Sequence[pa.Buffer | None]
+    layout: SchemaLayout, rows: int, nodes: Sequence[Node], buffers: Buffers
 ) -> pa.RecordBatch:
     """put_together for a peer's buffers. Raises RunError where they do not fit together."""
     if len(nodes) != layout.node[-1] or len(buffers) != layout.buffer[-1]:
@@ -185,11 +185,7 @@ _NOTHING = pa.py_buffer(b"")
 
 
 def _simple_together(
-    kind: TypeLayout,
-    nodes: Sequence[Node],
-    node: int,
-    buffers: Sequence[pa.Buffer | None],
-    buffer: int,
+    kind: TypeLayout, nodes: Sequence[Node], node: int, buffers: Buffers, buffer: int
 ) -> pa.Array | None:
     """_together for what _simple_apart takes apart; None for anything else."""
     length, nulls = nodes[node]

@@ -130,8 +130,8 @@ header_of = partial(decoded, msgspec.msgpack.Decoder(BlockHeader))
 def narrowed(
     header: BlockHeader, layout: SchemaLayout, columns: tuple[str, ...]
 ) -> tuple[BlockHeader, SchemaLayout]:
-    """A block's header and layout, cut to these columns (none: all). Raises DataError for a missing
-    column, RunError for a header that does not fit its schema.
+    """Header and layout of these columns (none: all) from those of a block. Raises DataError for a
+    missing column, RunError for a header that does not fit its schema.
     """
     if not columns:
         return header, layout

@@ -119,15 +119,24 @@ def parts_of(frames: Sequence[pa.Buffer]) -> list[list[pa.Buffer]]:
     return parts
 
 
+def _headers(reply: h.Reply) -> list[h.BlockHeader]:
+    return [answer for answer in reply.answers if isinstance(answer, h.BlockHeader)]
+
+
 def lengths_of(reply: h.Reply) -> list[int]:
     """Bytes of each frame of a reply."""
-    headers = (answer for answer in reply.answers if isinstance(answer, h.BlockHeader))
-    return [length for header in headers for _, _, length in header.places if length]
+    return [length for header in _headers(reply) for _, _, length in header.places if length]
+
+
+def _sums_of(reply: h.Reply) -> list[int]:
+    """The checksums in a reply's headers, one for each frame."""
+    pairs = (pair for each in _headers(reply) for pair in zip(each.sums, each.places, strict=False))
+    return [hashed for hashed, (_, _, length) in pairs if length]
 
 
 @dataclass(kw_only=True)
 class IncomingReply:
-    """What has arrived of a reply. sums: of its frames as received; told: as sent."""
+    """What has arrived of a reply. sums: checksums of its frames as received; told: as sent."""
 
     reply: h.Reply
     frames: list[Any] = field(default_factory=list)
@@ -141,7 +150,7 @@ class IncomingReply:
         """A reply that begins with this message. Raises RunError for any but a Reply."""
         if not isinstance(message, h.Reply):
             raise RunError(f"expected the header of an answer, found {type(message).__name__}")
-        incoming = IncomingReply(reply=message, told=_told(message), whole=not message.parts)
+        incoming = IncomingReply(reply=message, told=_sums_of(message), whole=not message.parts)
         incoming._take(frames)
         return incoming
 
@@ -175,17 +184,6 @@ class IncomingReply:
     def _take(self, frames: Sequence[Any]) -> None:
         self.frames += frames
         self.sums += [xxhash.xxh3_64_intdigest(frame) for frame in frames]
-
-
-def _told(reply: h.Reply) -> list[int]:
-    """The checksums in a reply's headers, one for each frame."""
-    return [
-        told
-        for header in reply.answers
-        if isinstance(header, h.BlockHeader)
-        for told, (_, _, length) in zip(header.sums, header.places, strict=False)
-        if length
-    ]
 
 
 def _rows(header: h.BlockHeader, request: BlockRequest, frames: Iterator[Any]) -> pa.RecordBatch:

@@ -32,9 +32,7 @@ class BestVersions:
         self._keep = dict(keep)
 
     def offer(self, name: str, step: int, score: float, save: Callable[[Path], None]) -> bool:
-        """Keep this version if it is among the best so far; `save` writes it into a directory.
-        Raises StorageError if the disk is full or fails; earlier versions stay.
-        """
+        """Keep this version, which `save` writes, if it is among the best. Raises StorageError."""
         if name not in self._keep or not math.isfinite(score):
             return False
         others = [version for version in self._ranked(name) if version[1] != step]

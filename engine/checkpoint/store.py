@@ -61,9 +61,7 @@ class _Manifest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class CheckpointStore:
-    """The newest `keep` checkpoints of a run, and as many timed ones. One writer: the holder of
-    the run folder's lock.
-    """
+    """A run's newest `keep` checkpoints, and as many timed ones, for the holder of its lock."""
 
     def __init__(self, directory: Path, keep: int = 2) -> None:
         """Open or create the directory, and clean up after a killed writer."""

@@ -78,8 +78,9 @@ class SimulatedRanks:
         by_rank = {m.worker: (m, versions) for m, versions in parts}
         shares = self._shares[node]
         for share in shares:
-            for rank in share if len(share) > 1 else ():
-                _require_same_rows(by_rank[rank][0], by_rank[share[0]][0])
+            if len(share) > 1:
+                for rank in share:
+                    _require_same_rows(by_rank[rank][0], by_rank[share[0]][0])
         return [by_rank[share[0]] for share in shares]
 
     def meet(self, what: Work, worker: str, then: Callable[[], None]) -> None:

@@ -40,7 +40,9 @@ class SimulatedOutboxes:
         self._made += 1
         self.blocks[worker, self._made] = SimulatedBlock(node, keys, version)
         lengths = 1 + (keys.position * 31 + keys.sample) % 17  # any, but the same for a row
-        block, digest = self._made, _digests(keys, version)
+        made = (keys.position * 1009 + keys.sample) * 1013 + keys.attempt
+        # It stands for a row's content: the same for the same draws and weights.
+        block, digest = self._made, (made * 1019 + version).astype(np.uint64)
         return Ref(
             worker=worker, block=block, keys=keys, lengths=lengths, version=version, digest=digest
         )
@@ -128,9 +130,3 @@ class SimulatedOutboxes:
         if found is None:
             raise RunError(f"{what} names block {number} of {worker}, which is gone")
         return found
-
-
-def _digests(keys: Keys, version: np.ndarray) -> np.ndarray:
-    """uint64 [rows]: stands for a row's content, the same for the same draws and weights."""
-    made = (keys.position * 1009 + keys.sample) * 1013 + keys.attempt
-    return (made * 1019 + version).astype(np.uint64)

@@ -128,14 +128,9 @@ def from_records(records: pa.RecordBatch, digest: str) -> Iterator[Piece]:
 
 
 def verified_rows(
-    records: pa.RecordBatch,
-    data: Sequence[Any],
-    read: Callable[[Any], np.ndarray],
-    digest: str,
+    records: pa.RecordBatch, data: Sequence[Any], read: Callable[[Any], np.ndarray], digest: str
 ) -> list[PieceRow]:
-    """The pieces that records describe, with their data; read: data -> bytes. Raises RunError
-    naming a piece that is changed, missing, repeated or out of order.
-    """
+    """The pieces of records and data. read: data -> bytes. Raises RunError as `from_records`."""
     columns = [records.column(field.name).to_pylist() for field in DESCRIPTION]
     rows, hashes = [], columns[-1]
     for number, name, dtype, shape, hashed, part in zip(*columns, data, strict=True):

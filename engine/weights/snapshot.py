@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
 
 def snapshot(pieces: Iterable[Piece]) -> tuple[Batch, str, list[Tensor]]:
-    """A description of the pieces as a batch, their digest, and copies of them. Raises RunError
-    for a repeated name and for a dtype that cannot travel.
-    """
+    """A batch that describes the pieces, their digest, copies. Raises RunError as `to_batch`."""
     import torch
 
     def copy(data: Tensor) -> Tensor:

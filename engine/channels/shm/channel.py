@@ -55,7 +55,8 @@ class ShmChannel:
         self.name = name
         self._dial = dial
         self._content = verify == "content"
-        limit = _quarter() if limit is None else limit
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        limit = memory // 4 if limit is None else limit
         self._pool = SlabPool(limit=limit, directory=directory, poison=poison)
         self._outbox = outbox = SlabOutbox(self._pool, epoch, content=self._content)
         self.keep, self.allocate, self.release = outbox.keep, outbox.allocate, outbox.release
@@ -117,8 +118,3 @@ class ShmChannel:
         except OSError as error:
             raise PeerLost(peer, f"cannot be reached: {error}") from error
         return SlabReader(peer, connection, content=self._content)
-
-
-def _quarter() -> int:
-    """A quarter of the machine's memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4

@@ -47,9 +47,7 @@ class SchemaHere(Struct, array_like=True, frozen=True, tag="schema"):
 
 
 class SendTensors(Struct, array_like=True, frozen=True, tag="send"):
-    """Send tensors of these blocks in order, as the pair's transfer `sequence`: those kept with a
-    block, or the values of the columns that it names.
-    """
+    """Send tensors of these blocks, or of the columns named, as the pair's transfer `sequence`."""
 
     sequence: Count
     wanted: tuple[Wanted, ...]

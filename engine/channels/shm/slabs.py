@@ -18,6 +18,7 @@ import os
 import resource
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -62,16 +63,14 @@ class Slab:
         os.close(self.descriptor)
 
 
+@dataclass(slots=True, eq=False)
 class Region:
     """A part of a slab. holds: a reference count."""
 
-    __slots__ = ("holds", "length", "offset", "slab")
-
-    def __init__(self, slab: Slab, offset: int, length: int) -> None:
-        self.slab = slab
-        self.offset = offset
-        self.length = length
-        self.holds = 1
+    slab: Slab
+    offset: int
+    length: int
+    holds: int = 1
 
     def bytes(self) -> np.ndarray:
         """uint8 [length], writable."""

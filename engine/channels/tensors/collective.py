@@ -56,7 +56,6 @@ class CollectiveChannel:
         *,
         name: str,
         names: Sequence[str] = (),
-        host: str = "127.0.0.1",
         device: str = "cpu",
         timeout: float = TIMEOUT,
     ) -> None:
@@ -67,15 +66,13 @@ class CollectiveChannel:
         self._lock = threading.Lock()
         mine = PrefixStore(f"collective/{name}", store)
         wait_for_all(mine, rank, world, timeout)
-        self._headers: Any = _gloo(PrefixStore("headers", mine), rank, world, host, timeout)
+        self._headers: Any = _gloo(PrefixStore("headers", mine), rank, world, timeout)
         self._payload: Any = self._headers
         self._stream: torch.cuda.Stream | None = None
         if torch.device(device).type == "cuda":
             self._stream = torch.cuda.Stream(device)
             self._payload = _nccl(PrefixStore("payload", mine), rank, world, timeout)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"collective-{name}")
-
-    # --- the contract -----------------------------------------------------------------------------
 
     def send(self, peer: int, sequence: int, tensors: Sequence[Tensor]) -> None:
         """See engine/channels/contract.py, Scheduled."""
@@ -93,8 +90,6 @@ class CollectiveChannel:
         """Leave the world; ranks that wait for this one fail."""
         self._fence(RunError(f"{self._names[self.rank]}: this channel was closed"))
         self._thread.shutdown(wait=False, cancel_futures=True)
-
-    # --- one transfer -----------------------------------------------------------------------------
 
     def _do(self, role: Role, peer: int, sequence: int, tensors: Sequence[Tensor]) -> None:
         """Agree, then move, on the channel's thread; a failure ends the world for this rank."""
@@ -170,8 +165,6 @@ class CollectiveChannel:
             # NCCL's `wait` only orders streams, and the tensors may be changed after this call.
             torch.cuda.current_stream(flat[0].device).synchronize()
 
-    # --- ends -------------------------------------------------------------------------------------
-
     def _require_open(self) -> None:
         if self._fenced is not None:
             raise self._fenced
@@ -233,11 +226,11 @@ def _bytes(tensor: Tensor, role: Role) -> Tensor:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
-def _gloo(store: Store, rank: int, world: int, host: str, timeout: float) -> Any:
-    """A gloo backend outside torch's registries, listening on `host`."""
-    gloo: Any = ProcessGroupGloo  # its stub knows less than it does
+def _gloo(store: Store, rank: int, world: int, timeout: float) -> Any:
+    """A gloo backend outside torch's registries, listening on the loopback."""
+    gloo: Any = ProcessGroupGloo  # its stub lacks these attributes
     options = gloo._Options()
-    options._devices = [gloo.create_device(hostname=host)]
+    options._devices = [gloo.create_device(hostname="127.0.0.1")]
     options._timeout = timedelta(seconds=timeout)
     try:
         return gloo(store, rank, world, options)

@@ -41,9 +41,7 @@ class ColumnStore:
         self._kept.clear()
 
     def picked(self, block: int, columns: Sequence[str], rows: np.ndarray | None) -> list[Tensor]:
-        """The values of these rows (None: all) of each column, picked on their device. Raises
-        KeyError for an unknown block, RunError for a missing column or row.
-        """
+        """These rows (None: all) of each column, on their device. Raises KeyError, RunError."""
         kept = self._kept[block]
         if missing := [name for name in columns if name not in kept]:
             expected, found = ", ".join(kept), ", ".join(missing)

@@ -178,9 +178,7 @@ def join(
     content: bool = False,
     timeout: float = LOCK_STEP,
 ) -> RowBroadcast:
-    """The end of member `part` in the world of a share. members: the Workers that need its rows.
-    Raises RunError if one of them does not come.
-    """
+    """The end of member `part` in a share's world. Raises RunError if a member does not come."""
     mine, size = PrefixStore(f"rows/{share}", store), len(members)
     device = agreed_device(mine, part, size)
     channel = CollectiveChannel(

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
 from dataflow.errors import RunError
@@ -49,9 +48,7 @@ def rendezvous(descriptor: int, *, timeout: float = TIMEOUT) -> Store:
     return store
 
 
-def world(
-    rank: int, size: int, store: Store, *, host: str = "127.0.0.1", timeout: float = LOCK_STEP
-) -> ProcessGroup:
+def world(rank: int, size: int, store: Store, *, timeout: float = LOCK_STEP) -> ProcessGroup:
     """This process's world, torch's default group: gloo on the CPU, NCCL on GPUs. Train nodes of
     one Worker share it. timeout: seconds for one collective. Raises RunError if the world has
     another rank or size, or a rank does not come.
@@ -67,7 +64,9 @@ def world(
             problem = f"expected one world in a process, found {found}"
             raise RunError(f"{problem}. Fix: pin nodes with other ranks to other Workers.")
         return group
-    _stay_on(host)
+    # Let gloo listen on the loopback, not on the address of the host's name.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     wait_for_all(PrefixStore("world", store), rank, size, timeout)
     dist.init_process_group(
@@ -82,12 +81,6 @@ def leave() -> None:
 
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def loopback(host: str) -> bool:
-    """Whether an address is this host's own."""
-    numeric = host.replace(".", "").isdigit()
-    return host in ("localhost", "::1") or (numeric and ip_address(host).is_loopback)
 
 
 def wait_for_all(store: Store, rank: int, size: int, timeout: float) -> None:
@@ -120,13 +113,6 @@ def _missing(store: Store, size: int) -> str:
     except RuntimeError:
         return "those that the store cannot name"
     return f"rank {', '.join(left)}"
-
-
-def _stay_on(host: str) -> None:
-    """On one host, let gloo listen on the loopback, not on the address of the host's name."""
-    if loopback(host):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
 
 
 def _default() -> Any:

@@ -24,7 +24,7 @@ from engine.channels.contract import BlockRequest, Channel
 from engine.channels.inproc import InprocChannel
 from engine.channels.layout import layout_of
 from engine.channels.peers import PATIENCE, PeerReaders
-from engine.channels.zmq.curve_keys import Address, CurveKeyPair
+from engine.channels.zmq.curve_keys import Address, CurveKeyPair, require_safe
 from engine.channels.zmq.reader import ZmqReader
 from engine.channels.zmq.server import ZmqServer
 
@@ -60,27 +60,22 @@ class ZmqChannel:
         self.name = name
         self._outbox: Channel = InprocChannel(epoch) if outbox is None else outbox
         self.allocate = self._outbox.allocate
-        self._context = zmq.Context()
         self._keeping = threading.Lock()
+        require_safe(bind, keys, private=private)
+        allowed = {} if allowed is None else allowed
+        self._context = context = zmq.Context()
         try:
             self._server = ZmqServer(
-                name,
-                epoch,
-                self._context,
-                bind=bind,
-                find=self._own,
-                keys=keys,
-                allowed={} if allowed is None else allowed,
-                private=private,
+                name, epoch, context, bind=bind, find=self._own, keys=keys, allowed=allowed
             )
         except RunError:
-            self._context.destroy(linger=0)
+            context.destroy(linger=0)
             raise
         key = None if keys is None else keys.public
         self.address = Address(endpoint=self._server.endpoint, key=key)
 
         def connect(peer: str) -> ZmqReader:
-            return ZmqReader(peer, self._context, peers(peer), keys, heartbeat)
+            return ZmqReader(peer, context, peers(peer), keys, heartbeat)
 
         self._peers = PeerReaders(name, connect, patience=patience)
 

@@ -24,7 +24,7 @@ from engine.channels.contract import BlockRequest
 from engine.channels.frames import checksums
 from engine.channels.header import Answer, FetchRequest, MissingColumn, Reply, UnknownBlock, Wanted
 from engine.channels.zmq.authenticator import CurveAuthenticator
-from engine.channels.zmq.curve_keys import CurveKeyPair, require_safe
+from engine.channels.zmq.curve_keys import CurveKeyPair
 
 _log = logging.getLogger(__name__)
 
@@ -48,9 +48,7 @@ class ZmqServer:
         find: Find,
         keys: CurveKeyPair | None,
         allowed: Mapping[bytes, str],
-        private: bool = False,
     ) -> None:
-        require_safe(bind, keys, private=private)
         self._wrong: Counter[str] = Counter()
         self._name = name
         self._find = find
