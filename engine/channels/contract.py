@@ -34,6 +34,9 @@ class BlockRequest:
     rows: np.ndarray | None = None
 
 
+Requests = Sequence[BlockRequest]
+
+
 class PeerLost(RunError):
     """The Worker `peer`, which holds the rows, is gone."""
 
@@ -69,7 +72,7 @@ class MovedBytes:
 class Pull(Protocol):
     """Rows straight from the Workers that made them."""
 
-    def fetch(self, requests: Sequence[BlockRequest]) -> list[pa.RecordBatch]:
+    def fetch(self, requests: Requests) -> list[pa.RecordBatch]:
         """One record batch for each request, in their order; several peers are asked at once.
 
         Columns are views where the transport allows it, valid until their block is released: the

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
 from dataflow.batch import Batch
-from engine.channels.contract import BlockRequest
+from engine.channels.contract import Requests
 from engine.channels.projection import picked
 
 
@@ -30,7 +29,7 @@ class InprocChannel:
     allocate = staticmethod(partial(np.empty, dtype=np.uint8))
     """Ordinary memory: nothing that is kept here is copied."""
 
-    def fetch(self, requests: Sequence[BlockRequest]) -> list[pa.RecordBatch]:
+    def fetch(self, requests: Requests) -> list[pa.RecordBatch]:
         """Rows of the blocks; raises KeyError, DataError."""
         return [picked(self._blocks[r.block].records, r.columns, r.rows) for r in requests]
 

@@ -113,7 +113,11 @@ def _column(field: pa.Field) -> TypeLayout:
 
 def _type_layout(kind: pa.DataType) -> TypeLayout:
     code, width = _code(kind)
-    children = tuple(_type_layout(child) for child in _children(kind, code))
+    if code == "map":
+        below = [pa.struct([kind.key_field, kind.item_field])]
+    else:
+        below = [kind.field(i).type for i in range(kind.num_fields)]
+    children = tuple(map(_type_layout, below))
     own = {"null": 0, "struct": 1, "fixed": 1, "text": 3}.get(code, 2)
     return TypeLayout(
         arrow=kind,
@@ -155,11 +159,3 @@ def _code(kind: pa.DataType) -> tuple[Code, int]:
         f"expected numbers, text, lists or structs, found {kind}, which does not travel between"
         " Workers. Fix: cast the column where it is made"
     )
-
-
-def _children(kind: pa.DataType, code: Code) -> list[pa.DataType]:
-    if code == "map":
-        return [pa.struct([kind.key_field, kind.item_field])]
-    if code in ("list", "fixed", "struct"):
-        return [kind.field(i).type for i in range(kind.num_fields)]
-    return []

@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from dataflow.errors import RunError
 from engine.channels import header as h
-from engine.channels.contract import BlockRequest
+from engine.channels.contract import BlockRequest, Requests
 from engine.channels.frames import checksums, taken_apart
 from engine.channels.layout import layout_from
 from engine.channels.projection import named
@@ -165,7 +165,7 @@ class IncomingReply:
             expected = f"part {self.parts} of {self.reply.parts} and then the sums"
             raise RunError(f"expected {expected}, found {message}")
 
-    def rows(self, requests: Sequence[BlockRequest]) -> list[pa.RecordBatch]:
+    def rows(self, requests: Requests) -> list[pa.RecordBatch]:
         """The rows of each request. Raises KeyError, DataError, RunError (naming no peer)."""
         if len(self.reply.answers) != len(requests):
             raise RunError(f"expected {len(requests)} answers, found {len(self.reply.answers)}")

@@ -11,7 +11,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Generic, TypeVar
@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 import pyarrow as pa
 
 from dataflow.errors import RunError
-from engine.channels.contract import BlockRequest, PeerLost, refusal
+from engine.channels.contract import BlockRequest, PeerLost, Requests, refusal
 
 _log = logging.getLogger(__name__)
 
@@ -46,13 +46,11 @@ class PeerReader(ABC):
         return None
 
     @abstractmethod
-    def ask(self, requests: Sequence[BlockRequest]) -> int:
+    def ask(self, requests: Requests) -> int:
         """Ask for blocks; returns the request's number. Raises PeerLost."""
 
     @abstractmethod
-    def answer(
-        self, number: int, requests: Sequence[BlockRequest], deadline: float
-    ) -> list[pa.RecordBatch]:
+    def answer(self, number: int, requests: Requests, deadline: float) -> list[pa.RecordBatch]:
         """The rows of request `number`, before a monotonic time. Raises as Pull.fetch does."""
 
     @abstractmethod
@@ -88,7 +86,7 @@ class PeerReaders(Generic[R]):
         self._asking = threading.RLock()
 
     def fetch(
-        self, requests: Sequence[BlockRequest], own: Callable[[BlockRequest], pa.RecordBatch]
+        self, requests: Requests, own: Callable[[BlockRequest], pa.RecordBatch]
     ) -> list[pa.RecordBatch]:
         """See engine/channels/contract.py. own: rows of this Worker's own blocks."""
         rows: dict[int, pa.RecordBatch] = {}

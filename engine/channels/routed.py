@@ -17,13 +17,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from dataflow.errors import RunError
-from engine.channels.contract import BlockRequest, MovedBytes, PeerLost
+from engine.channels.contract import BlockRequest, MovedBytes, PeerLost, Requests
 from engine.channels.shm.channel import ShmChannel
 from engine.channels.zmq.channel import ZmqChannel
 from engine.channels.zmq.curve_keys import Address
@@ -123,7 +123,7 @@ class RoutedChannel:
         """Bytes of the outbox in files."""
         return self._shm.spilled
 
-    def fetch(self, requests: Sequence[BlockRequest]) -> list[pa.RecordBatch]:
+    def fetch(self, requests: Requests) -> list[pa.RecordBatch]:
         """See engine/channels/contract.py."""
         routes = [self._route(request.worker) for request in requests]
         rows: dict[int, pa.RecordBatch] = {}
@@ -148,7 +148,7 @@ class RoutedChannel:
         near = self._near is None or peer == self.name or peer in self._near
         return "shm" if near else "zmq"
 
-    def _fetch_far(self, requests: Sequence[BlockRequest]) -> list[pa.RecordBatch]:
+    def _fetch_far(self, requests: Requests) -> list[pa.RecordBatch]:
         assert self._zmq is not None
         assert self._book is not None
         end, refused = time.monotonic() + self._lease, 0

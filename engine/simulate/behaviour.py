@@ -66,10 +66,6 @@ class Durations:
     """Rows that a decode node works on at once; other nodes work on one."""
     loads: Literal["drain", "interrupt"] = "drain"
 
-    def generator(self) -> random.Random:
-        """The generator that all times of a run are drawn from."""
-        return random.Random(self.seed)
-
     def of_row(self, node: str, generator: random.Random) -> float:
         """Seconds that one row of a node takes."""
         seconds = self.row.get(node, 1.0) * generator.lognormvariate(0.0, self.tail)

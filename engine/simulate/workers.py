@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from dataflow.errors import RunError
@@ -51,7 +52,7 @@ class SimulatedWorkers:
         self.nodes = {n.name: n for n in plan.nodes}
         self.history = history
         self.durations = durations
-        self.times = durations.generator()
+        self.times = Random(durations.seed)
         self.outcomes = outcomes
         self.disk = disk or {}
         self.clock = VirtualClock()

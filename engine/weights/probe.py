@@ -105,11 +105,10 @@ def _refusal(
     row = int(np.searchsorted(np.cumsum(counted), at, side="right"))
     place = at - int(counted[:row].sum()) + 1
     return (
-        f"probe of {ends.model!r}: {ends.reader} has version {ends.version} of {ends.writer}, to"
-        f" the bit, and says other things with it: |difference| {off.mean():.3g} in the mean and"
-        f" {off.max():.3g} at most, expected {tolerance.mean:.3g} and {tolerance.max:.3g}; the"
+        f"probe of {ends.model!r}: {ends.reader} has version {ends.version} of {ends.writer}, bit"
+        f" for bit, but computes other log-probs with it: |difference| {off.mean():.3g} on average"
+        f" and {off.max():.3g} at most, expected {tolerance.mean:.3g} and {tolerance.max:.3g}; the"
         f" worst is token {int(rows[row][place])} at place {place} of row {row}:"
         f" {float(writer[at]):.6g} ({ends.writer}) and {float(reader[at]):.6g} ({ends.reader})."
-        " Fix: the same base, dtype and kernel family on both sides; names of weights that both"
-        " mean alike."
+        " Fix: the same base, dtype, kernel family and names of weights on both sides."
     )

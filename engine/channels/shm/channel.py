@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 import pyarrow as pa
 
-from engine.channels.contract import BlockRequest, PeerLost
+from engine.channels.contract import BlockRequest, PeerLost, Requests
 from engine.channels.peers import PATIENCE, PeerReaders
 from engine.channels.projection import of_rows
 from engine.channels.shm.outbox import SlabOutbox
@@ -86,11 +86,11 @@ class ShmChannel:
         """Let a peer that dialled us read over this socket; from any thread."""
         self._server.serve(peer, connection)
 
-    def fetch(self, requests: Sequence[BlockRequest]) -> list[pa.RecordBatch]:
+    def fetch(self, requests: Requests) -> list[pa.RecordBatch]:
         """See engine/channels/contract.py."""
         return self._peers.fetch(requests, self._own)
 
-    def have_sent(self, peer: str, sequence: int, requests: Sequence[BlockRequest]) -> None:
+    def have_sent(self, peer: str, sequence: int, requests: Requests) -> None:
         """Ask a peer to send tensors of its blocks; see tensors/pairs.py. Raises PeerLost."""
         deadline = self._peers.deadline()
         self._peers.use(peer, lambda reader: reader.have_sent(sequence, requests, deadline))
@@ -99,7 +99,7 @@ class ShmChannel:
         """Raises PeerLost if the peer or its process has closed its end."""
         self._peers.use(peer, SlabReader.hear)
 
-    def send_by(self, on_send: Callable[[str, int, Sequence[BlockRequest]], None]) -> None:
+    def send_by(self, on_send: Callable[[str, int, Requests], None]) -> None:
         """Set what is called, (peer, sequence, requests), when a peer asks for tensors."""
         self._server.on_send = on_send
 

@@ -9,13 +9,12 @@ Does not own: headers and requests (header.py), framing (fd_socket.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 from msgspec import Struct
 from msgspec.msgpack import Decoder
 
-from engine.channels.contract import BlockRequest
+from engine.channels.contract import BlockRequest, Requests
 from engine.channels.header import Count, FetchRequest, Reply, Wanted, decoded
 
 
@@ -53,7 +52,7 @@ class SendTensors(Struct, array_like=True, frozen=True, tag="send"):
     wanted: tuple[Wanted, ...]
 
     @staticmethod
-    def of(sequence: int, requests: Sequence[BlockRequest]) -> SendTensors:
+    def of(sequence: int, requests: Requests) -> SendTensors:
         """The message for these requests."""
         return SendTensors(sequence, tuple(map(Wanted.of, requests)))
 

@@ -14,13 +14,12 @@ import mmap
 import os
 import socket
 import stat
-from collections.abc import Sequence
 
 import pyarrow as pa
 
 from dataflow.errors import RunError
 from engine.channels import header as h
-from engine.channels.contract import BlockRequest, PeerLost
+from engine.channels.contract import BlockRequest, PeerLost, Requests
 from engine.channels.layout import SchemaLayout, chosen, layout_from
 from engine.channels.peers import PeerReader
 from engine.channels.projection import of_rows
@@ -60,23 +59,21 @@ class SlabReader(PeerReader):
             raise self.refused(error) from error
         return self._rows(header, request, layout)
 
-    def ask(self, requests: Sequence[BlockRequest]) -> int:
+    def ask(self, requests: Requests) -> int:
         """See PeerReader."""
         self._last += 1
         wanted = tuple(h.Wanted(r.block, tuple(r.columns)) for r in requests)
         self._send(h.FetchRequest(self._last, wanted, self._content))
         return self._last
 
-    def answer(
-        self, number: int, requests: Sequence[BlockRequest], deadline: float
-    ) -> list[pa.RecordBatch]:
+    def answer(self, number: int, requests: Requests, deadline: float) -> list[pa.RecordBatch]:
         """See PeerReader."""
         reply = self._reply(number, deadline)
         if len(reply.answers) != len(requests):
             raise self.refused(f"expected {len(requests)} answers, found {len(reply.answers)}")
         return [self._rows(a, r) for a, r in zip(reply.answers, requests, strict=True)]
 
-    def have_sent(self, sequence: int, requests: Sequence[BlockRequest], deadline: float) -> None:
+    def have_sent(self, sequence: int, requests: Requests, deadline: float) -> None:
         """Ask for tensors, which come over tensors/pairs.py. Raises PeerLost."""
         self._send(m.SendTensors.of(sequence, requests))
         try:

@@ -17,11 +17,11 @@ import selectors
 import socket
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dataflow.errors import RunError
-from engine.channels.contract import BlockRequest
+from engine.channels.contract import Requests
 from engine.channels.header import Answer, FetchRequest, Reply, encode
 from engine.channels.shm import messages as m
 from engine.channels.shm.block_index import SIZE
@@ -52,7 +52,7 @@ class SlabServer:
 
     def __init__(self, name: str, outbox: SlabOutbox) -> None:
         self.refused: Counter[str] = Counter()
-        self.on_send: Callable[[str, int, Sequence[BlockRequest]], None] | None = None
+        self.on_send: Callable[[str, int, Requests], None] | None = None
         self._name = name
         self._outbox = outbox
         self._new: deque[tuple[str, socket.socket]] = deque()

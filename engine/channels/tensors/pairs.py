@@ -27,7 +27,7 @@ from concurrent.futures import TimeoutError as Late
 from typing import TYPE_CHECKING
 
 from dataflow.errors import RunError
-from engine.channels.contract import BlockRequest, MovedBytes, PeerLost
+from engine.channels.contract import BlockRequest, MovedBytes, PeerLost, Requests
 from engine.channels.tensors.columns import ColumnStore
 from engine.channels.tensors.hashes import of_tensors
 from engine.channels.tensors.world import TIMEOUT, agreed_device, rendezvous, wait_for_all
@@ -44,7 +44,7 @@ _LOOK = 0.5
 """Seconds between checks of the other end while a world is being formed."""
 _log = logging.getLogger(__name__)
 
-Ask = Callable[[str, int, Sequence[BlockRequest]], None]
+Ask = Callable[[str, int, Requests], None]
 """(peer, sequence, requests): have that Worker send these next. Raises PeerLost."""
 
 
@@ -108,7 +108,7 @@ class TensorPairs:
         """Forget a block's tensors, if there are any; a running transfer goes on."""
         self._kept.pop(block, None)
 
-    def asked(self, peer: str, sequence: int, requests: Sequence[BlockRequest]) -> None:
+    def asked(self, peer: str, sequence: int, requests: Requests) -> None:
         """Have these tensors sent to a peer; called by the server's thread, so it never waits."""
         world = self._worlds.get((peer, _WRITER))
         if world is None:
@@ -116,7 +116,7 @@ class TensorPairs:
         elif not world.begin(lambda: self._send(world, sequence, requests)):
             _log.warning("%s asks for %s in a world that has ended", peer, _shown(requests))
 
-    def _send(self, world: PairWorld, sequence: int, requests: Sequence[BlockRequest]) -> None:
+    def _send(self, world: PairWorld, sequence: int, requests: Requests) -> None:
         """On the world's thread. A failure ends only the world, which the reader notices."""
         try:
             channel = world.formed()
@@ -138,7 +138,7 @@ class TensorPairs:
     # --- the reader -------------------------------------------------------------------------------
 
     def receive(
-        self, peer: str, requests: Sequence[BlockRequest], room: Callable[[str], list[Tensor]]
+        self, peer: str, requests: Requests, room: Callable[[str], list[Tensor]]
     ) -> list[Tensor]:
         """A peer's tensors: the weights of each block, or the device columns and rows that a
         request names. room: device -> tensors of their shapes and dtypes to receive into. Raises
@@ -164,9 +164,7 @@ class TensorPairs:
         self._moved.add("collective", sum(t.numel() * t.element_size() for t in tensors))
         return tensors
 
-    def _room_for_hashes(
-        self, requests: Sequence[BlockRequest], count: int, device: str
-    ) -> list[Tensor]:
+    def _room_for_hashes(self, requests: Requests, count: int, device: str) -> list[Tensor]:
         """The tensor for the hashes of so many tensors; none for weights."""
         import torch
 
@@ -276,7 +274,7 @@ class PairWorld:
         return channel
 
 
-def _shown(requests: Sequence[BlockRequest]) -> str:
+def _shown(requests: Requests) -> str:
     """`block 7, columns hidden of 3 rows`, or the number of blocks."""
     if len(requests) != 1:
         return f"tensors of {len(requests)} blocks"

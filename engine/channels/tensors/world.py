@@ -57,22 +57,20 @@ def world(rank: int, size: int, store: Store, *, timeout: float = LOCK_STEP) -> 
     import torch.distributed as dist
     from torch._C._distributed_c10d import PrefixStore
 
-    if dist.is_initialized():
-        group = _default()
-        if (group.rank(), group.size()) != (rank, size):
-            found = f"rank {group.rank()} of {group.size()} and rank {rank} of {size}"
-            problem = f"expected one world in a process, found {found}"
-            raise RunError(f"{problem}. Fix: pin nodes with other ranks to other Workers.")
-        return group
-    # Let gloo listen on the loopback, not on the address of the host's name.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    wait_for_all(PrefixStore("world", store), rank, size, timeout)
-    dist.init_process_group(
-        backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout)
-    )
-    return _default()
+    if not dist.is_initialized():
+        # Let gloo listen on the loopback, not on the address of the host's name.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        wait_for_all(PrefixStore("world", store), rank, size, timeout)
+        limit = timedelta(seconds=timeout)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+    group: Any = dist.group.WORLD
+    if (group.rank(), group.size()) != (rank, size):
+        found = f"rank {group.rank()} of {group.size()} and rank {rank} of {size}"
+        problem = f"expected one world in a process, found {found}"
+        raise RunError(f"{problem}. Fix: pin nodes with other ranks to other Workers.")
+    return group
 
 
 def leave() -> None:
@@ -113,9 +111,3 @@ def _missing(store: Store, size: int) -> str:
     except RuntimeError:
         return "those that the store cannot name"
     return f"rank {', '.join(left)}"
-
-
-def _default() -> Any:
-    import torch.distributed as dist
-
-    return dist.group.WORLD

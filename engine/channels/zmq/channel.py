@@ -13,14 +13,14 @@ can be bound, unless the network is said to be private.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import pyarrow as pa
 import zmq
 
 from dataflow.batch import Batch
 from dataflow.errors import RunError
-from engine.channels.contract import BlockRequest, Channel
+from engine.channels.contract import BlockRequest, Channel, Requests
 from engine.channels.inproc import InprocChannel
 from engine.channels.layout import layout_of
 from engine.channels.peers import PATIENCE, PeerReaders
@@ -95,7 +95,7 @@ class ZmqChannel:
         with self._keeping:
             self._outbox.release(block)
 
-    def fetch(self, requests: Sequence[BlockRequest]) -> list[pa.RecordBatch]:
+    def fetch(self, requests: Requests) -> list[pa.RecordBatch]:
         """See engine/channels/contract.py."""
         return self._peers.fetch(requests, self._own)
 

@@ -7,7 +7,7 @@ and their checks (multipart.py), whom to ask (peers.py).
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -15,7 +15,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from dataflow.errors import RunError
-from engine.channels.contract import BlockRequest, PeerLost
+from engine.channels.contract import PeerLost, Requests
 from engine.channels.header import FetchRequest, Wanted
 from engine.channels.multipart import IncomingReply, Message, message_of, sealed
 from engine.channels.peers import PeerReader
@@ -50,7 +50,7 @@ class ZmqReader(PeerReader):
         self._poller.register(self._monitor, zmq.POLLIN)
         self._socket.connect(address.endpoint)
 
-    def ask(self, requests: Sequence[BlockRequest]) -> int:
+    def ask(self, requests: Requests) -> int:
         """See PeerReader; the request is queued until the peer is connected."""
         self._last += 1
         if self._monitor.poll(0):
@@ -62,9 +62,7 @@ class ZmqReader(PeerReader):
             raise self.lost("the connection is lost") from error
         return self._last
 
-    def answer(
-        self, number: int, requests: Sequence[BlockRequest], deadline: float
-    ) -> list[pa.RecordBatch]:
+    def answer(self, number: int, requests: Requests, deadline: float) -> list[pa.RecordBatch]:
         """See PeerReader."""
         try:
             reply = IncomingReply.of(*self._next(number, deadline))
