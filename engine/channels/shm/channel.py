@@ -73,11 +73,6 @@ class ShmChannel:
         return self._pool.spilled
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of the outbox's slabs in memory, used or free."""
-        return self._pool.nbytes
-
-    @property
     def refused(self) -> dict[str, int]:
         """Messages of each peer that were refused."""
         return dict(self._peers.refused + self._server.refused)
