@@ -5,17 +5,15 @@ Owns: parameters (of safetensors headers, else by formula), shape. Does not own:
 
 from __future__ import annotations
 
-import json
-import struct
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
-from dataflow.errors import PlanError
+from dataflow.errors import DataError, PlanError
+from dataflow.model_files import CONFIG, header, read_object
 
 Head = Literal["lm", "scalar"]
 
@@ -24,8 +22,6 @@ FAMILY = ("qwen2", "qwen3", "llama", "mistral")
 
 _WIDTHS = ("hidden_size", "intermediate_size", "vocab_size")
 _NEEDED = (*_WIDTHS, "num_hidden_layers", "num_attention_heads")
-_LARGEST_HEADER = 100 * 2**20
-"""The format's own bound (safetensors README, "Format")."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,29 +83,24 @@ class ModelCost:
 
 
 def model_cost(base: str, head: Head = "lm") -> ModelCost:
-    """Read config.json and the headers of *.safetensors, cached until the files change. A scalar
-    head is a linear [hidden, 1] with bias. Raises PlanError for a damaged file.
+    """Read config.json and the headers of *.safetensors. A scalar head is a linear [hidden, 1] with
+    bias. Raises PlanError for a damaged file.
     """
     folder = Path(base).expanduser()
-    config = folder / "config.json"
     if not folder.is_dir():
         return ModelCost(why="base is not a local directory")
-    if not config.is_file():
+    if not (folder / CONFIG).is_file():
         return ModelCost(why="no config.json in its base")
-    files = [config, *_weight_files(folder)]
-    return _read(folder, head, tuple((p.name, p.stat().st_mtime_ns) for p in files))
-
-
-@lru_cache(maxsize=64)
-def _read(folder: Path, head: Head, _stamps: tuple[tuple[str, int], ...]) -> ModelCost:
-    config = _json(folder / "config.json", (folder / "config.json").read_bytes())
-    shape = _shape(config)
-    files = _weight_files(folder)
+    try:
+        config = read_object(folder / CONFIG)
+        files = [p for p in folder.glob("*.safetensors") if p.is_file()]  # a pipe would block
+        tensors = {n: prod(t.shape) for path in sorted(files) for n, t in header(path).items()}
+    except DataError as error:
+        raise PlanError(str(error)) from error
+    shape, kind = _shape(config), config.get("model_type")
     if files:
-        tensors = {name: size for path in files for name, size in _tensors(path)}
         counted = _counted(tensors, head, shape)
         return ModelCost(parameters=counted, shape=shape, why="counted in its safetensors files")
-    kind = config.get("model_type")
     if shape is None or kind not in FAMILY:
         return ModelCost(why=f"no safetensors files, and no formula for model_type {kind!r}")
     counted = formula(shape, config, head)
@@ -154,25 +145,6 @@ def _shape(config: Mapping[str, Any]) -> Shape | None:
     )
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    files = folder.glob("*.safetensors")
-    return sorted(path for path in files if path.is_file())  # reading a pipe would block
-
-
-def _tensors(path: Path) -> Iterator[tuple[str, int]]:
-    """(name, elements) of each tensor. Header: 8 bytes little-endian length, then JSON."""
-    with path.open("rb") as file:
-        start = file.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-        if not 2 <= length <= _LARGEST_HEADER:
-            problem = "expected a safetensors file, found no header"
-            raise PlanError(f"{path}: {problem}. Fix: copy the model again.")
-        header = _json(path, file.read(length))
-    for name, entry in header.items():
-        if name != "__metadata__":
-            yield name, prod(entry["shape"])
-
-
 def _counted(tensors: Mapping[str, int], head: Head, shape: Shape | None) -> int:
     """Elements that the module trains: one of the two heads, no buffers of old files."""
     sizes: Counter[str] = Counter()
@@ -184,15 +156,3 @@ def _counted(tensors: Mapping[str, int], head: Head, shape: Shape | None) -> int
         tied = shape is not None and shape.tied
         return sizes["body"] + (0 if tied else sizes["lm_head"])
     return sizes["body"] + (sizes["score"] or (shape.hidden + 1 if shape else 0))
-
-
-def _json(path: Path, data: bytes) -> dict[str, Any]:
-    fix = "copy the model again"
-    try:
-        found = json.loads(data)
-    except ValueError as error:
-        raise PlanError(f"{path}: expected JSON, found: {error}. Fix: {fix}.") from error
-    if not isinstance(found, dict):
-        kind = type(found).__name__
-        raise PlanError(f"{path}: expected a JSON object, found {kind}. Fix: {fix}.")
-    return found

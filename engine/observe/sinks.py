@@ -29,16 +29,12 @@ _log = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
-    """Where metrics go. `open` comes first, once; `close` may come twice, or after a failure."""
+    """Where metrics go: `open` once, also where an earlier run of the folder ended; `write` for
+    ascending Steps; `close`, which may come twice, or after a failure.
+    """
 
-    def open(self, run: RunFolder, config: Mapping[str, Any]) -> None:
-        """Begin, or go on where an earlier run of this folder ended."""
-        ...
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The metrics of one Step; Steps ascend."""
-        ...
-
+    def open(self, run: RunFolder, config: Mapping[str, Any]) -> None: ...
+    def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
     def close(self) -> None: ...
 
 

@@ -5,7 +5,7 @@ Owns: lines for each edge and each Model. Does not own: routes (passes/estimate.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from dataflow.shown import shown_bytes
 from engine.plan.explain.layout import count, named, side_by_side, widest, wrapped
@@ -32,21 +32,20 @@ def edges(plan: Plan) -> Iterator[str]:
 
 def weights(plan: Plan) -> Iterator[str]:
     """Each Model, and how its versions get from the writer to each reader."""
-    nodes = {n.name: n for n in plan.nodes}
     width = widest(m.name for m in plan.models)
     for model in plan.models:
         size = "parameters unknown"
         if model.parameters is not None:
             size = count(model.parameters, "parameter")
         yield from named(model.name, width, f"{size}, from {model.base}", tail="")
-        for line in _versions(plan, model, nodes):
+        for line in _versions(plan, model):
             yield from wrapped(line, indent=width + 2, after=2)
 
 
 _ROUTES = {"pull": "pulled from", "collective": "sent by collectives from"}
 
 
-def _versions(plan: Plan, model: PlannedModel, nodes: Mapping[str, PlannedNode]) -> Iterator[str]:
+def _versions(plan: Plan, model: PlannedModel) -> Iterator[str]:
     if model.follows:
         way = "a copy of it" if model.rate == 1.0 else f"{model.rate:g} of the way to it"
         yield f"follows {model.follows}: {way}, every {count(model.every, 'Step')}"
@@ -54,7 +53,8 @@ def _versions(plan: Plan, model: PlannedModel, nodes: Mapping[str, PlannedNode])
         if model.readers:
             yield f"{'' if model.follows else 'frozen, '}read by {', '.join(model.readers)}"
     elif model.readers:
-        yield from (_way(plan, model, nodes[r], nodes[model.writer]) for r in model.readers)
+        writer = plan.node(model.writer)
+        yield from (_way(plan, model, plan.node(r), writer) for r in model.readers)
     else:
         followers = [m.name for m in plan.models if m.follows == model.name]
         yield f"written by {model.writer}, {_followed(followers)}"
