@@ -66,12 +66,11 @@ def run(
     on_step: Sequence[OnStep] = (),
     until: Until | None = None,
 ) -> Result:
-    """Run a graph from its beginning. on_step: called with each Step's metrics. until: ends the run
-    when it returns True.
+    """Run a graph from its beginning. on_step: called with each Step's metrics, and again after the
+    run went back to its last checkpoint. until: ends the run when it returns True.
 
-    If the process of a train node dies, the run goes back to its last checkpoint, and on_step hears
-    later Steps again. Raises GraphError, PlanError, DataError before anything starts; KernelError
-    or RunError if the run fails; StorageError, with what is safe, if a file cannot be written.
+    Raises GraphError, PlanError, DataError before anything starts; KernelError or RunError if the
+    run fails; StorageError, which says what is safe, if a file cannot be written.
     """
     options = options or RunOptions()
     source = graph.graph if isinstance(graph, CheckedGraph) else graph

@@ -88,9 +88,8 @@ class StepHooks:
 def attempts(
     plan: Plan, options: RunOptions, folder: RunFolder, hooks: StepHooks, begins: Beginning
 ) -> Result:
-    """Run to the end, in as many attempts as it takes; the first begins as `begins` says.
-
-    Raises what a kernel raised, RunError, or KeyboardInterrupt if a signal ends the run at once.
+    """Run to the end, in as many attempts as it takes; the first begins as `begins` says. Raises
+    what a kernel raised, RunError, or KeyboardInterrupt if a signal ends the run at once.
     """
     with ExitStack() as stack:
         run = _Run(plan, options, folder, hooks, stack)

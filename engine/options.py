@@ -130,10 +130,8 @@ def to_json(options: RunOptions, *, path: Sequence[str] = ()) -> str:
 def from_json(
     text: str, changes: Mapping[str, Any], where: str = "options"
 ) -> tuple[RunOptions, tuple[str, ...]]:
-    """What `to_json` wrote, with changes (None: unchanged); and the import path.
-
-    Options that an older run did not write have their defaults. where: the text's name in an error.
-    Raises RunError for an unknown option, an impossible value, and any other text.
+    """What `to_json` wrote, with changes (None: unchanged), and the import path. Options that an
+    older run did not write have their defaults. where: names the text. Raises RunError.
     """
     data, path = _recorded(text, where)
     known = {f.name for f in fields(RunOptions)}

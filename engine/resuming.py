@@ -56,10 +56,8 @@ def beginning(
     *,
     accept: bool = False,
 ) -> Beginning:
-    """Where a resume begins. made_of, graph (a digest): of the run as it would go on.
-
-    accept: record differences instead of raising CheckpointError, which names every one of them;
-    it is also raised if all checkpoints are damaged.
+    """Where a resume begins. made_of, graph (a digest): of the run as it would go on. accept:
+    record differences. Else CheckpointError names them; it also tells of damaged checkpoints.
     """
     latest = store.latest()
     if latest is None:
@@ -132,11 +130,9 @@ def _spans(steps: Sequence[int]) -> str:
 
 def _refusal(folder: RunFolder, step: int, found: Sequence[ProvenanceDifference]) -> str:
     what = "one thing is" if len(found) == 1 else f"{len(found)} things are"
-    return (
-        f"{folder.path}: expected what the run had up to step {step}, found that {what} another:\n"
-        f"{_listed(found)}\nFix: undo that; or --accept-changes, which records that it holds from"
-        f" step {step + 1} on."
-    )
+    problem = f"expected what the run had up to step {step}, found that {what} another"
+    fix = f"undo that; or --accept-changes, which records that it holds from step {step + 1} on"
+    return f"{folder.path}: {problem}:\n{_listed(found)}\nFix: {fix}."
 
 
 def _listed(found: Sequence[ProvenanceDifference]) -> str:

@@ -12,7 +12,7 @@ import inspect
 import re
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, is_dataclass, make_dataclass
+from dataclasses import field, make_dataclass
 from functools import partial
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -89,8 +89,7 @@ def _parsed(
     read = partial(tyro.cli, whole, prog=prog, description=about, config=_FLAT)
     made: Any
     if strict:
-        names = (name for kind in options for name in kind.__dataclass_fields__)
-        _refuse_peer_names(command, arguments, {*own, *names})
+        _refuse_peer_names(command, arguments, {*own, *_names(options)})
         made, rest = read(args=gathered(arguments, options), registry=registry()), []
     else:
         made, rest = read(args=list(arguments), return_unknown_args=True)
@@ -138,13 +137,15 @@ def _parameters(target: Target) -> dict[str, inspect.Parameter]:
 
 
 def _refuse_clashes(target: Target, own: Mapping[str, Any], options: _Classes) -> None:
-    for kind in options:
-        assert is_dataclass(kind)
-        for name in kind.__dataclass_fields__:
-            if name in own:
-                problem = f"parameter {name!r} has the name of a run option"
-                fix = f"another name for the parameter, {name}_ for one"
-                raise UsageError(target.text, problem, fix)
+    for name in _names(options):
+        if name in own:
+            problem = f"parameter {name!r} has the name of a run option"
+            fix = f"another name for the parameter, {name}_ for one"
+            raise UsageError(target.text, problem, fix)
+
+
+def _names(options: _Classes) -> list[str]:
+    return [name for kind in options for name in kind.__dataclass_fields__]
 
 
 def _as_class(target: Target, own: Mapping[str, inspect.Parameter]) -> type[Any]:

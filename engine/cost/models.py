@@ -92,13 +92,11 @@ def model_cost(base: str, head: Head = "lm") -> ModelCost:
     if not (folder / CONFIG).is_file():
         return ModelCost(why="no config.json in its base")
     try:
-        config = read_object(folder / CONFIG)
-        files = [p for p in folder.glob("*.safetensors") if p.is_file()]  # a pipe would block
-        tensors = {n: prod(t.shape) for path in sorted(files) for n, t in header(path).items()}
+        config, tensors = read_object(folder / CONFIG), _tensors(folder)
     except DataError as error:
         raise PlanError(str(error)) from error
     shape, kind = _shape(config), config.get("model_type")
-    if files:
+    if tensors is not None:
         counted = _counted(tensors, head, shape)
         return ModelCost(parameters=counted, shape=shape, why="counted in its safetensors files")
     if shape is None or kind not in FAMILY:
@@ -143,6 +141,13 @@ def _shape(config: Mapping[str, Any]) -> Shape | None:
         context=config.get("max_position_embeddings") or 0,
         tied=bool(config.get("tie_word_embeddings", config.get("model_type") not in FAMILY)),
     )
+
+
+def _tensors(folder: Path) -> dict[str, int] | None:
+    """Elements of each tensor; None without safetensors files."""
+    files = [path for path in folder.glob("*.safetensors") if path.is_file()]  # a pipe would block
+    sizes = {n: prod(t.shape) for path in sorted(files) for n, t in header(path).items()}
+    return sizes if files else None
 
 
 def _counted(tensors: Mapping[str, int], head: Head, shape: Shape | None) -> int:

@@ -33,9 +33,8 @@ def matmul_parameters(parameters: int, shape: Shape, head: str) -> int:
 def forward_operations(
     parameters: int, shape: Shape, tokens: int, context: float, head: str = "lm"
 ) -> float:
-    """2 a parameter and token, and two products of attention: 4 * layers * width a token and key.
-
-    Kaplan et al., arXiv:2001.08361, section 2.1. context: keys that a token sees, in the mean.
+    """2 a parameter and token, and two products of attention: 4 * layers * width a token and key
+    (Kaplan et al., arXiv:2001.08361, section 2.1). context: mean number of keys that a token sees.
     """
     attention = 4.0 * shape.layers * shape.attention * context
     return tokens * (2.0 * matmul_parameters(parameters, shape, head) + attention)

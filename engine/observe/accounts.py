@@ -114,10 +114,8 @@ class StepAccounts:
     def close(
         self, closed: m.StepClosed, now: float, doing: Sequence[Doing], *, again: bool
     ) -> dict[str, float]:
-        """The Step's numbers, with the coordinator's own; the next Step begins.
-
-        Step 0, before the first, has none: its evaluations go into Step 1's row, under
-        eval/initial/. again: the Step was closed before; only evaluations have come since.
+        """The Step's numbers, with the coordinator's own; the next Step begins. Step 0 has none:
+        its evaluations are in Step 1's row, under eval/initial/. again: only evaluations have come.
         """
         row = self._metrics.row(closed.step)
         found = {name: value for name, value in row.items() if name.startswith("eval/")}

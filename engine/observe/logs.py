@@ -78,9 +78,7 @@ class LogFile(logging.FileHandler):
 
 @contextmanager
 def logged(path: Path) -> Iterator[None]:
-    """Append all records to this file, the engine's from INFO on, and what ends the run with its
-    traceback.
-    """
+    """Append records to this file, the engine's from INFO on, and the traceback that ends a run."""
     handler = LogFile(path)
     root, engine = logging.getLogger(), logging.getLogger("engine")
     before = engine.level

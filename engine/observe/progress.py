@@ -33,7 +33,6 @@ _SHOWN = (
     ("length", "completion/length/mean", "{:.1f}"),
     ("s/step", "time/step", "{:.2f}"),
     ("tok/s", "throughput/tokens_per_second", "{:,.0f}"),
-    ("tok/gpu/s", "throughput/tokens_per_gpu_second", "{:,.0f}"),
 )
 
 _LEFT_OUT = ("/reward", "/rows")

@@ -17,9 +17,8 @@ Weights = Literal["auto", "pull", "collective"]
 class Placing:
     """Wishes for Workers, which the options of these names explain; the planner decides the rest.
 
-    pin: the Workers of a node, several for its replicas or ranks. hosts: the host of a Worker,
-    unless the first. inproc: put every node on `main` and ignore the rest, except for chunks (also
-    those that replicas bring).
+    pin: the Workers of a node, several for its replicas or ranks. hosts: of Workers that are not on
+    the first. inproc: all nodes are on `main`; of the rest only chunks count (also by replicas).
     """
 
     workers: Spread = "auto"

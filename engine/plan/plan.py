@@ -34,19 +34,16 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedInput:
-    """One input. The fetches bring the bytes.
-
-    gate: the node that decides which rows exist; it differs from the producer behind a select,
-    which moves no rows. ratio: rows of the node for each row of the gate (more than one for
-    `parent` inputs). fan_in: of a reduced input, most rows of the gate for a row of the node; 0 for
-    all others.
-    """
+    """One input; its fetches bring the bytes."""
 
     name: str
     gate: str
+    """The node that decides which rows exist; behind a select, which moves no rows, no producer."""
     fetches: tuple[Fetch, ...] = ()
     ratio: int = 1
+    """Rows of the node for each row of the gate; more than one for `parent` inputs."""
     fan_in: int = 0
+    """Of a reduced input: most rows of the gate for a row of the node; 0 for all others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,10 +24,8 @@ def make_plan(
     placing: Placing | None = None,
     cluster: Cluster | None = None,
 ) -> Plan:
-    """Decide everything about a checked graph on a cluster (None: this host).
-
-    threads: of each kernel, None for all cores of its Worker. placing: None for all nodes in one
-    Worker. Raises PlanError where the cluster, the kernels or the places cannot run the graph.
+    """Decide everything about a checked graph on a cluster (None: this host). threads: of each
+    kernel (None: all cores of its Worker). placing: None for one Worker. Raises PlanError.
     """
     sources = [n.name for n in checked.graph.nodes if n.operator.work == "source"]
     draft = Draft(

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 WIDTH = 120
 _NAME = 24
 """The widest name that shares its line with a text."""
+_wrap = partial(textwrap.wrap, width=WIDTH - 2, break_on_hyphens=False)
 
 
 def count(number: int, noun: str) -> str:
@@ -43,22 +45,10 @@ def named(name: str, width: int, text: str, *, tail: str = "") -> Iterator[str]:
         yield from textwrap.wrap(name, WIDTH - 2, subsequent_indent="  ")
     start = f"{name.ljust(width) if len(name) <= width else ' ' * width}  {text}"
     indent = min(len(start) if tail else width, 3 * WIDTH // 4)
-    yield from textwrap.wrap(
-        f"{start}  {tail}".rstrip(),
-        WIDTH - 2,
-        subsequent_indent=" " * (indent + 2),
-        break_on_hyphens=False,
-    )
+    yield from _wrap(f"{start}  {tail}".rstrip(), subsequent_indent=" " * (indent + 2))
 
 
 def wrapped(text: str, *, indent: int = 0, after: int = 0) -> Iterator[str]:
     """Text in lines that fit; later lines are indented by `after` more."""
-    first = " " * indent
-    yield from textwrap.wrap(
-        text,
-        WIDTH - 2,
-        initial_indent=first,
-        subsequent_indent=first + " " * after,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    first, rest = " " * indent, " " * (indent + after)
+    yield from _wrap(text, initial_indent=first, subsequent_indent=rest, break_long_words=False)

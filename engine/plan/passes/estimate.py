@@ -39,14 +39,10 @@ def route(
 def estimate(draft: Draft) -> Draft:
     """Fill in the estimate of each node, the edges, and the parameters of each Model."""
     cost = _Cost(draft)
+    nodes = tuple(replace(n, estimate=cost.node(n)) for n in draft.nodes)
     models = tuple(replace(m, parameters=cost.models[m.name].parameters) for m in draft.models)
-    return replace(
-        draft,
-        nodes=tuple(replace(n, estimate=cost.node(n)) for n in draft.nodes),
-        edges=tuple(cost.edges()),
-        models=models,
-        notes=(*draft.notes, *cost.notes()),
-    )
+    edges, notes = tuple(cost.edges()), (*draft.notes, *cost.notes())
+    return replace(draft, nodes=nodes, edges=edges, models=models, notes=notes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,8 @@ from engine.plan.passes.resolve import sampler_of
 
 
 def prune(draft: Draft) -> Draft:
-    """Drop loss ports of constant weight 0, `old` if a Step has one update, and dead nodes.
-
-    With one update, `old` is what the update computes first: the loss reads its own log-probs,
-    detached.
+    """Drop loss ports of constant weight 0, dead nodes, and `old` if a Step has one update: the
+    loss then reads its own log-probs, detached.
     """
     notes: list[str] = []
     graph = draft.graph.map(lambda node: _pruned(node, notes))

@@ -32,9 +32,8 @@ def resolve(draft: Draft) -> Draft:
         if least is not None and node.operator.traits.writes_tokens:
             limit, model = least.limit, least.model
             if least.node.name != node.name and node.operator.traits.generates:
-                notes.append(
-                    f"{node.name}: rows of at most {limit} tokens, the positions of {model}"
-                )
+                bound = f"rows of at most {limit} tokens, the positions of {model}"
+                notes.append(f"{node.name}: {bound}")
             return node.changed(params=node.params | {"positions": limit, "positions_of": model})
         if node.operator.work == "train":
             params, found = _of_train(node, _rows_of_step(node, domains))
