@@ -18,14 +18,11 @@ BYTES = 12
 """Per trained parameter: its weight and AdamW's two moments; 14 in bfloat16, with its copy."""
 
 
-def checkpoint_bytes(plan: Plan) -> int:
-    """Estimated bytes of one checkpoint; 0 if the sizes of its Models are unknown."""
-    return sum(BYTES * (model.parameters or 0) for model in plan.models if model.writer)
-
-
 def warn_of_room(plan: Plan, folder: Path, keep: int) -> None:
     """Warn if `keep` checkpoints and one more will not fit; earlier ones count as room."""
-    each, free = checkpoint_bytes(plan), free_bytes(folder)
+    # 0 bytes if the sizes of its Models are unknown.
+    each = sum(BYTES * (model.parameters or 0) for model in plan.models if model.writer)
+    free = free_bytes(folder)
     earlier = sum(p.stat().st_size for p in folder.glob("step_*/**/*") if p.is_file())
     wanted = (keep + 1) * each - earlier
     if free is not None and wanted > free:

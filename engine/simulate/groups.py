@@ -97,16 +97,13 @@ class SimulatedRanks:
 
     def give_up(self, worker: str) -> None:
         """A Worker goes to sleep: its ranks are no longer prepared for anything."""
-        for node, rank in [*self._wanted]:
-            if rank == worker:
-                self._wanted[node, rank] = -1
-                self._waiting.pop((node, rank), None)
-
-    def forget(self, worker: str) -> None:
-        """A Worker is gone."""
         for waiting in (self._wanted, self._waiting):
             for at in [at for at in waiting if at[1] == worker]:
                 del waiting[at]
+
+    def forget(self, worker: str) -> None:
+        """A Worker is gone."""
+        self.give_up(worker)
         for meetings in self._meetings.values():
             meetings[:] = [there for there in meetings if worker not in there]
 

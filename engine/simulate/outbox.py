@@ -102,13 +102,8 @@ class SimulatedOutboxes:
                 raise RunError(f"{what} names block {gather.refs[number]} needlessly")
             found, wanted = block.keys.take(gather.row[mine]), keys.take(mine)
             at = wanted.sample if fan_in else wanted.sample // ratio * ratio
-            come_from = found.sample * ratio // (fan_in or 1)
-            same = (
-                np.array_equal(found.position, wanted.position)
-                and np.array_equal(come_from, at)
-                and np.array_equal(found.attempt, wanted.attempt)
-            )
-            if not same:
+            there = found.position, found.sample * ratio // (fan_in or 1), found.attempt
+            if not np.array_equal(there, (wanted.position, at, wanted.attempt)):
                 raise RunError(f"{what}: wanted {wanted.rows()}, found {found.rows()}")
 
     def versions(self, gather: Gather) -> np.ndarray:

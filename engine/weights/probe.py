@@ -68,7 +68,6 @@ def compare(
     writer: np.ndarray, reader: np.ndarray, rows: Ragged, tolerance: Tolerance, ends: Ends
 ) -> tuple[float, float]:
     """Mean and greatest |difference| of log-probs: float32, of all tokens but each row's first.
-
     Raises RunError naming both nodes, the version and the worst token if they differ by more than
     the tolerance, or if a number is finite on one side only.
     """
@@ -87,27 +86,16 @@ def compare(
     finite = writer[np.isfinite(writer)].astype(np.float64)
     scale = max(1.0, float(finite.std())) if len(finite) else 1.0
     allowed = Tolerance(scale * tolerance.mean, scale * tolerance.max)
-    if mean > allowed.mean or worst > allowed.max:
-        raise RunError(_refusal(writer, reader, rows, allowed, ends, off))
-    return mean, worst
-
-
-def _refusal(
-    writer: np.ndarray,
-    reader: np.ndarray,
-    rows: Ragged,
-    tolerance: Tolerance,
-    ends: Ends,
-    off: np.ndarray,
-) -> str:
+    if mean <= allowed.mean and worst <= allowed.max:
+        return mean, worst
     at = int(off.argmax())
     counted = rows.lengths - 1
     row = int(np.searchsorted(np.cumsum(counted), at, side="right"))
     place = at - int(counted[:row].sum()) + 1
-    return (
+    raise RunError(
         f"probe of {ends.model!r}: {ends.reader} has version {ends.version} of {ends.writer}, bit"
-        f" for bit, but computes other log-probs with it: |difference| {off.mean():.3g} on average"
-        f" and {off.max():.3g} at most, expected {tolerance.mean:.3g} and {tolerance.max:.3g}; the"
+        f" for bit, but computes other log-probs with it: |difference| {mean:.3g} on average"
+        f" and {worst:.3g} at most, expected {allowed.mean:.3g} and {allowed.max:.3g}; the"
         f" worst is token {int(rows[row][place])} at place {place} of row {row}:"
         f" {float(writer[at]):.6g} ({ends.writer}) and {float(reader[at]):.6g} ({ends.reader})."
         " Fix: the same base, dtype, kernel family and names of weights on both sides."

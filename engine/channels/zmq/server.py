@@ -49,13 +49,14 @@ class ZmqServer:
         keys: CurveKeyPair | None,
         allowed: Mapping[bytes, str],
     ) -> None:
-        self._wrong: Counter[str] = Counter()
         self._name = name
         self._find = find
         self._epoch = epoch
         self._over = False
         self._router = _router(context, keys)
         self._authenticator = CurveAuthenticator(context, self._router, allowed) if keys else None
+        # Handshakes and messages of each peer that were refused.
+        self.refused = Counter[str]() if not self._authenticator else self._authenticator.refused
         try:
             self._router.bind(bind)
         except zmq.ZMQError as error:
@@ -66,12 +67,6 @@ class ZmqServer:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name=f"rows of {name}", daemon=True)
         self._thread.start()
-
-    @property
-    def refused(self) -> Counter[str]:
-        """Handshakes and messages of each peer that were refused."""
-        authenticator = self._authenticator
-        return self._wrong + (Counter() if authenticator is None else authenticator.refused)
 
     def close(self) -> None:
         """End the thread and close the sockets."""
@@ -114,7 +109,7 @@ class ZmqServer:
             answers, rows = self._answers(request)
         except RunError as error:
             peer = _user(identity)
-            self._wrong[peer] += 1
+            self.refused[peer] += 1
             _log.warning("%s: request refused: %s", peer, error)
             return
         try:
