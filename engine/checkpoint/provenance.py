@@ -156,9 +156,6 @@ def _short(value: str) -> str:
     return (value if len(value) <= _SHOWN else f"{value[:_SHOWN]}...") or "nothing"
 
 
-# --- nodes and models -----------------------------------------------------------------------------
-
-
 def _node(node: Node, places: dict[str, str]) -> dict[str, str]:
     found = {"operator": node.operator.path.partition("@")[0]}
     found |= {f"input {key}": port.label for key, port in node.inputs.items()}
@@ -215,9 +212,6 @@ def _placeless(value: Any) -> Any:
             return value["function"]
         return {key: _placeless(part) for key, part in value.items() if key not in ("origin", "at")}
     return [_placeless(part) for part in value] if isinstance(value, list) else value
-
-
-# --- the user's source files ----------------------------------------------------------------------
 
 
 def _sources(graph: Graph, places: dict[str, str]) -> dict[str, str]:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dataflow.batch import Keys
 from engine.coordinator.messages import Produced, RunChunk, Tombstoned
 from engine.coordinator.tables import codes
 from engine.plan.lag import NO_VERSION, ages
@@ -25,17 +23,6 @@ from engine.simulate.history import ModelRead
 if TYPE_CHECKING:
     from engine.simulate.simulated_worker import SimulatedWorker
     from engine.simulate.workers import SimulatedWorkers
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ChunkRows:
-    """The rows that a chunk makes. starts: seconds; wanted, failed: boolean [rows]."""
-
-    chunk: RunChunk
-    keys: Keys
-    starts: np.ndarray
-    wanted: np.ndarray
-    failed: np.ndarray
 
 
 class ChunkRuns:
@@ -53,20 +40,28 @@ class ChunkRuns:
 
     def run(self, chunk: RunChunk, end: Callable[[], None]) -> None:
         """Produce a chunk's rows in batches as they finish, some failing; then call `end`."""
-        world, node = self._world, self._world.nodes[chunk.node]
-        begun, keys = world.clock.now, chunk.keys
+        world, worker, name = self._world, self._worker, chunk.node
+        node, begun, keys = world.nodes[name], world.clock.now, chunk.keys
         if node.relation == "expand":
             keys = keys.expand(node.rows // node.inner)
         starts, ends = self._times_of(node, len(keys))
-        failed = world.outcomes.failed(node.name, keys) | _without_any(node, chunk)
-        kept = world.outcomes.kept(node.name, keys) if node.relation == "subset" else True
-        rows = ChunkRows(
-            chunk=chunk, keys=keys, starts=begun + starts, wanted=~failed & kept, failed=failed
-        )
+        failed = world.outcomes.failed(name, keys) | _without_any(node, chunk)
+        wanted = ~failed & (world.outcomes.kept(name, keys) if node.relation == "subset" else True)
+
+        def produce(batch: np.ndarray) -> None:
+            good = batch[wanted[batch]]
+            versions = [self._version(name, float(begun + starts[row])) for row in good]
+            if node.traits.generates:  # its first version counts as 0
+                versions = [max(version, 0) for version in versions]
+            aged = ages(world.plan, name, np.array(versions, np.int32))
+            ref = world.outbox.keep(worker.name, name, keys.take(good), aged)
+            worker.say(Produced(id=chunk.id, node=name, ref=ref))
+            for key in keys.take(batch[failed[batch]]).rows():
+                worker.say(Tombstoned(id=chunk.id, node=name, key=key, error="simulated"))
+
         for batch in self._batches(ends):
-            when = max(ends[batch].tolist(), default=0.0)
-            self._worker.after(when, partial(self._yield, rows, batch))
-        self._worker.after(max(ends.tolist(), default=0.0), end)
+            worker.after(max(ends[batch].tolist(), default=0.0), partial(produce, batch))
+        worker.after(max(ends.tolist(), default=0.0), end)
 
     def note_read(self, chunk: RunChunk, begun: float) -> None:
         """Note which versions a chunk that ends now has read."""
@@ -75,16 +70,6 @@ class ChunkRuns:
         if first != NO_VERSION:
             read = ModelRead(node=name, region=region, step=step, first=first, last=last)
             self._world.history.reads.append(read)
-
-    def _yield(self, rows: ChunkRows, batch: np.ndarray) -> None:
-        chunk, worker = rows.chunk, self._worker
-        good = batch[rows.wanted[batch]]
-        versions = [self._version(chunk.node, float(rows.starts[r])) for r in good]
-        made, aged = rows.keys.take(good), self._ages(chunk.node, np.array(versions, np.int32))
-        ref = self._world.outbox.keep(worker.name, chunk.node, made, aged)
-        worker.say(Produced(id=chunk.id, node=chunk.node, ref=ref))
-        for key in rows.keys.take(batch[rows.failed[batch]]).rows():
-            worker.say(Tombstoned(id=chunk.id, node=chunk.node, key=key, error="simulated"))
 
     def _times_of(self, node: PlannedNode, rows: int) -> tuple[np.ndarray, np.ndarray]:
         """Seconds from the chunk's start to each row's start and end, in the free slots."""
@@ -112,11 +97,6 @@ class ChunkRuns:
         """The version that a row begun at `start` is made with, or NO_VERSION."""
         loads = self._loads.get(node, ())
         return max((version for when, version in loads if when <= start), default=NO_VERSION)
-
-    def _ages(self, node: str, versions: np.ndarray) -> np.ndarray:
-        """The rows' ages. A decode node's first version counts as 0."""
-        recorded = np.maximum(versions, 0) if self._world.nodes[node].traits.generates else versions
-        return ages(self._world.plan, node, recorded)
 
 
 def _without_any(node: PlannedNode, chunk: RunChunk) -> np.ndarray:

@@ -77,10 +77,9 @@ class SimulatedRanks:
         """One rank of each share. Raises RunError if another rank of it had different rows."""
         by_rank = {m.worker: (m, versions) for m, versions in parts}
         shares = self._shares[node]
-        for share in shares:
-            if len(share) > 1:
-                for rank in share:
-                    _require_same_rows(by_rank[rank][0], by_rank[share[0]][0])
+        for share in (share for share in shares if len(share) > 1):
+            for rank in share:
+                _require_same_rows(by_rank[rank][0], by_rank[share[0]][0])
         return [by_rank[share[0]] for share in shares]
 
     def meet(self, what: Work, worker: str, then: Callable[[], None]) -> None:

@@ -70,8 +70,7 @@ class Simulation:
         stop: Callable[[], m.StopRequested | None] = lambda: None,
     ) -> m.Finish | None:
         """Run to the end, until every Worker is idle. None: it goes back to a checkpoint, or
-        `until` held at an event, which ends it as a kill would. stop: as the loop's. Raises
-        RunError for a deadlock.
+        `until` held at an event, as if killed. stop: as the loop's. Raises RunError if stuck.
         """
 
         def kill(event: EventHeard) -> None:

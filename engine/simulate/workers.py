@@ -76,8 +76,6 @@ class SimulatedWorkers:
         self._over = False
         self._stateful = plan.stateful
 
-    # --- the loop's side --------------------------------------------------------------------------
-
     def open(self) -> Iterator[m.Event | m.From]:
         """Open all at once; what they tell of it comes by `next`."""
         for worker in self._workers.values():
@@ -144,8 +142,6 @@ class SimulatedWorkers:
     def close(self) -> None:
         """There are no processes."""
 
-    # --- the Workers' side ------------------------------------------------------------------------
-
     def say(self, worker: SimulatedWorker, event: m.Event) -> None:
         """A Worker says something."""
         if self._fate is None:
@@ -194,8 +190,6 @@ class SimulatedWorkers:
     ) -> None:
         for each in worker.inbox.take(worker.epoch, number, message):
             worker.obey(each)
-
-    # --- faults -----------------------------------------------------------------------------------
 
     takes = (m.ChunkDone, m.Recorded, m.Evaluated, m.Finish)
 

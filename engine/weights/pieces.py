@@ -79,8 +79,7 @@ class PieceRow:
 def to_batch(pieces: Iterable[Piece], allocate: Allocate | None = None) -> tuple[Batch, str]:
     """A snapshot of the pieces as a batch of `SCHEMA`, and its digest. Every tensor is copied once,
     from any device, into one buffer: that of `allocate` (a channel's memory, so that keeping copies
-    nothing), else of this process. Raises RunError for a repeated name, or a dtype that cannot
-    travel.
+    nothing), else of this process. Raises RunError for a repeated name or another dtype.
     """
     rows = [PieceRow.of(n, piece, bytes_of(piece.data)) for n, piece in enumerate(pieces)]
     require_complete(rows)
@@ -113,9 +112,8 @@ def described(
 
 
 def from_records(records: pa.RecordBatch, digest: str) -> Iterator[Piece]:
-    """A block's pieces, all verified: views of its memory, which they keep alive; do not write to
-    them. Raises RunError naming a piece that is changed, missing, repeated or out of order, and for
-    records that are not weights.
+    """A block's pieces, all verified: views of its memory, which they keep alive; not for writing.
+    Raises RunError naming a piece that is changed, missing, repeated or out of order.
     """
     if not records.schema.equals(SCHEMA):
         found = f"{records.schema.names} of types {[str(t) for t in records.schema.types]}"

@@ -40,11 +40,6 @@ class KeptBlock:
         """The buffers that a header of this block, or of some of its columns, describes."""
         return [self.slabs[s].buffer.slice(at, n) if n else None for s, at, n in header.places]
 
-    def sum_up(self) -> None:
-        """Compute the checksums, once."""
-        if not self.header.sums:
-            self.header = replace(self.header, sums=checksums(self.buffers(self.header)))
-
 
 class SlabOutbox:
     """Keeps batches in slabs. epoch: the Worker's incarnation; its blocks begin at epoch << 32.
@@ -126,8 +121,10 @@ class SlabOutbox:
     def sum_up(self, wanted: Sequence[h.Wanted]) -> None:
         """Compute missing checksums. Needs no lock: those of a released block are never read."""
         for one in wanted:
-            if (block := self._blocks.get(one.block)) is not None:
-                block.sum_up()
+            block = self._blocks.get(one.block)
+            if block is not None and not block.header.sums:
+                sums = checksums(block.buffers(block.header))
+                block.header = replace(block.header, sums=sums)
 
     def describe(self, wanted: h.Wanted) -> tuple[h.Answer, list[Slab], SchemaLayout | None]:
         """The answer to a request, with its slabs and the block's schema. Callers lock."""

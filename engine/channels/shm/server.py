@@ -46,13 +46,12 @@ class ServedPeer:
 
 
 class SlabServer:
-    """Answers the peers of one outbox from its own thread, until `close`. on_send: called from that
-    thread, (peer, sequence, requests), when a peer asks for tensors; it must not wait.
-    """
+    """Answers the peers of one outbox from its own thread, until `close`."""
 
     def __init__(self, name: str, outbox: SlabOutbox) -> None:
         self.refused: Counter[str] = Counter()
         self.on_send: Callable[[str, int, Requests], None] | None = None
+        """Called from the thread when a peer, of this name, asks for tensors; must not wait."""
         self._name = name
         self._outbox = outbox
         self._new: deque[tuple[str, socket.socket]] = deque()

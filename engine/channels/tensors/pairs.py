@@ -76,9 +76,7 @@ class TensorPairs:
         self._moved = MovedBytes()
 
     def meet(self, peer: str, meeting: int, *, writes: bool) -> None:
-        """Replace this pair's world, from any thread. meeting: a descriptor of its meeting place
-        (world.py), which the world then owns. writes: this Worker is the writer.
-        """
+        """Replace this pair's world, which owns the descriptor `meeting`, from any thread."""
         rank = _WRITER if writes else _READER
         world = PairWorld(self.name, peer, rank, meeting, self._timeout)
         with self._lock:
@@ -93,8 +91,6 @@ class TensorPairs:
             self._give_up(world)
         self._kept.clear()
         self.columns.clear()
-
-    # --- the writer -------------------------------------------------------------------------------
 
     def keep(self, block: int, tensors: Sequence[Tensor]) -> None:
         """Keep a block's tensors, which must not change any more."""
@@ -134,8 +130,6 @@ class TensorPairs:
         if not request.columns:
             return self._kept[request.block]
         return self.columns.picked(request.block, request.columns, request.rows)
-
-    # --- the reader -------------------------------------------------------------------------------
 
     def receive(
         self, peer: str, requests: Requests, room: Callable[[str], list[Tensor]]

@@ -25,7 +25,7 @@ from engine.channels.inproc import InprocChannel
 from engine.channels.layout import layout_of
 from engine.channels.peers import PATIENCE, PeerReaders
 from engine.channels.zmq.curve_keys import Address, CurveKeyPair, require_safe
-from engine.channels.zmq.reader import ZmqReader
+from engine.channels.zmq.reader import ZmqReader, dealer_socket
 from engine.channels.zmq.server import ZmqServer
 
 HEARTBEAT = 5.0
@@ -75,7 +75,9 @@ class ZmqChannel:
         self.address = Address(endpoint=self._server.endpoint, key=key)
 
         def connect(peer: str) -> ZmqReader:
-            return ZmqReader(peer, context, peers(peer), keys, heartbeat)
+            address = peers(peer)
+            dealer = dealer_socket(context, address, keys, heartbeat)
+            return ZmqReader(peer, dealer, address.endpoint)
 
         self._peers = PeerReaders(name, connect, patience=patience)
 

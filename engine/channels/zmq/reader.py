@@ -32,23 +32,16 @@ _LOST = zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED | _DENIED
 
 
 class ZmqReader(PeerReader):
-    """Rows of one peer's blocks. Not for several threads at once."""
+    """Rows of one peer's blocks. Not for several threads at once. dealer: not connected yet."""
 
-    def __init__(
-        self,
-        peer: str,
-        context: zmq.Context,
-        address: Address,
-        keys: CurveKeyPair | None,
-        heartbeat: float,
-    ) -> None:
+    def __init__(self, peer: str, dealer: zmq.Socket, endpoint: str) -> None:
         super().__init__(peer)
-        self._socket = _dealer(context, address, keys, heartbeat)
-        self._monitor: zmq.Socket = self._socket.get_monitor_socket(_LOST)
+        self._socket = dealer
+        self._monitor: zmq.Socket = dealer.get_monitor_socket(_LOST)
         self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(dealer, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
-        self._socket.connect(address.endpoint)
+        dealer.connect(endpoint)
 
     def ask(self, requests: Requests) -> int:
         """See PeerReader; the request is queued until the peer is connected."""
@@ -100,21 +93,19 @@ class ZmqReader(PeerReader):
         return self.lost("the connection is lost: its process or its host is gone")
 
 
-def _dealer(
+def dealer_socket(
     context: zmq.Context, address: Address, keys: CurveKeyPair | None, heartbeat: float
 ) -> zmq.Socket:
+    """A socket for a ZmqReader. heartbeat: seconds of silence after which its peer is lost."""
     dealer = context.socket(zmq.DEALER)
     limit = int(heartbeat * 1000)
-    for option, value in (
-        (zmq.LINGER, 0),
-        (zmq.RECONNECT_IVL, -1),
-        (zmq.MAXMSGSIZE, LARGEST),
-        (zmq.HEARTBEAT_IVL, max(1, int(heartbeat * 250))),
-        (zmq.HEARTBEAT_TIMEOUT, limit),
-        (zmq.HANDSHAKE_IVL, limit),
-        (zmq.CONNECT_TIMEOUT, limit),
-    ):
-        dealer.setsockopt(option, value)
+    dealer.setsockopt(zmq.LINGER, 0)
+    dealer.setsockopt(zmq.RECONNECT_IVL, -1)
+    dealer.setsockopt(zmq.MAXMSGSIZE, LARGEST)
+    dealer.setsockopt(zmq.HEARTBEAT_IVL, max(1, int(heartbeat * 250)))
+    dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, limit)
+    dealer.setsockopt(zmq.HANDSHAKE_IVL, limit)
+    dealer.setsockopt(zmq.CONNECT_TIMEOUT, limit)
     if keys is not None and address.key is not None:
         dealer.setsockopt(zmq.CURVE_SERVERKEY, address.key)
         dealer.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
