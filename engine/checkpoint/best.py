@@ -74,9 +74,11 @@ class BestVersions:
 
     def paths(self) -> dict[str, tuple[Path, ...]]:
         """The kept directories by evaluate node, the best first."""
-        best = {name: self._ranked(name)[:keep] for name, keep in self._keep.items()}
-        folders = self._folders
-        return {n: tuple(folders[n] / f"step_{step}" for _, step in best[n]) for n in best}
+        paths = {}
+        for name, folder in self._folders.items():
+            best = self._ranked(name)[: self._keep[name]]
+            paths[name] = tuple(folder / f"step_{step}" for _, step in best)
+        return paths
 
     def _ranked(self, name: str) -> list[tuple[float, int]]:
         """(-score, step), the best first."""

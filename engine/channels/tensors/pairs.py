@@ -76,7 +76,7 @@ class TensorPairs:
         self._moved = MovedBytes()
 
     def meet(self, peer: str, meeting: int, *, writes: bool) -> None:
-        """Replace this pair's world, which owns the descriptor `meeting`, from any thread."""
+        """Replace this pair's world, which then owns the descriptor `meeting`; from any thread."""
         rank = _WRITER if writes else _READER
         world = PairWorld(self.name, peer, rank, meeting, self._timeout)
         with self._lock:
