@@ -39,7 +39,7 @@ _OFTEN = 5000
 def through_slabs(count: int, rng: np.random.Generator, *, content: bool) -> Counter[str]:
     """What a reader makes of changed descriptors."""
     rows = batch(Rollout, 7, 1, skipped=1)
-    owner, found = Owner(rows), Counter[str]()
+    owner, outcomes = Owner(rows), Counter[str]()
 
     for number in range(count):
         if number % 4:
@@ -47,28 +47,28 @@ def through_slabs(count: int, rng: np.random.Generator, *, content: bool) -> Cou
         else:
             seen = noted_wrongly(owner, content, rng)
         if isinstance(seen, pa.RecordBatch):
-            found["right"] += 1
+            outcomes["right"] += 1
             seen.validate(full=True)
             assert not content or seen.equals(rows.records), "rows were accepted that nobody kept"
         else:
-            found["asked" if seen is None else seen.__name__] += 1
+            outcomes["asked" if seen is None else seen.__name__] += 1
     owner.outbox.close()
-    return found
+    return outcomes
 
 
 def between_hosts(count: int, rng: np.random.Generator) -> Counter[str]:
     """What a channel makes of changed frames."""
-    rows, found = batch(Rollout, 6, 2), Counter[str]()
+    rows, outcomes = batch(Rollout, 6, 2), Counter[str]()
     with liar(rows.records, rng) as endpoint:
         channel = ZmqChannel("b", 0, lambda _: Address(endpoint=endpoint), patience=5.0)
         for _ in range(count):
             seen = outcome(lambda: channel.fetch([BlockRequest(worker="a", block=0)])[0])
-            found["right" if isinstance(seen, pa.RecordBatch) else seen.__name__] += 1
+            outcomes["right" if isinstance(seen, pa.RecordBatch) else seen.__name__] += 1
             if isinstance(seen, pa.RecordBatch):
                 assert seen.num_rows == 6, "rows were accepted that nobody kept"
                 seen.validate(full=True)
         channel.close()
-    return found
+    return outcomes
 
 
 def main() -> None:
@@ -90,17 +90,17 @@ def main() -> None:
 
 
 def _sent(name: str, way: Callable[[int], Counter[str]], count: int) -> None:
-    found = way(min(200, count))  # so that what is made once is there
+    outcomes = way(min(200, count))  # so that what is made once is there
     before, started, left = len(os.listdir("/proc/self/fd")), resident(), count - min(200, count)
     while left:
-        found += way(min(_OFTEN, left))
+        outcomes += way(min(_OFTEN, left))
         left -= min(_OFTEN, left)
         descriptors, grown = len(os.listdir("/proc/self/fd")), resident() - started
         assert descriptors <= before, f"{name}: expected {before} descriptors, found {descriptors}"
         assert grown < GROWTH, f"{name}: the process has grown by {grown} bytes"
-    assert found.total() == count
-    assert found["right"] < count // 2, f"{name}: most were taken: {dict(found)}"
-    print(f"{name}: {', '.join(f'{kind} {n}' for kind, n in found.most_common())}", flush=True)
+    assert outcomes.total() == count
+    assert outcomes["right"] < count // 2, f"{name}: most were taken: {dict(outcomes)}"
+    print(f"{name}: {', '.join(f'{kind} {n}' for kind, n in outcomes.most_common())}", flush=True)
 
 
 if __name__ == "__main__":

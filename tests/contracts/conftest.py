@@ -20,5 +20,5 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[RankPool]:
 
 @pytest.fixture
 def listener() -> Iterator[Place]:
-    with closing(Place()) as found:
-        yield found
+    with closing(Place()) as place:
+        yield place

@@ -132,8 +132,8 @@ def noted_wrongly(owner: Owner, content: bool, rng: np.random.Generator) -> Aske
 @contextmanager
 def liar(records: pa.RecordBatch, rng: np.random.Generator) -> Iterator[str]:
     """Another host that answers every request wrongly, then honestly; yields where."""
-    answer, made = framed(0, records)
-    frames, sums = [b.to_pybytes() for b in made], checksums(made)
+    answer, buffers = framed(0, records)
+    frames, sums = [b.to_pybytes() for b in buffers], checksums(buffers)
     context = zmq.Context()
     router = context.socket(zmq.ROUTER)
     endpoint = f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}"
@@ -142,7 +142,7 @@ def liar(records: pa.RecordBatch, rng: np.random.Generator) -> Iterator[str]:
     def honest(number: int) -> list[list[bytes]]:
         """The messages, as if this was little, or as if it was much."""
         if rng.random() < 0.5:
-            return [[sealed(Reply(number, summed([answer], made))), *frames]]
+            return [[sealed(Reply(number, summed([answer], buffers))), *frames]]
         parts = [(Reply(number, [answer], 2), frames[:2]), (FramesPart(number, 0), frames[2:4])]
         parts += [(FramesPart(number, 1), frames[4:]), (FrameSums(number, sums), [])]
         return [[sealed(message), *more] for message, more in parts]

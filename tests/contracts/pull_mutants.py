@@ -15,19 +15,19 @@ NASTY = (
 
 def bytes_mutated(data: bytes, rng: np.random.Generator) -> bytes:
     """A bit flipped, or a piece cut out, doubled or filled with noise."""
-    made = bytearray(data)
-    at = int(rng.integers(0, len(made)))
-    end = min(len(made), at + int(rng.integers(1, 9)))
+    mutated = bytearray(data)
+    at = int(rng.integers(0, len(mutated)))
+    end = min(len(mutated), at + int(rng.integers(1, 9)))
     match int(rng.integers(0, 4)):
         case 0:
-            made[at] ^= 1 << int(rng.integers(0, 8))
+            mutated[at] ^= 1 << int(rng.integers(0, 8))
         case 1:
-            del made[at:end]
+            del mutated[at:end]
         case 2:
-            made[at:at] = made[at:end]
+            mutated[at:at] = mutated[at:end]
         case _:
-            made[at:end] = rng.bytes(end - at)
-    return bytes(made)
+            mutated[at:end] = rng.bytes(end - at)
+    return bytes(mutated)
 
 
 def value_mutated(data: bytes, rng: np.random.Generator) -> bytes:

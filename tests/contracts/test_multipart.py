@@ -32,13 +32,13 @@ def replied(*messages: tuple[multipart.Message, list[bytes]]) -> pa.RecordBatch:
 @pytest.mark.parametrize("much", [False, True], ids=["little", "much"])
 def test_a_flipped_bit_in_a_frame_is_found(much: bool) -> None:
     rows = rollouts(5, 9)
-    answer, made = multipart.framed(0, rows.records)
-    sums, frames = checksums(made), [b.to_pybytes() for b in made]
+    answer, buffers = multipart.framed(0, rows.records)
+    sums, frames = checksums(buffers), [b.to_pybytes() for b in buffers]
     spoilt = [bytearray(frame) for frame in frames]
     spoilt[3][-1] ^= 4
     for those, right in ((frames, True), (spoilt, False)):
         little: list[tuple[multipart.Message, list]] = [
-            (Reply(1, multipart.summed([answer], made)), those)
+            (Reply(1, multipart.summed([answer], buffers)), those)
         ]
         parts = [
             (multipart.FramesPart(1, 0), those[2:4]),
@@ -53,10 +53,10 @@ def test_a_flipped_bit_in_a_frame_is_found(much: bool) -> None:
     "order", ["1", "0 0", "0 sums", "0 1 2", "sums", "header", "0 1 header", "0 1 sums+"]
 )
 def test_the_messages_of_an_answer_have_one_order(order: str) -> None:
-    answer, made = multipart.framed(0, rollouts(5, 9).records)
-    frames = [b.to_pybytes() for b in made]
+    answer, buffers = multipart.framed(0, rollouts(5, 9).records)
+    frames = [b.to_pybytes() for b in buffers]
     reply = multipart.IncomingReply.of(Reply(1, [answer], 2), frames[:2])
-    last = multipart.FrameSums(1, checksums(made))
+    last = multipart.FrameSums(1, checksums(buffers))
     told = {
         "header": (Reply(1, [answer], 2), frames[:2]),
         "sums": (last, []),

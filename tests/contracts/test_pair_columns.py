@@ -45,14 +45,14 @@ def columns(block: int, device: str = "cpu") -> dict[str, Ragged]:
     draw = torch.Generator().manual_seed(block)
     lengths = torch.randint(0, 4, (ROWS,), generator=draw).numpy()
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    found = {}
+    by_name = {}
     for name in DTYPES:
         values = torch.randint(0, 100, (int(offsets[-1]), 3), generator=draw).to(
             getattr(torch, name)
         )
-        found[name] = Ragged(values.to(device), offsets)
-    found["of_row"] = Ragged(torch.randn(ROWS, generator=draw).to(device), np.arange(ROWS + 1))
-    return found
+        by_name[name] = Ragged(values.to(device), offsets)
+    by_name["of_row"] = Ragged(torch.randn(ROWS, generator=draw).to(device), np.arange(ROWS + 1))
+    return by_name
 
 
 NAMES = (*DTYPES, "of_row")
@@ -69,11 +69,11 @@ ASKED: list[list[BlockRequest]] = [
 
 
 def expected(requests: Sequence[BlockRequest]) -> list[Tensor]:
-    found = []
+    tensors = []
     for request in requests:
         rows = np.arange(ROWS) if request.rows is None else request.rows
-        found += [taken(columns(request.block)[name], rows).values for name in request.columns]
-    return found
+        tensors += [taken(columns(request.block)[name], rows).values for name in request.columns]
+    return tensors
 
 
 def test_the_store_picks_rows_until_it_forgets_them() -> None:
@@ -215,10 +215,10 @@ def served_with_hashes(
     number = itertools.count()
 
     def hashed(tensors: Sequence[Tensor]) -> list[int]:
-        found = of_tensors(tensors)
+        hashes = of_tensors(tensors)
         if next(number) == changed:
             tensors[-1].view(torch.uint8).view(-1)[-1] ^= 1
-        return found
+        return hashes
 
     with mock.patch("engine.channels.tensors.pairs.of_tensors", hashed):
         serve(rank, port, listening, requests, "cpu", True)
@@ -266,22 +266,22 @@ def test_a_wrong_request_ends_the_world(
 ) -> None:
     mine, theirs = Pipe()
     ranks.tell(0, serve, listener, mine)
-    ranks.tell(1, lost, listener, theirs, wrong)
+    ranks.tell(1, ask_wrongly, listener, theirs, wrong)
     assert "made: receive 0 with reads did not end" in ranks.answers([0, 1])[1]
 
 
-def lost(rank: int, port: int, at: Place, requests: Connection, wrong: BlockRequest) -> str:
+def ask_wrongly(rank: int, port: int, at: Place, requests: Connection, wrong: BlockRequest) -> str:
     pairs = TensorPairs(
         "reads", lambda peer, sequence, wanted: requests.send((sequence, wanted)), timeout=20
     )
     pairs.meet("made", at.end(), writes=False)
-    with pytest.raises(PeerLost) as found:
+    with pytest.raises(PeerLost) as error:
         pairs.receive(
             "made", [wrong], lambda device: [torch.empty(1, 3, dtype=torch.int64, device=device)]
         )
     requests.send(None)
     pairs.close()
-    return str(found.value)
+    return str(error.value)
 
 
 def deserted(rank: int, port: int) -> str:
@@ -299,9 +299,9 @@ def deserted(rank: int, port: int) -> str:
     threading.Thread(target=die).start()
     pairs = TensorPairs("reads", other.have_sent, timeout=1000.0, alive=other.require)
     pairs.meet("made", meeting_place(), writes=False)
-    with pytest.raises(PeerLost) as found:
+    with pytest.raises(PeerLost) as error:
         pairs.receive("made", ASKED[0], lambda device: [])
-    return str(found.value)
+    return str(error.value)
 
 
 def test_who_dies_before_a_world_is_formed_is_not_waited_for() -> None:

@@ -33,17 +33,17 @@ RANKS = 2
 def weights(version: int) -> list[Piece]:
     """Every dtype, a scalar, an empty piece, one that is not contiguous, one that has gradients."""
     draw = torch.Generator().manual_seed(version)
-    found = [
+    pieces = [
         Piece(f"of.{d}", torch.randint(0, 2, (3, 5), generator=draw).to(getattr(torch, d)))
         for d in DTYPES
     ]
-    found += [
+    pieces += [
         Piece("scalar", torch.randn((), generator=draw)),
         Piece("none", torch.zeros(0, 3)),
         Piece("turned", torch.randn(4, 6, generator=draw).t()),
         Piece("parameter", torch.nn.Parameter(torch.randn(70_000, generator=draw))),
     ]
-    return found
+    return pieces
 
 
 def test_a_snapshot_has_the_id_of_the_block_with_the_same_weights() -> None:
@@ -104,8 +104,8 @@ def test_every_described_piece_has_a_tensor() -> None:
 
 def test_room_is_made_for_descriptions_alone() -> None:
     batch, _, copies = snapshot(weights(1))
-    made = room(batch.records, "cpu")
-    assert [(t.shape, t.dtype) for t in made] == [(t.shape, t.dtype) for t in copies]
+    empty = room(batch.records, "cpu")
+    assert [(t.shape, t.dtype) for t in empty] == [(t.shape, t.dtype) for t in copies]
     with pytest.raises(RunError, match="expected the columns"):
         room(to_batch(weights(1))[0].records, "cpu")
 

@@ -25,28 +25,28 @@ pytestmark = pytest.mark.timeout(60)
 @pytest.fixture(scope="module", params=list(KINDS))
 def world(request: pytest.FixtureRequest) -> Iterator[ChannelWorld]:
     """Workers that live as long as the tests that do them no harm."""
-    made = KINDS[request.param]()
-    made["a"], made["b"], made["c"]
-    yield made
-    made.close()
+    world = KINDS[request.param]()
+    world["a"], world["b"], world["c"]
+    yield world
+    world.close()
 
 
 @pytest.fixture(params=BETWEEN)
 def mortal(request: pytest.FixtureRequest) -> Iterator[ChannelWorld]:
     """Workers of which a test may kill some."""
-    made = KINDS[request.param]()
-    made["a"], made["b"]
-    yield made
-    made.close()
+    world = KINDS[request.param]()
+    world["a"], world["b"]
+    yield world
+    world.close()
 
 
-def asked(world: ChannelWorld, block: int, worker: str = "a", **more: object) -> pa.RecordBatch:
+def fetched(world: ChannelWorld, block: int, worker: str = "a", **more: object) -> pa.RecordBatch:
     """What b gets."""
     (found,) = world["b"].fetch([BlockRequest(worker=worker, block=block, **more)])
     return found
 
 
-def same(found: pa.RecordBatch, expected: pa.RecordBatch) -> bool:
+def equal_rows(found: pa.RecordBatch, expected: pa.RecordBatch) -> bool:
     return found.schema.equals(expected.schema) and found.to_pylist() == expected.to_pylist()
 
 
@@ -62,9 +62,9 @@ def same(found: pa.RecordBatch, expected: pa.RecordBatch) -> bool:
 def test_every_column_of_every_schema_arrives_as_it_was(world, schema, rows, seed, skipped) -> None:
     rows_made = batch(schema, rows, seed, skipped=skipped)
     block = world["a"].keep(rows_made)
-    found = asked(world, block)
+    found = fetched(world, block)
     found.validate(full=True)
-    assert same(found, rows_made.records)
+    assert equal_rows(found, rows_made.records)
     world["a"].release(block)
 
 
@@ -78,7 +78,7 @@ def test_columns_and_rows_in_the_order_asked_for(world, data) -> None:
     columns = data.draw(st.lists(st.sampled_from(rows_made.names), unique=True, min_size=1))
     rows = np.array(data.draw(st.lists(st.integers(0, 8), max_size=12)), dtype=np.int64)
     expected = rows_made.records.select(columns).take(pa.array(rows))
-    assert same(asked(world, block, columns=tuple(columns), rows=rows), expected)
+    assert equal_rows(fetched(world, block, columns=tuple(columns), rows=rows), expected)
     world["a"].release(block)
 
 
@@ -88,54 +88,54 @@ def test_a_star_stands_for_all_that_begin_so(world) -> None:
         [pa.array([float(i)]) for i in range(4)], names=list(names)
     )
     block = world["a"].keep(Batch(Keys.of([0]), records))
-    assert asked(world, block, columns=("reward/*", "other")).schema.names == [
+    assert fetched(world, block, columns=("reward/*", "other")).schema.names == [
         "reward/a",
         "reward/b",
         "other",
     ]
-    assert asked(world, block, columns=("nothing/*",)).num_columns == 0
+    assert fetched(world, block, columns=("nothing/*",)).num_columns == 0
     told = r"no column 'rewards'; there are: reward, reward/a, reward/b, other"
     with pytest.raises(DataError, match=told):
-        asked(world, block, columns=("rewards",))
+        fetched(world, block, columns=("rewards",))
 
 
 def test_no_rows_and_no_columns(world) -> None:
     empty = batch(Rollout, 0, 0)
     block = world["a"].keep(empty)
-    assert same(asked(world, block), empty.records)
-    assert asked(world, block, rows=np.zeros(0, np.int64)).num_rows == 0
+    assert equal_rows(fetched(world, block), empty.records)
+    assert fetched(world, block, rows=np.zeros(0, np.int64)).num_rows == 0
     bare = world["a"].keep(Batch(Keys.of(range(3)), pa.RecordBatch.from_arrays([], names=[])))
-    assert asked(world, bare).num_columns == 0
+    assert fetched(world, bare).num_columns == 0
 
 
 def test_64_megabytes(world) -> None:
     rows_made = rollouts(64, 62_000)
     assert rows_made.nbytes > 64 << 20
     block = world["a"].keep(rows_made)
-    assert asked(world, block).equals(rows_made.records)
+    assert fetched(world, block).equals(rows_made.records)
     some = np.array([5, 2])
-    assert asked(world, block, rows=some).equals(rows_made.records.take(pa.array(some)))
+    assert fetched(world, block, rows=some).equals(rows_made.records.take(pa.array(some)))
     world["a"].release(block)
 
 
 def test_several_workers_at_once_and_ones_own_rows_among_them(world) -> None:
-    made = {name: rollouts(5, 7, seed) for seed, name in enumerate("abc")}
-    blocks = {name: world[name].keep(rows) for name, rows in made.items()}
+    kept = {name: rollouts(5, 7, seed) for seed, name in enumerate("abc")}
+    blocks = {name: world[name].keep(rows) for name, rows in kept.items()}
     order = "cabacb"
     found = world["b"].fetch([BlockRequest(worker=name, block=blocks[name]) for name in order])
-    assert all(f.equals(made[name].records) for f, name in zip(found, order, strict=True))
+    assert all(f.equals(kept[name].records) for f, name in zip(found, order, strict=True))
     assert world["b"].fetch([]) == []
 
 
 def test_readers_in_several_threads(world) -> None:
-    made = rollouts(20, 50)
-    block = world["a"].keep(made)
+    kept = rollouts(20, 50)
+    block = world["a"].keep(kept)
     wrong: list[object] = []
 
     def read(name: str) -> None:
         for _ in range(20):
             (found,) = world[name].fetch([BlockRequest(worker="a", block=block)])
-            if not found.equals(made.records):
+            if not found.equals(kept.records):
                 wrong.append(found)
 
     threads = [threading.Thread(target=read, args=(name,)) for name in "bcbc"]
@@ -154,7 +154,7 @@ def test_what_was_built_in_the_outbox_arrives_like_the_rest(world) -> None:
     records = pa.RecordBatch.from_pydict({"x": built, "y": pa.array(range(100))})
     block = world["a"].keep(Batch(Keys.of(range(100)), records))
     del memory, built
-    found = asked(world, block)
+    found = fetched(world, block)
     assert found.column("x").to_pylist() == found.column("y").to_pylist() == list(range(100))
     world["a"].release(block)
 
@@ -164,17 +164,17 @@ def test_a_released_block_is_gone(world) -> None:
     kept = world["a"].keep(rollouts(2, 3))
     world["a"].release(block)
     with pytest.raises(KeyError, match=str(block)):
-        asked(world, block)
+        fetched(world, block)
     with pytest.raises(KeyError):
         world["a"].release(block)
     with pytest.raises(KeyError):
-        asked(world, 10**6)
-    assert asked(world, kept).num_rows == 2
+        fetched(world, 10**6)
+    assert fetched(world, kept).num_rows == 2
 
 
 def test_block_numbers_never_repeat_after_a_respawn(mortal) -> None:
     before = [mortal["a"].keep(rollouts(1, 1)) for _ in range(3)]
-    assert asked(mortal, before[0]).num_rows == 1
+    assert fetched(mortal, before[0]).num_rows == 1
     mortal.kill("a")
     mortal.respawn("a", 1)
     after = mortal["a"].keep(rollouts(2, 1))
@@ -182,21 +182,21 @@ def test_block_numbers_never_repeat_after_a_respawn(mortal) -> None:
     assert not {after} & set(before)
     for _ in range(2):  # the first time the connection is still to the dead one, or already anew
         with pytest.raises(PeerLost, match="a: "):
-            asked(mortal, before[0])
-    assert asked(mortal, after).num_rows == 2
+            fetched(mortal, before[0])
+    assert fetched(mortal, after).num_rows == 2
     with pytest.raises(KeyError):
-        asked(mortal, after + 1)
+        fetched(mortal, after + 1)
 
 
 def test_a_dead_peer_is_lost_at_once(mortal) -> None:
     block = mortal["a"].keep(rollouts(3, 3))
-    read = asked(mortal, block)
+    read = fetched(mortal, block)
     copy = read.to_pylist()
     mortal.kill("a")
     assert read.to_pylist() == copy  # what was read stays readable
     for _ in range(2):
         with pytest.raises(PeerLost) as lost:
-            asked(mortal, block)
+            fetched(mortal, block)
         assert lost.value.peer == "a"
 
 

@@ -26,14 +26,16 @@ def _nobody(peer: str) -> None:
 
 
 @contextmanager
-def two(folder: Path) -> Iterator[tuple[RoutedChannel, RoutedChannel]]:
+def two_hosts(folder: Path) -> Iterator[tuple[RoutedChannel, RoutedChannel]]:
     """Workers a and b, each alone on its host."""
-    made = []
+    channels = []
     for name in "ab":
         shm, book = ShmChannel(name, 0, _nobody), AddressBook({})
         far = ZmqChannel(name, 0, book.address, bind=f"ipc://{folder}/{name}", outbox=shm)
-        made.append((RoutedChannel(shm, near=frozenset(), far=far, book=book, lease=20.0), book))
-    (a, _), (b, book) = made
+        channels.append(
+            (RoutedChannel(shm, near=frozenset(), far=far, book=book, lease=20.0), book)
+        )
+    (a, _), (b, book) = channels
     book.write("a", AddressEntry(endpoint=a.endpoint, epoch=0))
     yield a, b
     for channel in (a, b):
@@ -55,7 +57,7 @@ def changed(answers: int) -> Iterator[None]:
 
 def test_an_answer_that_was_changed_on_its_way_is_asked_for_again(tmp_path: Path) -> None:
     rows = rollouts(20, 30)
-    with two(tmp_path) as (a, b):
+    with two_hosts(tmp_path) as (a, b):
         block = a.keep(rows)
         with changed(REFUSALS - 1):
             (found,) = b.fetch([BlockRequest(worker="a", block=block)])
@@ -65,7 +67,7 @@ def test_an_answer_that_was_changed_on_its_way_is_asked_for_again(tmp_path: Path
 
 
 def test_what_is_always_wrong_fails(tmp_path: Path) -> None:
-    with two(tmp_path) as (a, b):
+    with two_hosts(tmp_path) as (a, b):
         block = a.keep(rollouts(20, 30))
         with changed(REFUSALS), pytest.raises(RunError, match=r"a: refused: .* changed on its way"):
             b.fetch([BlockRequest(worker="a", block=block)])

@@ -72,7 +72,7 @@ def rows() -> list[dict[str, Batch]]:
     ]
 
 
-def same(given: Batch, taken: Taken) -> bool:
+def equal_batch(given: Batch, taken: Taken) -> bool:
     records, values = taken
     records.validate(full=True)
     equal = [torch.equal(given.device[name], tensor) for name, tensor in values.items()]
@@ -87,7 +87,7 @@ def cast_of(
     return RowBroadcast(channel, giver="t0", content=content)
 
 
-def given(rank: int, port: int, size: int, content: bool = False) -> list[Any]:
+def broadcast_all(rank: int, port: int, size: int, content: bool = False) -> list[Any]:
     """Rank 0 gives everything; the others say whether they have the same, and how many bytes."""
     ends = cast_of(rank, size, port, f"given {size} {content}", content=content)
     said: list[Any] = []
@@ -95,9 +95,9 @@ def given(rank: int, port: int, size: int, content: bool = False) -> list[Any]:
         if rank == 0:
             ends.give(inputs)
             continue
-        found = ends.take(list(inputs))
-        said.append(list(found) == list(inputs))
-        said += [same(given, found[name]) for name, given in inputs.items()]
+        taken = ends.take(list(inputs))
+        said.append(list(taken) == list(inputs))
+        said += [equal_batch(given, taken[name]) for name, given in inputs.items()]
     moved = ends.moved()
     ends.close()
     return [*said, moved, ends.moved()]
@@ -105,12 +105,12 @@ def given(rank: int, port: int, size: int, content: bool = False) -> list[Any]:
 
 @pytest.mark.parametrize(("size", "content"), [(2, False), (3, False), (2, True)])
 def test_rows_arrive_to_the_bit(ranks: RankPool, size: int, content: bool) -> None:
-    giver, *others = ranks.do(size, given, size, content)
+    giver, *others = ranks.do(size, broadcast_all, size, content)
     assert giver == [0, 0], "nothing comes to the rank that gives"
     large = rows()[4]["large"].nbytes
-    for *found, moved, again in others:
-        assert len(found) == len(rows()) + sum(len(inputs) for inputs in rows())
-        assert all(each is True for each in found)
+    for *comparisons, moved, again in others:
+        assert len(comparisons) == len(rows()) + sum(len(inputs) for inputs in rows())
+        assert all(each is True for each in comparisons)
         assert large <= moved < 1.1 * large
         assert again == 0
 
@@ -126,9 +126,9 @@ def changed(rank: int, port: int) -> str:
         ):
             ends.give(inputs)
         return ""
-    with pytest.raises(RunError) as found:
+    with pytest.raises(RunError) as error:
         ends.take(list(inputs))
-    return str(found.value)
+    return str(error.value)
 
 
 def test_values_that_were_changed_on_their_way_are_refused_where_content_is_checked(
@@ -177,10 +177,10 @@ def lies(rank: int, port: int) -> list[str]:
         names = ["t0", "t1"]
         channel = CollectiveChannel(rank, 2, client(port), name=lie, names=names, timeout=20.0)
         if rank == 1:
-            with pytest.raises(RunError) as found:
+            with pytest.raises(RunError) as error:
                 RowBroadcast(channel, giver="t0").take(["a", "b"])
-            assert not isinstance(found.value, PeerLost)
-            said.append(str(found.value))
+            assert not isinstance(error.value, PeerLost)
+            said.append(str(error.value))
             channel.close()
             continue
         try:
@@ -221,9 +221,9 @@ def test_what_cannot_be_right_is_refused_and_the_giver_is_told(ranks: RankPool) 
 def waits(rank: int, port: int) -> str:
     ends = cast_of(rank, 2, port, "waits")
     client(port).set(f"waits {rank}", "1")
-    with pytest.raises(PeerLost) as found:
+    with pytest.raises(PeerLost) as error:
         ends.take(["a"])
-    return str(found.value)
+    return str(error.value)
 
 
 def test_a_giver_that_is_killed_leaves_nobody_waiting(ranks: RankPool) -> None:
@@ -268,9 +268,9 @@ def through_devices(rank: int, port: int) -> list[bool]:
         if rank == 0:
             ends.give(inputs)
         else:
-            found = ends.take(list(inputs))
+            taken = ends.take(list(inputs))
             said += [
-                same(given, (found[name][0], on_host(found[name][1])))
+                equal_batch(given, (taken[name][0], on_host(taken[name][1])))
                 for name, given in inputs.items()
             ]
     ends.close()

@@ -32,9 +32,9 @@ def channel(rank: int, size: int, port: int, name: str, timeout: float = 20.0) -
 
 
 def error_of(call: Any, *arguments: Any) -> RunError:
-    with pytest.raises(RunError) as found:
+    with pytest.raises(RunError) as error:
         call(*arguments)
-    return found.value
+    return error.value
 
 
 def messages() -> list[list[Tensor]]:
@@ -62,15 +62,15 @@ def transfers(rank: int, port: int) -> int:
             if rank == sender:
                 ends.send(1 - rank, number, tensors)
                 continue
-            found = [torch.empty(t.shape, dtype=t.dtype) for t in tensors]
-            ends.receive(sender, number, found)
-            same += all(torch.equal(a, b) for a, b in zip(found, tensors, strict=True))
+            received = [torch.empty(t.shape, dtype=t.dtype) for t in tensors]
+            ends.receive(sender, number, received)
+            same += all(torch.equal(a, b) for a, b in zip(received, tensors, strict=True))
     for number, tensors in enumerate(messages()):
-        found = [
+        received = [
             t.contiguous() if rank == 1 else torch.empty(t.shape, dtype=t.dtype) for t in tensors
         ]
-        ends.broadcast(1, number, found)
-        same += all(torch.equal(a, b) for a, b in zip(found, tensors, strict=True))
+        ends.broadcast(1, number, received)
+        same += all(torch.equal(a, b) for a, b in zip(received, tensors, strict=True))
     ends.close()
     return same
 
@@ -217,11 +217,11 @@ def chain(rank: int, port: int, name: str, timeout: float) -> tuple[str, str, fl
     ends = channel(rank, 3, port, name, timeout)
     client(port).set(f"{name} {rank}", "1")
     start = time.monotonic()
-    found = error_of(ends.receive, (rank - 1) % 3, 0, [torch.zeros(1)])
+    error = error_of(ends.receive, (rank - 1) % 3, 0, [torch.zeros(1)])
     again = error_of(ends.send, 0, 0, [])
     ends.close()
-    assert again is found
-    return type(found).__name__, str(found), time.monotonic() - start
+    assert again is error
+    return type(error).__name__, str(error), time.monotonic() - start
 
 
 def start_chain(ranks: RankPool, name: str, timeout: float) -> None:

@@ -103,11 +103,11 @@ def run(tmp_path: Path) -> Iterator[RunFolder]:
 
 
 def _write(sink: str, run: RunFolder, steps: range, offset: float = 0.0) -> None:
-    made = SINKS[sink][0]()
-    made.open(run, {"lr": 1e-6, "reward": len})
+    opened = SINKS[sink][0]()
+    opened.open(run, {"lr": 1e-6, "reward": len})
     for step in steps:
-        made.write(step, {"step": step, "reward/mean": step / 4 + offset, "policy/lag/max": 1})
-    made.close()
+        opened.write(step, {"step": step, "reward/mean": step / 4 + offset, "policy/lag/max": 1})
+    opened.close()
 
 
 def test_what_is_written_is_read_back(sink: str, run: RunFolder) -> None:
@@ -136,22 +136,22 @@ def test_steps_that_are_repeated_by_a_resume_replace_the_old(sink: str, run: Run
 
 
 def test_numbers_that_are_not_finite_are_no_error(sink: str, run: RunFolder) -> None:
-    made = SINKS[sink][0]()
-    made.open(run, {})
-    made.write(1, {"policy/entropy": math.nan, "optim/grad_norm": math.inf, "reward/mean": 0.5})
-    made.close()
+    opened = SINKS[sink][0]()
+    opened.open(run, {})
+    opened.write(1, {"policy/entropy": math.nan, "optim/grad_norm": math.inf, "reward/mean": 0.5})
+    opened.close()
     row = SINKS[sink][1](run)[1]
     assert row["reward/mean"] == 0.5
     assert row["policy/entropy"] is None or math.isnan(row["policy/entropy"])
 
 
 def test_close_may_come_twice_and_without_a_write(sink: str, run: RunFolder) -> None:
-    made = SINKS[sink][0]()
-    made.close()
-    made.open(run, {})
-    made.close()
-    made.close()
-    assert not made.__dict__.get("_file")
+    opened = SINKS[sink][0]()
+    opened.close()
+    opened.open(run, {})
+    opened.close()
+    opened.close()
+    assert not opened.__dict__.get("_file")
 
 
 def test_a_write_before_open_is_refused(sink: str) -> None:
@@ -159,25 +159,25 @@ def test_a_write_before_open_is_refused(sink: str) -> None:
         SINKS[sink][0]().write(1, {"reward/mean": 1.0})
 
 
-@pytest.mark.parametrize(("made", "name"), [(Wandb, "wandb"), (TensorBoard, "tensorboard")])
+@pytest.mark.parametrize(("kind", "name"), [(Wandb, "wandb"), (TensorBoard, "tensorboard")])
 def test_a_library_that_is_missing_is_named(
-    made: Callable[[], Sink], name: str, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+    kind: Callable[[], Sink], name: str, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in [m for m in sys.modules if m.split(".")[0] == name]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setattr(sys, "path", [])
     monkeypatch.setattr(sys, "path_importer_cache", {})
     with pytest.raises(RunError, match=rf'pip install "dataflow-rl\[{name}\]"'):
-        made().open(run, {})
+        kind().open(run, {})
 
 
 def test_wandb_is_told_what_to_resume(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     wandb = RecordingWandb()
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     for _ in range(2):
-        made = Wandb("digits", mode="offline")
-        made.open(run, {"lr": 0.1})
-        made.close()
+        wandb_sink = Wandb("digits", mode="offline")
+        wandb_sink.open(run, {"lr": 0.1})
+        wandb_sink.close()
     first, second = wandb.inits
     assert first == second
     assert first["project"] == "digits"

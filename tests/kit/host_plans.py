@@ -191,12 +191,12 @@ def chunk_of(number: int, ref: Ref, *, node: str = "doubled") -> RunChunk:
 
 def until(workers: Any, *kinds: type, seconds: float = 30.0) -> list[Any]:
     """What comes of a run's Workers, up to the first of one of these kinds."""
-    found: list[Any] = []
-    while not found or not isinstance(found[-1], kinds):
+    events: list[Any] = []
+    while not events or not isinstance(events[-1], kinds):
         event = workers.next(seconds)
-        assert event is not None, f"nothing came after {found}"
-        found.append(event.event if isinstance(event, From) else event)
-    return found
+        assert event is not None, f"nothing came after {events}"
+        events.append(event.event if isinstance(event, From) else event)
+    return events
 
 
 def produced_block(workers: Any, number: int = 1, rows: range = range(4)) -> Ref:

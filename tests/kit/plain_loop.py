@@ -149,7 +149,7 @@ def cut_logprobs(
     module: nn.Module, rows: Batch, temperature: float, top_p: float, wanted: Sequence[Tensor]
 ) -> list[Tensor]:
     """Of each row's wanted completion tokens among those that top-p keeps; 0 for the others."""
-    found = []
+    by_row = []
     for i, logits in enumerate(padded_logits(module, rows)):
         chances = (logits / temperature).double().softmax(-1)
         ids, one = ids_of(rows, i), torch.zeros(len(logits))
@@ -159,8 +159,8 @@ def cut_logprobs(
             kept = order[before < top_p]
             assert ids[t] in kept, "a token that top-p had cut off"
             one[t] = (chances[t][ids[t]] / chances[t][kept].sum()).log()
-        found.append(one)
-    return found
+        by_row.append(one)
+    return by_row
 
 
 def values(module: nn.Module, rows: Batch) -> list[Tensor]:
@@ -177,10 +177,10 @@ def rewards(base: str, rows: Batch, fn: Callable[..., Sequence[float | None]]) -
 
 
 def groups(rows: Batch) -> list[list[int]]:
-    found: dict[int, list[int]] = {}
+    by_position: dict[int, list[int]] = {}
     for row, position in enumerate(rows.keys.position.tolist()):
-        found.setdefault(position, []).append(row)
-    return list(found.values())
+        by_position.setdefault(position, []).append(row)
+    return list(by_position.values())
 
 
 def column(step: TrainedStep, key: str, name: str) -> list[Tensor]:
@@ -200,11 +200,11 @@ def require_close(
 
 def surrogate(now: Sequence[Tensor], old: Sequence[Tensor], gain: Sequence[Tensor]) -> list[Tensor]:
     """PPO's clipped loss of each token."""
-    found = []
+    losses = []
     for a, b, g in zip(now, old, gain, strict=True):
         ratio = (a - b.detach()).exp()
-        found.append(-torch.minimum(ratio * g, ratio.clamp(0.8, 1.2) * g))
-    return found
+        losses.append(-torch.minimum(ratio * g, ratio.clamp(0.8, 1.2) * g))
+    return losses
 
 
 def spread(numbers: Sequence[float], rows: Batch) -> list[Tensor]:
@@ -214,11 +214,11 @@ def spread(numbers: Sequence[float], rows: Batch) -> list[Tensor]:
 
 def generalised(reward: Tensor, value: Tensor, gamma: float, lam: float) -> Tensor:
     """arXiv:1506.02438, equation 16, backwards."""
-    found, after, running = torch.zeros_like(reward), 0.0, 0.0
+    advantages, after, running = torch.zeros_like(reward), 0.0, 0.0
     for t in reversed(range(len(reward))):
         running = float(reward[t]) + gamma * after - float(value[t]) + gamma * lam * running
-        found[t], after = running, float(value[t])
-    return found
+        advantages[t], after = running, float(value[t])
+    return advantages
 
 
 def by_row(parts: Sequence[Tensor]) -> dict[int, float]:

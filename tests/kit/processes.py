@@ -102,12 +102,12 @@ def _fields(process: Path) -> list[str]:
 
 def _matching(holds: Any) -> list[int]:
     """Processes for which this holds of their folder in /proc."""
-    found = []
+    pids = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             if holds(process):
-                found.append(int(process.name))
-    return found
+                pids.append(int(process.name))
+    return pids
 
 
 def parent_of(pid: int) -> int:
@@ -128,8 +128,8 @@ def children(parent: int | None = None) -> list[int]:
     process, for good.
     """
     of = parent or os.getpid()
-    found = _matching(lambda process: int(_fields(process)[1]) == of)
-    return [pid for pid in found if not any("resource_tracker" in w for w in command_of(pid))]
+    pids = _matching(lambda process: int(_fields(process)[1]) == of)
+    return [pid for pid in pids if not any("resource_tracker" in w for w in command_of(pid))]
 
 
 def workers() -> dict[str, int]:
@@ -146,8 +146,8 @@ def of_session(session: int) -> list[int]:
 def marked(mark: str) -> list[int]:
     """Processes with this mark that have not ended, this one excepted."""
     wanted = f"{MARK}={mark}".encode()
-    found = _matching(lambda p: wanted in (p / "environ").read_bytes().split(b"\0") and _runs(p))
-    return [pid for pid in found if pid != os.getpid()]
+    pids = _matching(lambda p: wanted in (p / "environ").read_bytes().split(b"\0") and _runs(p))
+    return [pid for pid in pids if pid != os.getpid()]
 
 
 def _runs(process: Path) -> bool:

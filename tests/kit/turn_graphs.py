@@ -173,10 +173,10 @@ def one_token_more(rollout: Columns[Rollout]) -> Columns[Completion]:
     return rollout.set(**columns)
 
 
-def misaligned(folder: Path, *, made: bool) -> Graph:
+def misaligned(folder: Path, *, at_once: bool) -> Graph:
     """Tokens that do not fit where they are made, or where log-probs of another text are joined."""
     policy, rollout = rolled_out(folder, 2)
-    if made:
+    if at_once:
         return trained("misaligned", policy, rollout, clipped_policy_loss(one_token_less(rollout)))
     reference = logprobs(Model("reference", str(folder / "model")), one_token_more(rollout))
     advantage = group_advantage(rollout, reward(told_apart, rollout, name="score"))

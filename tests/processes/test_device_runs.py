@@ -230,9 +230,9 @@ def test_values_that_are_not_finite_name_their_row() -> None:
     told = r"\(2, 0, 0\): column 'hidden' has a value that is not finite"
     with pytest.raises(KernelError, match=told):
         ran(broken, "hidden")
-    (made,) = ran(lambda rows: rows, "total")
+    (output,) = ran(lambda rows: rows, "total")
     # nobody reads the other, which would take room on the device
-    assert made.device.keys() == {"total"}
+    assert output.device.keys() == {"total"}
 
 
 def test_peek_shows_values(tiny: TinyRuns) -> None:

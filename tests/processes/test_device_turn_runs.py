@@ -34,22 +34,24 @@ def wakes_and_sleeps(trace: Path) -> Iterator[tuple[str, str]]:
 
 def turns(folder: Path) -> list[tuple[str, str]]:
     """(wake or sleep, Worker) in the order of time, but for the first sleep of each."""
-    found = [
+    ordered = [
         turn for path in sorted((folder / "trace").iterdir()) for turn in wakes_and_sleeps(path)
     ]
-    first = {found.index(("sleep", worker)) for worker in ("gen", "train")}
-    return [turn for at, turn in enumerate(found) if at not in first]
+    first = {ordered.index(("sleep", worker)) for worker in ("gen", "train")}
+    return [turn for at, turn in enumerate(ordered) if at not in first]
 
 
 def test_workers_that_take_turns_give_the_numbers_of_one(tiny: TinyRuns) -> None:
     alone = tiny.run(small, name="alone", inproc=True)
     turned = tiny.run(small, name="turned", **TURNS)
     require_same_numbers(turned, alone)
-    found = turns(turned.folder)
-    pairs = len(found) // 2
-    assert [what for what, _ in found] == ["wake", "sleep"] * pairs + ["wake"] * (len(found) % 2)
-    assert all(found[at][1] == found[at + 1][1] for at in range(0, len(found) - 1, 2))
-    woken = [worker for what, worker in found if what == "wake"]
+    ordered = turns(turned.folder)
+    pairs = len(ordered) // 2
+    assert [what for what, _ in ordered] == ["wake", "sleep"] * pairs + ["wake"] * (
+        len(ordered) % 2
+    )
+    assert all(ordered[at][1] == ordered[at + 1][1] for at in range(0, len(ordered) - 1, 2))
+    woken = [worker for what, worker in ordered if what == "wake"]
     assert len(woken) >= 6  # each Step once gen and once train
     assert all(one != other for one, other in pairwise(woken))
 

@@ -60,14 +60,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def there(cluster: Path) -> Iterator[HostProcess]:
+def host_b(cluster: Path) -> Iterator[HostProcess]:
     """Host b, which serves one test after another."""
     with host(cluster) as process:
         yield process
 
 
 @pytest.fixture
-def start(tmp_path: Path, cluster: Path, there: HostProcess) -> Iterator[Start]:
+def start(tmp_path: Path, cluster: Path, host_b: HostProcess) -> Iterator[Start]:
     """Opens the Workers of a plan on hosts a and b; afterwards no descriptor of them is left."""
 
     @contextlib.contextmanager
@@ -156,12 +156,12 @@ def require_reports(workers: HostsWorkers) -> None:
 
 @pytest.mark.parametrize("where", [APART, BACK], ids=["the reader's", "the owner's"])
 def test_a_worker_of_a_host_that_dies_is_begun_again(
-    start: Start, there: HostProcess, where: dict[str, str]
+    start: Start, host_b: HostProcess, where: dict[str, str]
 ) -> None:
     far, near = ("host", "source") if where is APART else ("source", "host")
     with start(where) as workers:
         old = host_plans.produced_block(workers)
-        (pid,) = there.workers()
+        (pid,) = host_b.workers()
         kill([pid])
         lost = told_of_a_death(workers)
         assert (lost.worker, lost.epoch) == (far, 0)
@@ -208,20 +208,20 @@ def test_a_host_serves_one_run_at_a_time(start: Start) -> None:
 
 
 @pytest.mark.long
-def test_a_run_that_is_not_heard_of_is_ended_by_the_host(start: Start, there: HostProcess) -> None:
+def test_a_run_that_is_not_heard_of_is_ended_by_the_host(start: Start, host_b: HostProcess) -> None:
     with start(APART, lease=5.0) as workers:
-        (pid,) = there.workers()
+        (pid,) = host_b.workers()
         workers._remotes["b"].link.close()
-        there.until("nothing was heard of the run", 15.0)
+        host_b.until("nothing was heard of the run", 15.0)
         assert ended(pid, 15.0), "its Worker is there still"
 
 
 @pytest.mark.long
-def test_a_host_that_is_not_heard_of_fails_the_run(start: Start, there: HostProcess) -> None:
+def test_a_host_that_is_not_heard_of_fails_the_run(start: Start, host_b: HostProcess) -> None:
     told = r"host b: not heard of for \d+ s \(the lease is 5 s\)\. Fix: "
     with start(APART, lease=5.0) as workers:
         ref = host_plans.produced_block(workers)
-        serving = there.serving
+        serving = host_b.serving
         os.kill(serving, signal.SIGSTOP)
         workers.tell(host_plans.chunk_of(2, ref))
         with pytest.raises(RunError, match=told):
@@ -238,7 +238,7 @@ def test_a_host_that_is_not_there(start: Start, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_strangers_get_nothing(
-    start: Start, cluster: Path, there: HostProcess, tmp_path: Path
+    start: Start, cluster: Path, host_b: HostProcess, tmp_path: Path
 ) -> None:
     """At the host's port and a Worker's: without a key, with a wrong one, by a weaker mechanism."""
     frames = (pickle.dumps(host_plans.PickleBomb("x")), b"", b"\x94\xc4\x00\x00\x00\xc4\x00" * 9)
@@ -257,8 +257,8 @@ def test_strangers_get_nothing(
         workers.tell(host_plans.chunk_of(2, host_plans.produced_block(workers)))
         produced = host_plans.until(workers, m.ChunkDone)[0]
         assert isinstance(produced, m.Produced), "and nobody is disturbed"
-    there.until(f"{tmp_path / 'run'} has ended")
-    assert int(there.until("\n").rpartition(":")[2]) >= 3, "each was counted"
+    host_b.until(f"{tmp_path / 'run'} has ended")
+    assert int(host_b.until("\n").rpartition(":")[2]) >= 3, "each was counted"
 
 
 @contextlib.contextmanager
@@ -296,7 +296,11 @@ def graph(tiny_folder: Path) -> Graph:
 
 @pytest.mark.long
 def test_a_run_on_two_hosts(
-    graph: Graph, tiny: TinyRuns, cluster: Path, there: HostProcess, monkeypatch: pytest.MonkeyPatch
+    graph: Graph,
+    tiny: TinyRuns,
+    cluster: Path,
+    host_b: HostProcess,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The bits of one process, although a Worker of the other host dies; rows by both routes, and
     none through the coordinator.
@@ -316,7 +320,7 @@ def test_a_run_on_two_hosts(
 
     def kill_the_generator(row: Mapping[str, float]) -> None:
         if row["step"] == 2:
-            (pid,) = [pid for pid in there.workers() if "gen" in command_of(pid)]
+            (pid,) = [pid for pid in host_b.workers() if "gen" in command_of(pid)]
             kill([pid])
 
     monkeypatch.setattr(ControlSocket, "receive", received)
@@ -339,18 +343,18 @@ def test_a_host_that_is_asked_to_stop_lets_the_run_end_its_step(
 ) -> None:
     """The run stops with a checkpoint and names the host, which stays until then and no longer."""
     cluster = cluster_file(tmp_path)
-    with host(cluster) as there:
-        asked = [lambda row: there.process.terminate() if row["step"] == 2 else None]
+    with host(cluster) as host_b:
+        asked = [lambda row: host_b.process.terminate() if row["step"] == 2 else None]
         result = tiny.run(graph, 100_000, pin=PIN, cluster=cluster, on_step=asked)
         assert (result.signal, result.reason) == (signal.SIGTERM, "host b was asked to stop")
         assert result.checkpoint == result.folder / "checkpoints" / f"step_{result.step}"
-        assert there.process.wait(SOON) == 128 + signal.SIGTERM
-    with host(cluster) as there:  # which serves nobody
-        there.process.terminate()
-        assert there.process.wait(SOON) == 128 + signal.SIGTERM
+        assert host_b.process.wait(SOON) == 128 + signal.SIGTERM
+    with host(cluster) as host_b:  # which serves nobody
+        host_b.process.terminate()
+        assert host_b.process.wait(SOON) == 128 + signal.SIGTERM
 
 
-@pytest.mark.usefixtures("there")
+@pytest.mark.usefixtures("host_b")
 def test_what_a_cluster_file_does_not_say_the_host_is_asked_for(
     graph: Graph, tiny: TinyRuns, cluster: Path
 ) -> None:

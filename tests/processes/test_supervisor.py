@@ -68,10 +68,10 @@ def start(tmp_path: Path) -> Iterator[Start]:
 def kill_worker(supervisor: Supervisor, worker: str) -> m.WorkerLost:
     """Kill a Worker; what is told of it, and that it is told once."""
     os.kill(supervisor.pids()[worker], signal.SIGKILL)
-    return lost(supervisor, worker)
+    return await_loss(supervisor, worker)
 
 
-def lost(supervisor: Supervisor, worker: str) -> m.WorkerLost:
+def await_loss(supervisor: Supervisor, worker: str) -> m.WorkerLost:
     """What is told of a Worker that ends, however idle it was."""
     assert supervisor._io.children[worker].over.wait(SOON)
     death = host_plans.until(supervisor, m.WorkerLost)[-1]
@@ -391,7 +391,7 @@ BOMB = pickle.dumps(host_plans.PickleBomb("x"))
 def test_a_pickle_to_a_worker_is_refused(start: Start, frame: bytes) -> None:
     with start(host_plans.plan()) as supervisor:
         supervisor._io.children["host"].link.send(frame)
-        error = lost(supervisor, "host").error
+        error = await_loss(supervisor, "host").error
         assert "exit code 1" in error
         assert "expected one of the table" in error
 

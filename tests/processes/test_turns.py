@@ -112,10 +112,10 @@ JOINED = "train_policy: " + FITS.format(
 )
 
 
-@pytest.mark.parametrize("made,told", [(True, MADE), (False, JOINED)], ids=["made", "joined"])
-def test_tokens_that_do_not_fit_are_named(tiny: TinyRuns, made: bool, told: str) -> None:
+@pytest.mark.parametrize("at_once,told", [(True, MADE), (False, JOINED)], ids=["made", "joined"])
+def test_tokens_that_do_not_fit_are_named(tiny: TinyRuns, at_once: bool, told: str) -> None:
     with pytest.raises(KernelError, match=told):
-        tiny.run(turn_graphs.misaligned(tiny.folder, made=made), 1)
+        tiny.run(turn_graphs.misaligned(tiny.folder, at_once=at_once), 1)
 
 
 # several processes, replicas, lag, and death

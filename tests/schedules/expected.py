@@ -43,9 +43,9 @@ class Expected:
         """What becomes of a prompt: dropped, rejected or trained."""
         line = [n for n in self.case.plan.nodes if n.source == source and n.region == "stream"]
         for node in line:
-            made = np.repeat(self.inputs(node, prompt), node.rows // node.inner)
+            reached = np.repeat(self.inputs(node, prompt), node.rows // node.inner)
             failed = self.case.outcomes.failed(node.name, self.keys(node.rows, prompt))
-            if self.childless(node, prompt) or (made & failed).any():
+            if self.childless(node, prompt) or (reached & failed).any():
                 return "dropped"
         if any(node.refill and not self.rows(node, prompt).any() for node in line):
             return "rejected"

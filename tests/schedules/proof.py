@@ -232,9 +232,9 @@ class Proof(RunRecord):
         trains = [n for n in self.trains if n.source == gate.source]
         prompts = {(p, a) for n in trains for p, _, a in self.trained[n.name].get(step, ())}
         for prompt in prompts:
-            made = self.expected.keys(gate.rows, prompt).take(self.expected.rows(gate, prompt))
+            expected = self.expected.keys(gate.rows, prompt).take(self.expected.rows(gate, prompt))
             shown = _of_prompt(keys.rows(), prompt)
-            assert set(made.rows()) == shown, f"samples of step {step}: {prompt}"
+            assert set(expected.rows()) == shown, f"samples of step {step}: {prompt}"
         others = {p for p, _, a in keys.rows() if (p, a) not in prompts}
         wrong = others & set().union(*(self._positions(node) for node in trains))
         assert not wrong, f"samples of step {step}: {wrong} are of another"

@@ -74,33 +74,33 @@ class RunRecord:
 
     @cached_property
     def admitted(self) -> dict[str, list[Prompt]]:
-        found: dict[str, list[Prompt]] = {s.name: [] for s in self.plan.sources}
+        admitted: dict[str, list[Prompt]] = {s.name: [] for s in self.plan.sources}
         # those for a sleeping Worker are told later
         for chunk in sorted(self.said(RunChunk), key=lambda c: c.id):
-            if chunk.node in found:
-                found[chunk.node] += [(p, a) for p, _, a in chunk.keys.rows()]
+            if chunk.node in admitted:
+                admitted[chunk.node] += [(p, a) for p, _, a in chunk.keys.rows()]
         # some are made again where they were lost
-        return {source: list(dict.fromkeys(prompts)) for source, prompts in found.items()}
+        return {source: list(dict.fromkeys(prompts)) for source, prompts in admitted.items()}
 
     @cached_property
     def trained(self) -> dict[str, dict[int, list]]:
         """Train node -> Step -> keys."""
-        found: dict[str, dict[int, list]] = defaultdict(dict)
+        trained: dict[str, dict[int, list]] = defaultdict(dict)
         if self.past:
-            found |= {node: dict(steps) for node, steps in self.past.trained.items()}
+            trained |= {node: dict(steps) for node, steps in self.past.trained.items()}
         for message, _ in self.history.trained:
-            twice = message.step in found[message.node]
+            twice = message.step in trained[message.node]
             assert not twice, f"{message.node} trained step {message.step} twice"
-            found[message.node][message.step] = message.keys.rows()
-        return found
+            trained[message.node][message.step] = message.keys.rows()
+        return trained
 
     @cached_property
     def steps(self) -> dict[int, StepClosed]:
         """Step -> how it was closed, the first time."""
-        found: dict[int, StepClosed] = {}
+        steps: dict[int, StepClosed] = {}
         for closed in self.said(StepClosed):
-            found.setdefault(closed.step, closed)
-        return found
+            steps.setdefault(closed.step, closed)
+        return steps
 
     @property
     def last_step(self) -> int:
@@ -121,20 +121,20 @@ class RunRecord:
     @cached_property
     def _home(self) -> dict[tuple[str, int, int], set[int]]:
         """(source, position, attempt) -> the closed Steps that trained on rows of it."""
-        found: dict[tuple[str, int, int], set[int]] = defaultdict(set)
+        homes: dict[tuple[str, int, int], set[int]] = defaultdict(set)
         for message, _ in self.history.trained:
             for position, _, attempt in message.keys.rows() if message.step in self.steps else ():
-                found[self.plan.node(message.node).source, position, attempt].add(message.step)
-        return found
+                homes[self.plan.node(message.node).source, position, attempt].add(message.step)
+        return homes
 
 
 def chunks(simulation: Simulation) -> dict[str, list[tuple]]:
     """Node -> its chunks in the order of assignment: the Step (below the cut) and the keys."""
-    found: dict[str, list[tuple]] = defaultdict(list)
+    chunks_of: dict[str, list[tuple]] = defaultdict(list)
     for _, message in simulation.history.instructions:
         if isinstance(message, RunChunk):
-            found[message.node].append((message.step, tuple(message.keys.rows())))
-    return found
+            chunks_of[message.node].append((message.step, tuple(message.keys.rows())))
+    return chunks_of
 
 
 def contents(simulation: Simulation) -> dict[tuple[str, int], list]:

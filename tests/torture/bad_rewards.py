@@ -291,12 +291,12 @@ def logs_without_end(completions: list[str], log_metric: Any) -> Any:
 
 
 def sockets() -> list[int]:
-    found = []
+    descriptors = []
     for descriptor in range(3, 256):
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:"):
-                found.append(descriptor)
-    return found
+                descriptors.append(descriptor)
+    return descriptors
 
 
 @bad("lost its process, which ended with exit code 1|closed the connection to its process")
@@ -428,9 +428,9 @@ def changes_its_surroundings(completions: list[str], log_metric: Any) -> Any:
 
 @bad("")
 def changes_its_arguments(completions: list[str], log_metric: Any) -> Any:
-    found = good(completions)
+    values = good(completions)
     completions.clear()
-    return found
+    return values
 
 
 @bad("lost its process, which ended with exit code 1|raised|broke the connection")

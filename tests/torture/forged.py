@@ -274,7 +274,7 @@ def _checkpoints() -> Iterator[ForgedCase]:
         ("a manifest with a gigantic number", changed(step=HUGE)),
         ("a manifest that is a list", f.written(manifest, b"[]")),
         ("sealed: files outside", f.sealed(lambda at: None, files=out)),
-        ("sealed: nothing in it", f.sealed(lambda at: [f.gone(p) for p in at.iterdir()])),
+        ("sealed: nothing in it", f.sealed(lambda at: [f.remove(p) for p in at.iterdir()])),
         ("sealed: a cut that is none", f.sealed(lambda at: (at / "cut.json").write_text("{}"))),
         ("sealed: a cut with escapes", f.sealed(f.cut(graph=ESCAPES, record=None))),
         ("sealed: a cut of gigantic numbers", f.sealed(f.cut(step=HUGE))),
@@ -285,7 +285,7 @@ def _checkpoints() -> Iterator[ForgedCase]:
         ("sealed: rows that are none", rows("rollout", None)),
         ("sealed: pickles in the place of the optimizer", f.sealed(f.pickled("optimizer"))),
         ("sealed: pickles in the place of weights", f.sealed(f.pickled("model"))),
-        ("sealed: no weights", f.sealed(lambda at: f.gone(at / "train_policy"))),
+        ("sealed: no weights", f.sealed(lambda at: f.remove(at / "train_policy"))),
         ("sealed: weights that are none", f.sealed(f.weights)),
         ("sealed: a config that names code", f.sealed(f.code_in_config)),
     ):

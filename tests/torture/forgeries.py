@@ -191,7 +191,7 @@ class Touch:
         return open, (self.path, "w")
 
 
-def gone(path: Path) -> None:
+def remove(path: Path) -> None:
     shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 

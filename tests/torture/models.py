@@ -130,7 +130,7 @@ def shown(base: str) -> Graph:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class CommandResult:
     """What the command line did."""
 
     code: int
@@ -150,15 +150,15 @@ def named(case: ModelCase) -> str:
     return re.sub("[^a-z]+", "_", case.name.lower())
 
 
-def here(case: ModelCase, folder: Path) -> Said:
+def in_process(case: ModelCase, folder: Path) -> CommandResult:
     """The command line as a call in this process."""
     out, err = StringIO(), StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         code = dataflow(arguments(case, folder))
-    return Said(code=code, out=out.getvalue(), err=err.getvalue())
+    return CommandResult(code=code, out=out.getvalue(), err=err.getvalue())
 
 
-def apart(case: ModelCase, folder: Path, *more: str) -> Said:
+def in_a_process_of_its_own(case: ModelCase, folder: Path, *more: str) -> CommandResult:
     """The command line as a process, which has to leave none behind."""
     words = arguments(case, folder, *more)
     process = start_python("-c", COMMAND_LINE, *words, cwd=ROOT, start_new_session=True)
@@ -169,7 +169,7 @@ def apart(case: ModelCase, folder: Path, *more: str) -> Said:
         out, err = process.communicate()
         err += "\nhangs"
     err += "".join(f"\nprocess left: {each}" for each in left_of(process.pid))
-    return Said(code=process.returncode, out=out, err=err)
+    return CommandResult(code=process.returncode, out=out, err=err)
 
 
 def left_of(session: int) -> list[str]:
@@ -180,7 +180,7 @@ def left_of(session: int) -> list[str]:
     return [f"{pid} {' '.join(command_of(pid))}" for pid in sorted(left)]
 
 
-def fault_of(case: ModelCase, folder: Path, call: Callable[[], Said]) -> tuple[str, str]:
+def fault_of(case: ModelCase, folder: Path, call: Callable[[], CommandResult]) -> tuple[str, str]:
     """(what did not hold, the line that the user sees)."""
     said = call()
     lines = [line for line in said.err.splitlines() if line.strip()]
@@ -228,10 +228,10 @@ def run(folder: Path, seed: int, *, short: bool) -> list[CaseResult]:
     late = [case for case in cases() if case.at_open]
     drawn = random.Random(seed).sample(late, 6) if short else late
     asked = [case for case in cases() if not case.at_open or case.name in {c.name for c in drawn}]
-    call = here if short else apart
+    call = in_process if short else in_a_process_of_its_own
     calls = [(case, "", partial(call, case, folder)) for case in asked]
     for case in late[:1] if short else late:
-        again = partial(apart, case, folder, "--workers", "apart", "--overwrite")
+        again = partial(in_a_process_of_its_own, case, folder, "--workers", "apart", "--overwrite")
         calls.append((case, ", apart", again))
     results = [
         timed("models", case.name + kind, partial(fault_of, case, folder, call))

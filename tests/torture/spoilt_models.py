@@ -34,14 +34,14 @@ def nothing(folder: Path, draw: random.Random) -> None:
     """Good as it is: what is asked of it is wrong."""
 
 
-def gone(folder: Path, draw: random.Random) -> None:
+def no_directory(folder: Path, draw: random.Random) -> None:
     for path in folder.iterdir():
         path.unlink()
     folder.rmdir()
 
 
 def a_file(folder: Path, draw: random.Random) -> None:
-    gone(folder, draw)
+    no_directory(folder, draw)
     folder.write_text("GGUF")
 
 
@@ -200,7 +200,7 @@ Rows = list[tuple[Any, ...]]
 def _early() -> Rows:
     """What the check finds."""
     return [
-        ("no such directory", "found nothing at", gone),
+        ("no such directory", "found nothing at", no_directory),
         ("a file for a directory", "found a file", a_file),
         ("an empty directory", "found an empty directory", empty),
         ("no config.json", "expected config.json", without(CONFIG)),

@@ -107,9 +107,9 @@ def main() -> None:
         if not pid:
             _command(order, calls)
         code, left = _waited(pid)
-        made = json.loads(calls.read_text()) if calls.exists() else []
+        written = json.loads(calls.read_text()) if calls.exists() else []
         calls.unlink(missing_ok=True)
-        print(json.dumps({"code": code, "calls": made, "left": left}), flush=True)
+        print(json.dumps({"code": code, "calls": written, "left": left}), flush=True)
 
 
 def _command(order: dict[str, Any], calls: Path) -> None:

@@ -22,7 +22,7 @@ def trace(*spans: tuple[str, str, float, float]) -> list[dict[str, Any]]:
 
 
 def test_a_step_goes_from_end_to_end_of_training_and_its_rest_is_what_no_node_had() -> None:
-    (found,) = steps_of(trace(
+    (step,) = steps_of(trace(
         ("rollout", "chunk 0, 8 rows", 0.0, 1.0),
         ("train_policy", "step 1, 8 rows", 1.0, 2.0),
         ("train_policy", "offer version 1", 2.1, 2.2),
@@ -31,9 +31,9 @@ def test_a_step_goes_from_end_to_end_of_training_and_its_rest_is_what_no_node_ha
         ("record", "samples of step 2", 3.6, 3.9),
         ("train_policy", "step 2, 8 rows", 3.6, 5.0),
     ))  # fmt: skip
-    assert found.seconds == pytest.approx(3.0)
-    assert found.nodes == pytest.approx(2.4)
-    assert found.rest == pytest.approx(0.6)
+    assert step.seconds == pytest.approx(3.0)
+    assert step.nodes == pytest.approx(2.4)
+    assert step.rest == pytest.approx(0.6)
 
 
 def test_ratios_are_medians_over_pairs_of_steps() -> None:
@@ -44,10 +44,10 @@ def test_ratios_are_medians_over_pairs_of_steps() -> None:
     ]
     times = ((1.5, 1.0), (2.2, 2.0), (12.0, 11.0))
     slower = [TracedStep(seconds=seconds, nodes=nodes) for seconds, nodes in times]
-    found = {r.name: r for r in results({"one": one, "apart": slower})}
-    assert found["apart/ratio"].value == pytest.approx(1.5)
-    assert found["apart/ratio"].holds is False
+    by_name = {r.name: r for r in results({"one": one, "apart": slower})}
+    assert by_name["apart/ratio"].value == pytest.approx(1.5)
+    assert by_name["apart/ratio"].holds is False
     # The rests 0.5, 0.2 and 1.0 beside what the nodes take in one process: 1.4 / 1, 2.1 / 2, 4.9 /
     # 4.
-    assert found["apart/ratio, nodes as in one"].value == pytest.approx(1.225)
-    assert found["apart/rest"].value == pytest.approx(500.0)
+    assert by_name["apart/ratio, nodes as in one"].value == pytest.approx(1.225)
+    assert by_name["apart/rest"].value == pytest.approx(500.0)

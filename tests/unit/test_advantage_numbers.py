@@ -220,9 +220,9 @@ def kl_formula(dialect: str, kind: str, d: float) -> float:
     """Of one token, with d = log policy - log reference, as its peer computes it."""
     if kind == "k3" and dialect == "verl":
         d = min(max(d, -20.0), 20.0)
-    found = {"k1": d, "k2": d * d / 2, "k3": math.expm1(-d) + d}[kind]
+    estimate = {"k1": d, "k2": d * d / 2, "k3": math.expm1(-d) + d}[kind]
     clamps = {"trl": (), "verl": ("k3",), "openrlhf": ("k1", "k2", "k3")}[dialect]
-    return min(max(found, -10.0), 10.0) if kind in clamps else found
+    return min(max(estimate, -10.0), 10.0) if kind in clamps else estimate
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

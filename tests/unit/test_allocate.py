@@ -26,7 +26,7 @@ from tests.kit.kernels import FakeSession, open_kernel, prompt_chunk, rows_chunk
 from tests.kit.rows import random_rows
 
 
-class Heard:
+class RecordingOutbox:
     """A slab outbox that remembers which memory it gave out, and how many bytes."""
 
     def __init__(self, tmp_path: Path) -> None:
@@ -53,8 +53,8 @@ class Heard:
 
 
 @pytest.fixture
-def heard(tmp_path: Path) -> Iterator[Heard]:
-    outbox = Heard(tmp_path)
+def recording(tmp_path: Path) -> Iterator[RecordingOutbox]:
+    outbox = RecordingOutbox(tmp_path)
     yield outbox
     outbox.outbox.close()
 
@@ -76,66 +76,71 @@ def logprobs(values: np.ndarray, offsets: np.ndarray) -> Batch:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int64, np.uint8])
-def test_memory_is_aligned_typed_and_as_long_as_asked(heard: Heard, dtype: Any) -> None:
+def test_memory_is_aligned_typed_and_as_long_as_asked(
+    recording: RecordingOutbox, dtype: Any
+) -> None:
     for count in (0, 1, 1000):
-        array = session_on(heard.allocate).allocate(count, dtype)
+        array = session_on(recording.allocate).allocate(count, dtype)
         assert (array.dtype, array.shape) == (np.dtype(dtype), (count,))
         assert array.flags.writeable
         assert not count or array.ctypes.data % 64 == 0
 
 
-def test_a_batch_of_built_columns_is_kept_where_it_lies(heard: Heard) -> None:
-    session = session_on(heard.allocate)
+def test_a_batch_of_built_columns_is_kept_where_it_lies(recording: RecordingOutbox) -> None:
+    session = session_on(recording.allocate)
     values, offsets = session.allocate(1000, np.float32), session.allocate(11, np.int64)
     values[:], offsets[:] = np.arange(1000), np.arange(0, 1001, 100)
-    before = heard.pool.live
-    block = heard.outbox.keep(logprobs(values, offsets))
-    assert heard.pool.live == before == 2, "no region for a copy"
-    column = heard.outbox.records(block, ()).column("logprobs")
+    before = recording.pool.live
+    block = recording.outbox.keep(logprobs(values, offsets))
+    assert recording.pool.live == before == 2, "no region for a copy"
+    column = recording.outbox.records(block, ()).column("logprobs")
     assert column.values.buffers()[1].address == values.ctypes.data
     assert column.buffers()[1].address == offsets.ctypes.data
     assert column.to_pylist()[9] == list(range(900, 1000))
-    heard.outbox.release(block)
+    recording.outbox.release(block)
     assert values[5] == 5, "a view of it is left"
     del values, offsets, column
-    assert heard.live() == 0
+    assert recording.live() == 0
 
 
-def test_other_columns_of_the_batch_are_copied_alone(heard: Heard) -> None:
-    values, offsets = session_on(heard.allocate).allocate(1000, np.float32), np.arange(0, 1001, 100)
+def test_other_columns_of_the_batch_are_copied_alone(recording: RecordingOutbox) -> None:
+    values, offsets = (
+        session_on(recording.allocate).allocate(1000, np.float32),
+        np.arange(0, 1001, 100),
+    )
     values[:] = np.arange(1000)
     others = {"note": pa.array(["x"] * 10), "other": pa.array(range(10))}
     expected = logprobs(np.arange(1000, dtype=np.float32), offsets.copy()).with_columns(others)
-    block = heard.outbox.keep(logprobs(values, offsets).with_columns(others))
-    assert heard.built(block) == {"logprobs"}
-    assert heard.pool.live == 2, "one copy of all the rest"
+    block = recording.outbox.keep(logprobs(values, offsets).with_columns(others))
+    assert recording.built(block) == {"logprobs"}
+    assert recording.pool.live == 2, "one copy of all the rest"
     offsets[:] = 0
-    assert heard.outbox.records(block, ()).equals(expected.records)
+    assert recording.outbox.records(block, ()).equals(expected.records)
 
 
-def test_what_has_to_be_converted_is_a_copy(heard: Heard) -> None:
-    session = session_on(heard.allocate)
+def test_what_has_to_be_converted_is_a_copy(recording: RecordingOutbox) -> None:
+    session = session_on(recording.allocate)
     doubles, strided = session.allocate(8, np.float64), session.allocate(16, np.float32)
     doubles[:], strided[:] = 1.0, 2.0
     for values, number in ((doubles, 1.0), (strided[::2], 2.0)):
-        block = heard.outbox.keep(logprobs(values, np.array([0, 8])))
-        assert heard.built(block) == set()
-        column = heard.outbox.records(block, ()).column("logprobs")
+        block = recording.outbox.keep(logprobs(values, np.array([0, 8])))
+        assert recording.built(block) == set()
+        column = recording.outbox.records(block, ()).column("logprobs")
         assert column.to_pylist() == [[number] * 8]
 
 
-def test_what_is_never_yielded_is_given_back(heard: Heard) -> None:
-    session = session_on(heard.allocate)
+def test_what_is_never_yielded_is_given_back(recording: RecordingOutbox) -> None:
+    session = session_on(recording.allocate)
     part = session.allocate(1 << 20, np.float32)[:10]
     part[:] = 7.0
     gc.collect()
     more = session.allocate(4, np.float32)
     assert (part == 7.0).all(), "a part of it is still looked at"
-    assert heard.pool.live == 2
+    assert recording.pool.live == 2
     del part
     gc.collect()
     again = session.allocate(1 << 20, np.float32)
-    assert heard.pool.live == 2, "the same memory, free in between"
+    assert recording.pool.live == 2, "the same memory, free in between"
     assert (again[:10].view(np.uint8) == POISON).all()
     del more
 
@@ -153,10 +158,12 @@ def test_without_other_processes_it_is_ordinary_memory(memory: Allocate | None) 
 @pytest.mark.parametrize(
     "count,dtype,found", [(-1, np.int32, "-1 of int32"), (3, object, "3 of object")]
 )
-def test_no_memory_of_no_size(heard: Heard, count: int, dtype: Any, found: str) -> None:
+def test_no_memory_of_no_size(
+    recording: RecordingOutbox, count: int, dtype: Any, found: str
+) -> None:
     with pytest.raises(KernelError, match=f"n: allocate: expected .*found {found}.*Fix: "):
-        session_on(heard.allocate).allocate(count, dtype)
-    assert heard.pool.live == 0
+        session_on(recording.allocate).allocate(count, dtype)
+    assert recording.pool.live == 0
 
 
 # the kernels that make large columns
@@ -180,19 +187,21 @@ KERNELS = {
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_their_columns_are_kept_where_they_were_built(heard: Heard, base: str, name: str) -> None:
+def test_their_columns_are_kept_where_they_were_built(
+    recording: RecordingOutbox, base: str, name: str
+) -> None:
     kernel, head, params, built = KERNELS[name]
     chunk = (
         prompt_chunk(["abc", "de"]) if kernel is TorchGenerate else rows_chunk(random_rows(4, 3))
     )
     model = Model("m", base, head=head, trainable=True)  # type: ignore[arg-type]
-    batch = yielded(kernel(), session_on(heard.allocate), chunk, model, **params)
-    block = heard.outbox.keep(batch)
-    assert heard.built(block) == built
+    batch = yielded(kernel(), session_on(recording.allocate), chunk, model, **params)
+    block = recording.outbox.keep(batch)
+    assert recording.built(block) == built
     ordinary = yielded(kernel(), FakeSession(node="n"), chunk, model, **params)
-    assert heard.outbox.records(block, ()).equals(ordinary.records)
-    assert heard.pool.live <= len(heard.given) + 1, "more than one copy of all the rest"
-    heard.outbox.release(block)
+    assert recording.outbox.records(block, ()).equals(ordinary.records)
+    assert recording.pool.live <= len(recording.given) + 1, "more than one copy of all the rest"
+    recording.outbox.release(block)
     del batch
     gc.collect()
-    assert heard.live() == 0
+    assert recording.live() == 0

@@ -113,26 +113,26 @@ def refused(call: Callable[[], Any]) -> Any:
         return None
 
 
-def checked(made: Any) -> None:
+def checked(value: Any) -> None:
     """Check a graph that has what a call made."""
-    graph = refused(lambda: next(iter(graphs(made)), None))
+    graph = refused(lambda: next(iter(graphs(value)), None))
     if graph is not None:
         refused(lambda: check(graph, headers))
 
 
-def graphs(made: Any) -> Iterator[Graph]:
+def graphs(value: Any) -> Iterator[Graph]:
     def trained(rows: Any, loss: Loss) -> Graph:
         return Graph("g", train(policy, rows, loss=loss, lr=1e-6))
 
-    if isinstance(made, Node):
-        yield Graph("g", made)
-    elif isinstance(made, Loss):
-        yield trained(rollout, made)
-    elif isinstance(made, Model):
-        other = logprobs(made, rollout, name="other")
+    if isinstance(value, Node):
+        yield Graph("g", value)
+    elif isinstance(value, Loss):
+        yield trained(rollout, value)
+    elif isinstance(value, Model):
+        other = logprobs(value, rollout, name="other")
         yield trained(rollout, losses.clipped_policy_loss(advantage, reference=other, beta=0.1))
-    elif isinstance(made, Port):
-        yield from (trained(*found) for found in around(made))
+    elif isinstance(value, Port):
+        yield from (trained(*found) for found in around(value))
 
 
 def around(port: Port[Any]) -> Iterator[tuple[Any, Loss]]:
@@ -211,18 +211,18 @@ def test_graphs_losses_and_decorators_refuse_junk(junk: Any) -> None:
         lambda: own(advantage, strength=junk),
         lambda: own(junk),
     ):
-        made = refused(call)
-        if isinstance(made, (Graph, Node, Port, Loss)):
-            checked(made)
+        value = refused(call)
+        if isinstance(value, (Graph, Node, Port, Loss)):
+            checked(value)
 
 
 def test_the_line_of_a_call_is_the_users_whatever_is_between() -> None:
     here = calls.call_site()
     assert Path(here.file).name == "test_calls.py"
-    for made in (Model("m", "base"), Graph("g", sink)):
-        assert made.origin is not None
-        assert made.origin.file == here.file
-        assert here.line < made.origin.line < here.line + 4
+    for value in (Model("m", "base"), Graph("g", sink)):
+        assert value.origin is not None
+        assert value.origin.file == here.file
+        assert here.line < value.origin.line < here.line + 4
 
 
 def test_a_models_line_is_no_part_of_it() -> None:

@@ -143,10 +143,10 @@ def accepted(graph: Graph) -> None:
 
 
 def test_right_bases_pass() -> None:
-    accepted(bases.of(bases.GOOD))
-    accepted(bases.of("some/hub-name"))
-    accepted(bases.of("./bases/endless", stop=("\n",)))
-    accepted(bases.of(bases.GOOD, max_tokens=64, max_prompt_tokens=64))
+    accepted(bases.grpo_on(bases.GOOD))
+    accepted(bases.grpo_on("some/hub-name"))
+    accepted(bases.grpo_on("./bases/endless", stop=("\n",)))
+    accepted(bases.grpo_on(bases.GOOD, max_tokens=64, max_prompt_tokens=64))
 
 
 def test_a_trained_critic_may_begin_with_a_new_head_and_a_follower_has_its_leaders() -> None:
@@ -174,15 +174,15 @@ def test_a_reward_model_with_its_head_passes() -> None:
 def test_a_chat_template_is_found_in_its_file_or_in_the_settings(tmp_path: Path) -> None:
     messages = prompts("data/messages.parquet", batch=64)
     (base(tmp_path / "file") / "chat_template.jinja").write_text("{{ messages }}")
-    accepted(bases.of(str(tmp_path / "file"), messages))
+    accepted(bases.grpo_on(str(tmp_path / "file"), messages))
     inside = base(tmp_path / "inside", spoken=SPOKEN | {"chat_template": "{{ messages }}"})
-    accepted(bases.of(str(inside), messages))
+    accepted(bases.grpo_on(str(inside), messages))
 
 
 def test_special_tokens_of_other_media_may_lie_beyond_the_embedding(tmp_path: Path) -> None:
     image = {"id": 9, "content": "<image>", "special": True}
     tokens = TOKENS | {"added_tokens": [*TOKENS["added_tokens"], image]}
-    accepted(bases.of(str(base(tmp_path / "seeing", tokens=tokens))))
+    accepted(bases.grpo_on(str(base(tmp_path / "seeing", tokens=tokens))))
 
 
 WIDTH = {"max_position_embeddings": 512}
@@ -258,4 +258,4 @@ def test_a_hub_name_is_found_in_the_cache(tmp_path: Path, monkeypatch: pytest.Mo
     assert folder_of("owner/name") == snapshot
     assert end_ids(snapshot) == {3}
     with pytest.raises(GraphError, match="'policy' has 128 positions, and max_tokens=500"):
-        check(bases.of("owner/name", max_tokens=500), headers)
+        check(bases.grpo_on("owner/name", max_tokens=500), headers)

@@ -6,13 +6,13 @@ from engine.coordinator.messages import ChunkDone, Reported, WorkerLost
 from engine.observe.accounts import ChunkMetrics
 
 
-def said(chunk: int, worker: str, value: float) -> Reported:
+def reported(chunk: int, worker: str, value: float) -> Reported:
     return Reported(id=chunk, worker=worker, metrics=(("reward/mean", value, 4.0),))
 
 
 def test_what_a_run_reports_counts_when_it_ends() -> None:
     runs = ChunkMetrics()
-    for report in (said(1, "a", 0.5), said(2, "b", 0.1), said(1, "a", 0.7)):
+    for report in (reported(1, "a", 0.5), reported(2, "b", 0.1), reported(1, "a", 0.7)):
         assert list(runs.hear(report)) == []
     expected = [("reward/mean", 0.5, 4.0), ("reward/mean", 0.7, 4.0)]
     assert runs.hear(ChunkDone(id=1, node="score")) == expected
@@ -24,7 +24,7 @@ def test_what_a_run_reports_counts_when_it_ends() -> None:
 def test_what_a_lost_worker_had_under_way_counts_for_nothing() -> None:
     runs = ChunkMetrics()
     for chunk, worker in ((1, "a"), (2, "b"), (3, "a")):
-        runs.hear(said(chunk, worker, float(chunk)))
+        runs.hear(reported(chunk, worker, float(chunk)))
     ended = [*runs.hear(ChunkDone(id=3, node="score"))]
     runs.hear(WorkerLost(worker="a", epoch=0, error="killed"))
     expected = [("reward/mean", 3.0, 4.0)]

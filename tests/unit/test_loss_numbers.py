@@ -248,7 +248,7 @@ def term_and_gradient(loss: Tensor, said: Tensor, mask: Tensor) -> tuple[np.ndar
     return kept.detach().double().numpy(), gradient.double().numpy()
 
 
-def same(found: np.ndarray, wanted: np.ndarray, what: str, atol: float) -> None:
+def require_near(found: np.ndarray, wanted: np.ndarray, what: str, atol: float) -> None:
     """Equal to float32's digits; what float32 cannot hold is not finite."""
     fits = np.abs(wanted) < LARGEST
     np.testing.assert_allclose(found[fits], wanted[fits], rtol=2e-5, atol=atol, err_msg=what)
@@ -261,8 +261,8 @@ def check(case: str, rows: FlatRows, atol: float = 1e-6) -> None:
     said32, said64 = model.float().requires_grad_(), model.clone().requires_grad_()
     loss, gradient = term_and_gradient(ours(rows, said32).loss, said32, mask)
     true_loss, true_gradient = term_and_gradient(textbook(rows, said64), said64, mask)
-    same(loss, true_loss, "loss", atol)
-    same(gradient, true_gradient, "gradient", atol)
+    require_near(loss, true_loss, "loss", atol)
+    require_near(gradient, true_gradient, "gradient", atol)
     assert (gradient[mask.numpy() == 0] == 0).all(), "a gradient at a foreign token"
 
 

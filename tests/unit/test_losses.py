@@ -240,14 +240,14 @@ def test_a_masked_token_gives_no_gradient_even_where_its_columns_are_infinite(
     assert (found[MASK == 1] != 0).any()
 
 
-def of(schema: Any, name: str = "x") -> Port[Any]:
+def port_of(schema: Any, name: str = "x") -> Port[Any]:
     operator = Operator(path="t:T", name=name, work="host", rows=Nothing(), outputs=(schema,))
     return Node(operator, name).port()
 
 
 def test_constructors_name_ports_and_parameters() -> None:
     params = {"clip": (0.2, 0.28), "beta": linear(0.1, 0.0, 5)}
-    clipped = losses.clipped_policy_loss(of(Advantage), reference=of(Logprobs), **params)
+    clipped = losses.clipped_policy_loss(port_of(Advantage), reference=port_of(Logprobs), **params)
     loss = clipped + 0.01 * losses.entropy_loss()
     bound, inputs = loss.bound()
     assert set(inputs) == {"clipped_policy_loss.advantage", "clipped_policy_loss.reference"}
@@ -256,23 +256,23 @@ def test_constructors_name_ports_and_parameters() -> None:
     assert bound.terms[1].function.entropy
     assert bound.terms[0].function.recorded
     assert bound.terms[0].function.zero == (("reference", "beta"),)
-    value = losses.value_loss(of(Returns), old=of(Values), clip=0.2)
-    balance = losses.trajectory_balance_loss(of(Reward), reference=of(Logprobs), beta=0.1)
-    pairs = losses.dpo_loss(of(Preference), reference=of(Logprobs))
+    value = losses.value_loss(port_of(Returns), old=port_of(Values), clip=0.2)
+    balance = losses.trajectory_balance_loss(port_of(Reward), reference=port_of(Logprobs), beta=0.1)
+    pairs = losses.dpo_loss(port_of(Preference), reference=port_of(Logprobs))
     assert value.terms[0].function.head == "scalar"
     assert balance.terms[0].function.scope == pairs.terms[0].function.scope == "group"
 
 
 def test_every_parameter_of_a_formula_is_given_by_its_constructor() -> None:
     every = [
-        losses.clipped_policy_loss(of(Advantage)),
-        losses.policy_gradient_loss(of(Advantage)),
-        losses.decoupled_policy_loss(of(Advantage), proximal=of(Logprobs)),
+        losses.clipped_policy_loss(port_of(Advantage)),
+        losses.policy_gradient_loss(port_of(Advantage)),
+        losses.decoupled_policy_loss(port_of(Advantage), proximal=port_of(Logprobs)),
         losses.entropy_loss(),
         losses.supervised_loss(),
-        losses.value_loss(of(Returns)),
-        losses.dpo_loss(of(Preference), reference=of(Logprobs)),
-        losses.trajectory_balance_loss(of(Reward), reference=of(Logprobs), beta=0.1),
+        losses.value_loss(port_of(Returns)),
+        losses.dpo_loss(port_of(Preference), reference=port_of(Logprobs)),
+        losses.trajectory_balance_loss(port_of(Reward), reference=port_of(Logprobs), beta=0.1),
     ]
     for (term,) in (loss.terms for loss in every):
         assert {name for name, _ in term.params} == set(term.function.parameters)
@@ -282,11 +282,11 @@ def test_every_parameter_of_a_formula_is_given_by_its_constructor() -> None:
 def test_wrong_calls_say_the_nearest_fix() -> None:
     told = r"beta=0.04 needs reference=, none given\. Fix: reference=logprobs"
     with pytest.raises(GraphError, match=told):
-        losses.clipped_policy_loss(of(Advantage), beta=0.04)
+        losses.clipped_policy_loss(port_of(Advantage), beta=0.04)
     with pytest.raises(GraphError, match=r"unknown parameter 'epsilon'.*clip="):
-        losses.clipped_policy_loss(of(Advantage), epsilon=0.1)  # type: ignore[call-arg]
+        losses.clipped_policy_loss(port_of(Advantage), epsilon=0.1)  # type: ignore[call-arg]
     with pytest.raises(GraphError, match=r"clip=0\.2 needs old="):
-        losses.value_loss(of(Returns), clip=0.2)
+        losses.value_loss(port_of(Returns), clip=0.2)
     with pytest.raises(GraphError, match=r"expected Port\[Advantage\]"):
         losses.policy_gradient_loss(Rollout)  # type: ignore[arg-type]
     assert not dict(losses.CLIPPED_POLICY.limits)["kl"].accepts("k4")

@@ -22,7 +22,7 @@ from engine.plan.plan import Fetch, Plan, PlannedInput, PlannedModel, PlannedNod
 BLOCKS = 3
 
 
-class Groups(RankGroups):
+class GroupsByHand(RankGroups):
     """Rank groups, with what the coordinator has done before it asks them."""
 
     def __init__(self, plan: Plan) -> None:
@@ -40,7 +40,7 @@ class Groups(RankGroups):
         return self.heard(event, self.outstanding.heard(event))
 
 
-def ranks(world: int = 2, tensor: int = 1) -> Groups:
+def ranks(world: int = 2, tensor: int = 1) -> GroupsByHand:
     """`learn` on `world` ranks, each `tensor` with the same rows, reads rollout; `lone` has 1."""
     fetches = (Fetch(producer="rollout", columns=("x",)),)
     rows = PlannedInput(name="rows", gate="rollout", fetches=fetches)
@@ -65,7 +65,7 @@ def ranks(world: int = 2, tensor: int = 1) -> Groups:
         PlannedModel(name="n", base="b", writer="lone"),
     )
     nodes = (learn, lone)
-    return Groups(Plan(graph="g", digest="", seed=0, nodes=nodes, sources=(), models=models))
+    return GroupsByHand(Plan(graph="g", digest="", seed=0, nodes=nodes, sources=(), models=models))
 
 
 def assignment(
@@ -97,16 +97,16 @@ def assignment(
     return (m.TrainStep(id=id, node=node, worker="t0", step=1, keys=keys, inputs=inputs), refs)
 
 
-def told(it: Groups, message: m.TrainStep, refs: list[Ref]) -> list[m.TrainStep]:
+def shares_of(groups: GroupsByHand, message: m.TrainStep, refs: list[Ref]) -> list[m.TrainStep]:
     for ref in refs:
         produced = m.Produced(id=0, node="rollout", ref=ref)
-        assert it.answers(produced) == ([produced], [])
-    out = it.told([message])
+        assert groups.answers(produced) == ([produced], [])
+    out = groups.told([message])
     assert all(isinstance(each, m.TrainStep) for each in out)
     return [each for each in out if isinstance(each, m.TrainStep)]
 
 
-def found(ref_of: dict[tuple[str, int], Ref], gather: Gather) -> list[tuple[int, int, int]]:
+def keys_of(ref_of: dict[tuple[str, int], Ref], gather: Gather) -> list[tuple[int, int, int]]:
     return [
         ref_of[gather.refs[b]].keys.rows()[r] for b, r in zip(gather.block, gather.row, strict=True)
     ]
@@ -122,7 +122,7 @@ def test_each_row_is_with_one_rank_prompts_whole_tokens_even(
     lengths: list[int], n: int, world: int
 ) -> None:
     message, refs = assignment([length for length in lengths for _ in range(n)], n)
-    shares = told(ranks(world), message, refs)
+    shares = shares_of(ranks(world), message, refs)
     ref_of = {(r.worker, r.block): r for r in refs}
     assert [each.worker for each in shares] == [f"t{rank}" for rank in range(world)]
     every = np.concatenate([each.mine for each in shares if each.mine is not None])
@@ -133,7 +133,7 @@ def test_each_row_is_with_one_rank_prompts_whole_tokens_even(
         assert (np.diff(each.mine) > 0).all()
         assert (each.id, each.step, each.keys) == (message.id, message.step, message.keys)
         [gather] = each.inputs["rows"]
-        assert found(ref_of, gather) == message.keys.take(each.mine).rows()
+        assert keys_of(ref_of, gather) == message.keys.take(each.mine).rows()
         assert sorted(set(gather.block.tolist())) == list(range(len(gather.refs)))
         prompts.append(set(message.keys.position[each.mine].tolist()))
     assert sum(map(len, prompts)) == len(lengths)
@@ -151,8 +151,8 @@ def test_the_first_rank_of_a_share_fetches_its_rows_and_gives_them(
     lengths: list[int], data: int, tensor: int
 ) -> None:
     message, refs = assignment(lengths)
-    by_share = told(ranks(data), *assignment(lengths)) if data > 1 else [message]
-    shares = told(ranks(data * tensor, tensor), message, refs)
+    by_share = shares_of(ranks(data), *assignment(lengths)) if data > 1 else [message]
+    shares = shares_of(ranks(data * tensor, tensor), message, refs)
     assert [each.worker for each in shares] == [f"t{rank}" for rank in range(data * tensor)]
     for rank, each in enumerate(shares):
         share, part = divmod(rank, tensor)
@@ -171,79 +171,79 @@ def test_the_first_rank_of_a_share_fetches_its_rows_and_gives_them(
 
 
 def test_ranks_that_are_given_rows_hold_no_block_back_and_begin_with_all() -> None:
-    it = ranks(4, tensor=2)
-    first, second, third, fourth = told(it, *assignment([5] * 6))
+    groups = ranks(4, tensor=2)
+    first, second, third, fourth = shares_of(groups, *assignment([5] * 6))
     assert {second.giver, fourth.giver} == {first.worker, third.worker}
     for worker in ("t1", "t3", "t2"):
-        assert it.answers(m.Prepared(node="learn", worker=worker, id=0)) == ([], [])
-    _, begun = it.answers(m.Prepared(node="learn", worker="t0", id=0))
+        assert groups.answers(m.Prepared(node="learn", worker=worker, id=0)) == ([], [])
+    _, begun = groups.answers(m.Prepared(node="learn", worker="t0", id=0))
     assert begun == [m.Go(node="learn", worker=f"t{rank}", id=0) for rank in range(4)]
-    first, *_ = told(it, *assignment([5] * 6, id=1))
+    first, *_ = shares_of(groups, *assignment([5] * 6, id=1))
     gone = m.FetchFailed(worker="t2", peer="gen", id=1)
-    assert it.answers(gone) == ([gone], [])
+    assert groups.answers(gone) == ([gone], [])
     awaited = tuple(block for _, block in first.inputs["rows"][0].refs)
     left = tuple(block for block in (10, 11, 12) if block not in awaited)
-    assert it.told([m.Release(worker="gen", blocks=(10, 11, 12))]) == (
+    assert groups.told([m.Release(worker="gen", blocks=(10, 11, 12))]) == (
         [m.Release(worker="gen", blocks=left)] if left else []
     )
-    _, free = it.answers(m.Prepared(node="learn", worker="t0", id=1))
+    _, free = groups.answers(m.Prepared(node="learn", worker="t0", id=1))
     assert free == [m.Release(worker="gen", blocks=(block,)) for block in awaited], (
         "t1 and t3 fetch nothing"
     )
 
 
 def test_all_begin_when_the_last_one_is_prepared_and_the_core_hears_of_one_end() -> None:
-    it = ranks(3)
-    told(it, *assignment([5] * 6))
+    groups = ranks(3)
+    shares_of(groups, *assignment([5] * 6))
     begun: list[m.Instruction] = []
     for worker in ("t2", "t0", "t0"):
-        assert it.answers(m.Prepared(node="learn", worker=worker, id=0)) == ([], [])
-    assert it.waiting() == ["learn: ranks t1 have not fetched their rows yet"]
-    _, begun = it.answers(m.Prepared(node="learn", worker="t1", id=0))
+        assert groups.answers(m.Prepared(node="learn", worker=worker, id=0)) == ([], [])
+    assert groups.waiting() == ["learn: ranks t1 have not fetched their rows yet"]
+    _, begun = groups.answers(m.Prepared(node="learn", worker="t1", id=0))
     assert begun == [m.Go(node="learn", worker=f"t{rank}", id=0) for rank in range(3)]
     heard: list[m.Event] = []
     for worker in ("t1", "t1", "t2", "t0"):
         assert heard == []
-        heard, none = it.answers(m.Stepped(id=0, node="learn", step=1, worker=worker))
+        heard, none = groups.answers(m.Stepped(id=0, node="learn", step=1, worker=worker))
         assert none == []
     assert heard == [m.Stepped(id=0, node="learn", step=1, worker="t0")]
-    assert it.waiting() == []
+    assert groups.waiting() == []
 
 
 def test_no_rank_begins_where_one_cannot_fetch_and_the_next_assignment_starts_afresh() -> None:
-    it = ranks(2)
+    groups = ranks(2)
     message, refs = assignment([5] * 6)
-    told(it, message, refs)
+    shares_of(groups, message, refs)
     gone = m.FetchFailed(worker="t1", peer="gen", id=0)
-    assert it.answers(gone) == ([gone], [])
-    assert it.answers(gone) == ([], [])
-    assert it.answers(m.Prepared(node="learn", worker="t0", id=0)) == ([], [])
-    assert it.answers(m.Prepared(node="learn", worker="t1", id=0)) == ([], [])
-    told(it, assignment([5] * 6, id=1)[0], refs)
-    assert it.answers(m.Prepared(node="learn", worker="t0", id=0)) == ([], [])  # late
-    assert it.answers(m.Prepared(node="learn", worker="t1", id=1)) == ([], [])
-    assert len(it.answers(m.Prepared(node="learn", worker="t0", id=1))[1]) == 2
+    assert groups.answers(gone) == ([gone], [])
+    assert groups.answers(gone) == ([], [])
+    assert groups.answers(m.Prepared(node="learn", worker="t0", id=0)) == ([], [])
+    assert groups.answers(m.Prepared(node="learn", worker="t1", id=0)) == ([], [])
+    shares_of(groups, assignment([5] * 6, id=1)[0], refs)
+    assert groups.answers(m.Prepared(node="learn", worker="t0", id=0)) == ([], [])  # late
+    assert groups.answers(m.Prepared(node="learn", worker="t1", id=1)) == ([], [])
+    assert len(groups.answers(m.Prepared(node="learn", worker="t0", id=1))[1]) == 2
 
 
 @pytest.mark.parametrize("last", ["prepared", "unfetched"])
 def test_blocks_of_a_dropped_assignment_are_released_when_ranks_have_answered(last: str) -> None:
-    it = ranks(3)
-    shares = told(it, *assignment([5, 5, 5]))
+    groups = ranks(3)
+    shares = shares_of(groups, *assignment([5, 5, 5]))
     (mine,) = shares[2].inputs["rows"][0].refs
     gone = m.FetchFailed(worker="t0", peer="gen2", id=0)
-    assert it.answers(gone) == ([gone], [])
-    assert it.answers(m.Prepared(node="learn", worker="t1", id=0)) == ([], [])
+    assert groups.answers(gone) == ([gone], [])
+    assert groups.answers(m.Prepared(node="learn", worker="t1", id=0)) == ([], [])
     others = tuple(block for block in (10, 11, 12) if block != mine[1])
     expected = [m.Release(worker="gen", blocks=others)]
-    assert it.told([m.Release(worker="gen", blocks=(10, 11, 12))]) == expected
-    told(it, *assignment([5, 5, 5], id=1))
+    assert groups.told([m.Release(worker="gen", blocks=(10, 11, 12))]) == expected
+    shares_of(groups, *assignment([5, 5, 5], id=1))
     kinds: dict[str, m.Event] = {
         "prepared": m.Prepared(node="learn", worker="t2", id=0),
         "unfetched": m.FetchFailed(worker="t2", peer="gen2", id=0),
     }
-    assert it.answers(kinds[last]) == ([], [])  # the same blocks are read once more
+    assert groups.answers(kinds[last]) == ([], [])  # the same blocks are read once more
     answers = [
-        it.answers(m.Prepared(node="learn", worker=worker, id=1))[1]
+        groups.answers(m.Prepared(node="learn", worker=worker, id=1))[1]
         for worker in ("t0", "t1", "t2")
     ]
     assert answers[:2] == [[], []]
@@ -251,42 +251,42 @@ def test_blocks_of_a_dropped_assignment_are_released_when_ranks_have_answered(la
 
 
 def test_a_block_that_waits_for_a_rank_s_answer_is_not_released_once_it_is_lost() -> None:
-    it = ranks(2)
-    shares = told(it, *assignment([5, 5, 5]))
+    groups = ranks(2)
+    shares = shares_of(groups, *assignment([5, 5, 5]))
     gone = m.FetchFailed(worker="t0", peer="gen", id=0)
-    assert it.answers(gone) == ([gone], [])
+    assert groups.answers(gone) == ([gone], [])
     blocks = tuple(block for _, block in shares[1].inputs["rows"][0].refs)
-    assert it.told([m.Release(worker="gen", blocks=blocks)]) == []
-    it.answers(m.WorkerLost(worker="gen", epoch=0, error="killed"))
-    assert it.answers(replace(gone, worker="t1")) == ([], [])
+    assert groups.told([m.Release(worker="gen", blocks=blocks)]) == []
+    groups.answers(m.WorkerLost(worker="gen", epoch=0, error="killed"))
+    assert groups.answers(replace(gone, worker="t1")) == ([], [])
 
 
 def test_every_rank_is_asked_for_the_weights_and_the_first_one_s_count() -> None:
-    it = ranks(2)
+    groups = ranks(2)
     for task in (7, 8):
         offer = m.Offer(id=task, model="m", writer="learn", worker="t0", version=4)
-        told = it.told([offer])
-        assert [each.worker for each in told if isinstance(each, m.Offer)] == ["t0", "t1"]
+        offers = groups.told([offer])
+        assert [each.worker for each in offers if isinstance(each, m.Offer)] == ["t0", "t1"]
     first, second, none = (
         m.Offered(id=task, worker=worker, block=block, digest="d")
         for task, worker, block in ((7, "t0", 3), (7, "t1", 8), (8, "t1", -1))
     )
-    assert it.answers(first) == ([first], [])
-    assert it.answers(second) == ([], [m.Release(worker="t1", blocks=(8,))])
-    assert it.answers(none) == ([], [])
+    assert groups.answers(first) == ([first], [])
+    assert groups.answers(second) == ([], [m.Release(worker="t1", blocks=(8,))])
+    assert groups.answers(none) == ([], [])
 
 
 def test_nodes_of_one_rank_and_plans_without_a_group_pass_as_they_are() -> None:
-    it = ranks(2)
+    groups = ranks(2)
     message, _ = assignment([1, 2], node="lone")
     others = [
         message,
         m.Offer(id=7, model="n", writer="lone", worker="t0", version=1),
         m.Load(id=8, model="m", writer="learn", reader="r", version=1, worker="gen"),
     ]
-    assert it.told(others) == others
+    assert groups.told(others) == others
     stepped = m.Stepped(id=0, node="lone", step=1, worker="t0")
-    assert it.answers(stepped) == ([stepped], [])
+    assert groups.answers(stepped) == ([stepped], [])
     alone = ranks(1)
     message, _ = assignment([1, 2])
     assert alone.told([message]) == [message]
@@ -294,11 +294,13 @@ def test_nodes_of_one_rank_and_plans_without_a_group_pass_as_they_are() -> None:
 
 @pytest.mark.parametrize("how", ["released", "lost"])
 def test_lengths_are_forgotten_with_their_blocks(how: str) -> None:
-    it = ranks(2)
-    told(it, *assignment([5] * 6))
-    assert len(it._lengths) == BLOCKS
+    groups = ranks(2)
+    shares_of(groups, *assignment([5] * 6))
+    assert len(groups._lengths) == BLOCKS
     if how == "released":
-        it.told([m.Release(worker="gen", blocks=(10, 11)), m.Release(worker="gen", blocks=(12,))])
+        groups.told(
+            [m.Release(worker="gen", blocks=(10, 11)), m.Release(worker="gen", blocks=(12,))]
+        )
     else:
-        it.answers(m.WorkerLost(worker="gen", epoch=0, error="killed"))
-    assert not it._lengths
+        groups.answers(m.WorkerLost(worker="gen", epoch=0, error="killed"))
+    assert not groups._lengths

@@ -25,31 +25,34 @@ from engine.simulate.simulated_worker import SimulatedWorker
 from tests.kit.simulations import simulation
 
 
-def lost(worker: str, epoch: int = 0, error: str = "killed") -> messages.WorkerLost:
+def worker_lost(worker: str, epoch: int = 0, error: str = "killed") -> messages.WorkerLost:
     return messages.WorkerLost(worker=worker, epoch=epoch, error=error)
 
 
 def test_a_death_counts_once_and_opens_the_next_epoch() -> None:
-    it = Recovery(["w"])
-    assert it.lost(lost("w"))
-    assert not it.lost(lost("w"))
-    assert not it.there("w")
-    assert not it.opened(messages.WorkerOpened(worker="w", epoch=0))
-    assert it.opened(messages.WorkerOpened(worker="w", epoch=1))
-    assert it.there("w")
-    assert it.in_order(messages.From(worker="w", epoch=0, number=0, event=lost("w"))) == []
+    recovery = Recovery(["w"])
+    assert recovery.lost(worker_lost("w"))
+    assert not recovery.lost(worker_lost("w"))
+    assert not recovery.there("w")
+    assert not recovery.opened(messages.WorkerOpened(worker="w", epoch=0))
+    assert recovery.opened(messages.WorkerOpened(worker="w", epoch=1))
+    assert recovery.there("w")
+    assert (
+        recovery.in_order(messages.From(worker="w", epoch=0, number=0, event=worker_lost("w")))
+        == []
+    )
 
 
 def test_deaths_without_anything_finished_are_hopeless_and_the_first_cause_is_told() -> None:
-    it = Recovery(["w"])
+    recovery = Recovery(["w"])
     for epoch in range(DEATHS - 1):
-        it.lost(lost("w", epoch, f"death {epoch}"))
-    assert not it.hopeless("w")
-    it.finished("w")
+        recovery.lost(worker_lost("w", epoch, f"death {epoch}"))
+    assert not recovery.hopeless("w")
+    recovery.finished("w")
     for epoch in range(DEATHS - 1, 2 * DEATHS - 1):
-        assert not it.hopeless("w")
-        it.lost(lost("w", epoch, f"death {epoch}"))
-    assert f"The first time: death {DEATHS - 1}" in it.hopeless("w")
+        assert not recovery.hopeless("w")
+        recovery.lost(worker_lost("w", epoch, f"death {epoch}"))
+    assert f"The first time: death {DEATHS - 1}" in recovery.hopeless("w")
 
 
 def ref(
@@ -161,13 +164,13 @@ def plan(max_lag: int = 0) -> plans.Plan:
     )
 
 
-class ByHand:
+class CoordinatorByHand:
     """A coordinator, and answers to what it says."""
 
-    def __init__(self, it: plans.Plan) -> None:
-        self.it = Coordinator(it, Settings(steps=9))
+    def __init__(self, planned: plans.Plan) -> None:
+        self.coordinator = Coordinator(planned, Settings(steps=9))
         self.blocks = 0
-        self.said: list[messages.Instruction] = self.it.start()
+        self.said: list[messages.Instruction] = self.coordinator.start()
         self.opened()
 
     def opened(self) -> None:
@@ -192,7 +195,7 @@ class ByHand:
         return self.blocks
 
     def hear(self, event: object) -> None:
-        self.said += self.it.handle(event, 0.0)  # type: ignore[arg-type]
+        self.said += self.coordinator.handle(event, 0.0)  # type: ignore[arg-type]
 
     def new(self, kind: type) -> list:
         found = [i for i in self.said if isinstance(i, kind)]
@@ -200,8 +203,8 @@ class ByHand:
         return found
 
     def run(self, chunk: messages.RunChunk, version: int = NO_VERSION, content: int = 0) -> None:
-        made = ref(chunk.keys, self.block(), version, chunk.worker, content)
-        self.hear(messages.Produced(id=chunk.id, node=chunk.node, ref=made))
+        remade_ref = ref(chunk.keys, self.block(), version, chunk.worker, content)
+        self.hear(messages.Produced(id=chunk.id, node=chunk.node, ref=remade_ref))
         self.hear(messages.ChunkDone(id=chunk.id, node=chunk.node))
 
     def chunk(self, name: str) -> messages.RunChunk:
@@ -210,7 +213,7 @@ class ByHand:
         return found
 
     def die(self, worker: str, epoch: int = 0) -> None:
-        self.hear(lost(worker, epoch))
+        self.hear(worker_lost(worker, epoch))
         assert self.new(messages.Respawn) == [messages.Respawn(workers=(worker,))]
 
     def come_back(self, worker: str, epoch: int = 1) -> None:
@@ -218,187 +221,191 @@ class ByHand:
 
 
 def test_a_chunk_under_way_is_run_again_with_the_same_keys_once_its_weights_are_there() -> None:
-    it = ByHand(plan())
-    it.run(it.chunk("prompts"))
-    first = it.chunk("rollout")
-    it.die("gen")
-    assert it.new(messages.RunChunk) == []
-    it.come_back("gen")
-    assert it.new(messages.RunChunk) == []
-    it.offered(77)
-    assert [load.block for load in it.said if isinstance(load, messages.Load)] == [77]
-    it.new(messages.Release)
-    it.loaded()
-    again = it.chunk("rollout")
+    by_hand = CoordinatorByHand(plan())
+    by_hand.run(by_hand.chunk("prompts"))
+    first = by_hand.chunk("rollout")
+    by_hand.die("gen")
+    assert by_hand.new(messages.RunChunk) == []
+    by_hand.come_back("gen")
+    assert by_hand.new(messages.RunChunk) == []
+    by_hand.offered(77)
+    assert [load.block for load in by_hand.said if isinstance(load, messages.Load)] == [77]
+    by_hand.new(messages.Release)
+    by_hand.loaded()
+    again = by_hand.chunk("rollout")
     assert again.id != first.id
     assert again.keys.rows() == first.keys.rows()
     assert not again.again
-    assert it.new(messages.Release) == [messages.Release(worker="train", blocks=(77,))]
+    assert by_hand.new(messages.Release) == [messages.Release(worker="train", blocks=(77,))]
 
 
 def test_a_lost_input_is_made_again_first_and_nothing_else_is() -> None:
-    it = ByHand(plan())
-    it.run(it.chunk("prompts"))
-    it.run(it.chunk("rollout"), version=0)
-    it.chunk("score")
-    it.die("data")
-    it.come_back("data")
-    assert it.new(messages.RunChunk) == []  # nobody asks for the prompts
-    it.die("judge")
-    it.come_back("judge")
-    score = it.chunk("score")
-    it.hear(messages.FetchFailed(worker="judge", peer="gen", id=score.id))
-    assert it.new(messages.RunChunk) == []  # until the loss is told here, too
-    it.die("gen")
-    it.come_back("gen")
-    it.offered(78)
-    it.loaded()
-    remade = [it.chunk("prompts")]
-    it.run(remade[0])
-    remade.append(it.chunk("rollout"))
-    it.run(remade[1], version=0)
+    by_hand = CoordinatorByHand(plan())
+    by_hand.run(by_hand.chunk("prompts"))
+    by_hand.run(by_hand.chunk("rollout"), version=0)
+    by_hand.chunk("score")
+    by_hand.die("data")
+    by_hand.come_back("data")
+    assert by_hand.new(messages.RunChunk) == []  # nobody asks for the prompts
+    by_hand.die("judge")
+    by_hand.come_back("judge")
+    score = by_hand.chunk("score")
+    by_hand.hear(messages.FetchFailed(worker="judge", peer="gen", id=score.id))
+    assert by_hand.new(messages.RunChunk) == []  # until the loss is told here, too
+    by_hand.die("gen")
+    by_hand.come_back("gen")
+    by_hand.offered(78)
+    by_hand.loaded()
+    remade = [by_hand.chunk("prompts")]
+    by_hand.run(remade[0])
+    remade.append(by_hand.chunk("rollout"))
+    by_hand.run(remade[1], version=0)
     assert [chunk.again for chunk in remade] == [True, True]
-    again = it.chunk("score")
+    again = by_hand.chunk("score")
     assert not again.again, "the first of these has not ended"
-    assert again.inputs["rollout"][0].refs == (("gen", it.blocks),)
-    it.run(again)
-    (train,) = it.new(messages.TrainStep)
+    assert again.inputs["rollout"][0].refs == (("gen", by_hand.blocks),)
+    by_hand.run(again)
+    (train,) = by_hand.new(messages.TrainStep)
     assert train.keys.rows() == [(0, 0, 0), (1, 0, 0)]
 
 
 @pytest.mark.parametrize("max_lag", [0, 1])
 def test_a_synchronous_step_begins_when_its_chunks_have_ended(max_lag: int) -> None:
     """All rows have come, and the Worker dies before it says what it measured of them."""
-    it = ByHand(plan(max_lag))
-    it.run(it.chunk("prompts"))
-    rollout = it.chunk("rollout")
-    it.hear(
+    by_hand = CoordinatorByHand(plan(max_lag))
+    by_hand.run(by_hand.chunk("prompts"))
+    rollout = by_hand.chunk("rollout")
+    by_hand.hear(
         messages.Produced(
-            id=rollout.id, node="rollout", ref=ref(rollout.keys, it.block(), 0, "gen")
+            id=rollout.id, node="rollout", ref=ref(rollout.keys, by_hand.block(), 0, "gen")
         )
     )
-    it.run(it.chunk("score"))
-    assert len(it.new(messages.TrainStep)) == max_lag
+    by_hand.run(by_hand.chunk("score"))
+    assert len(by_hand.new(messages.TrainStep)) == max_lag
     if max_lag:
         return
-    assert "rollout: chunks under way at gen: 1" in it.it.waiting()
-    it.die("gen")
-    it.come_back("gen")
-    it.offered(78)
-    it.loaded()
-    assert it.new(messages.TrainStep) == []
-    again = it.chunk("rollout")
+    assert "rollout: chunks under way at gen: 1" in by_hand.coordinator.waiting()
+    by_hand.die("gen")
+    by_hand.come_back("gen")
+    by_hand.offered(78)
+    by_hand.loaded()
+    assert by_hand.new(messages.TrainStep) == []
+    again = by_hand.chunk("rollout")
     assert (again.keys.rows(), again.again) == (rollout.keys.rows(), False)
-    it.run(again, version=0)
-    (train,) = it.new(messages.TrainStep)
-    assert train.inputs["rollout"][0].refs == (("gen", it.blocks),)
+    by_hand.run(again, version=0)
+    (train,) = by_hand.new(messages.TrainStep)
+    assert train.inputs["rollout"][0].refs == (("gen", by_hand.blocks),)
 
 
 def test_rows_that_are_others_when_made_again_fail_the_run_and_name_the_kernel() -> None:
-    it = ByHand(plan())
-    it.run(it.chunk("prompts"), content=5)
-    rollout = it.chunk("rollout")
-    it.die("data")
-    it.come_back("data")
-    it.hear(messages.FetchFailed(worker="gen", peer="data", id=rollout.id))
-    it.run(it.chunk("prompts"), content=6)
-    (finish,) = it.new(messages.Finish)
+    by_hand = CoordinatorByHand(plan())
+    by_hand.run(by_hand.chunk("prompts"), content=5)
+    rollout = by_hand.chunk("rollout")
+    by_hand.die("data")
+    by_hand.come_back("data")
+    by_hand.hear(messages.FetchFailed(worker="gen", peer="data", id=rollout.id))
+    by_hand.run(by_hand.chunk("prompts"), content=6)
+    (finish,) = by_hand.new(messages.Finish)
     assert "prompts: its chunk was run again" in finish.error
     assert "row (0, 0, 0) is another" in finish.error
     assert "not deterministic" in finish.error
 
 
 def test_a_train_node_that_could_not_fetch_is_told_once_more() -> None:
-    it = ByHand(plan())
-    it.run(it.chunk("prompts"))
-    it.run(it.chunk("rollout"), version=0)
-    it.run(it.chunk("score"))
-    (train,) = it.new(messages.TrainStep)
-    it.die("judge")
-    it.hear(messages.FetchFailed(worker="train", peer="judge", id=train.id))
-    it.come_back("judge")
-    it.run(it.chunk("score"))
-    (again,) = it.new(messages.TrainStep)
+    by_hand = CoordinatorByHand(plan())
+    by_hand.run(by_hand.chunk("prompts"))
+    by_hand.run(by_hand.chunk("rollout"), version=0)
+    by_hand.run(by_hand.chunk("score"))
+    (train,) = by_hand.new(messages.TrainStep)
+    by_hand.die("judge")
+    by_hand.hear(messages.FetchFailed(worker="train", peer="judge", id=train.id))
+    by_hand.come_back("judge")
+    by_hand.run(by_hand.chunk("score"))
+    (again,) = by_hand.new(messages.TrainStep)
     assert again.id > train.id
     assert again.keys.rows() == train.keys.rows()
 
 
 def test_a_worker_with_state_takes_the_run_back() -> None:
-    it = ByHand(plan())
-    it.hear(lost("train", error="out of memory"))
-    assert it.new(messages.Rollback) == [messages.Rollback(worker="train", error="out of memory")]
-    it.said.clear()
-    it.run(messages.RunChunk(id=99, node="prompts", worker="data", step=0, keys=Keys.of([0, 1])))
-    assert it.said == []
+    by_hand = CoordinatorByHand(plan())
+    by_hand.hear(worker_lost("train", error="out of memory"))
+    assert by_hand.new(messages.Rollback) == [
+        messages.Rollback(worker="train", error="out of memory")
+    ]
+    by_hand.said.clear()
+    by_hand.run(
+        messages.RunChunk(id=99, node="prompts", worker="data", step=0, keys=Keys.of([0, 1]))
+    )
+    assert by_hand.said == []
 
 
 def test_what_the_weights_have_moved_on_from_takes_the_run_back() -> None:
     """Rows of a rollout that a second train node needs, after the first has trained."""
     base = plan()
     second = replace(base.node("learn"), name="other", workers=("train2",), models=())
-    it = ByHand(replace(base, nodes=(*base.nodes, second)))
-    it.run(it.chunk("prompts"))
-    it.run(it.chunk("rollout"), version=0)
-    it.run(it.chunk("score"))
-    (train,) = it.new(messages.TrainStep)
-    it.die("gen")
-    it.come_back("gen")
-    assert it.new(messages.Rollback) == []
-    assert it.new(messages.Offer) == []  # the writer may be training already
+    by_hand = CoordinatorByHand(replace(base, nodes=(*base.nodes, second)))
+    by_hand.run(by_hand.chunk("prompts"))
+    by_hand.run(by_hand.chunk("rollout"), version=0)
+    by_hand.run(by_hand.chunk("score"))
+    (train,) = by_hand.new(messages.TrainStep)
+    by_hand.die("gen")
+    by_hand.come_back("gen")
+    assert by_hand.new(messages.Rollback) == []
+    assert by_hand.new(messages.Offer) == []  # the writer may be training already
 
-    it.hear(messages.Stepped(id=train.id, node=train.node, step=1, worker="train"))
-    assert [g.worker for g in it.new(messages.Rollback)] == ["gen"]
+    by_hand.hear(messages.Stepped(id=train.id, node=train.node, step=1, worker="train"))
+    assert [g.worker for g in by_hand.new(messages.Rollback)] == ["gen"]
 
 
 def test_with_lag_prompts_of_lost_rollouts_begin_again_and_others_do_not() -> None:
-    it = ByHand(plan(max_lag=1))
-    it.run(it.chunk("prompts"))
-    it.run(it.chunk("rollout"), version=0)
-    score = it.chunk("score")
-    it.die("judge")  # of what it was doing nothing is left; the rollouts are
-    it.come_back("judge")
-    again = it.chunk("score")
+    by_hand = CoordinatorByHand(plan(max_lag=1))
+    by_hand.run(by_hand.chunk("prompts"))
+    by_hand.run(by_hand.chunk("rollout"), version=0)
+    score = by_hand.chunk("score")
+    by_hand.die("judge")  # of what it was doing nothing is left; the rollouts are
+    by_hand.come_back("judge")
+    again = by_hand.chunk("score")
     assert again.keys.rows() == score.keys.rows()
-    it.die("gen")
-    it.come_back("gen")
-    it.offered(78)
-    assert it.new(messages.RunChunk) == []  # admission waits for the reader
-    it.loaded()
-    assert it.chunk("prompts").keys.rows() == [(p, 0, 1) for p in range(4)]
+    by_hand.die("gen")
+    by_hand.come_back("gen")
+    by_hand.offered(78)
+    assert by_hand.new(messages.RunChunk) == []  # admission waits for the reader
+    by_hand.loaded()
+    assert by_hand.chunk("prompts").keys.rows() == [(p, 0, 1) for p in range(4)]
 
 
 def test_with_lag_rows_that_need_no_model_are_made_again_alone() -> None:
     base = plan(max_lag=1)
-    it = PromptTable("prompts", base.nodes[:3], ["rollout", "score"], Blocks())
-    it.admit([0, 1], [0, 0], 0)
+    by_hand = PromptTable("prompts", base.nodes[:3], ["rollout", "score"], Blocks())
+    by_hand.admit([0, 1], [0, 0], 0)
     keys = Keys.of([0, 1])
     for number, name in enumerate(("prompts", "rollout", "score")):
-        it.produced(
+        by_hand.produced(
             name,
             ref(keys, block=number, version=0 if name == "rollout" else NO_VERSION, worker=name),
         )
-        it.pump()
-    assert it.prompts.count[FINISHED] == 2
-    slots, ready = it.lose(it.blocks.lose("score"), trained={"rollout"})
+        by_hand.pump()
+    assert by_hand.prompts.count[FINISHED] == 2
+    slots, ready = by_hand.lose(by_hand.blocks.lose("score"), trained={"rollout"})
     assert (len(slots), ready) == (0, [])
-    assert it.prompts.count[RUNNING] == 2
-    (chunk,) = it.pump()
+    assert by_hand.prompts.count[RUNNING] == 2
+    (chunk,) = by_hand.pump()
     assert (chunk.node.name, chunk.keys.rows()) == ("score", keys.rows())
-    slots, ready = it.lose(it.blocks.lose("prompts"), trained={"rollout"})
+    slots, ready = by_hand.lose(by_hand.blocks.lose("prompts"), trained={"rollout"})
     assert [r.keys.rows() for r in ready] == [keys.rows()]
-    slots, _ = it.lose(it.blocks.lose("rollout"), trained={"rollout"})
-    assert it.again(slots) == [(0, 1), (1, 1)]
+    slots, _ = by_hand.lose(by_hand.blocks.lose("rollout"), trained={"rollout"})
+    assert by_hand.again(slots) == [(0, 1), (1, 1)]
 
 
 @pytest.mark.parametrize("max_lag", [0, 1])
 def test_a_worker_that_dies_again_and_again_fails_the_run(max_lag: int) -> None:
-    it = ByHand(plan(max_lag))
+    by_hand = CoordinatorByHand(plan(max_lag))
     for epoch in range(DEATHS):
-        it.new(messages.Respawn)
-        it.hear(lost("data", epoch, f"segmentation fault {epoch}"))
-        it.come_back("data", epoch + 1)
-    assert it.new(messages.Respawn) == []
-    (finish,) = it.new(messages.Finish)
+        by_hand.new(messages.Respawn)
+        by_hand.hear(worker_lost("data", epoch, f"segmentation fault {epoch}"))
+        by_hand.come_back("data", epoch + 1)
+    assert by_hand.new(messages.Respawn) == []
+    (finish,) = by_hand.new(messages.Finish)
     assert "worker data died 3 times" in finish.error
     assert "segmentation fault 0" in finish.error
 
@@ -412,11 +419,11 @@ def test_a_worker_that_stood_still_does_everything_in_the_order_that_it_would_ha
     times: list[float], stops: list[tuple[float, float]]
 ) -> None:
     world = simulation(plan(1), settings=Settings(steps=1), rows=1).workers
-    it, done = SimulatedWorker(world, "rollout", 0), list[tuple[float, int]]()
+    by_hand, done = SimulatedWorker(world, "rollout", 0), list[tuple[float, int]]()
     for when, seconds in stops:
-        world.clock.after(when, partial(it.stop, seconds))
+        world.clock.after(when, partial(by_hand.stop, seconds))
     for number, when in enumerate(times):
-        it.after(when, partial(lambda n: done.append((world.clock.now, n)), number))
+        by_hand.after(when, partial(lambda n: done.append((world.clock.now, n)), number))
     while world.clock.step():
         pass
     assert [n for _, n in done] == sorted(range(len(times)), key=times.__getitem__)

@@ -91,7 +91,7 @@ def test_a_users_operator_that_fails_is_named_with_its_line(
 # Whatever leaves a kernel
 
 
-def left(error: Exception, *, node: str = "score", origin: bool = True) -> Exception:
+def wrapped(error: Exception, *, node: str = "score", origin: bool = True) -> Exception:
     """What an error of a kernel is once it has left the node."""
     line = Origin(file="graphs/grpo.py", line=14)
     timing = Timing("main", lambda name: line if origin and name == node else None)
@@ -111,28 +111,28 @@ def test_errors_of_ours_get_the_line_and_stay_what_they_are(
     kind: type[Exception], said: str, shown: str
 ) -> None:
     error = kind(said)
-    assert left(error) is error
+    assert wrapped(error) is error
     assert str(error) == shown
 
 
 def test_errors_of_others_become_ours_with_their_traceback() -> None:
-    error = left(ValueError("odd"))
+    error = wrapped(ValueError("odd"))
     assert isinstance(error, KernelError)
     told = "grpo.py:14 score: chunk 3, 2 rows: raised ValueError: odd. Fix: see the traceback.\n"
     assert str(error).startswith(told)
-    assert "in left" in str(error)
+    assert "in wrapped" in str(error)
     assert isinstance(error.__cause__, ValueError)
 
 
 def test_data_that_does_not_fit_and_nodes_without_a_line() -> None:
     odd, shown = DataError("row 3 is odd"), "score: chunk 3, 2 rows: row 3 is odd"
-    assert str(left(odd)) == f"grpo.py:14 {shown}"
-    assert str(left(DataError("row 3 is odd"), origin=False)) == shown
-    assert str(left(KernelError("score: bad"), origin=False)) == "score: bad"
+    assert str(wrapped(odd)) == f"grpo.py:14 {shown}"
+    assert str(wrapped(DataError("row 3 is odd"), origin=False)) == shown
+    assert str(wrapped(KernelError("score: bad"), origin=False)) == "score: bad"
 
 
 def test_a_lost_peer_is_still_known_as_one() -> None:
-    error = left(PeerLost("gen", "is gone"))
+    error = wrapped(PeerLost("gen", "is gone"))
     assert isinstance(error, PeerLost)
     assert error.peer == "gen"
 

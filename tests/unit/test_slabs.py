@@ -32,9 +32,9 @@ MIB = 1 << 20
 @pytest.fixture
 def pool() -> Iterator[slabs.SlabPool]:
     """A pool with room for 64 MiB."""
-    made = slabs.SlabPool(limit=64 * MIB, poison=True)
-    yield made
-    made.close()
+    pool = slabs.SlabPool(limit=64 * MIB, poison=True)
+    yield pool
+    pool.close()
 
 
 def numbers(count: int, start: int = 0) -> Batch:
@@ -232,21 +232,21 @@ def test_a_column_that_cannot_travel_takes_no_memory(pool) -> None:
 @pytest.fixture
 def pair(tmp_path) -> Iterator[Callable[..., tuple[ShmChannel, ShmChannel]]]:
     """Makes two channels, of which b can dial a."""
-    made: list[ShmChannel] = []
+    channels: list[ShmChannel] = []
 
     def make(**options: object) -> tuple[ShmChannel, ShmChannel]:
         def dial(peer: str) -> socket.socket:
             if peer != "a":
                 raise PeerLost(peer, "is not there")
             mine, its = socket.socketpair()
-            made[0].serve("b", its)
+            channels[0].serve("b", its)
             return mine
 
-        made.extend(ShmChannel(n, 0, dial, directory=tmp_path, **options) for n in "ab")  # type: ignore[arg-type]
-        return made[0], made[1]
+        channels.extend(ShmChannel(n, 0, dial, directory=tmp_path, **options) for n in "ab")  # type: ignore[arg-type]
+        return channels[0], channels[1]
 
     yield make
-    for channel in made:
+    for channel in channels:
         channel.close()
 
 

@@ -58,31 +58,33 @@ PLAIN: dict[type, st.SearchStrategy[Any]] = {
 }
 
 
-def of(hint: Any, holder: type) -> st.SearchStrategy[Any]:
+def values_of(hint: Any, holder: type) -> st.SearchStrategy[Any]:
     """Values of an annotation."""
     if isinstance(hint, type) and hint in PLAIN:
         return PLAIN[hint]
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         kinds = UNIONS.get(holder, inner)
-        return st.one_of([of(kind, holder) for kind in kinds])
+        return st.one_of([values_of(kind, holder) for kind in kinds])
     if origin is Literal:
         return st.sampled_from(inner)
     if origin is tuple and inner[-1] is not Ellipsis:
-        return st.tuples(*(of(kind, holder) for kind in inner))
+        return st.tuples(*(values_of(kind, holder) for kind in inner))
     if origin is tuple:
-        return st.lists(of(inner[0], holder), max_size=3).map(tuple)
+        return st.lists(values_of(inner[0], holder), max_size=3).map(tuple)
     if origin is Mapping:
-        return st.dictionaries(of(inner[0], holder), of(inner[1], holder), max_size=2)
+        return st.dictionaries(values_of(inner[0], holder), values_of(inner[1], holder), max_size=2)
     assert dataclasses.is_dataclass(hint), hint
     hints = get_type_hints(hint)
-    return st.builds(hint, **{f.name: of(hints[f.name], hint) for f in dataclasses.fields(hint)})
+    return st.builds(
+        hint, **{f.name: values_of(hints[f.name], hint) for f in dataclasses.fields(hint)}
+    )
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
 def test_every_class_comes_back_as_it_was(kind: type) -> None:
     @settings(max_examples=12, deadline=None, database=None)
-    @given(of(kind, kind))
+    @given(values_of(kind, kind))
     def comes_back(message: Any) -> None:
         assert same_message(decode(encode(message)), message)
 

@@ -20,7 +20,7 @@ Verify = Literal["structure", "content"]
 
 
 @contextmanager
-def two(verify: Verify) -> Iterator[tuple[WorkerChannel, WorkerChannel]]:
+def two_workers(verify: Verify) -> Iterator[tuple[WorkerChannel, WorkerChannel]]:
     """Two Workers of one host, of which the second reads from the first."""
     ends = socket.socketpair()
     a, b = (
@@ -39,7 +39,7 @@ def two(verify: Verify) -> Iterator[tuple[WorkerChannel, WorkerChannel]]:
 @pytest.mark.parametrize("verify", ["structure", "content"])
 def test_content_is_checked_where_that_was_asked_for(verify: Verify) -> None:
     records = pa.RecordBatch.from_pydict({"x": pa.array([1, 2, 3])})
-    with two(verify) as (a, b):
+    with two_workers(verify) as (a, b):
         block = a.channel.keep(Batch(Keys.of(range(3)), records))
         a.shm._pool._slabs[0].bytes(0, 1)[0] = 5  # whoever kept a batch may not change it any more
         if verify == "structure":

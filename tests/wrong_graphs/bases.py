@@ -20,7 +20,7 @@ from tests.wrong_graphs.parts import DATA, compared, exact, graph
 GOOD = "./bases/good"
 
 
-def of(base: str, source: Port[Prompt] | None = None, **asked: Any) -> Graph:
+def grpo_on(base: str, source: Port[Prompt] | None = None, **asked: Any) -> Graph:
     """GRPO on a base."""
     policy = Model("policy", base, trainable=True)
     asked = {"n": 8, "max_tokens": 64} | asked
@@ -29,79 +29,79 @@ def of(base: str, source: Port[Prompt] | None = None, **asked: Any) -> Graph:
 
 
 def base_that_is_not_there() -> Graph:
-    return of("./bases/goood")
+    return grpo_on("./bases/goood")
 
 
 def base_that_is_a_file() -> Graph:
-    return of("./bases/model.gguf")
+    return grpo_on("./bases/model.gguf")
 
 
 def base_without_anything() -> Graph:
-    return of("./bases/empty")
+    return grpo_on("./bases/empty")
 
 
 def config_that_is_broken() -> Graph:
-    return of("./bases/broken_config")
+    return grpo_on("./bases/broken_config")
 
 
 def config_of_no_architecture() -> Graph:
-    return of("./bases/untyped")
+    return grpo_on("./bases/untyped")
 
 
 def weights_that_are_not_there() -> Graph:
-    return of("./bases/weightless")
+    return grpo_on("./bases/weightless")
 
 
 def weights_cut_short() -> Graph:
-    return of("./bases/cut_short")
+    return grpo_on("./bases/cut_short")
 
 
 def weights_that_git_did_not_fetch() -> Graph:
-    return of("./bases/pointer")
+    return grpo_on("./bases/pointer")
 
 
 def shard_that_is_missing() -> Graph:
-    return of("./bases/shards")
+    return grpo_on("./bases/shards")
 
 
 def weights_of_fewer_layers() -> Graph:
-    return of("./bases/fewer_layers")
+    return grpo_on("./bases/fewer_layers")
 
 
 def embedding_of_another_size() -> Graph:
-    return of("./bases/other_embedding")
+    return grpo_on("./bases/other_embedding")
 
 
 def tokenizer_that_is_not_there() -> Graph:
-    return of("./bases/speechless")
+    return grpo_on("./bases/speechless")
 
 
 def tokenizer_without_an_end() -> Graph:
-    return of("./bases/endless")
+    return grpo_on("./bases/endless")
 
 
 def tokenizer_with_more_ids_than_the_model() -> Graph:
-    return of("./bases/wordy")
+    return grpo_on("./bases/wordy")
 
 
 def end_that_is_no_id() -> Graph:
-    return of("./bases/odd_end")
+    return grpo_on("./bases/odd_end")
 
 
 def messages_without_a_template() -> Graph:
-    return of(GOOD, prompts("data/messages.parquet", batch=64))
+    return grpo_on(GOOD, prompts("data/messages.parquet", batch=64))
 
 
 def answers_as_long_as_the_positions() -> Graph:
-    return of(GOOD, max_tokens=128)
+    return grpo_on(GOOD, max_tokens=128)
 
 
 def prompts_and_answers_beyond_the_positions() -> Graph:
-    return of(GOOD, max_tokens=100, max_prompt_tokens=64, overlong_prompt="drop")
+    return grpo_on(GOOD, max_tokens=100, max_prompt_tokens=64, overlong_prompt="drop")
 
 
 def overlong_policy_that_is_none() -> Graph:
-    return of(GOOD, overlong_prompt="left")
+    return grpo_on(GOOD, overlong_prompt="left")
 
 
 def reference_with_fewer_positions() -> Graph:
