@@ -1,1 +1,1 @@
-"""Tests; a package so that those in one folder can use the graphs of another."""
+"""Tests; a package, so that one folder can use the graphs of another."""

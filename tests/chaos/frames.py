@@ -2,9 +2,9 @@
 
     python -m tests.chaos.frames --count 100000 --seed 0
 
-Half are an owner's words or board for a reader (structure and content verified), half are frames
-between hosts; an honest answer follows each. Nobody crashes, nothing wrong is accepted,
-descriptors and memory stay what they were. The mutations: tests/contracts/pull_mutants.py.
+Half are an owner's answers or block index (structure and content verified), half are frames
+between hosts; an honest answer follows each. Nothing crashes, nothing wrong is accepted,
+descriptors and memory do not grow. The mutations: tests/contracts/pull_mutants.py.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from engine.channels.zmq.channel import ZmqChannel
 from engine.channels.zmq.curve_keys import Address
 
 GROWTH = 64 << 20
-"""Bytes that the process may grow by."""
+"""Bytes by which the process may grow."""
 _OFTEN = 5000
 
 
@@ -72,7 +72,7 @@ def between_hosts(count: int, rng: np.random.Generator) -> Counter[str]:
 
 
 def main() -> None:
-    """Send them, in parts, and look at the process after each."""
+    """Send them in parts, and check the process after each."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def _sent(name: str, way: Callable[[int], Counter[str]], count: int) -> None:
-    outcomes = way(min(200, count))  # so that what is made once is there
+    outcomes = way(min(200, count))  # so that everything that is created once exists
     before, started, left = len(os.listdir("/proc/self/fd")), resident(), count - min(200, count)
     while left:
         outcomes += way(min(_OFTEN, left))

@@ -3,14 +3,14 @@
     python -m tests.chaos.kills --kills 50 --seed 0
 
 Each trial runs a case, kills some of its processes (the coordinator's, a Worker's, a reward
-child's) at random moments, resumes it where the coordinator is gone or has given up (as it has to
-where a few attempts in a row end without a Step), and then asserts of what the run left:
+child's) at random moments, resumes it if the coordinator is gone or has given up (as it must
+after a few attempts without a Step), and then asserts about what the run left:
 
     every admitted row trained exactly once, no group split, no row older than max_lag
-    at max_lag 0: metrics and weights of a run in one process that nobody disturbed, to the bit
+    at max_lag 0: metrics and weights of an undisturbed run in one process, to the bit
     after every exit: no process, shared memory or socket file of the run within 10 s
 
-Owns: the cases, the killing and what is asserted. Does not own: the process of a run
+Owns: the cases, the kills and the assertions. Does not own: the process of a run
 (tests/kit/killable_run.py).
 """
 
@@ -48,7 +48,7 @@ REPEATED = "/passed_when_repeated"
 
 @dataclass(frozen=True, kw_only=True)
 class KilledCase:
-    """chunks: of the run and its reference; exact: the numbers are one process's to the bit."""
+    """chunks: of the run and its reference; exact: same numbers as one process, to the bit."""
 
     graph: str = "small"
     places: Mapping[str, Any] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class KilledRun:
 
 
 def survive(trial: KilledRun) -> None:
-    """Run a case to its end, whoever is killed on the way."""
+    """Run a case to its end, whatever is killed on the way."""
     draw = random.Random(trial.seed)
     left, resuming = trial.kills, False
     while True:
@@ -175,7 +175,7 @@ def processes(trial: KilledRun, main: int) -> dict[int, str]:
 def _ended_before_a_moment(
     trial: KilledRun, process: subprocess.Popen[str], draw: random.Random
 ) -> bool:
-    """Wait for a moment: soon, whatever the run does (it starts slowly), or in a random Step."""
+    """Wait for a moment: soon after the (slow) start, or in a random Step."""
     if draw.random() < 0.3:
         return kit.ended_within(process, draw.uniform(0.0, 1.5))
     wanted = draw.randint(min(steps_recorded(trial.run), STEPS - 1), STEPS - 1)
@@ -186,7 +186,7 @@ def _ended_before_a_moment(
 
 
 def _end(trial: KilledRun, process: subprocess.Popen[str]) -> None:
-    """Whatever happened, nothing of the trial runs on."""
+    """End everything that is left of the trial."""
     if process.poll() is None:
         process.kill()
         process.wait()
@@ -194,7 +194,7 @@ def _end(trial: KilledRun, process: subprocess.Popen[str]) -> None:
 
 
 def proof(trial: KilledRun, reference: Path) -> None:
-    """Assert every promise of what the run left."""
+    """Assert every promise about what the run left."""
     case = CASES[trial.case]
     assert column(trial.run, "step") == list(range(1, STEPS + 1))
     assert max(column(trial.run, "policy/lag/max")) <= case.max_lag
@@ -211,7 +211,7 @@ def undisturbed(name: str, folder: Path, runs: Path) -> Path:
 
 
 def trials(seed: int, folder: Path, cases: list[str], kind: str) -> Iterator[KilledRun]:
-    """Trials without end, over the cases in turn."""
+    """Endless trials, over the cases in turn."""
     draw = random.Random(seed)
     for number, case in enumerate(itertools.cycle(cases)):
         trial = partial(KilledRun, case=case, folder=folder, runs=folder / f"{number}", kind=kind)
@@ -219,7 +219,7 @@ def trials(seed: int, folder: Path, cases: list[str], kind: str) -> Iterator[Kil
 
 
 def carried_out(trial: KilledRun, reference: Path) -> Iterator[str]:
-    """Carry out a trial; the kinds of process that were killed."""
+    """Carry out a trial; yields the kinds of process that were killed."""
     start = time.monotonic()
     try:
         survive(trial)

@@ -1,9 +1,9 @@
-"""Two network namespaces of this machine as two hosts, and a cable between them that can be cut.
+"""Two network namespaces of this machine as hosts, with a cable between them that can be cut.
 
     python -m tests.chaos.namespaces
 
 A partition of 10 s heals within the lease; a longer one ends the run cleanly. Owns: the namespaces
-(by processes that hold them, so that nothing is left when these end) and the runs across them. Does
+(held by processes, so that nothing is left when these end) and the runs across them. Does
 not own: the process of a run (tests/kit/killable_run.py). It needs root, and ip, nsenter and
 unshare.
 """
@@ -71,7 +71,7 @@ class Namespaces:
             holder.wait()
 
     def within(self, name: str) -> list[str]:
-        """Words before a command that run it on this host."""
+        """The words before a command that run it on this host."""
         return ["nsenter", "--net", f"--target={self._holders[name].pid}", "--"]
 
     def ip(self, name: str, words: str) -> None:
@@ -79,7 +79,7 @@ class Namespaces:
         _run([*self.within(name), "ip", *words.split()])
 
     def cut(self) -> None:
-        """Nothing gets from one to the other any more, and nobody is told so."""
+        """Nothing gets across any more, and neither side is told."""
         self.ip("b", f"link set {_DEVICE} down")
 
     def heal(self) -> None:
@@ -99,7 +99,7 @@ def _holder() -> subprocess.Popen[bytes]:
 
 
 def why_not() -> str:
-    """Why namespaces cannot be made here; empty where they can."""
+    """Why namespaces cannot be created here; empty if they can."""
     missing = [tool for tool in ("ip", "nsenter", "unshare") if shutil.which(tool) is None]
     if missing:
         return f"no {', '.join(missing)} (packages iproute2 and util-linux)"

@@ -1,4 +1,4 @@
-"""What contract suites share: processes that play ranks, and a place where two of them meet."""
+"""What contract suites share: processes as ranks, and a place where two of them meet."""
 
 from __future__ import annotations
 

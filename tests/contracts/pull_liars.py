@@ -1,4 +1,4 @@
-"""Those who answer a reader of the data plane wrongly, and what it makes of that."""
+"""Peers that answer a reader of the data plane wrongly, and the outcome for the reader."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from engine.channels.shm.reader import SlabReader
 from engine.channels.shm.slabs import Slab, SlabPool
 
 Asked = pa.RecordBatch | type[Exception] | None
-"""None: not refused, and not taken either; the reader asks."""
+"""None: neither refused nor accepted; the reader asks."""
 
 
 def resident() -> int:
@@ -39,7 +39,7 @@ def resident() -> int:
 
 
 def outcome(what: Callable[[], pa.RecordBatch | None]) -> Asked:
-    """The rows, or what kind of clear error there was."""
+    """The rows, or the kind of clear error."""
     try:
         return what()
     except (RunError, DataError, KeyError) as error:
@@ -54,7 +54,7 @@ class Owner:
         self.block = self.outbox.keep(rows)
 
     def described(self, *, content: bool) -> tuple[Answer, list[Slab], SchemaLayout]:
-        """Where the block lies, with its checksums."""
+        """Where the block is, with its checksums."""
         wanted = Wanted(self.block)
         if content:
             self.outbox.sum_up([wanted])
@@ -78,7 +78,7 @@ def answered(
     content: bool,
     change: Callable[[list[tuple[bytes, int | None]]], list[tuple[bytes, int | None]]],
 ) -> Asked:
-    """What a reader makes of an answer that was changed, with an honest one behind it."""
+    """What a reader makes of a changed answer, followed by an honest one."""
     mine, its = socket.socketpair()
     reader, sender = SlabReader("a", mine, content=content), FdSocket(its)
     request = BlockRequest(worker="a", block=owner.block)
@@ -99,7 +99,7 @@ def noted(
     change: Callable[[bytes], bytes] | None,
     spoil: Callable[[bytes], bytes],
 ) -> Asked:
-    """What a reader makes of a forged board. change: of the text, hashed anew; spoil: of memory."""
+    """What a reader makes of a forged index. change: its text, hashed again; spoil: its memory."""
     mine, its = socket.socketpair()
     reader, sender = SlabReader("a", mine, content=content), FdSocket(its)
     request = BlockRequest(worker="a", block=owner.block)
@@ -123,7 +123,7 @@ def noted(
 
 
 def noted_wrongly(owner: Owner, content: bool, rng: np.random.Generator) -> Asked:
-    """What a reader makes of a wrong note, whose hash a liar makes right, or by an accident."""
+    """What a reader makes of a wrong note, forged with a right hash or accidental."""
     if rng.random() < 0.5:
         return noted(owner, content, lambda text: value_mutated(text, rng), lambda there: there)
     return noted(owner, content, None, lambda there: bytes_mutated(there, rng))
@@ -140,7 +140,7 @@ def liar(records: pa.RecordBatch, rng: np.random.Generator) -> Iterator[str]:
     over = threading.Event()
 
     def honest(number: int) -> list[list[bytes]]:
-        """The messages, as if this was little, or as if it was much."""
+        """The messages for few bytes, or for many."""
         if rng.random() < 0.5:
             return [[sealed(Reply(number, summed([answer], buffers))), *frames]]
         parts = [(Reply(number, [answer], 2), frames[:2]), (FramesPart(number, 0), frames[2:4])]
@@ -183,7 +183,7 @@ def changed_frames(frames: list[bytes], rng: np.random.Generator) -> list[bytes]
     """An answer between hosts with one thing wrong."""
     which = int(rng.integers(0, len(frames)))
     match int(rng.integers(0, 6)):
-        case 0 | 1:  # a liar who knows how to make checksums
+        case 0 | 1:  # a liar who can compute checksums
             return [sealed(value_mutated(frames[0][8:], rng)), *frames[1:]]
         case 2:
             return [bytes_mutated(frames[0], rng), *frames[1:]]

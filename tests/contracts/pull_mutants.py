@@ -1,4 +1,4 @@
-"""Messages with one thing wrong: of bytes, or of values within an encoded message."""
+"""Messages with one fault: in bytes, or in values within an encoded message."""
 
 from __future__ import annotations
 

@@ -57,11 +57,11 @@ USERS: dict[str, tuple[pa.DataType, Draw]] = {
         },
     ),
 }
-"""Columns that datasets bring along."""
+"""Columns from datasets."""
 
 
 def batch(schema: type[Schema], rows: int, seed: int, *, skipped: int = 0) -> Batch:
-    """Rows of a schema and columns of users, as a slice that leaves out `skipped` rows before."""
+    """Rows of a schema and users' columns, as a slice that skips `skipped` rows at the start."""
     rng = np.random.default_rng(seed)
     total = rows + skipped
     columns = {name: _column(column, total, rng) for name, column in schema.columns.items()}
@@ -75,7 +75,7 @@ def batch(schema: type[Schema], rows: int, seed: int, *, skipped: int = 0) -> Ba
 
 
 def rollouts(rows: int, tokens: int, seed: int = 0) -> Batch:
-    """Token columns alone, of so many tokens a row: 17 bytes each."""
+    """Only token columns, with this many tokens per row, 17 bytes each."""
     rng = np.random.default_rng(seed)
     offsets = pa.array(np.arange(rows + 1) * tokens)
     kinds = {

@@ -1,4 +1,4 @@
-"""Several Workers' channels in one process, of each kind that the pull contract has."""
+"""Several Workers' channels in one process, of each kind in the pull contract."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that play ranks: each does what it is told by name, and answers.
+"""Processes as ranks: each calls functions by name, and answers.
 
 Owns: spawning, asking all at once with a time limit, killing. Does not own: any check.
 """

@@ -65,7 +65,7 @@ ASKED: list[list[BlockRequest]] = [
     [BlockRequest(worker="made", block=2, columns=("of_row", "int32"))],
     [BlockRequest(worker="made", block=1, columns=("uint8",), rows=np.zeros(0, np.int64))],
 ]
-"""Neighbours; rows of several blocks in another order, one block twice; a whole block; no row."""
+"""Adjacent rows; rows of several blocks, reordered, one block twice; a whole block; no row."""
 
 
 def expected(requests: Sequence[BlockRequest]) -> list[Tensor]:
@@ -113,7 +113,7 @@ def test_rows_that_are_none_are_refused() -> None:
 
 
 def test_a_request_that_no_socket_takes_at_once_arrives_whole() -> None:
-    """Nobody sends on what is left of it later: who asks goes on to wait in the transfer."""
+    """Nobody sends the rest of it later: the asking side waits in the transfer."""
     asks, serves = socket.socketpair()
     came: queue.Queue[Sequence[BlockRequest]] = queue.Queue()
     owner, other = ShmChannel("made", 0, _nobody_else), ShmChannel("reads", 0, lambda peer: asks)
@@ -143,7 +143,7 @@ def serve(
     device: str = "cpu",
     content: bool = False,
 ) -> None:
-    """Answers whatever comes, until the reader has done with it."""
+    """Answers everything until the reader is done."""
     pairs = TensorPairs("made", _not_asked, timeout=20, content=content)
     pairs.meet("reads", listening.end(), writes=True)
     for block in (1, 2):
@@ -162,7 +162,7 @@ def read(
     longer: int = 0,
     content: bool = False,
 ) -> tuple[list[str], int, list[str]]:
-    """What became of each transfer, bytes, devices. longer: values too many made room for."""
+    """The outcome of each transfer, bytes, devices. longer: values of room too many."""
     pairs = TensorPairs(
         "reads",
         lambda peer, sequence, wanted: requests.send((sequence, wanted)),
@@ -211,7 +211,7 @@ def test_the_rows_that_are_asked_for_come_and_no_others(ranks: RankPool, listene
 def served_with_hashes(
     rank: int, port: int, listening: Place, requests: Connection, changed: int
 ) -> None:
-    """changed: which of the transfers' last value is another once it was hashed."""
+    """changed: the transfers whose last value changes after it was hashed."""
     number = itertools.count()
 
     def hashed(tensors: Sequence[Tensor]) -> list[int]:
@@ -285,7 +285,7 @@ def ask_wrongly(rank: int, port: int, at: Place, requests: Connection, wrong: Bl
 
 
 def deserted(rank: int, port: int) -> str:
-    """Reads from one whose data socket is closed once it was asked, met where nobody else is."""
+    """Reads from a peer whose data socket closes once it was asked, met where nobody else is."""
     asks, serves = socket.socketpair()
     owner, other = ShmChannel("made", 0, _nobody_else), ShmChannel("reads", 0, lambda peer: asks)
     was_asked = threading.Event()
@@ -305,7 +305,7 @@ def deserted(rank: int, port: int) -> str:
 
 
 def test_who_dies_before_a_world_is_formed_is_not_waited_for() -> None:
-    """In a process of its own: who connects goes on with it, in a thread, for all its time."""
+    """In its own process: a connection stays open, in a thread, as long as it lives."""
     pool = RankPool(1)
     try:
         pool.tell(0, deserted)
@@ -337,7 +337,7 @@ def test_two_devices_send_by_nccl(listener: Place) -> None:
 
 
 def on_devices(listener: Place, devices: tuple[str, str]) -> tuple[list[str], set[str]]:
-    """Both ends in processes of their own, each of which sees one device."""
+    """Both ends in their own processes, each of which sees one device."""
     pool = RankPool(2)
     try:
         mine, theirs = Pipe()
@@ -365,7 +365,7 @@ def both(
     tells: Connection,
     count: int,
 ) -> bool:
-    """Each is owner and reader: while it waits for a transfer, its threads send to the other."""
+    """Both own and read: while one waits for a transfer, its threads send to the other."""
     name, peer = (("a", "b"), ("b", "a"))[rank]
     pairs = TensorPairs(
         name, lambda peer, sequence, wanted: tells.send((sequence, wanted)), timeout=20

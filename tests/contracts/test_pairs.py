@@ -1,4 +1,4 @@
-"""Weights and columns between two Workers: the same bits, and what a lost end leads to.
+"""Weights and columns between two Workers: the same bits, and the loss of an end.
 
 Real processes and gloo; the data socket of a pair is a pipe. Marked gpu: on devices.
 """
@@ -31,7 +31,7 @@ RANKS = 2
 
 
 def weights(version: int) -> list[Piece]:
-    """Every dtype, a scalar, an empty piece, one that is not contiguous, one that has gradients."""
+    """Every dtype, a scalar, an empty piece, a non-contiguous one, one with gradients."""
     draw = torch.Generator().manual_seed(version)
     pieces = [
         Piece(f"of.{d}", torch.randint(0, 2, (3, 5), generator=draw).to(getattr(torch, d)))
@@ -87,7 +87,7 @@ def test_what_changed_is_named() -> None:
 def test_a_tensor_that_is_not_as_described_is_never_a_piece(
     name: str, change: Callable[[torch.Tensor], torch.Tensor], problem: str
 ) -> None:
-    """Also where its bytes are those that the writer hashed."""
+    """Even if its bytes are those that the writer hashed."""
     batch, digest, copies = snapshot(weights(1))
     at = batch.records.column("name").to_pylist().index(name)
     copies[at] = change(copies[at])
@@ -177,7 +177,7 @@ def _nobody(peer: str, sequence: int, requests: Sequence[BlockRequest]) -> None:
 
 
 def serve(rank: int, port: int, listening: Place, requests: Connection, count: int) -> int:
-    """Answers so many requests, and then one that is the reader's word that it is done."""
+    """Answers this many requests, then waits until the reader is done."""
     pairs = writer(listening, {7: weights(1), 9: weights(2)})
     for _ in range(count):
         pairs.asked("gen", *requests.recv())
@@ -197,7 +197,7 @@ def reader(listening: Place, requests: Connection, timeout: float = 20.0) -> Ten
 def read(
     rank: int, port: int, at: Place, requests: Connection, blocks: tuple[int, ...]
 ) -> tuple[list[str], int]:
-    """Whether each block came as it was, or what was said."""
+    """For each block, whether it came unchanged, or the error."""
     pairs, said = reader(at, requests), []
     for block in blocks:
         batch, digest, copies = snapshot(weights({7: 1, 9: 2}.get(block, 1)))
@@ -221,7 +221,7 @@ def ends(
     tasks: tuple[Callable[..., Any], Callable[..., Any]],
     *arguments: tuple[Any, ...],
 ) -> None:
-    """Let the writer's process and the reader's begin."""
+    """Start the writer's process and the reader's."""
     for rank in (0, 1):
         ranks.tell(rank, tasks[rank], *arguments[rank])
 
@@ -264,7 +264,7 @@ def test_a_writer_that_does_not_come_is_lost(ranks: RankPool, listener: Place) -
 
 
 def anew(rank: int, port: int, first: Place, second: Place) -> list[str]:
-    """Both ends in one process, the reader twice: its second incarnation has another world."""
+    """Both ends in one process, the reader twice: its second incarnation has a new world."""
     said = []
     pairs = writer(first, {7: weights(1)}, timeout=20)
     expected = snapshot(weights(1))
@@ -289,7 +289,7 @@ def test_a_reader_that_begins_anew_is_met_anew(ranks: RankPool, listener: Place)
 
 
 def test_a_writer_that_is_killed_is_lost_at_once(ranks: RankPool, listener: Place) -> None:
-    """Last, as it costs a process: killed between the first version and the second."""
+    """Last, as it costs a process: it is killed between the first version and the second."""
     to_writer, writers = Pipe()
     from_reader, readers = Pipe()
     ends(ranks, (serve, read), (listener, writers, 1), (listener, readers, (7, 9)))
@@ -303,7 +303,7 @@ def test_a_writer_that_is_killed_is_lost_at_once(ranks: RankPool, listener: Plac
 
 
 def on_device(rank: int, port: int, listening: Place) -> list[str]:
-    """Both ends in one process, whose weights share a device: payloads go by the host."""
+    """Both ends in one process, with weights on one device: payloads go through the host."""
     pairs = TensorPairs("train", _nobody, timeout=20)
     pairs.meet("gen", listening.end(), writes=True)
     pieces = [Piece(p.name, p.data.detach().to("cuda")) for p in weights(1)]

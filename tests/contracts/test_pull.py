@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(60)
 
 @pytest.fixture(scope="module", params=list(KINDS))
 def world(request: pytest.FixtureRequest) -> Iterator[ChannelWorld]:
-    """Workers that live as long as the tests that do them no harm."""
+    """Workers for the tests that do not harm them."""
     world = KINDS[request.param]()
     world["a"], world["b"], world["c"]
     yield world
@@ -33,7 +33,7 @@ def world(request: pytest.FixtureRequest) -> Iterator[ChannelWorld]:
 
 @pytest.fixture(params=BETWEEN)
 def mortal(request: pytest.FixtureRequest) -> Iterator[ChannelWorld]:
-    """Workers of which a test may kill some."""
+    """Workers that a test may kill."""
     world = KINDS[request.param]()
     world["a"], world["b"]
     yield world
@@ -180,7 +180,7 @@ def test_block_numbers_never_repeat_after_a_respawn(mortal) -> None:
     after = mortal["a"].keep(rollouts(2, 1))
     assert after == 1 << 32
     assert not {after} & set(before)
-    for _ in range(2):  # the first time the connection is still to the dead one, or already anew
+    for _ in range(2):  # the first time the connection may still be to the dead one
         with pytest.raises(PeerLost, match="a: "):
             fetched(mortal, before[0])
     assert fetched(mortal, after).num_rows == 2

@@ -1,4 +1,4 @@
-"""What no peer can do to a Worker: wrong messages, no messages, wrong keys, death in the middle."""
+"""Faults of a peer that do not harm a Worker: wrong or no messages, wrong keys, sudden death."""
 
 from __future__ import annotations
 
@@ -284,7 +284,7 @@ def test_a_killed_process_is_lost_and_what_was_read_of_it_stays(producer) -> Non
     stop(process)
     (again,) = channel.fetch(
         [BlockRequest(worker="a", block=1)]
-    )  # its board says where: nobody is asked
+    )  # its block index says where: nobody is asked
     assert again.equals(rollouts(100, 50, 1).records)
     with pytest.raises(PeerLost, match="in time"):
         channel.fetch([BlockRequest(worker="a", block=99)])

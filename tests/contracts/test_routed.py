@@ -1,4 +1,4 @@
-"""The channel of a Worker with peers on other hosts: what is asked for once more."""
+"""The channel of a Worker with peers on other hosts: which requests are repeated."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def two_hosts(folder: Path) -> Iterator[tuple[RoutedChannel, RoutedChannel]]:
 
 @contextmanager
 def changed(answers: int) -> Iterator[None]:
-    """The content of so many answers is another than their checksums say."""
+    """The content of this many answers does not match their checksums."""
     left = [answers]
 
     def sums(buffers: Sequence[pa.Buffer | None]) -> list[int]:
@@ -72,5 +72,5 @@ def test_what_is_always_wrong_fails(tmp_path: Path) -> None:
         with changed(REFUSALS), pytest.raises(RunError, match=r"a: refused: .* changed on its way"):
             b.fetch([BlockRequest(worker="a", block=block)])
         assert b.refused == {"a": REFUSALS}
-        with pytest.raises(KeyError):  # no refusal: it is said at once
+        with pytest.raises(KeyError):  # not a refusal: it is raised at once
             b.fetch([BlockRequest(worker="a", block=block + 1)])

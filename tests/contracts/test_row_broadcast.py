@@ -32,7 +32,7 @@ RANKS = 3
 
 
 class HiddenRows(Schema):
-    """Vectors of each token, and a number of each row, on a device."""
+    """A vector for each token, and a number for each row, on a device."""
 
     hidden = column(pa.list_(pa.float32(), 8), "T", device=True)
     weight = column(pa.int64(), device=True)
@@ -50,7 +50,7 @@ def on_devices() -> Batch:
 
 
 def rows() -> list[dict[str, Batch]]:
-    """What each broadcast gives: schemas, nulls, empty, sliced, large batches, device columns."""
+    """The rows of each broadcast: schemas, nulls, empty, sliced, large batches, device columns."""
     many = {
         kind.__name__: batch(kind, 40, seed) for seed, kind in enumerate((Prompt, Rollout, Reward))
     }
@@ -88,7 +88,7 @@ def cast_of(
 
 
 def broadcast_all(rank: int, port: int, size: int, content: bool = False) -> list[Any]:
-    """Rank 0 gives everything; the others say whether they have the same, and how many bytes."""
+    """Rank 0 sends everything; the others return whether they got the same, and how many bytes."""
     ends = cast_of(rank, size, port, f"given {size} {content}", content=content)
     said: list[Any] = []
     for inputs in rows():
@@ -116,7 +116,7 @@ def test_rows_arrive_to_the_bit(ranks: RankPool, size: int, content: bool) -> No
 
 
 def changed(rank: int, port: int) -> str:
-    """Rank 0 gives a column on a device that has another hash than it says."""
+    """Rank 0 sends a device column whose hash is not the announced one."""
     ends = cast_of(rank, 2, port, "changed", content=True)
     inputs = {"hidden": on_devices()}
     if rank == 0:
@@ -147,7 +147,7 @@ LIES = (
 
 
 def lying(lie: str) -> list[list[torch.Tensor]]:
-    """The tensors of each broadcast of a giver that tells this lie."""
+    """The tensors of each broadcast of a sender that tells this lie."""
     headers, frames = [], []
     for number in range(1 if lie == "too few inputs" else 2):
         header, buffers = framed(number, batch(Reward, 5, 3).records)
@@ -171,7 +171,7 @@ def lying(lie: str) -> list[list[torch.Tensor]]:
 
 
 def lies(rank: int, port: int) -> list[str]:
-    """Rank 0 lies, each time in another world; what rank 1 says, and what becomes of rank 0."""
+    """Rank 0 lies, each time in another world; returns rank 1's errors, and the end of rank 0."""
     said = []
     for lie in LIES:
         names = ["t0", "t1"]
@@ -236,7 +236,7 @@ def test_a_giver_that_is_killed_leaves_nobody_waiting(ranks: RankPool) -> None:
 
 
 def stalls(rank: int, port: int) -> None:
-    """Joins, and then does nothing any more."""
+    """Joins, and then does nothing."""
     ends = cast_of(rank, 2, port, "waits")
     client(port).set(f"stalls {rank}", "1")
     threading.Event().wait()

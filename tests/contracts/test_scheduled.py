@@ -54,7 +54,7 @@ def messages() -> list[list[Tensor]]:
 
 
 def transfers(rank: int, port: int) -> int:
-    """Rank 0 sends, rank 1 compares; then all of it the other way round, and by broadcast."""
+    """Rank 0 sends, rank 1 compares; then the other way round, and by broadcast."""
     ends = channel(rank, 2, port, "transfers")
     same = 0
     for sender in (0, 1):
@@ -80,7 +80,7 @@ def test_tensors_arrive_in_order_to_the_bit(ranks: RankPool) -> None:
 
 
 def disagreements(rank: int, port: int) -> list[str]:
-    """Each in a world of its own: what both ends say of a transfer that only one means."""
+    """Each in its own world: the errors of both ends for a transfer that only one end makes."""
     said = []
     tensors, other = [torch.zeros(4)], [torch.zeros(2, 2)]
     for name, (mine, theirs) in {
@@ -133,7 +133,7 @@ def test_a_rank_that_does_not_come_is_named(ranks: RankPool) -> None:
 
 
 def group_of(rank: int, port: int, place: Place) -> tuple[list[float], list[int], str]:
-    """The replica's world: met in a place of its own; a mesh of it; twice; another beside it."""
+    """The replica's world: at its own meeting place; a mesh of it; twice; another next to it."""
     store = rendezvous(place.end(), timeout=20)
     group = world(rank, 2, store)
     try:
@@ -156,7 +156,7 @@ def test_the_group_of_a_replica_makes_a_mesh_and_is_one_in_a_process(ranks: Rank
 
 
 def open_sockets() -> set[str]:
-    """The sockets of this process that listen, TCP ones."""
+    """This process's listening TCP sockets."""
     tables = [Path(f"/proc/self/net/{kind}").read_text() for kind in ("tcp", "tcp6")]
     rows = [line.split() for table in tables for line in table.splitlines()[1:]]
     listening = {f"socket:[{row[9]}]" for row in rows if row[3] == "0A"}
@@ -173,7 +173,7 @@ def met(rank: int, port: int, place: Place) -> tuple[int, str]:
 
 
 def test_ranks_meet_where_nobody_else_can_come(ranks: RankPool) -> None:
-    """Not at a port, nor in a file with a name: only who was given a descriptor is there."""
+    """Not at a port, nor in a named file: only holders of a descriptor get in."""
     with closing(Place()) as place:
         for listening, name in ranks.do(2, met, place):
             assert listening == 0
@@ -208,7 +208,7 @@ def test_two_devices_send_to_each_other(ranks: RankPool) -> None:
 
 
 def is_there(rank: int, port: int) -> bool:
-    """It has imported torch and this module, which takes longer than the limits below."""
+    """Import torch and this module first, which takes longer than the limits below."""
     return True
 
 

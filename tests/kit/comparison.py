@@ -1,4 +1,4 @@
-"""Equality of what `==` does not compare, and golden files."""
+"""Equality where `==` is not enough, and golden files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def same_message(one: Any, other: Any) -> bool:
 
 
 def require_golden(name: str, text: str) -> None:
-    """The text is that of tests/golden/NAME; with GOLDEN=write in the environment it becomes it."""
+    """Require the text of tests/golden/NAME; with GOLDEN=write in the environment, write it."""
     path = GOLDEN / name
     if os.environ.get("GOLDEN") == "write":
         path.parent.mkdir(parents=True, exist_ok=True)

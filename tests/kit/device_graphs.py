@@ -23,11 +23,11 @@ from tests.kit.run_graphs import rolled_out, vowels
 
 WIDTH = 256
 GATE = "STEERING_GATE"
-"""Where the environment names a FIFO, the loss first waits until something is written into it."""
+"""If the environment names a FIFO, the loss first waits until something is written to it."""
 
 
 class HiddenStates(Schema):
-    """What a model might have had in mind at each token, and of the row as a whole."""
+    """Imitated hidden states: of each token, and of the whole row."""
 
     row = "completion"
     hidden = column(pa.list_(pa.float32(), WIDTH), "T", device=True)
@@ -49,7 +49,7 @@ def states(rollout: Columns[Rollout]) -> Columns[HiddenStates]:
 
 @operator(scope="group")
 def steered(score: Columns[Reward], hidden: Columns[HiddenStates]) -> Columns[Reward]:
-    """The reward, and a little of what is on the device."""
+    """The reward, plus a little of what is on the device."""
     of_tokens: Ragged = hidden["hidden"]
     assert of_tokens.values.shape == (of_tokens.offsets[-1], WIDTH)
     rows = torch.from_numpy(of_tokens.segments())
@@ -60,7 +60,7 @@ def steered(score: Columns[Reward], hidden: Columns[HiddenStates]) -> Columns[Re
 
 @loss(scope="token")
 def beside(now: Now, hidden: Tensors[HiddenStates]) -> Terms:
-    """Reads both columns where they lie; a test may hold its first call back."""
+    """Reads both columns on their device; a test may delay its first call."""
     gate = os.environ.get(GATE, "")
     if os.path.exists(gate):
         with open(gate, "rb", buffering=0) as held:
@@ -72,7 +72,7 @@ def beside(now: Now, hidden: Tensors[HiddenStates]) -> Terms:
 
 
 def steering(folder: Path, *, max_lag: int = 0) -> Graph:
-    """REINFORCE with a reward, and a loss, that read device columns of the groups that are kept."""
+    """REINFORCE with a reward and a loss that read device columns of the kept groups."""
     policy, rollout = rolled_out(folder, 4, max_lag=max_lag)
     hidden = states(rollout)
     score = reward(vowels, rollout, name="score")

@@ -35,7 +35,7 @@ def scored(rollout: Port[Rollout]) -> Port[Reward]:
 
 
 def compared(rollout: Port[Rollout], score: Port[Reward] | None = None) -> Port[Advantage]:
-    """Each answer against its group."""
+    """Each answer compared with its group."""
     return group_advantage(rollout, score or scored(rollout), name="advantage")
 
 

@@ -51,7 +51,7 @@ class ClosedToday(Numbers):
 
 
 class WithChild(Numbers):
-    """Has a process for a function, as the kernel of rewards has."""
+    """Has a process for a function, like the kernel of rewards."""
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
         super().open(node, layout, session)
@@ -72,7 +72,7 @@ def waits(completions: Sequence[str], **columns: object) -> list[float]:
 
 
 class PickleBomb:
-    """Unpickled, it ends the process with a code of its own."""
+    """Unpickling it ends the process with a recognisable code."""
 
     def __init__(self, text: str = "") -> None:
         self.text = text
@@ -101,7 +101,7 @@ def hangs(prompt: Columns[Prompt]) -> Columns[Reward]:
 
 @operator()
 def holds(prompt: Columns[Prompt]) -> Columns[Reward]:
-    """Holds the interpreter's lock: for longer than there are atoms."""
+    """Holds the interpreter's lock, practically forever."""
     re.match("(a+)+$", "a" * 60 + "b")
     return doubled.fn(prompt)
 
@@ -176,7 +176,7 @@ def chunk(number: int, positions: range) -> RunChunk:
 
 
 def gathered(ref: Ref, column: str = "prompt", *, producer: str = "numbers") -> Gather:
-    """A column of all rows of one block."""
+    """One column of a whole block."""
     rows = np.arange(len(ref.keys))
     block = np.zeros(len(rows), np.int64)
     refs = ((ref.worker, ref.block),)
@@ -190,7 +190,7 @@ def chunk_of(number: int, ref: Ref, *, node: str = "doubled") -> RunChunk:
 
 
 def until(workers: Any, *kinds: type, seconds: float = 30.0) -> list[Any]:
-    """What comes of a run's Workers, up to the first of one of these kinds."""
+    """The events of a run's Workers, up to the first of one of these kinds."""
     events: list[Any] = []
     while not events or not isinstance(events[-1], kinds):
         event = workers.next(seconds)
@@ -200,7 +200,7 @@ def until(workers: Any, *kinds: type, seconds: float = 30.0) -> list[Any]:
 
 
 def produced_block(workers: Any, number: int = 1, rows: range = range(4)) -> Ref:
-    """A block of the source; its metrics come with it."""
+    """Have the source produce a block; returns its Ref."""
     workers.tell(chunk(number, rows))
     reported, produced, _ = until(workers, ChunkDone)
     of_chunk = (("numbers/made", 1.0, float(len(rows))),)

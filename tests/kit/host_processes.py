@@ -23,7 +23,7 @@ HERE, THERE = "127.0.0.1", "127.0.0.2"
 def cluster_file(
     folder: Path, *, lease: float = 10.0, addresses: Mapping[str, str] | None = None
 ) -> Path:
-    """Hosts a (this process's) and b, with new keys; b's cores and memory are not said."""
+    """Hosts a (this process's) and b, with new keys; b's cores and memory are not given."""
     hosts = addresses or {"a": HERE, "b": THERE}
     path = folder / "cluster.toml"
     parts = [f"lease = {lease}"]
@@ -46,7 +46,7 @@ def with_lease(path: Path, lease: float, *, private: bool = False) -> Path:
 
 
 def free_port(address: str) -> int:
-    """A port that nobody has at the moment."""
+    """A port that is free at the moment."""
     with socket.socket() as probe:
         probe.bind((address, 0))
         return probe.getsockname()[1]
@@ -67,7 +67,7 @@ class HostProcess:
         self.said = ""
 
     def until(self, words: str, seconds: float = 60.0) -> str:
-        """What it prints up to a line with these words, from where the last call ended."""
+        """Its output up to a line with these words, from where the last call ended."""
         assert self.process.stdout is not None
         end = time.monotonic() + seconds
         while words not in self.said:
@@ -91,7 +91,7 @@ class HostProcess:
         return children(self.serving)
 
     def close(self) -> None:
-        """End it; everything below it ends with it."""
+        """End it, and everything below it."""
         below = children(self.process.pid)
         kill(below, signal.SIGCONT)
         self.process.kill()
@@ -103,7 +103,7 @@ class HostProcess:
 
 @contextlib.contextmanager
 def host(cluster: Path, name: str = "b", *, before: Sequence[str] = ()) -> Iterator[HostProcess]:
-    """One that waits for a run."""
+    """A host that waits for a run."""
     process = HostProcess(cluster, name, before=before)
     try:
         process.until("waiting for a run")

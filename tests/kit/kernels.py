@@ -1,4 +1,4 @@
-"""Kernels without an engine: a Session that remembers, kernels opened with it, prompt chunks."""
+"""Kernels without an engine: a recording Session, kernels opened with it, chunks of prompts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dataflow.schema import MESSAGE, Prompt
 
 
 class FakeSession:
-    """A Session that remembers metrics; of one process where no group is given."""
+    """A Session that records metrics; of one process if no group is given."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class FakeSession:
         self.tombstones: list[tuple[tuple[int, int, int], str]] = []
 
     def row_seeds(self, keys: Keys) -> np.ndarray:
-        """As the engine's: keyed by seed, node and row."""
+        """Like the engine's: keyed by seed, node and row."""
         return row_seeds(self.seed, self._node, keys)
 
     def metric(self, name: str, value: float, count: float = 1.0) -> None:
@@ -45,13 +45,13 @@ class FakeSession:
         self.tombstones.append((key, error))
 
     def module(self, model: Any, make: Callable[[], Any]) -> Any:
-        """One module a Model name."""
+        """One module per Model name."""
         if model.name not in self.modules:
             self.modules[model.name] = make()
         return self.modules[model.name]
 
     def allocate(self, count: int, dtype: Any) -> np.ndarray:
-        """As in an outbox it holds whatever was there: here what no column can take for zeros."""
+        """Not initialised, as in an outbox: here filled with what no column can take for zeros."""
         return np.full(count * np.dtype(dtype).itemsize, 0xA5, np.uint8).view(dtype)
 
 

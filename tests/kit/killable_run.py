@@ -1,4 +1,4 @@
-"""A run in a process of its own, to be killed or stopped.
+"""A run in its own process, to be killed or stopped.
 
     python -m tests.kit.killable_run GRAPH FOLDER OPTIONS [resume] [hold=N]
 
@@ -33,7 +33,7 @@ GRAPHS: Mapping[str, Callable[[Path], Graph]] = {
 
 
 def words(graph: str, folder: Path, options: RunOptions, *flags: str) -> list[str]:
-    """What Python is given to start one."""
+    """The arguments for Python that start one."""
     return ["-m", "tests.kit.killable_run", graph, str(folder), to_json(options), *flags]
 
 
@@ -41,14 +41,14 @@ def words(graph: str, folder: Path, options: RunOptions, *flags: str) -> list[st
 def killable_run(
     graph: str, folder: Path, options: RunOptions, *flags: str
 ) -> Iterator[subprocess.Popen[str]]:
-    """One in a session of its own; whatever happens, it has ended afterwards."""
+    """One in its own session; it has ended afterwards in any case."""
     given = words(graph, folder, options, *flags)
     with limited(start_python(*given, stdin=subprocess.PIPE, start_new_session=True)) as process:
         yield process
 
 
 def require_stopped(process: subprocess.Popen[str], run: Path, by: str, code: int) -> str:
-    """It ends by itself, says why, and has a checkpoint of its last Step. Returns its errors."""
+    """It ends by itself, says why, and leaves a checkpoint of its last Step. Returns its errors."""
     out, err = process.communicate()
     assert process.returncode == code, err
     assert f"stopped by {by}" in out

@@ -33,11 +33,11 @@ KINDS: dict[str, Any] = {
 
 
 def character_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a character: printable ASCII and newline, then <pad> and <eos>; 98 ids, with a chat
+    """One token per character: printable ASCII, newline, then <pad> and <eos>; 98 ids, and a chat
     template.
 
-    It is byte-level BPE without merges because AutoTokenizer, beside a Qwen2 config, makes a
-    Qwen2Tokenizer whatever tokenizer.json says: that one then means the same. A word-level one
+    It is byte-level BPE without merges because AutoTokenizer, next to a Qwen2 config, makes a
+    Qwen2Tokenizer whatever tokenizer.json says: that one then does the same. A word-level one
     would silently lose its spaces there.
     """
     letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -79,7 +79,7 @@ def save_tiny(
 
 
 def save_critic(directory: Path, base: str) -> str:
-    """The base with a random score head in the place of its vocabulary's."""
+    """The base with a random score head instead of its vocabulary head."""
     module = AutoModelForTokenClassification.from_pretrained(base, num_labels=1)
     module.save_pretrained(directory)
     character_tokenizer().save_pretrained(directory)

@@ -1,4 +1,4 @@
-"""That nothing of a run is left: processes, descriptors, shared memory, sockets."""
+"""Checks that nothing of a run is left: processes, descriptors, shared memory, sockets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.kit.processes import children, command_of, ended, marked
 
 GONE_WITHIN = 10.0
-"""Seconds after a run's end within which every process of it has to be gone."""
+"""Seconds within which every process of a run must be gone after its end."""
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def require_ended(pids: Iterable[int], seconds: float = 20.0) -> None:
 
 
 def require_gone(mark: str) -> None:
-    """Wait until no process with this mark is there, for as long as that may take."""
+    """Wait until no process with this mark is left, as long as that may take."""
     end = time.monotonic() + GONE_WITHIN
     for pid in marked(mark):
         ended(pid, end - time.monotonic())
@@ -39,12 +39,12 @@ def require_gone(mark: str) -> None:
 
 
 def descriptors() -> int:
-    """How many this process has."""
+    """How many descriptors this process has."""
     return len(os.listdir("/proc/self/fd"))
 
 
 def shared_memory() -> set[str]:
-    """Names in shared memory, whoever made them."""
+    """Names in shared memory, of any program."""
     return set(os.listdir("/dev/shm"))
 
 

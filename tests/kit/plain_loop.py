@@ -1,6 +1,6 @@
 """A plain loop over a Hugging Face model: padded forwards, textbook formulas, torch's AdamW.
 
-Imports nothing of the engine or the operators; it also watches what our train kernel did.
+Imports nothing from the engine or the operators, except to record what our train kernel did.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from operators.kernels.torch.train import TorchTrain
 from tests.kit.rows import padded_logits, plain
 
 EPS = 1e-3
-"""Of Adam: large, so that a gradient's last digits stay last digits of the update."""
+"""Adam's: large, so that a gradient's last digits remain last digits of the update."""
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class Update:
 
 @dataclass(slots=True)
 class TrainedStep:
-    """One Step of one train node of ours."""
+    """One Step of one of our train nodes."""
 
     node: str
     inputs: Mapping[str, Batch]
@@ -48,7 +48,7 @@ class TrainedStep:
 
 
 def watched(monkeypatch: pytest.MonkeyPatch) -> list[TrainedStep]:
-    """All Steps that train kernels of this process make from now on."""
+    """All Steps that train kernels of this process carry out from now on."""
     steps: list[TrainedStep] = []
     by_row: dict[int, float] = {}
     step, reduced, optimize = TorchTrain.step, train_kernel.reduced, Optimizer.step
@@ -82,7 +82,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[TrainedStep]:
 
 
 class Learner:
-    """A module with its optimizer, and each version that it has had."""
+    """A module with its optimizer, and all its versions."""
 
     def __init__(self, module: nn.Module, lr: float) -> None:
         self.module = module
@@ -93,7 +93,7 @@ class Learner:
         self.end_step()
 
     def update(self, loss: Tensor, ours: Update, by_row: Mapping[int, float]) -> None:
-        """One update with this loss; its parts by row, and its gradient, are those of ours."""
+        """One update with this loss; requires our parts by row and our gradient."""
         for row, wanted in by_row.items():
             close = pytest.approx(wanted, rel=1e-4, abs=2e-5)
             assert ours.by_row[row] == close, f"loss of row {row}"
@@ -109,7 +109,7 @@ class Learner:
         self.adam.step()
 
     def end_step(self) -> None:
-        """This version is what the next Step begins with."""
+        """The next Step begins with this version."""
         named = self.module.named_parameters()
         self.versions.append({name: weight.detach().clone() for name, weight in named})
 
@@ -125,7 +125,7 @@ def policy(base: str, lr: float) -> Learner:
 
 
 def critic(base: str, lr: float) -> Learner:
-    """The base's backbone with a head of zeros, as a critic without one begins."""
+    """The base's backbone with a head of zeros, as a critic without one starts."""
     module = AutoModelForTokenClassification.from_pretrained(
         base, num_labels=1, attn_implementation="eager"
     ).eval()
@@ -148,7 +148,7 @@ def logprobs(module: nn.Module, rows: Batch, temperature: float = 1.0) -> list[T
 def cut_logprobs(
     module: nn.Module, rows: Batch, temperature: float, top_p: float, wanted: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Of each row's wanted completion tokens among those that top-p keeps; 0 for the others."""
+    """Of each row's wanted completion tokens, among those that top-p keeps; 0 for the others."""
     by_row = []
     for i, logits in enumerate(padded_logits(module, rows)):
         chances = (logits / temperature).double().softmax(-1)
@@ -169,7 +169,7 @@ def values(module: nn.Module, rows: Batch) -> list[Tensor]:
 
 
 def rewards(base: str, rows: Batch, fn: Callable[..., Sequence[float | None]]) -> list[float]:
-    """What the user's function says of the rows' texts."""
+    """The user's function on the rows' texts."""
     tokenizer = AutoTokenizer.from_pretrained(base)
     ids = [ids_of(rows, i).tolist() for i in range(len(rows))]
     texts = [tokenizer.decode(one, skip_special_tokens=True) for one in ids]

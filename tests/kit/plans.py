@@ -55,7 +55,7 @@ def save_tiny_header(folder: Path) -> None:
 
 
 def planned(graph: Graph, cluster: Cluster = CLUSTER) -> Plan:
-    """All in one Worker, two threads each."""
+    """A plan with all in one Worker, two threads each."""
     return make_plan(check(graph, headers), seed=0, threads=2, cluster=cluster)
 
 
@@ -67,19 +67,19 @@ def placed(
     threads: int | None = None,
     **asked: Any,
 ) -> Plan:
-    """By what was asked for; asked: fields of Placing."""
+    """A plan by a Placing; asked: its fields."""
     known, cluster = check(graph, headers), Cluster(cores=cores, memory=memory)
     return make_plan(known, seed=0, threads=threads, placing=Placing(**asked), cluster=cluster)
 
 
 def planned_on(cluster: Cluster, graph: Graph, **options: Any) -> Plan:
-    """By what the command line was told; options: fields of RunOptions."""
+    """A plan as by the command line; options: fields of RunOptions."""
     asked = placing(RunOptions(**options))
     return make_plan(check(graph, headers), seed=0, placing=asked, cluster=cluster)
 
 
 def workers_of(plan: Plan, *names: str) -> tuple[str, ...]:
-    """The Workers of these nodes, which are all on the same ones."""
+    """The Workers of these nodes, which must be the same for all."""
     (workers,) = {plan.node(name).workers for name in names}
     return workers
 
@@ -90,7 +90,7 @@ def module_of(plan: Plan, node: str) -> str:
 
 
 def planned_input(gate: str, *producers: str, name: str = "", **fields: Any) -> PlannedInput:
-    """Rows of `gate`, whose column `x` lies with these nodes."""
+    """Rows of `gate`, whose column `x` is with these nodes."""
     fetches = tuple(Fetch(producer=producer, columns=("x",)) for producer in producers)
     return PlannedInput(name=name or gate, gate=gate, fetches=fetches, **fields)
 

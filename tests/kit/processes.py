@@ -25,8 +25,8 @@ MARK = "DATAFLOW_TEST_MARK"
 def start_python(
     *words: object, env: Mapping[str, str] | None = None, path: Iterable[Path] = (), **how: Any
 ) -> subprocess.Popen[str]:
-    """Python with one thread, which finds the repository; both outputs are pipes. env: variables
-    besides; path: folders to import from; how: of Popen.
+    """Start Python with one thread, the repository on its path, pipes for outputs. env: further
+    variables; path: folders to import from; how: of Popen.
     """
     folders = os.pathsep.join(map(str, (ROOT, *path)))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": folders, **(env or {})}
@@ -38,7 +38,7 @@ def start_python(
 def call_python(
     *words: object, timeout: float = 220.0, **how: Any
 ) -> subprocess.CompletedProcess[str]:
-    """`start_python` to its end; what takes longer is killed."""
+    """`start_python` to its end; killed if it takes longer."""
     with limited(start_python(*words, **how), timeout) as process:
         out, err = process.communicate()
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
@@ -48,7 +48,7 @@ def call_python(
 def limited(
     process: subprocess.Popen[str], seconds: float = 150.0
 ) -> Iterator[subprocess.Popen[str]]:
-    """Killed after so long; whatever happens, it has ended afterwards."""
+    """The process, killed after the limit; it has ended afterwards in any case."""
     late = threading.Timer(seconds, process.kill)
     late.start()
     try:
@@ -82,7 +82,7 @@ def wait_for_error(process: subprocess.Popen[str], words: str) -> None:
 
 
 def go_on(process: subprocess.Popen[str]) -> None:
-    """Let one go on that waits for a line."""
+    """Let a process continue that waits for a line."""
     assert process.stdin is not None
     process.stdin.write("\n")
     process.stdin.flush()
@@ -96,12 +96,12 @@ def ended_within(process: subprocess.Popen[str], seconds: float) -> bool:
 
 
 def _fields(process: Path) -> list[str]:
-    """Of /proc/PID/stat, from the state on: state, parent, process group, session."""
+    """Fields of /proc/PID/stat from the state on: state, parent, process group, session."""
     return (process / "stat").read_text().rpartition(")")[2].split()
 
 
 def _matching(holds: Any) -> list[int]:
-    """Processes for which this holds of their folder in /proc."""
+    """Processes whose folder in /proc satisfies this."""
     pids = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
@@ -115,17 +115,17 @@ def parent_of(pid: int) -> int:
 
 
 def command_of(pid: int) -> list[str]:
-    """Its words; none where it is gone."""
+    """Its words; empty if it is gone."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")[:-1]
     return []
 
 
 def children(parent: int | None = None) -> list[int]:
-    """Processes whose parent is this one (or another), the dead that nobody waited for among them.
+    """The children of this process (or another), including zombies.
 
-    Without multiprocessing's tracker: it is left by whichever test used that module in this
-    process, for good.
+    Without multiprocessing's tracker, which stays forever once a test has used that module in this
+    process.
     """
     of = parent or os.getpid()
     pids = _matching(lambda process: int(_fields(process)[1]) == of)
@@ -159,7 +159,7 @@ def new_mark() -> str:
 
 
 def ended(pid: int, seconds: float) -> bool:
-    """Whether a process, ours to wait for or not, ends in time."""
+    """Whether a process, our child or not, ends in time."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -176,7 +176,7 @@ def kill(pids: Iterable[int], number: int = signal.SIGKILL) -> None:
 
 
 class KillWorkers:
-    """As `on_step`: kills Workers once, at their Step. of: Step -> names, blanks between them."""
+    """For `on_step`: kills Workers once, at their Step. of: Step -> names, separated by blanks."""
 
     def __init__(self, of: Mapping[int, str]) -> None:
         self._left = dict(of)

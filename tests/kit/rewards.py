@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def exact(completions: Sequence[str], answer: Sequence[str]) -> list[float]:
-    """1.0 where a completion is the answer."""
+    """1.0 if a completion is the answer."""
     return [float(c == a) for c, a in zip(completions, answer, strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""Random rows for train and forward kernels, and what transformers' padded forward says."""
+"""Random rows for train and forward kernels, and transformers' numbers from padded forwards."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def rollout(
     *,
     seed: int = 0,
 ) -> Batch:
-    """These rows, with random log-probs of a sampler and about one token in eight masked."""
+    """These rows, with random sampler log-probs and about one token in eight masked."""
     draw = np.random.default_rng(seed + 1)
     position = np.asarray(position)
     sample = np.array(
@@ -71,7 +71,7 @@ def token_column(
     low: float = -1.0,
     high: float = 1.0,
 ) -> Batch:
-    """A batch on the same rows with one random number a completion token."""
+    """A batch on the same rows with one random number per completion token."""
     ids = rows.ragged("completion_ids")
     values = np.random.default_rng(seed).uniform(low, high, len(ids.values)).astype(np.float32)
     kinds: Mapping[str, Any] = {"advantage": Advantage, "logprobs": Logprobs}
@@ -91,7 +91,7 @@ def plain(base: str) -> nn.Module:
 
 
 def padded_logits(module: nn.Module, rows: Batch) -> list[Tensor]:
-    """Logits that predict the completion tokens, [tokens, vocabulary] a row; padded, not shared."""
+    """Logits that predict completion tokens, [tokens, vocabulary] per row; padded, not shared."""
     prompts, answers = rows.ragged("prompt_ids"), rows.ragged("completion_ids")
     whole = [np.concatenate([prompts[i], answers[i]]) for i in range(len(rows))]
     longest = max(len(row) for row in whole)

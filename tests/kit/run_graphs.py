@@ -36,7 +36,7 @@ def vowels(completions: Sequence[str], **columns: object) -> list[float]:
 
 
 def consonants(completions: Sequence[str], **columns: object) -> list[float]:
-    """The less, the more vowels there are."""
+    """Less the more vowels there are."""
     return [-1.0 - share for share in vowels(completions)]
 
 
@@ -128,7 +128,7 @@ def scaled(now: Now, advantage: Tensors[Advantage], *, scale: float = 1.0) -> Te
 
 @loss(scope="token")
 def deadly(now: Now, advantage: Tensors[Advantage], *, marker: str) -> Terms:
-    """In Step 3 the second rank of several kills itself, once: it leaves that file."""
+    """In Step 3 the second rank of several kills itself, once: it leaves the marker file."""
     if now.step == 3 and _is_second_rank() and not Path(marker).exists():
         Path(marker).touch()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -137,14 +137,14 @@ def deadly(now: Now, advantage: Tensors[Advantage], *, marker: str) -> Terms:
 
 @loss(scope="token")
 def unlucky(now: Now, advantage: Tensors[Advantage]) -> Terms:
-    """In Step 2 it fails on the second rank of several, and on no other."""
+    """In Step 2 it fails on the second rank of several, and only there."""
     if now.step == 2 and _is_second_rank():
         raise RuntimeError("out of luck")
     return Terms(-now.logprobs * advantage["advantage"])
 
 
 def _is_second_rank() -> bool:
-    import torch.distributed as dist  # reward children import this file, too, and are to begin soon
+    import torch.distributed as dist  # reward children import this file, and should start fast
 
     return dist.is_initialized() and dist.get_rank() == 1
 
@@ -160,7 +160,7 @@ def policy_and_prompts(folder: Path, data: str = "train") -> tuple[Model, Port[P
 
 
 def rolled_out(folder: Path, n: int = 1, **how: Any) -> tuple[Model, Port[Rollout]]:
-    """The policy, and n answers of at most 6 tokens to each prompt. how: as of `generate`."""
+    """The policy, and n answers of at most 6 tokens to each prompt. how: of `generate`."""
     policy, asked = policy_and_prompts(folder)
     return policy, generate(policy, asked, n=n, name="rollout", **{"max_tokens": 6} | how)
 
@@ -178,7 +178,7 @@ def with_score(
     change: Callable[[Any], Port[Reward]] | None = None,
     loss_of: Callable[[Any], Any] = policy_gradient_loss,
 ) -> Graph:
-    """GRPO whose score goes through an operator of the user's, or with a loss of the user's."""
+    """GRPO whose score goes through a user's operator, or with a user's loss."""
     policy, rollout = rolled_out(folder, 2)
     score = reward(vowels, rollout, name="score")
     advantage = group_advantage(rollout, change(score) if change else score, name="advantage")
@@ -186,7 +186,7 @@ def with_score(
 
 
 def dapo(folder: Path, *, max_lag: int = 0) -> Graph:
-    """Groups of one reward only are made up for by others; the clip is not symmetric."""
+    """Groups with equal rewards are replaced by others; the clip is not symmetric."""
     policy, rollout = rolled_out(folder, 2, max_tokens=3, max_lag=max_lag)
     score = reward(vowels, rollout, name="score")
     rollout, score = select(rollout, score, where=mixed_groups(score), refill=True, max_attempts=20)
@@ -205,7 +205,7 @@ def reinforce(folder: Path) -> Graph:
 
 
 def several(folder: Path) -> Graph:
-    """Two weighted rewards, one of which does not apply to every row."""
+    """Two weighted rewards; one does not apply to every row."""
     graph = small(folder)
     rollout = graph.port("rollout", Rollout)
     return graph.replace(score=reward([vowels, digits], rollout, weights=[1.0, 0.5], name="score"))
@@ -219,7 +219,7 @@ def own_parts(folder: Path) -> Graph:
 
 
 def followed(folder: Path, *, every: int = 2, rate: float = 0.5) -> Graph:
-    """A critic whose slow copy makes the values, and a slow copy of the policy as the reference."""
+    """A critic whose slow copy computes the values, and a slow copy of the policy as reference."""
     base = str(folder / "model")
     policy, rollout = rolled_out(folder)
     critic = Model("critic", base, trainable=True, head="scalar")
@@ -250,7 +250,7 @@ def evaluated(folder: Path, *, every: int = 2, keep_best: int = 0, batch: int = 
 
 
 def two_policies(folder: Path) -> Graph:
-    """Two Models with rows, a reward and training of their own, on the same prompts."""
+    """Two Models with their own rows, reward and training, on the same prompts."""
     prompt = prompts(str(folder / "train.parquet"), batch=2)
     sinks = []
     for name, fn in (("red", vowels), ("blue", consonants)):

@@ -1,4 +1,4 @@
-"""What a run (its Result or folder) leaves behind, and whether two runs were the same."""
+"""What a run (its Result or folder) leaves behind, and comparing two runs."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def metrics(run: Run) -> Rows:
 
 
 def timeless(rows: Rows) -> Rows:
-    """Without what depends on the clock, or on where Workers are."""
+    """The rows without what depends on the clock, or on where Workers are."""
     return [{k: v for k, v in row.items() if not k.startswith(_PLACED)} for row in rows]
 
 
 def column(run: Run, name: str) -> list[float]:
-    """A metric of each Step, 0 where it has none."""
+    """A metric of each Step, 0 if it has none."""
     return [row.get(name, 0.0) for row in metrics(run)]
 
 
@@ -97,7 +97,7 @@ def require_same_runs(run: Run, wanted: Run) -> None:
 
 
 def require_alike(run: Run, wanted: Run, rel: float = 1e-4) -> None:
-    """What was trained and how well, Step by Step, but for the last digits."""
+    """The same training, Step by Step, except for the last digits."""
     for one, two in zip(metrics(run), metrics(wanted), strict=True):
         for name in (*_LEARNT, "optim/grad_norm"):
             assert one.get(name) == pytest.approx(two.get(name), rel=rel), name
@@ -118,7 +118,7 @@ def require_whole_models(run: Result, base: Path) -> None:
 
 
 def require_whole_groups_once(rows: Sequence[dict[str, Any]], prompts: int, answers: int) -> None:
-    """Each row of the samples of a train node was trained just once, and each group in one Step."""
+    """Each sampled row of a train node was trained exactly once, and each group in one Step."""
     keys = [(row["position"], row["sample"]) for row in rows]
     twice = [key for key, count in Counter(keys).items() if count > 1]
     assert not twice, f"trained twice: {twice}"

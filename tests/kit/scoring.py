@@ -1,4 +1,4 @@
-"""The kernel of `reward` with real child processes, opened for functions of the caller's."""
+"""The kernel of `reward` with real child processes, opened for the caller's functions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ScoringSession(FakeSession):
 
     @property
     def failed(self) -> dict[tuple[int, int, int], str]:
-        """Key of a row -> why it failed; none fails twice."""
+        """Key of a row -> why it failed; no row fails twice."""
         by_key = dict(self.tombstones)
         assert len(by_key) == len(self.tombstones)
         return by_key
@@ -44,7 +44,7 @@ def scoring(*fns: Callable[..., Any], **params: Any) -> Iterator[tuple[HostRewar
 
 
 def answers(completions: list[str], keys: Keys | None = None, **columns: Any) -> Chunk:
-    """A chunk of these completions, the first at position 10; columns: besides, or others."""
+    """A chunk of these completions, the first at position 10; columns: further or replaced ones."""
     rows = len(completions)
     keys = keys if keys is not None else Keys.of(range(10, 10 + rows))
     ids = Ragged(np.arange(rows, dtype=np.int32), np.arange(rows + 1))

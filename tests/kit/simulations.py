@@ -18,7 +18,7 @@ def simulation(
     outcomes: Outcomes | None = None,
     faults: FaultModel | None = None,
 ) -> Simulation:
-    """A run of sources with so many rows."""
+    """A run of sources with this many rows."""
     sources = {source.name: rows for source in plan.sources}
     return Simulation(
         plan,

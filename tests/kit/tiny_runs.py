@@ -42,7 +42,7 @@ def save_tiny_inputs(folder: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class TinyRuns:
-    """Runs of one test. folder: as of `save_tiny_inputs`; runs: where run folders go."""
+    """Runs of one test. folder: of `save_tiny_inputs`; runs: where run folders go."""
 
     folder: Path
     runs: Path
@@ -60,6 +60,6 @@ class TinyRuns:
         until: Until | None = None,
         **options: Any,
     ) -> Result:
-        """Run a graph, or what a function makes of the folder. options: those that differ."""
+        """Run a graph, or a function's graph for the folder. options: those that differ."""
         graph = graph if isinstance(graph, Graph) else graph(self.folder)
         return run(graph, self.options(steps, **options), on_step=on_step, until=until)

@@ -40,7 +40,7 @@ def _by_group(now: Now) -> Terms:
 
 
 def _picky(now: Now, advantage: Tensors[Advantage]) -> Terms:
-    """Raises for an advantage of 3; has no gradient in numbers where one is 5."""
+    """Raises for an advantage of 3; its gradient is not finite for an advantage of 5."""
     assert now.logprobs is not None
     given = advantage["advantage"]
     if bool((given == 3.0).any()):
@@ -89,7 +89,7 @@ class Case:
 
 
 def part(given: Assignment, owners: Sequence[int], share: int) -> Assignment:
-    """What one share is given of an assignment."""
+    """One share of an assignment."""
     groups = np.unique(given.keys.position, return_inverse=True)[1]
     mine = np.flatnonzero(np.asarray(owners)[groups] == share)
     inputs = {name: batch.take(mine) for name, batch in given.inputs.items()}
@@ -97,7 +97,7 @@ def part(given: Assignment, owners: Sequence[int], share: int) -> Assignment:
 
 
 def _mute_prompt(step: int) -> Batch:
-    """Six prompts, of which the last one's rows have no token at all."""
+    """Six prompts; the last one's rows have no tokens."""
     rows = random_rows(6, 3, seed=step)
     prompts, answers = rows.ragged("prompt_ids"), rows.ragged("completion_ids")
     kept = [answers[i].tolist() if i < 15 else [] for i in range(18)]
@@ -135,7 +135,7 @@ FAULTY = Case(loss=PICKY, owners=(0, 1, 0, 1, 0, 1))
 
 
 def changed(given: Assignment, row: int, value: float) -> Assignment:
-    """With this advantage at the first trained token of a row."""
+    """The assignment with this advantage at the first trained token of a row."""
     batch = given.inputs["picky.advantage"]
     column, mask = batch.ragged("advantage"), given.inputs["rows"].ragged("completion_mask")
     values = column.values.copy()
@@ -145,7 +145,7 @@ def changed(given: Assignment, row: int, value: float) -> Assignment:
 
 
 def look(kernel: TorchTrain) -> torch.Tensor:
-    """What the backbone says of a few tokens, last hidden states, without training."""
+    """The backbone's last hidden states for a few tokens, without training."""
     rows = random_rows(2, 2)
     packed = pack(rows.ragged("prompt_ids"), rows.ragged("completion_ids"), np.arange(4))
     ids, positions = torch.from_numpy(packed.ids), torch.from_numpy(packed.positions)
@@ -168,7 +168,7 @@ def train(
 
 
 def error_of(kernel: TorchTrain, given: Assignment) -> str:
-    """The error that a Step ends with."""
+    """The error with which a Step ends."""
     try:
         kernel.step(given)
     except (DataflowError, ValueError) as error:
@@ -188,7 +188,7 @@ def misplaced(given: Assignment, rank: int) -> Assignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """How many ranks train, of which each `tensor` have the same rows; shard: split weights."""
+    """How many ranks train; groups of `tensor` have the same rows; shard: split weights."""
 
     size: int = 2
     tensor: int = 1
@@ -197,7 +197,7 @@ class World:
 
     @property
     def shares(self) -> int:
-        """In how many parts the rows are."""
+        """The number of shares of the rows."""
         return self.size // self.tensor
 
 
@@ -240,7 +240,7 @@ class Rank:
         return replace(case, owners=tuple(owner % self.world.shares for owner in case.owners))
 
     def limits(self) -> list[float]:
-        """Seconds after which a collective of each of its groups counts a silent rank as lost."""
+        """The time limits of collectives, in seconds, of each of its groups."""
         ranks = Ranks(self.session(), torch.device("cpu"), "node", self.world.tensor)
         assert ranks.mesh is not None
         groups = [ranks._data, ranks.mesh.get_group()]
@@ -286,7 +286,7 @@ class Rank:
         return [p.grad for p in parameters]
 
     def faults(self) -> dict[str, Any]:
-        """What each rank says of faults in rows of the last share; and a Step after them."""
+        """Each rank's errors for faults in rows of the last share; then a good Step."""
         case = self.mine(FAULTY)
         kernel, whole = self.open(case), case.assignment(1)
         row = 9 if self.world.shares > 1 else 0
@@ -311,7 +311,7 @@ def held(kernel: TorchTrain) -> dict[str, torch.Tensor]:
 
 
 def main(number: int, world: World, folder: Path, bases: Mapping[str, str]) -> None:
-    """Everything that a rank does, in the same order on all; the results go into a file."""
+    """Everything that a rank does, in the same order on all ranks; the results go to a file."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     dist.init_process_group(

@@ -71,12 +71,12 @@ def with_advantage(
 
 
 def weights_of(kernel: TorchTrain) -> dict[str, Tensor]:
-    """Copies of the weights; with split weights the first rank alone has any."""
+    """Copies of the weights; with split weights only the first rank has any."""
     return {piece.name: piece.data.clone() for piece in kernel.pieces()}
 
 
 def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
-    """The largest difference of two numbers of the same weight."""
+    """The largest difference between two values of the same weight."""
     assert a.keys() == b.keys()
     return max(float((a[name].float() - b[name].float()).abs().max()) for name in a)
 
@@ -102,7 +102,7 @@ def as_ranks(world: int, main: Callable[..., None], *arguments: Any, limit: floa
 
 
 def assert_metrics_alike(found: dict[str, float], wanted: dict[str, float], rel: float) -> None:
-    """Metrics of a Step are the same, but for how the rows were packed."""
+    """Metrics of a Step are the same, except those about packing."""
     packing = {"train/micro_batches", "train/fed_tokens"}
     assert found.keys() == wanted.keys()
     for name in found.keys() - packing:

@@ -1,4 +1,4 @@
-"""Small importable graphs with two generations, whose rewards go up by mean_over."""
+"""Small importable graphs with two generations; mean_over takes rewards up."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def asked_again(rollout: Columns[Rollout]) -> Columns[Prompt]:
 
 @operator()
 def wide(rollout: Columns[Completion]) -> Columns[Keep]:
-    """About two of three answers, by what is written in them."""
+    """Keeps about two of three answers, by their text."""
     keep = [int(sum(map(ord, text)) % 3 > 0) for text in rollout["completion"]]
     return Columns.make(Keep, like=rollout, keep=keep)
 
@@ -73,7 +73,7 @@ def trained(name: str, policy: Model, rows: Port[Rollout], loss: Loss, *more: No
 
 
 def remax(folder: Path, *, n: int = 2, greedy: int = 1) -> Graph:
-    """Several answers against the mean of others (one greedy answer: ReMax) to the same prompt."""
+    """Several answers compared with the mean of others (one greedy: ReMax) to the same prompt."""
     policy, asked = policy_and_prompts(folder)
     rollout = generate(policy, asked, n=n, max_tokens=6, name="rollout")
     heat = 0.0 if greedy == 1 else 1.0
@@ -93,7 +93,7 @@ def turns(
     selects: bool = False,
     drops: bool = False,
 ) -> Graph:
-    """Turn 1 gets the mean reward of what turn 2 made of it, of as much as a selection leaves."""
+    """Turn 1 gets the mean reward of its turns 2 that a selection leaves."""
     policy, rollout = rolled_out(folder, n, max_lag=max_lag)
     asked = asked_again(rollout)
     later = generate(policy, asked, n=second, max_tokens=6, max_lag=max_lag, name="later")
@@ -112,7 +112,7 @@ def sure(rows: Columns[Logprobs]) -> Columns[Reward]:
 
 
 def sure_turns(folder: Path) -> Graph:
-    """Turn 1 gets how likely turn 2 is to the policy as the Step finds it: a mean below the cut."""
+    """Turn 1 gets the likelihood of turn 2 under the Step's policy: a mean below the cut."""
     policy, rollout = rolled_out(folder, 2)
     later = generate(policy, asked_again(rollout), n=3, max_tokens=6, name="later")
     score = watched_mean(sure(logprobs(policy, later, name="now")), rollout)
@@ -121,7 +121,7 @@ def sure_turns(folder: Path) -> Graph:
 
 
 def evaluated_turns(folder: Path) -> Graph:
-    """An evaluation by the mean of several judgements of each answer."""
+    """An evaluation by the mean of several judgements per answer."""
     policy, rollout = rolled_out(folder, 2)
     advantage = group_advantage(rollout, reward(told_apart, rollout, name="score"))
     held = prompts(str(folder / "test.parquet"), shuffle=False, name="held_out")
@@ -174,7 +174,7 @@ def one_token_more(rollout: Columns[Rollout]) -> Columns[Completion]:
 
 
 def misaligned(folder: Path, *, at_once: bool) -> Graph:
-    """Tokens that do not fit where they are made, or where log-probs of another text are joined."""
+    """Misaligned tokens: as created (at_once), or when log-probs of another text join."""
     policy, rollout = rolled_out(folder, 2)
     if at_once:
         return trained("misaligned", policy, rollout, clipped_policy_loss(one_token_less(rollout)))
