@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # half as slow again where none did.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     if arguments is None:
-        # A process of its own: nothing of the current folder takes the place of what is installed.
+        # In a process of its own, nothing in the current folder may shadow what is installed.
         sys.path[:] = import_path()
         arguments = sys.argv[1:]
     try:

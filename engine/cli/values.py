@@ -72,7 +72,7 @@ def _groups() -> PrimitiveConstructorSpec[Any]:
 
 
 def gathered(arguments: Sequence[str], options: Sequence[type[Any]]) -> list[str]:
-    """The arguments with all values of a repeated table or list behind its first flag."""
+    """The arguments with all values of a repeated table or list after its first flag."""
     lists: dict[str, list[str]] = {flag: [] for flag in _several(options)}
     found: list[list[str]] = []
     open_list: list[str] | None = None

@@ -16,7 +16,7 @@ TOKEN_TEXT = 4
 """Bytes of text a token: byte-pair vocabularies of natural text have 3.5 to 4.5."""
 
 WORD = 32
-"""Bytes of a short text, such as `finish`: a guess, small beside the token columns."""
+"""Bytes of a short text, such as `finish`: a guess, small compared with the token columns."""
 
 TURNS = 16
 """Turns of an episode, where the graph says nothing else."""

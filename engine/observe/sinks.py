@@ -45,7 +45,8 @@ class JsonLines:
 
     def __init__(self) -> None:
         self._file: IO[bytes] | None = None
-        self._last = -1
+        self.last = -1
+        """The last Step that is there; -1 without any."""
         self._noted: set[str] = set()
 
     def open(self, run: RunFolder, config: Mapping[str, Any]) -> None:
@@ -58,20 +59,15 @@ class JsonLines:
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Raises RunError where this or a later Step is there, StorageError for a full disk."""
         file = self._opened()
-        if step <= self._last:
-            problem = f"expected a Step after {self._last}, found {step}"
+        if step <= self.last:
+            problem = f"expected a Step after {self.last}, found {step}"
             fix = f"truncate_after({step - 1}) when a run goes back to a checkpoint"
             raise RunError(f"{file.name}: {problem}. Fix: {fix}.")
         line = json_line(step, metrics, self._noted)
         with writing(f"the metrics of step {step}", Path(file.name), len(line)):
             file.write(line)
             file.flush()
-        self._last = step
-
-    @property
-    def last(self) -> int:
-        """The last Step that is there; -1 where there is none."""
-        return self._last
+        self.last = step
 
     def amend(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
         """Add metrics to the last Step's line, whole or not at all; returns all of its metrics."""
@@ -93,7 +89,7 @@ class JsonLines:
     def sync(self) -> None:
         """Sync to the disk. Raises StorageError where that fails."""
         file = self._opened()
-        with writing(f"the metrics up to step {self._last}", Path(file.name)):
+        with writing(f"the metrics up to step {self.last}", Path(file.name)):
             os.fsync(file.fileno())
 
     def truncate_after(self, step: int) -> None:
@@ -116,12 +112,12 @@ class JsonLines:
     def _keep(self, wanted: Callable[[int], bool]) -> None:
         """Keep the leading lines whose Steps are wanted; Steps ascend, so only a tail is cut."""
         file = self._opened()
-        end, self._last = 0, -1
+        end, self.last = 0, -1
         file.seek(0)
         for stop, step in _lines(file):
             if not wanted(step):
                 break
-            end, self._last = stop, step
+            end, self.last = stop, step
         file.truncate(end)
         file.seek(end)
 

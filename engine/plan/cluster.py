@@ -241,7 +241,7 @@ def _text(path: Path) -> str:
             raise PlanError(f"{what}: expected a file, found something else. Fix: name the file.")
         return path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
-        problem = f"expected UTF-8, found byte {error.start} that is none"
+        problem = f"expected UTF-8, found another encoding at byte {error.start}"
         raise PlanError(f"{what}: {problem}. Fix: save it as UTF-8.") from error
     except OSError as error:
         raise PlanError(f"{what}: cannot be read: {error.strerror}. Fix: {_EXAMPLE}.") from error

@@ -38,7 +38,7 @@ class PlannedInput:
 
     name: str
     gate: str
-    """The node that decides which rows exist; behind a select, which moves no rows, no producer."""
+    """The node that decides which rows exist; a select, which moves no rows, can be one."""
     fetches: tuple[Fetch, ...] = ()
     ratio: int = 1
     """Rows of the node for each row of the gate; more than one for `parent` inputs."""

@@ -27,7 +27,7 @@ PLACE: dict[str, dict[str, Any]] = {
     "pin: expected a node of the plan, found 'rolout'. Fix: rollout.": {"pin": {"rolout": ("a",)}},
     "together: expected a node of the plan, found 'scor'. Fix: score.":
         {"together": (("scor", "rollout"),)},
-    "pin: 'rollout' on '../gen', which is no name of a Worker.": {"pin": {"rollout": ("../gen",)}},
+    "pin: 'rollout' on '../gen', which cannot name a Worker.": {"pin": {"rollout": ("../gen",)}},
     "pin: 'rollout' on a,a, one of them twice.": {"pin": {"rollout": ("a", "a")}},
     "pin: rollout on g has 2 replicas. Fix: rollout=g,g-1.":
         {"pin": {"rollout": ("g",)}, "replicas": {"rollout": 2}},

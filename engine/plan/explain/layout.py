@@ -40,7 +40,7 @@ def side_by_side(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def named(name: str, width: int, text: str, *, tail: str = "") -> Iterator[str]:
-    """A name and its text; too long a name has its own line. The tail wraps behind the text."""
+    """A name and its text; too long a name has its own line. The tail wraps after the text."""
     if len(name) > width:
         yield from textwrap.wrap(name, WIDTH - 2, subsequent_indent="  ")
     start = f"{name.ljust(width) if len(name) <= width else ' ' * width}  {text}"

@@ -75,7 +75,7 @@ def _bound(source: PlannedSource) -> str:
     if source.intake == "admission":
         late = "a row that took long may be older"
         return f"up to {versions} ahead at admission; {late} (intake=admission)"
-    how = "older rows are dropped and made anew"
+    how = "older rows are dropped and made again"
     if source.intake == "exact":
         how = "the oldest finished rows train first"
     return f"no row is more than {versions} old when it is trained; {how} (intake={source.intake})"

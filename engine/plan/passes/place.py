@@ -220,7 +220,7 @@ def _unknown(draft: Draft) -> Iterator[str]:
     for node, workers in placing.pin.items():
         for worker in workers:
             if not _NAME.fullmatch(worker):
-                problem = f"pin: {node!r} on {worker!r}, which is no name of a Worker"
+                problem = f"pin: {node!r} on {worker!r}, which cannot name a Worker"
                 yield f"{problem}. Fix: letters, digits, '-', '_', '.'."
         if len(set(workers)) < len(workers):
             problem = f"pin: {node!r} on {','.join(workers)}, one of them twice"
@@ -290,7 +290,7 @@ def _chunks(_: Draft, node: PlannedNode, count: int) -> Iterator[str]:
 
 def _pins(draft: Draft, node: PlannedNode, workers: Workers) -> Iterator[str]:
     if len(workers) == 1 and not workers[0]:
-        return  # told already as no name
+        return  # already refused as a name
     placing = draft.placing
     if node.work == "train":
         tensor = max(1, placing.tensor.get(node.name, 1))
