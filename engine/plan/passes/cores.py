@@ -32,7 +32,7 @@ def _notes(draft: Draft, shares: Mapping[str, int]) -> Iterator[str]:
     parts = ", ".join(n.name for n in busy if shares[n.name] < totals[n.workers[0]])
     cores = "their host's cores" if draft.hosts else f"the {draft.cluster.cores} cores"
     if parts:
-        why = "as others compute at the same time; equal threads give equal bits"
+        why = "as others compute meanwhile; equal threads give equal bits"
         yield f"{parts}: a part of {cores}, {why}"
 
 
