@@ -43,9 +43,9 @@ class ChildProcess:
     """A started process, guarded by the Supervisor's lock.
 
     commands: how many it was sent; to_end: those whose end it reports, of which `ended` so far.
-    opened: its kernels are open. lost: it can no longer be reached. replaced: the Supervisor wants
-    its end and does not report it. endpoint: where other hosts reach its channel. over: it has been
-    reaped. heard: when something last came (its start, until it `spoke`).
+    opened: its kernels are open. lost: it can no longer be reached. replaced: its end is wanted, so
+    it is not reported. endpoint: where other hosts reach its channel. over: it has been reaped.
+    heard: when something last came (its start, until it `spoke`).
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class ChildProcess:
 
     @property
     def busy(self) -> bool:
-        """Whether it has to open, to end an instruction, or to be reported as lost."""
+        """Whether it is starting, has instructions to end, or is lost and not yet reported."""
         return not self.over.is_set() and (self.lost or not self.opened or self.to_end > self.ended)
 
     @property

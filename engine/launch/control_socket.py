@@ -54,7 +54,7 @@ class ControlSocket:
         return bool(self._unsent)
 
     def send(self, payload: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Send a frame, or queue it for `flush`; closes its descriptors. OSError: nobody reads."""
+        """Send or queue a frame; close its descriptors. Raises OSError if the other end is gone."""
         if len(payload) > LIMIT or len(descriptors) > _MOST_DESCRIPTORS:
             problem = f"expected at most {LIMIT} bytes, found {len(payload)}"
             raise RunError(f"control message: {problem}. Fix: send less at once.")

@@ -49,7 +49,7 @@ _SETTLE = 5.0
 
 
 def serve(cluster: Path, name: str, keys: Path | None = None, grace: float = 60.0) -> int:
-    """Serve runs until a signal, which gives the run of the moment `grace` seconds to stop."""
+    """Serve runs until a signal; a run then has `grace` seconds to stop. Returns the exit code."""
     _own_host(cluster, name, keys)
     reads, writes = os.pipe()
     doing = f"host {name} is given back once its run has stopped"

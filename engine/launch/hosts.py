@@ -45,7 +45,7 @@ _GRACE = 10.0
 
 
 def known(cluster: Cluster, names: frozenset[str]) -> Cluster:
-    """The cluster, with what its file omits of these hosts asked of them. Raises RunError."""
+    """The cluster; asks these hosts for resources that its file omits. Raises RunError."""
     unknown = [host for host in cluster.hosts if host.name in names and not host.known]
     if not unknown:
         return cluster
@@ -77,7 +77,7 @@ class _Remote:
     since: float = field(default_factory=time.monotonic)
 
     def doing(self) -> list[Doing]:
-        """What its Workers are doing. One that nothing is known of is starting."""
+        """What its Workers are doing. Those not heard from yet are starting."""
         start = Doing(worker="", node="its start", what="its host", since=self.since)
         known = {each.worker: each for each in self.link.doing}
         return [known.get(w, replace(start, worker=w)) for w in self.workers]

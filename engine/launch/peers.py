@@ -42,9 +42,7 @@ def connect(
     worlds: Iterable[tuple[str, str]],
     send: Send,
 ) -> None:
-    """Connect a Worker to each living one whose rows this message needs, once for each pair of
-    incarnations. worlds: the pairs (writer, reader) that also exchange tensors.
-    """
+    """Connect a Worker to those whose rows this message needs. worlds: pairs that share tensors."""
     for name in sources(message) - {child.name}:
         peer = children.get(name)
         if peer is None or peer.gone or (name, peer.epoch) in child.connected:
@@ -55,7 +53,7 @@ def connect(
         tensors = meeting is not None
         for end, other, sock in ((peer, child, serves), (child, peer, asks)):
             where = (meeting.descriptor(),) if meeting else ()
-            connect = Connect(peer=other.name, serve=sock is serves, tensors=tensors)
-            send(end, connect, (sock.detach(), *where))
+            told = Connect(peer=other.name, serve=sock is serves, tensors=tensors)
+            send(end, told, (sock.detach(), *where))
         if meeting is not None:
             meeting.close()

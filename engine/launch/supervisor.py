@@ -42,9 +42,7 @@ CONTROL_BYTES = "coordinator/bytes"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostShare:
-    """A Supervisor's share of a run on several hosts. workers: of its host, with their networks.
-    on_change: called from any thread when there may be something new.
-    """
+    """One host's share of a run. workers: with their networks. on_change: from any thread."""
 
     workers: Mapping[str, control.Network | None]
     cluster: Cluster

@@ -59,14 +59,12 @@ class Watchdog:
         self._describe = describe
         self._sign = sign
         self._signals = signals or StopSignals()
-        self._last = time.monotonic()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         self._outside: OutsideWatch | None = None
         self._runs = 0
 
     def __enter__(self) -> Watchdog:
-        self._last = time.monotonic()
         self._runs = threading.get_ident()
         if self._limit > 0:
             if sys.platform == "linux":
@@ -84,14 +82,14 @@ class Watchdog:
             self._outside.close()
 
     def _watch(self) -> None:
-        before = self._sign()
+        before, moved = self._sign(), time.monotonic()
         while not self._over.wait(min(1.0, self._limit / 4)):
             if self._outside is not None:
                 self._outside.beat()
             now = self._sign()
             if now != before:
-                before, self._last = now, time.monotonic()
-            if time.monotonic() - self._last > self._limit:
+                before, moved = now, time.monotonic()
+            if time.monotonic() - moved > self._limit:
                 self.hung = f"nothing has moved for {self._limit:g} s; {self._describe()}"
                 print(printable(self.hung), file=sys.stderr, flush=True)
                 _print_stacks()

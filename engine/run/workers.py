@@ -69,7 +69,7 @@ class Workers(Protocol):
     """The Workers of a run. All methods are called from the loop's thread."""
 
     def open(self) -> Iterator[Event | From]:
-        """Start all, open their kernels. Leaves nothing when it raises WorkerGone or a refusal."""
+        """Start all and open their kernels. Raises a kernel's error or WorkerGone, and ends all."""
         ...
 
     def tell(self, instruction: ToWorker, /) -> None:

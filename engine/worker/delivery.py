@@ -163,7 +163,7 @@ class Delivery:
         return verified(records, arrived, message.digest)
 
     def begins(self, node: PlannedNode) -> None:
-        """A chunk of this node begins; until `ends` it takes weights if kernel and lag allow it."""
+        """A chunk of this node begins. It takes weights until `ends`, if kernel and lag allow."""
         kernel = self._kernels[node.name]
         takes = node.lag >= 1 and isinstance(kernel, Interruptible) and kernel.interruptible
         with self._lock:

@@ -93,7 +93,7 @@ class DeviceColumns:
         asked: Sequence[Sequence[BlockRequest]],
         found: Sequence[Sequence[pa.RecordBatch]],
     ) -> list[dict[str, Tensor]]:
-        """The device columns of each gather. asked, found: its blocks in turn. Raises PeerLost."""
+        """The device columns of each gather. asked, found: of each block. Raises PeerLost."""
         rooms: dict[str, list[Room]] = {}
         each = zip(gathers, asked, found, strict=True)
         columns = [self._read_own(g.producer, a, f, rooms) for g, a, f in each]
@@ -112,7 +112,7 @@ class DeviceColumns:
         found: Sequence[pa.RecordBatch],
         rooms: dict[str, list[Room]],
     ) -> dict[str, Tensor]:
-        """The tensors of a gather, filled with this Worker's values; `rooms` gets the others."""
+        """A gather's tensors with this Worker's values; adds what others have to `rooms`."""
         columns = self._declared_in(producer, found[0].schema.names) if found else {}
         if not columns:
             return {}

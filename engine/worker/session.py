@@ -48,7 +48,7 @@ class NodeSession:
         ranks: SessionRanks | None = None,
         memory: Allocate | None = None,
     ) -> None:
-        """modules: those made so far in this Worker; names: of this node's, by Model."""
+        """modules: this Worker's, by name. names: which of them the node uses for each Model."""
         ranks = ranks or SessionRanks()
         self.seed = seed
         self.rank, self.world, self.group = ranks.rank, ranks.world, ranks.group

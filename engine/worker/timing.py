@@ -20,7 +20,7 @@ Span = Callable[[str, str, float, float], None]
 
 
 class Timing:
-    """`doing` may be read from any thread. span: called after each call. origin: a node's line."""
+    """`doing` may be read from any thread. span: called with each span. origin: a node's line."""
 
     def __init__(
         self, worker: str, origin: Callable[[str], Origin | None] = lambda node: None
@@ -33,7 +33,7 @@ class Timing:
         self._reports: list[Report] = []
 
     def during(self, node: str, what: str, *, counted: bool = True) -> During:
-        """A context in which the node computes. counted: whether in time/<node> (first rank)."""
+        """A context in which the node computes. counted: its time is part of time/<node>."""
         return During(self, node, what, counted)
 
     def reports(self) -> list[Report]:

@@ -52,7 +52,7 @@ class Worker:
         cast: RowBroadcast | None = None,
         pairs: TensorPairs | None = None,
     ) -> None:
-        """group: of a rank; cast: its broadcasts to ranks with equal rows. pairs: its worlds."""
+        """group: a rank's process group. cast: to ranks with equal rows. pairs: worlds, by peer."""
         self.name = name
         self.channel = channel
         self.timing = Timing(name, plan.origin)
@@ -85,7 +85,7 @@ class Worker:
         return [*found, *self.timing.reports(), *self.kernels.reports()]
 
     def execute(self, instruction: m.ToWorker) -> Generator[m.Event, None, None]:
-        """Carry out one instruction; FetchFailed where a Worker is gone that keeps its rows."""
+        """Carry out one instruction; FetchFailed if a Worker that keeps its rows is gone."""
         try:
             if not isinstance(instruction, m.RunChunk):
                 yield from self.delivery.settle()
