@@ -41,9 +41,7 @@ class Inbox:
             return self._begun
 
     def within(self) -> Request | None:
-        """While a chunk runs, a request that comes next. Requests interrupt nothing else, since
-        ranks have to offer weights together and answer requests together.
-        """
+        """The next item, if it is a request and a chunk runs; ranks do all else in one order."""
         with self._changed:
             first = self._items[0] if self._items else None
             if isinstance(self._begun, RunChunk) and isinstance(first, Request):

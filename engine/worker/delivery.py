@@ -170,9 +170,7 @@ class Delivery:
             self._open_to = node.name if takes else ""
 
     def interrupt_with(self, message: m.Load) -> bool:
-        """From any thread: let the running chunk load this version and go on. False if none can:
-        execute the message before the next chunk.
-        """
+        """From any thread: let the running chunk load this version and go on; False if none can."""
         with self._lock:
             if not self._open_to or message.reader != self._open_to:
                 return False

@@ -72,9 +72,7 @@ class DeviceColumns:
             self._store.release(block)
 
     def restored(self, node: str, batch: Batch) -> Batch:
-        """Rows from a file, with the node's device columns on this Worker's device. Raises
-        CheckpointError for values that are not what the node declares.
-        """
+        """Rows from a file, with device columns on this Worker's device. Raises CheckpointError."""
         records, tensors = batch.records, {}
         for name, column in self._declared_in(node, batch.names).items():
             given = _from_host(f"rows of {node}, column {name!r}", column, batch.array(name))

@@ -49,9 +49,7 @@ class WorkerTraining:
         self._reports: list[Report] = []
 
     def train(self, message: m.TrainStep) -> m.Stepped | m.Prepared:
-        """Train; with several ranks only fetch what no other rank gives, and wait for Go. Drops an
-        earlier prepared Step of the node.
-        """
+        """Train; with several ranks only fetch the rows that no other rank gives, before Go."""
         self._prepared.pop(message.node, None)
         keys = message.keys if message.mine is None else message.keys.take(message.mine)
         fetches = message.giver in ("", self._worker)
