@@ -20,9 +20,8 @@ from dataflow.randomness import row_seeds, uniform
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcomes:
-    """What happens to a row, keyed by (seed, node, row key). keep: a select's share of rows kept;
-    groups: the selects that keep or remove whole groups; fail: a node's share of output rows that
-    fail for good.
+    """What happens to a row, keyed by (seed, node, row key). keep: the share that a select keeps,
+    of whole groups if it is in `groups`; fail: the share of a node's rows that fail for good.
     """
 
     seed: int = 0

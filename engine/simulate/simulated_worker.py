@@ -79,8 +79,6 @@ class SimulatedWorker:
         self._busy = False
         self._loaded_at = 0.0
 
-    # --- life -------------------------------------------------------------------------------------
-
     def die(self) -> None:
         """It loses what it was doing and what it kept."""
         self.gone = True
@@ -122,8 +120,6 @@ class SimulatedWorker:
     def say(self, event: m.Event) -> None:
         """Send an event to the coordinator."""
         self._world.say(self, event)
-
-    # --- instructions -----------------------------------------------------------------------------
 
     def obey(self, message: m.ToWorker | FileRequest) -> None:
         """Take up an instruction or a request."""
@@ -194,8 +190,6 @@ class SimulatedWorker:
         self._busy = False
         self._next()
 
-    # --- rows from others -------------------------------------------------------------------------
-
     def _check(self, message: Rows) -> None:
         """Raises RunError for rows that are wrong, gone without a death, or given by a rank."""
         if isinstance(message, m.TrainStep) and message.giver not in ("", self.name):
@@ -223,8 +217,6 @@ class SimulatedWorker:
 
         self._check(message)
         self.after(self._world.fetching(), end)
-
-    # --- chunks, Steps, evaluations, samples ------------------------------------------------------
 
     def _run_chunk(self, chunk: m.RunChunk, done: Done) -> None:
         begun = self._world.clock.now
@@ -273,8 +265,6 @@ class SimulatedWorker:
 
         self.after(self._world.vary(self._durations.store), end)
 
-    # --- files ------------------------------------------------------------------------------------
-
     def _do_files(self, asked: FileRequest, done: Done) -> None:
         match asked.request:
             case Save(nodes=nodes):
@@ -313,8 +303,6 @@ class SimulatedWorker:
             done()
 
         self.after(seconds, end)
-
-    # --- weights and devices ----------------------------------------------------------------------
 
     def _offer(self, message: m.Offer, done: Done) -> None:
         def end() -> None:

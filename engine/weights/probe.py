@@ -68,8 +68,7 @@ def compare(
     writer: np.ndarray, reader: np.ndarray, rows: Ragged, tolerance: Tolerance, ends: Ends
 ) -> tuple[float, float]:
     """Mean and greatest |difference| of log-probs: float32, of all tokens but each row's first.
-    Raises RunError naming both nodes, the version and the worst token if they differ by more than
-    the tolerance, or if a number is finite on one side only.
+    Raises RunError if they exceed the tolerance, or a number is finite on one side only.
     """
     expected = len(rows.values) - len(rows)
     if not len(writer) == len(reader) == expected:

@@ -134,9 +134,8 @@ class TensorPairs:
     def receive(
         self, peer: str, requests: Requests, room: Callable[[str], list[Tensor]]
     ) -> list[Tensor]:
-        """A peer's tensors: the weights of each block, or the device columns and rows that a
-        request names. room: device -> tensors of their shapes and dtypes to receive into. Raises
-        PeerLost if the peer is gone or late, RunError if it means another transfer.
+        """A peer's tensors: each block's weights, or the device columns and rows that a request
+        names. room: device -> tensors to receive into. Raises PeerLost, RunError.
         """
         world = self._worlds.get((peer, _READER))
         if world is None:

@@ -37,9 +37,8 @@ def meeting_place() -> int:
 
 
 def rendezvous(descriptor: int, *, timeout: float = TIMEOUT) -> Store:
-    """The store, in the file of this descriptor, by which the ranks of worlds find each other. It
-    owns the descriptor, which stays open until the process ends: the store opens the file again by
-    that number at every access, and must never find another file there.
+    """The store, in this descriptor's file, by which the ranks of worlds find each other. It owns
+    the descriptor, never closed: it opens the file again by that number at every access.
     """
     from torch._C._distributed_c10d import FileStore
 
@@ -49,9 +48,8 @@ def rendezvous(descriptor: int, *, timeout: float = TIMEOUT) -> Store:
 
 
 def world(rank: int, size: int, store: Store, *, timeout: float = LOCK_STEP) -> ProcessGroup:
-    """This process's world, torch's default group: gloo on the CPU, NCCL on GPUs. Train nodes of
-    one Worker share it. timeout: seconds for one collective. Raises RunError if the world has
-    another rank or size, or a rank does not come.
+    """This process's world, torch's default group, which its train nodes share: gloo, and NCCL on
+    GPUs. timeout: of one collective. Raises RunError for another rank or size, or a missing rank.
     """
     import torch
     import torch.distributed as dist
