@@ -55,6 +55,11 @@ def small_grpo(**params: Any) -> Graph:
     return grpo(BASE, DATA, exact, **{"beta": 0.04} | params)
 
 
+def grpo_graph(**params: Any) -> Graph:
+    """`small_grpo` without a reference, unless params say otherwise."""
+    return small_grpo(**{"beta": 0.0} | params)
+
+
 def small_ppo(**params: Any) -> Graph:
     """PPO as users build it; params: of `ppo`."""
     return ppo(BASE, DATA, exact, **params)

@@ -21,6 +21,7 @@ from engine.plan.lag import NO_VERSION
 from engine.plan.placing import Placing
 from engine.plan.plan import Fetch, Plan, PlannedInput, PlannedNode, with_lags
 from engine.plan.planner import make_plan
+from tests.kit.graphs import grpo_graph, small_ppo
 
 CLUSTER = Cluster(cores=2, memory=24 * 2**30)
 DATA = {"prompt": pa.utf8(), "answer": pa.utf8(), "level": pa.int64()}
@@ -57,6 +58,14 @@ def save_tiny_header(folder: Path) -> None:
 def planned(graph: Graph, cluster: Cluster = CLUSTER) -> Plan:
     """A plan with all in one Worker, two threads each."""
     return make_plan(check(graph, headers), seed=0, threads=2, cluster=cluster)
+
+
+def grpo_plan(**params: Any) -> Plan:
+    return planned(grpo_graph(**params))
+
+
+def ppo_plan() -> Plan:
+    return planned(small_ppo())
 
 
 def placed(

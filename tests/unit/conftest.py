@@ -1,10 +1,13 @@
-"""Model directories that many tests load; torch is imported by those alone that ask for one."""
+"""Model directories and a run folder; only tests that ask for a model import torch."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from engine.observe.runfolder import RunFolder
 
 
 @pytest.fixture(scope="session")
@@ -30,3 +33,10 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     save_tiny_header(tmp_path)
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Iterator[RunFolder]:
+    """A new run folder, open."""
+    with RunFolder.create("first", tmp_path) as folder:
+        yield folder

@@ -103,71 +103,65 @@ def test_numbers_not_finite_are_null_and_noted_once(caplog: pytest.LogCaptureFix
 # the metrics file
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[RunFolder]:
-    with RunFolder.create("first", tmp_path) as folder:
-        yield folder
-
-
 @contextmanager
-def lines(run: RunFolder, *steps: int) -> Iterator[JsonLines]:
+def lines(run_folder: RunFolder, *steps: int) -> Iterator[JsonLines]:
     """The metrics file, opened and given these Steps."""
     sink = JsonLines()
-    sink.open(run, {})
+    sink.open(run_folder, {})
     with closing(sink):
         for step in steps:
             sink.write(step, {"reward/mean": float(step)})
         yield sink
 
 
-def steps_of(run: RunFolder) -> list[int]:
-    return [row["step"] for row in metrics(run.path)]
+def steps_of(run_folder: RunFolder) -> list[int]:
+    return [row["step"] for row in metrics(run_folder.path)]
 
 
-def test_a_line_is_in_the_file_as_soon_as_it_is_written(run: RunFolder) -> None:
-    with lines(run, 1, 2):
-        assert steps_of(run) == [1, 2]
+def test_a_line_is_in_the_file_as_soon_as_it_is_written(run_folder: RunFolder) -> None:
+    with lines(run_folder, 1, 2):
+        assert steps_of(run_folder) == [1, 2]
 
 
 @pytest.mark.parametrize(
     "torn", [b'{"step":3,"rew', b'{"step":3}', b"\0\0\0\0", b"\0\0\0\n", b"\n"]
 )
-def test_a_torn_last_line_is_cut_off(run: RunFolder, torn: bytes) -> None:
-    with lines(run, 1, 2):
+def test_a_torn_last_line_is_cut_off(run_folder: RunFolder, torn: bytes) -> None:
+    with lines(run_folder, 1, 2):
         pass
-    with open(run.metrics, "ab") as file:
+    with open(run_folder.metrics, "ab") as file:
         file.write(torn)
-    with lines(run, 3, 4):
-        assert steps_of(run) == [1, 2, 3, 4]
+    with lines(run_folder, 3, 4):
+        assert steps_of(run_folder) == [1, 2, 3, 4]
 
 
-def test_a_damaged_line_in_the_middle_is_an_error_not_a_cut(run: RunFolder) -> None:
-    run.metrics.write_bytes(b'{"step":1}\nnonsense\n{"step":2}\n')
+def test_a_damaged_line_in_the_middle_is_an_error_not_a_cut(run_folder: RunFolder) -> None:
+    run_folder.metrics.write_bytes(b'{"step":1}\nnonsense\n{"step":2}\n')
     with pytest.raises(DataError, match=r"metrics.jsonl:2: expected a JSON object with a step"):
-        JsonLines().open(run, {})
-    assert run.metrics.read_bytes().count(b"\n") == 3
+        JsonLines().open(run_folder, {})
+    assert run_folder.metrics.read_bytes().count(b"\n") == 3
 
 
-def test_truncate_after_drops_the_later_steps(run: RunFolder) -> None:
-    with lines(run, *range(1, 6)) as sink:
+def test_truncate_after_drops_the_later_steps(run_folder: RunFolder) -> None:
+    with lines(run_folder, *range(1, 6)) as sink:
         for _ in range(2):
             sink.truncate_after(3)
-            assert steps_of(run) == [1, 2, 3]
+            assert steps_of(run_folder) == [1, 2, 3]
         sink.write(4, {"reward/mean": 1.0})
         sink.truncate_after(0)
-        assert steps_of(run) == []
+        assert steps_of(run_folder) == []
 
 
-def test_a_step_is_written_once(run: RunFolder) -> None:
-    with lines(run, 1, 2):
+def test_a_step_is_written_once(run_folder: RunFolder) -> None:
+    with lines(run_folder, 1, 2):
         pass
     told = r"expected a Step after 2, found 2. Fix: truncate_after\(1\)"
-    with lines(run) as sink, pytest.raises(RunError, match=told):
+    with lines(run_folder) as sink, pytest.raises(RunError, match=told):
         sink.write(2, {})
 
 
-def test_a_full_disk_is_named(run: RunFolder) -> None:
-    with lines(run) as sink:
+def test_a_full_disk_is_named(run_folder: RunFolder) -> None:
+    with lines(run_folder) as sink:
         pass
     sink._file = open("/dev/full", "wb")  # noqa: SIM115 - a buffered file that cannot be closed
     told = "the metrics of step 1 could not be written: the disk is full"

@@ -26,18 +26,8 @@ from operators.mean_over import mean_over
 from operators.reward import reward
 from operators.select import mixed_groups, select
 from operators.train import evaluate, train
-from tests.kit.graphs import (
-    ask,
-    compared,
-    graph_of,
-    policy,
-    sampled,
-    scored,
-    small_grpo,
-    small_ppo,
-    trained,
-)
-from tests.kit.plans import CLUSTER, planned
+from tests.kit.graphs import ask, compared, graph_of, policy, sampled, scored, trained
+from tests.kit.plans import CLUSTER, grpo_plan, planned, ppo_plan
 from tests.kit.rewards import brief, exact
 
 pytestmark = pytest.mark.usefixtures("tiny")
@@ -52,18 +42,6 @@ def shortened(rollout: Columns[Rollout]) -> Columns[Rollout]:
 @operator(parent="first")
 def joined(later: Columns[Rollout], first: Columns[Rollout]) -> Columns[Rollout]:
     return later
-
-
-def grpo_graph(**params: Any) -> Graph:
-    return small_grpo(**{"beta": 0.0} | params)
-
-
-def grpo_plan(**params: Any) -> Plan:
-    return planned(grpo_graph(**params))
-
-
-def ppo_plan() -> Plan:
-    return planned(small_ppo())
 
 
 def with_reference(rollout: Port[Rollout], model: str = "reference", **how: Any) -> Graph:

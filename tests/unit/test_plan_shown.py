@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -29,25 +28,13 @@ from operators.forward import values
 from operators.losses import clipped_policy_loss, policy_gradient_loss
 from operators.reward import reward
 from tests.kit.comparison import require_golden
-from tests.kit.graphs import graph_of, sampled, small_grpo, small_ppo
-from tests.kit.plans import CLUSTER, placed, planned
+from tests.kit.graphs import graph_of, grpo_graph, sampled
+from tests.kit.plans import CLUSTER, grpo_plan, placed, planned, ppo_plan
 from tests.kit.rewards import exact
 from tests.right_graphs import RIGHT
 
 pytestmark = pytest.mark.usefixtures("tiny")
 critic = Model("v", "hub/critic", head="scalar")
-
-
-def grpo_graph(**params: Any) -> Graph:
-    return small_grpo(**{"beta": 0.0} | params)
-
-
-def grpo_plan(**params: Any) -> Plan:
-    return planned(grpo_graph(**params))
-
-
-def ppo_plan() -> Plan:
-    return planned(small_ppo())
 
 
 def with_kernels(**kernels: str) -> Graph:

@@ -21,25 +21,24 @@ from engine.observe.sinks import JsonLines
 from engine.observe.trace import Trace
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[RunFolder]:
-    with RunFolder.create("first", tmp_path) as folder:
-        yield folder
-
-
-def test_a_new_run_folder_records_what_is_run(run: RunFolder) -> None:
-    versions = json.loads((run.path / "versions.json").read_text())
+def test_a_new_run_folder_records_what_is_run(run_folder: RunFolder) -> None:
+    versions = json.loads((run_folder.path / "versions.json").read_text())
     assert versions["packages"]["pyarrow"] == pa.__version__
     assert versions["python"].startswith("3.")
     assert set(versions["git"]) == {"commit", "changed"}
-    assert sys.executable in (run.path / "command.txt").read_text()
-    folders = (run.samples, run.trace, run.checkpoints, run.log("w").parent)
+    assert sys.executable in (run_folder.path / "command.txt").read_text()
+    folders = (
+        run_folder.samples,
+        run_folder.trace,
+        run_folder.checkpoints,
+        run_folder.log("w").parent,
+    )
     assert all(folder.is_dir() for folder in folders)
-    run.write_text("plan.txt", "a plan")
-    assert (run.path / "plan.txt").read_text() == "a plan"
-    assert run.log("decode/0").name == "decode_0.log"
+    run_folder.write_text("plan.txt", "a plan")
+    assert (run_folder.path / "plan.txt").read_text() == "a plan"
+    assert run_folder.log("decode/0").name == "decode_0.log"
     with pytest.raises(ValueError, match="not a file of a run folder"):
-        run.write_text("other.txt", "")
+        run_folder.write_text("other.txt", "")
 
 
 def test_a_folder_that_is_used_is_not_begun_again(tmp_path: Path) -> None:
@@ -49,9 +48,9 @@ def test_a_folder_that_is_used_is_not_begun_again(tmp_path: Path) -> None:
         RunFolder.create("a", tmp_path)
     (tmp_path / "a" / "metrics.jsonl").write_text("old")
     (tmp_path / "a" / "checkpoints" / "step_3").mkdir()
-    with RunFolder.create("a", tmp_path, overwrite=True) as run:
-        assert not run.metrics.exists()
-        assert not list(run.checkpoints.iterdir())
+    with RunFolder.create("a", tmp_path, overwrite=True) as run_folder:
+        assert not run_folder.metrics.exists()
+        assert not list(run_folder.checkpoints.iterdir())
     (tmp_path / "empty").mkdir()
     RunFolder.create("empty", tmp_path).close()
 
@@ -62,8 +61,8 @@ def test_a_run_that_was_killed_at_its_first_record_leaves_nothing_in_the_way(
 ) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / ".versions.json.tmp").write_text("{")
-    with RunFolder.create("a", tmp_path, overwrite=overwrite) as run:
-        assert not [p.name for p in run.path.iterdir() if p.suffix == ".tmp"]
+    with RunFolder.create("a", tmp_path, overwrite=overwrite) as run_folder:
+        assert not [p.name for p in run_folder.path.iterdir() if p.suffix == ".tmp"]
 
 
 def test_the_first_records_of_a_folder_that_is_a_link_stay(tmp_path: Path) -> None:
@@ -111,20 +110,20 @@ def test_only_a_runs_folder_can_be_opened(tmp_path: Path) -> None:
             RunFolder.open_existing(path)
     assert not list(tmp_path.iterdir())
     RunFolder.create("a", tmp_path).close()
-    with RunFolder.open_existing(tmp_path / "a") as run:
-        assert run.name == "a"
+    with RunFolder.open_existing(tmp_path / "a") as run_folder:
+        assert run_folder.name == "a"
 
 
-def test_two_runs_never_hold_one_folder(run: RunFolder, tmp_path: Path) -> None:
+def test_two_runs_never_hold_one_folder(run_folder: RunFolder, tmp_path: Path) -> None:
     for begin in (
-        lambda: RunFolder.open_existing(run.path),
+        lambda: RunFolder.open_existing(run_folder.path),
         lambda: RunFolder.create("first", tmp_path, overwrite=True),
     ):
         with pytest.raises(RunError, match=f"another run .process {os.getpid()}. is writing it"):
             begin()
-    run.close()
-    run.close()
-    RunFolder.open_existing(run.path).close()
+    run_folder.close()
+    run_folder.close()
+    RunFolder.open_existing(run_folder.path).close()
 
 
 _HOLDER = """
@@ -213,10 +212,10 @@ def test_a_run_goes_on_in_no_folder_that_leads_out_of_it(
 
 def _go_on(path: Path) -> None:
     """Open what a run appends to, or begins anew."""
-    with RunFolder.open_existing(path) as run:
-        JsonLines().open(run, {})
-        Trace(run.trace / "run_0.json")
-        with logged(run.log("main")):
+    with RunFolder.open_existing(path) as run_folder:
+        JsonLines().open(run_folder, {})
+        Trace(run_folder.trace / "run_0.json")
+        with logged(run_folder.log("main")):
             pass
 
 
@@ -237,10 +236,10 @@ def test_overwrite_deletes_links_and_not_what_they_lead_to(
         (ended / name).symlink_to(victim / "inside")
     for name in ("plan.txt", ".plan.txt.tmp", ".versions.json.tmp", "metrics.jsonl"):
         (ended / name).symlink_to(victim / "notes.txt")
-    with RunFolder.create("a", tmp_path, overwrite=True) as run:
-        run.write_text("plan.txt", "a plan")
-        assert not run.samples.is_symlink()
-        assert not (run.path / "plan.txt").is_symlink()
+    with RunFolder.create("a", tmp_path, overwrite=True) as run_folder:
+        run_folder.write_text("plan.txt", "a plan")
+        assert not run_folder.samples.is_symlink()
+        assert not (run_folder.path / "plan.txt").is_symlink()
     ended.rename(victim / "a")
     ended.symlink_to(victim / "a")
     with pytest.raises(RunError, match="deletes only what is in it, found a link"):
@@ -249,8 +248,8 @@ def test_overwrite_deletes_links_and_not_what_they_lead_to(
 
 
 def test_the_lock_has_one_length(tmp_path: Path) -> None:
-    with RunFolder.create("a", tmp_path) as run:
-        first = (run.path / LOCK).read_bytes()
+    with RunFolder.create("a", tmp_path) as run_folder:
+        first = (run_folder.path / LOCK).read_bytes()
         assert first.split() == [str(os.getpid()).encode()]
-    with RunFolder.open_existing(tmp_path / "a") as run:
-        assert len((run.path / LOCK).read_bytes()) == len(first)
+    with RunFolder.open_existing(tmp_path / "a") as run_folder:
+        assert len((run_folder.path / LOCK).read_bytes()) == len(first)
