@@ -212,7 +212,7 @@ class WorkerIO:
             for frame in frames or ():
                 self._hear(child, decode(frame.payload, TO_SUPERVISOR))
         except RunError as error:
-            child.error = f"was killed since it sent something that is not a message: {error}"
+            child.error = f"was killed as it sent what is no message: {error}"
             return False
         return frames is not None and not (once and not frames)
 
