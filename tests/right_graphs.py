@@ -1,4 +1,4 @@
-"""Graphs that are right: the algorithms that the present vocabulary can say."""
+"""Right graphs: the algorithms that the present operators can express."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all tests of whole runs share: the tiny model, short runs on it, nothing left of them."""
+"""Shared by all tests of whole runs: the tiny model, short runs on it, and nothing left of them."""
 
 from __future__ import annotations
 

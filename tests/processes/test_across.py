@@ -46,7 +46,7 @@ SPREAD = {
     "three replicas": (graphs.small, {"replicas": {"rollout": 3}}, THREE),
 }
 FAST = "replicas"
-"""A process with tensors costs three seconds: the other tests here compare with one, too."""
+"""The case that is not marked long: a process with tensors takes three seconds to start."""
 
 
 @pytest.mark.parametrize(

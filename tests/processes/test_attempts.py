@@ -1,4 +1,4 @@
-"""A run that loses state goes back to its checkpoint, gives the same numbers, and gives up."""
+"""A run that loses state goes back to its checkpoint with the same numbers, or gives up."""
 
 from __future__ import annotations
 

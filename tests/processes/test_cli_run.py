@@ -1,4 +1,4 @@
-"""The commands that run something, once through, on a model of a few thousand weights."""
+"""Every command that runs something, once, on a model of a few thousand weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.kit.processes import COMMAND_LINE, call_python
 from tests.kit.runs import column
 
 CONSOLE_SCRIPT = "import sys; sys.path.remove(''); " + COMMAND_LINE
-"""As `dataflow` is installed: the current folder is not on the path by itself."""
+"""Like the installed `dataflow`: the current folder is not on the path by itself."""
 REWARDS = """
 import os, time
 
@@ -31,7 +31,7 @@ def leaves_a_daemon(completions, answer):
 """
 GRPO = "graphs.grpo:grpo --base model --data rows.jsonl --n 2 --batch 2 --max-tokens 3 --reward-fn "
 MODULES = "json random torch numpy struct selectors pyarrow msgspec transformers"
-"""What Python and torch import; a file of each name is to run nowhere."""
+"""Modules that Python and torch import; a user's file of that name must never run."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The demo's command on a few Steps: it runs, shows what it promises, leaves a whole folder."""
+"""The demo's command on a few Steps: it runs, shows what it promises, leaves a complete folder."""
 
 from __future__ import annotations
 

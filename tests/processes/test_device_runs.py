@@ -34,7 +34,7 @@ from tests.kit.tiny_runs import TinyRuns
 
 pytestmark = pytest.mark.timeout(240)
 TWO = {"states": "a,b"}
-"""Two replicas make them; an operator and a loss read them in the Worker of everything else."""
+"""Two replicas make them; an operator and a loss read them in the Worker with all else."""
 APART = TWO | {"steered": "c", "train_policy": "t"}
 SCHEMAS = {"rows": HiddenStates}
 
@@ -138,7 +138,7 @@ def worker(tiny: TinyRuns) -> Worker:
 
 
 def hidden_states(*lengths: int) -> Batch:
-    """Rows with so many tokens."""
+    """Rows with this many tokens."""
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     columns = {
         "hidden": Ragged(torch.randn(int(offsets[-1]), WIDTH), offsets),

@@ -1,4 +1,4 @@
-"""Every example and every command of the README runs as it stands, at a small size.
+"""Every example and every command of the README runs unchanged, at a small size.
 
 Examples run in this process, which imports torch once; one runs as a script.
 """
@@ -24,7 +24,7 @@ from tests.kit.runs import Rows, metrics
 
 EXAMPLES = ROOT / "examples"
 ADDED = ("user_operator", "user_advantage", "user_loss", "user_reward")
-"""Examples that add one thing of the user's own."""
+"""Examples that add one part of the user's own."""
 
 RUNS = (
     *ADDED, "run_trl_reward", "verl_parquet", "ppo_edit", "dapo", "several_rewards", "async_lag",

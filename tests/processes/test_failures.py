@@ -1,4 +1,4 @@
-"""What goes wrong in a run is named: node, row, cause; and nothing is left behind."""
+"""Failures of a run name node, row and cause; and nothing is left behind."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def host_b(cluster: Path) -> Iterator[HostProcess]:
 
 @pytest.fixture
 def start(tmp_path: Path, cluster: Path, host_b: HostProcess) -> Iterator[Start]:
-    """Opens the Workers of a plan on hosts a and b; afterwards no descriptor of them is left."""
+    """Opens a plan's Workers on hosts a and b; afterwards no descriptor of them is left."""
 
     @contextlib.contextmanager
     def started(
@@ -96,7 +96,7 @@ def start(tmp_path: Path, cluster: Path, host_b: HostProcess) -> Iterator[Start]
 
 
 def told_of_a_death(workers: HostsWorkers) -> m.WorkerLost:
-    """What is told of a Worker that ends, however idle all of them are."""
+    """The event of a Worker that ends while all are idle."""
     end = time.monotonic() + SOON
     while time.monotonic() < end:
         event = workers.next(SOON)
@@ -263,7 +263,7 @@ def test_strangers_get_nothing(
 
 @contextlib.contextmanager
 def stranger(endpoint: str, server: bytes, kind: str) -> Iterator[zmq.Socket]:
-    """Somebody who connects without being of the run."""
+    """A peer that connects without belonging to the run."""
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)
     if kind == "a wrong key":
@@ -287,7 +287,7 @@ PIN = {"rollout": "gen@b", "score": "ops@b", "train_policy": "train"}
 
 @pytest.fixture(scope="module")
 def graph(tiny_folder: Path) -> Graph:
-    """GRPO on prompts that carry a text which nothing else has."""
+    """GRPO on prompts that contain a unique text."""
     data = tiny_folder / "marked.parquet"
     pq.write_table(pa.table({"prompt": [MARKER + prompt for prompt in PROMPTS]}), data)
     base = str(tiny_folder / "model")

@@ -1,4 +1,4 @@
-"""Which Workers are ranks of one group, how they meet, and what of their failures is the run's."""
+"""Which Workers are ranks of one group, how they meet, and which of their failures end the run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_ranks_of_a_plan() -> None:
 
 @dataclass
 class StandInChild:
-    """As much of a ChildProcess as is looked at."""
+    """The part of a ChildProcess that is used."""
 
     name: str
     gone: bool = False

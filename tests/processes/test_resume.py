@@ -83,7 +83,7 @@ def test_killed_at_random_and_resumed(
 
 
 def kill_after(process: subprocess.Popen[str], step: int, seconds: float) -> None:
-    """SIGKILL so long after it held at a Step; the kernel takes the reward processes with it."""
+    """SIGKILL some time after it held at a Step; the kernel ends the reward processes with it."""
     kit.wait_for(process, f"step {step}")
     there = kit.children(process.pid)
     kit.go_on(process)

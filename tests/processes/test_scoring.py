@@ -29,7 +29,7 @@ def same(completions: list[str], answer: list[str], **kwargs: Any) -> list[float
 
 
 def picky(completions: list[str]) -> list[float | None]:
-    """Each completion says what becomes of its row."""
+    """Each completion says what happens to its row."""
     special: dict[str, Any] = {"none": None, "nan": float("nan"), "text": "0.5"}
     if "raise" in completions:
         raise ValueError("boom")

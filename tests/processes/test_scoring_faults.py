@@ -114,7 +114,7 @@ def test_whatever_it_does_is_the_fault_of_its_row() -> None:
 
 
 def require_fault(told: str, said: str) -> None:
-    """One message that names function and row, and says how to mend it."""
+    """One message that names function, row and fix."""
     assert told.startswith(f"node 'score': reward 'hostile' {said}"), told
     assert "(row 10/0, step 3)" in told
     assert ". Fix: " in told
@@ -160,7 +160,7 @@ def test_what_is_no_answer_is_refused_however_it_comes(came: bytes, said: str, s
 
 
 def outcome_of(came: bytes, step: int) -> None:
-    """What a kernel does with bytes that come so many at once."""
+    """What a kernel makes of bytes that come in pieces of this size."""
     stream, payload = Answers(), None
     for at in range(0, len(came), step):
         assert payload is None

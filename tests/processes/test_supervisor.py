@@ -1,4 +1,4 @@
-"""The Supervisor and its Workers' processes: what they are told, how they end, nothing left."""
+"""The Supervisor and its Workers' processes: instructions, their ends, nothing left."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def kill_worker(supervisor: Supervisor, worker: str) -> m.WorkerLost:
-    """Kill a Worker; what is told of it, and that it is told once."""
+    """Kill a Worker; returns its loss, which is reported once."""
     os.kill(supervisor.pids()[worker], signal.SIGKILL)
     return await_loss(supervisor, worker)
 
 
 def await_loss(supervisor: Supervisor, worker: str) -> m.WorkerLost:
-    """What is told of a Worker that ends, however idle it was."""
+    """The event of a Worker that ends, even an idle one."""
     assert supervisor._io.children[worker].over.wait(SOON)
     death = host_plans.until(supervisor, m.WorkerLost)[-1]
     assert death.worker == worker

@@ -1,4 +1,4 @@
-"""Runs of two generations: rewards go up by key, whatever is selected away, dropped or dies."""
+"""Runs of two generations: rewards go up by key, whatever is deselected, dropped or dies."""
 
 from __future__ import annotations
 

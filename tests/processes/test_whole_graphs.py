@@ -1,7 +1,7 @@
 """Whole graphs, run by the engine, against a plain loop over a Hugging Face model.
 
 The engine samples. From its token ids the loop computes and updates everything else itself:
-rewards, log-probs, advantages, losses by row, gradients, weights. All we record is compared.
+rewards, log-probs, advantages, losses by row, gradients, weights. All that we record is compared.
 """
 
 from __future__ import annotations

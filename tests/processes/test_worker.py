@@ -1,4 +1,4 @@
-"""One Worker with kernels that note what is asked of them: weights, ranks, losses, turns."""
+"""One Worker with recording kernels: weights, ranks, losses, turns."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ OFFERED = m.Offered(id=1, worker="train", block=0, digest="")
 
 
 class Scripted(Interruptible, Sleeper):
-    """Answers everything, and remembers it in `asked`."""
+    """Answers everything, and records it in `asked`."""
 
     rows = 10
 

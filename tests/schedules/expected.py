@@ -1,4 +1,4 @@
-"""What should become of each prompt, derived from the outcomes of its rows alone."""
+"""What should happen to each prompt, derived only from the outcomes of its rows."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Many schedules with deaths: `python -m tests.schedules.many --seeds 100000 --processes 2`.
 
-Runs seeds side by side and says how to see a failure again; exits with 1 where a seed failed.
+Runs seeds in parallel and prints how to replay a failure; exits with 1 if a seed failed.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def require_same_at_any_time(case: ScheduleCase, one: Simulation) -> None:
 
 
 def prove_undisturbed(case: ScheduleCase) -> None:
-    """Every promise of a run in which nobody dies, whatever its timing."""
+    """Every promise of a run without deaths, at any timing."""
     run = ended(begun(case, 0))
     Proof(case, run).all()
     if case.synchronous:

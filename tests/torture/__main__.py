@@ -1,6 +1,6 @@
 """`python -m tests.torture [--short] [--part NAME ...] [--seed N] [--json FILE]`: all parts.
 
-Each part runs in a process of its own; then the table. Exits with 1 where a case failed.
+Each part runs in its own process; then the table. Exits with 1 if a case failed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Reward functions that each misbehave in one way, and what is said of each; rewards.py runs them.
+"""Reward functions that each misbehave in one way, with their messages; rewards.py runs them.
 
-Each misbehaves where the prompt of a row ends with `!`, and is right for all other rows.
+Each misbehaves if a row's prompt ends with `!`, and is right for all other rows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Forgeries: what somebody may have put into a run folder, and how each is made."""
+"""Forgeries: what somebody may put into a run folder, and how to make each."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def shown(base: str) -> Graph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandResult:
-    """What the command line did."""
+    """The end of a command."""
 
     code: int
     out: str

@@ -1,4 +1,4 @@
-"""What one case of the torture came to: the record, its timing and the table."""
+"""The outcome of one case: the record, its timing and the table."""
 
 from __future__ import annotations
 

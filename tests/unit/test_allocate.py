@@ -27,7 +27,7 @@ from tests.kit.rows import random_rows
 
 
 class RecordingOutbox:
-    """A slab outbox that remembers which memory it gave out, and how many bytes."""
+    """A slab outbox that records which memory it gave out, and how many bytes."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.pool = SlabPool(limit=1 << 30, directory=tmp_path, poison=True)

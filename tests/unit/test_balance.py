@@ -1,4 +1,4 @@
-"""Balance: every item in one part, parts of nearly equal weight, by a rule without chance."""
+"""Balance: every item in one part, parts of nearly equal weight, deterministically."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics of chunks count once, however often and by whomever these are run."""
+"""Metrics of a chunk count once, however often and wherever it runs."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def feed(table: PromptTable, name: str, keys: Keys, version: int = NO_VERSION) -
 def with_prompts(
     count: int, *more: PlannedNode, version: int = 0
 ) -> tuple[PromptTable, Blocks, list[NodeChunk]]:
-    """So many prompts that are admitted and read, and what is ready then."""
+    """This many prompts, admitted and read, and what is then ready."""
     table, blocks = lane(*more)
     table.admit(range(count), [0] * count, version)
     return table, blocks, feed(table, "prompts", Keys.of(range(count)))
@@ -399,7 +399,7 @@ def test_waiting_says_who_waits_for_whom() -> None:
 
 
 def test_a_prompt_whose_fate_is_known_still_runs_where_others_do() -> None:
-    """Else it would depend on timing whether the chunk of `second` has its rows."""
+    """Otherwise it depends on timing whether the chunk of `second` has its rows."""
     table, _ = lane(
         node("keep", "rollout", relation="subset", refill=True),
         node("first", "rollout"),

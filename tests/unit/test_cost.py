@@ -1,4 +1,4 @@
-"""Cost formulas: against published parameter counts, and against numbers worked out by hand."""
+"""Cost formulas, against published parameter counts and numbers worked out by hand."""
 
 from __future__ import annotations
 

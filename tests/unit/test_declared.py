@@ -147,7 +147,7 @@ LOUD = "tests_loud_module"
 
 @pytest.fixture
 def loud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A module that says that it ran, where an import of its name finds it."""
+    """A module that records that it ran, where an import of its name finds it."""
     (tmp_path / f"{LOUD}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path / "ran"

@@ -1,4 +1,4 @@
-"""DeviceTurns: of the Workers on one device at most one is awake, and nothing waits for ever."""
+"""DeviceTurns: at most one Worker per device is awake, and nothing waits forever."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class DeviceWorld:
                 self.queues[each.worker].append(each)
 
     def step(self, worker: str) -> None:
-        """Let a Worker end what is first in its queue."""
+        """Let a Worker finish the first task in its queue."""
         told = self.queues[worker].popleft()
         if isinstance(told, m.Sleep):
             self.awake.discard(worker)
@@ -205,7 +205,7 @@ class InLockStep(DeviceWorld):
             super().step(worker)
 
     def drain(self, draw: random.Random) -> None:
-        """Everybody comes to what is first in its queue, again and again, until nothing moves."""
+        """All Workers begin their first tasks, again and again, until nothing moves."""
         before: object = None
         while before != (
             now := [[*map(list, self.queues.values())], *map(len, self.there.values())]

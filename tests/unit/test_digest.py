@@ -1,4 +1,4 @@
-"""The hash of a row's content: equal where the content is, wherever it lies, and only there."""
+"""The hash of a row's content: equal exactly for equal content, wherever it is in memory."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ PACKAGES = ("dataflow", "operators", "graphs", "engine")
 
 @cache
 def tracked() -> tuple[Path, ...]:
-    """Files of the repository, those not yet committed too."""
+    """Files of the repository, including uncommitted ones."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return tuple(path for name in listed.stdout.splitlines() if (path := ROOT / name).is_file())
@@ -84,7 +84,7 @@ test_names.__test__ = False  # type: ignore[attr-defined]
 
 
 def test_no_path_of_a_machine() -> None:
-    """Homes and working directories of whoever wrote a file are nobody else's business."""
+    """No file names its author's home or working directory."""
     homes = ("/ho" + "me/", "/ro" + "ot/", "/wo" + "rk/", "/Us" + "ers/", "/tm" + "p/")
     places = re.compile("|".join(homes))
     for path in tracked():

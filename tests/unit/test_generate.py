@@ -1,4 +1,4 @@
-"""The torch kernel of generate: tokens and log-probs of transformers, wherever rows are decoded."""
+"""The torch kernel of generate: transformers' tokens and log-probs, however rows are batched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is evaluated on is compared with training data by files and items; versions by reward."""
+"""Evaluation data is compared with training data by files and items; versions by reward."""
 
 from __future__ import annotations
 

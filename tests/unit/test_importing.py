@@ -16,7 +16,7 @@ SHADOWS = "json random torch struct numpy pyarrow msgspec transformers selectors
 
 
 def _shadowed(folder: Path) -> Path:
-    """A folder with a module for each of these names, each of which says that it ran."""
+    """A folder with a module for each of these names that records that it ran."""
     for name in SHADOWS.split():
         code = f"open({str(folder / 'ran')!r}, 'a').write('{name} ')\n"
         (folder / f"{name}.py").write_text(code, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Whose versions count as lag, and a run that is busy and comes to no Step."""
+"""Which versions count as lag, and a run that is busy without reaching a Step."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from dataflow.loss import Now, Tensors, Terms
 from operators import losses
 
 LARGEST = 3e38
-"""Beyond it float32 has no number: the loss has to be infinite, so that the Step fails."""
+"""Beyond float32: the loss must be infinite, so that the Step fails."""
 
 FAR = (-200.0, -100.0, -30.0, -1e-4, 0.0, 1e-4, 30.0, 88.5, 100.0, 200.0)
 """Log ratios, of which float32 holds the exponential of those up to 88.7."""

@@ -1,4 +1,4 @@
-"""Minibatches and denominators: what is decided of a Step before its first forward."""
+"""Minibatches and denominators: what is decided before a Step's first forward."""
 
 from __future__ import annotations
 

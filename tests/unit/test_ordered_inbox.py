@@ -1,4 +1,4 @@
-"""OrderedInbox: each event of an incarnation once and in order, nothing of one that is gone."""
+"""OrderedInbox: each event of an incarnation once and in order, none of an earlier one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts and rows that do not fit: refused, dropped or cut by the named policy, and counted."""
+"""Prompts and rows that do not fit: refused, dropped or cut by the policy, and counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packing: every prefix once, who sees whom, and micro-batches under their budget."""
+"""Packing: every prefix once, which tokens see which, and micro-batches under their budget."""
 
 from __future__ import annotations
 

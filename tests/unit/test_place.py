@@ -1,4 +1,4 @@
-"""Where a plan puts what: Workers, replicas and ranks, chunks, threads, shared modules."""
+"""What a plan places where: Workers, replicas and ranks, chunks, threads, shared modules."""
 
 from __future__ import annotations
 

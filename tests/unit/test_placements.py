@@ -1,4 +1,4 @@
-"""What cannot be placed, what a part of a node costs, and what holds of every placement."""
+"""What cannot be placed, the cost of a part of a node, and what holds for every placement."""
 
 from __future__ import annotations
 

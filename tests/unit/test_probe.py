@@ -1,4 +1,4 @@
-"""The log-prob probe: what kernels say, and whether two sides mean the same."""
+"""The log-prob probe: the kernels' numbers, and whether two sides agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rank groups: one assignment becomes one a rank, and all begin together or none does."""
+"""Rank groups: an assignment becomes one per rank, and all begin together or none does."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BLOCKS = 3
 
 
 class GroupsByHand(RankGroups):
-    """Rank groups, with what the coordinator has done before it asks them."""
+    """Rank groups, with what the coordinator does before it calls them."""
 
     def __init__(self, plan: Plan) -> None:
         self.outstanding = Outstanding()

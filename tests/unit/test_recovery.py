@@ -1,4 +1,4 @@
-"""What a lost Worker takes with it: incarnations, moved blocks, lineage, attempts, weights."""
+"""The effects of a lost Worker: incarnations, moved blocks, lineage, attempts, weights."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def plan(max_lag: int = 0) -> plans.Plan:
 
 
 class CoordinatorByHand:
-    """A coordinator, and answers to what it says."""
+    """A coordinator whose instructions are answered by hand."""
 
     def __init__(self, planned: plans.Plan) -> None:
         self.coordinator = Coordinator(planned, Settings(steps=9))

@@ -92,7 +92,7 @@ def test_a_users_operator_that_fails_is_named_with_its_line(
 
 
 def wrapped(error: Exception, *, node: str = "score", origin: bool = True) -> Exception:
-    """What an error of a kernel is once it has left the node."""
+    """An error of a kernel as it leaves the node."""
     line = Origin(file="graphs/grpo.py", line=14)
     timing = Timing("main", lambda name: line if origin and name == node else None)
     with pytest.raises(Exception) as caught, timing.during(node, "chunk 3, 2 rows"):

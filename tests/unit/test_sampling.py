@@ -1,4 +1,4 @@
-"""Sampling: the distribution drawn from, and the log-probability on record."""
+"""Sampling: the distribution drawn from, and the recorded log-probability."""
 
 from __future__ import annotations
 

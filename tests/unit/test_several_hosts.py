@@ -1,4 +1,4 @@
-"""Several hosts in one process: cluster and key files, pins, plans, and lossy lines."""
+"""Several hosts in one process: cluster and key files, pins, plans, lossy connections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slabs and the outbox over them: memory is used again, bounded, sealed, and spills."""
+"""Slabs and their outbox: memory is reused, bounded, sealed, and spills."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights that transformers would make up, skip or take as they are, are refused at loading."""
+"""Weights that transformers would invent, skip or accept unchecked are refused at loading."""
 
 from __future__ import annotations
 

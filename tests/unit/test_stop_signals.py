@@ -1,4 +1,4 @@
-"""What Ctrl-C, SIGTERM and SIGHUP do to a process; each test has a process of its own."""
+"""What Ctrl-C, SIGTERM and SIGHUP do to a process; each test has its own process."""
 
 from __future__ import annotations
 

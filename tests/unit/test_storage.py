@@ -1,4 +1,4 @@
-"""What cannot be written: one message for every writer, the first cause last, nothing torn."""
+"""Failed writes: one message for every writer, the first cause last, nothing torn."""
 
 from __future__ import annotations
 

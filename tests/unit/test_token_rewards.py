@@ -1,4 +1,4 @@
-"""Rewards that are spread over tokens stay so: `add`, `overlong_penalty`, and what reads them."""
+"""Rewards by token stay so: `add`, `overlong_penalty`, and what reads them."""
 
 from __future__ import annotations
 

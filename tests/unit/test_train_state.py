@@ -1,4 +1,4 @@
-"""The train kernel: its state on disk, and asleep; what it leaves of a module that others use."""
+"""The train kernel: its state on disk and asleep, and how it leaves a shared module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Right graphs that look wrong: each is warned of by name, once, and refused with --strict.
+"""Valid graphs that look wrong: one named warning each, and refused with --strict.
 
 `GOLDEN=write pytest tests/unit/test_warnings.py` writes the golden messages anew; read the
 difference first.

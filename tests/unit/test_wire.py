@@ -186,7 +186,7 @@ def pair() -> Iterator[Pair]:
 
 
 def receive(link: ControlSocket, count: int) -> list[Any]:
-    """So many frames, as they come."""
+    """This many frames, as they come."""
     frames: list[Any] = []
     while len(frames) < count:
         came = link.receive()

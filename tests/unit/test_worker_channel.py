@@ -1,4 +1,4 @@
-"""A Worker's channel, as it was told to make it."""
+"""A Worker's channel, made from its instructions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Verify = Literal["structure", "content"]
 
 @contextmanager
 def two_workers(verify: Verify) -> Iterator[tuple[WorkerChannel, WorkerChannel]]:
-    """Two Workers of one host, of which the second reads from the first."""
+    """Two Workers on one host; the second reads from the first."""
     ends = socket.socketpair()
     a, b = (
         worker_channel(
