@@ -255,9 +255,8 @@ def main(*, quick: bool = False, json: Path | None = None, only: tuple[str, ...]
     sizes = [s for s in SIZES if not quick or s != "256 MB"]
     rounds = {size: max(5, n // 6) if quick else n for size, n in ROUNDS.items()}
     routes = [r for r in ROUTES if not only or any(word in r.name for word in only)]
-    with (
-        tempfile.TemporaryDirectory() as folder
-    ):  # of sockets; the receivers inherit the environment
+    with tempfile.TemporaryDirectory() as folder:
+        # Sockets lie there; the receivers inherit the environment.
         os.environ["TMPDIR"] = tempfile.tempdir = folder
         found = {route.name: measure(route, sizes, rounds) for route in routes}
         resharded = reshard_all(quick) if not only or "reshard" in only else []

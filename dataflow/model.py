@@ -113,9 +113,8 @@ class Buffer(Generic[*Ts]):
             expected="text",
             fix='Buffer("old", ...)',
         )
-        fits = hasattr(self.writer, "operator") and hasattr(
-            self.writer, "digest"
-        )  # a Node, whose module needs this one
+        # A Node, whose module needs this one.
+        fits = hasattr(self.writer, "operator") and hasattr(self.writer, "digest")
         require(
             "Buffer",
             "writer",

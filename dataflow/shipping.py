@@ -72,7 +72,6 @@ def _loaded_by_path(module: ModuleType) -> bool:
         for root in import_path()
         for end in (f"{os.sep}__init__.py", ".py")
     )
-    found = next(
-        (place for place in places if os.path.isfile(place)), ""
-    )  # the receiver looks in this order, too
+    # The receiver looks in this order, too.
+    found = next((place for place in places if os.path.isfile(place)), "")
     return sys.modules.get(name) is module and os.path.abspath(file) != found

@@ -61,9 +61,8 @@ def clipped_policy(
     }
     if reference is not None:
         divergence = _divergence(now, reference["logprobs"], kl)
-        loss = (
-            loss + beta * divergence if beta else loss
-        )  # a schedule may reach 0, and 0 times infinity is not 0
+        if beta:  # a schedule may reach 0, and 0 times infinity is not 0
+            loss = loss + beta * divergence
         metrics["policy/kl_reference"] = _mean(now, divergence)
     return Terms(loss, metrics)
 
@@ -152,9 +151,8 @@ def dpo(
     """
     margin = now.row_sum(_difference(now, _logprobs(now, "dpo_loss"), reference["logprobs"]))
     logit = beta * now.group_sum(margin * pairs["sign"])
-    loss = (-logit).logaddexp(
-        logit.new_zeros(())
-    )  # log(exp(-x) + 1) = -log sigmoid(x), smooth at 0
+    # log(exp(-x) + 1) = -log sigmoid(x), smooth at 0.
+    loss = (-logit).logaddexp(logit.new_zeros(()))
     right = (logit.detach() > 0).to(loss.dtype)
     return Terms(
         loss,

@@ -201,9 +201,8 @@ def _packed(
         offset[box] = total
     pools: list[tuple[float, float, list[str]]] = []
     for box in row:
-        weight = (
-            1.0 if boxes[box].height else 2.0
-        )  # waypoints pull harder: long edges come out straight
+        # Waypoints pull harder, so that long edges come out straight.
+        weight = 1.0 if boxes[box].height else 2.0
         pool = ((wish[box] - offset[box]) * weight, weight, [box])
         while pools and pools[-1][0] / pools[-1][1] > pool[0] / pool[1]:
             above = pools.pop()

@@ -282,9 +282,8 @@ def test_a_killed_process_is_lost_and_what_was_read_of_it_stays(producer) -> Non
     channel = ShmChannel("b", 0, lambda _: rows, patience=0.3)
     (found,) = channel.fetch([BlockRequest(worker="a", block=0)])
     stop(process)
-    (again,) = channel.fetch(
-        [BlockRequest(worker="a", block=1)]
-    )  # its block index says where: nobody is asked
+    # Its block index says where: nobody is asked.
+    (again,) = channel.fetch([BlockRequest(worker="a", block=1)])
     assert again.equals(rollouts(100, 50, 1).records)
     with pytest.raises(PeerLost, match="in time"):
         channel.fetch([BlockRequest(worker="a", block=99)])

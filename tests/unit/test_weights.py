@@ -86,9 +86,8 @@ def test_an_outbox_of_shared_memory_keeps_the_block_without_a_copy() -> None:
     block = channel.keep(batch)
     (records,) = channel.fetch([BlockRequest(worker="w", block=block)])
     (piece,) = from_records(records, digest)
-    memory[0][:4] = np.frombuffer(
-        np.float32(7.0).tobytes(), np.uint8
-    )  # one memory: the writer's change is seen
+    # One memory: the writer's change is seen.
+    memory[0][:4] = np.frombuffer(np.float32(7.0).tobytes(), np.uint8)
     assert piece.data[:2].tolist() == [7.0, 3.0]
     channel.close()
 

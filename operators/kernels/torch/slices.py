@@ -46,9 +46,8 @@ class Slices:
         backbone: Any = module.base_model
         styles = _styles(module, mesh.size(), node)
         split = {path: _STYLES[style]() for path, style in styles.items() if style != _SUMMED}
-        parallelize_module(
-            backbone, mesh, split, src_data_rank=None
-        )  # every rank has the weights: nothing is sent
+        # Every rank has the weights: nothing is sent.
+        parallelize_module(backbone, mesh, split, src_data_rank=None)
         for path in {
             path.rpartition(".")[0] for path, style in styles.items() if style == "colwise"
         }:
