@@ -25,9 +25,7 @@ MARK = "DATAFLOW_TEST_MARK"
 def start_python(
     *words: object, env: Mapping[str, str] | None = None, path: Iterable[Path] = (), **how: Any
 ) -> subprocess.Popen[str]:
-    """Start Python with one thread, the repository on its path, pipes for outputs. env: further
-    variables; path: folders to import from; how: of Popen.
-    """
+    """Start Python with one thread. env, path: added for it (path: folders to import from)."""
     folders = os.pathsep.join(map(str, (ROOT, *path)))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": folders, **(env or {})}
     usual = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

@@ -276,9 +276,7 @@ class Rank:
         return {"metrics": metrics, "weights": weights_of(kernel), "restored": weights_of(other)}
 
     def gradients(self) -> list[torch.Tensor | None]:
-        """Sums of gradients of 600 numbers, of which rank 0 has the first and the second, and rank
-        1 the second and the third; nobody has the fourth.
-        """
+        """Sums of two ranks over 600 numbers: 0 and 1 by rank 0, 1 and 2 by rank 1, 3 by nobody."""
         parameters = [torch.nn.Parameter(torch.zeros(20, 30)) for _ in range(4)]
         for number in (self.rank, self.rank + 1):
             parameters[number].grad = torch.full((20, 30), float(10 * number + self.rank))

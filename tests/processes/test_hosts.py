@@ -302,9 +302,7 @@ def test_a_run_on_two_hosts(
     host_b: HostProcess,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The bits of one process, although a Worker of the other host dies; rows by both routes, and
-    none through the coordinator.
-    """
+    """One process's bits although a remote Worker dies; no row through the coordinator."""
     one = tiny.run(graph, 4, name="one")
     heard: list[bytes] = []
     receive, take = ControlSocket.receive, HostLink._take

@@ -323,9 +323,7 @@ def test_decoupled_at_lag_1_behind_top_p(ours: Ours) -> None:
 
 
 def sampled_behind_top_p(learner: Learner, step: TrainedStep, top_p: float) -> list[Tensor]:
-    """The log-probs of the Step's rows among what top-p left of the version that wrote each token;
-    what we recorded has to be that.
-    """
+    """The log-probs of the Step's rows within top-p, by each token's version."""
     names = ("sampler_logprobs", "sampler_mass", "version")
     recorded, mass, versions = (loop.column(step, "rows", name) for name in names)
     whole, cut = [torch.zeros_like(x) for x in recorded], [torch.zeros_like(x) for x in recorded]

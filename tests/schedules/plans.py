@@ -252,9 +252,7 @@ def _one_of_each(nodes: list[PlannedNode], workers: list[str]) -> tuple[str, ...
 
 
 def _tensor(seed: int, node: PlannedNode) -> PlannedNode:
-    """Half of the train nodes with several ranks have some with the same rows. Drawn apart from all
-    else, so that a seed's case stays what it was.
-    """
+    """Tensor ranks for half of these nodes, drawn apart so that a seed's case stays the same."""
     draw, count = random.Random(f"{seed}/{node.name}/tensor"), len(node.workers)
     tensor = draw.choice([n for n in range(2, count + 1) if count % n == 0] or [1])
     layout = Layout(data=count // tensor, tensor=tensor)

@@ -268,9 +268,7 @@ class Proof(RunRecord):
             assert not both, f"{name}: trained and still live at step {step}"
 
     def measured_once(self) -> None:
-        """A chunk's metrics count when it first ends: whoever died, that is before its Step (or
-        evaluation) is closed, but for sources with lag.
-        """
+        """Without lag, a chunk's metrics count before its Step or evaluation is closed."""
         told = self.history.instructions
         closed = {m.step: when for when, m in told if isinstance(m, StepClosed)}
         for (node, step, keys), counted in self._counted().items():

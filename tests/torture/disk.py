@@ -51,9 +51,7 @@ def torture(short: bool, seed: int) -> list[CaseResult]:
 
 @dataclass(frozen=True, kw_only=True)
 class DiskCase:
-    """One run with a fault. expected: the folder of an undisturbed one; None: only its Steps count.
-    limit: see Zygote.run.
-    """
+    """One run with a fault. expected: the folder of an undisturbed one. limit: see Zygote.run."""
 
     name: str
     runs: Path

@@ -40,9 +40,7 @@ Done = subprocess.CompletedProcess[str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgedCase:
-    """words: of the command line. imports: it imports what it names, which it has to say before.
-    fine: it may succeed.
-    """
+    """imports: it imports what it names, and has to say so before. fine: it may succeed."""
 
     name: str
     words: tuple[str, ...]

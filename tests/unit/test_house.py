@@ -20,14 +20,9 @@ LONGEST = 450
 @cache
 def modules() -> dict[str, str]:
     """Each Python file of the repository, and its text."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    names = [name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"]
+    listed = subprocess.check_output(command, cwd=ROOT, text=True).splitlines()
+    names = [name for name in listed if (ROOT / name).is_file()]
     return {name: (ROOT / name).read_text() for name in names}
 
 
@@ -60,8 +55,6 @@ def test_no_imports_in_a_circle() -> None:
 
 
 def room(module: str) -> str:
-    """The folder of engine/ that a module is in; what lies directly in engine/ is a room each;
-    else the package.
-    """
+    """The folder of engine/ that a module is in, or its own name there; else the package."""
     top, *rest = module.split(".")
     return f"{top}.{rest[0]}" if top == "engine" and rest else top
