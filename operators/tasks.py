@@ -122,6 +122,7 @@ def exact_match(
     Compared in double precision: partial credit can sum to 0.9999999999999999, which as float32 is
     1.0, and a policy finds and exploits that.
     """
+    return [1.0 if score == 1.0 else 0.0 for score in task_score(completions, entry, task)]
 
 
 def task_score(
