@@ -2,7 +2,7 @@
 
 Owns: the contract, and the requests about files. Does not own: an implementation, which is in
 engine/worker/inproc.py (one Worker, in this process), engine/launch/supervisor.py (processes of
-this host) or hosts.py (several hosts).
+this host) or engine/launch/hosts.py (several hosts).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Owns: the one thing under way, its span and its time as a metric; naming the node in every error
 that leaves a kernel, even a sys.exit() of the user's code. Does not own: where spans and metrics go
-(loop.py).
+(engine/run/loop.py).
 """
 
 from __future__ import annotations

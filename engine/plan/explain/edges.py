@@ -1,6 +1,6 @@
 """Edges of an explained plan: which columns move, and how weights get to their readers.
 
-Owns: lines for each edge and each Model. Does not own: routes (passes/estimate.py, modules.py).
+Owns: lines for each edge and each Model. Does not own: routes (passes/estimate.py, passes/modules.py).
 """
 
 from __future__ import annotations
