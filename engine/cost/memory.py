@@ -35,7 +35,7 @@ HOST_PARTS = ("outbox", "snapshot")
 """Parts that are in host memory even if the node has a GPU."""
 
 CHUNK_LOGITS = 1 << 26
-"""Most logits that the torch kernels hold at once (kernels/torch/heads.py); beyond it they recompute."""
+"""Most logits that the torch kernels hold at once (kernels/torch/heads.py)."""
 
 _FLOAT = 4
 WIDTHS = {"float32": 4, "bfloat16": 2}

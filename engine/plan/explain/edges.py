@@ -1,6 +1,7 @@
 """Edges of an explained plan: which columns move, and how weights get to their readers.
 
-Owns: lines for each edge and each Model. Does not own: routes (passes/estimate.py, passes/modules.py).
+Owns: lines for each edge and each Model. Does not own: routes, which passes/estimate.py
+and passes/modules.py decide.
 """
 
 from __future__ import annotations
