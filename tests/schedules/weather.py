@@ -81,9 +81,7 @@ def drawn(draw: random.Random, deaths: int) -> FaultModel:
 
 
 def prove(case: ScheduleCase) -> int:
-    """Every promise of a run in which Workers die, and, where it is synchronous, that its rows and
-    chunks are those of a run in which none does. Returns how many died.
-    """
+    """Prove all promises of a run with deaths; a synchronous one is as without. Returns deaths."""
     run, past, deaths = weathered(case)
     Proof(case, run, past=past).all()
     if case.synchronous:

@@ -221,9 +221,7 @@ def prepare(folder: Path, seed: int) -> None:
 
 
 def run(folder: Path, seed: int, *, short: bool) -> list[CaseResult]:
-    """Short: as calls in this process, some of those of open kernels, and one in several Workers.
-    Else all, each as a process of its own, and those of open kernels once more in several Workers.
-    """
+    """Short: most cases in this process, one in several Workers. Else each in processes too."""
     prepare(folder, seed)
     late = [case for case in cases() if case.at_open]
     drawn = random.Random(seed).sample(late, 6) if short else late

@@ -18,9 +18,7 @@ Spoil = Callable[[Path, random.Random], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCase:
-    """A way to spoil a good model. says: what the refusal has to contain; node: whom it names;
-    at_open: whether only the opened kernel can find it, which costs seconds.
-    """
+    """A spoilt model. says, node: named in the refusal. at_open: only the opened kernel sees it."""
 
     name: str
     spoil: Spoil

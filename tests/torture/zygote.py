@@ -33,9 +33,7 @@ LIMIT = 240
 
 @dataclass(frozen=True, kw_only=True)
 class CommandEnd:
-    """code: minus the signal where one ended it. text: all that it printed. calls: those that
-    writers made. left: processes that it started and that stayed.
-    """
+    """code: minus a signal that ended it. calls: of writers. left: processes that stayed."""
 
     code: int
     text: str

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +29,14 @@ Reports = list[dict[str, Any]]
 
 def worlds(*names: str, cases: bool = False) -> pytest.MarkDecorator:
     """The tests of these worlds, each for all its cases."""
-    chosen = [(name, case) for name in names for case in tr.WORLDS[name].cases]
-    if cases:
-        return pytest.mark.parametrize(("world", "name"), chosen, indirect=["world"])
-    return pytest.mark.parametrize("world", names, indirect=True)
+    if not cases:
+        return pytest.mark.parametrize("world", [tr.WORLDS[name] for name in names], ids=names)
+    chosen = [
+        pytest.param(tr.WORLDS[name], case, id=f"{name}-{case}")
+        for name in names
+        for case in tr.WORLDS[name].cases
+    ]
+    return pytest.mark.parametrize(("world", "name"), chosen)
 
 
 @pytest.fixture(scope="module")
@@ -42,25 +48,30 @@ def all_bases(bases: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture(scope="module")
-def world(request: pytest.FixtureRequest) -> tr.World:
-    return tr.WORLDS[request.param]
+def trained(
+    tmp_path_factory: pytest.TempPathFactory, all_bases: dict[str, str]
+) -> Callable[[tr.World], Path]:
+    """Trains a world, once; returns what one rank saved, and what all saved and reported."""
+
+    @cache
+    def folder_of(world: tr.World) -> Path:
+        path = tmp_path_factory.mktemp("ranks")
+        for name, case in (("saved", tr.SAVED), ("narrow", tr.NARROW)):
+            kernel = case.open(all_bases)
+            tr.train(case, kernel, tr.STEPS[:2])
+            kernel.save(path / f"{name} of one")
+        as_ranks(world.size, tr.main, world, path, all_bases, limit=LIMIT)
+        return path
+
+    return folder_of
 
 
-@pytest.fixture(scope="module")
-def folder(
-    world: tr.World, tmp_path_factory: pytest.TempPathFactory, all_bases: dict[str, str]
-) -> Path:
-    """What one rank saved after two Steps, and what all ranks saved and reported."""
-    path = tmp_path_factory.mktemp("ranks")
-    for name, case in (("saved", tr.SAVED), ("narrow", tr.NARROW)):
-        kernel = case.open(all_bases)
-        tr.train(case, kernel, tr.STEPS[:2])
-        kernel.save(path / f"{name} of one")
-    as_ranks(world.size, tr.main, world, path, all_bases, limit=LIMIT)
-    return path
+@pytest.fixture
+def folder(world: tr.World, trained: Callable[[tr.World], Path]) -> Path:
+    return trained(world)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def ranks(folder: Path) -> Reports:
     return [torch.load(path, weights_only=True) for path in sorted(folder.glob("rank *.pt"))]
 
