@@ -25,6 +25,7 @@ torture: setup
 
 bench: setup
 	.venv/bin/python -m benchmarks.check_and_plan --quick
+	.venv/bin/python -m benchmarks.walk --quick
 	.venv/bin/python -m benchmarks.overhead --quick
 	.venv/bin/python -m benchmarks.overlap --quick
 	.venv/bin/python -m benchmarks.across --quick
