@@ -5,7 +5,7 @@ Owns: kernels, producers and ratios. Does not own: which columns travel (passes/
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 from dataflow.errors import nearest
 from engine.plan.draft import Draft
@@ -25,18 +25,20 @@ def kernels(draft: Draft) -> Iterator[str]:
 def producers(draft: Draft) -> Iterator[str]:
     """Every producer and every gate is a node that runs before."""
     before: set[str] = set()
+    known = {n.name: n for n in draft.nodes}
     for node in draft.nodes:
         for i in node.inputs:
-            yield from _before(draft, node.name, i, before)
-            yield from _returned(draft, node.name, i)
+            yield from _before(node.name, i, before, known)
+            yield from _returned(node.name, i, known)
         before.add(node.name)
     for i in draft.recorded:
-        yield from _before(draft, "recorded", i, before)
-        yield from _returned(draft, "recorded", i)
+        yield from _before("recorded", i, before, known)
+        yield from _returned("recorded", i, known)
 
 
-def _before(draft: Draft, where: str, i: PlannedInput, before: Collection[str]) -> Iterator[str]:
-    known = {n.name for n in draft.nodes}
+def _before(
+    where: str, i: PlannedInput, before: Collection[str], known: Collection[str]
+) -> Iterator[str]:
     for name in (i.gate, *(f.producer for f in i.fetches)):
         if name not in before:
             found = "runs after it" if name in known else "is no node"
@@ -45,10 +47,9 @@ def _before(draft: Draft, where: str, i: PlannedInput, before: Collection[str]) 
             yield f"{expected}, {name!r} {found}. Fix: {near}."
 
 
-def _returned(draft: Draft, where: str, i: PlannedInput) -> Iterator[str]:
-    known = {n.name: n.returns for n in draft.nodes}
+def _returned(where: str, i: PlannedInput, known: Mapping[str, PlannedNode]) -> Iterator[str]:
     for fetch in i.fetches:
-        returns = known.get(fetch.producer, fetch.columns)
+        returns = known[fetch.producer].returns if fetch.producer in known else fetch.columns
         missing = [column for column in fetch.columns if column not in returns]
         if missing or not fetch.columns:
             lacks = f"does not return {', '.join(missing)}" if missing else "is asked for no column"
@@ -58,18 +59,22 @@ def _returned(draft: Draft, where: str, i: PlannedInput) -> Iterator[str]:
 
 def ratios(draft: Draft) -> Iterator[str]:
     """Input rows are a whole multiple, as stated, of the rows of each gate and producer."""
+    known = {n.name: n for n in draft.nodes}
     for node in draft.nodes:
         for i in node.inputs:
-            yield from _multiples(draft, node, i)
+            yield from _multiples(node, i, known)
         if node.rows % node.inner and node.relation != "source":
             problem = f"{node.name}: {node.rows} rows a prompt of {node.inner}"
             yield f"{problem}. Fix: a whole number of rows for each."
 
 
-def _multiples(draft: Draft, node: PlannedNode, i: PlannedInput) -> Iterator[str]:
-    rows, wide = {n.name: n.rows for n in draft.nodes}, node.inner * max(1, i.fan_in)
+def _multiples(
+    node: PlannedNode, i: PlannedInput, known: Mapping[str, PlannedNode]
+) -> Iterator[str]:
+    wide = node.inner * max(1, i.fan_in)
     for name, ratio in ((i.gate, i.ratio), *((f.producer, f.ratio) for f in i.fetches)):
-        if name in rows and rows[name] * ratio != wide:
-            each = f"{ratio} for each of the {rows[name]} of {name!r}"
+        above = known.get(name)
+        if above is not None and above.rows * ratio != wide:
+            each = f"{ratio} for each of the {above.rows} of {name!r}"
             problem = f"{node.name}.{i.name}: {wide} rows a prompt, and {each}"
             yield f"{problem}. Fix: rows that {name!r} is an ancestor of."

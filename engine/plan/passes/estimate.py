@@ -13,7 +13,6 @@ from dataflow.loss import Loss
 from dataflow.model import Model
 from dataflow.node import Node
 from dataflow.operator import Reduce
-from dataflow.schema import Column
 from engine.cost import memory, time
 from engine.cost.bytes import column_bytes, data_bytes, row_bytes
 from engine.cost.lengths import Lengths, of_demonstration, of_rollout
@@ -68,6 +67,7 @@ class _Cost:
         self._states = {s.name: s for s in draft.graph.states if isinstance(s, Model)}
         self.models = {name: model_cost(m.base, m.head) for name, m in self._states.items()}
         self._lengths = self._all_lengths()
+        self._on_device = {name: declared(node.schemas) for name, node in self._nodes.items()}
         self._columns = {name: self._sizes(node) for name, node in self._nodes.items()}
         self._owners = frozenset(_owners(draft))
         self._offering = {m.writer: m.route for m in draft.models if draft.remote_readers(m)}
@@ -87,7 +87,7 @@ class _Cost:
 
     def _rows(self, planned: PlannedNode) -> dict[str, int]:
         """Of rows that wait: columns in host memory, and columns on the device."""
-        device = self._on_device(planned.name)
+        device = self._on_device[planned.name]
         outbox = self._kept(planned, tuple(c for c in planned.returns if c not in device))
         on_device = self._kept(planned, tuple(c for c in planned.returns if c in device))
         sizes = {"outbox": outbox, "device_columns": on_device}
@@ -113,9 +113,6 @@ class _Cost:
         if planned.traits.generates:
             return memory.decode_parts(shape, work, dtype)
         return memory.forward_parts(shape, work, dtype, head)
-
-    def _on_device(self, node: str) -> Mapping[str, Column]:
-        return declared(self._nodes[node].schemas)
 
     def _kept(self, planned: PlannedNode, columns: tuple[str, ...]) -> int:
         """Bytes of these columns, held until their Step is trained; in a stream, all admitted."""
@@ -191,7 +188,7 @@ class _Cost:
             rows = made.rows * (source.batch if source else 0)
             sizes = self._columns[producer]
             sent = row_bytes(sizes, tuple(names))
-            device = tuple(n for n in names if n in self._on_device(producer))
+            device = tuple(n for n in names if n in self._on_device[producer])
             yield PlannedEdge(
                 producer=producer,
                 consumer=planned.name,

@@ -6,7 +6,8 @@ not own: the Workers (place.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -21,7 +22,9 @@ def modules(draft: Draft) -> Draft:
         models={s.name: s for s in draft.graph.states if isinstance(s, Model)},
         writers={u.model: n for n in draft.nodes for u in n.models if u.access == "write"},
     )
-    nodes = tuple(rules.shared(n, (*n.models, *_tokenizer(n, draft))) for n in draft.nodes)
+    tokenise = {n.name for n in draft.graph.nodes if n.operator.tokenises}
+    uses = ((*n.models, *_tokenizer(n, draft, tokenise)) for n in draft.nodes)
+    nodes = tuple(map(rules.shared, draft.nodes, uses))
     shared = replace(draft, nodes=nodes, models=tuple(rules.planned(nodes)))
     return replace(shared, models=tuple(replace(m, route=_route(m, shared)) for m in shared.models))
 
@@ -77,8 +80,12 @@ class _Rules:
 
     def planned(self, nodes: tuple[PlannedNode, ...]) -> Iterator[PlannedModel]:
         """Each Model, with its readers and those of them that are aliases."""
+        readings: dict[str, dict[str, ModelUse]] = defaultdict(dict)
+        for node in nodes:
+            for use in _readings(node):
+                readings[use.model][node.name] = use
         for model in self.models.values():
-            readers = {n.name: u for n in nodes for u in _readings(n) if u.model == model.name}
+            readers = readings[model.name]
             writer = self.writers.get(model.name)
             aliases = [name for name, u in readers.items() if writer and u.module == model.name]
             yield PlannedModel(
@@ -99,11 +106,9 @@ def _readings(node: PlannedNode) -> Iterator[ModelUse]:
         yield from (u for u in node.models if u.access == "read" and u.param != "tokenizer")
 
 
-def _tokenizer(node: PlannedNode, draft: Draft) -> tuple[ModelUse, ...]:
+def _tokenizer(node: PlannedNode, draft: Draft, tokenise: Collection[str]) -> tuple[ModelUse, ...]:
     """The tokenizer of a source of demonstrations: that of the Model trained on them."""
-    if not draft.graph.node(node.name).operator.tokenises:
-        return ()
-    for other in draft.nodes:
+    for other in draft.nodes if node.name in tokenise else ():
         if other.source == node.name and other.models:
             return (ModelUse(param="tokenizer", model=other.models[0].model, access="read"),)
     return ()
