@@ -221,7 +221,10 @@ class Versions:
     @property
     def _loading(self) -> set[Place]:
         """Who was told of a version, or is to be, and has not loaded it."""
-        told = {_place(load) for load in self._outstanding.tasks(Load)}
+        loads = self._outstanding.tasks(Load)
+        if not (loads or self._weights or self._owed):
+            return set()
+        told = {_place(load) for load in loads}
         held = {_place(m) for weights in self._weights.values() for m in weights.held}
         return self._owed | told | held
 

@@ -60,6 +60,7 @@ class OpenKernels:
     ) -> None:
         """group: the Worker's process group, if it is a rank."""
         self.nodes = {n.name: n for n in plan.nodes if timing.worker in n.workers}
+        self._ranks = {name: n.rank_of(timing.worker).index for name, n in self.nodes.items()}
         assert plan.program is not None
         self.aligned = {name: Alignment(plan.program.node(name)) for name in self.nodes}
         self.by_node: dict[str, Any] = {}
@@ -97,7 +98,7 @@ class OpenKernels:
 
     def rank(self, node: str) -> int:
         """Which of the node's ranks this Worker is."""
-        return self.nodes[node].rank_of(self._timing.worker).index
+        return self._ranks[node]
 
     def during(self, node: str, what: str) -> During:
         """A context in which the node computes; only its first rank counts the time."""
