@@ -60,7 +60,7 @@ def _physical(plan: Plan, target: PlannedNode) -> str:
 
 def _needed(plan: Plan, wanted: set[str], *, prompts: int) -> Plan:
     """Only what these nodes need, as one Step of some prompts; all Models are at their bases."""
-    names = _with_ancestors(plan, wanted)
+    names = plan.with_ancestors(wanted)
     nodes = [
         replace(
             n,
@@ -80,16 +80,6 @@ def _needed(plan: Plan, wanted: set[str], *, prompts: int) -> Plan:
     models = [_as_its_base(m, names) for m in plan.models]
     kept = replace(plan, nodes=tuple(nodes), sources=tuple(sources), models=tuple(models))
     return replace(kept, recorded=(), turns=())
-
-
-def _with_ancestors(plan: Plan, wanted: set[str]) -> set[str]:
-    """These nodes and the ancestors of their rows."""
-    names = set(wanted)
-    for node in reversed(plan.nodes):
-        if node.name in names:
-            names.update(node.gates)
-            names.update(f.producer for i in node.inputs for f in i.fetches)
-    return names
 
 
 def _as_its_base(model: PlannedModel, names: set[str]) -> PlannedModel:

@@ -43,7 +43,7 @@ class EvaluationRound:
         self._nodes = {n.name: n for n in due}
         self._waiting = list(due)
         self._given_up: dict[str, str] = {}
-        needed = _above(plan, due)
+        needed = plan.with_ancestors(n.name for n in due)
         nodes = [n for n in plan.nodes if n.name in needed and n.work != "evaluate"]
         cut: dict[str, list[str]] = {}
         for node in due:
@@ -147,12 +147,3 @@ class EvaluationRound:
         ]
         running = sorted(task.node for task in self._outstanding.tasks(Evaluate))
         return lines + [f"{name}: evaluates version {self._version}" for name in running]
-
-
-def _above(plan: Plan, due: Sequence[PlannedNode]) -> set[str]:
-    found = {n.name for n in due}
-    for node in reversed(plan.nodes):
-        if node.name in found:
-            found.update(node.gates)
-            found.update(f.producer for i in node.inputs for f in i.fetches)
-    return found

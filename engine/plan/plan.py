@@ -246,6 +246,15 @@ class Decisions:
                 return node
         raise KeyError(name)
 
+    def with_ancestors(self, names: Iterable[str]) -> set[str]:
+        """These nodes, and every node whose rows they wait for or read."""
+        found = set(names)
+        for node in reversed(self.nodes):
+            if node.name in found:
+                found.update(node.gates)
+                found.update(f.producer for i in node.inputs for f in i.fetches)
+        return found
+
     def nodes_on(self, worker: str) -> list[PlannedNode]:
         """The nodes that a Worker runs, or has a rank of."""
         return [n for n in self.nodes if worker in n.workers]
