@@ -49,13 +49,15 @@ def nodes(plan: Plan, measured: Mapping[str, float] | None) -> Iterator[str]:
     """A table of all nodes. measured: seconds of each in a run."""
     batch = {s.name: s.batch for s in plan.sources}
     owners = [n for n in plan.nodes if "weights" in n.estimate.bytes]
+    unsized = set(unknown(plan, plan.nodes))
     name_width = widest(n.name for n in plan.nodes)
     heads = ["region", "rows", "on", "peak", "seconds"]
     heads += ["measured"] if measured is not None else []
     widths = [10, 16, 30, 10, 9, 9]
     yield side_by_side(["", *heads], [name_width, *widths])
     for node in plan.nodes:
-        size = "unknown" if unknown(plan, [node]) else shown_bytes(node.estimate.total)
+        known = unsized.isdisjoint(u.model for u in node.models) or not node.traits.computes
+        size = shown_bytes(node.estimate.total) if known else "unknown"
         cells = [node.region, _rows(node, batch.get(node.source)), _on(node), size]
         cells.append(duration(node.estimate.seconds))
         if measured is not None:
@@ -108,16 +110,12 @@ def _layout(node: PlannedNode) -> Iterator[str]:
 
 def _parts(node: PlannedNode, owners: Sequence[PlannedNode]) -> str:
     parts = [f"{part} {shown_bytes(size)}" for part, size in node.estimate.bytes.items()]
-    if node.work != "evaluate" and "weights" not in node.estimate.bytes:
-        parts += [f"weights those of {name}" for name in _sharing(node, owners)[:1]]
-    return ", ".join(parts)
-
-
-def _sharing(node: PlannedNode, owners: Sequence[PlannedNode]) -> list[str]:
-    """The owners whose modules the node uses too, in a Worker that both have."""
     used = {u.module for u in node.models if u.param != "tokenizer"}
-    near = (n for n in owners if set(node.workers) & set(n.workers))
-    return [n.name for n in near if used & {u.module for u in n.models}]
+    if used and node.work != "evaluate" and "weights" not in node.estimate.bytes:
+        near = (n for n in owners if set(node.workers) & set(n.workers))
+        sharing = [n.name for n in near if used & {u.module for u in n.models}]
+        parts += [f"weights those of {name}" for name in sharing[:1]]
+    return ", ".join(parts)
 
 
 def cut(plan: Plan) -> Iterator[str]:

@@ -20,13 +20,13 @@ def batching(draft: Draft) -> Draft:
     after it; elsewhere a chunk is (a part of) a cohort.
     """
     uppers = above(draft.nodes)
-    made = {n.name: n for n in draft.nodes}
+    generating = {n.name: set(n.workers) for n in draft.nodes if n.traits.generates}
 
     def streams(node: PlannedNode) -> bool:
-        decodes = [made[name] for name in uppers[node.name] if made[name].traits.generates]
-        beside = any(not set(d.workers) & set(node.workers) for d in decodes)
-        asked = node.name in draft.placing.chunks
-        return bool(node.lag) and beside and not node.traits.computes and not asked
+        if not node.lag or node.traits.computes or node.name in draft.placing.chunks:
+            return False
+        read = generating.keys() & uppers[node.name]
+        return any(generating[name].isdisjoint(node.workers) for name in read)
 
     nodes = tuple(replace(n, chunking="ready", chunks=1) if streams(n) else n for n in draft.nodes)
     sources = tuple(replace(s, cohort=s.batch if s.max_lag else 0) for s in draft.sources)
