@@ -106,3 +106,8 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name closest to `name`, or None if none is close."""
     found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return found[0] if found else None
+
+
+def nearest_or_all(name: str, known: Sequence[str]) -> str:
+    """The fix for a wrong name: the known one closest to it; if none is close, all of them."""
+    return nearest(name, known) or f"one of {', '.join(known)}"

@@ -208,8 +208,12 @@ def content(value: Any) -> str:
         return f"type:{value.__module__}:{value.__qualname__}"
     if callable(value) and hasattr(value, "__qualname__"):
         return function_name(value)
-    if dataclasses.is_dataclass(value) or isinstance(value, (Mapping, list, tuple)):
-        return _content_of_parts(value)
+    if dataclasses.is_dataclass(value):
+        return _content_of_fields(value)
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{k}:{content(v)}' for k, v in value.items())}}}"
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(content, value))}]"
     if isinstance(value, _BY_VALUE):
         return f"{type(value).__name__}:{value!r}"
     return f"{type(value).__qualname__}@{id(value):x}"
@@ -218,13 +222,9 @@ def content(value: Any) -> str:
 _BY_VALUE = (pa.DataType, type(None), bool, int, float, str)
 
 
-def _content_of_parts(value: Any) -> str:
-    if dataclasses.is_dataclass(value):
-        fields = [(f.name, getattr(value, f.name)) for f in dataclasses.fields(value) if f.compare]
-        return f"{type(value).__qualname__}({','.join(f'{k}={content(v)}' for k, v in fields)})"
-    if isinstance(value, Mapping):
-        return f"{{{','.join(f'{k}:{content(v)}' for k, v in value.items())}}}"
-    return f"[{','.join(map(content, value))}]"
+def _content_of_fields(value: Any) -> str:
+    fields = [(f.name, getattr(value, f.name)) for f in dataclasses.fields(value) if f.compare]
+    return f"{type(value).__qualname__}({','.join(f'{k}={content(v)}' for k, v in fields)})"
 
 
 def function_name(function: Callable[..., Any]) -> str:

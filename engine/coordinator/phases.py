@@ -269,6 +269,7 @@ class Phases:
         return True
 
     def fail(self, error: str) -> None:
+        """End the run with an error, unless it has ended."""
         if self.phase != "finished":
             self._finish(Finish(reason="failed", error=error))
 
@@ -293,14 +294,17 @@ class Phases:
 
     @property
     def done(self) -> bool:
+        """Whether all Steps that were asked for are trained."""
         return self.settings.steps is not None and self.version >= self.settings.steps
 
     def assign(self, ready: Iterable[NodeChunk], step: int) -> None:
+        """Have these chunks run, and tell every Worker what it can begin now."""
         for each in ready:
             self.dispatch.add(each, step)
         self.out += self.dispatch.tell(self._able)
 
     def go_back(self, worker: str, error: str) -> None:
+        """End this attempt, as only a checkpoint restores what was lost with the Worker."""
         self.phase = "gone"
         self.out.append(Rollback(worker=worker, error=error))
 

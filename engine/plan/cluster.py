@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dataflow.errors import PlanError, nearest
+from dataflow.errors import PlanError, nearest_or_all
 
 PORT = 7373
 LEASE = 30.0
@@ -84,7 +84,7 @@ class Cluster:
             if host.name == name:
                 return host
         names = [h.name for h in self.hosts]
-        found = nearest(name, names) or f"one of {', '.join(names) or 'no hosts'}"
+        found = nearest_or_all(name, names or ["no hosts"])
         problem = f"expected a host of the cluster file, found {name!r}"
         raise PlanError(f"cluster: {problem}. Fix: {found}.")
 
@@ -208,7 +208,7 @@ class _ClusterFile:
         """Raises PlanError for a key of a table that means nothing."""
         for key in said:
             if key not in known:
-                fix = nearest(key, known) or f"one of {', '.join(known)}"
+                fix = nearest_or_all(key, known)
                 raise PlanError(f"{self._at(table, key)}: unknown key {key!r}. Fix: {fix}.")
 
     def wrong(self, table: str, key: str, problem: str, fix: str) -> PlanError:

@@ -343,7 +343,8 @@ def with_lags(
 ) -> tuple[PlannedNode, ...]:
     """Each node with its lag: in a stream its source's, else 0."""
     lags = {("stream", s.name): s.max_lag for s in sources}
-    return tuple(replace(n, lag=lags.get((n.region, n.source), 0)) for n in nodes)
+    told = ((n, lags.get((n.region, n.source), 0)) for n in nodes)
+    return tuple(n if n.lag == lag else replace(n, lag=lag) for n, lag in told)
 
 
 def _plain(value: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dataflow.device import declared
-from dataflow.errors import nearest
+from dataflow.errors import nearest_or_all
 from engine.plan.draft import Draft
 from engine.plan.plan import PlannedEdge
 
@@ -31,7 +31,7 @@ def turns(draft: Draft) -> Iterator[str]:
 
 def _member(draft: Draft, shown: str, worker: str, seen: set[str]) -> Iterator[str]:
     if worker not in draft.workers:
-        fix = nearest(worker, draft.workers) or f"one of {', '.join(draft.workers)}"
+        fix = nearest_or_all(worker, draft.workers)
         yield f"{shown}: expected a worker, found {worker!r}. Fix: {fix}."
     elif worker in seen:
         fix = "one group of all that share its devices"
@@ -43,8 +43,9 @@ def device_columns(draft: Draft) -> Iterator[str]:
     for edge in (e for e in draft.edges if e.device):
         yield from _off_host(draft, edge)
         yield from _by_turns(draft, edge)
+    schemas = {n.name: n.schemas for n in draft.graph.nodes}
     for fetch in (f for i in draft.recorded for f in i.fetches):
-        device = declared(draft.graph.node(fetch.producer).schemas)
+        device = declared(schemas[fetch.producer])
         for name in (c for c in fetch.columns if c in device):
             problem = f"{fetch.producer}: {name!r} is recorded of each Step, from the host"
             yield f"{problem}. Fix: {name!r} not on a device."

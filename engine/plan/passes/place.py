@@ -21,7 +21,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from dataflow.errors import PlanError, nearest
+from dataflow.errors import PlanError, nearest_or_all
 from dataflow.kernel import Layout
 from engine.plan.draft import Draft
 from engine.plan.passes.tensor import tensor_problems
@@ -215,7 +215,7 @@ def _unknown(draft: Draft) -> Iterator[str]:
     for option, names in asked.items():
         for name in names:
             if name not in known:
-                fix = nearest(name, known) or f"one of {', '.join(known)}"
+                fix = nearest_or_all(name, known)
                 yield f"{option}: expected a node of the plan, found {name!r}. Fix: {fix}."
     for node, workers in placing.pin.items():
         for worker in workers:
@@ -235,7 +235,7 @@ def _unknown_hosts(draft: Draft) -> Iterator[str]:
             problem = f"pin: {worker!r} on host {host!r}, and no hosts are known"
             yield f"{problem}. Fix: --cluster with a file of hosts."
         elif host not in known:
-            fix = nearest(host, known) or f"one of {', '.join(known)}"
+            fix = nearest_or_all(host, known)
             yield f"pin: {worker!r} expected a host of the cluster, found {host!r}. Fix: {fix}."
 
 
