@@ -248,7 +248,7 @@ class Versions:
     def behind(self, nodes: Iterable[PlannedNode]) -> bool:
         """Whether one of these nodes has not loaded the published version yet."""
         late = {reader for reader, _, _ in self._loading}
-        return any(node.name in late for node in nodes)
+        return bool(late) and any(node.name in late for node in nodes)
 
     def waiting(self) -> list[str]:
         """For the watchdog, in words."""
