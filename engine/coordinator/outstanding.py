@@ -75,8 +75,7 @@ class Outstanding:
 
     def tasks(self, kind: type[T]) -> list[T]:
         """The same, the tasks alone."""
-        there = self._of.get(kind, {}).values()
-        return [a.task for a in there if a.wanted and isinstance(a.task, kind)]
+        return [asked.task for asked in self.of(kind) if isinstance(asked.task, kind)]
 
     def sent(self, task: int, worker: str) -> None:
         """A Worker was told, now that it has its devices."""
