@@ -1,7 +1,7 @@
 """Losses: what `train` minimises, as values of the language.
 
 Owns: the loss function's protocol (Now, Tensors, Terms), the decorator for a user's loss, and the
-algebra of weighted terms. Does not own: any formula (operators/losses.py), the reduction of terms
+algebra of weighted terms. Does not own: any formula (operators), the reduction of terms
 to a number (the train kernel).
 
 A loss function sees packed tensors and returns unreduced terms. It never averages and never sees
@@ -260,6 +260,7 @@ def make_loss(
 def loss_function(
     fn: Callable[..., Terms],
     *,
+    path: str = "",
     name: str | None = None,
     scope: LossScope = "token",
     head: Literal["lm", "scalar"] = "lm",
@@ -273,13 +274,14 @@ def loss_function(
     """Declare a loss from its function: the first parameter is Now, those annotated Tensors[...]
     are ports.
 
-    A port with a default of None is optional. Raises GraphError for a parameter without a usable
-    annotation.
+    A port with a default of None is optional. path: of the declaration, beside which the function
+    stands that users call; by default the function's own. Raises GraphError for a parameter without
+    a usable annotation.
     """
     values = _after_now(fn)
     ports = tuple(_port(fn, p) for p in values if p.kind is not p.KEYWORD_ONLY)
     return LossFunction(
-        path=function_name(fn),
+        path=path or function_name(fn),
         name=name or fn.__name__,
         scope=scope,
         head=head,

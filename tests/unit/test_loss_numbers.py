@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dataflow.loss import Now, Tensors, Terms
-from operators import losses
+from operators import loss_formulas, policy_formulas
 
 LARGEST = 3e38
 """Beyond float32: the loss must be infinite, so that the Step fails."""
@@ -117,7 +117,7 @@ def clipped(
         ports = rows.port("advantage", "advantage"), rows.port("logprobs", "old")
         reference = rows.port("logprobs", "reference")
         how = {"clip": (low, high), "kl": kl, "beta": beta, "dual_clip": dual}
-        return losses.clipped_policy(rows.now(said), *ports, reference, **how)
+        return policy_formulas.clipped_policy(rows.now(said), *ports, reference, **how)
 
     def textbook(now: Tensor, gain: Tensor, old: Tensor, reference: Tensor) -> Tensor:
         loss = surrogate(now - old, gain, low, high)
@@ -132,7 +132,7 @@ def decoupled(cap: float | None, over: str, *, mass: float = 0.0) -> tuple[Formu
     def ours(rows: FlatRows, said: Tensor) -> Terms:
         now = rows.now(said, sampler_mass=torch.full_like(said, mass).detach() if mass else None)
         ports = (rows.port("advantage", "advantage"), rows.port("logprobs", "proximal"))
-        return losses.decoupled_policy(now, *ports, cap=cap, over_cap=over)
+        return policy_formulas.decoupled_policy(now, *ports, cap=cap, over_cap=over)
 
     def textbook(now: Tensor, gain: Tensor, near: Tensor, sampler: Tensor) -> Tensor:
         """arXiv:2505.24298, equation 5; the sampler drew from a part of its distribution."""
@@ -146,18 +146,18 @@ def decoupled(cap: float | None, over: str, *, mass: float = 0.0) -> tuple[Formu
 
 def policy_gradient() -> tuple[Formula, Textbook]:
     def ours(rows: FlatRows, said: Tensor) -> Terms:
-        return losses.policy_gradient(rows.now(said), rows.port("advantage", "advantage"))
+        return policy_formulas.policy_gradient(rows.now(said), rows.port("advantage", "advantage"))
 
     return ours, tokens(lambda now, gain: -gain * now, "advantage")
 
 
 def supervised() -> tuple[Formula, Textbook]:
-    return lambda rows, said: losses.supervised(rows.now(said)), tokens(lambda now: -now)
+    return lambda rows, said: loss_formulas.supervised(rows.now(said)), tokens(lambda now: -now)
 
 
 def entropy() -> tuple[Formula, Textbook]:
     def ours(rows: FlatRows, said: Tensor) -> Terms:
-        return losses.entropy(rows.now(said.detach(), entropy=said))
+        return loss_formulas.entropy(rows.now(said.detach(), entropy=said))
 
     return ours, tokens(lambda spread: -spread)
 
@@ -165,7 +165,7 @@ def entropy() -> tuple[Formula, Textbook]:
 def value(clip: float | None) -> tuple[Formula, Textbook]:
     def ours(rows: FlatRows, said: Tensor) -> Terms:
         ports = rows.port("returns", "returns"), rows.port("values", "old_values")
-        return losses.value(rows.now(said.detach(), values=said), *ports, clip=clip)
+        return loss_formulas.value(rows.now(said.detach(), values=said), *ports, clip=clip)
 
     def textbook(v: Tensor, goal: Tensor, old: Tensor) -> Tensor:
         free = (v - goal) ** 2
@@ -189,7 +189,7 @@ def groups(rows: FlatRows) -> list[list[int]]:
 def dpo() -> tuple[Formula, Textbook]:
     def ours(rows: FlatRows, said: Tensor) -> Terms:
         ports = rows.port("sign", "sign"), rows.port("logprobs", "reference")
-        return losses.dpo(rows.now(said), *ports, beta=0.3)
+        return loss_formulas.dpo(rows.now(said), *ports, beta=0.3)
 
     def textbook(rows: FlatRows, said: Tensor) -> Tensor:
         """arXiv:2305.18290, equation 7."""
@@ -203,7 +203,7 @@ def dpo() -> tuple[Formula, Textbook]:
 def trajectory_balance() -> tuple[Formula, Textbook]:
     def ours(rows: FlatRows, said: Tensor) -> Terms:
         reward, reference = rows.port("reward", "reward"), rows.port("logprobs", "reference")
-        return losses.trajectory_balance(rows.now(said), reward, reference, beta=0.7)
+        return loss_formulas.trajectory_balance(rows.now(said), reward, reference, beta=0.7)
 
     def textbook(rows: FlatRows, said: Tensor) -> Tensor:
         """arXiv:2503.18929, equations 4 and 5."""
@@ -368,7 +368,7 @@ def test_values_within_their_bounds_are_not_held_to_the_bit() -> None:
     rows = row_of(said, returns=[0.0] * 500, old_values=old)
     now = rows.now(torch.tensor(said), values=torch.tensor(said))
     ports = rows.port("returns", "returns"), rows.port("values", "old_values")
-    terms = losses.value(now, *ports, clip=0.2)
+    terms = loss_formulas.value(now, *ports, clip=0.2)
     assert float(terms.metrics["value/clip_fraction"][0]) == 0.0
 
 

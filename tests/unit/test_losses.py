@@ -19,7 +19,7 @@ from dataflow.model import linear
 from dataflow.node import Node, Port
 from dataflow.operator import Nothing, Operator
 from dataflow.schema import Advantage, Logprobs, Preference, Returns, Reward, Rollout, Values
-from operators import losses
+from operators import loss_formulas, losses, policy_formulas
 
 LENGTHS = [3, 1, 4, 2]
 ROW_GROUP = [0, 0, 1, 1]
@@ -83,7 +83,9 @@ def test_clipped_policy_by_hand(clip: Any, kl: str, dual: float | None) -> None:
 
     wanted = by_token(formula)
     ports = port(advantage=gain), port(logprobs=old), port(logprobs=reference)
-    terms = losses.clipped_policy(is_now, *ports, clip=clip, beta=0.3, kl=kl, dual_clip=dual)
+    terms = policy_formulas.clipped_policy(
+        is_now, *ports, clip=clip, beta=0.3, kl=kl, dual_clip=dual
+    )
     same_where_trained(terms.loss, wanted)
     total, count = terms.metrics["policy/clip_fraction"]
     assert (float(total), float(count)) == (held, MASK.sum())
@@ -93,18 +95,20 @@ def test_clipped_policy_by_hand(clip: Any, kl: str, dual: float | None) -> None:
 def test_old_none_is_what_the_sampler_recorded() -> None:
     is_now, gain = now(), port(advantage=drawn(2, -1, 1))
     assert is_now.sampler_logprobs is not None
-    given = losses.clipped_policy(is_now, gain, Tensors({"logprobs": is_now.sampler_logprobs}))
-    assert torch.equal(losses.clipped_policy(is_now, gain).loss, given.loss)
+    given = policy_formulas.clipped_policy(
+        is_now, gain, Tensors({"logprobs": is_now.sampler_logprobs})
+    )
+    assert torch.equal(policy_formulas.clipped_policy(is_now, gain).loss, given.loss)
     with pytest.raises(GraphError, match=r"clipped_policy_loss: expected the sampler's log-probs"):
-        losses.clipped_policy(now(sampler_logprobs=None), gain)
+        policy_formulas.clipped_policy(now(sampler_logprobs=None), gain)
 
 
 def test_at_ratio_one_the_clipped_gradient_is_the_policy_gradient() -> None:
     is_now, gain = now(), drawn(2, -1, 1)
     assert is_now.logprobs is not None
     same = Tensors({"logprobs": is_now.logprobs.detach()})
-    clipped = gradient(losses.clipped_policy(is_now, port(advantage=gain), same), is_now)
-    plain = gradient(losses.policy_gradient(is_now, port(advantage=gain)), is_now)
+    clipped = gradient(policy_formulas.clipped_policy(is_now, port(advantage=gain), same), is_now)
+    plain = gradient(policy_formulas.policy_gradient(is_now, port(advantage=gain)), is_now)
     np.testing.assert_allclose(clipped, plain, atol=1e-6)
     np.testing.assert_allclose(plain, -gain * MASK, atol=1e-6)
 
@@ -125,7 +129,7 @@ def test_decoupled_policy_by_hand() -> None:
 
     ports = port(advantage=gain), port(logprobs=near)
     for over in ("drop", "truncate"):
-        terms = losses.decoupled_policy(is_now, *ports, cap=2.0, over_cap=over)
+        terms = policy_formulas.decoupled_policy(is_now, *ports, cap=2.0, over_cap=over)
         same_where_trained(terms.loss, by_token(lambda t, over=over: formula(t, over)))
     assert 0 < float(terms.metrics["policy/cap_fraction"][0]) < MASK.sum()
 
@@ -134,7 +138,10 @@ def test_decoupled_with_the_sampler_as_proximal_is_ppo() -> None:
     is_now, gain = now(), port(advantage=drawn(2, -1, 1))
     assert is_now.sampler_logprobs is not None
     near = Tensors({"logprobs": is_now.sampler_logprobs})
-    ours, ppo = losses.decoupled_policy(is_now, gain, near), losses.clipped_policy(is_now, gain)
+    ours, ppo = (
+        policy_formulas.decoupled_policy(is_now, gain, near),
+        policy_formulas.clipped_policy(is_now, gain),
+    )
     assert torch.allclose(ours.loss, ppo.loss)
     np.testing.assert_allclose(gradient(ours, is_now), gradient(ppo, is_now), atol=1e-7)
 
@@ -146,7 +153,7 @@ def test_decoupled_at_the_proximal_policy_has_the_weighted_gradient() -> None:
     near = is_now.logprobs.detach()
     weight = (near - is_now.sampler_logprobs).exp().numpy()
     ports = port(advantage=gain), Tensors({"logprobs": near})
-    terms = losses.decoupled_policy(is_now, *ports, cap=None)
+    terms = policy_formulas.decoupled_policy(is_now, *ports, cap=None)
     np.testing.assert_allclose(gradient(terms, is_now), -weight * gain * MASK, rtol=1e-5, atol=1e-6)
 
 
@@ -162,18 +169,18 @@ def test_value_by_hand() -> None:
         return max(free, (held - goal[t]) ** 2) / 2
 
     for clip in (None, 0.3):
-        terms = losses.value(is_now, port(returns=goal), port(values=old), clip=clip)
+        terms = loss_formulas.value(is_now, port(returns=goal), port(values=old), clip=clip)
         same_where_trained(terms.loss, by_token(lambda t, clip=clip: formula(t, clip)))
 
 
 def test_entropy_and_supervised_by_hand() -> None:
     spread = drawn(6, 0, 3)
     is_now = now(entropy=torch.from_numpy(spread))
-    same_where_trained(losses.entropy(is_now).loss, -spread)
-    total, count = losses.entropy(is_now).metrics["policy/entropy"]
+    same_where_trained(loss_formulas.entropy(is_now).loss, -spread)
+    total, count = loss_formulas.entropy(is_now).metrics["policy/entropy"]
     mean = float((spread * MASK).sum() / MASK.sum())
     assert float(total) / float(count) == pytest.approx(mean, rel=1e-5)
-    same_where_trained(losses.supervised(is_now).loss, -drawn(0))
+    same_where_trained(loss_formulas.supervised(is_now).loss, -drawn(0))
 
 
 def row_margins(logprobs: np.ndarray, reference: np.ndarray) -> list[float]:
@@ -186,7 +193,7 @@ def test_dpo_by_hand() -> None:
     assert is_now.logprobs is not None
     margins = row_margins(is_now.logprobs.detach().numpy(), reference)
     pairs = Tensors[Preference]({"sign": torch.tensor(sign, dtype=torch.int8)})
-    terms = losses.dpo(is_now, pairs, port(logprobs=reference), beta=0.5)
+    terms = loss_formulas.dpo(is_now, pairs, port(logprobs=reference), beta=0.5)
     logits = [0.5 * sum(margins[r] * sign[r] for r in members) for members in ((0, 1), (2, 3))]
     wanted = [math.log1p(math.exp(-x)) for x in logits]
     np.testing.assert_allclose(terms.loss.detach().numpy(), wanted, rtol=1e-5)
@@ -196,7 +203,7 @@ def test_dpo_by_hand() -> None:
 def test_dpo_of_a_huge_margin_is_finite() -> None:
     is_now = now()
     pairs = Tensors[Preference]({"sign": torch.tensor([1, -1, -1, 1])})
-    terms = losses.dpo(is_now, pairs, port(logprobs=drawn(4)), beta=1e6)
+    terms = loss_formulas.dpo(is_now, pairs, port(logprobs=drawn(4)), beta=1e6)
     assert torch.isfinite(terms.loss).all()
     assert np.isfinite(gradient(terms, is_now)).all()
 
@@ -208,7 +215,7 @@ def test_trajectory_balance_by_hand_and_its_gradient() -> None:
     margins = row_margins(is_now.logprobs.detach().numpy(), reference)
     gaps = [m - s / beta for m, s in zip(margins, score, strict=True)]
     ports = port(reward=score), port(logprobs=reference)
-    terms = losses.trajectory_balance(is_now, *ports, beta=beta)
+    terms = loss_formulas.trajectory_balance(is_now, *ports, beta=beta)
     mean = [sum(gaps[:2]) / 2, sum(gaps[2:]) / 2]
     squares = [(gaps[r] - mean[ROW_GROUP[r]]) ** 2 for r in range(4)]
     wanted = [sum(squares[:2]) / 2, sum(squares[2:]) / 2]
@@ -224,11 +231,11 @@ GAIN, ONES = port(advantage=drawn(2)), np.ones(4, dtype=np.float32)
 
 
 @pytest.mark.parametrize("formula", [
-    lambda n: losses.clipped_policy(n, GAIN, INFINITE, INFINITE, beta=0.1),
-    lambda n: losses.decoupled_policy(n, GAIN, INFINITE),
-    lambda n: losses.dpo(n, port(sign=np.array([1, -1, 1, -1])), INFINITE),
-    lambda n: losses.trajectory_balance(n, port(reward=ONES), INFINITE, beta=1.0),
-    lambda n: losses.policy_gradient(n, GAIN),
+    lambda n: policy_formulas.clipped_policy(n, GAIN, INFINITE, INFINITE, beta=0.1),
+    lambda n: policy_formulas.decoupled_policy(n, GAIN, INFINITE),
+    lambda n: loss_formulas.dpo(n, port(sign=np.array([1, -1, 1, -1])), INFINITE),
+    lambda n: loss_formulas.trajectory_balance(n, port(reward=ONES), INFINITE, beta=1.0),
+    lambda n: policy_formulas.policy_gradient(n, GAIN),
 ])  # fmt: skip
 def test_a_masked_token_gives_no_gradient_even_where_its_columns_are_infinite(
     formula: Callable[[Now], Terms],

@@ -1,7 +1,7 @@
 """The train kernel: all updates of a Step on one module.
 
 Owns: the order of minibatches, micro-batches, backward and update, training metrics, and the
-kernel's state on disk. Does not own: settings (train_settings.py), formulas (operators/losses.py),
+kernel's state on disk. Does not own: settings (train_settings.py), formulas (operators),
 reduction (reduce.py), packing (packing.py), the optimizer (optimizer.py), collectives
 (parallel.py).
 
