@@ -38,8 +38,9 @@ class Model:
     """Weights. `base` is a Hugging Face model directory or hub name.
 
     trainable: some train node writes it. follows: another Model that this one copies when that is
-    published, every `every` Steps, moving `rate` of the way (1.0 is a plain copy). head: `lm` or
-    `scalar`.
+    published, every `every` Steps, moving `rate` of the way (1.0 is a plain copy); with every=0
+    never, so that it stays as its leader was when the run, or the phase of a Program, began. head:
+    `lm` or `scalar`.
     """
 
     name: str
@@ -81,6 +82,23 @@ class Model:
                 "a follower is written by its leader, and trainable=True gives it a second writer"
             )
             raise refused(where, problem, "trainable=False, or no follows=")
+        if self.every == 0:
+            _require_copy(where, self)
+
+    @property
+    def copies(self) -> Model | None:
+        """The leader of which this is a frozen copy; None for every other Model."""
+        return self.follows if self.every == 0 else None
+
+
+def _require_copy(where: str, model: Model) -> None:
+    """Refuse every=0 without a leader, or with a rate: nothing ever moves."""
+    if model.follows is None:
+        problem = "every=0 keeps a copy of the Model that it follows, and it follows none"
+        raise refused(where, problem, "follows=policy, or no every=")
+    if model.rate != 1.0:
+        problem = f"every=0 never moves it, so that rate={model.rate:g} would mean nothing"
+        raise refused(where, problem, "every=1, or no rate=")
 
 
 _BASE = 'Model("policy", "path/to/model")'
@@ -90,7 +108,7 @@ _LIMITS = {
     "trainable": flag(),
     "head": choice("lm", "scalar"),
     "rate": number(0.0, 1.0, above=True, like=1.0),
-    "every": whole(1, like=1),
+    "every": whole(0, like=1),
     "dtype": choice("float32", "bfloat16"),
 }
 

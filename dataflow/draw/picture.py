@@ -202,11 +202,16 @@ def _state(index: int, state: State, nodes: Sequence[Node], where: Sequence[Regi
         name=one_line(state.name),
         kind=type(state).__name__,
         facts=one_line(_facts(state)),
-        trained=bool(writers) or follows is not None,
+        trained=bool(writers) or (follows is not None and not _stays(state)),
         leader=one_line(follows.name) if follows else "",
         writers=tuple(writers),
         readers=tuple(readers),
     )
+
+
+def _stays(state: State) -> bool:
+    """Whether it is a frozen copy of its leader."""
+    return isinstance(state, Model) and state.copies is not None
 
 
 def _facts(state: State) -> str:
@@ -215,7 +220,9 @@ def _facts(state: State) -> str:
     if not isinstance(state, Model):
         return f"by {state.key}"
     facts = [shorten(state.base), *([f"{state.head} head"] if state.head != "lm" else [])]
-    if state.follows is not None:
+    if state.copies is not None:
+        facts.append(f"fixed copy of {state.copies.name} as it begins")
+    elif state.follows is not None:
         pace = f"every {state.every} Steps" if state.every > 1 else "every Step"
         facts.append(
             f"follows {state.follows.name} {pace}"

@@ -78,7 +78,7 @@ def token_graph(context: Context) -> MultiDiGraph:
                     _named(state), node.name, tokens=1 + lag if isinstance(lag, int) else 1
                 )
     for model in context.models:
-        if model.follows is not None:
+        if model.follows is not None and model.copies is None:
             graph.add_edge(_named(model.follows), _named(model), tokens=0)
     return graph
 

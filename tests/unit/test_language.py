@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -232,6 +234,28 @@ def test_a_line_of_followers_is_among_the_states_leaders_first() -> None:
     g = Graph("g", train(policy, rollout, loss=loss + anchored(logprobs(far, rollout)), lr=1e-6))
     assert [s.name for s in g.states] == ["policy", "near", "far"]
     assert trained_models(g) == {"policy", "near", "far"}
+
+
+def test_a_frozen_copy_does_not_change_nor_does_what_follows_it() -> None:
+    copy = Model("copy", BASE, follows=policy, every=0)
+    rollout = sampled()
+    loss = policy_gradient_loss(group_advantage(rollout, reward(exact, rollout)))
+    g = Graph("g", train(policy, rollout, loss=loss + anchored(logprobs(copy, rollout)), lr=1e-6))
+    assert [s.name for s in g.states] == ["policy", "copy"]
+    assert trained_models(g) == {"policy"}
+    assert copy.copies == policy
+    assert policy.copies is None
+    assert Model("slow", BASE, follows=policy).copies is None
+
+
+@pytest.mark.parametrize("given, problem", [
+    ({}, "every=0 keeps a copy of the Model that it follows, and it follows none. Fix: follows="),
+    ({"follows": policy, "rate": 0.5}, "so that rate=0.5 would mean nothing. Fix: every=1, or no"),
+    ({"follows": policy, "every": -1}, "expected every to be a whole number >= 0, found -1"),
+])  # fmt: skip
+def test_a_frozen_copy_needs_a_leader_and_no_rate(given: dict[str, Any], problem: str) -> None:
+    with pytest.raises(GraphError, match=re.escape(problem)):
+        Model("copy", BASE, **{"every": 0} | given)
 
 
 @loss()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from dataflow.model import Model
 from dataflow.shown import shown_bytes
 from engine.plan.explain.layout import count, named, side_by_side, widest, wrapped
 from engine.plan.plan import Plan, PlannedModel, PlannedNode
@@ -52,13 +53,22 @@ def _versions(plan: Plan, model: PlannedModel) -> Iterator[str]:
         yield f"follows {model.follows}: {way}, every {count(model.every, 'Step')}"
     if not model.writer:
         if model.readers:
-            yield f"{'' if model.follows else 'frozen, '}read by {', '.join(model.readers)}"
+            yield f"{_frozen(plan, model)}read by {', '.join(model.readers)}"
     elif model.readers:
         writer = plan.node(model.writer)
         yield from (_way(plan, model, plan.node(r), writer) for r in model.readers)
     else:
         followers = [m.name for m in plan.models if m.follows == model.name]
         yield f"written by {model.writer}, {_followed(followers)}"
+
+
+def _frozen(plan: Plan, model: PlannedModel) -> str:
+    """What stays as it is: a Model that nobody trains, or the copy of one as it begins."""
+    if model.follows:
+        return ""
+    states = plan.program.states if plan.program is not None else ()
+    leader = next((s.copies for s in states if isinstance(s, Model) and s.name == model.name), None)
+    return f"frozen copy of {leader.name} as it begins, " if leader else "frozen, "
 
 
 def _followed(followers: Sequence[str]) -> str:

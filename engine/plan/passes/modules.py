@@ -65,12 +65,12 @@ class _Rules:
 
         Readers at lag 0 in the writer's Workers share its module; at a lag each has its own there;
         in other Workers all readers share a copy. A follower is one module in each Worker. A frozen
-        Model shares with every other of equal base, head and dtype.
+        Model, or copy, shares with every other of equal base, head and dtype.
         """
         model = self.models[use.model]
         writer = self.writers.get(use.model)
         if writer is None:
-            follows = model.follows is not None
+            follows = model.follows is not None and model.copies is None
             return use.model if follows else f"frozen:{model.base}:{model.head}:{model.dtype}"
         if node.name == writer.name or use.param == "tokenizer":
             return use.model
@@ -94,7 +94,7 @@ class _Rules:
                 writer=writer.name if writer else "",
                 readers=tuple(readers),
                 aliases=tuple(aliases),
-                follows=model.follows.name if model.follows else "",
+                follows=model.follows.name if model.follows and not model.copies else "",
                 rate=model.rate,
                 every=model.every,
             )

@@ -23,6 +23,7 @@ from typing import Any
 
 from dataflow.errors import PlanError, nearest_or_all
 from dataflow.kernel import Layout
+from dataflow.model import Model
 from engine.plan.draft import Draft
 from engine.plan.passes.tensor import tensor_problems
 from engine.plan.placing import Placing
@@ -142,7 +143,8 @@ def _shared(draft: Draft, group: Sequence[str], workers: Workers) -> dict[str, W
 
 def _kept(draft: Draft, node: PlannedNode) -> str:
     """Why a node cannot have replicas; empty if it can."""
-    followers = {s.name for s in draft.graph.states if getattr(s, "follows", None) is not None}
+    models = (s for s in draft.graph.states if isinstance(s, Model))
+    followers = {m.name for m in models if m.follows is not None and m.copies is None}
     if node.work == "source":
         return "a source, which has a place in its data"
     if node.work == "train":
