@@ -36,6 +36,8 @@ class Domain:
     """Rows of one prompt as long as no selection took some away (then: at most)."""
     ragged: Node | None = field(init=False)
     """The selection that may have taken rows from a group; None if groups are whole."""
+    paired: bool = field(init=False)
+    """Whether each group is one chosen and one rejected row."""
 
     def __post_init__(self) -> None:
         # Derived from the parent's, so that a long line is neither recursive nor quadratic.
@@ -47,6 +49,9 @@ class Domain:
         object.__setattr__(
             self, "ragged", self.node if loose else above.ragged if above and not pairs else None
         )
+        made = above is None and self.node.operator.keeps == "pairs"
+        stay = self.kind == "subset" and self.keeps == "groups" and above and above.paired
+        object.__setattr__(self, "paired", bool(made or pairs or stay))
 
     def ancestors(self) -> Iterator[Domain]:
         """This domain, then its parent, and so on to the source."""

@@ -1,4 +1,4 @@
-"""Sources: prompts to answer, and demonstrations to imitate.
+"""Sources: prompts to answer, demonstrations to imitate, and preferences.
 
 Owns: the declarations. Does not own: file formats (data_files.py), reading and tokenizing
 (kernels/data.py).
@@ -11,7 +11,7 @@ from typing import Literal
 from dataflow.limits import choice, flag, text, whole
 from dataflow.node import Node, Port
 from dataflow.operator import Fresh, Operator, declares
-from dataflow.schema import Completion, Prompt
+from dataflow.schema import Completion, Preference, Prompt
 
 PROMPTS = Operator(
     path="operators.data:PROMPTS",
@@ -47,6 +47,26 @@ DEMONSTRATIONS = Operator(
         "shuffle": flag(),
     },
     data_columns="operators.data_files:demonstration_columns",
+    data_overlap="operators.data_sources:overlap",
+    data_rows="operators.data_sources:row_count",
+    data_files="operators.data_files:source_files",
+)
+
+PREFERENCES = Operator(
+    path="operators.data:PREFERENCES",
+    name="preferences",
+    work="source",
+    rows=Fresh(per=2),
+    outputs=(Completion, Preference),
+    kernels={"host": "operators.kernels.preferences:Preferences"},
+    keeps="pairs",
+    limits={
+        "data": text(like="train.parquet"),
+        "batch": whole(1, like=64),
+        "overlong": choice("error", "drop", "truncate"),
+        "shuffle": flag(),
+    },
+    data_columns="operators.data_files:preference_columns",
     data_overlap="operators.data_sources:overlap",
     data_rows="operators.data_sources:row_count",
     data_files="operators.data_files:source_files",
@@ -100,3 +120,29 @@ def demonstrations(
         "shuffle": shuffle,
     }
     return Node(DEMONSTRATIONS, name, params=params).port()
+
+
+@declares
+def preferences(
+    data: str,
+    *,
+    batch: int,
+    overlong: Literal["error", "drop", "truncate"] = "error",
+    shuffle: bool = True,
+    name: str = "preferences",
+) -> tuple[Port[Completion], Port[Preference]]:
+    """Pairs of answers to one prompt, tokenized for the Model trained on them: `rollout, pairs =
+    preferences("pairs.parquet", batch=64)`, then `dpo_loss(pairs, ...)`.
+
+    The data has `chosen` and `rejected`, and their `prompt` unless both begin with it (TRL's
+    implicit prompt): all texts, or all lists of messages. Each row becomes a group of two:
+    sample 0 is the chosen answer (sign +1), sample 1 the rejected one (-1).
+
+    batch: pairs per Step. overlong: what happens to an answer with more tokens than the positions
+    of a Model that reads it: `error` ends the run, `drop` drops its pair and admits another,
+    `truncate` keeps its first tokens, and drops the pair if they include none of the answer. The
+    metric prompt/overlong counts such rows.
+    """
+    params = {"data": data, "batch": batch, "overlong": overlong, "shuffle": shuffle}
+    rows, pairs = Node(PREFERENCES, name, params=params).ports
+    return rows, pairs

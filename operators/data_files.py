@@ -20,9 +20,9 @@ from dataflow.errors import DataError, nearest
 from operators import tasks
 from operators.data_lines import opened_for, place_of, read_lines, table_of
 
-Shape = Literal["trl", "verl", "messages", "text"]
-"""trl: `prompt` and dataset columns; verl: also `data_source` and `reward_model`; others: no
-prompt.
+Shape = Literal["trl", "verl", "messages", "text", "pairs", "implicit"]
+"""trl: `prompt` and dataset columns; verl: also `data_source` and `reward_model`; pairs: `prompt`,
+`chosen` and `rejected`; implicit: whole `chosen` and `rejected`; others: no prompt.
 """
 
 SUFFIXES = (".parquet", ".jsonl")
@@ -73,6 +73,15 @@ def demonstration_columns(data: str, split: str | None = None) -> dict[str, pa.D
     return columns
 
 
+def preference_columns(data: str, split: str | None = None) -> dict[str, pa.DataType]:
+    """The columns of a source of preferences. Raises DataError like columns_of, and if there are
+    none.
+    """
+    columns = columns_of(data, split)
+    preference_shape(data, columns)
+    return columns
+
+
 def read_table(data: str, split: str | None = None) -> pa.Table:
     """All rows of a source. split: a file or folder of that name in a directory; the column `split`
     or verl's `extra_info.split` in a file; train or test of a procedural task.
@@ -117,6 +126,29 @@ def demonstration_shape(name: str, columns: Mapping[str, pa.DataType]) -> Shape:
         f" {_listed(columns)}. Fix: rename the columns that hold the task and its answer to"
         " 'prompt' and 'completion'."
     )
+
+
+def preference_shape(name: str, columns: Mapping[str, pa.DataType]) -> Shape:
+    """The shape of preferences: `chosen` and `rejected`, with or without their `prompt`.
+
+    Raises DataError if one of them is missing, or if they are not all text or all messages.
+    """
+    for wanted in ("chosen", "rejected"):
+        if wanted not in columns:
+            near = nearest(wanted, columns)
+            fix = f"rename {near!r} to {wanted!r}" if near else f"a column {wanted!r}"
+            raise DataError(
+                f"{name}: expected columns 'chosen' and 'rejected', and 'prompt' unless both begin"
+                f" with it, found columns: {_listed(columns)}. Fix: {fix}."
+            )
+    kinds = {n: columns[n] for n in ("prompt", "chosen", "rejected") if n in columns}
+    if not (all(map(_is_text, kinds.values())) or all(map(_is_messages, kinds.values()))):
+        shown = ", ".join(f"{n}: {kind}" for n, kind in kinds.items())
+        raise DataError(
+            f"{name}: expected {', '.join(kinds)} all as text or all as messages (role and"
+            f" content), found {shown}. Fix: one form for all of them."
+        )
+    return "pairs" if "prompt" in columns else "implicit"
 
 
 def is_prompt(kind: pa.DataType) -> bool:

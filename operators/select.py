@@ -1,6 +1,6 @@
 """Selection: the only operator that removes rows, and the columns that say which rows stay.
 
-Owns: the declarations and the formulas of `mixed_groups` and `best_of`. Does not own: replacing
+Owns: the declarations and the formulas of `mixed_groups`, `best_of` and `pair`. Does not own: replacing
 removed rows (refill is the coordinator's).
 """
 
@@ -15,7 +15,7 @@ from dataflow.calls import refused
 from dataflow.limits import flag, number, whole
 from dataflow.node import Node, Port
 from dataflow.operator import Input, Operator, Subset, call_site, declares, refuse_unknown
-from dataflow.schema import Keep, Reward, Schema
+from dataflow.schema import Keep, Preference, Reward, Schema
 from dataflow.user import Columns, column_operator
 
 A = TypeVar("A", bound=Schema)
@@ -44,6 +44,17 @@ def _best_of(score: Columns[Reward], *, k: int, above: float | None) -> Columns[
     return Columns.make(Keep, like=score, keep=keep)
 
 
+def _pair(score: Columns[Reward], *, margin: float) -> Columns[Preference]:
+    reward, group, sample = score["reward"].astype(np.float64), score.groups, score.keys.sample
+    sign = np.zeros(len(score), dtype=np.int8)
+    size = np.bincount(group)
+    firsts = np.cumsum(size) - size
+    best, worst = (np.lexsort((sample, s * reward, group))[firsts] for s in (-1, 1))
+    apart = reward[best] - reward[worst] > margin
+    sign[best[apart]], sign[worst[apart]] = 1, -1
+    return Columns.make(Preference, like=score, keep=np.abs(sign).astype(np.uint8), sign=sign)
+
+
 MIXED_GROUPS = column_operator(
     _mixed_groups,
     "operators.select:MIXED_GROUPS",
@@ -61,6 +72,15 @@ BEST_OF = column_operator(
     columns={"score": ("reward",)},
     keeps="rows",
     limits={"k": whole(1, like=1), "above": number(like=0.0, optional=True)},
+)
+PAIR = column_operator(
+    _pair,
+    "operators.select:PAIR",
+    name="pair",
+    scope="group",
+    columns={"score": ("reward",)},
+    keeps="pairs",
+    limits={"margin": number(0.0, like=0.0)},
 )
 SELECT = Operator(
     path="operators.select:SELECT",
@@ -92,6 +112,17 @@ def best_of(
     bound.
     """
     return Node(BEST_OF, name, inputs={"score": score}, params={"k": k, "above": above}).port()
+
+
+@declares
+def pair(score: Port[Reward], *, margin: float = 0.0, name: str = "pair") -> Port[Preference]:
+    """Of each group the row with the greatest reward (sign +1) and that with the least (-1), if
+    they differ by more than margin; of other groups none. Ties: the lower sample.
+
+    `pairs = pair(score)`, then `rollout, pairs = select(rollout, pairs, where=pairs, refill=True)`:
+    groups of two rows for dpo_loss, which is online DPO (arXiv:2402.04792).
+    """
+    return Node(PAIR, name, inputs={"score": score}, params={"margin": margin}).port()
 
 
 def _options(

@@ -32,7 +32,7 @@ from operators.advantage import (
     returns,
     whiten,
 )
-from operators.data import prompts
+from operators.data import preferences, prompts
 from operators.forward import logprobs, scores, values
 from operators.generate import generate
 from operators.losses import (
@@ -48,6 +48,7 @@ from operators.losses import (
 from operators.mean_over import mean_over
 from operators.reward import reward
 from operators.select import best_of, mixed_groups, select
+from operators.select import pair as best_and_worst
 from operators.train import evaluate, train
 from tests.kit.rewards import brief, exact
 
@@ -256,6 +257,20 @@ def online_dpo() -> Graph:
     return trained("online_dpo", rollout, objective, lr=5e-7)
 
 
+def pairs_by_margin() -> Graph:
+    rollout = sampled()
+    pairs = best_and_worst(reward(exact, rollout), margin=0.5)
+    rollout, pairs = select(rollout, pairs, where=pairs, refill=True)
+    objective = dpo_loss(pairs, reference=logprobs(reference, rollout))
+    return trained("pairs_by_margin", rollout, objective, lr=5e-7, minibatches=4)
+
+
+def offline_dpo() -> Graph:
+    rows, pairs = preferences("data/pairs.parquet", batch=64)
+    objective = dpo_loss(pairs, reference=logprobs(reference, rows))
+    return trained("offline_dpo", rows, objective, lr=5e-7, minibatches=4)
+
+
 def distillation() -> Graph:
     rollout = sampled(n=1)
     advantage = teacher_advantage(rollout, logprobs(Model("teacher", "models/large"), rollout))
@@ -313,6 +328,7 @@ def own_loss() -> Graph:
 RIGHT = (
     plain_grpo, plain_ppo, edited_ppo, plain_sft, dapo, rloo, reinforce_plus_plus, remax, areal,
     trajectory_balance_with_reset, slow_critic, rules_and_reward_model, language_model_judge,
-    two_turns, turns_kept_by_the_second, both_turns, online_dpo, distillation, expert_iteration,
+    two_turns, turns_kept_by_the_second, both_turns, online_dpo, pairs_by_margin, offline_dpo,
+    distillation, expert_iteration,
     with_evaluation, evaluation_on_training_data_that_is_meant, two_generators, own_loss,
 )  # fmt: skip

@@ -13,11 +13,13 @@ from dataflow.loss import Loss
 from dataflow.node import Node
 from dataflow.rows import Domain
 from dataflow.rules.context import Context, fault_at, line_of, place
-from dataflow.schema import Advantage
+from dataflow.schema import Advantage, Preference
 
 
 def check(context: Context) -> Iterator[Fault]:
-    """Groups of one row, ragged groups, minibatches that do not divide the batch."""
+    """Groups of one row, ragged groups, groups that are no pairs, minibatches that do not divide
+    the batch.
+    """
     for node in context.graph.nodes:
         domain = _domain(context, node)
         if domain is None or id(node) in context.doubtful:
@@ -25,6 +27,7 @@ def check(context: Context) -> Iterator[Fault]:
         for where, what, origin in _needs_groups(node):
             yield from _one_row(_decoder(domain), domain, where, what, origin)
             yield from _ragged(node, domain, where, origin)
+        yield from _unpaired(context, node)
         yield from _minibatches(node, domain)
 
 
@@ -77,6 +80,23 @@ def _ragged(node: Node, domain: Domain, where: str, origin: Origin | None) -> It
     if by.keeps is None and by.scope != "row":
         fix += f", or @operator(keeps='groups') on {by.name!r} where it keeps or drops whole groups"
     yield Fault(rule="groups", where=where, problem=problem, fix=fix, origin=origin)
+
+
+def _unpaired(context: Context, node: Node) -> Iterator[Fault]:
+    """A loss over pairs reads groups of two rows: those that nobody chose or rejected are gone."""
+    for wire in context.wires[id(node)] if node.operator.work == "train" else ():
+        domain = context.domains.of(wire.port)
+        if not issubclass(wire.input.schema, Preference) or domain is None or domain.paired:
+            continue
+        shown, label = domain.describe(), wire.port.label
+        problem = (
+            f"expected groups of two rows, one chosen and one rejected, found {shown}, with all"
+            " rows of each group"
+        )
+        fix = f"rollout, {label} = select(rollout, {label}, where={label}, refill=True)"
+        if domain.ragged is not None:
+            continue  # _ragged has named the selection
+        yield wire.fault("groups", problem, fix)
 
 
 def _minibatches(node: Node, domain: Domain) -> Iterator[Fault]:

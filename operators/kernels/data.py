@@ -1,8 +1,8 @@
 """Sources: prompts to answer and demonstrations to imitate.
 
 Owns: which row of the data is at each source position, and producing it. Does not own: finding and
-parsing files (operators/data_files.py), which positions are requested and when (the engine's
-admission).
+parsing files (operators/data_files.py), preferences (preferences.py), which positions are requested
+and when (the engine's admission).
 
 A row depends only on the seed, the node's name and its position, so it can be produced at any time,
 again, and in any process; the only state is the cursor.
@@ -108,7 +108,7 @@ class Prompts:
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
         """One batch: the rows of the chunk's positions. Another attempt gives the same row."""
-        self._next = _after(self._next, chunk)
+        self._next = after(self._next, chunk)
         found = self._data.take(self._order.at(chunk.keys.position))
         yield Batch.make(
             chunk.keys, dict(zip(found.schema.names, found.columns, strict=True)), Prompt
@@ -154,7 +154,7 @@ class Demonstrations:
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
         """One batch: the rows of the chunk's positions."""
-        self._next = _after(self._next, chunk)
+        self._next = after(self._next, chunk)
         found = self._data.take(self._order.at(chunk.keys.position))
         pairs = _tokenized(self._data, found, self._tokenizer, self._assistant_only)
         given = (pairs.completion, pairs.mask)
@@ -189,9 +189,9 @@ def open_rows(data: str, split: str | None = None) -> SourceRows:
     Raises DataError naming the file, and the columns or the line found.
     """
     table = data_files.read_table(data, split)
-    shape = data_files.prompt_shape(data, _types(table))
-    _refuse_nulls(data, split, table, "prompt")
-    _refuse_silent_messages(data, split, table, "prompt")
+    shape = data_files.prompt_shape(data, types_of(table))
+    refuse_nulls(data, split, table, "prompt")
+    refuse_silent_messages(data, split, table, "prompt")
     kind = table.schema.field("prompt").type
     if not is_conversational(kind):
         table = table.set_column(
@@ -206,11 +206,11 @@ def open_demonstrations(data: str, split: str | None = None) -> SourceRows:
     Raises DataError naming the file and the columns found.
     """
     table = data_files.read_table(data, split)
-    shape = data_files.demonstration_shape(data, _types(table))
+    shape = data_files.demonstration_shape(data, types_of(table))
     names = ("prompt", "completion") if shape in ("trl", "verl") else (shape,)
     for name in names:
-        _refuse_nulls(data, split, table, name)
-        _refuse_silent_messages(data, split, table, name)
+        refuse_nulls(data, split, table, name)
+        refuse_silent_messages(data, split, table, name)
     if "prompt" in names and _is_messages(table, "prompt") != _is_messages(table, "completion"):
         kinds = ", ".join(f"{name}: {table.schema.field(name).type}" for name in names)
         raise DataError(
@@ -220,7 +220,8 @@ def open_demonstrations(data: str, split: str | None = None) -> SourceRows:
     return SourceRows(name=data, shape=shape, table=table).select(names)
 
 
-def _types(table: pa.Table) -> dict[str, pa.DataType]:
+def types_of(table: pa.Table) -> dict[str, pa.DataType]:
+    """The columns of a table."""
     return {field.name: field.type for field in table.schema}
 
 
@@ -232,7 +233,8 @@ def _has_text_answers(found: pa.RecordBatch) -> bool:
     return "completion" in found.schema.names and not _is_messages(found, "completion")
 
 
-def _refuse_nulls(data: str, split: str | None, table: pa.Table, name: str) -> None:
+def refuse_nulls(data: str, split: str | None, table: pa.Table, name: str) -> None:
+    """Raise DataError for a null, naming its row."""
     column = table.column(name)
     if column.null_count:
         where = data_files.row_place(data, split, pc.index(column.is_null(), True).as_py())
@@ -243,7 +245,7 @@ def _refuse_nulls(data: str, split: str | None, table: pa.Table, name: str) -> N
         )
 
 
-def _refuse_silent_messages(data: str, split: str | None, table: pa.Table, name: str) -> None:
+def refuse_silent_messages(data: str, split: str | None, table: pa.Table, name: str) -> None:
     """Raise DataError for no messages, or one without role or content (tool calls excepted)."""
     if not _is_messages(table, name):
         return
@@ -270,7 +272,8 @@ def _nulls(messages: Any, field: str) -> np.ndarray:
     return messages.field(field).is_null().to_numpy(zero_copy_only=False)
 
 
-def _after(cursor: int, chunk: Chunk) -> int:
+def after(cursor: int, chunk: Chunk) -> int:
+    """The first position that was not produced after this chunk."""
     return max(cursor, int(chunk.keys.position.max()) + 1) if len(chunk.keys) else cursor
 
 

@@ -22,6 +22,7 @@ from dataflow.node import Node, Port
 from dataflow.schema import Preference, Reward, Rollout
 from dataflow.user import Columns, operator
 from operators.advantage import gae, group_advantage, kl_in_reward, whiten
+from operators.data import preferences
 from operators.forward import logprobs, values
 from operators.generate import generate
 from operators.losses import (
@@ -35,9 +36,10 @@ from operators.losses import (
 )
 from operators.optimizers import AdamW
 from operators.reward import reward
-from operators.select import best_of, select
+from operators.select import best_of, pair, select
 from operators.train import train
 from tests.kit import plain_loop as loop
+from tests.kit.files import save_jsonl
 from tests.kit.plain_loop import Learner, TrainedStep
 from tests.kit.run_graphs import policy_and_prompts, vowels
 from tests.kit.tiny_runs import TinyRuns
@@ -260,6 +262,56 @@ def test_online_dpo(ours: Ours) -> None:
         return -torch.nn.functional.logsigmoid(0.3 * margin)
 
     # The very first update has all margins at 0, where each pair has the slope of one half.
+    require_trained_on_groups(ours, steps, loss_of)
+
+
+def logsigmoid_of_margins(rows: Sequence[int], now: Tokens, anchor: Tokens, sign: int) -> Tensor:
+    """DPO's loss of a pair whose first row is the chosen one (sign 1) or the rejected one."""
+    first, second = ((now[row] - anchor[row]).sum() for row in rows)
+    return -torch.nn.functional.logsigmoid(0.3 * sign * (first - second))
+
+
+def test_dpo_of_a_file_of_preferences(ours: Ours, tmp_path: Path) -> None:
+    names = ("ab", "ba", "cd", "dc")
+    told = [{"prompt": n, "chosen": n[0] * 2, "rejected": n[1]} for n in names]
+    data = save_jsonl(tmp_path / "pairs.jsonl", *told)
+    rows, pairs = preferences(data, batch=2)
+    policy = Model("policy", ours.base, trainable=True)
+    reference = logprobs(Model("reference", ours.base), rows)
+    loss = dpo_loss(pairs, reference=reference, beta=0.3)
+    steps = ours.run(updated(policy, rows, loss, epochs=2))
+    learner, fixed = loop.policy(ours.base, LR), loop.policy(ours.base, LR)
+    seen: list[int] = []
+    for step in steps:
+        seen += step.rows.keys.position.tolist()
+        assert step.inputs["dpo_loss.pairs"].flat("sign").tolist() == [1, -1, 1, -1]
+        anchor = without_gradient(fixed, step, 1.0)
+        require_column(step, "dpo_loss.reference", "logprobs", anchor)
+        for update in step.updates:
+            now = loop.logprobs(learner.module, step.rows)
+            losses = {r: logsigmoid_of_margins((r, r + 1), now, anchor, 1) for r in (0, 2)}
+            by_row = {row: float(loss.detach()) for row, loss in losses.items()}
+            learner.update(torch.stack(list(losses.values())).mean(), update, by_row)
+        learner.end_step()
+    assert seen == [0, 0, 1, 1, 2, 2, 3, 3]
+    ours.require_weights(learner)
+
+
+@pytest.mark.long
+def test_dpo_of_the_best_and_the_worst_of_four(ours: Ours) -> None:
+    policy, rollout, score, reference = ours.sampled(4)
+    pairs = pair(score)
+    rollout, pairs = select(rollout, pairs, where=pairs, refill=True)
+    loss = dpo_loss(pairs, reference=logprobs(reference, rollout), beta=0.3)
+    steps = ours.run(updated(policy, rollout, loss, epochs=2))
+
+    def loss_of(rows: Sequence[int], now: Tokens, anchor: Tokens, numbers: Numbers) -> Tensor:
+        first, second = rows
+        assert numbers[first] != numbers[second]
+        return logsigmoid_of_margins(
+            rows, now, anchor, 1 if numbers[first] > numbers[second] else -1
+        )
+
     require_trained_on_groups(ours, steps, loss_of)
 
 

@@ -30,13 +30,13 @@ from operators.advantage import (
     returns,
     whiten,
 )
-from operators.data import demonstrations, prompts
+from operators.data import demonstrations, preferences, prompts
 from operators.forward import logprobs, scores, values
 from operators.generate import generate
 from operators.optimizers import AdamW
 from operators.reward import reward
 from operators.rewards import verl_reward
-from operators.select import best_of, mixed_groups, select
+from operators.select import best_of, mixed_groups, pair, select
 from operators.train import evaluate, train
 from tests.kit.rewards import exact
 from tests.unit.test_check import headers
@@ -70,6 +70,7 @@ RIGHT: dict[Callable[..., Any], dict[str, Any]] = {
     loss: {},
     prompts: {"data": "data/train.parquet", "batch": 8},
     demonstrations: {"data": "data/demos.jsonl", "batch": 8},
+    preferences: {"data": "data/pairs.jsonl", "batch": 8},
     generate: {"policy": policy, "prompt": prompt, "max_tokens": 8},
     logprobs: {"model": policy, "rows": rollout},
     values: {"model": policy, "rows": rollout},
@@ -86,6 +87,7 @@ RIGHT: dict[Callable[..., Any], dict[str, Any]] = {
     add: {},
     mixed_groups: {"score": score},
     best_of: {"score": score},
+    pair: {"score": score},
     train: {"model": policy, "rows": rollout, "loss": clipped, "lr": 1e-6},
     evaluate: {"model": policy, "score": score, "every": 1},
     losses.clipped_policy_loss: {"advantage": advantage},

@@ -131,6 +131,12 @@ def test_a_selection_of_pairs_has_two_rows_a_prompt_and_one_of_rows_may_leave_fe
     assert "at most 64 prompts x 8" in sizes.describe()
 
 
+def test_a_source_of_pairs_has_two_rows_a_prompt() -> None:
+    sizes = checked(right_graphs.offline_dpo).sizes["preferences"]
+    (pairs,) = sizes.trains
+    assert (pairs.group, pairs.rows, pairs.full, pairs.rows_an_update) == (2, 128, True, 32)
+
+
 def test_lags_and_the_bound_that_follows() -> None:
     known = checked(right_graphs.areal)
     assert known.lag == {"rollout": 4, "proximal": 0}
@@ -194,7 +200,7 @@ def test_every_cycle_of_a_right_graph_holds_a_token() -> None:
         for cycle in cycles:
             edges = zip(cycle, [*cycle[1:], cycle[0]], strict=True)
             assert sum(min(e["tokens"] for e in tokens[u][v].values()) for u, v in edges) >= 1
-        assert cycles or make is right_graphs.plain_sft
+        assert cycles or make in (right_graphs.plain_sft, right_graphs.offline_dpo)
 
 
 def test_lag_adds_tokens() -> None:

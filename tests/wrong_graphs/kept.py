@@ -5,13 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from dataflow.graph import Graph
+from dataflow.model import Model
 from dataflow.schema import Keep, Preference, Reward
 from dataflow.user import Columns, operator
 from operators.advantage import group_advantage
-from operators.losses import clipped_policy_loss
+from operators.data import preferences
+from operators.forward import logprobs
+from operators.losses import clipped_policy_loss, dpo_loss
 from operators.reward import reward
-from operators.select import select
+from operators.select import best_of, pair, select
 from tests.wrong_graphs.parts import exact, sampled, scored, trained
+
+reference = Model("reference", "models/tiny")
 
 
 def _longest(score: Columns[Reward]) -> Columns[Keep]:
@@ -57,3 +62,15 @@ def kept_rows_before_a_baseline() -> Graph:
     rollout = sampled()
     kept = select(rollout, where=longest(scored(rollout)))
     return trained(kept, clipped_policy_loss(group_advantage(kept, reward(exact, kept))))
+
+
+def pairs_that_nobody_selected() -> Graph:
+    rollout = sampled()
+    pairs = pair(scored(rollout))
+    return trained(rollout, dpo_loss(pairs, reference=logprobs(reference, rollout)))
+
+
+def pairs_with_single_rows_taken_away() -> Graph:
+    rows, pairs = preferences("data/pairs.parquet", batch=64)
+    rows, pairs = select(rows, pairs, where=best_of(reward(exact, rows)))
+    return trained(rows, dpo_loss(pairs, reference=logprobs(reference, rows)))

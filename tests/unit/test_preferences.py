@@ -1,0 +1,228 @@
+"""Pairs: the data of `preferences`, its rows, and what `pair` makes of rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataflow.batch import Batch, Keys
+from dataflow.errors import DataError
+from dataflow.kernel import Chunk, KernelNode, Layout
+from dataflow.model import Model
+from dataflow.schema import Reward
+from dataflow.user import Columns
+from operators.data_files import preference_columns
+from operators.kernels.preferences import Preferences, common, open_preferences
+from operators.kernels.returned import refuse_broken_promise
+from operators.select import PAIR
+from tests.kit.files import save_jsonl
+from tests.kit.kernels import FakeSession
+from tests.kit.models import save_tiny
+
+USER = {"role": "user", "content": "q"}
+GOOD, BAD = {"role": "assistant", "content": "aa"}, {"role": "assistant", "content": "b"}
+PAIR_OF_TEXTS = {"prompt": "ab", "chosen": "c", "rejected": "dd"}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    save_tiny(folder, layers=1)
+    return str(folder)
+
+
+def made(base: str, data: str, **params: Any) -> tuple[Batch | None, FakeSession, Any]:
+    """All rows of a file in its order."""
+    kernel, session = Preferences(), FakeSession(seed=7)
+    node = KernelNode(
+        name="pairs",
+        operator="preferences",
+        params={"data": data, "shuffle": False, **params},
+        models={"tokenizer": Model("policy", base)},
+    )
+    kernel.open(node, Layout(), session)
+    keys = Keys.of(range(kernel.rows))
+    found = list(kernel.run(Chunk(id=0, step=1, keys=keys, inputs={})))
+    return (found[0] if found else None), session, kernel
+
+
+def texts(batch: Batch | None) -> list[str]:
+    assert batch is not None
+    return batch.array("completion").to_pylist()
+
+
+def prompts_in(batch: Batch | None) -> list[list[int]]:
+    assert batch is not None
+    ids = batch.ragged("prompt_ids")
+    return [ids[row].tolist() for row in range(len(ids))]
+
+
+def test_each_row_of_the_data_is_a_group_of_the_chosen_and_the_rejected_answer(
+    base: str, tmp_path: Path
+) -> None:
+    other = {"prompt": "x", "chosen": "yes", "rejected": ""}
+    data = save_jsonl(tmp_path / "p.jsonl", PAIR_OF_TEXTS, other)
+    batch, _, kernel = made(base, data)
+    assert batch is not None
+    assert kernel.rows == 2
+    assert batch.keys.position.tolist() == [0, 0, 1, 1]
+    assert batch.keys.sample.tolist() == [0, 1, 0, 1]
+    assert batch.flat("sign").tolist() == [1, -1, 1, -1]
+    assert batch.flat("keep").tolist() == [1, 1, 1, 1]
+    assert texts(batch) == ["c", "dd", "yes", ""]
+    first, second, *_ = prompts_in(batch)
+    assert first == second
+    refuse_broken_promise(batch, "pairs")
+    ids, mask = batch.ragged("completion_ids"), batch.ragged("completion_mask")
+    assert mask.values.all()
+    assert [int(ids[row][-1]) for row in range(4)] == [int(ids[3][0])] * 4, "eos ends each answer"
+
+
+def test_texts_and_messages_with_and_without_their_prompt_make_the_same_rows(
+    base: str, tmp_path: Path
+) -> None:
+    explicit = {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]}
+    whole = {"chosen": [USER, GOOD], "rejected": [USER, BAD]}
+    a, _, _ = made(base, save_jsonl(tmp_path / "a.jsonl", explicit))
+    b, _, _ = made(base, save_jsonl(tmp_path / "b.jsonl", whole))
+    assert a is not None
+    assert b is not None
+    assert a.records.equals(b.records)
+    assert texts(a)[0].startswith("aa")
+    text, _, _ = made(base, save_jsonl(tmp_path / "c.jsonl", PAIR_OF_TEXTS))
+    joined = {"chosen": "ab c", "rejected": "ab dd"}
+    implied, _, _ = made(base, save_jsonl(tmp_path / "d.jsonl", joined))
+    assert texts(implied) == [" c", " dd"]
+    assert prompts_in(implied) == prompts_in(text)
+
+
+@pytest.mark.parametrize("chosen, rejected, count", [
+    ("the sky is blue", "the sky is green", 10),  # the space before a word is the answer's
+    ("ab", "cd", 0),
+    ("ab", "abc", 2),
+    ([USER, GOOD], [USER, BAD], 1),
+    ([USER, GOOD], [USER, GOOD], 1),  # an answer has at least one message
+    ([USER, GOOD, USER, BAD], [USER, GOOD, USER, GOOD], 3),
+    ([GOOD], [GOOD], 0),
+])  # fmt: skip
+def test_the_prompt_is_what_both_begin_with(chosen: Any, rejected: Any, count: int) -> None:
+    assert common(chosen, rejected) == count == common(rejected, chosen)
+
+
+@pytest.mark.parametrize("row, told", [
+    ({"prompt": "a", "choosen": "b", "rejected": "c"}, r"Fix: rename 'choosen' to 'chosen'\."),
+    ({"prompt": "a", "chosen": "b"}, r"found columns: prompt, chosen\. Fix: a column 'rejected'\."),
+    (
+        {"prompt": "a", "chosen": [USER, GOOD], "rejected": [USER, BAD]},
+        r"expected prompt, chosen, rejected all as text or all as messages.*found prompt: string",
+    ),
+    ({"chosen": "a", "rejected": 3}, r"found chosen: string, rejected: int64"),
+])  # fmt: skip
+def test_the_check_refuses_other_columns(tmp_path: Path, row: Any, told: str) -> None:
+    data = save_jsonl(tmp_path / "p.jsonl", row)
+    with pytest.raises(DataError, match=told):
+        preference_columns(data)
+    with pytest.raises(DataError, match=told):
+        open_preferences(data)
+
+
+@pytest.mark.parametrize("row, told", [
+    ({"prompt": "a", "chosen": "b", "rejected": None}, r"p\.jsonl:2: expected a rejected, found n"),
+    ({"prompt": "a", "chosen": None, "rejected": "b"}, r"p\.jsonl:2: expected a chosen, found nul"),
+])  # fmt: skip
+def test_nulls_are_named_with_their_line(tmp_path: Path, row: Any, told: str) -> None:
+    with pytest.raises(DataError, match=told):
+        open_preferences(save_jsonl(tmp_path / "p.jsonl", PAIR_OF_TEXTS, row))
+
+
+def test_conversations_without_a_common_beginning_are_refused_with_their_line(
+    tmp_path: Path,
+) -> None:
+    good, bad = {"chosen": "xa", "rejected": "xb"}, {"chosen": "a", "rejected": "b"}
+    told = r"p\.jsonl:2: expected chosen and rejected to begin with one prompt, found 'a' and 'b'"
+    with pytest.raises(DataError, match=told):
+        open_preferences(save_jsonl(tmp_path / "p.jsonl", good, bad))
+
+
+def test_a_pair_goes_as_a_whole_if_one_of_its_rows_is_too_long(base: str, tmp_path: Path) -> None:
+    long = {"prompt": "ab", "chosen": "c", "rejected": "d" * 40}
+    data = save_jsonl(tmp_path / "p.jsonl", long, PAIR_OF_TEXTS)
+    limit: dict[str, Any] = {"positions": 16, "positions_of": "policy"}
+    with pytest.raises(DataError, match="expected at most 16 tokens"):
+        made(base, data, **limit)
+    batch, session, _ = made(base, data, overlong="drop", **limit)
+    assert batch is not None
+    assert batch.keys.rows() == [(1, 0, 0), (1, 1, 0)]
+    assert batch.flat("sign").tolist() == [1, -1]
+    assert texts(batch) == ["c", "dd"]
+    assert [stone[0] for stone in session.tombstones] == [(0, 1, 0)]
+    cut, _, _ = made(base, data, overlong="truncate", **limit)
+    assert cut is not None
+    assert cut.keys.position.tolist() == [0, 0, 1, 1]
+    assert (cut.lengths("prompt_ids") + cut.lengths("completion_ids")).tolist()[1] == 16
+    alone = save_jsonl(tmp_path / "q.jsonl", long)
+    assert made(base, alone, overlong="drop", **limit)[0] is None
+
+
+# pair
+
+
+def paired(rewards: Sequence[Sequence[float]], margin: float) -> list[list[int]]:
+    """The signs by group."""
+    keys = Keys.of(
+        [g for g, group in enumerate(rewards) for _ in group],
+        [s for group in rewards for s in range(len(group))],
+    )
+    numbers = np.array([x for group in rewards for x in group], dtype=np.float32)
+    score = Columns(Batch.make(keys, {"reward": numbers}, Reward), Reward)
+    assert PAIR.function is not None
+    found = PAIR.function(score, margin=margin)
+    refuse_broken_promise(found.batch, PAIR.keeps)
+    assert (found["keep"] == np.abs(found["sign"])).all()
+    by_group = groupby(
+        zip(keys.position.tolist(), found["sign"].tolist(), strict=True), lambda p: p[0]
+    )
+    return [[sign for _, sign in rows] for _, rows in by_group]
+
+
+@pytest.mark.parametrize("margin, expected", [
+    (0.0, [[0, 1, -1, 0], [0, 0, 0, 0], [1, -1, 0, 0]]),
+    (1.0, [[0, 1, -1, 0], [0, 0, 0, 0], [0, 0, 0, 0]]),
+    (2.0, [[0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]),
+])  # fmt: skip
+def test_a_pair_by_hand(margin: float, expected: list[list[int]]) -> None:
+    rewards = [[1.0, 2.0, 0.0, 1.0], [1.0, 1.0, 1.0, 1.0], [1.0, 0.0, 0.0, 1.0]]
+    assert paired(rewards, margin) == expected
+
+
+groups = st.lists(st.sampled_from([-1.0, 0.0, 0.5, 1.0, 3.0]), min_size=1, max_size=6)
+
+
+@given(rewards=st.lists(groups, min_size=1, max_size=5), margin=st.sampled_from([0.0, 0.5, 2.0]))
+def test_pairs_of_any_groups(rewards: list[list[float]], margin: float) -> None:
+    for group, signs in zip(rewards, paired(rewards, margin), strict=True):
+        wanted = [0] * len(group)
+        if max(group) - min(group) > margin:
+            wanted[group.index(max(group))], wanted[group.index(min(group))] = 1, -1
+        assert signs == wanted
+
+
+def test_rows_in_another_order_give_the_same_pairs() -> None:
+    keys = Keys.of([0, 0, 0, 1, 1], [0, 1, 2, 0, 1])
+    numbers = np.array([0.0, 1.0, 1.0, 2.0, 1.0], dtype=np.float32)
+    order = np.array([4, 1, 3, 0, 2])
+    assert PAIR.function is not None
+    batch = Batch.make(keys, {"reward": pa.array(numbers)}, Reward)
+    whole, mixed = (
+        PAIR.function(Columns(b, Reward), margin=0.0)["sign"] for b in (batch, batch.take(order))
+    )
+    assert whole.tolist() == [-1, 1, 0, 1, -1]
+    assert mixed.tolist() == whole[order].tolist()
