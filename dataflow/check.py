@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from dataflow.dialect import spoken, with_dialects
 from dataflow.errors import Fault, GraphError, GraphWarning
 from dataflow.graph import Graph
 from dataflow.node import Node, Port
@@ -77,7 +78,8 @@ class CheckedGraph:
     lag: for nodes that read a trained Model, how many versions they may lag. bound: for train
     nodes, the greatest lag of any row that they train. sizes: by source. columns: (node, output) ->
     name -> type of one row's value, including dataset columns of ancestors. dialects: the peer
-    whose convention a node follows. warnings: what looks wrong. notes: what is not read.
+    whose conventions a node, or `node.label` for a term of a loss, follows; the graph has them
+    written out. warnings: what looks wrong. notes: what is not read.
     """
 
     graph: Graph
@@ -105,7 +107,7 @@ def check(graph: Graph, columns_of: ColumnReader | None = None) -> CheckedGraph:
     columns_of: returns the columns of a source's data, instead of the reader that its operator
     names. Raises GraphError with every fault, ordered by source line.
     """
-    context = context_of(graph, columns_of)
+    context = context_of(with_dialects(graph), columns_of)
     faults = [fault for rule in RULES for fault in rule(context)]
     if faults:
         raise GraphError(sorted(dict.fromkeys(faults), key=_line))
@@ -122,7 +124,7 @@ def _checked(context: Context) -> CheckedGraph:
         bound=staleness(context),
         sizes={s.name: _size(context, s) for s in context.sources},
         columns={(n.name, p.index): _columns(context, p) for n in graph.nodes for p in n.ports},
-        dialects={n.name: n.params["dialect"] for n in graph.nodes if "dialect" in n.params},
+        dialects={use.where: use.dialect for use in spoken(graph)},
         warnings=tuple(sorted((w for rule in WARNINGS for w in rule(context)), key=_line)),
         notes=tuple(unused.notes(context)),
     )
@@ -180,8 +182,9 @@ def _described(checked: CheckedGraph) -> Iterator[str]:
         worst = "on policy" if not bound else f"rows at most {counted(bound, 'version')} old"
         yield f"  {name}: {worst}"
     yield from _streaming_ends(checked)
-    for name, dialect in checked.dialects.items():
-        yield f"  {name}: as {dialect} does it"
+    for use in spoken(graph):
+        yield f"  {use.where}: as {use.dialect} does it"
+        yield from (f"    {text}" for text in use.unanswered())
     for note in checked.notes:
         yield f"  {note}"
     for warning in checked.warnings:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from dataflow.dialect import with_dialects
 from dataflow.draw.picture import Box, Picture, StateBox, picture, shown_value
 from dataflow.graph import Graph
 from dataflow.loss import Loss, LossTerm
@@ -55,9 +56,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Two graphs compared. With empty `nodes`, `states` and `order` they differ at most in their
-    names.
-    """
+    """Two graphs compared. Where all is empty but the names, they differ at most in those."""
 
     before: str
     after: str
@@ -65,13 +64,16 @@ class Difference:
     nodes: tuple[Entry, ...]
     order: tuple[Change, ...]
     """The order of the common sinks, if it changed: train nodes of one Step run in it."""
+    dialect: tuple[Change, ...] = ()
+    """The graph's dialect, if it changed; the nodes that follow it change, too."""
 
     def __bool__(self) -> bool:
-        return bool(self.states or self.nodes or self.order)
+        return bool(self.states or self.nodes or self.order or self.dialect)
 
     def __str__(self) -> str:
         """The text that `dataflow diff` prints, ending in a newline."""
         lines = [self.before if self.before == self.after else f"{self.before} -> {self.after}"]
+        lines += map(str, self.dialect)
         for title, entries in (("States", self.states), ("Nodes", self.nodes)):
             lines += ["", title, *_lines(entries)] if entries else []
         lines += ["", *(one_line(str(change)) for change in self.order)] if self.order else []
@@ -91,15 +93,18 @@ _WORDS: Mapping[Kind, str] = {"appears": "new", "vanishes": "gone", "changes": "
 
 def diff(a: Graph, b: Graph) -> Difference:
     """What turns a into b. Nodes and States are identified by name; of two with one name the last
-    counts.
+    counts. A node or term that follows its graph's dialect is compared with that dialect.
     """
+    dialects = a.dialect, b.dialect
+    a, b = with_dialects(a), with_dialects(b)
     before, after = picture(a), picture(b)
     return Difference(
-        before=before.name,
-        after=after.name,
+        before=one_line(a.name),
+        after=one_line(b.name),
         states=tuple(_states(a, b, before, after)),
         nodes=tuple(_nodes(a, b, before, after)),
         order=tuple(_order(a, b)),
+        dialect=tuple(_change("dialect", *dialects)),
     )
 
 

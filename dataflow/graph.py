@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from dataflow.calls import call_site, require
+from dataflow.convention import DIALECT_LIMIT, Dialect
 from dataflow.errors import Fault, GraphError, Origin, nearest
 from dataflow.model import Buffer, State
 from dataflow.node import Node, Port
@@ -21,11 +22,17 @@ S = TypeVar("S", bound=Schema)
 
 
 class Graph:
-    """An algorithm. `nodes` are in the order in which they can run, inputs before users."""
+    """An algorithm. `nodes` are in the order in which they can run, inputs before users.
 
-    __slots__ = ("digest", "name", "nodes", "origin", "sinks")
+    dialect: the peer whose conventions all operators and losses follow that have some and name no
+    other (`dialect=` of theirs is None). It changes no algorithm: neither clip nor baseline.
+    """
 
-    def __init__(self, name: str, *sinks: Node, origin: Origin | None = None) -> None:
+    __slots__ = ("dialect", "digest", "name", "nodes", "origin", "sinks")
+
+    def __init__(
+        self, name: str, *sinks: Node, dialect: Dialect = "trl", origin: Origin | None = None
+    ) -> None:
         self.name = name
         self.origin = origin or call_site()
         self.sinks = sinks
@@ -37,6 +44,8 @@ class Graph:
             expected="text",
             fix='Graph("grpo", train(...))',
         )
+        _require_dialect(self, dialect)
+        self.dialect: Dialect = dialect
         for sink in sinks:
             _require_sink(self, sink)
         self.nodes: tuple[Node, ...] = tuple(_reach(sinks))
@@ -130,11 +139,20 @@ class Graph:
 
     def extend(self, *sinks: Node) -> Graph:
         """The graph with further sinks, run after its own; the same Graph if none are given."""
-        return Graph(self.name, *self.sinks, *sinks, origin=self.origin) if sinks else self
+        return self._like(self.name, (*self.sinks, *sinks)) if sinks else self
 
     def renamed(self, name: str) -> Graph:
         """The same graph under another name."""
-        return self if name == self.name else Graph(name, *self.sinks, origin=self.origin)
+        return self if name == self.name else self._like(name, self.sinks)
+
+    def in_dialect(self, dialect: Dialect) -> Graph:
+        """The same graph with another peer's conventions, except where a node names its own."""
+        if dialect == self.dialect:
+            return self
+        return Graph(self.name, *self.sinks, dialect=dialect, origin=self.origin)
+
+    def _like(self, name: str, sinks: tuple[Node, ...]) -> Graph:
+        return Graph(name, *sinks, dialect=self.dialect, origin=self.origin)
 
     def map(self, change: Callable[[Node], Node]) -> Graph:
         """Every node as `change` returns it, on its inputs' new versions; the same Graph if nothing
@@ -174,7 +192,7 @@ class Graph:
         """The graph of the sinks' new versions; this one if they did not change."""
         sinks = tuple(new.get(id(s), s) for s in self.sinks)
         same = all(a is b for a, b in zip(sinks, self.sinks, strict=True))
-        return self if same else Graph(self.name, *sinks, origin=self.origin)
+        return self if same else self._like(self.name, sinks)
 
     def _unknown(self, what: str, name: str) -> Fault:
         known = sorted(n.name for n in self.nodes)
@@ -240,6 +258,18 @@ def _require_sink(graph: Graph, sink: object) -> None:
     )
 
 
+def _require_dialect(graph: Graph, dialect: object) -> None:
+    """Raises GraphError for a name that is none of the peers'."""
+    require(
+        f"Graph {graph.name!r}",
+        "dialect",
+        dialect,
+        fits=DIALECT_LIMIT.accepts(dialect),
+        expected=DIALECT_LIMIT.expected(),
+        fix=f"dialect={DIALECT_LIMIT.suggestion(dialect)!r}",
+    )
+
+
 def _require_outputs(node: Node, ports: tuple[Port[Any], ...]) -> None:
     for port in ports:
         if not isinstance(port, Port):
@@ -273,6 +303,7 @@ def _require_outputs(node: Node, ports: tuple[Port[Any], ...]) -> None:
 
 def _digest(graph: Graph) -> str:
     h = hashlib.blake2b(graph.name.encode(errors="surrogatepass"), digest_size=16)
+    h.update(f"|{graph.dialect}|".encode())
     for sink in graph.sinks:
         h.update(sink.digest.encode())
     return h.hexdigest()

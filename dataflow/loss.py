@@ -28,6 +28,7 @@ from typing import (
 )
 
 from dataflow.calls import call_site, declares, refuse_unknown, refused, require, signature_of
+from dataflow.convention import Convention
 from dataflow.errors import Fault, GraphError, KernelError, Origin, nearest
 from dataflow.limits import Limit, choice, flag
 from dataflow.model import Number
@@ -150,6 +151,8 @@ class LossFunction:
     """Whether it imitates its rows, whatever made them: it is then trained at temperature 1."""
     on_policy: bool = False
     """Whether its gradient is right only for rows from the weights that an update starts from."""
+    conventions: tuple[tuple[str, Convention], ...] = field(default=(), compare=False)
+    """For a loss with a parameter `dialect`: what it does in each."""
     fn: Callable[..., Terms] = field(compare=False, repr=False)
 
 
@@ -270,6 +273,7 @@ def loss_function(
     on_policy: bool = False,
     zero: Mapping[str, str] | None = None,
     limits: Mapping[str, Limit] | None = None,
+    conventions: Mapping[str, Convention] | None = None,
 ) -> LossFunction:
     """Declare a loss from its function: the first parameter is Now, those annotated Tensors[...]
     are ports.
@@ -293,6 +297,7 @@ def loss_function(
         recorded=recorded,
         supervised=supervised,
         on_policy=on_policy,
+        conventions=tuple((conventions or {}).items()),
         fn=fn,
     )
 

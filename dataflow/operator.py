@@ -15,6 +15,7 @@ from typing import Any, Literal
 from dataflow.calls import call_site as call_site
 from dataflow.calls import declares as declares
 from dataflow.calls import refuse_unknown as refuse_unknown
+from dataflow.convention import Convention
 from dataflow.limits import Limit
 from dataflow.schema import Schema
 
@@ -193,6 +194,10 @@ class Operator:
     """The columns besides its schema's, one for each user function in its parameter `fns`
     (`reward/*`).
     """
+    conventions: Mapping[str, Convention] = field(
+        default_factory=lambda: MappingProxyType({}), compare=False
+    )
+    """For an operator with a parameter `dialect`: what it does in each."""
     function: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
     """A user operator's own function."""
 

@@ -3,10 +3,13 @@
 Owns: the document and its version. Does not own: the written form of values (written.py),
 declarations of a user's own parts (declared.py), plans (engine), valid graphs (check.py).
 
-    {"format": 2, "name": ..., "states": [...], "nodes": [...], "sinks": [node numbers],
-     "declared": {...}}
+    {"format": 3, "dialect": ..., "name": ..., "states": [...], "nodes": [...],
+     "sinks": [node numbers], "declared": {...}}
 
-Nodes are in the graph's order and refer to each other by number. Format 1 had no declarations.
+Nodes are in the graph's order and refer to each other by number. A dialect that a node or a loss
+leaves to the graph is null there and the graph's at the top: read again, it still follows the
+graph, and both mean what they meant. Format 1 had no declarations, format 2 no dialect of a graph:
+each node named its own.
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from dataflow.convention import DIALECTS
 from dataflow.declared import Declared, declarations
+from dataflow.dialect import with_dialects
 from dataflow.errors import Fault, GraphError, Origin
 from dataflow.graph import Graph
 from dataflow.model import Buffer, Model, State, Table
@@ -27,7 +32,7 @@ from dataflow.written import LOST, Imported, Parts, Plain, decode, encode, own, 
 
 __all__ = ["FORMAT", "decode", "encode", "fingerprint", "from_json", "modules", "to_json"]
 
-FORMAT = 2
+FORMAT = 3
 _FIX = "give the graph.json of a run folder"
 _KINDS: dict[str, type[State]] = {"Model": Model, "Buffer": Buffer, "Table": Table}
 
@@ -37,7 +42,8 @@ def to_json(graph: Graph) -> str:
 
     Raises GraphError, naming the node, for a parameter of a kind that has no written form.
     """
-    document = {"format": FORMAT, **_document_of(graph), "declared": declarations(graph)}
+    head = {"format": FORMAT, "dialect": graph.dialect}
+    document = head | _document_of(graph) | {"declared": declarations(graph)}
     return json.dumps(document, indent=2, allow_nan=False) + "\n"
 
 
@@ -96,14 +102,14 @@ def _paths(entry: Any) -> Iterator[str]:
 
 def fingerprint(graph: Graph) -> str:
     """A digest that another process computes, too: of the snapshot without source lines and
-    declarations.
+    declarations, with the dialect of each node and term, whether its own or the graph's.
 
     Functions that no other process can import count by name, so for them it is weaker than
     `Graph.digest`.
     """
     document = {
         "format": 1,
-        **_document_of(graph),
+        **_document_of(with_dialects(graph)),
     }  # the nodes' form is that of format 1, and so is the digest
     return hashlib.blake2b(json.dumps(_placeless(document)).encode(), digest_size=16).hexdigest()
 
@@ -113,7 +119,7 @@ def _placeless(value: Any) -> Any:
         return {
             key: _placeless(part)
             for key, part in value.items()
-            if key not in ("origin", "file", "line")
+            if key not in ("origin", "file", "line", "conventions")
         }
     return [_placeless(part) for part in value] if isinstance(value, list) else value
 
@@ -243,9 +249,12 @@ class _Reader:
         for entry in self.document["nodes"]:
             self.nodes.append(self._node(entry))
         sinks = [_at(i, self.nodes, "sinks") for i in self.document["sinks"]]
-        return Graph(
-            self.document["name"], *sinks, origin=_read_origin(self.document.get("origin"))
-        )
+        dialect = self.document.get("dialect", "trl")
+        if dialect not in DIALECTS:
+            expected = f"expected a dialect of {', '.join(DIALECTS)}"
+            raise unread(f"{expected}, found {dialect!r:.60}", _FIX, "dialect")
+        origin = _read_origin(self.document.get("origin"))
+        return Graph(self.document["name"], *sinks, dialect=dialect, origin=origin)
 
     def _node(self, entry: Any) -> Node:
         _needed(entry, "node", name=str)

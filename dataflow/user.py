@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from dataflow.batch import Batch, Keys
 from dataflow.calls import call_site, declares, refuse_unknown, refused, require, signature_of
+from dataflow.convention import Convention
 from dataflow.errors import Fault, GraphError, nearest
 from dataflow.limits import Limit, choice
 from dataflow.node import Node, Port, importable
@@ -251,12 +252,13 @@ def column_operator(
     keeps: Keeps | None = None,
     limits: Mapping[str, Limit] | None = None,
     normalises: Any = "",
+    conventions: Mapping[str, Convention] | None = None,
 ) -> Operator:
     """Declare one of this project's own operators from its function on columns.
 
     columns: for each input, the columns that the function really reads (default: all that its
-    schema declares). parent: inputs on an ancestor's rows. keeps, limits, normalises: as in
-    Operator.
+    schema declares). parent: inputs on an ancestor's rows. keeps, limits, normalises,
+    conventions: as in Operator.
     """
     typed = inspect.signature(fn, eval_str=True)
     inputs = []
@@ -287,6 +289,7 @@ def column_operator(
         keeps=keeps,
         limits=limits or {},
         normalises=normalises,
+        conventions=conventions or {},
         function=fn,
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, TypeVar
 
+from dataflow.convention import DIALECT_LIMIT, Dialect
 from dataflow.limits import choice, flag, number, whole
 from dataflow.node import Node, Port
 from dataflow.operator import Input, declares
@@ -26,13 +27,11 @@ from dataflow.user import column_operator
 from operators import advantage_formulas as formulas
 from operators.weights import require_weights
 
-Dialect = Literal["trl", "verl", "openrlhf"]
 AnyAdvantage = TypeVar("AnyAdvantage", bound=Advantage)
 AnyReward = TypeVar("AnyReward", bound=Reward)
 
 
 _MASK = ("completion_mask",)
-_DIALECT = choice(*formulas.GROUP_DIALECTS)
 _DISCOUNT = number(0.0, 1.0, like=1.0)
 
 GROUP_ADVANTAGE = column_operator(
@@ -45,7 +44,7 @@ GROUP_ADVANTAGE = column_operator(
         "baseline": choice("mean", "leave_one_out", "none"),
         "scale": choice("std", "none"),
         "ragged": flag(),
-        "dialect": _DIALECT,
+        "dialect": DIALECT_LIMIT,
     },
     normalises="group",
 )
@@ -76,7 +75,7 @@ WHITEN = column_operator(
     name="whiten",
     scope="batch",
     columns={"rollout": _MASK},
-    limits={"shift": flag(), "dialect": _DIALECT},
+    limits={"shift": flag(), "dialect": DIALECT_LIMIT},
     normalises="batch",
 )
 KL_IN_REWARD = column_operator(
@@ -84,7 +83,11 @@ KL_IN_REWARD = column_operator(
     "operators.advantage:KL_IN_REWARD",
     name="kl_in_reward",
     columns={"rollout": ("completion_mask", "sampler_logprobs")},
-    limits={"beta": number(0.0, like=0.05), "kind": choice("k1", "k2", "k3"), "dialect": _DIALECT},
+    limits={
+        "beta": number(0.0, like=0.05),
+        "kind": choice("k1", "k2", "k3"),
+        "dialect": DIALECT_LIMIT,
+    },
 )
 OVERLONG_PENALTY = column_operator(
     formulas.overlong_penalty,
@@ -113,7 +116,7 @@ def group_advantage(
     baseline: Literal["mean", "leave_one_out", "none"] = "mean",
     scale: Literal["std", "none"] = "std",
     ragged: bool = False,
-    dialect: Dialect = "trl",
+    dialect: Dialect | None = None,
     name: str = "group_advantage",
 ) -> Port[Advantage]:
     """(reward - baseline of its group) / (std of its group + epsilon), on each token of the row.
@@ -185,7 +188,7 @@ def whiten(
     rollout: Port[Completion],
     *,
     shift: bool = True,
-    dialect: Dialect = "trl",
+    dialect: Dialect | None = None,
     name: str = "whiten",
 ) -> Port[AnyAdvantage]:
     """Zero mean (if shift) and unit variance over the written tokens of the Step.
@@ -212,7 +215,7 @@ def kl_in_reward(
     *,
     beta: float,
     kind: Literal["k1", "k2", "k3"] = "k1",
-    dialect: Dialect = "trl",
+    dialect: Dialect | None = None,
     name: str = "kl_in_reward",
 ) -> Port[TokenReward]:
     """The reward minus beta times each token's KL estimate (k1, k2, k3:

@@ -44,9 +44,10 @@ GROUP_DIALECTS = {
     "trl": GroupDialect(epsilon=1e-4),
     "verl": GroupDialect(epsilon=1e-6, lone="reward"),
     "openrlhf": GroupDialect(epsilon=1e-9),
+    "nemo_rl": GroupDialect(epsilon=1e-6),
 }
 """TRL `GRPOTrainer` and `RLOOTrainer`, verl `core_algos`, OpenRLHF `experience_maker` (which has no
-groups of one).
+groups of one), NeMo-RL `grpo.py`.
 """
 
 
@@ -64,6 +65,7 @@ WHITEN_DIALECTS = {
     "trl": WhitenDialect(freedom=1, floor="added"),
     "verl": WhitenDialect(freedom=1, floor="added"),
     "openrlhf": WhitenDialect(freedom=0, floor="least"),
+    "nemo_rl": WhitenDialect(freedom=1, floor="added"),
 }
 """TRL and verl `masked_whiten`, OpenRLHF `experience_maker`."""
 
@@ -80,6 +82,7 @@ KL_DIALECTS = {
     "trl": KLDialect(),
     "verl": KLDialect(clamped=("k3",), ratio=20.0),
     "openrlhf": KLDialect(clamped=("k1", "k2", "k3")),
+    "nemo_rl": KLDialect(),
 }
 """TRL `PPOTrainer`, verl `kl_penalty`, OpenRLHF `compute_approx_kl`."""
 

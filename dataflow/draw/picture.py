@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
+from dataflow.dialect import PARAMETER
 from dataflow.graph import Graph
 from dataflow.loss import Loss, LossTerm
 from dataflow.model import Buffer, Model, Schedule, State
@@ -90,8 +91,9 @@ class Picture:
     """A graph to draw. Boxes come region by region, each after all that it stands on; `index` is
     the place there.
 
-    step: what makes a Step, `64 prompts x8 = 512 rows`; empty where no source of training has a
-    batch.
+    name: the graph's, with its dialect unless that is trl; a call then shows only a dialect of its
+    own. step: what makes a Step, `64 prompts x8 = 512 rows`; empty where no source of training has
+    a batch.
     """
 
     name: str
@@ -110,12 +112,19 @@ def picture(graph: Graph) -> Picture:
     region = _regions(graph)
     nodes = sorted(graph.nodes, key=lambda n: REGIONS.index(region[id(n)]))
     at = {id(node): i for i, node in enumerate(nodes)}
-    boxes = tuple(_box(node, at, region[id(node)], domains) for node in nodes)
+    boxes = tuple(_box(node, at, region[id(node)], domains, graph.dialect) for node in nodes)
     where: list[Region] = [region[id(node)] for node in nodes]
     states = tuple(_state(i, state, nodes, where) for i, state in enumerate(graph.states))
     return Picture(
-        name=one_line(graph.name), boxes=boxes, states=states, step=_step(graph, domains)
+        name=one_line(graph.name + _of_dialect(graph)),
+        boxes=boxes,
+        states=states,
+        step=_step(graph, domains),
     )
+
+
+def _of_dialect(graph: Graph) -> str:
+    return "" if graph.dialect == "trl" else f" (dialect={graph.dialect})"
 
 
 def _regions(graph: Graph) -> dict[int, Region]:
@@ -128,7 +137,7 @@ def _regions(graph: Graph) -> dict[int, Region]:
     return found
 
 
-def _box(node: Node, at: Mapping[int, int], region: Region, domains: Domains) -> Box:
+def _box(node: Node, at: Mapping[int, int], region: Region, domains: Domains, dialect: str) -> Box:
     wires = tuple(
         DrawnWire(
             source=at[id(p.node)], output=p.index if len(p.node.schemas) > 1 else None, input=key
@@ -139,7 +148,7 @@ def _box(node: Node, at: Mapping[int, int], region: Region, domains: Domains) ->
     return Box(
         index=at[id(node)],
         name=one_line(node.name),
-        call=one_line(call_of(node)),
+        call=one_line(call_of(node, dialect)),
         work=node.operator.work,
         scope=node.operator.scope,
         region=region,
@@ -233,21 +242,25 @@ def _facts(state: State) -> str:
     return ", ".join([*facts, *(["trainable"] if state.trainable else [])])
 
 
-def call_of(node: Node) -> str:
-    """The node's call in code: its States, then every parameter that differs from its default."""
+def call_of(node: Node, dialect: str) -> str:
+    """The node's call in code: its States, then every parameter that differs from its default, or
+    from its graph's dialect where it follows that.
+    """
     defaults = declared_defaults(node.operator.path, node.operator.name, node.operator.function)
     shown = [s.name for s in node.states.values() if not isinstance(s, Buffer)]
     for key, value in node.params.items():
-        shown += _setting(key, value, defaults)
+        shown += _setting(key, value, defaults, dialect)
     return f"{node.operator.name}({', '.join(shown)})"
 
 
-def _setting(key: str, value: Any, defaults: Mapping[str, Any] | None) -> list[str]:
+def _setting(key: str, value: Any, defaults: Mapping[str, Any] | None, dialect: str) -> list[str]:
     if isinstance(value, Loss):
-        return [" + ".join(map(_term, value.terms))]
+        return [" + ".join(_term(term, dialect) for term in value.terms)]
     if _functions(value):
         return [shown_value(value)]
     if defaults is not None and (key not in defaults or _equal(defaults[key], value)):
+        return []
+    if key == PARAMETER and value == dialect and defaults is not None and defaults[key] is None:
         return []
     return [shown_value(value) if key == "data" else f"{key}={shown_value(value)}"]
 
@@ -258,10 +271,10 @@ def _functions(value: Any) -> bool:
     )
 
 
-def _term(term: LossTerm) -> str:
+def _term(term: LossTerm, dialect: str) -> str:
     defaults = declared_defaults(term.function.path, term.function.name, term.function.fn)
     settings = ", ".join(
-        part for key, value in term.params for part in _setting(key, value, defaults)
+        part for key, value in term.params for part in _setting(key, value, defaults, dialect)
     )
     weight = "" if _equal(term.weight, 1.0) else f"{shown_value(term.weight)} * "
     return f"{weight}{term.function.name}" + (f"({settings})" if settings else "")

@@ -24,6 +24,7 @@ from types import ModuleType
 from typing import Any
 
 import dataflow
+from dataflow.dialect import with_dialects
 from dataflow.graph import Graph
 from dataflow.loss import Loss, LossFunction
 from dataflow.model import Model
@@ -97,6 +98,7 @@ class ProvenanceRecord:
 def provenance(graph: Graph) -> Provenance:
     """A graph's provenance, of its files now. Raises DataError for missing data, and GraphError."""
     places: dict[str, str] = {}
+    graph = with_dialects(graph)
     models = [state for state in graph.states if isinstance(state, Model)]
     return Provenance(
         nodes={node.name: _node(node, places) for node in graph.nodes},

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 
 from dataflow.check import CheckedGraph, check
+from dataflow.dialect import with_dialects
 from dataflow.errors import GraphError
 from dataflow.graph import Graph
 from dataflow.loss import Now, Tensors, Terms, loss
@@ -82,7 +83,7 @@ def checked(make: Callable[[], Graph]) -> CheckedGraph:
 def test_a_right_graph_passes(make: Callable[[], Graph]) -> None:
     graph = make()
     known = check(graph, headers)
-    assert known.graph is graph
+    assert known.graph == with_dialects(graph)
     assert set(known.columns) == {(n.name, i) for n in graph.nodes for i in range(len(n.schemas))}
     assert set(known.bound) == {s.name for s in graph.sinks if s.operator.work == "train"}
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from dataflow.dialect import spoken
 from dataflow.shown import printable
 from engine.plan.explain.edges import edges, weights
 from engine.plan.explain.layout import WIDTH as WIDTH
@@ -41,10 +42,11 @@ def _section(title: str, lines: Iterable[str]) -> list[str]:
 
 
 def _dialects(plan: Plan) -> Iterator[str]:
-    for node in program(plan).nodes:
-        if dialect := node.params.get("dialect"):
-            way = f"{node.operator.name} as {dialect} does it (dialect={dialect!r})"
-            yield from wrapped(f"{node.name}: {way}", after=2)
+    for use in spoken(program(plan)):
+        way = f"{use.what} as {use.dialect} does it (dialect={use.dialect!r})"
+        yield from wrapped(f"{use.where}: {way}{f': {use.says}' if use.says else ''}", after=2)
+        for text in use.unanswered():
+            yield from wrapped(f"  {text}", after=2)
 
 
 def _recorded(plan: Plan) -> Iterator[str]:
