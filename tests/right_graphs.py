@@ -20,7 +20,7 @@ from dataflow.schema import (
 )
 from dataflow.user import Columns, operator
 from graphs.grpo import grpo
-from graphs.ppo import ppo, ppo_from_grpo
+from graphs.ppo import ppo
 from graphs.sft import sft
 from operators.advantage import (
     add,
@@ -50,6 +50,7 @@ from operators.reward import reward
 from operators.select import best_of, mixed_groups, select
 from operators.select import pair as best_and_worst
 from operators.train import evaluate, train
+from tests.kit.edited_graphs import ppo_from_grpo
 from tests.kit.rewards import brief, exact
 
 BASE, DATA, TEST = "models/tiny", "data/train.parquet", "data/test.parquet"

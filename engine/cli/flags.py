@@ -214,19 +214,21 @@ def _summary(function: Callable[..., Any]) -> str:
 
 
 def _argument_helps(function: Callable[..., Any]) -> dict[str, str]:
-    """Name -> what the docstring's `Args:` say of it, continued lines joined."""
+    """Name -> what the docstring's `Args:` say of it; a line may be about several names."""
     _, _, block = (inspect.getdoc(function) or "").partition("Args:\n")
     helps: dict[str, str] = {}
-    name, depth = "", 0
+    names: list[str] = []
+    depth = 0
     for line in block.splitlines():
         indent = len(line) - len(line.lstrip())
         if not line.strip() or indent == 0:
             break
         depth = depth or indent
-        started = re.match(r"\s*(\w+)(?: \([^)]*\))?: *(.*)", line) if indent == depth else None
+        pattern = r"\s*(\w+(?:, *\w+)*)(?: \([^)]*\))?: *(.*)"
+        started = re.match(pattern, line) if indent == depth else None
         if started:
-            name = started.group(1)
-            helps[name] = started.group(2)
-        elif name:
-            helps[name] = f"{helps[name]} {line.strip()}".strip()
+            names = re.split(", *", started.group(1))
+            helps |= dict.fromkeys(names, started.group(2))
+        else:
+            helps |= {name: f"{helps[name]} {line.strip()}".strip() for name in names}
     return helps

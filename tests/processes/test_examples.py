@@ -10,6 +10,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import numpy as np
@@ -185,7 +186,10 @@ def commands(block: str) -> Iterator[list[str]]:
 
 
 def run_command(words: list[str]) -> int:
-    """`dataflow` in this process, `python` in another."""
+    """`dataflow` in this process, with `> FILE` too; `python` in another."""
+    if words[-2:-1] == [">"]:
+        with open(words[-1], "w") as file, redirect_stdout(file):
+            return run_command(words[:-2])
     if words[0] == "dataflow":
         return dataflow(words[1:])
     assert words[0] == "python", f"README: a command that the test does not know: {words}"
@@ -195,7 +199,7 @@ def run_command(words: list[str]) -> int:
 def test_commands_of_the_readme(here: Path) -> None:
     shown = [words for block in blocks("bash") for words in commands(block)]
     subcommands = {words[1] for words in shown if words[0] == "dataflow"}
-    assert subcommands >= {"check", "draw", "explain", "run", "resume", "peek", "diff"}
+    assert subcommands >= {"check", "draw", "explain", "run", "resume", "peek", "diff", "graphs"}
     for words in shown:
         assert run_command(words) == 0, shlex.join(words)
     for block in blocks("python"):

@@ -19,12 +19,13 @@ from dataflow.snapshot import from_json
 from engine.api import resume
 from engine.observe.trace import read_trace
 from graphs.grpo import grpo
-from graphs.ppo import ppo, ppo_from_grpo
+from graphs.ppo import ppo
 from graphs.sft import sft
 from operators.reward import reward
 from operators.rewards import verl_reward
 from tests.kit import run_graphs as graphs
 from tests.kit import runs
+from tests.kit.edited_graphs import ppo_from_grpo
 from tests.kit.tiny_runs import TinyRuns
 
 pytestmark = pytest.mark.timeout(180)

@@ -21,7 +21,7 @@ from dataflow.errors import GraphError
 from dataflow.graph import Graph
 from dataflow.model import Model, linear
 from graphs.grpo import grpo
-from graphs.ppo import ppo, ppo_from_grpo
+from graphs.ppo import ppo
 from graphs.sft import sft
 from operators.advantage import group_advantage, overlong_penalty
 from operators.data import prompts
@@ -32,6 +32,7 @@ from operators.reward import reward
 from operators.select import mixed_groups, select
 from operators.train import evaluate, train
 from tests.kit.comparison import require_golden
+from tests.kit.edited_graphs import ppo_from_grpo
 from tests.kit.rewards import exact
 
 

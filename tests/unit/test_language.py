@@ -27,7 +27,6 @@ from dataflow.regions import trained_models
 from dataflow.schema import Advantage, Completion, Logprobs, Prompt, Reward, Rollout
 from dataflow.user import Columns, operator
 from graphs.grpo import grpo
-from graphs.ppo import ppo_from_grpo
 from operators.advantage import add, group_advantage, overlong_penalty
 from operators.data import prompts
 from operators.forward import logprobs
@@ -36,6 +35,7 @@ from operators.losses import clipped_policy_loss, entropy_loss, policy_gradient_
 from operators.reward import reward
 from operators.select import mixed_groups, select
 from operators.train import train
+from tests.kit.edited_graphs import ppo_from_grpo
 from tests.kit.rewards import brief, exact
 from tests.right_graphs import RIGHT
 

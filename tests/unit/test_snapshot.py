@@ -24,7 +24,7 @@ from dataflow.schema import Advantage, Completion, Reward, Rollout, Schema, colu
 from dataflow.snapshot import FORMAT, decode, encode, fingerprint, from_json, to_json
 from dataflow.user import Columns, operator
 from graphs.grpo import grpo
-from graphs.ppo import ppo, ppo_from_grpo
+from graphs.ppo import ppo
 from graphs.sft import sft
 from operators.advantage import add, gae, group_advantage, whiten
 from operators.data import prompts
@@ -36,6 +36,7 @@ from operators.reward import reward
 from operators.rewards import verl_reward
 from operators.select import best_of, mixed_groups, select
 from operators.train import evaluate, train
+from tests.kit.edited_graphs import ppo_from_grpo
 from tests.kit.graphs import graph_of, sampled
 from tests.kit.rewards import brief, exact
 

@@ -1,0 +1,62 @@
+"""`dataflow graphs`: the algorithms that come with it, each a file to copy and change.
+
+Owns: finding and listing them by what their files say; nothing is imported. Does not own: any.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from dataflow.errors import nearest
+from engine.cli.screen import say
+from engine.cli.target import UsageError
+
+_PACKAGE = "graphs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphsOptions:
+    """List the algorithms that come with dataflow; with NAME, print its file.
+
+    `dataflow graphs grpo > mine.py` makes a file of your own: `dataflow check mine.py:grpo ...`.
+    """
+
+    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")] = ""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """List them, or print one."""
+    about = GraphsOptions.__doc__
+    options = tyro.cli(GraphsOptions, args=arguments, prog="dataflow graphs", description=about)
+    known = shipped()
+    if not options.name:
+        wide = max(map(len, known)) + 2
+        say("\n".join(f"{name.ljust(wide)}{summary(path)}" for name, path in known.items()))
+    elif options.name in known:
+        say(known[options.name].read_text(encoding="utf-8"), end="")
+    else:
+        near = nearest(options.name, known)
+        fix = f"dataflow graphs {near}" if near else f"one of: {', '.join(known)}"
+        raise UsageError("dataflow graphs", f"no graph {options.name!r}", fix)
+    return 0
+
+
+def shipped() -> dict[str, Path]:
+    """Name -> file, by name. Each file has the graph function of its name."""
+    package = find_spec(_PACKAGE)
+    folders = package.submodule_search_locations if package else None
+    files = [file for folder in folders or () for file in Path(folder).glob("*.py")]
+    return {file.stem: file for file in sorted(files) if file.stem != "__init__"}
+
+
+def summary(path: Path) -> str:
+    """The first line of a file's docstring."""
+    doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return doc.partition("\n")[0]

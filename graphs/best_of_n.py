@@ -1,0 +1,46 @@
+"""Best of n, or expert iteration: imitate the best answer to each prompt (arXiv:2308.08998)."""
+
+from __future__ import annotations
+
+from dataflow.graph import Graph
+from dataflow.model import Model, Number
+from operators.data import prompts
+from operators.generate import generate
+from operators.losses import supervised_loss
+from operators.reward import reward
+from operators.rewards import RewardFn
+from operators.select import best_of, select
+from operators.train import train
+
+
+def best_of_n(
+    base: str,
+    data: str,
+    reward_fn: RewardFn,
+    *,
+    n: int = 8,
+    batch: int = 64,
+    max_tokens: int = 512,
+    above: float = 0.5,
+    lr: Number = 1e-5,
+    max_lag: int = 0,
+) -> Graph:
+    """Supervised training on the best of n answers, where it is good enough.
+
+    Args:
+        base: Hugging Face model directory or hub name.
+        data: Parquet or JSONL of prompts, or a reasoning_gym: task.
+        reward_fn: a function with TRL's signature, module:function on the command line.
+        n: answers to each prompt.
+        batch: prompts per Step.
+        max_tokens: longest answer.
+        above: the reward that the best answer has to exceed.
+        lr: learning rate, or a schedule of the Step.
+        max_lag: how many versions old a row's weights may be when it is trained; 0 is synchronous.
+    """
+    policy = Model("policy", base, trainable=True)
+    prompt = prompts(data, batch=batch)
+    rollout = generate(policy, prompt, n=n, max_tokens=max_tokens, max_lag=max_lag, name="rollout")
+    score = reward(reward_fn, rollout, name="score")
+    best = select(rollout, where=best_of(score, k=1, above=above))
+    return Graph("best_of_n", train(policy, best, loss=supervised_loss(), lr=lr))

@@ -1,0 +1,53 @@
+"""REINFORCE++-baseline: the group's mean, normalised over the batch (arXiv:2501.03262)."""
+
+from __future__ import annotations
+
+from dataflow.graph import Graph
+from dataflow.model import Model, Number
+from operators.advantage import group_advantage, whiten
+from operators.data import prompts
+from operators.forward import logprobs
+from operators.generate import generate
+from operators.losses import clipped_policy_loss
+from operators.reward import reward
+from operators.rewards import RewardFn
+from operators.train import train
+
+
+def reinforce_pp_baseline(
+    base: str,
+    data: str,
+    reward_fn: RewardFn,
+    *,
+    n: int = 8,
+    batch: int = 64,
+    max_tokens: int = 512,
+    beta: float = 0.001,
+    lr: Number = 1e-6,
+    minibatches: int = 1,
+    max_lag: int = 0,
+) -> Graph:
+    """The reward minus its group's mean, whitened over the Step; the KL term is in the loss.
+
+    Args:
+        base: Hugging Face model directory or hub name.
+        data: Parquet or JSONL of prompts, or a reasoning_gym: task.
+        reward_fn: a function with TRL's signature, module:function on the command line.
+        n: answers to each prompt.
+        batch: prompts per Step.
+        max_tokens: longest answer.
+        beta: weight of the KL term; 0 leaves the reference out.
+        lr: learning rate, or a schedule of the Step.
+        minibatches: updates per Step.
+        max_lag: how many versions old a row's weights may be when it is trained; 0 is synchronous.
+    """
+    policy = Model("policy", base, trainable=True)
+    prompt = prompts(data, batch=batch)
+    rollout = generate(policy, prompt, n=n, max_tokens=max_tokens, max_lag=max_lag, name="rollout")
+    score = reward(reward_fn, rollout, name="score")
+    reference = logprobs(Model("reference", base), rollout)
+    centred = group_advantage(rollout, score, scale="none", name="centred")
+    advantage = whiten(centred, rollout, name="advantage")
+    loss = clipped_policy_loss(advantage, reference=reference, beta=beta, kl="k2")
+    sink = train(policy, rollout, loss=loss, lr=lr, minibatches=minibatches)
+    return Graph("reinforce_pp_baseline", sink)

@@ -1,0 +1,49 @@
+"""RLOO: REINFORCE whose baseline is the mean of the group's other rows (arXiv:2402.14740)."""
+
+from __future__ import annotations
+
+from dataflow.graph import Graph
+from dataflow.model import Model, Number
+from operators.advantage import group_advantage, kl_in_reward
+from operators.data import prompts
+from operators.forward import logprobs
+from operators.generate import generate
+from operators.losses import policy_gradient_loss
+from operators.reward import reward
+from operators.rewards import RewardFn
+from operators.train import train
+
+
+def rloo(
+    base: str,
+    data: str,
+    reward_fn: RewardFn,
+    *,
+    n: int = 8,
+    batch: int = 64,
+    max_tokens: int = 512,
+    beta: float = 0.05,
+    lr: Number = 1e-6,
+    max_lag: int = 0,
+) -> Graph:
+    """Answers are actions: no ratio, no clip, one update per Step; the KL penalty is in the reward.
+
+    Args:
+        base: Hugging Face model directory or hub name.
+        data: Parquet or JSONL of prompts, or a reasoning_gym: task.
+        reward_fn: a function with TRL's signature, module:function on the command line.
+        n: answers to each prompt.
+        batch: prompts per Step.
+        max_tokens: longest answer.
+        beta: weight of the KL penalty in the reward.
+        lr: learning rate, or a schedule of the Step.
+        max_lag: how many versions old a row's weights may be when it is trained; 0 is synchronous.
+    """
+    policy = Model("policy", base, trainable=True)
+    prompt = prompts(data, batch=batch)
+    rollout = generate(policy, prompt, n=n, max_tokens=max_tokens, max_lag=max_lag, name="rollout")
+    reference = logprobs(Model("reference", base), rollout)
+    score = kl_in_reward(rollout, reward(reward_fn, rollout, name="score"), reference, beta=beta)
+    advantage = group_advantage(rollout, score, baseline="leave_one_out", scale="none")
+    loss = policy_gradient_loss(advantage)
+    return Graph("rloo", train(policy, rollout, loss=loss, lr=lr, aggregate="sequence_sum"))

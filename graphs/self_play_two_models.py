@@ -1,0 +1,58 @@
+"""Self-play of two Models: one writes tasks, the other answers; both are trained."""
+
+from __future__ import annotations
+
+from dataflow.graph import Graph
+from dataflow.model import Model, Number
+from dataflow.schema import Prompt, Rollout
+from dataflow.user import Columns, operator
+from operators.advantage import add, baseline_advantage, group_advantage
+from operators.data import prompts
+from operators.generate import generate
+from operators.losses import clipped_policy_loss
+from operators.mean_over import mean_over
+from operators.reward import reward
+from operators.rewards import RewardFn
+from operators.train import train
+
+
+@operator()
+def posed(task: Columns[Rollout]) -> Columns[Prompt]:
+    """What the setter wrote, as a prompt for the solver."""
+    return Columns.make(Prompt, like=task, prompt=list(task["completion"]))
+
+
+def self_play_two_models(
+    setter_base: str,
+    solver_base: str,
+    data: str,
+    reward_fn: RewardFn,
+    *,
+    n: int = 8,
+    batch: int = 64,
+    max_tokens: int = 512,
+    lr: Number = 1e-6,
+) -> Graph:
+    """The setter earns what the solver loses: tasks compete, and so do the answers to each task.
+
+    Args:
+        setter_base: model directory or hub name of the Model that writes tasks.
+        solver_base: model directory or hub name of the Model that answers.
+        data: Parquet or JSONL of prompts, or a reasoning_gym: task.
+        reward_fn: a function with TRL's signature, module:function on the command line.
+        n: answers to each prompt.
+        batch: prompts per Step.
+        max_tokens: longest answer.
+        lr: learning rate, or a schedule of the Step.
+    """
+    setter = Model("setter", setter_base, trainable=True)
+    solver = Model("solver", solver_base, trainable=True)
+    task = generate(setter, prompts(data, batch=batch), n=n, max_tokens=max_tokens, name="task")
+    answer = generate(solver, posed(task), n=n, max_tokens=max_tokens, name="answer")
+    score = reward(reward_fn, answer, name="score")
+    solved = mean_over(score, task, name="solved")
+    unsolved = add(solved, weights=[-1.0], name="unsolved")
+    answers = clipped_policy_loss(baseline_advantage(answer, score, solved))
+    tasks = clipped_policy_loss(group_advantage(task, unsolved))
+    train_solver = train(solver, answer, loss=answers, lr=lr)
+    return Graph("self_play_two_models", train_solver, train(setter, task, loss=tasks, lr=lr))

@@ -1,0 +1,66 @@
+"""The graphs that are shipped, each with arguments small enough for the tiny model.
+
+What a graph function's parameter gets follows from its name: one name, one meaning.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from dataflow.graph import Graph
+from engine.cli.graphs import shipped
+from tests.kit.run_graphs import vowels
+
+NAMES = tuple(shipped())
+
+MODELS = ("base", "teacher", "setter_base", "solver_base")
+"""Parameters that are a model directory."""
+
+DATA = {"sft": "demos"}
+"""The file of `data`, if it is not train.parquet."""
+
+NUMBERS = {
+    "n": 4,
+    "batch": 4,
+    "demo_batch": 4,
+    "max_tokens": 6,
+    "buffer": 2,
+    "minibatches": 2,
+    "epochs": 1,
+    "above": -1.0,
+    "lr": 1e-3,
+    "critic_lr": 1e-2,
+}
+
+
+def function_of(name: str) -> Callable[..., Graph]:
+    """The graph function of the file graphs/NAME.py."""
+    return getattr(importlib.import_module(f"graphs.{name}"), name)
+
+
+def small(name: str, folder: Path, **changes: Any) -> Graph:
+    """A shipped graph on the tiny inputs in a folder (`save_tiny_inputs`)."""
+    function = function_of(name)
+    known = {
+        "data": str(folder / f"{DATA.get(name, 'train')}.parquet"),
+        "demos": str(folder / "demos.parquet"),
+        "reward_fn": vowels,
+        **dict.fromkeys(MODELS, str(folder / "model")),
+        **NUMBERS,
+    }
+    taken = inspect.signature(function).parameters
+    return function(**{name: known[name] for name in taken if name in known} | changes)
+
+
+def takes(name: str, parameter: str) -> bool:
+    """Whether a shipped graph's function has a parameter."""
+    return parameter in inspect.signature(function_of(name)).parameters
+
+
+def with_parameter(parameter: str) -> Sequence[str]:
+    """The shipped graphs whose function has a parameter."""
+    return [name for name in NAMES if takes(name, parameter)]

@@ -1,0 +1,87 @@
+"""The shipped graphs: each is one short function that checks, plans, and is a file to copy."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from dataflow.check import check
+from dataflow.snapshot import from_json, to_json
+from engine.cli import main
+from engine.cli.graphs import shipped, summary
+from engine.options import RunOptions, placing
+from engine.plan.cluster import Cluster
+from engine.plan.explain import explain
+from engine.plan.planner import make_plan
+from tests.kit import algorithms
+from tests.kit.tiny_runs import save_tiny_inputs
+
+GPU = 80 * 2**30
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("tiny")
+    save_tiny_inputs(made)
+    return made
+
+
+@pytest.mark.parametrize("name", algorithms.NAMES)
+def test_each_is_one_short_function_that_says_what_it_is(name: str) -> None:
+    lines, _ = inspect.getsourcelines(algorithms.function_of(name))
+    assert len(lines) <= 40
+    doc = inspect.getdoc(algorithms.function_of(name)) or ""
+    told = set(re.findall(r"^    (\w+(?:, \w+)*):", doc.partition("Args:\n")[2], re.MULTILINE))
+    told = {word for group in told for word in group.split(", ")}
+    assert told == set(inspect.signature(algorithms.function_of(name)).parameters)
+    assert 20 < len(summary(shipped()[name])) <= 96
+
+
+@pytest.mark.parametrize("name", algorithms.NAMES)
+def test_each_is_a_file_of_its_own(name: str, tmp_path: Path) -> None:
+    tree = ast.parse(shipped()[name].read_text())
+    imported = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    assert not [module for module in imported if module and module.startswith("graphs")]
+    functions = [n.name for n in tree.body if isinstance(n, ast.FunctionDef)]
+    assert functions[-1] == name
+
+
+@pytest.mark.parametrize("name", algorithms.NAMES)
+@pytest.mark.parametrize("gpus", [1, 2, 8])
+def test_each_has_a_plan_on_any_number_of_devices(name: str, gpus: int, folder: Path) -> None:
+    graph = algorithms.small(name, folder)
+    assert from_json(to_json(graph)) == graph
+    cluster = Cluster(cores=2 * gpus, memory=256 * 2**30, gpus=(GPU,) * gpus)
+    for workers in ("auto", "apart"):
+        asked = placing(RunOptions(workers=workers))
+        plan = make_plan(check(graph), seed=0, placing=asked, cluster=cluster)
+        assert {node.name for node in plan.nodes} <= {node.name for node in graph.nodes}
+        assert set(plan.devices.values()) <= set(range(gpus))
+        assert name in explain(plan)
+
+
+@pytest.mark.parametrize("name", algorithms.with_parameter("max_lag"))
+def test_each_with_a_lag_is_bound_by_it(name: str, folder: Path) -> None:
+    checked = check(algorithms.small(name, folder, max_lag=2))
+    assert set(checked.bound.values()) == {2}
+
+
+def test_the_command_lists_them_and_prints_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["graphs"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(algorithms.NAMES)
+    assert all(
+        line.endswith(summary(file)) for line, file in zip(lines, shipped().values(), strict=True)
+    )
+    assert main(["graphs", "grpo"]) == 0
+    assert capsys.readouterr().out == shipped()["grpo"].read_text()
+
+
+def test_a_name_that_none_has(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["graphs", "gprpo"]) == 2
+    error = capsys.readouterr().err
+    assert error == "dataflow graphs: no graph 'gprpo'. Fix: dataflow graphs grpo.\n"
