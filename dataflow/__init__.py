@@ -42,6 +42,7 @@ from dataflow.schema import (
     Values,
     column,
 )
+from dataflow.top_logprobs import TopLogprobs
 from dataflow.user import Columns, operator
 
 __all__ = [
@@ -82,6 +83,7 @@ __all__ = [
     "Tensors",
     "Terms",
     "TokenReward",
+    "TopLogprobs",
     "Transition",
     "TruncatedRollout",
     "Values",

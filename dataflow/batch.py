@@ -205,7 +205,9 @@ class Batch:
         return array.to_numpy(zero_copy_only=False)
 
     def ragged(self, name: str) -> Ragged:
-        """A list column as values and offsets, zero-copy; offsets start at 0."""
+        """A list column as values and offsets, zero-copy; offsets start at 0. Values that are
+        lists of k numbers each are [values, k].
+        """
         return ragged(self.array(name))
 
     def select(self, names: Iterable[str]) -> Batch:
@@ -285,17 +287,33 @@ def ragged(array: pa.Array) -> Ragged:
     first, last = int(offsets[0]), int(offsets[-1])
     if last - first < len(values):
         values = values.slice(first, last - first)
-    return Ragged(values.to_numpy(zero_copy_only=False), offsets - first if first else offsets)
+    return Ragged(_numpy(values), offsets - first if first else offsets)
+
+
+def _numpy(values: pa.Array) -> np.ndarray:
+    """[values], or [values, k] for fixed-size lists."""
+    if not pa.types.is_fixed_size_list(values.type):
+        return values.to_numpy(zero_copy_only=False)
+    flat = values.flatten().to_numpy(zero_copy_only=False)
+    return flat.reshape(len(values), values.type.list_size)
 
 
 def list_array(values: Any, offsets: np.ndarray, kind: pa.DataType | None = None) -> pa.Array:
     """The inverse of `ragged`: a LargeList array on these buffers; items are non-null if none is
     null.
     """
-    items = values if isinstance(values, pa.Array) else pa.array(values, type=kind)
+    items = values if isinstance(values, pa.Array) else _items(values, kind)
     field = pa.field("item", items.type, nullable=bool(items.null_count))
     starts = pa.array(np.asarray(offsets, dtype=np.int64))
     return pa.LargeListArray.from_arrays(starts, items, type=pa.large_list(field))
+
+
+def _items(values: Any, kind: pa.DataType | None) -> pa.Array:
+    """Values as Arrow; the rows of a matrix become fixed-size lists."""
+    if not isinstance(values, np.ndarray) or values.ndim < 2:
+        return pa.array(values, type=kind)
+    numbers = pa.array(values.reshape(-1), type=None if kind is None else kind.value_type)
+    return pa.FixedSizeListArray.from_arrays(numbers, values.shape[1])
 
 
 def _field(name: str, array: pa.Array, want: pa.Field | None, schema: type[Schema]) -> pa.Field:
@@ -318,7 +336,13 @@ def _array(name: str, data: Any, want: pa.Field | None) -> pa.Array:
         )
     if isinstance(data, Ragged):
         items = kind.value_type if kind is not None and pa.types.is_large_list(kind) else None
-        return list_array(data.values, data.offsets, items)
+        made = list_array(data.values, data.offsets, items)
+        if items is not None and pa.types.is_fixed_size_list(items) and made.values.type != items:
+            raise DataError(
+                f"column {name!r}: expected values of {items}, found {made.values.type}. Fix: an"
+                f" array [values, {items.list_size}]."
+            )
+        return made
     if isinstance(data, pa.ChunkedArray):
         data = data.combine_chunks()
     return _cast(name, data, kind)

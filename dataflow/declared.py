@@ -271,7 +271,7 @@ def _own(path: str, where: str) -> Any:
     """An object that a module of this project defines itself (not one that it imports)."""
     module_name, _, name = path.partition(":")
     module = importlib.import_module(module_name)
-    found = vars(module).get(name)
+    found = getattr(module, name, None)
     defined = (
         found.path.partition(":")[0]
         if isinstance(found, Operator)

@@ -1,8 +1,8 @@
 """Losses: what `train` minimises, as values of the language.
 
-Owns: the loss function's protocol (Now, Tensors, Terms), the decorator for a user's loss, and the
-algebra of weighted terms. Does not own: any formula (operators), the reduction of terms
-to a number (the train kernel).
+Owns: the declaration of a loss function, the decorator for a user's own, and the algebra of
+weighted terms. Does not own: what a loss function sees and returns (now.py), any formula
+(operators), the reduction of terms to a number (the train kernel).
 
 A loss function sees packed tensors and returns unreduced terms. It never averages and never sees
 padding; `train` reduces, with the denominator counted once over the whole update before the first
@@ -12,10 +12,9 @@ backward.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import (
-    TYPE_CHECKING,
     Any,
     Concatenate,
     Generic,
@@ -27,19 +26,20 @@ from typing import (
     overload,
 )
 
+import pyarrow as pa
+
 from dataflow.calls import call_site, declares, refuse_unknown, refused, require, signature_of
 from dataflow.convention import Convention
-from dataflow.errors import Fault, GraphError, KernelError, Origin, nearest
+from dataflow.errors import Fault, GraphError, Origin
 from dataflow.limits import Limit, choice, flag
 from dataflow.model import Number
 from dataflow.node import Port, function_name
+from dataflow.now import Now as Now
+from dataflow.now import Tensors as Tensors
+from dataflow.now import Terms as Terms
 from dataflow.operator import Input
 from dataflow.schema import Schema
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-S = TypeVar("S", bound=Schema)
 A = TypeVar("A", bound=Schema)
 B = TypeVar("B", bound=Schema)
 C = TypeVar("C", bound=Schema)
@@ -47,88 +47,6 @@ P = ParamSpec("P")
 Q = ParamSpec("Q")
 
 LossScope = Literal["token", "sequence", "group"]
-
-
-@dataclass(slots=True, kw_only=True)
-class Now:
-    """The trained model's numbers for the micro-batch, packed over its completion tokens.
-
-    logprobs [tokens]: of the written tokens, with gradient (head lm). values [tokens]: head scalar,
-    with gradient. entropy [tokens]: of the next-token distribution, only if the loss declares it.
-    mask [tokens]: 1.0 where the model wrote the token. row, group int64 [tokens]: segment ids,
-    0 .. rows-1 and 0 .. groups-1; row_group int64 [rows]: the group of each row. sampler_logprobs
-    [tokens], version int32 [tokens]: recorded at generation; None if the rows are no Rollout.
-    sampler_mass [tokens]: the log of what top-k and top-p kept, None if they truncated nothing.
-    step: the Step, for schedules.
-
-    Rollout in dataflow/schema.py says which distributions these are. `sampler_logprobs` are those
-    of the sampling policy, over the whole vocabulary: the `old` of a ratio. `behaviour` is the
-    distribution that was really drawn from: the denominator of an importance weight.
-    """
-
-    mask: Tensor
-    row: Tensor
-    group: Tensor
-    row_group: Tensor
-    rows: int
-    groups: int
-    step: int
-    logprobs: Tensor | None = None
-    values: Tensor | None = None
-    entropy: Tensor | None = None
-    sampler_logprobs: Tensor | None = None
-    sampler_mass: Tensor | None = None
-    version: Tensor | None = None
-
-    @property
-    def behaviour(self) -> Tensor | None:
-        """[tokens]: log-probs of what was drawn, after top-k and top-p; None if the rows are no
-        Rollout.
-        """
-        if self.sampler_logprobs is None or self.sampler_mass is None:
-            return self.sampler_logprobs
-        return self.sampler_logprobs - self.sampler_mass
-
-    def row_sum(self, tokens: Tensor) -> Tensor:
-        """[tokens] -> [rows], masked."""
-        return tokens.new_zeros(self.rows).index_add(0, self.row, tokens * self.mask)
-
-    def group_sum(self, rows: Tensor) -> Tensor:
-        """[rows] -> [groups]."""
-        return rows.new_zeros(self.groups).index_add(0, self.row_group, rows)
-
-
-class Tensors(Generic[S]):
-    """The columns of one port as packed tensors: `t["advantage"]` is [tokens] for a token column,
-    [rows] for others.
-    """
-
-    __slots__ = ("columns",)
-
-    def __init__(self, columns: Mapping[str, Tensor]) -> None:
-        self.columns = columns
-
-    def __getitem__(self, name: str) -> Tensor:
-        """Raises KernelError that names the columns and the line that asks."""
-        if name not in self.columns:
-            near = nearest(name, self.columns)
-            fix, there = (
-                near or "one of these, or a schema with that column",
-                ", ".join(self.columns) or "none",
-            )
-            problem = f"expected a column of the port, found {name!r}; there are: {there}"
-            raise KernelError(f"{call_site()}: {problem}. Fix: {fix}.")
-        return self.columns[name]
-
-
-@dataclass(slots=True)
-class Terms:
-    """Unreduced: `loss` is [tokens], [rows] or [groups] by the loss's scope; metrics are (sum,
-    count).
-    """
-
-    loss: Tensor
-    metrics: Mapping[str, tuple[Tensor, Tensor | float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +71,10 @@ class LossFunction:
     """Whether its gradient is right only for rows from the weights that an update starts from."""
     conventions: tuple[tuple[str, Convention], ...] = field(default=(), compare=False)
     """For a loss with a parameter `dialect`: what it does in each."""
+    scores: bool = False
+    """Whether it reads `now.scores`, the scalar head at each row's last token."""
+    ids: tuple[str, ...] = ()
+    """A port and its column of token ids, [tokens, k], at which it reads `now.at_ids`; or none."""
     fn: Callable[..., Terms] = field(compare=False, repr=False)
 
 
@@ -271,6 +193,8 @@ def loss_function(
     recorded: bool = False,
     supervised: bool = False,
     on_policy: bool = False,
+    scores: bool = False,
+    ids: tuple[str, ...] = (),
     zero: Mapping[str, str] | None = None,
     limits: Mapping[str, Limit] | None = None,
     conventions: Mapping[str, Convention] | None = None,
@@ -284,6 +208,7 @@ def loss_function(
     """
     values = _after_now(fn)
     ports = tuple(_port(fn, p) for p in values if p.kind is not p.KEYWORD_ONLY)
+    _require_ids(f"loss {fn.__name__}", ports, ids)
     return LossFunction(
         path=path or function_name(fn),
         name=name or fn.__name__,
@@ -298,8 +223,33 @@ def loss_function(
         supervised=supervised,
         on_policy=on_policy,
         conventions=tuple((conventions or {}).items()),
+        scores=scores,
+        ids=tuple(ids),
         fn=fn,
     )
+
+
+def _require_ids(where: str, ports: Sequence[Input], ids: object) -> None:
+    """Raises GraphError unless ids are none, or a port and its token column of lists of ids."""
+    known = {
+        (port.name, column.name)
+        for port in ports
+        for column in port.schema.columns.values()
+        if column.axis == "T" and _lists_of_ids(column.type)
+    }
+    if ids != () and (not isinstance(ids, tuple) or ids not in known):
+        expected = "a port and its column of lists of token ids"
+        fix = (
+            f"ids={min(known)}"
+            if known
+            else 'teacher: Tensors[TopLogprobs], ids=("teacher", "top_ids")'
+        )
+        require(where, "ids", ids, fits=False, expected=expected, fix=fix)
+
+
+def _lists_of_ids(kind: pa.DataType) -> bool:
+    lists = pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)
+    return lists and pa.types.is_integer(kind.value_type)
 
 
 def _after_now(fn: Callable[..., Terms]) -> list[inspect.Parameter]:
@@ -396,6 +346,7 @@ _OPTIONS = {
     "entropy": flag(),
     "supervised": flag(),
     "on_policy": flag(),
+    "scores": flag(),
 }
 
 
@@ -407,6 +358,8 @@ def loss(
     entropy: bool = False,
     supervised: bool = False,
     on_policy: bool = False,
+    scores: bool = False,
+    ids: tuple[str, ...] = (),
 ) -> _LossDecorator:
     """Declare a user's loss: `@loss() def f(now: Now, advantage: Tensors[Advantage], *, clip=0.2)
     -> Terms`.
@@ -415,6 +368,8 @@ def loss(
     entropy: whether `now.entropy` is computed. supervised: it imitates its rows, so that train
     takes temperature 1 by default, not the rollout's. on_policy: its gradient is right only for
     rows made by the weights that an update starts from (no ratio): the check warns of others.
+    scores: whether `now.scores` are computed. ids: a port and its column of token ids, such as
+    ("teacher", "top_ids"), at which `now.at_ids` are computed, with gradient, in the same forward.
     Ports come first and are all required; parameters follow `*`.
     """
     options = {
@@ -423,8 +378,9 @@ def loss(
         "entropy": entropy,
         "supervised": supervised,
         "on_policy": on_policy,
+        "scores": scores,
     }
     for name, limit in _OPTIONS.items():
         given, fix = options[name], f"{name}={limit.suggestion(options[name])!r}"
         require("loss", name, given, fits=limit.accepts(given), expected=limit.expected(), fix=fix)
-    return _LossDecorator(options)
+    return _LossDecorator(options | {"ids": ids})

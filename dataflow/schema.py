@@ -161,6 +161,8 @@ def _kind(col: Column) -> str:
 def _word(kind: pa.DataType) -> str:
     if pa.types.is_fixed_size_list(kind):
         return f"{kind.list_size} {_word(kind.value_type)}s"
+    if pa.types.is_list(kind) and pa.types.is_primitive(kind.value_type):
+        return f"{_word(kind.value_type)}s"
     if pa.types.is_floating(kind):
         return "float"
     return "int" if pa.types.is_integer(kind) else "text" if pa.types.is_string(kind) else str(kind)
@@ -191,7 +193,8 @@ def _require_tensor(kind: pa.DataType, nullable: bool) -> None:
 
 def _require_one_form(schema: str, base: str, there: Column, here: Column) -> None:
     """Raises GraphError for a column, declared again or inherited from another schema, whose place
-    or type is not what readers of this base expect. A prompt may be text or messages.
+    or type is not what readers of this base expect. A prompt may be text or messages, and a list of
+    any length one of a fixed length.
     """
     if here.device != there.device:
         place, other = ("a device", "the host") if here.device else ("the host", "a device")
@@ -200,7 +203,7 @@ def _require_one_form(schema: str, base: str, there: Column, here: Column) -> No
             " readers look"
         )
         fix = f"another name, or device={there.device}"
-    elif here.axis != there.axis or (here.type != there.type and here.name != "prompt"):
+    elif here.axis != there.axis or not (here.name == "prompt" or _narrows(here.type, there.type)):
         problem = (
             f"has {here.name!r} as {_kind(here)}, and {base}, which it extends, as {_kind(there)}"
         )
@@ -214,6 +217,12 @@ def _require_one_form(schema: str, base: str, there: Column, here: Column) -> No
     else:
         return
     raise refused(f"schema {schema}", problem, fix)
+
+
+def _narrows(here: pa.DataType, there: pa.DataType) -> bool:
+    """Whether all values of the one type are values of the other."""
+    fixed = pa.types.is_fixed_size_list(here) and pa.types.is_list(there)
+    return here == there or (fixed and here.value_type == there.value_type)
 
 
 MESSAGE = pa.struct([pa.field("role", pa.utf8()), pa.field("content", pa.utf8())])

@@ -82,7 +82,7 @@ KL_IN_REWARD = column_operator(
     formulas.kl_in_reward,
     "operators.advantage:KL_IN_REWARD",
     name="kl_in_reward",
-    columns={"rollout": ("completion_mask", "sampler_logprobs")},
+    columns={"rollout": ("completion_mask", "sampler_logprobs"), "reference": ("logprobs",)},
     limits={
         "beta": number(0.0, like=0.05),
         "kind": choice("k1", "k2", "k3"),

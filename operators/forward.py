@@ -5,13 +5,14 @@ Owns: the declarations. Does not own: any computation (kernels/torch/forward.py)
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, overload
 
 from dataflow.limits import Limit, choice, number, whole
 from dataflow.model import Model
 from dataflow.node import Node, Port
 from dataflow.operator import Input, Operator, Same, declares
 from dataflow.schema import Completion, Logprobs, Reward, Values
+from dataflow.top_logprobs import LARGEST, TopLogprobs
 
 _TOKENS = ("prompt_ids", "completion_ids", "completion_mask")
 
@@ -39,33 +40,61 @@ LOGPROBS = _forward(
     "TorchLogprobs",
     log_probs=True,
     temperature=number(0.0, above=True, like=1.0, optional=True),
+    top_k=whole(0, like=64),
 )
 VALUES = _forward("values", Values, "TorchValues")
 SCORES = _forward("scores", Reward, "TorchScores", reads=choice("tokens"))
 
 
+@overload
+def logprobs(
+    model: Model,
+    rows: Port[Completion],
+    *,
+    temperature: float | None = None,
+    top_k: Literal[0] = 0,
+    max_lag: int = 0,
+    name: str | None = None,
+) -> Port[Logprobs]: ...
+@overload
+def logprobs(
+    model: Model,
+    rows: Port[Completion],
+    *,
+    temperature: float | None = None,
+    top_k: int,
+    max_lag: int = 0,
+    name: str | None = None,
+) -> Port[TopLogprobs]: ...
 @declares
 def logprobs(
     model: Model,
     rows: Port[Completion],
     *,
     temperature: float | None = None,
+    top_k: int = 0,
     max_lag: int = 0,
     name: str | None = None,
 ) -> Port[Logprobs]:
     """Log-probability of each completion token under a Model; the node takes the Model's name.
 
+    top_k: also the k most likely tokens in each place and their log-probs, as columns `top_ids` and
+    `top_logprobs` of lists of k (8 bytes for each; explain shows them); at most the vocabulary,
+    which is then the whole distribution. No candidate is removed: this is not sampling's top_k.
+
     temperature: None is the rollout's, which a ratio needs (1.0 if it was greedy). max_lag: 0 puts
     the node after the cut, where it sees the weights that the Step starts from; with more it may
     run earlier, on older weights.
     """
-    params = {"temperature": temperature, "max_lag": max_lag}
+    params = {"temperature": temperature, "top_k": top_k, "max_lag": max_lag}
+    many = type(top_k) is int and 0 < top_k <= LARGEST
     return Node(
         LOGPROBS,
         name or _name(model, "logprobs"),
         states={"model": model},
         inputs={"rows": rows},
         params=params,
+        schemas=(TopLogprobs.of(top_k),) if many else None,
     ).port()
 
 

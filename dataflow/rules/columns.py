@@ -21,6 +21,7 @@ _MAKERS = {
     "Reward": "reward(fn, rollout)",
     "TokenReward": "kl_in_reward(rollout, score, reference, beta=0.05)",
     "Logprobs": "logprobs(model, rollout)",
+    "TopLogprobs": "logprobs(teacher, rollout, top_k=64)",
     "Values": "values(critic, rollout)",
     "Advantage": "group_advantage(rollout, score)",
     "Returns": "gae(rollout, score, values)",

@@ -37,6 +37,7 @@ HOST_PARTS = ("outbox", "snapshot")
 CHUNK_LOGITS = 1 << 26
 """Most logits that the torch kernels hold at once (kernels/torch/heads.py)."""
 
+_ID = 8
 _FLOAT = 4
 WIDTHS = {"float32": 4, "bfloat16": 2}
 """Bytes of a weight, a gradient or an activation."""
@@ -55,6 +56,10 @@ class Work:
     """Rows decoded at once."""
     entropy: bool = False
     """Whether a loss reads it."""
+    listed: int = 0
+    """Further tokens whose log-probs are computed in each place: the most likely, or those that a
+    loss asks for.
+    """
 
     @property
     def fed(self) -> int:
@@ -112,6 +117,13 @@ def logit_bytes(shape: Shape, tokens: int, *, backward: bool, entropy: bool = Fa
     return held * _FLOAT * (1 + 2 * backward + 2 * entropy)
 
 
+def listed_bytes(work: Work, *, backward: bool) -> int:
+    """Ids and log-probs of further tokens in each predicted place, never in chunks; with a backward
+    pass also their probabilities, the other side's log-probs and a gradient.
+    """
+    return work.predicted * work.listed * (_ID + _FLOAT * (1 + 3 * backward))
+
+
 def kv_bytes(shape: Shape, work: Work, dtype: str) -> int:
     """Keys and values of the rows decoded at once; a prompt's once for all of its completions.
 
@@ -141,7 +153,8 @@ def forward_parts(shape: Shape, work: Work, dtype: str, head: str) -> dict[str, 
     """Of a forward pass without gradient over finished rows."""
     parts = {"activations": work.at_once * token_forward(shape, dtype)}
     if head == "lm":
-        parts["logits"] = 2 * logit_bytes(shape, work.predicted, backward=False)
+        held = 2 * logit_bytes(shape, work.predicted, backward=False)
+        parts["logits"] = held + listed_bytes(work, backward=False)
     return parts
 
 
@@ -155,7 +168,7 @@ def train_parts(
         parts["activations"] = work.at_once * token_activations(shape, dtype)
         if head == "lm":
             held = logit_bytes(shape, work.predicted, backward=True, entropy=work.entropy)
-            parts["logits"] = held
+            parts["logits"] = held + listed_bytes(work, backward=True)
     return parts
 
 

@@ -56,6 +56,8 @@ def _contents(array: pa.Array) -> np.ndarray:
         return _lists(array)
     if pa.types.is_struct(kind):
         return _struct(array)
+    if pa.types.is_fixed_size_list(kind):
+        return _spans(_bits(_inside(array)), np.arange(len(array) + 1) * kind.list_size)
     return _bits(array).astype(np.uint64)
 
 
@@ -85,6 +87,9 @@ def _lists(array: pa.Array) -> np.ndarray:
     starts = array.offsets.to_numpy().astype(np.int64)
     values = array.values.slice(starts[0], starts[-1] - starts[0])
     starts -= starts[0]
+    if pa.types.is_fixed_size_list(values.type) and not values.null_count:
+        starts *= values.type.list_size
+        values = _inside(values)
     if not pa.types.is_primitive(values.type):
         return _spans(_hashed(values), starts)
     if not values.null_count:
@@ -94,6 +99,12 @@ def _lists(array: pa.Array) -> np.ndarray:
     found = _spans(np.where(missing, bits.dtype.type(0), bits), starts)
     counts = np.diff(np.cumsum(np.concatenate([[0], missing]))[starts])
     return np.where(counts > 0, _mix(_spans(missing, starts)) + found, found)
+
+
+def _inside(array: pa.Array) -> pa.Array:
+    """The numbers of fixed-size lists; arbitrary ones of a list that is null."""
+    k = array.type.list_size
+    return array.values.slice(array.offset * k, len(array) * k)
 
 
 def _spans(values: np.ndarray, starts: np.ndarray) -> np.ndarray:

@@ -91,6 +91,7 @@ def _first_not_finite(made: Batch, name: str) -> int | None:
     array = made.array(name)
     is_list = pa.types.is_large_list(array.type)
     values = array.values if is_list else array
+    values = values.flatten() if pa.types.is_fixed_size_list(values.type) else values
     if (
         not pa.types.is_floating(values.type)
         or np.isfinite(values.to_numpy(zero_copy_only=False)).all()
@@ -98,7 +99,8 @@ def _first_not_finite(made: Batch, name: str) -> int | None:
         return None
     found = made.ragged(name) if is_list else None
     flat = array.to_numpy(zero_copy_only=False) if found is None else found.values
-    at = int(np.argmin(np.isfinite(flat)))
+    finite = np.isfinite(flat)
+    at = int(np.argmin(finite if finite.ndim == 1 else finite.all(axis=1)))
     return at if found is None else int(found.segments()[at])
 
 

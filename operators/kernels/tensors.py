@@ -61,14 +61,17 @@ def aligned(batch: Batch, name: str, offsets: np.ndarray, where: str) -> Any:
 
 
 def numbers(tensor: Tensor) -> np.ndarray:
-    """A tensor as float32 NumPy on the host; on its own memory if it is there already."""
-    return tensor.detach().to(device="cpu", dtype=torch.float32).numpy()
+    """A tensor as float32 or whole numbers of NumPy on the host; on its own memory if it is there
+    already.
+    """
+    kind = torch.float32 if tensor.is_floating_point() else tensor.dtype
+    return tensor.detach().to(device="cpu", dtype=kind).numpy()
 
 
 def batch_of(
     keys: Keys, columns: Mapping[str, Tensor], offsets: np.ndarray | None, schema: type[Schema]
 ) -> Batch:
-    """A batch of float columns: [rows], or with offsets [tokens] as list columns."""
+    """A batch of columns of numbers: [rows], or with offsets [tokens] or [tokens, k] as lists."""
     made = {name: numbers(tensor) for name, tensor in columns.items()}
     shaped = (
         made

@@ -22,6 +22,14 @@ KINDS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "flag": (pa.bool_(), st.booleans() | st.none()),
     "ids": (pa.large_list(pa.int32()), st.lists(st.integers(0, 5), max_size=4)),
     "some": (pa.large_list(pa.float32()), st.lists(st.sampled_from([None, 0.5, -0.5]), max_size=3)),
+    "pairs": (
+        pa.large_list(pa.list_(pa.int32(), 2)),
+        st.lists(st.lists(st.integers(0, 3), min_size=2, max_size=2), max_size=3),
+    ),
+    "pair": (
+        pa.list_(pa.float32(), 2),
+        st.none() | st.lists(st.sampled_from([0.5, -0.5]), min_size=2, max_size=2),
+    ),
     "said": (pa.list_(MESSAGE), st.lists(st.fixed_dictionaries(TURN))),
 }
 ROW = st.fixed_dictionaries({name: values for name, (_, values) in KINDS.items()})

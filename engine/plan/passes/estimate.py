@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+import pyarrow as pa
+
 from dataflow.device import declared
 from dataflow.loss import Loss
 from dataflow.model import Model
 from dataflow.node import Node
 from dataflow.operator import Reduce
+from dataflow.schema import Schema
 from engine.cost import memory, time
 from engine.cost.bytes import column_bytes, data_bytes, row_bytes
 from engine.cost.lengths import Lengths, of_demonstration, of_rollout
@@ -171,6 +174,7 @@ class _Cost:
             budget=max(layout.tokens, group) if atomic else layout.tokens,
             slots=layout.slots,
             entropy=any(t.function.entropy for t in terms),
+            listed=_listed(self._nodes[planned.name], planned.returns),
         )
 
     def edges(self) -> Iterator[PlannedEdge]:
@@ -251,6 +255,23 @@ class _Cost:
                 yield f"{name}: {assumed}: {lengths.bound}"
         if self._draft.cluster.gpus:
             yield "no seconds are predicted for a GPU: its rate is not known"
+
+
+def _listed(node: Node, returns: Columns) -> int:
+    """Further tokens in each place: in the lists that a node makes, or at which its loss reads."""
+    loss = node.params.get("loss")
+    if isinstance(loss, Loss):
+        asked = [
+            (f"{t.label}.{t.function.ids[0]}", t.function) for t in loss.terms if t.function.ids
+        ]
+        return sum(_size(node.inputs[key].schema, f.ids[1]) for key, f in asked)
+    return max((_size(s, c) for s in node.schemas for c in s.columns if c in returns), default=0)
+
+
+def _size(schema: type[Schema], name: str) -> int:
+    """How many values a column has in one place, if they are a list of a fixed length."""
+    kind = schema.columns[name].type
+    return kind.list_size if pa.types.is_fixed_size_list(kind) else 0
 
 
 def _owners(draft: Draft) -> Iterator[str]:

@@ -16,10 +16,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from dataflow.batch import Batch, Ragged
-from dataflow.errors import DataError
+from dataflow.errors import DataError, KernelError
 from dataflow.kernel import Chunk, KernelNode, Layout, Piece, Probeable, Session, Sleeper
 from dataflow.model import Model
 from dataflow.schema import Logprobs, Reward, Schema, Values
+from dataflow.top_logprobs import TopLogprobs
 from operators.kernels.overlong import require_positions
 from operators.kernels.tensors import batch_of, gather
 from operators.kernels.text import require_known
@@ -39,7 +40,7 @@ from operators.kernels.torch.probe import probed, vocabulary_of
 class _Forward(Sleeper, Probeable):
     """What the three kernels share: loading, packing, and restoring the order of the rows."""
 
-    schema: ClassVar[type[Schema]]
+    schema: type[Schema]
     column: ClassVar[str]
     per_token: ClassVar[bool] = True
 
@@ -98,7 +99,7 @@ class _Forward(Sleeper, Probeable):
         for ids in (prompts, completions):
             require_known(self._name, self._model.name, ids, rows.keys, self.vocabulary)
         count = int(completions.offsets[-1]) if self.per_token else len(rows)
-        found = torch.from_numpy(self._session.allocate(count, np.float32)).zero_()
+        made = {n: torch.from_numpy(v).zero_() for n, v in self._columns(count).items()}
         groups = prompt_groups(rows.keys.position, prompts)
         every = np.arange(len(rows))
         for part in micro_batches(
@@ -107,28 +108,60 @@ class _Forward(Sleeper, Probeable):
             packed = pack(prompts, completions, part, whole=not self.per_token)
             if len(packed.tokens) or not self.per_token:
                 where = torch.from_numpy(packed.tokens if self.per_token else packed.rows)
-                found[where] = self._compute(packed, completions).cpu()
-        _require_finite(found, rows, completions, self.column)
+                for name, values in self._compute(packed, completions).items():
+                    made[name][where] = values.cpu()
+        _require_finite(made[self.column], rows, completions, self.column)
         yield batch_of(
-            rows.keys,
-            {self.column: found},
-            completions.offsets if self.per_token else None,
-            self.schema,
+            rows.keys, made, completions.offsets if self.per_token else None, self.schema
         )
 
-    def _compute(self, packed: Packed, completions: Ragged) -> Tensor:
+    def _columns(self, count: int) -> dict[str, np.ndarray]:
+        """The memory of each column, for so many values."""
+        return {self.column: self._session.allocate(count, np.float32)}
+
+    def _compute(self, packed: Packed, completions: Ragged) -> dict[str, Tensor]:
         raise TypeError(f"{type(self).__name__} computes nothing; use one of its subclasses")
 
 
 class TorchLogprobs(_Forward):
-    """logprobs: of each completion token. params: temperature (None or 0.0 is 1.0)."""
+    """logprobs: of each completion token. params: temperature (None or 0.0 is 1.0), top_k: how many
+    of the most likely tokens are told as well, if a column of them is read.
+    """
 
     schema = Logprobs
     column = "logprobs"
 
-    def _compute(self, packed: Packed, completions: Ragged) -> Tensor:
+    def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
+        """Raises KernelError for a top_k beyond the vocabulary."""
+        super().open(node, layout, session)
+        asked = node.params.get("top_k", 0)
+        if asked > self.vocabulary:
+            raise KernelError(
+                f"{node.name}: expected top_k of at most the {self.vocabulary} tokens that Model"
+                f" {self._model.name!r} knows, found {asked}. Fix: top_k={self.vocabulary}, the"
+                " whole distribution."
+            )
+        self._top_k = asked if {"top_ids", "top_logprobs"} & set(node.returns) else 0
+
+    def _columns(self, count: int) -> dict[str, np.ndarray]:
+        if not self._top_k:
+            return super()._columns(count)
+        self.schema = TopLogprobs.of(self._top_k)
+        tops = {
+            name: self._session.allocate(count * self._top_k, kind).reshape(count, -1)
+            for name, kind in (("top_ids", np.int32), ("top_logprobs", np.float32))
+        }
+        return super()._columns(count) | tops
+
+    def _compute(self, packed: Packed, completions: Ragged) -> dict[str, Tensor]:
         written = gather(completions.values, packed.tokens, self._device, torch.int64)
-        return predictions(self._module, packed, written, temperature=self._temperature).logprobs
+        found = predictions(
+            self._module, packed, written, temperature=self._temperature, top_k=self._top_k
+        )
+        if found.top_ids is None or found.top_logprobs is None:
+            return {"logprobs": found.logprobs}
+        tops = {"top_ids": found.top_ids.int(), "top_logprobs": found.top_logprobs}
+        return {"logprobs": found.logprobs} | tops
 
 
 class TorchValues(_Forward):
@@ -137,8 +170,8 @@ class TorchValues(_Forward):
     schema = Values
     column = "values"
 
-    def _compute(self, packed: Packed, completions: Ragged) -> Tensor:
-        return values(self._module, packed, self._device)
+    def _compute(self, packed: Packed, completions: Ragged) -> dict[str, Tensor]:
+        return {"values": values(self._module, packed, self._device)}
 
 
 class TorchScores(_Forward):
@@ -148,8 +181,8 @@ class TorchScores(_Forward):
     column = "reward"
     per_token = False
 
-    def _compute(self, packed: Packed, completions: Ragged) -> Tensor:
-        return scores(self._module, packed, self._device)
+    def _compute(self, packed: Packed, completions: Ragged) -> dict[str, Tensor]:
+        return {"reward": scores(self._module, packed, self._device)}
 
 
 def _require_finite(found: Tensor, rows: Batch, completions: Ragged, column: str) -> None:

@@ -6,7 +6,7 @@ where something is predicted. Does not own: the tree (packing.py), the losses.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -29,10 +29,16 @@ _SHAPERS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Predictions:
-    """For the written tokens, float32 [tokens]. entropy: of the distribution of each."""
+    """For the written tokens, float32 [tokens]. entropy: of the distribution of each. at
+    [tokens, ids]: log-probs of the ids asked for. top_ids int64, top_logprobs [tokens, k]: the most
+    likely tokens, best first.
+    """
 
     logprobs: Tensor
-    entropy: Tensor | None
+    entropy: Tensor | None = None
+    at: Tensor | None = None
+    top_ids: Tensor | None = None
+    top_logprobs: Tensor | None = None
 
 
 def predictions(
@@ -42,8 +48,11 @@ def predictions(
     *,
     temperature: float = 1.0,
     entropy: bool = False,
+    ids: Tensor | None = None,
+    top_k: int = 0,
 ) -> Predictions:
     """Log-probs (and entropy) of the completion tokens; `written` int64 [tokens] are their ids.
+    ids int64 [tokens, any]: further tokens in their places. top_k: how many of the most likely.
 
     Logits are computed once for each distinct prefix; if they exceed CHUNK, in chunks that the
     backward pass computes again.
@@ -51,38 +60,45 @@ def predictions(
     keep, which = np.unique(packed.source, return_inverse=True)
     config: Any = module.config
     device = written.device
+    asked = _Asked(temperature=temperature, entropy=entropy, top_k=top_k)
     if len(keep) * config.vocab_size <= CHUNK or any(
         getattr(config, name, None) for name in _SHAPERS
     ):
         logits = forward(module, *_fed(packed, device), index(keep, device))
-        return _read(logits, index(which, device), written, temperature, entropy)
-    return _chunked(
-        module,
-        packed,
-        keep,
-        which,
-        written,
-        temperature,
-        entropy,
-        max(1, CHUNK // config.vocab_size),
-    )
+        return _read(logits, index(which, device), written, ids, asked)
+    rows = max(1, CHUNK // config.vocab_size)
+    return _chunked(module, packed, keep, which, written, ids, asked, rows)
 
 
 def _fed(packed: Packed, device: torch.device) -> tuple[Tensor, Tensor, TreePass]:
     return index(packed.ids, device), index(packed.positions, device), TreePass(packed, device)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What is computed of each token besides its log-prob, and at which temperature."""
+
+    temperature: float
+    entropy: bool
+    top_k: int
+
+
 def _read(
-    logits: Tensor, which: Tensor, written: Tensor, temperature: float, entropy: bool
+    logits: Tensor, which: Tensor, written: Tensor, ids: Tensor | None, asked: _Asked
 ) -> Predictions:
     """logits [kept, vocabulary]; token i reads row which[i]."""
-    scaled = logits.float() / temperature if temperature != 1.0 else logits.float()
+    scaled = logits.float() / asked.temperature if asked.temperature != 1.0 else logits.float()
     total = scaled.logsumexp(dim=-1)
-    logprobs = scaled[which, written] - total[which]
-    if not entropy:
-        return Predictions(logprobs=logprobs, entropy=None)
-    expected = (scaled.softmax(dim=-1) * scaled).sum(dim=-1)
-    return Predictions(logprobs=logprobs, entropy=(total - expected)[which])
+    found = Predictions(logprobs=scaled[which, written] - total[which])
+    if asked.entropy:
+        expected = (scaled.softmax(dim=-1) * scaled).sum(dim=-1)
+        found = replace(found, entropy=(total - expected)[which])
+    if ids is not None:
+        found = replace(found, at=scaled[which[:, None], ids] - total[which, None])
+    if asked.top_k:
+        best, tokens = scaled.topk(asked.top_k, dim=-1)
+        found = replace(found, top_ids=tokens[which], top_logprobs=(best - total[:, None])[which])
+    return found
 
 
 def _chunked(
@@ -91,36 +107,36 @@ def _chunked(
     keep: np.ndarray,
     which: np.ndarray,
     written: Tensor,
-    temperature: float,
-    entropy: bool,
+    ids: Tensor | None,
+    asked: _Asked,
     rows: int,
 ) -> Predictions:
     """Like `_read`, with `rows` rows of logits at a time."""
-    states = hidden(module, *_fed(packed, written.device)).index_select(
-        0, index(keep, written.device)
-    )
+    device = written.device
+    states = hidden(module, *_fed(packed, device)).index_select(0, index(keep, device))
     head: Any = module.get_output_embeddings()  # type: ignore[operator]
 
-    def part(state: Tensor, of: Tensor, ids: Tensor) -> tuple[Tensor, Tensor | None]:
-        read = _read(head(state), of, ids, temperature, entropy)
-        return read.logprobs, read.entropy
+    def part(state: Tensor, of: Tensor, own: Tensor, others: Tensor | None) -> list[Tensor | None]:
+        read = _read(head(state), of, own, others, asked)
+        return [read.logprobs, read.entropy, read.at, read.top_ids, read.top_logprobs]
 
     order = np.argsort(which, kind="stable")
     cuts = np.searchsorted(which[order], np.arange(0, len(keep) + rows, rows))
     parts = []
     for chunk, (low, high) in enumerate(pairwise(cuts)):
-        chosen = order[low:high]
-        of = index(which[chosen] - chunk * rows, written.device)
-        ids = written[index(chosen, written.device)]
-        parts.append(
-            checkpoint(
-                part, states[chunk * rows : (chunk + 1) * rows], of, ids, use_reentrant=False
-            )
-        )
-    back = index(np.argsort(order), written.device)
-    joined = [None if xs[0] is None else torch.cat(xs)[back] for xs in zip(*parts, strict=True)]
-    assert joined[0] is not None
-    return Predictions(logprobs=joined[0], entropy=joined[1])
+        chosen = index(order[low:high], device)
+        of = index(which[order[low:high]] - chunk * rows, device)
+        state = states[chunk * rows : (chunk + 1) * rows]
+        others = None if ids is None else ids[chosen]
+        parts.append(checkpoint(part, state, of, written[chosen], others, use_reentrant=False))
+    back = index(np.argsort(order), device)
+    logprobs, spread, at, top_ids, top_logprobs = (
+        None if xs[0] is None else torch.cat(xs)[back] for xs in zip(*parts, strict=True)
+    )
+    assert logprobs is not None
+    return Predictions(
+        logprobs=logprobs, entropy=spread, at=at, top_ids=top_ids, top_logprobs=top_logprobs
+    )
 
 
 def values(module: nn.Module, packed: Packed, device: torch.device) -> Tensor:
@@ -131,6 +147,14 @@ def values(module: nn.Module, packed: Packed, device: torch.device) -> Tensor:
 def scores(module: nn.Module, packed: Packed, device: torch.device) -> Tensor:
     """float32 [rows]: the scalar head at the last fed token of each row."""
     return _scalar(module, packed, packed.last, device)
+
+
+def values_and_scores(
+    module: nn.Module, packed: Packed, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Both, of one forward."""
+    both = _scalar(module, packed, np.concatenate([packed.source, packed.last]), device)
+    return both[: len(packed.source)], both[len(packed.source) :]
 
 
 def _scalar(module: nn.Module, packed: Packed, where: np.ndarray, device: torch.device) -> Tensor:

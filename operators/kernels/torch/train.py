@@ -38,7 +38,7 @@ from operators.kernels.overlong import require_positions
 from operators.kernels.scoring_child import Caught
 from operators.kernels.tensors import gather
 from operators.kernels.text import require_known
-from operators.kernels.torch.heads import predictions, values
+from operators.kernels.torch.heads import predictions, values, values_and_scores
 from operators.kernels.torch.minibatches import minibatches
 from operators.kernels.torch.models import load_model, load_pieces, pieces, positions, save_model
 from operators.kernels.torch.optimizer import Optimizer, chosen, save_state
@@ -53,6 +53,7 @@ from operators.kernels.torch.reduce import (
     reduced,
     unfit,
 )
+from operators.kernels.torch.said import ModelNumbers, Said, ids_of, reads_scores, require_ids, said
 from operators.kernels.torch.slices import Slices
 from operators.kernels.torch.steprows import TrainRows, now_of, step_rows, tensors_of
 from operators.kernels.torch.train_settings import TrainSettings
@@ -150,6 +151,7 @@ class TorchTrain(Sleeper, Probeable):
             require_positions(self._name, name, limit, rows.keys, rows.prompts, rows.completions)
             for ids in (rows.prompts, rows.completions):
                 require_known(self._name, name, ids, rows.keys, self.vocabulary)
+            require_ids(self._name, name, rows, self._settings.loss, self.vocabulary)
         mine = np.arange(len(whole)) if assignment.mine is None else assignment.mine
         trained = self._ranks.whole(mine, rows.trained, len(whole))
         groups = np.unique(whole.position, return_inverse=True)[1]
@@ -196,7 +198,8 @@ class TorchTrain(Sleeper, Probeable):
         idle = self._idle if self._split else None
         with self._ranks.together(self._parts(update), idle) as turns:
             for part in turns:
-                packed = pack(update.rows.prompts, update.rows.completions, part)
+                whole = reads_scores(self._settings.loss)
+                packed = pack(update.rows.prompts, update.rows.completions, part, whole=whole)
                 self._backward(update, packed, turns)
                 update.sums.count("train/micro_batches", 1)
                 update.sums.count("train/fed_tokens", len(packed.ids))
@@ -220,13 +223,13 @@ class TorchTrain(Sleeper, Probeable):
     def _backward(self, update: _Update, packed: Packed, turns: Turns[np.ndarray]) -> None:
         """Forward, loss and backward of one micro-batch."""
         now = now_of(update.rows, packed, update.step, self._device)
-        said, now.entropy = self._ask(update.rows.completions, packed)
-        # A token with mask 0 gets no gradient from any formula, not even 0 * infinity.
-        own = said.where(now.mask > 0, said.detach())
-        now.values, now.logprobs = (own, None) if self._model.head == "scalar" else (None, own)
+        now.vocabulary = self.vocabulary
+        ids = ids_of(update.rows, self._settings.loss, packed, self._device)
+        answers = self._ask(update.rows.completions, packed, ids)
         with ExitStack() as where_it_fails:
-            where_it_fails.callback(turns.through, said)
-            total = self._total(update, packed, now)
+            where_it_fails.callback(turns.through, answers.tokens)
+            heard = said(now, answers, ids, scalar=self._model.head == "scalar")
+            total = self._total(update, packed, heard)
             where_it_fails.pop_all()
         total.backward()
         self._optimizer.collect()
@@ -234,19 +237,18 @@ class TorchTrain(Sleeper, Probeable):
     def _idle(self) -> None:
         """A forward and a backward of one token, with weight 0."""
         packed = pack(ONE_TOKEN, ONE_TOKEN, np.zeros(1, dtype=np.int64))
-        said, _ = self._ask(ONE_TOKEN, packed)
-        (0.0 * said.sum()).backward()
+        (0.0 * self._ask(ONE_TOKEN, packed, {}).tokens.sum()).backward()
         self._optimizer.collect()
 
-    def _total(self, update: _Update, packed: Packed, now: Now) -> Tensor:
+    def _total(self, update: _Update, packed: Packed, heard: Said) -> Tensor:
         """The loss of one micro-batch."""
         if update.first and self._as_sampled:
-            _mismatch(now, update.sums)
+            _mismatch(heard.now, update.sums)
         total = torch.zeros((), device=self._device)
         for term in self._settings.loss.terms:
-            total = total + self._share(term, update, packed, now)
+            total = total + self._share(term, update, packed, heard.to(term))
         if not torch.isfinite(total):
-            keys = update.rows.keys.take(self._first_bad(update, packed, now))
+            keys = update.rows.keys.take(self._first_bad(update, packed, heard))
             raise self._not_finite("a loss", float(total.detach()), update.step, keys)
         if not total.requires_grad:
             raise KernelError(
@@ -256,25 +258,27 @@ class TorchTrain(Sleeper, Probeable):
             )
         return total
 
-    def _ask(self, completions: Ragged, packed: Packed) -> tuple[Tensor, Tensor | None]:
-        """Values or log-probs of the completion tokens, and their entropy if the loss reads it."""
-        scalar = self._model.head == "scalar"
-        entropy = any(term.function.entropy for term in self._settings.loss.terms)
+    def _ask(self, completions: Ragged, packed: Packed, ids: Mapping[str, Tensor]) -> ModelNumbers:
+        """Values or log-probs of the completion tokens, and what else the loss reads, of one
+        forward.
+        """
+        scalar, loss = self._model.head == "scalar", self._settings.loss
+        entropy = any(term.function.entropy for term in loss.terms)
         written = gather(completions.values, packed.tokens, self._device, torch.int64)
+        others = torch.cat([*ids.values()], dim=1) if ids else None
 
-        def ask() -> tuple[Tensor, Tensor | None]:
+        def ask() -> ModelNumbers:
+            if scalar and reads_scores(loss):
+                own, scores = values_and_scores(self._module, packed, self._device)
+                return ModelNumbers(tokens=own, scores=scores)
             if scalar:
-                return values(self._module, packed, self._device), None
-            found = predictions(
-                self._module, packed, written, temperature=self._temperature, entropy=entropy
-            )
-            return found.logprobs, found.entropy
+                return ModelNumbers(tokens=values(self._module, packed, self._device))
+            at = {"temperature": self._temperature, "entropy": entropy, "ids": others}
+            found = predictions(self._module, packed, written, **at)
+            return ModelNumbers(tokens=found.logprobs, entropy=found.entropy, at=found.at)
 
-        said, spread = self._split(ask) if self._split else ask()
-        if self._slices:
-            said = self._slices.same(said)
-            spread = None if spread is None else self._slices.same(spread)
-        return said, spread
+        answers = self._split(ask) if self._split else ask()
+        return answers.each(self._slices.same) if self._slices else answers
 
     def _share(self, term: LossTerm, update: _Update, packed: Packed, now: Now) -> Tensor:
         """This micro-batch's share of one term of the loss, times the term's weight."""
@@ -301,10 +305,14 @@ class TorchTrain(Sleeper, Probeable):
         return made
 
     @torch.no_grad()
-    def _first_bad(self, update: _Update, packed: Packed, now: Now) -> np.ndarray:
+    def _first_bad(self, update: _Update, packed: Packed, heard: Said) -> np.ndarray:
         """The first row with a non-finite term; the first of all if only the sum is not finite."""
         found = [
-            bad_row(self._terms(term, update, packed, now).loss, term.function.scope, now)
+            bad_row(
+                self._terms(term, update, packed, heard.to(term)).loss,
+                term.function.scope,
+                heard.now,
+            )
             for term in self._settings.loss.terms
         ]
         return packed.rows[[min((row for row in found if row is not None), default=0)]]

@@ -1,0 +1,270 @@
+"""The k most likely tokens: their schema, their column, the kernel, and training that reads them."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from torch import Tensor
+
+from dataflow import schema, top_logprobs
+from dataflow.batch import Batch, Ragged
+from dataflow.errors import DataError, GraphError, KernelError
+from dataflow.graph import Graph
+from dataflow.loss import Loss, Now, Tensors, Terms, loss, loss_function
+from dataflow.model import Model
+from dataflow.schema import Advantage, Logprobs
+from dataflow.snapshot import from_json, to_json
+from dataflow.top_logprobs import TopLogprobs
+from engine.plan.explain import explain
+from operators.advantage import kl_in_reward, returns
+from operators.data import prompts
+from operators.forward import logprobs
+from operators.generate import generate
+from operators.kernels.torch import heads
+from operators.kernels.torch import train as train_kernel
+from operators.kernels.torch.forward import TorchLogprobs
+from operators.losses import clipped_policy_loss
+from operators.reward import reward
+from operators.train import train
+from tests.kit.kernels import FakeSession, open_kernel, rows_chunk
+from tests.kit.plans import planned
+from tests.kit.rewards import exact
+from tests.kit.rows import padded_logits, plain, random_rows
+from tests.kit.training import assignment, loss_of, opened
+
+TOPS = ("logprobs", "top_ids", "top_logprobs")
+
+
+def scored(base: str, rows: Batch, k: int, returns: tuple[str, ...] = TOPS, **params: Any) -> Batch:
+    kernel = open_kernel(TorchLogprobs(), base, returns=returns, top_k=k, **params)
+    (batch,) = kernel.run(rows_chunk(rows))
+    return batch
+
+
+def truth(base: str, rows: Batch, temperature: float = 1.0) -> Tensor:
+    """[tokens, vocabulary]: log-probs, from one padded forward of transformers."""
+    with torch.no_grad():
+        return (torch.cat(padded_logits(plain(base), rows)) / temperature).log_softmax(-1)
+
+
+def test_each_number_of_tokens_has_one_schema_that_its_name_finds() -> None:
+    eight = TopLogprobs.of(8)
+    assert eight is TopLogprobs.of(8) is top_logprobs.TopLogprobs8
+    assert pickle.loads(pickle.dumps(eight)) is eight
+    assert issubclass(eight, TopLogprobs)
+    assert not issubclass(eight, TopLogprobs.of(4))
+    assert "top_ids: 8 ints per completion token" in eight.describe()
+    for name in ("TopLogprobs0", "TopLogprobs08", "TopLogprobs999999999", "TopLogprobsTrue"):
+        with pytest.raises(AttributeError, match=name):
+            getattr(top_logprobs, name)
+
+
+def test_a_list_of_any_length_may_become_one_of_a_fixed_length_and_nothing_else() -> None:
+    wrong = {
+        "wider": pa.list_(pa.int64(), 4),
+        "shorter": pa.int32(),
+        "float": pa.list_(pa.float32(), 4),
+    }
+    for name, kind in wrong.items():
+        with pytest.raises(GraphError, match=r"has 'top_ids' as .*another name"):
+            type(name, (TopLogprobs,), {"top_ids": schema.column(kind, "T")})
+
+
+def test_values_that_are_lists_are_rows_of_a_matrix_and_not_copied() -> None:
+    values, offsets = np.arange(12, dtype=np.int32).reshape(6, 2), np.array([0, 2, 2, 6])
+    rows = random_rows(1, 3)
+    made = Batch.make(rows.keys, {"top_ids": Ragged(values, offsets)}, TopLogprobs.of(2))
+    assert made.array("top_ids").type.value_type == pa.list_(pa.int32(), 2)
+    found = made.ragged("top_ids")
+    assert np.shares_memory(found.values, values)
+    assert found[2].tolist() == values[2:].tolist()
+    last = made.take(np.array([2, 0])).ragged("top_ids")
+    assert last.values.tolist() == [*values[2:].tolist(), *values[:2].tolist()]
+    sliced = Batch(rows.keys.take(np.array([1, 2])), made.records.slice(1))
+    assert sliced.ragged("top_ids").values.tolist() == values[2:].tolist()
+    wanted = r"'top_ids': expected values of .*\[3\], found .*\[2\]\. Fix: an array \[values, 3\]"
+    with pytest.raises(DataError, match=wanted):
+        Batch.make(rows.keys, {"top_ids": Ragged(values, offsets)}, TopLogprobs.of(3))
+
+
+@pytest.mark.parametrize("chunk", [None, 98 * 4])
+@pytest.mark.parametrize("k", [1, 5, 98])
+def test_the_kernel_tells_the_most_likely_tokens(
+    base: str, monkeypatch: pytest.MonkeyPatch, k: int, chunk: int | None
+) -> None:
+    if chunk:
+        monkeypatch.setattr(heads, "CHUNK", chunk)
+    rows = random_rows(3, 3)
+    found, wanted = scored(base, rows, k, temperature=0.7), truth(base, rows, 0.7)
+    best, ids = wanted.topk(k, dim=-1)
+    np.testing.assert_allclose(found.ragged("top_logprobs").values, best.numpy(), atol=2e-5)
+    said = torch.from_numpy(found.ragged("top_ids").values.astype(np.int64))
+    assert ((said == ids) | ((wanted.gather(1, said) - best).abs() < 1e-5)).all()
+    plainly = scored(base, rows, 0, temperature=0.7).ragged("logprobs").values
+    np.testing.assert_allclose(found.ragged("logprobs").values, plainly, atol=1e-6)
+    if k == 98:
+        total = np.exp(found.ragged("top_logprobs").values.astype(np.float64)).sum(-1)
+        np.testing.assert_allclose(total, 1.0, atol=1e-5)
+
+
+def test_tops_that_nobody_reads_are_not_made_and_those_beyond_the_vocabulary_are_refused(
+    base: str,
+) -> None:
+    rows = random_rows(2, 2)
+    assert scored(base, rows, 4, returns=("logprobs",)).names == ["logprobs"]
+    assert scored(base, rows, 4).array("top_ids").type.value_type == pa.list_(pa.int32(), 4)
+    told = r"expected top_k of at most the 98 tokens .* found 99\. Fix: top_k=98"
+    with pytest.raises(KernelError, match=told):
+        scored(base, rows, 99)
+
+
+def test_tops_are_built_where_other_workers_read_them(base: str) -> None:
+    class OutboxSession(FakeSession):
+        def allocate(self, count: int, dtype: Any) -> np.ndarray:
+            given.append(super().allocate(count, dtype))
+            return given[-1]
+
+    given: list[np.ndarray] = []
+    found = scored(base, random_rows(2, 2), 3, session=OutboxSession())
+    for name in TOPS:
+        assert any(np.shares_memory(found.ragged(name).values, memory) for memory in given), name
+
+
+def asks(teacher: Tensors[TopLogprobs]) -> Tensor:
+    return teacher["top_ids"].long()
+
+
+def watching(seen: list[tuple[Now, Tensor]]) -> Any:
+    def f(now: Now, teacher: Tensors[TopLogprobs]) -> Terms:
+        assert now.at_ids is not None
+        seen.append((now, asks(teacher)))
+        return Terms(now.at_ids.exp().square().sum(-1))
+
+    return loss_function(f, name="watching", ids=("teacher", "top_ids"))
+
+
+def two_terms(seen: list[tuple[Now, Tensor]]) -> Loss:
+    function = watching(seen)
+    first, second = loss_of(function, label="one"), loss_of(function, label="two", weight=0.5)
+    return first + second
+
+
+def tops(rows: Batch, k: int, seed: int) -> Batch:
+    """Random teachers' tokens."""
+    ids = rows.ragged("completion_ids")
+    draw = np.random.default_rng(seed)
+    found = draw.integers(0, 98, (len(ids.values), k)).astype(np.int32)
+    logprobs = np.full(found.shape, -4.0, np.float32)
+    columns = {"top_ids": ids.like(found), "top_logprobs": ids.like(logprobs)}
+    return Batch.make(rows.keys, columns, TopLogprobs.of(k))
+
+
+@pytest.mark.parametrize("chunk", [None, 98 * 4])
+def test_each_term_sees_its_own_ids_of_one_forward_with_gradient(
+    base: str, monkeypatch: pytest.MonkeyPatch, chunk: int | None
+) -> None:
+    if chunk:
+        monkeypatch.setattr(heads, "CHUNK", chunk)
+    passes: list[int] = []
+    real = train_kernel.predictions
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        passes.append(1)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(train_kernel, "predictions", counted)
+    rows, seen = random_rows(3, 3), []
+    kernel = opened(base, two_terms(seen), temperature=0.7, lr=1e-30, clip_norm=1e9)
+    given = assignment(rows, one__teacher=tops(rows, 5, 1), two__teacher=tops(rows, 2, 2))
+    norm = kernel.step(given)["optim/grad_norm"]
+    assert len(passes) == 1
+    module = plain(base)
+    wanted = (torch.cat(padded_logits(module, rows)) / 0.7).log_softmax(-1)
+    asked = torch.from_numpy(tops(rows, 5, 1).ragged("top_ids").values.copy()).long()
+    place = (seen[0][1][:, None] == asked).all(-1).nonzero()[:, 1]  # random ids tell tokens apart
+    assert len(place) == len(seen[0][1])
+    total = torch.zeros(())
+    for (now, ids), weight in zip(seen, (1.0, 0.5), strict=True):
+        assert now.at_ids is not None
+        assert now.vocabulary == 98
+        at = wanted[place].gather(1, ids)
+        torch.testing.assert_close(now.at_ids.detach(), at.detach(), atol=2e-5, rtol=0)
+        total = total + weight * (at.exp().square().sum(-1) * now.mask).sum() / now.mask.sum()
+    total.backward()
+    expected = torch.stack([p.grad.norm() for p in module.parameters() if p.grad is not None])
+    assert norm == pytest.approx(float(expected.norm()), rel=1e-4)
+
+
+def test_ids_that_the_model_does_not_know_are_refused(base: str) -> None:
+    rows = random_rows(2, 2)
+    for wrong, told in ((98, "below the 98 that Model 'policy' knows, found 98"), (-1, "found -1")):
+        teacher = tops(rows, 3, 1)
+        ids = teacher.ragged("top_ids")
+        changed = ids.values.copy()
+        changed[-1, -1] = wrong
+        other = Batch.make(rows.keys, {"top_ids": ids.like(changed)}, TopLogprobs.of(3))
+        kernel = opened(base, loss_of(watching([]), label="one"))
+        with pytest.raises(DataError, match=rf"row \(11, 1, 0\): expected token ids .*{told}"):
+            kernel.step(assignment(rows, one__teacher=other))
+
+
+@loss(ids=("teacher", "top_ids"))
+def likely(now: Now, teacher: Tensors[TopLogprobs]) -> Terms:
+    """A user's own: the log-prob of what the teacher finds likeliest."""
+    assert now.at_ids is not None
+    return Terms(-now.at_ids[:, 0])
+
+
+def graph(k: int = 16) -> Graph:
+    policy = Model("policy", "tiny", trainable=True)
+    rollout = generate(policy, prompts("d.jsonl", batch=4), n=2, max_tokens=8)
+    teacher = logprobs(Model("teacher", "tiny"), rollout, top_k=k)
+    return Graph("g", train(policy, rollout, loss=likely(teacher), lr=1e-6))
+
+
+@pytest.mark.parametrize("imports", [True, False])
+def test_a_graph_with_tops_is_read_back(imports: bool) -> None:
+    written = to_json(graph())
+    again = from_json(written, imports=imports)
+    teacher = next(n for n in again.nodes if n.name == "teacher")
+    assert teacher.schemas == (TopLogprobs.of(16),)
+    assert to_json(again) == written
+    assert graph(16).digest == graph(16).digest != graph(8).digest
+
+
+def test_ids_must_be_a_port_and_its_column_of_ids() -> None:
+    def f(now: Now, teacher: Tensors[TopLogprobs], advantage: Tensors[Advantage]) -> Terms:
+        raise AssertionError(now, teacher, advantage)
+
+    def g(now: Now, teacher: Tensors[Logprobs]) -> Terms:
+        raise AssertionError(now, teacher)
+
+    told = r"loss f: expected ids to be a port and its column.*Fix: ids=\('teacher', 'top_ids'\)"
+    for wrong in (("teacher",), ("teacher", "top_logprobs"), ("advantage", "advantage"), "teacher"):
+        with pytest.raises(GraphError, match=told):
+            loss(ids=wrong)(f)  # type: ignore[arg-type]
+    with pytest.raises(GraphError, match=r"Fix: teacher: Tensors\[TopLogprobs\]"):
+        loss(ids=("teacher", "logprobs"))(g)
+
+
+def test_explain_shows_what_tops_cost_and_projection_drops_them_unread(tiny: None) -> None:
+    found, plainly = (planned(graph(k)) for k in (16, 8))
+    (edge,) = (e for e in found.edges if e.producer == "teacher")
+    assert edge.columns == ("logprobs", "top_ids", "top_logprobs")
+    answer = 3 * 8 + 8 * 4 * (1 + 16 + 16)  # offsets, then 8 tokens of 4 bytes each
+    assert edge.bytes == 4 * 2 * answer
+    assert "top_ids, top_logprobs" in explain(found)
+    held, less = (next(n for n in p.nodes if n.name == "train_policy") for p in (found, plainly))
+    assert held.estimate.bytes["logits"] - less.estimate.bytes["logits"] == 64 * 8 * 24
+    policy = Model("policy", "tiny", trainable=True)
+    rollout = generate(policy, prompts("d.jsonl", batch=4), n=2, max_tokens=8)
+    teacher = logprobs(Model("teacher", "tiny"), rollout, top_k=16)
+    shaped = kl_in_reward(rollout, reward(exact, rollout), teacher, beta=0.1)
+    trained = clipped_policy_loss(returns(rollout, shaped))
+    unread = planned(Graph("g", train(policy, rollout, loss=trained, lr=1e-6, epochs=2)))
+    assert next(n for n in unread.nodes if n.name == "teacher").returns == ("logprobs",)
