@@ -7,7 +7,7 @@ Owns: which names are public. Does not own: any of them. The operators are in th
 from __future__ import annotations
 
 from dataflow.batch import Ragged
-from dataflow.check import CheckedGraph, check
+from dataflow.check import CheckedGraph, CheckedProgram, check
 from dataflow.errors import (
     CheckpointError,
     DataError,
@@ -24,6 +24,7 @@ from dataflow.graph import Graph
 from dataflow.loss import Loss, Now, Tensors, Terms, loss
 from dataflow.model import Buffer, Model, Number, Schedule, Table, cosine, linear, warmup
 from dataflow.node import Node, Port
+from dataflow.program import Phase, Program, Threshold
 from dataflow.schema import (
     Advantage,
     Completion,
@@ -49,6 +50,7 @@ __all__ = [
     "Advantage",
     "Buffer",
     "CheckedGraph",
+    "CheckedProgram",
     "CheckpointError",
     "Columns",
     "Completion",
@@ -67,9 +69,11 @@ __all__ = [
     "Node",
     "Now",
     "Number",
+    "Phase",
     "PlanError",
     "Port",
     "Preference",
+    "Program",
     "Prompt",
     "Ragged",
     "Returns",
@@ -82,6 +86,7 @@ __all__ = [
     "Table",
     "Tensors",
     "Terms",
+    "Threshold",
     "TokenReward",
     "TopLogprobs",
     "Transition",

@@ -1,4 +1,5 @@
-"""The check: from a Graph to a CheckedGraph, or to every fault at once.
+"""The check: from a Graph to a CheckedGraph, from a Program to a CheckedProgram, or to every fault
+at once.
 
 Owns: running all rules, and the facts of a checked graph (sizes, lags, columns). Does not own: any
 rule (rules/), any decision about devices (the planner).
@@ -7,7 +8,8 @@ rule (rules/), any decision about devices (the planner).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar, overload
 
 import pyarrow as pa
 
@@ -15,10 +17,12 @@ from dataflow.dialect import spoken, with_dialects
 from dataflow.errors import Fault, GraphError, GraphWarning
 from dataflow.graph import Graph
 from dataflow.node import Node, Port
+from dataflow.program import Program, beginnings
 from dataflow.regions import Regions
 from dataflow.rows import Domain, Domains
 from dataflow.rules import RULES, WARNINGS, unused
 from dataflow.rules.context import ColumnReader, Context, context_of, counted
+from dataflow.rules.programs import program_faults, program_warnings
 from dataflow.rules.versions import lags, staleness
 
 Columns = Mapping[str, pa.DataType]
@@ -100,18 +104,83 @@ class CheckedGraph:
         return "\n".join(_described(self))
 
 
-def check(graph: Graph, columns_of: ColumnReader | None = None) -> CheckedGraph:
-    """Prove what the design calls a checked graph. Reads only headers of data files, no weights, no
-    torch.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CheckedProgram:
+    """A Program of which every phase passed every rule, and all of them together. Made by `check`
+    only. warnings: of all phases, and of what they are to each other.
+    """
+
+    program: Program
+    phases: tuple[CheckedGraph, ...]
+    warnings: tuple[GraphWarning, ...]
+
+    def describe(self) -> str:
+        """Each phase's heading and few lines, then the warnings."""
+        return "\n".join(_described_program(self))
+
+
+@overload
+def check(graph: Graph, columns_of: ColumnReader | None = None) -> CheckedGraph: ...
+@overload
+def check(graph: Program, columns_of: ColumnReader | None = None) -> CheckedProgram: ...
+@overload
+def check(
+    graph: Graph | Program, columns_of: ColumnReader | None = None
+) -> CheckedGraph | CheckedProgram: ...
+def check(
+    graph: Graph | Program, columns_of: ColumnReader | None = None
+) -> CheckedGraph | CheckedProgram:
+    """Prove what the design calls a checked graph, or that of each phase of a Program. Reads only
+    headers of data files, no weights, no torch.
 
     columns_of: returns the columns of a source's data, instead of the reader that its operator
-    names. Raises GraphError with every fault, ordered by source line.
+    names. Raises GraphError with every fault, ordered by source line; by phase.
     """
+    if isinstance(graph, Program):
+        return _check_program(graph, columns_of)
     context = context_of(with_dialects(graph), columns_of)
-    faults = [fault for rule in RULES for fault in rule(context)]
+    faults = _faults(context)
     if faults:
-        raise GraphError(sorted(dict.fromkeys(faults), key=_line))
+        raise GraphError(faults)
     return _checked(context)
+
+
+def _faults(context: Context) -> list[Fault]:
+    faults = [fault for rule in RULES for fault in rule(context)]
+    return sorted(dict.fromkeys(faults), key=_line)
+
+
+def _check_program(program: Program, columns_of: ColumnReader | None) -> CheckedProgram:
+    faults, phases = list(program_faults(program)), []
+    for number, phase in enumerate(program.phases, start=1):
+        graph, carried = with_dialects(phase.graph), program.begins[number - 1]
+        context = context_of(graph, columns_of, carried)
+        found = _faults(context)
+        faults += [_of_phase(program, number, fault) for fault in found]
+        phases += [] if faults else [_checked(context)]
+    if faults:
+        raise GraphError(faults)
+    numbered = enumerate(phases, start=1)
+    own = [_of_phase(program, n, warning) for n, each in numbered for warning in each.warnings]
+    warnings = (*own, *program_warnings(program))
+    return CheckedProgram(program=program, phases=tuple(phases), warnings=warnings)
+
+
+F1 = TypeVar("F1", bound=Fault)
+
+
+def _of_phase(program: Program, number: int, fault: F1) -> F1:
+    """The same, with its phase before its place: two phases may be made by one line."""
+    return replace(fault, where=f"{program.label(number)}, {fault.where}")
+
+
+def _described_program(checked: CheckedProgram) -> Iterator[str]:
+    program = checked.program
+    for number, phase in enumerate(checked.phases, start=1):
+        yield program.title(number)
+        yield from (f"  {line}" for line in _described(replace(phase, warnings=())))
+        yield from (f"  {line}" for line in beginnings(program, number))
+    yield from (f"warning: {warning}" for warning in checked.warnings)
 
 
 def _checked(context: Context) -> CheckedGraph:

@@ -42,16 +42,20 @@ def to_json(graph: Graph) -> str:
 
     Raises GraphError, naming the node, for a parameter of a kind that has no written form.
     """
+    return json.dumps(graph_document(graph), indent=2, allow_nan=False) + "\n"
+
+
+def graph_document(graph: Graph) -> dict[str, Any]:
+    """What `to_json` writes, as values of JSON."""
     head = {"format": FORMAT, "dialect": graph.dialect}
-    document = head | _document_of(graph) | {"declared": declarations(graph)}
-    return json.dumps(document, indent=2, allow_nan=False) + "\n"
+    return head | _document_of(graph) | {"declared": declarations(graph)}
 
 
 def _document_of(graph: Graph) -> dict[str, Any]:
     writer = _Writer(graph)
     return {
         "name": graph.name,
-        "origin": _origin(graph.origin),
+        "origin": origin_document(graph.origin),
         "states": [writer.state(state) for state in graph.states],
         "nodes": [writer.node(node) for node in graph.nodes],
         "sinks": [writer.numbers[id(sink)] for sink in graph.sinks],
@@ -70,7 +74,12 @@ def from_json(text: str, where: str = "snapshot", *, imports: bool = True) -> Gr
     Raises GraphError if the text is no snapshot, has a newer format, or names functions, classes or
     operators that are not found; all that no process can import at once, each with its node.
     """
-    document = _document(text, where)
+    return graph_of(parsed(text, where), where, imports=imports)
+
+
+def graph_of(document: Any, where: str, *, imports: bool) -> Graph:
+    """The graph of what `graph_document` made. Raises as `from_json`."""
+    _require_document(document, where)
     try:
         faults = list(_unimportable(document)) if imports else []
         if faults:
@@ -84,7 +93,13 @@ def from_json(text: str, where: str = "snapshot", *, imports: bool = True) -> Gr
 
 def modules(text: str) -> tuple[str, ...]:
     """The modules, sorted, that `from_json` imports besides this project's own."""
-    paths = {path for path in _paths(_document(text, "snapshot")["nodes"]) if ":" in path}
+    return modules_of(parsed(text, "snapshot"))
+
+
+def modules_of(document: Any) -> tuple[str, ...]:
+    """The same, of what `graph_document` made."""
+    _require_document(document, "snapshot")
+    paths = {path for path in _paths(document["nodes"]) if ":" in path}
     return tuple(sorted({m for m in (path.partition(":")[0] for path in paths) if not own(m)}))
 
 
@@ -111,6 +126,11 @@ def fingerprint(graph: Graph) -> str:
         "format": 1,
         **_document_of(with_dialects(graph)),
     }  # the nodes' form is that of format 1, and so is the digest
+    return digest_of(document)
+
+
+def digest_of(document: Any) -> str:
+    """A digest of a document without its source lines."""
     return hashlib.blake2b(json.dumps(_placeless(document)).encode(), digest_size=16).hexdigest()
 
 
@@ -124,7 +144,7 @@ def _placeless(value: Any) -> Any:
     return [_placeless(part) for part in value] if isinstance(value, list) else value
 
 
-def _origin(origin: Origin | None) -> dict[str, Any] | None:
+def origin_document(origin: Origin | None) -> dict[str, Any] | None:
     return None if origin is None else {"file": origin.file, "line": origin.line}
 
 
@@ -136,7 +156,7 @@ class _Writer:
     def state(self, state: State) -> dict[str, Any]:
         where = f"{type(state).__name__} {state.name!r}"
         fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
-        fields |= {"origin": Plain(_origin(fields["origin"]))} if "origin" in fields else {}
+        fields |= {"origin": Plain(origin_document(fields["origin"]))} if "origin" in fields else {}
         if isinstance(state, Buffer):
             fields["writer"] = Plain(self.numbers[id(state.writer)])
         elif fields.get("follows") is not None:
@@ -155,7 +175,7 @@ class _Writer:
         return {
             "name": node.name,
             "operator": operator,
-            "origin": _origin(node.origin),
+            "origin": origin_document(node.origin),
             "states": {key: self.states[state] for key, state in node.states.items()},
             "inputs": {
                 key: [self.numbers[id(port.node)], port.index] for key, port in node.inputs.items()
@@ -168,9 +188,10 @@ class _Writer:
         }
 
 
-def _document(text: str, where: str) -> dict[str, Any]:
+def parsed(text: str, where: str) -> Any:
+    """The JSON of a text. Raises GraphError if it is none."""
     try:
-        document = json.loads(text)
+        return json.loads(text)
     except json.JSONDecodeError as error:
         raise unread(f"expected JSON, found {error}", _FIX, where) from None
     except (
@@ -180,6 +201,13 @@ def _document(text: str, where: str) -> dict[str, Any]:
         raise unread(
             f"expected a graph, found JSON that cannot be read: {error}", _FIX, where
         ) from None
+
+
+def _require_document(document: Any, where: str) -> None:
+    """Raise GraphError unless it has a graph's keys and a known format."""
+    if isinstance(document, dict) and "phases" in document:
+        problem = "expected one graph, found a Program of several"
+        raise unread(problem, "a command that takes Programs", where)
     found = document.get("format") if isinstance(document, dict) else None
     if not isinstance(found, int) or not {"nodes", "states", "sinks", "name"} <= document.keys():
         raise unread("expected a graph with its format number, found other JSON", _FIX, where)
@@ -191,12 +219,11 @@ def _document(text: str, where: str) -> dict[str, Any]:
             raise unread(
                 f"expected {key} to be a {kind.__name__}, found {document[key]!r:.60}", _FIX, where
             )
-    return document
 
 
 def _unimportable(document: Mapping[str, Any]) -> Iterator[Fault]:
     for entry in document["nodes"]:
-        _needed(entry, "node", name=str)
+        needed(entry, "node", name=str)
         yield from _lost(entry, entry.get("operator"), entry["name"])
 
 
@@ -219,8 +246,8 @@ def _lost(entry: Any, operator: Any, name: str) -> Iterator[Fault]:
             yield from _lost(value, operator, name)
 
 
-def _needed(entry: Any, where: str, **kinds: type | tuple[type, ...]) -> Mapping[str, Any]:
-    """An object with these keys, of these kinds. Raises GraphError."""
+def needed(entry: Any, where: str, **kinds: type | tuple[type, ...]) -> Mapping[str, Any]:
+    """An entry: an object with these keys, of these kinds. Raises GraphError."""
     for key, kind in kinds.items():
         if not isinstance(entry, dict) or key not in entry or not isinstance(entry[key], kind):
             found = repr(entry.get(key, "nothing")) if isinstance(entry, dict) else repr(entry)
@@ -253,13 +280,13 @@ class _Reader:
         if dialect not in DIALECTS:
             expected = f"expected a dialect of {', '.join(DIALECTS)}"
             raise unread(f"{expected}, found {dialect!r:.60}", _FIX, "dialect")
-        origin = _read_origin(self.document.get("origin"))
+        origin = read_origin(self.document.get("origin"))
         return Graph(self.document["name"], *sinks, dialect=dialect, origin=origin)
 
     def _node(self, entry: Any) -> Node:
-        _needed(entry, "node", name=str)
+        needed(entry, "node", name=str)
         where = f"node {entry['name']!r:.60}"
-        _needed(
+        needed(
             entry, where, operator=(str, dict), states=dict, inputs=dict, params=dict, schemas=list
         )
         schemas = tuple(decode(schema, where, self.parts) for schema in entry["schemas"])
@@ -274,7 +301,7 @@ class _Reader:
                 key: decode(value, where, self.parts) for key, value in entry["params"].items()
             },
             schemas=schemas,
-            origin=_read_origin(entry.get("origin")),
+            origin=read_origin(entry.get("origin")),
         )
 
     def _port(self, place: Any, where: str) -> Any:
@@ -291,7 +318,7 @@ class _Reader:
         if number not in self.states:
             self.making.add(number)
             self.states[number] = self._made(
-                dict(_needed(entry, f"state {number}", kind=str, name=str))
+                dict(needed(entry, f"state {number}", kind=str, name=str))
             )
             self.making.discard(number)
         return self.states[number]
@@ -302,7 +329,7 @@ class _Reader:
         if kind is None:
             raise unread(f"expected a kind of {', '.join(_KINDS)}", _FIX, where)
         own: dict[str, Any] = (
-            {"origin": _read_origin(fields.pop("origin"))} if "origin" in fields else {}
+            {"origin": read_origin(fields.pop("origin"))} if "origin" in fields else {}
         )
         if "writer" in fields:
             own["writer"] = _at(fields.pop("writer"), self.nodes, where)
@@ -315,5 +342,5 @@ class _Reader:
         )
 
 
-def _read_origin(entry: Any) -> Origin | None:
-    return None if entry is None else Origin(**_needed(entry, "origin", file=str, line=int))
+def read_origin(entry: Any) -> Origin | None:
+    return None if entry is None else Origin(**needed(entry, "origin", file=str, line=int))

@@ -1,4 +1,4 @@
-"""Drawings of a graph: for a terminal, for Markdown, for Graphviz, as a picture.
+"""Drawings of a graph or a Program: for a terminal, for Markdown, for Graphviz, as a picture.
 
 Owns: the one function that makes them. Does not own: a plan's drawing (engine), any rule: a Graph
 that the check would refuse can be drawn all the same.
@@ -9,26 +9,29 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Literal, get_args
 
-from dataflow.draw.dot import dot
-from dataflow.draw.mermaid import mermaid
+from dataflow.draw.dot import dot, dot_of_program
+from dataflow.draw.mermaid import mermaid, mermaid_of_program
+from dataflow.draw.phases import ProgramPicture, program_picture
 from dataflow.draw.picture import Picture, picture
-from dataflow.draw.svg import svg
-from dataflow.draw.text import text
+from dataflow.draw.svg import svg, svg_of_program
+from dataflow.draw.text import text, text_of_program
 from dataflow.errors import Fault, GraphError, nearest
 from dataflow.graph import Graph
+from dataflow.program import Program
 
 Form = Literal["text", "mermaid", "dot", "svg"]
 
-_FORMS: Mapping[str, Callable[[Picture], str]] = {
-    "text": text,
-    "mermaid": mermaid,
-    "dot": dot,
-    "svg": svg,
+_FORMS: Mapping[str, tuple[Callable[[Picture], str], Callable[[ProgramPicture], str]]] = {
+    "text": (text, text_of_program),
+    "mermaid": (mermaid, mermaid_of_program),
+    "dot": (dot, dot_of_program),
+    "svg": (svg, svg_of_program),
 }
 
 
-def draw(graph: Graph, form: Form = "text") -> str:
-    """The graph as text, ending in a newline. Raises GraphError for an unknown form.
+def draw(graph: Graph | Program, form: Form = "text") -> str:
+    """The graph, or each phase of a Program, as text ending in a newline. Raises GraphError for an
+    unknown form.
 
     text: a staircase in ASCII. mermaid: a flowchart for Markdown. dot: Graphviz's language. svg: a
     picture, by an installed `dot` or by our own layout.
@@ -37,4 +40,7 @@ def draw(graph: Graph, form: Form = "text") -> str:
         near = nearest(str(form), _FORMS)
         fix = f"form={near!r}" if near else f"one of: {', '.join(get_args(Form))}"
         raise GraphError(Fault(rule="call", where="draw", problem=f"no form {form!r}", fix=fix))
-    return _FORMS[form](picture(graph))
+    of_graph, of_program = _FORMS[form]
+    if isinstance(graph, Program):
+        return of_program(program_picture(graph))
+    return of_graph(picture(graph))

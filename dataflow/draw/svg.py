@@ -17,9 +17,10 @@ from html import escape
 
 from dataflow.draw import shapes
 from dataflow.draw.colours import CUT, FILLS, SOFT, STATE, WIRE, fill_of
-from dataflow.draw.dot import dot, svg_by_dot
+from dataflow.draw.dot import dot, dot_of_program, svg_by_dot
 from dataflow.draw.layers import Edge, Placed, Size, assign, place
 from dataflow.draw.mermaid import out_of
+from dataflow.draw.phases import ProgramPicture
 from dataflow.draw.picture import TITLES, Box, Picture, StateBox
 from dataflow.draw.text import lag_words, wrapped
 
@@ -27,27 +28,54 @@ _CALL_WIDTH = 34
 _PAD = 26.0
 _LANE = 14.0
 _TITLE = 34.0
+_NOTE = 16.0
 
 
 def svg(picture: Picture) -> str:
     """Valid XML, by an installed `dot -Tsvg` or our own layout. A comment says which."""
-    if shutil.which("dot"):
-        made = svg_by_dot(dot(picture))
-        head, mark, rest = made.partition("<svg")
-        return f"{head}<!-- layout: Graphviz dot -->\n{mark}{rest}"
-    return drawn(picture)
+    return _by_dot(dot(picture)) if shutil.which("dot") else drawn(picture)
+
+
+def svg_of_program(program: ProgramPicture) -> str:
+    """The same, for each phase."""
+    return _by_dot(dot_of_program(program)) if shutil.which("dot") else drawn_program(program)
+
+
+def _by_dot(source: str) -> str:
+    made = svg_by_dot(source)
+    head, mark, rest = made.partition("<svg")
+    return f"{head}<!-- layout: Graphviz dot -->\n{mark}{rest}"
 
 
 def drawn(picture: Picture) -> str:
     """The picture by our own layered layout."""
-    panels = _panels(picture)
-    x, body, height = _PAD, [], 0.0
-    for panel in panels:
-        body += [f'<g transform="translate({x:.1f},{_PAD + _TITLE:.1f})">', *panel.parts, "</g>"]
+    width, height, parts = _titled(picture.name, picture, _PAD)
+    return shapes.document(width, height + _PAD, picture.name, parts)
+
+
+def drawn_program(program: ProgramPicture) -> str:
+    """Each phase below the one before, with what it begins with under its heading."""
+    y, width, parts = _PAD, 0.0, []
+    for phase in program.phases:
+        wide, y, found = _titled(phase.title, phase.picture, y, phase.begins)
+        width, y, parts = max(width, wide), y + _PAD, parts + found
+    return shapes.document(width, y, program.name, parts)
+
+
+def _titled(
+    title: str, picture: Picture, top: float, notes: Sequence[str] = ()
+) -> tuple[float, float, list[str]]:
+    """A title, lines below it, and the panels side by side: width, lower end, parts."""
+    parts = [shapes.words(_PAD, top + 12, title, size=19, bold=True)]
+    for note in notes:
+        top += _NOTE
+        parts.append(shapes.words(_PAD, top + 16, note, size=11, fill=SOFT))
+    x, height = _PAD, 0.0
+    for panel in _panels(picture):
+        parts += [f'<g transform="translate({x:.1f},{top + _TITLE:.1f})">', *panel.parts, "</g>"]
         x += panel.width + _PAD
         height = max(height, panel.height)
-    title = shapes.words(_PAD, _PAD + 12, picture.name, size=19, bold=True)
-    return shapes.document(x, height + 2 * _PAD + _TITLE, picture.name, [title, *body])
+    return x, top + _TITLE + height, parts
 
 
 def _panels(picture: Picture) -> list[_Panel]:

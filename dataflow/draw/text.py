@@ -20,6 +20,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from dataflow.draw.phases import ProgramPicture
 from dataflow.draw.picture import REGIONS, TITLES, Box, Picture, StateBox
 
 _PITCH = 4
@@ -51,6 +52,15 @@ def text(picture: Picture) -> str:
     if picture.states:
         lines += ["", *_states(picture)] if lines[-1].strip() else _states(picture)
     return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def text_of_program(program: ProgramPicture) -> str:
+    """Each phase below its heading, with what it begins with."""
+    parts = []
+    for phase in program.phases:
+        begins = "".join(f"    {line}\n" for line in phase.begins)
+        parts.append(f"{phase.title}\n{begins}\n{text(phase.picture)}")
+    return "\n".join(parts)
 
 
 @dataclass(slots=True)

@@ -93,6 +93,7 @@ def _complaints(context: Context, model: Model) -> Iterator[Complaint]:
             )
         return
     trained = model.name in context.trained or model.trainable or model.follows is not None
+    trained = trained or model.name in context.carried
     try:
         yield from _looked_at(folder, model, fresh=trained)
     except DataError as error:

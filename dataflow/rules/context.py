@@ -8,7 +8,7 @@ that an unreadable data file is a fault at once.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
@@ -72,6 +72,8 @@ class Context:
     doubtful: frozenset[int]
     """Nodes below a wire that does not fit: their rows are unknown."""
     data_faults: tuple[Fault, ...] = field(default=())
+    carried: frozenset[str] = frozenset()
+    """Models that begin with weights of an earlier phase of a Program, not with their base."""
 
     @property
     def models(self) -> tuple[Model, ...]:
@@ -84,7 +86,9 @@ class Context:
         return self.data.get(id(domain.source), {}) if domain else {}
 
 
-def context_of(graph: Graph, columns_of: ColumnReader | None = None) -> Context:
+def context_of(
+    graph: Graph, columns_of: ColumnReader | None = None, carried: Iterable[str] = ()
+) -> Context:
     """Derive what the rules need. columns_of: used instead of the source operators' own readers."""
     states: dict[str, dict[str, list[Node]]] = {"writes": {}, "reads": {}}
     for node in graph.nodes:
@@ -107,6 +111,7 @@ def context_of(graph: Graph, columns_of: ColumnReader | None = None) -> Context:
         data=data,
         doubtful=_doubtful(graph, wires),
         data_faults=faults,
+        carried=frozenset(carried),
     )
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dataflow.errors import GraphWarning
+from dataflow.graph import Graph
 from dataflow.loss import Loss
-from dataflow.model import Model
+from dataflow.model import Buffer, Model
 from dataflow.node import Node
 from dataflow.rules.context import Context, place
 from dataflow.rules.versions import staleness
@@ -53,14 +54,33 @@ def notes(context: Context) -> Iterator[str]:
 
 
 def _ports(node: Node) -> Iterator[str]:
+    for key, why in _unread(node):
+        yield f"{_at(node)}: {node.inputs[key].node.name!r} is not read: {why}"
+
+
+def _unread(node: Node) -> Iterator[tuple[str, str]]:
+    """(input, why) of each port of a loss whose weight is the constant 0."""
     loss = node.params.get("loss")
     for term in loss.terms if isinstance(loss, Loss) else ():
         params = dict(term.params)
         for port, parameter in term.function.zero:
-            given = node.inputs.get(f"{term.label}.{port}")
-            if given is not None and params.get(parameter) == 0:
-                why = f"{term.function.name} has {parameter}={params[parameter]}"
-                yield f"{_at(node)}: {given.node.name!r} is not read: {why}"
+            key = f"{term.label}.{port}"
+            if key in node.inputs and params.get(parameter) == 0:
+                yield key, f"{term.function.name} has {parameter}={params[parameter]}"
+
+
+def live_nodes(graph: Graph) -> set[int]:
+    """Ids of the nodes that the sinks need, ports of weight 0 left out."""
+    found: set[int] = set()
+    stack = list(graph.sinks)
+    while stack:
+        node = stack.pop()
+        if id(node) not in found:
+            found.add(id(node))
+            left_out = {key for key, _ in _unread(node)}
+            stack += [p.node for key, p in node.inputs.items() if key not in left_out]
+            stack += [s.writer for s in node.states.values() if isinstance(s, Buffer)]
+    return found
 
 
 def _at(node: Node) -> str:

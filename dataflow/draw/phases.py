@@ -1,0 +1,68 @@
+"""What a drawing shows of a Program: a picture of each phase, and the weights that go on.
+
+Owns: these facts. Does not own: what is worth showing of one graph (picture.py), any syntax.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dataflow.draw.picture import Picture, picture
+from dataflow.program import Program, beginnings
+from dataflow.shown import one_line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CarriedWeights:
+    """An arrow from a State of a phase, both by number, to one of a later phase."""
+
+    source: tuple[int, int]
+    target: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnPhase:
+    """One phase. number: from 1. prefix: of its names in a drawing of all. begins: in words."""
+
+    number: int
+    prefix: str
+    title: str
+    picture: Picture
+    begins: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramPicture:
+    """A Program to draw."""
+
+    name: str
+    phases: tuple[DrawnPhase, ...]
+    carried: tuple[CarriedWeights, ...]
+
+
+def program_picture(program: Program) -> ProgramPicture:
+    """The facts that every form of drawing shows."""
+    phases = tuple(
+        DrawnPhase(
+            number=number,
+            prefix=f"p{number}_",
+            title=one_line(program.title(number)),
+            picture=picture(phase.graph),
+            begins=tuple(map(one_line, beginnings(program, number))),
+        )
+        for number, phase in enumerate(program.phases, start=1)
+    )
+    carried = tuple(
+        CarriedWeights(
+            source=(weights.phase, _state(phases[weights.phase - 1], weights.model)),
+            target=(phase.number, _state(phase, name)),
+        )
+        for phase in phases
+        for name, weights in program.begins[phase.number - 1].items()
+    )
+    return ProgramPicture(name=one_line(program.name), phases=phases, carried=carried)
+
+
+def _state(phase: DrawnPhase, name: str) -> int:
+    wanted = one_line(name)
+    return next(state.index for state in phase.picture.states if state.name == wanted)

@@ -1,0 +1,226 @@
+"""Programs: graphs that one run goes through, one after another.
+
+Owns: the values (Program, Phase, Threshold), and with whose weights each Model of a phase begins.
+Does not own: what is wrong with a Program (rules/programs.py), running it (engine).
+
+    Program((sft(base, demos), 200), (grpo(base, data, fn), 1000))
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dataflow.calls import call_site, constructs, refused, require
+from dataflow.errors import Origin
+from dataflow.graph import Graph
+from dataflow.limits import number, text, whole
+from dataflow.model import Model
+from dataflow.regions import trained_models
+
+_STEPS = whole(1, like=1000, optional=True)
+_BOUND = number(like=0.5, optional=True)
+_METRIC = text(like="eval/exact_match")
+_PAIR = "Program((sft(...), 200), (grpo(...), 1000))"
+
+
+@constructs
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """Ends a phase at the end of the first Step whose `metric` is at least, or at most, a value."""
+
+    metric: str
+    at_least: float | None = field(default=None, kw_only=True)
+    at_most: float | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        where, fix = "Threshold", 'Threshold("eval/exact_match", at_least=0.5)'
+        fits = _METRIC.accepts(self.metric) and bool(self.metric)
+        require(where, "metric", self.metric, fits=fits, expected="a metric's name", fix=fix)
+        for name, value in (("at_least", self.at_least), ("at_most", self.at_most)):
+            fits = _BOUND.accepts(value)
+            require(where, name, value, fits=fits, expected=_BOUND.expected(), fix=fix)
+        if (self.at_least is None) == (self.at_most is None):
+            raise refused(where, "expected one of at_least and at_most", fix)
+
+    def __str__(self) -> str:
+        low = self.at_least is not None
+        return f"{self.metric} {'>=' if low else '<='} {self.at_least if low else self.at_most:g}"
+
+    def reached(self, metrics: Mapping[str, float | None]) -> bool:
+        """Whether a Step's metrics meet it; not where the metric is absent or not a number."""
+        found = metrics.get(self.metric)
+        if found is None:
+            return False
+        if self.at_least is not None:
+            return found >= self.at_least
+        return self.at_most is not None and found <= self.at_most
+
+
+@constructs
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One graph of a Program, and how long it runs.
+
+    steps: of this phase, by which its schedules, start= and every= count; None: one pass over its
+    data. until: ends it earlier. optimizers: names of Models whose optimizer goes on where their
+    last training in an earlier phase ended; all others begin anew, since moments of another loss
+    are seldom wanted.
+    """
+
+    graph: Graph
+    steps: int | None = None
+    until: Threshold | None = field(default=None, kw_only=True)
+    optimizers: tuple[str, ...] = field(default=(), kw_only=True)
+    origin: Origin | None = field(default=None, kw_only=True, compare=False, repr=False)
+    """Where it was made; by default the line of the call."""
+
+    def __post_init__(self) -> None:
+        if self.origin is None:
+            object.__setattr__(self, "origin", call_site())
+        where, graph, until = "Phase", self.graph, self.until
+        fits = isinstance(graph, Graph)
+        require(where, "graph", graph, fits=fits, expected="a Graph", fix="Phase(sft(...), 200)")
+        fits, expected = _STEPS.accepts(self.steps), _STEPS.expected()
+        require(where, "steps", self.steps, fits=fits, expected=expected, fix="steps=1000")
+        fits, fix = (
+            until is None or isinstance(until, Threshold),
+            'until=Threshold("eval/x", at_least=0.5)',
+        )
+        require(where, "until", until, fits=fits, expected="a Threshold or None", fix=fix)
+        named = self.optimizers
+        fits = isinstance(named, tuple | list) and all(isinstance(n, str) and n for n in named)
+        expected, fix = "names of Models", 'optimizers=("policy",)'
+        require(where, "optimizers", named, fits=fits, expected=expected, fix=fix)
+        object.__setattr__(self, "optimizers", tuple(named))
+
+    @property
+    def length(self) -> str:
+        """`200 Steps, or until eval/exact_match >= 0.5`."""
+        steps = "1 Step" if self.steps == 1 else f"{self.steps:,} Steps" if self.steps else ""
+        return (steps or "one pass over its data") + (f", or until {self.until}" * bool(self.until))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carried:
+    """The weights that a Model had at the end of an earlier phase, which is counted from 1."""
+
+    phase: int
+    model: str
+
+
+class Program:
+    """Phases, one after another, in one run. Each is a Phase, or a pair of graph and steps.
+
+    name: of its run folder; by default the graphs' names.
+    """
+
+    __slots__ = ("begins", "digest", "name", "origin", "phases")
+
+    def __init__(
+        self,
+        *phases: Phase | tuple[Graph, int | None],
+        name: str | None = None,
+        origin: Origin | None = None,
+    ) -> None:
+        """Raises GraphError for anything but phases."""
+        self.origin = origin or call_site()
+        if not phases:
+            raise refused("Program", "expected at least one phase, found none", _PAIR)
+        self.phases = tuple(map(_phase, phases))
+        fits = name is None or (isinstance(name, str) and bool(name))
+        require("Program", "name", name, fits=fits, expected="text or None", fix='name="demo"')
+        self.name = name or "-".join(phase.graph.name for phase in self.phases)
+        self.begins: tuple[Mapping[str, Carried], ...] = tuple(_begins(self.phases))
+        """For each phase, the Models that do not begin with their base."""
+        self.digest = _digest(self)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Program) and other.digest == self.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __repr__(self) -> str:
+        return f"Program({self.name!r}, {len(self.phases)} phases)"
+
+    def label(self, number: int) -> str:
+        """`phase 2 'grpo'`: a phase, counted from 1, as messages name it."""
+        return f"phase {number} {self.phases[number - 1].graph.name!r}"
+
+    def title(self, number: int) -> str:
+        """`phase 2 of 2: grpo, 1,000 Steps`: its heading."""
+        phase = self.phases[number - 1]
+        return f"phase {number} of {len(self.phases)}: {phase.graph.name}, {phase.length}"
+
+
+def _phase(given: Any) -> Phase:
+    if isinstance(given, Phase):
+        return given
+    if isinstance(given, tuple) and len(given) == 2:
+        return Phase(*given)
+    found = f"{type(given).__name__} {given!r:.60}"
+    raise refused("Program", f"expected a Phase, or a graph and its steps, found {found}", _PAIR)
+
+
+class Lineage:
+    """Whose weights each Model has, as phases go by."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, Carried | None] = {}
+        """Model -> the weights that it was left with; None: those of its base."""
+        self._began: dict[str, Carried | None] = {}
+
+    def begin(self, graph: Graph) -> dict[str, Carried]:
+        """The Models of the next phase that do not begin with their base.
+
+        Each begins as it was left. A frozen copy, and a follower that is new, begin as their leader
+        does.
+        """
+        self._began = {}
+        for model in models_of(graph):
+            leader = model.copies or (model.follows if model.name not in self._last else None)
+            known = self._last.get(model.name)
+            self._began[model.name] = self._began.get(leader.name) if leader else known
+        return {name: carried for name, carried in self._began.items() if carried is not None}
+
+    def end(self, number: int, graph: Graph) -> dict[str, Carried]:
+        """After that phase: what every Model has that is not at its base. graph: what has run of
+        it.
+        """
+        used = {s.name for node in graph.nodes for s in node.states.values()}
+        for name in trained_models(graph) & used:
+            self._began[name] = Carried(phase=number, model=name)
+        self._last |= self._began
+        return {name: carried for name, carried in self._last.items() if carried is not None}
+
+
+def models_of(graph: Graph) -> list[Model]:
+    """A graph's Models, leaders before those that follow them."""
+    return [state for state in graph.states if isinstance(state, Model)]
+
+
+def beginnings(program: Program, number: int) -> Iterator[str]:
+    """A line for each Model of a phase, counted from 1, that does not begin with its base."""
+    phase = program.phases[number - 1]
+    for name, carried in program.begins[number - 1].items():
+        whose = "its weights" if carried.model == name else f"those of {carried.model!r}"
+        optimizer = ", and its optimizer goes on" if name in phase.optimizers else ""
+        yield f"{name}: begins with {whose} after phase {carried.phase}{optimizer}"
+
+
+def _begins(phases: tuple[Phase, ...]) -> Iterator[dict[str, Carried]]:
+    lineage = Lineage()
+    for at, phase in enumerate(phases, start=1):
+        yield lineage.begin(phase.graph)
+        lineage.end(at, phase.graph)
+
+
+def _digest(program: Program) -> str:
+    h = hashlib.blake2b(program.name.encode(errors="surrogatepass"), digest_size=16)
+    for phase in program.phases:
+        parts = (phase.graph.digest, phase.steps, phase.until, phase.optimizers)
+        h.update(repr(parts).encode())
+    return h.hexdigest()

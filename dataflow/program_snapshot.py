@@ -1,0 +1,131 @@
+"""Programs as JSON, and back: the graph.json of a run of several phases.
+
+Owns: the document of a Program, and reading either kind. Does not own: a graph's document
+(snapshot.py).
+
+    {"format": 1, "name": ..., "origin": ..., "phases": [{"graph": a graph's document, "steps": ...,
+     "until": {"metric": ..., "at_least": ..., "at_most": ...}, "optimizers": [names]}, ...]}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from dataflow.errors import Fault, GraphError
+from dataflow.graph import Graph
+from dataflow.program import Phase, Program, Threshold
+from dataflow.snapshot import (
+    digest_of,
+    fingerprint,
+    graph_document,
+    graph_of,
+    modules_of,
+    needed,
+    origin_document,
+    parsed,
+    read_origin,
+    to_json,
+)
+from dataflow.standins import made
+from dataflow.written import unread
+
+PROGRAM_FORMAT = 1
+_FIX = "give the graph.json of a run folder"
+
+
+def written(target: Graph | Program) -> str:
+    """A graph or a Program as JSON text. Raises GraphError as `dataflow.snapshot.to_json`."""
+    if isinstance(target, Graph):
+        return to_json(target)
+    document = {"format": PROGRAM_FORMAT, **_document(target, graph_document)}
+    return json.dumps(document, indent=2, allow_nan=False) + "\n"
+
+
+def _document(program: Program, of_graph: Callable[[Graph], Any]) -> dict[str, Any]:
+    return {
+        "name": program.name,
+        "origin": origin_document(program.origin),
+        "phases": [
+            {
+                "graph": of_graph(phase.graph),
+                "steps": phase.steps,
+                "until": _threshold(phase.until),
+                "optimizers": list(phase.optimizers),
+                "origin": origin_document(phase.origin),
+            }
+            for phase in program.phases
+        ],
+    }
+
+
+def _threshold(threshold: Threshold | None) -> dict[str, Any] | None:
+    if threshold is None:
+        return None
+    return {
+        "metric": threshold.metric,
+        "at_least": threshold.at_least,
+        "at_most": threshold.at_most,
+    }
+
+
+def read(text: str, where: str = "snapshot", *, imports: bool = True) -> Graph | Program:
+    """What was written, with its origins. where: the text's name in errors; imports: as of
+    `dataflow.snapshot.from_json`, which it raises like; all phases' faults at once.
+    """
+    document = parsed(text, where)
+    if not isinstance(document, dict) or "phases" not in document:
+        return graph_of(document, where, imports=imports)
+    _require_program(document, where)
+    phases: list[Phase] = []
+    faults: list[Fault] = []
+    for number, entry in enumerate(document["phases"], start=1):
+        try:
+            phases.append(_phase(entry, f"{where}, phase {number}", imports=imports))
+        except GraphError as error:
+            faults += error.faults
+    if faults:
+        raise GraphError(faults)
+    return Program(*phases, name=document["name"], origin=read_origin(document.get("origin")))
+
+
+def _require_program(document: dict[str, Any], where: str) -> None:
+    found = document.get("format")
+    if not isinstance(found, int):
+        raise unread("expected a Program with its format number, found none", _FIX, where)
+    if found > PROGRAM_FORMAT:
+        fix = "read it with the dataflow-rl that wrote it, or a newer one"
+        problem = f"it has format {found}, and this version reads up to {PROGRAM_FORMAT}"
+        raise unread(problem, fix, where)
+    needed(document, where, name=str, phases=list)
+
+
+def _phase(entry: Any, where: str, *, imports: bool) -> Phase:
+    needed(entry, where, graph=dict, optimizers=list)
+    fields: dict[str, Any] = {
+        "graph": graph_of(entry["graph"], where, imports=imports),
+        "steps": entry.get("steps"),
+        "optimizers": tuple(entry["optimizers"]),
+        "origin": read_origin(entry.get("origin")),
+    }
+    if entry.get("until") is not None:
+        fields["until"] = made(Threshold, dict(needed(entry["until"], where, metric=str)), where)
+    return made(Phase, fields, where)
+
+
+def identity(target: Graph | Program) -> str:
+    """A digest that another process computes, too; of a graph its `fingerprint`."""
+    if isinstance(target, Graph):
+        return fingerprint(target)
+    return digest_of(_document(target, fingerprint))
+
+
+def named_modules(text: str) -> tuple[str, ...]:
+    """The modules, sorted, that `read` imports besides this project's own."""
+    document = parsed(text, "snapshot")
+    if not isinstance(document, dict) or "phases" not in document:
+        return modules_of(document)
+    _require_program(document, "snapshot")
+    graphs = [needed(entry, "phase", graph=dict)["graph"] for entry in document["phases"]]
+    return tuple(sorted({name for graph in graphs for name in modules_of(graph)}))

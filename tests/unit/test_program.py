@@ -1,0 +1,424 @@
+"""Programs as values: what they refuse, whose weights go on, their check, JSON, drawings, diff."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataflow.check import check
+from dataflow.diff import Difference
+from dataflow.draw import draw
+from dataflow.draw.phases import program_picture
+from dataflow.draw.svg import drawn_program
+from dataflow.errors import GraphError
+from dataflow.graph import Graph
+from dataflow.loss import Loss
+from dataflow.model import Model
+from dataflow.node import Node, Port
+from dataflow.program import Carried, Lineage, Phase, Program, Threshold
+from dataflow.program_diff import compare
+from dataflow.program_snapshot import identity, named_modules, read, written
+from dataflow.rules.programs import program_faults
+from dataflow.schema import Logprobs, Rollout
+from dataflow.snapshot import fingerprint, from_json, to_json
+from graphs.sft import sft
+from operators.data import prompts
+from operators.forward import logprobs, scores
+from operators.generate import generate
+from operators.losses import clipped_policy_loss, supervised_loss
+from operators.train import evaluate, train
+from tests.kit.comparison import require_golden
+from tests.kit.graphs import BASE, compared, grpo_graph, policy, sampled, small_grpo, trained
+from tests.unit.test_check import headers
+
+WARM = sft(BASE, "demos.parquet")
+
+
+def warmed(graph: Graph, **changes: Any) -> Program:
+    return Program((WARM, 20), Phase(graph, 30, **changes))
+
+
+def with_reference(reference: Model, name: str = "g") -> Graph:
+    rollout = sampled()
+    loss = clipped_policy_loss(compared(rollout), reference=logprobs(reference, rollout), beta=0.1)
+    return Graph(name, trained(rollout, loss))
+
+
+def refusal(make: Callable[[], Any]) -> str:
+    with pytest.raises(GraphError) as error:
+        make()
+    return str(error.value)
+
+
+# The values
+
+
+def test_a_pair_is_a_phase() -> None:
+    assert Program((WARM, 20)) == Program(Phase(WARM, 20))
+    assert Program((WARM, 20)).name == "sft"
+    assert warmed(grpo_graph()).name == "sft-grpo"
+    assert Program((WARM, 20), name="warm").name == "warm"
+
+
+@pytest.mark.parametrize("other", [
+    Program((WARM, 21)),
+    Program((WARM, None)),
+    Program((sft(BASE, "demos.parquet", lr=1e-3), 20)),
+    Program((WARM, 20), (WARM, 20)),
+    Program(Phase(WARM, 20, until=Threshold("loss/x", at_most=1.0))),
+    Program(Phase(WARM, 20, optimizers=("policy",))),
+    Program((WARM, 20), name="other"),
+])  # fmt: skip
+def test_whatever_a_phase_is_counts(other: Program) -> None:
+    one = Program((WARM, 20))
+    assert one != other
+    assert identity(one) != identity(other)
+    assert hash(one) == hash(Program((WARM, 20)))
+
+
+a_program: Any = Program
+a_phase: Any = Phase
+a_threshold: Any = Threshold
+"""Without their types, so that the wrong ones can be given."""
+
+
+@pytest.mark.parametrize("make, problem", [
+    (a_program, "Program: expected at least one phase, found none. Fix: Program((sft(...), 200)"),
+    (lambda: a_program(WARM), "expected a Phase, or a graph and its steps, found Graph Graph("),
+    (lambda: a_program((WARM, 1, 2)), "expected a Phase, or a graph and its steps, found tuple"),
+    (lambda: a_program((WARM, 1), name=""), "expected name to be text or None, found ''"),
+    (lambda: a_program((BASE, 1)), "Phase: expected graph to be a Graph, found 'tiny'"),
+    (lambda: a_phase(WARM, 0), "expected steps to be a whole number >= 1 or None, found 0"),
+    (lambda: a_phase(WARM, 1.5), "expected steps to be a whole number >= 1 or None, found 1.5"),
+    (lambda: a_phase(WARM, 1, until="x"), "expected until to be a Threshold or None, found 'x'"),
+    (lambda: a_phase(WARM, 1, optimizers="policy"), "expected optimizers to be names of Models"),
+    (lambda: a_phase(WARM, 1, optimizers=(policy,)), "expected optimizers to be names of Models"),
+    (lambda: a_phase(WARM, step=1), "Phase: unknown parameter 'step'. Fix: steps=1."),
+    (lambda: a_threshold("", at_least=1.0), "expected metric to be a metric's name, found ''"),
+    (lambda: a_threshold("eval/x"), "expected one of at_least and at_most. Fix: Threshold("),
+    (lambda: a_threshold("eval/x", at_least=1, at_most=2), "expected one of at_least and at_most"),
+    (lambda: a_threshold("eval/x", at_least="much"), "expected at_least to be a number or None"),
+])  # fmt: skip
+def test_what_makes_no_sense_is_refused_at_once(make: Callable[[], Any], problem: str) -> None:
+    said = refusal(make)
+    assert problem in said
+    assert said.startswith("test_program.py:")
+
+
+def test_a_threshold_is_met_by_a_number_on_its_side() -> None:
+    high, low = Threshold("eval/x", at_least=0.5), Threshold("loss/x", at_most=0.5)
+    assert [high.reached({"eval/x": x}) for x in (0.4, 0.5, 0.6)] == [False, True, True]
+    assert [low.reached({"loss/x": x}) for x in (0.4, 0.5, 0.6)] == [True, True, False]
+    nothing = (high.reached({}), high.reached({"eval/x": None}), high.reached({"eval/x": math.nan}))
+    assert nothing == (False, False, False)
+    assert (str(high), str(low)) == ("eval/x >= 0.5", "loss/x <= 0.5")
+
+
+# Whose weights go on
+
+
+def test_a_trained_model_goes_on_and_a_frozen_one_stays_at_its_base() -> None:
+    program = warmed(small_grpo())
+    assert program.begins == ({}, {"policy": Carried(phase=1, model="policy")})
+
+
+def test_a_frozen_copy_begins_as_its_leader_does() -> None:
+    copy = Model("reference", BASE, follows=policy, every=0)
+    program = warmed(with_reference(copy))
+    after = Carried(phase=1, model="policy")
+    assert program.begins[1] == {"policy": after, "reference": after}
+    first = Program((with_reference(copy), 2), (with_reference(copy), 2))
+    assert first.begins == ({}, {"policy": after, "reference": after})
+
+
+def test_a_copy_that_is_read_later_stays_what_it_was() -> None:
+    """Without its leader it is a Model like others: it has the weights that it was left with."""
+    copy, plain = Model("was", BASE, follows=policy, every=0), Model("was", BASE)
+    program = Program((WARM, 1), (with_reference(copy), 1), (with_reference(plain), 1))
+    assert program.begins[2]["was"] == Carried(phase=1, model="policy")
+
+
+def test_a_new_follower_begins_as_its_leader_and_an_old_one_as_it_was_left() -> None:
+    slow = Model("slow", BASE, follows=policy, every=2)
+    new = warmed(with_reference(slow))
+    assert new.begins[1]["slow"] == Carried(phase=1, model="policy")
+    old = Program((with_reference(slow), 3), (with_reference(slow), 3))
+    assert old.begins[1]["slow"] == Carried(phase=1, model="slow")
+    known = Program((with_reference(Model("slow", BASE)), 1), (with_reference(slow), 1))
+    assert "slow" not in known.begins[1], "it had the weights of its base"
+
+
+def test_an_absent_model_keeps_its_last_weights() -> None:
+    other = Model("other", BASE, trainable=True)
+    apart = Graph("apart", train(other, sampled(), loss=supervised_loss(), lr=1e-3))
+    program = Program((WARM, 1), (WARM, 1), (apart, 1), (grpo_graph(), 1))
+    assert program.begins[2] == {"policy": Carried(phase=2, model="policy")}
+    assert program.begins[3] == {"policy": Carried(phase=2, model="policy")}
+
+
+def test_a_follower_that_nothing_read_in_the_end_was_not_there() -> None:
+    """The planner leaves out what only a port of weight 0 reads: the next phase does not count on
+    its weights.
+    """
+    slow = Model("slow", BASE, follows=policy)
+    lineage, graph = Lineage(), with_reference(slow)
+    lineage.begin(graph)
+    assert lineage.end(1, grpo_graph()).keys() == {"policy"}
+    assert lineage.begin(graph)["policy"] == Carried(phase=1, model="policy")
+
+
+# The check
+
+
+def test_a_right_program_is_described_phase_by_phase() -> None:
+    copy = Model("reference", BASE, follows=policy, every=0)
+    program = Program((WARM, 20), Phase(with_reference(copy), 1, optimizers=("policy",)))
+    checked = check(program, headers)
+    assert checked.warnings == ()
+    assert [c.graph.name for c in checked.phases] == ["sft", "g"]
+    require_golden("program/described.txt", checked.describe() + "\n")
+
+
+@pytest.mark.parametrize("field, value", [
+    ("base", "models/other"), ("head", "scalar"), ("dtype", "bfloat16"),
+])  # fmt: skip
+def test_unequal_specs_name_both_phases_and_the_field(field: str, value: str) -> None:
+    spec: dict[str, Any] = {"base": BASE, field: value}
+    other = Model("policy", **spec)
+    rollout = generate(policy_of("writer"), prompts("train.parquet", batch=4), max_tokens=4)
+    score = scores(other, rollout) if field == "head" else logprobs(other, rollout)
+    assert score
+    loss = supervised_loss()
+    kept = Graph("second", train(policy_of("writer"), rollout, loss=loss, lr=1e-3), _told(score))
+    said = refusal(lambda: check(Program((WARM, 1), (kept, 1)), headers))
+    was = getattr(policy, field)
+    wanted = f"phase 2 'second', Model 'policy': expected {field}={was!r}, as in phase 1 'sft'"
+    assert f"{wanted}, since its weights go on, found {value!r}" in said
+    assert f"Fix: {field}={was!r}, or another name for this Model." in said
+
+
+def policy_of(name: str) -> Model:
+    return Model(name, BASE, trainable=True)
+
+
+def _told(port: Port[Any]) -> Node:
+    """Something that reads it, so that the Graph reaches it."""
+    return evaluate(policy_of("writer"), port, every=1, allow_train_data=True)
+
+
+def test_what_a_phase_does_with_a_model_may_differ() -> None:
+    """Trained first, then only read."""
+    read_only = with_reference(Model("teacher", BASE), "second")
+    taught = Graph("first", train(policy_of("teacher"), sampled(), loss=supervised_loss(), lr=1.0))
+    program = Program((taught, 1), (read_only, 1))
+    assert list(program_faults(program)) == []
+    assert program.begins[1] == {"teacher": Carried(phase=1, model="teacher")}
+
+
+@pytest.mark.parametrize("phases, said", [
+    (lambda: (Phase(WARM, 1, optimizers=("policy",)),),
+     "phase 1 'sft', optimizers: expected a Model that this phase and one before it train, found "
+     "'policy': no phase before trains it. Fix: leave optimizers= out."),
+    (lambda: ((WARM, 1), Phase(small_grpo(), 1, optimizers=("reference",))),
+     "found 'reference': this phase does not train it. Fix: optimizers=('policy',)."),
+    (lambda: ((WARM, 1), Phase(small_grpo(), 1, optimizers=("polcy",))),
+     "found 'polcy': this phase does not train it. Fix: optimizers=('policy',)."),
+])  # fmt: skip
+def test_an_optimizer_that_cannot_go_on(phases: Callable[[], Any], said: str) -> None:
+    assert said in refusal(lambda: check(Program(*phases()), headers))
+
+
+def test_faults_of_all_phases_are_told_at_once_each_with_its_phase() -> None:
+    bad = Graph("bad", train(policy, sampled(), loss=supervised_loss(), lr=-1.0))
+    said = refusal(lambda: check(Program((bad, 1), (WARM, 1), (bad, 1)), headers))
+    assert "phase 1 'bad', train" in said
+    assert "phase 3 'bad', train" in said
+    assert "phase 2" not in said
+
+
+def test_a_base_that_was_trained_already_is_warned_of() -> None:
+    (warning,) = check(warmed(small_grpo()), headers).warnings
+    assert warning.rule == "base_again"
+    require_golden("program/base_again.txt", f"{warning}\n")
+    student = Model("student", BASE, trainable=True)
+    rollout = generate(student, prompts("train.parquet", batch=4), n=2, max_tokens=4)
+    teacher = logprobs(Model("teacher", BASE), rollout)
+    graph = Graph("g", train(student, rollout, loss=against(teacher), lr=1e-3))
+    (other,) = check(warmed(graph), headers).warnings
+    assert "Fix: Model('policy', base), which has the trained weights. [base_again]" in str(other)
+
+
+def against(teacher: Port[Logprobs]) -> Loss:
+    rollout = teacher.node.inputs["rows"]
+    return clipped_policy_loss(compared(rollout), reference=teacher, beta=0.1)
+
+
+@pytest.mark.parametrize("program", [
+    lambda: warmed(small_grpo(beta=0.0)),  # nothing reads the reference
+    lambda: warmed(with_reference(Model("reference", BASE, follows=policy, every=0))),
+    lambda: warmed(with_reference(Model("reference", "models/other"))),
+    lambda: warmed(with_reference(Model("reference", BASE, follows=policy, every=5))),
+    lambda: Program((small_grpo(), 10), (WARM, 10)),  # nothing was trained before it
+], ids=["unread", "copy", "another base", "follower", "first"])  # fmt: skip
+def test_no_warning_where_none_is_due(program: Callable[[], Program]) -> None:
+    assert [w.rule for w in check(program(), headers).warnings] == []
+
+
+def test_warnings_of_a_phase_are_those_of_the_program() -> None:
+    rollout = sampled(temperature=0.0)
+    greedy = Graph("greedy", trained(rollout, supervised_loss()))
+    found = check(Program((WARM, 1), (greedy, 1)), headers).warnings
+    assert [w.rule for w in found] == ["greedy_group"]
+    assert "phase 2 'greedy', generate 'rollout'" in str(found[0])
+
+
+# JSON
+
+
+PROGRAMS = {
+    "short": lambda: Program((WARM, 20), (small_grpo(), None), name="mine"),
+    "all": lambda: warmed(
+        small_grpo(), until=Threshold("eval/x", at_least=0.5), optimizers=("policy",)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("imports", [True, False])
+def test_a_program_is_read_as_it_was_written(name: str, imports: bool) -> None:
+    program = PROGRAMS[name]()
+    found = read(written(program), imports=imports)
+    assert isinstance(found, Program)
+    assert written(found) == written(program)
+    assert identity(found) == identity(program)
+    if imports:
+        assert found == program
+        assert found.phases[1].origin == program.phases[1].origin
+
+
+def test_a_graph_is_written_and_read_as_ever() -> None:
+    graph = small_grpo()
+    assert written(graph) == to_json(graph)
+    assert read(written(graph)) == graph
+    assert identity(graph) == fingerprint(graph)
+    assert named_modules(written(warmed(graph))) == named_modules(to_json(graph))
+
+
+@pytest.mark.parametrize("change, problem", [
+    ({"format": 2}, "it has format 2, and this version reads up to 1"),
+    ({"format": "1"}, "expected a Program with its format number, found none"),
+    ({"phases": {}}, "expected an entry with its phases, found {}"),
+    ({"phases": []}, "expected at least one phase"),
+    ({"phases": [1]}, "phase 1: expected an entry with its graph, found 1"),
+    ({"name": 1}, "expected an entry with its name, found 1"),
+])  # fmt: skip
+def test_another_document_is_refused(change: dict[str, Any], problem: str) -> None:
+    document = json.loads(written(PROGRAMS["all"]())) | change
+    assert problem in refusal(lambda: read(json.dumps(document)))
+
+
+@pytest.mark.parametrize("change, problem", [
+    ({"steps": "many"}, "phase 2: expected Phase.steps to be"),
+    ({"steps": 0}, "expected steps to be a whole number >= 1 or None, found 0"),
+    ({"until": {"metric": "x", "more": 1}}, "phase 2: Threshold has no field 'more'"),
+    ({"until": {"metric": "x"}}, "expected one of at_least and at_most"),
+    ({"optimizers": [1]}, "optimizers"),
+    ({"graph": {"format": 2}}, "phase 2: expected a graph with its format number"),
+])  # fmt: skip
+def test_another_phase_is_refused(change: dict[str, Any], problem: str) -> None:
+    document = json.loads(written(PROGRAMS["all"]()))
+    document["phases"][1] |= change
+    assert problem in refusal(lambda: read(json.dumps(document)))
+
+
+def test_a_program_is_no_graph() -> None:
+    said = refusal(lambda: from_json(written(PROGRAMS["all"]()), "runs/a/graph.json"))
+    assert "runs/a/graph.json: expected one graph, found a Program of several" in said
+
+
+# Drawings and differences
+
+
+@pytest.mark.parametrize("form, ending", [("text", "txt"), ("mermaid", "mmd"), ("dot", "dot")])
+def test_golden(form: Any, ending: str) -> None:
+    require_golden(f"program/drawn.{ending}", draw(PROGRAMS["all"](), form))
+
+
+def test_the_picture_has_every_node_of_every_phase() -> None:
+    program = PROGRAMS["all"]()
+    text = drawn_program(program_picture(program))
+    ElementTree.fromstring(text)
+    for phase in program.phases:
+        assert all(node.name in text for node in phase.graph.nodes)
+    assert "policy: begins with its weights after phase 1" in text
+    ElementTree.fromstring(draw(program, "svg").partition("<svg")[1] + text.partition("<svg")[2])
+
+
+def test_ids_of_a_drawing_are_those_of_one_phase() -> None:
+    made = draw(PROGRAMS["all"](), "mermaid")
+    ids = re.findall(r"^ +(p\d_[ns]\d+)\[", made, re.MULTILINE)
+    assert (
+        len(ids)
+        == len(set(ids))
+        == sum(len(p.graph.nodes) + len(p.graph.states) for p in PROGRAMS["all"]().phases)
+    )
+
+
+def test_a_difference_is_told_phase_by_phase() -> None:
+    a, b = PROGRAMS["short"](), PROGRAMS["all"]()
+    again = Program(*b.phases, (small_grpo(n=4), 5))
+    assert not compare(a, a)
+    shown = f"{compare(a, b)}\n{compare(b, again)}\n{compare(again, b)}"
+    require_golden("program/compared.txt", f"{shown}\n{compare(WARM, b)}\n{compare(a, a)}")
+    assert isinstance(compare(WARM, WARM), Difference)
+
+
+# For any line of phases
+
+
+@st.composite
+def lines(draw_: st.DrawFn) -> list[str]:
+    """Phases by what each does with a policy."""
+    return draw_(st.lists(st.sampled_from(["trains", "copies", "is without"]), max_size=6))
+
+
+@settings(max_examples=60, deadline=None)
+@given(lines())
+def test_a_model_begins_with_its_last_training(line: list[str]) -> None:
+    copy, other = Model("copy", BASE, follows=policy, every=0), policy_of("other")
+    made = {
+        "trains": grpo_graph(),
+        "copies": with_reference(copy),
+        "is without": Graph("o", train(other, sampled_by(other), loss=supervised_loss(), lr=1.0)),
+    }
+    program = Program(*[(made[what], 1) for what in ["trains", *line]])
+    last = {"policy": 1}
+    for number, what in enumerate(line, start=2):
+        begins = program.begins[number - 1]
+        name = "other" if what == "is without" else "policy"
+        wanted = Carried(phase=last[name], model=name) if name in last else None
+        assert begins.get(name) == wanted
+        if what == "copies":
+            assert begins["copy"] == wanted
+        last[name] = number
+
+
+def sampled_by(model: Model) -> Port[Rollout]:
+    return generate(model, prompts("train.parquet", batch=4), max_tokens=4, name="said")
+
+
+def test_goldens_are_all_used() -> None:
+    folder = Path(__file__).parents[1] / "golden" / "program"
+    names = {"described.txt", "base_again.txt", "compared.txt"}
+    assert {p.name for p in folder.iterdir()} == names | {
+        f"drawn.{e}" for e in ("txt", "mmd", "dot")
+    }
