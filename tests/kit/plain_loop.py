@@ -84,10 +84,10 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[TrainedStep]:
 class Learner:
     """A module with its optimizer, and all its versions."""
 
-    def __init__(self, module: nn.Module, lr: float) -> None:
+    def __init__(self, module: nn.Module, lr: float, eps: float = EPS) -> None:
         self.module = module
         self.adam = torch.optim.AdamW(
-            module.parameters(), lr=lr, betas=(0.9, 0.99), eps=EPS, weight_decay=0.0
+            module.parameters(), lr=lr, betas=(0.9, 0.99), eps=eps, weight_decay=0.0
         )
         self.versions: list[dict[str, Tensor]] = []
         self.end_step()
@@ -120,18 +120,18 @@ class Learner:
         return other
 
 
-def policy(base: str, lr: float) -> Learner:
-    return Learner(plain(base), lr)
+def policy(base: str, lr: float, eps: float = EPS) -> Learner:
+    return Learner(plain(base), lr, eps)
 
 
-def critic(base: str, lr: float) -> Learner:
+def critic(base: str, lr: float, eps: float = EPS) -> Learner:
     """The base's backbone with a head of zeros, as a critic without one starts."""
     module = AutoModelForTokenClassification.from_pretrained(
         base, num_labels=1, attn_implementation="eager"
     ).eval()
     nn.init.zeros_(module.score.weight)
     nn.init.zeros_(module.score.bias)
-    return Learner(module, lr)
+    return Learner(module, lr, eps)
 
 
 def ids_of(rows: Batch, row: int) -> Tensor:

@@ -1,12 +1,22 @@
-"""The shipped graphs for three Steps on the tiny model: in one process, apart, with a lag."""
+"""The shipped graphs for three Steps on the tiny model: against a plain loop, apart, with a lag."""
 
 from __future__ import annotations
 
+import inspect
 import math
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
-from tests.kit import algorithms, runs
+from dataflow.graph import Graph
+from dataflow.model import Model
+from dataflow.node import Node
+from tests.kit import algorithms, plain_algorithms, runs
+from tests.kit import plain_loop as loop
+from tests.kit.plain_algorithms import World
 from tests.kit.tiny_runs import TinyRuns
 
 pytestmark = pytest.mark.timeout(180)
@@ -24,9 +34,73 @@ def require_three_steps(result: runs.Run, name: str) -> None:
         assert min(updates) >= 1, name
 
 
+def trains(graph: Graph) -> list[Node]:
+    return [node for node in graph.sinks if node.operator.work == "train"]
+
+
+def model_of(node: Node) -> Model:
+    model = node.states["model"]
+    assert isinstance(model, Model)
+    return model
+
+
+def world_of(name: str, graph: Graph, base: str) -> World:
+    """A learner for each trained Model, and the graph function's arguments."""
+    function = inspect.signature(algorithms.function_of(name)).parameters
+    numbers: dict[str, Any] = {n: p.default for n, p in function.items()} | algorithms.NUMBERS
+    learners = {}
+    for node in trains(graph):
+        model = model_of(node)
+        scalar = model.head == "scalar"
+        learners[model.name] = plain_algorithms.learner_of(base, node.params["lr"], scalar=scalar)
+    return World(base=base, learners=learners, numbers=numbers)
+
+
+def difference(ours: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:
+    """The norm of the difference, as a part of the wanted norm; the norm itself if that is 0."""
+    off = sum(float((ours[name] - w).double().square().sum()) for name, w in wanted.items())
+    whole = sum(float(w.double().square().sum()) for w in wanted.values())
+    return math.sqrt(off / (whole or 1.0))
+
+
 @pytest.mark.parametrize("name", algorithms.NAMES)
-def test_each_runs(tiny: TinyRuns, name: str) -> None:
-    require_three_steps(tiny.run(algorithms.small(name, tiny.folder), inproc=True), name)
+def test_each_is_the_algorithm_of_a_plain_loop(
+    tiny: TinyRuns, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = algorithms.small(name, tiny.folder)
+    steps = loop.watched(monkeypatch)
+    result = tiny.run(graph, inproc=True)
+    require_three_steps(result, name)
+    base = str(tiny.folder / "model")
+    world = world_of(name, graph, base)
+    models = {node.name: model_of(node).name for node in trains(graph)}
+    assert [step.node for step in steps] == list(models) * 3
+    for step in steps:
+        learner = world.learners[models[step.node]]
+        loss = getattr(plain_algorithms, name)(world, step)
+        for update in step.updates:
+            wanted = plain_algorithms.gradients(learner.module, loss(rows_of(update, step)))
+            assert difference(update.gradient, wanted) < 1e-5
+            torch.nn.utils.clip_grad_norm_(learner.module.parameters(), 1.0)
+            learner.adam.step()
+    for model, learner in world.learners.items():
+        assert moved_apart(learner, Path(result.trained[model])) < 1e-3
+
+
+def rows_of(update: loop.Update, step: loop.TrainedStep) -> list[int]:
+    """The rows of an update; of a loss over groups, all rows of the groups that it names."""
+    groups = loop.groups(step.rows)
+    return sorted(row for rows in groups if set(rows) & update.by_row.keys() for row in rows)
+
+
+def moved_apart(learner: loop.Learner, saved: Path) -> float:
+    """How far our weights are from the loop's, as a part of how far they moved."""
+    ours = load_file(saved / "model.safetensors")
+    begun = learner.versions[0]
+    named = {n: p.detach() for n, p in learner.module.named_parameters() if n in ours}
+    wanted = {n: p - begun[n] for n, p in named.items()}
+    assert max(float(w.abs().max()) for w in wanted.values()) > 1e-3, "the weights did not move"
+    return difference({n: ours[n] - begun[n] for n in named}, wanted)
 
 
 @pytest.mark.long

@@ -1,0 +1,295 @@
+"""The shipped algorithms as textbook loops over a Hugging Face model: no operator, no kernel of ours.
+
+From the recorded rows (token ids, and what their sampler recorded) each computes everything else:
+rewards, log-probs, values, advantages, and the loss of each update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dataflow.batch import Batch
+from tests.kit import plain_loop as loop
+from tests.kit.plain_loop import Learner, TrainedStep
+from tests.kit.run_graphs import vowels
+
+Tokens = list[Tensor]
+"""A number for each completion token, by row."""
+UpdateLoss = Callable[[Sequence[int]], Tensor]
+"""The loss of an update on these rows of the Step, with gradient."""
+
+EPSILON = 1e-4
+"""TRL's, added to a group's standard deviation."""
+
+
+@dataclass(kw_only=True)
+class World:
+    """What the loop knows: the base, a learner for each trained Model, and notes of the Step."""
+
+    base: str
+    learners: Mapping[str, Learner]
+    numbers: Mapping[str, Any]
+    """The graph's arguments."""
+    notes: dict[str, Any] = field(default_factory=dict)
+    """What a train node's turn leaves for another one's in the same Step."""
+
+    def now(self, rows: Batch, model: str = "policy", temperature: float = 1.0) -> Tokens:
+        """Log-probs with gradient."""
+        return loop.logprobs(self.learners[model].module, rows, temperature)
+
+    def before(self, rows: Batch, model: str = "policy", temperature: float = 1.0) -> Tokens:
+        """Log-probs as they are now, constants."""
+        with torch.no_grad():
+            return self.now(rows, model, temperature)
+
+    def anchor(self, rows: Batch) -> Tokens:
+        """Log-probs of the base."""
+        fixed = Learner(loop.plain(self.base), 0.0)
+        with torch.no_grad():
+            return loop.logprobs(fixed.module, rows)
+
+    def rewards(self, rows: Batch) -> np.ndarray:
+        return np.array(loop.rewards(self.base, rows, vowels))
+
+
+def surrogate(
+    now: Tensor, old: Tensor, gain: Tensor, low: float = 0.2, high: float = 0.2
+) -> Tensor:
+    """PPO's clipped loss of each token."""
+    ratio = (now - old).exp()
+    return -torch.minimum(ratio * gain, ratio.clamp(1 - low, 1 + high) * gain)
+
+
+def token_mean(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(parts)).mean()
+
+
+def sequence_sum(parts: Sequence[Tensor]) -> Tensor:
+    return torch.stack([part.sum() for part in parts]).mean()
+
+
+def centred(numbers: np.ndarray, groups: Sequence[Sequence[int]]) -> np.ndarray:
+    """Each number minus its group's mean."""
+    found = np.zeros(len(numbers))
+    for rows in groups:
+        found[rows] = numbers[rows] - numbers[rows].mean()
+    return found
+
+
+def standardised(numbers: np.ndarray, groups: Sequence[Sequence[int]]) -> np.ndarray:
+    """The same, in standard deviations of the group."""
+    found = centred(numbers, groups)
+    for rows in groups:
+        found[rows] /= numbers[rows].std(ddof=1) + EPSILON
+    return found
+
+
+def whitened(gains: Tokens) -> Tokens:
+    """Mean 0 and variance 1 over all tokens."""
+    every = torch.cat(gains)
+    return [(g - every.mean()) / (every.var(unbiased=True) + 1e-8).sqrt() for g in gains]
+
+
+def spread(numbers: np.ndarray, rows: Batch) -> Tokens:
+    return loop.spread([float(x) for x in numbers], rows)
+
+
+def clipped(
+    world: World, rows: Batch, gain: Tokens, clip: tuple[float, float] = (0.2, 0.2)
+) -> UpdateLoss:
+    """The mean over an update's tokens of PPO's loss, around the policy before the Step."""
+    old = world.before(rows)
+
+    def loss(chosen: Sequence[int]) -> Tensor:
+        now = world.now(rows)
+        return token_mean([surrogate(now[i], old[i], gain[i], *clip) for i in chosen])
+
+    return loss
+
+
+def reinforced(world: World, rows: Batch, gain: Tokens) -> UpdateLoss:
+    """REINFORCE: the mean over rows of -A log pi(row)."""
+
+    def loss(chosen: Sequence[int]) -> Tensor:
+        now = world.now(rows)
+        return sequence_sum([-gain[i] * now[i] for i in chosen])
+
+    return loss
+
+
+def imitated(world: World, rows: Batch) -> UpdateLoss:
+    return lambda chosen: token_mean([-x for i, x in enumerate(world.now(rows)) if i in chosen])
+
+
+def punished(world: World, rows: Batch, beta: float) -> Tokens:
+    """Each token's reward: -beta times its KL estimate, and on the last one the row's reward."""
+    own, anchor = world.before(rows), world.anchor(rows)
+    found = [-beta * (a - b) for a, b in zip(own, anchor, strict=True)]
+    for tokens, number in zip(found, world.rewards(rows), strict=True):
+        tokens[-1] += number
+    return found
+
+
+def sft(world: World, step: TrainedStep) -> UpdateLoss:
+    return imitated(world, step.rows)
+
+
+def best_of_n(world: World, step: TrainedStep) -> UpdateLoss:
+    assert [len(rows) for rows in loop.groups(step.rows)] == [1] * world.numbers["batch"]
+    return imitated(world, step.rows)
+
+
+def grpo(world: World, step: TrainedStep) -> UpdateLoss:
+    gain = standardised(world.rewards(step.rows), loop.groups(step.rows))
+    return clipped(world, step.rows, spread(gain, step.rows))
+
+
+def dr_grpo(world: World, step: TrainedStep) -> UpdateLoss:
+    rows, old = step.rows, world.before(step.rows)
+    gain = spread(centred(world.rewards(rows), loop.groups(rows)), rows)
+    of = world.numbers
+    divisor = of["batch"] * of["n"] * of["max_tokens"] / of["minibatches"]
+
+    def loss(chosen: Sequence[int]) -> Tensor:
+        now = world.now(rows)
+        return torch.cat([surrogate(now[i], old[i], gain[i]) for i in chosen]).sum() / divisor
+
+    return loss
+
+
+def dapo(world: World, step: TrainedStep) -> UpdateLoss:
+    rows, of = step.rows, world.numbers
+    numbers, groups = world.rewards(rows), loop.groups(rows)
+    assert all(np.ptp(numbers[group]) > 0 for group in groups)
+    over = rows.ragged("completion_ids").lengths - (of["max_tokens"] - of["buffer"])
+    shaped = numbers - np.clip(over / of["buffer"], 0.0, 1.0)
+    return clipped(world, rows, spread(standardised(shaped, groups), rows), (0.2, 0.28))
+
+
+def rloo(world: World, step: TrainedStep) -> UpdateLoss:
+    rows = step.rows
+    total = np.array([float(t.sum()) for t in punished(world, rows, world.numbers["beta"])])
+    gain = np.zeros(len(total))
+    for group in loop.groups(rows):
+        for row in group:
+            gain[row] = total[row] - np.mean([total[r] for r in group if r != row])
+    return reinforced(world, rows, spread(gain, rows))
+
+
+def reinforce_pp(world: World, step: TrainedStep) -> UpdateLoss:
+    rewards = punished(world, step.rows, world.numbers["beta"])
+    to_go = [tokens.flip(0).cumsum(0).flip(0) for tokens in rewards]
+    return clipped(world, step.rows, whitened(to_go))
+
+
+def reinforce_pp_baseline(world: World, step: TrainedStep) -> UpdateLoss:
+    rows, beta = step.rows, world.numbers["beta"]
+    gain = whitened(spread(centred(world.rewards(rows), loop.groups(rows)), rows))
+    old, anchor = world.before(rows), world.anchor(rows)
+
+    def loss(chosen: Sequence[int]) -> Tensor:
+        now = world.now(rows)
+        parts = [surrogate(now[i], old[i], gain[i]) for i in chosen]
+        away = [beta * 0.5 * (now[i] - anchor[i]) ** 2 for i in chosen]
+        return token_mean([p + d for p, d in zip(parts, away, strict=True)])
+
+    return loss
+
+
+def remax(world: World, step: TrainedStep) -> UpdateLoss:
+    rows = step.rows
+    greedy = [_greedy(world, rows, i) for i in range(len(rows))]
+    baseline = np.array(vowels(completions=greedy))
+    return reinforced(world, rows, spread(world.rewards(rows) - baseline, rows))
+
+
+def _greedy(world: World, rows: Batch, row: int) -> str:
+    """The likeliest token, again and again."""
+    tokenizer = loop.AutoTokenizer.from_pretrained(world.base)
+    ids = rows.ragged("prompt_ids")[row].tolist()
+    start = len(ids)
+    module = world.learners["policy"].module
+    while len(ids) - start < world.numbers["max_tokens"]:
+        with torch.no_grad():
+            ids.append(int(module(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
+        if ids[-1] == tokenizer.eos_token_id:
+            break
+    return tokenizer.decode(ids[start:], skip_special_tokens=True)
+
+
+def decoupled_ppo(world: World, step: TrainedStep) -> UpdateLoss:
+    rows, near = step.rows, world.before(step.rows)
+    sampled = loop.column(step, "rows", "sampler_logprobs")
+    gain = spread(standardised(world.rewards(rows), loop.groups(rows)), rows)
+    weights = [(n - s).exp() for n, s in zip(near, sampled, strict=True)]
+    weights = [torch.where(w > 5.0, 0.0, w) for w in weights]
+
+    def loss(chosen: Sequence[int]) -> Tensor:
+        now = world.now(rows)
+        return token_mean([weights[i] * surrogate(now[i], near[i], gain[i]) for i in chosen])
+
+    return loss
+
+
+def ppo(world: World, step: TrainedStep) -> UpdateLoss:
+    if step.node == "train_critic":
+        return world.notes.pop("critic")
+    rows, critic = step.rows, world.learners["critic"].module
+    with torch.no_grad():
+        before = loop.values(critic, rows)
+    rewards = punished(world, rows, world.numbers["beta"])
+    pairs = zip(rewards, before, strict=True)
+    gain = [loop.generalised(r, v, 1.0, 0.95) for r, v in pairs]
+    goals = [g + v for g, v in zip(gain, before, strict=True)]
+
+    def squared(chosen: Sequence[int]) -> Tensor:
+        errors, now = [], loop.values(critic, rows)
+        for i in chosen:
+            held = before[i] + (now[i] - before[i]).clamp(-0.2, 0.2)
+            errors.append(torch.maximum((now[i] - goals[i]) ** 2, (held - goals[i]) ** 2) / 2)
+        return token_mean(errors)
+
+    world.notes["critic"] = squared
+    return clipped(world, rows, whitened(gain))
+
+
+def self_play_two_models(world: World, step: TrainedStep) -> UpdateLoss:
+    rows, model = step.rows, step.node.removeprefix("train_")
+    keys = list(zip(rows.keys.position.tolist(), rows.keys.sample.tolist(), strict=True))
+    if model == "solver":
+        of_task: dict[tuple[int, int], list[float]] = {}
+        tasks = [(p, s // world.numbers["n"]) for p, s in keys]
+        numbers = world.rewards(rows)
+        for task, number in zip(tasks, numbers, strict=True):
+            of_task.setdefault(task, []).append(number)
+        world.notes["solved"] = solved = {t: np.mean(n) for t, n in of_task.items()}
+        gain = np.array([n - solved[t] for n, t in zip(numbers, tasks, strict=True)])
+    else:
+        solved = world.notes.pop("solved")
+        gain = standardised(-np.array([solved[key] for key in keys]), loop.groups(rows))
+    old, gains = world.before(rows, model), spread(gain, rows)
+
+    def loss(chosen: Sequence[int]) -> Tensor:
+        now = world.now(rows, model)
+        return token_mean([surrogate(now[i], old[i], gains[i]) for i in chosen])
+
+    return loss
+
+
+def learner_of(base: str, lr: float, *, scalar: bool) -> Learner:
+    """A fresh learner with the engine's AdamW; of a critic, with a head of zeros."""
+    return (loop.critic if scalar else loop.policy)(base, lr, eps=1e-8)
+
+
+def gradients(module: nn.Module, loss: Tensor) -> dict[str, Tensor]:
+    """The gradient of each weight that has one."""
+    module.zero_grad()
+    loss.backward()
+    named = module.named_parameters()
+    return {name: p.grad.clone() for name, p in named if p.grad is not None}
