@@ -39,7 +39,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Convention:
-    """What an operator or a loss does in one dialect: a phrase, and what the peer has no answer to."""
+    """What an operator or a loss does in one dialect, and what the peer has no answer to."""
 
     says: str = ""
     gaps: tuple[Gap, ...] = ()

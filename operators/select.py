@@ -1,7 +1,7 @@
 """Selection: the only operator that removes rows, and the columns that say which rows stay.
 
-Owns: the declarations and the formulas of `mixed_groups`, `best_of` and `pair`. Does not own: replacing
-removed rows (refill is the coordinator's).
+Owns: the declarations, and the formulas of `mixed_groups`, `best_of` and `pair`. Does not own:
+replacing removed rows (refill is the coordinator's).
 """
 
 from __future__ import annotations

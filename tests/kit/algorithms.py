@@ -20,7 +20,7 @@ NAMES = tuple(shipped())
 MODELS = ("base", "teacher", "setter_base", "solver_base")
 """Parameters that are a model directory."""
 
-DATA = {"sft": "demos"}
+DATA = {"sft": "demos", "dpo": "pairs"}
 """The file of `data`, if it is not train.parquet."""
 
 NUMBERS = {

@@ -1,4 +1,4 @@
-"""The shipped algorithms as textbook loops over a Hugging Face model: no operator, no kernel of ours.
+"""The shipped algorithms as textbook loops over a Hugging Face model, without any part of ours.
 
 From the recorded rows (token ids, and what their sampler recorded) each computes everything else:
 rewards, log-probs, values, advantages, and the loss of each update.
@@ -280,6 +280,31 @@ def self_play_two_models(world: World, step: TrainedStep) -> UpdateLoss:
         return token_mean([surrogate(now[i], old[i], gains[i]) for i in chosen])
 
     return loss
+
+
+def preferred(world: World, rows: Batch, pairs: Sequence[tuple[int, int]]) -> UpdateLoss:
+    """DPO over these (chosen, rejected) rows."""
+    anchor, beta = world.anchor(rows), world.numbers["beta"]
+
+    def loss(chosen: Sequence[int]) -> Tensor:
+        margin = [(n - a).sum() for n, a in zip(world.now(rows), anchor, strict=True)]
+        gaps = [margin[win] - margin[lose] for win, lose in pairs if win in chosen]
+        return -torch.nn.functional.logsigmoid(beta * torch.stack(gaps)).mean()
+
+    return loss
+
+
+def dpo(world: World, step: TrainedStep) -> UpdateLoss:
+    samples = step.rows.keys.sample
+    pairs = [(a, b) if samples[a] == 0 else (b, a) for a, b in loop.groups(step.rows)]
+    return preferred(world, step.rows, pairs)
+
+
+def online_dpo(world: World, step: TrainedStep) -> UpdateLoss:
+    numbers = world.rewards(step.rows)
+    assert all(numbers[a] != numbers[b] for a, b in loop.groups(step.rows))
+    pairs = [(a, b) if numbers[a] > numbers[b] else (b, a) for a, b in loop.groups(step.rows)]
+    return preferred(world, step.rows, pairs)
 
 
 def learner_of(base: str, lr: float, *, scalar: bool) -> Learner:

@@ -19,7 +19,7 @@ PROMPTS = [a + b for a in "abcdefgh" for b in "xyz"]
 
 
 def save_tiny_inputs(folder: Path) -> None:
-    """model/ of a few thousand weights; train, test, demos and verl.parquet."""
+    """model/ of a few thousand weights; train, test, demos, pairs and verl.parquet."""
     from tests.kit.models import save_tiny
 
     save_tiny(folder / "model", layers=1)
@@ -28,6 +28,11 @@ def save_tiny_inputs(folder: Path) -> None:
         "train": {"prompt": PROMPTS, "answer": answers},
         "test": {"prompt": ["q", "rr", "sss"], "answer": ["q", "r", "s"]},
         "demos": {"prompt": PROMPTS, "completion": [answer * 3 for answer in answers]},
+        "pairs": {
+            "prompt": PROMPTS,
+            "chosen": [answer * 3 for answer in answers],
+            "rejected": [prompt[1] * 2 for prompt in PROMPTS],
+        },
         "verl": {
             "data_source": ["letters"] * len(PROMPTS),
             "prompt": [[{"role": "user", "content": prompt}] for prompt in PROMPTS],

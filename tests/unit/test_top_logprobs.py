@@ -1,4 +1,4 @@
-"""The k most likely tokens: their schema, their column, the kernel, and training that reads them."""
+"""The k most likely tokens: schema, column, kernel, and training that reads them."""
 
 from __future__ import annotations
 

@@ -54,8 +54,8 @@ class Said:
 
 
 def said(now: Now, answers: ModelNumbers, ids: Mapping[str, Tensor], *, scalar: bool) -> Said:
-    """ModelNumbers as the terms see them. A token with mask 0 gets no gradient from any formula, not
-    even 0 * infinity.
+    """ModelNumbers as the terms see them. No formula, not even 0 * infinity, gives a token with
+    mask 0 a gradient.
     """
     trained = now.mask > 0
     own = answers.tokens.where(trained, answers.tokens.detach())

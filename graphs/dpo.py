@@ -1,0 +1,36 @@
+"""DPO: direct preference optimisation on a data set of pairs (arXiv:2305.18290)."""
+
+from __future__ import annotations
+
+from dataflow.graph import Graph
+from dataflow.model import Model, Number
+from operators.data import preferences
+from operators.forward import logprobs
+from operators.losses import dpo_loss
+from operators.train import train
+
+
+def dpo(
+    base: str,
+    data: str,
+    *,
+    batch: int = 64,
+    beta: float = 0.1,
+    lr: Number = 5e-7,
+    minibatches: int = 1,
+) -> Graph:
+    """Raise the chosen answer against the rejected one, measured from the base model.
+
+    Args:
+        base: Hugging Face model directory or hub name.
+        data: Parquet or JSONL with prompt, chosen and rejected.
+        batch: pairs per Step.
+        beta: how far the policy may move from the base.
+        lr: learning rate, or a schedule of the Step.
+        minibatches: updates per Step.
+    """
+    policy = Model("policy", base, trainable=True)
+    rows, pairs = preferences(data, batch=batch)
+    reference = logprobs(Model("reference", base), rows)
+    loss = dpo_loss(pairs, reference=reference, beta=beta)
+    return Graph("dpo", train(policy, rows, loss=loss, lr=lr, minibatches=minibatches))

@@ -1,0 +1,50 @@
+"""Online DPO: pairs of the policy's own answers, ranked by the reward (arXiv:2402.04792)."""
+
+from __future__ import annotations
+
+from dataflow.graph import Graph
+from dataflow.model import Model, Number
+from operators.data import prompts
+from operators.forward import logprobs
+from operators.generate import generate
+from operators.losses import dpo_loss
+from operators.reward import reward
+from operators.rewards import RewardFn
+from operators.select import pair, select
+from operators.train import train
+
+
+def online_dpo(
+    base: str,
+    data: str,
+    reward_fn: RewardFn,
+    *,
+    n: int = 4,
+    batch: int = 64,
+    max_tokens: int = 512,
+    beta: float = 0.1,
+    lr: Number = 5e-7,
+    max_lag: int = 0,
+) -> Graph:
+    """The best and the worst answer to each prompt are a pair; equal rewards make none.
+
+    Args:
+        base: Hugging Face model directory or hub name.
+        data: Parquet or JSONL of prompts, or a reasoning_gym: task.
+        reward_fn: a function with TRL's signature, module:function on the command line.
+        n: answers to each prompt.
+        batch: prompts per Step.
+        max_tokens: longest answer.
+        beta: how far the policy may move from the base.
+        lr: learning rate, or a schedule of the Step.
+        max_lag: how many versions old a row's weights may be when it is trained; 0 is synchronous.
+    """
+    policy = Model("policy", base, trainable=True)
+    prompt = prompts(data, batch=batch)
+    rollout = generate(policy, prompt, n=n, max_tokens=max_tokens, max_lag=max_lag, name="rollout")
+    score = reward(reward_fn, rollout, name="score")
+    pairs = pair(score)
+    rollout, pairs = select(rollout, pairs, where=pairs, refill=True)
+    reference = logprobs(Model("reference", base), rollout)
+    loss = dpo_loss(pairs, reference=reference, beta=beta)
+    return Graph("online_dpo", train(policy, rollout, loss=loss, lr=lr))
