@@ -16,6 +16,7 @@ import pyarrow as pa
 from dataflow.dialect import spoken, with_dialects
 from dataflow.errors import Fault, GraphError, GraphWarning
 from dataflow.graph import Graph
+from dataflow.loss_terms import ROWS, row_sets
 from dataflow.node import Node, Port
 from dataflow.program import Program, beginnings
 from dataflow.regions import Regions
@@ -33,15 +34,21 @@ class TrainSize:
     """What one train node sees of a Step: `rows` in groups of `group`, in `updates` updates of
     `rows_an_update`.
 
-    full: the Step always has that many; False if a selection without refill may leave fewer.
+    row_set: the input that has the rows: the node's own, or those of a term of its loss. full: the Step always has that many; False if a selection without refill may leave fewer.
     """
 
     train: str
+    row_set: str
     group: int
     rows: int
     updates: int
     rows_an_update: int
     full: bool
+
+    @property
+    def name(self) -> str:
+        """The train node, and the term of its loss whose own rows these are."""
+        return self.train if self.row_set == ROWS else f"{self.train}, {self.row_set}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +78,7 @@ class SourceSize:
         limit = "" if size.full else "at most "
         return (
             f"{limit}{grouped} a Step, {counted(size.updates, 'update')} of {size.rows_an_update:,}"
-            f" ({size.train})"
+            f" ({size.name})"
         )
 
 
@@ -219,16 +226,22 @@ def _columns(context: Context, port: Port) -> Columns:
 def _size(context: Context, source: Node) -> SourceSize:
     prompts = source.params.get("batch")
     trains = [n for n in context.fed[id(source)] if n.operator.work == "train"]
-    sizes = tuple(_train_size(context, n, prompts) for n in trains) if prompts is not None else ()
-    return SourceSize(source=source.name, prompts=prompts, trains=sizes)
+    sizes = (
+        _train_size(node, domain, prompts, name)
+        for node in trains
+        for name, port in row_sets(node).items()
+        if prompts is not None
+        and (domain := context.domains.of(port)) is not None
+        and domain.source is source
+    )
+    return SourceSize(source=source.name, prompts=prompts, trains=tuple(sizes))
 
 
-def _train_size(context: Context, node: Node, prompts: int) -> TrainSize:
-    domain = context.domains.of_node(node)
-    assert domain is not None
+def _train_size(node: Node, domain: Domain, prompts: int, row_set: str) -> TrainSize:
     rows, parts = prompts * domain.group_size, node.params["minibatches"]
     return TrainSize(
         train=node.name,
+        row_set=row_set,
         group=domain.group_size,
         rows=rows,
         updates=node.params["epochs"] * parts,

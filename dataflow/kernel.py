@@ -107,12 +107,36 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AssignedRows:
+    """Which rows of one set an Assignment has.
+
+    keys: of the rows in its inputs. If the node has several ranks, `whole` has the keys of all rows
+    of the Step, and `mine` this rank's ascending indices into them; each row is in exactly one
+    share, so on layout.tensor ranks.
+    """
+
+    keys: Keys
+    whole: Keys | None = None
+    mine: np.ndarray | None = None
+
+    @property
+    def every(self) -> Keys:
+        """The keys of all ranks' rows."""
+        return self.keys if self.whole is None else self.whole
+
+    @property
+    def indices(self) -> np.ndarray:
+        """Where this rank's rows are among them, ascending."""
+        return np.arange(len(self.every)) if self.mine is None else self.mine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
     """The rows of one Step for a train node. `inputs` as in Chunk.
 
-    keys: of the rows in `inputs`. If the node has several ranks, `whole` has the keys of all rows
-    of the Step, and `mine` this rank's ascending indices into them; each row is in exactly one
-    share, so on layout.tensor ranks.
+    keys, whole, mine: of the rows in the input `rows`, as in AssignedRows. others: the same of the
+    row sets that terms of the loss have of their own, by the input that has their rows. A set
+    without a row in this Step has no inputs, on no rank.
     """
 
     sequence: int
@@ -121,6 +145,13 @@ class Assignment:
     inputs: Mapping[str, Batch]
     whole: Keys | None = None
     mine: np.ndarray | None = None
+    others: Mapping[str, AssignedRows] = field(default_factory=dict)
+
+    def rows_of(self, row_set: str) -> AssignedRows | None:
+        """The rows of a set, by the input that has them; None for one that has none."""
+        own = AssignedRows(keys=self.keys, whole=self.whole, mine=self.mine)
+        found = own if row_set == "rows" else self.others.get(row_set)
+        return found if found is not None and len(found.every) else None
 
 
 @dataclass(frozen=True, slots=True)

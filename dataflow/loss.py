@@ -1,7 +1,7 @@
 """Losses: what `train` minimises, as values of the language.
 
-Owns: the declaration of a loss function, the decorator for a user's own, and the algebra of
-weighted terms. Does not own: what a loss function sees and returns (now.py), any formula
+Owns: the declaration of a loss function and the decorator for a user's own. Does not own: what a
+loss function sees and returns (now.py), the algebra of weighted terms (loss_terms.py), any formula
 (operators), the reduction of terms to a number (the train kernel).
 
 A loss function sees packed tensors and returns unreduced terms. It never averages and never sees
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import (
     Any,
     Concatenate,
@@ -30,156 +29,25 @@ import pyarrow as pa
 
 from dataflow.calls import call_site, declares, refuse_unknown, refused, require, signature_of
 from dataflow.convention import Convention
-from dataflow.errors import Fault, GraphError, Origin
+from dataflow.errors import Fault, GraphError
 from dataflow.limits import Limit, choice, flag
-from dataflow.model import Number
+from dataflow.loss_terms import ROWS, make_loss
+from dataflow.loss_terms import Loss as Loss
+from dataflow.loss_terms import LossFunction as LossFunction
+from dataflow.loss_terms import LossScope as LossScope
+from dataflow.loss_terms import LossTerm as LossTerm
 from dataflow.node import Port, function_name
 from dataflow.now import Now as Now
 from dataflow.now import Tensors as Tensors
 from dataflow.now import Terms as Terms
 from dataflow.operator import Input
-from dataflow.schema import Schema
+from dataflow.schema import Completion, Schema
 
 A = TypeVar("A", bound=Schema)
 B = TypeVar("B", bound=Schema)
 C = TypeVar("C", bound=Schema)
 P = ParamSpec("P")
 Q = ParamSpec("Q")
-
-LossScope = Literal["token", "sequence", "group"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossFunction:
-    """A declared loss. `zero`: port -> parameter; the port is not read if that is a constant 0."""
-
-    path: str
-    name: str
-    scope: LossScope
-    head: Literal["lm", "scalar"]
-    entropy: bool
-    ports: tuple[Input, ...]
-    parameters: tuple[str, ...]
-    zero: tuple[tuple[str, str], ...] = ()
-    limits: tuple[tuple[str, Limit], ...] = ()
-    """Parameter -> the values it takes; the check refuses others."""
-    recorded: bool = True
-    """Whether it falls back on the sampler's recorded log-probs, so that rows must be a Rollout."""
-    supervised: bool = False
-    """Whether it imitates its rows, whatever made them: it is then trained at temperature 1."""
-    on_policy: bool = False
-    """Whether its gradient is right only for rows from the weights that an update starts from."""
-    conventions: tuple[tuple[str, Convention], ...] = field(default=(), compare=False)
-    """For a loss with a parameter `dialect`: what it does in each."""
-    scores: bool = False
-    """Whether it reads `now.scores`, the scalar head at each row's last token."""
-    ids: tuple[str, ...] = ()
-    """A port and its column of token ids, [tokens, k], at which it reads `now.at_ids`; or none."""
-    fn: Callable[..., Terms] = field(compare=False, repr=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossTerm:
-    """One weighted use of a loss function.
-
-    ports: port name -> Port; empty in a train node, which has the ports as inputs `label.port`.
-    now: ports for which the plan uses the current log-probs, detached (`old` in a Step of one
-    update).
-    """
-
-    function: LossFunction
-    weight: Number = 1.0
-    params: tuple[tuple[str, Any], ...] = ()
-    ports: tuple[tuple[str, Port[Any]], ...] = ()
-    label: str = ""
-    now: tuple[str, ...] = ()
-    origin: Origin | None = field(default=None, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """A sum of weighted terms: `a + 0.01 * b`."""
-
-    terms: tuple[LossTerm, ...]
-
-    def __add__(self, other: Loss) -> Loss:
-        if not isinstance(other, Loss):
-            problem = f"expected a Loss on both sides, found {type(other).__name__} {other!r:.60}"
-            raise refused(
-                "loss + ...", problem, "clipped_policy_loss(advantage) + 0.01 * entropy_loss()"
-            )
-        return Loss(self.terms + other.terms)
-
-    def __mul__(self, factor: float) -> Loss:
-        fits = isinstance(factor, (int, float)) and not isinstance(factor, bool)
-        require(
-            "... * loss",
-            "the factor",
-            factor,
-            fits=fits,
-            expected="a number",
-            fix="0.01 * entropy_loss()",
-        )
-        return Loss(tuple(replace(t, weight=_times(t.weight, factor)) for t in self.terms))
-
-    __radd__ = __add__
-    __rmul__ = __mul__
-
-    @property
-    def supervised(self) -> bool:
-        """Whether rows are only imitated: all terms are supervised or read the model alone."""
-        functions = [term.function for term in self.terms]
-        rest = [f for f in functions if not f.supervised]
-        return len(rest) < len(functions) and not any(f.ports or f.recorded for f in rest)
-
-    def bound(self) -> tuple[Loss, dict[str, Port[Any]]]:
-        """The loss without its ports, and those ports by input name `label.port`; labels become
-        unique.
-        """
-        terms, inputs, seen = [], {}, {}
-        for term in self.terms:
-            name = term.function.name
-            seen[name] = seen.get(name, 0) + 1
-            label = name if seen[name] == 1 else f"{name}_{seen[name]}"
-            terms.append(replace(term, label=label, ports=()))
-            inputs |= {f"{label}.{port}": value for port, value in term.ports}
-        return Loss(tuple(terms)), inputs
-
-
-def _times(weight: Number, factor: float) -> Number:
-    if isinstance(weight, (int, float)):
-        return weight * factor
-    return replace(weight, start=weight.start * factor, stop=weight.stop * factor)
-
-
-def make_loss(
-    function: LossFunction, ports: Mapping[str, Port[Any] | None], params: Mapping[str, Any]
-) -> Loss:
-    """One term of weight 1; ports that are None are left out."""
-    origin = call_site()
-    given = {name: port for name, port in ports.items() if port is not None}
-    for name, port in given.items():
-        if not isinstance(port, Port):
-            want = next(i.schema.__name__ for i in function.ports if i.name == name)
-            problem = (
-                f"expected Port[{want}], the output of an operator, found {type(port).__name__}"
-                f" {port!r:.60}"
-            )
-            fix = f"pass what an operator returned as {name}"
-            where = f"{function.name}.{name}"
-            raise GraphError(
-                Fault(rule="call", where=where, problem=problem, fix=fix, origin=origin)
-            )
-    return Loss(
-        (
-            LossTerm(
-                function=function,
-                params=tuple(params.items()),
-                ports=tuple(given.items()),
-                origin=origin,
-            ),
-        )
-    )
 
 
 def loss_function(
@@ -207,6 +75,9 @@ def loss_function(
     a usable annotation.
     """
     values = _after_now(fn)
+    if any(value.name == ROWS for value in values):
+        problem = f"expected another name than {ROWS!r}, with which a term is given rows of its own"
+        raise refused(f"loss {fn.__name__}.{ROWS}", problem, "another name for it")
     ports = tuple(_port(fn, p) for p in values if p.kind is not p.KEYWORD_ONLY)
     _require_ids(f"loss {fn.__name__}", ports, ids)
     return LossFunction(
@@ -305,14 +176,19 @@ class LossDeclaration(Generic[Q]):
         self.fn = function.fn
         self._signature = signature
 
-    def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> Loss:
+    @overload
+    def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> Loss: ...
+    @overload
+    def __call__(self, *args: Any, rows: Port[Completion], **kwargs: Any) -> Loss: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Loss:
+        """rows: those of the term, if they are not the train node's."""
+        rows = kwargs.pop(ROWS, None)
         refuse_unknown(self.function.name, self._signature, args, kwargs)
         given = self._signature.bind(*args, **kwargs)
         given.apply_defaults()
         ports = {i.name: given.arguments[i.name] for i in self.function.ports}
-        return make_loss(
-            self.function, ports, {p: given.arguments[p] for p in self.function.parameters}
-        )
+        params = {p: given.arguments[p] for p in self.function.parameters}
+        return make_loss(self.function, ports, params, rows=rows)
 
 
 class _LossDecorator:

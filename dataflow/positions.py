@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from dataflow.errors import DataError
 from dataflow.graph import Graph
+from dataflow.loss_terms import row_sets
 from dataflow.model import Model
 from dataflow.model_files import CONFIG, folder_of, maybe_object, positions_of
 from dataflow.node import Node
@@ -58,9 +59,10 @@ def _readers(graph: Graph) -> Iterator[tuple[Node, Node]]:
         if node.operator.traits.generates:
             yield node, node
         elif node.operator.work in ("forward", "train"):
-            rows = next((p for p in node.inputs.values() if p.schema.vocabulary), None)
-            for maker in writers(rows) if rows is not None else ():
-                yield maker, node
+            first = [p for p in node.inputs.values() if p.schema.vocabulary][:1]
+            for rows in row_sets(node).values() or first:
+                for maker in writers(rows):
+                    yield maker, node
 
 
 def _models(node: Node) -> list[Model]:

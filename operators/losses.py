@@ -14,7 +14,7 @@ from dataflow.loss import Loss, loss_function, make_loss
 from dataflow.model import Number
 from dataflow.node import Port
 from dataflow.operator import call_site, declares
-from dataflow.schema import Advantage, Logprobs, Preference, Returns, Reward, Values
+from dataflow.schema import Advantage, Completion, Logprobs, Preference, Returns, Reward, Values
 from operators import loss_formulas as formulas
 from operators import policy_formulas as policy
 
@@ -94,6 +94,7 @@ def clipped_policy_loss(
     beta: Number = 0.0,
     kl: Estimator = "k3",
     dual_clip: float | None = None,
+    rows: Port[Completion] | None = None,
 ) -> Loss:
     """PPO's clipped objective, as GRPO and DAPO use it; see policy_formulas.py for the formula.
 
@@ -107,14 +108,19 @@ def clipped_policy_loss(
         raise _refused("clipped_policy_loss", f"beta={beta} needs reference=, none given", fix)
     params = {"clip": clip, "beta": beta, "kl": kl, "dual_clip": dual_clip}
     return make_loss(
-        CLIPPED_POLICY, {"advantage": advantage, "old": old, "reference": reference}, params
+        CLIPPED_POLICY,
+        {"advantage": advantage, "old": old, "reference": reference},
+        params,
+        rows=rows,
     )
 
 
 @declares
-def policy_gradient_loss(advantage: Port[Advantage]) -> Loss:
+def policy_gradient_loss(
+    advantage: Port[Advantage], *, rows: Port[Completion] | None = None
+) -> Loss:
     """REINFORCE: -A log pi; for rows made by the same policy that is trained."""
-    return make_loss(POLICY_GRADIENT, {"advantage": advantage}, {})
+    return make_loss(POLICY_GRADIENT, {"advantage": advantage}, {}, rows=rows)
 
 
 @declares
@@ -125,27 +131,39 @@ def decoupled_policy_loss(
     clip: Clip = 0.2,
     cap: Number | None = 5.0,
     over_cap: Literal["drop", "truncate"] = "drop",
+    rows: Port[Completion] | None = None,
 ) -> Loss:
     """AReaL's objective for stale rows, clipped around `proximal`, the policy before the Step."""
     params = {"clip": clip, "cap": cap, "over_cap": over_cap}
-    return make_loss(DECOUPLED_POLICY, {"advantage": advantage, "proximal": proximal}, params)
+    return make_loss(
+        DECOUPLED_POLICY, {"advantage": advantage, "proximal": proximal}, params, rows=rows
+    )
 
 
 @declares
-def entropy_loss() -> Loss:
+def entropy_loss(*, rows: Port[Completion] | None = None) -> Loss:
     """The negative entropy: `a + 0.01 * entropy_loss()` rewards a policy for staying uncertain."""
-    return make_loss(ENTROPY, {}, {})
+    return make_loss(ENTROPY, {}, {}, rows=rows)
 
 
 @declares
-def supervised_loss() -> Loss:
-    """Cross-entropy on the rows' tokens with mask 1."""
-    return make_loss(SUPERVISED, {}, {})
+def supervised_loss(*, rows: Port[Completion] | None = None) -> Loss:
+    """Cross-entropy on the rows' tokens with mask 1.
+
+    rows: of any loss, those of its term, if they are not the train node's: `policy_loss + 0.1 *
+    supervised_loss(rows=demonstrations(data, batch=32))`. The term's ports stand on them, its
+    denominators count them, and they are trained at their own temperature.
+    """
+    return make_loss(SUPERVISED, {}, {}, rows=rows)
 
 
 @declares
 def value_loss(
-    returns: Port[Returns], *, old: Port[Values] | None = None, clip: Number | None = None
+    returns: Port[Returns],
+    *,
+    old: Port[Values] | None = None,
+    clip: Number | None = None,
+    rows: Port[Completion] | None = None,
 ) -> Loss:
     """Squared error of a critic (a Model with head="scalar"); clip keeps it near `old`, its values
     before the Step.
@@ -156,21 +174,33 @@ def value_loss(
             f"clip={clip} needs old=, none given",
             "old=values(critic, rollout), or clip=None",
         )
-    return make_loss(VALUE, {"returns": returns, "old": old}, {"clip": clip})
+    return make_loss(VALUE, {"returns": returns, "old": old}, {"clip": clip}, rows=rows)
 
 
 @declares
-def dpo_loss(pairs: Port[Preference], *, reference: Port[Logprobs], beta: Number = 0.1) -> Loss:
+def dpo_loss(
+    pairs: Port[Preference],
+    *,
+    reference: Port[Logprobs],
+    beta: Number = 0.1,
+    rows: Port[Completion] | None = None,
+) -> Loss:
     """Direct preference optimisation; each group is one pair, made by pair() and select()."""
-    return make_loss(DPO, {"pairs": pairs, "reference": reference}, {"beta": beta})
+    return make_loss(DPO, {"pairs": pairs, "reference": reference}, {"beta": beta}, rows=rows)
 
 
 @declares
 def trajectory_balance_loss(
-    score: Port[Reward], *, reference: Port[Logprobs], beta: Number
+    score: Port[Reward],
+    *,
+    reference: Port[Logprobs],
+    beta: Number,
+    rows: Port[Completion] | None = None,
 ) -> Loss:
     """Trajectory balance; estimates the partition function per group, takes rows of any age."""
-    return make_loss(TRAJECTORY_BALANCE, {"score": score, "reference": reference}, {"beta": beta})
+    return make_loss(
+        TRAJECTORY_BALANCE, {"score": score, "reference": reference}, {"beta": beta}, rows=rows
+    )
 
 
 def _refused(name: str, problem: str, fix: str) -> GraphError:

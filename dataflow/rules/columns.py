@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from dataflow.errors import Fault, nearest
 from dataflow.loss import Loss, LossTerm
-from dataflow.node import Node
+from dataflow.node import Node, Port
 from dataflow.rules.context import Context, Wire, data_name, place
 from dataflow.schema import Schema
 
@@ -101,16 +101,16 @@ def _on_device(wire: Wire) -> Iterator[Fault]:
 
 
 def _recorded(node: Node) -> Iterator[Fault]:
-    loss, rows = node.params.get("loss"), node.inputs.get("rows")
-    if not isinstance(loss, Loss) or rows is None or "sampler_logprobs" in rows.schema.columns:
-        return
-    for term in loss.terms:
+    loss = node.params.get("loss")
+    for term in loss.terms if isinstance(loss, Loss) else ():
+        rows = node.inputs.get(term.on)
+        if rows is None or "sampler_logprobs" in rows.schema.columns:
+            continue
         if term.function.recorded and f"{term.label}.old" not in node.inputs:
-            yield _no_record(term, node)
+            yield _no_record(term, node, rows)
 
 
-def _no_record(term: LossTerm, node: Node) -> Fault:
-    rows = node.inputs["rows"]
+def _no_record(term: LossTerm, node: Node, rows: Port) -> Fault:
     name = term.function.name
     problem = (
         f"without old= it needs the sampler's log-probs, and {rows.label!r} is"

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from dataflow.errors import DataError, Fault, Origin
 from dataflow.graph import Graph
-from dataflow.loss import Loss
+from dataflow.loss_terms import input_of
 from dataflow.model import Model
 from dataflow.node import Node, Port
 from dataflow.operator import Input
@@ -30,11 +30,14 @@ ColumnReader = Callable[[str, str | None], Mapping[str, pa.DataType]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """One input of a node. `where` and `origin`: the user's call; for a loss's port, the loss's."""
+    """One input of a node. `where` and `origin`: the user's call; for a loss's port, the loss's.
+    row_set: the input with whose rows it is compared.
+    """
 
     node: Node
     key: str
     name: str
+    row_set: str
     port: Port
     input: Input
     where: str
@@ -116,19 +119,22 @@ def context_of(
 
 
 def _wires(node: Node) -> Iterator[Wire]:
-    loss = node.params.get("loss")
-    terms = {t.label: t for t in loss.terms} if isinstance(loss, Loss) else {}
     for key, port in node.inputs.items():
-        label, _, name = key.partition(".")
-        if name and label in terms:
-            term = terms[label]
-            declared = next(i for i in term.function.ports if i.name == name)
+        declared, term = input_of(node, key)
+        row_set, name = next(iter(node.inputs)), key
+        where, origin = f"{node.operator.name}.{key}", node.origin
+        if term is not None:
+            row_set, name = term.on, key.partition(".")[2]
             where, origin = f"{term.function.name}.{name}", term.origin or node.origin
-        else:
-            name, declared = key, node.operator.input(key)
-            where, origin = f"{node.operator.name}.{key}", node.origin
         yield Wire(
-            node=node, key=key, name=name, port=port, input=declared, where=where, origin=origin
+            node=node,
+            key=key,
+            name=name,
+            row_set=row_set,
+            port=port,
+            input=declared,
+            where=where,
+            origin=origin,
         )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from dataflow.errors import Fault, Origin
 from dataflow.loss import Loss
+from dataflow.loss_terms import row_sets
 from dataflow.node import Node
 from dataflow.rows import Domain
 from dataflow.rules.context import Context, fault_at, line_of, place
@@ -21,30 +22,37 @@ def check(context: Context) -> Iterator[Fault]:
     the batch.
     """
     for node in context.graph.nodes:
-        domain = _domain(context, node)
-        if domain is None or id(node) in context.doubtful:
+        if id(node) in context.doubtful:
             continue
-        for where, what, origin in _needs_groups(node):
-            yield from _one_row(_decoder(domain), domain, where, what, origin)
-            yield from _ragged(node, domain, where, origin)
+        for key, where, what, origin in _needs_groups(node):
+            domain = _domain(context, node, key)
+            if domain is not None:
+                yield from _one_row(_decoder(domain), domain, where, what, origin)
+                yield from _ragged(node, domain, where, origin)
         yield from _unpaired(context, node)
-        yield from _minibatches(node, domain)
+        for name in row_sets(node):
+            domain = _domain(context, node, name)
+            if domain is not None:
+                yield from _minibatches(node, domain)
 
 
-def _domain(context: Context, node: Node) -> Domain | None:
-    first = next(iter(node.inputs.values()), None)
-    return context.domains.of(first) if first is not None else None
+def _domain(context: Context, node: Node, key: str) -> Domain | None:
+    port = node.inputs.get(key)
+    return context.domains.of(port) if port is not None else None
 
 
-def _needs_groups(node: Node) -> Iterator[tuple[str, str, Origin | None]]:
-    """Everything that sees a group at once: its place, what is needed, and the line."""
+def _needs_groups(node: Node) -> Iterator[tuple[str, str, str, Origin | None]]:
+    """Everything that sees a group at once: the input with its rows, its place, what is needed, and
+    the line.
+    """
     if node.operator.scope == "group":
         baseline = any(issubclass(s, Advantage) for s in node.schemas)
-        yield place(node), "a group baseline" if baseline else "group scope", node.origin
+        what, first = "a group baseline" if baseline else "group scope", next(iter(node.inputs), "")
+        yield first, place(node), what, node.origin
     loss = node.params.get("loss")
     for term in loss.terms if isinstance(loss, Loss) else ():
         if term.function.scope == "group":
-            yield term.function.name, "a loss over groups", term.origin or node.origin
+            yield term.on, term.function.name, "a loss over groups", term.origin or node.origin
 
 
 def _one_row(

@@ -6,11 +6,14 @@ Owns: the comparison of domains and its messages. Does not own: their derivation
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from dataflow.errors import Fault, Origin
+from dataflow.loss import Loss
+from dataflow.loss_terms import ROWS
+from dataflow.node import Node
 from dataflow.operator import Reduce
-from dataflow.rows import Domain
+from dataflow.rows import Domain, physical
 from dataflow.rules.context import Context, Wire, fault_at, line_of, place
 
 
@@ -25,14 +28,35 @@ def check(context: Context) -> Iterator[Fault]:
         if isinstance(node.operator.rows, Reduce):
             yield from _reduced(context, {w.name: w for w in wires}, node.operator.rows)
             continue
-        for wire in _distinct(context, wires):
-            yield from _compare(context, wires[0], wire)
+        for first in (wire for wire in wires if wire.key == wire.row_set):
+            same = [wire for wire in wires if wire.row_set == first.key and wire is not first]
+            for wire in _distinct(context, same):
+                yield from _compare(context, first, wire)
+        yield from _of_its_own(context, node, wires)
 
 
-def _distinct(context: Context, wires: tuple[Wire, ...]) -> Iterator[Wire]:
-    """The wires after the first; of several on the same wrong rows only one."""
+def _of_its_own(context: Context, node: Node, wires: tuple[Wire, ...]) -> Iterator[Fault]:
+    """A term with rows of its own that the node trains anyway; rows on which no term stands."""
+    loss = node.params.get("loss")
+    if not isinstance(loss, Loss) or ROWS not in node.inputs:
+        return
+    main = node.inputs[ROWS]
+    for wire in (wire for wire in wires if wire.key == wire.row_set != ROWS):
+        one = context.domains.of(wire.port) is context.domains.of(main)
+        if one and physical(wire.port) == physical(main):
+            problem = f"rows={wire.port.label} are the rows that {node.name!r} trains anyway"
+            yield wire.fault("rows", problem, "leave rows= out")
+    if loss.terms and not loss.on(ROWS).terms:
+        own = node.inputs[loss.terms[0].on].label
+        problem = f"every term of the loss has rows of its own, and none trains {main.label!r}"
+        fix = f"train(model, {own}, ...), and no rows= in {loss.terms[0].function.name}"
+        yield fault_at(node, "rows", problem, fix)
+
+
+def _distinct(context: Context, wires: Iterable[Wire]) -> Iterator[Wire]:
+    """The wires on other rows; of several on the same wrong rows only one."""
     seen: set[int] = set()
-    for wire in wires[1:]:
+    for wire in wires:
         domain = context.domains.of(wire.port)
         if id(domain) not in seen:
             seen.add(id(domain))
@@ -113,6 +137,9 @@ def _named(domain: Domain, origin: Origin | None) -> str:
 def _fix(first: Wire, here: Domain, other: Wire, there: Domain) -> str:
     a, b = first.name, other.name
     if here.source is not there.source:
+        if other.key != other.name and first.key == ROWS:
+            loss = other.where.rpartition(".")[0]
+            return f"{loss}(..., rows=...): rows of {there.source.name!r}, as this term's own"
         return (
             f"ports that come from one source; {here.source.name!r} and {there.source.name!r}"
             " are two"

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from dataflow.errors import Fault
 from dataflow.loss import Loss
+from dataflow.loss_terms import ROWS, row_sets
 from dataflow.node import Node
 from dataflow.rows import generations
 from dataflow.rules.context import Context, fault_at, line_of
@@ -21,18 +22,20 @@ def check(context: Context) -> Iterator[Fault]:
     """Rows of two generations without a stated temperature."""
     for node in context.graph.nodes:
         if node.operator.log_probs:
-            yield from _joined(node)
+            yield from _joined(node, ROWS)
         elif node.operator.work == "train":
-            yield from _joined(node)
+            for name in row_sets(node) or (ROWS,):
+                yield from _joined(node, name)
             yield from _constant(node)
 
 
-def _joined(node: Node) -> Iterator[Fault]:
-    rows = node.inputs.get("rows")
+def _joined(node: Node, row_set: str) -> Iterator[Fault]:
+    rows = node.inputs.get(row_set)
     makers = generations(rows) if rows is not None and rows.schema.vocabulary else ()
-    if len(makers) < 2 or node.params.get("temperature") is not None:
+    stated = row_set == ROWS and node.params.get("temperature") is not None
+    if rows is None or len(makers) < 2 or stated:
         return
-    if _no_temperature(node.params.get("loss")):
+    if _no_temperature(node.params.get("loss"), row_set):
         return
     shown = " and ".join(
         f"{m.name!r} ({line_of(m, node.origin)}, temperature={m.params.get('temperature')})"
@@ -40,16 +43,19 @@ def _joined(node: Node) -> Iterator[Fault]:
     )
     problem = (
         f"expected tokens of one generation, or temperature=, found those of {shown} in"
-        f" {_label(node)}"
+        f" {rows.label!r}"
     )
     fix = f"temperature={makers[0].params.get('temperature') or 1.0} in {node.operator.name}"
+    if row_set != ROWS:  # the parameter is of the node's own rows
+        fix = "rows of one generation, or a train node for these rows"
     yield fault_at(node, "sampled", problem, fix)
 
 
-def _no_temperature(loss: object) -> bool:
-    """Whether a loss trains at temperature 1, or needs no log-probs at all."""
+def _no_temperature(loss: object, row_set: str) -> bool:
+    """Whether a loss trains these rows at temperature 1, or needs no log-probs at all."""
     if not isinstance(loss, Loss):
         return False
+    loss = loss.on(row_set)
     return loss.supervised or all(term.function.head != "lm" for term in loss.terms)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from dataflow.errors import Fault
 from dataflow.loss import Loss, LossTerm
+from dataflow.loss_terms import ROWS, row_sets
 from dataflow.node import Node, Port
 from dataflow.rows import generations, physical
 from dataflow.rules.context import Context, Wire, line_of
@@ -30,20 +31,20 @@ def check(context: Context) -> Iterator[Fault]:
         loss = node.params.get("loss")
         if node.operator.work != "train" or not isinstance(loss, Loss) or "rows" not in node.inputs:
             continue
-        trained = _trained(node, loss)
-        if trained is None:
-            continue
+        trained = {name: _trained(node, loss, name) for name in row_sets(node)}
         for term in loss.terms:
-            yield from _recorded(node, term, trained)
+            if (at := trained.get(term.on)) is not None:
+                yield from _recorded(node, term, at)
         for wire in context.wires[id(node)]:
-            yield from _compared(node, wire, trained)
+            if (at := trained.get(wire.row_set)) is not None:
+                yield from _compared(node, wire, at)
 
 
 def _recorded(node: Node, term: LossTerm, trained: float) -> Iterator[Fault]:
     """A loss that falls back on the sampler's log-probs."""
     if not term.function.recorded or f"{term.label}.old" in node.inputs:
         return
-    for maker in generations(node.inputs["rows"]):
+    for maker in generations(node.inputs[term.on]):
         at = _at(maker.params.get("temperature"))
         if at is not None and at != trained:
             problem = (
@@ -93,12 +94,14 @@ def _has_temperature(maker: Node) -> bool:
     return bool(maker.operator.log_probs) and "temperature" in maker.params
 
 
-def _trained(node: Node, loss: Loss) -> float | None:
-    """The temperature of training; None if there is none or no number (other rules report it)."""
+def _trained(node: Node, loss: Loss, row_set: str) -> float | None:
+    """The temperature of training these rows; None if there is none or no number (other rules
+    report it). A stated one is of the node's own rows.
+    """
     stated = node.params.get("temperature")
-    if stated is not None:
+    if stated is not None and row_set == ROWS:
         return _at(stated)
-    return 1.0 if loss.supervised else _sampled(node.inputs["rows"])
+    return 1.0 if loss.on(row_set).supervised else _sampled(node.inputs[row_set])
 
 
 def _sampled(rows: Port[Any]) -> float | None:

@@ -79,9 +79,10 @@ def _recomputed(context: Context, node: Node) -> Iterator[Fault]:
         if fault is not None:
             yield fault
         elif maker.operator.work == "forward" and not _same_tokens(
-            context, maker.inputs["rows"], node.inputs["rows"]
+            context, maker.inputs["rows"], node.inputs[wire.row_set]
         ):
-            trains, reads = (physical(n.inputs["rows"]).label for n in (node, maker))
+            trains = physical(node.inputs[wire.row_set]).label
+            reads = physical(maker.inputs["rows"]).label
             problem = (
                 f"{maker.name!r} ({line_of(maker, wire.origin)}) reads the tokens of {reads!r}, and"
                 f" those of {trains!r} are trained"

@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from dataflow.errors import DataError, Fault
+from dataflow.loss_terms import row_sets
 from dataflow.model import Model
 from dataflow.model_files import TOKENIZER, token_ids
 from dataflow.node import Node, Port
@@ -62,11 +63,15 @@ def _handed_on(
 def _compare(
     context: Context, node: Node, model: Model, made_by: dict[PortId, tuple[Model, ...]]
 ) -> Iterator[Fault]:
-    rows = next((w.port for w in context.wires[id(node)] if w.port.schema.vocabulary), None)
-    if rows is None:
-        return
-    # demonstrations: tokenized for the first Model that reads them
-    for maker in made_by.setdefault(_key(rows), (model,)):
+    first = [w.port for w in context.wires[id(node)] if w.port.schema.vocabulary][:1]
+    for rows in row_sets(node).values() or first:
+        # demonstrations: tokenized for the first Model that reads them
+        makers = made_by.setdefault(_key(rows), (model,))
+        yield from _of_makers(node, model, rows, makers)
+
+
+def _of_makers(node: Node, model: Model, rows: Port, makers: tuple[Model, ...]) -> Iterator[Fault]:
+    for maker in makers:
         mine, theirs = fingerprint(model.base), fingerprint(maker.base)
         if maker.base == model.base or mine is None or theirs is None or mine == theirs:
             continue

@@ -52,12 +52,14 @@ class TrainRows:
     ports: Mapping[tuple[str, str], PortColumns]
 
 
-def step_rows(assignment: Assignment, loss: Loss, node: str) -> TrainRows:
-    """Read an assignment. Raises DataError for a token column not aligned with completions."""
-    rows = assignment.inputs["rows"]
+def step_rows(assignment: Assignment, loss: Loss, node: str, row_set: str = "rows") -> TrainRows:
+    """Read one row set of an assignment, with what the loss's terms on it read. Raises DataError
+    for a token column not aligned with completions.
+    """
+    rows, loss = assignment.inputs[row_set], loss.on(row_set)
     completions = rows.ragged("completion_ids")
     known = {
-        name: aligned(rows, name, completions.offsets, f"{node}.rows")
+        name: aligned(rows, name, completions.offsets, f"{node}.{row_set}")
         for name in ("completion_mask", "sampler_logprobs", "sampler_mass", "version")
         if name in rows.names
     }

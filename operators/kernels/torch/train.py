@@ -1,8 +1,8 @@
 """The train kernel: all updates of a Step on one module.
 
-Owns: the order of minibatches, micro-batches, backward and update, training metrics, and the
-kernel's state on disk. Does not own: settings (train_settings.py), formulas (operators),
-reduction (reduce.py), packing (packing.py), the optimizer (optimizer.py), collectives
+Owns: the order of micro-batches, backward and update, training metrics, and the kernel's state on
+disk. Does not own: settings (train_settings.py), which rows make an update (updates.py), formulas
+(operators), reduction (reduce.py), packing (packing.py), the optimizer (optimizer.py), collectives
 (parallel.py).
 
 The module may also generate in this process: it stays in eval mode, its weights change in place,
@@ -11,9 +11,9 @@ and no gradient outlives a Step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,6 @@ from operators.kernels.scoring_child import Caught
 from operators.kernels.tensors import gather
 from operators.kernels.text import require_known
 from operators.kernels.torch.heads import predictions, values, values_and_scores
-from operators.kernels.torch.minibatches import minibatches
 from operators.kernels.torch.models import load_model, load_pieces, pieces, positions, save_model
 from operators.kernels.torch.optimizer import Optimizer, chosen, save_state
 from operators.kernels.torch.packing import Packed, micro_batches, pack
@@ -47,16 +46,15 @@ from operators.kernels.torch.parallel import Ranks, Turns, collected, like, spli
 from operators.kernels.torch.probe import probed, vocabulary_of
 from operators.kernels.torch.reduce import (
     MetricSums,
-    Weights,
     bad_row,
-    count_weights,
     reduced,
     unfit,
 )
 from operators.kernels.torch.said import ModelNumbers, Said, ids_of, reads_scores, require_ids, said
 from operators.kernels.torch.slices import Slices
-from operators.kernels.torch.steprows import TrainRows, now_of, step_rows, tensors_of
-from operators.kernels.torch.train_settings import TrainSettings
+from operators.kernels.torch.steprows import now_of, step_rows, tensors_of
+from operators.kernels.torch.train_settings import RowSet, TrainSettings
+from operators.kernels.torch.updates import Part, StepSet, Update, parts_of
 
 OPTIMIZER_FILE = "optimizer.pt"
 
@@ -73,21 +71,8 @@ COUNTS = (
 """Metrics that add up over the updates of a Step."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Update:
-    """One update of a Step: this rank's rows, their weights, and where metrics go.
-
-    whole: the keys of the update's rows on all ranks.
-    """
-
-    rows: TrainRows
-    picked: np.ndarray
-    whole: Keys
-    step: int
-    lr: float
-    first: bool
-    weights: Weights
-    sums: MetricSums
+_MicroBatch = tuple[Part, np.ndarray]
+"""Rows of one set."""
 
 
 class TorchTrain(Sleeper, Probeable):
@@ -95,11 +80,12 @@ class TorchTrain(Sleeper, Probeable):
 
     params besides those of `train`: sampler_temperature of the recorded log-probs (None: the same;
     if it differs, as 0.0 does, there is no policy/mismatch_kl); max_tokens and step_rows: the
-    longest answer and the rows of a full Step, whose product divides aggregate="constant".
-    temperature None or 0.0 means 1.0. Metrics: optim/lr, optim/grad_norm (mean over updates),
-    optim/updates, optim/skipped (updates without a trained token), loss/<label>, train/tokens
-    (trained tokens of all epochs), train/fed_tokens, train/micro_batches, policy/mismatch_kl, and
-    those of the formulas.
+    longest answer and the rows of a full Step, whose product divides aggregate="constant";
+    own_rows: these four of each row set that terms of the loss have of their own. temperature None
+    or 0.0 means 1.0. Metrics: optim/lr, optim/grad_norm (mean over updates), optim/updates,
+    optim/skipped (updates without a trained token), loss/<label>, train/tokens (trained tokens of
+    all epochs), train/fed_tokens, train/micro_batches, policy/mismatch_kl, and those of the
+    formulas.
     """
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
@@ -114,8 +100,6 @@ class TorchTrain(Sleeper, Probeable):
                 f" tensor={layout.tensor}. Fix: one of both."
             )
         self._budget, self._positions = layout.tokens, positions(model.base)
-        self._temperature = float(self._settings.temperature or 1.0)
-        self._as_sampled = self._settings.sampler_temperature in (None, self._temperature)
         self._module = session.module(model, lambda: load_model(model))
         self._device = next(self._module.parameters()).device
         self._ranks = Ranks(session, self._device, node.name, layout.tensor)
@@ -135,51 +119,48 @@ class TorchTrain(Sleeper, Probeable):
         settings, self._steps = self._settings, assignment.step
         sums = MetricSums({name: torch.zeros(()) for name in COUNTS})
         lr = value_at(settings.lr, assignment.step)
-        whole = assignment.keys if assignment.whole is None else assignment.whole
-        if assignment.step >= settings.start and len(whole):
-            for update in self._updates(assignment, whole, lr, sums):
+        there = [of for of in settings.row_sets if assignment.rows_of(of.name) is not None]
+        if assignment.step >= settings.start and there:
+            for update in self._updates(assignment, there, lr, sums):
                 self._update(update)
         return {"optim/lr": lr} | sums.means(self._ranks.add_up)
 
     def _updates(
-        self, assignment: Assignment, whole: Keys, lr: float, sums: MetricSums
-    ) -> Iterator[_Update]:
-        """This rank's part of each update; updates are drawn from the rows of all ranks."""
+        self, assignment: Assignment, there: Sequence[RowSet], lr: float, sums: MetricSums
+    ) -> Iterator[Update]:
+        """This rank's part of each update; updates are drawn from the rows of all ranks, of each
+        set by itself.
+        """
         with self._ranks.together():
-            rows = step_rows(assignment, self._settings.loss, self._name)
-            name, limit = self._model.name, self._positions
-            require_positions(self._name, name, limit, rows.keys, rows.prompts, rows.completions)
-            for ids in (rows.prompts, rows.completions):
-                require_known(self._name, name, ids, rows.keys, self.vocabulary)
-            require_ids(self._name, name, rows, self._settings.loss, self.vocabulary)
-        mine = np.arange(len(whole)) if assignment.mine is None else assignment.mine
-        trained = self._ranks.whole(mine, rows.trained, len(whole))
-        groups = np.unique(whole.position, return_inverse=True)[1]
-        settings, step = self._settings, assignment.step
-        drawn = minibatches(
-            whole.position,
-            epochs=settings.epochs,
-            count=settings.minibatches,
-            seed=self._seed,
-            node=self._name,
-            step=step,
-        )
-        for number, minibatch in enumerate(drawn):
-            weights = count_weights(
-                trained,
-                groups,
-                minibatch,
-                aggregate=settings.aggregate,
-                masked_rows=settings.masked_rows,
-                constant=settings.constant,
-            )
-            picked, keys = np.flatnonzero(np.isin(mine, minibatch)), whole.take(minibatch)
-            yield _Update(rows, picked, keys, step, lr, number == 0, weights.of(mine), sums)
+            read = [self._read(assignment, of) for of in there]
+        each = [self._drawn(assignment, rows) for rows in read]
+        for number, drawn in enumerate(zip(*each, strict=True)):
+            parts, keys = zip(*drawn, strict=True)
+            yield Update(parts, Keys.concat(keys), assignment.step, lr, number == 0, sums)
 
-    def _update(self, update: _Update) -> None:
+    def _read(self, assignment: Assignment, of: RowSet) -> StepSet:
+        """This rank's rows of a set. Raises for rows that the Model cannot read."""
+        rows = step_rows(assignment, self._settings.loss, self._name, of.name)
+        name, limit = self._model.name, self._positions
+        require_positions(self._name, name, limit, rows.keys, rows.prompts, rows.completions)
+        for ids in (rows.prompts, rows.completions):
+            require_known(self._name, name, ids, rows.keys, self.vocabulary)
+        require_ids(self._name, name, rows, of.loss, self.vocabulary)
+        assigned = assignment.rows_of(of.name)
+        assert assigned is not None
+        return StepSet(of, rows, assigned)
+
+    def _drawn(self, assignment: Assignment, read: StepSet) -> Iterator[tuple[Part, Keys]]:
+        """The rows of a set in each update."""
+        assigned = read.assigned
+        trained = self._ranks.whole(assigned.indices, read.rows.trained, len(assigned.every))
+        settings, name, step = self._settings, self._name, assignment.step
+        return parts_of(read, trained, settings, seed=self._seed, node=name, step=step)
+
+    def _update(self, update: Update) -> None:
         """One optimizer step; skipped, and counted, if no row has a trained token."""
         sums, lead = update.sums, self._ranks.lead
-        if not update.weights.tokens:
+        if not update.tokens:
             sums.count("optim/skipped", lead)
             return
         with ExitStack() as where_it_fails:
@@ -189,18 +170,20 @@ class TorchTrain(Sleeper, Probeable):
         self._optimizer.step(update.lr, norm)
         sums.add("optim/grad_norm", norm, 1.0)
         sums.count("optim/updates", lead)
-        sums.count("train/tokens", lead * update.weights.tokens)
-        for term in self._settings.loss.terms:
-            sums.add(f"loss/{term.label}", 0.0, lead)
+        sums.count("train/tokens", lead * update.tokens)
+        for part in (part for part in update.parts if part.weights.tokens):
+            for term in part.of.loss.terms:
+                sums.add(f"loss/{term.label}", 0.0, lead)
 
-    def _gradient(self, update: _Update) -> Tensor:
+    def _gradient(self, update: Update) -> Tensor:
         """Run all micro-batches; returns the norm of the gradient over all ranks' rows."""
         idle = self._idle if self._split else None
-        with self._ranks.together(self._parts(update), idle) as turns:
-            for part in turns:
-                whole = reads_scores(self._settings.loss)
-                packed = pack(update.rows.prompts, update.rows.completions, part, whole=whole)
-                self._backward(update, packed, turns)
+        batches = [each for part in update.parts for each in self._micro_batches(part)]
+        with self._ranks.together(batches, idle) as turns:
+            for part, rows in turns:
+                whole = reads_scores(part.of.loss)
+                packed = pack(part.rows.prompts, part.rows.completions, rows, whole=whole)
+                self._backward(update, part, packed, turns)
                 update.sums.count("train/micro_batches", 1)
                 update.sums.count("train/fed_tokens", len(packed.ids))
         if not self._split:
@@ -210,26 +193,30 @@ class TorchTrain(Sleeper, Probeable):
             raise self._not_finite("a gradient norm", float(norm), update.step, update.whole)
         return norm
 
-    def _parts(self, update: _Update) -> list[np.ndarray]:
-        """The micro-batches of an update: its live rows, or whole groups for a loss over groups."""
-        rows, picked = update.rows, update.picked
-        atomic = any(term.function.scope == "group" for term in self._settings.loss.terms)
-        wanted = picked if atomic else picked[update.weights.live[picked]]
+    def _micro_batches(self, part: Part) -> list[_MicroBatch]:
+        """Those of an update's rows of a set: the live ones, or whole groups for a loss over
+        groups.
+        """
+        rows, picked, atomic = part.rows, part.picked, part.of.atomic
+        wanted = picked if atomic else picked[part.weights.live[picked]]
         groups = (rows.groups if atomic else rows.prompt_groups)[wanted]
-        return micro_batches(
+        found = micro_batches(
             rows.prompts, rows.completions, wanted, groups, tokens=self._budget, atomic=atomic
         )
+        return [(part, each) for each in found]
 
-    def _backward(self, update: _Update, packed: Packed, turns: Turns[np.ndarray]) -> None:
+    def _backward(
+        self, update: Update, part: Part, packed: Packed, turns: Turns[_MicroBatch]
+    ) -> None:
         """Forward, loss and backward of one micro-batch."""
-        now = now_of(update.rows, packed, update.step, self._device)
+        now = now_of(part.rows, packed, update.step, self._device)
         now.vocabulary = self.vocabulary
-        ids = ids_of(update.rows, self._settings.loss, packed, self._device)
-        answers = self._ask(update.rows.completions, packed, ids)
+        ids = ids_of(part.rows, part.of.loss, packed, self._device)
+        answers = self._ask(part.rows.completions, packed, part.of, ids)
         with ExitStack() as where_it_fails:
             where_it_fails.callback(turns.through, answers.tokens)
             heard = said(now, answers, ids, scalar=self._model.head == "scalar")
-            total = self._total(update, packed, heard)
+            total = self._total(update, part, packed, heard)
             where_it_fails.pop_all()
         total.backward()
         self._optimizer.collect()
@@ -237,18 +224,19 @@ class TorchTrain(Sleeper, Probeable):
     def _idle(self) -> None:
         """A forward and a backward of one token, with weight 0."""
         packed = pack(ONE_TOKEN, ONE_TOKEN, np.zeros(1, dtype=np.int64))
-        (0.0 * self._ask(ONE_TOKEN, packed, {}).tokens.sum()).backward()
+        answers = self._ask(ONE_TOKEN, packed, self._settings.row_sets[0], {})
+        (0.0 * answers.tokens.sum()).backward()
         self._optimizer.collect()
 
-    def _total(self, update: _Update, packed: Packed, heard: Said) -> Tensor:
+    def _total(self, update: Update, part: Part, packed: Packed, heard: Said) -> Tensor:
         """The loss of one micro-batch."""
-        if update.first and self._as_sampled:
+        if update.first and part.of.as_sampled:
             _mismatch(heard.now, update.sums)
         total = torch.zeros((), device=self._device)
-        for term in self._settings.loss.terms:
-            total = total + self._share(term, update, packed, heard.to(term))
+        for term in part.of.loss.terms:
+            total = total + self._share(term, update, part, packed, heard.to(term))
         if not torch.isfinite(total):
-            keys = update.rows.keys.take(self._first_bad(update, packed, heard))
+            keys = part.rows.keys.take(self._first_bad(update, part, packed, heard))
             raise self._not_finite("a loss", float(total.detach()), update.step, keys)
         if not total.requires_grad:
             raise KernelError(
@@ -258,40 +246,43 @@ class TorchTrain(Sleeper, Probeable):
             )
         return total
 
-    def _ask(self, completions: Ragged, packed: Packed, ids: Mapping[str, Tensor]) -> ModelNumbers:
-        """Values or log-probs of the completion tokens, and what else the loss reads, of one
+    def _ask(
+        self, completions: Ragged, packed: Packed, of: RowSet, ids: Mapping[str, Tensor]
+    ) -> ModelNumbers:
+        """Values or log-probs of the completion tokens, and what else the set's losses read, of one
         forward.
         """
-        scalar, loss = self._model.head == "scalar", self._settings.loss
-        entropy = any(term.function.entropy for term in loss.terms)
+        scalar = self._model.head == "scalar"
         written = gather(completions.values, packed.tokens, self._device, torch.int64)
         others = torch.cat([*ids.values()], dim=1) if ids else None
 
         def ask() -> ModelNumbers:
-            if scalar and reads_scores(loss):
+            if scalar and reads_scores(of.loss):
                 own, scores = values_and_scores(self._module, packed, self._device)
                 return ModelNumbers(tokens=own, scores=scores)
             if scalar:
                 return ModelNumbers(tokens=values(self._module, packed, self._device))
-            at = {"temperature": self._temperature, "entropy": entropy, "ids": others}
+            at = {"temperature": of.at, "entropy": of.entropy, "ids": others}
             found = predictions(self._module, packed, written, **at)
             return ModelNumbers(tokens=found.logprobs, entropy=found.entropy, at=found.at)
 
         answers = self._split(ask) if self._split else ask()
         return answers.each(self._slices.same) if self._slices else answers
 
-    def _share(self, term: LossTerm, update: _Update, packed: Packed, now: Now) -> Tensor:
+    def _share(
+        self, term: LossTerm, update: Update, part: Part, packed: Packed, now: Now
+    ) -> Tensor:
         """This micro-batch's share of one term of the loss, times the term's weight."""
-        terms = self._terms(term, update, packed, now)
-        share = reduced(terms, term.function.scope, term.label, now, update.weights, packed.rows)
+        terms = self._terms(term, update, part, packed, now)
+        share = reduced(terms, term.function.scope, term.label, now, part.weights, packed.rows)
         update.sums.add_all(terms.metrics)
         update.sums.add(f"loss/{term.label}", share, 0.0)
         return value_at(term.weight, update.step) * share
 
-    def _terms(self, term: LossTerm, update: _Update, packed: Packed, now: Now) -> Terms:
+    def _terms(self, term: LossTerm, update: Update, part: Part, packed: Packed, now: Now) -> Terms:
         """What the term's formula returns. Raises KernelError if it raises or returns no Terms."""
         params = {name: resolved(value, update.step) for name, value in term.params}
-        tensors, made = tensors_of(update.rows, term, packed, now), None
+        tensors, made = tensors_of(part.rows, term, packed, now), None
         with Caught() as caught:  # it may be user code, which may raise anything
             made = term.function.fn(now, **tensors, **params)
         if caught.fault is not None:
@@ -305,16 +296,12 @@ class TorchTrain(Sleeper, Probeable):
         return made
 
     @torch.no_grad()
-    def _first_bad(self, update: _Update, packed: Packed, heard: Said) -> np.ndarray:
+    def _first_bad(self, update: Update, part: Part, packed: Packed, heard: Said) -> np.ndarray:
         """The first row with a non-finite term; the first of all if only the sum is not finite."""
-        found = [
-            bad_row(
-                self._terms(term, update, packed, heard.to(term)).loss,
-                term.function.scope,
-                heard.now,
-            )
-            for term in self._settings.loss.terms
-        ]
+        found = []
+        for term in part.of.loss.terms:
+            terms = self._terms(term, update, part, packed, heard.to(term))
+            found.append(bad_row(terms.loss, term.function.scope, heard.now))
         return packed.rows[[min((row for row in found if row is not None), default=0)]]
 
     def _not_finite(self, what: str, found: float, step: int, keys: Keys) -> KernelError:

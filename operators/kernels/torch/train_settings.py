@@ -7,13 +7,57 @@ optimizer's parameters (optimizer.py), what an aggregate computes (reduce.py).
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from dataflow.errors import KernelError
 from dataflow.kernel import KernelNode
 from dataflow.loss import Loss, LossTerm
+from dataflow.loss_terms import ROWS
 from dataflow.model import Model, Schedule
 from operators.kernels.torch.reduce import AGGREGATES, MASKED_ROWS
+
+_OF_A_SET = ("temperature", "sampler_temperature", "max_tokens", "step_rows")
+"""What each row set has of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowSet:
+    """One set of rows and the terms of the loss on it. name: the input that has the rows."""
+
+    name: str
+    loss: Loss
+    minibatches: int = 1
+    temperature: float | None = None
+    sampler_temperature: float | None = None
+    max_tokens: int | None = None
+    step_rows: int | None = None
+
+    @property
+    def at(self) -> float:
+        """The temperature of its log-probs."""
+        return float(self.temperature or 1.0)
+
+    @property
+    def as_sampled(self) -> bool:
+        """Whether the recorded log-probs are of that temperature, too."""
+        return self.sampler_temperature in (None, self.at)
+
+    @property
+    def atomic(self) -> bool:
+        """Whether a micro-batch has whole groups: a term is a number for each."""
+        return any(term.function.scope == "group" for term in self.loss.terms)
+
+    @property
+    def entropy(self) -> bool:
+        """Whether a term reads the entropy of the next token."""
+        return any(term.function.entropy for term in self.loss.terms)
+
+    @property
+    def constant(self) -> float:
+        """The divisor of aggregate="constant": the most tokens that a full update may have."""
+        return (self.step_rows or 1) / self.minibatches * (self.max_tokens or 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +76,23 @@ class TrainSettings:
     sampler_temperature: float | None = None
     max_tokens: int | None = None
     step_rows: int | None = None
+    own_rows: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Of each row set but the node's: its temperatures, max_tokens and step_rows."""
 
     @property
-    def constant(self) -> float:
-        """The divisor of aggregate="constant": the most tokens that a full update may have."""
-        return (self.step_rows or 1) / self.minibatches * (self.max_tokens or 1)
+    def row_sets(self) -> tuple[RowSet, ...]:
+        """The sets of rows that the terms of the loss stand on, the node's own first."""
+        main = {name: getattr(self, name) for name in _OF_A_SET}
+        parts = self.minibatches
+        return tuple(
+            RowSet(
+                name=name,
+                loss=self.loss.on(name),
+                minibatches=parts,
+                **(main if name == ROWS else self.own_rows.get(name, {})),
+            )
+            for name in self.loss.row_sets
+        )
 
     @staticmethod
     def of(node: KernelNode, model: Model) -> TrainSettings:
@@ -60,12 +116,14 @@ def _require_aggregate(node: str, settings: TrainSettings) -> None:
             f"{node}: expected masked_rows to be one of {', '.join(MASKED_ROWS)}, found"
             f" {settings.masked_rows!r}. Fix: masked_rows='skip'."
         )
-    if settings.aggregate == "constant" and not (settings.max_tokens and settings.step_rows):
-        raise KernelError(
-            f"{node}: aggregate='constant' divides by the rows of a Step times max_tokens, found"
-            f" {settings.step_rows} and {settings.max_tokens}. Fix: rows of a"
-            " generate(max_tokens=...)."
-        )
+    for rows in settings.row_sets if settings.aggregate == "constant" else ():
+        if not (rows.max_tokens and rows.step_rows):
+            of = "" if rows.name == ROWS else f" of {rows.name}"
+            raise KernelError(
+                f"{node}: aggregate='constant' divides by the rows of a Step times max_tokens,"
+                f" found {rows.step_rows} and {rows.max_tokens}{of}. Fix: rows of a"
+                " generate(max_tokens=...)."
+            )
 
 
 def _require_term(node: str, aggregate: str, term: LossTerm, model: Model) -> None:

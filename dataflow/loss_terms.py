@@ -1,0 +1,211 @@
+"""What a train node minimises: a sum of weighted terms, each a loss function on its ports.
+
+Owns: the values LossFunction, LossTerm and Loss, their algebra, and which rows each term stands on.
+Does not own: what a loss function sees (now.py) and how a user declares one (loss.py, which hands
+all of this on), the reduction of terms to a number (the train kernel).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from dataflow.calls import call_site, refused, require
+from dataflow.convention import Convention
+from dataflow.errors import Fault, GraphError, Origin
+from dataflow.limits import Limit
+from dataflow.model import Number
+from dataflow.node import Node, Port
+from dataflow.operator import Input
+from dataflow.schema import Completion
+
+LossScope = Literal["token", "sequence", "group"]
+
+ROWS = "rows"
+"""The input of a train node with the rows of every term that has none of its own; and the last part
+of the name of an input with a term's own rows.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossFunction:
+    """A declared loss; `fn` returns Terms (now.py). `zero`: port -> parameter; the port is not read if that is a constant 0."""
+
+    path: str
+    name: str
+    scope: LossScope
+    head: Literal["lm", "scalar"]
+    entropy: bool
+    ports: tuple[Input, ...]
+    parameters: tuple[str, ...]
+    zero: tuple[tuple[str, str], ...] = ()
+    limits: tuple[tuple[str, Limit], ...] = ()
+    """Parameter -> the values it takes; the check refuses others."""
+    recorded: bool = True
+    """Whether it falls back on the sampler's recorded log-probs, so that rows must be a Rollout."""
+    supervised: bool = False
+    """Whether it imitates its rows, whatever made them: it is then trained at temperature 1."""
+    on_policy: bool = False
+    """Whether its gradient is right only for rows from the weights that an update starts from."""
+    conventions: tuple[tuple[str, Convention], ...] = field(default=(), compare=False)
+    """For a loss with a parameter `dialect`: what it does in each."""
+    scores: bool = False
+    """Whether it reads `now.scores`, the scalar head at each row's last token."""
+    ids: tuple[str, ...] = ()
+    """A port and its column of token ids, [tokens, k], at which it reads `now.at_ids`; or none."""
+    fn: Callable[..., Any] = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossTerm:
+    """One weighted use of a loss function.
+
+    ports: port name -> Port; empty in a train node, which has the ports as inputs `label.port`.
+    rows: rows of its own, where it has some; empty in a train node, where `on` is the input that
+    has its rows: the node's `rows`, or `label.rows` of the first term with these rows. now: ports
+    for which the plan uses the current log-probs, detached (`old` in a Step of one update).
+    """
+
+    function: LossFunction
+    weight: Number = 1.0
+    params: tuple[tuple[str, Any], ...] = ()
+    ports: tuple[tuple[str, Port[Any]], ...] = ()
+    rows: Port[Any] | None = None
+    on: str = ROWS
+    label: str = ""
+    now: tuple[str, ...] = ()
+    origin: Origin | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A sum of weighted terms: `a + 0.01 * b`."""
+
+    terms: tuple[LossTerm, ...]
+
+    def __add__(self, other: Loss) -> Loss:
+        if not isinstance(other, Loss):
+            problem = f"expected a Loss on both sides, found {type(other).__name__} {other!r:.60}"
+            raise refused(
+                "loss + ...", problem, "clipped_policy_loss(advantage) + 0.01 * entropy_loss()"
+            )
+        return Loss(self.terms + other.terms)
+
+    def __mul__(self, factor: float) -> Loss:
+        fits = isinstance(factor, (int, float)) and not isinstance(factor, bool)
+        require(
+            "... * loss",
+            "the factor",
+            factor,
+            fits=fits,
+            expected="a number",
+            fix="0.01 * entropy_loss()",
+        )
+        return Loss(tuple(replace(t, weight=_times(t.weight, factor)) for t in self.terms))
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    @property
+    def supervised(self) -> bool:
+        """Whether rows are only imitated: all terms are supervised or read the model alone."""
+        functions = [term.function for term in self.terms]
+        rest = [f for f in functions if not f.supervised]
+        return len(rest) < len(functions) and not any(f.ports or f.recorded for f in rest)
+
+    @property
+    def row_sets(self) -> tuple[str, ...]:
+        """Of a bound loss: the inputs with rows, the node's own first."""
+        return tuple(dict.fromkeys((ROWS, *(term.on for term in self.terms))))
+
+    def on(self, row_set: str) -> Loss:
+        """Of a bound loss: the terms on the rows of this input."""
+        return Loss(tuple(term for term in self.terms if term.on == row_set))
+
+    def rows_of(self, key: str) -> str:
+        """Of a bound loss: the input that has the rows on which an input of the node stands."""
+        label = key.partition(".")[0]
+        return next((term.on for term in self.terms if term.label == label), ROWS)
+
+    def bound(self) -> tuple[Loss, dict[str, Port[Any]]]:
+        """The loss without its ports, and those ports by input name `label.port`; labels become
+        unique. A term's own rows are the input `label.rows`, one for all terms with these rows.
+        """
+        terms, inputs, seen = [], {}, {}
+        row_sets: dict[Port[Any], str] = {}
+        for term in self.terms:
+            name = term.function.name
+            seen[name] = seen.get(name, 0) + 1
+            label = name if seen[name] == 1 else f"{name}_{seen[name]}"
+            on = ROWS
+            if term.rows is not None:
+                on = row_sets.setdefault(term.rows, f"{label}.{ROWS}")
+                inputs[on] = term.rows
+            terms.append(replace(term, label=label, ports=(), rows=None, on=on))
+            inputs |= {f"{label}.{port}": value for port, value in term.ports}
+        return Loss(tuple(terms)), inputs
+
+
+def row_sets(node: Node) -> dict[str, Port[Any]]:
+    """The rows of a train node by the input that has them, its own first; none of other nodes."""
+    loss = node.params.get("loss")
+    names = loss.row_sets if isinstance(loss, Loss) else ()
+    return {name: node.inputs[name] for name in names if name in node.inputs}
+
+
+def input_of(node: Node, key: str) -> tuple[Input, LossTerm | None]:
+    """What an input of a node is declared as, and the term of its loss that reads it, if any."""
+    loss = node.params.get("loss")
+    label, _, name = key.partition(".")
+    term = (
+        next((t for t in loss.terms if t.label == label), None) if isinstance(loss, Loss) else None
+    )
+    if term is None or not name:
+        return node.operator.input(key), None
+    ports = node.operator.inputs if name == ROWS else term.function.ports
+    return next(i for i in ports if i.name == name), term
+
+
+def _times(weight: Number, factor: float) -> Number:
+    if isinstance(weight, (int, float)):
+        return weight * factor
+    return replace(weight, start=weight.start * factor, stop=weight.stop * factor)
+
+
+def make_loss(
+    function: LossFunction,
+    ports: Mapping[str, Port[Any] | None],
+    params: Mapping[str, Any],
+    *,
+    rows: Port[Completion] | None = None,
+) -> Loss:
+    """One term of weight 1; ports that are None are left out. rows: those of the term, if they are
+    not the train node's.
+    """
+    origin = call_site()
+    given = {name: port for name, port in ports.items() if port is not None}
+    for name, port in (given if rows is None else given | {ROWS: rows}).items():
+        if not isinstance(port, Port):
+            schemas = {i.name: i.schema.__name__ for i in function.ports}
+            want = schemas.get(name, "Completion")
+            problem = (
+                f"expected Port[{want}], the output of an operator, found {type(port).__name__}"
+                f" {port!r:.60}"
+            )
+            fix = f"pass what an operator returned as {name}"
+            where = f"{function.name}.{name}"
+            raise GraphError(
+                Fault(rule="call", where=where, problem=problem, fix=fix, origin=origin)
+            )
+    return Loss(
+        (
+            LossTerm(
+                function=function,
+                params=tuple(params.items()),
+                ports=tuple(given.items()),
+                rows=rows,
+                origin=origin,
+            ),
+        )
+    )
