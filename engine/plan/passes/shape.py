@@ -11,6 +11,7 @@ from math import prod
 
 from dataflow.errors import PlanError
 from dataflow.graph import Graph
+from dataflow.loss_terms import row_sets
 from dataflow.model import Model
 from dataflow.node import Node
 from dataflow.operator import Expand, Fresh, Nothing, Reduce, Same, Subset
@@ -57,6 +58,9 @@ def _node(
         where = f"{node.name}: {node.operator.name} below the cut"
         problem = f"{where} makes new rows within a Step, which no plan does yet"
         raise PlanError(f"{problem}. Fix: let it read rows from above the cut.")
+    if len(row_sets(node)) > 1:
+        problem = f"{node.name}: a term of its loss has rows of its own, which no plan does yet"
+        raise PlanError(f"{problem}. Fix: leave rows= out.")
     widths = {key: width(domains.of(p)) for key, p in node.inputs.items()}
     outer = width(domain)
     inner = outer if isinstance(onto, Reduce) else max(widths.values(), default=1)
