@@ -34,7 +34,8 @@ class TrainSize:
     """What one train node sees of a Step: `rows` in groups of `group`, in `updates` updates of
     `rows_an_update`.
 
-    row_set: the input that has the rows: the node's own, or those of a term of its loss. full: the Step always has that many; False if a selection without refill may leave fewer.
+    row_set: the input that has the rows: the node's own, or those of a term of its loss. full: the
+    Step always has that many; False if a selection without refill may leave fewer.
     """
 
     train: str

@@ -30,7 +30,9 @@ of the name of an input with a term's own rows.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossFunction:
-    """A declared loss; `fn` returns Terms (now.py). `zero`: port -> parameter; the port is not read if that is a constant 0."""
+    """A declared loss; `fn` returns Terms (now.py). `zero`: port -> parameter; the port is not read
+    if that is a constant 0.
+    """
 
     path: str
     name: str

@@ -212,7 +212,7 @@ def test_of_this_project_only_what_a_module_defines_itself_is_found(path: str) -
 
 
 def _loss(**fields: Any) -> Change:
-    return _param(5, "loss", {"record": "dataflow.loss:Loss", "fields": fields})
+    return _param(5, "loss", {"record": "dataflow.loss_terms:Loss", "fields": fields})
 
 
 UNDECLARED = r"is not declared in it, and nothing is imported to look at a graph"

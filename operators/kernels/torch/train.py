@@ -54,7 +54,7 @@ from operators.kernels.torch.said import ModelNumbers, Said, ids_of, reads_score
 from operators.kernels.torch.slices import Slices
 from operators.kernels.torch.steprows import now_of, step_rows, tensors_of
 from operators.kernels.torch.train_settings import RowSet, TrainSettings
-from operators.kernels.torch.updates import Part, StepSet, Update, parts_of
+from operators.kernels.torch.updates import Part, StepSet, StepUpdate, parts_of
 
 OPTIMIZER_FILE = "optimizer.pt"
 
@@ -127,7 +127,7 @@ class TorchTrain(Sleeper, Probeable):
 
     def _updates(
         self, assignment: Assignment, there: Sequence[RowSet], lr: float, sums: MetricSums
-    ) -> Iterator[Update]:
+    ) -> Iterator[StepUpdate]:
         """This rank's part of each update; updates are drawn from the rows of all ranks, of each
         set by itself.
         """
@@ -136,7 +136,7 @@ class TorchTrain(Sleeper, Probeable):
         each = [self._drawn(assignment, rows) for rows in read]
         for number, drawn in enumerate(zip(*each, strict=True)):
             parts, keys = zip(*drawn, strict=True)
-            yield Update(parts, Keys.concat(keys), assignment.step, lr, number == 0, sums)
+            yield StepUpdate(parts, Keys.concat(keys), assignment.step, lr, number == 0, sums)
 
     def _read(self, assignment: Assignment, of: RowSet) -> StepSet:
         """This rank's rows of a set. Raises for rows that the Model cannot read."""
@@ -157,7 +157,7 @@ class TorchTrain(Sleeper, Probeable):
         settings, name, step = self._settings, self._name, assignment.step
         return parts_of(read, trained, settings, seed=self._seed, node=name, step=step)
 
-    def _update(self, update: Update) -> None:
+    def _update(self, update: StepUpdate) -> None:
         """One optimizer step; skipped, and counted, if no row has a trained token."""
         sums, lead = update.sums, self._ranks.lead
         if not update.tokens:
@@ -175,7 +175,7 @@ class TorchTrain(Sleeper, Probeable):
             for term in part.of.loss.terms:
                 sums.add(f"loss/{term.label}", 0.0, lead)
 
-    def _gradient(self, update: Update) -> Tensor:
+    def _gradient(self, update: StepUpdate) -> Tensor:
         """Run all micro-batches; returns the norm of the gradient over all ranks' rows."""
         idle = self._idle if self._split else None
         batches = [each for part in update.parts for each in self._micro_batches(part)]
@@ -206,7 +206,7 @@ class TorchTrain(Sleeper, Probeable):
         return [(part, each) for each in found]
 
     def _backward(
-        self, update: Update, part: Part, packed: Packed, turns: Turns[_MicroBatch]
+        self, update: StepUpdate, part: Part, packed: Packed, turns: Turns[_MicroBatch]
     ) -> None:
         """Forward, loss and backward of one micro-batch."""
         now = now_of(part.rows, packed, update.step, self._device)
@@ -228,7 +228,7 @@ class TorchTrain(Sleeper, Probeable):
         (0.0 * answers.tokens.sum()).backward()
         self._optimizer.collect()
 
-    def _total(self, update: Update, part: Part, packed: Packed, heard: Said) -> Tensor:
+    def _total(self, update: StepUpdate, part: Part, packed: Packed, heard: Said) -> Tensor:
         """The loss of one micro-batch."""
         if update.first and part.of.as_sampled:
             _mismatch(heard.now, update.sums)
@@ -270,7 +270,7 @@ class TorchTrain(Sleeper, Probeable):
         return answers.each(self._slices.same) if self._slices else answers
 
     def _share(
-        self, term: LossTerm, update: Update, part: Part, packed: Packed, now: Now
+        self, term: LossTerm, update: StepUpdate, part: Part, packed: Packed, now: Now
     ) -> Tensor:
         """This micro-batch's share of one term of the loss, times the term's weight."""
         terms = self._terms(term, update, part, packed, now)
@@ -279,7 +279,9 @@ class TorchTrain(Sleeper, Probeable):
         update.sums.add(f"loss/{term.label}", share, 0.0)
         return value_at(term.weight, update.step) * share
 
-    def _terms(self, term: LossTerm, update: Update, part: Part, packed: Packed, now: Now) -> Terms:
+    def _terms(
+        self, term: LossTerm, update: StepUpdate, part: Part, packed: Packed, now: Now
+    ) -> Terms:
         """What the term's formula returns. Raises KernelError if it raises or returns no Terms."""
         params = {name: resolved(value, update.step) for name, value in term.params}
         tensors, made = tensors_of(part.rows, term, packed, now), None
@@ -296,7 +298,7 @@ class TorchTrain(Sleeper, Probeable):
         return made
 
     @torch.no_grad()
-    def _first_bad(self, update: Update, part: Part, packed: Packed, heard: Said) -> np.ndarray:
+    def _first_bad(self, update: StepUpdate, part: Part, packed: Packed, heard: Said) -> np.ndarray:
         """The first row with a non-finite term; the first of all if only the sum is not finite."""
         found = []
         for term in part.of.loss.terms:

@@ -31,7 +31,7 @@ class StepSet:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """An update's rows of one set: this rank's, `picked` of the Step's `rows`, and their weights."""
+    """An update's rows of one set: this rank's (`picked` of the Step's `rows`), their weights."""
 
     of: RowSet
     rows: TrainRows
@@ -40,7 +40,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Update:
+class StepUpdate:
     """One update of a Step: its rows, and where metrics go.
 
     whole: the keys of the update's rows on all ranks.
