@@ -28,7 +28,7 @@ LARGEST = 2**63 - 1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
     """The values that a parameter takes. `above`: low itself is excluded. optional: also None.
-    pair: also two values. kind `texts`: any number of texts, none of them empty.
+    pair: also two values. filled: no empty text. kind `texts`: any number of texts, none of them empty.
     """
 
     kind: Literal["whole", "number", "flag", "text", "texts", "choice"]
@@ -38,6 +38,7 @@ class Limit:
     choices: tuple[str, ...] = ()
     optional: bool = False
     pair: bool = False
+    filled: bool = False
     like: Any = None
     """A usual value, named in the fix."""
 
@@ -62,7 +63,7 @@ class Limit:
             return " or ".join(map(repr, self.choices))
         word = _WORDS[self.kind]
         bounds = self._bounds()
-        also = " or a pair of them" if self.pair else ""
+        also = " or a pair of them" if self.pair else " that is not empty" if self.filled else ""
         return f"{word}{f' {bounds}' if bounds else ''}{also}{' or None' if self.optional else ''}"
 
     def suggestion(self, value: Any) -> Any:
@@ -77,7 +78,7 @@ class Limit:
         if self.kind == "flag":
             return isinstance(value, bool)
         if self.kind == "text":
-            return isinstance(value, str)
+            return isinstance(value, str) and bool(value or not self.filled)
         if self.kind == "texts":
             return isinstance(value, (tuple, list)) and all(isinstance(v, str) and v for v in value)
         return self._fits_number(value)
@@ -127,9 +128,9 @@ def flag() -> Limit:
     return Limit(kind="flag", like=True)
 
 
-def text(*, like: str, optional: bool = False) -> Limit:
-    """Any text."""
-    return Limit(kind="text", like=like, optional=optional)
+def text(*, like: str, optional: bool = False, filled: bool = False) -> Limit:
+    """Any text; filled: but the empty one."""
+    return Limit(kind="text", like=like, optional=optional, filled=filled)
 
 
 def texts(*, like: str) -> Limit:

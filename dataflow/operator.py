@@ -190,6 +190,8 @@ class Operator:
     """Whether it recomputes its rows' log-probs under its Model, at its parameter `temperature` (if
     None, at that of their generation).
     """
+    decodes: str = ""
+    """The input whose token ids it reads as text, by the tokenizer of the Model that wrote them."""
     parts: str = ""
     """The columns besides its schema's, one for each user function in its parameter `fns`
     (`reward/*`).

@@ -7,14 +7,15 @@ functions' signatures (rewards.py), the processes that they run in (kernels/scor
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from dataflow.calls import declares, refused, require
-from dataflow.limits import choice, number
+from dataflow.limits import choice, number, text
 from dataflow.node import Node, Port
 from dataflow.operator import Input, Operator, Same
-from dataflow.schema import Completion, Reward
-from operators.rewards import RewardFn, reward_columns, wants
+from dataflow.schema import Completion, Reward, TokenReward
+from operators.rewards import RewardFn, StepRewardFn, reward_columns, wants
 from operators.weights import require_weights
 
 REWARD = Operator(
@@ -54,6 +55,23 @@ GROUP_REWARD = Operator(
     limits=REWARD.limits,
 )
 
+_SPLIT = text(like="\n\n", filled=True)
+
+STEP_REWARD = Operator(
+    path="operators.reward:STEP_REWARD",
+    name="step_reward",
+    work="host",
+    rows=REWARD.rows,
+    inputs=(
+        replace(REWARD.inputs[0], columns=("completion", "completion_ids", "completion_mask")),
+    ),
+    outputs=(TokenReward,),
+    parts=REWARD.parts,
+    decodes="rows",
+    kernels={"host": "operators.kernels.step_scoring:StepReward"},
+    limits={**REWARD.limits, "split": _SPLIT},
+)
+
 
 @declares
 def reward(
@@ -89,6 +107,66 @@ def reward(
     }
     operator = GROUP_REWARD if scope == "group" else REWARD
     return Node(operator, name, inputs={"rows": rows}, params=params).port()
+
+
+@declares
+def step_reward(
+    fn: StepRewardFn,
+    rows: Port[Completion],
+    *,
+    split: str = "\n\n",
+    timeout: float = 30.0,
+    on_error: Literal["stop", "drop_group"] = "stop",
+    name: str = "step_reward",
+) -> Port[TokenReward]:
+    """A number for each step of each completion, on the step's last token: process rewards
+    (Lightman et al., arXiv:2305.20050); `reward` is their sum.
+
+    Steps are the pieces of the answer's text between `split`s, empty ones left out; an answer
+    without text has none, and reward 0. The function is called as that of `reward`, with one
+    keyword more: `steps`, the list of each completion's steps. It returns for each completion a
+    list with a number for each of its steps, or None for a step to which it does not apply, which
+    counts 0; a completion with steps and no number at all is an error as in `reward`. A step ends
+    at the token that completes its separator, the last one, where no separator follows, at the
+    answer's last token. Its number is put on the last trained token up to there (without one, on
+    the first trained token), so tool output, which is part of the text, gets none. timeout,
+    on_error: as in `reward`.
+    """
+    _require_steps(fn)
+    require(
+        "step_reward",
+        "split",
+        split,
+        fits=_SPLIT.accepts(split),
+        expected=_SPLIT.expected(),
+        fix='split="\\n\\n"',
+    )
+    columns = tuple(column for column in reward_columns(fn) if column != "steps")
+    params = {
+        "fns": (fn,),
+        "split": split,
+        "timeout": timeout,
+        "on_error": on_error,
+        "columns": columns,
+        "required": tuple(name for name in columns if name in wants(fn).required),
+    }
+    return Node(STEP_REWARD, name, inputs={"rows": rows}, params=params).port()
+
+
+def _require_steps(fn: StepRewardFn) -> None:
+    """Raises GraphError for anything but one function that takes `steps`."""
+    fix = "def f(completions, steps, **kwargs) -> list[list[float]]"
+    if not callable(fn):
+        found = f"{type(fn).__name__} {fn!r:.60}"
+        several = isinstance(fn, Sequence) and not isinstance(fn, str)
+        also = "add(step_reward(f, rows), step_reward(g, rows, name=...))" if several else fix
+        raise refused("step_reward", f"expected a function, found {found}", also)
+    if not wants(fn).takes("steps"):
+        raise refused(
+            "step_reward",
+            f"expected a function that takes `steps`, found {', '.join(wants(fn).names)}",
+            fix,
+        )
 
 
 _SCOPE = choice("row", "group")

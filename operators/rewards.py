@@ -26,6 +26,11 @@ RewardFn = Callable[..., Sequence[float | None] | Awaitable[Sequence[float | Non
 returns list[float].
 """
 
+StepRewardFn = Callable[
+    ..., Sequence[Sequence[float | None]] | Awaitable[Sequence[Sequence[float | None]]]
+]
+"""Returns for each completion one number for each of its steps."""
+
 PASSED = ("prompts", "completions", "completion_ids", "log_metric", "log_extra")
 """Keywords that are not dataset columns."""
 
@@ -48,7 +53,7 @@ class Wants:
         return self.everything or name in self.names
 
 
-def wants(fn: RewardFn) -> Wants:
+def wants(fn: Callable[..., Any]) -> Wants:
     """What a reward function's signature asks for. Raises GraphError if it cannot be called with
     keywords.
     """
@@ -64,7 +69,7 @@ def wants(fn: RewardFn) -> Wants:
     )
 
 
-def _fit_name(fn: RewardFn) -> str:
+def _fit_name(fn: Callable[..., Any]) -> str:
     name = reward_name(fn)
     if isinstance(name, str) and name.isprintable() and 0 < len(name) <= _LONGEST:
         return name
@@ -72,7 +77,7 @@ def _fit_name(fn: RewardFn) -> str:
     raise _unfit(type(fn).__name__, found)
 
 
-def _parameters(name: str, fn: RewardFn) -> Collection[inspect.Parameter]:
+def _parameters(name: str, fn: Callable[..., Any]) -> Collection[inspect.Parameter]:
     try:
         parameters = inspect.signature(fn).parameters.values()
     except (TypeError, ValueError) as error:
@@ -84,14 +89,14 @@ def _parameters(name: str, fn: RewardFn) -> Collection[inspect.Parameter]:
     return parameters
 
 
-def reward_columns(fn: RewardFn) -> tuple[str, ...]:
+def reward_columns(fn: Callable[..., Any]) -> tuple[str, ...]:
     """The dataset columns that a function wants by name, then `*` if it has **kwargs."""
     asked = wants(fn)
     columns = tuple(name for name in asked.names if name not in PASSED)
     return (*columns, EVERY_COLUMN) if asked.everything else columns
 
 
-def reward_name(fn: RewardFn) -> str:
+def reward_name(fn: Callable[..., Any]) -> str:
     """The name under which a function is logged: its own, or its class's."""
     if isinstance(fn, functools.partial):
         return reward_name(fn.func)

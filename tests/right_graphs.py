@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from dataflow.graph import Graph
@@ -46,7 +47,7 @@ from operators.losses import (
     value_loss,
 )
 from operators.mean_over import mean_over
-from operators.reward import reward
+from operators.reward import reward, step_reward
 from operators.select import best_of, mixed_groups, select
 from operators.select import pair as best_and_worst
 from operators.train import evaluate, train
@@ -326,10 +327,21 @@ def own_loss() -> Graph:
     return trained("own_loss", rollout, cautious(advantage, strength=0.5))
 
 
+def steps_scored(completions: Sequence[str], steps: Sequence[Sequence[str]]) -> list[list[float]]:
+    return [[1.0] * len(row) for row in steps]
+
+
+def process_rewards() -> Graph:
+    rollout = sampled()
+    advantage = whiten(returns(rollout, step_reward(steps_scored, rollout)), rollout)
+    return trained("process_rewards", rollout, clipped_policy_loss(advantage))
+
+
 RIGHT = (
     plain_grpo, plain_ppo, edited_ppo, plain_sft, dapo, rloo, reinforce_plus_plus, remax, areal,
     trajectory_balance_with_reset, slow_critic, rules_and_reward_model, language_model_judge,
     two_turns, turns_kept_by_the_second, both_turns, online_dpo, pairs_by_margin, offline_dpo,
     distillation, expert_iteration,
     with_evaluation, evaluation_on_training_data_that_is_meant, two_generators, own_loss,
+    process_rewards,
 )  # fmt: skip

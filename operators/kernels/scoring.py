@@ -11,7 +11,7 @@ import itertools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -33,7 +33,7 @@ _COLUMN_OF = {"prompts": "prompt", "completions": "completion"}
 _ENGINES = frozenset(Episode.columns) | {"prompt"}
 """Columns that do not come from the dataset: a function gets one only if it names it."""
 
-_FIXES: dict[FaultKind | Literal["nothing"], str] = {
+FIXES: dict[str, str] = {
     "raised": "correct the function",
     "type": "return a list with one number for each completion; None where it does not apply",
     "length": "one value per completion; None where it does not apply",
@@ -71,6 +71,8 @@ class HostReward:
     inproc calls the functions in this process (no time limit).
     """
 
+    fixes: ClassVar[Mapping[str, str]] = FIXES
+
     def __init__(self) -> None:
         self._scorers: Scorers | None = None
 
@@ -96,7 +98,7 @@ class HostReward:
         """
         rows = chunk.inputs["rows"]
         calls = (
-            {i: columns_for(f, rows) for i, f in enumerate(self._functions)} if len(rows) else {}
+            {i: self._columns(f, rows) for i, f in enumerate(self._functions)} if len(rows) else {}
         )
         outcomes = self._call(calls)
         values = np.full((len(rows), len(self._functions)), np.nan)
@@ -109,12 +111,16 @@ class HostReward:
                 self._narrow(i, fault, records, chunk, values, lost)
         lost |= self._none_applied(chunk, values, lost)
         if not lost.all():
-            yield self._batch(chunk.keys.take(~lost), values[~lost])
+            yield self._batch(chunk.keys, values, ~lost)
 
     def close(self) -> None:
         """End the children; busy ones are killed."""
         if self._scorers is not None:
             self._scorers.close()
+
+    def _columns(self, function: Function, rows: Batch) -> pa.RecordBatch:
+        """What one function receives of these rows."""
+        return columns_for(function, rows)
 
     def _call(self, calls: Mapping[int, pa.RecordBatch]) -> dict[int, ScoringOutcome]:
         assert self._scorers is not None, "run before open"
@@ -157,9 +163,13 @@ class HostReward:
             raise KernelError(self._message(i, fault, slice(0, len(chunk.keys)), records, chunk))
 
     def _accept(self, i: int, outcome: ScoringOutcome, values: np.ndarray, unit: slice) -> None:
-        values[unit, i] = np.array(outcome.values, dtype=np.float64)  # None becomes NaN
+        values[unit, i] = self._rewards(outcome.values, unit)
         for name, value in outcome.metrics:
             self._session.metric(f"reward/{self._functions[i].name}/{name}", value)
+
+    def _rewards(self, given: Sequence[float | None], unit: slice) -> np.ndarray:
+        """float64 [rows of the unit]: one function's reward of each row, NaN where it has none."""
+        return np.array(given, dtype=np.float64)  # None becomes NaN
 
     def _give_up(
         self,
@@ -194,7 +204,11 @@ class HostReward:
             self._tombstone(chunk.keys, [row], message)
         return nothing
 
-    def _batch(self, keys: Keys, values: np.ndarray) -> Batch:
+    def _batch(self, keys: Keys, values: np.ndarray, kept: np.ndarray) -> Batch:
+        return Batch.make(keys.take(kept), self._numbers(values[kept]), RewardSchema)
+
+    def _numbers(self, values: np.ndarray) -> dict[str, pa.Array]:
+        """`reward` and each function's own column. values [rows, functions]: NaN is none."""
         weights = np.array([f.weight for f in self._functions], dtype=np.float64)
         total = np.nansum(values * weights, axis=1)  # in float64, rounded to float32 at the end
         columns = {"reward": pa.array(total.astype(np.float32))}
@@ -203,7 +217,7 @@ class HostReward:
             columns[f"reward/{function.name}"] = pa.array(
                 column.astype(np.float32), mask=np.isnan(column)
             )
-        return Batch.make(keys, columns, RewardSchema)
+        return columns
 
     def _message(
         self, i: int, fault: ScoringFault, unit: slice, records: pa.RecordBatch, chunk: Chunk
@@ -220,8 +234,8 @@ class HostReward:
 
     def _fix(self, kind: FaultKind | Literal["nothing"]) -> str:
         if self._drop or kind not in _ROWS_ALONE:
-            return _FIXES[kind]
-        return _FIXES[kind] + ', or on_error="drop_group" to go on without such rows'
+            return self.fixes[kind]
+        return self.fixes[kind] + ', or on_error="drop_group" to go on without such rows'
 
 
 def columns_for(function: Function, rows: Batch) -> pa.RecordBatch:

@@ -26,6 +26,7 @@ from typing import Any
 
 import cloudpickle
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from dataflow.shown import printable
@@ -45,6 +46,9 @@ from operators.rewards import RewardFn, wants
 
 CONVERSATIONAL = b"conversational"
 """Schema metadata: prompts are message lists, so completions become message lists, too."""
+
+STEPS = b"steps"
+"""Schema metadata: the column `steps` has each completion's steps, and each wants a number."""
 
 STACK_SIGNAL = signal.SIGRTMIN + 5 if sys.platform == "linux" else signal.SIGUSR2
 """Makes a reward process print its main thread's stack, even if that holds the GIL."""
@@ -150,7 +154,7 @@ class Scorer:
         outcome = None
         with Caught(interrupts=self._interrupts) as caught:
             made = self._call(keywords)
-            outcome = judged(made, records.num_rows, metrics.found)
+            outcome = judged(made, records, metrics.found)
         fault = metrics.fault or caught.fault
         return outcome if outcome is not None and fault is None else ScoringOutcome(fault=fault)
 
@@ -208,27 +212,80 @@ def _as_list(name: str, column: pa.Array) -> list[Any]:
     return [ids[start:end] for start, end in itertools.pairwise(offsets)]
 
 
-def judged(made: Any, rows: int, metrics: list[tuple[str, float]]) -> ScoringOutcome:
-    """The outcome for a returned value: a fault unless one finite number or None per row."""
+def values_due(records: pa.RecordBatch) -> int:
+    """How many numbers a call on these rows returns: one for each row, or for each step."""
+    steps = _steps(records)
+    return records.num_rows if steps is None else sum(steps)
+
+
+def _steps(records: pa.RecordBatch) -> list[int] | None:
+    """How many steps each completion has; None if its steps are not asked for."""
+    if STEPS not in (records.schema.metadata or {}):
+        return None
+    return np.diff(records.column("steps").offsets.to_numpy()).tolist()
+
+
+def judged(made: Any, records: pa.RecordBatch, metrics: list[tuple[str, float]]) -> ScoringOutcome:
+    """The outcome for a returned value: a fault unless one finite number or None per row; with
+    steps, a list of them for each row.
+    """
+    steps = _steps(records)
+    if steps is None:
+        found = _judged_list(made, records.num_rows, "completion")
+    else:
+        found = _judged_steps(made, steps)
+    return (
+        found
+        if isinstance(found, ScoringOutcome)
+        else ScoringOutcome(values=found, metrics=metrics)
+    )
+
+
+def _judged_steps(made: Any, steps: Sequence[int]) -> list[float | None] | ScoringOutcome:
+    """The numbers of all rows' steps, one row after another, or a fault."""
+    rows = len(steps)
+    if not _is_list(made):
+        return _no_list(made, "with a list of its steps' numbers for each completion")
+    if len(made) != rows:
+        return _faulty("length", f"returned {len(made)} lists for {rows} completions")
+    lists = list(itertools.islice(made, rows + 1))
+    if len(lists) != rows:
+        told = f"returned {type(made).__name__} of length {rows} with another number of lists"
+        return _faulty("length", told)
+    values: list[float | None] = []
+    for index, (given, count) in enumerate(zip(lists, steps, strict=True)):
+        found = _judged_list(given, count, "step")
+        if isinstance(found, ScoringOutcome):
+            assert found.fault is not None
+            return _faulty(found.fault.kind, f"{found.fault.text}, of completion {index}")
+        values += found
+    return values
+
+
+def _judged_list(made: Any, count: int, what: str) -> list[float | None] | ScoringOutcome:
+    """One finite number or None for each completion or step, or a fault."""
     kind = type(made).__name__
     if not _is_list(made):
-        what = f"returned {kind}, expected a list with a number for each completion"
-        return _faulty("type", what)
+        return _no_list(made, f"with a number for each {what}")
     if len(getattr(made, "shape", (0,))) != 1:
-        what = f"returned an array of shape {tuple(made.shape)}, expected ({rows},)"
-        return _faulty("type", what)
-    if len(made) != rows:
-        return _faulty("length", f"returned {len(made)} values for {rows} completions")
+        told = f"returned an array of shape {tuple(made.shape)}, expected ({count},)"
+        return _faulty("type", told)
+    if len(made) != count:
+        return _faulty("length", f"returned {len(made)} values for {count} {what}s")
     values = [
-        None if value is None else _number(value) for value in itertools.islice(made, rows + 1)
+        None if value is None else _number(value) for value in itertools.islice(made, count + 1)
     ]
-    if len(values) != rows:
-        what = f"returned {kind} of length {rows} with another number of values"
-        return _faulty("length", what)
+    if len(values) != count:
+        told = f"returned {kind} of length {count} with another number of values"
+        return _faulty("length", told)
     for index, value in enumerate(values):
         if isinstance(value, str):
-            return _faulty("value", f"returned {value} as value {index} of {rows}")
-    return ScoringOutcome(values=values, metrics=metrics)  # type: ignore[arg-type]
+            return _faulty("value", f"returned {value} as value {index} of {count}")
+    return values  # type: ignore[return-value]
+
+
+def _no_list(made: Any, of: str) -> ScoringOutcome:
+    return _faulty("type", f"returned {type(made).__name__}, expected a list {of}")
 
 
 def _is_list(made: Any) -> bool:

@@ -40,7 +40,9 @@ class ScoringFault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScoringOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one call: values (None: does not apply) and metrics, or a fault."""
+    """The result of one call: values (None: does not apply) and metrics, or a fault. The values of
+    steps are those of each row's, one row after another.
+    """
 
     values: list[float | None] = []
     metrics: list[tuple[str, float]] = []
@@ -93,8 +95,10 @@ class Answers:
         return found
 
 
-def judged_answer(payload: bytes, rows: int) -> ScoringOutcome:
-    """The outcome in an answer for this many rows. Raises Garbled if no call can produce it."""
+def judged_answer(payload: bytes, due: int) -> ScoringOutcome:
+    """The outcome in an answer that must have so many values. Raises Garbled if no call can produce
+    it.
+    """
     try:
         outcome = msgspec.msgpack.decode(payload, type=ScoringOutcome)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -104,8 +108,8 @@ def judged_answer(payload: bytes, rows: int) -> ScoringOutcome:
             kind=fault.kind, text=bounded(fault.text, _TEXT), detail=bounded(fault.detail, _DETAIL)
         )
         return ScoringOutcome(fault=cut)
-    if len(outcome.values) != rows:
-        raise Garbled(f"an answer with {len(outcome.values)} values came for {rows} rows")
+    if len(outcome.values) != due:
+        raise Garbled(f"an answer with {len(outcome.values)} values came where {due} are due")
     if any(value is not None and not is_reward(value) for value in outcome.values):
         raise Garbled("an answer came with a value that is no finite float32")
     for name, value in outcome.metrics:

@@ -89,7 +89,7 @@ class Child:
         self.running = False
         self.outcome: ScoringOutcome | None = None
         self._output = Output(name)
-        self._number, self._rows = 0, 0
+        self._number, self._due = 0, 0
         self._unsent = memoryview(b"")
         self._code: int | None = None
         self._told = b""
@@ -159,10 +159,12 @@ class Child:
             f"Fix: what the function imports has to be importable from sys.path.\n{fault.detail}"
         )
 
-    def ask(self, payload: bytes | pa.Buffer, rows: int) -> None:
-        """Queue a request; it is sent, and the outcome received, in `await_outcomes`."""
+    def ask(self, payload: bytes | pa.Buffer, due: int) -> None:
+        """Queue a request; it is sent, and the outcome received, in `await_outcomes`. due: the
+        number of values that its answer must have.
+        """
         self._number += 1
-        self._rows = rows
+        self._due = due
         self._unsent = memoryview(
             HEADER.pack(MARK, 0, self._number, len(memoryview(payload))) + bytes(payload)
         )
@@ -255,7 +257,7 @@ class Child:
         try:
             payload = self._answers.take(self.pid, self._number)
             if payload is not None:
-                self.outcome = judged_answer(payload, self._rows)
+                self.outcome = judged_answer(payload, self._due)
         except Garbled as garbled:
             self.kill()
             self.outcome = _faulty(

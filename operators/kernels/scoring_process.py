@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from dataflow.errors import KernelError
 from dataflow.shipping import by_value
-from operators.kernels.scoring_child import Caught, Scorer
+from operators.kernels.scoring_child import Caught, Scorer, values_due
 from operators.kernels.scoring_frames import ScoringOutcome
 from operators.kernels.scoring_parent import Child, await_outcomes
 from operators.rewards import RewardFn
@@ -85,7 +85,7 @@ class Children:
         asked = {index: self._children[index] for index in calls}
         self._start([child for child in asked.values() if not child.running])
         for index, child in asked.items():
-            child.ask(_stream(calls[index]), calls[index].num_rows)
+            child.ask(_stream(calls[index]), values_due(calls[index]))
         await_outcomes(list(asked.values()), time.monotonic() + self._timeout)
         return {index: child.take() for index, child in asked.items()}
 

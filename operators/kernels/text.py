@@ -82,6 +82,12 @@ class Tokenizer:
             rows, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
 
+    def text(self, ids: Sequence[int]) -> str:
+        """The text of one row, without special tokens."""
+        return self.inner.decode(  # type: ignore[return-value]
+            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+
     def render(self, conversations: Sequence[Sequence[Message]], *, generation: bool) -> list[str]:
         """Conversations by the chat template; generation: ending where the assistant begins."""
         if not self.inner.chat_template:

@@ -31,10 +31,14 @@ class ScoringSession(FakeSession):
 
 
 @contextmanager
-def scoring(*fns: Callable[..., Any], **params: Any) -> Iterator[tuple[HostReward, ScoringSession]]:
-    """The kernel, open for these functions. params: of `reward`; scope and inproc: of its node."""
-    kernel, session = HostReward(), ScoringSession()
-    own = {name: params.pop(name) for name in ("scope", "inproc") if name in params}
+def scoring(
+    *fns: Callable[..., Any], kind: type[HostReward] = HostReward, **params: Any
+) -> Iterator[tuple[HostReward, ScoringSession]]:
+    """The kernel, open for these functions. params: of `reward`; scope, inproc and models: of its
+    node.
+    """
+    kernel, session = kind(), ScoringSession()
+    own = {name: params.pop(name) for name in ("scope", "inproc", "models") if name in params}
     node = KernelNode(name="score", operator="reward", params={"fns": fns, **params}, **own)
     try:
         kernel.open(node, Layout(), session)

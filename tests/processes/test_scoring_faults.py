@@ -148,7 +148,7 @@ CANNOT_BE_READ = "an answer came that cannot be read"
     (frame(b"\xc1"), CANNOT_BE_READ),
     (frame(b"\x91" * 100_000), CANNOT_BE_READ),
     (frame(pickle.dumps([1.0, 2.0])), CANNOT_BE_READ),
-    (frame(b"\x80"), "an answer with 0 values came for 2 rows"),
+    (frame(b"\x80"), "an answer with 0 values came where 2 are due"),
     (packed(1.0, float("inf")), "a value that is no finite float32"),
     (packed(1, 2, metrics=[("a\x1b", 1)]), r"has the name 'a\x1b'"),
     (packed(1, 2, metrics=[("a", float("nan"))]), "has the value nan"),

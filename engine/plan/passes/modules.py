@@ -7,11 +7,13 @@ not own: the Workers (place.py).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from dataflow.model import Model
+from dataflow.node import Node
+from dataflow.rows import writers
 from engine.plan.draft import Draft
 from engine.plan.plan import ModelUse, PlannedModel, PlannedNode
 
@@ -22,8 +24,8 @@ def modules(draft: Draft) -> Draft:
         models={s.name: s for s in draft.graph.states if isinstance(s, Model)},
         writers={u.model: n for n in draft.nodes for u in n.models if u.access == "write"},
     )
-    tokenise = {n.name for n in draft.graph.nodes if n.operator.tokenises}
-    uses = ((*n.models, *_tokenizer(n, draft, tokenise)) for n in draft.nodes)
+    tokenizers = {n.name: tuple(_tokenizer(n, draft)) for n in draft.graph.nodes}
+    uses = ((*n.models, *tokenizers[n.name]) for n in draft.nodes)
     nodes = tuple(map(rules.shared, draft.nodes, uses))
     shared = replace(draft, nodes=nodes, models=tuple(rules.planned(nodes)))
     return replace(shared, models=tuple(replace(m, route=_route(m, shared)) for m in shared.models))
@@ -106,9 +108,19 @@ def _readings(node: PlannedNode) -> Iterator[ModelUse]:
         yield from (u for u in node.models if u.access == "read" and u.param != "tokenizer")
 
 
-def _tokenizer(node: PlannedNode, draft: Draft, tokenise: Collection[str]) -> tuple[ModelUse, ...]:
-    """The tokenizer of a source of demonstrations: that of the Model trained on them."""
-    for other in draft.nodes if node.name in tokenise else ():
-        if other.source == node.name and other.models:
-            return (ModelUse(param="tokenizer", model=other.models[0].model, access="read"),)
-    return ()
+def _tokenizer(node: Node, draft: Draft) -> Iterator[ModelUse]:
+    """The tokenizer of a node that reads or makes text and token ids: that of the Model that wrote
+    the ids; of demonstrations, that of the first Model that reads them.
+    """
+    for maker in [node] if node.operator.tokenises else _decoded(node):
+        readers = (n for n in draft.nodes if n.source == maker.name and n.models)
+        made_by = draft.node(maker.name) if maker.operator.traits.generates else next(readers, None)
+        if made_by is not None:
+            yield ModelUse(param="tokenizer", model=made_by.models[0].model, access="read")
+            return
+
+
+def _decoded(node: Node) -> tuple[Node, ...]:
+    """The nodes that wrote the token ids that a node reads as text."""
+    decodes = node.operator.decodes
+    return writers(node.inputs[decodes]) if decodes else ()
