@@ -133,7 +133,8 @@ class Input:
     key). columns: those that are read; None means all that the schema declares. ancestors: columns
     read from any ancestor (dataset columns, the prompt); `ancestors_from` names a parameter that
     lists more of them, `*` for all, and `required_from` one that lists those without which the node
-    cannot work.
+    cannot work. readable: a prompt is read as text or messages, so of one made of token ids
+    `prompt_text` in place of `prompt`.
     """
 
     name: str
@@ -144,6 +145,7 @@ class Input:
     ancestors: tuple[str, ...] = ()
     ancestors_from: str = ""
     required_from: str = ""
+    readable: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +191,10 @@ class Operator:
     log_probs: bool = False
     """Whether it recomputes its rows' log-probs under its Model, at its parameter `temperature` (if
     None, at that of their generation).
+    """
+    reads_text: bool = False
+    """Whether it reads its rows as text, and tokenises them with the tokenizer of its own Model:
+    their token ids mean nothing to it.
     """
     decodes: str = ""
     """The input whose token ids it reads as text, by the tokenizer of the Model that wrote them."""

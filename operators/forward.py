@@ -5,8 +5,10 @@ Owns: the declarations. Does not own: any computation (kernels/torch/forward.py)
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal, overload
 
+from dataflow.calls import require
 from dataflow.limits import Limit, choice, number, whole
 from dataflow.model import Model
 from dataflow.node import Node, Port
@@ -43,7 +45,25 @@ LOGPROBS = _forward(
     top_k=whole(0, like=64),
 )
 VALUES = _forward("values", Values, "TorchValues")
-SCORES = _forward("scores", Reward, "TorchScores", reads=choice("tokens"))
+_READS = choice("tokens", "text")
+_OVERLONG = choice("error", "drop", "truncate")
+SCORES = _forward("scores", Reward, "TorchScores", reads=_READS)
+SCORES_OF_TEXT = replace(
+    SCORES,
+    path="operators.forward:SCORES_OF_TEXT",
+    inputs=(
+        Input(
+            name="rows",
+            schema=Completion,
+            columns=("completion",),
+            ancestors=("prompt",),
+            readable=True,
+        ),
+    ),
+    reads_text=True,
+    kernels={"torch": "operators.kernels.torch.text_scores:TorchTextScores"},
+    limits={**SCORES.limits, "overlong": _OVERLONG},
+)
 
 
 @overload
@@ -113,13 +133,33 @@ def scores(
     model: Model,
     rows: Port[Completion],
     *,
-    reads: Literal["tokens"] = "tokens",
+    reads: Literal["tokens", "text"] = "tokens",
+    overlong: Literal["error", "drop", "truncate"] | None = None,
     max_lag: int = 0,
     name: str = "scores",
 ) -> Port[Reward]:
-    """One number per row from a reward Model (head="scalar"), read at the last token."""
+    """One number per row from a reward Model (head="scalar"), read at the last token.
+
+    reads: `tokens`, the rows' own token ids, for a Model of the tokenizer that made them; `text`,
+    prompt and completion as text, for one with another tokenizer or chat template: a conversation
+    that ends in the assistant's answer, rendered by the Model's own template, tokenised by its own
+    tokenizer, as `AutoModelForSequenceClassification` reads it. A prompt that is text is the user's
+    turn; without a chat template the answer follows it directly. overlong, for reads="text": what
+    happens to a row with more tokens than the Model has positions: `error` (the default) ends the
+    run, `drop` drops its group, `truncate` keeps its last tokens. The metric <name>/overlong is
+    their share.
+    """
     params = {"reads": reads, "max_lag": max_lag}
-    return Node(SCORES, name, states={"model": model}, inputs={"rows": rows}, params=params).port()
+    if reads != "text":
+        fits, fix = overlong is None, 'scores(..., reads="text", overlong=...)'
+        expected = f"left out with reads={reads!r}: those rows fit the Model, or are refused"
+        require("scores", "overlong", overlong, fits=fits, expected=expected, fix=fix)
+    else:
+        params["overlong"] = "error" if overlong is None else overlong
+    operator = SCORES_OF_TEXT if reads == "text" else SCORES
+    return Node(
+        operator, name, states={"model": model}, inputs={"rows": rows}, params=params
+    ).port()
 
 
 def _name(model: object, default: str) -> str:

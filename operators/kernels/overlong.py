@@ -25,12 +25,18 @@ METRIC = "prompt/overlong"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """Room for prompts. most: tokens per prompt, None for no limit; why: the limit in words."""
+    """Room for prompts. most: tokens per prompt, None for no limit; why: the limit in words.
+
+    what: the rows, in a message; fix: what else would make them fit; metric: of their share.
+    """
 
     node: str
     most: int | None
     why: str
     policy: Overlong
+    what: str = "prompt"
+    fix: str = "overlong_prompt='drop' or 'truncate', a smaller max_tokens, or other data"
+    metric: str = METRIC
 
     @staticmethod
     def of(node: KernelNode, model: str, positions: int | None) -> Room:
@@ -65,6 +71,19 @@ class Room:
             node=node.name, most=most, why=why, policy=params.get("overlong_prompt", "error")
         )
 
+    @staticmethod
+    def of_scores(node: KernelNode, model: str, positions: int | None) -> Room:
+        """The positions of a reward Model that reads prompt and answer."""
+        return Room(
+            node=node.name,
+            most=positions,
+            why=f"the positions of Model {model!r}",
+            policy=node.params.get("overlong", "error"),
+            what="row",
+            fix="overlong='drop' or 'truncate', or a Model with more positions",
+            metric=f"{node.name}/overlong",
+        )
+
     def fitted(self, prompts: Ragged, keys: Keys, session: Session) -> tuple[np.ndarray, Ragged]:
         """The indices of the prompts that stay, and their ids; dropped ones go to the session.
 
@@ -78,7 +97,7 @@ class Room:
         if len(long) and (self.policy == "error" or self.most < 1):
             raise DataError(self._message(prompts, keys, long))
         if self.policy != "error":
-            session.metric(METRIC, len(long) / len(prompts), len(prompts))
+            session.metric(self.metric, len(long) / len(prompts), len(prompts))
         if not len(long):
             return every, prompts
         if self.policy == "truncate":
@@ -92,13 +111,13 @@ class Room:
     def _message(self, prompts: Ragged, keys: Keys, long: np.ndarray) -> str:
         key, found = keys.take(long[:1]).rows()[0], int(prompts.lengths[long[0]])
         many = (
-            f" ({len(long)} of {len(prompts)} prompts are too long, the longest"
+            f" ({len(long)} of {len(prompts)} {self.what}s are too long, the longest"
             f" {int(prompts.lengths.max())})"
         )
+        of = f"{self.what} tokens" if self.what == "prompt" else "tokens"
         return (
-            f"{self.node}: row {key}: expected at most {self.most} prompt tokens ({self.why}),"
-            f" found {found}{many if len(long) > 1 else ''}. Fix: overlong_prompt='drop' or"
-            " 'truncate', a smaller max_tokens, or other data."
+            f"{self.node}: row {key}: expected at most {self.most} {of} ({self.why}),"
+            f" found {found}{many if len(long) > 1 else ''}. Fix: {self.fix}."
         )
 
 
@@ -145,22 +164,23 @@ class RowRoom:
                 f" {found}"
             )
             session.tombstone(keys.rows()[index], error, failed=False)
-        cut = [_spans(column, column.offsets[stay], lengths[stay]) for column in rest]
+        cut = [spans(column, column.offsets[stay], lengths[stay]) for column in rest]
         return stay, rows_of(prompts, stay), cut
 
 
 def last_tokens(rows: Ragged, most: int) -> Ragged:
     """Each row's last tokens, those next to the answer: left truncation, as in TRL and verl."""
     lengths = np.minimum(rows.lengths, most)
-    return _spans(rows, rows.offsets[1:] - lengths, lengths)
+    return spans(rows, rows.offsets[1:] - lengths, lengths)
 
 
 def rows_of(rows: Ragged, which: np.ndarray) -> Ragged:
     """These rows, in this order."""
-    return _spans(rows, rows.offsets[which], rows.lengths[which])
+    return spans(rows, rows.offsets[which], rows.lengths[which])
 
 
-def _spans(rows: Ragged, starts: np.ndarray, lengths: np.ndarray) -> Ragged:
+def spans(rows: Ragged, starts: np.ndarray, lengths: np.ndarray) -> Ragged:
+    """Of each row the values from `starts`, a place in the flat ones, on."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     index = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)

@@ -18,7 +18,7 @@ from dataflow.schema import TokenReward
 from operators.kernels.overlong import rows_of
 from operators.kernels.scoring import FIXES, Function, HostReward, columns_for
 from operators.kernels.scoring_child import STEPS
-from operators.kernels.steps import Steps, steps_of
+from operators.kernels.steps import AnswerSteps, steps_of
 from operators.kernels.text import load_tokenizer
 
 
@@ -48,7 +48,7 @@ class StepReward(HostReward):
         rows = chunk.inputs["rows"]
         self._ids = rows.ragged("completion_ids")
         mask = rows.ragged("completion_mask")
-        self._steps: Steps = steps_of(self._tokenizer, self._ids, mask, self._split)
+        self._steps: AnswerSteps = steps_of(self._tokenizer, self._ids, mask, self._split)
         self._on_tokens = np.zeros(len(self._ids.values))
         yield from super().run(chunk)
 

@@ -41,7 +41,7 @@ class Decoding(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Steps:
+class AnswerSteps:
     """texts: of the steps of each row. token int64 [steps]: where the number of each step belongs
     among the flat completion tokens, the steps of all rows in order.
     """
@@ -55,7 +55,7 @@ class Steps:
         return np.cumsum([0, *map(len, self.texts)])
 
 
-def steps_of(tokenizer: Decoding, ids: Ragged, mask: Ragged, split: str) -> Steps:
+def steps_of(tokenizer: Decoding, ids: Ragged, mask: Ragged, split: str) -> AnswerSteps:
     """The steps of each answer. ids, mask: completion tokens, and 1 where one is trained."""
     texts: list[list[str]] = []
     tokens: list[int] = []
@@ -65,7 +65,7 @@ def steps_of(tokenizer: Decoding, ids: Ragged, mask: Ragged, split: str) -> Step
         counts = token_counts(tokenizer, own, text, ends)
         tokens += [start + at for at in _on_trained(mask[row], counts)]
         texts.append(pieces)
-    return Steps(texts=texts, token=np.array(tokens, dtype=np.int64))
+    return AnswerSteps(texts=texts, token=np.array(tokens, dtype=np.int64))
 
 
 def cut(text: str, split: str) -> tuple[list[str], list[int | None]]:

@@ -74,6 +74,29 @@ class Tokenizer:
                 raise DataError(f"prompt {index} of {len(ids)} has no tokens: {prompts[index]!r}.")
         return to_ragged(ids)
 
+    def encode_answered(
+        self, prompts: Sequence[str] | Sequence[Sequence[Message]], answers: Sequence[str]
+    ) -> Ragged:
+        """int32 ids of prompts with their answers, as a reward model reads them.
+
+        With a chat template: a conversation that ends in the assistant's answer, in which a prompt
+        that is text is the user's turn. Without one, text prompts are followed by their answer, as
+        one text with the tokenizer's special tokens. Raises DataError for a row without tokens, and
+        for messages if there is no chat template.
+        """
+        plain = not len(prompts) or isinstance(prompts[0], str)
+        if plain and not self.inner.chat_template:
+            texts = [f"{p}{a}" for p, a in zip(prompts, answers, strict=True)]
+            ids = self.encode(texts, special=True)
+        else:
+            rows = zip(prompts, answers, strict=True)
+            spoken = [answered(_messages(prompt), answer) for prompt, answer in rows]
+            ids = self.encode(self.render(spoken, generation=False), special=False)
+        for index, row in enumerate(ids):
+            if not row:
+                raise DataError(f"row {index} of {len(ids)} has no tokens: {prompts[index]!r:.80}.")
+        return to_ragged(ids)
+
     def decode(self, ids: Ragged) -> list[str]:
         """The text of each row, without special tokens."""
         values, offsets = ids.values.tolist(), ids.offsets.tolist()
@@ -259,6 +282,16 @@ def vocabulary_hash(base: str) -> str:
     return hashlib.blake2b(json.dumps(pairs).encode(), digest_size=8).hexdigest()
 
 
+def answered(prompt: Sequence[Message], answer: str) -> list[Message]:
+    """The conversation after an answer, which goes on with the last turn if that is the
+    assistant's.
+    """
+    if prompt and prompt[-1]["role"] == "assistant":
+        said = prompt[-1]["content"] or ""
+        return [*prompt[:-1], {**prompt[-1], "content": f"{said}{answer}"}]
+    return [*prompt, {"role": "assistant", "content": answer}]
+
+
 def prompts_of(column: pa.Array) -> list[str] | list[list[Message]]:
     """A prompt column as Python: strings, or lists of messages."""
     values = column.to_pylist()
@@ -291,6 +324,10 @@ def _pairs(
         completion=completion,
         mask=completion.like(to_ragged(masks).values.astype(np.uint8)),
     )
+
+
+def _messages(prompt: str | Sequence[Message]) -> Sequence[Message]:
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
 def _without_nulls(message: Message) -> Message:

@@ -158,7 +158,7 @@ def test_a_tokenizer_whose_parts_do_not_add_up_is_decoded_from_the_beginning() -
         assert token_counts(tokenizer, ids, text, cut(text, "|")[1]) == [4, 6, 7]
 
 
-def placed(answers: list[str], masks: list[list[int]] | None = None) -> steps.Steps:
+def placed(answers: list[str], masks: list[list[int]] | None = None) -> steps.AnswerSteps:
     """Steps at `|` of answers in characters, each with an <eos>."""
     ids = [tokenizers()["characters"].encode([a], special=False)[0] + [EOS] for a in answers]
     mask = ragged(masks or [[1] * len(row) for row in ids], np.uint8)

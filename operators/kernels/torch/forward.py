@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from dataflow.batch import Batch, Ragged
+from dataflow.batch import Batch, Keys, Ragged
 from dataflow.errors import DataError, KernelError
 from dataflow.kernel import Chunk, KernelNode, Layout, Piece, Probeable, Session, Sleeper
 from dataflow.model import Model
@@ -98,10 +98,17 @@ class _Forward(Sleeper, Probeable):
         )
         for ids in (prompts, completions):
             require_known(self._name, self._model.name, ids, rows.keys, self.vocabulary)
-        count = int(completions.offsets[-1]) if self.per_token else len(rows)
+        made = self.computed(rows.keys, prompts, completions)
+        yield batch_of(
+            rows.keys, made, completions.offsets if self.per_token else None, self.schema
+        )
+
+    def computed(self, keys: Keys, prompts: Ragged, completions: Ragged) -> dict[str, Tensor]:
+        """Each column's numbers of these rows, float32 [tokens] or [rows], in the session's memory."""
+        count = int(completions.offsets[-1]) if self.per_token else len(keys)
         made = {n: torch.from_numpy(v).zero_() for n, v in self._columns(count).items()}
-        groups = prompt_groups(rows.keys.position, prompts)
-        every = np.arange(len(rows))
+        groups = prompt_groups(keys.position, prompts)
+        every = np.arange(len(keys))
         for part in micro_batches(
             prompts, completions, every, groups, tokens=self._tokens, atomic=False
         ):
@@ -110,10 +117,8 @@ class _Forward(Sleeper, Probeable):
                 where = torch.from_numpy(packed.tokens if self.per_token else packed.rows)
                 for name, values in self._compute(packed, completions).items():
                     made[name][where] = values.cpu()
-        _require_finite(made[self.column], rows, completions, self.column)
-        yield batch_of(
-            rows.keys, made, completions.offsets if self.per_token else None, self.schema
-        )
+        _require_finite(made[self.column], keys, completions, self.column)
+        return made
 
     def _columns(self, count: int) -> dict[str, np.ndarray]:
         """The memory of each column, for so many values."""
@@ -185,18 +190,18 @@ class TorchScores(_Forward):
         return {"reward": scores(self._module, packed, self._device)}
 
 
-def _require_finite(found: Tensor, rows: Batch, completions: Ragged, column: str) -> None:
+def _require_finite(found: Tensor, keys: Keys, completions: Ragged, column: str) -> None:
     """Values are checked once, where they are created."""
     bad = torch.nonzero(~torch.isfinite(found)).flatten()
     if len(bad):
         at = int(bad[0])
         row = (
             at
-            if len(found) == len(rows) and column == "reward"
+            if len(found) == len(keys) and column == "reward"
             else int(completions.segments()[at])
         )
         raise DataError(
-            f"{column}: row {rows.keys.rows()[row]} has {float(found[at])}, expected a finite"
+            f"{column}: row {keys.rows()[row]} has {float(found[at])}, expected a finite"
             " number. Fix: look for a Model that diverged, or for a token that it gives no"
             " probability."
         )

@@ -1,0 +1,75 @@
+"""The kernel of `scores(reads="text")`: a reward Model with a tokenizer of its own.
+
+Owns: from prompt and answer, as text, to rows of the Model's own token ids. Does not own: chat
+templates (text.py), rows that are too long (overlong.py), the forward pass (forward.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from dataflow.batch import Batch, Ragged
+from dataflow.errors import DataError
+from dataflow.kernel import Chunk, KernelNode, Layout, Session
+from operators.kernels.overlong import Room, spans
+from operators.kernels.tensors import batch_of
+from operators.kernels.text import load_tokenizer, prompts_of, require_known
+from operators.kernels.torch.forward import TorchScores
+
+
+class TorchTextScores(TorchScores):
+    """scores, reads="text": the scalar head at the last token of prompt and answer, rendered by the
+    Model's own chat template and tokenised by its own tokenizer.
+
+    params: overlong. The prompt is text or messages; a Model without a chat template reads text
+    prompts followed by the answer.
+    """
+
+    def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
+        """Load tokenizer and module. Raises KernelError or DataError if the base lacks one."""
+        super().open(node, layout, session)
+        self._tokenizer = load_tokenizer(self._model.base)
+        self._room = Room.of_scores(node, self._model.name, self._positions)
+
+    @torch.inference_mode()
+    def run(self, chunk: Chunk) -> Iterator[Batch]:
+        """One batch for the whole chunk; rows that the Model has no positions for are dropped if
+        overlong="drop".
+        """
+        rows = chunk.inputs["rows"]
+        if not len(rows):
+            return
+        if "prompt" not in rows.names:
+            raise DataError(
+                f"{self._name}: expected the prompts as text or messages, found only token ids."
+                " Fix: rows of prompts(data), or reads='tokens' by a Model of the same tokenizer."
+            )
+        asked = prompts_of(rows.array("prompt"))
+        ids = self._tokenizer.encode_answered(asked, rows.array("completion").to_pylist())
+        require_known(self._name, self._model.name, ids, rows.keys, self.vocabulary)
+        stay, ids = self._room.fitted(ids, rows.keys, self._session)
+        if len(stay):
+            keys = rows.keys.take(stay)
+            prompts, completions = _parted(ids, keys.position)
+            made = self.computed(keys, prompts, completions)
+            yield batch_of(keys, made, None, self.schema)
+
+
+def _parted(ids: Ragged, position: np.ndarray) -> tuple[Ragged, Ragged]:
+    """The ids as prompts and completions: what all rows of one position begin with, and the rest."""
+    first = np.ones(len(ids), dtype=np.int64)
+    for one in np.unique(position).tolist():
+        rows = np.flatnonzero(position == one)
+        first[rows] = max(1, _common([ids[row] for row in rows.tolist()]))
+    starts, ends = ids.offsets[:-1], ids.offsets[1:]
+    return spans(ids, starts, first), spans(ids, starts + first, ends - starts - first)
+
+
+def _common(rows: list[np.ndarray]) -> int:
+    """How many tokens all rows begin with; less than the shortest has."""
+    shortest = min(map(len, rows)) - 1
+    differs = [row[:shortest] != rows[0][:shortest] for row in rows[1:]]
+    return min((int(d.argmax()) for d in differs if d.any()), default=shortest)
