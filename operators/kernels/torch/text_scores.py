@@ -59,7 +59,7 @@ class TorchTextScores(TorchScores):
 
 
 def _parted(ids: Ragged, position: np.ndarray) -> tuple[Ragged, Ragged]:
-    """The ids as prompts and completions: what all rows of one position begin with, and the rest."""
+    """The ids, cut into what all rows of one position begin with, and the rest."""
     first = np.ones(len(ids), dtype=np.int64)
     for one in np.unique(position).tolist():
         rows = np.flatnonzero(position == one)
