@@ -104,7 +104,7 @@ class _Forward(Sleeper, Probeable):
         )
 
     def computed(self, keys: Keys, prompts: Ragged, completions: Ragged) -> dict[str, Tensor]:
-        """Each column's numbers of these rows, float32 [tokens] or [rows], in the session's memory."""
+        """Each column of these rows, float32 [tokens] or [rows], in memory of the session."""
         count = int(completions.offsets[-1]) if self.per_token else len(keys)
         made = {n: torch.from_numpy(v).zero_() for n, v in self._columns(count).items()}
         groups = prompt_groups(keys.position, prompts)
