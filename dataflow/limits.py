@@ -28,7 +28,8 @@ LARGEST = 2**63 - 1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
     """The values that a parameter takes. `above`: low itself is excluded. optional: also None.
-    pair: also two values. filled: no empty text. kind `texts`: any number of texts, none of them empty.
+    pair: also two values. filled: no empty text. kind `texts`: any number of texts, none of them
+    empty.
     """
 
     kind: Literal["whole", "number", "flag", "text", "texts", "choice"]
