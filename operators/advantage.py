@@ -1,13 +1,16 @@
 """Advantages, returns and reward shaping: the operators.
 
 Owns: their declarations and the functions that users call. Does not own: the formulas
-(advantage_formulas.py), losses (losses.py), selection (select.py).
+(advantage_formulas.py), what peers do differently (advantage_dialects.py), losses (losses.py),
+selection (select.py).
+
+A `dialect` of None is the graph's (`Graph(..., dialect="verl")`, else "trl").
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
 from dataflow.convention import DIALECT_LIMIT, Dialect
 from dataflow.limits import choice, flag, number, whole
@@ -24,9 +27,12 @@ from dataflow.schema import (
     Values,
 )
 from dataflow.user import column_operator
+from operators import advantage_dialects as dialects
 from operators import advantage_formulas as formulas
 from operators.weights import require_weights
 
+Baseline = Literal["mean", "leave_one_out", "length_weighted", "none"]
+Scale = Literal["std", "leave_one_out_std", "mean", "none"]
 AnyAdvantage = TypeVar("AnyAdvantage", bound=Advantage)
 AnyReward = TypeVar("AnyReward", bound=Reward)
 
@@ -41,12 +47,13 @@ GROUP_ADVANTAGE = column_operator(
     scope="group",
     columns={"rollout": _MASK, "score": ("reward",)},
     limits={
-        "baseline": choice("mean", "leave_one_out", "none"),
-        "scale": choice("std", "none"),
+        "baseline": choice(*get_args(Baseline)),
+        "scale": choice(*get_args(Scale)),
         "ragged": flag(),
         "dialect": DIALECT_LIMIT,
     },
     normalises="group",
+    conventions=dialects.GROUP_CONVENTIONS,
 )
 BASELINE_ADVANTAGE = column_operator(
     formulas.baseline_advantage,
@@ -60,14 +67,20 @@ GAE = column_operator(
     "operators.advantage:GAE",
     name="gae",
     columns={"rollout": _MASK},
-    limits={"gamma": _DISCOUNT, "lam": number(0.0, 1.0, like=0.95)},
+    limits={
+        "gamma": _DISCOUNT,
+        "lam": number(0.0, 1.0, like=0.95),
+        "dialect": DIALECT_LIMIT,
+    },
+    conventions=dialects.GAE_CONVENTIONS,
 )
 RETURNS = column_operator(
     formulas.returns,
     "operators.advantage:RETURNS",
     name="returns",
     columns={"rollout": _MASK},
-    limits={"gamma": _DISCOUNT},
+    limits={"gamma": _DISCOUNT, "dialect": DIALECT_LIMIT},
+    conventions=dialects.RETURNS_CONVENTIONS,
 )
 WHITEN = column_operator(
     formulas.whiten,
@@ -77,6 +90,7 @@ WHITEN = column_operator(
     columns={"rollout": _MASK},
     limits={"shift": flag(), "dialect": DIALECT_LIMIT},
     normalises="batch",
+    conventions=dialects.WHITEN_CONVENTIONS,
 )
 KL_IN_REWARD = column_operator(
     formulas.kl_in_reward,
@@ -88,6 +102,7 @@ KL_IN_REWARD = column_operator(
         "kind": choice("k1", "k2", "k3"),
         "dialect": DIALECT_LIMIT,
     },
+    conventions=dialects.KL_CONVENTIONS,
 )
 OVERLONG_PENALTY = column_operator(
     formulas.overlong_penalty,
@@ -98,7 +113,9 @@ OVERLONG_PENALTY = column_operator(
         "max_tokens": whole(1, like=512),
         "buffer": whole(1, like=64),
         "factor": number(0.0, like=1.0),
+        "dialect": DIALECT_LIMIT,
     },
+    conventions=dialects.OVERLONG_CONVENTIONS,
 )
 ADD = column_operator(
     formulas.add,
@@ -113,18 +130,29 @@ def group_advantage(
     rollout: Port[Completion],
     score: Port[Reward],
     *,
-    baseline: Literal["mean", "leave_one_out", "none"] = "mean",
-    scale: Literal["std", "none"] = "std",
+    baseline: Baseline = "mean",
+    scale: Scale = "std",
     ragged: bool = False,
     dialect: Dialect | None = None,
     name: str = "group_advantage",
 ) -> Port[Advantage]:
-    """(reward - baseline of its group) / (std of its group + epsilon), on each token of the row.
+    """(reward - baseline) / scale, both of the row's group, on each of its written tokens.
 
-    GRPO (arXiv:2402.03300, eq. 3); baseline="leave_one_out", scale="none" is RLOO
-    (arXiv:2402.14740). dialect sets epsilon: trl 1e-4, verl 1e-6, openrlhf 1e-9 (all use the
-    unbiased deviation), and the advantage of a group's only remaining row: verl its own reward, the
-    others 0. ragged: accept groups that a selection took rows from.
+    baseline: `mean` of the group's rewards; `leave_one_out`, that of the other rows;
+    `length_weighted`, sum(tokens * reward) / sum(tokens), tokens being those that the model wrote
+    (OPO, arXiv:2505.23585); `none`, 0. scale: `std`, the unbiased standard deviation of the group +
+    epsilon; `leave_one_out_std`, that of the other rows; `mean`, the group's mean reward, without
+    an epsilon (MaxRL, arXiv:2602.02710): 0 where that is 0, and a reward below 0 is an error;
+    `none`, 1.
+
+    GRPO (arXiv:2402.03300, section 4.1.2) has the defaults; RLOO (arXiv:2402.14740) leave_one_out
+    and scale="none"; Dr. GRPO (arXiv:2503.20783) scale="none"; REINFORCE++-baseline
+    (arXiv:2501.03262) scale="none", then `whiten`; OPO length_weighted and scale="none".
+
+    dialect: epsilon, and the advantage of a group's only row: trl 1e-4, 0; verl 1e-6, its own
+    reward; openrlhf 1e-9, 0; nemo_rl 1e-6, 0, and a row is not divided where the deviation is 0.
+    The deviation of the other rows is always nemo_rl's, and 0 if there are fewer than two. ragged:
+    accept groups that a selection took rows from; then all numbers are those of the rows left.
     """
     params = {"baseline": baseline, "scale": scale, "ragged": ragged, "dialect": dialect}
     return Node(
@@ -158,15 +186,17 @@ def gae(
     *,
     gamma: float = 1.0,
     lam: float = 0.95,
+    dialect: Dialect | None = None,
     name: str = "gae",
 ) -> Port[Returns]:
     """Generalised advantage estimation (arXiv:1506.02438, eq. 16); its returns are advantage +
     value.
 
-    A TokenReward is used as it is; a Reward counts at the last written token. Holes in the mask are
-    skipped.
+    A TokenReward is used as it is; a Reward counts at the last written token, with nothing after
+    it. A reward on a hole of the mask goes to the written token before it. dialect: a hole is
+    skipped (trl, verl, nemo_rl) or a step of discount with value 0 (openrlhf).
     """
-    params = {"gamma": gamma, "lam": lam}
+    params = {"gamma": gamma, "lam": lam, "dialect": dialect}
     return Node(
         GAE, name, inputs={"rollout": rollout, "score": score, "values": values}, params=params
     ).port()
@@ -174,12 +204,19 @@ def gae(
 
 @declares
 def returns(
-    rollout: Port[Completion], score: Port[Reward], *, gamma: float = 1.0, name: str = "returns"
+    rollout: Port[Completion],
+    score: Port[Reward],
+    *,
+    gamma: float = 1.0,
+    dialect: Dialect | None = None,
+    name: str = "returns",
 ) -> Port[Returns]:
-    """Discounted sum of rewards from each token on: REINFORCE's advantage without a baseline."""
-    return Node(
-        RETURNS, name, inputs={"rollout": rollout, "score": score}, params={"gamma": gamma}
-    ).port()
+    """Discounted sum of rewards from each token on: REINFORCE's advantage without a baseline.
+
+    Rewards and holes as in `gae`; only with gamma < 1 does it matter whether a hole is a step.
+    """
+    params = {"gamma": gamma, "dialect": dialect}
+    return Node(RETURNS, name, inputs={"rollout": rollout, "score": score}, params=params).port()
 
 
 @declares
@@ -193,8 +230,9 @@ def whiten(
 ) -> Port[AnyAdvantage]:
     """Zero mean (if shift) and unit variance over the written tokens of the Step.
 
-    dialect: trl and verl divide by count - 1 and add 1e-8 to the variance; openrlhf divides by
-    count, and its variance is at least 1e-8. A mean over the Step: rows do not stream past it.
+    dialect: trl and verl (and nemo_rl here) divide by count - 1 and add 1e-8 to the variance;
+    openrlhf divides by count, and its variance is at least 1e-8. A mean over the Step: rows do not
+    stream past it.
     """
     params = {"shift": shift, "dialect": dialect}
     schemas = (advantage.schema,) if isinstance(advantage, Port) else None
@@ -222,7 +260,8 @@ def kl_in_reward(
     joschu.net/blog/kl-approx.html).
 
     dialect: trl clamps nothing; verl clamps k3's log ratio to [-20, 20] and k3 to [-10, 10];
-    openrlhf clamps each of the three estimates to [-10, 10].
+    openrlhf clamps each of the three estimates to [-10, 10]; nemo_rl both, for all three. An
+    answer's holes have no KL.
     """
     inputs = {"rollout": rollout, "score": score, "reference": reference}
     return Node(
@@ -238,14 +277,17 @@ def overlong_penalty(
     max_tokens: int,
     buffer: int,
     factor: float = 1.0,
+    dialect: Dialect | None = None,
     name: str = "overlong_penalty",
 ) -> Port[AnyReward]:
     """The reward minus factor times how far the answer reaches into the last `buffer` of max_tokens
     (DAPO, eq. 13).
 
-    In a TokenReward the last token bears the penalty; the others do not change.
+    An answer's length is that of all its tokens, holes included. In a TokenReward the last token
+    bears the penalty; the others do not change. dialect: an answer longer than max_tokens costs
+    factor and no more (trl, openrlhf, nemo_rl), or in proportion (verl).
     """
-    params = {"max_tokens": max_tokens, "buffer": buffer, "factor": factor}
+    params = {"max_tokens": max_tokens, "buffer": buffer, "factor": factor, "dialect": dialect}
     schemas = (score.schema,) if isinstance(score, Port) else None
     inputs = {"rollout": rollout, "score": score}
     return Node(OVERLONG_PENALTY, name, inputs=inputs, params=params, schemas=schemas).port()

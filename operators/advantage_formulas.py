@@ -1,7 +1,7 @@
 """Advantages, returns and reward shaping: the formulas in NumPy, each on columns of rows.
 
-Owns: the numbers, with their sources and, where peers disagree, their dialects. Does not own: the
-operators that users call (advantage.py), losses (losses.py).
+Owns: the formulas, with their sources. Does not own: the numbers in which peers differ
+(advantage_dialects.py), the operators that users call (advantage.py), losses (losses.py).
 
 Holes in a completion's mask (tool output) get advantage 0, and returns pass through them.
 """
@@ -9,12 +9,11 @@ Holes in a completion's mask (tool output) get advantage 0, and returns pass thr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from dataflow.batch import Ragged
+from dataflow.errors import DataError
 from dataflow.schema import (
     Advantage,
     Completion,
@@ -26,65 +25,16 @@ from dataflow.schema import (
     Values,
 )
 from dataflow.user import Columns
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupDialect:
-    """How a peer normalises a group: epsilon is added to the (unbiased) standard deviation.
-
-    lone: the advantage in a group of one row, which has nothing to compare with: 0, or the row's
-    own reward, as if the mean were 0 and the deviation 1.
-    """
-
-    epsilon: float
-    lone: Literal["zero", "reward"] = "zero"
-
-
-GROUP_DIALECTS = {
-    "trl": GroupDialect(epsilon=1e-4),
-    "verl": GroupDialect(epsilon=1e-6, lone="reward"),
-    "openrlhf": GroupDialect(epsilon=1e-9),
-    "nemo_rl": GroupDialect(epsilon=1e-6),
-}
-"""TRL `GRPOTrainer` and `RLOOTrainer`, verl `core_algos`, OpenRLHF `experience_maker` (which has no
-groups of one), NeMo-RL `grpo.py`.
-"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WhitenDialect:
-    """How a peer scales a Step to variance 1: what is subtracted from the count in the denominator,
-    and whether 1e-8 is added to the variance or is its minimum.
-    """
-
-    freedom: int
-    floor: Literal["added", "least"]
-
-
-WHITEN_DIALECTS = {
-    "trl": WhitenDialect(freedom=1, floor="added"),
-    "verl": WhitenDialect(freedom=1, floor="added"),
-    "openrlhf": WhitenDialect(freedom=0, floor="least"),
-    "nemo_rl": WhitenDialect(freedom=1, floor="added"),
-}
-"""TRL and verl `masked_whiten`, OpenRLHF `experience_maker`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KLDialect:
-    """Where a peer clamps: a token's KL estimate to [-10, 10], and the log ratio inside k3."""
-
-    clamped: tuple[str, ...] = ()
-    ratio: float | None = None
-
-
-KL_DIALECTS = {
-    "trl": KLDialect(),
-    "verl": KLDialect(clamped=("k3",), ratio=20.0),
-    "openrlhf": KLDialect(clamped=("k1", "k2", "k3")),
-    "nemo_rl": KLDialect(),
-}
-"""TRL `PPOTrainer`, verl `kl_penalty`, OpenRLHF `compute_approx_kl`."""
+from operators.advantage_dialects import (
+    GROUP_DIALECTS,
+    HOLE_DIALECTS,
+    KL_DIALECTS,
+    OVERLONG_DIALECTS,
+    WHITEN_DIALECTS,
+    GroupDialect,
+    HoleDialect,
+    KLDialect,
+)
 
 
 def group_advantage(
@@ -98,28 +48,98 @@ def group_advantage(
 ) -> Columns[Advantage]:
     mask = rollout["completion_mask"]
     reward, group = score["reward"].astype(np.float64), rollout.groups
-    count = np.bincount(group)
-    total = np.bincount(group, weights=reward)
-    how, lone = GROUP_DIALECTS[dialect], count[group] == 1
-    centred = reward - _baseline(baseline, reward, total[group], count[group], how)
-    if scale == "std":
-        deviation = reward - (total / count)[group]
-        squares = np.bincount(group, weights=deviation**2)
-        std = np.sqrt(squares / np.maximum(count - 1, 1))[group]
-        std[lone & (how.lone == "reward")] = 1.0
-        centred = centred / (std + how.epsilon)
+    how, above = GROUP_DIALECTS[dialect], reward - _lowest(reward, group)
+    centred = reward
+    if baseline != "none":
+        centred = _alone(above - _baseline(baseline, above, group, mask), reward, group, how)
+    if scale == "mean":
+        centred = _by_mean(centred, reward, rollout)
+    elif scale == "std":
+        centred = centred / _divisor(_deviation(above, group), group, how)
+    elif scale == "leave_one_out_std":
+        deviation = _deviation_of_others(reward, group)
+        centred = centred / _divisor(deviation, group, GROUP_DIALECTS["nemo_rl"])
     return _per_token(rollout, mask, centred)
 
 
-def _baseline(
-    kind: str, reward: np.ndarray, total: np.ndarray, count: np.ndarray, how: GroupDialect
+def _lowest(reward: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """[rows]: the lowest reward of each row's group. Above it, equal rewards are exactly 0, and so
+    are their deviations, however large they are.
+    """
+    found = np.full(len(reward), np.inf)
+    np.minimum.at(found, group, reward)
+    return found[group]
+
+
+def _group_mean(value: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """[rows]: the mean of each row's group."""
+    return (np.bincount(group, weights=value) / np.bincount(group))[group]
+
+
+def _baseline(kind: str, reward: np.ndarray, group: np.ndarray, mask: Ragged) -> np.ndarray:
+    """[rows]: what each reward is compared with."""
+    if kind == "leave_one_out":
+        total, count = np.bincount(group, weights=reward)[group], np.bincount(group)[group]
+        return (total - reward) / np.maximum(count - 1, 1)
+    if kind == "length_weighted":
+        length = np.bincount(mask.segments(), weights=mask.values, minlength=len(mask))
+        tokens = np.bincount(group, weights=length)
+        return (np.bincount(group, weights=length * reward) / np.maximum(tokens, 1.0))[group]
+    return _group_mean(reward, group)
+
+
+def _alone(
+    centred: np.ndarray, reward: np.ndarray, group: np.ndarray, how: GroupDialect
 ) -> np.ndarray:
-    if kind == "none":
-        return np.zeros_like(reward)
-    found = (
-        (total - reward) / np.maximum(count - 1, 1) if kind == "leave_one_out" else total / count
-    )
-    return np.where(count == 1, reward if how.lone == "zero" else 0.0, found)
+    """[rows]: the same, but for a group's only row what the dialect gives it."""
+    lone = np.bincount(group)[group] == 1
+    return np.where(lone, reward if how.lone == "reward" else 0.0, centred)
+
+
+def _divisor(deviation: np.ndarray, group: np.ndarray, how: GroupDialect) -> np.ndarray:
+    """[rows]: the deviation and epsilon, or 1 where the dialect does not divide."""
+    lone = np.bincount(group)[group] == 1
+    deviation = np.where(lone & (how.lone == "reward"), 1.0, deviation)
+    return np.where((deviation == 0.0) & how.undivided, 1.0, deviation + how.epsilon)
+
+
+def _deviation(reward: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """[rows]: the unbiased standard deviation of each row's group; 0 of an only row."""
+    squares = np.bincount(group, weights=(reward - _group_mean(reward, group)) ** 2)
+    return np.sqrt(squares / np.maximum(np.bincount(group) - 1, 1))[group]
+
+
+def _deviation_of_others(reward: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """[rows]: the unbiased standard deviation of the other rows of each row's group; 0 where they
+    are all equal, or fewer than two.
+
+    Of the others themselves, not from the group's sums: one reward that is far off would leave
+    nothing of theirs but rounding.
+    """
+    order, sizes = np.argsort(group, kind="stable"), np.bincount(group)[group]
+    found = np.zeros(len(reward))
+    for size in np.unique(sizes[sizes > 2]):
+        rows = order[sizes[order] == size].reshape(-1, size)
+        for i in range(size):
+            others = np.delete(reward[rows], i, axis=1)
+            found[rows[:, i]] = others.std(axis=1, ddof=1) * (np.ptp(others, axis=1) > 0)
+    return found
+
+
+def _by_mean(centred: np.ndarray, reward: np.ndarray, rollout: Columns[Completion]) -> np.ndarray:
+    """[rows]: divided by the mean reward of the group; 0 where that is 0, as then all rewards are.
+
+    Raises DataError for a reward below 0: the mean would turn the sign, or divide by 0.
+    """
+    if len(reward) and reward.min() < 0:
+        row = int(reward.argmin())
+        raise DataError(
+            f"expected rewards >= 0 for scale='mean', found {reward[row]:g} in row (position,"
+            f" sample, attempt) {rollout.keys.rows()[row]}. Fix: a reward from 0 on, or"
+            " scale='std'."
+        )
+    mean = _group_mean(reward, rollout.groups)
+    return np.divide(centred, mean, out=np.zeros_like(centred), where=mean > 0)
 
 
 def _per_token(rows: Columns[Completion], mask: Ragged, value: np.ndarray) -> Columns[Advantage]:
@@ -157,12 +177,12 @@ def _token_rewards(rollout: Columns[Completion], score: Columns[Reward]) -> np.n
 
 
 def _scan(
-    mask: Ragged, reward: np.ndarray, values: np.ndarray, gamma: float, lam: float
+    mask: Ragged, reward: np.ndarray, values: np.ndarray, gamma: float, lam: float, how: HoleDialect
 ) -> np.ndarray:
     """Generalised advantages [tokens], backwards over the written tokens of each row.
 
-    A hole (mask 0) has no value and is no step of discount: the scan skips it, and a reward on it
-    goes to the written token before it.
+    A hole (mask 0) has no value, and a reward on it goes to the written token before it. By the
+    dialect it is a step of discount, or the scan skips it.
     """
     lengths, starts = mask.lengths, mask.offsets[:-1]
     rows = len(lengths)
@@ -173,6 +193,10 @@ def _scan(
         at = starts[alive] + lengths[alive] - 1 - back
         written = mask.values[at] > 0
         held[alive] += reward[at]
+        if how.counts:
+            hole = alive[~written]
+            running[hole] = gamma * (next_value[hole] + lam * running[hole])
+            next_value[hole] = 0.0
         row, token = alive[written], at[written]
         delta = held[row] + gamma * next_value[row] - values[token]
         running[row] = delta + gamma * lam * running[row]
@@ -188,18 +212,21 @@ def gae(
     *,
     gamma: float,
     lam: float,
+    dialect: str,
 ) -> Columns[Returns]:
     mask, value = rollout["completion_mask"], values["values"].values.astype(np.float64)
-    advantage = _scan(mask, _token_rewards(rollout, score), value, gamma, lam)
+    how = HOLE_DIALECTS[dialect]
+    advantage = _scan(mask, _token_rewards(rollout, score), value, gamma, lam, how)
     returns = np.where(mask.values > 0, advantage + value, 0.0)
     return _returns_columns(rollout, mask, advantage, returns)
 
 
 def returns(
-    rollout: Columns[Completion], score: Columns[Reward], *, gamma: float
+    rollout: Columns[Completion], score: Columns[Reward], *, gamma: float, dialect: str
 ) -> Columns[Returns]:
-    mask = rollout["completion_mask"]
-    total = _scan(mask, _token_rewards(rollout, score), np.zeros(len(mask.values)), gamma, 1.0)
+    mask, how = rollout["completion_mask"], HOLE_DIALECTS[dialect]
+    zeros = np.zeros(len(mask.values))
+    total = _scan(mask, _token_rewards(rollout, score), zeros, gamma, 1.0, how)
     return _returns_columns(rollout, mask, total, total)
 
 
@@ -254,9 +281,10 @@ def kl_in_reward(
 
 def _estimate(ratio: np.ndarray, kind: str, how: KLDialect) -> np.ndarray:
     """Each token's KL estimate, from its log ratio."""
+    if kind in how.inside:
+        ratio = ratio.clip(-how.ratio, how.ratio)
     if kind == "k3":
-        bounded = ratio if how.ratio is None else ratio.clip(-how.ratio, how.ratio)
-        found = np.expm1(-bounded) + bounded
+        found = np.expm1(-ratio) + ratio
     else:
         found = ratio if kind == "k1" else ratio**2 / 2.0
     return found.clip(-10.0, 10.0) if kind in how.clamped else found
@@ -269,9 +297,11 @@ def overlong_penalty(
     max_tokens: int,
     buffer: int,
     factor: float,
+    dialect: str,
 ) -> Columns[Reward]:
     length = rollout["completion_ids"].lengths
-    penalty = factor * np.clip((length - (max_tokens - buffer)) / buffer, 0.0, 1.0)
+    most = 1.0 if OVERLONG_DIALECTS[dialect].capped else np.inf
+    penalty = factor * np.clip((length - (max_tokens - buffer)) / buffer, 0.0, most)
     changed: dict[str, object] = {"reward": (score["reward"] - penalty).astype(np.float32)}
     if "token_reward" in score.batch.names:
         tokens = score["token_reward"]

@@ -1,4 +1,4 @@
-"""Advantages, returns and shaping against plain float64 loops, dialects against their peers.
+"""Returns, whitening and shaping against plain float64 loops, dialects against their peers.
 
 The peers' formulas are written out from their sources: TRL `grpo_trainer`, `rloo_trainer` and
 `ppo_trainer`, verl `core_algos` and `torch_functional`, OpenRLHF `experience_maker` and
@@ -8,7 +8,6 @@ The peers' formulas are written out from their sources: TRL `grpo_trainer`, `rlo
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataflow.batch import Batch, Keys, Ragged
+from dataflow.convention import DIALECTS
 from dataflow.schema import Advantage, Logprobs, Reward, Rollout, TokenReward, Values
 from dataflow.user import Columns
 from operators import advantage_formulas as formulas
 
-DIALECTS = ("trl", "verl", "openrlhf")
 Rows = list[list[float]]
 
 
@@ -89,80 +88,50 @@ seeds = given(seed=st.integers(0, 2**20))
 few = settings(max_examples=8, deadline=None)
 
 
-def group_formula(peer: str, baseline: str, scale: str, reward: float, group: list[float]) -> float:
-    """One row's advantage, as its peer computes it."""
-    lone, mean = len(group) == 1, sum(group) / len(group)
-    if lone and peer == "verl":  # id2mean = 0, id2std = 1, whatever the estimator
-        return reward / (1 + 1e-6) if scale == "std" else reward
-    if lone:  # TRL's RLOO fills its 0 / 0 with 0, and its GRPO has reward - mean = 0
-        return 0.0
-    centre = {"mean": mean, "leave_one_out": (sum(group) - reward) / (len(group) - 1)}[baseline]
-    epsilon = {"trl": 1e-4, "verl": 1e-6, "openrlhf": 1e-9}[peer]
-    return (reward - centre) / (statistics.stdev(group) + epsilon if scale == "std" else 1.0)
-
-
 @pytest.mark.parametrize("dialect", DIALECTS)
-@pytest.mark.parametrize(
-    ("baseline", "scale"), [("mean", "std"), ("mean", "none"), ("leave_one_out", "none")]
-)
 @few
 @seeds
-def test_group_advantage(dialect: str, baseline: str, scale: str, seed: int) -> None:
-    rows = DrawnRows(seed)
-    numbers = [
-        group_formula(dialect, baseline, scale, reward, rows.members(i))
-        for i, reward in enumerate(rows.reward.tolist())
-    ]
-    how = {"baseline": baseline, "scale": scale, "ragged": True, "dialect": dialect}
-    found = formulas.group_advantage(rows.rollout, rows.score, **how)
-    require_rows(found["advantage"], on_tokens(numbers, rows.mask), atol=1e-5)
-
-
-def test_a_group_of_one_without_a_baseline_keeps_what_it_has() -> None:
-    rows = DrawnRows(1)
-    how = {"baseline": "none", "scale": "none", "ragged": True, "dialect": "trl"}
-    found = formulas.group_advantage(rows.rollout, rows.score, **how)
-    require_rows(found["advantage"], on_tokens(rows.reward.tolist(), rows.mask))
-
-
-@few
-@seeds
-def test_generalised_advantages_and_returns(seed: int) -> None:
+def test_generalised_advantages_and_returns(dialect: str, seed: int) -> None:
     rows, gamma, lam = DrawnRows(seed), 0.9, 0.8
     advantages, goals, sums = [], [], []
     for row, (mask, value) in enumerate(zip(rows.mask, rows.tokens["value"], strict=True)):
-        # arXiv:1506.02438, equation 16, over the written tokens alone: the sum of discounted
-        # residuals of each.
-        written = [t for t, m in enumerate(mask) if m]
-        reward = [0.0] * (len(written) - 1) + [float(rows.reward[row])] * bool(written)
-        v = [value[t] for t in written] + [0.0]
-        residual = [reward[k] + gamma * v[k + 1] - v[k] for k in range(len(written))]
+        # arXiv:1506.02438, equation 16: the sum of discounted residuals, over the written tokens
+        # alone or with holes as steps of value and reward 0.
+        last = max((t for t, m in enumerate(mask) if m), default=-1)
+        steps = [t for t, m in enumerate(mask) if (m or dialect == "openrlhf") and t <= last]
+        reward = [float(rows.reward[row]) * (t == last) for t in steps]
+        v = [value[t] * mask[t] for t in steps] + [0.0]
+        residual = [reward[k] + gamma * v[k + 1] - v[k] for k in range(len(steps))]
         advantage, goal, total = ([0.0] * len(mask) for _ in range(3))
-        for k, t in enumerate(written):
-            later = range(k, len(written))
+        for k, t in ((k, t) for k, t in enumerate(steps) if mask[t]):
+            later = range(k, len(steps))
             advantage[t] = sum((gamma * lam) ** (j - k) * residual[j] for j in later)
             goal[t] = advantage[t] + v[k]
             total[t] = sum(gamma ** (j - k) * reward[j] for j in later)
         advantages.append(advantage), goals.append(goal), sums.append(total)
     values = rows.columns(Values, values=rows.tokens["value"])
-    found = formulas.gae(rows.rollout, rows.score, values, gamma=gamma, lam=lam)
+    found = formulas.gae(rows.rollout, rows.score, values, gamma=gamma, lam=lam, dialect=dialect)
     require_rows(found["advantage"], advantages, atol=1e-4)
     require_rows(found["returns"], goals, atol=1e-4)
-    summed = formulas.returns(rows.rollout, rows.score, gamma=gamma)
+    summed = formulas.returns(rows.rollout, rows.score, gamma=gamma, dialect=dialect)
     require_rows(summed["advantage"], sums, atol=1e-4)
     require_rows(summed["returns"], sums, atol=1e-4)
 
 
+@pytest.mark.parametrize("dialect", DIALECTS)
 @few
 @seeds
-def test_rewards_of_tokens_are_summed_and_those_of_holes_go_to_the_token_before(seed: int) -> None:
+def test_rewards_of_tokens_are_summed_and_those_of_holes_go_to_the_token_before(
+    dialect: str, seed: int
+) -> None:
     rows = DrawnRows(seed)
     score = rows.columns(TokenReward, reward=rows.reward, token_reward=rows.tokens["by_token"])
     wanted = [
         [sum(by_token[t:]) if m else 0.0 for t, m in enumerate(mask)]
         for mask, by_token in zip(rows.mask, rows.tokens["by_token"], strict=True)
     ]
-    require_rows(formulas.returns(rows.rollout, score, gamma=1.0)["returns"], wanted, atol=1e-5)
+    found = formulas.returns(rows.rollout, score, gamma=1.0, dialect=dialect)
+    require_rows(found["returns"], wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -218,10 +187,10 @@ def test_whitening_what_does_not_vary_clamps_or_adds() -> None:
 
 def kl_formula(dialect: str, kind: str, d: float) -> float:
     """Of one token, with d = log policy - log reference, as its peer computes it."""
-    if kind == "k3" and dialect == "verl":
+    if (kind == "k3" and dialect == "verl") or dialect == "nemo_rl":
         d = min(max(d, -20.0), 20.0)
     estimate = {"k1": d, "k2": d * d / 2, "k3": math.expm1(-d) + d}[kind]
-    clamps = {"trl": (), "verl": ("k3",), "openrlhf": ("k1", "k2", "k3")}[dialect]
+    clamps = {"trl": (), "verl": ("k3",)}.get(dialect, ("k1", "k2", "k3"))
     return min(max(estimate, -10.0), 10.0) if kind in clamps else estimate
 
 
@@ -257,3 +226,17 @@ def test_kl_in_reward(dialect: str, kind: str, seed: int) -> None:
     require_rows(found["token_reward"], wanted, atol=1e-4)
     sums = [math.fsum(row) for row in wanted]
     np.testing.assert_allclose(found["reward"], sums, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_overlong_answers_by_hand(dialect: str) -> None:
+    """DAPO, equation 13, at lengths around max_tokens - buffer = 6 and max_tokens = 10."""
+    lengths = [0, 5, 6, 7, 10, 14]
+    ids = Ragged(np.zeros(sum(lengths), np.int32), np.concatenate([[0], np.cumsum(lengths)]))
+    keys = Keys.of(range(len(lengths)))
+    rollout = Columns(Batch.make(keys, {"completion_ids": ids}, Rollout), Rollout)
+    score = Columns(Batch.make(keys, {"reward": np.ones(6, np.float32)}, Reward), Reward)
+    how = {"max_tokens": 10, "buffer": 4, "factor": 0.5, "dialect": dialect}
+    beyond = 0.0 if dialect == "verl" else 0.5
+    found = formulas.overlong_penalty(rollout, score, **how)["reward"].tolist()
+    assert found == [1.0, 1.0, 1.0, 0.875, 0.5, beyond]

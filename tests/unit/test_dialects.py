@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from dataflow.diff import diff
 from dataflow.draw import draw
 from dataflow.errors import GraphError
 from dataflow.graph import Graph
-from dataflow.loss import Now, Tensors, Terms, loss
+from dataflow.loss import LossFunction, Now, Tensors, Terms, loss
 from dataflow.node import Node, Port
+from dataflow.operator import Operator
 from dataflow.schema import Advantage, Completion, Reward, Rollout
 from dataflow.snapshot import fingerprint, from_json, to_json
 from dataflow.user import Columns, column_operator, operator
@@ -28,6 +30,8 @@ from operators.train import train
 from tests.kit.plans import headers
 from tests.kit.rewards import exact
 from tests.right_graphs import policy, sampled
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @operator()
@@ -199,3 +203,36 @@ def test_what_a_peer_has_no_answer_to_is_said_with_what_happens_instead() -> Non
     )
     assert "has no groups of one" not in told("openrlhf", wide=False)
     assert "has no groups of one" not in told("verl", wide=True)
+
+
+def declared() -> dict[str, tuple[dict[str, Convention], set[str]]]:
+    """Conventions and parameters of each operator and loss of ours that has a dialect."""
+    found = {}
+    for path in sorted((ROOT / "operators").glob("*.py")):
+        for part in vars(importlib.import_module(f"operators.{path.stem}")).values():
+            if isinstance(part, Operator) and "dialect" in part.limits:
+                found[part.name] = (dict(part.conventions), set(part.limits))
+            if isinstance(part, LossFunction) and "dialect" in part.parameters:
+                found[part.name] = (dict(part.conventions), set(part.parameters))
+    return found
+
+
+def test_every_operator_and_loss_with_a_dialect_says_what_it_does_in_each() -> None:
+    parts = declared()
+    assert {"group_advantage", "whiten", "gae", "returns", "kl_in_reward"} < parts.keys()
+    for name, (conventions, parameters) in parts.items():
+        assert tuple(conventions) == DIALECTS, name
+        for convention in conventions.values():
+            assert convention.says, name
+            for gap in convention.gaps:
+                assert {parameter for parameter, _ in gap.where} <= parameters, (name, gap)
+
+
+def test_explain_says_what_each_dialect_means_and_what_it_lacks() -> None:
+    sink = train(policy, sampled(), loss=policy_gradient_loss(
+        group_advantage(sampled(), reward(exact, sampled()), scale="mean", dialect="verl")
+    ), lr=1e-6)  # fmt: skip
+    (use,) = spoken(with_dialects(Graph("g", sink)))
+    assert use.says == "unbiased deviation + 1e-06; a group's only row gets its own reward"
+    lacks = "verl has no scale by the mean reward: the paper's, without an epsilon"
+    assert list(use.unanswered()) == [lacks]

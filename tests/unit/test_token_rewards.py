@@ -61,7 +61,7 @@ def test_plain_rewards_stay_plain() -> None:
 def test_the_penalty_of_a_long_answer_stands_on_its_last_token() -> None:
     rollout = columns(Rollout, completion_ids=[[5, 6], [7], []])
     result = advantage.OVERLONG_PENALTY.function(
-        rollout, SPREAD, max_tokens=2, buffer=2, factor=1.0
+        rollout, SPREAD, max_tokens=2, buffer=2, factor=1.0, dialect="trl"
     )  # type: ignore[misc]
     assert result["reward"].tolist() == [2.0, 0.0, 0.0]
     assert tokens(result, "token_reward") == [[1.0, 1.0], [0.0], []]
@@ -88,8 +88,8 @@ def test_returns_of_a_sum_are_their_sum(rows: list, gamma: float, data: st.DataO
     both = advantage.ADD.function(spread, score, weights=None)  # type: ignore[misc]
     values = columns(Schema, values=[[0.0] * len(row) for row in rows])
     for scan in (
-        lambda s: advantage.RETURNS.function(rollout, s, gamma=gamma),  # type: ignore[misc]
-        lambda s: advantage.GAE.function(rollout, s, values, gamma=gamma, lam=0.9),  # type: ignore[misc]
+        lambda s: advantage.RETURNS.function(rollout, s, gamma=gamma, dialect="trl"),  # type: ignore[misc]
+        lambda s: advantage.GAE.function(rollout, s, values, gamma=gamma, lam=0.9, dialect="trl"),  # type: ignore[misc]
     ):
         apart = scan(spread)["advantage"].values + scan(score)["advantage"].values
         np.testing.assert_allclose(scan(both)["advantage"].values, apart, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,221 @@
+"""Dialects of advantages and rewards: the numbers in which peers differ, and the words for them.
+
+Owns: a table for each operator that has a dialect, with the release and the file that each entry
+was read in, and what a peer has no answer to. Does not own: the formulas (advantage_formulas.py).
+
+Read were TRL 1.16.0 (`trl/trainer/grpo_trainer.py`, `rloo_trainer.py`, `trl/rewards`) and, for its
+PPO, 1.12.0, the last release that has it (`trl/experimental/ppo/ppo_trainer.py`); verl 0.9.1
+(`verl/trainer/ppo/core_algos.py`, `verl/utils/torch_functional.py`,
+`verl/workers/reward_manager/dapo.py`); OpenRLHF 0.11.2
+(`openrlhf/trainer/ppo_utils/experience_maker.py`, `length_penalty.py`, `openrlhf/models/utils.py`).
+NeMo-RL is not on the package index: what stands for it is what is known of its
+`nemo_rl/algorithms/utils.py` and `advantage_estimator.py`, compared with no release; its words say
+so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from dataflow.convention import DIALECTS, Convention, Gap
+
+UNREAD = "compared with no release"
+"""Said of NeMo-RL."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupDialect:
+    """How a peer normalises a group: epsilon is added to the unbiased standard deviation.
+
+    lone: the advantage of a group's only row, which has nothing to compare with: 0, or its own
+    reward, as if the mean were 0 and the deviation 1. undivided: a row for which the deviation is 0
+    is not divided, instead of by epsilon.
+    """
+
+    epsilon: float
+    lone: Literal["zero", "reward"] = "zero"
+    undivided: bool = False
+
+    def says(self) -> str:
+        """In words."""
+        zero = ", undivided where it is 0" if self.undivided else ""
+        lone = "its own reward" if self.lone == "reward" else "0"
+        return f"unbiased deviation + {self.epsilon:g}{zero}; a group's only row gets {lone}"
+
+
+GROUP_DIALECTS: Mapping[str, GroupDialect] = {
+    "trl": GroupDialect(epsilon=1e-4),
+    "verl": GroupDialect(epsilon=1e-6, lone="reward"),
+    "openrlhf": GroupDialect(epsilon=1e-9),
+    "nemo_rl": GroupDialect(epsilon=1e-6, undivided=True),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhitenDialect:
+    """How a peer scales a Step to variance 1: what is subtracted from the count in the denominator,
+    and whether 1e-8 is added to the variance or is its minimum.
+    """
+
+    freedom: Literal[0, 1]
+    floor: Literal["added", "least"]
+
+    def says(self) -> str:
+        """In words."""
+        floor = "+ 1e-8" if self.floor == "added" else "at least 1e-8"
+        return f"variance by {'count - 1' if self.freedom else 'count'}, {floor}"
+
+
+WHITEN_DIALECTS: Mapping[str, WhitenDialect] = {
+    "trl": WhitenDialect(freedom=1, floor="added"),
+    "verl": WhitenDialect(freedom=1, floor="added"),
+    "openrlhf": WhitenDialect(freedom=0, floor="least"),
+    "nemo_rl": WhitenDialect(freedom=1, floor="added"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KLDialect:
+    """Where a peer clamps: which estimates of a token to [-10, 10], and inside of which its log
+    ratio to [-ratio, ratio].
+    """
+
+    clamped: tuple[str, ...] = ()
+    inside: tuple[str, ...] = ()
+    ratio: float = 20.0
+
+    def says(self) -> str:
+        """In words."""
+        if not self.clamped:
+            return "nothing is clamped"
+        inner = f"log ratio of {', '.join(self.inside)} within {self.ratio:g}; "
+        return f"{inner if self.inside else ''}{', '.join(self.clamped)} within 10"
+
+
+KL_DIALECTS: Mapping[str, KLDialect] = {
+    "trl": KLDialect(),
+    "verl": KLDialect(clamped=("k3",), inside=("k3",)),
+    "openrlhf": KLDialect(clamped=("k1", "k2", "k3")),
+    "nemo_rl": KLDialect(clamped=("k1", "k2", "k3"), inside=("k1", "k2", "k3")),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoleDialect:
+    """Whether a hole in the mask (tool output) is a step of discount with value 0, or skipped."""
+
+    counts: bool
+
+    def says(self) -> str:
+        """In words."""
+        return "a hole is a step of value 0" if self.counts else "holes are skipped"
+
+
+HOLE_DIALECTS: Mapping[str, HoleDialect] = {
+    "trl": HoleDialect(counts=False),
+    "verl": HoleDialect(counts=False),
+    "openrlhf": HoleDialect(counts=True),
+    "nemo_rl": HoleDialect(counts=False),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverlongDialect:
+    """Whether the penalty stays at its most for answers longer than max_tokens, or goes on."""
+
+    capped: bool
+
+    def says(self) -> str:
+        """In words."""
+        return "at most factor" if self.capped else "beyond max_tokens it goes on growing"
+
+
+OVERLONG_DIALECTS: Mapping[str, OverlongDialect] = {
+    "trl": OverlongDialect(capped=True),
+    "verl": OverlongDialect(capped=False),
+    "openrlhf": OverlongDialect(capped=True),
+    "nemo_rl": OverlongDialect(capped=True),
+}
+
+
+def _conventions(
+    table: Mapping[str, GroupDialect | WhitenDialect | KLDialect | HoleDialect | OverlongDialect],
+    gaps: Mapping[str, tuple[Gap, ...]],
+    *,
+    known: bool = True,
+) -> dict[str, Convention]:
+    """For each peer the table's words and its gaps. known: whether NeMo-RL's entry is its own."""
+    said = {name: table[name].says() for name in DIALECTS}
+    if known:
+        said["nemo_rl"] = f"{said['nemo_rl']} ({UNREAD})"
+    return {name: Convention(says=said[name], gaps=gaps.get(name, ())) for name in DIALECTS}
+
+
+def _with(lacks: str, instead: str, **where: object) -> Gap:
+    """A gap that matters where each of these parameters has this value."""
+    return Gap(lacks=lacks, instead=instead, where=tuple((k, (v,)) for k, v in where.items()))
+
+
+_OTHERS = _with("leave-one-out deviation", "as nemo_rl, + 1e-6", scale="leave_one_out_std")
+_MAXIMUM = _with("scale by the mean reward", "the paper's, without an epsilon", scale="mean")
+_MIXED = _with(
+    "deviation with a leave-one-out baseline",
+    "that of the whole group",
+    baseline="leave_one_out",
+    scale="std",
+)
+_BY_LENGTH = _with("length-weighted baseline", "as verl", baseline="length_weighted")
+
+GROUP_CONVENTIONS = _conventions(
+    GROUP_DIALECTS,
+    {
+        "trl": (_MAXIMUM, _OTHERS, _MIXED, _BY_LENGTH),
+        "verl": (_MAXIMUM, _OTHERS, _MIXED),
+        "openrlhf": (
+            _MAXIMUM,
+            _OTHERS,
+            _MIXED,
+            _BY_LENGTH,
+            _with("groups that lost rows", "they count by what they have left", ragged=True),
+        ),
+        "nemo_rl": (_MAXIMUM, _BY_LENGTH),
+    },
+)
+WHITEN_CONVENTIONS = _conventions(
+    WHITEN_DIALECTS,
+    {
+        "openrlhf": (_with("whitening that keeps the mean", "the mean added again", shift=False),),
+        "nemo_rl": (Gap(lacks="whitening that was read", instead="as verl"),),
+    },
+    known=False,
+)
+KL_CONVENTIONS = _conventions(
+    KL_DIALECTS,
+    {
+        "trl": (_with("k2 in the reward", "as its k1 and k3, not clamped", kind="k2"),),
+        "nemo_rl": (Gap(lacks="KL in the reward that was read", instead="as in its losses"),),
+    },
+)
+_AFTER = Gap(
+    lacks="estimate that ends with the answer (its PPO goes on to the position after it)",
+    instead="the answer's last token is the last",
+)
+_NONE_READ = Gap(lacks="discounting that was read", instead="as verl")
+GAE_CONVENTIONS = _conventions(
+    HOLE_DIALECTS, {"trl": (_AFTER,), "nemo_rl": (_NONE_READ,)}, known=False
+)
+RETURNS_CONVENTIONS = _conventions(
+    HOLE_DIALECTS,
+    {
+        "trl": (Gap(lacks="returns without a critic", instead="as verl"),),
+        "nemo_rl": (_NONE_READ,),
+    },
+    known=False,
+)
+OVERLONG_CONVENTIONS = _conventions(
+    OVERLONG_DIALECTS,
+    {"nemo_rl": (Gap(lacks="penalty for length that was read", instead="as trl"),)},
+    known=False,
+)
