@@ -1,4 +1,7 @@
-"""Best of n, or expert iteration: imitate the best answer to each prompt (arXiv:2308.08998)."""
+"""Best of n, or expert iteration: imitate the best answer to each prompt (arXiv:2308.08998).
+
+Use it when good answers are rare and clear: no negative examples, so nothing diverges.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""DAPO: full batches of mixed groups, a wider clip above, a soft limit (arXiv:2503.14476)."""
+"""DAPO: full batches of mixed groups, a wider clip above, a soft limit (arXiv:2503.14476).
+
+Use it when many groups have equal rewards, or answers run into their limit.
+"""
 
 from __future__ import annotations
 

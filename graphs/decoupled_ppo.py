@@ -1,4 +1,7 @@
-"""Decoupled PPO (AReaL): clipped around the policy before the Step (arXiv:2505.24298)."""
+"""Decoupled PPO (AReaL): clipped around the policy before the Step (arXiv:2505.24298).
+
+Use it when generation and training overlap, so that rows are several versions old.
+"""
 
 from __future__ import annotations
 

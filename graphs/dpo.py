@@ -1,4 +1,7 @@
-"""DPO: direct preference optimisation on a data set of pairs (arXiv:2305.18290)."""
+"""DPO: direct preference optimisation on a data set of pairs (arXiv:2305.18290).
+
+Use it when preferences have been collected, and nothing is to be generated.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Dr. GRPO: GRPO without the biases of its divisors (arXiv:2503.20783)."""
+"""Dr. GRPO: GRPO without the biases of its divisors (arXiv:2503.20783).
+
+Use it when answers grow longer without getting better, or prompts differ in difficulty.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""GRPO: no critic, advantages within a group (arXiv:2402.03300)."""
+"""GRPO: no critic, advantages within a group (arXiv:2402.03300).
+
+Use it first: rewards that compare several answers to a prompt are all that it needs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Online DPO: pairs of the policy's own answers, ranked by the reward (arXiv:2402.04792)."""
+"""Online DPO: pairs of the policy's own answers, ranked by the reward (arXiv:2402.04792).
+
+Use it when a reward ranks answers, and its scale means nothing.
+"""
 
 from __future__ import annotations
 

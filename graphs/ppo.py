@@ -1,4 +1,7 @@
-"""PPO: a critic, and several clipped updates on the rows of a Step (arXiv:1707.06347)."""
+"""PPO: a critic, and several clipped updates on the rows of a Step (arXiv:1707.06347).
+
+Use it when the tokens of an answer deserve different credit, and a critic fits into memory.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""REINFORCE++: PPO without a critic, advantages normalised over the batch (arXiv:2501.03262)."""
+"""REINFORCE++: PPO without a critic, advantages normalised over the batch (arXiv:2501.03262).
+
+Use it when prompts are many, and one answer to each is what you can afford.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""REINFORCE++-baseline: the group's mean, normalised over the batch (arXiv:2501.03262)."""
+"""REINFORCE++-baseline: the group's mean, normalised over the batch (arXiv:2501.03262).
+
+Use it when groups are small, so that their own deviations are noisy.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""ReMax: REINFORCE whose baseline is the reward of the greedy answer (arXiv:2310.10505)."""
+"""ReMax: REINFORCE whose baseline is the reward of the greedy answer (arXiv:2310.10505).
+
+Use it when you can afford one or two answers to a prompt: its baseline needs no group.
+"""
 
 from __future__ import annotations
 

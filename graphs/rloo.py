@@ -1,4 +1,7 @@
-"""RLOO: REINFORCE whose baseline is the mean of the group's other rows (arXiv:2402.14740)."""
+"""RLOO: REINFORCE whose baseline is the mean of the group's other rows (arXiv:2402.14740).
+
+Use it when one update per Step is enough: the plain, unbiased method of groups.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Self-play of two Models: one writes tasks, the other answers; both are trained."""
+"""Self-play of two Models: one writes tasks, the other answers; both are trained.
+
+Use it when tasks are to get harder as the solver gets better.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Supervised fine-tuning: the warm start before reinforcement."""
+"""Supervised fine-tuning: the warm start before reinforcement.
+
+Use it before reinforcement: it teaches a format, and what rewards would not find.
+"""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from engine.plan.cluster import Cluster
 from engine.plan.explain import explain
 from engine.plan.planner import make_plan
 from tests.kit import algorithms
+from tests.kit.processes import ROOT, call_python
 from tests.kit.tiny_runs import save_tiny_inputs
 
 GPU = 80 * 2**30
@@ -68,6 +69,15 @@ def test_each_has_a_plan_on_any_number_of_devices(name: str, gpus: int, folder: 
 def test_each_with_a_lag_is_bound_by_it(name: str, folder: Path) -> None:
     checked = check(algorithms.small(name, folder, max_lag=2))
     assert set(checked.bound.values()) == {2}
+
+
+def test_the_page_of_algorithms_is_what_its_script_writes(tmp_path: Path) -> None:
+    done = call_python("scripts/algorithms.py", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    made = {file.relative_to(tmp_path) for file in tmp_path.rglob("*.*")}
+    assert made == {Path("algorithms.md"), *(Path(f"drawings/{n}.svg") for n in shipped())}
+    for name in made:
+        assert (ROOT / "docs" / name).read_text() == (tmp_path / name).read_text(), name
 
 
 def test_the_command_lists_them_and_prints_a_file(capsys: pytest.CaptureFixture[str]) -> None:
