@@ -13,7 +13,7 @@ from typing import Any
 
 from dataflow.graph import Graph
 from engine.cli.graphs import shipped
-from tests.kit.run_graphs import vowels
+from tests.kit.run_graphs import vowels, vowels_of_steps
 
 NAMES = tuple(shipped())
 
@@ -23,7 +23,7 @@ MODELS = ("base", "teacher", "setter_base", "solver_base")
 DATA = {"sft": "demos", "dpo": "pairs"}
 """The file of `data`, if it is not train.parquet."""
 
-NUMBERS = {
+NUMBERS: dict[str, Any] = {
     "n": 4,
     "batch": 4,
     "demo_batch": 4,
@@ -32,6 +32,7 @@ NUMBERS = {
     "minibatches": 2,
     "epochs": 1,
     "above": -1.0,
+    "split": "e",
     "lr": 1e-3,
     "critic_lr": 1e-2,
 }
@@ -49,6 +50,7 @@ def small(name: str, folder: Path, **changes: Any) -> Graph:
         "data": str(folder / f"{DATA.get(name, 'train')}.parquet"),
         "demos": str(folder / "demos.parquet"),
         "reward_fn": vowels,
+        "step_fn": vowels_of_steps,
         **dict.fromkeys(MODELS, str(folder / "model")),
         **NUMBERS,
     }

@@ -223,6 +223,46 @@ def _greedy(world: World, rows: Batch, row: int) -> str:
     return tokenizer.decode(ids[start:], skip_special_tokens=True)
 
 
+def max_rl(world: World, step: TrainedStep) -> UpdateLoss:
+    rows, numbers = step.rows, world.rewards(step.rows)
+    groups = loop.groups(rows)
+    gain = centred(numbers, groups)
+    for group in groups:
+        gain[group] /= numbers[group].mean() or np.inf
+    return reinforced(world, rows, spread(gain, rows))
+
+
+def opo(world: World, step: TrainedStep) -> UpdateLoss:
+    rows, numbers, gain = step.rows, world.rewards(step.rows), np.zeros(len(step.rows))
+    lengths = rows.ragged("completion_ids").lengths
+    for group in loop.groups(rows):
+        weighted = (lengths[group] * numbers[group]).sum() / lengths[group].sum()
+        gain[group] = numbers[group] - weighted
+    gains = spread(gain, rows)
+
+    def loss(chosen: Sequence[int]) -> Tensor:
+        now = world.now(rows)
+        return token_mean([-gains[i] * now[i] for i in chosen])
+
+    return loss
+
+
+def process_reward(world: World, step: TrainedStep) -> UpdateLoss:
+    """A character is a token, so a step ends at its separator or the answer's last character."""
+    tokenizer, to_go = loop.AutoTokenizer.from_pretrained(world.base), []
+    for row in range(len(step.rows)):
+        ids = loop.ids_of(step.rows, row)
+        text = tokenizer.decode(ids.tolist(), skip_special_tokens=True)
+        reward, at = torch.zeros(len(ids)), 0
+        for piece in text.split(world.numbers["split"]):
+            end = min(at + len(piece), len(ids) - 1)
+            if piece:
+                reward[end] += vowels(completions=[piece])[0]
+            at += len(piece) + 1
+        to_go.append(reward.flip(0).cumsum(0).flip(0))
+    return clipped(world, step.rows, whitened(to_go))
+
+
 def decoupled_ppo(world: World, step: TrainedStep) -> UpdateLoss:
     rows, near = step.rows, world.before(step.rows)
     sampled = loop.column(step, "rows", "sampler_logprobs")

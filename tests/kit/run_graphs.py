@@ -35,6 +35,13 @@ def vowels(completions: Sequence[str], **columns: object) -> list[float]:
     return [sum(letter in "aeiouAEIOU" for letter in text) / 6 for text in completions]
 
 
+def vowels_of_steps(
+    completions: Sequence[str], steps: Sequence[Sequence[str]], **columns: object
+) -> list[list[float]]:
+    """The share of vowels of each step."""
+    return [vowels(completions=pieces) for pieces in steps]
+
+
 def consonants(completions: Sequence[str], **columns: object) -> list[float]:
     """Less the more vowels there are."""
     return [-1.0 - share for share in vowels(completions)]

@@ -1,0 +1,48 @@
+"""MaxRL: advantages divided by the group's mean reward (arXiv:2602.02710).
+
+Use it when answers are right or wrong, and hard prompts should count for more.
+"""
+
+from __future__ import annotations
+
+from dataflow.graph import Graph
+from dataflow.model import Model, Number
+from operators.advantage import group_advantage
+from operators.data import prompts
+from operators.generate import generate
+from operators.losses import policy_gradient_loss
+from operators.reward import reward
+from operators.rewards import RewardFn
+from operators.train import train
+
+
+def max_rl(
+    base: str,
+    data: str,
+    reward_fn: RewardFn,
+    *,
+    n: int = 8,
+    batch: int = 64,
+    max_tokens: int = 512,
+    lr: Number = 1e-6,
+    max_lag: int = 0,
+) -> Graph:
+    """Rewards of 0 and 1: hard prompts, of which few answers are right, count more.
+
+    Args:
+        base: Hugging Face model directory or hub name.
+        data: Parquet or JSONL of prompts, or a reasoning_gym: task.
+        reward_fn: a function with TRL's signature, module:function on the command line.
+        n: answers to each prompt.
+        batch: prompts per Step.
+        max_tokens: longest answer.
+        lr: learning rate, or a schedule of the Step.
+        max_lag: how many versions old a row's weights may be when it is trained; 0 is synchronous.
+    """
+    policy = Model("policy", base, trainable=True)
+    prompt = prompts(data, batch=batch)
+    rollout = generate(policy, prompt, n=n, max_tokens=max_tokens, max_lag=max_lag, name="rollout")
+    score = reward(reward_fn, rollout, name="score")
+    advantage = group_advantage(rollout, score, scale="mean", name="advantage")
+    loss = policy_gradient_loss(advantage)
+    return Graph("max_rl", train(policy, rollout, loss=loss, lr=lr, aggregate="sequence_sum"))
