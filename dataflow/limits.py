@@ -29,10 +29,10 @@ LARGEST = 2**63 - 1
 class Limit:
     """The values that a parameter takes. `above`: low itself is excluded. optional: also None.
     pair: also two values. filled: no empty text. kind `texts`: any number of texts, none of them
-    empty.
+    empty; `value`: an object of class `of`.
     """
 
-    kind: Literal["whole", "number", "flag", "text", "texts", "choice"]
+    kind: Literal["whole", "number", "flag", "text", "texts", "choice", "value"]
     low: float | None = None
     high: float | None = None
     above: bool = False
@@ -40,6 +40,7 @@ class Limit:
     optional: bool = False
     pair: bool = False
     filled: bool = False
+    of: type[Any] | None = None
     like: Any = None
     """A usual value, named in the fix."""
 
@@ -62,7 +63,7 @@ class Limit:
             return f"{self.expected()}, of 64 bits"
         if self.kind == "choice":
             return " or ".join(map(repr, self.choices))
-        word = _WORDS[self.kind]
+        word = f"{self.like!r}" if self.kind == "value" else _WORDS[self.kind]
         bounds = self._bounds()
         also = " or a pair of them" if self.pair else " that is not empty" if self.filled else ""
         return f"{word}{f' {bounds}' if bounds else ''}{also}{' or None' if self.optional else ''}"
@@ -80,6 +81,8 @@ class Limit:
             return isinstance(value, bool)
         if self.kind == "text":
             return isinstance(value, str) and bool(value or not self.filled)
+        if self.kind == "value":
+            return self.of is not None and isinstance(value, self.of)
         if self.kind == "texts":
             return isinstance(value, (tuple, list)) and all(isinstance(v, str) and v for v in value)
         return self._fits_number(value)
@@ -113,7 +116,7 @@ def number(
     low: float | None = None,
     high: float | None = None,
     *,
-    like: float,
+    like: float | tuple[float, float],
     above: bool = False,
     optional: bool = False,
     pair: bool = False,
@@ -142,3 +145,10 @@ def texts(*, like: str) -> Limit:
 def choice(*names: str) -> Limit:
     """One of these words."""
     return Limit(kind="choice", choices=names)
+
+
+def value(of: type[Any], *, like: Any, optional: bool = False) -> Limit:
+    """An object of this class, which its own constructor has checked. like: shown as what is
+    expected, and as the fix.
+    """
+    return Limit(kind="value", of=of, like=like, optional=optional)

@@ -7,7 +7,7 @@ all of this on), the reduction of terms to a number (the train kernel).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -52,6 +52,10 @@ class LossFunction:
     """Whether its gradient is right only for rows from the weights that an update starts from."""
     conventions: tuple[tuple[str, Convention], ...] = field(default=(), compare=False)
     """For a loss with a parameter `dialect`: what it does in each."""
+    correction: str = ""
+    """The parameter that, unless None, weighs tokens by how far they are from their sampler: then
+    rows must be a Rollout, and may be of older weights.
+    """
     scores: bool = False
     """Whether it reads `now.scores`, the scalar head at each row's last token."""
     ids: tuple[str, ...] = ()
@@ -78,6 +82,16 @@ class LossTerm:
     label: str = ""
     now: tuple[str, ...] = ()
     origin: Origin | None = field(default=None, compare=False)
+
+    @property
+    def corrected(self) -> bool:
+        """Whether it weighs tokens by how far they are from their sampler."""
+        return dict(self.params).get(self.function.correction) is not None
+
+    def recorded(self, inputs: Collection[str]) -> bool:
+        """Whether it reads what the sampler recorded. inputs: names of a train node's."""
+        alone = self.function.recorded and f"{self.label}.old" not in inputs
+        return alone or self.corrected
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,5 +48,5 @@ def decoupled_ppo(
     score = reward(reward_fn, rollout, name="score")
     proximal = logprobs(policy, rollout, name="proximal")
     advantage = group_advantage(rollout, score, name="advantage")
-    loss = decoupled_policy_loss(advantage, proximal=proximal, cap=5.0)
+    loss = decoupled_policy_loss(advantage, proximal=proximal)
     return Graph("decoupled_ppo", train(policy, rollout, loss=loss, lr=lr, minibatches=minibatches))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataflow.loss import Now, Tensors, Terms
 from dataflow.schema import Logprobs, Preference, Returns, Reward, Values
 from operators.masked import absent, difference, logprobs_of, mean, trained
+from operators.policy_formulas import divergence
 
 
 def entropy(now: Now) -> Terms:
@@ -17,6 +18,14 @@ def entropy(now: Now) -> Terms:
     if now.entropy is None:
         raise absent("entropy_loss", "the entropy of the next token", "a Model with head='lm'")
     return Terms(-now.entropy, {"policy/entropy": mean(now, now.entropy.detach())})
+
+
+def kl(now: Now, reference: Tensors[Logprobs], *, kind: str = "k3") -> Terms:
+    """An estimate of KL(now | reference) on the row's own token; `divergence` has the estimators
+    (joschu.net/blog/kl-approx.html).
+    """
+    apart = divergence(now, reference["logprobs"], kind)
+    return Terms(apart, {"policy/kl_reference": mean(now, apart)})
 
 
 def supervised(now: Now) -> Terms:

@@ -19,10 +19,28 @@ from typing import TYPE_CHECKING
 
 from dataflow.loss import Now, Tensors, Terms
 from dataflow.schema import Advantage, Logprobs
-from operators.masked import behaviour_of, difference, logprobs_of, mean, recorded_of, trained
+from operators.importance import Importance
+from operators.masked import (
+    absent,
+    behaviour_of,
+    difference,
+    logprobs_of,
+    mean,
+    recorded_of,
+    trained,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+Metrics = dict[str, tuple["Tensor", "Tensor | float"]]
+
+AREAL = Importance(above=5.0, over="mask")
+"""AReaL drops a token whose policy has moved too far from its sampler."""
+
+FLAT = 100.0
+"""Beyond it 1 - sigmoid(x) is 0 in float32."""
 
 
 def clipped_policy(
@@ -32,23 +50,27 @@ def clipped_policy(
     reference: Tensors[Logprobs] | None = None,
     *,
     clip: float | tuple[float, float] = 0.2,
+    level: str = "token",
     beta: float = 0.0,
     kl: str = "k3",
     dual_clip: float | None = None,
+    correction: Importance | None = None,
 ) -> Terms:
-    """max(-A r, -A clip(r, 1 - low, 1 + high)) + beta * KL(now | reference), r = exp(now - old)
+    """w max(-A r, -A clip(r, 1 - low, 1 + high)) + beta * KL(now | reference), r = exp(now - old)
     (arXiv:1707.06347).
 
     The KL term is GRPO's (arXiv:2402.03300, equation 4); two clip ranges are DAPO's
     (arXiv:2503.14476). dual_clip c > 1 limits the loss for a negative advantage to -A c
-    (arXiv:1912.09729, equation 5). old=None: as recorded at sampling.
+    (arXiv:1912.09729, equation 5). level: `sequence` and `sequence_token` take the row's ratio, the
+    exponential of the mean over its trained tokens (GSPO, arXiv:2507.18071, equations 5, 7 and 14).
+    old=None: as recorded at sampling. w: `weights`; 1 without a correction.
     """
-    before = recorded_of(now, "clipped_policy_loss") if old is None else old["logprobs"]
-    gain = trained(now, advantage["advantage"])
-    loss, clipped = _clipped(
-        difference(now, logprobs_of(now, "a policy loss"), before), gain, clip, dual_clip
-    )
-    metrics: dict[str, tuple[Tensor, Tensor | float]] = {"policy/clip_fraction": mean(now, clipped)}
+    name = "clipped_policy_loss"
+    before, gain = _before(now, old, correction, name), trained(now, advantage["advantage"])
+    ahead = _at_level(now, _ahead(now, before), level)
+    log_weight, metrics = weights(now, before, correction, name)
+    loss, clipped = _clipped(ahead, gain, clip, dual_clip, log_weight)
+    metrics["policy/clip_fraction"] = mean(now, clipped)
     if reference is not None:
         apart = divergence(now, reference["logprobs"], kl)
         if beta:  # a schedule may reach 0, and 0 times infinity is not 0
@@ -57,9 +79,20 @@ def clipped_policy(
     return Terms(loss, metrics)
 
 
-def policy_gradient(now: Now, advantage: Tensors[Advantage]) -> Terms:
-    """-A log pi(token): REINFORCE (Williams 1992, doi 10.1007/BF00992696)."""
-    return Terms(-trained(now, advantage["advantage"]) * logprobs_of(now, "policy_gradient_loss"))
+def policy_gradient(
+    now: Now,
+    advantage: Tensors[Advantage],
+    old: Tensors[Logprobs] | None = None,
+    *,
+    correction: Importance | None = None,
+) -> Terms:
+    """-w A log pi(token): REINFORCE (Williams 1992, doi 10.1007/BF00992696); w as in `weights`."""
+    name, gain = "policy_gradient_loss", trained(now, advantage["advantage"])
+    said = logprobs_of(now, name)
+    if correction is None:
+        return Terms(_pushed(said, gain))
+    log_weight, metrics = weights(now, _before(now, old, correction, name), correction, name)
+    return Terms(_pushed(said, _weighed(gain, log_weight)), metrics)
 
 
 def decoupled_policy(
@@ -68,30 +101,154 @@ def decoupled_policy(
     proximal: Tensors[Logprobs],
     *,
     clip: float | tuple[float, float] = 0.2,
-    cap: float | None = 5.0,
-    over_cap: str = "drop",
+    dual_clip: float | None = None,
+    correction: Importance = AREAL,
 ) -> Terms:
     """w * max(-A u, -A clip(u)), u = exp(now - proximal), w = exp(proximal - behaviour) (AReaL,
-    arXiv:2505.24298).
-
-    behaviour is what the sampler really drew from: if top-k or top-p truncate, the recorded
-    log-probs minus the log of the kept mass (Now.behaviour). w is a constant. A token with w above
-    `cap` counts nothing (over_cap="drop") or counts as `cap` ("truncate"); the denominator includes
-    it in both cases.
+    arXiv:2505.24298): `clipped_policy` from `proximal`, with its correction.
     """
-    near = proximal["logprobs"]
-    log_weight = difference(now, near, behaviour_of(now, "decoupled_policy_loss")).detach()
-    weight = log_weight.exp()
-    metrics = {"policy/behaviour_weight": mean(now, weight)}
-    if cap is not None:
-        over = weight > cap
-        metrics["policy/cap_fraction"] = mean(now, over.to(weight.dtype))
-        log_weight = log_weight.masked_fill(over, -inf if over_cap == "drop" else log(cap))
-    ahead = difference(now, logprobs_of(now, "a policy loss"), near)
-    loss, clipped = _clipped(
-        ahead, trained(now, advantage["advantage"]), clip, log_weight=log_weight
-    )
+    near, gain = proximal["logprobs"], trained(now, advantage["advantage"])
+    log_weight, metrics = weights(now, near, correction, "decoupled_policy_loss")
+    loss, clipped = _clipped(_ahead(now, near), gain, clip, dual_clip, log_weight)
     return Terms(loss, metrics | {"policy/clip_fraction": mean(now, clipped)})
+
+
+def clipped_weight(
+    now: Now,
+    advantage: Tensors[Advantage],
+    old: Tensors[Logprobs] | None = None,
+    *,
+    cap: float | None = None,
+    clip: float | tuple[float, float] | None = None,
+    correction: Importance | None = None,
+) -> Terms:
+    """-w sg(r held within bounds) A log pi(token), r = exp(now - old): CISPO (arXiv:2506.13585,
+    equations 4 and 5).
+
+    sg: a constant, so that every token keeps its gradient. Bounds: at most `cap`, or 1 - low to 1 +
+    high. old=None: as recorded at sampling.
+    """
+    name = "clipped_weight_loss"
+    before = _before(now, old, correction, name)
+    ratio = _ahead(now, before).detach().exp()
+    low, high = (None, cap) if clip is None else _bounds(clip)
+    held = ratio.clamp(low, high)
+    log_weight, metrics = weights(now, before, correction, name)
+    metrics["policy/clip_fraction"] = mean(now, (held != ratio).to(ratio.dtype))
+    gain = _weighed(trained(now, advantage["advantage"]) * held, log_weight)
+    return Terms(_pushed(logprobs_of(now, name), gain), metrics)
+
+
+def soft_clipped_policy(
+    now: Now,
+    advantage: Tensors[Advantage],
+    old: Tensors[Logprobs] | None = None,
+    *,
+    tau_pos: float = 1.0,
+    tau_neg: float = 1.05,
+    correction: Importance | None = None,
+) -> Terms:
+    """-w A (4 / tau) sigmoid(tau (r - 1)), r = exp(now - old): SAPO (arXiv:2511.20347, equations 5
+    and 6).
+
+    tau is tau_pos where A > 0, else tau_neg. At r = 1 the gradient is that of -A log pi; it fades
+    to both sides. old=None: as recorded at sampling.
+    """
+    name, gain = "soft_clipped_policy_loss", trained(now, advantage["advantage"])
+    before = _before(now, old, correction, name)
+    log_weight, metrics = weights(now, before, correction, name)
+    tau = gain.new_full(gain.shape, tau_neg).masked_fill(gain > 0, tau_pos)
+    gain, ahead = _weighed(gain, log_weight), _ahead(now, before)
+    flat = tau * (ahead.detach().exp() - 1.0) > FLAT
+    x = tau * (ahead.masked_fill(flat | (gain == 0), 0.0).exp() - 1.0)
+    # 1 - sigmoid(-x) for x > 0, where sigmoid(x) has no digits left for its slope.
+    gate = (1.0 - (-x).sigmoid()).where(x > 0, x.sigmoid()).masked_fill(flat, 1.0)
+    metrics["policy/gate_slope"] = mean(now, 4.0 * gate * (1.0 - gate))
+    return Terms(-gain * (4.0 / tau) * gate, metrics)
+
+
+def weights(
+    now: Now, before: Tensor, correction: Importance | None, name: str
+) -> tuple[Tensor | None, Metrics]:
+    """The log of each token's constant weight, -inf for none, and metrics; None if all weigh 1.
+
+    exp(before - behaviour) of the token, its product over the row's trained tokens or the geometric
+    mean of these; beyond a bound that bound, or 0. Compared as numbers, kept as logs: the product
+    of a weight and a ratio may be finite where one of them is not. behaviour: what the sampler
+    really drew from (Now.behaviour). Sources: arXiv:2505.24298 (masked), fengyao.notion.site/
+    off-policy-rl (truncated).
+    """
+    if correction is None:
+        return None, {}
+    log_weight = difference(now, before, behaviour_of(now, name)).detach()
+    if correction.level != "token":
+        log_weight = _of_row(now, log_weight, average=correction.level == "geometric")
+    weight, masks = log_weight.exp(), correction.over == "mask"
+    outside = weight != weight
+    for bound, beyond in ((correction.above, weight.gt), (correction.below, weight.lt)):
+        if bound is not None:
+            assert isinstance(bound, (int, float)), "train resolves schedules"
+            out = beyond(bound)
+            log_weight = log_weight.masked_fill(out, -inf if masks else log(bound))
+            outside = outside | out
+    metrics: Metrics = {
+        "policy/importance_weight": mean(now, log_weight.exp()),
+        "policy/importance_bounded": mean(now, outside.to(weight.dtype)),
+    }
+    return log_weight, metrics
+
+
+def _before(
+    now: Now, old: Tensors[Logprobs] | None, correction: Importance | None, name: str
+) -> Tensor:
+    """The log-probs that a ratio starts from: `old`, or what the sampler recorded."""
+    if old is not None:
+        return old["logprobs"]
+    if correction is not None:
+        fix = 'old=logprobs(policy, rows, name="old"), or correction=None'
+        raise absent(name, "old=, which a correction compares with the sampler", fix)
+    return recorded_of(now, name)
+
+
+def _ahead(now: Now, before: Tensor) -> Tensor:
+    """The log of each token's ratio."""
+    return difference(now, logprobs_of(now, "a policy loss"), before)
+
+
+def _at_level(now: Now, ahead: Tensor, level: str) -> Tensor:
+    """The log of the ratio by which a token is clipped. `sequence_token`: the row's as a number,
+    the token's own as a gradient.
+    """
+    if level == "token":
+        return ahead
+    row = _of_row(now, ahead, average=True)
+    if level == "sequence":
+        return row
+    own = ahead.masked_fill(~ahead.isfinite(), 0.0)
+    return row.detach() + (own - own.detach())
+
+
+def _of_row(now: Now, tokens: Tensor, *, average: bool) -> Tensor:
+    """[tokens]: the sum or mean over the trained tokens of the token's row, 0 where untrained."""
+    total = now.row_sum(tokens)
+    if average:
+        total = total / now.row_sum(now.mask).clamp(min=1.0)
+    return trained(now, total[now.row])
+
+
+def _weighed(gain: Tensor, log_weight: Tensor | None) -> Tensor:
+    """gain times the weight, 0 where the gain is, even if the weight is infinite."""
+    return gain if log_weight is None else gain * log_weight.exp().masked_fill(gain == 0, 0.0)
+
+
+def _pushed(said: Tensor, gain: Tensor) -> Tensor:
+    """-gain * said, 0 where the gain is, even if the model gives a token no probability."""
+    return -gain * said.masked_fill(gain == 0, 0.0)
+
+
+def _bounds(clip: float | tuple[float, float]) -> tuple[float, float]:
+    low, high = clip if isinstance(clip, tuple) else (clip, clip)
+    return 1.0 - low, 1.0 + high
 
 
 def _clipped(
@@ -107,9 +264,8 @@ def _clipped(
     instead of their own: if that were infinite, the gradient would be 0 times infinity. A weight is
     added to the log of the ratio: their product may be finite where one of them is not.
     """
-    low, high = clip if isinstance(clip, tuple) else (clip, clip)
     ratio = ahead.detach().exp()
-    held = -gain * ratio.clamp(1.0 - low, 1.0 + high)
+    held = -gain * ratio.clamp(*_bounds(clip))
     clipped = (held > -gain * ratio) & (gain != 0)
     idle = gain == 0
     constant = clipped

@@ -178,7 +178,7 @@ def areal() -> Graph:
     rollout = sampled(n=16, max_lag=4)
     proximal = logprobs(policy, rollout, name="proximal")
     score = reward(exact, rollout)
-    objective = decoupled_policy_loss(group_advantage(rollout, score), proximal=proximal, cap=5.0)
+    objective = decoupled_policy_loss(group_advantage(rollout, score), proximal=proximal)
     return trained("areal", rollout, objective, minibatches=4, intake="admission", lr=2e-5)
 
 

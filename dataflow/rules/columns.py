@@ -106,17 +106,18 @@ def _recorded(node: Node) -> Iterator[Fault]:
         rows = node.inputs.get(term.on)
         if rows is None or "sampler_logprobs" in rows.schema.columns:
             continue
-        if term.function.recorded and f"{term.label}.old" not in node.inputs:
+        if term.recorded(node.inputs):
             yield _no_record(term, node, rows)
 
 
 def _no_record(term: LossTerm, node: Node, rows: Port) -> Fault:
     name = term.function.name
+    why = f"for its {term.function.correction}" if term.corrected else "without old="
     problem = (
-        f"without old= it needs the sampler's log-probs, and {rows.label!r} is"
+        f"{why} it needs the sampler's log-probs, and {rows.label!r} is"
         f" {rows.schema.__name__}, no Rollout"
     )
-    if any(i.name == "old" for i in term.function.ports):
+    if any(i.name == "old" for i in term.function.ports) and not term.corrected:
         fix = 'old=logprobs(policy, rows, name="old")'
     else:
         fix = "rows that generate made"

@@ -67,7 +67,7 @@ def updates_without_ratio(context: Context) -> Iterator[GraphWarning]:
     for node in context.graph.nodes:
         loss = node.params.get("loss")
         for term in loss.terms if isinstance(loss, Loss) else ():
-            older = _older(node, stale.get(node.name, 0))
+            older = _older(node, 0 if term.corrected else stale.get(node.name, 0))
             if not term.function.on_policy or not older or term.weight == 0:
                 continue
             problem = (

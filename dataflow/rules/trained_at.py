@@ -41,8 +41,8 @@ def check(context: Context) -> Iterator[Fault]:
 
 
 def _recorded(node: Node, term: LossTerm, trained: float) -> Iterator[Fault]:
-    """A loss that falls back on the sampler's log-probs."""
-    if not term.function.recorded or f"{term.label}.old" in node.inputs:
+    """A loss that compares with the sampler's log-probs."""
+    if not term.recorded(node.inputs):
         return
     for maker in generations(node.inputs[term.on]):
         at = _at(maker.params.get("temperature"))

@@ -29,6 +29,7 @@ from operators.losses import (
     clipped_policy_loss,
     decoupled_policy_loss,
     dpo_loss,
+    importance,
     policy_gradient_loss,
     supervised_loss,
     trajectory_balance_loss,
@@ -351,7 +352,11 @@ def test_decoupled_at_lag_1_behind_top_p(ours: Ours) -> None:
     top_p = 0.7
     policy, rollout, score, _ = ours.sampled(4, top_p=top_p, max_lag=1)
     proximal = logprobs(policy, rollout, name="proximal")
-    loss = decoupled_policy_loss(group_advantage(rollout, score), proximal=proximal, cap=2.0)
+    loss = decoupled_policy_loss(
+        group_advantage(rollout, score),
+        proximal=proximal,
+        correction=importance(above=2.0, over="mask"),
+    )
     steps = ours.run(updated(policy, rollout, loss, epochs=2), steps=4)
     learner, stale = loop.policy(ours.base, LR), 0
     for step in steps:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dataflow.loss import Now, Tensors, Terms
 from operators import loss_formulas, policy_formulas
+from operators.importance import Importance
 
 LARGEST = 3e38
 """Beyond float32: the loss must be infinite, so that the Step fails."""
@@ -84,6 +85,7 @@ def drawn(seed: int, *, extreme: bool) -> FlatRows:
     return FlatRows(lengths, row_group, torch.from_numpy(mask), rounded(columns), rounded(by_row))
 
 
+Over = Literal["truncate", "mask"]
 Formula = Callable[[FlatRows, Tensor], Terms]
 Textbook = Callable[[FlatRows, Tensor], Tensor]
 
@@ -128,20 +130,68 @@ def clipped(
     return ours, tokens(textbook, "advantage", "old", "reference")
 
 
-def decoupled(cap: float | None, over: str, *, mass: float = 0.0) -> tuple[Formula, Textbook]:
+def decoupled(cap: float | None, over: Over, *, mass: float = 0.0) -> tuple[Formula, Textbook]:
     def ours(rows: FlatRows, said: Tensor) -> Terms:
         now = rows.now(said, sampler_mass=torch.full_like(said, mass).detach() if mass else None)
         ports = (rows.port("advantage", "advantage"), rows.port("logprobs", "proximal"))
-        return policy_formulas.decoupled_policy(now, *ports, cap=cap, over_cap=over)
+        correction = Importance(above=cap, over=over)
+        return policy_formulas.decoupled_policy(now, *ports, correction=correction)
 
     def textbook(now: Tensor, gain: Tensor, near: Tensor, sampler: Tensor) -> Tensor:
         """arXiv:2505.24298, equation 5; the sampler drew from a part of its distribution."""
         weight = (near - (sampler - mass)).exp().detach()
         if cap is not None:
-            weight = torch.where(weight > cap, 0.0 if over == "drop" else cap, weight)
+            weight = torch.where(weight > cap, 0.0 if over == "mask" else cap, weight)
         return weight * surrogate(now - near, gain, 0.2, 0.2)
 
     return ours, tokens(textbook, "advantage", "proximal", "sampler")
+
+
+def kl(kind: str) -> tuple[Formula, Textbook]:
+    def ours(rows: FlatRows, said: Tensor) -> Terms:
+        return loss_formulas.kl(rows.now(said), rows.port("logprobs", "reference"), kind=kind)
+
+    return ours, tokens(lambda now, reference: estimate(now - reference, kind), "reference")
+
+
+def clipped_weight(correction: Importance | None = None) -> tuple[Formula, Textbook]:
+    """arXiv:2506.13585, equation 4, with the bound as an absolute number."""
+
+    def ours(rows: FlatRows, said: Tensor) -> Terms:
+        ports = rows.port("advantage", "advantage"), rows.port("logprobs", "old")
+        how = {"cap": 5.0, "correction": correction}
+        return policy_formulas.clipped_weight(rows.now(said), *ports, **how)
+
+    def textbook(now: Tensor, gain: Tensor, old: Tensor, sampler: Tensor) -> Tensor:
+        weight = (now - old).exp().clamp(max=5.0).detach()
+        return -corrected(weight, old - sampler, correction) * gain * now
+
+    return ours, tokens(textbook, "advantage", "old", "sampler")
+
+
+def corrected(weight: Tensor, log_weight: Tensor, correction: Importance | None) -> Tensor:
+    """Times exp(log_weight), held between the bounds of a correction of tokens."""
+    if correction is None:
+        return weight
+    low, high = correction.below, correction.above
+    return weight * log_weight.exp().clamp(low, high)  # type: ignore[arg-type]
+
+
+def soft_clipped(correction: Importance | None = None) -> tuple[Formula, Textbook]:
+    """arXiv:2511.20347, equations 5 and 6."""
+
+    def ours(rows: FlatRows, said: Tensor) -> Terms:
+        ports = rows.port("advantage", "advantage"), rows.port("logprobs", "old")
+        how = {"tau_pos": 1.0, "tau_neg": 1.05, "correction": correction}
+        return policy_formulas.soft_clipped_policy(rows.now(said), *ports, **how)
+
+    def textbook(now: Tensor, gain: Tensor, old: Tensor, sampler: Tensor) -> Tensor:
+        tau = torch.where(gain > 0, 1.0, 1.05)
+        # exp(200) is finite in float64, its slope times that of the gate 0 times large: 0.
+        gate = torch.sigmoid(tau * ((now - old).exp() - 1)) * 4 / tau
+        return -corrected(torch.ones_like(gate), old - sampler, correction) * gate * gain
+
+    return ours, tokens(textbook, "advantage", "old", "sampler")
 
 
 def policy_gradient() -> tuple[Formula, Textbook]:
@@ -223,10 +273,17 @@ CASES: dict[str, tuple[Formula, Textbook]] = {
     "clipped, k2": clipped(0.1, 0.3, "k2", 0.04, None),
     "clipped, k3": clipped(0.2, 0.2, "k3", 0.04, None),
     "clipped twice": clipped(0.2, 0.2, "k3", 0.0, 3.0),
-    "decoupled, drop": decoupled(5.0, "drop"),
+    "decoupled, mask": decoupled(5.0, "mask"),
     "decoupled, truncate": decoupled(5.0, "truncate"),
-    "decoupled, no cap": decoupled(None, "drop"),
-    "decoupled, behind top-p": decoupled(5.0, "drop", mass=math.log(0.3)),
+    "decoupled, no cap": decoupled(None, "mask"),
+    "decoupled, behind top-p": decoupled(5.0, "mask", mass=math.log(0.3)),
+    "clipped weight": clipped_weight(),
+    "clipped weight, corrected": clipped_weight(Importance(above=2.0, below=0.5)),
+    "softly clipped": soft_clipped(),
+    "softly clipped, corrected": soft_clipped(Importance(above=2.0)),
+    "kl, k1": kl("k1"),
+    "kl, k2": kl("k2"),
+    "kl, k3": kl("k3"),
     "policy gradient": policy_gradient(),
     "supervised": supervised(),
     "entropy": entropy(),
@@ -309,7 +366,7 @@ def ratio_of(ahead: float) -> float:
 def test_at_ratio_one_the_gradient_is_the_advantages() -> None:
     others = dict.fromkeys(("old", "reference", "proximal"), [-1.0] * 3)
     rows = row_of([-1.0] * 3, advantage=[1.5, -1.5, 0.0], **others)
-    for case in ("clipped", "clipped, k2", "clipped, k3", "clipped twice", "decoupled, drop"):
+    for case in ("clipped", "clipped, k2", "clipped, k3", "clipped twice", "decoupled, mask"):
         assert gradient_at(CASES[case][0], rows) == [-1.5, 1.5, 0.0], case
 
 
@@ -341,7 +398,7 @@ def test_a_held_token_has_a_gradient_of_zero_however_far_it_went(ahead: float) -
 
 def test_a_dropped_token_counts_nothing_however_far_it_went() -> None:
     rows = row_of([0.0] * 2, advantage=[-1.0, 1.0], proximal=[-200.0] * 2, sampler=[-400.0] * 2)
-    ours = CASES["decoupled, drop"][0]
+    ours = CASES["decoupled, mask"][0]
     assert gradient_at(ours, rows) == [0.0, 0.0]
     assert ours(rows, rows.columns["now"].float()).loss.tolist() == [0.0, 0.0]
 
@@ -349,8 +406,8 @@ def test_a_dropped_token_counts_nothing_however_far_it_went() -> None:
 def test_a_weight_of_exactly_the_cap_counts() -> None:
     rows = row_of([0.0], advantage=[1.0], proximal=[0.0], sampler=[-1.5])
     cap = ratio_of(1.5)
-    assert gradient_at(decoupled(cap, "drop")[0], rows) == [-cap]
-    assert gradient_at(decoupled(cap - 1e-5, "drop")[0], rows) == [0.0]
+    assert gradient_at(decoupled(cap, "mask")[0], rows) == [-cap]
+    assert gradient_at(decoupled(cap - 1e-5, "mask")[0], rows) == [0.0]
 
 
 def test_a_value_at_its_goal_or_at_its_bound() -> None:

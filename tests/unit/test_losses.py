@@ -20,6 +20,7 @@ from dataflow.node import Node, Port
 from dataflow.operator import Nothing, Operator
 from dataflow.schema import Advantage, Logprobs, Preference, Returns, Reward, Rollout, Values
 from operators import loss_formulas, losses, policy_formulas
+from operators.importance import Importance
 
 LENGTHS = [3, 1, 4, 2]
 ROW_GROUP = [0, 0, 1, 1]
@@ -123,15 +124,16 @@ def test_decoupled_policy_by_hand() -> None:
     def formula(t: int, over: str) -> float:
         weight = math.exp(near[t] - sampled[t])
         if weight > 2.0:
-            weight = 0.0 if over == "drop" else 2.0
+            weight = 0.0 if over == "mask" else 2.0
         u = math.exp(logprobs[t] - near[t])
         return weight * max(-gain[t] * u, -gain[t] * min(max(u, 0.8), 1.2))
 
     ports = port(advantage=gain), port(logprobs=near)
-    for over in ("drop", "truncate"):
-        terms = policy_formulas.decoupled_policy(is_now, *ports, cap=2.0, over_cap=over)
+    for over in ("mask", "truncate"):
+        correction = Importance(above=2.0, over=over)
+        terms = policy_formulas.decoupled_policy(is_now, *ports, correction=correction)
         same_where_trained(terms.loss, by_token(lambda t, over=over: formula(t, over)))
-    assert 0 < float(terms.metrics["policy/cap_fraction"][0]) < MASK.sum()
+    assert 0 < float(terms.metrics["policy/importance_bounded"][0]) < MASK.sum()
 
 
 def test_decoupled_with_the_sampler_as_proximal_is_ppo() -> None:
@@ -153,7 +155,7 @@ def test_decoupled_at_the_proximal_policy_has_the_weighted_gradient() -> None:
     near = is_now.logprobs.detach()
     weight = (near - is_now.sampler_logprobs).exp().numpy()
     ports = port(advantage=gain), Tensors({"logprobs": near})
-    terms = policy_formulas.decoupled_policy(is_now, *ports, cap=None)
+    terms = policy_formulas.decoupled_policy(is_now, *ports, correction=Importance(above=None))
     np.testing.assert_allclose(gradient(terms, is_now), -weight * gain * MASK, rtol=1e-5, atol=1e-6)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -388,9 +388,13 @@ class TorchTrain(Sleeper, Probeable):
 
 
 def resolved(value: Any, step: int) -> Any:
-    """A loss parameter's value at a Step: schedules become numbers, inside tuples too."""
+    """A loss parameter at a Step: schedules become numbers, also within tuples and values."""
     if isinstance(value, Schedule):
         return value.at(step)
+    if is_dataclass(value) and not isinstance(value, type):
+        given = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
+        found = {name: resolved(part, step) for name, part in given.items()}
+        return replace(value, **found) if found != given else value
     return tuple(resolved(v, step) for v in value) if isinstance(value, tuple) else value
 
 
