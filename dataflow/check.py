@@ -252,8 +252,7 @@ def _train_size(node: Node, domain: Domain, prompts: int, row_set: str) -> Train
 
 
 def _full(domain: Domain) -> bool:
-    selections = [d for d in domain.ancestors() if d.kind == "subset"]
-    return all(d.node.params.get("refill") and d.keeps != "rows" for d in selections)
+    return all(d.node.params.get("refill") and d.keeps != "rows" for d in domain.selections())
 
 
 def _described(checked: CheckedGraph) -> Iterator[str]:

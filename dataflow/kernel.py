@@ -96,8 +96,9 @@ class Chunk:
     Every input declared `rows` has the same keys in the same order, sorted by (position, sample);
     an input declared `parent` has been looked up, so it has that order and length, too. The input
     `of` of a Reduce has rows of its own: each has the key of its ancestor in the chunk, sorted;
-    there may be none, one or several for each. step: the Step that these rows are for; 0 if
-    unknown. A source's chunk has no inputs; its keys say which positions to produce.
+    there may be none, one or several for each. Each input of a Concat has a part of the chunk's
+    rows, with their keys. step: the Step that these rows are for; 0 if unknown. A source's chunk
+    has no inputs; its keys say which positions to produce.
     """
 
     id: int

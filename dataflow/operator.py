@@ -111,6 +111,13 @@ class Reduce:
 
 
 @dataclass(frozen=True, slots=True)
+class Concat:
+    """The rows of all inputs: for each prompt those of the first, then those of the second, and so
+    on; made by `concat` only.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class Fresh:
     """Rows of its own: a source, or a draw from a Buffer. Each position has `per` rows."""
 
@@ -122,7 +129,7 @@ class Nothing:
     """A sink: no rows come out."""
 
 
-Rows = Same | Expand | Subset | Reduce | Fresh | Nothing
+Rows = Same | Expand | Subset | Reduce | Concat | Fresh | Nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,3 +241,9 @@ class Operator:
         if self.variadic is None:
             raise KeyError(name)
         return self.variadic
+
+
+def listed(params: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """A parameter that names columns: one, several, or none if the operator has no such."""
+    found = params.get(name, ()) if name else ()
+    return (found,) if isinstance(found, str) else tuple(found)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from dataflow.graph import Graph
 from dataflow.node import Node, Port
-from dataflow.operator import Expand, Fresh, Keeps, Nothing, Reduce, Same, Subset
+from dataflow.operator import Concat, Expand, Fresh, Keeps, Nothing, Reduce, Same, Subset
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -21,15 +21,17 @@ class Domain:
     """A set of rows. Two ports have the same rows exactly if they have the same Domain object.
 
     kind: `source` (fresh rows), `expand` (`factor` rows for each of the parent's), `subset` (some
-    of the parent's). keeps: for a subset, whether whole groups stay (`groups`), any rows (`rows`)
-    or two of each group (`pairs`).
+    of the parent's), `concat` (`factor` rows for each of the parent's: those of the `parts`, one
+    after another). keeps: for a subset, whether whole groups stay (`groups`), any rows (`rows`) or
+    two of each group (`pairs`).
     """
 
     node: Node
-    kind: Literal["source", "expand", "subset"]
+    kind: Literal["source", "expand", "subset", "concat"]
     parent: Domain | None = None
     factor: int = 1
     keeps: Keeps = "rows"
+    parts: tuple[Domain, ...] = ()
     source: Node = field(init=False)
     """The node that made the first of these rows' ancestors."""
     group_size: int = field(init=False)
@@ -38,17 +40,22 @@ class Domain:
     """The selection that may have taken rows from a group; None if groups are whole."""
     paired: bool = field(init=False)
     """Whether each group is one chosen and one rejected row."""
+    width: int = field(init=False)
+    """Rows for each prompt before selections; their samples are below this number."""
 
     def __post_init__(self) -> None:
         # Derived from the parent's, so that a long line is neither recursive nor quadratic.
         pairs, loose = (self.kind == "subset" and self.keeps == k for k in ("pairs", "rows"))
         above = self.parent
         size = 2 if pairs else self.factor * (above.group_size if above else 1)
+        ragged = self.node if loose else above.ragged if above and not pairs else None
+        if self.kind == "concat":
+            size = sum(part.group_size for part in self.parts)
+            ragged = next((part.ragged for part in self.parts if part.ragged is not None), None)
         object.__setattr__(self, "source", above.source if above else self.node)
         object.__setattr__(self, "group_size", size)
-        object.__setattr__(
-            self, "ragged", self.node if loose else above.ragged if above and not pairs else None
-        )
+        object.__setattr__(self, "ragged", ragged)
+        object.__setattr__(self, "width", self.factor * (above.width if above else 1))
         made = above is None and self.node.operator.keeps == "pairs"
         stay = self.kind == "subset" and self.keeps == "groups" and above and above.paired
         object.__setattr__(self, "paired", bool(made or pairs or stay))
@@ -64,22 +71,43 @@ class Domain:
         """Whether each row here has one ancestor there."""
         return any(d is other for d in self.ancestors())
 
+    def selections(self) -> Iterator[Domain]:
+        """Every selection that took rows from these, or from a part of them."""
+        for at in self.ancestors():
+            if at.kind == "subset":
+                yield at
+            for part in at.parts:
+                yield from part.selections()
+
     @property
     def unselected(self) -> Domain:
-        """These rows before any selection: as a source or a generation made them."""
+        """These rows before any selection: as a source, a generation or `concat` made them."""
         return next(d for d in self.ancestors() if d.kind != "subset")
 
     def describe(self) -> str:
         """`prompts x16, kept by 'select' (line 9)`, the form used in messages."""
-        return "".join(reversed([d._step() for d in self.ancestors()]))
+        steps: list[str] = []
+        for at in self.ancestors():
+            steps.append(at._step())
+            if at.kind == "concat":  # its parts say where they come from
+                break
+        return "".join(reversed(steps))
 
     def _step(self) -> str:
+        if self.kind == "concat":
+            return f"({' + '.join(part._as_part() for part in self.parts)})"
         if self.parent is None:
             return self.node.name
         if self.kind == "expand":
             return f" x{self.factor}"
         line = f" (line {self.node.origin.line})" if self.node.origin else ""
         return f", kept by {self.node.name!r}{line}"
+
+    def _as_part(self) -> str:
+        """`prompts x4 of 'rollout'`: parts of a concat may differ in who made them alone."""
+        made = self.unselected
+        by = f" of {made.node.name!r}" if made.kind == "expand" else ""
+        return f"{self.describe()}{by}"
 
 
 class Domains:
@@ -89,6 +117,8 @@ class Domains:
 
     def __init__(self, graph: Graph) -> None:
         self._of: dict[int, Domain] = {}
+        self._concats: dict[tuple[int, ...], Domain] = {}
+        """By the parts: the same parts in the same order are the same rows."""
         for node in graph.nodes:
             made = self._derive(node)
             if made is not None:
@@ -110,6 +140,8 @@ class Domains:
             return self._of_input(node, rows.to)
         if isinstance(rows, Nothing):
             return self._of_input(node, next(iter(node.inputs), ""))
+        if isinstance(rows, Concat):
+            return self._concat(node)
         parent = self._of_input(node, rows.of)
         if parent is None or isinstance(rows, Same):
             return parent
@@ -119,9 +151,33 @@ class Domains:
         assert isinstance(rows, Expand)
         return Domain(node=node, kind="expand", parent=parent, factor=_samples(node, rows))
 
+    def _concat(self, node: Node) -> Domain | None:
+        """None where the inputs come from several sources, or from one without a row a position."""
+        found = [self.of(port) for port in node.inputs.values()]
+        known = [domain for domain in found if domain is not None]
+        if not known or len(known) < len(found):
+            return None
+        # concat(concat(a, b), c) has the rows of concat(a, b, c).
+        parts = tuple(p for d in known for p in (d.parts if d.kind == "concat" else (d,)))
+        key = tuple(map(id, parts))
+        if key not in self._concats:
+            above = _above_all(parts)
+            if above is None:
+                return None
+            width = sum(part.width for part in parts)
+            made = Domain(node=node, kind="concat", parent=above, factor=width, parts=parts)
+            self._concats[key] = made
+        return self._concats[key]
+
     def _of_input(self, node: Node, name: str) -> Domain | None:
         port = node.inputs.get(name)
         return self.of(port) if port is not None else None
+
+
+def _above_all(parts: tuple[Domain, ...]) -> Domain | None:
+    """The nearest ancestor of all parts with one row a prompt: only these keep their samples."""
+    single = (d for d in parts[0].ancestors() if d.width == 1)
+    return next((d for d in single if all(p.descends_from(d) for p in parts)), None)
 
 
 def _samples(node: Node, rows: Expand) -> int:
@@ -135,6 +191,17 @@ def physical(port: Port[Any]) -> Port[Any]:
     while not port.node.operator.traits.moves_rows:
         port = port.node.inputs[f"port{port.index}"]
     return port
+
+
+def makers(port: Port[Any]) -> Iterator[Node]:
+    """The nodes that computed a port's columns: through selections, and each part of a `concat`."""
+    left = [port]
+    while left:
+        node = physical(left.pop()).node
+        if isinstance(node.operator.rows, Concat):
+            left += reversed(node.inputs.values())
+        else:
+            yield node
 
 
 def generations(port: Port[Any]) -> tuple[Node, ...]:

@@ -11,6 +11,7 @@ Rollout is a Completion, but not a Prompt.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -29,7 +30,9 @@ class Column:
     device: the values are a torch tensor that stays on the device of the Worker that made it; the
     record batch only has each row's number of values. Its type is a number, or a fixed-size list of
     a number (a vector for each element). distribution: of recorded log-probs, in words; it travels
-    as metadata of the Arrow field.
+    as metadata of the Arrow field. absent: the value in rows of a schema without the column, where
+    one follows from what that schema is. instead_of: the column that its readers take where it is
+    missing.
     """
 
     name: str = ""
@@ -39,6 +42,8 @@ class Column:
     doc: str = ""
     device: bool = False
     distribution: str = ""
+    absent: float | None = None
+    instead_of: str = ""
 
     @property
     def arrow(self) -> pa.Field:
@@ -73,6 +78,8 @@ def column(
     doc: str = "",
     device: bool = False,
     distribution: str = "",
+    absent: float | None = None,
+    instead_of: str = "",
 ) -> Any:
     """Declare a column in the body of a Schema (typed Any, so that a form without annotation is
     accepted).
@@ -81,6 +88,10 @@ def column(
     numbers, such as hidden states, that the host never needs to see. distribution: of recorded
     log-probs. Raises GraphError if a device column is nullable, or of a type that tensors do not
     have.
+
+    absent, instead_of: what `concat` makes of rows that lack it. With `absent` these rows get that
+    value, since they mean it (`sampler_mass`: nothing was truncated, log 1 = 0). `instead_of` names
+    the column that readers take where this one is missing, so that they must not lose it unseen.
     """
     require(
         "column",
@@ -98,6 +109,25 @@ def column(
         expected="'P', 'T', 'K' or None",
         fix="axis='T'",
     )
+    numbers = isinstance(type, pa.DataType) and (
+        pa.types.is_integer(type) or pa.types.is_floating(type)
+    )
+    require(
+        "column",
+        "absent",
+        absent,
+        fits=absent is None or (numbers and isinstance(absent, (int, float))),
+        expected="a number, of a column of numbers",
+        fix="absent=0.0",
+    )
+    require(
+        "column",
+        "instead_of",
+        instead_of,
+        fits=isinstance(instead_of, str),
+        expected="the name of a column",
+        fix='instead_of="reward"',
+    )
     for name, flag in (("nullable", nullable), ("device", device)):
         require(
             "column",
@@ -110,7 +140,14 @@ def column(
     if device:
         _require_tensor(type, nullable)
     return Column(
-        type=type, axis=axis, nullable=nullable, doc=doc, device=device, distribution=distribution
+        type=type,
+        axis=axis,
+        nullable=nullable,
+        doc=doc,
+        device=device,
+        distribution=distribution,
+        absent=absent,
+        instead_of=instead_of,
     )
 
 
@@ -143,6 +180,29 @@ class Schema:
         """`Advantage (advantage: float per completion token)`, the form used in messages."""
         shown = ", ".join(f"{c.name}: {_kind(c)}" for c in cls.columns.values())
         return f"{cls.__name__} ({shown})" if shown else cls.__name__
+
+
+def common_schema(schemas: Sequence[type[Schema]]) -> type[Schema]:
+    """The nearest schema that rows of all of these are, or become with values of absent columns.
+
+    Rollout and Completion: Completion. Rollout and TruncatedRollout: TruncatedRollout, as nothing
+    truncated a Rollout. Schema itself, without columns, if they have nothing in common.
+    """
+    known = dict.fromkeys(base for s in schemas for base in s.__mro__ if issubclass(base, Schema))
+    fit = [each for each in known if all(_becomes(s, each) for s in schemas)]
+    return next(s for s in fit if not any(other is not s and issubclass(other, s) for other in fit))
+
+
+def _becomes(schema: type[Schema], other: type[Schema]) -> bool:
+    """Whether rows of a schema have every column of the other, but for those with a value where
+    they are absent.
+    """
+    bases = (base for base in other.__mro__ if issubclass(base, Schema))
+    return all(
+        issubclass(schema, base)
+        or all(c.absent is not None for c in vars(base).values() if isinstance(c, Column))
+        for base in bases
+    )
 
 
 def _inherited(bases: list[type[Schema]]) -> dict[str, Column]:
@@ -291,6 +351,7 @@ class TruncatedRollout(Rollout):
         "T",
         doc="log of the probability that top-k and top-p kept, <= 0",
         distribution=POLICY,
+        absent=0.0,
     )
 
 
@@ -324,7 +385,7 @@ class Reward(Schema):
 class TokenReward(Reward):
     """A reward spread over tokens; sums to `reward`."""
 
-    token_reward = column(pa.float32(), "T")
+    token_reward = column(pa.float32(), "T", instead_of="reward")
 
 
 class Logprobs(Schema):

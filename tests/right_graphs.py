@@ -33,6 +33,7 @@ from operators.advantage import (
     returns,
     whiten,
 )
+from operators.concat import concat
 from operators.data import preferences, prompts
 from operators.forward import logprobs, scores, values
 from operators.generate import generate
@@ -321,6 +322,37 @@ def two_generators() -> Graph:
     return Graph("two_generators", *sinks)
 
 
+def two_temperatures() -> Graph:
+    """Two generations of the same prompts in one group, each row at its own temperature."""
+    prompt = prompts(DATA, batch=64)
+    warm = generate(policy, prompt, n=4, max_tokens=64, name="warm")
+    cool = generate(policy, prompt, n=4, max_tokens=32, temperature=0.7, top_k=20, name="cool")
+    rows = concat(warm, cool)
+    old = logprobs(policy, rows, name="old")
+    advantage = group_advantage(rows, reward(exact, rows))
+    return trained("two_temperatures", rows, clipped_policy_loss(advantage, old=old), epochs=2)
+
+
+def parts_apart() -> Graph:
+    """What was computed of two generations apart goes with the rows of both."""
+    prompt = prompts(DATA, batch=64)
+    warm = generate(policy, prompt, n=4, max_tokens=64, name="warm")
+    cool = generate(policy, prompt, n=4, max_tokens=64, temperature=0.7, name="cool")
+    first, second = reward(exact, warm, name="first"), reward(brief, cool, name="second")
+    best = select(cool, where=best_of(second, k=2))
+    rows = concat(concat(warm, best, name="some"), cool, name="rows")
+    twice = concat(warm, cool, name="both")
+    score = concat(first, second, name="score")
+    old = concat(
+        logprobs(policy, warm, name="old_warm"), logprobs(policy, cool, name="old_cool"), name="old"
+    )
+    learnt = train(
+        policy, twice, loss=clipped_policy_loss(group_advantage(twice, score), old=old), lr=1e-6
+    )
+    imitator = Model("imitator", BASE, trainable=True)
+    return Graph("parts_apart", learnt, train(imitator, rows, loss=supervised_loss(), lr=1e-6))
+
+
 def own_loss() -> Graph:
     rollout = sampled()
     advantage = group_advantage(rollout, reward(exact, rollout))
@@ -343,5 +375,5 @@ RIGHT = (
     two_turns, turns_kept_by_the_second, both_turns, online_dpo, pairs_by_margin, offline_dpo,
     distillation, expert_iteration,
     with_evaluation, evaluation_on_training_data_that_is_meant, two_generators, own_loss,
-    process_rewards,
+    process_rewards, two_temperatures, parts_apart,
 )  # fmt: skip

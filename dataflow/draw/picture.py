@@ -159,9 +159,13 @@ def _box(node: Node, at: Mapping[int, int], region: Region, domains: Domains, di
 
 
 def rows_of(domain: Domain) -> str:
-    """`prompts x8`, `prompts x8, kept by select`: the rows without a message's line numbers."""
+    """`prompts x8`, `prompts x8, kept by select`, `(prompts x8 + prompts x4)`: the rows without a
+    message's line numbers.
+    """
     if domain.parent is None:
         return domain.node.name if domain.factor == 1 else f"{domain.node.name} x{domain.factor}"
+    if domain.kind == "concat":
+        return f"({' + '.join(map(rows_of, domain.parts))})"
     above = rows_of(domain.parent)
     return (
         f"{above} x{domain.factor}"
@@ -178,7 +182,7 @@ def _step(graph: Graph, domains: Domains) -> str:
         if domain is None or not isinstance(batch, int):
             continue
         size = domain.group_size
-        most = "" if all(map(_full, domain.ancestors())) else "at most "
+        most = "" if all(map(_full, domain.selections())) else "at most "
         return f"{batch} {one_line(domain.source.name)}" + (
             f" x{size} = {most}{batch * size} rows" if size > 1 else ""
         )
@@ -186,12 +190,10 @@ def _step(graph: Graph, domains: Domains) -> str:
 
 
 def _full(domain: Domain) -> bool:
-    """Whether a Step has as many of these rows as its prompts promise, as after a refilled
-    selection of whole groups.
+    """Whether a Step has as many of these rows as its prompts promise: after a refilled selection
+    of whole groups.
     """
-    return domain.kind != "subset" or (
-        domain.keeps != "rows" and bool(domain.node.params.get("refill"))
-    )
+    return domain.keeps != "rows" and bool(domain.node.params.get("refill"))
 
 
 def _state(index: int, state: State, nodes: Sequence[Node], where: Sequence[Region]) -> StateBox:

@@ -13,6 +13,7 @@ from dataflow.rules import (
     bases,
     clocks,
     columns,
+    concats,
     doubtful,
     groups,
     held_out,
@@ -37,6 +38,7 @@ RULES: tuple[Rule, ...] = (
     parameters.check,  # numbers before what is derived from them: group sizes, lags, batches
     columns.check,  # a wrong wire before the rows that it carries
     lineage.check,  # the same rows before their groups
+    concats.check,  # rows of several inputs, which lineage.py does not compare
     groups.check,  # the rows of a prompt
     normalised.check,  # the last of the rules on data edges
     trained_at.check,  # what training compares with what those edges carry

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataflow.errors import Fault, nearest
 from dataflow.loss import Loss, LossTerm
 from dataflow.node import Node, Port
+from dataflow.operator import listed
 from dataflow.rules.context import Context, Wire, data_name, place
 from dataflow.schema import Schema
 
@@ -82,15 +83,13 @@ def _dataset(context: Context, wire: Wire) -> Iterator[Fault]:
 def _wanted(wire: Wire) -> list[str]:
     wanted = [c for c in wire.input.ancestors if c != "prompt"]
     if wire.input.required_from:
-        wanted += wire.node.params.get(wire.input.required_from, ())
+        wanted += listed(wire.node.params, wire.input.required_from)
     return wanted
 
 
 def _on_device(wire: Wire) -> Iterator[Fault]:
     """Functions that name their columns run on the host, where a device's values are not."""
-    for name in (
-        wire.node.params.get(wire.input.ancestors_from, ()) if wire.input.ancestors_from else ()
-    ):
+    for name in listed(wire.node.params, wire.input.ancestors_from):
         column = wire.port.schema.columns.get(name)
         if column is not None and column.device:
             problem = f"wants {name!r}, which {wire.port.label!r} has on a device"

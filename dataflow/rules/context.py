@@ -23,6 +23,7 @@ from dataflow.node import Node, Port
 from dataflow.operator import Input
 from dataflow.regions import Regions, regions, trained_models
 from dataflow.rows import Domains
+from dataflow.samplers import Samplers
 
 ColumnReader = Callable[[str, str | None], Mapping[str, pa.DataType]]
 """(data, split) -> the columns of that file. Raises DataError."""
@@ -61,6 +62,7 @@ class Context:
 
     graph: Graph
     domains: Domains
+    samplers: Samplers
     regions: Regions
     trained: frozenset[str]
     """Names of the Models that change during a run."""
@@ -101,9 +103,11 @@ def context_of(
     sources = tuple(n for n in graph.nodes if n.operator.work == "source")
     wires = {id(n): tuple(_wires(n)) for n in graph.nodes}
     data, faults = _read_columns(sources, columns_of)
+    domains = Domains(graph)
     return Context(
         graph=graph,
-        domains=Domains(graph),
+        domains=domains,
+        samplers=Samplers(graph, domains),
         regions=regions(graph),
         trained=frozenset(trained_models(graph)),
         wires=wires,

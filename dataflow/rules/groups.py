@@ -116,7 +116,7 @@ def _minibatches(node: Node, domain: Domain) -> Iterator[Fault]:
         or batch % parts == 0
     ):
         return
-    if any(d.kind == "subset" and not d.node.params.get("refill") for d in domain.ancestors()):
+    if any(not d.node.params.get("refill") for d in domain.selections()):
         return  # the number of groups in a Step is unknown here; the kernel divides them itself
     problem = (
         f"minibatches={parts} does not divide the {batch} prompts of a Step, whose groups stay"

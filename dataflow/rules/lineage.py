@@ -1,7 +1,7 @@
 """Rows: the inputs of a node have the same rows, or an ancestor's where that is declared (L3).
 
 Owns: the comparison of domains and its messages. Does not own: their derivation
-(dataflow/rows.py), groups (groups.py).
+(dataflow/rows.py), what may be joined (concats.py), groups (groups.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataflow.errors import Fault, Origin
 from dataflow.loss import Loss
 from dataflow.loss_terms import ROWS
 from dataflow.node import Node
-from dataflow.operator import Reduce
+from dataflow.operator import Concat, Reduce
 from dataflow.rows import Domain, physical
 from dataflow.rules.context import Context, Wire, fault_at, line_of, place
 
@@ -28,6 +28,8 @@ def check(context: Context) -> Iterator[Fault]:
         if isinstance(node.operator.rows, Reduce):
             yield from _reduced(context, {w.name: w for w in wires}, node.operator.rows)
             continue
+        if isinstance(node.operator.rows, Concat):
+            continue  # concats.py
         for first in (wire for wire in wires if wire.key == wire.row_set):
             same = [wire for wire in wires if wire.row_set == first.key and wire is not first]
             for wire in _distinct(context, same):
@@ -146,6 +148,8 @@ def _fix(first: Wire, here: Domain, other: Wire, there: Domain) -> str:
         )
     if here.unselected is there.unselected:
         return f"{a}, {b} = select({a}, {b}, where=...)"
+    if here.unselected.kind == there.unselected.kind == "concat":
+        return "the same rows in the same order in both"
     mine, theirs = _named(here, other.origin), _named(there, other.origin)
     if other.input.rows == "parent":
         onto = _common(here, there).node.name

@@ -1,20 +1,21 @@
 """Sampled: log-probs are computed, and rows trained, at the temperature of sampling.
 
 Owns: rows with tokens from several generations, which have no temperature or max_tokens of their
-own. Does not own: log-probs compared with those of another temperature (trained_at.py), a node's
-default temperature (a pass of the planner), whose version log-probs have (versions.py),
-vocabularies (vocabulary.py).
+own; each row of a concat has its sampler's. Does not own: log-probs compared with those of another
+temperature (trained_at.py), a node's default temperature (a pass of the planner), whose version
+log-probs have (versions.py), vocabularies (vocabulary.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from dataflow.errors import Fault
 from dataflow.loss import Loss
 from dataflow.loss_terms import ROWS, row_sets
-from dataflow.node import Node
-from dataflow.rows import generations
+from dataflow.node import Node, Port
+from dataflow.rows import writers
 from dataflow.rules.context import Context, fault_at, line_of
 
 
@@ -22,18 +23,24 @@ def check(context: Context) -> Iterator[Fault]:
     """Rows of two generations without a stated temperature."""
     for node in context.graph.nodes:
         if node.operator.log_probs:
-            yield from _joined(node, ROWS)
+            yield from _joined(context, node, ROWS)
         elif node.operator.work == "train":
             for name in row_sets(node) or (ROWS,):
-                yield from _joined(node, name)
-            yield from _constant(node)
+                yield from _joined(context, node, name)
+            yield from _constant(context, node)
 
 
-def _joined(node: Node, row_set: str) -> Iterator[Fault]:
+def _mixed(context: Context, rows: Port[Any] | None) -> tuple[Node, ...]:
+    """The generations of the first row that has several."""
+    found = context.samplers.of(rows) if rows is not None else ()
+    return next((makers for makers in found if len(makers) > 1), ())
+
+
+def _joined(context: Context, node: Node, row_set: str) -> Iterator[Fault]:
     rows = node.inputs.get(row_set)
-    makers = generations(rows) if rows is not None and rows.schema.vocabulary else ()
+    makers = _mixed(context, rows)
     stated = row_set == ROWS and node.params.get("temperature") is not None
-    if rows is None or len(makers) < 2 or stated:
+    if rows is None or not makers or stated:
         return
     if _no_temperature(node.params.get("loss"), row_set):
         return
@@ -59,22 +66,19 @@ def _no_temperature(loss: object, row_set: str) -> bool:
     return loss.supervised or all(term.function.head != "lm" for term in loss.terms)
 
 
-def _constant(node: Node) -> Iterator[Fault]:
-    rows = node.inputs.get("rows")
-    makers = generations(rows) if rows is not None else ()
-    if (
-        len(makers) < 2
-        or node.params.get("aggregate") != "constant"
-        or node.params.get("max_tokens") is not None
-    ):
+def _constant(context: Context, node: Node) -> Iterator[Fault]:
+    rows = node.inputs.get(ROWS)
+    if node.params.get("aggregate") != "constant" or rows is None:
         return
+    makers = _mixed(context, rows)
     shown = " and ".join(f"{m.name!r} (max_tokens={m.params.get('max_tokens')})" for m in makers)
+    found = context.samplers.of(rows)
+    if not makers and any(found) and not all(found):
+        by = [m.name for m in writers(rows) if not m.operator.traits.generates]
+        shown = f"{by[0]!r}, which has none" if by else "rows that nothing sampled"
+    if not shown:
+        return
     problem = (
-        f"aggregate='constant' divides by max_tokens, and {_label(node)} has tokens of {shown}"
+        f"aggregate='constant' divides by max_tokens, and {rows.label!r} has tokens of {shown}"
     )
-    fix = "aggregate='token_mean'"
-    yield fault_at(node, "sampled", problem, fix)
-
-
-def _label(node: Node) -> str:
-    return repr(node.inputs["rows"].label)
+    yield fault_at(node, "sampled", problem, "aggregate='token_mean'")

@@ -15,47 +15,58 @@ from dataflow.errors import Fault
 from dataflow.loss import Loss, LossTerm
 from dataflow.loss_terms import ROWS, row_sets
 from dataflow.node import Node, Port
-from dataflow.rows import generations, physical
+from dataflow.rows import makers
 from dataflow.rules.context import Context, Wire, line_of
+from dataflow.samplers import Samplers, temperature_of
 from dataflow.schema import Logprobs
 
 _RATIOS = ("old", "proximal")
 """Ports whose log-probs form a ratio with those of training."""
 
 
+BySample = tuple[float, ...]
+"""A temperature for each sample of a prompt."""
+
+
 def check(context: Context) -> Iterator[Fault]:
     """Ratios of two temperatures, and references at another temperature than training that is not
     stated.
     """
+    samplers = context.samplers
     for node in context.graph.nodes:
         loss = node.params.get("loss")
         if node.operator.work != "train" or not isinstance(loss, Loss) or "rows" not in node.inputs:
             continue
-        trained = {name: _trained(node, loss, name) for name in row_sets(node)}
+        trained = {name: _trained(samplers, node, loss, name) for name in row_sets(node)}
         for term in loss.terms:
             if (at := trained.get(term.on)) is not None:
-                yield from _recorded(node, term, at)
+                yield from _recorded(samplers, node, term, at)
         for wire in context.wires[id(node)]:
             if (at := trained.get(wire.row_set)) is not None:
-                yield from _compared(node, wire, at)
+                yield from _compared(samplers, node, wire, at)
 
 
-def _recorded(node: Node, term: LossTerm, trained: float) -> Iterator[Fault]:
+def _recorded(samplers: Samplers, node: Node, term: LossTerm, trained: BySample) -> Iterator[Fault]:
     """A loss that compares with the sampler's log-probs."""
     if not term.recorded(node.inputs):
         return
-    for maker in generations(node.inputs[term.on]):
-        at = _at(maker.params.get("temperature"))
-        if at is not None and at != trained:
+    rows = node.inputs[term.on]
+    for found, mine in zip(samplers.of(rows), trained, strict=False):
+        for maker in found:
+            at = temperature_of(maker.params.get("temperature"))
+            if at is None or at == mine:
+                continue
             problem = (
                 f"compares with the log-probs of {maker.name!r} ({line_of(maker, node.origin)}),"
                 " recorded at "
             )
             problem += (
-                f"temperature={at}, and {node.name} is at {trained}: their ratio is of two"
+                f"temperature={at}, and {node.name} is at {mine}: their ratio is of two"
                 " distributions"
             )
-            fix = f"leave temperature= out of {node.name!r}, or temperature={at}"
+            fix = f"leave temperature= out of {node.name!r}"
+            if samplers.all_at(rows, at):
+                fix += f", or temperature={at}"
             yield Fault(
                 rule="trained_at",
                 where=term.function.name,
@@ -66,53 +77,52 @@ def _recorded(node: Node, term: LossTerm, trained: float) -> Iterator[Fault]:
             return
 
 
-def _compared(node: Node, wire: Wire, trained: float) -> Iterator[Fault]:
+def _compared(samplers: Samplers, node: Node, wire: Wire, trained: BySample) -> Iterator[Fault]:
     """Log-probs computed at another temperature; a reference may have its own, if stated."""
-    maker = physical(wire.port).node
-    if not issubclass(wire.input.schema, Logprobs) or not _has_temperature(maker):
+    if not issubclass(wire.input.schema, Logprobs):
         return
-    stated = maker.params["temperature"] is not None
-    if stated and wire.name not in _RATIOS:
+    for maker, at, mine in _pairs(samplers, wire.port, trained):
+        stated = maker.params["temperature"] is not None
+        if at == mine or (stated and wire.name not in _RATIOS):
+            continue
+        where = "" if stated else ", that of its rows,"
+        problem = (
+            f"{maker.name!r} ({line_of(maker, wire.origin)}) has log-probs at"
+            f" temperature={at}{where} and {node.name} is at {mine}: they are of two distributions"
+        )
+        fix = (
+            f"leave temperature= out of {(maker if stated else node).name!r}, or"
+            f" temperature={mine} in {maker.name!r}"
+        )
+        yield wire.fault("trained_at", problem, fix)
         return
-    at = _at(maker.params["temperature"]) if stated else _sampled(maker.inputs["rows"])
-    if at is None or at == trained:
-        return
-    where = "" if stated else ", that of its rows,"
-    problem = (
-        f"{maker.name!r} ({line_of(maker, wire.origin)}) has log-probs at temperature={at}{where}"
-        " and "
-    )
-    problem += f"{node.name} is at {trained}: they are of two distributions"
-    fix = (
-        f"leave temperature= out of {(maker if stated else node).name!r}, or temperature={trained}"
-        f" in {maker.name!r}"
-    )
-    yield wire.fault("trained_at", problem, fix)
 
 
-def _has_temperature(maker: Node) -> bool:
-    return bool(maker.operator.log_probs) and "temperature" in maker.params
+def _pairs(
+    samplers: Samplers, port: Port[Any], trained: BySample
+) -> Iterator[tuple[Node, float, float]]:
+    """(node, its temperature, that of training) for each sample whose log-probs `logprobs` made."""
+    begin = 0
+    for maker in makers(port):
+        rows = maker.inputs.get("rows")
+        width = len(samplers.of(rows)) if rows is not None else 0
+        if rows is None or not width:
+            return  # of rows that nobody can compare
+        if maker.operator.log_probs and "temperature" in maker.params:
+            own = temperature_of(maker.params["temperature"])
+            at = samplers.temperatures(rows) if own is None else (own,) * width
+            mine = trained[begin : begin + width]
+            yield from ((maker, a, m) for a, m in zip(at or (), mine, strict=False))
+        begin += width
 
 
-def _trained(node: Node, loss: Loss, row_set: str) -> float | None:
+def _trained(samplers: Samplers, node: Node, loss: Loss, row_set: str) -> BySample | None:
     """The temperature of training these rows; None if there is none or no number (other rules
     report it). A stated one is of the node's own rows.
     """
-    stated = node.params.get("temperature")
-    if stated is not None and row_set == ROWS:
-        return _at(stated)
-    return 1.0 if loss.on(row_set).supervised else _sampled(node.inputs[row_set])
-
-
-def _sampled(rows: Port[Any]) -> float | None:
-    """That of the one generation that wrote these rows' tokens; 1 if a source did."""
-    found = generations(rows)
-    if not found:
-        return 1.0
-    return _at(found[0].params.get("temperature")) if len(found) == 1 else None
-
-
-def _at(temperature: Any) -> float | None:
-    """Greedy rows have recorded log-probs of temperature 1."""
-    number = isinstance(temperature, (int, float)) and not isinstance(temperature, bool)
-    return float(temperature) or 1.0 if number else None
+    rows, stated = node.inputs[row_set], node.params.get("temperature")
+    own = stated is not None and row_set == ROWS
+    if not own and not loss.on(row_set).supervised:
+        return samplers.temperatures(rows)
+    one = temperature_of(stated) if own else 1.0
+    return None if one is None else (one,) * len(samplers.of(rows))

@@ -12,7 +12,7 @@ from typing import Any
 from dataflow.errors import Fault
 from dataflow.model import Model
 from dataflow.node import Node, Port
-from dataflow.rows import physical
+from dataflow.rows import makers, physical
 from dataflow.rules.context import Context, Wire, fault_at, line_of
 from dataflow.schema import Logprobs
 
@@ -70,8 +70,8 @@ def _bounded(context: Context, node: Node) -> Iterator[Fault]:
 
 def _recomputed(context: Context, node: Node) -> Iterator[Fault]:
     trained = _models(node)
-    for wire in context.wires[id(node)]:
-        maker = physical(wire.port).node
+    made = ((wire, maker) for wire in context.wires[id(node)] for maker in makers(wire.port))
+    for wire, maker in made:
         models = _models(maker)
         if wire.name not in _RECOMPUTED or not models:
             continue

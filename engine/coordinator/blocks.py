@@ -133,7 +133,7 @@ class Blocks:
 
     def tokens(self, inputs: Readings, rows: int) -> np.ndarray:
         """int64 [rows]: tokens of each row, the most that any input says; 0 where none does. Inputs
-        that are reduced to these rows do not count.
+        with rows of their own do not count.
         """
         found = np.zeros(rows, dtype=np.int64)
         readings = [each for many in inputs.values() for each in many if each.keys is None]

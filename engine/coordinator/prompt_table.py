@@ -20,6 +20,7 @@ import numpy as np
 from dataflow.batch import Keys
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.chunk import NodeChunk
+from engine.coordinator.joined import parts_of_concats
 from engine.coordinator.prompts import (
     DROPPED,
     FINISHED,
@@ -56,6 +57,7 @@ class PromptTable:
         self._tables = {n.name: RowTable(n.rows, FIRST_SLOTS) for n in self.nodes}
         self._slots = FIRST_SLOTS
         self._readiness = Readiness(self.nodes, self.prompts, self._tables, blocks)
+        self._parts = parts_of_concats(self.nodes)
 
     # --- what comes in ----------------------------------------------------------------------------
 
@@ -184,26 +186,47 @@ class PromptTable:
         its lineage.
 
         Where nodes of different widths cross the cut, the rows are those of the widest; of two
-        generations whose widths are no multiples of each other, those of both.
+        generations whose widths are no multiples of each other, those of both. The parts of a
+        concat are among its rows.
         """
-        widths = {self._tables[name].rows for name in self.cut}
+        cut = [name for name in self.cut if name not in self._parts] or self.cut
+        widths = {self._tables[name].rows for name in cut}
         widest = sorted(
             w for w in widths if not any(other > w and other % w == 0 for other in widths)
         )
-        return np.concatenate([self._versions_at(slots, width) for width in widest])
+        lines = self._lines(slots)
+        return np.concatenate([self._versions_at(slots, width, cut, lines) for width in widest])
 
-    def _versions_at(self, slots: np.ndarray, width: int) -> np.ndarray:
+    def _lines(self, slots: np.ndarray) -> dict[str, np.ndarray]:
+        """int32 [slots, rows] for each node: the oldest version of a row and all it comes from."""
+        found: dict[str, np.ndarray] = {}
+        for node in self.nodes:
+            own = self._tables[node.name].version[slots]
+            line = found[node.name] = np.where(own == NO_VERSION, _NEWEST, own)
+            for i in node.inputs:
+                above, mine = found[i.gate], line[:, i.offset : i.offset + i.width]
+                if i.width:
+                    np.minimum(mine, above, out=mine)
+                elif i.fan_in:
+                    below = above.reshape(len(slots), line.shape[1], i.fan_in).min(axis=2)
+                    np.minimum(line, below, out=line)
+                else:
+                    each = line.shape[1] // above.shape[1]
+                    np.minimum(line, np.repeat(above, each, axis=1), out=line)
+        return found
+
+    def _versions_at(
+        self, slots: np.ndarray, width: int, cut: Sequence[str], lines: Mapping[str, np.ndarray]
+    ) -> np.ndarray:
         """The same, of the nodes at the cut with so many rows a prompt."""
         there = np.zeros((len(slots), width), dtype=bool)
-        for name in self.cut:
-            table = self._tables[name]
+        oldest = np.full((len(slots), width), _NEWEST, dtype=np.int32)
+        for name in cut:
+            table, line = self._tables[name], lines[name]
             if table.rows == width:
                 there |= table.state[slots] == PRESENT
-        oldest = np.full((len(slots), width), _NEWEST, dtype=np.int32)
-        for table in self._tables.values():
             if width % table.rows == 0:
-                version = np.repeat(table.version[slots], width // table.rows, axis=1)
-                oldest = np.minimum(oldest, np.where(version == NO_VERSION, _NEWEST, version))
+                oldest = np.minimum(oldest, np.repeat(line, width // table.rows, axis=1))
         return oldest[there & (oldest != _NEWEST)]
 
     def retire(self, slots: np.ndarray) -> None:

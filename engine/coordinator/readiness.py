@@ -14,6 +14,7 @@ import numpy as np
 
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.chunk import NodeChunk
+from engine.coordinator.joined import joined_state
 from engine.coordinator.prompts import FIRST_SLOTS, RUNNING, PromptStates
 from engine.coordinator.reading import held, table_readings
 from engine.coordinator.reduced import reduced_state, uppers
@@ -153,6 +154,8 @@ class Readiness:
     def _input_state(self, node: PlannedNode, slots: np.ndarray) -> np.ndarray:
         """uint8 [slots, inner]: PRESENT if every input has come, ABSENT if one never will."""
         above, unmade = self._uppers.get(node.name, ()), self._unmade
+        if node.relation == "concat":
+            return joined_state(node, self._tables, slots, above, unmade=unmade)
         reduced = partial(
             reduced_state, tables=self._tables, slots=slots, above=above, unmade=unmade
         )

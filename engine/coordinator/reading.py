@@ -32,6 +32,10 @@ def table_readings(
         if i.fan_in:
             owner, below = descendants(tables[i.gate], i.fan_in, at, samples)
             slots, keys = at[owner], keys_of(at[owner], samples[owner])
+        elif i.width:
+            mine = i.within(samples)
+            slots, below = at[mine], samples[mine] - i.offset
+            keys = keys_of(slots, samples[mine])
         found = []
         for fetch in i.fetches:
             table, from_ = tables[fetch.producer], below // fetch.ratio

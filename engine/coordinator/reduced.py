@@ -1,7 +1,7 @@
 """What goes up: the rows below each row of a node that reduces, as far as they are left.
 
-Owns: when they are decided, and which of them there are. Does not own: the tables (tables.py), nor
-what a kernel makes of a row without any (it tombstones it).
+Owns: when they are decided, which of them there are, and which prompts are dropped above. Does not
+own: the tables (tables.py), nor what a kernel makes of a row without any (it tombstones it).
 
 A row waits until each of its descendants has come or never will. Where its prompt was given up
 above, or a select that refills kept nothing of it, it never comes: that prompt is dropped already,
@@ -20,16 +20,17 @@ from engine.plan.plan import PlannedInput, PlannedNode
 
 
 def uppers(nodes: Sequence[PlannedNode]) -> dict[str, tuple[PlannedNode, ...]]:
-    """For each node that reduces: the nodes that its descendants come from."""
+    """For each node that reduces or concatenates: the nodes that those rows come from."""
     named = {n.name: n for n in nodes}
     above: dict[str, frozenset[str]] = {}
     found = {}
     for node in nodes:
         gates = [g for g in node.gates if g in named]
         above[node.name] = frozenset(gates).union(*(above[g] for g in gates))
-        for i in node.inputs:
-            if i.fan_in:
-                found[node.name] = tuple(named[name] for name in sorted({i.gate} | above[i.gate]))
+        of = [i.gate for i in node.inputs if i.fan_in or i.width]
+        if of:
+            uppers_of = frozenset(of).union(*(above[gate] for gate in of))
+            found[node.name] = tuple(named[name] for name in sorted(uppers_of))
     return found
 
 
@@ -50,12 +51,20 @@ def reduced_state(
         held = np.repeat(tables[fetch.producer].state[slots], fetch.ratio, axis=1)
         lacks = (gate == PRESENT) & (held == PENDING)
         found = np.minimum(found, _each(np.where(lacks, PENDING, PRESENT), i.fan_in))
-    dropped = np.zeros(len(slots), dtype=bool)
+    gone = dropped(tables, slots, above)
+    return np.where(gone[:, None] & (found == PRESENT), np.uint8(ABSENT), found)
+
+
+def dropped(
+    tables: Mapping[str, RowTable], slots: np.ndarray, above: Sequence[PlannedNode]
+) -> np.ndarray:
+    """Boolean [slots]: prompts that one of these nodes gave up, or kept nothing of and refills."""
+    found = np.zeros(len(slots), dtype=bool)
     for node in above:
-        dropped |= tables[node.name].given_up[slots]
+        found |= tables[node.name].given_up[slots]
         if node.refill:
-            dropped |= (tables[node.name].state[slots] == ABSENT).all(axis=1)
-    return np.where(dropped[:, None] & (found == PRESENT), np.uint8(ABSENT), found)
+            found |= (tables[node.name].state[slots] == ABSENT).all(axis=1)
+    return found
 
 
 def _each(state: np.ndarray, fan_in: int) -> np.ndarray:

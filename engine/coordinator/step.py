@@ -13,6 +13,7 @@ import numpy as np
 from dataflow.batch import Keys
 from engine.coordinator.blocks import Blocks, Reading
 from engine.coordinator.chunk import NodeChunk
+from engine.coordinator.joined import keys_beside, shifted
 from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.refs import Key, Ref
 from engine.coordinator.tables import StepRows, by_prompt
@@ -128,8 +129,10 @@ class StepRun:
 
     def keys(self, inputs: Sequence[PlannedInput]) -> Keys:
         """The rows that every input has, sorted; of a parent input, the ancestor counts. Reduced
-        inputs do not count.
+        inputs do not count. Of a concat: the rows that any input has.
         """
+        if any(i.width for i in inputs):
+            return keys_beside(inputs, {i.gate: self.rows(i.gate).keys for i in inputs})
         own = [i for i in inputs if not i.fan_in]
         keys = self.rows(next(i.gate for i in own if i.ratio == 1)).keys
         for i in own:
@@ -144,9 +147,7 @@ class StepRun:
         holds: set[int] = set()
         for i in inputs:
             readings = []
-            wanted, owners = (
-                (keys, None) if not i.fan_in else self.rows(i.gate).below(keys, i.fan_in)
-            )
+            wanted, owners = self._rows_for(i, keys)
             for fetch in i.fetches:
                 block, row = self.rows(fetch.producer).find(wanted, fetch.ratio)
                 reading = self._blocks.reading(fetch.producer, fetch.columns, block, row, owners)
@@ -154,6 +155,15 @@ class StepRun:
                 holds.update(reading.numbers)
             found[i.name] = tuple(readings)
         return found, frozenset(holds)
+
+    def _rows_for(self, i: PlannedInput, keys: Keys) -> tuple[Keys, Keys | None]:
+        """The rows of an input for these keys; where it has rows of its own, the key that each is
+        for.
+        """
+        if i.width:
+            mine = keys.take(i.within(keys.sample))
+            return shifted(mine, -i.offset), mine
+        return self.rows(i.gate).below(keys, i.fan_in) if i.fan_in else (keys, None)
 
     def rows(self, node: str) -> StepRows:
         """The rows of any node within this Step."""

@@ -17,7 +17,7 @@ from dataflow.batch import Keys
 from engine.coordinator.balance import balanced
 from engine.coordinator.refs import Ref
 from engine.plan.lag import NO_VERSION
-from engine.plan.plan import PlannedInput, PlannedNode
+from engine.plan.plan import Fetch, PlannedInput, PlannedNode
 
 PENDING, PRESENT, ABSENT = 0, 1, 2
 """A row that may still come; has come; never will (selected away, or its group dropped)."""
@@ -111,14 +111,15 @@ def input_state(
         else:
             found = np.where((wide == first) | (found == first), first, rest(found, wide))
     assert found is not None  # only a source has no input, and a source is never asked
-    return _with_bytes(found, node, tables, slots) if unmade else found
+    fetches = [fetch for i in node.inputs if not i.fan_in for fetch in i.fetches]
+    return with_bytes(found, fetches, tables, slots) if unmade else found
 
 
-def _with_bytes(
-    state: np.ndarray, node: PlannedNode, tables: Mapping[str, RowTable], slots: np.ndarray
+def with_bytes(
+    state: np.ndarray, fetches: Iterable[Fetch], tables: Mapping[str, RowTable], slots: np.ndarray
 ) -> np.ndarray:
-    """The same, with the state of a row that it reads wherever that is not PRESENT."""
-    for fetch in (fetch for i in node.inputs if not i.fan_in for fetch in i.fetches):
+    """The same, with the state of a row that is fetched wherever that is not PRESENT."""
+    for fetch in fetches:
         held = np.repeat(tables[fetch.producer].state[slots], fetch.ratio, axis=1)
         state = np.where((held != PRESENT) & (state == PRESENT), held, state)
     return state

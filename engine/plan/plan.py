@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+import numpy as np
+
 from dataflow.errors import GraphWarning, Origin
 from dataflow.graph import Graph
 from dataflow.kernel import Layout
@@ -20,7 +22,7 @@ from engine.plan.cluster import Cluster
 
 FORMAT = 1
 
-Relation = Literal["source", "same", "expand", "subset", "reduce", "sink"]
+Relation = Literal["source", "same", "expand", "subset", "reduce", "concat", "sink"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,19 @@ class PlannedInput:
     """Rows of the node for each row of the gate; more than one for `parent` inputs."""
     fan_in: int = 0
     """Of a reduced input: most rows of the gate for a row of the node; 0 for all others."""
+    offset: int = 0
+    width: int = 0
+    """Of a part of a concat: its rows are the node's samples `offset` to `offset + width` of each
+    prompt; 0 for all others.
+    """
+
+    def rows(self, inner: int) -> int:
+        """Its rows for each prompt, where the node's chunks have `inner`."""
+        return self.width or inner * max(1, self.fan_in)
+
+    def within(self, sample: np.ndarray) -> np.ndarray:
+        """Boolean: which of a concat's samples are its rows."""
+        return (sample >= self.offset) & (sample < self.offset + self.width)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ import numpy as np
 
 from dataflow.batch import Keys
 from dataflow.errors import RunError
+from engine.coordinator.joined import shifted
 from engine.coordinator.refs import Gather, Ref
 from engine.plan.plan import PlannedInput
 
@@ -91,7 +92,15 @@ class SimulatedOutboxes:
                 if i.fan_in and (gather.keys is None or not set(own.rows()) <= set(keys.rows())):
                     problem = "is to be reduced, and its rows belong to others"
                     raise RunError(f"a gather from {gather.producer} {problem}")
-                self.check_rows(own, gather, fetch.ratio, i.fan_in)
+                self._check_part(i, keys, own, gather)
+                at = shifted(own, -i.offset)
+                self.check_rows(at, gather, fetch.ratio, i.fan_in)
+
+    @staticmethod
+    def _check_part(i: PlannedInput, keys: Keys, own: Keys, gather: Gather) -> None:
+        """The rows of a concat's input are all those of the chunk that are its."""
+        if i.width and own.rows() != keys.take(i.within(keys.sample)).rows():
+            raise RunError(f"a gather from {gather.producer} has other rows than its part")
 
     def check_rows(self, keys: Keys, gather: Gather, ratio: int = 1, fan_in: int = 0) -> None:
         """`check` for one gather. fan_in: so many of its rows are reduced to one of these keys."""

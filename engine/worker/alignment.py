@@ -19,7 +19,7 @@ from dataflow.batch import Batch, Keys
 from dataflow.errors import KernelError
 from dataflow.loss import Loss
 from dataflow.node import Node
-from dataflow.operator import Reduce
+from dataflow.operator import Concat, Reduce
 from dataflow.schema import Schema
 
 Ports = Iterable[tuple[str, Batch, type[Schema]]]
@@ -69,6 +69,8 @@ def _same_rows(node: Node, key: str) -> bool:
     rows = node.operator.rows
     if isinstance(rows, Reduce):
         return key == rows.to
+    if isinstance(rows, Concat):
+        return False
     return isinstance(node.params.get("loss"), Loss) or node.operator.input(key).rows == "rows"
 
 

@@ -24,10 +24,20 @@ class Expected:
 
     def inputs(self, node: PlannedNode, prompt: Prompt) -> np.ndarray:
         """Boolean [inner]: the rows that reach a node."""
+        if node.relation == "concat":
+            return self._beside(node, prompt)
         there = np.ones(node.inner, dtype=bool)
         for i in [i for i in node.inputs if not i.fan_in]:
             there &= np.repeat(self.rows(self.case.plan.node(i.gate), prompt), i.ratio)
         return there
+
+    def _beside(self, node: PlannedNode, prompt: Prompt) -> np.ndarray:
+        """Boolean [rows]: those of each input; none if a select above refills."""
+        parts = [self.case.plan.node(i.gate) for i in node.inputs]
+        there = np.concatenate([self.rows(part, prompt) for part in parts])
+        above = (n for part in parts for n in self.above(part))
+        refilled = any(n.refill and not self.rows(n, prompt).any() for n in above)
+        return there & (not refilled)
 
     def rows(self, node: PlannedNode, prompt: Prompt) -> np.ndarray:
         """Boolean [rows]: the rows that a node makes."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from dataflow.kernel import Layout
 from engine.coordinator.core import Settings
 from engine.plan.plan import (
-    Fetch,
     ModelUse,
     Plan,
     PlannedInput,
@@ -18,6 +17,7 @@ from engine.plan.plan import (
     with_lags,
 )
 from engine.simulate.behaviour import Durations, Outcomes
+from tests.schedules.draft import POLICY, TARGET, NodeRows, PlanDraft
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,108 +64,10 @@ def overtaking(seed: int) -> Durations:
     return Durations(seed=seed, slow=0.15, slower=60.0, **quick)
 
 
-def fetch(producer: str, ratio: int) -> Fetch:
-    """The column of a node, for rows of which so many come of each of its own."""
-    return Fetch(producer=producer, columns=("x",), ratio=ratio)
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeRows:
-    """Rows of a node as others read them: behind a select the bytes lie with its ancestors."""
-
-    gate: str
-    rows: int
-    holders: tuple[tuple[str, int], ...]
-    """(node, rows) of every node that holds columns of these rows or of their ancestors."""
-
-
-@dataclass
-class PlanDraft:
-    """A plan in the making, one source's nodes after another."""
-
-    draw: random.Random
-    pool: tuple[str, ...]
-    lag: int = 0
-    chunkings: tuple[str, ...] = ("cohort", "ready")
-    replicas: int = 3
-    nodes: list[PlannedNode] = field(default_factory=list)
-    trains: list[PlannedNode] = field(default_factory=list)
-    unread: dict[str, NodeRows] = field(default_factory=dict)
-    keep: dict[str, float] = field(default_factory=dict)
-    groups: set[str] = field(default_factory=set)
-    fail: dict[str, float] = field(default_factory=dict)
-
-    def workers(self) -> tuple[str, ...]:
-        count = self.draw.randint(1, min(self.replicas, len(self.pool)))
-        return tuple(self.draw.sample(self.pool, count))
-
-    def chunking(self) -> str:
-        return self.draw.choice(self.chunkings)
-
-    def read(self, ports: list[NodeRows], inner: int) -> tuple[PlannedInput, ...]:
-        inputs = []
-        for number, port in enumerate(ports):
-            count = self.draw.randint(0, min(2, len(port.holders)))
-            holders = self.draw.sample(port.holders, count)
-            fetches = tuple(fetch(name, inner // rows) for name, rows in holders)
-            name, ratio = f"in{number}", inner // port.rows
-            inputs.append(PlannedInput(name=name, gate=port.gate, fetches=fetches, ratio=ratio))
-            self.unread.pop(port.gate, None)
-        return tuple(inputs)
-
-    def add(
-        self,
-        name: str,
-        ports: list[NodeRows],
-        *,
-        relation: str = "same",
-        factor: int = 1,
-        **given: object,
-    ) -> NodeRows:
-        """A node on these ports; returns what others read of it."""
-        inner, workers = max((p.rows for p in ports), default=1), self.workers()
-        usual = {"operator": name, "work": "host", "scope": "row", "region": "stream"}
-        usual |= {"source": "prompts", "chunking": self.chunking(), "workers": workers}
-        node = PlannedNode(
-            name=name,
-            relation=relation,
-            rows=inner * factor,
-            inner=inner,
-            chunks=self.draw.choice((1, 1, 1, 2, 3)),
-            inputs=self.read(ports, inner),
-            layout=Layout(data=len(workers) if given.get("work") == "train" else 1),
-            **usual | given,
-        )
-        (self.trains if node.work == "train" else self.nodes).append(node)
-        above = tuple(dict.fromkeys(h for p in ports for h in p.holders))
-        holders = above if relation == "subset" else (*above, (name, inner * factor))
-        self.unread[name] = port = NodeRows(gate=name, rows=inner * factor, holders=holders)
-        return port
-
-    def reduce(self, name: str, below: NodeRows, onto: NodeRows) -> NodeRows:
-        """A node that makes each row of `onto` of its rows in `below` that are left."""
-        means = self.add(name, [onto], relation="reduce", operator="mean_over")
-        node, fan_in = self.nodes[-1], below.rows // onto.rows
-        holder, rows = self.draw.choice([h for h in below.holders if h[1] >= onto.rows])
-        fetches = (fetch(holder, below.rows // rows),)
-        reduced = PlannedInput(name="below", gate=below.gate, fetches=fetches, fan_in=fan_in)
-        self.nodes[-1] = replace(node, inputs=(reduced, *node.inputs))
-        self.unread.pop(below.gate, None)
-        return means
-
-    def pick(self, ports: list[NodeRows], most: int) -> list[NodeRows]:
-        """Some ports of widths that divide the widest, which comes first."""
-        some = self.draw.sample(ports, self.draw.randint(1, min(most, len(ports))))
-        widest, *_ = some = sorted(some, key=lambda p: -p.rows)
-        return [p for p in some if widest.rows % p.rows == 0]
-
-
-POLICY = ModelUse(param="model", model="policy", access="read", trained=True)
-TARGET = ModelUse(param="model", model="target", access="read", trained=True)
-
-
-def drawn_case(seed: int, *, up: bool = False) -> ScheduleCase:
-    """The case of a seed. up: with generations whose numbers go up and wait for all descendants."""
+def drawn_case(seed: int, *, up: bool = False, beside: bool = False) -> ScheduleCase:
+    """The case of a seed. up: with generations whose numbers go up and wait for all descendants;
+    beside: with rows of several generations in one group.
+    """
     draw = random.Random(seed)
     lag = draw.choice((0, 0, 1, 4))
     overtaking = lag > 0 and draw.random() < 0.5
@@ -173,9 +75,11 @@ def drawn_case(seed: int, *, up: bool = False) -> ScheduleCase:
     batch = draw.randint(1, 4)
     sources = [_first_source(draw, batch, lag, overtaking)]
     ports = _stream(draft)
+    if beside:
+        _beside(draft, ports)
     if up:
         _go_up(draft, ports)
-    _step(draft)
+    _step(draft, beside=beside)
     if draw.random() < 0.15:
         sources.append(_second_source(draft))
     if draw.random() < 0.4:
@@ -327,8 +231,43 @@ def _go_up(draft: PlanDraft, ports: list[NodeRows]) -> None:
         ports.append(draft.reduce(f"mean{number}", below, onto))
 
 
-def _step(draft: PlanDraft) -> None:
-    """From the cut to the train nodes."""
+def _beside(draft: PlanDraft, ports: list[NodeRows]) -> None:
+    """Further generations, some selected away or failed, side by side with other rows; then nodes
+    on these: a group, a generation, another concat.
+    """
+    draw = draft.draw
+    for number in range(draw.randint(1, 2)):
+        parts = [draw.choice(ports)]
+        for part in range(draw.randint(1, 2)):
+            name, onto = f"also{number}{part}", draw.choice([p for p in ports if p.rows < 4])
+            fields = {"work": "decode", "models": (POLICY,) if draw.random() < 0.7 else ()}
+            made = draft.add(name, [onto], relation="expand", factor=draw.choice((1, 2)), **fields)
+            if draw.random() < 0.2:
+                draft.fail[name] = draw.choice((0.03, 0.2))
+            if draw.random() < 0.4:
+                made = _some(draft, f"some{number}{part}", made)
+            parts.append(made)
+        draw.shuffle(parts)
+        ports.append(draft.concat(f"concat{number}", parts))
+        if draw.random() < 0.6:
+            chosen = draft.pick(ports[-1:], 1)
+            ports.append(draft.add(f"of_group{number}", chosen, scope="group"))
+        if draw.random() < 0.4 and ports[-1].rows < 8:
+            fields = {"work": "decode", "relation": "expand", "models": (POLICY,)}
+            ports.append(draft.add(f"again{number}", ports[-1:], factor=2, **fields))
+
+
+def _some(draft: PlanDraft, name: str, made: NodeRows) -> NodeRows:
+    draw = draft.draw
+    draft.keep[name] = draw.choice((0.5, 0.8, 0.95))
+    if draw.random() < 0.5:
+        draft.groups.add(name)
+    refill = draw.random() < 0.5
+    return draft.add(name, [made], work="select", relation="subset", refill=refill)
+
+
+def _step(draft: PlanDraft, *, beside: bool) -> None:
+    """From the cut to the train nodes. beside: with rows above and below the cut in one group."""
     draw = draft.draw
     ports = list(draft.unread.values())
     for number in range(draw.randint(0, 3)):
@@ -342,6 +281,11 @@ def _step(draft: PlanDraft) -> None:
         models = {"reader": (POLICY,), "target": (TARGET,)}.get(kind, ())
         work, scope = ("host", "batch") if kind == "batch" else ("forward", "row")
         ports.append(draft.add(name, chosen, work=work, scope=scope, models=models, region="step"))
+    if beside and draw.random() < 0.7:
+        below = [port for port in ports if port.gate.startswith("below")]
+        parts = draw.sample(ports, min(2, len(ports)))
+        parts = parts if not below or below[-1] in parts else [*parts, below[-1]]
+        ports.append(draft.concat("both", parts, region="step"))
     writers = [("learn", "policy")] + ([("criticise", "critic")] if draw.random() < 0.4 else [])
     draw.shuffle(writers)
     rest: list[list[NodeRows]] = [[], []]

@@ -70,6 +70,16 @@ def test_numbers_that_go_up_wait_for_all_of_their_rows(seeds: range) -> None:
         (prove if seed % 2 else prove_undisturbed)(drawn_case(seed, up=True))
 
 
+@pytest.mark.parametrize(
+    "seeds", [range(30), pytest.param(range(30, 130), marks=pytest.mark.long)], ids=str
+)
+def test_rows_side_by_side_are_one_group(seeds: range) -> None:
+    """Concats of generations: ragged, nested, across the cut; Workers die in odd seeds."""
+    for seed in seeds:
+        case = drawn_case(seed, beside=True, up=seed % 3 == 0)
+        (prove if seed % 2 else prove_undisturbed)(case)
+
+
 @pytest.mark.parametrize("seed", ONCE_FAILED)
 def test_what_once_failed_holds(seed: int) -> None:
     prove(drawn_case(seed))

@@ -30,6 +30,7 @@ from operators.advantage import (
     returns,
     whiten,
 )
+from operators.concat import concat
 from operators.data import demonstrations, preferences, prompts
 from operators.forward import logprobs, scores, values
 from operators.generate import generate
@@ -85,6 +86,7 @@ RIGHT: dict[Callable[..., Any], dict[str, Any]] = {
     kl_in_reward: {"rollout": rollout, "score": score, "reference": reference, "beta": 0.1},
     overlong_penalty: {"rollout": rollout, "score": score, "max_tokens": 8, "buffer": 2},
     add: {},
+    concat: {},
     mixed_groups: {"score": score},
     best_of: {"score": score},
     pair: {"score": score},

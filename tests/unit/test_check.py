@@ -41,7 +41,17 @@ from tests.kit.comparison import golden_names, require_golden
 from tests.kit.plans import DATA, DEMONSTRATIONS
 from tests.kit.rewards import exact
 from tests.right_graphs import RIGHT
-from tests.wrong_graphs import calls, held_out, kept, numbers, rows, states, temperatures, wires
+from tests.wrong_graphs import (
+    calls,
+    concats,
+    held_out,
+    kept,
+    numbers,
+    rows,
+    states,
+    temperatures,
+    wires,
+)
 
 TINY, TRAIN = "models/tiny", "data/train.parquet"
 
@@ -58,7 +68,7 @@ def graphs_of(module: ModuleType) -> list[Callable[[], Graph]]:
     return [f for f, s in own.items() if s.return_annotation == "Graph" and not s.parameters]
 
 
-MODULES = (wires, states, numbers, kept, rows, temperatures, held_out, calls)
+MODULES = (wires, states, numbers, kept, rows, temperatures, held_out, calls, concats)
 WRONG = [f for module in MODULES for f in graphs_of(module)]
 
 

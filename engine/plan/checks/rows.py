@@ -66,15 +66,26 @@ def ratios(draft: Draft) -> Iterator[str]:
         if node.rows % node.inner and node.relation != "source":
             problem = f"{node.name}: {node.rows} rows a prompt of {node.inner}"
             yield f"{problem}. Fix: a whole number of rows for each."
+        if node.relation == "concat":
+            yield from _side_by_side(node)
 
 
 def _multiples(
     node: PlannedNode, i: PlannedInput, known: Mapping[str, PlannedNode]
 ) -> Iterator[str]:
-    wide = node.inner * max(1, i.fan_in)
+    wide = i.rows(node.inner)
     for name, ratio in ((i.gate, i.ratio), *((f.producer, f.ratio) for f in i.fetches)):
         above = known.get(name)
         if above is not None and above.rows * ratio != wide:
             each = f"{ratio} for each of the {above.rows} of {name!r}"
             problem = f"{node.name}.{i.name}: {wide} rows a prompt, and {each}"
             yield f"{problem}. Fix: rows that {name!r} is an ancestor of."
+
+
+def _side_by_side(node: PlannedNode) -> Iterator[str]:
+    """The rows of a concat's inputs, one after another, are its own."""
+    ends = [0, *(i.offset + i.width for i in node.inputs)]
+    if ends != [*(i.offset for i in node.inputs), node.rows]:
+        parts = ", ".join(f"{i.width} from {i.offset}" for i in node.inputs)
+        problem = f"{node.name}: {node.rows} rows a prompt, of inputs with {parts}"
+        yield f"{problem}. Fix: inputs one after another."

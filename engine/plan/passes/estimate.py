@@ -15,6 +15,7 @@ from dataflow.loss import Loss
 from dataflow.model import Model
 from dataflow.node import Node
 from dataflow.operator import Reduce
+from dataflow.rows import Domains
 from dataflow.schema import Schema
 from engine.cost import memory, time
 from engine.cost.bytes import column_bytes, data_bytes, row_bytes
@@ -217,11 +218,12 @@ class _Cost:
 
     def _all_lengths(self) -> dict[str, Lengths]:
         found: dict[str, Lengths] = {}
+        domains = Domains(self._draft.graph)
         for node in self._draft.graph.nodes:
             found[node.name] = self._lengths_of(node, found)
             if node.operator.traits.generates:  # what it is asked is as long as it reads
                 prompt = found[node.name].prompt
-                for port in row_line(next(iter(node.inputs.values()))):
+                for port in row_line(next(iter(node.inputs.values())), domains):
                     if port.node.operator.traits.generates:
                         break  # another's rows, of which this one's prompts were made
                     found[port.node.name] = replace(found[port.node.name], prompt=prompt)

@@ -11,7 +11,7 @@ from typing import Any
 
 from dataflow.loss import Loss
 from dataflow.node import Node, Port
-from dataflow.operator import Input
+from dataflow.operator import Input, listed
 from dataflow.rows import Domain, Domains, physical
 from dataflow.schema import Advantage, Prompt, Reward, Rollout, TokenReward
 from engine.plan.draft import Draft
@@ -22,14 +22,39 @@ from engine.plan.plan import Fetch, PlannedInput, PlannedNode
 def project(draft: Draft) -> Draft:
     """Set the fetches of each input, the columns each node returns, and what a Step records."""
     finder = _Finder(draft)
-    nodes = [replace(n, inputs=tuple(finder.inputs(n))) for n in draft.nodes]
-    recorded = tuple(finder.recorded(nodes))
-    wanted: dict[str, dict[str, None]] = {}
-    for i in [*(i for n in nodes for i in n.inputs), *recorded]:
-        for fetch in i.fetches:
-            wanted.setdefault(fetch.producer, {}).update(dict.fromkeys(fetch.columns))
-    nodes = [replace(n, returns=tuple(wanted.get(n.name, ()))) for n in nodes]
+    recorded = tuple(finder.recorded(draft.nodes))
+    handed_on = _handed_on(draft, finder, recorded)
+    inputs = {n.name: tuple(finder.inputs(n, handed_on.get(n.name))) for n in draft.nodes}
+    read = _columns([*(i for each in inputs.values() for i in each), *recorded])
+    nodes = (
+        replace(n, inputs=inputs[n.name], returns=tuple(read.get(n.name, ()))) for n in draft.nodes
+    )
     return replace(draft, nodes=tuple(nodes), recorded=recorded)
+
+
+Names = dict[str, None]
+
+
+def _columns(inputs: Iterable[PlannedInput]) -> dict[str, Names]:
+    """The columns that are fetched from each producer, in the order of the readers."""
+    found: dict[str, Names] = {}
+    for fetch in (fetch for i in inputs for fetch in i.fetches):
+        found.setdefault(fetch.producer, {}).update(dict.fromkeys(fetch.columns))
+    return found
+
+
+def _handed_on(draft: Draft, finder: _Finder, recorded: Iterable[PlannedInput]) -> dict[str, Names]:
+    """The columns of each concat that somebody reads, the last ones first: it fetches no others."""
+    if not any(n.relation == "concat" for n in draft.nodes):
+        return {}
+    read = _columns(recorded)
+    found: dict[str, Names] = {}
+    for node in reversed(draft.nodes):
+        if node.relation == "concat":
+            found[node.name] = read.get(node.name, {})
+        for name, columns in _columns(finder.inputs(node, found.get(node.name))).items():
+            read.setdefault(name, {}).update(columns)
+    return found
 
 
 class _Finder:
@@ -39,13 +64,16 @@ class _Finder:
         self._nodes = {n.name: n for n in draft.graph.nodes}
         self._rows = {n.name: n.rows for n in draft.nodes}
 
-    def inputs(self, planned: PlannedNode) -> Iterator[PlannedInput]:
+    def inputs(self, planned: PlannedNode, handed_on: Names | None) -> Iterator[PlannedInput]:
+        """handed_on: the columns that a node passes from its inputs to its readers, if it does."""
         node = self._nodes[planned.name]
         for i in planned.inputs:
             port = node.inputs[i.name]
             declared = _declared(node, i.name)
-            rows = planned.inner * max(1, i.fan_in)
-            fetches = self._fetches(port, self._wanted(node, port, declared), rows)
+            wanted = self._wanted(node, port, declared)
+            if handed_on is not None:
+                wanted = list(_for_joining(node, port, handed_on))
+            fetches = self._fetches(port, wanted, i.rows(planned.inner))
             if planned.work == "evaluate":
                 fetches = self._with_parts(port, fetches)
             yield replace(i, fetches=fetches)
@@ -107,7 +135,7 @@ class _Finder:
         return list(dict.fromkeys([*wanted, *self._of_ancestors(node, port, declared)]))
 
     def _of_ancestors(self, node: Node, port: Port[Any], declared: Input) -> list[str]:
-        asked = [*declared.ancestors, *node.params.get(declared.ancestors_from, ())]
+        asked = [*declared.ancestors, *listed(node.params, declared.ancestors_from)]
         named = [column for column in asked if column != "*"]
         return [*named, *(self._dataset(port) if "*" in asked else ())]
 
@@ -132,12 +160,24 @@ class _Finder:
         if column in real.schema.columns:
             return real.node
         if column in Prompt.columns:
-            return _nearest_prompt(port)
+            return _nearest_prompt(port, self._domains)
         domain = self._domains.of(port)
         if domain is None:
             return None
         offered = (*self._dataset(port), *domain.source.schemas[0].columns)
         return domain.source if column in offered else None
+
+
+def _for_joining(node: Node, port: Port[Any], columns: Iterable[str]) -> Iterator[str]:
+    """Those of the columns that a part has, and of each axis along which one is to be filled in a
+    column that says how long its rows are.
+    """
+    own, made = port.schema.columns, node.schemas[0].columns
+    there = [name for name in columns if name in own]
+    for axis in dict.fromkeys(made[name].axis for name in columns if name not in own):
+        if axis is not None and all(own[name].axis != axis for name in there):
+            there.append(next(name for name, column in own.items() if column.axis == axis))
+    yield from there
 
 
 def _declared(node: Node, key: str) -> Input:
@@ -149,9 +189,9 @@ def _declared(node: Node, key: str) -> Input:
     return node.operator.input(key)
 
 
-def _nearest_prompt(port: Port[Any]) -> Node | None:
+def _nearest_prompt(port: Port[Any], domains: Domains) -> Node | None:
     """The nearest node with prompts: a judge's prompt is not its task's."""
-    return next((p.node for p in row_line(port) if issubclass(p.schema, Prompt)), None)
+    return next((p.node for p in row_line(port, domains) if issubclass(p.schema, Prompt)), None)
 
 
 def _advantage_of(train: Node) -> Port[Any] | None:

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from dataflow.loss import Loss, LossTerm
 from dataflow.node import Node
-from dataflow.rows import physical
+from dataflow.rows import Domains, physical
+from dataflow.samplers import Samplers
 from engine.plan.draft import Draft
-from engine.plan.passes.resolve import sampler_of
 
 
 def prune(draft: Draft) -> Draft:
@@ -19,13 +19,14 @@ def prune(draft: Draft) -> Draft:
     loss then reads its own log-probs, detached.
     """
     notes: list[str] = []
-    graph = draft.graph.map(lambda node: _pruned(node, notes))
+    samplers = Samplers(draft.graph, Domains(draft.graph))
+    graph = draft.graph.map(lambda node: _pruned(node, notes, samplers))
     before, after = {n.name for n in draft.graph.nodes}, {n.name for n in graph.nodes}
     dead = [f"{name}: left out, nothing reads it" for name in sorted(before - after)]
     return replace(draft, graph=graph, notes=(*draft.notes, *notes, *dead))
 
 
-def _pruned(node: Node, notes: list[str]) -> Node:
+def _pruned(node: Node, notes: list[str], samplers: Samplers) -> Node:
     loss = node.params.get("loss")
     if not isinstance(loss, Loss):
         return node
@@ -35,7 +36,7 @@ def _pruned(node: Node, notes: list[str]) -> Node:
             zero = dict(term.params).get(parameter) == 0
             if zero and inputs.pop(f"{term.label}.{port}", None) is not None:
                 notes.append(f"{node.name}: {term.label}.{port} left out, {parameter} is 0")
-        if _old_is_now(node, term):
+        if _old_is_now(node, term, samplers):
             del inputs[f"{term.label}.old"]
             why = "a Step has one update, so it is the current log-probs"
             notes.append(f"{node.name}: {term.label}.old left out, {why}")
@@ -46,7 +47,7 @@ def _pruned(node: Node, notes: list[str]) -> Node:
     return node.changed(inputs=inputs, params=node.params | {"loss": Loss(tuple(terms))})
 
 
-def _old_is_now(node: Node, term: LossTerm) -> bool:
+def _old_is_now(node: Node, term: LossTerm, samplers: Samplers) -> bool:
     port = node.inputs.get(f"{term.label}.old")
     if port is None or node.params["epochs"] * node.params["minibatches"] != 1:
         return False
@@ -55,6 +56,6 @@ def _old_is_now(node: Node, term: LossTerm) -> bool:
         return False
     if physical(made_by.inputs["rows"]) != physical(node.inputs["rows"]):
         return False  # the current log-probs are those of the rows that are trained
-    own, sampler = made_by.params["temperature"], sampler_of(node.inputs["rows"])
-    as_sampled = own is None or (sampler is not None and own == sampler.params["temperature"])
+    own, rows = made_by.params["temperature"], node.inputs["rows"]
+    as_sampled = own is None or samplers.all_at(rows, own)
     return as_sampled and made_by.params["max_lag"] == 0

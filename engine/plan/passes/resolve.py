@@ -10,10 +10,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from dataflow.loss import Loss
+from dataflow.loss_terms import ROWS
 from dataflow.node import Node, Port
-from dataflow.operator import Expand, Reduce, Same
+from dataflow.operator import Concat, Expand, Reduce, Same
 from dataflow.positions import row_positions
-from dataflow.rows import Domains, generations
+from dataflow.rows import Domains
+from dataflow.samplers import Samplers, unless_equal
 from engine.plan.draft import Draft
 
 
@@ -22,10 +25,12 @@ def resolve(draft: Draft) -> Draft:
 
     A ratio of log-probs means something at one temperature only; one that the user stated stays.
     Rows that are greedy (0.0) or not sampled count as sampled at 1.0. Supervised losses, which only
-    imitate their rows, train at 1.0.
+    imitate their rows, train at 1.0. Where samples of a prompt differ, as in a concat of two
+    generations, the temperature is a tuple with that of each, and max_tokens their mean.
     """
     notes: list[str] = []
     domains, known = Domains(draft.graph), row_positions(draft.graph)
+    samplers = Samplers(draft.graph, domains)
 
     def change(node: Node) -> Node:
         least = known.get(node.name)
@@ -36,9 +41,9 @@ def resolve(draft: Draft) -> Draft:
                 notes.append(f"{node.name}: {bound}")
             return node.changed(params=node.params | {"positions": limit, "positions_of": model})
         if node.operator.work == "train":
-            params, found = _of_train(node, _rows_of_step(node, domains))
+            params, found = _of_train(node, _rows_of_step(node, domains), samplers)
         elif node.operator.log_probs and node.params["temperature"] is None:
-            params, found = _of_logprobs(node)
+            params, found = _of_logprobs(node, samplers)
         else:
             return node
         notes.extend(f"{node.name}: {note}" for note in found)
@@ -47,34 +52,71 @@ def resolve(draft: Draft) -> Draft:
     return replace(draft, graph=draft.graph.map(change), notes=(*draft.notes, *notes))
 
 
-def _of_logprobs(node: Node) -> tuple[dict[str, Any], list[str]]:
+def _of_logprobs(node: Node, samplers: Samplers) -> tuple[dict[str, Any], list[str]]:
     """The temperature of log-probs without a stated one, and its note."""
-    sampler = sampler_of(node.inputs["rows"])
-    at = _sampled_at(sampler)
-    notes = [f"temperature {at}, that of {sampler.name}"] if sampler and at != 1.0 else []
+    rows = node.inputs["rows"]
+    at = _sampled_at(rows, samplers)
+    notes = [f"temperature {_shown(rows, samplers)}"] if at != 1.0 else []
     return {"temperature": at}, notes
 
 
-def _of_train(node: Node, rows: int | None) -> tuple[dict[str, Any], list[str]]:
+def _of_train(node: Node, rows: int | None, samplers: Samplers) -> tuple[dict[str, Any], list[str]]:
     """What training needs to know of its rows, and a note if the temperature may surprise."""
-    sampler = sampler_of(node.inputs["rows"])
-    stated, loss = node.params["temperature"], node.params["loss"]
-    at = _sampled_at(sampler)
+    loss = node.params["loss"].on(ROWS)
+    return _of_rows(node.inputs[ROWS], loss, node.params["temperature"], rows, samplers)
+
+
+def _of_rows(
+    port: Port[Any], loss: Loss, stated: float | None, rows: int | None, samplers: Samplers
+) -> tuple[dict[str, Any], list[str]]:
+    """The same of one row set. loss: the terms on it; stated: its temperature, if the user said
+    one; rows: of a Step.
+    """
+    made, at = samplers.of(port), _sampled_at(port, samplers)
     chosen = stated if stated is not None else 1.0 if loss.supervised else at
     params = {"temperature": chosen, "step_rows": rows}
-    if sampler is None:  # no sampling to compare with
-        return params | {"sampler_temperature": 0.0}, []
-    params |= {"sampler_temperature": at, "max_tokens": sampler.params["max_tokens"]}
+    # Rows without one sampler have no recorded log-probs to compare with.
+    compared = [_of_sampler(makers) if len(makers) == 1 else 0.0 for makers in made]
+    params["sampler_temperature"] = unless_equal(compared or [0.0])
+    if not any(compared):
+        return params, []
+    most, group = samplers.most_tokens(port), samplers.group_size(port)
+    if most is not None and group:
+        params["max_tokens"] = most / group if most % group else int(most) // group
     if (chosen, at) == (1.0, 1.0) or any(term.function.head != "lm" for term in loss.terms):
         return params, []
     if chosen == at:
-        return params, [f"temperature {chosen}, that of {sampler.name}"]
+        return params, [f"temperature {_shown(port, samplers)}"]
     why = "as stated" if stated is not None else "as its rows are only imitated"
-    return params, [f"temperature {chosen}, {why}; {sampler.name} sampled at {at}"]
+    sampled = " and ".join(f"{name} sampled at {t}" for name, t in _by_sampler(port, samplers))
+    return params, [f"temperature {chosen}, {why}; {sampled}"]
 
 
-def _sampled_at(sampler: Node | None) -> float:
-    return 1.0 if sampler is None else float(sampler.params["temperature"]) or 1.0
+def _of_sampler(makers: tuple[Node, ...]) -> float:
+    return float(makers[0].params["temperature"]) or 1.0
+
+
+def _sampled_at(rows: Port[Any], samplers: Samplers) -> float | tuple[float, ...]:
+    """Of all rows, or of each of a prompt's samples; 1 where one has two samplers (a temperature is
+    then stated, or not read).
+    """
+    return unless_equal(samplers.temperatures(rows) or [1.0])
+
+
+def _by_sampler(rows: Port[Any], samplers: Samplers) -> list[tuple[str, float]]:
+    """Each sampler of these rows, in their order, with its temperature."""
+    found = dict.fromkeys(makers for makers in samplers.of(rows) if len(makers) == 1)
+    return [(makers[0].name, _of_sampler(makers)) for makers in found]
+
+
+def _shown(rows: Port[Any], samplers: Samplers) -> str:
+    """`0.7, that of rollout`; of several samplers: `1.0 of rollout, 0.7 of second`."""
+    found = _by_sampler(rows, samplers)
+    unsampled = any(not makers for makers in samplers.of(rows))
+    if len(found) == 1 and not unsampled:
+        return f"{found[0][1]}, that of {found[0][0]}"
+    parts = [f"{at} of {name}" for name, at in found]
+    return ", ".join([*parts, *(["1.0 of rows that nothing sampled"] if unsampled else [])])
 
 
 def _rows_of_step(train: Node, domains: Domains) -> int | None:
@@ -84,26 +126,35 @@ def _rows_of_step(train: Node, domains: Domains) -> int | None:
     return batch * domain.group_size if domain and batch else None
 
 
-def sampler_of(port: Port[Any]) -> Node | None:
-    """The decode node that wrote these rows' tokens; None for a source, or several nodes."""
-    found = generations(port)
-    return found[0] if len(found) == 1 else None
-
-
-def row_line(port: Port[Any]) -> Iterator[Port[Any]]:
-    """The port, the one that its rows are of or come from, and so on to the source; no selects."""
+def row_line(port: Port[Any], domains: Domains) -> Iterator[Port[Any]]:
+    """The port, the one that its rows are of or come from, and so on to the source; no selects. The
+    rows of a concat come from the nearest port above all of its inputs.
+    """
     at: Port[Any] | None = port
     while at is not None:
         if at.node.operator.traits.moves_rows:
             yield at
-        at = _above(at)
+        at = _above(at, domains)
 
 
-def _above(port: Port[Any]) -> Port[Any] | None:
+def _above(port: Port[Any], domains: Domains) -> Port[Any] | None:
     node = port.node
     if not node.operator.traits.moves_rows:
         return node.inputs[f"port{port.index}"]
     rows = node.operator.rows
     if isinstance(rows, Reduce):
         return node.inputs.get(rows.to)
+    if isinstance(rows, Concat):
+        return _above_all(port, domains)
     return node.inputs.get(rows.of) if isinstance(rows, (Same, Expand)) else None
+
+
+def _above_all(port: Port[Any], domains: Domains) -> Port[Any] | None:
+    lines = [list(row_line(part, domains)) for part in port.node.inputs.values()]
+    mine = domains.of(port)
+    for above in lines[0]:
+        domain = domains.of(above)
+        known = mine is not None and domain is not None and mine.descends_from(domain)
+        if known and all(above in line for line in lines[1:]):
+            return above
+    return None

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from math import prod
 
 from dataflow.errors import PlanError
 from dataflow.graph import Graph
 from dataflow.loss_terms import row_sets
 from dataflow.model import Model
 from dataflow.node import Node
-from dataflow.operator import Expand, Fresh, Nothing, Reduce, Same, Subset
+from dataflow.operator import Concat, Expand, Fresh, Nothing, Reduce, Same, Subset
 from dataflow.regions import Region, regions, trained_models
 from dataflow.rows import Domain, Domains
 from engine.plan.draft import Draft
@@ -26,6 +25,7 @@ _RELATIONS: Mapping[type, Relation] = {
     Expand: "expand",
     Subset: "subset",
     Reduce: "reduce",
+    Concat: "concat",
     Nothing: "sink",
 }
 
@@ -43,7 +43,7 @@ def shape(draft: Draft) -> Draft:
 
 def width(domain: Domain | None) -> int:
     """Rows for each prompt, before selections: the width of the coordinator's tables."""
-    return 1 if domain is None else prod(d.factor for d in domain.ancestors())
+    return 1 if domain is None else domain.width
 
 
 def _node(
@@ -63,7 +63,7 @@ def _node(
         raise PlanError(f"{problem}. Fix: leave rows= out.")
     widths = {key: width(domains.of(p)) for key, p in node.inputs.items()}
     outer = width(domain)
-    inner = outer if isinstance(onto, Reduce) else max(widths.values(), default=1)
+    inner = outer if isinstance(onto, Reduce | Concat) else max(widths.values(), default=1)
     return PlannedNode(
         name=node.name,
         operator=node.operator.name,
@@ -74,7 +74,7 @@ def _node(
         source=domain.source.name,
         rows=outer,
         inner=inner,
-        inputs=tuple(_input(node, key, widths[key], inner) for key in node.inputs),
+        inputs=tuple(_inputs(node, widths, inner)),
         models=tuple(_uses(node, trained)),
         tokens=next((schema.tokens for schema in node.schemas if schema.tokens), ""),
         max_lag=int(node.params.get("max_lag", 0)),
@@ -84,12 +84,18 @@ def _node(
     )
 
 
-def _input(node: Node, key: str, wide: int, inner: int) -> PlannedInput:
-    """wide: rows of the input's gate for each prompt; inner: those of the node's chunks."""
-    rows = node.operator.rows
-    fan_in = wide // inner if isinstance(rows, Reduce) and key == rows.of else 0
-    gate = node.inputs[key].node.name
-    return PlannedInput(name=key, gate=gate, ratio=max(1, inner // wide), fan_in=fan_in)
+def _inputs(node: Node, widths: Mapping[str, int], inner: int) -> Iterator[PlannedInput]:
+    """widths: rows of each input's gate for each prompt; inner: those of the node's chunks."""
+    rows, offset = node.operator.rows, 0
+    for key, port in node.inputs.items():
+        wide, known = widths[key], PlannedInput(name=key, gate=port.node.name)
+        if isinstance(rows, Concat):
+            yield replace(known, offset=offset, width=wide)
+            offset += wide
+        elif isinstance(rows, Reduce) and key == rows.of:
+            yield replace(known, fan_in=wide // inner)
+        else:
+            yield replace(known, ratio=max(1, inner // wide))
 
 
 def _uses(node: Node, trained: set[str]) -> Iterator[ModelUse]:

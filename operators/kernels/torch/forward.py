@@ -35,6 +35,7 @@ from operators.kernels.torch.models import (
 )
 from operators.kernels.torch.packing import Packed, micro_batches, pack, prompt_groups
 from operators.kernels.torch.probe import probed, vocabulary_of
+from operators.kernels.torch.temperatures import Temperatures
 
 
 class _Forward(Sleeper, Probeable):
@@ -48,7 +49,7 @@ class _Forward(Sleeper, Probeable):
         self._model: Model = node.models["model"]
         model = self._model
         self._session, self._tokens = session, layout.tokens
-        self._temperature = float(node.params.get("temperature") or 1.0)
+        self._temperatures = Temperatures.of(node.params.get("temperature"))
         self._module: PreTrainedModel = session.module(model, lambda: load_model(model))
         self._device = next(self._module.parameters()).device
         self._name, self._positions = node.name, positions(model.base)
@@ -115,7 +116,7 @@ class _Forward(Sleeper, Probeable):
             packed = pack(prompts, completions, part, whole=not self.per_token)
             if len(packed.tokens) or not self.per_token:
                 where = torch.from_numpy(packed.tokens if self.per_token else packed.rows)
-                for name, values in self._compute(packed, completions).items():
+                for name, values in self._compute(packed, completions, rows.keys).items():
                     made[name][where] = values.cpu()
         _require_finite(made[self.column], keys, completions, self.column)
         return made
@@ -124,13 +125,14 @@ class _Forward(Sleeper, Probeable):
         """The memory of each column, for so many values."""
         return {self.column: self._session.allocate(count, np.float32)}
 
-    def _compute(self, packed: Packed, completions: Ragged) -> dict[str, Tensor]:
+    def _compute(self, packed: Packed, completions: Ragged, keys: Keys) -> dict[str, Tensor]:
         raise TypeError(f"{type(self).__name__} computes nothing; use one of its subclasses")
 
 
 class TorchLogprobs(_Forward):
-    """logprobs: of each completion token. params: temperature (None or 0.0 is 1.0), top_k: how many
-    of the most likely tokens are told as well, if a column of them is read.
+    """logprobs: of each completion token. params: temperature, of all rows or of each of a prompt's
+    samples (None or 0.0 is 1.0); top_k: how many of the most likely tokens are told as well, if a
+    column of them is read.
     """
 
     schema = Logprobs
@@ -158,11 +160,10 @@ class TorchLogprobs(_Forward):
         }
         return super()._columns(count) | tops
 
-    def _compute(self, packed: Packed, completions: Ragged) -> dict[str, Tensor]:
+    def _compute(self, packed: Packed, completions: Ragged, keys: Keys) -> dict[str, Tensor]:
         written = gather(completions.values, packed.tokens, self._device, torch.int64)
-        found = predictions(
-            self._module, packed, written, temperature=self._temperature, top_k=self._top_k
-        )
+        at = self._temperatures.of_tokens(keys.sample[packed.rows], packed.row)
+        found = predictions(self._module, packed, written, temperature=at, top_k=self._top_k)
         if found.top_ids is None or found.top_logprobs is None:
             return {"logprobs": found.logprobs}
         tops = {"top_ids": found.top_ids.int(), "top_logprobs": found.top_logprobs}
@@ -175,7 +176,7 @@ class TorchValues(_Forward):
     schema = Values
     column = "values"
 
-    def _compute(self, packed: Packed, completions: Ragged) -> dict[str, Tensor]:
+    def _compute(self, packed: Packed, completions: Ragged, keys: Keys) -> dict[str, Tensor]:
         return {"values": values(self._module, packed, self._device)}
 
 
@@ -186,7 +187,7 @@ class TorchScores(_Forward):
     column = "reward"
     per_token = False
 
-    def _compute(self, packed: Packed, completions: Ragged) -> dict[str, Tensor]:
+    def _compute(self, packed: Packed, completions: Ragged, keys: Keys) -> dict[str, Tensor]:
         return {"reward": scores(self._module, packed, self._device)}
 
 

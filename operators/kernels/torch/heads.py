@@ -19,6 +19,7 @@ from operators.kernels.tensors import index
 from operators.kernels.torch.attention import forward, hidden
 from operators.kernels.torch.packing import Packed
 from operators.kernels.torch.shared_attention import TreePass
+from operators.kernels.torch.temperatures import Temperature
 
 CHUNK = 1 << 26
 """The most logits held at once, with or without gradient: 256 MB in float32."""
@@ -46,7 +47,7 @@ def predictions(
     packed: Packed,
     written: Tensor,
     *,
-    temperature: float = 1.0,
+    temperature: Temperature = 1.0,
     entropy: bool = False,
     ids: Tensor | None = None,
     top_k: int = 0,
@@ -54,13 +55,13 @@ def predictions(
     """Log-probs (and entropy) of the completion tokens; `written` int64 [tokens] are their ids.
     ids int64 [tokens, any]: further tokens in their places. top_k: how many of the most likely.
 
-    Logits are computed once for each distinct prefix; if they exceed CHUNK, in chunks that the
-    backward pass computes again.
+    Logits are computed once for each distinct prefix and temperature; if they exceed CHUNK, in
+    chunks that the backward pass computes again.
     """
-    keep, which = np.unique(packed.source, return_inverse=True)
+    keep, which, scale = _distinct(packed.source, temperature)
     config: Any = module.config
     device = written.device
-    asked = _Asked(temperature=temperature, entropy=entropy, top_k=top_k)
+    asked = _Asked(temperature=_on(scale, device), entropy=entropy, top_k=top_k)
     if len(keep) * config.vocab_size <= CHUNK or any(
         getattr(config, name, None) for name in _SHAPERS
     ):
@@ -76,18 +77,52 @@ def _fed(packed: Packed, device: torch.device) -> tuple[Tensor, Tensor, TreePass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """What is computed of each token besides its log-prob, and at which temperature."""
+    """What is computed of each token besides its log-prob, and at which temperature: of all, or of
+    each row of logits.
+    """
 
-    temperature: float
+    temperature: float | Tensor
     entropy: bool
     top_k: int
+
+    def rows(self, some: slice) -> _Asked:
+        """Of some rows of logits."""
+        at = self.temperature
+        return replace(self, temperature=at[some]) if isinstance(at, Tensor) else self
+
+    def scaled(self, logits: Tensor) -> Tensor:
+        """float32, divided by the temperature."""
+        at = self.temperature
+        if isinstance(at, Tensor):
+            return logits.float() / at[:, None]
+        return logits.float() / at if at != 1.0 else logits.float()
+
+
+def _distinct(
+    source: np.ndarray, temperature: Temperature
+) -> tuple[np.ndarray, np.ndarray, Temperature]:
+    """The fed tokens whose logits are read, once for each temperature at which they are; for each
+    predicted token the index of its own; and the temperature of each that is read, or of all.
+    """
+    if isinstance(temperature, float):
+        keep, which = np.unique(source, return_inverse=True)
+        return keep, which, temperature
+    scales, scale = np.unique(temperature, return_inverse=True)
+    pairs, which = np.unique(source * len(scales) + scale, return_inverse=True)
+    return pairs // len(scales), which, scales[pairs % len(scales)]
+
+
+def _on(temperature: Temperature, device: torch.device) -> float | Tensor:
+    if isinstance(temperature, float):
+        return temperature
+    return torch.from_numpy(temperature).to(device)
 
 
 def _read(
     logits: Tensor, which: Tensor, written: Tensor, ids: Tensor | None, asked: _Asked
 ) -> Predictions:
     """logits [kept, vocabulary]; token i reads row which[i]."""
-    scaled = logits.float() / asked.temperature if asked.temperature != 1.0 else logits.float()
+    scaled = asked.scaled(logits)
     total = scaled.logsumexp(dim=-1)
     found = Predictions(logprobs=scaled[which, written] - total[which])
     if asked.entropy:
@@ -116,7 +151,9 @@ def _chunked(
     states = hidden(module, *_fed(packed, device)).index_select(0, index(keep, device))
     head: Any = module.get_output_embeddings()  # type: ignore[operator]
 
-    def part(state: Tensor, of: Tensor, own: Tensor, others: Tensor | None) -> list[Tensor | None]:
+    def part(
+        state: Tensor, of: Tensor, own: Tensor, others: Tensor | None, asked: _Asked
+    ) -> list[Tensor | None]:
         read = _read(head(state), of, own, others, asked)
         return [read.logprobs, read.entropy, read.at, read.top_ids, read.top_logprobs]
 
@@ -126,9 +163,10 @@ def _chunked(
     for chunk, (low, high) in enumerate(pairwise(cuts)):
         chosen = index(order[low:high], device)
         of = index(which[order[low:high]] - chunk * rows, device)
-        state = states[chunk * rows : (chunk + 1) * rows]
-        others = None if ids is None else ids[chosen]
-        parts.append(checkpoint(part, state, of, written[chosen], others, use_reentrant=False))
+        some = slice(chunk * rows, (chunk + 1) * rows)
+        others, own = None if ids is None else ids[chosen], written[chosen]
+        given = (states[some], of, own, others, asked.rows(some))
+        parts.append(checkpoint(part, *given, use_reentrant=False))
     back = index(np.argsort(order), device)
     logprobs, spread, at, top_ids, top_logprobs = (
         None if xs[0] is None else torch.cat(xs)[back] for xs in zip(*parts, strict=True)

@@ -53,6 +53,7 @@ from operators.kernels.torch.reduce import (
 from operators.kernels.torch.said import ModelNumbers, Said, ids_of, reads_scores, require_ids, said
 from operators.kernels.torch.slices import Slices
 from operators.kernels.torch.steprows import now_of, step_rows, tensors_of
+from operators.kernels.torch.temperatures import Temperature, of_rows
 from operators.kernels.torch.train_settings import RowSet, TrainSettings
 from operators.kernels.torch.updates import Part, StepSet, StepUpdate, parts_of
 
@@ -79,13 +80,14 @@ class TorchTrain(Sleeper, Probeable):
     """train: `step` makes epochs * minibatches updates, one optimizer step each.
 
     params besides those of `train`: sampler_temperature of the recorded log-probs (None: the same;
-    if it differs, as 0.0 does, there is no policy/mismatch_kl); max_tokens and step_rows: the
-    longest answer and the rows of a full Step, whose product divides aggregate="constant";
-    own_rows: these four of each row set that terms of the loss have of their own. temperature None
-    or 0.0 means 1.0. Metrics: optim/lr, optim/grad_norm (mean over updates), optim/updates,
-    optim/skipped (updates without a trained token), loss/<label>, train/tokens (trained tokens of
-    all epochs), train/fed_tokens, train/micro_batches, policy/mismatch_kl, and those of the
-    formulas.
+    rows where it differs, as 0.0 does, are not in policy/mismatch_kl); max_tokens and step_rows:
+    the longest answer (the mean of several samplers' longest) and the rows of a full Step, whose
+    product divides aggregate="constant"; own_rows: these four of each row set that terms of the
+    loss have of their own. temperature None or 0.0 means 1.0; it and sampler_temperature may be
+    tuples, with one number for each of a prompt's samples. Metrics: optim/lr, optim/grad_norm (mean
+    over updates), optim/updates, optim/skipped (updates without a trained token), loss/<label>,
+    train/tokens (trained tokens of all epochs), train/fed_tokens, train/micro_batches,
+    policy/mismatch_kl, and those of the formulas.
     """
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
@@ -212,7 +214,8 @@ class TorchTrain(Sleeper, Probeable):
         now = now_of(part.rows, packed, update.step, self._device)
         now.vocabulary = self.vocabulary
         ids = ids_of(part.rows, part.of.loss, packed, self._device)
-        answers = self._ask(part.rows.completions, packed, part.of, ids)
+        at = part.of.at.of_tokens(part.rows.keys.sample[packed.rows], packed.row)
+        answers = self._ask(part.rows.completions, packed, part.of, ids, at)
         with ExitStack() as where_it_fails:
             where_it_fails.callback(turns.through, answers.tokens)
             heard = said(now, answers, ids, scalar=self._model.head == "scalar")
@@ -224,14 +227,14 @@ class TorchTrain(Sleeper, Probeable):
     def _idle(self) -> None:
         """A forward and a backward of one token, with weight 0."""
         packed = pack(ONE_TOKEN, ONE_TOKEN, np.zeros(1, dtype=np.int64))
-        answers = self._ask(ONE_TOKEN, packed, self._settings.row_sets[0], {})
+        answers = self._ask(ONE_TOKEN, packed, self._settings.row_sets[0], {}, 1.0)
         (0.0 * answers.tokens.sum()).backward()
         self._optimizer.collect()
 
     def _total(self, update: StepUpdate, part: Part, packed: Packed, heard: Said) -> Tensor:
         """The loss of one micro-batch."""
-        if update.first and part.of.as_sampled:
-            _mismatch(heard.now, update.sums)
+        if update.first:
+            _mismatch(heard.now, update.sums, self._recorded_so(part, packed))
         total = torch.zeros((), device=self._device)
         for term in part.of.loss.terms:
             total = total + self._share(term, update, part, packed, heard.to(term))
@@ -246,11 +249,25 @@ class TorchTrain(Sleeper, Probeable):
             )
         return total
 
+    def _recorded_so(self, part: Part, packed: Packed) -> Tensor | None:
+        """[tokens]: 1 where the recorded log-probs have the temperature of training; None if none
+        has.
+        """
+        found = of_rows(part.of.as_sampled, part.rows.keys.sample[packed.rows])
+        if not found.any():
+            return None
+        return torch.from_numpy(found[packed.row].astype(np.float32)).to(self._device)
+
     def _ask(
-        self, completions: Ragged, packed: Packed, of: RowSet, ids: Mapping[str, Tensor]
+        self,
+        completions: Ragged,
+        packed: Packed,
+        of: RowSet,
+        ids: Mapping[str, Tensor],
+        temperature: Temperature,
     ) -> ModelNumbers:
         """Values or log-probs of the completion tokens, and what else the set's losses read, of one
-        forward.
+        forward. temperature: of the tokens.
         """
         scalar = self._model.head == "scalar"
         written = gather(completions.values, packed.tokens, self._device, torch.int64)
@@ -262,8 +279,8 @@ class TorchTrain(Sleeper, Probeable):
                 return ModelNumbers(tokens=own, scores=scores)
             if scalar:
                 return ModelNumbers(tokens=values(self._module, packed, self._device))
-            at = {"temperature": of.at, "entropy": of.entropy, "ids": others}
-            found = predictions(self._module, packed, written, **at)
+            also = {"entropy": of.entropy, "ids": others}
+            found = predictions(self._module, packed, written, temperature=temperature, **also)
             return ModelNumbers(tokens=found.logprobs, entropy=found.entropy, at=found.at)
 
         answers = self._split(ask) if self._split else ask()
@@ -398,9 +415,10 @@ def resolved(value: Any, step: int) -> Any:
     return tuple(resolved(v, step) for v in value) if isinstance(value, tuple) else value
 
 
-def _mismatch(now: Now, sums: MetricSums) -> None:
+def _mismatch(now: Now, sums: MetricSums, recorded_so: Tensor | None) -> None:
     """policy/mismatch_kl: KL(sampler | trainer), k3 estimator, before the Step's first update."""
-    if now.logprobs is None or now.sampler_logprobs is None:
+    if now.logprobs is None or now.sampler_logprobs is None or recorded_so is None:
         return
-    d = (now.logprobs.detach() - now.sampler_logprobs).masked_fill(now.mask == 0, 0.0)
-    sums.add("policy/mismatch_kl", (d.expm1() - d).sum(), now.mask.sum())
+    mask = now.mask * recorded_so
+    d = (now.logprobs.detach() - now.sampler_logprobs).masked_fill(mask == 0, 0.0)
+    sums.add("policy/mismatch_kl", (d.expm1() - d).sum(), mask.sum())

@@ -11,12 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from dataflow.errors import KernelError
 from dataflow.kernel import KernelNode
 from dataflow.loss import Loss, LossTerm
 from dataflow.loss_terms import ROWS
 from dataflow.model import Model, Schedule
 from operators.kernels.torch.reduce import AGGREGATES, MASKED_ROWS
+from operators.kernels.torch.temperatures import Given, Temperatures
 
 _OF_A_SET = ("temperature", "sampler_temperature", "max_tokens", "step_rows")
 """What each row set has of its own."""
@@ -29,20 +32,22 @@ class RowSet:
     name: str
     loss: Loss
     minibatches: int = 1
-    temperature: float | None = None
-    sampler_temperature: float | None = None
-    max_tokens: int | None = None
+    temperature: Given = None
+    sampler_temperature: Given = None
+    max_tokens: float | None = None
     step_rows: int | None = None
 
     @property
-    def at(self) -> float:
-        """The temperature of its log-probs."""
-        return float(self.temperature or 1.0)
+    def at(self) -> Temperatures:
+        """The temperatures of its log-probs."""
+        return Temperatures.of(self.temperature)
 
     @property
-    def as_sampled(self) -> bool:
-        """Whether the recorded log-probs are of that temperature, too."""
-        return self.sampler_temperature in (None, self.at)
+    def as_sampled(self) -> np.ndarray:
+        """Boolean, [1] or of each of a prompt's samples: whether its recorded log-probs have that
+        temperature, too.
+        """
+        return self.at.equal(self.sampler_temperature)
 
     @property
     def atomic(self) -> bool:
@@ -72,9 +77,9 @@ class TrainSettings:
     minibatches: int = 1
     clip_norm: float | None = 1.0
     start: int = 0
-    temperature: float | None = None
-    sampler_temperature: float | None = None
-    max_tokens: int | None = None
+    temperature: Given = None
+    sampler_temperature: Given = None
+    max_tokens: float | None = None
     step_rows: int | None = None
     own_rows: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Of each row set but the node's: its temperatures, max_tokens and step_rows."""
