@@ -116,7 +116,7 @@ class _Forward(Sleeper, Probeable):
             packed = pack(prompts, completions, part, whole=not self.per_token)
             if len(packed.tokens) or not self.per_token:
                 where = torch.from_numpy(packed.tokens if self.per_token else packed.rows)
-                for name, values in self._compute(packed, completions, rows.keys).items():
+                for name, values in self._compute(packed, completions, keys).items():
                     made[name][where] = values.cpu()
         _require_finite(made[self.column], keys, completions, self.column)
         return made
