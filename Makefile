@@ -1,5 +1,5 @@
 # The commands that people type. Each is a script or a module; this file only names them.
-.PHONY: setup demo test test-long chaos torture bench clean
+.PHONY: setup demo test test-long chaos torture bench curves clean
 export PYTHON
 
 setup:
@@ -31,6 +31,9 @@ bench: setup
 	.venv/bin/python -m benchmarks.across --quick
 	.venv/bin/python -m benchmarks.data_plane --quick
 	.venv/bin/python -m benchmarks.against_trl --quick
+
+curves: setup
+	.venv/bin/python -m benchmarks.curves --json benchmarks/results/curves.json
 
 clean:
 	rm -rf .venv .venv-trl .venv-ray dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

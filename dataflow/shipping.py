@@ -36,7 +36,8 @@ def by_value() -> Iterator[None]:
     not find.
     """
     with _SHIPPING, contextlib.ExitStack() as after:
-        for module in [m for m in list(sys.modules.values()) if _loaded_by_path(m)]:
+        # A module can have two names: in a spawned process, __main__ is __mp_main__ too.
+        for module in filter(_loaded_by_path, dict.fromkeys(list(sys.modules.values()))):
             cloudpickle.register_pickle_by_value(module)
             after.callback(cloudpickle.unregister_pickle_by_value, module)
         yield

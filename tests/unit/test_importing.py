@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
 
 from dataflow.importing import import_path, interpreter, located
+from dataflow.shipping import shipped
 
 SHADOWS = "json random torch struct numpy pyarrow msgspec transformers selectors"
 
@@ -71,3 +74,19 @@ def test_a_module_is_located_without_running_its_package(
     assert located("loud_package.nothing") is None
     assert located("no_such_package.inner") is None
     assert located("operators.kernels.torch.train") is not None
+
+
+def test_a_module_with_two_names_is_shipped_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "twice.py").write_text("def f():\n    return 1\n", encoding="utf-8")
+    spec = spec_from_file_location("twice", tmp_path / "twice.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for name in ("twice", "__mp_main__"):
+        monkeypatch.setitem(sys.modules, name, module)
+    again = pickle.loads(shipped(module.f, "f"))
+    assert again is not module.f, "it was sent by name, so this tests nothing"
+    assert again() == 1
