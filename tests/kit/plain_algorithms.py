@@ -223,6 +223,32 @@ def _greedy(world: World, rows: Batch, row: int) -> str:
     return tokenizer.decode(ids[start:], skip_special_tokens=True)
 
 
+def gspo(world: World, step: TrainedStep) -> UpdateLoss:
+    rows, old = step.rows, world.before(step.rows)
+    gain = standardised(world.rewards(rows), loop.groups(rows))
+
+    def loss(chosen: Sequence[int]) -> Tensor:
+        parts, now = [], world.now(rows)
+        for i in chosen:
+            ratio = (now[i] - old[i]).mean().exp()
+            parts.append(-torch.minimum(ratio * gain[i], ratio.clamp(1 - 3e-4, 1 + 4e-4) * gain[i]))
+        return torch.stack(parts).mean()
+
+    return loss
+
+
+def cispo(world: World, step: TrainedStep) -> UpdateLoss:
+    rows, old = step.rows, world.before(step.rows)
+    gain = spread(standardised(world.rewards(rows), loop.groups(rows)), rows)
+
+    def loss(chosen: Sequence[int]) -> Tensor:
+        now = world.now(rows)
+        weights = [(n.detach() - o).exp().clamp(max=5.0) for n, o in zip(now, old, strict=True)]
+        return token_mean([-weights[i] * gain[i] * now[i] for i in chosen])
+
+    return loss
+
+
 def max_rl(world: World, step: TrainedStep) -> UpdateLoss:
     rows, numbers = step.rows, world.rewards(step.rows)
     groups = loop.groups(rows)

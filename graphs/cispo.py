@@ -1,0 +1,50 @@
+"""CISPO: clipped importance weights; every token keeps its gradient (arXiv:2506.13585).
+
+Use it when a Step has many updates and rare tokens must not lose their gradient.
+"""
+
+from __future__ import annotations
+
+from dataflow.graph import Graph
+from dataflow.model import Model, Number
+from operators.advantage import group_advantage
+from operators.data import prompts
+from operators.generate import generate
+from operators.losses import clipped_weight_loss
+from operators.reward import reward
+from operators.rewards import RewardFn
+from operators.train import train
+
+
+def cispo(
+    base: str,
+    data: str,
+    reward_fn: RewardFn,
+    *,
+    n: int = 8,
+    batch: int = 64,
+    max_tokens: int = 512,
+    lr: Number = 1e-6,
+    minibatches: int = 4,
+    max_lag: int = 0,
+) -> Graph:
+    """REINFORCE with a clipped, constant ratio as weight; no token's gradient is cut off.
+
+    Args:
+        base: Hugging Face model directory or hub name.
+        data: Parquet or JSONL of prompts, or a reasoning_gym: task.
+        reward_fn: a function with TRL's signature, module:function on the command line.
+        n: answers to each prompt.
+        batch: prompts per Step.
+        max_tokens: longest answer.
+        lr: learning rate, or a schedule of the Step.
+        minibatches: updates per Step.
+        max_lag: how many versions old a row's weights may be when it is trained; 0 is synchronous.
+    """
+    policy = Model("policy", base, trainable=True)
+    prompt = prompts(data, batch=batch)
+    rollout = generate(policy, prompt, n=n, max_tokens=max_tokens, max_lag=max_lag, name="rollout")
+    score = reward(reward_fn, rollout, name="score")
+    advantage = group_advantage(rollout, score, name="advantage")
+    loss = clipped_weight_loss(advantage, cap=5.0)
+    return Graph("cispo", train(policy, rollout, loss=loss, lr=lr, minibatches=minibatches))

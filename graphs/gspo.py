@@ -1,0 +1,53 @@
+"""GSPO: ratio and clip of whole answers, not of tokens (arXiv:2507.18071).
+
+Use it when a Step has many updates and the ratios of single tokens are noisy, as with experts.
+"""
+
+from __future__ import annotations
+
+from dataflow.graph import Graph
+from dataflow.model import Model, Number
+from operators.advantage import group_advantage
+from operators.data import prompts
+from operators.generate import generate
+from operators.losses import clipped_policy_loss
+from operators.reward import reward
+from operators.rewards import RewardFn
+from operators.train import train
+
+
+def gspo(
+    base: str,
+    data: str,
+    reward_fn: RewardFn,
+    *,
+    n: int = 8,
+    batch: int = 64,
+    max_tokens: int = 512,
+    lr: Number = 1e-6,
+    minibatches: int = 4,
+    max_lag: int = 0,
+) -> Graph:
+    """The ratio is the geometric mean of a row's, so the clip holds or frees whole answers.
+
+    Args:
+        base: Hugging Face model directory or hub name.
+        data: Parquet or JSONL of prompts, or a reasoning_gym: task.
+        reward_fn: a function with TRL's signature, module:function on the command line.
+        n: answers to each prompt.
+        batch: prompts per Step.
+        max_tokens: longest answer.
+        lr: learning rate, or a schedule of the Step.
+        minibatches: updates per Step.
+        max_lag: how many versions old a row's weights may be when it is trained; 0 is synchronous.
+    """
+    policy = Model("policy", base, trainable=True)
+    prompt = prompts(data, batch=batch)
+    rollout = generate(policy, prompt, n=n, max_tokens=max_tokens, max_lag=max_lag, name="rollout")
+    score = reward(reward_fn, rollout, name="score")
+    advantage = group_advantage(rollout, score, name="advantage")
+    loss = clipped_policy_loss(advantage, level="sequence", clip=(3e-4, 4e-4))
+    sink = train(
+        policy, rollout, loss=loss, lr=lr, aggregate="sequence_mean", minibatches=minibatches
+    )
+    return Graph("gspo", sink)
