@@ -115,12 +115,19 @@ class CheckedGraph:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CheckedProgram:
     """A Program of which every phase passed every rule, and all of them together. Made by `check`
-    only. warnings: of all phases, and of what they are to each other.
+    only. own: warnings of what the phases are to each other.
     """
 
     program: Program
     phases: tuple[CheckedGraph, ...]
-    warnings: tuple[GraphWarning, ...]
+    own: tuple[GraphWarning, ...]
+
+    @property
+    def warnings(self) -> tuple[GraphWarning, ...]:
+        """Those of each phase, with its name, and its own."""
+        numbered = enumerate(self.phases, start=1)
+        found = [(n, warning) for n, phase in numbered for warning in phase.warnings]
+        return (*(of_phase(self.program, n, warning) for n, warning in found), *self.own)
 
     def describe(self) -> str:
         """Each phase's heading and few lines, then the warnings."""
@@ -164,20 +171,18 @@ def _check_program(program: Program, columns_of: ColumnReader | None) -> Checked
         graph, carried = with_dialects(phase.graph), program.begins[number - 1]
         context = context_of(graph, columns_of, carried)
         found = _faults(context)
-        faults += [_of_phase(program, number, fault) for fault in found]
+        faults += [of_phase(program, number, fault) for fault in found]
         phases += [] if faults else [_checked(context)]
     if faults:
         raise GraphError(faults)
-    numbered = enumerate(phases, start=1)
-    own = [_of_phase(program, n, warning) for n, each in numbered for warning in each.warnings]
-    warnings = (*own, *program_warnings(program))
-    return CheckedProgram(program=program, phases=tuple(phases), warnings=warnings)
+    own = tuple(program_warnings(program))
+    return CheckedProgram(program=program, phases=tuple(phases), own=own)
 
 
 F1 = TypeVar("F1", bound=Fault)
 
 
-def _of_phase(program: Program, number: int, fault: F1) -> F1:
+def of_phase(program: Program, number: int, fault: F1) -> F1:
     """The same, with its phase before its place: two phases may be made by one line."""
     return replace(fault, where=f"{program.label(number)}, {fault.where}")
 

@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from dataflow.errors import RunError, StorageError
+from dataflow.program import Threshold
 from dataflow.storage import writing
 from engine.checkpoint.best import BestVersions
+from engine.checkpoint.folders import steps_of
 from engine.checkpoint.provenance import ProvenanceRecord
 from engine.checkpoint.room import warn_of_room
 from engine.checkpoint.store import CheckpointStore, StoredCheckpoint
@@ -33,12 +35,12 @@ from engine.observe.progress import Progress
 from engine.observe.runfolder import RunFolder
 from engine.observe.runlog import RunLog
 from engine.observe.samples import SamplesBehind, SampleWriter
-from engine.observe.sinks import JsonLines, TensorBoard, View, Wandb
+from engine.observe.sinks import JsonLines, TensorBoard, View, Wandb, recorded_row
 from engine.observe.trace import Trace
 from engine.options import RunOptions
 from engine.plan.plan import Plan
 from engine.resuming import Beginning
-from engine.run.early_end import EarlyEnd, Until
+from engine.run.early_end import EarlyEnd, Until, reached
 from engine.run.files import DiskStore
 from engine.run.loop import Loop
 from engine.run.probes import Probes
@@ -79,10 +81,35 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepHooks:
-    """What is called with each Step's row, and what ends the run."""
+    """What is called with each Step's row, and what ends the run. threshold: what ends its phase."""
 
     on_step: Sequence[OnStep] = ()
     until: Until | None = None
+    threshold: Threshold | None = None
+
+
+class RunFrame:
+    """What lasts as long as a run, whatever its phases: signals, the process's log, what is said
+    once.
+    """
+
+    def __init__(
+        self, plans: Sequence[Plan], options: RunOptions, folder: RunFolder, stack: ExitStack
+    ) -> None:
+        """stack: ended with the run."""
+        self._checkpoints = folder.checkpoints
+        self.signals = stack.enter_context(StopSignals(options.grace, self._kept))
+        alone = {_alone(plan) for plan in plans}
+        name = alone.pop() if len(alone) == 1 else ""
+        stack.enter_context(logged(folder.log(name or "coordinator")))
+        self.log = RunLog(strict=options.strict)
+
+    def _kept(self) -> str:
+        """The checkpoint to resume from, in words."""
+        steps = steps_of(path.name for path in self._checkpoints.iterdir())
+        if not steps:
+            return "there is no checkpoint yet"
+        return f"go on from step {steps[-1]} with dataflow resume"
 
 
 def attempts(
@@ -92,13 +119,27 @@ def attempts(
     what a kernel raised, RunError, or KeyboardInterrupt if a signal ends the run at once.
     """
     with ExitStack() as stack:
-        run = _Run(plan, options, folder, hooks, stack)
+        frame = RunFrame([plan], options, folder, stack)
+        return attempts_within(frame, plan, options, folder, hooks, begins)[0]
+
+
+def attempts_within(
+    frame: RunFrame,
+    plan: Plan,
+    options: RunOptions,
+    folder: RunFolder,
+    hooks: StepHooks,
+    begins: Beginning,
+) -> tuple[Result, bool]:
+    """The same for one phase; with it whether the phase came to its end, not only the run to its."""
+    with ExitStack() as stack:
+        run = _Run(frame, plan, options, folder, hooks, stack)
         latest = begins.checkpoint
-        furthest, fruitless = 0, 0
+        furthest, fruitless = plan.first, 0
         while True:
             end = run.attempt(latest, begins.record)
             if isinstance(end, Finish):
-                return run.result(end)
+                return run.result(end), run.is_through(end)
             furthest = max(furthest, latest.step if latest else 0)
             fruitless = 0 if run.step > furthest else fruitless + 1
             furthest = max(furthest, run.step)
@@ -107,51 +148,64 @@ def attempts(
                 raise RunError(f"{tried}: {end.error}")
             cause = _why(end).partition("\n")[0]
             _log.warning("going back to the last checkpoint, as %s", cause)
-            latest = run.store.latest()
+            latest = run.latest()
 
 
 class _Run:
-    """What the attempts of one run share, and where the last one ended: its last Step's row."""
+    """What the attempts of one run, or phase, share, and where the last one ended: its last Step's
+    row.
+    """
 
     def __init__(
-        self, plan: Plan, options: RunOptions, folder: RunFolder, hooks: StepHooks, stack: ExitStack
+        self,
+        frame: RunFrame,
+        plan: Plan,
+        options: RunOptions,
+        folder: RunFolder,
+        hooks: StepHooks,
+        stack: ExitStack,
     ) -> None:
-        """stack: ended with the run."""
+        """stack: ended with the run, or phase."""
         self._plan = plan
         self._options = options
         self._folder = folder
         self._hooks = hooks
-        self.store = CheckpointStore(folder.checkpoints, keep=options.keep)
-        self._best = BestVersions(folder.checkpoints, _kept_best(plan))
-        self.step = 0
+        self._phase = plan.phase.number if plan.phase else 0
+        pinned = plan.phase.pinned if plan.phase else ()
+        self.store = CheckpointStore(folder.checkpoints, keep=options.keep, pinned=pinned)
+        self._best = BestVersions(folder.checkpoints, _kept_best(plan), phase=self._phase)
+        self.step = plan.first
         self._metrics: Mapping[str, float] = {}
         self._stored_at: float | None = None
         self._stopped: StopRequested | None = None
-        self._signals = stack.enter_context(StopSignals(options.grace, self._kept))
-        stack.enter_context(logged(folder.log(_alone(plan) or "coordinator")))
-        self._log = RunLog(strict=options.strict)
+        self._signals, self._log = frame.signals, frame.log
         for warning in plan.warnings:
             self._log.warn(warning)
         warn_of_room(plan, folder.checkpoints, options.keep)
         number = len(list(folder.trace.glob("*.json")))  # a resumed run adds a timeline
-        trace = Trace(folder.trace / f"run_{number}.json", process="dataflow")
+        file = f"run_{number}{f'_phase_{self._phase}' if self._phase else ''}.json"
+        title = "dataflow" + (f", {plan.phase.title}" if plan.phase else "")
+        trace = Trace(folder.trace / file, process=title)
         self._trace = stack.enter_context(_closed(trace))
         self._on_step = [at_each_step(tell) for tell in hooks.on_step]
         if options.progress:
-            progress = stack.enter_context(Progress(options.steps, title=plan.graph))
+            progress = stack.enter_context(_progress(plan, options))
             self._on_step.append(at_each_step(progress.update))
 
     def attempt(
         self, latest: StoredCheckpoint | None, record: ProvenanceRecord
     ) -> Finish | Rollback:
         """One attempt, from this checkpoint or from the beginning."""
-        plan, begun = self._plan, latest.step if latest else 0
-        coordinator = Coordinator(plan, self._settings())
-        early = EarlyEnd(self._signals, self._hooks.until)
+        plan, begun = self._plan, latest.step if latest else self._plan.first
+        coordinator, hooks = Coordinator(plan, self._settings()), self._hooks
+        early = EarlyEnd(self._signals, hooks.until, hooks.threshold)
+        if latest is not None and has_passed(hooks.threshold, self._folder, latest.step):
+            early.pass_at_once()
         with ExitStack() as stack:
             workers, lines = self._workers(stack), self._lines(begun, stack)
             stream = EventStream(self._log, self._trace, Probes(plan.seed))
-            metrics = RunMetrics(plan.workers, lines, stream)
+            place = {"first": plan.first, "phase": self._phase}
+            metrics = RunMetrics(plan.workers, lines, stream, **place)
             for subscriber in (metrics, *self._views(stack)):
                 stream.add(subscriber)
             for take in self._on_step:
@@ -186,12 +240,17 @@ class _Run:
             signal=stopped.signal if stopped is not None and stopped.reason == finish.reason else 0,
         )
 
-    def _kept(self) -> str:
-        """The checkpoint to resume from, in words."""
-        steps = self.store.steps()
-        if not steps:
-            return "there is no checkpoint yet"
-        return f"go on from step {steps[-1]} with dataflow resume"
+    def latest(self) -> StoredCheckpoint | None:
+        """The newest intact checkpoint of this run, or phase."""
+        found = self.store.latest()
+        return found if found is not None and found.step > self._plan.first else None
+
+    def is_through(self, finish: Finish) -> bool:
+        """Whether this phase came to its end, and was not stopped on its way."""
+        stopped, threshold = self._stopped, self._hooks.threshold
+        own = threshold is not None and finish.reason == reached(threshold)
+        asked = stopped is not None and stopped.reason == finish.reason and not own
+        return not asked and not self._signals.requested
 
     def _settings(self) -> Settings:
         return Settings(
@@ -218,7 +277,8 @@ class _Run:
         from engine.worker.inproc import InprocWorkers
         from engine.worker.worker import Worker
 
-        samples = SampleWriter(folder.samples, every=options.samples_every)
+        every, first = options.samples_every, plan.first
+        samples = SampleWriter(folder.samples, every=every, first=first, phase=self._phase)
         behind = stack.enter_context(_closed(SamplesBehind(samples)))
         channel = InprocChannel()
         worker = Worker(_alone(plan), plan, channel=channel, inproc=options.inproc, samples=behind)
@@ -241,7 +301,7 @@ class _Run:
     def _lines(self, step: int, stack: ExitStack) -> JsonLines:
         """The metrics file; drops lines, samples and best versions of Steps that come again."""
         lines = stack.enter_context(_closed(JsonLines()))
-        lines.open(self._folder, _config(self._plan))
+        lines.open(self._folder, _config(self._plan, self._options))
         lines.truncate_after(step)
         with writing(f"what is kept up to step {step}", self._folder.path):
             SampleWriter(self._folder.samples).truncate_after(step)
@@ -253,13 +313,18 @@ class _Run:
         views = [View(name, kinds[name]()) for name in self._options.sinks]
         for view in views:
             stack.callback(view.close)
-            view.open(self._folder, _config(self._plan))
+            view.open(self._folder, _config(self._plan, self._options))
         return views
 
 
 def _alone(plan: Plan) -> str:
     """The one Worker, which is this process; empty where there are several, or other hosts."""
     return plan.workers[0] if len(plan.workers) == 1 and not plan.hosts else ""
+
+
+def has_passed(threshold: Threshold | None, folder: RunFolder, step: int) -> bool:
+    """Whether a Step's line in the metrics meets what ends its phase."""
+    return threshold is not None and threshold.reached(recorded_row(folder.metrics, step))
 
 
 class _Closable(Protocol):
@@ -283,8 +348,18 @@ def _closed(thing: C1) -> Iterator[C1]:
     thing.close()
 
 
-def _config(plan: Plan) -> dict[str, Any]:
-    return {"graph": plan.graph, "seed": plan.seed}
+def _config(plan: Plan, options: RunOptions) -> dict[str, Any]:
+    return {"graph": plan.phase.program if plan.phase else plan.graph, "seed": options.seed}
+
+
+def _progress(plan: Plan, options: RunOptions) -> Progress:
+    """The display, of which a phase shows only its own Steps."""
+    if plan.phase is None:
+        return Progress(options.steps, title=plan.graph)
+    phase, steps = plan.phase, options.steps
+    last = None if steps is None else phase.first + steps
+    named = f"phase {phase.number}/{phase.count} {plan.graph}"
+    return Progress(last, title=phase.program, phase=named, first=phase.first)
 
 
 def _kept_best(plan: Plan) -> dict[str, int]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dataflow.errors import DataflowError
 from dataflow.importing import import_path, located
-from dataflow.snapshot import modules
+from dataflow.program_snapshot import named_modules
 from dataflow.written import unread
 
 _IMPOSSIBLE = (
@@ -46,7 +46,7 @@ def text_of(path: Path) -> str:
 def imports(path: Path, folders: Sequence[str] = ()) -> list[str]:
     """What running this file's graph will import, and from where. folders: searched last."""
     with reading(path):
-        named = modules(text_of(path))
+        named = named_modules(text_of(path))
     lines = [f"imports {name} from {_place(name, folders)}" for name in named]
     further = [folder for folder in folders if folder not in import_path()]
     if further and lines:

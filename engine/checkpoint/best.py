@@ -4,6 +4,7 @@ Owns: which versions stay, their directories and scores. Does not own: the evalu
 the weights' files (the train kernel's save_weights), checkpoints (store.py).
 
     checkpoints/best_<evaluate node>/step_N/   config.json, *.safetensors, tokenizer, score.json
+    checkpoints/best_phase_2_<evaluate node>/  of a phase of a Program
 
 A displaced version stays until the next checkpoint is on disk, so a run that resumes from the last
 one finds every version that was among the best then.
@@ -25,10 +26,13 @@ SCORE = "score.json"
 
 
 class BestVersions:
-    """keep: how many, by evaluate node. Higher scores are better, then earlier versions."""
+    """keep: how many, by evaluate node. Higher scores are better, then earlier versions. phase: of a
+    Program, whose phases may have evaluate nodes of one name; 0 for a graph alone.
+    """
 
-    def __init__(self, directory: Path, keep: Mapping[str, int]) -> None:
-        self._folders = {name: directory / f"best_{name}" for name in keep}
+    def __init__(self, directory: Path, keep: Mapping[str, int], *, phase: int = 0) -> None:
+        of = f"best_phase_{phase}_" if phase else "best_"
+        self._folders = {name: directory / f"{of}{name}" for name in keep}
         self._keep = dict(keep)
 
     def offer(self, name: str, step: int, score: float, save: Callable[[Path], None]) -> bool:

@@ -31,7 +31,8 @@ CUT = "cut.json"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
     """A run after Step `step`. graph: a digest of the graph with its paths. evaluated: the version
-    at which each evaluate node last ran. Older cuts have neither evaluated nor record.
+    at which each evaluate node last ran; in a Program, by the Steps of the phase. Older cuts have
+    neither evaluated nor record.
     """
 
     step: int

@@ -15,6 +15,7 @@ import functools
 import importlib
 import inspect
 import json
+import re
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,11 +30,14 @@ from dataflow.graph import Graph
 from dataflow.loss import Loss, LossFunction
 from dataflow.model import Model
 from dataflow.node import Node
+from dataflow.program import Phase, Program
 from dataflow.snapshot import encode
 from engine.checkpoint.contents import code_digest, data_digest, model_digest
 
 CONTENT = "content "
 """Prefix of a file's value."""
+PHASE = "phase "
+"""Prefix of what a phase of a Program is; no node's name has a space."""
 _FOLDERS = sysconfig.get_paths()
 _INSTALLED = tuple(_FOLDERS[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
 _ROOT = Path(dataflow.__file__).resolve().parents[1]
@@ -95,8 +99,48 @@ class ProvenanceRecord:
     changes: tuple[AcceptedChange, ...] = ()
 
 
-def provenance(graph: Graph) -> Provenance:
-    """A graph's provenance, of its files now. Raises DataError for missing data, and GraphError."""
+def provenance(graph: Graph | Program) -> Provenance:
+    """A graph's provenance, of its files now; a Program's is that of all phases, whose nodes and
+    models have their phase's number before their names. Raises DataError for missing data, and
+    GraphError.
+    """
+    return _of_program(graph) if isinstance(graph, Program) else _of_graph(graph)
+
+
+def _of_program(program: Program) -> Provenance:
+    nodes: dict[str, Values] = {}
+    models: dict[str, Values] = {}
+    sources: dict[str, str] = {}
+    trains: list[str] = []
+    places: dict[str, str] = {}
+    for number, phase in enumerate(program.phases, start=1):
+        own = _of_graph(phase.graph)
+        nodes[f"{PHASE}{number}"] = _phase(phase)
+        nodes |= {f"{number}/{name}": values for name, values in own.nodes.items()}
+        models |= {f"{number}/{name}": values for name, values in own.models.items()}
+        sources |= own.sources
+        trains += [f"{number}/{name}" for name in own.trains]
+        numbered = f"\\1 {number}/"
+        places |= {re.sub(r"^(node|model) ", numbered, k): v for k, v in own.places.items()}
+    version = metadata.version("dataflow-rl")
+    return Provenance(
+        nodes=nodes,
+        models=models,
+        sources=sources,
+        trains=tuple(trains),
+        places=places,
+        version=version,
+    )
+
+
+def _phase(phase: Phase) -> dict[str, str]:
+    """What a phase is besides its graph."""
+    until, optimizers = phase.until, ", ".join(phase.optimizers)
+    steps = "" if phase.steps is None else str(phase.steps)
+    return {"steps": steps, "until": str(until or ""), "optimizers": optimizers}
+
+
+def _of_graph(graph: Graph) -> Provenance:
     places: dict[str, str] = {}
     graph = with_dialects(graph)
     models = [state for state in graph.states if isinstance(state, Model)]
@@ -142,7 +186,7 @@ def _of_groups(
             before, now = ("there", "not there") if name in old else ("not there", "there")
             yield ProvenanceDifference(where=kind, what=name, old=before, new=now)
             continue
-        where = f"{kind} {name}"
+        where = name if name.startswith(PHASE) else f"{kind} {name}"
         for key in _names(old[name], new[name]):
             before, now = old[name].get(key, ""), new[name].get(key, "")
             if before != now:

@@ -14,7 +14,7 @@ import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,14 +61,17 @@ class _Manifest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class CheckpointStore:
-    """A run's newest `keep` checkpoints, and as many timed ones, for the holder of its lock."""
+    """A run's newest `keep` checkpoints, and as many timed ones, for the holder of its lock. pinned:
+    Steps whose checkpoints stay beside them, with weights that are nowhere else.
+    """
 
-    def __init__(self, directory: Path, keep: int = 2) -> None:
+    def __init__(self, directory: Path, keep: int = 2, pinned: Collection[int] = ()) -> None:
         """Open or create the directory, and clean up after a killed writer."""
         if keep < 1:
             raise ValueError(f"expected keep >= 1, found {keep}")
         self._directory = directory
         self._keep = keep
+        self._pinned = frozenset(pinned)
         with writing("the folder of the checkpoints", directory):
             directory.mkdir(parents=True, exist_ok=True)
             self._recover()
@@ -174,7 +177,8 @@ class CheckpointStore:
         """Delete checkpoints that are no longer kept. A failure costs space, not safety."""
         try:
             self.truncate_after(step)
-            timed = {found: _is_timed(self._path(found)) for found in self.steps()}
+            loose = [found for found in self.steps() if found not in self._pinned]
+            timed = {found: _is_timed(self._path(found)) for found in loose}
             for kind in (False, True):
                 same = [found for found, is_timed in timed.items() if is_timed is kind]
                 for old in same[: -self._keep]:

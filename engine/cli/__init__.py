@@ -23,10 +23,10 @@ from engine.cli.target import FORMS, UsageError, raised_at
 from engine.received import reading
 
 COMMANDS = {
-    "check": "prove that a graph can be run, and draw it",
+    "check": "prove that a graph or a Program can be run, and draw it",
     "draw": "draw a graph: text, Mermaid, DOT or SVG",
     "explain": "show the plan: devices, memory, seconds, what was rejected",
-    "run": "run a graph",
+    "run": "run a graph or a Program",
     "resume": "go on from a run folder's last checkpoint",
     "peek": "show the first rows of one node's output",
     "diff": "show what changes from one graph to another",

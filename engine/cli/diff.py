@@ -1,6 +1,7 @@
 """`dataflow diff A B`: what changes from one graph to another.
 
-Owns: flags that two graph functions share. Does not own: the comparison (dataflow.diff).
+Owns: flags that two graph functions share. Does not own: the comparison
+(dataflow/diff.py, dataflow/program_diff.py).
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dataflow.diff import diff
+from dataflow.program_diff import compare
 from engine.cli.flags import parse_shared, split_target
 from engine.cli.screen import say
 
@@ -26,5 +27,5 @@ def main(arguments: Sequence[str]) -> int:
     second, flags = split_target("diff", _USAGE, DiffOptions, rest)
     values = parse_shared("diff", (first, second), flags)
     a, b = (target.graph(**given) for target, given in zip((first, second), values, strict=True))
-    say(str(diff(a, b)), end="")
+    say(str(compare(a, b)), end="")
     return 0

@@ -38,7 +38,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def node_seconds(folder: Path) -> dict[str, float]:
-    """Node -> mean seconds a Step, from a run folder's metrics; raises DataError without any."""
+    """Node -> mean seconds a Step, from a run folder's metrics; of a Program with the phase's number
+    before it, as `2/rollout`. Raises DataError without any.
+    """
     lines = folder / "metrics.jsonl"
     if not lines.is_file():
         problem = "expected a run folder with metrics.jsonl"
@@ -51,14 +53,16 @@ def node_seconds(folder: Path) -> dict[str, float]:
         raise DataError(f"{lines}: {problem}. Fix: --measured runs/NAME.") from error
     for number, line in enumerate(text.splitlines(), 1):
         for name, value in _times(line, f"{lines}:{number}").items():
-            found.setdefault(name.removeprefix("time/"), []).append(value)
+            found.setdefault(name, []).append(value)
     return {name: statistics.fmean(values) for name, values in found.items()}
 
 
 def _times(line: bytes, where: str) -> dict[str, float]:
     try:
-        row = json.loads(line).items()
-        return {k: float(v) for k, v in row if k.startswith("time/") and v is not None}
+        row = json.loads(line)
+        phase = f"{row['phase']}/" if "phase" in row else ""
+        times = {k.removeprefix("time/"): v for k, v in row.items() if k.startswith("time/")}
+        return {f"{phase}{k}": float(v) for k, v in times.items() if v is not None}
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
         problem = f"expected an object of numbers, found {line[:40]!r}"
         raise DataError(f"{where}: {problem}. Fix: delete the line, if it is the last.") from error

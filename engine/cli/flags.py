@@ -22,6 +22,7 @@ from dataflow.draw.picture import shown_value
 from dataflow.graph import Graph
 from dataflow.model import Schedule
 from dataflow.names import PEER_NAMES
+from dataflow.program import Program
 from engine.cli.target import Target, UsageError, load_function, load_target
 from engine.cli.values import gathered, registry
 
@@ -33,8 +34,10 @@ _FLAT = (tyro.conf.OmitArgPrefixes,)
 _PLAIN = (str, int, float, bool, types.NoneType)
 
 
-def graph_and(options: type[O1], command: str, arguments: Sequence[str]) -> tuple[Graph, O1]:
-    """The graph of TARGET and its flags, and the command's options; SystemExit(2) if wrong."""
+def graph_and(
+    options: type[O1], command: str, arguments: Sequence[str]
+) -> tuple[Graph | Program, O1]:
+    """The graph, or Program, of TARGET and its flags, and the command's options; SystemExit(2) if wrong."""
     usage = f"dataflow {command} TARGET [flags]"
     target, flags = split_target(command, usage, options, arguments)
     values, found = parse(command, target, (options,), flags)

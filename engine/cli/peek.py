@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dataflow.graph import Graph
 from dataflow.shown import one_line
 from engine.cli.flags import parse, split_target
 from engine.cli.screen import say
@@ -39,7 +40,8 @@ def main(arguments: Sequence[str]) -> int:
         raise UsageError("dataflow peek", "expected a node's name after TARGET", _USAGE)
     values, (own, options) = parse("peek", target, (PeekOptions, RunOptions), rest[1:])
     graph = target.graph(**values)
-    graph.node(rest[0])  # raises with the names there are, before anything heavy is imported
+    if isinstance(graph, Graph):
+        graph.node(rest[0])  # raises with the names there are, before anything heavy is imported
     from engine.api import peek  # here: it imports what runs kernels
 
     say("\n".join(shown(peek(graph, rest[0], own.rows, options))))

@@ -10,8 +10,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dataflow.check import CheckedGraph, check
+from dataflow.check import CheckedGraph, CheckedProgram, check
 from dataflow.graph import Graph
+from dataflow.program import Program
 from engine.cli.flags import graph_and
 from engine.cli.screen import say
 from engine.options import RunOptions
@@ -32,8 +33,8 @@ def main(arguments: Sequence[str]) -> int:
         return ended(run(checked(graph, arguments[0]) if received else graph, options))
 
 
-def checked(graph: Graph, text: str) -> CheckedGraph:
-    """Check a graph from a file. Raises GraphError with every fault."""
+def checked(graph: Graph | Program, text: str) -> CheckedGraph | CheckedProgram:
+    """Check what a file says. Raises GraphError with every fault."""
     with reading(text):
         return check(graph)
 

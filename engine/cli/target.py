@@ -18,8 +18,9 @@ from typing import Any
 from dataflow.errors import DataflowError, nearest
 from dataflow.graph import Graph
 from dataflow.importing import import_from, located
+from dataflow.program import Program
+from dataflow.program_snapshot import read
 from dataflow.shown import one_line
-from dataflow.snapshot import from_json
 from engine.received import imports, reading, text_of
 
 FORMS = "module:function, file.py:function or a run's graph.json"
@@ -38,18 +39,20 @@ class SourceError(DataflowError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A graph function, with the name it was asked for by."""
+    """A function that makes a graph or a Program, with the name it was asked for by."""
 
     text: str
     function: Callable[..., Any]
 
-    def graph(self, **arguments: Any) -> Graph:
-        """Call it. Raises UsageError if it makes no Graph, SourceError if user code raises."""
+    def graph(self, **arguments: Any) -> Graph | Program:
+        """Call it. Raises UsageError if it makes no Graph and no Program, SourceError if user code
+        raises.
+        """
         with _users_own(self.text):
             made = self.function(**arguments)
-        if not isinstance(made, Graph):
+        if not isinstance(made, Graph | Program):
             found = f"{type(made).__name__} {made!r:.60}"
-            problem = f"expected a function that returns a Graph, found {found}"
+            problem = f"expected a function that returns a Graph or a Program, found {found}"
             raise UsageError(self.text, problem, "return Graph(...)")
         return made
 
@@ -63,13 +66,13 @@ def load_target(text: str, *, runs: bool = False) -> Target:
     return Target(text=text, function=load_function(text, "TARGET"))
 
 
-def _snapshot(path: Path, *, runs: bool) -> Callable[[], Graph]:
-    def snapshot() -> Graph:
+def _snapshot(path: Path, *, runs: bool) -> Callable[[], Graph | Program]:
+    def snapshot() -> Graph | Program:
         if runs:
             import_from([str(Path.cwd())])
             tell_imports(imports(path))
         with reading(path):
-            return from_json(text_of(path), str(path), imports=runs)
+            return read(text_of(path), str(path), imports=runs)
 
     snapshot.__doc__ = f"The graph kept in {path}."
     return snapshot

@@ -184,7 +184,7 @@ class WorkerProcess:
             plan,
             channel=self._channel.channel,
             inproc=opened.inproc,
-            samples=_samples(opened),
+            samples=_samples(opened, plan),
             group=group,
             cast=cast,
             pairs=self._channel.pairs,
@@ -232,12 +232,15 @@ class WorkerProcess:
         self._updates.flush()
 
 
-def _samples(opened: control.Open) -> Any:
+def _samples(opened: control.Open, plan: Plan) -> Any:
     """The recorder's sample files, which it writes at once, so that it has no state."""
     from engine.observe.samples import SampleWriter
 
-    folder = opened.samples
-    return None if folder is None else SampleWriter(folder, every=opened.samples_every)
+    folder, every = opened.samples, opened.samples_every
+    phase = plan.phase.number if plan.phase else 0
+    if folder is None:
+        return None
+    return SampleWriter(folder, every=every, first=plan.first, phase=phase)
 
 
 def _ranks(opened: control.Open, plan: Plan, descriptors: tuple[int, ...]) -> tuple[Any, Any]:

@@ -20,14 +20,28 @@ _SUMS = ("time/", "edge/", "coordinator/", "data/rows", "completion/tokens", "tr
 
 
 class RunMetrics:
-    """Writes each Step's row to metrics.jsonl, then emits StepEnded. last: the row written last."""
+    """Writes each Step's row to metrics.jsonl, then emits StepEnded. last: the row written last.
+
+    first: Steps of the run before this graph's own. phase: which of a Program it is; 0 for a graph
+    alone, whose rows do not name one.
+    """
 
     takes = (
         *(events.Opened, events.WorkersMeasured, events.WritingBegan, events.WritingEnded),
         *(m.Reported, m.ChunkDone, m.WorkerLost, m.StepClosed),
     )
 
-    def __init__(self, workers: Sequence[str], lines: JsonLines, stream: EventStream) -> None:
+    def __init__(
+        self,
+        workers: Sequence[str],
+        lines: JsonLines,
+        stream: EventStream,
+        *,
+        first: int = 0,
+        phase: int = 0,
+    ) -> None:
+        self._first = first
+        self._named: Mapping[str, float] = {"phase": phase} if phase else {}
         self._accounts = StepAccounts(workers)
         self._chunks = ChunkMetrics()
         self._lines = lines
@@ -57,10 +71,12 @@ class RunMetrics:
     def _close(self, closed: m.StepClosed, now: float) -> None:
         """Write the Step's row, or add an evaluation to the row that is there."""
         self._accounts.add(self._chunks.rest(), ())
-        step, again = closed.step, closed.step == self._lines.last
+        step = self._first + closed.step
+        again = step == self._lines.last
         row = self._accounts.close(closed, now, self._doing, again=again)
-        if step == 0:
+        if closed.step == 0:
             return
+        row |= self._named
         if again:
             row = self._lines.amend(step, row)
         else:

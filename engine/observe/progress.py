@@ -42,8 +42,9 @@ _LEFT_OUT = ("/reward", "/rows")
 class Progress:
     """Shows each Step's metrics row; a context manager, which always restores the terminal.
 
-    steps: of the whole run, None where the data decides. On a terminal rich redraws a panel, with
-    other output above it; elsewhere every Step is one line.
+    steps: of the whole run, None where the data decides; of a Program up to the end of the phase.
+    phase: which one it is, in words; first: the Steps before it. On a terminal rich redraws a
+    panel, with other output above it; elsewhere every Step is one line.
     """
 
     def __init__(
@@ -51,6 +52,8 @@ class Progress:
         steps: int | None,
         *,
         title: str = "",
+        phase: str = "",
+        first: int = 0,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -58,7 +61,9 @@ class Progress:
         self._title = one_line(title)
         self._stream = sys.stdout if stream is None else stream
         self._clock = clock
-        self._done = 0
+        self._phase = one_line(phase)
+        self._first = first
+        self._done = first
         self._figures: list[tuple[str, str]] = []
         self._evals: dict[str, float] = {}
         self._durations: deque[float] = deque(maxlen=_RECENT)
@@ -99,7 +104,8 @@ class Progress:
     def line(self) -> str:
         """The last Step as one line of text."""
         figures = [f"{label} {text}" for label, text in self._figures]
-        return "  ".join([f"step {self._count()}", *figures])
+        named = [self._phase] if self._phase else []
+        return "  ".join([*named, f"step {self._count()}", *figures])
 
     def _texts(self, row: Mapping[str, float], evals: Mapping[str, float]) -> list[tuple[str, str]]:
         """(label, text) of everything shown except the Step."""
@@ -120,8 +126,10 @@ class Progress:
     def _panel(self) -> Table:
         """What rich draws: a bar with the Step, and the figures below."""
         head = Table.grid(padding=(0, 1))
-        bar = ProgressBar(total=self._steps, completed=self._done, width=40)
-        head.add_row(Text(self._title), bar, self._count())
+        total = None if self._steps is None else self._steps - self._first
+        bar = ProgressBar(total=total, completed=self._done - self._first, width=40)
+        title = "  ".join(filter(None, [self._title, self._phase]))
+        head.add_row(Text(title), bar, self._count())
         panel = Table.grid()
         panel.add_row(head)
         panel.add_row(Text("  ".join(f"{label} {text}" for label, text in self._figures)))

@@ -102,13 +102,19 @@ def _least(tokens: Ragged) -> pa.Array:
 
 
 class SampleWriter:
-    """Writes `samples/step_000012.parquet` for Step 1 and every `every`-th Step."""
+    """Writes `samples/step_000012.parquet` for Step 1 and every `every`-th Step.
 
-    def __init__(self, directory: Path, *, every: int = 1) -> None:
+    first: Steps of the run before those that it is told of. phase: which of a Program these are, a
+    column of its own; 0 for a graph alone.
+    """
+
+    def __init__(self, directory: Path, *, every: int = 1, first: int = 0, phase: int = 0) -> None:
         if every < 1:
             raise ValueError(f"expected every >= 1, found {every}")
         self._directory = directory
         self._every = every
+        self._first = first
+        self._phase = phase
         with writing("the folder of the samples", directory):
             directory.mkdir(parents=True, exist_ok=True)
             for torn in directory.glob(".step_*.parquet.tmp"):
@@ -124,8 +130,12 @@ class SampleWriter:
         """
         if not self.due(step):
             return None
+        step += self._first
         path = self._directory / f"step_{step:06d}.parquet"
         whole = _complete(step, table)
+        if self._phase:
+            phases = pa.array(np.full(len(whole), self._phase), pa.int32())
+            whole = whole.add_column(1, "phase", phases)
         with replacing(f"the samples of step {step}", path, whole.nbytes) as file:
             pq.write_table(whole, file, compression="zstd")
         return path
@@ -134,7 +144,7 @@ class SampleWriter:
         """Does nothing: `write` returns when the file is there."""
 
     def truncate_after(self, step: int) -> None:
-        """Delete the files of later Steps, which a run that resumes at `step` makes again."""
+        """Delete the files of later Steps of the run, which resumes at `step` and makes them again."""
         for number, path in _files(self._directory):
             if number > step:
                 path.unlink()
@@ -177,9 +187,9 @@ def _complete(step: int, table: pa.Table) -> pa.Table:
         found = f"expected columns {', '.join(_REQUIRED)}, found {', '.join(table.column_names)}"
         fix = f"add {', '.join(missing)}; sample_table makes them all from a Batch"
         raise DataError(f"samples of Step {step}: {found}. Fix: {fix}.")
-    columns = {"step": pa.array(np.full(len(table), step), pa.int64())}
-    columns |= {name: pa.nulls(len(table), kind) for name, kind in _OPTIONAL.items()}
+    columns = {name: pa.nulls(len(table), kind) for name, kind in _OPTIONAL.items()}
     columns |= {name: table.column(name) for name in table.column_names}
+    columns["step"] = pa.array(np.full(len(table), step), pa.int64())
     parts = sorted(name for name in columns if name.startswith("reward/"))
     order = dict.fromkeys([*_FIRST, *parts, *_OPTIONAL, *table.column_names])
     return pa.table({name: columns[name] for name in order})

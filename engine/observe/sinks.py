@@ -13,6 +13,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, Protocol
@@ -128,6 +129,19 @@ def recorded_steps(path: Path) -> list[int]:
         return []
     with open(path, "rb") as file:
         return [step for _, step in _lines(file)]
+
+
+def recorded_rows(path: Path) -> Iterator[dict[str, float | None]]:
+    """A metrics file's whole lines, as far as `recorded_steps` reads them."""
+    steps = len(recorded_steps(path))
+    if steps:
+        with open(path, "rb") as file:
+            yield from (json.loads(line) for line in islice(file, steps))
+
+
+def recorded_row(path: Path, step: int) -> dict[str, float | None]:
+    """A Step's line in a metrics file; empty where there is none. Raises like `open`."""
+    return next((row for row in recorded_rows(path) if row["step"] == step), {})
 
 
 def _lines(file: IO[bytes]) -> Iterator[tuple[int, int]]:

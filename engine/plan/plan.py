@@ -17,6 +17,7 @@ from dataflow.errors import GraphWarning, Origin
 from dataflow.graph import Graph
 from dataflow.kernel import Layout
 from dataflow.operator import TRAITS, Traits, Work
+from dataflow.program import Carried
 from dataflow.regions import Region
 from engine.plan.cluster import Cluster
 
@@ -229,6 +230,32 @@ class PlannedModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedPhase:
+    """A plan's place in a Program: phase `number`, from 1, of `count`. Known once it begins:
+    boundaries, the Step of the run after which each phase before ended; pinned, those of them whose
+    checkpoints have to stay. By directory: starts, the weights that Models begin with; states, of
+    train nodes whose optimizer goes on; left, all that earlier phases changed.
+    """
+
+    program: str
+    number: int
+    count: int
+    title: str
+    carried: Mapping[str, Carried] = field(default_factory=dict)
+    """Models that do not begin with their base, and whose weights they begin with."""
+    boundaries: tuple[int, ...] = ()
+    pinned: tuple[int, ...] = ()
+    starts: Mapping[str, str] = field(default_factory=dict)
+    states: Mapping[str, str] = field(default_factory=dict)
+    left: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def first(self) -> int:
+        """The Steps of the run before this phase."""
+        return self.boundaries[-1] if self.boundaries else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Decisions:
     """What the passes decide. `nodes` in running order; train nodes in the order of the sinks."""
 
@@ -248,6 +275,13 @@ class Decisions:
     """The GPU, by its number on the host, of each Worker that computes with a Model."""
     notes: tuple[str, ...] = ()
     """What the passes pruned, derived or chose, in words."""
+    phase: PlannedPhase | None = None
+    """Its place in a Program; None for the plan of a graph alone."""
+
+    @property
+    def first(self) -> int:
+        """The Steps of the run before this plan's own, which count from 1."""
+        return self.phase.first if self.phase else 0
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -349,6 +383,8 @@ class Plan(Decisions):
         """The plan as JSON, with its format version."""
         data = asdict(replace(self, program=None))
         del data["program"]
+        if self.phase is None:
+            del data["phase"]
         first = {"format": FORMAT, "graph": self.graph, "digest": self.digest, "seed": self.seed}
         return json.dumps(first | data, indent=1, default=_plain)
 

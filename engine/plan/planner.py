@@ -11,8 +11,9 @@ from dataflow.check import CheckedGraph
 from engine.plan.cluster import Cluster, detect
 from engine.plan.draft import Draft
 from engine.plan.passes import PASSES
+from engine.plan.passes.place import place
 from engine.plan.placing import Placing
-from engine.plan.plan import Decisions, Plan
+from engine.plan.plan import Decisions, Plan, PlannedPhase
 from engine.plan.warnings import WARNINGS
 
 
@@ -23,19 +24,13 @@ def make_plan(
     threads: int | None = None,
     placing: Placing | None = None,
     cluster: Cluster | None = None,
+    phase: PlannedPhase | None = None,
 ) -> Plan:
     """Decide everything about a checked graph on a cluster (None: this host). threads: of each
-    kernel (None: all cores of its Worker). placing: None for one Worker. Raises PlanError.
+    kernel (None: all cores of its Worker). placing: None for one Worker. phase: its place in a
+    Program. Raises PlanError.
     """
-    sources = [n.name for n in checked.graph.nodes if n.operator.work == "source"]
-    draft = Draft(
-        graph=checked.graph,
-        seed=seed,
-        cluster=cluster or detect(),
-        threads=threads,
-        placing=placing or Placing(workers="one"),
-        dataset={name: dict(checked.columns[name, 0]) for name in sources},
-    )
+    draft = _draft(checked, seed, threads, placing, cluster, phase)
     for run in PASSES:
         draft = run(draft)
     graph, decided = draft.graph, {f.name: getattr(draft, f.name) for f in fields(Decisions)}
@@ -43,3 +38,31 @@ def make_plan(
     plan = Plan(**decided, **own, cluster=draft.cluster)
     found = (warning for look in WARNINGS for warning in look(plan))
     return replace(plan, warnings=(*checked.warnings, *found))
+
+
+def workers_of(checked: CheckedGraph, placing: Placing, cluster: Cluster) -> tuple[str, ...]:
+    """The Workers that a plan would have. Raises PlanError for a wish that cannot be met."""
+    draft = _draft(checked, 0, None, replace(placing, turns=()), cluster, None)
+    for run in PASSES[: PASSES.index(place) + 1]:
+        draft = run(draft)
+    return draft.workers
+
+
+def _draft(
+    checked: CheckedGraph,
+    seed: int,
+    threads: int | None,
+    placing: Placing | None,
+    cluster: Cluster | None,
+    phase: PlannedPhase | None,
+) -> Draft:
+    sources = [n.name for n in checked.graph.nodes if n.operator.work == "source"]
+    return Draft(
+        graph=checked.graph,
+        seed=seed,
+        cluster=cluster or detect(),
+        threads=threads,
+        placing=placing or Placing(workers="one"),
+        phase=phase,
+        dataset={name: dict(checked.columns[name, 0]) for name in sources},
+    )

@@ -1,6 +1,6 @@
 """Requests to end a run before its last Step.
 
-Owns: turning a signal or a user's condition into one request. Does not own: signals (signals.py),
+Owns: turning a signal, a user's condition or a phase's threshold into one request. Does not own: signals (signals.py),
 what ending means (the coordinator).
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from dataflow.program import Threshold
 from engine.coordinator.messages import StopRequested
 from engine.observe.events import EventHeard, RunEvent, StepEnded
 from engine.run.signals import StopSignals
@@ -17,24 +18,39 @@ Until = Callable[[Mapping[str, float]], bool]
 
 
 class EarlyEnd:
-    """The `stop` of a Loop. heard: the last request that the coordinator heard, from anywhere."""
+    """The `stop` of a Loop. heard: the last request that the coordinator heard, from anywhere.
+    threshold: of a phase, which ends there.
+    """
 
     takes = (StopRequested, StepEnded)
 
-    def __init__(self, signals: StopSignals, until: Until | None = None) -> None:
+    def __init__(
+        self,
+        signals: StopSignals,
+        until: Until | None = None,
+        threshold: Threshold | None = None,
+    ) -> None:
+        self._threshold = threshold
         self.heard: StopRequested | None = None
         self._signals = signals
         self._until = until
         self._said = False
         self._waiting: StopRequested | None = None
 
+    def pass_at_once(self) -> None:
+        """The checkpoint from which the run goes on is where its threshold was reached."""
+        assert self._threshold is not None
+        self._waiting = StopRequested(reason=reached(self._threshold), at_once=True)
+
     def take(self, event: RunEvent) -> None:
         """See `engine.observe.events`."""
         match event:
             case EventHeard(event=StopRequested() as heard):
                 self.heard = heard
-            case StepEnded(step=step, metrics=metrics, again=False) if self._until is not None:
-                if self._until({"step": step, **metrics}):
+            case StepEnded(step=step, metrics=metrics, again=False):
+                if self._threshold is not None and self._threshold.reached(metrics):
+                    self.pass_at_once()
+                if self._until is not None and self._until({"step": step, **metrics}):
                     reason = f"its condition held after step {step}"
                     self._waiting = StopRequested(reason=reason, at_once=True)
 
@@ -47,3 +63,8 @@ class EarlyEnd:
             self._said = True
             return StopRequested(reason=self._signals.reason, signal=self._signals.number)
         return None
+
+
+def reached(threshold: Threshold) -> str:
+    """Why a phase ends at its threshold, in words."""
+    return f"reached {threshold}"

@@ -66,26 +66,28 @@ class DiskStore:
     record: ProvenanceRecord
 
     def restore(self, workers: Workers) -> Restored | None:
-        """Also deletes later checkpoints."""
+        """Also deletes later checkpoints. Without one, optimizers of an earlier phase go on."""
         latest, plan = self.latest, self.plan
         if latest is None:
+            resume_states(plan, workers)
             return None
         cut = read_cut(latest.path, latest.step)
         cut.must_continue(seed=plan.seed)
-        restore_state(plan, workers, latest.path, cut.step)
+        restore_state(plan, workers, latest.path, cut.step - plan.first)
         with writing(f"checkpoints up to step {latest.step}", latest.path.parent):
             self.store.truncate_after(latest.step)
         files = sorted((latest.path / "rows").glob("*.arrow"))
         rows = restore_rows(plan, workers, files)
         for file in files:
             _must_wait(file, cut, plan.node(file.stem).source)
-        return Restored(step=cut.step, sources=cut.sources, rows=rows, evaluated=cut.evaluated)
+        step = cut.step - plan.first
+        return Restored(step=step, sources=cut.sources, rows=rows, evaluated=cut.evaluated)
 
     def write(self, workers: Workers, message: Checkpoint) -> bool:
         """Also deletes versions that are no longer among the best."""
-        plan = self.plan
+        plan, step = self.plan, self.plan.first + message.step
         cut = Cut(
-            step=message.step,
+            step=step,
             seed=plan.seed,
             graph=plan.digest,
             sources=message.sources,
@@ -99,7 +101,7 @@ class DiskStore:
                 (directory / "rows").mkdir()
             save_state(plan, workers, directory, message)
 
-        self.store.write(message.step, fill, {"graph": plan.graph}, timed=message.timed)
+        self.store.write(step, fill, _meta(plan), timed=message.timed)
         self.best.prune()
         return True
 
@@ -112,10 +114,28 @@ class DiskStore:
         def fill(directory: Path) -> None:
             save_weights(self.plan, workers, directory, writer)
 
-        return self.best.offer(event.node, event.version, event.score, fill)
+        step = self.plan.first + event.version
+        return self.best.offer(event.node, step, event.score, fill)
 
     def prune(self) -> None:
         self.best.prune()
+
+
+def _meta(plan: Plan) -> dict[str, Any]:
+    """What a manifest says of the run: its graph; in a Program the phase, and where others ended."""
+    meta: dict[str, Any] = {"graph": plan.graph}
+    if plan.phase is not None:
+        meta |= {"phase": plan.phase.number, "boundaries": list(plan.phase.boundaries)}
+    return meta
+
+
+def resume_states(plan: Plan, workers: Workers) -> None:
+    """Train nodes whose optimizer goes on read what the last training of their Model left."""
+    asked: dict[str, dict[str, str]] = defaultdict(dict)
+    for node, path in plan.phase.states.items() if plan.phase else ():
+        for worker in plan.node(node).workers:
+            asked[worker][node] = path
+    workers.ask({w: Restore(directory=Path(), step=0, nodes=n) for w, n in asked.items()})
 
 
 def save_state(

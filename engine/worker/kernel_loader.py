@@ -7,7 +7,8 @@ Does not own: the kernels (operators/kernels), calls of them (worker.py, trainin
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from dataflow.errors import PlanError
@@ -23,10 +24,17 @@ from engine.worker.session import NodeSession, SessionRanks
 from engine.worker.timing import During, Timing
 
 
-def kernel_node(planned: PlannedNode, program: Graph, *, inproc: bool = False) -> KernelNode:
-    """What a kernel is told about its node."""
+def kernel_node(
+    planned: PlannedNode,
+    program: Graph,
+    *,
+    inproc: bool = False,
+    starts: Mapping[str, str] | None = None,
+) -> KernelNode:
+    """What a kernel is told about its node. starts: directories in the place of Models' bases."""
     node = program.node(planned.name)
-    models = {s.name: s for s in program.states if isinstance(s, Model)}
+    states = (s for s in program.states if isinstance(s, Model))
+    models = {s.name: replace(s, base=(starts or {}).get(s.name, s.base)) for s in states}
     return KernelNode(
         name=planned.name,
         operator=planned.operator,
@@ -77,14 +85,16 @@ class OpenKernels:
 
     def open(self) -> Iterator[SourceOpened]:
         """Open every kernel, in running order; a source says how many rows it has."""
-        assert self._plan.program is not None
+        program, phase = self._plan.program, self._plan.phase
+        assert program is not None
+        starts = phase.starts if phase else None
         for node in self.nodes.values():
             session = self.sessions[node.name] = self._session(node)
             with self._timing.during(node.name, "imports", counted=False):
                 kernel = kernel_class(node)()
             self.by_node[node.name] = kernel
             with self.during(node.name, "open"):
-                told = kernel_node(node, self._plan.program, inproc=self._inproc)
+                told = kernel_node(node, program, inproc=self._inproc, starts=starts)
                 kernel.open(told, node.layout, session)
             if node.work == "source":
                 yield SourceOpened(node=node.name, rows=kernel.rows)

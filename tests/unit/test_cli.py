@@ -306,7 +306,9 @@ def test_a_snapshot_is_a_target_without_flags(folder: Path, command: Command) ->
 
 DRAW_MANY = ["draw", "tiny_graphs.py:many"]
 DIFF = ["diff", TARGET, "tiny_graphs.py:larger", *DATA]
-NO_GRAPH = "tiny_graphs.py:no_graph: expected a function that returns a Graph, found int 3."
+NO_GRAPH = (
+    "tiny_graphs.py:no_graph: expected a function that returns a Graph or a Program, found int 3."
+)
 NO_ENDING = "x.png has no ending of .txt, .mmd, .md, .dot, .gv, .svg. Fix: give --form too."
 FOLDER_FIRST = "resume: expected the run's folder first. Fix: dataflow resume runs/grpo [flags]."
 TARGET_FIRST = "check: expected TARGET first, found nothing. Fix: dataflow check TARGET [flags]."

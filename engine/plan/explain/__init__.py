@@ -8,17 +8,42 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from dataflow.dialect import spoken
-from dataflow.shown import printable
+from dataflow.program import beginnings
+from dataflow.shown import one_line, printable
 from engine.plan.explain.edges import edges, weights
 from engine.plan.explain.layout import WIDTH as WIDTH
 from engine.plan.explain.layout import wrapped
 from engine.plan.explain.nodes import cut, nodes, workers
 from engine.plan.explain.summary import program, summary
 from engine.plan.plan import Plan
+from engine.plan.program_plan import ProgramPlan
 
 
-def explain(plan: Plan, *, measured: Mapping[str, float] | None = None) -> str:
-    """The plan as text. measured: node -> seconds a Step, shown beside what was predicted."""
+def explain(plan: Plan | ProgramPlan, *, measured: Mapping[str, float] | None = None) -> str:
+    """The plan as text; a Program's phase by phase. measured: node -> seconds a Step, shown beside
+    what was predicted; of a Program with the phase's number before it, as `2/rollout`.
+    """
+    if isinstance(plan, Plan):
+        return _explained(plan, measured)
+    parts = [f"{one_line(plan.graph)}: {len(plan.phases)} phases; seed {plan.seed}\n"]
+    own = _section("warnings (errors with --strict)", _texts(map(str, plan.own)))
+    parts += ["\n".join(own) + "\n"] if own else []
+    for number, phase in enumerate(plan.phases, start=1):
+        times = measured and dict(_of_phase(measured, number))
+        head = [plan.program.title(number), *beginnings(plan.program, number)]
+        lines = "\n".join([head[0], *(f"  {line}" for line in head[1:])])
+        parts.append(f"{lines}\n\n{_explained(phase, times)}")
+    return printable("\n".join(parts))
+
+
+def _of_phase(measured: Mapping[str, float], number: int) -> Iterator[tuple[str, float]]:
+    for name, seconds in measured.items():
+        phase, _, node = name.partition("/")
+        if phase == str(number):
+            yield node, seconds
+
+
+def _explained(plan: Plan, measured: Mapping[str, float] | None) -> str:
     saved = "saved: of columns that stay, nobody there reads them"
     sections = [
         summary(plan),

@@ -13,6 +13,7 @@ from typing import Literal
 
 from dataflow.model import Model
 from dataflow.node import Node
+from dataflow.program import Carried
 from dataflow.rows import writers
 from engine.plan.draft import Draft
 from engine.plan.plan import ModelUse, PlannedModel, PlannedNode
@@ -22,6 +23,7 @@ def modules(draft: Draft) -> Draft:
     """Share modules wherever that is safe: with the writer, by nodes that take turns with it."""
     rules = _Rules(
         models={s.name: s for s in draft.graph.states if isinstance(s, Model)},
+        carried=draft.phase.carried if draft.phase else {},
         writers={u.model: n for n in draft.nodes for u in n.models if u.access == "write"},
     )
     tokenizers = {n.name: tuple(_tokenizer(n, draft)) for n in draft.graph.nodes}
@@ -57,6 +59,7 @@ def _own_devices(node: str, readers: Sequence[str], draft: Draft) -> bool:
 class _Rules:
     models: Mapping[str, Model]
     writers: Mapping[str, PlannedNode]
+    carried: Mapping[str, Carried]
 
     def shared(self, node: PlannedNode, uses: tuple[ModelUse, ...]) -> PlannedNode:
         """The node with these uses, each with the name of its module."""
@@ -67,18 +70,23 @@ class _Rules:
 
         Readers at lag 0 in the writer's Workers share its module; at a lag each has its own there;
         in other Workers all readers share a copy. A follower is one module in each Worker. A frozen
-        Model, or copy, shares with every other of equal base, head and dtype.
+        Model, or copy, shares with every other of equal base, head, dtype and beginning.
         """
         model = self.models[use.model]
         writer = self.writers.get(use.model)
         if writer is None:
             follows = model.follows is not None and model.copies is None
-            return use.model if follows else f"frozen:{model.base}:{model.head}:{model.dtype}"
+            return use.model if follows else self._frozen(model)
         if node.name == writer.name or use.param == "tokenizer":
             return use.model
         if writer.layout.partial or not set(node.workers) <= set(writer.workers):
             return f"{use.model} copy"
         return f"{use.model}@{node.name}" if node.lag else use.model
+
+    def _frozen(self, model: Model) -> str:
+        """The name of what stays as it is: that of all Models with these weights."""
+        weights, name = self.carried.get(model.name), f"{model.base}:{model.head}:{model.dtype}"
+        return f"frozen:{name}" + (f":{weights.model} after {weights.phase}" if weights else "")
 
     def planned(self, nodes: tuple[PlannedNode, ...]) -> Iterator[PlannedModel]:
         """Each Model, with its readers and those of them that are aliases."""

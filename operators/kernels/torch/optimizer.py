@@ -200,7 +200,9 @@ class Optimizer:
             )
         for i, of in saved["adam"]["state"].items():
             of.update({k: self._cut(i, v) for k, v in of.items() if v.dim()})
-        self._adam.load_state_dict(saved["adam"])
+        # Moments go on; betas, eps and weight decay are those of this train node.
+        groups = self._adam.state_dict()["param_groups"]
+        self._adam.load_state_dict({"state": saved["adam"]["state"], "param_groups": groups})
         with torch.no_grad():
             narrow = [i for i, weight in enumerate(self._weights) if weight.dtype != torch.float32]
             for i, copy in zip(narrow, saved["copies"], strict=True):

@@ -1,0 +1,156 @@
+"""The plan of a Program: one of each phase, all made before anything runs.
+
+Owns: the phases' plans, their seeds, which phase a wish for places is for. Does not own: a phase's
+plan (planner.py), running one (engine/phases.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from dataflow.check import CheckedGraph, CheckedProgram, of_phase
+from dataflow.errors import GraphWarning, PlanError
+from dataflow.program import Carried, Lineage, Program
+from dataflow.randomness import stream_seed
+from engine.plan.cluster import Cluster, detect
+from engine.plan.placing import Placing
+from engine.plan.plan import Plan, PlannedPhase
+from engine.plan.planner import make_plan, workers_of
+
+FORMAT = 1
+V1 = TypeVar("V1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramPlan:
+    """Everything decided about a Program. left: for each phase, the weights that Models were left
+    with when it begins, also those that it does not use.
+    """
+
+    program: Program
+    seed: int
+    phases: tuple[Plan, ...]
+    left: tuple[Mapping[str, Carried], ...]
+    own: tuple[GraphWarning, ...] = field(default=())
+    """Warnings of no single phase."""
+
+    @property
+    def graph(self) -> str:
+        """Its name, as a graph's."""
+        return self.program.name
+
+    @property
+    def warnings(self) -> tuple[GraphWarning, ...]:
+        """Of all phases, and of what they are to each other."""
+        return (*(w for plan in self.phases for w in plan.warnings), *self.own)
+
+    def to_json(self) -> str:
+        """The phases' plans as JSON."""
+        phases = [json.loads(plan.to_json()) for plan in self.phases]
+        head = {"format": FORMAT, "program": self.program.name, "seed": self.seed}
+        return json.dumps(head | {"phases": phases}, indent=1)
+
+
+def make_program_plan(
+    checked: CheckedProgram,
+    *,
+    seed: int,
+    threads: int | None = None,
+    placing: Placing | None = None,
+    cluster: Cluster | None = None,
+) -> ProgramPlan:
+    """Plan every phase for one machine. A wish for places counts in the phases that have its nodes.
+    Raises PlanError, which names the phase.
+    """
+    program, machine, lineage = checked.program, cluster or detect(), Lineage()
+    plans: list[Plan] = []
+    left: list[Mapping[str, Carried]] = [{}]
+    wishes = _Wishes(program, placing or Placing(workers="one"))
+    for number, graph in enumerate(checked.phases, start=1):
+        phase = PlannedPhase(
+            program=program.name,
+            number=number,
+            count=len(checked.phases),
+            title=program.title(number),
+            carried=lineage.begin(graph.graph),
+        )
+
+        try:
+            plan = make_plan(
+                graph,
+                seed=phase_seed(seed, number),
+                threads=threads,
+                placing=wishes.of(number, graph, machine),
+                cluster=machine,
+                phase=phase,
+            )
+        except PlanError as error:
+            raise PlanError(f"{program.label(number)}: {error}") from error
+        warnings = tuple(of_phase(program, number, w) for w in plan.warnings)
+        plans.append(replace(plan, warnings=warnings))
+        assert plan.program is not None
+        left.append(lineage.end(number, plan.program))
+    own = checked.own
+    return ProgramPlan(
+        program=program, seed=seed, phases=tuple(plans), left=tuple(left[:-1]), own=own
+    )
+
+
+class _Wishes:
+    """What was asked for, phase by phase. A wish that fits no phase is left to the last one, whose
+    planner refuses it.
+    """
+
+    def __init__(self, program: Program, placing: Placing) -> None:
+        self._nodes = [{node.name for node in phase.graph.nodes} for phase in program.phases]
+        self._placing = placing
+        self._turns = set(placing.turns)
+        """Groups that have been in no phase so far."""
+
+    def of(self, number: int, checked: CheckedGraph, cluster: Cluster) -> Placing:
+        """The wishes for a phase. Asked once for each, in order."""
+        wished, groups = self._of_nodes(number), self._placing.turns
+        if not groups:
+            return wished
+        there = set(workers_of(checked, wished, cluster))
+        turns = [group for group in groups if there.issuperset(group)]
+        self._turns -= set(turns)
+        if number == len(self._nodes):
+            turns += [group for group in groups if group in self._turns]
+        return replace(wished, turns=tuple(turns))
+
+    def _of_nodes(self, number: int) -> Placing:
+        """Without what is about nodes of other phases only, and without turns."""
+        whole, own, last = self._placing, self._nodes[number - 1], number == len(self._nodes)
+        known = set().union(*self._nodes)
+
+        def kept(name: str) -> bool:
+            return name in own or (last and name not in known)
+
+        def some(wishes: Mapping[str, V1]) -> dict[str, V1]:
+            return {name: value for name, value in wishes.items() if kept(name)}
+
+        pin = some(whole.pin)
+        pinned = {worker for workers in pin.values() for worker in workers}
+        groups = (tuple(filter(kept, group)) for group in whole.together)
+        return replace(
+            whole,
+            pin=pin,
+            together=tuple(group for group in groups if len(group) > 1),
+            replicas=some(whole.replicas),
+            chunks=some(whole.chunks),
+            ranks=some(whole.ranks),
+            tensor=some(whole.tensor),
+            hosts={worker: host for worker, host in whole.hosts.items() if worker in pinned},
+            turns=(),
+        )
+
+
+def phase_seed(seed: int, number: int) -> int:
+    """The seed of a phase: the run's own in the first; later another, as its nodes may have the
+    same names and would draw the same numbers again.
+    """
+    return seed if number == 1 else int(stream_seed(seed, f"phase {number}") >> 1)
