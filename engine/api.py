@@ -1,4 +1,4 @@
-"""Check, plan, run as Python calls, for the command line and for notebooks; of a graph or a Program.
+"""Check, plan, run as Python calls, for the command line and for notebooks.
 
 Owns: the calls, and what a run folder keeps of one. Does not own: a run's course (attempts.py).
 

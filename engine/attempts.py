@@ -81,7 +81,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepHooks:
-    """What is called with each Step's row, and what ends the run. threshold: what ends its phase."""
+    """What is called with each Step's row, and ends the run. threshold: what ends its phase."""
 
     on_step: Sequence[OnStep] = ()
     until: Until | None = None
@@ -131,7 +131,7 @@ def attempts_within(
     hooks: StepHooks,
     begins: Beginning,
 ) -> tuple[Result, bool]:
-    """The same for one phase; with it whether the phase came to its end, not only the run to its."""
+    """The same for one phase. Also returns whether the phase came to its end, not only the run."""
     with ExitStack() as stack:
         run = _Run(frame, plan, options, folder, hooks, stack)
         latest = begins.checkpoint

@@ -54,8 +54,8 @@ def run_phases(
     hooks: StepHooks,
     begins: Beginning,
 ) -> Result:
-    """Run every phase from where `begins` says to the end. Raises as `engine.attempts.attempts`, and
-    RunError for a phase whose Steps lack the metric of its threshold.
+    """Run every phase from where `begins` says to the end. Raises as `attempts`, and RunError for a
+    phase whose Steps lack the metric of its threshold.
     """
     place, best = place_of(planned, folder, begins.checkpoint), {}
     with ExitStack() as stack:

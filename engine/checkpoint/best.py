@@ -26,8 +26,8 @@ SCORE = "score.json"
 
 
 class BestVersions:
-    """keep: how many, by evaluate node. Higher scores are better, then earlier versions. phase: of a
-    Program, whose phases may have evaluate nodes of one name; 0 for a graph alone.
+    """keep: how many, by evaluate node. Higher scores are better, then earlier versions. phase: of
+    a Program, whose phases may have evaluate nodes of one name; 0 for a graph alone.
     """
 
     def __init__(self, directory: Path, keep: Mapping[str, int], *, phase: int = 0) -> None:

@@ -61,8 +61,9 @@ class _Manifest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class CheckpointStore:
-    """A run's newest `keep` checkpoints, and as many timed ones, for the holder of its lock. pinned:
-    Steps whose checkpoints stay beside them, with weights that are nowhere else.
+    """A run's newest `keep` checkpoints, and as many timed ones, for the holder of its lock.
+
+    pinned: Steps whose checkpoints stay beside them, since they have weights that no other has.
     """
 
     def __init__(self, directory: Path, keep: int = 2, pinned: Collection[int] = ()) -> None:

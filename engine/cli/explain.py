@@ -38,8 +38,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def node_seconds(folder: Path) -> dict[str, float]:
-    """Node -> mean seconds a Step, from a run folder's metrics; of a Program with the phase's number
-    before it, as `2/rollout`. Raises DataError without any.
+    """Node -> mean seconds a Step, from a run folder's metrics; of a Program with the phase's
+    number before it, as `2/rollout`. Raises DataError without any.
     """
     lines = folder / "metrics.jsonl"
     if not lines.is_file():

@@ -37,7 +37,7 @@ _PLAIN = (str, int, float, bool, types.NoneType)
 def graph_and(
     options: type[O1], command: str, arguments: Sequence[str]
 ) -> tuple[Graph | Program, O1]:
-    """The graph, or Program, of TARGET and its flags, and the command's options; SystemExit(2) if wrong."""
+    """What TARGET makes with its flags, and the command's options; SystemExit(2) if wrong."""
     usage = f"dataflow {command} TARGET [flags]"
     target, flags = split_target(command, usage, options, arguments)
     values, found = parse(command, target, (options,), flags)

@@ -144,7 +144,7 @@ class SampleWriter:
         """Does nothing: `write` returns when the file is there."""
 
     def truncate_after(self, step: int) -> None:
-        """Delete the files of later Steps of the run, which resumes at `step` and makes them again."""
+        """Delete the files of later Steps of the run, which resumes and makes them again."""
         for number, path in _files(self._directory):
             if number > step:
                 path.unlink()

@@ -1,7 +1,7 @@
 """Requests to end a run before its last Step.
 
-Owns: turning a signal, a user's condition or a phase's threshold into one request. Does not own: signals (signals.py),
-what ending means (the coordinator).
+Owns: turning a signal, a user's condition or a phase's threshold into one request. Does not own:
+signals (signals.py), what ending means (the coordinator).
 """
 
 from __future__ import annotations

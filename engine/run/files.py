@@ -122,7 +122,7 @@ class DiskStore:
 
 
 def _meta(plan: Plan) -> dict[str, Any]:
-    """What a manifest says of the run: its graph; in a Program the phase, and where others ended."""
+    """What a manifest says: the graph; in a Program the phase, and where those before ended."""
     meta: dict[str, Any] = {"graph": plan.graph}
     if plan.phase is not None:
         meta |= {"phase": plan.phase.number, "boundaries": list(plan.phase.boundaries)}
