@@ -62,6 +62,12 @@ BASELINE_ADVANTAGE = column_operator(
     columns={"rollout": _MASK, "score": ("reward",), "baseline": ("reward",)},
     parent=("baseline",),
 )
+TEACHER_ADVANTAGE = column_operator(
+    formulas.teacher_advantage,
+    "operators.advantage:TEACHER_ADVANTAGE",
+    name="teacher_advantage",
+    columns={"rollout": ("completion_mask", "sampler_logprobs"), "teacher": ("logprobs",)},
+)
 GAE = column_operator(
     formulas.gae,
     "operators.advantage:GAE",
@@ -176,6 +182,20 @@ def baseline_advantage(
     return Node(
         BASELINE_ADVANTAGE, name, inputs={"rollout": rollout, "score": score, "baseline": baseline}
     ).port()
+
+
+@declares
+def teacher_advantage(
+    rollout: Port[Rollout], teacher: Port[Logprobs], *, name: str = "teacher_advantage"
+) -> Port[Advantage]:
+    """log p_teacher - log p_sampler of each token: distillation by sampled tokens alone.
+
+    With policy_gradient_loss its gradient is that of KL(policy | teacher), token by token without a
+    look ahead (on-policy distillation, arXiv:2306.13649, section 3; thinkingmachines.ai/blog/
+    on-policy-distillation). distillation_loss has the whole sum over tokens instead.
+    """
+    inputs = {"rollout": rollout, "teacher": teacher}
+    return Node(TEACHER_ADVANTAGE, name, inputs=inputs).port()
 
 
 @declares

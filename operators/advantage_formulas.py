@@ -156,6 +156,13 @@ def baseline_advantage(
     )
 
 
+def teacher_advantage(rollout: Columns[Rollout], teacher: Columns[Logprobs]) -> Columns[Advantage]:
+    mask = rollout["completion_mask"]
+    gap = teacher["logprobs"].values - rollout["sampler_logprobs"].values
+    tokens = np.where(mask.values > 0, gap, np.float32(0.0))
+    return Columns.make(Advantage, like=rollout, advantage=mask.like(tokens))
+
+
 def _token_rewards(rollout: Columns[Completion], score: Columns[Reward]) -> np.ndarray:
     """float64 [tokens]: the reward of each token; a row's single number is on its last masked
     token.

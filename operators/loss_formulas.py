@@ -7,10 +7,21 @@ here, too.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from dataflow.loss import Now, Tensors, Terms
 from dataflow.schema import Logprobs, Preference, Returns, Reward, Values
+from dataflow.top_logprobs import TopLogprobs
 from operators.masked import absent, difference, logprobs_of, mean, trained
 from operators.policy_formulas import divergence
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LEAST = 1e-7
+"""The least probability of the tokens that a teacher did not tell: float32 knows no less of 1
+(TRL 1.16 has the same).
+"""
 
 
 def entropy(now: Now) -> Terms:
@@ -56,6 +67,75 @@ def value(
         metrics["value/clip_fraction"] = mean(now, (other > error).to(error.dtype))
         error = error.maximum(other)
     return Terms(0.5 * error, metrics)
+
+
+def row_regression(now: Now, target: Tensors[Reward], *, huber: float | None = None) -> Terms:
+    """e^2 / 2 of a row's error e = score - target, the score at its last token; beyond `huber` d
+    linear, d (|e| - d / 2) (Huber 1964, doi 10.1214/aoms/1177703732).
+    """
+    if now.scores is None:
+        raise absent("regression_loss", "scores", 'Model(..., head="scalar")')
+    counts = now.row_sum(now.mask) > 0
+    error = (now.scores - target["reward"]).masked_fill(~counts, 0.0)
+    metrics = {"regression/squared_error": (error.detach().square().sum(), counts.sum())}
+    return Terms(_squared(error, huber), metrics)
+
+
+def token_regression(now: Now, target: Tensors[Values], *, huber: float | None = None) -> Terms:
+    """`row_regression` of each token's value, before it is written."""
+    if now.values is None:
+        raise absent("regression_loss", "values", 'Model(..., head="scalar")')
+    error = difference(now, now.values, target["values"])
+    return Terms(_squared(error, huber), {"regression/squared_error": mean(now, error.square())})
+
+
+def _squared(error: Tensor, huber: float | None) -> Tensor:
+    if huber is None:
+        return 0.5 * error.square()
+    inside = error.clamp(-huber, huber)
+    return inside * (error - 0.5 * inside)
+
+
+def distillation(
+    now: Now,
+    teacher: Tensors[TopLogprobs],
+    *,
+    direction: str = "reverse",
+    tail: str = "bucket",
+) -> Terms:
+    """KL of the next token between the trained model s and its teacher t, over the teacher's k most
+    likely ones: forward sum t (log t - log s), reverse sum s (log s - log t) (arXiv:2306.13649,
+    section 2).
+
+    With k the whole vocabulary it is exact. Else the rest of both is a bucket of its own
+    (`bucket`, of at least LEAST), left out (`drop`: then it is no divergence, and may be negative),
+    or both are scaled to 1 over the k tokens (`renormalise`).
+    """
+    if now.at_ids is None:
+        raise absent("distillation_loss", "log-probs at the teacher's ids", 'Model(..., head="lm")')
+    foreign = (now.mask == 0)[:, None]
+    student, told = (x.masked_fill(foreign, 0.0) for x in (now.at_ids, teacher["top_logprobs"]))
+    metrics = {
+        "distill/student_mass": mean(now, student.exp().sum(-1)),
+        "distill/teacher_mass": mean(now, told.exp().sum(-1)),
+    }
+    if tail == "renormalise":
+        student, told = (x - x.logsumexp(-1, keepdim=True) for x in (student, told))
+    elif tail == "bucket" and told.shape[1] != now.vocabulary:
+        student, told = (_with_rest(x) for x in (student, told))
+    if direction == "forward":
+        student, told = told, student
+    weight = student.exp()
+    gap = (student - told).masked_fill(weight == 0, 0.0)  # 0 log 0 is 0
+    return Terms((weight * gap).sum(-1).masked_fill(now.mask == 0, 0.0), metrics)
+
+
+def _with_rest(logprobs: Tensor) -> Tensor:
+    """[tokens, k + 1]: one more, the log of what is left of 1."""
+    total = logprobs.logsumexp(-1, keepdim=True).clamp(max=-LEAST)
+    count, k = logprobs.shape
+    whole = logprobs.new_zeros(count, k + 1).slice_scatter(logprobs, dim=1, end=k)
+    return whole.slice_scatter((-total.expm1()).log(), dim=1, start=k)
 
 
 def dpo(

@@ -15,6 +15,7 @@ from dataflow.model import Number
 from dataflow.node import Port
 from dataflow.operator import call_site, declares
 from dataflow.schema import Advantage, Completion, Logprobs, Preference, Returns, Reward, Values
+from dataflow.top_logprobs import TopLogprobs
 from operators import loss_formulas as formulas
 from operators import policy_formulas as policy
 from operators.importance import Importance
@@ -102,6 +103,32 @@ VALUE = loss_function(
     name="value_loss",
     head="scalar",
     limits={"clip": number(0.0, above=True, optional=True, like=0.2)},
+)
+ROW_REGRESSION = loss_function(
+    formulas.row_regression,
+    path="operators.losses:ROW_REGRESSION",
+    name="regression_loss",
+    scope="sequence",
+    head="scalar",
+    scores=True,
+    limits={"huber": number(0.0, above=True, optional=True, like=1.0)},
+)
+TOKEN_REGRESSION = loss_function(
+    formulas.token_regression,
+    path="operators.losses:TOKEN_REGRESSION",
+    name="regression_loss",
+    head="scalar",
+    limits={"huber": number(0.0, above=True, optional=True, like=1.0)},
+)
+DISTILLATION = loss_function(
+    formulas.distillation,
+    path="operators.losses:DISTILLATION",
+    name="distillation_loss",
+    ids=("teacher", "top_ids"),
+    limits={
+        "direction": choice("reverse", "forward"),
+        "tail": choice("bucket", "drop", "renormalise"),
+    },
 )
 DPO = loss_function(
     formulas.dpo,
@@ -300,6 +327,45 @@ def value_loss(
             "old=values(critic, rollout), or clip=None",
         )
     return make_loss(VALUE, {"returns": returns, "old": old}, {"clip": clip}, rows=rows)
+
+
+@declares
+def regression_loss(
+    target: Port[Reward] | Port[Values],
+    *,
+    huber: Number | None = None,
+    rows: Port[Completion] | None = None,
+) -> Loss:
+    """Half the squared error of a Model with head="scalar", for reward models and critics.
+
+    target: a Reward, then of the number that `scores` reads, at each row's last token, and a mean
+    over rows; or Values, then of the number before each token. huber: beyond this error the loss
+    grows linearly.
+    """
+    of_tokens = isinstance(target, Port) and issubclass(target.schema, Values)
+    function = TOKEN_REGRESSION if of_tokens else ROW_REGRESSION
+    return make_loss(function, {"target": target}, {"huber": huber}, rows=rows)
+
+
+@declares
+def distillation_loss(
+    teacher: Port[TopLogprobs],
+    *,
+    direction: Literal["reverse", "forward"] = "reverse",
+    tail: Literal["bucket", "drop", "renormalise"] = "bucket",
+    rows: Port[Completion] | None = None,
+) -> Loss:
+    """KL between the trained Model's next token and a teacher's, of each token of the rows.
+
+    teacher: logprobs(Model("teacher", big), rollout, top_k=64); exact with top_k the vocabulary.
+    direction: `reverse`, KL(trained | teacher), which seeks the teacher's modes (GKD and MiniLLM;
+    for rows that the policy wrote); `forward`, KL(teacher | trained), which covers all that the
+    teacher does. tail: what the tokens beyond the k are: `bucket`, one token more (TRL's
+    loss_add_tail); `drop`, nothing (verl's forward_kl_topk); `renormalise`, no tokens: both
+    distributions are scaled to the k. Of sampled tokens alone: teacher_advantage.
+    """
+    params = {"direction": direction, "tail": tail}
+    return make_loss(DISTILLATION, {"teacher": teacher}, params, rows=rows)
 
 
 @declares

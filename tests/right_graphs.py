@@ -31,6 +31,7 @@ from operators.advantage import (
     kl_in_reward,
     overlong_penalty,
     returns,
+    teacher_advantage,
     whiten,
 )
 from operators.concat import concat
@@ -39,10 +40,16 @@ from operators.forward import logprobs, scores, values
 from operators.generate import generate
 from operators.losses import (
     clipped_policy_loss,
+    clipped_weight_loss,
     decoupled_policy_loss,
+    distillation_loss,
     dpo_loss,
     entropy_loss,
+    importance,
+    kl_loss,
     policy_gradient_loss,
+    regression_loss,
+    soft_clipped_policy_loss,
     supervised_loss,
     trajectory_balance_loss,
     value_loss,
@@ -60,12 +67,6 @@ BASE, DATA, TEST = "models/tiny", "data/train.parquet", "data/test.parquet"
 policy = Model("policy", BASE, trainable=True)
 critic = Model("critic", BASE, trainable=True, head="scalar")
 reference = Model("reference", BASE)
-
-
-@operator()
-def teacher_advantage(rollout: Columns[Rollout], teacher: Columns[Logprobs]) -> Columns[Advantage]:
-    gap = teacher["logprobs"].values - rollout["sampler_logprobs"].values
-    return Columns.make(Advantage, like=rollout, advantage=teacher["logprobs"].like(gap))
 
 
 @operator(scope="group")
@@ -280,6 +281,43 @@ def distillation() -> Graph:
     return trained("distillation", rollout, policy_gradient_loss(advantage))
 
 
+def whole_distillation() -> Graph:
+    rollout = sampled(n=1)
+    teacher = logprobs(Model("teacher", "models/large"), rollout, top_k=64)
+    return trained("whole_distillation", rollout, distillation_loss(teacher, direction="forward"))
+
+
+def ratios_of_rows() -> Graph:
+    rollout = sampled()
+    old = logprobs(policy, rollout, name="old")
+    gain, corrected = group_advantage(rollout, reward(exact, rollout)), importance("geometric")
+    objective = clipped_policy_loss(
+        gain, old=old, level="sequence", clip=(3e-4, 4e-4), correction=corrected
+    )
+    return trained("ratios_of_rows", rollout, objective, aggregate="sequence_mean", minibatches=4)
+
+
+def clipped_weights() -> Graph:
+    rollout = sampled()
+    objective = clipped_weight_loss(group_advantage(rollout, reward(exact, rollout)), cap=4.0)
+    return trained("clipped_weights", rollout, objective, minibatches=4)
+
+
+def soft_clips() -> Graph:
+    rollout = sampled()
+    gain = group_advantage(rollout, reward(exact, rollout))
+    objective = soft_clipped_policy_loss(gain) + 0.01 * kl_loss(logprobs(reference, rollout))
+    return trained("soft_clips", rollout, objective, minibatches=4)
+
+
+def reward_model() -> Graph:
+    rollout, judge = sampled(n=1), Model("judge", BASE, trainable=True, head="scalar")
+    fitted = train(judge, rollout, loss=regression_loss(reward(exact, rollout), huber=1.0), lr=1e-5)
+    advantage = teacher_advantage(rollout, logprobs(reference, rollout))
+    imitated = train(policy, rollout, loss=policy_gradient_loss(advantage), lr=1e-6)
+    return Graph("reward_model", imitated, fitted)
+
+
 def expert_iteration() -> Graph:
     rollout = sampled()
     best = select(rollout, where=best_of(reward(exact, rollout), k=1, above=0.5))
@@ -373,7 +411,8 @@ RIGHT = (
     plain_grpo, plain_ppo, edited_ppo, plain_sft, dapo, rloo, reinforce_plus_plus, remax, areal,
     trajectory_balance_with_reset, slow_critic, rules_and_reward_model, language_model_judge,
     two_turns, turns_kept_by_the_second, both_turns, online_dpo, pairs_by_margin, offline_dpo,
-    distillation, expert_iteration,
+    distillation, whole_distillation, ratios_of_rows, clipped_weights, soft_clips, reward_model,
+    expert_iteration,
     with_evaluation, evaluation_on_training_data_that_is_meant, two_generators, own_loss,
     process_rewards, two_temperatures, parts_apart,
 )  # fmt: skip
