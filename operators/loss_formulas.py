@@ -31,11 +31,11 @@ def entropy(now: Now) -> Terms:
     return Terms(-now.entropy, {"policy/entropy": mean(now, now.entropy.detach())})
 
 
-def kl(now: Now, reference: Tensors[Logprobs], *, kind: str = "k3") -> Terms:
+def kl(now: Now, reference: Tensors[Logprobs], *, kind: str = "k3", dialect: str = "trl") -> Terms:
     """An estimate of KL(now | reference) on the row's own token; `divergence` has the estimators
     (joschu.net/blog/kl-approx.html).
     """
-    apart = divergence(now, reference["logprobs"], kind)
+    apart = divergence(now, reference["logprobs"], kind, dialect)
     return Terms(apart, {"policy/kl_reference": mean(now, apart)})
 
 

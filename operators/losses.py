@@ -1,13 +1,15 @@
 """Losses: the functions with which a graph names them, and their declarations.
 
 Owns: parameters, their limits, what a loss reads. Does not own: the formulas (policy_formulas.py,
-loss_formulas.py), reduction to a number (the train kernel).
+loss_formulas.py), what peers do differently (loss_dialects.py), reduction to a number (the train
+kernel). A `dialect` of None is the graph's.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
+from dataflow.convention import DIALECT_LIMIT, Dialect
 from dataflow.errors import Fault, GraphError
 from dataflow.limits import choice, number, value
 from dataflow.loss import Loss, loss_function, make_loss
@@ -16,6 +18,7 @@ from dataflow.node import Port
 from dataflow.operator import call_site, declares
 from dataflow.schema import Advantage, Completion, Logprobs, Preference, Returns, Reward, Values
 from dataflow.top_logprobs import TopLogprobs
+from operators import loss_dialects as dialects
 from operators import loss_formulas as formulas
 from operators import policy_formulas as policy
 from operators.importance import Importance
@@ -45,7 +48,9 @@ CLIPPED_POLICY = loss_function(
         "kl": _KIND,
         "dual_clip": _DUAL,
         "correction": _CORRECTION,
+        "dialect": DIALECT_LIMIT,
     },
+    conventions=dialects.CLIPPED_CONVENTIONS,
 )
 POLICY_GRADIENT = loss_function(
     policy.policy_gradient,
@@ -64,7 +69,9 @@ DECOUPLED_POLICY = loss_function(
         "clip": _CLIP,
         "dual_clip": _DUAL,
         "correction": value(Importance, like=policy.AREAL),
+        "dialect": DIALECT_LIMIT,
     },
+    conventions=dialects.DECOUPLED_CONVENTIONS,
 )
 CLIPPED_WEIGHT = loss_function(
     policy.clipped_weight,
@@ -88,9 +95,17 @@ SOFT_CLIPPED_POLICY = loss_function(
         "tau_pos": number(0.0, above=True, like=1.0),
         "tau_neg": number(0.0, above=True, like=1.05),
         "correction": _CORRECTION,
+        "dialect": DIALECT_LIMIT,
     },
+    conventions=dialects.SOFT_CLIPPED_CONVENTIONS,
 )
-KL = loss_function(formulas.kl, path="operators.losses:KL", name="kl_loss", limits={"kind": _KIND})
+KL = loss_function(
+    formulas.kl,
+    path="operators.losses:KL",
+    name="kl_loss",
+    limits={"kind": _KIND, "dialect": DIALECT_LIMIT},
+    conventions=dialects.KL_CONVENTIONS,
+)
 ENTROPY = loss_function(
     formulas.entropy, path="operators.losses:ENTROPY", name="entropy_loss", entropy=True
 )
@@ -158,6 +173,7 @@ def clipped_policy_loss(
     kl: Estimator = "k3",
     dual_clip: float | None = None,
     correction: Importance | None = None,
+    dialect: Dialect | None = None,
     rows: Port[Completion] | None = None,
 ) -> Loss:
     """PPO's clipped objective, as GRPO, DAPO and GSPO use it: max(-A r, -A clip(r)), r = now / old.
@@ -170,7 +186,10 @@ def clipped_policy_loss(
     train(aggregate="sequence_mean"); `token_mean` weighs rows by their length, as verl does.
     dual_clip c: no loss above -A c where A < 0 (TRL's delta). beta: weight of the divergence from
     `reference`, of tokens at every level. kl: its estimator; see kl_loss. correction: weights of
-    tokens; see importance. Formula: policy_formulas.py.
+    tokens; see importance. dialect: where the log of r and the estimator are clamped (a constant
+    beyond): trl neither; verl that of a token within 20, of a row at 10, k3 within 10 and its log
+    ratio within 20; openrlhf that of a token within 20, estimators within 10; nemo_rl estimators
+    within 10, log ratios in them within 20. Formula: policy_formulas.py.
     """
     name = "clipped_policy_loss"
     if reference is None and beta != 0.0:
@@ -181,7 +200,7 @@ def clipped_policy_loss(
     return make_loss(
         CLIPPED_POLICY,
         {"advantage": advantage, "old": old, "reference": reference},
-        params | {"correction": correction},
+        params | {"correction": correction, "dialect": dialect},
         rows=rows,
     )
 
@@ -216,12 +235,14 @@ def decoupled_policy_loss(
     clip: Clip = 0.2,
     dual_clip: float | None = None,
     correction: Importance = policy.AREAL,
+    dialect: Dialect | None = None,
     rows: Port[Completion] | None = None,
 ) -> Loss:
     """AReaL's objective for stale rows, clipped around `proximal`, the policy before the Step, and
-    weighted by proximal / sampler. By default tokens of a weight above 5 are dropped.
+    weighted by proximal / sampler. By default tokens of a weight above 5 are dropped. dialect: as
+    in clipped_policy_loss.
     """
-    params = {"clip": clip, "dual_clip": dual_clip, "correction": correction}
+    params = {"clip": clip, "dual_clip": dual_clip, "correction": correction, "dialect": dialect}
     return make_loss(
         DECOUPLED_POLICY, {"advantage": advantage, "proximal": proximal}, params, rows=rows
     )
@@ -262,16 +283,18 @@ def soft_clipped_policy_loss(
     tau_pos: Number = 1.0,
     tau_neg: Number = 1.05,
     correction: Importance | None = None,
+    dialect: Dialect | None = None,
     rows: Port[Completion] | None = None,
 ) -> Loss:
     """SAPO (soft adaptive policy optimization): -A (4 / tau) sigmoid(tau (r - 1)), a gate that
     closes smoothly where clipped_policy_loss cuts.
 
     tau_pos, tau_neg: how fast it closes where A > 0, and elsewhere. old, correction: as in
-    clipped_policy_loss. The paper's denominators are aggregate="sequence_mean".
+    clipped_policy_loss. The paper's denominators are aggregate="sequence_mean". dialect: the
+    log of a token's ratio as in clipped_policy_loss.
     """
     _require_old("soft_clipped_policy_loss", old, correction)
-    params = {"tau_pos": tau_pos, "tau_neg": tau_neg, "correction": correction}
+    params = {"tau_pos": tau_pos, "tau_neg": tau_neg, "correction": correction, "dialect": dialect}
     return make_loss(SOFT_CLIPPED_POLICY, {"advantage": advantage, "old": old}, params, rows=rows)
 
 
@@ -280,6 +303,7 @@ def kl_loss(
     reference: Port[Logprobs],
     *,
     kind: Estimator = "k3",
+    dialect: Dialect | None = None,
     rows: Port[Completion] | None = None,
 ) -> Loss:
     """The divergence KL(now | reference) of each token, to be added: `a + 0.04 * kl_loss(ref)`.
@@ -287,9 +311,10 @@ def kl_loss(
     kind: the estimator on the row's own tokens (joschu.net/blog/kl-approx.html): k1 d, k2 d^2 / 2,
     k3 exp(-d) - 1 + d, with d = now - reference. As a loss only k2 has the gradient of the
     divergence on average (of rows from the policy itself); that of k1 is 0 on average, so k1
-    belongs in the reward (kl_in_reward).
+    belongs in the reward (kl_in_reward). dialect: where it is clamped, as in clipped_policy_loss.
     """
-    return make_loss(KL, {"reference": reference}, {"kind": kind}, rows=rows)
+    params = {"kind": kind, "dialect": dialect}
+    return make_loss(KL, {"reference": reference}, params, rows=rows)
 
 
 @declares

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING
 
 from dataflow.loss import Now, Tensors, Terms
 from dataflow.schema import Advantage, Logprobs
+from operators.advantage_dialects import KL_DIALECTS
 from operators.importance import Importance
+from operators.loss_dialects import RATIO_DIALECTS
 from operators.masked import (
     absent,
     behaviour_of,
@@ -39,6 +41,9 @@ Metrics = dict[str, tuple["Tensor", "Tensor | float"]]
 AREAL = Importance(above=5.0, over="mask")
 """AReaL drops a token whose policy has moved too far from its sampler."""
 
+MOST = 10.0
+"""Where peers clamp an estimate of a divergence."""
+
 FLAT = 100.0
 """Beyond it 1 - sigmoid(x) is 0 in float32."""
 
@@ -55,6 +60,7 @@ def clipped_policy(
     kl: str = "k3",
     dual_clip: float | None = None,
     correction: Importance | None = None,
+    dialect: str = "trl",
 ) -> Terms:
     """w max(-A r, -A clip(r, 1 - low, 1 + high)) + beta * KL(now | reference), r = exp(now - old)
     (arXiv:1707.06347).
@@ -67,12 +73,12 @@ def clipped_policy(
     """
     name = "clipped_policy_loss"
     before, gain = _before(now, old, correction, name), trained(now, advantage["advantage"])
-    ahead = _at_level(now, _ahead(now, before), level)
+    ahead = _within(_at_level(now, _ahead(now, before), level), dialect, of_row=level != "token")
     log_weight, metrics = weights(now, before, correction, name)
     loss, clipped = _clipped(ahead, gain, clip, dual_clip, log_weight)
     metrics["policy/clip_fraction"] = mean(now, clipped)
     if reference is not None:
-        apart = divergence(now, reference["logprobs"], kl)
+        apart = divergence(now, reference["logprobs"], kl, dialect)
         if beta:  # a schedule may reach 0, and 0 times infinity is not 0
             loss = loss + beta * apart
         metrics["policy/kl_reference"] = mean(now, apart)
@@ -103,13 +109,15 @@ def decoupled_policy(
     clip: float | tuple[float, float] = 0.2,
     dual_clip: float | None = None,
     correction: Importance = AREAL,
+    dialect: str = "trl",
 ) -> Terms:
     """w * max(-A u, -A clip(u)), u = exp(now - proximal), w = exp(proximal - behaviour) (AReaL,
     arXiv:2505.24298): `clipped_policy` from `proximal`, with its correction.
     """
     near, gain = proximal["logprobs"], trained(now, advantage["advantage"])
     log_weight, metrics = weights(now, near, correction, "decoupled_policy_loss")
-    loss, clipped = _clipped(_ahead(now, near), gain, clip, dual_clip, log_weight)
+    ahead = _within(_ahead(now, near), dialect)
+    loss, clipped = _clipped(ahead, gain, clip, dual_clip, log_weight)
     return Terms(loss, metrics | {"policy/clip_fraction": mean(now, clipped)})
 
 
@@ -147,6 +155,7 @@ def soft_clipped_policy(
     tau_pos: float = 1.0,
     tau_neg: float = 1.05,
     correction: Importance | None = None,
+    dialect: str = "trl",
 ) -> Terms:
     """-w A (4 / tau) sigmoid(tau (r - 1)), r = exp(now - old): SAPO (arXiv:2511.20347, equations 5
     and 6).
@@ -158,7 +167,7 @@ def soft_clipped_policy(
     before = _before(now, old, correction, name)
     log_weight, metrics = weights(now, before, correction, name)
     tau = gain.new_full(gain.shape, tau_neg).masked_fill(gain > 0, tau_pos)
-    gain, ahead = _weighed(gain, log_weight), _ahead(now, before)
+    gain, ahead = _weighed(gain, log_weight), _within(_ahead(now, before), dialect)
     flat = tau * (ahead.detach().exp() - 1.0) > FLAT
     x = tau * (ahead.masked_fill(flat | (gain == 0), 0.0).exp() - 1.0)
     # 1 - sigmoid(-x) for x > 0, where sigmoid(x) has no digits left for its slope.
@@ -213,6 +222,13 @@ def _before(
 def _ahead(now: Now, before: Tensor) -> Tensor:
     """The log of each token's ratio."""
     return difference(now, logprobs_of(now, "a policy loss"), before)
+
+
+def _within(ahead: Tensor, dialect: str, *, of_row: bool = False) -> Tensor:
+    """The log of the ratio where its peer clamps it; beyond, a constant."""
+    how = RATIO_DIALECTS[dialect]
+    low, high = (-inf, how.row) if of_row else (-how.token, how.token)
+    return ahead if high == inf else ahead.clamp(low, high)
 
 
 def _at_level(now: Now, ahead: Tensor, level: str) -> Tensor:
@@ -280,8 +296,20 @@ def _clipped(
     return held.where(constant, free).masked_fill(idle, 0.0), clipped.to(free.dtype)
 
 
-def divergence(now: Now, reference: Tensor, kl: str) -> Tensor:
-    d = difference(now, logprobs_of(now, "a policy loss"), reference)
+def divergence(now: Now, reference: Tensor, kl: str, dialect: str = "trl") -> Tensor:
+    """Each token's estimate of KL(now | reference): k1 d, k2 d^2 / 2, k3 exp(-d) - 1 + d, with
+    d = now - reference (joschu.net/blog/kl-approx.html). Beyond what its peer clamps, a constant.
+    """
+    d, how = difference(now, logprobs_of(now, "a policy loss"), reference), KL_DIALECTS[dialect]
+    d = d.clamp(-how.ratio, how.ratio) if kl in how.inside else d
+    if kl not in how.clamped:
+        return _estimate(d, kl)
+    held = _estimate(d.detach(), kl).clamp(-MOST, MOST)
+    beyond = held.abs() == MOST
+    return held.where(beyond, _estimate(d.masked_fill(beyond, 0.0), kl))
+
+
+def _estimate(d: Tensor, kl: str) -> Tensor:
     if kl == "k1":
         return d
     # expm1, because exp(-d) - 1 loses all digits for small d, as at the start of every run.

@@ -183,7 +183,7 @@ def test_the_type_of_a_prompt_is_that_of_the_file() -> None:
 def test_dialects_and_what_is_not_read_are_told() -> None:
     graph = grpo(TINY, TRAIN, exact)
     known = check(graph, headers)
-    assert known.dialects == {"advantage": "trl"}
+    assert known.dialects == {"advantage": "trl", "train_policy.clipped_policy_loss": "trl"}
     told = "train_policy: 'reference' is not read: clipped_policy_loss has beta=0.0"
     assert [note.partition(" ")[2] for note in known.notes] == [told]
     assert told in known.describe()

@@ -232,7 +232,7 @@ def test_explain_says_what_each_dialect_means_and_what_it_lacks() -> None:
     sink = train(policy, sampled(), loss=policy_gradient_loss(
         group_advantage(sampled(), reward(exact, sampled()), scale="mean", dialect="verl")
     ), lr=1e-6)  # fmt: skip
-    (use,) = spoken(with_dialects(Graph("g", sink)))
+    (use,) = spoken(with_dialects(Graph("g", sink)))  # policy_gradient_loss has none
     assert use.says == "unbiased deviation + 1e-06; a group's only row gets its own reward"
     lacks = "verl has no scale by the mean reward: the paper's, without an epsilon"
     assert list(use.unanswered()) == [lacks]
