@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dataflow.errors import GraphWarning
+from dataflow.loss_terms import ROWS
 from dataflow.rules.doubtful import large_batch
 from engine.coordinator.messages import Warn
 from engine.plan.plan import Plan, PlannedNode
@@ -21,18 +22,20 @@ def opened(plan: Plan, source: str, rows: int) -> Iterator[Warn]:
         yield Warn(warning=large_batch(plan.program.node(source), rows))
 
 
-def empty(plan: Plan, train: PlannedNode, step: int, prompts: int) -> Warn:
-    """A Step of so many prompts has no row for a train node: nothing is trained."""
-    above, selects = set(train.gates), list[str]()
+def empty(plan: Plan, train: PlannedNode, step: int, prompts: int, row_set: str = ROWS) -> Warn:
+    """A Step of so many prompts has no row of a set for a train node: none is trained."""
+    above, selects = {i.gate for i in train.row_sets[row_set]}, list[str]()
     for node in reversed(plan.nodes):
         if node.name in above:
             above.update(node.gates)
             selects += [node.name] if node.relation == "subset" else []
     by = " and ".join(map(repr, reversed(selects))) or "nothing"
-    problem = (
-        f"step {step} has no row to train, and its weights stay as they are: {by} kept none of its"
-        f" {prompts} prompts"
+    told = (
+        "no row to train, and its weights stay as they are"
+        if len(train.row_sets) == 1
+        else f"no row for {train.name}.{row_set}, whose terms train nothing"
     )
+    problem = f"step {step} has {told}: {by} kept none of its {prompts} prompts"
     fix = "refill=True in select(...), an easier or harder task, or another condition"
     where = (selects or [train.name])[0]
     found = GraphWarning(

@@ -43,7 +43,11 @@ class Livelock:
 
     def _told(self, admission: Admission) -> str:
         source, vain = admission.source, admission.vain
-        trains = [n.name for n in self._plan.nodes if n.work == "train" and n.source == source.name]
+        trains = [
+            n.name
+            for n in self._plan.nodes
+            if n.work == "train" and source.name in self._plan.sources_of(n).values()
+        ]
         by = f"{self._plan.place(trains[0]) if trains else source.name}: intake={source.intake!r}"
         made = f"{self._plan.place(vain.node)} made rows" if vain.node else "rows were begun"
         return (

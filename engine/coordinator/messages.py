@@ -251,13 +251,22 @@ class RunChunk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OwnRows:
+    """Rows of a Step that terms of a loss have of their own. keys, mine: as in TrainStep."""
+
+    keys: Keys
+    mine: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainStep:
     """Train a node on the rows of a Step; each rank of a node gets a message of the same id.
 
-    keys: all rows of the Step. mine: which of them (ascending indices) this rank gets, None for
-    all; the gathers of `inputs` cover these rows alone. giver: where several ranks have the same
-    rows (tensor), the one that fetches them and broadcasts them to the others after Go; the others'
-    inputs have no gathers.
+    keys: all of the node's own rows in the Step. mine: which of them (ascending indices) this rank
+    gets, None for all; the gathers of `inputs` cover these rows alone. others: the same of each
+    other row set, by the input with its rows; a set without a row has no inputs. giver: where
+    several ranks have the same rows (tensor), the one that fetches them and broadcasts them to the
+    others after Go; the others' inputs have no gathers.
     """
 
     id: int
@@ -267,6 +276,7 @@ class TrainStep:
     keys: Keys
     inputs: Inputs
     mine: np.ndarray | None = None
+    others: Mapping[str, OwnRows] = field(default_factory=dict)
     giver: str = ""
 
 

@@ -34,6 +34,7 @@ from typing import TypeGuard
 import numpy as np
 
 from dataflow.batch import Keys
+from dataflow.loss_terms import ROWS
 from engine.coordinator import messages as m
 from engine.coordinator.outstanding import Outstanding, Pending
 from engine.coordinator.refs import Gather, Ref
@@ -80,10 +81,11 @@ class RankGroups:
     def _assigned(self, message: m.TrainStep) -> list[m.Instruction]:
         group = self._groups[message.node]
         self._outstanding.ask_all(message, group.workers)
-        share_of = self._split(message.keys, message.inputs, len(group.shares))
+        share_of = self._shares(message, group)
         told: list[m.TrainStep] = []
         for share, ranks in enumerate(group.shares):
-            own = _share(message, ranks[0], np.flatnonzero(share_of == share))
+            rows = {name: np.flatnonzero(of == share) for name, of in share_of.items()}
+            own = _share(message, ranks[0], group, rows)
             told += [own] if len(ranks) == 1 else _given(own, ranks)
         for each in told:
             refs = (
@@ -98,6 +100,17 @@ class RankGroups:
         self._free |= awaited.intersection((message.worker, block) for block in message.blocks)
         now = tuple(block for block in message.blocks if (message.worker, block) not in self._free)
         return [replace(message, blocks=now)] if now else []
+
+    def _shares(self, message: m.TrainStep, group: PlannedNode) -> dict[str, np.ndarray]:
+        """int64 [rows] for each row set: the share of each row. Each set is split by itself."""
+        keys = {ROWS: message.keys} | {name: own.keys for name, own in message.others.items()}
+        found: dict[str, np.ndarray] = {}
+        for name, inputs in group.row_sets.items():
+            if name in keys:
+                there = (i.name for i in inputs if i.name in message.inputs)
+                gathers = {i: message.inputs[i] for i in there}
+                found[name] = self._split(keys[name], gathers, len(group.shares))
+        return found
 
     def _split(
         self, keys: Keys, inputs: Mapping[str, tuple[Gather, ...]], count: int
@@ -196,13 +209,17 @@ def _producers(nodes: Iterable[PlannedNode]) -> frozenset[str]:
     return frozenset(fetch.producer for node in nodes for i in node.inputs for fetch in i.fetches)
 
 
-def _share(message: m.TrainStep, worker: str, mine: np.ndarray) -> m.TrainStep:
-    """What one rank is told: all keys, and the gathers of its own rows."""
+def _share(
+    message: m.TrainStep, worker: str, group: PlannedNode, rows: Mapping[str, np.ndarray]
+) -> m.TrainStep:
+    """What one rank is told: all keys, and the gathers of its own rows of each set."""
+    sets = {i.name: i.row_set for i in group.inputs}
     inputs = {
-        name: tuple(_part(gather, mine) for gather in gathers)
+        name: tuple(_part(gather, rows[sets.get(name, ROWS)]) for gather in gathers)
         for name, gathers in message.inputs.items()
     }
-    return replace(message, worker=worker, inputs=inputs, mine=mine)
+    others = {name: replace(own, mine=rows[name]) for name, own in message.others.items()}
+    return replace(message, worker=worker, inputs=inputs, mine=rows[ROWS], others=others)
 
 
 def _given(message: m.TrainStep, ranks: tuple[str, ...]) -> list[m.TrainStep]:

@@ -17,11 +17,13 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
+from dataflow.batch import Keys
+from dataflow.loss_terms import ROWS
 from engine.coordinator import doubtful
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.dispatch import Dispatch
-from engine.coordinator.messages import Record, Task, TrainStep, Warn
+from engine.coordinator.messages import OwnRows, Record, Task, TrainStep, Warn
 from engine.coordinator.outstanding import Outstanding
 from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.step import StepRun
@@ -113,13 +115,13 @@ class Training:
             node = self.run.next_train()
             if node is None:
                 break
-            keys = self.run.keys(node.inputs)
-            if not len(keys):
-                prompts = sum(len(slots) for slots in self.run.taken.values())
-                found.append(doubtful.empty(self._plan, node, self.run.step, prompts))
+            sets = {name: self.run.keys(i) for name, i in node.row_sets.items()}
+            full = {name: keys for name, keys in sets.items() if len(keys)}
+            found += [self._empty(self.run, node, name) for name in sets if name not in full]
+            if not full:
                 self.run.trained()
                 continue
-            message = self._tell(self.run, node)
+            message = self._tell(self.run, node, full)
             if message is None:
                 break
             found.append(message)
@@ -145,9 +147,18 @@ class Training:
         self._outstanding.ask(task, self._blocks.places(holds))
         return [task]
 
-    def _tell(self, run: StepRun, node: PlannedNode) -> TrainStep | None:
-        keys = run.keys(node.inputs)
-        inputs, holds = run.inputs(node.inputs, keys)
+    def _empty(self, run: StepRun, node: PlannedNode, row_set: str) -> Warn:
+        """The Step has no row of this set."""
+        taken = run.taken[self._plan.sources_of(node)[row_set]]
+        return doubtful.empty(self._plan, node, run.step, len(taken), row_set)
+
+    def _tell(self, run: StepRun, node: PlannedNode, sets: Mapping[str, Keys]) -> TrainStep | None:
+        """sets: the keys of each row set that has rows."""
+        inputs, holds = {}, frozenset[int]()
+        for name, keys in sets.items():
+            readings, blocks = run.inputs(node.row_sets[name], keys)
+            inputs |= readings
+            holds |= blocks
         if not self._dispatch.there(holds):
             return None
         self._dispatch.moved_on = True
@@ -156,8 +167,9 @@ class Training:
             node=node.name,
             worker=node.workers[0],
             step=run.step,
-            keys=keys,
+            keys=sets.get(ROWS, Keys.of([])),
             inputs=self._blocks.gathers(inputs),
+            others={name: OwnRows(keys=keys) for name, keys in sets.items() if name != ROWS},
         )
         self._outstanding.ask(task, self._blocks.places(holds))
         return task

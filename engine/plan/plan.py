@@ -16,6 +16,7 @@ import numpy as np
 from dataflow.errors import GraphWarning, Origin
 from dataflow.graph import Graph
 from dataflow.kernel import Layout
+from dataflow.loss_terms import ROWS
 from dataflow.operator import TRAITS, Traits, Work
 from dataflow.program import Carried
 from dataflow.regions import Region
@@ -52,6 +53,8 @@ class PlannedInput:
     """Of a part of a concat: its rows are the node's samples `offset` to `offset + width` of each
     prompt; 0 for all others.
     """
+    row_set: str = ROWS
+    """Of a train node's: the input with whose rows it goes."""
 
     def rows(self, inner: int) -> int:
         """Its rows for each prompt, where the node's chunks have `inner`."""
@@ -105,7 +108,8 @@ class PlannedNode:
     """One node, decided.
 
     rows: of its output, for each prompt. inner: of its inputs, for each prompt, which its chunks
-    consist of (a node that reduces: those that it reduces to). chunking: `cohort` (prompts admitted
+    consist of (a node that reduces: those that it reduces to; a train node: of its own rows, whose
+    source is `source`). chunking: `cohort` (prompts admitted
     together, so what shares a batch is decided before it starts) or `ready` (whatever has come, as
     far as the scope allows). chunks: how many chunks of whole prompts a cohort (below the cut: a
     Step) is cut into, whatever the replicas: equal chunks give equal bits. workers: the replicas,
@@ -148,6 +152,14 @@ class PlannedNode:
     def gates(self) -> tuple[str, ...]:
         """The nodes whose rows it waits for."""
         return tuple(dict.fromkeys(i.gate for i in self.inputs))
+
+    @property
+    def row_sets(self) -> dict[str, tuple[PlannedInput, ...]]:
+        """Its inputs by the rows that they stand on: its own, then those of terms of its loss."""
+        found: dict[str, tuple[PlannedInput, ...]] = {}
+        for i in self.inputs:
+            found[i.row_set] = (*found.get(i.row_set, ()), i)
+        return found
 
     @property
     def ranks(self) -> int:
@@ -294,6 +306,12 @@ class Decisions:
             if node.name == name:
                 return node
         raise KeyError(name)
+
+    def sources_of(self, node: PlannedNode) -> dict[str, str]:
+        """The source of each row set of a node."""
+        if not node.inputs:
+            return {ROWS: node.source}
+        return {name: self.node(i[0].gate).source for name, i in node.row_sets.items()}
 
     def with_ancestors(self, names: Iterable[str]) -> set[str]:
         """These nodes, and every node whose rows they wait for or read."""

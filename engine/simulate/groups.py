@@ -63,13 +63,15 @@ class SimulatedRanks:
             return None
         del self._ended[message.node, message.id]
         parts = self._once(message.node, parts)
-        mine = [m.mine for m, _ in parts if m.mine is not None]
-        rows = np.concatenate(mine)
-        count, order = len(message.keys), np.argsort(rows)
-        if not np.array_equal(rows[order], np.arange(count)):
-            raise RunError(f"{message.node}: of {count} rows, the ranks had {rows[order].tolist()}")
-        whole = {name: np.concatenate([v[name] for _, v in parts])[order] for name in versions}
-        return replace(message, worker=self._ranks[message.node][0], mine=None, inputs={}), whole
+        _require_once(message.node, len(message.keys), [m.mine for m, _ in parts])
+        others = {}
+        for name, own in message.others.items():
+            rows = [m.others[name].mine for m, _ in parts]
+            _require_once(f"{message.node}.{name}", len(own.keys), rows)
+            others[name] = replace(own, mine=None)
+        whole = {name: np.concatenate([v[name] for _, v in parts]) for name in versions}
+        first = self._ranks[message.node][0]
+        return replace(message, worker=first, mine=None, inputs={}, others=others), whole
 
     def _once(
         self, node: str, parts: list[tuple[TrainStep, Versions]]
@@ -128,6 +130,13 @@ class Devices:
     def sleep(self, worker: str) -> None:
         """It has given its devices back, or has died."""
         self._awake.discard(worker)
+
+
+def _require_once(what: str, count: int, mine: list[np.ndarray | None]) -> None:
+    """Raises RunError unless each of so many rows is one of the shares'."""
+    rows = np.sort(np.concatenate([rows for rows in mine if rows is not None]))
+    if not np.array_equal(rows, np.arange(count)):
+        raise RunError(f"{what}: of {count} rows, the ranks had {rows.tolist()}")
 
 
 def _require_same_rows(rank: TrainStep, first: TrainStep) -> None:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dataflow.errors import RunError
+from dataflow.loss_terms import ROWS
 from engine.coordinator import messages as m
 from engine.coordinator.ordered_inbox import OrderedInbox
 from engine.coordinator.refs import Gather
@@ -201,9 +202,22 @@ class SimulatedWorker:
             for recorded in self._plan.recorded:
                 self._world.outbox.check(message.keys[recorded.name], message.inputs, (recorded,))
             return
-        mine = message.mine if isinstance(message, m.TrainStep) else None
-        keys = message.keys if mine is None else message.keys.take(mine)
-        self._world.outbox.check(keys, message.inputs, self._world.nodes[message.node].inputs)
+        if isinstance(message, m.TrainStep):
+            self._check_sets(message)
+            return
+        inputs = self._world.nodes[message.node].inputs
+        self._world.outbox.check(message.keys, message.inputs, inputs)
+
+    def _check_sets(self, message: m.TrainStep) -> None:
+        """The rows of each set; one without a row in the Step has no inputs."""
+        sets: dict[str, m.TrainStep | m.OwnRows] = {ROWS: message, **message.others}
+        for name, inputs in self._world.nodes[message.node].row_sets.items():
+            rows = sets.get(name)
+            if rows is not None and len(rows.keys):
+                keys = rows.keys if rows.mine is None else rows.keys.take(rows.mine)
+                self._world.outbox.check(keys, message.inputs, inputs)
+            elif found := [i.name for i in inputs if i.name in message.inputs]:
+                raise RunError(f"{message.node}: {name} has no row, and inputs {found}")
 
     def _fetch(self, message: Rows, then: Task, done: Done) -> None:
         """Fetch what a message names and go on; FetchFailed if a Worker that kept it died."""

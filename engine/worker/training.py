@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from dataflow.batch import Batch
 from dataflow.errors import RunError
-from dataflow.kernel import Assignment
+from dataflow.kernel import AssignedRows, Assignment
+from dataflow.loss_terms import ROWS
 from dataflow.model import Model
 from engine.channels.contract import PeerLost
 from engine.coordinator import messages as m
@@ -51,21 +52,37 @@ class WorkerTraining:
     def train(self, message: m.TrainStep) -> m.Stepped | m.Prepared:
         """Train; with several ranks only fetch the rows that no other rank gives, before Go."""
         self._prepared.pop(message.node, None)
-        keys = message.keys if message.mine is None else message.keys.take(message.mine)
+        own = {ROWS: _assigned(message)}
+        own |= {name: _assigned(rows) for name, rows in message.others.items()}
         fetches = message.giver in ("", self._worker)
         assignment = Assignment(
             sequence=message.id,
             step=message.step,
-            keys=keys,
-            inputs=self._rows.assembled(keys, message.inputs) if fetches else {},
-            whole=None if message.mine is None else message.keys,
-            mine=message.mine,
+            keys=own[ROWS].keys,
+            inputs=self._fetched(message, own) if fetches else {},
+            whole=own[ROWS].whole,
+            mine=own[ROWS].mine,
+            others={name: rows for name, rows in own.items() if name != ROWS},
         )
-        self._kernels.aligned[message.node].require_inputs(keys, assignment.inputs)
         if self._kernels.nodes[message.node].ranks == 1:
             return self._stepped(message, assignment)
         self._prepared[message.node] = message, assignment
         return m.Prepared(id=message.id, node=message.node, worker=self._worker)
+
+    def _fetched(self, message: m.TrainStep, own: Mapping[str, AssignedRows]) -> dict[str, Batch]:
+        """The rows of each set, in the order of the inputs."""
+        row_sets, aligned = self._row_sets(message.node), self._kernels.aligned[message.node]
+        found: dict[str, Batch] = {}
+        for name, rows in own.items():
+            inputs = {i: g for i, g in message.inputs.items() if row_sets.get(i, ROWS) == name}
+            batches = self._rows.assembled(rows.keys, inputs)
+            aligned.require_inputs(rows.keys, batches)
+            found |= batches
+        return {name: found[name] for name in message.inputs}
+
+    def _row_sets(self, node: str) -> dict[str, str]:
+        """The row set of each input."""
+        return {i.name: i.row_set for i in self._kernels.nodes[node].inputs}
 
     def go(self, message: m.Go) -> m.Stepped:
         """Train what was prepared."""
@@ -99,7 +116,7 @@ class WorkerTraining:
         if not message.giver:
             return assignment
         assert self._broadcast is not None
-        what = f"rows of step {message.step}, {len(assignment.keys)} rows"
+        what = f"rows of step {message.step}, {_count(assignment)} rows"
         try:
             with self._kernels.during(message.node, what):
                 if message.giver == self._worker:
@@ -109,20 +126,34 @@ class WorkerTraining:
         except PeerLost as lost:
             place = self._plan.place(message.node)
             raise RunError(f"{place}: rows of step {message.step}: {lost}") from lost
+        keys, row_sets = assignment.keys, self._row_sets(message.node)
+        by_set = {ROWS: keys} | {name: own.keys for name, own in assignment.others.items()}
         inputs = {
-            name: Batch(assignment.keys, records, self._rows.device.placed(values))
+            name: Batch(by_set[row_sets.get(name, ROWS)], records, self._rows.device.placed(values))
             for name, (records, values) in found.items()
         }
         return replace(assignment, inputs=inputs)
 
     def _stepped(self, message: m.TrainStep, assignment: Assignment) -> m.Stepped:
         node = message.node
-        with self._kernels.during(node, f"step {assignment.step}, {len(assignment.keys)} rows"):
+        with self._kernels.during(node, f"step {assignment.step}, {_count(assignment)} rows"):
             metrics: Mapping[str, float] = self._kernels[node].step(assignment)
         if self._kernels.rank(node) == 0:
             label = self._labels[node]
             self._reports += [(label.on(name), value, 1.0) for name, value in metrics.items()]
         return m.Stepped(id=message.id, node=node, step=assignment.step, worker=self._worker)
+
+
+def _assigned(rows: m.TrainStep | m.OwnRows) -> AssignedRows:
+    """Which rows of a set this rank has."""
+    if rows.mine is None:
+        return AssignedRows(keys=rows.keys)
+    return AssignedRows(keys=rows.keys.take(rows.mine), whole=rows.keys, mine=rows.mine)
+
+
+def _count(assignment: Assignment) -> int:
+    """This rank's rows, of all sets."""
+    return len(assignment.keys) + sum(len(own.keys) for own in assignment.others.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

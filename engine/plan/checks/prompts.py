@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dataflow.loss_terms import ROWS
 from engine.plan.draft import Draft
 
 
@@ -14,12 +15,15 @@ def groups(draft: Draft) -> Iterator[str]:
     """Every update has a whole group at least, and full Steps the same number of groups in each."""
     batches = {s.name: s.batch for s in draft.sources}
     loose = _of_any_size(draft)
-    for node in (n for n in draft.nodes if n.work == "train" and n.source in batches):
-        parts, batch = draft.graph.node(node.name).params["minibatches"], batches[node.source]
-        if batch % parts == 0 or (node.source in loose and batch >= parts):
-            continue
-        problem = f"{node.name}: {batch} prompts in {parts} minibatches of whole groups"
-        yield f"{problem}. Fix: minibatches={_divisor(batch, parts)}."
+    for node in (n for n in draft.nodes if n.work == "train"):
+        parts: int = draft.graph.node(node.name).params["minibatches"]
+        for source in dict.fromkeys(draft.sources_of(node).values()):
+            batch = batches.get(source, parts)
+            if batch % parts == 0 or (source in loose and batch >= parts):
+                continue
+            of = f" of {source}" if source != node.source else ""
+            problem = f"{node.name}: {batch} prompts{of} in {parts} minibatches of whole groups"
+            yield f"{problem}. Fix: minibatches={_divisor(batch, parts)}."
 
 
 def _divisor(batch: int, most: int) -> int:
@@ -37,9 +41,13 @@ def constant(draft: Draft) -> Iterator[str]:
     """aggregate="constant" divides by the longest completion, which only a sampler sets."""
     for node in draft.graph.nodes:
         params = node.params
-        if params.get("aggregate") == "constant" and not params.get("max_tokens"):
-            problem = "aggregate='constant' divides by max_tokens, and nothing sampled its rows"
-            yield f"{node.name}: {problem}. Fix: aggregate='token_mean'."
+        if params.get("aggregate") != "constant":
+            continue
+        for name, of in ({ROWS: params} | params.get("own_rows", {})).items():
+            if not of.get("max_tokens"):
+                rows = "its rows" if name == ROWS else name
+                problem = f"aggregate='constant' divides by max_tokens, and nothing sampled {rows}"
+                yield f"{node.name}: {problem}. Fix: aggregate='token_mean'."
 
 
 def chunks(draft: Draft) -> Iterator[str]:

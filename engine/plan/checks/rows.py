@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 from dataflow.errors import nearest
+from dataflow.loss_terms import ROWS
 from engine.plan.draft import Draft
 from engine.plan.plan import PlannedInput, PlannedNode
 
@@ -73,7 +74,9 @@ def ratios(draft: Draft) -> Iterator[str]:
 def _multiples(
     node: PlannedNode, i: PlannedInput, known: Mapping[str, PlannedNode]
 ) -> Iterator[str]:
-    wide = i.rows(node.inner)
+    above = known.get(i.gate)
+    own = i.row_set != ROWS and above is not None  # of a term of a loss: as many as its gate has
+    wide = above.rows * i.ratio if own and above else i.rows(node.inner)
     for name, ratio in ((i.gate, i.ratio), *((f.producer, f.ratio) for f in i.fetches)):
         above = known.get(name)
         if above is not None and above.rows * ratio != wide:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from dataflow.loss_terms import ROWS
 from dataflow.regions import regions
 from dataflow.shown import shown_bytes
 from engine.plan.explain.layout import count, duration, named, side_by_side, widest, wrapped
@@ -58,13 +59,23 @@ def nodes(plan: Plan, measured: Mapping[str, float] | None) -> Iterator[str]:
     for node in plan.nodes:
         known = unsized.isdisjoint(u.model for u in node.models) or not node.traits.computes
         size = shown_bytes(node.estimate.total) if known else "unknown"
-        cells = [node.region, _rows(node, batch.get(node.source)), _on(node), size]
+        cells = [node.region, _all_rows(plan, node, batch), _on(node), size]
         cells.append(duration(node.estimate.seconds))
         if measured is not None:
             cells.append(duration(measured.get(node.name)))
         yield from named(node.name, name_width, side_by_side(cells, widths))
         yield from wrapped(_how(node), indent=name_width + 2)
         yield from wrapped(_parts(node, owners), indent=name_width + 2)
+
+
+def _all_rows(plan: Plan, node: PlannedNode, batch: Mapping[str, int]) -> str:
+    """Rows a Step; of a train node, with those that terms of its loss have of their own."""
+    shown = [_rows(node, batch.get(node.source))]
+    for name, source in plan.sources_of(node).items():
+        if name != ROWS:
+            each = max(plan.node(i.gate).rows for i in node.row_sets[name])
+            shown.append(f"{batch[source] * each:,}")
+    return " + ".join(shown)
 
 
 def _rows(node: PlannedNode, batch: int | None) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dataflow.graph import Graph
+from dataflow.loss_terms import ROWS
 from dataflow.rows import Domains
 from engine.plan.explain import memory
 from engine.plan.explain.layout import count, duration, wrapped
@@ -37,13 +38,15 @@ def _steps(plan: Plan) -> Iterator[str]:
     for source in plan.sources:
         line = [n for n in plan.nodes if n.source == source.name]
         limit = "at most " if any(_may_shrink(graph, n) for n in line) else ""
-        for train in (n for n in line if n.work == "train"):
-            node = graph.node(train.name)
-            domain = domains.of_node(node)
-            group = domain.group_size if domain else train.inner
-            parts, epochs = node.params["minibatches"], node.params["epochs"]
-            updates = f"{count(epochs * parts, 'update')} of {source.batch * group // parts:,}"
-            yield f"{limit}{_rows(source.batch, group)} a Step, {updates} ({train.name})"
+        for train in (n for n in plan.nodes if n.work == "train"):
+            node, of = graph.node(train.name), plan.sources_of(train)
+            for name in (name for name in of if of[name] == source.name):
+                domain = domains.of(node.inputs[name])
+                group = domain.group_size if domain else train.inner
+                parts, epochs = node.params["minibatches"], node.params["epochs"]
+                updates = f"{count(epochs * parts, 'update')} of {source.batch * group // parts:,}"
+                where = train.name if name == ROWS else f"{train.name}, {name}"
+                yield f"{limit}{_rows(source.batch, group)} a Step, {updates} ({where})"
 
 
 def _rows(batch: int, group: int) -> str:

@@ -5,13 +5,13 @@ Owns: the numbers that go into the formulas. Does not own: these (engine/cost), 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from dataflow.device import declared
-from dataflow.loss import Loss
+from dataflow.loss import LossTerm
 from dataflow.model import Model
 from dataflow.node import Node
 from dataflow.operator import Reduce
@@ -108,10 +108,13 @@ class _Cost:
         return parts
 
     def _running(self, planned: PlannedNode, use: _Use) -> dict[str, int]:
-        work, shape = self._work(planned), use.cost.shape
-        dtype, head = use.model.dtype, use.model.head
+        shape, dtype, head = use.cost.shape, use.model.dtype, use.model.head
         if planned.work == "train":
-            return memory.train_parts(use.cost.parameters or 0, shape, work, dtype, head)
+            weights = use.cost.parameters or 0
+            sets = [memory.train_parts(weights, shape, w, dtype, head) for w in self._sets(planned)]
+            # A micro-batch has rows of one set: the largest counts.
+            return {part: max(each.get(part, 0) for each in sets) for part in sets[0]}
+        work = self._work(planned)
         if shape is None:
             return {}
         if planned.traits.generates:
@@ -142,16 +145,19 @@ class _Cost:
 
     def _model_seconds(self, planned: PlannedNode, use: _Use) -> float | None:
         """None if the Model's size is unknown."""
-        work, shape, parameters = self._work(planned), use.cost.shape, use.cost.parameters
+        shape, parameters = use.cost.shape, use.cost.parameters
         if shape is None or parameters is None:
             return None
         cores = min(planned.layout.threads, self._draft.cluster.cores)
+        if planned.work == "train":
+            epochs, head = self._nodes[planned.name].params["epochs"], use.model.head
+            how = {"epochs": epochs, "cores": cores, "head": head}
+            sets = self._sets(planned)
+            return sum(time.train_seconds(parameters, shape, work, **how) for work in sets)
+        work = self._work(planned)
         if planned.traits.generates:
             return time.decode_seconds(parameters, shape, work, cores=cores, dtype=use.model.dtype)
-        if planned.work == "forward":
-            return time.forward_seconds(parameters, shape, work, cores=cores, head=use.model.head)
-        epochs, head = self._nodes[planned.name].params["epochs"], use.model.head
-        return time.train_seconds(parameters, shape, work, epochs=epochs, cores=cores, head=head)
+        return time.forward_seconds(parameters, shape, work, cores=cores, head=use.model.head)
 
     def _use(self, planned: PlannedNode) -> _Use | None:
         found = next((u for u in planned.models if u.param != "tokenizer"), None)
@@ -161,22 +167,42 @@ class _Cost:
 
     def _work(self, planned: PlannedNode) -> Work:
         lengths, layout = self._lengths[planned.name], planned.layout
-        loss = self._nodes[planned.name].params.get("loss")
-        terms = loss.terms if isinstance(loss, Loss) else ()
         # An evaluation has as many rows as its data; assumed is only that they fill the slots.
         source = self._sources.get(planned.source)
         prompts = -(-(source.batch if source else layout.slots) // (layout.replicas * layout.data))
-        group = lengths.prompt + planned.inner * lengths.completion
-        atomic = any(t.function.scope == "group" for t in terms)
         return Work(
             lengths=lengths,
             prompts=prompts,
             rows=prompts * (planned.rows if planned.traits.generates else planned.inner),
-            budget=max(layout.tokens, group) if atomic else layout.tokens,
+            budget=layout.tokens,
             slots=layout.slots,
-            entropy=any(t.function.entropy for t in terms),
+            entropy=False,
             listed=_listed(self._nodes[planned.name], planned.returns),
         )
+
+    def _sets(self, train: PlannedNode) -> list[Work]:
+        """The work on each row set of a train node."""
+        layout, found = train.layout, []
+        sources, loss = self._draft.sources_of(train), self._nodes[train.name].params["loss"]
+        for name, inputs in train.row_sets.items():
+            of, first = loss.on(name).terms, inputs[0]
+            lengths = self._lengths[first.gate]
+            inner = max(self._planned[i.gate].rows for i in inputs)
+            prompts = -(-self._sources[sources[name]].batch // layout.data)
+            atomic = any(t.function.scope == "group" for t in of)
+            group = lengths.prompt + inner * lengths.completion
+            found.append(
+                Work(
+                    lengths=lengths,
+                    prompts=prompts,
+                    rows=prompts * inner,
+                    budget=max(layout.tokens, group) if atomic else layout.tokens,
+                    slots=layout.slots,
+                    entropy=any(t.function.entropy for t in of),
+                    listed=_asked(self._nodes[train.name], of),
+                )
+            )
+        return found
 
     def edges(self) -> Iterator[PlannedEdge]:
         """Every data edge, with what a Step moves along it at the greatest lengths."""
@@ -260,14 +286,15 @@ class _Cost:
 
 
 def _listed(node: Node, returns: Columns) -> int:
-    """Further tokens in each place: in the lists that a node makes, or at which its loss reads."""
-    loss = node.params.get("loss")
-    if isinstance(loss, Loss):
-        asked = [
-            (f"{t.label}.{t.function.ids[0]}", t.function) for t in loss.terms if t.function.ids
-        ]
-        return sum(_size(node.inputs[key].schema, f.ids[1]) for key, f in asked)
+    """Further tokens in each place, in the lists that a node makes."""
     return max((_size(s, c) for s in node.schemas for c in s.columns if c in returns), default=0)
+
+
+def _asked(node: Node, terms: Iterable[LossTerm]) -> int:
+    """Further tokens in each place, at which terms of a loss read."""
+    reading = [(t.label, t.function.ids) for t in terms if t.function.ids]
+    schemas = (node.inputs[f"{label}.{port}"].schema for label, (port, _) in reading)
+    return sum(_size(s, column) for s, (_, (_, column)) in zip(schemas, reading, strict=True))
 
 
 def _size(schema: type[Schema], name: str) -> int:

@@ -121,7 +121,9 @@ def _tokenizer(node: Node, draft: Draft) -> Iterator[ModelUse]:
     the ids; of demonstrations, that of the first Model that reads them.
     """
     for maker in [node] if node.operator.tokenises else _decoded(node):
-        readers = (n for n in draft.nodes if n.source == maker.name and n.models)
+        readers = (
+            n for n in draft.nodes if n.models and maker.name in draft.sources_of(n).values()
+        )
         made_by = draft.node(maker.name) if maker.operator.traits.generates else next(readers, None)
         if made_by is not None:
             yield ModelUse(param="tokenizer", model=made_by.models[0].model, access="read")

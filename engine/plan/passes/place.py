@@ -274,7 +274,8 @@ def _ranks(draft: Draft, node: PlannedNode, count: int) -> Iterator[str]:
             problem = f"ranks: {node.name}={count}, but only train nodes have ranks"
             yield f"{problem}. Fix: replicas: {node.name}={count}."
         return
-    batch = next((s.batch for s in draft.sources if s.name == node.source), 0)
+    sources = set(draft.sources_of(node).values())
+    batch = min((s.batch for s in draft.sources if s.name in sources), default=0)
     parts = draft.graph.node(node.name).params["minibatches"]
     most = max(1, batch // parts)
     if not 1 <= count <= most:

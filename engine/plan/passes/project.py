@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from dataflow.loss import Loss
+from dataflow.loss_terms import ROWS, input_of
 from dataflow.node import Node, Port
 from dataflow.operator import Input, listed
 from dataflow.rows import Domain, Domains, physical
@@ -69,11 +69,11 @@ class _Finder:
         node = self._nodes[planned.name]
         for i in planned.inputs:
             port = node.inputs[i.name]
-            declared = _declared(node, i.name)
+            declared, _ = input_of(node, i.name)
             wanted = self._wanted(node, port, declared)
             if handed_on is not None:
                 wanted = list(_for_joining(node, port, handed_on))
-            fetches = self._fetches(port, wanted, i.rows(planned.inner))
+            fetches = self._fetches(port, wanted, self._rows[i.gate] * i.ratio)
             if planned.work == "evaluate":
                 fetches = self._with_parts(port, fetches)
             yield replace(i, fetches=fetches)
@@ -180,23 +180,16 @@ def _for_joining(node: Node, port: Port[Any], columns: Iterable[str]) -> Iterato
     yield from there
 
 
-def _declared(node: Node, key: str) -> Input:
-    loss = node.params.get("loss")
-    label, _, name = key.partition(".")
-    if name and isinstance(loss, Loss):
-        term = next(t for t in loss.terms if t.label == label)
-        return next(i for i in term.function.ports if i.name == name)
-    return node.operator.input(key)
-
-
 def _nearest_prompt(port: Port[Any], domains: Domains) -> Node | None:
     """The nearest node with prompts: a judge's prompt is not its task's."""
     return next((p.node for p in row_line(port, domains) if issubclass(p.schema, Prompt)), None)
 
 
 def _advantage_of(train: Node) -> Port[Any] | None:
-    """The advantage that the first loss with one reads."""
-    ports = (port for key, port in train.inputs.items() if key.endswith(".advantage"))
+    """The advantage of its own rows that the first loss with one reads."""
+    loss = train.params["loss"]
+    own = (item for item in train.inputs.items() if loss.rows_of(item[0]) == ROWS)
+    ports = (port for key, port in own if key.endswith(".advantage"))
     return next((port for port in ports if issubclass(port.schema, Advantage)), None)
 
 

@@ -54,8 +54,8 @@ def _old_is_now(node: Node, term: LossTerm, samplers: Samplers) -> bool:
     made_by = port.node
     if not made_by.operator.log_probs or made_by.states.get("model") != node.states["model"]:
         return False
-    if physical(made_by.inputs["rows"]) != physical(node.inputs["rows"]):
+    if physical(made_by.inputs["rows"]) != physical(node.inputs[term.on]):
         return False  # the current log-probs are those of the rows that are trained
-    own, rows = made_by.params["temperature"], node.inputs["rows"]
+    own, rows = made_by.params["temperature"], node.inputs[term.on]
     as_sampled = own is None or samplers.all_at(rows, own)
     return as_sampled and made_by.params["max_lag"] == 0

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from dataflow.loss import Loss
-from dataflow.loss_terms import ROWS
+from dataflow.loss_terms import ROWS, row_sets
 from dataflow.node import Node, Port
 from dataflow.operator import Concat, Expand, Reduce, Same
 from dataflow.positions import row_positions
@@ -41,7 +41,7 @@ def resolve(draft: Draft) -> Draft:
                 notes.append(f"{node.name}: {bound}")
             return node.changed(params=node.params | {"positions": limit, "positions_of": model})
         if node.operator.work == "train":
-            params, found = _of_train(node, _rows_of_step(node, domains), samplers)
+            params, found = _of_train(node, domains, samplers)
         elif node.operator.log_probs and node.params["temperature"] is None:
             params, found = _of_logprobs(node, samplers)
         else:
@@ -60,10 +60,19 @@ def _of_logprobs(node: Node, samplers: Samplers) -> tuple[dict[str, Any], list[s
     return {"temperature": at}, notes
 
 
-def _of_train(node: Node, rows: int | None, samplers: Samplers) -> tuple[dict[str, Any], list[str]]:
-    """What training needs to know of its rows, and a note if the temperature may surprise."""
-    loss = node.params["loss"].on(ROWS)
-    return _of_rows(node.inputs[ROWS], loss, node.params["temperature"], rows, samplers)
+def _of_train(node: Node, domains: Domains, samplers: Samplers) -> tuple[dict[str, Any], list[str]]:
+    """What training needs to know of its rows, those of terms of its loss included, and notes. A
+    stated temperature is that of the node's own rows.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    notes: list[str] = []
+    for name, port in row_sets(node).items():
+        loss, steps = node.params["loss"].on(name), _rows_of_step(port, domains)
+        stated = node.params["temperature"] if name == ROWS else None
+        found[name], told = _of_rows(port, loss, stated, steps, samplers)
+        notes += told if name == ROWS else [f"{name}: {note}" for note in told]
+    params = found.pop(ROWS)
+    return params | ({"own_rows": found} if found else {}), notes
 
 
 def _of_rows(
@@ -119,9 +128,9 @@ def _shown(rows: Port[Any], samplers: Samplers) -> str:
     return ", ".join([*parts, *(["1.0 of rows that nothing sampled"] if unsampled else [])])
 
 
-def _rows_of_step(train: Node, domains: Domains) -> int | None:
+def _rows_of_step(rows: Port[Any], domains: Domains) -> int | None:
     """Rows of a Step before any selection; None for a source without batches."""
-    domain = domains.of_node(train)
+    domain = domains.of(rows)
     batch = domain.source.params.get("batch") if domain else None
     return batch * domain.group_size if domain and batch else None
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from dataflow.errors import PlanError
 from dataflow.graph import Graph
-from dataflow.loss_terms import row_sets
+from dataflow.loss_terms import ROWS, Loss
 from dataflow.model import Model
 from dataflow.node import Node
 from dataflow.operator import Concat, Expand, Fresh, Nothing, Reduce, Same, Subset
@@ -37,7 +37,7 @@ def shape(draft: Draft) -> Draft:
     order = {id(s): i for i, s in enumerate(draft.graph.sinks)}
     ordered = sorted(draft.graph.nodes, key=lambda n: order.get(id(n), -1))
     nodes = tuple(_node(n, domains, region, trained) for n in ordered)
-    sources = tuple(_sources(draft.graph, nodes))
+    sources = tuple(_sources(draft.graph, nodes, domains))
     return replace(draft, nodes=with_lags(nodes, sources), sources=sources)
 
 
@@ -58,12 +58,10 @@ def _node(
         where = f"{node.name}: {node.operator.name} below the cut"
         problem = f"{where} makes new rows within a Step, which no plan does yet"
         raise PlanError(f"{problem}. Fix: let it read rows from above the cut.")
-    if len(row_sets(node)) > 1:
-        problem = f"{node.name}: a term of its loss has rows of its own, which no plan does yet"
-        raise PlanError(f"{problem}. Fix: leave rows= out.")
     widths = {key: width(domains.of(p)) for key, p in node.inputs.items()}
-    outer = width(domain)
-    inner = outer if isinstance(onto, Reduce | Concat) else max(widths.values(), default=1)
+    outer, sets = width(domain), _row_sets(node)
+    widest = {s: max(widths[key] for key in sets if sets[key] == s) for s in sets.values()}
+    inner = outer if isinstance(onto, Reduce | Concat) else widest.get(ROWS, 1)
     return PlannedNode(
         name=node.name,
         operator=node.operator.name,
@@ -74,7 +72,7 @@ def _node(
         source=domain.source.name,
         rows=outer,
         inner=inner,
-        inputs=tuple(_inputs(node, widths, inner)),
+        inputs=tuple(_inputs(node, widths, {**widest, ROWS: inner}, sets)),
         models=tuple(_uses(node, trained)),
         tokens=next((schema.tokens for schema in node.schemas if schema.tokens), ""),
         max_lag=int(node.params.get("max_lag", 0)),
@@ -84,18 +82,30 @@ def _node(
     )
 
 
-def _inputs(node: Node, widths: Mapping[str, int], inner: int) -> Iterator[PlannedInput]:
-    """widths: rows of each input's gate for each prompt; inner: those of the node's chunks."""
+def _row_sets(node: Node) -> dict[str, str]:
+    """The row set of each input; all have the node's own unless terms of a loss have theirs."""
+    loss = node.params.get("loss")
+    bound = loss if isinstance(loss, Loss) else Loss(())
+    return {key: bound.rows_of(key) for key in node.inputs}
+
+
+def _inputs(
+    node: Node, widths: Mapping[str, int], inner: Mapping[str, int], sets: Mapping[str, str]
+) -> Iterator[PlannedInput]:
+    """widths: rows of each input's gate for each prompt; inner: those of each row set; sets: the
+    row set of each input.
+    """
     rows, offset = node.operator.rows, 0
     for key, port in node.inputs.items():
-        wide, known = widths[key], PlannedInput(name=key, gate=port.node.name)
+        wide, of = widths[key], inner[sets[key]]
+        known = PlannedInput(name=key, gate=port.node.name, row_set=sets[key])
         if isinstance(rows, Concat):
             yield replace(known, offset=offset, width=wide)
             offset += wide
         elif isinstance(rows, Reduce) and key == rows.of:
-            yield replace(known, fan_in=wide // inner)
+            yield replace(known, fan_in=wide // of)
         else:
-            yield replace(known, ratio=max(1, inner // wide))
+            yield replace(known, ratio=max(1, of // wide))
 
 
 def _uses(node: Node, trained: set[str]) -> Iterator[ModelUse]:
@@ -105,11 +115,17 @@ def _uses(node: Node, trained: set[str]) -> Iterator[ModelUse]:
         yield ModelUse(param=param, model=name, access=access, trained=name in trained)
 
 
-def _sources(graph: Graph, nodes: tuple[PlannedNode, ...]) -> Iterator[PlannedSource]:
+def _sources(
+    graph: Graph, nodes: tuple[PlannedNode, ...], domains: Domains
+) -> Iterator[PlannedSource]:
     """Training sources. The lag is the least that readers of trained Models above the cut allow."""
+    trained = [
+        (n, {d.source.name for port in n.inputs.values() if (d := domains.of(port))})
+        for n in (graph.node(n.name) for n in nodes if n.work == "train")
+    ]
     for node in (n for n in nodes if n.work == "source" and n.region != "evaluation"):
         line = [n for n in nodes if n.source == node.name]
-        trains = [graph.node(n.name) for n in line if n.work == "train"]
+        trains = [train for train, sources in trained if node.name in sources]
         intake = trains[0].params["intake"] if trains else "exact"
         batch = graph.node(node.name).params["batch"]
         yield PlannedSource(name=node.name, batch=batch, max_lag=_lag(line), intake=intake)

@@ -56,6 +56,8 @@ def step_rows(assignment: Assignment, loss: Loss, node: str, row_set: str = "row
     """Read one row set of an assignment, with what the loss's terms on it read. Raises DataError
     for a token column not aligned with completions.
     """
+    if row_set not in assignment.inputs or not len(assignment.inputs[row_set]):
+        return _no_rows()
     rows, loss = assignment.inputs[row_set], loss.on(row_set)
     completions = rows.ragged("completion_ids")
     known = {
@@ -86,6 +88,24 @@ def step_rows(assignment: Assignment, loss: Loss, node: str, row_set: str = "row
             for port in term.function.ports
             if f"{term.label}.{port.name}" in assignment.inputs
         },
+    )
+
+
+def _no_rows() -> TrainRows:
+    """Of a rank whose share has no row of a set; there are no columns, either."""
+    none, nothing = Ragged(np.zeros(0, np.int32), np.zeros(1, np.int64)), np.zeros(0, np.int64)
+    return TrainRows(
+        keys=Keys.of([]),
+        prompts=none,
+        completions=none,
+        groups=nothing,
+        prompt_groups=nothing,
+        trained=nothing,
+        mask=np.zeros(0, np.float32),
+        sampler_logprobs=None,
+        sampler_mass=None,
+        version=None,
+        ports={},
     )
 
 

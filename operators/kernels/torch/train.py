@@ -147,7 +147,8 @@ class TorchTrain(Sleeper, Probeable):
         require_positions(self._name, name, limit, rows.keys, rows.prompts, rows.completions)
         for ids in (rows.prompts, rows.completions):
             require_known(self._name, name, ids, rows.keys, self.vocabulary)
-        require_ids(self._name, name, rows, of.loss, self.vocabulary)
+        if len(rows.keys):
+            require_ids(self._name, name, rows, of.loss, self.vocabulary)
         assigned = assignment.rows_of(of.name)
         assert assigned is not None
         return StepSet(of, rows, assigned)
