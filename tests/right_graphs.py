@@ -35,7 +35,7 @@ from operators.advantage import (
     whiten,
 )
 from operators.concat import concat
-from operators.data import preferences, prompts
+from operators.data import demonstrations, preferences, prompts
 from operators.forward import logprobs, scores, values
 from operators.generate import generate
 from operators.losses import (
@@ -275,6 +275,49 @@ def offline_dpo() -> Graph:
     return trained("offline_dpo", rows, objective, lr=5e-7, minibatches=4)
 
 
+def exploring(max_lag: int) -> tuple[Port[Rollout], Loss]:
+    """Answers at temperature 0.7, each against its group."""
+    prompt = prompts(DATA, batch=64)
+    how = {"temperature": 0.7, "max_lag": max_lag, "name": "rollout"}
+    rollout = generate(policy, prompt, n=8, max_tokens=64, **how)
+    return rollout, clipped_policy_loss(group_advantage(rollout, reward(exact, rollout)))
+
+
+def exploring_alone() -> Graph:
+    rollout, objective = exploring(0)
+    return trained("exploring_alone", rollout, objective, minibatches=4)
+
+
+def imitating_while_exploring(
+    max_lag: int = 0, rows: Port[Completion] | None = None, **how: Any
+) -> Graph:
+    """Demonstrations beside the policy's own answers, each with its batch in every Step."""
+    rollout, objective = exploring(max_lag)
+    rows = rows or demonstrations("data/demos.jsonl", batch=16, name="demos")
+    loss = objective + 0.1 * supervised_loss(rows=rows)
+    return trained("imitating", rollout, loss, **{"minibatches": 4} | how)
+
+
+def imitating_what_was_asked_for() -> Graph:
+    return imitating_while_exploring()
+
+
+def preferring_while_exploring() -> Graph:
+    """Pairs beside the policy's own answers: another source, with a reference of its own."""
+    rollout, objective = exploring(1)
+    rows, pairs = preferences("data/pairs.parquet", batch=8)
+    other = dpo_loss(pairs, reference=logprobs(reference, rows), rows=rows)
+    return trained("preferring", rollout, objective + 0.5 * other, lr=5e-7)
+
+
+def imitating_its_own_best() -> Graph:
+    """The best answers of the same prompts count once more."""
+    rollout, objective = exploring(0)
+    best = select(rollout, where=best_of(reward(exact, rollout, name="mark")))
+    loss = objective + 0.1 * (supervised_loss(rows=best) + 0.1 * entropy_loss(rows=best))
+    return trained("own_best", rollout, loss, minibatches=4)
+
+
 def distillation() -> Graph:
     rollout = sampled(n=1)
     advantage = teacher_advantage(rollout, logprobs(Model("teacher", "models/large"), rollout))
@@ -411,6 +454,8 @@ RIGHT = (
     plain_grpo, plain_ppo, edited_ppo, plain_sft, dapo, rloo, reinforce_plus_plus, remax, areal,
     trajectory_balance_with_reset, slow_critic, rules_and_reward_model, language_model_judge,
     two_turns, turns_kept_by_the_second, both_turns, online_dpo, pairs_by_margin, offline_dpo,
+    exploring_alone, imitating_what_was_asked_for, preferring_while_exploring,
+    imitating_its_own_best,
     distillation, whole_distillation, ratios_of_rows, clipped_weights, soft_clips, reward_model,
     expert_iteration,
     with_evaluation, evaluation_on_training_data_that_is_meant, two_generators, own_loss,

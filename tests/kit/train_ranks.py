@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from dataflow.batch import Batch
+from dataflow.batch import Batch, Keys
 from dataflow.errors import DataflowError
-from dataflow.kernel import Assignment
+from dataflow.kernel import AssignedRows, Assignment
 from dataflow.loss import Loss, Now, Tensors, Terms, loss_function
 from dataflow.schema import Advantage, Returns
 from operators import losses
@@ -29,7 +29,17 @@ from operators.kernels.torch.train import TorchTrain
 from operators.optimizers import AdamW
 from tests.kit.kernels import FakeSession
 from tests.kit.rows import random_rows, rollout, token_column
-from tests.kit.training import CLIPPED, SUPERVISED, assignment, loss_of, opened, weights_of
+from tests.kit.training import (
+    CLIPPED,
+    OWN,
+    SHOWN,
+    SUPERVISED,
+    assignment,
+    loss_of,
+    opened,
+    weights_of,
+    with_own,
+)
 
 STEPS = (1, 2, 3)
 
@@ -59,7 +69,9 @@ PICKY = loss_of(loss_function(_picky, name="picky"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A train node; owners: the share that has each prompt of a Step, in the order of positions."""
+    """A train node; owners: the share that has each prompt of a Step, in the order of positions;
+    own: the same of the rows that a supervised term has of its own, if there are any.
+    """
 
     loss: Loss
     owners: Sequence[int]
@@ -67,6 +79,7 @@ class Case:
     answers: Callable[[int], Batch] = field(default=lambda step: random_rows(6, 3, seed=step))
     params: Mapping[str, Any] = field(default_factory=dict)
     chunk: int = 0
+    own: Sequence[int] = ()
 
     def assignment(self, step: int) -> Assignment:
         """The whole Step, as one rank has it."""
@@ -77,9 +90,10 @@ class Case:
             "value_loss__returns": token_column(rows, "returns", seed=step, schema=Returns),
         }
         labels = {t.label for t in self.loss.terms}
-        return assignment(
+        given = assignment(
             rows, step, **{name: b for name, b in ports.items() if name.split("__")[0] in labels}
         )
+        return with_own(given, random_rows(len(self.own), 1, seed=step + 50)) if self.own else given
 
     def open(self, bases: Mapping[str, str], **split: Any) -> TorchTrain:
         """The kernel of one rank; split: session, shard, tensor."""
@@ -88,12 +102,25 @@ class Case:
         return opened(bases[self.base], self.loss, **split, **params)
 
 
-def part(given: Assignment, owners: Sequence[int], share: int) -> Assignment:
+def part(given: Assignment, case: Case, share: int) -> Assignment:
     """One share of an assignment."""
-    groups = np.unique(given.keys.position, return_inverse=True)[1]
-    mine = np.flatnonzero(np.asarray(owners)[groups] == share)
-    inputs = {name: batch.take(mine) for name, batch in given.inputs.items()}
-    return replace(given, keys=given.keys.take(mine), inputs=inputs, whole=given.keys, mine=mine)
+    mine = _rows_of(given.keys, case.owners, share)
+    inputs = {name: batch.take(mine) for name, batch in given.inputs.items() if name != OWN}
+    others = {}
+    if case.own:
+        demos = given.inputs[OWN]
+        theirs = _rows_of(demos.keys, case.own, share)
+        inputs[OWN] = demos.take(theirs)
+        keys = demos.keys.take(theirs)
+        others[OWN] = AssignedRows(keys=keys, whole=demos.keys, mine=theirs)
+    keys = given.keys.take(mine)
+    whole = {"whole": given.keys, "mine": mine}
+    return replace(given, keys=keys, inputs=inputs, others=others, **whole)
+
+
+def _rows_of(keys: Keys, owners: Sequence[int], share: int) -> np.ndarray:
+    groups = np.unique(keys.position, return_inverse=True)[1]
+    return np.flatnonzero(np.asarray(owners)[groups] == share)
 
 
 def _mute_prompt(step: int) -> Batch:
@@ -105,6 +132,10 @@ def _mute_prompt(step: int) -> Batch:
 
 
 GRPO = loss_of(losses.CLIPPED_POLICY, **CLIPPED) + 0.1 * loss_of(losses.ENTROPY)
+TWO_SETS = {
+    "loss": GRPO + 0.3 * SHOWN,
+    "params": {"minibatches": 2, "own_rows": {OWN: {"temperature": 1.0}}, "temperature": 0.7},
+}
 CASES: dict[str, Case] = {
     "grpo": Case(loss=GRPO, owners=(0, 1, 0, 1, 1, 0), params={"epochs": 2, "minibatches": 2}),
     "value": Case(loss=loss_of(losses.VALUE, clip=None), owners=(0, 0, 1, 0, 1, 1), base="critic"),
@@ -127,6 +158,8 @@ CASES: dict[str, Case] = {
     ),
     "chunked": Case(loss=GRPO, owners=(0, 1, 1, 1, 0, 1), chunk=300),
     "qwen3": Case(loss=GRPO, owners=(0, 1, 0, 1, 1, 0), base="qwen3", params={"minibatches": 2}),
+    "two sets": Case(owners=(0, 1, 0, 1, 1, 0), own=(1, 0, 1, 1), **TWO_SETS),
+    "no row of a set": Case(owners=(0, 1, 0, 1, 1, 0), own=(1, 1, 1, 1), **TWO_SETS),
     "biased": Case(loss=GRPO, owners=(0, 1, 0, 1, 1, 0), base="biased", params={"minibatches": 2}),
 }
 SAVED = Case(loss=GRPO, owners=(1, 1, 0, 1, 0, 0), params={"minibatches": 2})
@@ -164,7 +197,7 @@ def train(
 ) -> list[dict[str, float]]:
     """Metrics of some Steps."""
     given = [case.assignment(step) for step in steps]
-    return [dict(kernel.step(g if share is None else part(g, case.owners, share))) for g in given]
+    return [dict(kernel.step(g if share is None else part(g, case, share))) for g in given]
 
 
 def error_of(kernel: TorchTrain, given: Assignment) -> str:
@@ -201,8 +234,11 @@ class World:
         return self.size // self.tensor
 
 
-_BY_ROWS = ("grpo", "value", "group", "one prompt", "no row", "mute", "chunked")
-_BY_MATRICES = ("grpo", "value", "group", "chunked", "qwen3", "biased")
+_BY_ROWS = (
+    *("grpo", "value", "group", "one prompt", "no row", "mute", "chunked"),
+    *("two sets", "no row of a set"),
+)
+_BY_MATRICES = ("grpo", "two sets", "value", "group", "chunked", "qwen3", "biased")
 WORLDS = {
     "whole": World(cases=_BY_ROWS),
     "split": World(shard=True, cases=_BY_ROWS),
@@ -237,7 +273,9 @@ class Rank:
 
     def mine(self, case: Case) -> Case:
         """The case with as many owners as there are shares."""
-        return replace(case, owners=tuple(owner % self.world.shares for owner in case.owners))
+        shares = self.world.shares
+        owners, own = (tuple(x % shares for x in some) for some in (case.owners, case.own))
+        return replace(case, owners=owners, own=own)
 
     def limits(self) -> list[float]:
         """The time limits of collectives, in seconds, of each of its groups."""
@@ -288,16 +326,16 @@ class Rank:
         case = self.mine(FAULTY)
         kernel, whole = self.open(case), case.assignment(1)
         row = 9 if self.world.shares > 1 else 0
-        mine = part(whole, case.owners, self.share)
+        mine = part(whole, case, self.share)
         lonely = (*case.owners[:5], 9)
         uneven = lonely if self.rank == self.world.size - 1 else case.owners
         errors = {
-            name: error_of(kernel, part(changed(whole, row, value), case.owners, self.share))
+            name: error_of(kernel, part(changed(whole, row, value), case, self.share))
             for name, value in (("loss", np.inf), ("gradient", 5.0), ("raised", 3.0))
         }
         errors["column"] = error_of(kernel, misplaced(mine, self.rank))
-        errors["lonely"] = error_of(kernel, part(whole, lonely, self.share))
-        errors["uneven"] = error_of(kernel, part(whole, uneven, self.share))
+        errors["lonely"] = error_of(kernel, part(whole, replace(case, owners=lonely), self.share))
+        errors["uneven"] = error_of(kernel, part(whole, replace(case, owners=uneven), self.share))
         metrics = train(case, kernel, [1], self.share)
         return {"errors": errors, "metrics": metrics, "weights": weights_of(kernel)}
 

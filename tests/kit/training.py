@@ -5,13 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from torch import Tensor
 
 from dataflow.batch import Batch
-from dataflow.kernel import Assignment, Layout
+from dataflow.kernel import AssignedRows, Assignment, Layout
 from dataflow.loss import Loss, LossTerm
 from dataflow.model import Model
 from operators import losses
@@ -32,6 +33,9 @@ CLIPPED = {"clip": 0.2, "beta": 0.0, "kl": "k3", "dual_clip": None}
 PG = loss_of(losses.POLICY_GRADIENT)
 PPO = loss_of(losses.CLIPPED_POLICY, **CLIPPED)
 SUPERVISED = loss_of(losses.SUPERVISED)
+OWN = "supervised_loss.rows"
+SHOWN = Loss(tuple(replace(term, on=OWN) for term in SUPERVISED.terms))
+"""The same on rows of its own."""
 
 
 def opened(
@@ -60,6 +64,12 @@ def assignment(rows: Batch, step: int = 1, **ports: Batch) -> Assignment:
     """A Step of these rows; ports: batches by port, `__` for the dot."""
     inputs = {"rows": rows} | {name.replace("__", "."): batch for name, batch in ports.items()}
     return Assignment(sequence=step, step=step, keys=rows.keys, inputs=inputs)
+
+
+def with_own(given: Assignment, demos: Batch) -> Assignment:
+    """The same Step with rows of its own for SHOWN."""
+    others = {OWN: AssignedRows(keys=demos.keys)}
+    return replace(given, inputs={**given.inputs, OWN: demos}, others=others)
 
 
 def with_advantage(

@@ -14,14 +14,16 @@ from dataflow.node import Port
 from dataflow.schema import Completion, Prompt, Reward, Rollout, TokenReward, column
 from dataflow.user import Columns, operator
 from operators.advantage import add, baseline_advantage, gae, returns
-from operators.data import prompts
+from operators.data import demonstrations, preferences, prompts
 from operators.forward import logprobs, values
 from operators.generate import generate
 from operators.losses import (
     clipped_policy_loss,
     decoupled_policy_loss,
+    dpo_loss,
     policy_gradient_loss,
     supervised_loss,
+    trajectory_balance_loss,
     value_loss,
 )
 from operators.mean_over import mean_over
@@ -290,3 +292,44 @@ def old_logprobs_at_another_temperature_behind_a_selection() -> Graph:
     score, old = scored(rollout), logprobs(policy, rollout, temperature=0.3, name="old")
     rollout, score, old = select(rollout, score, old, where=best_of(score))
     return trained(rollout, clipped_policy_loss(returns(rollout, score), old=old))
+
+
+def demos() -> Port[Completion]:
+    return demonstrations("data/demos.jsonl", batch=64)
+
+
+def loss_on_the_rows_of_another_source() -> Graph:
+    rollout, (rows, pairs) = sampled(), preferences("data/pairs.jsonl", batch=64)
+    other = dpo_loss(pairs, reference=logprobs(reference, rows))
+    return trained(rollout, clipped_policy_loss(compared(rollout)) + other)
+
+
+def own_rows_with_a_port_on_others() -> Graph:
+    rollout, (rows, pairs) = sampled(), preferences("data/pairs.jsonl", batch=64)
+    other = dpo_loss(pairs, reference=logprobs(reference, rollout), rows=rows)
+    return trained(rollout, clipped_policy_loss(compared(rollout)) + other)
+
+
+def own_rows_that_are_trained_anyway() -> Graph:
+    rollout = sampled()
+    loss = clipped_policy_loss(compared(rollout)) + 0.1 * supervised_loss(rows=rollout)
+    return trained(rollout, loss)
+
+
+def rows_that_no_term_trains() -> Graph:
+    return trained(sampled(), supervised_loss(rows=demos()))
+
+
+def ratio_on_demonstrations_of_its_own() -> Graph:
+    rollout, rows = sampled(), demos()
+    advantage = returns(rows, reward(exact, rows, name="score_of_demos"))
+    loss = clipped_policy_loss(compared(rollout)) + clipped_policy_loss(advantage, rows=rows)
+    return trained(rollout, loss)
+
+
+def groups_of_one_row_of_its_own() -> Graph:
+    rollout, rows = sampled(), demos()
+    score = reward(exact, rows, name="score_of_demos")
+    how = {"reference": logprobs(reference, rows), "beta": 0.1}
+    loss = clipped_policy_loss(compared(rollout)) + trajectory_balance_loss(score, **how, rows=rows)
+    return trained(rollout, loss)

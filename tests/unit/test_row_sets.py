@@ -1,0 +1,254 @@
+"""Terms with rows of their own: the language, the check, the plan, and the train kernel's numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from dataflow.batch import Batch
+from dataflow.check import check
+from dataflow.errors import GraphError
+from dataflow.kernel import Assignment
+from dataflow.loss import Loss, Now, Tensors, Terms, loss
+from dataflow.schema import Advantage
+from dataflow.snapshot import from_json, to_json
+from engine.plan.explain import explain
+from engine.plan.plan import Plan
+from operators.data import demonstrations
+from operators.kernels.torch.minibatches import minibatches
+from operators.losses import entropy_loss, supervised_loss
+from tests import right_graphs
+from tests.kit import plain_loop as loop
+from tests.kit.plans import headers, placed, planned, save_tiny_header
+from tests.kit.rows import random_rows
+from tests.kit.training import (
+    OWN,
+    PG,
+    SHOWN,
+    SUPERVISED,
+    assignment,
+    opened,
+    with_advantage,
+    with_own,
+)
+
+policy, demos = right_graphs.policy, demonstrations("data/demos.jsonl", batch=16, name="demos")
+
+
+# the language
+
+
+@loss(supervised=True)
+def smooth(now: Now, *, weight: float = 0.5) -> Terms:
+    assert now.logprobs is not None
+    return Terms(-weight * now.logprobs)
+
+
+def test_terms_with_the_same_rows_share_one_input() -> None:
+    other = demonstrations("data/demos.jsonl", batch=16, name="others")
+    terms = [supervised_loss(rows=demos), entropy_loss(rows=demos), supervised_loss(rows=other)]
+    bound, inputs = (entropy_loss() + terms[0] + terms[1] + terms[2]).bound()
+    assert [term.on for term in bound.terms] == ["rows", OWN, OWN, "supervised_loss_2.rows"]
+    assert inputs == {OWN: demos, "supervised_loss_2.rows": other}
+    assert bound.row_sets == ("rows", OWN, "supervised_loss_2.rows")
+    assert [t.label for t in bound.on(OWN).terms] == ["supervised_loss", "entropy_loss_2"]
+    assert bound.on(OWN).supervised
+    assert not bound.on("rows").supervised
+    assert bound.rows_of("entropy_loss_2.anything") == OWN
+    assert bound.rows_of("rows") == "rows"
+
+
+def test_a_users_loss_takes_rows_too() -> None:
+    bound, inputs = (entropy_loss() + 0.1 * smooth(weight=0.3, rows=demos)).bound()
+    assert bound.terms[1].on == "smooth.rows"
+    assert dict(bound.terms[1].params) == {"weight": 0.3}
+    assert inputs == {"smooth.rows": demos}
+    wrong: Any = 5
+    with pytest.raises(GraphError, match=r"smooth\.rows: expected Port\[Completion\].*found int 5"):
+        smooth(rows=wrong)
+
+
+def test_a_port_or_parameter_named_rows_is_refused() -> None:
+    def by_rows(now: Now, rows: Tensors[Advantage]) -> Terms:
+        return Terms(rows["advantage"])
+
+    with pytest.raises(GraphError, match=r"by_rows\.rows: expected another name than 'rows'"):
+        loss()(by_rows)
+
+
+def test_a_snapshot_keeps_the_rows_of_each_term() -> None:
+    graph = right_graphs.imitating_while_exploring()
+    again = from_json(to_json(graph))
+    assert again.sinks[0].digest == graph.sinks[0].digest
+    assert [term.on for term in again.sinks[0].params["loss"].terms] == ["rows", OWN]
+
+
+# the check and the plan
+
+
+def test_sizes_are_of_each_source() -> None:
+    sizes = check(right_graphs.imitating_while_exploring(), headers).sizes
+    assert sizes["prompts"].describe().endswith("4 updates of 128 (train_policy)")
+    assert sizes["demos"].describe() == (f"16 rows a Step, 4 updates of 4 (train_policy, {OWN})")
+
+
+def plan() -> Plan:
+    return planned(right_graphs.imitating_while_exploring())
+
+
+def test_each_row_set_has_its_own_temperature_and_denominator() -> None:
+    assert plan().program is not None
+    params = plan().program.node("train_policy").params  # type: ignore[union-attr]
+    assert (params["temperature"], params["step_rows"]) == (0.7, 512)
+    assert params["own_rows"][OWN]["temperature"] == 1.0
+    assert params["own_rows"][OWN]["step_rows"] == 16
+
+
+def test_a_plan_says_which_rows_each_input_stands_on() -> None:
+    found = plan()
+    node = found.node("train_policy")
+    assert node.source == "prompts"
+    assert found.sources_of(node) == {"rows": "prompts", OWN: "demos"}
+    assert list(node.row_sets) == ["rows", OWN]
+    assert [i.name for i in node.row_sets[OWN]] == [OWN]
+    assert {i.ratio for i in node.inputs} == {1}
+    assert {s.name: (s.batch, s.max_lag) for s in found.sources} == {
+        "prompts": (64, 0), "demos": (16, 0),
+    }  # fmt: skip
+    assert found.node("demos").models[0].param == "tokenizer"
+
+
+def test_explain_prints_the_numbers_of_each_source() -> None:
+    text = explain(plan())
+    assert "64 prompts x 8 = 512 completions a Step, 4 updates of 128 (train_policy)" in text
+    assert f"16 rows a Step, 4 updates of 4 (train_policy, {OWN})" in text
+    assert "demos: no row depends on a Model that is trained" in text
+    assert "64 x 8 = 512 + 16" in text
+
+
+def test_estimates_count_all_rows_of_a_train_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models").mkdir()
+    save_tiny_header(tmp_path / "models")
+    monkeypatch.chdir(tmp_path)
+    one, two = (
+        planned(g()).node("train_policy").estimate.seconds
+        for g in (right_graphs.exploring_alone, right_graphs.imitating_while_exploring)
+    )
+    assert one is not None
+    assert two is not None
+    assert one < two < 2 * one
+
+
+def test_the_lag_of_one_source_is_none_of_the_other() -> None:
+    found = placed(right_graphs.imitating_while_exploring(max_lag=2))
+    assert {s.name: s.max_lag for s in found.sources} == {"prompts": 2, "demos": 0}
+
+
+def test_ranks_need_a_prompt_of_each_source_in_each_minibatch() -> None:
+    with pytest.raises(Exception, match=r"a minibatch has 4 prompts \(16 in 4\)"):
+        placed(right_graphs.imitating_while_exploring(), ranks={"train_policy": 5})
+
+
+def test_minibatches_divide_each_source() -> None:
+    rows = demonstrations("data/demos.jsonl", batch=6, name="demos")
+    told = r"minibatches=4 does not divide the 6 prompts of a Step"
+    with pytest.raises(GraphError, match=told):
+        check(right_graphs.imitating_while_exploring(rows=rows), headers)
+
+
+# the train kernel
+
+
+Gradient = dict[str, Tensor]
+
+
+def gradient(
+    monkeypatch: pytest.MonkeyPatch, base: str, term: Loss, given: Assignment, **params: Any
+) -> Gradient:
+    """Of the first update of a Step."""
+    with monkeypatch.context() as patch:
+        steps = loop.watched(patch)
+        opened(base, term, clip_norm=1e9, lr=1e-3, **params).step(given)
+        return steps[-1].updates[0].gradient
+
+
+def first_of(rows: Batch, count: int, name: str) -> np.ndarray:
+    """The rows of the first of so many minibatches."""
+    how = {"epochs": 1, "count": count, "seed": 5, "node": name, "step": 1}
+    return next(minibatches(rows.keys.position, **how))
+
+
+def added(a: Gradient, b: Gradient, weight: float) -> Gradient:
+    return {name: a[name] + weight * b[name] for name in a}
+
+
+def off(found: Gradient, wanted: Gradient) -> float:
+    """The greatest difference, relative to the greatest number."""
+    assert found.keys() == wanted.keys()
+    most = max(float(g.abs().max()) for g in wanted.values())
+    return max(float((found[n] - wanted[n]).abs().max()) for n in wanted) / most
+
+
+@pytest.mark.parametrize("aggregate", ["token_mean", "sequence_mean", "sequence_sum"])
+@pytest.mark.parametrize("parts, tokens", [(1, 16384), (1, 24), (2, 24)])
+def test_the_gradient_is_the_sum_of_both_losses_gradients(
+    base: str, monkeypatch: pytest.MonkeyPatch, aggregate: str, parts: int, tokens: int
+) -> None:
+    rows, shown = random_rows(4, 3, seed=1), random_rows(6, 1, seed=2)
+    given = with_own(with_advantage(rows), shown)
+    how: dict[str, Any] = {"aggregate": aggregate, "tokens": tokens}
+    own = {"own_rows": {OWN: {"temperature": 1.0}}, "temperature": 0.7, "minibatches": parts}
+    both = gradient(monkeypatch, base, PG + 0.3 * SHOWN, given, **how, **own)
+    mine = first_of(rows, parts, "train_policy")
+    theirs = first_of(shown, parts, f"train_policy/{OWN}")
+    assert (len(mine), len(theirs)) == (12 // parts, 6 // parts)
+    part = {name: batch.take(mine) for name, batch in with_advantage(rows).inputs.items()}
+    one = Assignment(sequence=1, step=1, keys=rows.keys.take(mine), inputs=part)
+    alone = gradient(monkeypatch, base, PG, one, temperature=0.7, **how)
+    other = gradient(monkeypatch, base, SUPERVISED, assignment(shown.take(theirs)), **how)
+    assert off(both, added(alone, other, 0.3)) < 1e-6
+    assert off(both, alone) > 1e-2, "the second loss changes nothing: this compares nothing"
+
+
+def test_metrics_are_of_each_term_on_its_own_rows(base: str) -> None:
+    rows, shown = random_rows(4, 3, seed=1), random_rows(6, 1, seed=2)
+    both = dict(opened(base, PG + 0.3 * SHOWN).step(with_own(with_advantage(rows), shown)))
+    alone = dict(opened(base, PG).step(with_advantage(rows)))
+    other = dict(opened(base, SUPERVISED).step(assignment(shown)))
+    for name, wanted in (alone | other).items():
+        if name.startswith("loss/"):
+            assert both[name] == pytest.approx(wanted, rel=1e-6)
+    assert both["train/tokens"] == alone["train/tokens"] + other["train/tokens"]
+    assert both["optim/updates"] == 1.0
+
+
+@pytest.mark.parametrize("empty", ["rows", OWN])
+def test_a_set_without_a_row_leaves_the_other_to_be_trained(
+    base: str, monkeypatch: pytest.MonkeyPatch, empty: str
+) -> None:
+    rows, shown = random_rows(4, 3, seed=1), random_rows(6, 1, seed=2)
+    given = with_own(with_advantage(rows), shown)
+    none = rows.keys.take(np.zeros(0, dtype=np.int64))
+    if empty == OWN:
+        left = with_advantage(rows)
+    else:
+        inputs = {OWN: given.inputs[OWN]}
+        left = Assignment(sequence=1, step=1, keys=none, inputs=inputs, others=given.others)
+    found = gradient(monkeypatch, base, PG + 0.3 * SHOWN, left)
+    alone = (
+        gradient(monkeypatch, base, PG, with_advantage(rows))
+        if empty == OWN
+        else gradient(monkeypatch, base, 0.3 * SUPERVISED, assignment(shown))
+    )
+    assert off(found, alone) < 1e-6
+    metrics = opened(base, PG + 0.3 * SHOWN).step(left)
+    gone = "loss/supervised_loss" if empty == OWN else "loss/policy_gradient_loss"
+    assert gone not in metrics
+    nothing = Assignment(sequence=1, step=1, keys=none, inputs={})
+    assert opened(base, PG + SHOWN).step(nothing)["optim/updates"] == 0.0
