@@ -1,4 +1,4 @@
-"""Terms with rows of their own: the language, the check, the plan, and the train kernel's numbers."""
+"""Terms with rows of their own: language, check, plan, and the numbers of the train kernel."""
 
 from __future__ import annotations
 
