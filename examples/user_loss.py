@@ -2,8 +2,8 @@
 
     python examples/user_loss.py
 
-`train` reduces them; the function takes no mean and sees no padding. This one is CISPO's
-(arXiv:2506.13585).
+`train` reduces them; the function takes no mean and sees no padding. This one is TOPR's, tapered
+off-policy REINFORCE (arXiv:2503.14286).
 """
 
 from __future__ import annotations
@@ -19,26 +19,28 @@ from operators.train import train
 
 # begin: what you add
 @loss(scope="token")
-def capped_weight_loss(now: Now, advantage: Tensors[Advantage], *, cap: float = 2.0) -> Terms:
-    """-A log pi, weighted by the detached ratio to the sampler's probability, at most `cap`."""
+def tapered_loss(now: Now, advantage: Tensors[Advantage], *, most: float = 1.0) -> Terms:
+    """-A log pi; bad answers weigh as their probability now over the sampler's, at most `most`."""
     assert now.logprobs is not None
     assert now.behaviour is not None
-    weight = (now.logprobs - now.behaviour).exp().clamp(max=cap).detach()
+    gain = advantage["advantage"]
+    ratio = now.row_sum(now.logprobs - now.behaviour).exp().clamp(max=most).detach()
+    weight = ratio[now.row].where(gain < 0, 1.0)
     metrics = {"policy/weight": ((weight * now.mask).sum(), now.mask.sum())}
-    return Terms(-weight * advantage["advantage"] * now.logprobs, metrics)
+    return Terms(-weight * gain * now.logprobs, metrics)
 
 
 # end
 
 
-def graph(*, cap: float = 2.0) -> Graph:
+def graph(*, most: float = 1.0) -> Graph:
     """GRPO's rows and advantages, trained with that loss in two updates per Step."""
     files = tiny.make()
     g = grpo(files.model, files.train, short_digits, n=8, batch=8, max_tokens=8)
     policy = Model("policy", files.model, trainable=True)
-    new = capped_weight_loss(g.port("advantage", Advantage), cap=cap)
+    new = tapered_loss(g.port("advantage", Advantage), most=most)
     return Graph(
-        "cispo", train(policy, g.port("rollout", Rollout), loss=new, lr=5e-3, minibatches=2)
+        "tapered", train(policy, g.port("rollout", Rollout), loss=new, lr=5e-3, minibatches=2)
     )
 
 

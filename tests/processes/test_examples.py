@@ -122,7 +122,7 @@ def three_functions_are_logged(rows: Rows) -> None:
 
 CHECKS: dict[str, Callable[[Rows], None]] = {
     "user_operator": operator_changes_the_reward,
-    "user_loss": lambda rows: _has(rows, "loss/capped_weight_loss", "policy/weight"),
+    "user_loss": lambda rows: _has(rows, "loss/tapered_loss", "policy/weight"),
     "user_advantage": lambda rows: _has(rows, "time/rank_advantage"),
     "run_trl_reward": both_rewards_are_logged,
     "verl_parquet": lambda rows: _has(
