@@ -214,7 +214,7 @@ def test_weighted_policy_gradients(d: Drawn, how: Importance | None) -> None:
 
 FORMULAS: dict[str, tuple[Any, dict[str, Any]]] = {
     "clipped": (formulas.clipped_policy, {"clip": 0.2, "dual_clip": 3.0}),
-    "sequence": (formulas.clipped_policy, {"level": "sequence", "clip": (3e-4, 4e-4)}),
+    "sequence": (formulas.clipped_policy, {"level": "sequence", "dual_clip": 3.0}),
     "sequence_token": (formulas.clipped_policy, {"level": "sequence_token", "dual_clip": 3.0}),
     "weight": (formulas.clipped_weight, {"cap": 5.0}),
     "soft": (formulas.soft_clipped_policy, {}),
