@@ -58,7 +58,23 @@ def check(context: Context) -> Iterator[Fault]:
             sound[model.name] = folder
     for node in context.graph.nodes:
         yield from _answers(context, node, sound)
+        yield from _likeliest(node, sound)
     yield from _too_long(context)
+
+
+def _likeliest(node: Node, sound: Mapping[str, Path]) -> Iterator[Fault]:
+    """More of the likeliest tokens than there are."""
+    asked, model = node.params.get("top_k"), node.states.get("model")
+    if not node.operator.log_probs or not isinstance(asked, int) or not isinstance(model, Model):
+        return
+    folder = sound.get(model.name)
+    size = read_object(folder / CONFIG).get("vocab_size") if folder is not None else None
+    if isinstance(size, int) and asked > size:
+        problem = (
+            f"expected top_k of at most the {size} tokens that Model {model.name!r} knows, found"
+            f" {asked}"
+        )
+        yield _fault(node, problem, f"top_k={size}, the whole distribution")
 
 
 def _fault(node: Node, problem: str, fix: str) -> Fault:

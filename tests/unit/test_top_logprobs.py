@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dataflow import schema, top_logprobs
 from dataflow.batch import Batch, Ragged
+from dataflow.check import check
 from dataflow.errors import DataError, GraphError, KernelError
 from dataflow.graph import Graph
 from dataflow.loss import Loss, Now, Tensors, Terms, loss, loss_function
@@ -32,7 +33,7 @@ from operators.losses import clipped_policy_loss
 from operators.reward import reward
 from operators.train import train
 from tests.kit.kernels import FakeSession, open_kernel, rows_chunk
-from tests.kit.plans import planned
+from tests.kit.plans import headers, planned
 from tests.kit.rewards import exact
 from tests.kit.rows import padded_logits, plain, random_rows
 from tests.kit.training import assignment, loss_of, opened
@@ -268,3 +269,12 @@ def test_explain_shows_what_tops_cost_and_projection_drops_them_unread(tiny: Non
     trained = clipped_policy_loss(returns(rollout, shaped))
     unread = planned(Graph("g", train(policy, rollout, loss=trained, lr=1e-6, epochs=2)))
     assert next(n for n in unread.nodes if n.name == "teacher").returns == ("logprobs",)
+
+
+def test_the_check_knows_how_many_tokens_a_model_has(tiny: None) -> None:
+    with pytest.raises(GraphError, match=r"at most the 98 tokens .*found 99\. Fix: top_k=98"):
+        check(graph(99), headers)
+    check(graph(98), headers)
+    for wrong in (-1, 2.0, True, 1 << 25):
+        with pytest.raises(GraphError, match=r"top_k"):
+            check(graph(wrong), headers)  # type: ignore[arg-type]
