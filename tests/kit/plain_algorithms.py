@@ -249,6 +249,22 @@ def cispo(world: World, step: TrainedStep) -> UpdateLoss:
     return loss
 
 
+def dual_generator(world: World, step: TrainedStep) -> UpdateLoss:
+    """The last half of a group was sampled at the bold temperature, and is trained at it."""
+    rows, n = step.rows, world.numbers["n"]
+    heat = [world.numbers["bold"] if sample >= n else 1.0 for sample in rows.keys.sample.tolist()]
+
+    def now() -> Tokens:
+        by_heat = {t: world.now(rows, temperature=t) for t in set(heat)}
+        return [by_heat[t][i] for i, t in enumerate(heat)]
+
+    with torch.no_grad():
+        old = now()
+    loop.require_close(loop.column(step, "rows", "sampler_logprobs"), old, "sampler_logprobs")
+    gain = spread(standardised(world.rewards(rows), loop.groups(rows)), rows)
+    return lambda chosen: token_mean([surrogate(now()[i], old[i], gain[i]) for i in chosen])
+
+
 def max_rl(world: World, step: TrainedStep) -> UpdateLoss:
     rows, numbers = step.rows, world.rewards(step.rows)
     groups = loop.groups(rows)

@@ -5,7 +5,9 @@ Examples run in this process, which imports torch once; one runs as a script.
 
 from __future__ import annotations
 
+import difflib
 import importlib
+import inspect
 import re
 import shlex
 import sys
@@ -16,8 +18,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataflow import Columns, Reward, Rollout
+from dataflow import Columns, Reward, Rollout, check
 from dataflow.batch import Batch, Keys
+from dataflow.diff import diff
 from engine.api import Result
 from engine.cli import main as dataflow
 from tests.kit.processes import ROOT, call_python
@@ -29,8 +32,12 @@ ADDED = ("user_operator", "user_advantage", "user_loss", "user_reward")
 
 RUNS = (
     *ADDED, "run_trl_reward", "verl_parquet", "ppo_edit", "dapo", "several_rewards", "async_lag",
+    "edits",
 )  # fmt: skip
 """Examples with main(steps)."""
+
+SLOW = ("async_lag", "edits")
+"""Examples that run in processes, or several times."""
 
 PARTS = ("tiny", "character_model", "trl_reward", "verl_score")
 """Files that examples use."""
@@ -72,7 +79,7 @@ def test_what_a_user_adds_is_short_and_stands_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.long if n == "async_lag" else ()) for n in RUNS]
+    "name", [pytest.param(n, marks=pytest.mark.long if n in SLOW else ()) for n in RUNS]
 )
 def test_example_runs(name: str, here: Path) -> None:
     result: Result = importlib.import_module(name).main(steps=2)
@@ -83,6 +90,19 @@ def test_example_runs(name: str, here: Path) -> None:
     CHECKS.get(name, lambda rows: None)(rows)
     undocumented = {k for k in rows[0] if k != "step" and not documented(k)}
     assert undocumented == ({"policy/weight"} if name == "user_loss" else set())  # its own metric
+
+
+def test_each_edit_is_at_most_four_lines_and_is_told(here: Path) -> None:
+    edits = importlib.import_module("edits")
+    assert {after.__name__ for _, after in edits.EDITS} >= {"grpo", "dapo", "gspo", "decoupled"}
+    for before, after in edits.EDITS:
+        lines = [inspect.getsource(f).splitlines()[2:] for f in (before, after)]
+        changes = [line for line in difflib.ndiff(*lines) if line[0] in "-+"]
+        removed, added = ([c for c in changes if c[0] == sign] for sign in "-+")
+        assert 0 < max(len(removed), len(added)) <= 4, after.__name__
+        assert check(after())
+        told = str(diff(before(), after()))
+        assert "~ train_policy" in told
 
 
 def documented(metric: str) -> bool:

@@ -1,0 +1,54 @@
+"""Two generators, trained on the union of their answers (after DASCO, arXiv:2211.01471).
+
+Use it when one sampler explores too little, or two are to be compared in one group.
+"""
+
+from __future__ import annotations
+
+from dataflow.graph import Graph
+from dataflow.model import Model, Number
+from operators.advantage import group_advantage
+from operators.concat import concat
+from operators.data import prompts
+from operators.generate import generate
+from operators.losses import clipped_policy_loss
+from operators.reward import reward
+from operators.rewards import RewardFn
+from operators.train import train
+
+
+def dual_generator(
+    base: str,
+    data: str,
+    reward_fn: RewardFn,
+    *,
+    n: int = 4,
+    batch: int = 64,
+    max_tokens: int = 512,
+    bold: float = 1.3,
+    lr: Number = 1e-6,
+    max_lag: int = 0,
+) -> Graph:
+    """A cautious and a bold sampler of one policy; each group has the answers of both.
+
+    Args:
+        base: Hugging Face model directory or hub name.
+        data: Parquet or JSONL of prompts, or a reasoning_gym: task.
+        reward_fn: a function with TRL's signature, module:function on the command line.
+        n: answers to each prompt.
+        batch: prompts per Step.
+        max_tokens: longest answer.
+        bold: temperature of the second generator.
+        lr: learning rate, or a schedule of the Step.
+        max_lag: how many versions old a row's weights may be when it is trained; 0 is synchronous.
+    """
+    policy = Model("policy", base, trainable=True)
+    prompt = prompts(data, batch=batch)
+    calm = generate(policy, prompt, n=n, max_tokens=max_tokens, max_lag=max_lag, name="calm")
+    wild = generate(
+        policy, prompt, n=n, max_tokens=max_tokens, max_lag=max_lag, temperature=bold, name="wild"
+    )
+    rows = concat(calm, wild, name="rows")
+    advantage = group_advantage(rows, reward(reward_fn, rows, name="score"), name="advantage")
+    loss = clipped_policy_loss(advantage)
+    return Graph("dual_generator", train(policy, rows, loss=loss, lr=lr))
