@@ -16,7 +16,12 @@ from operators.advantage import gae, group_advantage, overlong_penalty
 from operators.data import prompts
 from operators.forward import logprobs, values
 from operators.generate import generate
-from operators.losses import clipped_policy_loss, decoupled_policy_loss, value_loss
+from operators.losses import (
+    clipped_policy_loss,
+    decoupled_policy_loss,
+    distillation_loss,
+    value_loss,
+)
 from operators.reward import reward
 from operators.select import mixed_groups, select
 from operators.train import train
@@ -74,6 +79,17 @@ def gspo() -> Graph:
     return Graph("mine", train(policy, rollout, loss=loss, lr=5e-3, minibatches=2))
 
 
+def distilled() -> Graph:
+    """No reward: a teacher grades each token of the answers."""
+    files = tiny.make()
+    policy = Model("policy", files.model, trainable=True)
+    prompt = prompts(files.train, batch=8)
+    rollout = generate(policy, prompt, n=8, max_tokens=8)
+    grades = logprobs(Model("teacher", files.teacher), rollout, top_k=16)
+    loss = distillation_loss(grades)
+    return Graph("mine", train(policy, rollout, loss=loss, lr=5e-3, minibatches=2))
+
+
 def decoupled() -> Graph:
     """Generation and training overlap; the clip is around the policy before the Step."""
     files = tiny.make()
@@ -87,7 +103,7 @@ def decoupled() -> Graph:
     return Graph("mine", train(policy, rollout, loss=loss, lr=5e-3, minibatches=2))
 
 
-EDITS = ((ppo, grpo), (grpo, dapo), (grpo, gspo), (grpo, decoupled))
+EDITS = ((ppo, grpo), (grpo, dapo), (grpo, gspo), (grpo, distilled), (grpo, decoupled))
 
 
 def main(steps: int = 4) -> Result:

@@ -31,31 +31,29 @@ class Tiny:
     """Paths, as arguments of a graph function."""
 
     model: str
+    teacher: str
     train: str
     test: str
 
 
 def make(folder: Path | str = "runs/tiny") -> Tiny:
-    """A model directory, 64 training and 16 test prompts; `python examples/tiny.py` makes them."""
+    """Two model directories, 64 training and 16 test prompts; also: `python examples/tiny.py`."""
     root = Path(folder)
     root.mkdir(parents=True, exist_ok=True)
-    if not (root / "model" / "config.json").is_file():
-        make_model(
-            root / "model",
-            TOKENS,
-            hidden=64,
-            mlp=128,
-            layers=2,
-            seed=0,
-            chat_template=CHAT_TEMPLATE,
-        )
+    for seed, name in enumerate(("model", "teacher")):
+        if not (root / name / "config.json").is_file():
+            size = {"hidden": 64, "mlp": 128, "layers": 2}
+            make_model(root / name, TOKENS, **size, seed=seed, chat_template=CHAT_TEMPLATE)
     sums = [f"{a}+{b}" for a in range(10) for b in range(8)]
     random.Random(0).shuffle(sums)
     for name, chosen in (("train", sums[:64]), ("test", sums[64:])):
         rows = [{"prompt": f"{s}=", "answer": str(eval_sum(s))} for s in chosen]
         (root / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return Tiny(
-        model=str(root / "model"), train=str(root / "train.jsonl"), test=str(root / "test.jsonl")
+        model=str(root / "model"),
+        teacher=str(root / "teacher"),
+        train=str(root / "train.jsonl"),
+        test=str(root / "test.jsonl"),
     )
 
 

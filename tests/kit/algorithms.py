@@ -17,7 +17,7 @@ from tests.kit.run_graphs import vowels, vowels_of_steps
 
 NAMES = tuple(shipped())
 
-MODELS = ("base", "teacher", "setter_base", "solver_base")
+MODELS = ("base", "setter_base", "solver_base")
 """Parameters that are a model directory."""
 
 DATA = {"sft": "demos", "dpo": "pairs"}
@@ -33,6 +33,7 @@ NUMBERS: dict[str, Any] = {
     "epochs": 1,
     "above": -1.0,
     "split": "e",
+    "top_k": 8,
     "lr": 1e-3,
     "critic_lr": 1e-2,
 }
@@ -49,6 +50,7 @@ def small(name: str, folder: Path, **changes: Any) -> Graph:
     known = {
         "data": str(folder / f"{DATA.get(name, 'train')}.parquet"),
         "demos": str(folder / "demos.parquet"),
+        "teacher": str(folder / "teacher"),
         "reward_fn": vowels,
         "step_fn": vowels_of_steps,
         **dict.fromkeys(MODELS, str(folder / "model")),

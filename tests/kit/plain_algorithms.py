@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from dataflow.batch import Batch
 from tests.kit import plain_loop as loop
 from tests.kit.plain_loop import Learner, TrainedStep
+from tests.kit.rows import padded_logits
 from tests.kit.run_graphs import vowels
 
 Tokens = list[Tensor]
@@ -263,6 +265,39 @@ def dual_generator(world: World, step: TrainedStep) -> UpdateLoss:
     loop.require_close(loop.column(step, "rows", "sampler_logprobs"), old, "sampler_logprobs")
     gain = spread(standardised(world.rewards(rows), loop.groups(rows)), rows)
     return lambda chosen: token_mean([surrogate(now()[i], old[i], gain[i]) for i in chosen])
+
+
+def distill(world: World, step: TrainedStep) -> UpdateLoss:
+    """Reverse KL over the teacher's likeliest tokens, and all others as one."""
+    rows, k = step.rows, world.numbers["top_k"]
+    teacher = loop.plain(str(Path(world.base).parent / "teacher"))
+    with torch.no_grad():
+        theirs = [x.log_softmax(-1).topk(k) for x in padded_logits(teacher, rows)]
+
+    def loss(chosen: Sequence[int]) -> Tensor:
+        parts, logits = [], padded_logits(world.learners["policy"].module, rows)
+        for i in chosen:
+            mine = logits[i].log_softmax(-1).gather(-1, theirs[i].indices)
+            kept = (mine.exp() * (mine - theirs[i].values)).sum(-1)
+            rest, other = (1 - x.exp().sum(-1) for x in (mine, theirs[i].values))
+            parts.append(kept + rest * (rest.log() - other.log()))
+        return token_mean(parts)
+
+    return loss
+
+
+def sft_and_rl(world: World, step: TrainedStep) -> UpdateLoss:
+    """Each of the two losses is a mean over its own rows' tokens."""
+    rows, demos = step.rows, step.inputs["supervised_loss.rows"]
+    gain = standardised(world.rewards(rows), loop.groups(rows))
+    improved = clipped(world, rows, spread(gain, rows))
+    taught = imitated(world, demos)
+
+    def loss(chosen: Sequence[int]) -> Tensor:
+        every = taught(range(len(demos)))
+        return improved(range(len(rows))) + world.numbers["weight"] * every
+
+    return loss
 
 
 def max_rl(world: World, step: TrainedStep) -> UpdateLoss:

@@ -19,10 +19,11 @@ PROMPTS = [a + b for a in "abcdefgh" for b in "xyz"]
 
 
 def save_tiny_inputs(folder: Path) -> None:
-    """model/ of a few thousand weights; train, test, demos, pairs and verl.parquet."""
+    """model/ and teacher/ of a few thousand weights; train, test, demos, pairs and verl.parquet."""
     from tests.kit.models import save_tiny
 
     save_tiny(folder / "model", layers=1)
+    save_tiny(folder / "teacher", layers=1, seed=1)
     answers = [prompt[0] for prompt in PROMPTS]
     tables = {
         "train": {"prompt": PROMPTS, "answer": answers},

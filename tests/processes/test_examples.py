@@ -94,7 +94,13 @@ def test_example_runs(name: str, here: Path) -> None:
 
 def test_each_edit_is_at_most_four_lines_and_is_told(here: Path) -> None:
     edits = importlib.import_module("edits")
-    assert {after.__name__ for _, after in edits.EDITS} >= {"grpo", "dapo", "gspo", "decoupled"}
+    assert {after.__name__ for _, after in edits.EDITS} >= {
+        "grpo",
+        "dapo",
+        "gspo",
+        "decoupled",
+        "distilled",
+    }
     for before, after in edits.EDITS:
         lines = [inspect.getsource(f).splitlines()[2:] for f in (before, after)]
         changes = [line for line in difflib.ndiff(*lines) if line[0] in "-+"]

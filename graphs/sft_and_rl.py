@@ -1,0 +1,53 @@
+"""Supervised and reinforcement training at once: GRPO, and demonstrations with it.
+
+Use it when reinforcement must not lose what demonstrations taught.
+"""
+
+from __future__ import annotations
+
+from dataflow.graph import Graph
+from dataflow.model import Model, Number
+from operators.advantage import group_advantage
+from operators.data import demonstrations, prompts
+from operators.generate import generate
+from operators.losses import clipped_policy_loss, supervised_loss
+from operators.reward import reward
+from operators.rewards import RewardFn
+from operators.train import train
+
+
+def sft_and_rl(
+    base: str,
+    data: str,
+    demos: str,
+    reward_fn: RewardFn,
+    *,
+    n: int = 8,
+    batch: int = 64,
+    demo_batch: int = 32,
+    weight: float = 0.1,
+    max_tokens: int = 512,
+    lr: Number = 1e-6,
+) -> Graph:
+    """Each update has a policy loss on rollouts and a supervised loss on demonstrations.
+
+    Args:
+        base: Hugging Face model directory or hub name.
+        data: Parquet or JSONL of prompts, or a reasoning_gym: task.
+        demos: Parquet or JSONL with prompt and completion, or messages.
+        reward_fn: a function with TRL's signature, module:function on the command line.
+        n: answers to each prompt.
+        batch: prompts per Step.
+        demo_batch: demonstrations per Step.
+        weight: weight of the supervised loss.
+        max_tokens: longest answer.
+        lr: learning rate, or a schedule of the Step.
+    """
+    policy = Model("policy", base, trainable=True)
+    prompt = prompts(data, batch=batch)
+    rollout = generate(policy, prompt, n=n, max_tokens=max_tokens, name="rollout")
+    score = reward(reward_fn, rollout, name="score")
+    advantage = group_advantage(rollout, score, name="advantage")
+    imitation = supervised_loss(rows=demonstrations(demos, batch=demo_batch))
+    loss = clipped_policy_loss(advantage) + weight * imitation
+    return Graph("sft_and_rl", train(policy, rollout, loss=loss, lr=lr))
