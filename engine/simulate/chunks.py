@@ -42,7 +42,7 @@ class ChunkRuns:
         """Produce a chunk's rows in batches as they finish, some failing; then call `end`."""
         world, worker, name = self._world, self._worker, chunk.node
         node, begun, keys = world.nodes[name], world.clock.now, chunk.keys
-        if node.relation == "expand":
+        if node.relation in ("expand", "source"):
             keys = keys.expand(node.rows // node.inner)
         starts, ends = self._times_of(node, len(keys))
         failed = world.outcomes.failed(name, keys) | _without_any(node, chunk)

@@ -64,9 +64,12 @@ def overtaking(seed: int) -> Durations:
     return Durations(seed=seed, slow=0.15, slower=60.0, **quick)
 
 
-def drawn_case(seed: int, *, up: bool = False, beside: bool = False) -> ScheduleCase:
+def drawn_case(
+    seed: int, *, up: bool = False, beside: bool = False, own: bool = False
+) -> ScheduleCase:
     """The case of a seed. up: with generations whose numbers go up and wait for all descendants;
-    beside: with rows of several generations in one group.
+    beside: with rows of several generations in one group; own: with a second source, of rows that a
+    term of the first train node's loss has of its own.
     """
     draw = random.Random(seed)
     lag = draw.choice((0, 0, 1, 4))
@@ -80,7 +83,9 @@ def drawn_case(seed: int, *, up: bool = False, beside: bool = False) -> Schedule
     if up:
         _go_up(draft, ports)
     _step(draft, beside=beside)
-    if draw.random() < 0.15:
+    if own:
+        sources.append(_own_rows(draft))
+    elif draw.random() < 0.15:
         sources.append(_second_source(draft))
     if draw.random() < 0.4:
         _evaluation(draft)
@@ -313,6 +318,32 @@ def _second_source(draft: PlanDraft) -> PlannedSource:
     use = ModelUse(param="model", model="other_model", access="write")
     how = {"work": "train", "relation": "sink", "region": "step"}
     draft.add("learn_other", [second], models=(use,), **how, **of)
+    lag = draft.lag if draw.random() < 0.5 else 0
+    return PlannedSource(name="other", batch=draw.randint(1, 3), max_lag=lag)
+
+
+def _own_rows(draft: PlanDraft) -> PlannedSource:
+    """Demonstrations or pairs, some of them selected away, beside the rows of a train node."""
+    draw, of = draft.draw, {"source": "other"}
+    how = {"work": "source", "relation": "source", "factor": draw.choice((1, 2))}
+    ports = [draft.add("other", [], **how, **of)]
+    if draw.random() < 0.7:
+        ports.append(draft.add("prepare", ports[:], chunking=draft.chunking(), **of))
+    if draw.random() < 0.4:
+        draft.keep["choose"] = draw.choice((0.3, 0.8))
+        draft.groups.add("choose")
+        given = {"work": "select", "relation": "subset", "refill": draw.random() < 0.5}
+        ports.append(draft.add("choose", ports[:], **given, **of))
+    if draw.random() < 0.4:
+        given = {"work": "forward", "models": (POLICY,), "region": "step"}
+        ports.append(draft.add("compare", ports[-1:], **given, **of))
+    widest = max(port.rows for port in ports)
+    read = draft.read(
+        [ports[-1], *draw.sample(ports[:-1], draw.randint(0, len(ports) - 1))], widest
+    )
+    named = tuple(replace(i, name=f"own.{i.name}", row_set="own.in0") for i in read)
+    node = draft.trains[0]
+    draft.trains[0] = replace(node, inputs=(*node.inputs, *named))
     lag = draft.lag if draw.random() < 0.5 else 0
     return PlannedSource(name="other", batch=draw.randint(1, 3), max_lag=lag)
 

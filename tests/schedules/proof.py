@@ -103,7 +103,7 @@ class Proof(RunRecord):
     def groups_whole(self) -> None:
         """A prompt is in one Step, with all rows; train nodes that read the same see the same."""
         home: dict[tuple[str, int], int] = {}
-        for node in self.trains:
+        for node in self.sets:
             for step, keys in self.trained[node.name].items():
                 where = f"{node.name}, step {step}"
                 assert keys == sorted(set(keys)), f"{where}: a row twice, or not in order"
@@ -119,9 +119,9 @@ class Proof(RunRecord):
 
     def _nobody_missed(self, position: int, step: int) -> None:
         """Train nodes without a row of a prompt that others have in a Step were to have none."""
-        attempts = {node.name: self._attempts(node, position, step) for node in self.trains}
+        attempts = {node.name: self._attempts(node, position, step) for node in self.sets}
         every = set().union(*attempts.values())
-        for node in self.trains:
+        for node in self.sets:
             if not attempts[node.name]:
                 missed = self.expected.trained_rows(node, (position, *every))
                 assert not missed, f"{node.name} missed {position}"
@@ -131,18 +131,25 @@ class Proof(RunRecord):
 
     def lag_held(self) -> None:
         """No row is older than max_lag; what the run reports is what was measured."""
-        widest = max(node.inner for node in self.trains)
+        widest = max(node.inner for node in self.sets)
         for message, versions in self.history.trained:
-            node = self.plan.node(message.node)
-            source, newest = self.source(node.source), message.step - 1
-            lag = newest - min(_known(versions), default=newest)
-            told = f"{node.name}, step {message.step}: lag {lag}"
-            assert lag >= 0, told
-            assert lag <= source.max_lag or source.intake == "admission", told
-            if node.inner == widest:
-                assert lag <= self.steps[message.step].metrics["policy/lag/max"], told
+            for node in (n for n in self.sets if n.name.partition("/")[0] == message.node):
+                read = {f.producer for i in node.inputs for f in i.fetches} & versions.keys()
+                lag = (
+                    message.step
+                    - 1
+                    - min(_known({name: versions[name] for name in read}), default=message.step - 1)
+                )
+                self._of_lag(node, message.step, lag, reported=node.inner == widest)
         if all(source.intake != "admission" for source in self.plan.sources):
             self._no_step_lags_more(max(source.max_lag for source in self.plan.sources))
+
+    def _of_lag(self, node: PlannedNode, step: int, lag: int, *, reported: bool) -> None:
+        source, told = self.source(node.source), f"{node.name}, step {step}: lag {lag}"
+        assert lag >= 0, told
+        assert lag <= source.max_lag or source.intake == "admission", told
+        if reported:
+            assert lag <= self.steps[step].metrics["policy/lag/max"], told
 
     def _no_step_lags_more(self, bound: int) -> None:
         lags = [c.metrics["policy/lag/max"] for c in self.steps.values() if c.metrics]
@@ -229,7 +236,7 @@ class Proof(RunRecord):
                 self._samples_of(step, self.plan.node(recorded.gate), found[recorded.name])
 
     def _samples_of(self, step: int, gate: PlannedNode, keys: Keys) -> None:
-        trains = [n for n in self.trains if n.source == gate.source]
+        trains = [n for n in self.sets if n.source == gate.source]
         prompts = {(p, a) for n in trains for p, _, a in self.trained[n.name].get(step, ())}
         for prompt in prompts:
             expected = self.expected.keys(gate.rows, prompt).take(self.expected.rows(gate, prompt))
@@ -263,7 +270,7 @@ class Proof(RunRecord):
         live = [k[0] for k in (*cut.running, *cut.finished)]
         states = [*range(cut.watermark), *cut.retired, *live]
         assert sorted(states) == list(range(cut.next)), f"{name} at step {step}: {cut}"
-        for node in self.trains:
+        for node in self.sets:
             both = set(live) & self._positions(node, step) if node.source == name else set()
             assert not both, f"{name}: trained and still live at step {step}"
 
@@ -345,7 +352,7 @@ class Proof(RunRecord):
             assert len(missing) <= self._excuses(source), f"{source.name}: lost {missing}"
 
     def _accounted(self, source: str, prompt: Prompt) -> bool:
-        nodes = [node for node in self.trains if node.source == source]
+        nodes = [node for node in self.sets if node.source == source]
         if self.expected.fate(source, prompt) != "trained":
             seen = {(p, a) for n in nodes for ks in self.trained[n.name].values() for p, _, a in ks}
             assert prompt not in seen, f"{prompt} should not have been trained"

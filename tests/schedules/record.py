@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
+from dataflow.batch import Keys
+from dataflow.loss_terms import ROWS
 from engine.coordinator.messages import RunChunk, StepClosed, TrainStep
 from engine.plan.plan import PlannedNode, PlannedSource
 from engine.simulate.simulation import Simulation
@@ -73,6 +75,21 @@ class RunRecord:
         return [n for n in self.plan.nodes if n.work == "train"]
 
     @cached_property
+    def sets(self) -> list[PlannedNode]:
+        """The train nodes, once for each set of rows that they train, as if it were all."""
+        return [
+            replace(
+                node,
+                name=_named(node.name, name),
+                inputs=inputs,
+                source=self.plan.node(inputs[0].gate).source,
+                inner=max(self.plan.node(i.gate).rows for i in inputs),
+            )
+            for node in self.trains
+            for name, inputs in node.row_sets.items()
+        ]
+
+    @cached_property
     def admitted(self) -> dict[str, list[Prompt]]:
         admitted: dict[str, list[Prompt]] = {s.name: [] for s in self.plan.sources}
         # those for a sleeping Worker are told later
@@ -84,14 +101,15 @@ class RunRecord:
 
     @cached_property
     def trained(self) -> dict[str, dict[int, list]]:
-        """Train node -> Step -> keys."""
+        """Train node, with the row set -> Step -> keys."""
         trained: dict[str, dict[int, list]] = defaultdict(dict)
         if self.past:
             trained |= {node: dict(steps) for node, steps in self.past.trained.items()}
         for message, _ in self.history.trained:
-            twice = message.step in trained[message.node]
-            assert not twice, f"{message.node} trained step {message.step} twice"
-            trained[message.node][message.step] = message.keys.rows()
+            for name, keys in _keys_of(message).items():
+                twice = message.step in trained[name]
+                assert not twice, f"{name} trained step {message.step} twice"
+                trained[name][message.step] = keys.rows()
         return trained
 
     @cached_property
@@ -122,9 +140,11 @@ class RunRecord:
     def _home(self) -> dict[tuple[str, int, int], set[int]]:
         """(source, position, attempt) -> the closed Steps that trained on rows of it."""
         homes: dict[tuple[str, int, int], set[int]] = defaultdict(set)
+        sources = {node.name: node.source for node in self.sets}
         for message, _ in self.history.trained:
-            for position, _, attempt in message.keys.rows() if message.step in self.steps else ():
-                homes[self.plan.node(message.node).source, position, attempt].add(message.step)
+            for name, keys in _keys_of(message).items():
+                for position, _, attempt in keys.rows() if message.step in self.steps else ():
+                    homes[sources[name], position, attempt].add(message.step)
         return homes
 
 
@@ -138,5 +158,19 @@ def chunks(simulation: Simulation) -> dict[str, list[tuple]]:
 
 
 def contents(simulation: Simulation) -> dict[tuple[str, int], list]:
-    """(train node, Step) -> keys."""
-    return {(m.node, m.step): m.keys.rows() for m, _ in simulation.history.trained}
+    """(train node with the row set, Step) -> keys."""
+    return {
+        (name, message.step): keys.rows()
+        for message, _ in simulation.history.trained
+        for name, keys in _keys_of(message).items()
+    }
+
+
+def _named(node: str, row_set: str) -> str:
+    return node if row_set == ROWS else f"{node}/{row_set}"
+
+
+def _keys_of(message: TrainStep) -> dict[str, Keys]:
+    """By train node and row set; a set without a row has none."""
+    own = {ROWS: message.keys} | {name: rows.keys for name, rows in message.others.items()}
+    return {_named(message.node, name): keys for name, keys in own.items() if len(keys)}

@@ -80,6 +80,21 @@ def test_rows_side_by_side_are_one_group(seeds: range) -> None:
         (prove if seed % 2 else prove_undisturbed)(case)
 
 
+@pytest.mark.parametrize(
+    "seeds", [range(16), pytest.param(range(16, 76), marks=pytest.mark.long)], ids=str
+)
+def test_a_node_that_trains_rows_of_two_sources(seeds: range) -> None:
+    """Each source has its batch in every Step and its own lag; Workers die in odd seeds."""
+    for seed in seeds:
+        (prove if seed % 2 else prove_undisturbed)(drawn_case(seed, own=True))
+
+
+@pytest.mark.parametrize("seeds", [range(6), pytest.param(range(6, 40), marks=pytest.mark.long)])
+def test_rows_of_two_sources_killed_and_resumed(seeds: range) -> None:
+    for seed in seeds:
+        killed_and_resumed(drawn_case(seed, own=True), seed)
+
+
 @pytest.mark.parametrize("seed", ONCE_FAILED)
 def test_what_once_failed_holds(seed: int) -> None:
     prove(drawn_case(seed))
@@ -89,14 +104,18 @@ def test_what_once_failed_holds(seed: int) -> None:
 def test_killed_and_resumed(seeds: range) -> None:
     for seed in seeds:
         with replayable(seed) as case:
-            draw = random.Random(seed)
-            often = replace(case.settings, checkpoint_every=draw.choice((1, 2)))
-            case = replace(case, settings=often)
-            whole = ended(begun(case, 0))
-            run, past = survived(case, whole, draw)
-            Proof(case, run, past=past).all()
-            if case.synchronous and past is not None:
-                require_same_steps(run, whole, past)
+            killed_and_resumed(case, seed)
+
+
+def killed_and_resumed(case: ScheduleCase, seed: int) -> None:
+    draw = random.Random(seed)
+    often = replace(case.settings, checkpoint_every=draw.choice((1, 2)))
+    case = replace(case, settings=often)
+    whole = ended(begun(case, 0))
+    run, past = survived(case, whole, draw)
+    Proof(case, run, past=past).all()
+    if case.synchronous and past is not None:
+        require_same_steps(run, whole, past)
 
 
 def survived(
