@@ -21,6 +21,7 @@ from dataflow.schema import Schema
 
 Work = Literal[
     "source",
+    "tokenise",
     "host",
     "decode",
     "forward",
@@ -54,6 +55,7 @@ class Traits:
 TRAITS: Mapping[Work, Traits] = MappingProxyType(
     {
         "source": Traits(writes_tokens=True),
+        "tokenise": Traits(writes_tokens=True),
         "host": Traits(),
         "decode": Traits(computes=True, generates=True, writes_tokens=True),
         "forward": Traits(computes=True),
@@ -228,10 +230,11 @@ class Operator:
 
     @property
     def tokenises(self) -> bool:
-        """Whether it is a source of token ids, made with the tokenizer of the Model that reads
-        them.
+        """Whether it makes token ids of the data's texts, with the tokenizer of the Model that
+        reads them.
         """
-        return self.work == "source" and any(schema.vocabulary for schema in self.outputs)
+        makes = self.work in ("source", "tokenise")
+        return makes and any(schema.vocabulary for schema in self.outputs)
 
     def input(self, name: str) -> Input:
         """The declared input of that name (numbered ones are the variadic's)."""
@@ -246,4 +249,5 @@ class Operator:
 def listed(params: Mapping[str, Any], name: str) -> tuple[str, ...]:
     """A parameter that names columns: one, several, or none if the operator has no such."""
     found = params.get(name, ()) if name else ()
-    return (found,) if isinstance(found, str) else tuple(found)
+    many = found if isinstance(found, (list, tuple)) else (found,)
+    return tuple(each for each in many if isinstance(each, str))

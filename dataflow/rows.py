@@ -226,3 +226,16 @@ def writers(port: Port[Any]) -> tuple[Node, ...]:
         else:
             left += reversed([p for p in node.inputs.values() if p.schema.vocabulary])
     return tuple(found.values())
+
+
+def reader_of(graph: Graph, maker: Node) -> Node | None:
+    """The first node with a Model that reads the token ids of a node that tokenises, so that they
+    are that Model's; None if none does.
+    """
+    for node in graph.nodes:
+        if node.operator.work not in ("forward", "train") or node.operator.decodes:
+            continue
+        read = (port for port in node.inputs.values() if port.schema.vocabulary)
+        if any(writer is maker for port in read for writer in writers(port)):
+            return node
+    return None

@@ -34,6 +34,7 @@ from operators.advantage import (
     teacher_advantage,
     whiten,
 )
+from operators.answers import answers
 from operators.concat import concat
 from operators.data import demonstrations, preferences, prompts
 from operators.forward import logprobs, scores, values
@@ -414,6 +415,16 @@ def two_temperatures() -> Graph:
     return trained("two_temperatures", rows, clipped_policy_loss(advantage, old=old), epochs=2)
 
 
+def gold_answers() -> Graph:
+    """The data's own answers in each group of samples."""
+    prompt = prompts(DATA, batch=64)
+    rollout = generate(policy, prompt, n=7, max_tokens=64, temperature=0.7, name="rollout")
+    rows = concat(rollout, answers(prompt, column="answer"))
+    score, old = reward(exact, rows), logprobs(policy, rows, name="old")
+    loss = clipped_policy_loss(group_advantage(rows, score), old=old)
+    return trained("gold_answers", rows, loss, minibatches=2)
+
+
 def parts_apart() -> Graph:
     """What was computed of two generations apart goes with the rows of both."""
     prompt = prompts(DATA, batch=64)
@@ -459,5 +470,5 @@ RIGHT = (
     distillation, whole_distillation, ratios_of_rows, clipped_weights, soft_clips, reward_model,
     expert_iteration,
     with_evaluation, evaluation_on_training_data_that_is_meant, two_generators, own_loss,
-    process_rewards, two_temperatures, parts_apart,
+    process_rewards, two_temperatures, gold_answers, parts_apart,
 )  # fmt: skip

@@ -28,6 +28,6 @@ WIRE = "#9aa3b2"
 
 def fill_of(work: Work) -> str:
     """The kind of box that shows a node's work."""
-    if work in ("replay", "store", "record", "select"):
+    if work in ("replay", "store", "record", "select", "tokenise"):
         return "source" if work == "replay" else "host"
     return work

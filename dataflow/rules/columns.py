@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import pyarrow as pa
+
 from dataflow.errors import Fault, nearest
 from dataflow.loss import Loss, LossTerm
 from dataflow.node import Node, Port
 from dataflow.operator import listed
-from dataflow.rules.context import Context, Wire, data_name, place
+from dataflow.rules.context import Context, Wire, data_name, fault_at, place
 from dataflow.schema import Schema
 
 _MAKERS = {
@@ -39,6 +41,7 @@ def check(context: Context) -> Iterator[Fault]:
             yield from _schema(wire)
             yield from _dataset(context, wire)
             yield from _on_device(wire)
+            yield from _texts(context, wire)
         yield from _recorded(node)
 
 
@@ -85,6 +88,18 @@ def _wanted(wire: Wire) -> list[str]:
     if wire.input.required_from:
         wanted += listed(wire.node.params, wire.input.required_from)
     return wanted
+
+
+def _texts(context: Context, wire: Wire) -> Iterator[Fault]:
+    """Only texts, and lists of messages, are tokenised."""
+    asked = listed(wire.node.params, wire.input.required_from)
+    for name in asked if wire.node.operator.work == "tokenise" else ():
+        kind = context.dataset(wire.port).get(name)
+        if kind is None or pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            continue
+        if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+            problem = f"expected texts in column {name!r}, found {kind}"
+            yield fault_at(wire.node, "columns", problem, "a column of answers")
 
 
 def _on_device(wire: Wire) -> Iterator[Fault]:

@@ -17,6 +17,7 @@ from dataflow.loss_terms import row_sets
 from dataflow.model import Model
 from dataflow.model_files import TOKENIZER, token_ids
 from dataflow.node import Node, Port
+from dataflow.rows import reader_of
 from dataflow.rules.context import Context, place
 
 PortId = tuple[int, int]
@@ -28,6 +29,8 @@ def check(context: Context) -> Iterator[Fault]:
     for node in context.graph.nodes:
         if node.operator.traits.generates:
             made_by |= {(id(node), i): (m,) for i, m in enumerate(_models(node))}
+        elif node.operator.tokenises:
+            made_by |= _tokenised(context, node)
         else:
             made_by |= _handed_on(node, made_by)
         if node.operator.work in ("forward", "train"):
@@ -41,6 +44,13 @@ def _models(node: Node) -> list[Model]:
 
 def _key(port: Port) -> PortId:
     return (id(port.node), port.index)
+
+
+def _tokenised(context: Context, node: Node) -> dict[PortId, tuple[Model, ...]]:
+    """Texts of the data are tokenised for the first Model that reads the ids."""
+    reader = reader_of(context.graph, node)
+    made_for = tuple(_models(reader)[:1]) if reader is not None else ()
+    return {_key(p): made_for for p in node.ports if p.schema.vocabulary and made_for}
 
 
 def _handed_on(
@@ -65,9 +75,7 @@ def _compare(
 ) -> Iterator[Fault]:
     first = [w.port for w in context.wires[id(node)] if w.port.schema.vocabulary][:1]
     for rows in row_sets(node).values() or first:
-        # demonstrations: tokenized for the first Model that reads them
-        makers = made_by.setdefault(_key(rows), (model,))
-        yield from _of_makers(node, model, rows, makers)
+        yield from _of_makers(node, model, rows, made_by.get(_key(rows), ()))
 
 
 def _of_makers(node: Node, model: Model, rows: Port, makers: tuple[Model, ...]) -> Iterator[Fault]:

@@ -30,6 +30,7 @@ from operators.advantage import (
     returns,
     whiten,
 )
+from operators.answers import answers
 from operators.concat import concat
 from operators.data import demonstrations, preferences, prompts
 from operators.forward import logprobs, scores, values
@@ -87,6 +88,7 @@ RIGHT: dict[Callable[..., Any], dict[str, Any]] = {
     overlong_penalty: {"rollout": rollout, "score": score, "max_tokens": 8, "buffer": 2},
     add: {},
     concat: {},
+    answers: {"prompt": prompt, "column": "answer"},
     mixed_groups: {"score": score},
     best_of: {"score": score},
     pair: {"score": score},

@@ -10,6 +10,7 @@ from dataflow.node import Port
 from dataflow.schema import Completion, Logprobs, Reward, Rollout, column
 from dataflow.user import Columns, operator
 from operators.advantage import gae, group_advantage, kl_in_reward
+from operators.answers import answers
 from operators.concat import concat
 from operators.data import preferences, prompts
 from operators.forward import logprobs, values
@@ -153,3 +154,26 @@ def logprobs_of_rows_in_another_order() -> Graph:
     turned: Port[Rollout] = concat(other, rollout, name="turned")
     old: Port[Logprobs] = logprobs(policy, turned, name="old")
     return trained(rows, clipped_policy_loss(advantage_of(rows), old=old))
+
+
+def answers_of_a_column_that_the_data_lacks() -> Graph:
+    return trained(answers(source(), column="anwser"), supervised_loss())
+
+
+def answers_that_are_numbers() -> Graph:
+    return trained(answers(source(), column="level"), supervised_loss())
+
+
+def answers_without_recorded_logprobs() -> Graph:
+    prompt = source()
+    rollout = generate(policy, prompt, n=4, max_tokens=64, name="rollout")
+    rows = concat(rollout, answers(prompt, column="answer"))
+    return trained(rows, clipped_policy_loss(advantage_of(rows)))
+
+
+def constant_of_rows_that_nothing_sampled() -> Graph:
+    prompt = source()
+    rollout = generate(policy, prompt, n=4, max_tokens=64, name="rollout")
+    rows = concat(rollout, answers(prompt, column="answer"))
+    how = {"loss": supervised_loss(), "lr": 1e-6}
+    return graph(train(policy, rows, aggregate="constant", **how))

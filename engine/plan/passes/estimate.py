@@ -261,9 +261,10 @@ class _Cost:
             shape = self.models[policy.name].shape
             lengths = of_rollout(node.params["max_tokens"], node.params.get("max_prompt_tokens"))
             return lengths.clipped(shape.context) if shape else lengths
+        if node.operator.tokenises:
+            return of_demonstration()
         if node.operator.work == "source":
-            answers = node.operator.tokenises
-            return of_demonstration() if answers else Lengths(prompt=of_rollout(0, None).prompt)
+            return Lengths(prompt=of_rollout(0, None).prompt)
         rows = node.operator.rows
         onto = (node.inputs[rows.to],) if isinstance(rows, Reduce) else node.inputs.values()
         above = [found[p.node.name] for p in onto]
@@ -277,8 +278,8 @@ class _Cost:
         for name, node in self._nodes.items():
             lengths, made = self._lengths[name], node.operator.traits.writes_tokens
             if made and lengths.bound:
-                source = node.operator.work == "source"
-                answers = f" and answers of {lengths.completion}" if source else ""
+                tokenised = node.operator.tokenises
+                answers = f" and answers of {lengths.completion}" if tokenised else ""
                 assumed = f"prompts of {lengths.prompt}{answers} tokens assumed"
                 yield f"{name}: {assumed}: {lengths.bound}"
         if self._draft.cluster.gpus:

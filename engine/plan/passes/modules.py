@@ -14,7 +14,7 @@ from typing import Literal
 from dataflow.model import Model
 from dataflow.node import Node
 from dataflow.program import Carried
-from dataflow.rows import writers
+from dataflow.rows import reader_of, writers
 from engine.plan.draft import Draft
 from engine.plan.plan import ModelUse, PlannedModel, PlannedNode
 
@@ -118,16 +118,26 @@ def _readings(node: PlannedNode) -> Iterator[ModelUse]:
 
 def _tokenizer(node: Node, draft: Draft) -> Iterator[ModelUse]:
     """The tokenizer of a node that reads or makes text and token ids: that of the Model that wrote
-    the ids; of demonstrations, that of the first Model that reads them.
+    the ids; of texts of the data, that of the first Model that reads their ids.
     """
     for maker in [node] if node.operator.tokenises else _decoded(node):
-        readers = (
-            n for n in draft.nodes if n.models and maker.name in draft.sources_of(n).values()
-        )
-        made_by = draft.node(maker.name) if maker.operator.traits.generates else next(readers, None)
+        generates = maker.operator.traits.generates
+        made_by = draft.node(maker.name) if generates else _made_for(maker, draft)
         if made_by is not None:
             yield ModelUse(param="tokenizer", model=made_by.models[0].model, access="read")
             return
+
+
+def _made_for(maker: Node, draft: Draft) -> PlannedNode | None:
+    """The node whose Model has the tokenizer of these texts: if none reads the ids, the first with
+    one on the same source.
+    """
+    reader = reader_of(draft.graph, maker)
+    if reader is not None:
+        return draft.node(reader.name)
+    source = draft.node(maker.name).source
+    found = (n for n in draft.nodes if n.models and source in draft.sources_of(n).values())
+    return next(found, None)
 
 
 def _decoded(node: Node) -> tuple[Node, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 from dataflow.loss_terms import ROWS, input_of
 from dataflow.node import Node, Port
 from dataflow.operator import Input, listed
-from dataflow.rows import Domain, Domains, physical
+from dataflow.rows import Domain, Domains, generations, physical
 from dataflow.schema import Advantage, Prompt, Reward, Rollout, TokenReward
 from engine.plan.draft import Draft
 from engine.plan.passes.resolve import row_line
@@ -92,13 +92,16 @@ class _Finder:
         return (*merged, *others)
 
     def recorded(self, nodes: Iterable[PlannedNode]) -> Iterator[PlannedInput]:
-        """The rows to record of each train node on rollouts, under its name."""
+        """The rows to record of each train node on rows that some generation wrote, under its
+        name.
+        """
         for planned in nodes:
             node = self._nodes[planned.name]
-            if planned.work != "train" or not issubclass(node.inputs["rows"].schema, Rollout):
+            if planned.work != "train" or not generations(node.inputs["rows"]):
                 continue
             rows = node.inputs["rows"]
-            shown = self._fetches(rows, [*Prompt.shown, *Rollout.shown], planned.inner)
+            own = [name for name in Rollout.shown if name in rows.schema.columns]
+            shown = self._fetches(rows, [*Prompt.shown, *own], planned.inner)
             fetches = (*shown, *self._numbers(node))
             yield PlannedInput(name=planned.name, gate=rows.node.name, fetches=fetches)
 
