@@ -1,5 +1,5 @@
 # The commands that people type. Each is a script or a module; this file only names them.
-.PHONY: setup demo test test-long chaos torture bench curves clean
+.PHONY: setup demo test test-long chaos torture peers bench curves clean
 export PYTHON
 
 setup:
@@ -23,6 +23,10 @@ chaos: setup
 torture: setup
 	scripts/torture
 
+# What TRL, verl and OpenRLHF return, recorded for tests/unit/test_peers.py.
+peers:
+	@scripts/peers
+
 bench: setup
 	.venv/bin/python -m benchmarks.check_and_plan --quick
 	.venv/bin/python -m benchmarks.walk --quick
@@ -36,5 +40,5 @@ curves: setup
 	.venv/bin/python -m benchmarks.curves --json benchmarks/results/curves.json
 
 clean:
-	rm -rf .venv .venv-trl .venv-ray dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-trl .venv-ray .peers dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find dataflow operators graphs engine tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

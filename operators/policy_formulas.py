@@ -304,9 +304,9 @@ def divergence(now: Now, reference: Tensor, kl: str, dialect: str = "trl") -> Te
     d = d.clamp(-how.ratio, how.ratio) if kl in how.inside else d
     if kl not in how.clamped:
         return _estimate(d, kl)
-    held = _estimate(d.detach(), kl).clamp(-MOST, MOST)
-    beyond = held.abs() == MOST
-    return held.where(beyond, _estimate(d.masked_fill(beyond, 0.0), kl))
+    found = _estimate(d.detach(), kl)
+    beyond = found.abs() > MOST
+    return found.clamp(-MOST, MOST).where(beyond, _estimate(d.masked_fill(beyond, 0.0), kl))
 
 
 def _estimate(d: Tensor, kl: str) -> Tensor:

@@ -18,7 +18,7 @@ from dataflow.convention import DIALECTS
 from dataflow.loss import Now, Tensors, Terms
 from operators import loss_formulas, policy_formulas
 
-FAR = (-80.0, -25.0, -21.0, -9.0, -2.0, 0.0, 1e-3, 2.0, 9.0, 21.0, 25.0, 80.0)
+FAR = (-80.0, -25.0, -21.0, -9.0, -2.0, 0.0, 1e-3, 2.0, 9.9, 21.0, 25.0, 80.0)
 """Log ratios around every clamp."""
 
 LENGTHS = (3, 2, 4)

@@ -1,0 +1,10 @@
+"""What peers' own code returns: scripts that record it, each run in its peer's environment.
+
+    make peers
+
+makes an environment for each peer under .peers/ from its lock, runs `record_<peer>.py` there and
+writes `vectors/<peer>.json`: inputs, outputs, the peer's release and the functions that were
+called. `tests/unit/test_peers.py` compares our operators and losses with these files, without a
+network or a peer. The scripts import nothing of ours but `inputs.py`, which needs the standard
+library alone.
+"""
