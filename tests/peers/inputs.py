@@ -86,7 +86,7 @@ class PeerVectors:
         return given
 
     def case(self, batch: str, called: str, name: str, how: Any, **outputs: Any) -> None:
-        """called: the peer's function. name, how: what of ours is compared with it, and its settings."""
+        """called: the peer's function. name, how: what of ours is compared, and its settings."""
         self.document["cases"].append(
             {"batch": batch, "called": called, "name": name, "how": how, "outputs": outputs}
         )
