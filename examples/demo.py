@@ -2,10 +2,10 @@
 
     python examples/demo.py            (or: make demo)
 
-Makes a small character model and warm-starts it with graphs/sft.py on a careless teacher, who
-spells a word backward in one of three answers and just repeats it in the others; stops early;
-then trains it with graphs/grpo.py, with reasoning-gym's own scorer as the reward. The words shown
-at the end were never trained on.
+Makes a small character model, and one Program of two phases for it: a warm start with graphs/sft.py
+on a careless teacher, who spells a word backward in one of three answers and just repeats it in the
+others, stopped early; then graphs/grpo.py, with reasoning-gym's own scorer as the reward. The words
+shown at the end were never trained on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import json
 import random
 import shutil
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from rich.table import Table
 from dataflow.draw import draw
 from dataflow.graph import Graph
 from dataflow.model import Model, Number, linear
+from dataflow.program import Phase, Program, Threshold
 from engine.api import Result, peek, plan, run
 from engine.options import RunOptions
 from engine.plan.explain import explain
@@ -40,6 +40,7 @@ from operators.train import evaluate
 
 GOOD = 0.85
 """Exact match on held-out words, greedy and sampled, that the demo must reach."""
+FILES = ("demonstrations", "validation", "train", "test")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,41 +123,45 @@ def prepare(folder: Path, recipe: Recipe, seed: int) -> None:
     task.make_model(folder / "model", layers=recipe.layers, hidden=recipe.hidden, seed=seed)
 
 
-def learn_from_teacher(folder: Path, recipe: Recipe, options: RunOptions) -> Result:
-    """The warm start, stopped early."""
-    demonstrations, validation = (
-        str(folder / f"{name}.parquet") for name in ("demonstrations", "validation")
-    )
-    graph = warm_start(str(folder / "model"), demonstrations, validation, lr=recipe.warm_lr)
-
-    def good_enough(metrics: Mapping[str, float]) -> bool:
-        return metrics.get("eval/sampled/exact_match", 0.0) >= recipe.stop_at
-
-    return run(graph, options, until=good_enough)
-
-
-def reinforcement(folder: Path, warm: Result, recipe: Recipe, reward_fn: RewardFn) -> Graph:
-    """The main job's graph, starting from the warm start's model."""
-    return spell_backward(
-        str(warm.trained["policy"]),
-        str(folder / "train.parquet"),
-        str(folder / "test.parquet"),
+def program(folder: Path, recipe: Recipe, reward_fn: RewardFn) -> Program:
+    """The whole job: the warm start, stopped early, and reinforcement of what it left."""
+    base = str(folder / "model")
+    data = {name: str(folder / f"{name}.parquet") for name in FILES}
+    warm = warm_start(base, data["demonstrations"], data["validation"], lr=recipe.warm_lr)
+    graph = spell_backward(
+        base,
+        data["train"],
+        data["test"],
         reward_fn=reward_fn,
         n=recipe.n,
         batch=recipe.batch,
         lr=linear(recipe.lr, recipe.lr / 10, recipe.steps),
         minibatches=recipe.minibatches,
     )
+    good_enough = Threshold("eval/sampled/exact_match", at_least=recipe.stop_at)
+    return Program(Phase(warm, recipe.warm_steps, until=good_enough), (graph, recipe.steps))
+
+
+def of_phase(result: Result, number: int) -> list[dict[str, float]]:
+    """A phase's rows of the metrics."""
+    lines = (result.folder / "metrics.jsonl").read_text().splitlines()
+    return [row for row in map(json.loads, lines) if row["phase"] == number]
+
+
+def warm_policy(result: Result) -> Path:
+    """The policy as the warm start left it: in the checkpoint of its last Step."""
+    last = int(of_phase(result, 1)[-1]["step"])
+    return result.folder / "checkpoints" / f"step_{last}" / "train_policy"
 
 
 def measured(result: Result, name: str) -> dict[str, float]:
-    """A run's exact match on held-out words, at its beginning and end."""
-    rows = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+    """Exact match on held-out words, as reinforcement began and ended."""
+    rows = of_phase(result, 2)
     kind = "exact_match" if name == "greedy" else f"{name}/exact_match"
     return {"before": rows[0][f"eval/initial/{kind}"], "after": rows[-1][f"eval/{kind}"]}
 
 
-def show_samples(console: Console, folder: Path, before: Result, after: Result, count: int) -> None:
+def show_samples(console: Console, folder: Path, before: Path, after: Path, count: int) -> None:
     """The same held-out words, answered greedily by both policies."""
     table = Table(
         "held-out word",
@@ -167,8 +172,8 @@ def show_samples(console: Console, folder: Path, before: Result, after: Result, 
     )
     test = str(folder / "test.parquet")
     answers = []
-    for result in (before, after):
-        policy = Model("policy", str(result.trained["policy"]))
+    for weights in (before, after):
+        policy = Model("policy", str(weights))
         rollout = generate(policy, prompts(test, shuffle=False), max_tokens=10, temperature=0.0)
         shown = Graph("samples", evaluate(policy, reward(task.exact_match, rollout), every=1))
         answers.append(peek(shown, "generate", count).column("completion").to_pylist())
@@ -234,7 +239,7 @@ def main(
         permute_rewards: a control: rewards go to the wrong rows, so nothing should be learned.
         threads: per kernel; all cores by default.
         steps: Steps of GRPO, instead of the recipe's.
-        warm_steps: at most this many Steps of warm start, instead of the recipe's.
+        warm_steps: at most this many Steps of the warm start, instead of the recipe's.
     """
     console = Console()
     recipe = Recipe()
@@ -243,31 +248,31 @@ def main(
     )
     began = time.perf_counter()
     folder = runs / f"{name}-data"
-    options = RunOptions(seed=seed, runs=runs, overwrite=True, threads=threads)
+    options = RunOptions(
+        seed=seed,
+        name=name,
+        runs=runs,
+        overwrite=True,
+        threads=threads,
+        checkpoint_every=100,
+        samples_every=20,
+    )
     shutil.rmtree(folder, ignore_errors=True)
     console.rule("1. a character model and words, split so that a tenth is never trained on")
     prepare(folder, recipe, seed)
 
-    console.rule("2. warm start: graphs/sft.py on a careless teacher, stopped early")
-    warm_options = replace(
-        options, name=f"{name}-warm-start", steps=recipe.warm_steps, samples_every=10**6
-    )
-    warm = learn_from_teacher(folder, recipe, warm_options)
-
-    console.rule("3. the graph and its plan")
+    console.rule("2. the Program and its plan")
     fn = task.permuted_exact_match if permute_rewards else task.exact_match
-    graph = reinforcement(folder, warm, recipe, fn)
-    main_options = replace(
-        options, name=name, steps=recipe.steps, checkpoint_every=100, samples_every=20
-    )
-    console.print(draw(graph), markup=False, highlight=False, soft_wrap=True)
-    console.print(explain(plan(graph, main_options)), markup=False, highlight=False, soft_wrap=True)
+    whole = program(folder, recipe, fn)
+    console.print(draw(whole), markup=False, highlight=False, soft_wrap=True)
+    console.print(explain(plan(whole, options)), markup=False, highlight=False, soft_wrap=True)
 
-    console.rule(f"4. GRPO: {recipe.steps} Steps of {recipe.batch} words x {recipe.n} answers")
-    result = run(graph, main_options)
+    words = f"{recipe.steps} Steps of {recipe.batch} words x {recipe.n} answers"
+    console.rule(f"3. a warm start on a careless teacher, stopped early; then GRPO, {words}")
+    result = run(whole, options)
 
-    console.rule("5. before and after")
-    show_samples(console, folder, warm, result, 12)
+    console.rule("4. before and after")
+    show_samples(console, folder, warm_policy(result), result.trained["policy"], 12)
     show_change(console, result, recipe, 512, control=permute_rewards)
     seconds = time.perf_counter() - began
     console.print(f"the run folder is {result.folder}; everything took {seconds:.0f} s")

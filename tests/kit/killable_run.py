@@ -2,7 +2,7 @@
 
     python -m tests.kit.killable_run GRAPH FOLDER OPTIONS [resume] [hold=N]
 
-GRAPH: a name of GRAPHS; FOLDER: that of model and data; OPTIONS: the run's, as JSON. It prints
+GRAPH: a name of GRAPHS or PROGRAMS; FOLDER: that of model and data; OPTIONS: the run's, as JSON. It prints
 `step N` for each Step; after that of `hold` it waits for a line, or the end, of its standard input.
 """
 
@@ -16,12 +16,14 @@ from functools import partial
 from pathlib import Path
 
 from dataflow.graph import Graph
+from dataflow.program import Program
 from engine.api import resume, run
 from engine.options import RunOptions, from_json, to_json
-from tests.kit import run_graphs
+from tests.kit import run_graphs, run_programs
 from tests.kit.processes import limited, start_python
 from tests.kit.runs import metrics, steps_stored
 
+PROGRAMS: Mapping[str, Callable[[Path], Program]] = {"program": run_programs.two_phases}
 GRAPHS: Mapping[str, Callable[[Path], Graph]] = {
     "small": run_graphs.small,
     "lagging": partial(run_graphs.small, max_lag=1),
@@ -70,7 +72,8 @@ def main() -> None:
     if "resume" in flags:
         result = resume(options.runs / str(options.name), on_step=told)
     else:
-        result = run(GRAPHS[graph](Path(folder)), options, on_step=told)
+        made = {**GRAPHS, **PROGRAMS}[graph](Path(folder))
+        result = run(made, options, on_step=told)
     print(result.reason, flush=True)
     sys.exit(128 + result.signal if result.signal else 0)
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dataflow.graph import Graph
+from dataflow.program import Program
 from engine.api import Result, run
 from engine.attempts import OnStep, Until
 from engine.options import RunOptions
@@ -59,13 +60,13 @@ class TinyRuns:
 
     def run(
         self,
-        graph: Graph | Callable[[Path], Graph],
+        graph: Graph | Program | Callable[[Path], Graph | Program],
         steps: int | None = 3,
         *,
         on_step: Sequence[OnStep] = (),
         until: Until | None = None,
         **options: Any,
     ) -> Result:
-        """Run a graph, or a function's graph for the folder. options: those that differ."""
-        graph = graph if isinstance(graph, Graph) else graph(self.folder)
+        """Run a graph or a Program, or what a function makes for the folder. options: those that differ."""
+        graph = graph if isinstance(graph, Graph | Program) else graph(self.folder)
         return run(graph, self.options(steps, **options), on_step=on_step, until=until)

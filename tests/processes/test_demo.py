@@ -21,12 +21,13 @@ def test_the_demo_shows_graph_plan_progress_and_answers(tmp_path: Path) -> None:
     words = ["--steps", 2, "--warm-steps", 2, "--runs", tmp_path]
     done = call_python("examples/demo.py", *words, cwd=ROOT, env={"COLUMNS": "120"}, timeout=460)
     assert done.returncode == 0, done.stderr
-    shapes = ("+-> train_policy", "nodes, in the order", "step 2/2")
+    shapes = ("+-> train_policy", "nodes, in the order", "phase 2/2 grpo  step 4/4")
     for shown in (*shapes, "before RL", "exact match on 512", "RL did not bring both"):
         assert shown in done.stdout
     assert f"the run folder is {tmp_path / 'demo'}" in done.stdout.replace("\n", "")
     rows = metrics(tmp_path / "demo")
-    assert [row["step"] for row in rows] == [1, 2]
+    assert [(row["step"], row["phase"]) for row in rows] == [(1, 1), (2, 1), (3, 2), (4, 2)]
+    rows = rows[2:]
     wanted = {"reward/mean", "policy/lag/max", "time/step", "time/rollout"}
     wanted |= {"throughput/samples_per_second"}
     assert all(wanted <= row.keys() for row in rows)
