@@ -22,7 +22,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from benchmarks.curves_picture import Curve, picture
 from benchmarks.report import SideResult, machine, show, write_json
 from dataflow.graph import Graph
 from dataflow.model import linear
+from dataflow.program import Program
 from engine.api import run
 from engine.options import RunOptions
 
@@ -130,8 +131,7 @@ def warm(seed: int, folder: Path) -> str:
     options = RunOptions(
         seed=seed, runs=folder, name="warm", threads=1, progress=False, samples_every=10**9
     )
-    options = replace(options, steps=recipe.warm_steps)
-    return str(demo.learn_from_teacher(folder, recipe, options).trained["policy"])
+    return str(run(Program(demo.warm_phase(folder, recipe)), options).trained["policy"])
 
 
 def results(curves: Mapping[str, Sequence[Curve]]) -> list[SideResult]:

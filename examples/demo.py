@@ -40,7 +40,6 @@ from operators.train import evaluate
 
 GOOD = 0.85
 """Exact match on held-out words, greedy and sampled, that the demo must reach."""
-FILES = ("demonstrations", "validation", "train", "test")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,23 +122,29 @@ def prepare(folder: Path, recipe: Recipe, seed: int) -> None:
     task.make_model(folder / "model", layers=recipe.layers, hidden=recipe.hidden, seed=seed)
 
 
+def warm_phase(folder: Path, recipe: Recipe) -> Phase:
+    """The warm start, stopped early."""
+    demonstrations, validation = (
+        str(folder / f"{name}.parquet") for name in ("demonstrations", "validation")
+    )
+    graph = warm_start(str(folder / "model"), demonstrations, validation, lr=recipe.warm_lr)
+    good_enough = Threshold("eval/sampled/exact_match", at_least=recipe.stop_at)
+    return Phase(graph, recipe.warm_steps, until=good_enough)
+
+
 def program(folder: Path, recipe: Recipe, reward_fn: RewardFn) -> Program:
-    """The whole job: the warm start, stopped early, and reinforcement of what it left."""
-    base = str(folder / "model")
-    data = {name: str(folder / f"{name}.parquet") for name in FILES}
-    warm = warm_start(base, data["demonstrations"], data["validation"], lr=recipe.warm_lr)
+    """The whole job: the warm start, and reinforcement of what it left."""
     graph = spell_backward(
-        base,
-        data["train"],
-        data["test"],
+        str(folder / "model"),
+        str(folder / "train.parquet"),
+        str(folder / "test.parquet"),
         reward_fn=reward_fn,
         n=recipe.n,
         batch=recipe.batch,
         lr=linear(recipe.lr, recipe.lr / 10, recipe.steps),
         minibatches=recipe.minibatches,
     )
-    good_enough = Threshold("eval/sampled/exact_match", at_least=recipe.stop_at)
-    return Program(Phase(warm, recipe.warm_steps, until=good_enough), (graph, recipe.steps))
+    return Program(warm_phase(folder, recipe), (graph, recipe.steps))
 
 
 def of_phase(result: Result, number: int) -> list[dict[str, float]]:

@@ -2,7 +2,7 @@
 
 Owns: the bound on outstanding prompts, what is admitted next, the intake, the bound on how
 much a refilling select may reject. Does not own: the policies' formulas (intake.py), where
-the prompts stand (prompt_table.py), nor the phases that decide when any of this happens (core.py).
+the prompts stand (prompt_table.py), nor the moments that decide when any of this happens (core.py).
 
 Outstanding prompts (admitted, not retired) never exceed (1 + max_lag) * batch, nor what the
 remaining Steps can train. While some outbox spills to files, none is admitted beyond one batch: a

@@ -3,9 +3,9 @@
     handle(event, now) -> instructions        no sockets, no clock, no tensors, no rows
 
 Owns: what an event means, and what is lost with a Worker. Does not own: when the run moves on
-(phases.py), the loop that carries messages (engine/run), nor any Worker.
+(course.py), the loop that carries messages (engine/run), nor any Worker.
 
-Workers die in any phase (recovery.py). One without state is restarted, and its rows are made again:
+Workers die at any moment (recovery.py). One without state is restarted, and its rows are made again:
 by the same chunks where that gives the same rows (dispatch.py), by other chunks or a further
 attempt where the weights have changed (prompt_table.py). Otherwise the run goes back to a
 checkpoint.
@@ -18,10 +18,10 @@ from collections.abc import Iterable
 from engine.coordinator import doubtful
 from engine.coordinator import messages as m
 from engine.coordinator.chunk import NodeChunk
+from engine.coordinator.course import Course, Moment
 from engine.coordinator.device_turns import DeviceTurns
 from engine.coordinator.livelock import Livelock
 from engine.coordinator.outstanding import Pending
-from engine.coordinator.phases import Phase, Phases
 from engine.coordinator.ranks import RankGroups
 from engine.coordinator.refs import Key
 from engine.coordinator.settings import Restored, Settings
@@ -33,7 +33,7 @@ class Coordinator:
 
     def __init__(self, plan: Plan, settings: Settings) -> None:
         self.plan = plan
-        self._run = Phases(plan, settings)
+        self._run = Course(plan, settings)
         self.sources, self.checkpoints = self._run.sources, self._run.checkpoints
         self._livelock = Livelock(plan, self.sources.admissions, settings.patience)
         self._ranks = RankGroups(plan, self._run.outstanding)
@@ -49,9 +49,9 @@ class Coordinator:
         return self._run.version
 
     @property
-    def phase(self) -> Phase:
+    def at(self) -> Moment:
         """Where the run is."""
-        return self._run.phase
+        return self._run.at
 
     # --- the two entries --------------------------------------------------------------------------
 
@@ -78,14 +78,14 @@ class Coordinator:
         self._told += [*self._turns.heard(event), *told]
         for each in heard:
             self._hear(each, asked)
-        if (vain := self._livelock.seen(now)) and self.phase == "gather":
+        if (vain := self._livelock.seen(now)) and self.at == "gather":
             self._run.fail(vain)
         return self._flush()
 
     def _hear(self, event: m.Event, asked: Pending | None) -> None:
-        if self.phase == "gone":
+        if self.at == "gone":
             return
-        if self.phase != "finished":
+        if self.at != "finished":
             self._note(event, asked)
             self._run.advance()
         else:
@@ -117,7 +117,7 @@ class Coordinator:
         if run.round is not None:
             lines += run.round.waiting()
         lines += [*self._ranks.waiting(), *self._turns.waiting()]
-        if self.phase == "checkpoint":
+        if self.at == "checkpoint":
             lines.append(f"checkpoint of step {self.version}: is not on disk yet")
         return lines
 
@@ -254,7 +254,7 @@ class Coordinator:
         self._run.undo_step(gone)
         self._run.assign(self.sources.lose(gone), 0)
         self._unissue(given_up)
-        self.checkpoints.wanted = self.phase == "checkpoint"
+        self.checkpoints.wanted = self.at == "checkpoint"
 
     def _unissue(self, chunks: Iterable[NodeChunk]) -> None:
         """Chunks above the cut came to nothing: other chunks make their rows."""

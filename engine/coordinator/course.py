@@ -1,6 +1,6 @@
-"""The phases of a run: when it moves on, and what it then begins.
+"""The course of a run: when it moves on, and what it then begins.
 
-    phase        waits for                                     left by
+    moment       waits for                                     left by
     opening      every source to open, every reader to load    SourceOpened, Loaded
     evaluate     the evaluations that are due                  Evaluated
     gather       enough finished rows for a Step               ChunkDone, Produced
@@ -14,7 +14,7 @@
 Owns: these, the version, and the parts of the coordinator, which it asks what can be done. Does not
 own: what an event means (core.py).
 
-The stream region runs in all phases: prompts are admitted while the bound on outstanding prompts
+The stream region runs at all moments: prompts are admitted while the bound on outstanding prompts
 allows it and every reader above the cut has the published version. With max_lag 0 they are admitted
 in waves, while the run gathers and no prompt runs, so that batches never depend on timing.
 """
@@ -40,17 +40,19 @@ from engine.coordinator.training import Training
 from engine.coordinator.versions import Versions
 from engine.plan.plan import Plan, PlannedNode
 
-Phase = Literal["opening", "evaluate", "gather", "step", "settle", "checkpoint", "finished", "gone"]
+Moment = Literal[
+    "opening", "evaluate", "gather", "step", "settle", "checkpoint", "finished", "gone"
+]
 
 
-class Phases:
+class Course:
     """The state of a run. out: instructions, until they are taken."""
 
     def __init__(self, plan: Plan, settings: Settings) -> None:
         self.plan = plan
         self.settings = settings
         self.version = 0
-        self.phase: Phase = "opening"
+        self.at: Moment = "opening"
         self.out: list[Instruction] = []
         self.outstanding = Outstanding()
         self.blocks = Blocks(weigh=any(n.chunks > 1 for n in plan.nodes))
@@ -99,7 +101,7 @@ class Phases:
     @property
     def over(self) -> bool:
         """Whether nothing follows any more."""
-        return self.phase in ("finished", "gone")
+        return self.at in ("finished", "gone")
 
     def advance(self) -> None:
         """Move on as far as is possible without a further event."""
@@ -113,7 +115,7 @@ class Phases:
             for admission in self.sources.admissions.values():
                 self.assign(admission.table.pump(), 0)
                 moved |= admission.give_back()
-            moved |= self._steps[self.phase]()
+            moved |= self._steps[self.at]()
             for admission in self.sources.admissions.values():
                 moved |= self._admit(admission)
             self.out += self.dispatch.tell(self._able)  # what has to be made again
@@ -135,15 +137,15 @@ class Phases:
         table = admission.table
         if (
             self._stopping
-            or self.phase in ("opening", "checkpoint", "finished")
+            or self.at in ("opening", "checkpoint", "finished")
             or self.versions.behind(table.nodes)
         ):
             return False
-        if admission.source.max_lag == 0 and (self.phase != "gather" or table.prompts.running):
+        if admission.source.max_lag == 0 and (self.at != "gather" or table.prompts.running):
             return False
         found = admission.admit(self.version, sparing=self.recovery.spilling)
         self.assign(found, 0)
-        if self.phase == "gather" and not found:
+        if self.at == "gather" and not found:
             starved = admission.starved(self.version + 1, self.plan.place)
             if starved:
                 self.fail(starved)
@@ -153,7 +155,7 @@ class Phases:
         if self.unopened or not self.versions.loaded_everywhere:
             return False
         if self._restored:
-            self.phase = "gather"
+            self.at = "gather"
         else:
             self._evaluate_or_close(self._evaluates)
         return True
@@ -185,7 +187,7 @@ class Phases:
             return False
         self.sources.formed()
         self.training.form(self.version + 1, taken)
-        self.phase = "step"
+        self.at = "step"
         return True
 
     def _in_step(self) -> bool:
@@ -199,7 +201,7 @@ class Phases:
         self.version += 1
         self.dispatch.next_step()
         self.out += self.versions.publish(self.version)
-        self.phase = "settle"
+        self.at = "settle"
         return True
 
     def _in_settle(self) -> bool:
@@ -214,7 +216,7 @@ class Phases:
             self._tell_checkpoint()
         if self.checkpoints.step != self.version:
             return False
-        self.phase = "gather"
+        self.at = "gather"
         return True
 
     def _due(self, *, last: bool) -> list[PlannedNode]:
@@ -229,7 +231,7 @@ class Phases:
         self.round = EvaluationRound(
             self.plan, due, self.rows_of, self.version, self.blocks, self.dispatch, self.outstanding
         )
-        self.phase = "evaluate"
+        self.at = "evaluate"
         self.assign(self.round.begin(), self.version)
 
     def _close_step(self, *, evaluated: bool = False) -> None:
@@ -239,10 +241,10 @@ class Phases:
             self.out.append(StepClosed(step=self.version, metrics=self._metrics))
             self._metrics = {}
         if self.checkpoints.due(self.version):
-            self.phase = "checkpoint"
+            self.at = "checkpoint"
             self._tell_checkpoint()
         else:
-            self.phase = "gather"
+            self.at = "gather"
 
     def _tell_checkpoint(self) -> None:
         """Tell it once every row that goes into it is there, and every rank is free to write."""
@@ -260,7 +262,7 @@ class Phases:
             self._evaluate_or_close(due)
         elif self.checkpoints.step != self.version:
             self.checkpoints.want()
-            self.phase = "checkpoint"
+            self.at = "checkpoint"
             self._tell_checkpoint()
         else:
             error = "" if self._stop or self.done or self.version else self.sources.fruitless()
@@ -270,12 +272,12 @@ class Phases:
 
     def fail(self, error: str) -> None:
         """End the run with an error, unless it has ended."""
-        if self.phase != "finished":
+        if self.at != "finished":
             self._finish(Finish(reason="failed", error=error))
 
     def _finish(self, message: Finish) -> None:
         """Nothing is wanted any more; chunks under way are discarded when they end."""
-        self.phase = "finished"
+        self.at = "finished"
         if self.training.run is not None:
             self.training.retire()
         if self.round is not None:
@@ -305,14 +307,14 @@ class Phases:
 
     def go_back(self, worker: str, error: str) -> None:
         """End this attempt, as only a checkpoint restores what was lost with the Worker."""
-        self.phase = "gone"
+        self.at = "gone"
         self.out.append(Rollback(worker=worker, error=error))
 
     def undo_step(self, lost: frozenset[int]) -> None:
         """Rows in these blocks are lost: a Step that lacks some of them is formed again."""
-        lacks = self.phase == "step" and self.training.lacks(self.sources.late, lost)
+        lacks = self.at == "step" and self.training.lacks(self.sources.late, lost)
         if lacks and self.training.undo():
-            self.phase = "gather"
+            self.at = "gather"
 
     def release(self) -> None:
         """Release blocks that nobody needs."""
