@@ -5,7 +5,7 @@
 Owns: what an event means, and what is lost with a Worker. Does not own: when the run moves on
 (course.py), the loop that carries messages (engine/run), nor any Worker.
 
-Workers die at any moment (recovery.py). One without state is restarted, and its rows are made again:
+Workers die at any moment (recovery.py). One without state is restarted, its rows are made again:
 by the same chunks where that gives the same rows (dispatch.py), by other chunks or a further
 attempt where the weights have changed (prompt_table.py). Otherwise the run goes back to a
 checkpoint.

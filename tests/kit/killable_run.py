@@ -2,8 +2,9 @@
 
     python -m tests.kit.killable_run GRAPH FOLDER OPTIONS [resume] [hold=N]
 
-GRAPH: a name of GRAPHS or PROGRAMS; FOLDER: that of model and data; OPTIONS: the run's, as JSON. It prints
-`step N` for each Step; after that of `hold` it waits for a line, or the end, of its standard input.
+GRAPH: a name of GRAPHS or PROGRAMS; FOLDER: that of model and data; OPTIONS: the run's, as JSON. It
+prints `step N` for each Step; after that of `hold` it waits for a line, or the end, of its standard
+input.
 """
 
 from __future__ import annotations

@@ -67,6 +67,6 @@ class TinyRuns:
         until: Until | None = None,
         **options: Any,
     ) -> Result:
-        """Run a graph or a Program, or what a function makes for the folder. options: those that differ."""
+        """Run this, or what a function makes for the folder. options: those that differ."""
         graph = graph if isinstance(graph, Graph | Program) else graph(self.folder)
         return run(graph, self.options(steps, **options), on_step=on_step, until=until)

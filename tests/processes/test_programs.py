@@ -236,7 +236,7 @@ def test_a_threshold_of_the_last_phase_ends_the_run(tiny: TinyRuns) -> None:
 
 
 def test_a_threshold_whose_metric_never_comes(tiny: TinyRuns) -> None:
-    """A misspelt name is no phase that is longer than it was meant to be, nor does a resume pass."""
+    """A misspelt name makes no longer phase, nor does a resume pass."""
     program = early(tiny.folder, metric="optim/lrr")
     program = Program(
         Phase(warm(tiny.folder), 2, until=program.phases[0].until), (small(tiny.folder), 1)
