@@ -1,7 +1,7 @@
 """Importance correction: the weight of tokens whose sampler was not quite the trainer's policy.
 
 Owns: what a correction is, as a value of a graph. Does not own: the weights (policy_formulas.py),
-the losses that take one (losses.py).
+the losses that take one (policy_losses.py).
 """
 
 from __future__ import annotations

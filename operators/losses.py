@@ -1,117 +1,55 @@
 """Losses: the functions with which a graph names them, and their declarations.
 
-Owns: parameters, their limits, what a loss reads. Does not own: the formulas (policy_formulas.py,
-loss_formulas.py), what peers do differently (loss_dialects.py), reduction to a number (the train
-kernel). A `dialect` of None is the graph's.
+Owns: parameters, their limits, what a loss reads. Does not own: the formulas (loss_formulas.py),
+losses of an advantage (policy_losses.py, handed on), what peers do differently (loss_dialects.py),
+reduction to a number (the train kernel). A `dialect` of None is the graph's.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
+from dataflow.calls import refused
 from dataflow.convention import DIALECT_LIMIT, Dialect
-from dataflow.errors import Fault, GraphError
-from dataflow.limits import choice, number, value
+from dataflow.limits import choice, number
 from dataflow.loss import Loss, loss_function, make_loss
 from dataflow.model import Number
 from dataflow.node import Port
-from dataflow.operator import call_site, declares
-from dataflow.schema import Advantage, Completion, Logprobs, Preference, Returns, Reward, Values
+from dataflow.operator import declares
+from dataflow.schema import Completion, Logprobs, Preference, Returns, Reward, Values
 from dataflow.top_logprobs import TopLogprobs
 from operators import loss_dialects as dialects
 from operators import loss_formulas as formulas
-from operators import policy_formulas as policy
-from operators.importance import Importance
 from operators.importance import importance as importance
+from operators.policy_losses import CLIPPED_POLICY as CLIPPED_POLICY
+from operators.policy_losses import CLIPPED_WEIGHT as CLIPPED_WEIGHT
+from operators.policy_losses import DECOUPLED_POLICY as DECOUPLED_POLICY
+from operators.policy_losses import KIND, Estimator
+from operators.policy_losses import POLICY_GRADIENT as POLICY_GRADIENT
+from operators.policy_losses import SOFT_CLIPPED_POLICY as SOFT_CLIPPED_POLICY
+from operators.policy_losses import Clip as Clip
+from operators.policy_losses import clipped_policy_loss as clipped_policy_loss
+from operators.policy_losses import clipped_weight_loss as clipped_weight_loss
+from operators.policy_losses import decoupled_policy_loss as decoupled_policy_loss
+from operators.policy_losses import policy_gradient_loss as policy_gradient_loss
+from operators.policy_losses import soft_clipped_policy_loss as soft_clipped_policy_loss
 
-Clip = Number | tuple[Number, Number]
-"""How far a ratio may be from 1: one number, or one below and one above (DAPO's clip-higher)."""
-
-Estimator = Literal["k1", "k2", "k3"]
-
-_CLIP = number(0.0, above=True, pair=True, like=0.2)
-_DUAL = number(1.0, above=True, optional=True, like=3.0)
-_KIND = choice("k1", "k2", "k3")
-_CORRECTION = value(Importance, like=Importance(), optional=True)
-
-CLIPPED_POLICY = loss_function(
-    policy.clipped_policy,
-    path="operators.losses:CLIPPED_POLICY",
-    name="clipped_policy_loss",
-    recorded=True,
-    correction="correction",
-    zero={"reference": "beta"},
-    limits={
-        "clip": _CLIP,
-        "level": choice("token", "sequence", "sequence_token"),
-        "beta": number(0.0, like=0.04),
-        "kl": _KIND,
-        "dual_clip": _DUAL,
-        "correction": _CORRECTION,
-        "dialect": DIALECT_LIMIT,
-    },
-    conventions=dialects.CLIPPED_CONVENTIONS,
-)
-POLICY_GRADIENT = loss_function(
-    policy.policy_gradient,
-    path="operators.losses:POLICY_GRADIENT",
-    name="policy_gradient_loss",
-    on_policy=True,
-    correction="correction",
-    limits={"correction": _CORRECTION},
-)
-DECOUPLED_POLICY = loss_function(
-    policy.decoupled_policy,
-    path="operators.losses:DECOUPLED_POLICY",
-    name="decoupled_policy_loss",
-    correction="correction",
-    limits={
-        "clip": _CLIP,
-        "dual_clip": _DUAL,
-        "correction": value(Importance, like=policy.AREAL),
-        "dialect": DIALECT_LIMIT,
-    },
-    conventions=dialects.DECOUPLED_CONVENTIONS,
-)
-CLIPPED_WEIGHT = loss_function(
-    policy.clipped_weight,
-    path="operators.losses:CLIPPED_WEIGHT",
-    name="clipped_weight_loss",
-    recorded=True,
-    correction="correction",
-    limits={
-        "cap": number(0.0, above=True, optional=True, like=5.0),
-        "clip": number(0.0, above=True, pair=True, optional=True, like=(1.0, 4.0)),
-        "correction": _CORRECTION,
-    },
-)
-SOFT_CLIPPED_POLICY = loss_function(
-    policy.soft_clipped_policy,
-    path="operators.losses:SOFT_CLIPPED_POLICY",
-    name="soft_clipped_policy_loss",
-    recorded=True,
-    correction="correction",
-    limits={
-        "tau_pos": number(0.0, above=True, like=1.0),
-        "tau_neg": number(0.0, above=True, like=1.05),
-        "correction": _CORRECTION,
-        "dialect": DIALECT_LIMIT,
-    },
-    conventions=dialects.SOFT_CLIPPED_CONVENTIONS,
-)
 KL = loss_function(
     formulas.kl,
     path="operators.losses:KL",
     name="kl_loss",
-    limits={"kind": _KIND, "dialect": DIALECT_LIMIT},
+    limits={"kind": KIND, "dialect": DIALECT_LIMIT},
     conventions=dialects.KL_CONVENTIONS,
 )
+
 ENTROPY = loss_function(
     formulas.entropy, path="operators.losses:ENTROPY", name="entropy_loss", entropy=True
 )
+
 SUPERVISED = loss_function(
     formulas.supervised, path="operators.losses:SUPERVISED", name="supervised_loss", supervised=True
 )
+
 VALUE = loss_function(
     formulas.value,
     path="operators.losses:VALUE",
@@ -119,6 +57,7 @@ VALUE = loss_function(
     head="scalar",
     limits={"clip": number(0.0, above=True, optional=True, like=0.2)},
 )
+
 ROW_REGRESSION = loss_function(
     formulas.row_regression,
     path="operators.losses:ROW_REGRESSION",
@@ -128,6 +67,7 @@ ROW_REGRESSION = loss_function(
     scores=True,
     limits={"huber": number(0.0, above=True, optional=True, like=1.0)},
 )
+
 TOKEN_REGRESSION = loss_function(
     formulas.token_regression,
     path="operators.losses:TOKEN_REGRESSION",
@@ -135,6 +75,7 @@ TOKEN_REGRESSION = loss_function(
     head="scalar",
     limits={"huber": number(0.0, above=True, optional=True, like=1.0)},
 )
+
 DISTILLATION = loss_function(
     formulas.distillation,
     path="operators.losses:DISTILLATION",
@@ -145,6 +86,7 @@ DISTILLATION = loss_function(
         "tail": choice("bucket", "drop", "renormalise"),
     },
 )
+
 DPO = loss_function(
     formulas.dpo,
     path="operators.losses:DPO",
@@ -152,6 +94,7 @@ DPO = loss_function(
     scope="group",
     limits={"beta": number(0.0, above=True, like=0.1)},
 )
+
 TRAJECTORY_BALANCE = loss_function(
     formulas.trajectory_balance,
     path="operators.losses:TRAJECTORY_BALANCE",
@@ -159,143 +102,6 @@ TRAJECTORY_BALANCE = loss_function(
     scope="group",
     limits={"beta": number(0.0, above=True, like=0.01)},
 )
-
-
-@declares
-def clipped_policy_loss(
-    advantage: Port[Advantage],
-    *,
-    old: Port[Logprobs] | None = None,
-    reference: Port[Logprobs] | None = None,
-    clip: Clip = 0.2,
-    level: Literal["token", "sequence", "sequence_token"] = "token",
-    beta: Number = 0.0,
-    kl: Estimator = "k3",
-    dual_clip: float | None = None,
-    correction: Importance | None = None,
-    dialect: Dialect | None = None,
-    rows: Port[Completion] | None = None,
-) -> Loss:
-    """PPO's clipped objective, as GRPO, DAPO and GSPO use it: max(-A r, -A clip(r)), r = now / old.
-
-    old: None is the sampler's recorded log-probs; logprobs(policy, rollout, name="old") recomputes
-    them. clip: 0.2, or (0.2, 0.28) below and above 1 (DAPO's clip-higher). level: what r is of.
-    `token`; `sequence`, one r for a row, the geometric mean over its trained tokens (GSPO, with
-    clip=(3e-4, 4e-4)); `sequence_token`, that number with each token's own gradient (GSPO-token,
-    for advantages that differ within a row). GSPO's paper averages over rows:
-    train(aggregate="sequence_mean"); `token_mean` weighs rows by their length, as verl does.
-    dual_clip c: no loss above -A c where A < 0 (TRL's delta). beta: weight of the divergence from
-    `reference`, of tokens at every level. kl: its estimator; see kl_loss. correction: weights of
-    tokens; see importance. dialect: where the log of r and the estimator are clamped (a constant
-    beyond): trl neither; verl that of a token within 20, of a row at 10, k3 within 10 and its log
-    ratio within 20; openrlhf that of a token within 20, estimators within 10; nemo_rl estimators
-    within 10, log ratios in them within 20. Formula: policy_formulas.py.
-    """
-    name = "clipped_policy_loss"
-    if reference is None and beta != 0.0:
-        fix = 'reference=logprobs(Model("reference", base), rollout), or beta=0.0'
-        raise _refused(name, f"beta={beta} needs reference=, none given", fix)
-    _require_old(name, old, correction)
-    params = {"clip": clip, "level": level, "beta": beta, "kl": kl, "dual_clip": dual_clip}
-    return make_loss(
-        CLIPPED_POLICY,
-        {"advantage": advantage, "old": old, "reference": reference},
-        params | {"correction": correction, "dialect": dialect},
-        rows=rows,
-    )
-
-
-@declares
-def policy_gradient_loss(
-    advantage: Port[Advantage],
-    *,
-    old: Port[Logprobs] | None = None,
-    correction: Importance | None = None,
-    rows: Port[Completion] | None = None,
-) -> Loss:
-    """REINFORCE: -A log pi; for rows made by the same policy that is trained.
-
-    correction: weights of tokens by old / sampler, where sampler and trainer differ, or rows are
-    stale; it alone reads `old`. See importance.
-    """
-    name = "policy_gradient_loss"
-    _require_old(name, old, correction)
-    if old is not None and correction is None:
-        problem = "old= is read by a correction, none given"
-        raise _refused(name, problem, f"correction={Importance()}, or leave old= out")
-    ports = {"advantage": advantage, "old": old}
-    return make_loss(POLICY_GRADIENT, ports, {"correction": correction}, rows=rows)
-
-
-@declares
-def decoupled_policy_loss(
-    advantage: Port[Advantage],
-    *,
-    proximal: Port[Logprobs],
-    clip: Clip = 0.2,
-    dual_clip: float | None = None,
-    correction: Importance = policy.AREAL,
-    dialect: Dialect | None = None,
-    rows: Port[Completion] | None = None,
-) -> Loss:
-    """AReaL's objective for stale rows, clipped around `proximal`, the policy before the Step, and
-    weighted by proximal / sampler. By default tokens of a weight above 5 are dropped. dialect: as
-    in clipped_policy_loss.
-    """
-    params = {"clip": clip, "dual_clip": dual_clip, "correction": correction, "dialect": dialect}
-    return make_loss(
-        DECOUPLED_POLICY, {"advantage": advantage, "proximal": proximal}, params, rows=rows
-    )
-
-
-@declares
-def clipped_weight_loss(
-    advantage: Port[Advantage],
-    *,
-    old: Port[Logprobs] | None = None,
-    cap: Number | None = None,
-    clip: Clip | None = None,
-    correction: Importance | None = None,
-    rows: Port[Completion] | None = None,
-) -> Loss:
-    """CISPO (MiniMax-M1): -sg(r held within bounds) A log pi; clips a weight, not the gradient.
-
-    Bounds are one of two: cap, the largest r itself (5.0 if neither is given; ScaleRL, and TRL's
-    epsilon_high), without a smallest; or clip, how far r may be from 1, as the paper and verl have
-    it: (1.0, 4.0) is from 0 to 5. old, correction: as in clipped_policy_loss. The paper's
-    denominator is aggregate="token_mean".
-    """
-    name = "clipped_weight_loss"
-    if cap is not None and clip is not None:
-        problem = f"expected cap= or clip=, found cap={cap} and clip={clip}"
-        raise _refused(name, problem, f"cap={cap}")
-    _require_old(name, old, correction)
-    bounds = {"cap": 5.0 if cap is None and clip is None else cap, "clip": clip}
-    ports = {"advantage": advantage, "old": old}
-    return make_loss(CLIPPED_WEIGHT, ports, bounds | {"correction": correction}, rows=rows)
-
-
-@declares
-def soft_clipped_policy_loss(
-    advantage: Port[Advantage],
-    *,
-    old: Port[Logprobs] | None = None,
-    tau_pos: Number = 1.0,
-    tau_neg: Number = 1.05,
-    correction: Importance | None = None,
-    dialect: Dialect | None = None,
-    rows: Port[Completion] | None = None,
-) -> Loss:
-    """SAPO (soft adaptive policy optimization): -A (4 / tau) sigmoid(tau (r - 1)), a gate that
-    closes smoothly where clipped_policy_loss cuts.
-
-    tau_pos, tau_neg: how fast it closes where A > 0, and elsewhere. old, correction: as in
-    clipped_policy_loss. The paper's denominators are aggregate="sequence_mean". dialect: the
-    log of a token's ratio as in clipped_policy_loss.
-    """
-    _require_old("soft_clipped_policy_loss", old, correction)
-    params = {"tau_pos": tau_pos, "tau_neg": tau_neg, "correction": correction, "dialect": dialect}
-    return make_loss(SOFT_CLIPPED_POLICY, {"advantage": advantage, "old": old}, params, rows=rows)
 
 
 @declares
@@ -346,7 +152,7 @@ def value_loss(
     before the Step.
     """
     if clip is not None and old is None:
-        raise _refused(
+        raise refused(
             "value_loss",
             f"clip={clip} needs old=, none given",
             "old=values(critic, rollout), or clip=None",
@@ -417,17 +223,3 @@ def trajectory_balance_loss(
     return make_loss(
         TRAJECTORY_BALANCE, {"score": score, "reference": reference}, {"beta": beta}, rows=rows
     )
-
-
-def _require_old(name: str, old: object, correction: object) -> None:
-    """Raises GraphError for a correction without the trainer's own log-probs."""
-    if correction is not None and old is None:
-        problem = (
-            f"correction={correction!r:.60} needs old=, none given: without it a ratio starts from"
-            " the sampler's own log-probs, and nothing is left to correct"
-        )
-        raise _refused(name, problem, 'old=logprobs(policy, rollout, name="old")')
-
-
-def _refused(name: str, problem: str, fix: str) -> GraphError:
-    return GraphError(Fault(rule="call", where=name, problem=problem, fix=fix, origin=call_site()))

@@ -1,7 +1,7 @@
 """Formulas of policy losses: the gradient of an advantage, with or without a ratio.
 
 Owns: each formula, in tensor methods, with its source. Does not own: how a graph names it
-(losses.py), other losses (loss_formulas.py), reduction to a number (the train kernel), torch
+(policy_losses.py), other losses (loss_formulas.py), reduction to a number (the train kernel), torch
 itself, which only type checking imports here: graph files import this module.
 
 A formula gets `Now` (the trained model's numbers for the tokens) and the columns of its ports, and

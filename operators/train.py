@@ -1,6 +1,6 @@
 """Sinks: training and evaluation.
 
-Owns: the declarations. Does not own: formulas (losses.py), optimizers (optimizers.py and
+Owns: the declarations. Does not own: losses (losses.py), optimizers (optimizers.py and
 the train kernel), when an evaluation runs (the coordinator).
 """
 
