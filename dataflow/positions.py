@@ -58,7 +58,7 @@ def _readers(graph: Graph) -> Iterator[tuple[Node, Node]]:
     for node in graph.nodes:
         if node.operator.traits.generates:
             yield node, node
-        elif node.operator.work in ("forward", "train"):
+        elif node.operator.work in ("forward", "train") and not node.operator.reads_text:
             first = [p for p in node.inputs.values() if p.schema.vocabulary][:1]
             for rows in row_sets(node).values() or first:
                 for maker in writers(rows):

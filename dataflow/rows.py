@@ -14,6 +14,7 @@ from typing import Any, Literal
 from dataflow.graph import Graph
 from dataflow.node import Node, Port
 from dataflow.operator import Concat, Expand, Fresh, Keeps, Nothing, Reduce, Same, Subset
+from dataflow.schema import Prompt
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -233,9 +234,48 @@ def reader_of(graph: Graph, maker: Node) -> Node | None:
     are that Model's; None if none does.
     """
     for node in graph.nodes:
-        if node.operator.work not in ("forward", "train") or node.operator.decodes:
+        if node.operator.work not in ("forward", "train") or node.operator.reads_text:
             continue
         read = (port for port in node.inputs.values() if port.schema.vocabulary)
         if any(writer is maker for port in read for writer in writers(port)):
             return node
     return None
+
+
+def row_line(port: Port[Any], domains: Domains) -> Iterator[Port[Any]]:
+    """The port, the one that its rows are of or come from, and so on to the source; no selects. The
+    rows of a concat come from the nearest port above all of its inputs.
+    """
+    at: Port[Any] | None = port
+    while at is not None:
+        if at.node.operator.traits.moves_rows:
+            yield at
+        at = _above(at, domains)
+
+
+def _above(port: Port[Any], domains: Domains) -> Port[Any] | None:
+    node = port.node
+    if not node.operator.traits.moves_rows:
+        return node.inputs[f"port{port.index}"]
+    rows = node.operator.rows
+    if isinstance(rows, Reduce):
+        return node.inputs.get(rows.to)
+    if isinstance(rows, Concat):
+        return _above_inputs(port, domains)
+    return node.inputs.get(rows.of) if isinstance(rows, (Same, Expand)) else None
+
+
+def _above_inputs(port: Port[Any], domains: Domains) -> Port[Any] | None:
+    lines = [list(row_line(part, domains)) for part in port.node.inputs.values()]
+    mine = domains.of(port)
+    for above in lines[0]:
+        domain = domains.of(above)
+        known = mine is not None and domain is not None and mine.descends_from(domain)
+        if known and all(above in line for line in lines[1:]):
+            return above
+    return None
+
+
+def nearest_prompt(port: Port[Any], domains: Domains) -> Node | None:
+    """The node with the prompts of a port's rows: the nearest, as a judge's are not its task's."""
+    return next((p.node for p in row_line(port, domains) if issubclass(p.schema, Prompt)), None)

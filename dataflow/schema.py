@@ -253,8 +253,8 @@ def _require_tensor(kind: pa.DataType, nullable: bool) -> None:
 
 def _require_one_form(schema: str, base: str, there: Column, here: Column) -> None:
     """Raises GraphError for a column, declared again or inherited from another schema, whose place
-    or type is not what readers of this base expect. A prompt may be text or messages, and a list of
-    any length one of a fixed length.
+    or type is not what readers of this base expect. A prompt may be text, messages or token ids,
+    and a list of any length one of a fixed length.
     """
     if here.device != there.device:
         place, other = ("a device", "the host") if here.device else ("the host", "a device")
@@ -263,7 +263,9 @@ def _require_one_form(schema: str, base: str, there: Column, here: Column) -> No
             " readers look"
         )
         fix = f"another name, or device={there.device}"
-    elif here.axis != there.axis or not (here.name == "prompt" or _narrows(here.type, there.type)):
+    elif here.name != "prompt" and not (
+        here.axis == there.axis and _narrows(here.type, there.type)
+    ):
         problem = (
             f"has {here.name!r} as {_kind(here)}, and {base}, which it extends, as {_kind(there)}"
         )
@@ -289,6 +291,20 @@ MESSAGE = pa.struct([pa.field("role", pa.utf8()), pa.field("content", pa.utf8())
 """One chat message, OpenAI style."""
 
 
+def is_messages(kind: pa.DataType) -> bool:
+    """Whether a column of this type has lists of messages."""
+    return _is_list(kind) and pa.types.is_struct(kind.value_type)
+
+
+def is_token_ids(kind: pa.DataType) -> bool:
+    """Whether a column of this type has lists of token ids."""
+    return _is_list(kind) and pa.types.is_integer(kind.value_type)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind)
+
+
 class Prompt(Schema):
     """A task to answer. Dataset columns of other names travel with it on request."""
 
@@ -296,8 +312,17 @@ class Prompt(Schema):
     shown = ("prompt",)
     prompt = column(
         pa.utf8(),
-        doc="a string, or a list of messages (then the column is list<struct<role, content>>)",
+        doc="a string, a list of messages (then the column is list<struct<role, content>>) or, of"
+        " data, of token ids (list<int32>)",
     )
+
+
+class TokenPrompt(Prompt):
+    """A prompt as token ids, which is answered as it is: no template, no tokenizer."""
+
+    vocabulary = True
+    prompt = column(pa.int32(), "P")
+    prompt_text = column(pa.utf8(), doc="what the ids say, special tokens left out; for readers")
 
 
 class Completion(Schema):

@@ -17,6 +17,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from dataflow.errors import DataError, nearest
+from dataflow.schema import is_token_ids
 from operators import tasks
 from operators.data_lines import opened_for, place_of, read_lines, table_of
 
@@ -30,7 +31,7 @@ _ENDINGS = " or ".join(SUFFIXES)
 _SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 _OTHER_NAMES = ("question", "problem", "instruction", "query", "input", "text")
 _PEEKED_LINES = 1000
-_PROMPT = "'prompt' (text, or a list of messages with role and content)"
+_PROMPT = "'prompt' (text, a list of messages with role and content, or token ids)"
 
 
 def columns_of(data: str, split: str | None = None) -> dict[str, pa.DataType]:
@@ -116,6 +117,11 @@ def prompt_shape(name: str, columns: Mapping[str, pa.DataType]) -> Shape:
 def demonstration_shape(name: str, columns: Mapping[str, pa.DataType]) -> Shape:
     """The shape of demonstrations: `prompt` with `completion`, or `messages`, or `text`."""
     if "prompt" in columns and "completion" in columns:
+        if is_token_ids(columns["prompt"]) or is_token_ids(columns["completion"]):
+            raise DataError(
+                f"{name}: expected prompt and completion as text or as messages, found token ids."
+                " Fix: the text; it is tokenised for the Model that is trained on it."
+            )
         return prompt_shape(name, columns)
     if "messages" in columns and _is_messages(columns["messages"]):
         return "messages"
@@ -152,8 +158,8 @@ def preference_shape(name: str, columns: Mapping[str, pa.DataType]) -> Shape:
 
 
 def is_prompt(kind: pa.DataType) -> bool:
-    """Whether a column of this type can be a prompt: text, or a list of messages."""
-    return _is_text(kind) or _is_messages(kind)
+    """Whether a column of this type can be a prompt: text, a list of messages, or token ids."""
+    return _is_text(kind) or _is_messages(kind) or is_token_ids(kind)
 
 
 def _no_prompt(name: str, columns: Mapping[str, pa.DataType]) -> str:

@@ -19,7 +19,7 @@ GENERATE = Operator(
     name="generate",
     work="decode",
     rows=Expand("prompt", "n"),
-    inputs=(Input(name="prompt", schema=Prompt),),
+    inputs=(Input(name="prompt", schema=Prompt, columns=Prompt.shown),),
     outputs=(Rollout,),
     reads=("policy",),
     kernels={"torch": "operators.kernels.torch.generate:TorchGenerate"},

@@ -29,6 +29,7 @@ REWARD = Operator(
             schema=Completion,
             columns=("completion", "completion_ids"),
             ancestors=("prompt",),
+            readable=True,
             ancestors_from="columns",
             required_from="required",
         ),

@@ -34,7 +34,9 @@ from dataflow.model_files import (
 )
 from dataflow.node import Node, Port
 from dataflow.positions import row_positions
+from dataflow.rows import generations, nearest_prompt
 from dataflow.rules.context import Context, fault_at, place
+from dataflow.schema import TokenPrompt, is_messages
 
 Complaint = tuple[str, str]
 """What is wrong, and the fix."""
@@ -59,6 +61,7 @@ def check(context: Context) -> Iterator[Fault]:
     for node in context.graph.nodes:
         yield from _answers(context, node, sound)
         yield from _likeliest(node, sound)
+        yield from _rendered(context, node, sound)
     yield from _too_long(context)
 
 
@@ -282,11 +285,35 @@ def _answers(context: Context, node: Node, sound: dict[str, Path]) -> Iterator[F
 def _conversations(context: Context, prompt: Port) -> bool:
     """Whether the data of a source has its prompts as lists of messages."""
     kind = context.dataset(prompt).get("prompt") if prompt.node.operator.work == "source" else None
-    return kind is not None and str(kind).startswith(("list", "large_list"))
+    return kind is not None and is_messages(kind)
+
+
+def _rendered(context: Context, node: Node, sound: dict[str, Path]) -> Iterator[Fault]:
+    """Conversations that a reward Model reads as text, and turns added to an answer: both need a
+    chat template.
+    """
+    models = [s for s in node.states.values() if isinstance(s, Model)]
+    needs = ""
+    if node.operator.reads_text:
+        asked = nearest_prompt(next(iter(node.inputs.values())), context.domains)
+        if asked is not None and _conversations(context, asked.port()):
+            needs, fix = "the prompts are messages", "prompts that are text"
+    elif node.operator.decodes and node.params.get("then"):
+        makers = generations(node.inputs[node.operator.decodes])
+        models = [s for maker in makers for s in maker.states.values() if isinstance(s, Model)]
+        needs, fix = "then= is the user's next turn", "leave then= out"
+    for model in models if needs else ():
+        folder = sound.get(model.name)
+        if folder is not None and not has_template(folder):
+            problem = f"{needs}, and its tokenizer in {folder} has no chat template"
+            fault = f"Model {model.name!r}: {problem}"
+            yield _fault(node, fault, f"a Model with a chat template, or {fix}")
 
 
 def _too_long(context: Context) -> Iterator[Fault]:
-    """Answers that, with the requested prompts, exceed the positions of a Model that reads them."""
+    """Answers that, with the requested prompts or with those made of other answers, exceed the
+    positions of a Model that reads them.
+    """
     known = row_positions(context.graph)
     for node in context.graph.nodes:
         asked, longest = node.params.get("max_tokens"), node.params.get("max_prompt_tokens")
@@ -305,3 +332,19 @@ def _too_long(context: Context) -> Iterator[Fault]:
         elif isinstance(longest, int) and longest + asked > least.limit:
             problem = f"{has}, found max_prompt_tokens={longest} and max_tokens={asked}"
             yield _fault(node, problem, f"max_prompt_tokens={least.limit - asked}")
+        elif longest is None and node.params.get("overlong_prompt") == "error":
+            yield from _too_long_before(node, has, least.limit - asked)
+
+
+def _too_long_before(node: Node, has: str, room: int) -> Iterator[Fault]:
+    """Answers that are continued, and may alone exceed the room for prompts."""
+    asked = next(iter(node.inputs.values()))
+    for maker in generations(asked) if issubclass(asked.schema, TokenPrompt) else ():
+        before = maker.params.get("max_tokens")
+        if isinstance(before, int) and before >= room:
+            problem = (
+                f"{has}, found max_tokens={node.params['max_tokens']} after the {before} that"
+                f" {maker.name!r} may write"
+            )
+            fix = "overlong_prompt='drop' or 'truncate', or a smaller max_tokens"
+            yield _fault(node, problem, fix)

@@ -14,11 +14,13 @@ from dataflow.errors import Fault, nearest
 from dataflow.loss import Loss, LossTerm
 from dataflow.node import Node, Port
 from dataflow.operator import listed
+from dataflow.rows import nearest_prompt
 from dataflow.rules.context import Context, Wire, data_name, fault_at, place
-from dataflow.schema import Schema
+from dataflow.schema import Schema, TokenPrompt, is_token_ids
 
 _MAKERS = {
     "Prompt": "prompts(data, batch=64)",
+    "TokenPrompt": "continued(rollout)",
     "Completion": "generate(policy, prompt, max_tokens=512)",
     "Rollout": "generate(policy, prompt, max_tokens=512)",
     "Reward": "reward(fn, rollout)",
@@ -43,6 +45,7 @@ def check(context: Context) -> Iterator[Fault]:
             yield from _on_device(wire)
             yield from _texts(context, wire)
         yield from _recorded(node)
+        yield from _as_text(context, node)
 
 
 def _schema(wire: Wire) -> Iterator[Fault]:
@@ -112,6 +115,25 @@ def _on_device(wire: Wire) -> Iterator[Fault]:
             yield Fault(
                 rule="columns", where=place(wire.node), problem=problem, fix=fix, origin=wire.origin
             )
+
+
+def _as_text(context: Context, node: Node) -> Iterator[Fault]:
+    """A node that reads its rows as text, of prompts that are only token ids."""
+    if not node.operator.reads_text:
+        return
+    rows = next(iter(node.inputs.values()))
+    prompt = nearest_prompt(rows, context.domains)
+    if prompt is None:
+        found = f"{rows.label!r} has only token ids"
+    else:
+        kind = context.dataset(prompt.port()).get("prompt") if not prompt.inputs else None
+        made = issubclass(prompt.schemas[0], TokenPrompt)
+        if not made and (kind is None or not is_token_ids(kind)):
+            return
+        found = f"the prompts of {prompt.name!r} are token ids"
+    problem = f"expected prompts as text or messages, found that {found}"
+    fix = 'the rows of a first generation, or reads="tokens" by a Model of the same tokenizer'
+    yield fault_at(node, "columns", problem, fix)
 
 
 def _recorded(node: Node) -> Iterator[Fault]:

@@ -24,7 +24,7 @@ TURNS = 16
 _OFFSET = 8
 """LargeList offsets are int64, one a row."""
 
-_PROMPT_TEXT = ("prompt", "next_prompt")
+_PROMPT_TEXT = ("prompt", "prompt_text", "next_prompt")
 _ANSWER_TEXT = ("completion",)
 
 

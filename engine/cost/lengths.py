@@ -27,6 +27,16 @@ class Lengths:
         """Tokens of a whole row."""
         return self.prompt + self.completion
 
+    def continued(self, more: int) -> Lengths:
+        """Prompts made of whole rows, and of `more` characters, at most a token each."""
+        return replace(self, prompt=self.row + more, completion=0)
+
+    def asked(self, prompt: Lengths) -> Lengths:
+        """With prompts of known ids: theirs, if they are shorter than a stated bound."""
+        if not self.bound and self.prompt <= prompt.prompt:
+            return self
+        return replace(self, prompt=prompt.prompt, bound=prompt.bound)
+
     def clipped(self, context: int) -> Lengths:
         """With a guessed prompt cut to what the completion leaves of the model's context."""
         room = context - self.completion

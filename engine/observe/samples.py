@@ -34,6 +34,9 @@ _OPTIONAL = {
     "completion_mask": pa.large_list(pa.uint8()),
     "versions": _TOKENS,
 }
+_SHOWN_AS = {"prompt_text": "prompt"}
+"""Prompts that are token ids are recorded as the text that these say."""
+
 _REQUIRED = ("prompt", "completion", "position", "sample")
 _FIRST = ("step", "node", "position", "sample", "prompt", "completion", "reward")
 
@@ -66,7 +69,7 @@ def _table(node: str, rows: Batch) -> pa.Table:
         "position": pa.array(rows.keys.position, pa.int64()),
         "sample": pa.array(rows.keys.sample, pa.int32()),
     }
-    columns |= {name: rows.array(name) for name in rows.names}
+    columns |= {_SHOWN_AS.get(name, name): rows.array(name) for name in rows.names}
     if "advantage" in rows.names:
         mask = rows.ragged("completion_mask").values if "completion_mask" in rows.names else None
         mean = _mean(rows.ragged("advantage"), mask)

@@ -15,9 +15,9 @@ import pyarrow as pa
 from dataflow.batch import Batch
 from dataflow.errors import DataError
 from dataflow.kernel import Chunk, KernelNode, Layout, Session
-from dataflow.schema import Completion
+from dataflow.schema import Completion, is_messages, is_token_ids
 from operators.kernels.overlong import RowRoom
-from operators.kernels.text import Pairs, is_conversational, load_tokenizer, prompts_of
+from operators.kernels.text import Pairs, load_tokenizer, prompts_of
 
 
 class Answers:
@@ -39,7 +39,7 @@ class Answers:
         stay, prompt, (completion, mask) = self._room.fitted(
             pairs.prompt, (pairs.completion, pairs.mask), rows.keys, self._session
         )
-        plain = not is_conversational(rows.array(self._column).type)
+        plain = not is_messages(rows.array(self._column).type)
         texts = (
             rows.array(self._column).take(pa.array(stay))
             if plain and completion is pairs.completion
@@ -54,15 +54,17 @@ class Answers:
 
     def _tokenised(self, rows: Batch) -> Pairs:
         """Raises DataError for messages that answer a prompt that is text."""
-        asked, said = prompts_of(rows.array("prompt")), prompts_of(rows.array(self._column))
-        talks = is_conversational(rows.array("prompt").type)
-        if not talks and not is_conversational(rows.array(self._column).type):
-            return self._tokenizer.encode_pairs(asked, said)  # type: ignore[arg-type]
+        prompt, said = rows.array("prompt"), prompts_of(rows.array(self._column))
+        talks = is_messages(prompt.type)
+        if not talks and not is_messages(rows.array(self._column).type):
+            return self._tokenizer.encode_pairs(self._tokenizer.encode_column(prompt), said)  # type: ignore[arg-type]
         if not talks:
+            kind = "token ids" if is_token_ids(prompt.type) else "text"
             raise DataError(
-                f"{self._name}: expected text in column {self._column!r}, as the prompts are text,"
-                " found lists of messages. Fix: prompts that are messages, too."
+                f"{self._name}: expected text in column {self._column!r}, as the prompts are"
+                f" {kind}, found lists of messages. Fix: prompts that are messages, too."
             )
+        asked = prompts_of(prompt)
         turns = [self._turns(*each) for each in zip(asked, said, strict=True)]
         first = [len(prompt) for prompt in asked]
         return self._tokenizer.encode_conversations(turns, first, assistant_only=True)
@@ -81,7 +83,7 @@ class Answers:
     def _require_texts(self, rows: Batch) -> None:
         """Raises DataError for a column of other values, and for a null."""
         column = rows.array(self._column)
-        if not (pa.types.is_string(column.type) or is_conversational(column.type)):
+        if not (pa.types.is_string(column.type) or is_messages(column.type)):
             raise DataError(
                 f"{self._name}: expected texts in column {self._column!r}, found {column.type}."
                 " Fix: a column of answers."

@@ -18,14 +18,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dataflow.batch import Batch
+from dataflow.batch import Batch, ragged
 from dataflow.errors import DataError
 from dataflow.kernel import Chunk, KernelNode, Layout, Session
 from dataflow.randomness import stream_seed
-from dataflow.schema import Completion, Prompt
+from dataflow.schema import Completion, Prompt, is_messages, is_token_ids
 from operators import data_files
 from operators.kernels.overlong import RowRoom
-from operators.kernels.text import Pairs, Tokenizer, is_conversational, load_tokenizer, prompts_of
+from operators.kernels.text import Pairs, Tokenizer, load_tokenizer, prompts_of
 
 _KEPT_EPOCHS = 4
 
@@ -91,13 +91,18 @@ class Prompts:
     """Kernel of `prompts`: one row of Prompt per position, with the dataset columns that are read.
 
     params: data, split, shuffle. The order is a permutation per epoch; with shuffle=False, the
-    file's.
+    file's. models: for prompts by token ids that somebody reads as text, `tokenizer`, the Model
+    whose directory has it.
     """
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
         """Read the data. Raises DataError if it has no prompts or lacks a column that is read."""
         rows = open_rows(node.params["data"], node.params.get("split"))
-        self._data = rows.select(("prompt", *node.returns))
+        self._told = "prompt_text" in node.returns and "prompt_text" not in rows.table.column_names
+        wanted = [name for name in node.returns if name != "prompt_text" or not self._told]
+        self._data = rows.select(("prompt", *wanted))
+        if self._told:
+            self._tokenizer = load_tokenizer(node.models["tokenizer"].base)
         self._order = Order(len(rows), session.seed, node.name, node.params.get("shuffle", True))
         self._next = 0
 
@@ -110,9 +115,10 @@ class Prompts:
         """One batch: the rows of the chunk's positions. Another attempt gives the same row."""
         self._next = after(self._next, chunk)
         found = self._data.take(self._order.at(chunk.keys.position))
-        yield Batch.make(
-            chunk.keys, dict(zip(found.schema.names, found.columns, strict=True)), Prompt
-        )
+        columns: dict[str, Any] = dict(zip(found.schema.names, found.columns, strict=True))
+        if self._told:
+            columns["prompt_text"] = pa.array(self._tokenizer.decode(ragged(columns["prompt"])))
+        yield Batch.make(chunk.keys, columns, Prompt)
 
     def position(self) -> int:
         """The first position that was not produced yet."""
@@ -193,11 +199,39 @@ def open_rows(data: str, split: str | None = None) -> SourceRows:
     refuse_nulls(data, split, table, "prompt")
     refuse_silent_messages(data, split, table, "prompt")
     kind = table.schema.field("prompt").type
-    if not is_conversational(kind):
-        table = table.set_column(
-            table.column_names.index("prompt"), "prompt", table.column("prompt").cast(pa.utf8())
-        )
+    if is_token_ids(kind):
+        _refuse_odd_ids(data, split, table)
+        kind = IDS
+    elif not is_messages(kind):
+        kind = pa.utf8()
+    prompts = table.column("prompt").cast(kind)
+    table = table.set_column(table.column_names.index("prompt"), "prompt", prompts)
     return SourceRows(name=data, shape=shape, table=table)
+
+
+IDS = pa.large_list(pa.field("item", pa.int32(), nullable=False))
+"""Prompts by token ids, as they travel."""
+
+
+def _refuse_odd_ids(data: str, split: str | None, table: pa.Table) -> None:
+    """Raise DataError for a prompt without token ids, with a null, or with what is no id."""
+    column: Any = table.column("prompt").combine_chunks()
+    ids, row = column.flatten(), column.value_parent_indices().to_numpy()
+    missing = ids.is_null().to_numpy(zero_copy_only=False)
+    values = ids.fill_null(0).to_numpy(zero_copy_only=False)
+    odd = (values < 0) | (values > np.iinfo(np.int32).max)
+    wrong = {
+        "found none": np.flatnonzero(column.value_lengths().to_numpy() == 0),
+        "found null": row[missing],
+        f"found {values[odd][0] if odd.any() else ''}": row[odd],
+    }
+    for found, rows in wrong.items():
+        if len(rows):
+            where = data_files.row_place(data, split, int(rows[0]))
+            raise DataError(
+                f"{where}: prompt: expected token ids, whole numbers from 0 on, {found}. Fix: leave"
+                " the row out, or write the ids that a tokenizer gives."
+            )
 
 
 def open_demonstrations(data: str, split: str | None = None) -> SourceRows:
@@ -226,7 +260,7 @@ def types_of(table: pa.Table) -> dict[str, pa.DataType]:
 
 
 def _is_messages(table: pa.Table | pa.RecordBatch, name: str) -> bool:
-    return is_conversational(table.schema.field(name).type)
+    return is_messages(table.schema.field(name).type)
 
 
 def _has_text_answers(found: pa.RecordBatch) -> bool:

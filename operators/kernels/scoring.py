@@ -19,12 +19,11 @@ import pyarrow as pa
 from dataflow.batch import Batch, Keys
 from dataflow.errors import KernelError
 from dataflow.kernel import Chunk, KernelNode, Layout, Session
-from dataflow.schema import Episode
+from dataflow.schema import Episode, is_messages
 from dataflow.schema import Reward as RewardSchema
 from operators.kernels.scoring_child import CONVERSATIONAL
 from operators.kernels.scoring_frames import FaultKind, ScoringFault, ScoringOutcome
 from operators.kernels.scoring_process import Children, InProcess, Scorers
-from operators.kernels.text import is_conversational
 from operators.rewards import PASSED, Wants, reward_names, wants
 
 _log = logging.getLogger(__name__)
@@ -243,11 +242,20 @@ def columns_for(function: Function, rows: Batch) -> pa.RecordBatch:
 
     Raises KernelError if a required column is missing.
     """
+    rows = _read(rows)
     _require_columns(function, rows.names)
     taken = [n for n in rows.names if n == "completion" or _is_taken(n, function.asked)]
     records = rows.records.select(taken)
-    chat = "prompt" in rows.names and is_conversational(rows.records.schema.field("prompt").type)
+    chat = "prompt" in rows.names and is_messages(rows.records.schema.field("prompt").type)
     return records.replace_schema_metadata({CONVERSATIONAL: b"1"} if chat else None)
+
+
+def _read(rows: Batch) -> Batch:
+    """The rows with their prompts as text or messages, however they were given to the model."""
+    if "prompt_text" not in rows.names:
+        return rows
+    others = [name for name in rows.names if name not in ("prompt", "prompt_text")]
+    return rows.select(others).with_columns({"prompt": rows.array("prompt_text")})
 
 
 def _require_columns(function: Function, there: Sequence[str]) -> None:

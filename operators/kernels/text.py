@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from dataflow.batch import Keys, Ragged
+from dataflow.batch import Keys, Ragged, ragged
 from dataflow.errors import DataError
 from dataflow.model_files import ends_of, read_object
+from dataflow.schema import is_messages, is_token_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -62,17 +63,47 @@ class Tokenizer:
         """int32 ids of prompts, ready to be continued.
 
         Strings get the tokenizer's special tokens, but no eos at the end; message lists get the
-        chat template with its generation prompt. Raises DataError for a prompt without tokens, and
-        for messages if there is no chat template.
+        chat template with its generation prompt or, where the last turn is the assistant's, up to
+        the end of what it said. Raises DataError for a prompt without tokens, and for messages if
+        there is no chat template.
         """
         if len(prompts) and not isinstance(prompts[0], str):
-            ids = self.encode(self.render(prompts, generation=True), special=False)  # type: ignore[arg-type]
+            texts = [self._asked(list(prompt)) for prompt in prompts]  # type: ignore[arg-type]
+            ids = self.encode(texts, special=False)
         else:
             ids = [self._open_ended(row) for row in self.encode(prompts, special=True)]  # type: ignore[arg-type]
         for index, row in enumerate(ids):
             if not row:
                 raise DataError(f"prompt {index} of {len(ids)} has no tokens: {prompts[index]!r}.")
         return to_ragged(ids)
+
+    def encode_column(self, column: pa.Array) -> Ragged:
+        """int32 ids of a column of prompts: token ids as they are, others by encode_prompts."""
+        if not is_token_ids(column.type):
+            return self.encode_prompts(prompts_of(column))
+        ids = ragged(column)
+        return Ragged(ids.values.astype(np.int32, copy=False), ids.offsets.astype(np.int64))
+
+    def encode_turn(self, said: str) -> list[int]:
+        """The ids from the end of an assistant's answer, its end of turn included, over the user's
+        next turn to where the assistant begins again.
+
+        The turn is rendered behind a conversation of two short turns and tokenised by itself, as
+        `encode_conversations` does with what follows an answer. Raises DataError if there is no
+        chat template, or one that does not show the answer unchanged.
+        """
+        answer = "answer"
+        turns = [{"role": "user", "content": "question"}, {"role": "assistant", "content": answer}]
+        turns.append({"role": "user", "content": said})
+        shown = self.render([turns], generation=True)[0]
+        _, found, rest = shown.partition(answer)
+        if not found or said.strip() not in rest:
+            raise DataError(
+                f"{self.base}: expected a chat template that shows an answer and the user's next"
+                f" turn as they are, found {shown!r:.200}. Fix: another template, or leave then="
+                " out."
+            )
+        return self.encode([rest], special=False)[0]
 
     def encode_answered(
         self, prompts: Sequence[str] | Sequence[Sequence[Message]], answers: Sequence[str]
@@ -111,8 +142,32 @@ class Tokenizer:
             list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
 
-    def render(self, conversations: Sequence[Sequence[Message]], *, generation: bool) -> list[str]:
-        """Conversations by the chat template; generation: ending where the assistant begins."""
+    def _asked(self, turns: list[Message]) -> str:
+        """A conversation up to where the assistant is to write: after its last turn, if that is the
+        last.
+        """
+        if not turns or turns[-1]["role"] != "assistant":
+            return self.render([turns], generation=True)[0]
+        begun = turns[-1].get("content")
+        if begun is None:
+            raise DataError(
+                f"{self.base}: expected text in the assistant's turn that is to be continued, found"
+                f" {turns[-1]!r:.80}. Fix: content, or end the prompt with another role's turn."
+            )
+        if not begun:
+            return self.render([turns[:-1]], generation=True)[0]
+        return self.render([turns], generation=False, unfinished=True)[0]
+
+    def render(
+        self,
+        conversations: Sequence[Sequence[Message]],
+        *,
+        generation: bool,
+        unfinished: bool = False,
+    ) -> list[str]:
+        """Conversations by the chat template; generation: ending where the assistant begins;
+        unfinished: ending with the content of the last message.
+        """
         if not self.inner.chat_template:
             raise DataError(
                 f"{self.base}: message lists need a chat template, and its tokenizer has none. "
@@ -122,19 +177,25 @@ class Tokenizer:
 
         try:
             made = self.inner.apply_chat_template(
-                [list(c) for c in conversations], tokenize=False, add_generation_prompt=generation
+                [list(c) for c in conversations],
+                tokenize=False,
+                add_generation_prompt=generation,
+                continue_final_message=unfinished,
             )
-        except TemplateError as error:
+        except (TemplateError, ValueError) as error:  # ValueError: it drops the unfinished turn
             raise DataError(
                 f"{self.base}: expected a chat template that renders these messages, found:"
-                f" {error}. Fix: the template, or messages with the roles that it knows."
+                f" {error!s:.300}. Fix: the template, or messages with the roles that it knows."
             ) from error
         return made  # type: ignore[return-value]
 
-    def encode_pairs(self, prompts: Sequence[str], completions: Sequence[str]) -> Pairs:
-        """Prompts by encode_prompts; completions without special tokens, plus eos; mask all 1."""
+    def encode_pairs(self, prompts: Sequence[str] | Ragged, completions: Sequence[str]) -> Pairs:
+        """Prompts by encode_prompts, ids as they are; completions without special tokens, plus eos;
+        mask all 1.
+        """
         ids = [[*row, self.eos()] for row in self.encode(completions, special=False)]
-        return _pairs(self.encode_prompts(prompts), ids, [[1] * len(row) for row in ids])
+        asked = prompts if isinstance(prompts, Ragged) else self.encode_prompts(prompts)
+        return _pairs(asked, ids, [[1] * len(row) for row in ids])
 
     def encode_texts(self, texts: Sequence[str]) -> Pairs:
         """Plain texts: the first token (bos, if there is one) is the prompt: none predicts it."""
@@ -266,7 +327,7 @@ def require_ends(
 
 def require_known(node: str, model: str, ids: Ragged, keys: Keys, vocabulary: int) -> None:
     """Raise DataError for a row with a token id for which the Model has no embedding."""
-    beyond = np.flatnonzero(ids.values >= vocabulary)
+    beyond = np.flatnonzero((ids.values >= vocabulary) | (ids.values < 0))
     if len(beyond):
         row = int(np.searchsorted(ids.offsets, beyond[0], side="right")) - 1
         raise DataError(
@@ -293,16 +354,11 @@ def answered(prompt: Sequence[Message], answer: str) -> list[Message]:
 
 
 def prompts_of(column: pa.Array) -> list[str] | list[list[Message]]:
-    """A prompt column as Python: strings, or lists of messages."""
+    """A prompt column that is not token ids as Python: strings, or lists of messages."""
     values = column.to_pylist()
-    if not is_conversational(column.type):
+    if not is_messages(column.type):
         return values
     return [[_without_nulls(message) for message in row] for row in values]
-
-
-def is_conversational(kind: pa.DataType) -> bool:
-    """Whether prompts of this type are lists of messages."""
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind)
 
 
 def to_ragged(rows: Sequence[Sequence[int]]) -> Ragged:

@@ -15,15 +15,14 @@ from dataflow.loss import LossTerm
 from dataflow.model import Model
 from dataflow.node import Node
 from dataflow.operator import Reduce
-from dataflow.rows import Domains
-from dataflow.schema import Schema
+from dataflow.rows import Domains, row_line
+from dataflow.schema import Schema, TokenPrompt
 from engine.cost import memory, time
 from engine.cost.bytes import column_bytes, data_bytes, row_bytes
 from engine.cost.lengths import Lengths, of_demonstration, of_rollout
 from engine.cost.memory import Work
 from engine.cost.models import ModelCost, model_cost
 from engine.plan.draft import Draft
-from engine.plan.passes.resolve import row_line
 from engine.plan.plan import Estimate, PlannedEdge, PlannedNode
 
 Columns = tuple[str, ...]
@@ -260,6 +259,9 @@ class _Cost:
             policy = next(s for s in node.states.values() if isinstance(s, Model))
             shape = self.models[policy.name].shape
             lengths = of_rollout(node.params["max_tokens"], node.params.get("max_prompt_tokens"))
+            asked = next(iter(node.inputs.values()))
+            if issubclass(asked.schema, TokenPrompt):
+                lengths = lengths.asked(found[asked.node.name])
             return lengths.clipped(shape.context) if shape else lengths
         if node.operator.tokenises:
             return of_demonstration()
@@ -268,7 +270,10 @@ class _Cost:
         rows = node.operator.rows
         onto = (node.inputs[rows.to],) if isinstance(rows, Reduce) else node.inputs.values()
         above = [found[p.node.name] for p in onto]
-        return max(above, key=lambda lengths: (lengths.completion, lengths.prompt))
+        longest = max(above, key=lambda lengths: (lengths.completion, lengths.prompt))
+        if any(issubclass(schema, TokenPrompt) for schema in node.schemas):
+            return longest.continued(len(node.params.get("then") or ""))
+        return longest
 
     def notes(self) -> Iterator[str]:
         """What is unknown or assumed."""
@@ -282,6 +287,8 @@ class _Cost:
                 answers = f" and answers of {lengths.completion}" if tokenised else ""
                 assumed = f"prompts of {lengths.prompt}{answers} tokens assumed"
                 yield f"{name}: {assumed}: {lengths.bound}"
+            if node.operator.reads_text:
+                yield f"{name}: rows tokenised anew, assumed to be as long as they are"
         if self._draft.cluster.gpus:
             yield "no seconds are predicted for a GPU: its rate is not known"
 

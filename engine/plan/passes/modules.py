@@ -120,7 +120,8 @@ def _tokenizer(node: Node, draft: Draft) -> Iterator[ModelUse]:
     """The tokenizer of a node that reads or makes text and token ids: that of the Model that wrote
     the ids; of texts of the data, that of the first Model that reads their ids.
     """
-    for maker in [node] if node.operator.tokenises else _decoded(node):
+    asked = node.operator.work == "source" and "prompt_text" in draft.node(node.name).returns
+    for maker in [node] if node.operator.tokenises or asked else _decoded(node):
         generates = maker.operator.traits.generates
         made_by = draft.node(maker.name) if generates else _made_for(maker, draft)
         if made_by is not None:
@@ -136,8 +137,9 @@ def _made_for(maker: Node, draft: Draft) -> PlannedNode | None:
     if reader is not None:
         return draft.node(reader.name)
     source = draft.node(maker.name).source
+    texts = {n.name for n in draft.graph.nodes if n.operator.reads_text}
     found = (n for n in draft.nodes if n.models and source in draft.sources_of(n).values())
-    return next(found, None)
+    return next((n for n in found if n.name not in texts), None)
 
 
 def _decoded(node: Node) -> tuple[Node, ...]:

@@ -12,10 +12,17 @@ from typing import Any
 from dataflow.loss_terms import ROWS, input_of
 from dataflow.node import Node, Port
 from dataflow.operator import Input, listed
-from dataflow.rows import Domain, Domains, generations, physical
-from dataflow.schema import Advantage, Prompt, Reward, Rollout, TokenReward
+from dataflow.rows import Domain, Domains, generations, nearest_prompt, physical
+from dataflow.schema import (
+    Advantage,
+    Prompt,
+    Reward,
+    Rollout,
+    TokenPrompt,
+    TokenReward,
+    is_token_ids,
+)
 from engine.plan.draft import Draft
-from engine.plan.passes.resolve import row_line
 from engine.plan.plan import Fetch, PlannedInput, PlannedNode
 
 
@@ -100,8 +107,9 @@ class _Finder:
             if planned.work != "train" or not generations(node.inputs["rows"]):
                 continue
             rows = node.inputs["rows"]
+            prompt = self._readable(rows, Prompt.shown)
             own = [name for name in Rollout.shown if name in rows.schema.columns]
-            shown = self._fetches(rows, [*Prompt.shown, *own], planned.inner)
+            shown = self._fetches(rows, [*prompt, *own], planned.inner)
             fetches = (*shown, *self._numbers(node))
             yield PlannedInput(name=planned.name, gate=rows.node.name, fetches=fetches)
 
@@ -140,7 +148,16 @@ class _Finder:
     def _of_ancestors(self, node: Node, port: Port[Any], declared: Input) -> list[str]:
         asked = [*declared.ancestors, *listed(node.params, declared.ancestors_from)]
         named = [column for column in asked if column != "*"]
-        return [*named, *(self._dataset(port) if "*" in asked else ())]
+        every = [*named, *(self._dataset(port) if "*" in asked else ())]
+        return self._readable(port, every) if declared.readable else every
+
+    def _readable(self, port: Port[Any], columns: Iterable[str]) -> list[str]:
+        """The columns, a prompt that is token ids by its text."""
+        node = nearest_prompt(port, self._domains)
+        kind = self._draft.dataset.get(node.name, {}).get("prompt") if node else None
+        ids = kind is not None and is_token_ids(kind)
+        ids |= node is not None and issubclass(node.schemas[0], TokenPrompt)
+        return ["prompt_text" if ids and name == "prompt" else name for name in columns]
 
     def _dataset(self, port: Port[Any]) -> list[str]:
         domain = self._domains.of(port)
@@ -162,8 +179,8 @@ class _Finder:
         real = physical(port)
         if column in real.schema.columns:
             return real.node
-        if column in Prompt.columns:
-            return _nearest_prompt(port, self._domains)
+        if column in TokenPrompt.columns:
+            return nearest_prompt(port, self._domains)
         domain = self._domains.of(port)
         if domain is None:
             return None
@@ -181,11 +198,6 @@ def _for_joining(node: Node, port: Port[Any], columns: Iterable[str]) -> Iterato
         if axis is not None and all(own[name].axis != axis for name in there):
             there.append(next(name for name, column in own.items() if column.axis == axis))
     yield from there
-
-
-def _nearest_prompt(port: Port[Any], domains: Domains) -> Node | None:
-    """The nearest node with prompts: a judge's prompt is not its task's."""
-    return next((p.node for p in row_line(port, domains) if issubclass(p.schema, Prompt)), None)
 
 
 def _advantage_of(train: Node) -> Port[Any] | None:

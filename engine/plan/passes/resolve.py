@@ -6,14 +6,12 @@ of the loss), and the longest rows that all readers take. Does not own: defaults
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from dataflow.loss import Loss
 from dataflow.loss_terms import ROWS, row_sets
 from dataflow.node import Node, Port
-from dataflow.operator import Concat, Expand, Reduce, Same
 from dataflow.positions import row_positions
 from dataflow.rows import Domains
 from dataflow.samplers import Samplers, unless_equal
@@ -133,37 +131,3 @@ def _rows_of_step(rows: Port[Any], domains: Domains) -> int | None:
     domain = domains.of(rows)
     batch = domain.source.params.get("batch") if domain else None
     return batch * domain.group_size if domain and batch else None
-
-
-def row_line(port: Port[Any], domains: Domains) -> Iterator[Port[Any]]:
-    """The port, the one that its rows are of or come from, and so on to the source; no selects. The
-    rows of a concat come from the nearest port above all of its inputs.
-    """
-    at: Port[Any] | None = port
-    while at is not None:
-        if at.node.operator.traits.moves_rows:
-            yield at
-        at = _above(at, domains)
-
-
-def _above(port: Port[Any], domains: Domains) -> Port[Any] | None:
-    node = port.node
-    if not node.operator.traits.moves_rows:
-        return node.inputs[f"port{port.index}"]
-    rows = node.operator.rows
-    if isinstance(rows, Reduce):
-        return node.inputs.get(rows.to)
-    if isinstance(rows, Concat):
-        return _above_all(port, domains)
-    return node.inputs.get(rows.of) if isinstance(rows, (Same, Expand)) else None
-
-
-def _above_all(port: Port[Any], domains: Domains) -> Port[Any] | None:
-    lines = [list(row_line(part, domains)) for part in port.node.inputs.values()]
-    mine = domains.of(port)
-    for above in lines[0]:
-        domain = domains.of(above)
-        known = mine is not None and domain is not None and mine.descends_from(domain)
-        if known and all(above in line for line in lines[1:]):
-            return above
-    return None

@@ -17,7 +17,7 @@ import pyarrow as pa
 import torch
 
 from dataflow.batch import Batch, Keys, Ragged
-from dataflow.errors import KernelError
+from dataflow.errors import DataError, KernelError
 from dataflow.kernel import (
     Chunk,
     Interruptible,
@@ -33,7 +33,6 @@ from dataflow.schema import Rollout, TruncatedRollout
 from operators.kernels.overlong import Room
 from operators.kernels.text import (
     load_tokenizer,
-    prompts_of,
     require_ends,
     require_known,
     to_ragged,
@@ -190,8 +189,14 @@ class TorchGenerate(Interruptible, Sleeper, Probeable):
 
     def _encoded(self, chunk: Chunk) -> tuple[np.ndarray, Ragged]:
         """The indices of the prompts to answer, and their token ids."""
-        prompts = self._tokenizer.encode_prompts(prompts_of(chunk.inputs["prompt"].array("prompt")))
+        prompts = self._tokenizer.encode_column(chunk.inputs["prompt"].array("prompt"))
         require_known(self._node.name, self._model.name, prompts, chunk.keys, self.vocabulary)
+        if len(prompts) and not prompts.lengths.all():
+            row = chunk.keys.rows()[int(prompts.lengths.argmin())]
+            raise DataError(
+                f"{self._node.name}: row {row}: expected at least one token in its prompt, found"
+                " none. Fix: prompts that are not empty."
+            )
         return self._room.fitted(prompts, chunk.keys, self._session)
 
     def _task(self, prompts: Ragged, keys: Keys) -> DecodeTask:

@@ -1,0 +1,64 @@
+"""The kernel of `continued`: prompts that are whole rows, token by token.
+
+Owns: joining prompt, completion and the user's next turn. Does not own: how a turn is rendered
+(text.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from dataflow.batch import Batch, Ragged
+from dataflow.kernel import Chunk, KernelNode, Layout, Session
+from dataflow.schema import TokenPrompt
+from operators.kernels.text import load_tokenizer
+
+
+class Continued:
+    """See `operators.continued.continued`. params: then. models: `tokenizer`, the Model whose
+    directory has it.
+    """
+
+    def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
+        """Load the tokenizer, and tokenise the next turn. Raises DataError if there is no chat
+        template for it.
+        """
+        self._session = session
+        self._told = "prompt_text" in (node.returns or TokenPrompt.columns)
+        self._tokenizer = load_tokenizer(node.models["tokenizer"].base)
+        then = node.params.get("then")
+        self._turn = np.array(self._tokenizer.encode_turn(then) if then else [], np.int32)
+
+    def run(self, chunk: Chunk) -> Iterator[Batch]:
+        """One batch for the whole chunk."""
+        rows = chunk.inputs["rows"]
+        ids = self._joined(rows.ragged("prompt_ids"), rows.ragged("completion_ids"))
+        columns: dict[str, Ragged | pa.Array] = {"prompt": ids}
+        if self._told:
+            columns["prompt_text"] = pa.array(self._tokenizer.decode(ids), pa.utf8())
+        yield Batch.make(chunk.keys, columns, TokenPrompt)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def _joined(self, prompts: Ragged, completions: Ragged) -> Ragged:
+        """int32 ids of prompt, completion and turn, in memory of the session."""
+        parts: list[np.ndarray] = []
+        for row in range(len(prompts)):
+            parts += [prompts[row], completions[row], self._after(completions[row])]
+        lengths = np.array([len(part) for part in parts], np.int64).reshape(-1, 3).sum(axis=1)
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        values = self._session.allocate(int(offsets[-1]), np.int32)
+        if parts:
+            np.concatenate(parts, out=values)
+        return Ragged(values, offsets)
+
+    def _after(self, completion: np.ndarray) -> np.ndarray:
+        """The turn, without its leading end of turn behind an answer that wrote one."""
+        ends = self._tokenizer.eos_ids
+        ended = len(completion) and int(completion[-1]) in ends
+        opens = len(self._turn) and int(self._turn[0]) in ends
+        return self._turn[1:] if ended and opens else self._turn
