@@ -36,6 +36,7 @@ from operators.advantage import (
 )
 from operators.answers import answers
 from operators.concat import concat
+from operators.continued import continued
 from operators.data import demonstrations, preferences, prompts
 from operators.forward import logprobs, scores, values
 from operators.generate import generate
@@ -461,6 +462,19 @@ def process_rewards() -> Graph:
     return trained("process_rewards", rollout, clipped_policy_loss(advantage))
 
 
+def answers_continued() -> Graph:
+    second = generate(policy, continued(sampled(), then="Sure?"), n=2, max_tokens=64, name="second")
+    return trained(
+        "answers_continued", second, clipped_policy_loss(returns(second, reward(exact, second)))
+    )
+
+
+def reward_model_of_text() -> Graph:
+    rollout = sampled()
+    verdict = scores(Model("rm", BASE, head="scalar"), rollout, reads="text", overlong="truncate")
+    return trained("text", rollout, clipped_policy_loss(group_advantage(rollout, verdict)))
+
+
 RIGHT = (
     plain_grpo, plain_ppo, edited_ppo, plain_sft, dapo, rloo, reinforce_plus_plus, remax, areal,
     trajectory_balance_with_reset, slow_critic, rules_and_reward_model, language_model_judge,
@@ -470,5 +484,6 @@ RIGHT = (
     distillation, whole_distillation, ratios_of_rows, clipped_weights, soft_clips, reward_model,
     expert_iteration,
     with_evaluation, evaluation_on_training_data_that_is_meant, two_generators, own_loss,
-    process_rewards, two_temperatures, gold_answers, parts_apart,
+    process_rewards, two_temperatures, gold_answers, parts_apart, answers_continued,
+    reward_model_of_text,
 )  # fmt: skip

@@ -123,6 +123,7 @@ def _as_text(context: Context, node: Node) -> Iterator[Fault]:
         return
     rows = next(iter(node.inputs.values()))
     prompt = nearest_prompt(rows, context.domains)
+    other = "prompts that are text or messages"
     if prompt is None:
         found = f"{rows.label!r} has only token ids"
     else:
@@ -130,9 +131,10 @@ def _as_text(context: Context, node: Node) -> Iterator[Fault]:
         made = issubclass(prompt.schemas[0], TokenPrompt)
         if not made and (kind is None or not is_token_ids(kind)):
             return
+        other = "the rows of a first generation" if made else other
         found = f"the prompts of {prompt.name!r} are token ids"
     problem = f"expected prompts as text or messages, found that {found}"
-    fix = 'the rows of a first generation, or reads="tokens" by a Model of the same tokenizer'
+    fix = f'{other}, or reads="tokens" by a Model of the same tokenizer'
     yield fault_at(node, "columns", problem, fix)
 
 

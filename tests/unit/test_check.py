@@ -50,6 +50,7 @@ from tests.wrong_graphs import (
     rows,
     states,
     temperatures,
+    token_prompts,
     wires,
 )
 
@@ -58,7 +59,8 @@ TINY, TRAIN = "models/tiny", "data/train.parquet"
 
 def headers(data: str, split: str | None) -> dict[str, pa.DataType]:
     """The columns that every data file of these tests has."""
-    return DEMONSTRATIONS | {"answer": pa.utf8()} if "demos" in data else DATA
+    ids = {"prompt": pa.list_(pa.int32())} if "ids" in data else {}
+    return DEMONSTRATIONS | {"answer": pa.utf8()} if "demos" in data else DATA | ids
 
 
 def graphs_of(module: ModuleType) -> list[Callable[[], Graph]]:
@@ -68,7 +70,9 @@ def graphs_of(module: ModuleType) -> list[Callable[[], Graph]]:
     return [f for f, s in own.items() if s.return_annotation == "Graph" and not s.parameters]
 
 
-MODULES = (wires, states, numbers, kept, rows, temperatures, held_out, calls, concats)
+MODULES = (
+    wires, states, numbers, kept, rows, temperatures, held_out, calls, concats, token_prompts,
+)  # fmt: skip
 WRONG = [f for module in MODULES for f in graphs_of(module)]
 
 

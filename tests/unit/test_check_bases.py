@@ -33,10 +33,11 @@ from operators.generate import generate
 from operators.losses import clipped_policy_loss, supervised_loss, value_loss
 from operators.train import train
 from tests.kit.comparison import golden_names, require_golden
-from tests.wrong_graphs import bases
+from tests.wrong_graphs import bases, turns
 from tests.wrong_graphs.parts import compared
 
-WRONG = [make for make in graphs_of(bases) if not inspect.signature(make).parameters]
+MADE = (*graphs_of(bases), *graphs_of(turns))
+WRONG = [make for make in MADE if not inspect.signature(make).parameters]
 
 CONFIG = {
     "model_type": "qwen2",
@@ -147,6 +148,11 @@ def test_right_bases_pass() -> None:
     accepted(bases.grpo_on("some/hub-name"))
     accepted(bases.grpo_on("./bases/endless", stop=("\n",)))
     accepted(bases.grpo_on(bases.GOOD, max_tokens=64, max_prompt_tokens=64))
+
+
+def test_answers_may_be_continued_as_far_as_the_positions_reach() -> None:
+    accepted(turns.two_turns(100, 27))
+    accepted(turns.two_turns(100, 28, overlong_prompt="drop"))
 
 
 def test_a_trained_critic_may_begin_with_a_new_head_and_a_follower_has_its_leaders() -> None:

@@ -14,6 +14,7 @@ import torch
 from dataflow.batch import Batch, Ragged
 from dataflow.errors import DataError
 from dataflow.kernel import Chunk, KernelNode, Layout, Session
+from dataflow.schema import is_token_ids
 from operators.kernels.overlong import Room, spans
 from operators.kernels.tensors import batch_of
 from operators.kernels.text import load_tokenizer, prompts_of, require_known
@@ -42,7 +43,7 @@ class TorchTextScores(TorchScores):
         rows = chunk.inputs["rows"]
         if not len(rows):
             return
-        if "prompt" not in rows.names:
+        if "prompt" not in rows.names or is_token_ids(rows.array("prompt").type):
             raise DataError(
                 f"{self._name}: expected the prompts as text or messages, found only token ids."
                 " Fix: rows of prompts(data), or reads='tokens' by a Model of the same tokenizer."

@@ -1,0 +1,307 @@
+"""Prompts by token ids, and conversations that end in the assistant's turn."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dataflow.batch import Batch, Keys
+from dataflow.errors import DataError, GraphError
+from dataflow.kernel import Chunk, KernelNode, Layout
+from dataflow.model import Model
+from dataflow.schema import Completion, Prompt, TokenPrompt, is_messages, is_token_ids
+from dataflow.user import Columns, operator
+from operators import data_files
+from operators.kernels.continued import Continued
+from operators.kernels.data import Prompts
+from operators.kernels.scoring import Function, columns_for
+from operators.kernels.text import Tokenizer, load_tokenizer, to_ragged
+from operators.kernels.torch.generate import TorchGenerate
+from operators.rewards import wants
+from tests.kit.kernels import FakeSession, open_kernel
+from tests.kit.models import EOS, character_tokenizer, save_tiny
+from tests.kit.rows import ragged
+
+USER, NEXT = {"role": "user", "content": "q?"}, {"role": "user", "content": "Sure?"}
+ENDED = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] | trim }}<eos>\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_tiny(tmp_path_factory.mktemp("tiny"), layers=1)
+
+
+def speaking(template: str | None) -> Tokenizer:
+    inner = character_tokenizer()
+    inner.chat_template = template
+    return Tokenizer("tiny", inner, frozenset({EOS}))
+
+
+def ids(text: str) -> list[int]:
+    return character_tokenizer()(text, add_special_tokens=False)["input_ids"]  # type: ignore[return-value]
+
+
+def said(text: str | None) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+# conversations that end in the assistant's turn
+
+
+@pytest.mark.parametrize("turns, rendered", [
+    ([USER, said("So ")], "<user>q?<eos>\n<assistant>So"),
+    ([USER, said("It is")], "<user>q?<eos>\n<assistant>It is"),
+    ([USER, said("")], "<user>q?<eos>\n<assistant>"),
+    ([USER], "<user>q?<eos>\n<assistant>"),
+    ([USER, said("a"), NEXT], "<user>q?<eos>\n<assistant>a<eos>\n<user>Sure?<eos>\n<assistant>"),
+])  # fmt: skip
+def test_the_assistants_last_turn_is_continued(turns: list[Any], rendered: str) -> None:
+    tokenizer = speaking(ENDED)
+    found = tokenizer.encode_prompts([turns, [USER]])
+    assert found[0].tolist() == tokenizer.encode([rendered], special=False)[0]
+    assert found[1].tolist() == tokenizer.encode(["<user>q?<eos>\n<assistant>"], special=False)[0]
+
+
+def test_a_template_that_keeps_blanks_keeps_those_of_the_turn() -> None:
+    kept = speaking(ENDED.replace(" | trim", ""))
+    found = kept.encode_prompts([[USER, said("So ")]])
+    assert found[0].tolist() == kept.encode(["<user>q?<eos>\n<assistant>So "], special=False)[0]
+
+
+def test_turns_that_cannot_be_continued_are_refused() -> None:
+    with pytest.raises(DataError, match="expected text in the assistant's turn"):
+        speaking(ENDED).encode_prompts([[USER, said(None)]])
+    silent = "{% for m in messages if m['role'] == 'user' %}{{ m['content'] }}{% endfor %}"
+    with pytest.raises(DataError, match="expected a chat template that renders these messages"):
+        speaking(silent).encode_prompts([[USER, said("So")]])
+
+
+# token ids as they are
+
+
+def asked(column: pa.Array) -> Chunk:
+    keys = Keys.of(range(3, 3 + len(column)))
+    batch = Batch.make(keys, {"prompt": column}, Prompt)
+    return Chunk(id=0, step=1, keys=keys, inputs={"prompt": batch})
+
+
+def generated(base: str, column: pa.Array, **params: Any) -> Batch:
+    usual = {"max_tokens": 4, "n": 2}
+    kernel = open_kernel(TorchGenerate(), base, session=FakeSession(), **usual | params)
+    return Batch.concat(list(kernel.run(asked(column))))
+
+
+@pytest.mark.parametrize("kind", [
+    pa.list_(pa.int32()), pa.list_(pa.int64()), pa.large_list(pa.int32()), pa.list_(pa.uint16()),
+])  # fmt: skip
+def test_ids_are_answered_as_they_are(base: str, kind: pa.DataType) -> None:
+    rows = [[EOS, 5, 5], [7]]
+    found = generated(base, pa.array(rows, kind))
+    assert found.array("prompt_ids").to_pylist() == [rows[0], rows[0], rows[1], rows[1]]
+    whole = pa.array([[1], *rows, [2]], kind).slice(1, 2)
+    again = generated(base, whole)
+    assert again.array("completion_ids").to_pylist() == found.array("completion_ids").to_pylist()
+
+
+def test_ids_and_the_text_that_they_say_are_answered_alike(base: str) -> None:
+    by_text = generated(base, pa.array(["abc", "x"]))
+    by_ids = generated(base, pa.array([ids("abc"), ids("x")], pa.list_(pa.int32())))
+    assert by_ids.records.equals(by_text.records)
+
+
+@pytest.mark.parametrize("row, message", [
+    ([5, 98], "row .4, 0, 0.: expected token ids below the 98 that Model 'policy' knows, found 98"),
+    ([-1], "row .4, 0, 0.: expected token ids below the 98 that Model 'policy' knows, found -1"),
+    ([], "row .4, 0, 0.: expected at least one token in its prompt, found none"),
+])  # fmt: skip
+def test_ids_that_the_model_does_not_know_are_refused(
+    base: str, row: list[int], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        generated(base, pa.array([[1], row], pa.list_(pa.int32())))
+
+
+def test_the_last_ids_stay_of_a_prompt_that_is_too_long(base: str) -> None:
+    column = pa.array([[1, 2, 3, 4]], pa.list_(pa.int32()))
+    found = generated(base, column, max_prompt_tokens=2, overlong_prompt="truncate")
+    assert found.array("prompt_ids").to_pylist() == [[3, 4]] * 2
+
+
+# data
+
+
+def saved(folder: Path, rows: list[Any], kind: pa.DataType | None = None) -> str:
+    """A file of prompts: Parquet of this type, else JSONL."""
+    if kind is None:
+        file = folder / "d.jsonl"
+        file.write_text("".join(json.dumps({"prompt": r, "answer": "x"}) + "\n" for r in rows))
+    else:
+        file = folder / "d.parquet"
+        pq.write_table(
+            pa.table({"prompt": pa.array(rows, kind), "answer": ["x"] * len(rows)}), file
+        )
+    return str(file)
+
+
+def opened(data: str, base: str = "", returns: tuple[str, ...] = ()) -> Prompts:
+    models = {"tokenizer": Model("policy", base)} if base else {}
+    node = KernelNode(
+        name="prompts",
+        operator="prompts",
+        params={"data": data, "shuffle": False},
+        models=models,
+        returns=returns,
+    )
+    kernel = Prompts()
+    kernel.open(node, Layout(), FakeSession())
+    return kernel
+
+
+def first_rows(kernel: Prompts) -> Batch:
+    chunk = Chunk(id=0, step=1, keys=Keys.of(range(kernel.rows)), inputs={})
+    return next(iter(kernel.run(chunk)))
+
+
+@pytest.mark.parametrize("kind", [None, pa.list_(pa.int32()), pa.large_list(pa.int64())])
+def test_files_of_ids_are_read(tmp_path: Path, base: str, kind: pa.DataType | None) -> None:
+    data = saved(tmp_path, [ids("ab"), [*ids("c"), EOS]], kind)
+    assert is_token_ids(data_files.prompt_columns(data)["prompt"])
+    found = first_rows(opened(data, base, ("answer", "prompt_text")))
+    assert found.array("prompt").to_pylist() == [ids("ab"), [*ids("c"), EOS]]
+    assert found.array("prompt").type.value_type == pa.int32()
+    assert found.array("prompt_text").to_pylist() == ["ab", "c"]
+    assert first_rows(opened(data, returns=("answer",))).names == ["prompt", "answer"]
+
+
+def test_a_file_may_say_itself_what_its_ids_mean(tmp_path: Path) -> None:
+    table = pa.table({"prompt": [[1, 2]], "prompt_text": ["one two"]})
+    pq.write_table(table, tmp_path / "d.parquet")
+    found = first_rows(opened(str(tmp_path / "d.parquet"), returns=("prompt_text",)))
+    assert found.array("prompt_text").to_pylist() == ["one two"]
+
+
+@pytest.mark.parametrize("rows, message", [
+    ([[1], []], r"d.jsonl:2: prompt: expected token ids, whole numbers from 0 on, found none"),
+    ([[1], [2, None]], r"d.jsonl:2: prompt: expected token ids, .* found null"),
+    ([[1], [2], [3, -4]], r"d.jsonl:3: prompt: expected token ids, .* found -4"),
+    ([[1], [2**31]], r"d.jsonl:2: prompt: expected token ids, .* found 2147483648"),
+    ([[1.5]], r"expected a column 'prompt' .*token ids.*, found prompt: list<"),
+])  # fmt: skip
+def test_files_of_what_are_no_ids_are_refused(
+    tmp_path: Path, rows: list[Any], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        opened(saved(tmp_path, rows))
+
+
+def test_demonstrations_are_not_read_from_ids() -> None:
+    columns = {"prompt": pa.list_(pa.int32()), "completion": pa.utf8()}
+    with pytest.raises(DataError, match="expected prompt and completion as text or as messages"):
+        data_files.demonstration_shape("d.parquet", columns)
+
+
+def test_lists_are_told_apart_by_their_values() -> None:
+    messages = pa.list_(pa.struct({"role": pa.utf8(), "content": pa.utf8()}))
+    assert [is_messages(k) for k in (messages, pa.list_(pa.int64()), pa.utf8())] == [
+        True,
+        False,
+        False,
+    ]
+    assert [is_token_ids(k) for k in (messages, pa.list_(pa.int64()), pa.utf8())] == [
+        False,
+        True,
+        False,
+    ]
+
+
+def test_reward_functions_get_the_text_of_ids() -> None:
+    def judge(prompts: list[str], completions: list[str]) -> list[float]:
+        return [0.0] * len(prompts)
+
+    keys = Keys.of([0])
+    columns = {"prompt": pa.array([[1, 2]]), "prompt_text": ["ab"], "completion": ["c"]}
+    rows = Batch.make(keys, columns, Completion)
+    found = columns_for(Function(name="judge", asked=wants(judge), weight=1.0), rows)
+    assert found.to_pydict() == {"completion": ["c"], "prompt": ["ab"]}
+
+
+# continued
+
+
+def continued_rows(
+    tokenizer_base: str, answers: list[list[int]], returns: tuple[str, ...] = (), **params: Any
+) -> Batch:
+    keys = Keys.of(range(len(answers)))
+    columns = {"prompt_ids": ragged([[9, 8]] * len(answers)), "completion_ids": ragged(answers)}
+    rows = Batch.make(keys, columns, Completion)
+    kernel, models = Continued(), {"tokenizer": Model("policy", tokenizer_base)}
+    node = KernelNode(
+        name="continued", operator="continued", models=models, params=params, returns=returns
+    )
+    kernel.open(node, Layout(), FakeSession())
+    return next(iter(kernel.run(Chunk(id=0, step=1, keys=keys, inputs={"rows": rows}))))
+
+
+def test_the_ids_of_prompt_and_answer_are_the_prompt(base: str) -> None:
+    found = continued_rows(base, [[5, 6, EOS], [], [7]])
+    assert found.array("prompt").to_pylist() == [[9, 8, 5, 6, EOS], [9, 8], [9, 8, 7]]
+    assert found.array("prompt_text").to_pylist() == ["9856", "98", "987"]
+    assert continued_rows(base, [[1]], ("prompt",)).names == ["prompt"]
+
+
+def test_the_next_turn_follows_the_end_of_the_answer(tmp_path: Path) -> None:
+    speaking(ENDED).inner.save_pretrained(tmp_path)
+    tokenizer = load_tokenizer(str(tmp_path))
+    turn = tokenizer.encode(["<eos>\n<user>Sure?<eos>\n<assistant>"], special=False)[0]
+    found = continued_rows(str(tmp_path), [[5, EOS], [5], []], then="Sure?")
+    expected = [[9, 8, 5, EOS, *turn[1:]], [9, 8, 5, *turn], [9, 8, *turn]]
+    assert found.array("prompt").to_pylist() == expected
+    assert found.array("prompt_text")[0].as_py() == "985\n<user>Sure?\n<assistant>"
+
+
+def test_a_template_without_an_end_of_turn_adds_none(base: str) -> None:
+    found = continued_rows(base, [[5, EOS]], then="Sure?")
+    assert found.array("prompt").to_pylist() == [[9, 8, 5, EOS, *ids("\nu:Sure?\na:")]]
+
+
+@pytest.mark.parametrize("template, message", [
+    (None, "message lists need a chat template"),
+    ("{% for m in messages if m['role'] == 'user' %}{{ m['content'] }}{% endfor %}",
+     "expected a chat template that shows an answer and the user's next turn as they are"),
+    ("{{ messages[1]['content'] }}", "shows an answer and the user's next turn as they are"),
+])  # fmt: skip
+def test_templates_without_a_next_turn_are_refused(
+    tmp_path: Path, template: str | None, message: str
+) -> None:
+    speaking(template).inner.save_pretrained(tmp_path)
+    with pytest.raises(DataError, match=message):
+        continued_rows(str(tmp_path), [[5]], then="Sure?")
+
+
+def test_a_users_operator_may_make_prompts_by_ids() -> None:
+    @operator()
+    def again(rollout: Columns[Completion]) -> Columns[TokenPrompt]:
+        told = rollout["completion"]
+        return Columns.make(
+            TokenPrompt, like=rollout, prompt=rollout["prompt_ids"], prompt_text=told
+        )
+
+    columns = {"prompt_ids": to_ragged([[1, 2], [3]]), "completion": ["a", "b"]}
+    rows = Columns(Batch.make(Keys.of([0, 1]), columns, Completion), Completion)
+    made = again.fn(rows)
+    assert made["prompt"].values.tolist() == [1, 2, 3]
+    assert made.batch.array("prompt").type.value_type == pa.int32()
+    assert np.array_equal(made["prompt_text"], ["a", "b"])
+    with pytest.raises(GraphError, match="has 'prompt_ids' as"):
+
+        class Odd(Completion):
+            prompt_ids = TokenPrompt.columns["prompt_text"]
