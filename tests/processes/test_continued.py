@@ -151,8 +151,8 @@ def test_data_by_token_ids_trains_as_the_same_data_by_text(tiny: TinyRuns, form:
         rollout = answered(tiny.folder, str(data))
         return trained(tiny.folder, rollout, reward(spelt, rollout))
 
-    ours = tiny.run(graph(file), 2, inproc=True)
-    theirs = tiny.run(graph(tiny.folder / "train.parquet"), 2, inproc=True)
+    ours = tiny.run(graph(file), 2, inproc=True, name="ids")
+    theirs = tiny.run(graph(tiny.folder / "train.parquet"), 2, inproc=True, name="text")
     named = ("prompt", "prompt_ids", "completion_ids", "reward")
     assert runs.samples(ours).select(named).equals(runs.samples(theirs).select(named))
 
