@@ -291,20 +291,6 @@ MESSAGE = pa.struct([pa.field("role", pa.utf8()), pa.field("content", pa.utf8())
 """One chat message, OpenAI style."""
 
 
-def is_messages(kind: pa.DataType) -> bool:
-    """Whether a column of this type has lists of messages."""
-    return _is_list(kind) and pa.types.is_struct(kind.value_type)
-
-
-def is_token_ids(kind: pa.DataType) -> bool:
-    """Whether a column of this type has lists of token ids."""
-    return _is_list(kind) and pa.types.is_integer(kind.value_type)
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind)
-
-
 class Prompt(Schema):
     """A task to answer. Dataset columns of other names travel with it on request."""
 

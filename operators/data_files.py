@@ -17,7 +17,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from dataflow.errors import DataError, nearest
-from dataflow.schema import is_token_ids
+from dataflow.prompt_types import is_token_ids
 from operators import tasks
 from operators.data_lines import opened_for, place_of, read_lines, table_of
 

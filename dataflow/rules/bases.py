@@ -34,9 +34,10 @@ from dataflow.model_files import (
 )
 from dataflow.node import Node, Port
 from dataflow.positions import row_positions
+from dataflow.prompt_types import is_messages
 from dataflow.rows import generations, nearest_prompt
 from dataflow.rules.context import Context, fault_at, place
-from dataflow.schema import TokenPrompt, is_messages
+from dataflow.schema import TokenPrompt
 
 Complaint = tuple[str, str]
 """What is wrong, and the fix."""

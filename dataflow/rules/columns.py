@@ -14,9 +14,10 @@ from dataflow.errors import Fault, nearest
 from dataflow.loss import Loss, LossTerm
 from dataflow.node import Node, Port
 from dataflow.operator import listed
+from dataflow.prompt_types import is_token_ids
 from dataflow.rows import nearest_prompt
 from dataflow.rules.context import Context, Wire, data_name, fault_at, place
-from dataflow.schema import Schema, TokenPrompt, is_token_ids
+from dataflow.schema import Schema, TokenPrompt
 
 _MAKERS = {
     "Prompt": "prompts(data, batch=64)",

@@ -15,7 +15,8 @@ import pyarrow as pa
 from dataflow.batch import Batch
 from dataflow.errors import DataError
 from dataflow.kernel import Chunk, KernelNode, Layout, Session
-from dataflow.schema import Completion, is_messages, is_token_ids
+from dataflow.prompt_types import is_messages, is_token_ids
+from dataflow.schema import Completion
 from operators.kernels.overlong import RowRoom
 from operators.kernels.text import Pairs, load_tokenizer, prompts_of
 

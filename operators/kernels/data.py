@@ -21,8 +21,9 @@ import pyarrow.compute as pc
 from dataflow.batch import Batch, ragged
 from dataflow.errors import DataError
 from dataflow.kernel import Chunk, KernelNode, Layout, Session
+from dataflow.prompt_types import is_messages, is_token_ids
 from dataflow.randomness import stream_seed
-from dataflow.schema import Completion, Prompt, is_messages, is_token_ids
+from dataflow.schema import Completion, Prompt
 from operators import data_files
 from operators.kernels.overlong import RowRoom
 from operators.kernels.text import Pairs, Tokenizer, load_tokenizer, prompts_of

@@ -19,7 +19,8 @@ import pyarrow as pa
 from dataflow.batch import Batch, Keys
 from dataflow.errors import KernelError
 from dataflow.kernel import Chunk, KernelNode, Layout, Session
-from dataflow.schema import Episode, is_messages
+from dataflow.prompt_types import is_messages
+from dataflow.schema import Episode
 from dataflow.schema import Reward as RewardSchema
 from operators.kernels.scoring_child import CONVERSATIONAL
 from operators.kernels.scoring_frames import FaultKind, ScoringFault, ScoringOutcome

@@ -21,7 +21,7 @@ import pyarrow as pa
 from dataflow.batch import Keys, Ragged, ragged
 from dataflow.errors import DataError
 from dataflow.model_files import ends_of, read_object
-from dataflow.schema import is_messages, is_token_ids
+from dataflow.prompt_types import is_messages, is_token_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

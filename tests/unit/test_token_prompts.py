@@ -15,7 +15,8 @@ from dataflow.batch import Batch, Keys
 from dataflow.errors import DataError, GraphError
 from dataflow.kernel import Chunk, KernelNode, Layout
 from dataflow.model import Model
-from dataflow.schema import Completion, Prompt, TokenPrompt, is_messages, is_token_ids
+from dataflow.prompt_types import is_messages, is_token_ids
+from dataflow.schema import Completion, Prompt, TokenPrompt
 from dataflow.user import Columns, operator
 from operators import data_files
 from operators.kernels.continued import Continued
@@ -303,5 +304,5 @@ def test_a_users_operator_may_make_prompts_by_ids() -> None:
     assert np.array_equal(made["prompt_text"], ["a", "b"])
     with pytest.raises(GraphError, match="has 'prompt_ids' as"):
 
-        class Odd(Completion):
+        class OddPrompt(Completion):
             prompt_ids = TokenPrompt.columns["prompt_text"]

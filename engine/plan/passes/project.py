@@ -12,16 +12,9 @@ from typing import Any
 from dataflow.loss_terms import ROWS, input_of
 from dataflow.node import Node, Port
 from dataflow.operator import Input, listed
+from dataflow.prompt_types import is_token_ids
 from dataflow.rows import Domain, Domains, generations, nearest_prompt, physical
-from dataflow.schema import (
-    Advantage,
-    Prompt,
-    Reward,
-    Rollout,
-    TokenPrompt,
-    TokenReward,
-    is_token_ids,
-)
+from dataflow.schema import Advantage, Prompt, Reward, Rollout, TokenPrompt, TokenReward
 from engine.plan.draft import Draft
 from engine.plan.plan import Fetch, PlannedInput, PlannedNode
 

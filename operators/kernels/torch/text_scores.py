@@ -14,7 +14,7 @@ import torch
 from dataflow.batch import Batch, Ragged
 from dataflow.errors import DataError
 from dataflow.kernel import Chunk, KernelNode, Layout, Session
-from dataflow.schema import is_token_ids
+from dataflow.prompt_types import is_token_ids
 from operators.kernels.overlong import Room, spans
 from operators.kernels.tensors import batch_of
 from operators.kernels.text import load_tokenizer, prompts_of, require_known
