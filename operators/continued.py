@@ -30,8 +30,8 @@ def continued(
     """Prompts for a further generation: each row's prompt and completion, by their token ids.
 
     Nothing is rendered or tokenised again, so what the first generation wrote stands in the second
-    one's `prompt_ids` token by token. then: the user's next turn after the answer, and the beginning
-    of the assistant's, by the chat template; only these are tokenised, by themselves, once. The
+    one's `prompt_ids` token by token. then: the user's next turn after the answer, and where the
+    assistant begins again, by the chat template; only these are tokenised, by themselves, once. The
     answer's end of turn is added if the answer did not write it. Without then, an answer that ended
     by itself is continued behind its end; `select` leaves such rows out.
     """

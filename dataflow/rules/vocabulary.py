@@ -40,7 +40,7 @@ def check(context: Context) -> Iterator[Fault]:
 
 
 def _reads_ids(node: Node) -> bool:
-    """Whether a node's Model is fed its rows' token ids; a generation is, if its prompts are ids."""
+    """Whether a node's Model is fed token ids; a generation is, if its prompts are ids."""
     reads = node.operator.work in ("forward", "train") or node.operator.traits.generates
     return reads and not node.operator.reads_text
 

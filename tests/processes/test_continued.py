@@ -1,4 +1,4 @@
-"""Whole runs in which answers are continued, prompts are token ids, or a reward model reads text."""
+"""Whole runs in which answers are continued, prompts are ids, or a reward model reads text."""
 
 from __future__ import annotations
 
