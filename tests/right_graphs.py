@@ -42,7 +42,6 @@ from operators.forward import logprobs, scores, values
 from operators.generate import generate
 from operators.losses import (
     clipped_policy_loss,
-    clipped_weight_loss,
     decoupled_policy_loss,
     distillation_loss,
     dpo_loss,
@@ -322,45 +321,24 @@ def imitating_its_own_best() -> Graph:
 
 def distillation() -> Graph:
     rollout = sampled(n=1)
-    advantage = teacher_advantage(rollout, logprobs(Model("teacher", "models/large"), rollout))
-    return trained("distillation", rollout, policy_gradient_loss(advantage))
-
-
-def whole_distillation() -> Graph:
-    rollout = sampled(n=1)
     teacher = logprobs(Model("teacher", "models/large"), rollout, top_k=64)
-    return trained("whole_distillation", rollout, distillation_loss(teacher, direction="forward"))
-
-
-def ratios_of_rows() -> Graph:
-    rollout = sampled()
-    old = logprobs(policy, rollout, name="old")
-    gain, corrected = group_advantage(rollout, reward(exact, rollout)), importance("geometric")
-    objective = clipped_policy_loss(
-        gain, old=old, level="sequence", clip=(3e-4, 4e-4), correction=corrected
-    )
-    return trained("ratios_of_rows", rollout, objective, aggregate="sequence_mean", minibatches=4)
-
-
-def clipped_weights() -> Graph:
-    rollout = sampled()
-    objective = clipped_weight_loss(group_advantage(rollout, reward(exact, rollout)), cap=4.0)
-    return trained("clipped_weights", rollout, objective, minibatches=4)
+    objective = policy_gradient_loss(teacher_advantage(rollout, teacher))
+    return trained("distillation", rollout, objective + 0.1 * distillation_loss(teacher))
 
 
 def soft_clips() -> Graph:
     rollout = sampled()
-    gain = group_advantage(rollout, reward(exact, rollout))
-    objective = soft_clipped_policy_loss(gain) + 0.01 * kl_loss(logprobs(reference, rollout))
-    return trained("soft_clips", rollout, objective, minibatches=4)
+    gain, old = group_advantage(rollout, reward(exact, rollout)), logprobs(policy, rollout)
+    objective = soft_clipped_policy_loss(gain, old=old, correction=importance("geometric"))
+    divergence = kl_loss(logprobs(reference, rollout))
+    return trained("soft_clips", rollout, objective + 0.01 * divergence, minibatches=4)
 
 
 def reward_model() -> Graph:
     rollout, judge = sampled(n=1), Model("judge", BASE, trainable=True, head="scalar")
     fitted = train(judge, rollout, loss=regression_loss(reward(exact, rollout), huber=1.0), lr=1e-5)
-    advantage = teacher_advantage(rollout, logprobs(reference, rollout))
-    imitated = train(policy, rollout, loss=policy_gradient_loss(advantage), lr=1e-6)
-    return Graph("reward_model", imitated, fitted)
+    imitated = policy_gradient_loss(teacher_advantage(rollout, logprobs(reference, rollout)))
+    return Graph("reward_model", train(policy, rollout, loss=imitated, lr=1e-6), fitted)
 
 
 def expert_iteration() -> Graph:
@@ -480,9 +458,7 @@ RIGHT = (
     trajectory_balance_with_reset, slow_critic, rules_and_reward_model, language_model_judge,
     two_turns, turns_kept_by_the_second, both_turns, online_dpo, pairs_by_margin, offline_dpo,
     exploring_alone, imitating_what_was_asked_for, preferring_while_exploring,
-    imitating_its_own_best,
-    distillation, whole_distillation, ratios_of_rows, clipped_weights, soft_clips, reward_model,
-    expert_iteration,
+    imitating_its_own_best, distillation, soft_clips, reward_model, expert_iteration,
     with_evaluation, evaluation_on_training_data_that_is_meant, two_generators, own_loss,
     process_rewards, two_temperatures, gold_answers, parts_apart, answers_continued,
     reward_model_of_text,
