@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dataflow.calls import call_site, constructs, refused, require
+from dataflow.convention import Dialect
 from dataflow.errors import Origin
 from dataflow.graph import Graph
 from dataflow.limits import number, text, whole
@@ -145,6 +146,11 @@ class Program:
 
     def __repr__(self) -> str:
         return f"Program({self.name!r}, {len(self.phases)} phases)"
+
+    def in_dialect(self, dialect: Dialect) -> Program:
+        """The same Program with another peer's conventions in every phase."""
+        phases = (replace(p, graph=p.graph.in_dialect(dialect)) for p in self.phases)
+        return Program(*phases, name=self.name, origin=self.origin)
 
     def label(self, number: int) -> str:
         """`phase 2 'grpo'`: a phase, counted from 1, as messages name it."""

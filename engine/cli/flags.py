@@ -12,12 +12,13 @@ import inspect
 import re
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, make_dataclass
+from dataclasses import dataclass, field, make_dataclass
 from functools import partial
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tyro
 
+from dataflow.convention import Dialect
 from dataflow.draw.picture import shown_value
 from dataflow.graph import Graph
 from dataflow.model import Schedule
@@ -34,14 +35,27 @@ _FLAT = (tyro.conf.OmitArgPrefixes,)
 _PLAIN = (str, int, float, bool, types.NoneType)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LanguageOptions:
+    """What any graph can be told, besides its own parameters."""
+
+    dialect: Dialect | None = None
+    """The peer whose conventions operators and losses follow that name no other."""
+
+
 def graph_and(
     options: type[O1], command: str, arguments: Sequence[str]
 ) -> tuple[Graph | Program, O1]:
-    """What TARGET makes with its flags, and the command's options; SystemExit(2) if wrong."""
+    """What TARGET makes with its flags, and the command's options; SystemExit(2) if wrong. A
+    function with a parameter `dialect` of its own gets that flag.
+    """
     usage = f"dataflow {command} TARGET [flags]"
     target, flags = split_target(command, usage, options, arguments)
-    values, found = parse(command, target, (options,), flags)
-    return target.graph(**values), found[0]
+    own = "dialect" in inspect.signature(target.function).parameters
+    values, found = parse(command, target, (options, *([] if own else [LanguageOptions])), flags)
+    made = target.graph(**values)
+    dialect = None if own else found[1].dialect
+    return (made if dialect is None else made.in_dialect(dialect)), found[0]
 
 
 def split_target(

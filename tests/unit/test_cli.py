@@ -98,6 +98,10 @@ def unreadable(table: dict[str, int]) -> Graph:
     return Graph("unreadable")
 
 
+def spoken(base: str, data: str, *, dialect: str = "northern") -> Graph:
+    return tiny(base, data).renamed(dialect)
+
+
 def no_graph() -> Graph:
     return 3
 
@@ -147,14 +151,26 @@ def values(name: str, *flags: str) -> dict[str, Any]:
 
 
 def test_the_flags_of_run_are_the_signature_and_the_run_options(command: Command) -> None:
-    """Frozen: a flag appears only by a new parameter or a new field of RunOptions."""
+    """Frozen: a flag appears only by a new parameter or a new field of RunOptions; `--dialect` is
+    of all graphs.
+    """
     code, shown, _ = command("run", TARGET, "--help")
     assert code == 0
     fields = dataclasses.fields(RunOptions)
-    names = {"base", "data", "batch", "lr", "help"} | {f.name for f in fields}
+    names = {"base", "data", "batch", "lr", "help", "dialect"} | {f.name for f in fields}
     names |= {f"no_{f.name}" for f in fields if f.type == "bool"}
     flags = set(re.findall(r"(?<=[\s,])--[a-z][a-z-]*", shown))
     assert flags == {f"--{name.replace('_', '-')}" for name in names}
+
+
+def test_a_dialect_is_a_flag_of_every_graph_that_has_no_such_parameter(command: Command) -> None:
+    code, shown, _ = command("draw", TARGET, *DATA, "--dialect", "verl")
+    assert (code, shown.splitlines()[0].split("  ")[0]) == (0, "tiny (dialect=verl)")
+    code, shown, _ = command("draw", "tiny_graphs.py:spoken", *DATA, "--dialect", "southern")
+    assert (code, shown.splitlines()[0].split("  ")[0]) == (0, "southern")
+    code, _, told = command("check", TARGET, *DATA, "--dialect", "southern")
+    assert code == 2
+    assert "trl" in told
 
 
 def test_help_shows_what_the_docstring_says(command: Command) -> None:

@@ -19,6 +19,7 @@ from dataflow.graph import Graph
 from dataflow.loss import LossFunction, Now, Tensors, Terms, loss
 from dataflow.node import Node, Port
 from dataflow.operator import Operator
+from dataflow.program import Program
 from dataflow.schema import Advantage, Completion, Reward, Rollout
 from dataflow.snapshot import fingerprint, from_json, to_json
 from dataflow.user import Columns, column_operator, operator
@@ -92,6 +93,11 @@ def test_rewrites_keep_the_graphs_dialect_and_new_nodes_follow_it() -> None:
     assert {use.where: use.dialect for use in spoken(with_dialects(edited))}["again.bent"] == "verl"
     assert graph.in_dialect("verl") is graph
     assert dialects(graph.in_dialect("nemo_rl")) == dialects(made("nemo_rl"))
+
+
+def test_a_program_has_a_dialect_in_every_phase() -> None:
+    program = Program((made("trl"), 2), (made("verl"), 1), name="both")
+    assert program.in_dialect("verl") == Program((made("verl"), 2), (made("verl"), 1), name="both")
 
 
 def test_graphs_of_two_dialects_differ() -> None:
