@@ -241,6 +241,7 @@ def _term(label: str, old: LossTerm, new: LossTerm) -> Iterator[Change]:
     yield from _change(f"{label}.weight", old.weight, new.weight)
     if content(old.function) != content(new.function):
         yield Change(what=f"{label} is", before=old.function.path, after=new.function.path)
+    yield from _change(f"{label} trains", old.on, new.on)
     params = dict(old.params), dict(new.params)
     for key, was, now in _paired(*params):
         yield from _change(f"{label}.{key}", was, now, there=(key in params[0], key in params[1]))

@@ -96,8 +96,10 @@ def train(
     are (Dr. GRPO, arXiv:2503.20783). masked_rows: whether a row without a trained token counts in a
     mean over rows: `skip` as in verl and OpenRLHF, or `count`, as 0, as in TRL's grpo; the constant
     counts them all. temperature: of the log-probs that the loss reads; None is the rollout's, which
-    a ratio needs (1 if it was greedy), and 1 for supervised losses. start: Steps before this one
-    consume rows without training. intake: which finished rows are trained first when rows may lag.
+    a ratio needs (1 if it was greedy), and 1 for supervised losses. Terms with rows of their own
+    (`rows=`) are trained in the same updates, each set of rows divided into as many minibatches, at
+    the temperature of these rows. start: Steps before this one consume rows without training.
+    intake: which finished rows are trained first when rows may lag.
     """
     if not isinstance(loss, Loss):
         raise _not_a_loss(loss)

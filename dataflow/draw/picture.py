@@ -19,6 +19,7 @@ from typing import Any
 from dataflow.dialect import PARAMETER
 from dataflow.graph import Graph
 from dataflow.loss import Loss, LossTerm
+from dataflow.loss_terms import ROWS, row_sets
 from dataflow.model import Buffer, Model, Schedule, State
 from dataflow.node import Node
 from dataflow.operator import Scope, Work
@@ -144,7 +145,8 @@ def _box(node: Node, at: Mapping[int, int], region: Region, domains: Domains, di
         )
         for key, p in node.inputs.items()
     )
-    domain = domains.of_node(node)
+    sets = [domains.of(port) for port in row_sets(node).values()] or [domains.of_node(node)]
+    rows = " + ".join(rows_of(domain) for domain in sets if domain is not None)
     return Box(
         index=at[id(node)],
         name=one_line(node.name),
@@ -153,7 +155,7 @@ def _box(node: Node, at: Mapping[int, int], region: Region, domains: Domains, di
         scope=node.operator.scope,
         region=region,
         schemas=tuple(one_line(s.__name__) for s in node.schemas),
-        rows=one_line(rows_of(domain)) if domain else "",
+        rows=one_line(rows),
         wires=wires,
     )
 
@@ -175,18 +177,23 @@ def rows_of(domain: Domain) -> str:
 
 
 def _step(graph: Graph, domains: Domains) -> str:
-    """What the first train node with a known batch takes in a Step."""
+    """What the first train node with a known batch takes in a Step, of each of its row sets."""
     for node in graph.sinks:
-        domain = domains.of_node(node) if node.operator.work == "train" else None
-        batch = domain.source.params.get("batch") if domain else None
-        if domain is None or not isinstance(batch, int):
-            continue
-        size = domain.group_size
-        most = "" if all(map(_full, domain.selections())) else "at most "
-        return f"{batch} {one_line(domain.source.name)}" + (
-            f" x{size} = {most}{batch * size} rows" if size > 1 else ""
-        )
+        sets = [_rows_a_step(domains.of(port)) for port in row_sets(node).values()]
+        if sets and sets[0]:
+            return " and ".join(dict.fromkeys(rows for rows in sets if rows))
     return ""
+
+
+def _rows_a_step(domain: Domain | None) -> str:
+    """`64 prompts x8 = 512 rows`; empty where the batch is not known."""
+    batch = domain.source.params.get("batch") if domain else None
+    if domain is None or not isinstance(batch, int):
+        return ""
+    size = domain.group_size
+    most = "" if all(map(_full, domain.selections())) else "at most "
+    of = f"{batch} {one_line(domain.source.name)}"
+    return of + (f" x{size} = {most}{batch * size} rows" if size > 1 else "")
 
 
 def _full(domain: Domain) -> bool:
@@ -250,14 +257,16 @@ def call_of(node: Node, dialect: str) -> str:
     """
     defaults = declared_defaults(node.operator.path, node.operator.name, node.operator.function)
     shown = [s.name for s in node.states.values() if not isinstance(s, Buffer)]
+    own = {name: port.label for name, port in row_sets(node).items() if name != ROWS}
     for key, value in node.params.items():
-        shown += _setting(key, value, defaults, dialect)
+        if isinstance(value, Loss):
+            shown.append(" + ".join(_term(term, dialect, own) for term in value.terms))
+        else:
+            shown += _setting(key, value, defaults, dialect)
     return f"{node.operator.name}({', '.join(shown)})"
 
 
 def _setting(key: str, value: Any, defaults: Mapping[str, Any] | None, dialect: str) -> list[str]:
-    if isinstance(value, Loss):
-        return [" + ".join(_term(term, dialect) for term in value.terms)]
     if _functions(value):
         return [shown_value(value)]
     if defaults is not None and (key not in defaults or _equal(defaults[key], value)):
@@ -273,11 +282,11 @@ def _functions(value: Any) -> bool:
     )
 
 
-def _term(term: LossTerm, dialect: str) -> str:
+def _term(term: LossTerm, dialect: str, own: Mapping[str, str]) -> str:
+    """own: the rows that terms have of their own, by input."""
     defaults = declared_defaults(term.function.path, term.function.name, term.function.fn)
-    settings = ", ".join(
-        part for key, value in term.params for part in _setting(key, value, defaults, dialect)
-    )
+    given = [part for key, value in term.params for part in _setting(key, value, defaults, dialect)]
+    settings = ", ".join([*given, *([f"rows={own[term.on]}"] if term.on in own else [])])
     weight = "" if _equal(term.weight, 1.0) else f"{shown_value(term.weight)} * "
     return f"{weight}{term.function.name}" + (f"({settings})" if settings else "")
 

@@ -20,10 +20,15 @@ from dataflow.schema import Advantage, Prompt, Reward, Rollout
 from dataflow.user import Columns, operator
 from graphs.grpo import grpo
 from operators.advantage import gae, group_advantage, kl_in_reward, returns
-from operators.data import prompts
+from operators.data import demonstrations, prompts
 from operators.forward import logprobs, values
 from operators.generate import generate
-from operators.losses import clipped_policy_loss, policy_gradient_loss, value_loss
+from operators.losses import (
+    clipped_policy_loss,
+    policy_gradient_loss,
+    supervised_loss,
+    value_loss,
+)
 from operators.reward import reward
 from operators.rewards import RewardFn
 from operators.select import mixed_groups, select
@@ -267,3 +272,15 @@ def two_policies(folder: Path) -> Graph:
         advantage = group_advantage(rollout, score, name=f"{name}_advantage")
         sinks.append(train(model, rollout, loss=clipped_policy_loss(advantage), lr=1e-2))
     return Graph("two_policies", *sinks)
+
+
+def sft_and_rl(folder: Path, *, max_lag: int = 0, batch: int = 2, **how: Any) -> Graph:
+    """Answers of the policy, and demonstrations with half the weight, in one loss."""
+    policy, asked = policy_and_prompts(folder)
+    rollout = generate(
+        policy, asked, n=4, max_tokens=5, temperature=0.8, max_lag=max_lag, name="rollout"
+    )
+    advantage = group_advantage(rollout, reward(vowels, rollout, name="score"), name="advantage")
+    demos = demonstrations(str(folder / "demos.parquet"), batch=batch, name="demos")
+    loss = clipped_policy_loss(advantage) + 0.5 * supervised_loss(rows=demos)
+    return Graph("sft_and_rl", train(policy, rollout, loss=loss, **{"lr": 2e-3} | how))

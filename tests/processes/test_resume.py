@@ -69,7 +69,9 @@ def killable(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("graph,seed", [("evaluated", 1), ("evaluated", 2), ("followed", 3)])
+@pytest.mark.parametrize("graph,seed", [
+    ("evaluated", 1), ("evaluated", 2), ("followed", 3), ("sft_and_rl", 4),
+])  # fmt: skip
 def test_killed_at_random_and_resumed(
     tiny: TinyRuns, killed: Path, whole: Whole, graph: str, seed: int
 ) -> None:

@@ -2,38 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dataflow.graph import Graph
+from dataflow.model import Model
+from engine.api import resume
 from operators.advantage import group_advantage
-from operators.data import demonstrations
-from operators.generate import generate
-from operators.losses import clipped_policy_loss, supervised_loss
+from operators.data import demonstrations, preferences
+from operators.forward import logprobs
+from operators.losses import clipped_policy_loss, dpo_loss, supervised_loss
 from operators.optimizers import AdamW
 from operators.reward import reward
+from operators.select import best_of, select
 from operators.train import train
 from tests.kit import plain_loop as loop
 from tests.kit import runs
-from tests.kit.run_graphs import policy_and_prompts, vowels
+from tests.kit.files import save_jsonl
+from tests.kit.run_graphs import rolled_out, sft_and_rl, vowels
 from tests.kit.tiny_runs import TinyRuns
 
 pytestmark = pytest.mark.timeout(180)
-
-
-def sft_and_rl(folder: Path, *, max_lag: int = 0, batch: int = 2, **how: Any) -> Graph:
-    """Answers of the policy, and demonstrations, half the weight."""
-    policy, asked = policy_and_prompts(folder)
-    rollout = generate(
-        policy, asked, n=4, max_tokens=5, temperature=0.8, max_lag=max_lag, name="rollout"
-    )
-    advantage = group_advantage(rollout, reward(vowels, rollout, name="score"), name="advantage")
-    demos = demonstrations(str(folder / "demos.parquet"), batch=batch, name="demos")
-    loss = clipped_policy_loss(advantage) + 0.5 * supervised_loss(rows=demos)
-    given = {"lr": 2e-3, "optimizer": AdamW(eps=loop.EPS)} | how
-    return Graph("sft_and_rl", train(policy, rollout, loss=loss, **given))
+OWN = "supervised_loss.rows"
 
 
 def test_both_sources_have_their_batch_in_each_step(tiny: TinyRuns) -> None:
@@ -44,3 +36,85 @@ def test_both_sources_have_their_batch_in_each_step(tiny: TinyRuns) -> None:
         assert row["loss/supervised_loss"] > 0
         assert "loss/clipped_policy_loss" in row
         assert row["optim/updates"] == 1
+    cut = json.loads((result.folder / "checkpoints" / "step_3" / "cut.json").read_text())
+    assert {name: source["next"] for name, source in cut["sources"].items()} == {
+        "prompts": 12, "demos": 6,
+    }  # fmt: skip
+
+
+def test_an_update_is_that_of_a_plain_loop(tiny: TinyRuns, monkeypatch: pytest.MonkeyPatch) -> None:
+    base, watched = str(tiny.folder / "model"), loop.watched(monkeypatch)
+    graph = sft_and_rl(tiny.folder, optimizer=AdamW(eps=loop.EPS))
+    tiny.run(graph, 2, inproc=True)
+    learner = loop.policy(base, 2e-3)
+    for step in watched:
+        now = loop.logprobs(learner.module, step.rows, 0.8)
+        gain = loop.column(step, "clipped_policy_loss.advantage", "advantage")
+        old = [x.detach() for x in now]
+        shown = [-x for x in loop.logprobs(learner.module, step.inputs[OWN], 1.0)]
+        whole = loop.token_mean(loop.surrogate(now, old, gain)) + 0.5 * loop.token_mean(shown)
+        learner.update(whole, step.updates[0], {})
+    assert len(watched) == 2
+
+
+def test_killed_and_resumed_it_has_the_same_bits(tiny: TinyRuns) -> None:
+    whole = tiny.run(sft_and_rl, 4, name="whole", checkpoint_every=1)
+    part = tiny.run(sft_and_rl, 2, name="part", checkpoint_every=1)
+    again = resume(part.folder, steps=4)
+    runs.require_same_numbers(again, whole)
+
+
+@pytest.mark.long
+def test_every_node_in_a_worker_of_its_own_gives_the_same(tiny: TinyRuns) -> None:
+    together = tiny.run(sft_and_rl, 3, name="together")
+    apart = tiny.run(sft_and_rl, 3, name="apart", workers="apart")
+    runs.require_alike(apart, together)
+
+
+@pytest.mark.long
+def test_rollouts_may_lag_and_demonstrations_never_do(tiny: TinyRuns) -> None:
+    result = tiny.run(sft_and_rl(tiny.folder, max_lag=1), 4, workers="")
+    assert {row["data/prompts"] for row in runs.metrics(result)} == {6}
+    assert max(runs.column(result, "policy/lag/max")) <= 1
+
+
+@pytest.mark.parametrize("batch, steps", [(8, 3), (2, 6)])
+def test_the_first_source_to_end_ends_the_run(tiny: TinyRuns, batch: int, steps: int) -> None:
+    result = tiny.run(sft_and_rl(tiny.folder, batch=batch), None)
+    assert (result.step, result.reason) == (steps, "the data has ended")
+    last = runs.metrics(result)[-1]
+    assert last["data/prompts"] == 4 + batch
+
+
+def nothing_is_good_enough(folder: Path) -> Graph:
+    policy, rollout = rolled_out(folder, 2)
+    score = reward(vowels, rollout, name="score")
+    advantage = group_advantage(rollout, score, name="advantage")
+    best = best_of(score, above=9.0)
+    rollout, advantage = select(rollout, advantage, where=best)
+    demos = demonstrations(str(folder / "demos.parquet"), batch=2, name="demos")
+    loss = clipped_policy_loss(advantage) + 0.5 * supervised_loss(rows=demos)
+    return Graph("nothing", train(policy, rollout, loss=loss, lr=1e-3))
+
+
+def test_a_step_without_rows_of_one_set_trains_the_other(tiny: TinyRuns) -> None:
+    result = tiny.run(nothing_is_good_enough, 2)
+    for row in runs.metrics(result):
+        assert row["loss/supervised_loss"] > 0
+        assert "loss/clipped_policy_loss" not in row
+        assert row["optim/updates"] == 1
+
+
+def test_pairs_beside_rollouts(tiny: TinyRuns, tmp_path: Path) -> None:
+    told = [{"prompt": n, "chosen": n[0] * 2, "rejected": n[1]} for n in ("ab", "ba", "cd")]
+    rows, pairs = preferences(save_jsonl(tmp_path / "pairs.jsonl", *told), batch=2)
+    policy, rollout = rolled_out(tiny.folder, 4)
+    advantage = group_advantage(rollout, reward(vowels, rollout, name="score"), name="advantage")
+    reference = logprobs(Model("reference", str(tiny.folder / "model")), rows)
+    other = dpo_loss(pairs, reference=reference, rows=rows)
+    loss = clipped_policy_loss(advantage) + other
+    graph = Graph("pairs", train(policy, rollout, loss=loss, lr=1e-3, minibatches=2))
+    first, second = runs.metrics(tiny.run(graph, 2))
+    assert first["data/prompts"] == second["data/prompts"] == 6
+    assert 0.5 < first["loss/dpo_loss"] < 0.7
+    assert first["dpo/accuracy"] in (0.0, 0.5, 1.0)

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from dataflow.batch import Batch
 from dataflow.check import check
+from dataflow.diff import diff
+from dataflow.draw import draw
 from dataflow.errors import GraphError
 from dataflow.kernel import Assignment
 from dataflow.loss import Loss, Now, Tensors, Terms, loss
@@ -128,6 +130,18 @@ def test_explain_prints_the_numbers_of_each_source() -> None:
     assert f"16 rows a Step, 4 updates of 4 (train_policy, {OWN})" in text
     assert "demos: no row depends on a Model that is trained" in text
     assert "64 x 8 = 512 + 16" in text
+
+
+def test_a_drawing_says_which_rows_a_term_trains() -> None:
+    text = draw(right_graphs.preferring_while_exploring())
+    assert "prompts x8 + preferences x2" in text
+    assert "dpo_loss(rows=preferences.0)" in text
+    assert "64 prompts x8 = 512 rows and 8 preferences x2 = 16 rows make a Step" in text
+
+
+def test_a_diff_says_which_rows_a_term_is_given() -> None:
+    known = right_graphs.exploring_alone(), right_graphs.imitating_while_exploring()
+    assert f"{OWN}: now demos" in str(diff(*known))
 
 
 def test_estimates_count_all_rows_of_a_train_node(
