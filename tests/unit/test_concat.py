@@ -1,0 +1,302 @@
+"""concat and answers: rows, schemas, temperatures and kernels, without a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataflow.batch import Batch, Keys
+from dataflow.check import check
+from dataflow.errors import DataError
+from dataflow.kernel import Chunk, KernelNode, Layout
+from dataflow.model import Model
+from dataflow.node import Port
+from dataflow.rows import Domains
+from dataflow.samplers import Samplers
+from dataflow.schema import (
+    MESSAGE,
+    Advantage,
+    Completion,
+    Prompt,
+    Returns,
+    Reward,
+    Rollout,
+    Schema,
+    TokenReward,
+    TruncatedRollout,
+    common_schema,
+)
+from operators.answers import answers
+from operators.concat import concat
+from operators.data import prompts
+from operators.forward import logprobs
+from operators.generate import generate
+from operators.kernels.answers import Answers
+from operators.kernels.concat import ConcatRows
+from operators.kernels.text import load_tokenizer
+from operators.kernels.torch import heads
+from operators.kernels.torch.forward import TorchLogprobs
+from operators.kernels.torch.train_settings import RowSet
+from operators.losses import clipped_policy_loss, policy_gradient_loss, supervised_loss
+from operators.select import best_of, select
+from tests.kit.graphs import DATA, compared, graph_of, policy, scored
+from tests.kit.kernels import FakeSession, open_kernel, rows_chunk
+from tests.kit.plans import planned
+from tests.kit.rows import padded_logprobs, plain, random_rows
+from tests.unit.test_data import BOS, CHATML, EOS, ids, row, save_tokenizer
+
+
+class Graded(TruncatedRollout):
+    """A user's own."""
+
+
+@pytest.mark.parametrize(
+    "schemas,wanted",
+    [
+        ([Rollout, Rollout], Rollout),
+        ([Rollout, Completion], Completion),
+        ([Rollout, TruncatedRollout], TruncatedRollout),
+        ([TruncatedRollout, Completion, Rollout], Completion),
+        ([Graded, Rollout], Graded),
+        ([TokenReward, Reward], Reward),
+        ([Advantage, Returns], Advantage),
+        ([Rollout, Reward], Schema),
+    ],
+)
+def test_the_common_schema_loses_only_what_some_rows_lack(
+    schemas: list[type[Schema]], wanted: type[Schema]
+) -> None:
+    assert common_schema(schemas) is wanted
+    assert common_schema(schemas[::-1]) is wanted
+
+
+def two(**second: Any) -> tuple[Port[Rollout], Port[Rollout], Port[Prompt]]:
+    """Generations with 4 and 2 rows a prompt."""
+    asked = prompts(DATA, batch=8)
+    first = generate(policy, asked, n=4, max_tokens=32, name="first")
+    other = {"n": 2, "max_tokens": 16, "temperature": 0.5, "name": "second"} | second
+    return first, generate(policy, asked, **other), asked
+
+
+def test_the_same_parts_in_the_same_order_are_the_same_rows() -> None:
+    first, second, asked = two()
+    third = generate(policy, asked, max_tokens=8, name="third")
+    left = concat(concat(first, second, name="inner"), third, name="left")
+    flat, turned = concat(first, second, third, name="flat"), concat(second, first, third)
+    graph = graph_of(left, supervised_loss() + policy_gradient_loss(compared(flat)))
+    domains = Domains(graph)
+    rows = domains.of(left)
+    assert rows is not None
+    assert rows is domains.of(flat)
+    assert (rows.width, rows.group_size, rows.ragged) == (7, 7, None)
+    asked_rows = domains.of(asked)
+    assert asked_rows is not None
+    assert rows.descends_from(asked_rows)
+    assert domains.of_node(turned.node) is None, "not in the graph"
+    made = Samplers(graph, domains).of(flat)
+    assert [makers[0].name for makers in made] == ["first"] * 4 + ["second"] * 2 + ["third"]
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_selected_part_makes_the_group_ragged_and_smaller() -> None:
+    first, second, asked = two()
+    kept = select(second, where=best_of(scored(second), k=1))
+    rows = concat(first, kept, answers(asked, column="answer"))
+    graph = graph_of(rows, supervised_loss())
+    domain = Domains(graph).of(rows)
+    assert domain is not None
+    assert (domain.width, domain.group_size) == (7, 7)
+    assert domain.ragged is kept.node
+    assert [d.node for d in domain.selections()] == [kept.node]
+    made = Samplers(graph, Domains(graph)).of(rows)
+    assert [[m.name for m in makers] for makers in made] == [["first"]] * 4 + [["second"]] * 2 + [
+        []
+    ]
+
+
+def trained(rows: Port[Completion], **params: Any) -> dict[str, Any]:
+    old = logprobs(policy, rows, name="old")
+    loss = clipped_policy_loss(compared(rows), old=old)  # type: ignore[arg-type]
+    plan = planned(graph_of(rows, loss, epochs=2, **params))  # type: ignore[arg-type]
+    assert plan.program is not None
+    assert plan.program.node("old").params["temperature"] == (1.0,) * 4 + (0.5,) * 2
+    return {"notes": plan.notes} | plan.program.node("train_policy").params
+
+
+@pytest.mark.usefixtures("tiny")
+def test_each_sample_is_trained_at_its_samplers_temperature() -> None:
+    params = trained(concat(*two()[:2]), aggregate="constant", minibatches=2)
+    assert params["temperature"] == (1.0,) * 4 + (0.5,) * 2
+    assert params["sampler_temperature"] == params["temperature"]
+    assert "train_policy: temperature 1.0 of first, 0.5 of second" in params["notes"]
+    names = ("minibatches", "max_tokens", "step_rows")
+    rows = RowSet(name="rows", loss=supervised_loss(), **{n: params[n] for n in names})
+    assert rows.constant == pytest.approx(8 / 2 * (4 * 32 + 2 * 16), rel=1e-12)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_equal_temperatures_are_one_number_and_old_is_left_out() -> None:
+    first, second, _ = two(temperature=1.0, max_tokens=32)
+    rows = concat(first, second)
+    old = logprobs(policy, rows, name="old")
+    plan = planned(graph_of(rows, clipped_policy_loss(compared(rows), old=old)))
+    assert plan.program is not None
+    params = plan.program.node("train_policy").params
+    assert (params["temperature"], params["max_tokens"]) == (1.0, 32)
+    assert "old" not in [node.name for node in plan.nodes]
+
+
+def test_the_check_knows_the_sizes() -> None:
+    first, second, _ = two()
+    rows = concat(first, second)
+    graph = graph_of(rows, clipped_policy_loss(compared(rows)))
+    (size,) = check(graph, lambda *_: {"prompt": pa.utf8(), "answer": pa.utf8()}).sizes.values()
+    assert size.describe() == "8 prompts x 6 = 48 completions a Step, 1 update of 48 (train_policy)"
+
+
+# Kernels
+
+
+SAMPLES = st.lists(st.sets(st.integers(0, 3)), min_size=2, max_size=4)
+
+
+@given(SAMPLES, SAMPLES)
+def test_rows_come_by_key_with_what_they_lack_filled_in(
+    first: list[set[int]], second: list[set[int]]
+) -> None:
+    """Random rows of two inputs: the second's samples are 4 and more."""
+    schemas = {"part0": TruncatedRollout, "part1": Rollout}
+    parts = {
+        "part0": _part([(p, s) for p, some in enumerate(first) for s in sorted(some)], mass=-0.5),
+        "part1": _part([(p, s + 4) for p, some in enumerate(second) for s in sorted(some)]),
+    }
+    whole = Keys.concat([part.keys for part in parts.values()])
+    keys = whole.take(whole.order())
+    kernel = ConcatRows()
+    returns = ("completion_ids", "sampler_mass")
+    node = KernelNode(name="c", operator="concat", returns=returns, schemas=schemas)
+    kernel.open(node, Layout(), FakeSession())
+    if not len(keys):
+        return
+    (made,) = kernel.run(Chunk(id=0, step=0, keys=keys, inputs=parts))
+    assert made.keys.rows() == keys.rows()
+    for index, (position, sample, _) in enumerate(made.keys.rows()):
+        assert made.ragged("completion_ids")[index].tolist() == [position, sample]
+        assert made.ragged("sampler_mass")[index].tolist() == [-0.5 if sample < 4 else 0.0] * 2
+
+
+def _part(rows: list[tuple[int, int]], mass: float | None = None) -> Batch:
+    keys = Keys.of([p for p, _ in rows], [s for _, s in rows])
+    columns: dict[str, Any] = {"completion_ids": [list(each) for each in rows]}
+    if mass is not None:
+        columns["sampler_mass"] = [[mass, mass]] * len(rows)
+    return Batch.make(keys, columns, TruncatedRollout if mass is not None else Rollout)
+
+
+def test_nothing_that_is_read_yields_keys_alone() -> None:
+    kernel = ConcatRows()
+    schemas = {"part0": Reward, "part1": Reward}
+    node = KernelNode(name="c", operator="concat", schemas=schemas)
+    kernel.open(node, Layout(), FakeSession())
+    keys = Keys.of([1, 1], [0, 1])
+    (made,) = kernel.run(Chunk(id=0, step=0, keys=keys, inputs={}))
+    assert (made.keys.rows(), made.names) == (keys.rows(), [])
+
+
+@pytest.mark.parametrize("chunk", [1 << 26, 98 * 4], ids=["at once", "in chunks"])
+def test_logprobs_are_at_each_samples_own_temperature(
+    base: str, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    """Rows of one prompt share its last token, whose logits are read at three temperatures."""
+    monkeypatch.setattr(heads, "CHUNK", chunk)
+    rows, heat = random_rows(4, 3), (1.0, 0.7, 2.0)
+    kernel: Any = TorchLogprobs()
+    open_kernel(kernel, Model("m", base), temperature=heat)
+    (made,) = kernel.run(rows_chunk(rows))
+    found = made.ragged("logprobs")
+    with torch.no_grad():
+        wanted = [padded_logprobs(plain(base), rows, each) for each in heat]
+    assert set(rows.keys.sample.tolist()) == {0, 1, 2}
+    for index, sample in enumerate(rows.keys.sample.tolist()):
+        np.testing.assert_allclose(found[index], wanted[sample][index].numpy(), atol=2e-5)
+
+
+def answered(base: str, prompt: pa.Array, said: pa.Array, **params: Any) -> list[Any]:
+    """The rows that the kernel makes."""
+    kernel, session = Answers(), FakeSession()
+    models = {"tokenizer": Model("policy", base)}
+    given_params = {"column": "gold", "overlong": "error"} | params
+    node = KernelNode(name="answers", operator="answers", params=given_params, models=models)
+    kernel.open(node, Layout(), session)
+    keys = Keys.of(range(len(prompt)))
+    records = pa.RecordBatch.from_arrays([prompt, said], names=["prompt", "gold"])
+    batches = list(
+        kernel.run(Chunk(id=0, step=0, keys=keys, inputs={"prompt": Batch(keys, records)}))
+    )
+    made = [row(batch, i) for batch in batches for i in range(len(batch))]
+    return [*made, *[key for key, _ in session.tombstones]]
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tokenizer of one token a character."""
+    return save_tokenizer(tmp_path_factory.mktemp("words"))
+
+
+def test_answers_are_tokenised_as_demonstrations_are(words: str) -> None:
+    found = answered(words, pa.array(["ab", "x"]), pa.array(["c", ""]))
+    assert found[0] == ([BOS, *ids("ab")], [*ids("c"), EOS], [1, 1], "c")
+    assert found[1] == ([BOS, *ids("x")], [EOS], [1], "")
+
+
+def test_overlong_answers_are_dropped_or_cut(words: str) -> None:
+    given_rows = pa.array(["ab", "x"]), pa.array(["cdef", "y"])
+    how = {"positions": 4, "positions_of": "policy"}
+    with pytest.raises(DataError, match=r"answers: row .* expected at most 4 tokens"):
+        answered(words, *given_rows, **how)
+    kept, dropped = answered(words, *given_rows, overlong="drop", **how)
+    assert kept == ([BOS, *ids("x")], [*ids("y"), EOS], [1, 1], "y")
+    assert dropped == (0, 0, 0)
+    cut, _ = answered(words, *given_rows, overlong="truncate", **how)
+    assert cut == ([BOS, *ids("ab")], ids("c"), [1], "c")
+
+
+TALK = pa.array([[{"role": "user", "content": "a"}]], pa.list_(MESSAGE))
+
+
+def test_an_answer_to_messages_is_the_assistants_turn(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    talks = save_tokenizer(tmp_path_factory.mktemp("talks"), template=CHATML)
+    (found,) = answered(talks, TALK, pa.array(["b"]))
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    wanted = load_tokenizer(talks).encode_conversations([turns], [1], True)
+    assert found[0] == wanted.prompt[0].tolist()
+    assert found[1] == wanted.completion[0].tolist()
+    assert found[2] == wanted.mask[0].tolist()
+    assert found[3] == "b"
+
+
+@pytest.mark.parametrize(
+    "prompt,said,told",
+    [
+        (
+            pa.array(["a", "b"]),
+            pa.array(["c", None]),
+            r"row \(1, 0, 0\): expected an answer .*null",
+        ),
+        (pa.array(["a"]), pa.array([3]), "expected texts in column 'gold', found int64"),
+        (pa.array(["a"]), TALK, "as the prompts are text, found lists of messages"),
+    ],
+)
+def test_what_is_no_answer_is_refused(
+    words: str, prompt: pa.Array, said: pa.Array, told: str
+) -> None:
+    with pytest.raises(DataError, match=told):
+        answered(words, prompt, said)
