@@ -28,7 +28,7 @@ ANSWERS = Operator(
         ),
     ),
     outputs=(Completion,),
-    kernels={"host": "operators.kernels.answers:Answers"},
+    kernels={"host": "operators.kernels.answers:DatasetAnswers"},
     limits={
         "column": text(like="answer"),
         "overlong": choice("error", "drop", "truncate"),

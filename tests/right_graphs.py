@@ -34,8 +34,6 @@ from operators.advantage import (
     teacher_advantage,
     whiten,
 )
-from operators.answers import answers
-from operators.concat import concat
 from operators.continued import continued
 from operators.data import demonstrations, preferences, prompts
 from operators.forward import logprobs, scores, values
@@ -62,6 +60,7 @@ from operators.select import pair as best_and_worst
 from operators.train import evaluate, train
 from tests.kit.edited_graphs import ppo_from_grpo
 from tests.kit.rewards import brief, exact
+from tests.right_concats import gold_answers, parts_apart, two_temperatures
 
 BASE, DATA, TEST = "models/tiny", "data/train.parquet", "data/test.parquet"
 
@@ -381,47 +380,6 @@ def two_generators() -> Graph:
         advantage = group_advantage(rollout, score, name=f"{model.name}_advantage")
         sinks.append(train(model, rollout, loss=clipped_policy_loss(advantage), lr=1e-6))
     return Graph("two_generators", *sinks)
-
-
-def two_temperatures() -> Graph:
-    """Two generations of the same prompts in one group, each row at its own temperature."""
-    prompt = prompts(DATA, batch=64)
-    warm = generate(policy, prompt, n=4, max_tokens=64, name="warm")
-    cool = generate(policy, prompt, n=4, max_tokens=32, temperature=0.7, top_k=20, name="cool")
-    rows = concat(warm, cool)
-    old = logprobs(policy, rows, name="old")
-    advantage = group_advantage(rows, reward(exact, rows))
-    return trained("two_temperatures", rows, clipped_policy_loss(advantage, old=old), epochs=2)
-
-
-def gold_answers() -> Graph:
-    """The data's own answers in each group of samples."""
-    prompt = prompts(DATA, batch=64)
-    rollout = generate(policy, prompt, n=7, max_tokens=64, temperature=0.7, name="rollout")
-    rows = concat(rollout, answers(prompt, column="answer"))
-    score, old = reward(exact, rows), logprobs(policy, rows, name="old")
-    loss = clipped_policy_loss(group_advantage(rows, score), old=old)
-    return trained("gold_answers", rows, loss, minibatches=2)
-
-
-def parts_apart() -> Graph:
-    """What was computed of two generations apart goes with the rows of both."""
-    prompt = prompts(DATA, batch=64)
-    warm = generate(policy, prompt, n=4, max_tokens=64, name="warm")
-    cool = generate(policy, prompt, n=4, max_tokens=64, temperature=0.7, name="cool")
-    first, second = reward(exact, warm, name="first"), reward(brief, cool, name="second")
-    best = select(cool, where=best_of(second, k=2))
-    rows = concat(concat(warm, best, name="some"), cool, name="rows")
-    twice = concat(warm, cool, name="both")
-    score = concat(first, second, name="score")
-    old = concat(
-        logprobs(policy, warm, name="old_warm"), logprobs(policy, cool, name="old_cool"), name="old"
-    )
-    learnt = train(
-        policy, twice, loss=clipped_policy_loss(group_advantage(twice, score), old=old), lr=1e-6
-    )
-    imitator = Model("imitator", BASE, trainable=True)
-    return Graph("parts_apart", learnt, train(imitator, rows, loss=supervised_loss(), lr=1e-6))
 
 
 def own_loss() -> Graph:

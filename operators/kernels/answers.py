@@ -21,7 +21,7 @@ from operators.kernels.overlong import RowRoom
 from operators.kernels.text import Pairs, load_tokenizer, prompts_of
 
 
-class Answers:
+class DatasetAnswers:
     """params: column, overlong. models: `tokenizer`, the Model whose directory has it."""
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:

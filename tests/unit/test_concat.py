@@ -37,7 +37,7 @@ from operators.concat import concat
 from operators.data import prompts
 from operators.forward import logprobs
 from operators.generate import generate
-from operators.kernels.answers import Answers
+from operators.kernels.answers import DatasetAnswers
 from operators.kernels.concat import ConcatRows
 from operators.kernels.text import load_tokenizer
 from operators.kernels.torch import heads
@@ -52,7 +52,7 @@ from tests.kit.rows import padded_logprobs, plain, random_rows
 from tests.unit.test_data import BOS, CHATML, EOS, ids, row, save_tokenizer
 
 
-class Graded(TruncatedRollout):
+class OwnRollout(TruncatedRollout):
     """A user's own."""
 
 
@@ -63,7 +63,7 @@ class Graded(TruncatedRollout):
         ([Rollout, Completion], Completion),
         ([Rollout, TruncatedRollout], TruncatedRollout),
         ([TruncatedRollout, Completion, Rollout], Completion),
-        ([Graded, Rollout], Graded),
+        ([OwnRollout, Rollout], OwnRollout),
         ([TokenReward, Reward], Reward),
         ([Advantage, Returns], Advantage),
         ([Rollout, Reward], Schema),
@@ -229,7 +229,7 @@ def test_logprobs_are_at_each_samples_own_temperature(
 
 def answered(base: str, prompt: pa.Array, said: pa.Array, **params: Any) -> list[Any]:
     """The rows that the kernel makes."""
-    kernel, session = Answers(), FakeSession()
+    kernel, session = DatasetAnswers(), FakeSession()
     models = {"tokenizer": Model("policy", base)}
     given_params = {"column": "gold", "overlong": "error"} | params
     node = KernelNode(name="answers", operator="answers", params=given_params, models=models)
