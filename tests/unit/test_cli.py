@@ -151,9 +151,7 @@ def values(name: str, *flags: str) -> dict[str, Any]:
 
 
 def test_the_flags_of_run_are_the_signature_and_the_run_options(command: Command) -> None:
-    """Frozen: a flag appears only by a new parameter or a new field of RunOptions; `--dialect` is
-    of all graphs.
-    """
+    """Frozen: a flag appears only by a new parameter or a new field of run's or all options."""
     code, shown, _ = command("run", TARGET, "--help")
     assert code == 0
     fields = dataclasses.fields(RunOptions)
@@ -168,9 +166,7 @@ def test_a_dialect_is_a_flag_of_every_graph_that_has_no_such_parameter(command: 
     assert (code, shown.splitlines()[0].split("  ")[0]) == (0, "tiny (dialect=verl)")
     code, shown, _ = command("draw", "tiny_graphs.py:spoken", *DATA, "--dialect", "southern")
     assert (code, shown.splitlines()[0].split("  ")[0]) == (0, "southern")
-    code, _, told = command("check", TARGET, *DATA, "--dialect", "southern")
-    assert code == 2
-    assert "trl" in told
+    assert command("check", TARGET, *DATA, "--dialect", "southern").code == 2
 
 
 def test_help_shows_what_the_docstring_says(command: Command) -> None:
