@@ -19,6 +19,7 @@ from dataflow.prompt_types import is_messages, is_token_ids
 from dataflow.schema import Completion, Prompt, TokenPrompt
 from dataflow.user import Columns, operator
 from operators import data_files
+from operators.kernels.answers import Answers
 from operators.kernels.continued import Continued
 from operators.kernels.data import Prompts
 from operators.kernels.scoring import Function, columns_for
@@ -208,6 +209,31 @@ def test_demonstrations_are_not_read_from_ids() -> None:
     columns = {"prompt": pa.list_(pa.int32()), "completion": pa.utf8()}
     with pytest.raises(DataError, match="expected prompt and completion as text or as messages"):
         data_files.demonstration_shape("d.parquet", columns)
+
+
+def answered(base: str, **columns: pa.Array) -> Batch:
+    """The completions that the data has in its column `answer`."""
+    keys = Keys.of(range(len(columns["prompt"])))
+    node = KernelNode(
+        name="answers",
+        operator="answers",
+        params={"column": "answer"},
+        models={"tokenizer": Model("policy", base)},
+    )
+    kernel = Answers()
+    kernel.open(node, Layout(), FakeSession())
+    batch = Batch.make(keys, columns, Prompt)
+    return next(iter(kernel.run(Chunk(id=0, step=1, keys=keys, inputs={"prompt": batch}))))
+
+
+def test_the_datas_answers_follow_prompts_by_ids(base: str) -> None:
+    prompt = pa.array([[EOS, 5], [7]], pa.large_list(pa.int32()))
+    found = answered(base, prompt=prompt, answer=pa.array(["ab", "c"]))
+    assert found.array("prompt_ids").to_pylist() == [[EOS, 5], [7]]
+    assert found.array("completion_ids").to_pylist() == [[*ids("ab"), EOS], [*ids("c"), EOS]]
+    messages = pa.array([[said("a")], [said("b")]])
+    with pytest.raises(DataError, match="expected text in column 'answer', as the prompts are tok"):
+        answered(base, prompt=prompt, answer=messages)
 
 
 def test_lists_are_told_apart_by_their_values() -> None:
