@@ -6,7 +6,8 @@ any Worker (engine/worker).
 A kernel implements what its work kind needs:
 
     work kind                        protocol
-    host, decode, forward, source    RowKernel: rows in, rows out
+    host, tokenise, decode,          RowKernel: rows in, rows out
+    forward, source
     train                            TrainKernel; several ranks make all calls in lock-step, and
                                      rank 0 writes the files
     evaluate                         EvaluateKernel
