@@ -119,9 +119,8 @@ def prompt_of(rollout: Port[Rollout]) -> Port[Prompt]:
     return rollout.node.inputs["prompt"]
 
 
-def sampled(n: int = 8, max_lag: int = 0) -> Port[Rollout]:
-    prompt = prompts(DATA, batch=64)
-    return generate(policy, prompt, n=n, max_tokens=64, max_lag=max_lag, name="rollout")
+def sampled(n: int = 8, **how: Any) -> Port[Rollout]:
+    return generate(policy, prompts(DATA, batch=64), n=n, max_tokens=64, name="rollout", **how)
 
 
 def trained(name: str, rollout: Port[Completion], loss: Loss, **params: Any) -> Graph:
@@ -277,29 +276,16 @@ def offline_dpo() -> Graph:
 
 def exploring(max_lag: int) -> tuple[Port[Rollout], Loss]:
     """Answers at temperature 0.7, each against its group."""
-    prompt = prompts(DATA, batch=64)
-    how = {"temperature": 0.7, "max_lag": max_lag, "name": "rollout"}
-    rollout = generate(policy, prompt, n=8, max_tokens=64, **how)
+    rollout = sampled(temperature=0.7, max_lag=max_lag)
     return rollout, clipped_policy_loss(group_advantage(rollout, reward(exact, rollout)))
 
 
-def exploring_alone() -> Graph:
-    rollout, objective = exploring(0)
-    return trained("exploring_alone", rollout, objective, minibatches=4)
-
-
-def imitating_while_exploring(
-    max_lag: int = 0, rows: Port[Completion] | None = None, **how: Any
-) -> Graph:
+def imitating_while_exploring(max_lag: int = 0, batch: int = 16) -> Graph:
     """Demonstrations beside the policy's own answers, each with its batch in every Step."""
     rollout, objective = exploring(max_lag)
-    rows = rows or demonstrations("data/demos.jsonl", batch=16, name="demos")
-    loss = objective + 0.1 * supervised_loss(rows=rows)
-    return trained("imitating", rollout, loss, **{"minibatches": 4} | how)
-
-
-def imitating_what_was_asked_for() -> Graph:
-    return imitating_while_exploring()
+    demos = demonstrations("data/demos.jsonl", batch=batch, name="demos")
+    loss = objective + 0.1 * supervised_loss(rows=demos)
+    return trained("imitating", rollout, loss, minibatches=4)
 
 
 def preferring_while_exploring() -> Graph:
@@ -415,9 +401,8 @@ RIGHT = (
     plain_grpo, plain_ppo, edited_ppo, plain_sft, dapo, rloo, reinforce_plus_plus, remax, areal,
     trajectory_balance_with_reset, slow_critic, rules_and_reward_model, language_model_judge,
     two_turns, turns_kept_by_the_second, both_turns, online_dpo, pairs_by_margin, offline_dpo,
-    exploring_alone, imitating_what_was_asked_for, preferring_while_exploring,
-    imitating_its_own_best, distillation, soft_clips, reward_model, expert_iteration,
-    with_evaluation, evaluation_on_training_data_that_is_meant, two_generators, own_loss,
-    process_rewards, two_temperatures, gold_answers, parts_apart, answers_continued,
-    reward_model_of_text,
+    imitating_while_exploring, preferring_while_exploring, imitating_its_own_best,
+    distillation, soft_clips, reward_model, expert_iteration, with_evaluation, two_generators,
+    evaluation_on_training_data_that_is_meant, own_loss, process_rewards, two_temperatures,
+    gold_answers, parts_apart, reward_model_of_text, answers_continued,
 )  # fmt: skip

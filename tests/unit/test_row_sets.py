@@ -14,6 +14,7 @@ from dataflow.check import check
 from dataflow.diff import diff
 from dataflow.draw import draw
 from dataflow.errors import GraphError
+from dataflow.graph import Graph
 from dataflow.kernel import Assignment
 from dataflow.loss import Loss, Now, Tensors, Terms, loss
 from dataflow.schema import Advantage
@@ -132,6 +133,11 @@ def test_explain_prints_the_numbers_of_each_source() -> None:
     assert "64 x 8 = 512 + 16" in text
 
 
+def exploring_alone() -> Graph:
+    rollout, objective = right_graphs.exploring(0)
+    return right_graphs.trained("exploring_alone", rollout, objective, minibatches=4)
+
+
 def test_a_drawing_says_which_rows_a_term_trains() -> None:
     text = draw(right_graphs.preferring_while_exploring())
     assert "prompts x8 + preferences x2" in text
@@ -140,7 +146,7 @@ def test_a_drawing_says_which_rows_a_term_trains() -> None:
 
 
 def test_a_diff_says_which_rows_a_term_is_given() -> None:
-    known = right_graphs.exploring_alone(), right_graphs.imitating_while_exploring()
+    known = exploring_alone(), right_graphs.imitating_while_exploring()
     assert f"{OWN}: now demos" in str(diff(*known))
 
 
@@ -152,7 +158,7 @@ def test_estimates_count_all_rows_of_a_train_node(
     monkeypatch.chdir(tmp_path)
     one, two = (
         planned(g()).node("train_policy").estimate.seconds
-        for g in (right_graphs.exploring_alone, right_graphs.imitating_while_exploring)
+        for g in (exploring_alone, right_graphs.imitating_while_exploring)
     )
     assert one is not None
     assert two is not None
@@ -170,10 +176,9 @@ def test_ranks_need_a_prompt_of_each_source_in_each_minibatch() -> None:
 
 
 def test_minibatches_divide_each_source() -> None:
-    rows = demonstrations("data/demos.jsonl", batch=6, name="demos")
     told = r"minibatches=4 does not divide the 6 prompts of a Step"
     with pytest.raises(GraphError, match=told):
-        check(right_graphs.imitating_while_exploring(rows=rows), headers)
+        check(right_graphs.imitating_while_exploring(batch=6), headers)
 
 
 # the train kernel
