@@ -48,7 +48,7 @@ class Threshold:
 
     def __str__(self) -> str:
         low = self.at_least is not None
-        return f"{self.metric} {'>=' if low else '<='} {self.at_least if low else self.at_most:g}"
+        return f"{self.metric} {'>=' if low else '<='} {self.at_least if low else self.at_most}"
 
     def reached(self, metrics: Mapping[str, float | None]) -> bool:
         """Whether a Step's metrics meet it; not where the metric is absent or not a number."""

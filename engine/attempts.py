@@ -67,7 +67,9 @@ class Result:
     metrics: Mapping[str, float]
     checkpoint: Path | None
     trained: Mapping[str, Path] = field(default_factory=dict)
-    """Model name -> its Hugging Face directory in the last checkpoint."""
+    """Model name -> its Hugging Face directory in the last checkpoint; in a Program, in that of the
+    last phase that trained it.
+    """
     best: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
     """Evaluate node with keep_best -> Hugging Face directories of its best versions, best first."""
     signal: int = 0

@@ -1,0 +1,208 @@
+"""What a run is told of the phase of a Program that it is in."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dataflow.errors import CheckpointError
+from dataflow.program import Phase, Program, Threshold
+from engine.api import plan
+from engine.checkpoint.best import BestVersions
+from engine.checkpoint.provenance import Provenance, differences, provenance
+from engine.checkpoint.store import CheckpointStore, StoredCheckpoint
+from engine.coordinator.messages import StepClosed, StopRequested
+from engine.observe.accounts import RunMetrics
+from engine.observe.events import EventStream, InstructionTold, StepEnded
+from engine.observe.progress import Progress
+from engine.observe.runfolder import RunFolder
+from engine.observe.samples import SampleWriter, read_samples
+from engine.observe.sinks import JsonLines, recorded_row, recorded_rows
+from engine.options import RunOptions
+from engine.phases import place_of
+from engine.plan.program_plan import ProgramPlan
+from engine.run.early_end import EarlyEnd
+from engine.run.signals import StopSignals
+from graphs.sft import sft
+from tests.kit.files import save_jsonl
+from tests.kit.plans import save_tiny_header
+from tests.unit.test_samples import table_of
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """With a model's header and data, and the current one."""
+    save_tiny_header(tmp_path)
+    save_jsonl(tmp_path / "demos.jsonl", *[{"prompt": "2", "completion": "3"}] * 8)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def two(first: int | None = 3, until: Threshold | None = None, lr: float = 1e-3) -> Program:
+    graph = sft("tiny", "demos.jsonl", batch=4, lr=lr)
+    return Program(Phase(graph, first, until=until), (graph, 4))
+
+
+def fill(directory: Path) -> None:
+    (directory / "file").write_text("x")
+
+
+# checkpoints
+
+
+def test_pinned_checkpoints_stay_beside_those_that_are_kept(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=1, pinned=(3,))
+    for step in (1, 2, 3, 4, 5):
+        store.write(step, fill, {})
+    assert store.steps() == [3, 5]
+    store.write(6, fill, {}, timed=True)
+    assert store.steps() == [3, 5, 6]
+    CheckpointStore(tmp_path, keep=1).write(7, fill, {})
+    assert store.steps() == [6, 7], "no longer pinned"
+
+
+def test_best_versions_of_two_phases_are_apart(tmp_path: Path) -> None:
+    for phase in (0, 1, 2):
+        assert BestVersions(tmp_path, {"evaluate": 1}, phase=phase).offer("evaluate", 4, 0.5, fill)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["best_evaluate", "best_phase_1_evaluate", "best_phase_2_evaluate"]
+
+
+# what is shown and written
+
+
+def test_metrics_go_on_and_name_the_phase(tmp_path: Path) -> None:
+    with RunFolder.create("run", tmp_path) as run:
+        lines = JsonLines()
+        lines.open(run, {})
+        for step in (1, 2):
+            lines.write(step, {"phase": 1, "loss/x": 1.0})
+        metrics = RunMetrics(["main"], lines, EventStream(), first=2, phase=2)
+        for step in (0, 1, 1, 2):  # the initial evaluation; a Step, and its late evaluation
+            closed = StepClosed(step=step, metrics={"reward/mean": float(step)} if step else {})
+            metrics.take(InstructionTold(at=float(step), instruction=closed))
+        lines.close()
+        rows = list(recorded_rows(run.metrics))
+        assert [(row["step"], row["phase"]) for row in rows] == [(1, 1), (2, 1), (3, 2), (4, 2)]
+        assert recorded_row(run.metrics, 4)["reward/mean"] == 2.0
+        assert recorded_row(run.metrics, 5) == {}
+    assert list(recorded_rows(tmp_path / "nothing")) == []
+
+
+def test_samples_have_the_step_of_the_run_and_the_phase(tmp_path: Path) -> None:
+    writer = SampleWriter(tmp_path, every=3, first=10, phase=2)
+    assert [step for step in range(1, 7) if writer.due(step)] == [1, 3, 6]
+    path = writer.write(3, table_of(3))
+    assert path is not None
+    assert path.name == "step_000013.parquet"
+    found = read_samples(tmp_path)
+    assert found.column_names[:2] == ["step", "phase"]
+    assert set(found["step"].to_pylist()) == {13}
+    assert set(found["phase"].to_pylist()) == {2}
+    writer.truncate_after(12)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_progress_line_says_the_phase_and_the_steps_up_to_its_end() -> None:
+    out = io.StringIO()
+    with Progress(30, title="p", phase="phase 2/2 grpo", first=10, stream=out) as progress:
+        progress.update({"step": 11, "time/step": 1.0})
+    assert out.getvalue() == "phase 2/2 grpo  step 11/30  s/step 1.00  eta 19s\n"
+
+
+# where a phase ends
+
+
+def ended(early: EarlyEnd, step: int, **metrics: float) -> StopRequested | None:
+    early.take(StepEnded(step=step, metrics=metrics))
+    return early()
+
+
+def test_a_threshold_asks_for_the_end_of_its_phase_once() -> None:
+    early = EarlyEnd(StopSignals(), None, Threshold("x", at_least=2.0))
+    assert ended(early, 1, x=1.0) is None
+    asked = ended(early, 2, x=2.0)
+    assert asked == StopRequested(reason="reached x >= 2.0", at_once=True)
+    assert early() is None
+
+
+def test_the_end_of_the_run_goes_before_that_of_its_phase() -> None:
+    early = EarlyEnd(StopSignals(), lambda row: row["step"] == 2, Threshold("x", at_least=2.0))
+    asked = ended(early, 2, x=2.0)
+    assert asked is not None
+    assert asked.reason == "its condition held after step 2"
+    assert ended(early, 3, x=3.0) is not None
+
+
+def stored(folder: Path, step: int, **meta: Any) -> StoredCheckpoint:
+    return StoredCheckpoint(step=step, path=folder, meta=meta)
+
+
+def planned(program: Program) -> ProgramPlan:
+    return plan(program, RunOptions(threads=1))
+
+
+@pytest.mark.parametrize("step, meta, wanted", [
+    (2, {"phase": 1, "boundaries": []}, (1, (), 2)),
+    (3, {"phase": 1, "boundaries": []}, (2, (3,), None)),
+    (5, {"phase": 2, "boundaries": [3]}, (2, (3,), 5)),
+    (7, {"phase": 2, "boundaries": [3]}, (2, (3,), 7)),
+])  # fmt: skip
+def test_a_checkpoint_says_where_its_run_stands(
+    folder: Path, step: int, meta: dict[str, Any], wanted: tuple[Any, ...]
+) -> None:
+    with RunFolder.create("run", folder) as run:
+        found = place_of(planned(two()), run, stored(folder, step, **meta))
+    within = found.checkpoint.step if found.checkpoint else None
+    assert (found.number, found.boundaries, within) == wanted
+
+
+def test_a_checkpoint_at_a_threshold_is_the_end_of_its_phase(folder: Path) -> None:
+    program = planned(two(30, Threshold("loss/x", at_most=0.5)))
+    with RunFolder.create("run", folder) as run:
+        rows = [{"step": s, "phase": 1, "loss/x": 1.0 - s / 4} for s in (1, 2)]
+        run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        here = [place_of(program, run, stored(folder, s, phase=1, boundaries=[])) for s in (1, 2)]
+    assert [(at.number, at.boundaries) for at in here] == [(1, ()), (2, (2,))]
+
+
+@pytest.mark.parametrize("meta", [
+    {}, {"phase": 3, "boundaries": [1, 2]}, {"phase": 2, "boundaries": []},
+    {"phase": 2, "boundaries": ["3"]}, {"phase": "2", "boundaries": [3]}, {"phase": 2},
+])  # fmt: skip
+def test_a_checkpoint_of_no_phase_is_refused(folder: Path, meta: dict[str, Any]) -> None:
+    with (
+        RunFolder.create("run", folder) as run,
+        pytest.raises(CheckpointError, match="expected a phase of 2, and where the others ended"),
+    ):
+        place_of(planned(two()), run, stored(folder, 3, **meta))
+
+
+# what a run is made of
+
+
+def test_the_provenance_of_a_program_is_that_of_its_phases(folder: Path) -> None:
+    whole, alone = provenance(two()), provenance(two().phases[0].graph)
+    assert whole.nodes["1/train_policy"] == alone.nodes["train_policy"]
+    assert whole.nodes["2/train_policy"] == alone.nodes["train_policy"]
+    assert whole.models["2/policy"] == alone.models["policy"]
+    assert whole.trains == ("1/train_policy", "2/train_policy")
+    assert whole.sources == alone.sources
+    assert told(whole, provenance(two(4))) == ["phase 1: steps: 3 -> 4"]
+    until = two(until=Threshold("x", at_least=1.0))
+    assert told(whole, provenance(until)) == ["phase 1: until: nothing -> x >= 1.0"]
+    assert told(whole, provenance(two(lr=1e-2))) == [
+        "node 1/train_policy: lr: 0.001 -> 0.01", "node 2/train_policy: lr: 0.001 -> 0.01",
+    ]  # fmt: skip
+    save_jsonl(folder / "demos.jsonl", *[{"prompt": "2", "completion": "4"}] * 8)
+    assert told(whole, provenance(two())) == [
+        f"node {n}/demonstrations: data (demos.jsonl): its content changed" for n in (1, 2)
+    ]
+
+
+def told(old: Provenance, new: Provenance) -> list[str]:
+    return [str(each) for each in differences(old, new)]
