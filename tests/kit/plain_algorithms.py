@@ -31,7 +31,7 @@ EPSILON = 1e-4
 
 
 @dataclass(kw_only=True)
-class World:
+class PlainRun:
     """What the loop knows: the base, a learner for each trained Model, and notes of the Step."""
 
     base: str
@@ -103,7 +103,7 @@ def spread(numbers: np.ndarray, rows: Batch) -> Tokens:
 
 
 def clipped(
-    world: World, rows: Batch, gain: Tokens, clip: tuple[float, float] = (0.2, 0.2)
+    world: PlainRun, rows: Batch, gain: Tokens, clip: tuple[float, float] = (0.2, 0.2)
 ) -> UpdateLoss:
     """The mean over an update's tokens of PPO's loss, around the policy before the Step."""
     old = world.before(rows)
@@ -115,7 +115,7 @@ def clipped(
     return loss
 
 
-def reinforced(world: World, rows: Batch, gain: Tokens) -> UpdateLoss:
+def reinforced(world: PlainRun, rows: Batch, gain: Tokens) -> UpdateLoss:
     """REINFORCE: the mean over rows of -A log pi(row)."""
 
     def loss(chosen: Sequence[int]) -> Tensor:
@@ -125,11 +125,11 @@ def reinforced(world: World, rows: Batch, gain: Tokens) -> UpdateLoss:
     return loss
 
 
-def imitated(world: World, rows: Batch) -> UpdateLoss:
+def imitated(world: PlainRun, rows: Batch) -> UpdateLoss:
     return lambda chosen: token_mean([-x for i, x in enumerate(world.now(rows)) if i in chosen])
 
 
-def punished(world: World, rows: Batch, beta: float) -> Tokens:
+def punished(world: PlainRun, rows: Batch, beta: float) -> Tokens:
     """Each token's reward: -beta times its KL estimate, and on the last one the row's reward."""
     own, anchor = world.before(rows), world.anchor(rows)
     found = [-beta * (a - b) for a, b in zip(own, anchor, strict=True)]
@@ -138,21 +138,21 @@ def punished(world: World, rows: Batch, beta: float) -> Tokens:
     return found
 
 
-def sft(world: World, step: TrainedStep) -> UpdateLoss:
+def sft(world: PlainRun, step: TrainedStep) -> UpdateLoss:
     return imitated(world, step.rows)
 
 
-def best_of_n(world: World, step: TrainedStep) -> UpdateLoss:
+def best_of_n(world: PlainRun, step: TrainedStep) -> UpdateLoss:
     assert [len(rows) for rows in loop.groups(step.rows)] == [1] * world.numbers["batch"]
     return imitated(world, step.rows)
 
 
-def grpo(world: World, step: TrainedStep) -> UpdateLoss:
+def grpo(world: PlainRun, step: TrainedStep) -> UpdateLoss:
     gain = standardised(world.rewards(step.rows), loop.groups(step.rows))
     return clipped(world, step.rows, spread(gain, step.rows))
 
 
-def dr_grpo(world: World, step: TrainedStep) -> UpdateLoss:
+def dr_grpo(world: PlainRun, step: TrainedStep) -> UpdateLoss:
     rows, old = step.rows, world.before(step.rows)
     gain = spread(centred(world.rewards(rows), loop.groups(rows)), rows)
     of = world.numbers
@@ -165,7 +165,7 @@ def dr_grpo(world: World, step: TrainedStep) -> UpdateLoss:
     return loss
 
 
-def dapo(world: World, step: TrainedStep) -> UpdateLoss:
+def dapo(world: PlainRun, step: TrainedStep) -> UpdateLoss:
     rows, of = step.rows, world.numbers
     numbers, groups = world.rewards(rows), loop.groups(rows)
     assert all(np.ptp(numbers[group]) > 0 for group in groups)
@@ -174,7 +174,7 @@ def dapo(world: World, step: TrainedStep) -> UpdateLoss:
     return clipped(world, rows, spread(standardised(shaped, groups), rows), (0.2, 0.28))
 
 
-def rloo(world: World, step: TrainedStep) -> UpdateLoss:
+def rloo(world: PlainRun, step: TrainedStep) -> UpdateLoss:
     rows = step.rows
     total = np.array([float(t.sum()) for t in punished(world, rows, world.numbers["beta"])])
     gain = np.zeros(len(total))
@@ -184,13 +184,13 @@ def rloo(world: World, step: TrainedStep) -> UpdateLoss:
     return reinforced(world, rows, spread(gain, rows))
 
 
-def reinforce_pp(world: World, step: TrainedStep) -> UpdateLoss:
+def reinforce_pp(world: PlainRun, step: TrainedStep) -> UpdateLoss:
     rewards = punished(world, step.rows, world.numbers["beta"])
     to_go = [tokens.flip(0).cumsum(0).flip(0) for tokens in rewards]
     return clipped(world, step.rows, whitened(to_go))
 
 
-def reinforce_pp_baseline(world: World, step: TrainedStep) -> UpdateLoss:
+def reinforce_pp_baseline(world: PlainRun, step: TrainedStep) -> UpdateLoss:
     rows, beta = step.rows, world.numbers["beta"]
     gain = whitened(spread(centred(world.rewards(rows), loop.groups(rows)), rows))
     old, anchor = world.before(rows), world.anchor(rows)
@@ -204,14 +204,14 @@ def reinforce_pp_baseline(world: World, step: TrainedStep) -> UpdateLoss:
     return loss
 
 
-def remax(world: World, step: TrainedStep) -> UpdateLoss:
+def remax(world: PlainRun, step: TrainedStep) -> UpdateLoss:
     rows = step.rows
     greedy = [_greedy(world, rows, i) for i in range(len(rows))]
     baseline = np.array(vowels(completions=greedy))
     return reinforced(world, rows, spread(world.rewards(rows) - baseline, rows))
 
 
-def _greedy(world: World, rows: Batch, row: int) -> str:
+def _greedy(world: PlainRun, rows: Batch, row: int) -> str:
     """The likeliest token, again and again."""
     tokenizer = loop.AutoTokenizer.from_pretrained(world.base)
     ids = rows.ragged("prompt_ids")[row].tolist()
@@ -225,7 +225,7 @@ def _greedy(world: World, rows: Batch, row: int) -> str:
     return tokenizer.decode(ids[start:], skip_special_tokens=True)
 
 
-def gspo(world: World, step: TrainedStep) -> UpdateLoss:
+def gspo(world: PlainRun, step: TrainedStep) -> UpdateLoss:
     rows, old = step.rows, world.before(step.rows)
     gain = standardised(world.rewards(rows), loop.groups(rows))
 
@@ -239,7 +239,7 @@ def gspo(world: World, step: TrainedStep) -> UpdateLoss:
     return loss
 
 
-def cispo(world: World, step: TrainedStep) -> UpdateLoss:
+def cispo(world: PlainRun, step: TrainedStep) -> UpdateLoss:
     rows, old = step.rows, world.before(step.rows)
     gain = spread(standardised(world.rewards(rows), loop.groups(rows)), rows)
 
@@ -251,7 +251,7 @@ def cispo(world: World, step: TrainedStep) -> UpdateLoss:
     return loss
 
 
-def dual_generator(world: World, step: TrainedStep) -> UpdateLoss:
+def dual_generator(world: PlainRun, step: TrainedStep) -> UpdateLoss:
     """The last half of a group was sampled at the bold temperature, and is trained at it."""
     rows, n = step.rows, world.numbers["n"]
     heat = [world.numbers["bold"] if sample >= n else 1.0 for sample in rows.keys.sample.tolist()]
@@ -267,7 +267,7 @@ def dual_generator(world: World, step: TrainedStep) -> UpdateLoss:
     return lambda chosen: token_mean([surrogate(now()[i], old[i], gain[i]) for i in chosen])
 
 
-def distill(world: World, step: TrainedStep) -> UpdateLoss:
+def distill(world: PlainRun, step: TrainedStep) -> UpdateLoss:
     """Reverse KL over the teacher's likeliest tokens, and all others as one."""
     rows, k = step.rows, world.numbers["top_k"]
     teacher = loop.plain(str(Path(world.base).parent / "teacher"))
@@ -286,7 +286,7 @@ def distill(world: World, step: TrainedStep) -> UpdateLoss:
     return loss
 
 
-def sft_and_rl(world: World, step: TrainedStep) -> UpdateLoss:
+def sft_and_rl(world: PlainRun, step: TrainedStep) -> UpdateLoss:
     """Each of the two losses is a mean over its own rows' tokens."""
     rows, demos = step.rows, step.inputs["supervised_loss.rows"]
     gain = standardised(world.rewards(rows), loop.groups(rows))
@@ -300,7 +300,7 @@ def sft_and_rl(world: World, step: TrainedStep) -> UpdateLoss:
     return loss
 
 
-def max_rl(world: World, step: TrainedStep) -> UpdateLoss:
+def max_rl(world: PlainRun, step: TrainedStep) -> UpdateLoss:
     rows, numbers = step.rows, world.rewards(step.rows)
     groups = loop.groups(rows)
     gain = centred(numbers, groups)
@@ -309,7 +309,7 @@ def max_rl(world: World, step: TrainedStep) -> UpdateLoss:
     return reinforced(world, rows, spread(gain, rows))
 
 
-def opo(world: World, step: TrainedStep) -> UpdateLoss:
+def opo(world: PlainRun, step: TrainedStep) -> UpdateLoss:
     rows, numbers, gain = step.rows, world.rewards(step.rows), np.zeros(len(step.rows))
     lengths = rows.ragged("completion_ids").lengths
     for group in loop.groups(rows):
@@ -324,7 +324,7 @@ def opo(world: World, step: TrainedStep) -> UpdateLoss:
     return loss
 
 
-def process_reward(world: World, step: TrainedStep) -> UpdateLoss:
+def process_reward(world: PlainRun, step: TrainedStep) -> UpdateLoss:
     """A character is a token, so a step ends at its separator or the answer's last character."""
     tokenizer, to_go = loop.AutoTokenizer.from_pretrained(world.base), []
     for row in range(len(step.rows)):
@@ -340,7 +340,7 @@ def process_reward(world: World, step: TrainedStep) -> UpdateLoss:
     return clipped(world, step.rows, whitened(to_go))
 
 
-def decoupled_ppo(world: World, step: TrainedStep) -> UpdateLoss:
+def decoupled_ppo(world: PlainRun, step: TrainedStep) -> UpdateLoss:
     rows, near = step.rows, world.before(step.rows)
     sampled = loop.column(step, "rows", "sampler_logprobs")
     gain = spread(standardised(world.rewards(rows), loop.groups(rows)), rows)
@@ -354,7 +354,7 @@ def decoupled_ppo(world: World, step: TrainedStep) -> UpdateLoss:
     return loss
 
 
-def ppo(world: World, step: TrainedStep) -> UpdateLoss:
+def ppo(world: PlainRun, step: TrainedStep) -> UpdateLoss:
     if step.node == "train_critic":
         return world.notes.pop("critic")
     rows, critic = step.rows, world.learners["critic"].module
@@ -376,7 +376,7 @@ def ppo(world: World, step: TrainedStep) -> UpdateLoss:
     return clipped(world, rows, whitened(gain))
 
 
-def self_play_two_models(world: World, step: TrainedStep) -> UpdateLoss:
+def self_play_two_models(world: PlainRun, step: TrainedStep) -> UpdateLoss:
     rows, model = step.rows, step.node.removeprefix("train_")
     keys = list(zip(rows.keys.position.tolist(), rows.keys.sample.tolist(), strict=True))
     if model == "solver":
@@ -399,7 +399,7 @@ def self_play_two_models(world: World, step: TrainedStep) -> UpdateLoss:
     return loss
 
 
-def preferred(world: World, rows: Batch, pairs: Sequence[tuple[int, int]]) -> UpdateLoss:
+def preferred(world: PlainRun, rows: Batch, pairs: Sequence[tuple[int, int]]) -> UpdateLoss:
     """DPO over these (chosen, rejected) rows."""
     anchor, beta = world.anchor(rows), world.numbers["beta"]
 
@@ -411,13 +411,13 @@ def preferred(world: World, rows: Batch, pairs: Sequence[tuple[int, int]]) -> Up
     return loss
 
 
-def dpo(world: World, step: TrainedStep) -> UpdateLoss:
+def dpo(world: PlainRun, step: TrainedStep) -> UpdateLoss:
     samples = step.rows.keys.sample
     pairs = [(a, b) if samples[a] == 0 else (b, a) for a, b in loop.groups(step.rows)]
     return preferred(world, step.rows, pairs)
 
 
-def online_dpo(world: World, step: TrainedStep) -> UpdateLoss:
+def online_dpo(world: PlainRun, step: TrainedStep) -> UpdateLoss:
     numbers = world.rewards(step.rows)
     assert all(numbers[a] != numbers[b] for a, b in loop.groups(step.rows))
     pairs = [(a, b) if numbers[a] > numbers[b] else (b, a) for a, b in loop.groups(step.rows)]

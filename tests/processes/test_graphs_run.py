@@ -16,7 +16,7 @@ from dataflow.model import Model
 from dataflow.node import Node
 from tests.kit import algorithms, plain_algorithms, runs
 from tests.kit import plain_loop as loop
-from tests.kit.plain_algorithms import World
+from tests.kit.plain_algorithms import PlainRun
 from tests.kit.tiny_runs import TinyRuns
 
 pytestmark = pytest.mark.timeout(180)
@@ -44,7 +44,7 @@ def model_of(node: Node) -> Model:
     return model
 
 
-def world_of(name: str, graph: Graph, base: str) -> World:
+def plain_run_of(name: str, graph: Graph, base: str) -> PlainRun:
     """A learner for each trained Model, and the graph function's arguments."""
     function = inspect.signature(algorithms.function_of(name)).parameters
     numbers: dict[str, Any] = {n: p.default for n, p in function.items()} | algorithms.NUMBERS
@@ -53,7 +53,7 @@ def world_of(name: str, graph: Graph, base: str) -> World:
         model = model_of(node)
         scalar = model.head == "scalar"
         learners[model.name] = plain_algorithms.learner_of(base, node.params["lr"], scalar=scalar)
-    return World(base=base, learners=learners, numbers=numbers)
+    return PlainRun(base=base, learners=learners, numbers=numbers)
 
 
 def difference(ours: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:
@@ -72,7 +72,7 @@ def test_each_is_the_algorithm_of_a_plain_loop(
     result = tiny.run(graph, inproc=True)
     require_three_steps(result, name)
     base = str(tiny.folder / "model")
-    world = world_of(name, graph, base)
+    world = plain_run_of(name, graph, base)
     models = {node.name: model_of(node).name for node in trains(graph)}
     assert [step.node for step in steps] == list(models) * 3
     for step in steps:
