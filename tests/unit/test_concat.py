@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,9 @@ from dataflow.schema import (
     TruncatedRollout,
     common_schema,
 )
+from engine.coordinator.joined import joined_state
+from engine.coordinator.tables import ABSENT, PRESENT, RowTable
+from engine.plan.plan import PlannedInput
 from operators.answers import answers
 from operators.concat import concat
 from operators.data import prompts
@@ -47,7 +51,7 @@ from operators.losses import clipped_policy_loss, policy_gradient_loss, supervis
 from operators.select import best_of, select
 from tests.kit.graphs import DATA, compared, graph_of, policy, scored
 from tests.kit.kernels import FakeSession, open_kernel, rows_chunk
-from tests.kit.plans import planned
+from tests.kit.plans import planned, planned_node
 from tests.kit.rows import padded_logprobs, plain, random_rows
 from tests.unit.test_data import BOS, CHATML, EOS, ids, row, save_tokenizer
 
@@ -158,6 +162,22 @@ def test_the_check_knows_the_sizes() -> None:
     graph = graph_of(rows, clipped_policy_loss(compared(rows)))
     (size,) = check(graph, lambda *_: {"prompt": pa.utf8(), "answer": pa.utf8()}).sizes.values()
     assert size.describe() == "8 prompts x 6 = 48 completions a Step, 1 update of 48 (train_policy)"
+
+
+def test_no_row_of_a_dropped_prompt_goes_on_into_a_group_that_lacks_some() -> None:
+    """Prompt 0 was given up in `a`, a refilling select kept nothing of prompt 1."""
+    parts = (planned_node("a"), planned_node("b", relation="subset", refill=True))
+    sides = ({"offset": 0, "width": 2}, {"offset": 2, "width": 1})
+    inputs = tuple(
+        PlannedInput(name=n.name, gate=n.name, **side) for n, side in zip(parts, sides, strict=True)
+    )
+    node = replace(planned_node("c"), relation="concat", rows=3, inner=3, inputs=inputs)
+    tables = {"a": RowTable(2, 3), "b": RowTable(1, 3)}
+    tables["a"].state[:] = [[ABSENT, ABSENT], [PRESENT, PRESENT], [PRESENT, ABSENT]]
+    tables["a"].given_up[0] = True
+    tables["b"].state[:] = [[PRESENT], [ABSENT], [PRESENT]]
+    found = joined_state(node, tables, np.arange(3), parts, unmade=False)
+    assert found.tolist() == [[ABSENT] * 3, [ABSENT] * 3, [PRESENT, ABSENT, PRESENT]]
 
 
 # Kernels
