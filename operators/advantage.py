@@ -250,9 +250,9 @@ def whiten(
 ) -> Port[AnyAdvantage]:
     """Zero mean (if shift) and unit variance over the written tokens of the Step.
 
-    dialect: trl and verl (and nemo_rl here) divide by count - 1 and add 1e-8 to the variance;
-    openrlhf divides by count, and its variance is at least 1e-8. A mean over the Step: rows do not
-    stream past it.
+    dialect: trl and verl divide by count - 1 and add 1e-8 to the variance; openrlhf and nemo_rl
+    divide by count, and their variance is at least 1e-8. A mean over the Step: rows do not stream
+    past it.
     """
     params = {"shift": shift, "dialect": dialect}
     schemas = (advantage.schema,) if isinstance(advantage, Port) else None
@@ -305,7 +305,7 @@ def overlong_penalty(
 
     An answer's length is that of all its tokens, holes included. In a TokenReward the last token
     bears the penalty; the others do not change. dialect: an answer longer than max_tokens costs
-    factor and no more (trl, openrlhf, nemo_rl), or in proportion (verl).
+    factor and no more (trl, openrlhf), or in proportion (verl, nemo_rl).
     """
     params = {"max_tokens": max_tokens, "buffer": buffer, "factor": factor, "dialect": dialect}
     schemas = (score.schema,) if isinstance(score, Port) else None

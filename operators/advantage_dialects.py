@@ -8,9 +8,9 @@ PPO, 1.12.0, the last release that has it (`trl/experimental/ppo/ppo_trainer.py`
 (`verl/trainer/ppo/core_algos.py`, `verl/utils/torch_functional.py`,
 `verl/workers/reward_manager/dapo.py`); OpenRLHF 0.11.2
 (`openrlhf/trainer/ppo_utils/experience_maker.py`, `length_penalty.py`, `openrlhf/models/utils.py`).
-NeMo-RL is not on the package index: what stands for it is what is known of its
-`nemo_rl/algorithms/utils.py` and `advantage_estimator.py`, compared with no release; its words say
-so.
+NeMo-RL 0.7.0 is not on the package index: its source was read (`nemo_rl/algorithms/utils.py`,
+`advantage_estimator.py`, `reward_functions.py`), and nothing of it was run. Whitening is that of
+its REINFORCE++; its PPO whitens as TRL does.
 """
 
 from __future__ import annotations
@@ -20,9 +20,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dataflow.convention import DIALECTS, Convention, Gap
-
-UNREAD = "compared with no release"
-"""Said of NeMo-RL."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +69,7 @@ WHITEN_DIALECTS: Mapping[str, WhitenDialect] = {
     "trl": WhitenDialect(freedom=1, floor="added"),
     "verl": WhitenDialect(freedom=1, floor="added"),
     "openrlhf": WhitenDialect(freedom=0, floor="least"),
-    "nemo_rl": WhitenDialect(freedom=1, floor="added"),
+    "nemo_rl": WhitenDialect(freedom=0, floor="least"),
 }
 
 
@@ -136,21 +133,16 @@ OVERLONG_DIALECTS: Mapping[str, OverlongDialect] = {
     "trl": OverlongDialect(capped=True),
     "verl": OverlongDialect(capped=False),
     "openrlhf": OverlongDialect(capped=True),
-    "nemo_rl": OverlongDialect(capped=True),
+    "nemo_rl": OverlongDialect(capped=False),
 }
 
 
 def _conventions(
     table: Mapping[str, GroupDialect | WhitenDialect | KLDialect | HoleDialect | OverlongDialect],
     gaps: Mapping[str, tuple[Gap, ...]],
-    *,
-    known: bool = True,
 ) -> dict[str, Convention]:
-    """For each peer the table's words and its gaps. known: whether NeMo-RL's entry is its own."""
-    said = {name: table[name].says() for name in DIALECTS}
-    if known:
-        said["nemo_rl"] = f"{said['nemo_rl']} ({UNREAD})"
-    return {name: Convention(says=said[name], gaps=gaps.get(name, ())) for name in DIALECTS}
+    """For each peer the table's words and its gaps."""
+    return {name: Convention(says=table[name].says(), gaps=gaps.get(name, ())) for name in DIALECTS}
 
 
 def _with(lacks: str, instead: str, **where: object) -> Gap:
@@ -186,36 +178,19 @@ GROUP_CONVENTIONS = _conventions(
 WHITEN_CONVENTIONS = _conventions(
     WHITEN_DIALECTS,
     {
-        "openrlhf": (_with("whitening that keeps the mean", "the mean added again", shift=False),),
-        "nemo_rl": (Gap(lacks="whitening that was read", instead="as verl"),),
+        name: (_with("whitening that keeps the mean", "the mean added again", shift=False),)
+        for name in ("openrlhf", "nemo_rl")
     },
-    known=False,
 )
 KL_CONVENTIONS = _conventions(
     KL_DIALECTS,
-    {
-        "trl": (_with("k2 in the reward", "as its k1 and k3, not clamped", kind="k2"),),
-        "nemo_rl": (Gap(lacks="KL in the reward that was read", instead="as in its losses"),),
-    },
+    {"trl": (_with("k2 in the reward", "as its k1 and k3, not clamped", kind="k2"),)},
 )
 _AFTER = Gap(
     lacks="estimate that ends with the answer (its PPO goes on to the position after it)",
     instead="the answer's last token is the last",
 )
-_NONE_READ = Gap(lacks="discounting that was read", instead="as verl")
-GAE_CONVENTIONS = _conventions(
-    HOLE_DIALECTS, {"trl": (_AFTER,), "nemo_rl": (_NONE_READ,)}, known=False
-)
-RETURNS_CONVENTIONS = _conventions(
-    HOLE_DIALECTS,
-    {
-        "trl": (Gap(lacks="returns without a critic", instead="as verl"),),
-        "nemo_rl": (_NONE_READ,),
-    },
-    known=False,
-)
-OVERLONG_CONVENTIONS = _conventions(
-    OVERLONG_DIALECTS,
-    {"nemo_rl": (Gap(lacks="penalty for length that was read", instead="as trl"),)},
-    known=False,
-)
+_NO_RETURNS = (Gap(lacks="returns without a critic", instead="as verl"),)
+GAE_CONVENTIONS = _conventions(HOLE_DIALECTS, {"trl": (_AFTER,)})
+RETURNS_CONVENTIONS = _conventions(HOLE_DIALECTS, {"trl": _NO_RETURNS, "nemo_rl": _NO_RETURNS})
+OVERLONG_CONVENTIONS = _conventions(OVERLONG_DIALECTS, {})

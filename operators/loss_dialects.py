@@ -6,7 +6,8 @@ were read (advantage_dialects.py).
 
 Read besides: TRL 1.16.0 `GRPOTrainer._compute_loss`, verl 0.9.1 `compute_policy_loss_vanilla`,
 `_gspo`, `_sapo` and `kl_penalty_forward` (`verl/trainer/ppo/core_algos.py`), OpenRLHF 0.11.2
-`PolicyLoss` (`openrlhf/models/loss.py`) and `compute_approx_kl` (`openrlhf/models/utils.py`).
+`PolicyLoss` (`openrlhf/models/loss.py`) and `compute_approx_kl` (`openrlhf/models/utils.py`),
+NeMo-RL 0.7.0 `ClippedPGLossFn` (`nemo_rl/algorithms/loss/loss_functions.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from math import inf
 
 from dataflow.convention import DIALECTS, Convention, Gap
-from operators.advantage_dialects import KL_DIALECTS, UNREAD
+from operators.advantage_dialects import KL_DIALECTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,7 @@ def _conventions(
     """For each peer the words, and those gaps that the loss's own parameters can meet."""
     return {
         name: Convention(
-            says=f"{says[name]} ({UNREAD})" if name == "nemo_rl" else says[name],
+            says=says[name],
             gaps=tuple(
                 gap
                 for gap in gaps.get(name, ())

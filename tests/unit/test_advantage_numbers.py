@@ -155,7 +155,7 @@ def test_whiten(dialect: str, shift: bool, size: float, seed: int) -> None:
         return
     mean = math.fsum(written) / len(written)
     squares = math.fsum((x - mean) ** 2 for x in written)
-    if dialect == "openrlhf":  # var.clamp(min=1e-8).rsqrt()
+    if dialect in ("openrlhf", "nemo_rl"):  # var.clamp(min=1e-8).rsqrt()
         scale = 1 / math.sqrt(max(squares / len(written), 1e-8))
     else:  # rsqrt(unbiased var + 1e-8)
         scale = 1 / math.sqrt(squares / (len(written) - 1) + 1e-8)
@@ -180,7 +180,8 @@ def test_whitening_what_does_not_vary_clamps_or_adds() -> None:
     for dialect in DIALECTS:
         whitened = formulas.whiten(columns, rows.rollout, shift=False, dialect=dialect)
         found[dialect] = np.abs(whitened["advantage"].values).max()
-    assert found["openrlhf"] == pytest.approx(1e-4 / math.sqrt(max(biased, 1e-8)), rel=0.1)
+    value = 1e-4 / math.sqrt(max(biased, 1e-8))
+    assert found["openrlhf"] == found["nemo_rl"] == pytest.approx(value, rel=0.1)
     value = 1e-4 / math.sqrt(unbiased + 1e-8)
     assert found["trl"] == found["verl"] == pytest.approx(value, rel=0.1)
 
@@ -237,6 +238,6 @@ def test_overlong_answers_by_hand(dialect: str) -> None:
     rollout = Columns(Batch.make(keys, {"completion_ids": ids}, Rollout), Rollout)
     score = Columns(Batch.make(keys, {"reward": np.ones(6, np.float32)}, Reward), Reward)
     how = {"max_tokens": 10, "buffer": 4, "factor": 0.5, "dialect": dialect}
-    beyond = 0.0 if dialect == "verl" else 0.5
+    beyond = 0.0 if dialect in ("verl", "nemo_rl") else 0.5
     found = formulas.overlong_penalty(rollout, score, **how)["reward"].tolist()
     assert found == [1.0, 1.0, 1.0, 0.875, 0.5, beyond]
