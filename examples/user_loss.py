@@ -24,7 +24,8 @@ def tapered_loss(now: Now, advantage: Tensors[Advantage], *, most: float = 1.0) 
     assert now.logprobs is not None
     assert now.behaviour is not None
     gain = advantage["advantage"]
-    ratio = now.row_sum(now.logprobs - now.behaviour).exp().clamp(max=most).detach()
+    ahead = (now.logprobs - now.behaviour).masked_fill(now.mask == 0, 0.0)
+    ratio = now.row_sum(ahead).exp().clamp(max=most).detach()
     weight = ratio[now.row].where(gain < 0, 1.0)
     metrics = {"policy/weight": ((weight * now.mask).sum(), now.mask.sum())}
     return Terms(-weight * gain * now.logprobs, metrics)

@@ -251,7 +251,7 @@ def whiten(
     advantage: Columns[Advantage], rollout: Columns[Completion], *, shift: bool, dialect: str
 ) -> Columns[Advantage]:
     mask = rollout["completion_mask"].values.astype(np.float64)
-    value = advantage["advantage"].values.astype(np.float64)
+    value = np.where(mask > 0, advantage["advantage"].values.astype(np.float64), 0.0)
     count = mask.sum()
     mean = (value * mask).sum() / max(count, 1.0)
     how = WHITEN_DIALECTS[dialect]

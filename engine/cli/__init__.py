@@ -30,6 +30,7 @@ COMMANDS = {
     "resume": "go on from a run folder's last checkpoint",
     "peek": "show the first rows of one node's output",
     "diff": "show what changes from one graph to another",
+    "test": "test what an operator or a loss promises, on generated rows",
     "graphs": "list the algorithms that come with it, or print one's file",
     "keys": "make the key file of a cluster of hosts",
     "host": "let runs that are started on another host use this one",

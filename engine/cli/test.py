@@ -1,0 +1,66 @@
+"""`dataflow test TARGET`: what an operator or a loss promises, tested on generated rows.
+
+Owns: the command's own flags, and the lines on the screen. Does not own: promises
+(dataflow/testing.py names who does).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import tyro
+
+from dataflow.testing import EXAMPLES, contract
+from engine.cli.screen import say
+from engine.cli.target import load_function
+from engine.cli.values import registry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TestOptions:
+    """Test what an operator on columns, or a loss, promises; one line for each promise.
+
+    TARGET is module:function or file.py:function. A promise that is broken is shown with the
+    smallest rows that break it.
+    """
+
+    __test__ = False
+    target: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TARGET")]
+    set: Mapping[str, str] = field(default_factory=dict)
+    """Values of its parameters (weight=0.5)."""
+    examples: int = EXAMPLES
+    """Generated batches for each promise."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Test all; 1 if a promise is broken."""
+    options = tyro.cli(
+        TestOptions,
+        args=arguments,
+        prog="dataflow test",
+        description=TestOptions.__doc__,
+        registry=registry(),
+    )
+    function = load_function(options.target, "TARGET")
+    parameters = {name: _value(text) for name, text in options.set.items()}
+    suite = contract(function, examples=options.examples, **parameters)
+    broken = 0
+    wide = max(map(len, suite.promises))
+    for verdict in suite.verdicts():
+        broken += verdict.outcome == "broken"
+        told = verdict.outcome if verdict.outcome != "kept" else f"kept: {verdict.says}"
+        if verdict.outcome in ("not promised", "not judged"):
+            told = f"{told}: {verdict.text}"
+        say(verdict.text if verdict.outcome == "broken" else f"{verdict.promise:<{wide}}  {told}")
+    return 1 if broken else 0
+
+
+def _value(text: str) -> Any:
+    """A number, True, None, a tuple of them; anything else is text."""
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return text

@@ -1,0 +1,163 @@
+"""The suite: all promises of one subject, each tested on generated rows.
+
+Owns: searching for a failing case and its report. Does not own: promises (operators.py, losses.py),
+what shows the report (the command, the pytest plugin).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Flaky, Unsatisfiable
+
+from dataflow.schema import Keep, Schema
+from dataflow.testing import Contract, ContractError, Verdict
+from operators.contracts import losses, operators
+from operators.contracts.cases import Generated, table
+from operators.contracts.generate import Kind, Plan, rows_of
+from operators.contracts.promise import Broken, Promise
+from operators.contracts.subject import (
+    LossSubject,
+    OperatorSubject,
+    Subject,
+    subject_of,
+)
+
+
+def suite_of(
+    target: Callable[..., Any],
+    parameters: Mapping[str, Any],
+    *,
+    examples: int,
+    columns: Mapping[str, Any],
+    ports: Mapping[str, type[Schema]],
+) -> Suite:
+    """The suite of a target, as dataflow.testing.contract describes it."""
+    if examples < 1:
+        raise ContractError(f"examples: expected a whole number >= 1, found {examples}. Fix: 50.")
+    subject = subject_of(target, parameters, ports)
+    return Suite(subject, columns, examples)
+
+
+_SHRINKS = 20
+"""How many smaller cases are tried, for each example, before the smallest so far will do."""
+
+
+class _Enough(BaseException):
+    """Ends a search; hypothesis lets it through."""
+
+
+class Suite(Contract):
+    """The promises of one subject, and the answers so far."""
+
+    def __init__(self, subject: Subject, columns: Mapping[str, Any], examples: int) -> None:
+        self.name = subject.name
+        self._subject: Any = subject
+        self._examples = examples
+        self._verdicts: dict[str, Verdict] = {}
+        self._plan, promises = _parts(subject, columns)
+        self._promises: dict[str, Promise[Any]] = {promise.name: promise for promise in promises}
+
+    @property
+    def promises(self) -> tuple[str, ...]:
+        return tuple(self._promises)
+
+    def verdict(self, promise: str) -> Verdict:
+        if promise not in self._verdicts:
+            self._verdicts[promise] = self._judged(self._promises[promise])
+        return self._verdicts[promise]
+
+    def _judged(self, promise: Promise[Any]) -> Verdict:
+        made = Verdict(promise=promise.name, says=promise.says, outcome="kept")
+        if why := promise.unless(self._subject):
+            return replace(made, outcome="not promised", text=why)
+        for base in promise.rests_on:
+            if self.verdict(base).outcome in ("broken", "not judged"):
+                return replace(made, outcome="not judged", text=f"{base} is broken")
+        found = self._search(promise)
+        if found is None:
+            return made
+        broken, rows = found
+        if broken.promise != promise.name and self._is_broken(broken.promise):
+            return replace(made, outcome="not judged", text=f"{broken.promise} is broken")
+        return replace(made, outcome="broken", text=self._told(broken, rows))
+
+    def _is_broken(self, base: str) -> bool:
+        return self.verdict(base).outcome == "broken"
+
+    def _search(self, promise: Promise[Any]) -> tuple[Broken, Generated] | None:
+        """The smallest failing case of a promise that was found, or None."""
+        kind, seen = self._kind(promise), list[tuple[Broken, Generated]]()
+        calls = count()
+
+        def test(rows: Generated) -> None:
+            try:
+                promise.test(self._subject, rows)
+            except Broken as broken:
+                seen.append((broken, rows))
+                if broken.promise != promise.name:
+                    raise _Enough from None
+                raise
+            finally:
+                if seen and next(calls) > _SHRINKS * self._examples:
+                    raise _Enough
+
+        try:
+            self._settings()(given(rows_of(self._plan, kind))(test))()
+        except (Broken, _Enough):
+            return min(seen, key=lambda found: len(table(found[1])))
+        except Flaky:  # it failed, and with the same rows it did not
+            return Broken("deterministic", "the same rows fail once, and once do not"), seen[-1][1]
+        except Unsatisfiable:
+            raise ContractError(
+                f"{self.name}: expected rows to test {promise.name} on, found that it refuses all."
+                " Fix: other parameters, or columns= with values that it takes."
+            ) from None
+        return None
+
+    def _settings(self) -> settings:
+        return settings(
+            max_examples=self._examples,
+            derandomize=True,
+            database=None,
+            deadline=None,
+            report_multiple_bugs=False,
+            suppress_health_check=list(HealthCheck),
+            phases=(Phase.generate, Phase.shrink),
+        )
+
+    def _kind(self, promise: Promise[Any]) -> Kind:
+        kind = Kind(**promise.rows)
+        chooses = isinstance(self._subject, OperatorSubject) and issubclass(
+            self._subject.made, Keep
+        )
+        return replace(kind, distinct=True) if chooses and promise.name == "row_order" else kind
+
+    def _told(self, broken: Broken, rows: Generated) -> str:
+        """One paragraph, and the rows."""
+        promise = self._promises[broken.promise]
+        return (
+            f"{self.name} breaks the promise {promise.name}: {promise.says}. Found: {broken}. Fix:"
+            f" {promise.fix}.\nThe smallest rows that show it (columns that are not shown are 0 or"
+            f" empty):\n{table(rows)}"
+        )
+
+
+def _parts(
+    subject: Subject, columns: Mapping[str, Any]
+) -> tuple[Plan, tuple[Promise[Any], ...]]:
+    """What its rows are made of, and what it may promise."""
+    if isinstance(subject, LossSubject):
+        return losses.plan_of(subject, columns), losses.PROMISES
+    plan = Plan(
+        ports=subject.inputs,
+        given=columns,
+        free=subject.free,
+        defaults=subject.params,
+        accepts=subject.accepts,
+    )
+    return plan, operators.PROMISES
