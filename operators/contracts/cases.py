@@ -77,9 +77,7 @@ class Generated:
 
     def take(self, rows: Sequence[int]) -> Generated:
         """These rows, with their keys."""
-        return self.arranged(
-            rows, [self.position[r] for r in rows], [self.sample[r] for r in rows]
-        )
+        return self.arranged(rows, [self.position[r] for r in rows], [self.sample[r] for r in rows])
 
     def arranged(
         self, rows: Sequence[int], position: list[int], sample: list[int], attempt: int = 0
@@ -94,9 +92,7 @@ class Generated:
             self, position=position, sample=sample, attempt=attempt, masks=masks, ports=ports
         )
 
-    def changed(
-        self, change: Callable[[str, GeneratedColumn], list[Any] | None]
-    ) -> Generated:
+    def changed(self, change: Callable[[str, GeneratedColumn], list[Any] | None]) -> Generated:
         """With other values in the columns for which `change` returns some. change: of the port's
         name and the column.
         """
@@ -112,12 +108,14 @@ class Generated:
     def without_holes(self) -> Generated:
         """Without the tokens of mask 0."""
         kept = self.changed(
-            lambda port, column: [
-                [v for v, m in zip(row, mask, strict=True) if m]
-                for row, mask in zip(column.values, self.masks, strict=True)
-            ]
-            if column.by_token
-            else None
+            lambda port, column: (
+                [
+                    [v for v, m in zip(row, mask, strict=True) if m]
+                    for row, mask in zip(column.values, self.masks, strict=True)
+                ]
+                if column.by_token
+                else None
+            )
         )
         return replace(kept, masks=[[1] * sum(mask) for mask in self.masks])
 
@@ -180,8 +178,13 @@ def _arrow(column: GeneratedColumn) -> Any:
         return _tensor(column, declared)
     values = column.values
     if pa.types.is_float16(declared.type):
-        return pa.array(values, type=pa.float32()).cast(declared.whole.type)
+        values = [_half(value) for value in values]
     return pa.array(values, type=declared.whole.type)
+
+
+def _half(value: Any) -> Any:
+    """Arrow takes no other numbers for this type."""
+    return [_half(v) for v in value] if isinstance(value, list) else np.float16(value)
 
 
 def _tensor(column: GeneratedColumn, declared: Column) -> Any:

@@ -23,7 +23,12 @@ from operators.kernels.returned import in_order
 Made = Mapping[str, Sequence[Any]]
 """By column, each row's value: a number, an array of its tokens' numbers, or anything else."""
 
-CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+RELATIVE, ABSOLUTE = 1e-4, 1e-5
+
+
+def close(one: Any, other: Any) -> bool:
+    """Whether numbers are equal as far as float32 goes; nan equals nan."""
+    return bool(np.allclose(one, other, rtol=RELATIVE, atol=ABSOLUTE, equal_nan=True))
 
 
 def arguments(subject: OperatorSubject, rows: Generated) -> dict[str, Batch]:
@@ -50,9 +55,7 @@ def called(
     return made
 
 
-def output(
-    subject: OperatorSubject, rows: Generated, *, finite: str = "finite"
-) -> Made:
+def output(subject: OperatorSubject, rows: Generated, *, finite: str = "finite") -> Made:
     """What it makes of these rows, in their order. finite: the promise that a number which is not
     finite breaks; empty: none. Raises Broken.
     """
@@ -104,9 +107,7 @@ def _require_schema(subject: OperatorSubject, rows: Generated, batch: Batch) -> 
                     raise Broken("schema", f"{place(rows, row)}: {found}")
 
 
-def _require_finite(
-    subject: OperatorSubject, rows: Generated, found: Made, promise: str
-) -> None:
+def _require_finite(subject: OperatorSubject, rows: Generated, found: Made, promise: str) -> None:
     for name in subject.made.columns:
         for row, value in enumerate(found[name]):
             array = np.asarray(value)
@@ -162,7 +163,7 @@ def _same(a: Any, b: Any, *, exact: bool) -> bool:
         return bool((one == other).all())
     if exact:
         return bool(np.array_equal(one, other, equal_nan=True))
-    return bool(np.allclose(one, other, equal_nan=True, **CLOSE))
+    return close(one, other)
 
 
 def changed_inputs(subject: OperatorSubject, rows: Generated) -> Iterator[str]:

@@ -27,9 +27,7 @@ class _Frozen(TorchFunctionMode):
         super().__init__()
         self._kept, self._replays, self._next = kept, bool(kept), 0
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         if func is not Tensor.detach:
             return made

@@ -6,7 +6,7 @@ single value (values.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from dataflow.limits import Limit
 from dataflow.schema import Column, Preference
 from dataflow.testing import ContractError
 from operators.contracts.cases import MASK, Generated, GeneratedColumn
-from operators.contracts.subject import Accepts, InputPort
+from operators.contracts.subject import InputPort, Settled
 from operators.contracts.values import Size, value_of
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
@@ -27,7 +27,7 @@ _EQUAL = ("sampler_logprobs", "logprobs", "values", "returns")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class RowKind:
     """How rows are to be. size: of their numbers. groups: at least so many. live: each row has a
     trained token. distinct: no two rows of a group have the same number. coincide: all models say
     the same, which is where losses have their kinks. spare: what a test draws besides, by the
@@ -43,7 +43,7 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class RowPlan:
     """What rows are made of: ports, columns given by the user, free parameters, optional ports.
 
     bounded: rows of a loss: extreme numbers are no advantages above 1, token ids play no part.
@@ -53,7 +53,7 @@ class Plan:
     given: Mapping[str, Any]
     free: Mapping[str, Limit]
     defaults: Mapping[str, Any]
-    accepts: Accepts
+    settled: Settled
     optional: tuple[str, ...] = ()
     bounded: bool = False
 
@@ -63,134 +63,153 @@ class Plan:
         return any(issubclass(port.schema, Preference) for port in self.ports)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cell:
+    """A column of a port. one: values to draw, None for what follows from a row's place. shared:
+    whether all rows of a group have the same.
+    """
+
+    port: str
+    name: str
+    declared: Column | None
+    one: st.SearchStrategy[Any] | None
+    shared: bool = False
+
+    @property
+    def axis(self) -> str | None:
+        return None if self.declared is None else self.declared.axis
+
+
 @st.composite
-def rows_of(draw: Draw, plan: Plan, kind: Kind) -> Generated:
+def rows_of(draw: Draw, plan: RowPlan, kind: RowKind) -> Generated:
     """Rows of this kind for these ports."""
-    sizes = st.just(2) if plan.pairs else st.integers(1, 3)
-    groups = draw(st.lists(sizes, min_size=kind.groups, max_size=max(kind.groups, 3)))
-    position = [p for p, size in enumerate(groups) for _ in range(size)]
-    sample = [s for size in groups for s in range(size)]
-    masks = [_mask(draw, live=kind.live) for _ in position]
-    where = _Places(position, sample, masks)
-    ports: dict[str, dict[str, GeneratedColumn]] = {}
-    for port in plan.ports:
-        ports[port.name] = _columns(draw, plan, port, where, kind)
-    if kind.coincide:
-        _coincide(ports)
-    params = {name: draw(_param(limit, plan.defaults.get(name))) for name, limit in plan.free.items()}
-    assume(not params or plan.accepts(params))
+    cells = list(_cells(plan, kind))
+    most = max(kind.groups, 3)
+    group = _groups(cells, pairs=plan.pairs, live=kind.live)
+    found = draw(st.lists(group, min_size=kind.groups, max_size=most))
+    params = {
+        name: draw(_param(limit, plan.defaults.get(name))) for name, limit in plan.free.items()
+    }
+    settled = plan.settled(params) if params else {}
+    assume(settled is not None)
     absent = frozenset(name for name in plan.optional if draw(st.booleans()))
     made = Generated(
-        position=position,
-        sample=sample,
-        masks=masks,
-        ports=ports,
+        position=[p for p, rows in enumerate(found) for _ in rows],
+        sample=[s for rows in found for s in range(len(rows))],
+        masks=[mask for rows in found for mask, _ in rows],
+        ports={port.name: {} for port in plan.ports},
         schemas={port.name: port.schema for port in plan.ports},
-        params=params,
+        params=settled or {},
         absent=absent,
-        spare=None,
+    )
+    made = replace(
+        made, ports=_ports(made, cells, [row for rows in found for _, row in rows], kind)
     )
     if kind.spare is None:
         return made
-    return _with_spare(made, draw(kind.spare(made.groups)))
+    return replace(made, spare=draw(kind.spare(made.groups)))
 
 
-def _with_spare(made: Generated, spare: Any) -> Generated:
-    return replace(made, spare=spare)
-
-
-def _mask(draw: Draw, *, live: bool) -> list[int]:
-    mask = draw(st.lists(st.sampled_from([1, 0]), min_size=int(live), max_size=4))
-    return mask if sum(mask) or not live else [1, *mask[1:]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Places:
-    """Where rows are: their keys and masks."""
-
-    position: list[int]
-    sample: list[int]
-    masks: list[list[int]]
-
-    def __len__(self) -> int:
-        return len(self.position)
-
-    def by_group(self, values: Sequence[Any]) -> list[Any]:
-        """One of the values for each row, the same for all of a group."""
-        return [values[p] for p in self.position]
-
-    @property
-    def groups(self) -> int:
-        return self.position[-1] + 1
-
-
-def _columns(
-    draw: Draw, plan: Plan, port: InputPort, where: _Places, kind: Kind
-) -> dict[str, GeneratedColumn]:
-    declared = port.schema.columns
-    made = {
-        name: GeneratedColumn(values=_values(draw, plan, port, column, where, kind), declared=column)
-        for name, column in declared.items()
-        if _is_wanted(port, name)
-    }
-    if "token_reward" in made and "reward" in made:
-        rewards = [sum(row) for row in made["token_reward"].values]
-        made["reward"] = GeneratedColumn(values=rewards, declared=declared["reward"])
-    for name in port.input.ancestors:
-        if name not in made:
-            values = where.by_group([draw(_dataset(plan, name)) for _ in range(where.groups)])
-            made[name] = GeneratedColumn(values=values, declared=None)
-    return made
+def _cells(plan: RowPlan, kind: RowKind) -> Iterator[_Cell]:
+    for port in plan.ports:
+        for name, column in port.schema.columns.items():
+            if _is_wanted(port, name):
+                at_prompt = column.axis == "P" or (
+                    port.input.rows == "parent" and column.axis is None
+                )
+                one = None if _follows(plan, name) else _strategy(plan, column, kind)
+                yield _Cell(port=port.name, name=name, declared=column, one=one, shared=at_prompt)
+        for name in port.input.ancestors:
+            if name not in port.schema.columns:
+                one = _dataset(plan, name)
+                yield _Cell(port=port.name, name=name, declared=None, one=one, shared=True)
 
 
 def _is_wanted(port: InputPort, name: str) -> bool:
-    """Whether the operator may read it: those that it says it reads, or what it does not know of."""
+    """Whether the operator may read it: what it says it reads, or what it does not know of."""
     columns = port.input.columns
     return columns is None or name in columns or name not in port.input.schema.columns
 
 
-def _values(
-    draw: Draw, plan: Plan, port: InputPort, column: Column, where: _Places, kind: Kind
-) -> list[Any]:
-    """One value for each row."""
-    if column.name == MASK:
-        return [list(mask) for mask in where.masks]
-    if column.name == "sign" and plan.pairs:
-        return [1 if s == 0 else -1 for s in where.sample]
-    if column.name == "keep" and plan.pairs:
-        return [1] * len(where)
-    if plan.bounded and column.name in _UNSEEN:
-        return _unseen(column.name, where)
-    one = _given(plan, column.name)
-    if one is None:
-        one = value_of(column, kind.size, bounded=plan.bounded)
-    if column.axis == "T":
-        return [[draw(one) for _ in mask] for mask in where.masks]
-    if column.axis is not None:
-        lists = st.lists(one, min_size=1, max_size=2)
-        if column.axis == "P":
-            return where.by_group([draw(lists) for _ in range(where.groups)])
-        return [draw(lists) for _ in range(len(where))]
-    if port.input.rows == "parent":
-        return where.by_group([draw(one) for _ in range(where.groups)])
-    values = [draw(one) for _ in range(len(where))]
-    if kind.distinct and all(isinstance(v, float) for v in values):
-        return [v + s / 64 for v, s in zip(values, where.sample, strict=True)]
-    return values
+def _follows(plan: RowPlan, name: str) -> bool:
+    """Whether a column follows from the rows' places. No loss sees token ids of its rows."""
+    by_pair = plan.pairs and name in ("sign", "keep")
+    unseen = plan.bounded and name in ("prompt_ids", "completion_ids", "version")
+    return name == MASK or by_pair or unseen
 
 
-_UNSEEN = ("prompt_ids", "completion_ids", "version")
-"""Columns that no loss sees as numbers of its own rows: not worth a draw."""
+def _strategy(plan: RowPlan, column: Column, kind: RowKind) -> st.SearchStrategy[Any]:
+    given = _given(plan, column.name)
+    return value_of(column, kind.size, bounded=plan.bounded) if given is None else given
 
 
-def _unseen(name: str, where: _Places) -> list[Any]:
-    """Prompts that begin alike, and answers that begin alike."""
+Row = tuple[list[int], dict[int, Any]]
+"""A row's mask, and its value in each cell."""
+
+
+@st.composite
+def _groups(draw: Draw, cells: Sequence[_Cell], *, pairs: bool, live: bool) -> list[Row]:
+    """One group. All that belongs to a row is drawn together, so that it shrinks away together."""
+    shared = _values(draw, cells, shared=True, tokens=0)
+    low, high = (2, 2) if pairs else (1, 3)
+    rows = draw(st.lists(_rows(cells, live=live), min_size=low, max_size=high))
+    return [(mask, shared | own) for mask, own in rows]
+
+
+@st.composite
+def _rows(draw: Draw, cells: Sequence[_Cell], *, live: bool) -> Row:
+    mask = draw(st.lists(st.sampled_from([1, 0]), min_size=int(live), max_size=4))
+    mask = mask if sum(mask) or not live else [1, *mask[1:]]
+    return mask, _values(draw, cells, shared=False, tokens=len(mask))
+
+
+def _values(draw: Draw, cells: Sequence[_Cell], *, shared: bool, tokens: int) -> dict[int, Any]:
+    found = {}
+    for number, cell in enumerate(cells):
+        if cell.one is not None and cell.shared is shared:
+            if cell.axis is None:
+                found[number] = draw(cell.one)
+            elif cell.axis == "T":
+                found[number] = [draw(cell.one) for _ in range(tokens)]
+            else:
+                found[number] = draw(st.lists(cell.one, min_size=1, max_size=2))
+    return found
+
+
+def _ports(
+    made: Generated, cells: Sequence[_Cell], rows: Sequence[dict[int, Any]], kind: RowKind
+) -> dict[str, dict[str, GeneratedColumn]]:
+    """The drawn cells as columns, and those that follow."""
+    ports: dict[str, dict[str, GeneratedColumn]] = {port: {} for port in made.ports}
+    for number, cell in enumerate(cells):
+        drawn = cell.one is not None
+        values = [row[number] for row in rows] if drawn else _following(made, cell.name)
+        if kind.distinct and not cell.shared and all(isinstance(v, float) for v in values):
+            values = [v + s / 64 for v, s in zip(values, made.sample, strict=True)]
+        ports[cell.port][cell.name] = GeneratedColumn(values=values, declared=cell.declared)
+    for columns in ports.values():
+        if "token_reward" in columns and "reward" in columns:
+            total = [float(sum(row)) for row in columns["token_reward"].values]
+            columns["reward"] = replace(columns["reward"], values=total)
+    if kind.coincide:
+        _coincide(ports)
+    return ports
+
+
+def _following(made: Generated, name: str) -> list[Any]:
+    """Masks; of a pair's rows one chosen and one rejected; prompts and answers that begin alike."""
+    if name == MASK:
+        return [list(mask) for mask in made.masks]
+    if name == "sign":
+        return [1 if s == 0 else -1 for s in made.sample]
+    if name == "keep":
+        return [1] * len(made)
     if name == "prompt_ids":
-        return [[1, 2 + p] for p in where.position]
-    return [[0] * len(mask) for mask in where.masks]
+        return [[1, 2 + p] for p in made.position]
+    return [[0] * len(mask) for mask in made.masks]
 
 
-def _given(plan: Plan, name: str) -> st.SearchStrategy[Any] | None:
+def _given(plan: RowPlan, name: str) -> st.SearchStrategy[Any] | None:
     """The user's own values of a column: a strategy, or examples."""
     found = plan.given.get(name)
     if found is None or isinstance(found, st.SearchStrategy):
@@ -203,8 +222,9 @@ def _given(plan: Plan, name: str) -> st.SearchStrategy[Any] | None:
     )
 
 
-def _dataset(plan: Plan, name: str) -> st.SearchStrategy[Any]:
-    return _given(plan, name) or st.text(alphabet="ab1 ", max_size=4)
+def _dataset(plan: RowPlan, name: str) -> st.SearchStrategy[Any]:
+    found = _given(plan, name)
+    return st.text(alphabet="ab1 ", max_size=4) if found is None else found
 
 
 def _coincide(ports: dict[str, dict[str, GeneratedColumn]]) -> None:

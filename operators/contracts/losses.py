@@ -7,27 +7,22 @@ numbers (numbers.py), derivatives by differences (frozen.py), the order and the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dataflow.operator import Input
-from dataflow.schema import POLICY, Schema, TruncatedRollout, column
 from operators.contracts.cases import Generated
-from operators.contracts.columns import CLOSE, place, shown
+from operators.contracts.columns import close, place, shown
 from operators.contracts.frozen import Slope, slopes
-from operators.contracts.generate import Plan
 from operators.contracts.numbers import (
     MASS,
-    MODEL,
     Options,
-    Update,
+    UpdateNumbers,
     leaves_of,
     terms_alone,
     update,
@@ -35,65 +30,8 @@ from operators.contracts.numbers import (
 )
 from operators.contracts.operators import HUGE, Groups, huge, sides, within
 from operators.contracts.promise import Broken, Promise
-from operators.contracts.subject import InputPort, LossSubject
+from operators.contracts.subject import LossSubject
 from operators.contracts.values import RUBBISH
-
-_READ = (
-    "prompt_ids",
-    "completion_ids",
-    "completion_mask",
-    "sampler_logprobs",
-    "sampler_mass",
-    "version",
-)
-
-
-def plan_of(subject: LossSubject, columns: Mapping[str, Any]) -> Plan:
-    """Rows of a rollout, the loss's ports, and the model's numbers."""
-    rollout = Input(name="rows", schema=TruncatedRollout, columns=_READ)
-    schema = _said(subject)
-    ports = (
-        InputPort(name="rows", input=rollout, schema=TruncatedRollout),
-        *subject.inputs,
-        InputPort(name=MODEL, input=Input(name=MODEL, schema=schema), schema=schema),
-    )
-    defaults = {
-        f"{term.label}.{name}": value for term in subject.loss.terms for name, value in term.params
-    }
-    optional = tuple(port.name for port in subject.inputs if port.input.optional)
-    return Plan(
-        ports=ports,
-        given=columns,
-        free=subject.free,
-        defaults=defaults,
-        accepts=subject.accepts,
-        optional=(MASS, *optional),
-        bounded=True,
-    )
-
-
-def _said(subject: LossSubject) -> type[Schema]:
-    """What the loss asks of the model, as columns."""
-    functions = [term.function for term in subject.loss.terms]
-    logprob = {"axis": "T", "distribution": POLICY}
-    made: dict[str, Any] = (
-        {"values": column(pa.float32(), "T")}
-        if subject.scalar
-        else {"logprobs": column(pa.float32(), **logprob)}
-    )
-    if any(function.entropy for function in functions):
-        made["entropy"] = column(pa.float32(), "T")
-    if any(function.scores for function in functions):
-        made["scores"] = column(pa.float32())
-    wide = sum(_wide(subject, *f.ids) for f in functions if f.ids)
-    if wide:
-        made["at_ids"] = column(pa.list_(pa.float32(), wide), **logprob)
-    return type("SaidByModel", (Schema,), made)
-
-
-def _wide(subject: LossSubject, port: str, name: str) -> int:
-    found = next(p for p in subject.inputs if p.name.endswith(f".{port}"))
-    return found.schema.columns[name].type.list_size
 
 
 def _shape(subject: LossSubject, rows: Generated) -> None:
@@ -108,7 +46,7 @@ def _extremes(subject: LossSubject, rows: Generated) -> None:
     _require_finite("extremes", rows, update(subject, rows))
 
 
-def _require_finite(promise: str, rows: Generated, made: Update) -> None:
+def _require_finite(promise: str, rows: Generated, made: UpdateNumbers) -> None:
     if not math.isfinite(made.loss):
         raise Broken(promise, f"a loss of {made.loss}")
     for name, gradients in made.gradients.items():
@@ -126,8 +64,8 @@ def _deterministic(subject: LossSubject, rows: Generated) -> None:
 def _require_equal(
     promise: str,
     rows: Generated,
-    one: Update,
-    other: Update,
+    one: UpdateNumbers,
+    other: UpdateNumbers,
     how: str,
     *,
     order: Sequence[int] | None = None,
@@ -136,14 +74,13 @@ def _require_equal(
     """Raise Broken if losses or gradients differ. order: the row of `one` for each of `other`.
     pick: what of a row's gradient in `one` is compared.
     """
-    if not np.allclose(one.loss, other.loss, equal_nan=True, **CLOSE):
+    if not close(one.loss, other.loss):
         raise Broken(promise, f"the loss is {one.loss:.6g}, and {how} {other.loss:.6g}")
     for name, gradients in one.gradients.items():
         for its, mine in enumerate(range(len(rows)) if order is None else order):
-            a, b = pick(mine, gradients[mine]), other.gradients[name][its]
-            if name == "scores":
-                a = gradients[mine]
-            if not np.allclose(a, b, equal_nan=True, **CLOSE):
+            a, b = gradients[mine], other.gradients[name][its]
+            a = a if name == "scores" else pick(mine, a)
+            if not close(a, b):
                 found = f"gradient {shown(a)} by now.{name}, and {how} {shown(b)}"
                 raise Broken(promise, f"{place(rows, mine)}: {found}")
 
@@ -178,7 +115,7 @@ def _metrics(subject: LossSubject, rows: Generated) -> None:
     one, other = (update(subject, rows, part).metrics for part in (None, parts))
     for name in one.keys() | other.keys():
         a, b = one.get(name, (0.0, 0.0)), other.get(name, (0.0, 0.0))
-        if not np.allclose(a, b, **CLOSE):
+        if not close(a, b):
             found = f"{name} is (sum, count) {_pair(a)}, and in micro-batches of the rows {parts}"
             raise Broken("metrics", f"{found} together {_pair(b)}")
 
@@ -192,13 +129,11 @@ def _packing(subject: LossSubject, rows: Generated) -> None:
     counts = weighed(subject, rows)
     for unit in _units(subject, rows):
         alone = terms_alone(subject, rows, unit)
-        for term, packed, own, weight in zip(
-            subject.loss.terms, whole, alone, counts, strict=True
-        ):
+        for term, packed, own, weight in zip(subject.loss.terms, whole, alone, counts, strict=True):
             where = _slots(rows, unit, term.function.scope)
             live = weight[where] > 0
             a, b = own.detach()[live].numpy(), packed.detach()[where][live].numpy()
-            if not np.allclose(a, b, equal_nan=True, **CLOSE):
+            if not close(a, b):
                 found = f"the terms of row {unit} are {shown(a)} alone, and {shown(b)} among others"
                 raise Broken("packing", found.replace("row [", "the rows ["))
 
@@ -217,7 +152,9 @@ def _row_order(subject: LossSubject, rows: Generated) -> None:
     order = [row for group in rows.spare for row in group]
     moved = rows.arranged(order, rows.position, rows.sample)
     one, other = update(subject, rows), update(subject, moved)
-    _require_equal("row_order", rows, one, other, f"with the rows in the order {order}", order=order)
+    _require_equal(
+        "row_order", rows, one, other, f"with the rows in the order {order}", order=order
+    )
 
 
 def _relabelling(subject: LossSubject, rows: Generated) -> None:
@@ -238,7 +175,7 @@ def _isolation(subject: LossSubject, rows: Generated) -> None:
             if row not in mine and (a.any() or b.any()):
                 found = f"the terms of the rows {mine} have a gradient {shown(a if a.any() else b)}"
                 raise Broken("isolation", f"{found} by now.{name} of {place(rows, row)}")
-            if row in mine and not np.allclose(a, b, **CLOSE):
+            if row in mine and not close(a, b):
                 how = "with huge numbers in other rows"
                 found = f"gradient {shown(a)} by now.{name}, and {how} {shown(b)}"
                 raise Broken("isolation", f"{place(rows, row)}: {found}")
@@ -283,7 +220,7 @@ def _masked(subject: LossSubject, rows: Generated) -> None:
     how = f"with {rows.spare} at the tokens of mask 0"
     _require_equal("masked", rows, one, other, how)
     for name, metric in other.metrics.items():
-        if not np.allclose(metric, one.metrics[name], equal_nan=True, **CLOSE):
+        if not close(metric, one.metrics[name]):
             found = f"{name} is {_pair(one.metrics[name])}, and {how} {_pair(metric)}"
             raise Broken("masked", f"the metric {found}")
 
@@ -343,7 +280,8 @@ def _kinks(subject: LossSubject, rows: Generated) -> None:
         if slope.kink and abs(slope.said - follows) > 1e-3 * (1 + abs(follows)):
             found = f"backward says {slope.said:.6g} by now.{slope.name}[{slope.at}], and the slope"
             raise Broken(
-                "kinks", f"{found} is {slope.left:.6g} to the left and {slope.right:.6g} to the right"
+                "kinks",
+                f"{found} is {slope.left:.6g} to the left and {slope.right:.6g} to the right",
             )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ Leaves = Mapping[str, Tensor]
 
 
 @dataclass(slots=True, kw_only=True)
-class Update:
+class UpdateNumbers:
     """What an update would be: its loss, the gradient of each of the model's numbers, by row, and
     the metrics' sums.
     """
@@ -106,18 +107,14 @@ def heard(
         named = torch.tensor(options.labels)[now.row_group]
         now = replace(now, row_group=named, group=named[now.row])
     tokens, where = torch.from_numpy(packed.tokens), torch.from_numpy(packed.rows)
-    picked = {
-        name: leaf[where if name == "scores" else tokens] for name, leaf in leaves.items()
-    }
+    picked = {name: leaf[where if name == "scores" else tokens] for name, leaf in leaves.items()}
     answers = ModelNumbers(
         tokens=picked["values" if subject.scalar else "logprobs"],
         scores=picked.get("scores"),
         entropy=picked.get("entropy"),
         at=picked.get("at_ids"),
     )
-    found = said(
-        now, answers, ids_of(rows, subject.loss, packed, CPU), scalar=subject.scalar
-    )
+    found = said(now, answers, ids_of(rows, subject.loss, packed, CPU), scalar=subject.scalar)
     return _raw(found, answers, subject) if options.raw else found
 
 
@@ -165,14 +162,14 @@ def _require_fit(term: LossTerm, made: Terms, now: Now) -> None:
     wanted = {"token": len(now.mask), "sequence": now.rows, "group": now.groups}[scope]
     if tuple(made.loss.shape) != (wanted,):
         shape = list(made.loss.shape)
-        raise Broken("shape", f"Terms.loss is {shape} for {wanted} {scope}s, whose shape is [{wanted}]")
+        raise Broken(
+            "shape", f"Terms.loss is {shape} for {wanted} {scope}s, whose shape is [{wanted}]"
+        )
 
 
 def _double(now: Now) -> Now:
     wide = {
-        name: value.double()
-        for name in _NUMBERS
-        if isinstance(value := getattr(now, name), Tensor)
+        name: value.double() for name in _NUMBERS if isinstance(value := getattr(now, name), Tensor)
     }
     return replace(now, **wide)
 
@@ -201,9 +198,9 @@ def update(
     *,
     ranks: Sequence[Sequence[int]] | None = None,
     options: Options = PLAIN,
-) -> Update:
+) -> UpdateNumbers:
     """One update, in these micro-batches, or on these ranks, each with one."""
-    read, leaves, made = step_rows_of(subject, rows), leaves_of(rows), Update(loss=0.0)
+    read, leaves, made = step_rows_of(subject, rows), leaves_of(rows), UpdateNumbers(loss=0.0)
     weights = weights_of(subject, read)
     total: Any = torch.zeros(())
     for mine in ranks or [range(len(rows))]:
@@ -230,7 +227,7 @@ def _share(
     packed: Packed,
     what: Said,
     weights: Weights,
-    made: Update,
+    made: UpdateNumbers,
 ) -> Tensor:
     share = torch.zeros(())
     for term in subject.loss.terms:
@@ -252,7 +249,7 @@ def _require_gradient(total: Tensor) -> None:
 def _places(rows: Generated) -> list[range]:
     """The flat tokens of each row."""
     ends = np.cumsum([0, *map(len, rows.masks)])
-    return [range(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    return [range(a, b) for a, b in pairwise(ends)]
 
 
 def _of(leaf: Tensor, name: str, mine: Sequence[int], rows: Generated) -> Tensor:

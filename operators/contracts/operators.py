@@ -100,7 +100,7 @@ def _isolation(subject: OperatorSubject, rows: Generated) -> None:
 
 
 def huge(column: GeneratedColumn, kept: Sequence[int], numbers: Sequence[Any]) -> list[Any] | None:
-    """The column with a huge number in each row but those kept. numbers: of log-probs, of others."""
+    """The column with a huge number in all rows but those kept. numbers: log-prob, other."""
     if not column.floats:
         return None
     assert column.declared is not None
@@ -119,7 +119,9 @@ def _holes(subject: OperatorSubject, rows: Generated) -> None:
     for row, mask in enumerate(rows.masks):
         for token, (value, trained) in enumerate(zip(made[row], mask, strict=True)):
             if not trained and value != 0:
-                raise Broken("holes", f"{place(rows, row)}: advantage {shown(value)} at token {token}")
+                raise Broken(
+                    "holes", f"{place(rows, row)}: advantage {shown(value)} at token {token}"
+                )
 
 
 def _masked(subject: OperatorSubject, rows: Generated) -> None:

@@ -46,7 +46,7 @@ def refuse_case(error: Exception) -> None:
 class Promise(Generic[S]):
     """says: what is promised, a clause. test: of a subject and generated rows, raises Broken.
     unless: why a subject does not promise it; empty if it does. rests_on: without these it is not
-    judged. rows: how its rows are generated (generate.Kind).
+    judged. rows: how its rows are generated (generate.RowKind).
     """
 
     name: str

@@ -47,8 +47,8 @@ class InputPort:
     schema: type[Schema]
 
 
-Accepts = Callable[[Mapping[str, Any]], bool]
-"""Whether the target takes these values of free parameters together."""
+Settled = Callable[[Mapping[str, Any]], Mapping[str, Any] | None]
+"""What the target makes of these values of free parameters; None if it refuses them together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class OperatorSubject:
     made: type[Schema]
     params: Mapping[str, Any]
     free: Mapping[str, Limit]
-    accepts: Accepts
+    settled: Settled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class LossSubject:
     loss: Loss
     inputs: tuple[InputPort, ...]
     free: Mapping[str, Limit]
-    accepts: Accepts
+    settled: Settled
 
     @property
     def scopes(self) -> set[str]:
@@ -94,30 +94,53 @@ def subject_of(
     """Call the target with stand-ins. Raises ContractError, GraphError."""
     name = named(target)
     known, free = _signature(name, target)
+    _require_known(name, known, free, parameters, ports)
+    made = _called(target, known, ports, parameters)
+
+    def settled(drawn: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        own = {label.rpartition(".")[2]: value for label, value in drawn.items()}
+        try:
+            found = _params(_called(target, known, ports, {**parameters, **own}))
+        except GraphError:
+            return None
+        return {label: found[label] for label in drawn}
+
+    if isinstance(made, Loss):
+        return _loss(name, made, set(free) - set(parameters), settled)
+    if isinstance(made, Port):
+        return _operator(name, made.node, set(free) - set(parameters), settled)
+    raise _refused(name, f"expected what it returns to be a Port or a Loss, found {made!r:.60}", "")
+
+
+def _params(made: Port[Any] | Loss) -> dict[str, Any]:
+    """The parameters of a node by name, of a loss's terms by `label.name`."""
+    if isinstance(made, Port):
+        return made.node.params
+    terms = made.bound()[0].terms
+    return {f"{term.label}.{name}": value for term in terms for name, value in term.params}
+
+
+def _require_known(
+    name: str,
+    known: Mapping[str, _PortParameter],
+    free: Mapping[str, Any],
+    parameters: Mapping[str, Any],
+    ports: Mapping[str, type[Schema]],
+) -> None:
+    """Raises ContractError for names that the target does not have, and values that it lacks."""
     for port in ports:
         if port not in known:
             raise _refused(name, f"no port {port!r}", nearest(port, known) or ", ".join(known))
+    for parameter in parameters:
+        if parameter not in free:
+            fix = nearest(parameter, free) or f"one of: {', '.join(free) or '(it has none)'}"
+            raise _refused(name, f"no parameter {parameter!r}", fix)
     needed = [p for p, default in free.items() if default is inspect.Parameter.empty]
     for parameter in needed:
         if parameter not in parameters:
             problem = f"expected a value for {parameter!r}, which has no default, found none"
             fix = f"contract({name}, {parameter}=...), or --set {parameter}=..."
             raise _refused(name, problem, fix)
-    made = _called(target, known, ports, parameters)
-
-    def accepts(drawn: Mapping[str, Any]) -> bool:
-        own = {label.rpartition(".")[2]: value for label, value in drawn.items()}
-        try:
-            _called(target, known, ports, {**parameters, **own})
-        except GraphError:
-            return False
-        return True
-
-    if isinstance(made, Loss):
-        return _loss(name, made, set(free) - set(parameters), accepts)
-    if isinstance(made, Port):
-        return _operator(name, made.node, set(free) - set(parameters), accepts)
-    raise _refused(name, f"expected what it returns to be a Port or a Loss, found {made!r:.60}", "")
 
 
 def _called(
@@ -170,7 +193,11 @@ def _signature(name: str, target: Any) -> tuple[dict[str, _PortParameter], dict[
         inputs = target.function.ports
         params = _keywords(inspect.signature(target.fn))
         return {i.name: _PortParameter(i.schema) for i in inputs}, params
-    signature = inspect.signature(target, eval_str=True)
+    try:
+        signature = inspect.signature(target, eval_str=True)
+    except NameError as error:
+        problem = f"its annotations name {error.name!r}, which is not found"
+        raise _refused(name, problem, f"import {error.name} in its file") from None
     ports = {}
     for parameter in signature.parameters.values():
         schema = _port_schema(parameter.annotation)
@@ -181,7 +208,17 @@ def _signature(name: str, target: Any) -> tuple[dict[str, _PortParameter], dict[
     if not ports and signature.return_annotation is not Loss:
         problem = "expected an operator or a loss, found a function without Ports"
         raise _refused(name, problem, "")
+    other = [p.name for p in signature.parameters.values() if _is_state(p) and p.name not in ports]
+    if other:
+        problem = f"expected an operator on columns, found one that needs {other[0]!r}, no Port"
+        raise _refused(name, problem, "")
     return ports, {p: d for p, d in _keywords(signature).items() if p not in (*ports, _ROWS)}
+
+
+def _is_state(parameter: inspect.Parameter) -> bool:
+    """Whether it is given by position and must be: a Port, a Model, a function."""
+    needed = parameter.default is parameter.empty
+    return needed and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
 
 
 def _defaults(operator: Operator) -> dict[str, Any]:
@@ -218,12 +255,12 @@ def stand_in(name: str, schema: type[Schema]) -> Port[Any]:
     return Node(rows, name).port()
 
 
-def _operator(
-    name: str, node: Node, open_names: set[str], accepts: Accepts
-) -> OperatorSubject:
+def _operator(name: str, node: Node, open_names: set[str], settled: Settled) -> OperatorSubject:
     operator = node.operator
     if operator.function is None:
-        problem = f"expected an operator on columns, found one with a kernel of its own ({operator.work})"
+        problem = (
+            f"expected an operator on columns, found one with a kernel of its own ({operator.work})"
+        )
         raise _refused(name, problem, "")
     _require_stand_ins(name, node.inputs)
     inputs = tuple(
@@ -239,11 +276,11 @@ def _operator(
         made=node.schemas[0],
         params=params,
         free=free,
-        accepts=accepts,
+        settled=settled,
     )
 
 
-def _loss(name: str, made: Loss, open_names: set[str], accepts: Accepts) -> LossSubject:
+def _loss(name: str, made: Loss, open_names: set[str], settled: Settled) -> LossSubject:
     loss, given = made.bound()
     _require_stand_ins(name, given)
     inputs, free = [], {}
@@ -255,7 +292,7 @@ def _loss(name: str, made: Loss, open_names: set[str], accepts: Accepts) -> Loss
                 inputs.append(InputPort(name=key, input=declared[short], schema=port.schema))
         limits = dict(term.function.limits)
         free |= {f"{term.label}.{p}": limit for p, limit in limits.items() if p in open_names}
-    return LossSubject(name=name, loss=loss, inputs=tuple(inputs), free=free, accepts=accepts)
+    return LossSubject(name=name, loss=loss, inputs=tuple(inputs), free=free, settled=settled)
 
 
 def _resolved(value: Any, limit: Limit | None) -> Any:

@@ -18,7 +18,8 @@ from dataflow.schema import Keep, Schema
 from dataflow.testing import Contract, ContractError, Verdict
 from operators.contracts import losses, operators
 from operators.contracts.cases import Generated, table
-from operators.contracts.generate import Kind, Plan, rows_of
+from operators.contracts.generate import RowKind, RowPlan, rows_of
+from operators.contracts.loss_rows import plan_of
 from operators.contracts.promise import Broken, Promise
 from operators.contracts.subject import (
     LossSubject,
@@ -42,6 +43,8 @@ def suite_of(
     subject = subject_of(target, parameters, ports)
     return Suite(subject, columns, examples)
 
+
+_CHECKS = (HealthCheck.filter_too_much, HealthCheck.too_slow, HealthCheck.data_too_large)
 
 _SHRINKS = 20
 """How many smaller cases are tried, for each example, before the smallest so far will do."""
@@ -126,12 +129,12 @@ class Suite(Contract):
             database=None,
             deadline=None,
             report_multiple_bugs=False,
-            suppress_health_check=list(HealthCheck),
+            suppress_health_check=_CHECKS,
             phases=(Phase.generate, Phase.shrink),
         )
 
-    def _kind(self, promise: Promise[Any]) -> Kind:
-        kind = Kind(**promise.rows)
+    def _kind(self, promise: Promise[Any]) -> RowKind:
+        kind = RowKind(**promise.rows)
         chooses = isinstance(self._subject, OperatorSubject) and issubclass(
             self._subject.made, Keep
         )
@@ -149,15 +152,15 @@ class Suite(Contract):
 
 def _parts(
     subject: Subject, columns: Mapping[str, Any]
-) -> tuple[Plan, tuple[Promise[Any], ...]]:
+) -> tuple[RowPlan, tuple[Promise[Any], ...]]:
     """What its rows are made of, and what it may promise."""
     if isinstance(subject, LossSubject):
-        return losses.plan_of(subject, columns), losses.PROMISES
-    plan = Plan(
+        return plan_of(subject, columns), losses.PROMISES
+    plan = RowPlan(
         ports=subject.inputs,
         given=columns,
         free=subject.free,
         defaults=subject.params,
-        accepts=subject.accepts,
+        settled=subject.settled,
     )
     return plan, operators.PROMISES

@@ -10,6 +10,7 @@ exact in float32, so that sums do not depend on their order.
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -32,7 +33,10 @@ FLOATS: Mapping[Size, Any] = {
     "extreme": st.sampled_from([0.0, 1.0, -1.0, 1e6, -1e6, 1e-30]),
     "huge": st.sampled_from([1e30, -1e30]),
 }
-BOUNDED: Mapping[Size, Any] = FLOATS | {"extreme": st.sampled_from([0.0, 1.0, -1.0, 1e-30])}
+BOUNDED: Mapping[Size, Any] = {
+    **FLOATS,
+    "extreme": st.sampled_from([0.0, 1.0, -1.0, 1e-30]),
+}
 """For losses: beside a ratio of exp(88) a larger advantage is beyond float32 by itself."""
 
 RUBBISH = (float("nan"), float("inf"), float("-inf"), 1e30)
@@ -57,10 +61,13 @@ _TEXT = st.text(alphabet="ab1 ", max_size=4)
 def value_of(column: Column, size: Size, *, bounded: bool = False) -> st.SearchStrategy[Any]:
     """One element of a column. Raises ContractError for a type that cannot be generated."""
     if column.name in _MEANING:
-        return _MEANING[column.name]
+        return _of_lists(column.type, _MEANING[column.name])
     floats = (BOUNDED if bounded else FLOATS)[size]
     if column.distribution or column.name == "sampler_mass":
         floats = LOGPROBS[size]
+        if pa.types.is_fixed_size_list(column.type):
+            apart = math.log(column.type.list_size + 1)  # together less than 1
+            floats = floats.map(lambda number: number - apart)
     found = of_type(column.type, floats)
     if found is None:
         fix = f"columns={{{column.name!r}: a strategy or a list of examples}}"
@@ -69,6 +76,14 @@ def value_of(column: Column, size: Size, *, bounded: bool = False) -> st.SearchS
             f" Fix: {fix}."
         )
     return st.none() | found if column.nullable else found
+
+
+def _of_lists(kind: pa.DataType, one: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Single values, or fixed-size lists of them."""
+    if not pa.types.is_fixed_size_list(kind):
+        return one
+    size = kind.list_size
+    return st.lists(one, min_size=size, max_size=size, unique=size < 9)
 
 
 def of_type(kind: pa.DataType, floats: st.SearchStrategy[Any]) -> st.SearchStrategy[Any] | None:

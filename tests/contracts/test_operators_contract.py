@@ -1,5 +1,5 @@
 """Every operator on columns and every loss keeps what it promises, ours and those of the examples;
-and each promise catches what breaks it.
+and each promise catches the mistake that it is there for.
 """
 
 from __future__ import annotations
@@ -13,16 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import strategies as st
 
 import operators
-from dataflow import Columns, Port, Reward, Rollout, Schema, TokenReward, column, operator
-from dataflow.loss import Loss
-from dataflow.node import Node
-from dataflow.testing import Contract, ContractError, contract
+from dataflow import Advantage, Port, TokenReward
+from dataflow.loss import Loss, LossDeclaration
+from dataflow.testing import Verdict, contract
+from dataflow.user import OperatorDeclaration
 from operators.importance import importance
-from operators.losses import clipped_policy_loss, entropy_loss, policy_gradient_loss, value_loss
-from operators.reward import reward
+from operators.losses import clipped_policy_loss, entropy_loss
 from tests.contracts import broken_losses, broken_operators
 
 FEW = 6
@@ -32,7 +30,10 @@ MANY = 100
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
-NOT_ON_COLUMNS: set[str] = set()
+NOT_ON_COLUMNS = {
+    "prompts", "demonstrations", "preferences", "generate", "logprobs", "values", "scores",
+    "reward", "step_reward", "mean_over", "concat", "select", "answers", "continued",
+}  # fmt: skip
 """Operators with kernels of their own, which have tests of their own."""
 
 SETTINGS: Mapping[str, list[dict[str, Any]]] = {
@@ -43,6 +44,125 @@ SETTINGS: Mapping[str, list[dict[str, Any]]] = {
     "add": [{}, {"ports": {"scores": TokenReward}}, {"weights": (0.5, 2.0)}],
     "policy_gradient_loss": [{}, {"correction": importance()}],
 }
-"""How a part is called, where its defaults are not all: parameters without a default, ports that
-may carry more.
+"""How a part is called, where its defaults are not all: parameters without one, ports that may
+carry more.
 """
+
+
+def parts() -> dict[str, Callable[..., Any]]:
+    """The functions of `operators` that a graph calls with Ports or for Ports, by name."""
+    found = {}
+    for module in pkgutil.iter_modules(operators.__path__):
+        if not module.ispkg:
+            here = importlib.import_module(f"operators.{module.name}")
+            own = {n: f for n, f in vars(here).items() if _is_part(n, f, here.__name__)}
+            found |= own
+    return found
+
+
+def _is_part(name: str, value: Any, module: str) -> bool:
+    if name.startswith("_") or not inspect.isfunction(value) or value.__module__ != module:
+        return False
+    told = str(value.__annotations__.get("return", ""))
+    return told == "Loss" or "Port[" in told or name == "select"
+
+
+PARTS = parts()
+CALLS = [
+    pytest.param(name, given, id=f"{name}{number or ''}")
+    for name in sorted(PARTS.keys() - NOT_ON_COLUMNS)
+    for number, given in enumerate(SETTINGS.get(name, [{}]))
+]
+
+
+def test_no_part_is_forgotten() -> None:
+    assert PARTS.keys() >= NOT_ON_COLUMNS
+    assert SETTINGS.keys() <= PARTS.keys()
+    declared = {"group_advantage", "mixed_groups", "clipped_policy_loss", "entropy_loss"}
+    assert declared <= PARTS.keys() - NOT_ON_COLUMNS
+
+
+def judged(verdicts: Iterator[Verdict]) -> list[Verdict]:
+    """All but those that are not promised; none may be broken."""
+    found = [v for v in verdicts if v.outcome != "not promised"]
+    assert [str(v) for v in found if v.outcome != "kept"] == []
+    return found
+
+
+@pytest.mark.parametrize("name, given", CALLS)
+def test_a_part_keeps_its_promises(name: str, given: dict[str, Any]) -> None:
+    assert len(judged(contract(PARTS[name], examples=FEW, **given).verdicts())) >= 8
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name, given", CALLS)
+def test_a_part_keeps_its_promises_on_many_rows(name: str, given: dict[str, Any]) -> None:
+    judged(contract(PARTS[name], examples=MANY, **given).verdicts())
+
+
+USERS = sorted(
+    file.stem
+    for file in EXAMPLES.glob("*.py")
+    if "@operator(" in (text := file.read_text()) or "@loss(" in text
+)
+
+
+@pytest.fixture
+def examples(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The examples can be imported, and are forgotten afterwards."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    yield
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None) or "").startswith(str(EXAMPLES)):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("name", USERS)
+def test_the_parts_of_an_example_keep_their_promises(name: str, examples: None) -> None:
+    found = vars(importlib.import_module(name)).values()
+    own = [x for x in found if isinstance(x, (OperatorDeclaration, LossDeclaration))]
+    assert own
+    for part in own:
+        assert len(judged(contract(part, examples=FEW).verdicts())) >= 8
+
+
+def test_a_sum_of_losses_keeps_its_promises() -> None:
+    def both(advantage: Port[Advantage], *, clip: float = 0.2) -> Loss:
+        return clipped_policy_loss(advantage, clip=clip) + 0.01 * entropy_loss()
+
+    judged(contract(both, examples=FEW).verdicts())
+
+
+MUTANTS = [
+    pytest.param(part, promise, id=f"{kind}-{promise}")
+    for kind, broken in (("operator", broken_operators.BROKEN), ("loss", broken_losses.BROKEN))
+    for promise, part in broken.items()
+]
+
+
+@pytest.mark.parametrize("part, promise", MUTANTS)
+def test_a_promise_catches_what_breaks_it(part: Any, promise: str) -> None:
+    verdict = contract(part, examples=FEW).verdict(promise)
+    assert verdict.outcome == "broken"
+    told = verdict.text
+    assert told.startswith(f"{contract(part).name} breaks the promise {promise}: {verdict.says}. ")
+    assert "Found: " in told
+    assert ". Fix: " in told
+    assert "\n  position  sample" in told
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("part, promise", MUTANTS)
+def test_and_no_other_promise_is_broken_by_it(part: Any, promise: str) -> None:
+    verdicts = contract(part, examples=20).verdicts()
+    assert [v.promise for v in verdicts if v.outcome == "broken"] == [promise]
+
+
+@pytest.mark.parametrize("part", [broken_operators.honest, broken_losses.honest])
+def test_every_promise_has_a_mutant(part: Any) -> None:
+    known = {**broken_operators.BROKEN}, {**broken_losses.BROKEN}
+    promises = set(contract(part).promises)
+    assert promises in [set(broken) for broken in known]
+    judged(contract(part, examples=FEW).verdicts())

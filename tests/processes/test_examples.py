@@ -225,7 +225,8 @@ def run_command(words: list[str]) -> int:
 def test_commands_of_the_readme(here: Path) -> None:
     shown = [words for block in blocks("bash") for words in commands(block)]
     subcommands = {words[1] for words in shown if words[0] == "dataflow"}
-    assert subcommands >= {"check", "draw", "explain", "run", "resume", "peek", "diff", "graphs"}
+    known = {"check", "draw", "explain", "run", "resume", "peek", "diff", "graphs", "test"}
+    assert subcommands >= known
     for words in shown:
         assert run_command(words) == 0, shlex.join(words)
     for block in blocks("python"):
