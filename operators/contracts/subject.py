@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, get_args, get_origin
 
 from dataflow.errors import GraphError, nearest
 from dataflow.limits import Limit
-from dataflow.loss import Loss, LossDeclaration
+from dataflow.loss import Loss, LossDeclaration, LossTerm
 from dataflow.node import Node, Port
 from dataflow.operator import Fresh, Input, Operator
 from dataflow.schema import Schema
@@ -116,7 +116,7 @@ def _params(made: Port[Any] | Loss) -> dict[str, Any]:
     """The parameters of a node by name, of a loss's terms by `label.name`."""
     if isinstance(made, Port):
         return made.node.params
-    terms = made.bound()[0].terms
+    terms = [_spoken(term) for term in made.bound()[0].terms]
     return {f"{term.label}.{name}": value for term in terms for name, value in term.params}
 
 
@@ -282,6 +282,7 @@ def _operator(name: str, node: Node, open_names: set[str], settled: Settled) -> 
 
 def _loss(name: str, made: Loss, open_names: set[str], settled: Settled) -> LossSubject:
     loss, given = made.bound()
+    loss = Loss(tuple(_spoken(term) for term in loss.terms))
     _require_stand_ins(name, given)
     inputs, free = [], {}
     for term in loss.terms:
@@ -293,6 +294,13 @@ def _loss(name: str, made: Loss, open_names: set[str], settled: Settled) -> Loss
         limits = dict(term.function.limits)
         free |= {f"{term.label}.{p}": limit for p, limit in limits.items() if p in open_names}
     return LossSubject(name=name, loss=loss, inputs=tuple(inputs), free=free, settled=settled)
+
+
+def _spoken(term: LossTerm) -> LossTerm:
+    """The term with a dialect."""
+    limits = dict(term.function.limits)
+    params = tuple((name, _resolved(value, limits.get(name))) for name, value in term.params)
+    return replace(term, params=params)
 
 
 def _resolved(value: Any, limit: Limit | None) -> Any:
