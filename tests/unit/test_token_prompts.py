@@ -19,7 +19,7 @@ from dataflow.prompt_types import is_messages, is_token_ids
 from dataflow.schema import Completion, Prompt, TokenPrompt
 from dataflow.user import Columns, operator
 from operators import data_files
-from operators.kernels.answers import Answers
+from operators.kernels.answers import DatasetAnswers
 from operators.kernels.continued import Continued
 from operators.kernels.data import Prompts
 from operators.kernels.scoring import Function, columns_for
@@ -220,7 +220,7 @@ def answered(base: str, **columns: pa.Array) -> Batch:
         params={"column": "answer"},
         models={"tokenizer": Model("policy", base)},
     )
-    kernel = Answers()
+    kernel = DatasetAnswers()
     kernel.open(node, Layout(), FakeSession())
     batch = Batch.make(keys, columns, Prompt)
     return next(iter(kernel.run(Chunk(id=0, step=1, keys=keys, inputs={"prompt": batch}))))
