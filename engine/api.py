@@ -2,7 +2,7 @@
 
 Owns: the calls, and what a run folder keeps of one. Does not own: a run's course (attempts.py).
 
-    result = run(grpo("path/to/model", "prompts.parquet", my_reward), RunOptions(steps=100))
+    result = run(my_graph("path/to/model", "prompts.parquet"), RunOptions(steps=100))
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def peek(
     graph: Graph | Program, node: str, rows: int = 4, options: RunOptions | None = None
 ) -> pa.Table:
     """The first rows of a node's output, running only what it needs, with every Model at its base.
-    Of a Program: `rollout`, or `grpo/rollout` and `2/rollout` where several phases have the name.
+    Of a Program: `rollout`, or `PHASE/rollout` or `2/rollout` where several phases have the name.
     Raises GraphError.
     """
     if isinstance(graph, Program):

@@ -25,7 +25,7 @@ _PACKAGE = "graphs"
 class GraphsOptions:
     """List the algorithms that come with dataflow; with NAME, print its file.
 
-    `dataflow graphs grpo > mine.py` makes a file of your own: `dataflow check mine.py:grpo ...`.
+    `dataflow graphs NAME > mine.py` makes a file of your own: `dataflow check mine.py:NAME ...`.
     """
 
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")] = ""

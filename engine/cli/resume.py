@@ -49,11 +49,11 @@ def _folder(arguments: Sequence[str]) -> tuple[Path, Sequence[str]]:
     if arguments and arguments[0] in ("-h", "--help"):
         changed_options(["--help"])
     if not arguments or arguments[0].startswith("-"):
-        fix = "dataflow resume runs/grpo [flags]"
+        fix = "dataflow resume runs/NAME [flags]"
         raise UsageError("dataflow resume", "expected the run's folder first", fix)
     path = Path(arguments[0])
     if not path.is_dir():
-        fix = "the run folder, such as runs/grpo"
+        fix = "the run folder, such as runs/NAME"
         raise UsageError("dataflow resume", f"no folder {str(path)!r}", fix)
     return path, arguments[1:]
 

@@ -88,7 +88,7 @@ def load_function(text: str, what: str) -> Callable[..., Any]:
     """The function at `module:function` or `file.py:function`. Raises UsageError, SourceError."""
     place, mark, name = text.rpartition(":")
     if not mark or not place or not name:
-        fix = "graphs.grpo:grpo, or my_file.py:grpo"
+        fix = "my_module:my_graph, or my_file.py:my_graph"
         raise UsageError(f"{what} {text!r}", f"expected {FORMS}", fix)
     with _users_own(f"{what} {text!r}"):
         file = _existing(Path(place), what) if place.endswith(".py") else None

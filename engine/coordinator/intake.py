@@ -35,7 +35,7 @@ def exact(
 
 
 def oldest(begun: np.ndarray, *, batch: int, last: bool) -> np.ndarray:
-    """The oldest finished groups by admission, of any age (AReaL's rule, arXiv:2505.24298, eq. 3).
+    """The oldest finished groups by admission, of any age (arXiv:2505.24298, equation 3).
     last: nothing else is on its way or to come, so a short batch is taken as it is.
     """
     if len(begun) < batch and not last:

@@ -364,7 +364,7 @@ class Plan(Decisions):
         return next((n.origin for n in found if n.name == node), None)
 
     def place(self, node: str) -> str:
-        """`grpo.py:14 score`: a node as messages name it, at run time as in the check."""
+        """`my_graph.py:14 score`: a node as messages name it, at run time as in the check."""
         origin = self.origin(node)
         return f"{origin} {node}" if origin else node
 

@@ -84,7 +84,7 @@ class During:
             raise KernelError(f"{self._placed()}: {what}: {why}") from error
 
     def _placed(self) -> str:
-        """`grpo.py:14 score`, as the check names it."""
+        """`my_graph.py:14 score`, as the check names it."""
         origin = self._timing.origin(self._node)
         return f"{origin} {self._node}" if origin else self._node
 

@@ -322,9 +322,9 @@ NO_GRAPH = (
     "tiny_graphs.py:no_graph: expected a function that returns a Graph or a Program, found int 3."
 )
 NO_ENDING = "x.png has no ending of .txt, .mmd, .md, .dot, .gv, .svg. Fix: give --form too."
-FOLDER_FIRST = "resume: expected the run's folder first. Fix: dataflow resume runs/grpo [flags]."
+FOLDER_FIRST = "resume: expected the run's folder first. Fix: dataflow resume runs/NAME [flags]."
 TARGET_FIRST = "check: expected TARGET first, found nothing. Fix: dataflow check TARGET [flags]."
-NO_FOLDER = "no folder 'nowhere'. Fix: the run folder, such as runs/grpo."
+NO_FOLDER = "no folder 'nowhere'. Fix: the run folder, such as runs/NAME."
 NO_FLAG = "no graph function takes '--epohs'. Fix: see --help."
 NODE_NEXT = "expected a node's name after TARGET. Fix: dataflow peek TARGET NODE [flags]."
 TRL_NAME = "dataflow check: unknown flag '--num-generations' (TRL's name). Fix: --n."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 from collections import defaultdict
 from functools import cache
@@ -52,6 +53,29 @@ def test_no_imports_in_a_circle() -> None:
     assert [sorted(c) for c in nx.strongly_connected_components(imports) if len(c) > 1] == []
     circles = [c for c in nx.strongly_connected_components(rooms) if len(c) > 1]
     assert [sorted({room(m) for block in c for m in block}) for c in circles] == []
+
+
+def test_no_algorithm_has_a_name_in_the_engine() -> None:
+    """Which algorithm a run is stands in its graph alone."""
+    files = [Path(name) for name in modules() if name.startswith("graphs/")]
+    shipped = [file.stem for file in files if file.stem != "__init__"]
+    named = re.compile(rf"(?<![a-z_])({'|'.join(shipped)})(?![a-z_])", re.IGNORECASE)
+    engine = {name: text for name, text in modules().items() if name.startswith("engine/")}
+    found = {name: named.findall(text) for name, text in engine.items()}
+    assert {name: words for name, words in found.items() if words} == {}
+
+
+def test_no_operator_has_a_long_body() -> None:
+    declared = {name: text for name, text in modules().items() if name.startswith("operators/")}
+    found = {}
+    for name, text in declared.items():
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef):
+                body = node.body[1:] if ast.get_docstring(node) else node.body
+                lines = (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
+                found[f"{name}:{node.lineno} {node.name}"] = lines
+    assert len(found) > 500, "this looks at nothing"
+    assert {name: lines for name, lines in found.items() if lines > 40} == {}
 
 
 def room(module: str) -> str:
