@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from dataflow.graph import Graph
+from dataflow.node import Node
 from engine.cli.graphs import shipped
 from tests.kit.run_graphs import vowels, vowels_of_steps
 
@@ -60,11 +61,15 @@ def small(name: str, folder: Path, **changes: Any) -> Graph:
     return function(**{name: known[name] for name in taken if name in known} | changes)
 
 
-def takes(name: str, parameter: str) -> bool:
-    """Whether a shipped graph's function has a parameter."""
-    return parameter in inspect.signature(function_of(name)).parameters
+def generates(graph: Graph) -> bool:
+    return any(node.operator.traits.generates for node in graph.nodes)
 
 
-def with_parameter(parameter: str) -> Sequence[str]:
-    """The shipped graphs whose function has a parameter."""
-    return [name for name in NAMES if takes(name, parameter)]
+def lagging(graph: Graph, lag: int) -> Graph:
+    """The graph with this max_lag in each generation."""
+
+    def change(node: Node) -> Node:
+        made = node.operator.traits.generates
+        return node.changed(params=node.params | {"max_lag": lag}) if made else node
+
+    return graph.map(change)

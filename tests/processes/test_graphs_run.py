@@ -113,9 +113,12 @@ def test_each_runs_with_every_node_apart(tiny: TinyRuns, name: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", algorithms.with_parameter("max_lag"))
-def test_each_runs_with_a_lag(tiny: TinyRuns, name: str) -> None:
-    graph = algorithms.small(name, tiny.folder, max_lag=1)
-    result = tiny.run(graph, workers="auto")
+@pytest.mark.parametrize("name", algorithms.NAMES)
+def test_each_generation_may_lag(tiny: TinyRuns, name: str) -> None:
+    graph = algorithms.small(name, tiny.folder)
+    if not algorithms.generates(graph):
+        assert algorithms.lagging(graph, 1) is graph
+        return
+    result = tiny.run(algorithms.lagging(graph, 1), workers="auto")
     require_three_steps(result, name)
     assert max(runs.column(result, "policy/lag/max")) <= 1

@@ -65,10 +65,11 @@ def test_each_has_a_plan_on_any_number_of_devices(name: str, gpus: int, folder: 
         assert name in explain(plan)
 
 
-@pytest.mark.parametrize("name", algorithms.with_parameter("max_lag"))
+@pytest.mark.parametrize("name", algorithms.NAMES)
 def test_each_with_a_lag_is_bound_by_it(name: str, folder: Path) -> None:
-    checked = check(algorithms.small(name, folder, max_lag=2))
-    assert set(checked.bound.values()) == {2}
+    graph = algorithms.small(name, folder)
+    checked = check(algorithms.lagging(graph, 2))
+    assert set(checked.bound.values()) == {2 if algorithms.generates(graph) else 0}
 
 
 def test_the_page_of_algorithms_is_what_its_script_writes(tmp_path: Path) -> None:
