@@ -117,14 +117,15 @@ class Training:
                 break
             sets = {name: self.run.keys(i) for name, i in node.row_sets.items()}
             full = {name: keys for name, keys in sets.items() if len(keys)}
-            found += [self._empty(self.run, node, name) for name in sets if name not in full]
+            gone = [self._empty(self.run, node, name) for name in sets if name not in full]
             if not full:
                 self.run.trained()
+                found += gone
                 continue
             message = self._tell(self.run, node, full)
-            if message is None:
+            if message is None:  # this is asked again
                 break
-            found.append(message)
+            found += [*gone, message]
         return found
 
     def _tell_recorder(self, run: StepRun, there: There) -> list[Record]:
