@@ -63,7 +63,9 @@ def _one_row(
     if made is not None and made.params.get("n", 1) != 1:
         return  # not a valid number of answers: parameters.py reports it
     by = f" ({made.operator.name} n=1, {line_of(made, origin)})" if made else ""
-    fix = "n=8, or returns() / gae()" if what == "a group baseline" else "n=8"
+    fix = "n=8" if made else "rows of generate(n=8), or of preferences()"
+    if made and what == "a group baseline":
+        fix = "n=8, or returns() / gae()"
     problem = f"groups have 1 row{by}; {what} needs n >= 2"
     yield Fault(rule="groups", where=where, problem=problem, fix=fix, origin=origin)
 
