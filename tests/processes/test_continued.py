@@ -81,7 +81,9 @@ def test_a_second_generation_reads_the_very_tokens_of_the_first(tiny: TinyRuns) 
     assert [row["prompt"] for row in said] == [r["prompt_ids"] + r["completion_ids"] for r in first]
 
 
-@pytest.mark.parametrize("workers, max_lag", [("one", 0), ("apart", 1)])
+@pytest.mark.parametrize(
+    "workers, max_lag", [("one", 0), pytest.param("apart", 1, marks=pytest.mark.long)]
+)
 def test_answers_are_continued_and_samples_show_them_as_text(
     tiny: TinyRuns, workers: str, max_lag: int
 ) -> None:
@@ -176,7 +178,7 @@ def test_messages_may_end_in_the_assistants_turn(tiny: TinyRuns) -> None:
 # a reward model that reads text
 
 
-@pytest.mark.parametrize("workers", ["one", "apart"])
+@pytest.mark.parametrize("workers", ["one", pytest.param("apart", marks=pytest.mark.long)])
 def test_a_reward_model_of_another_tokenizer_scores_a_run(tiny: TinyRuns, workers: str) -> None:
     judge = Model("rm", save_reward_model(tiny.runs.parent / "rm"), head="scalar")
     rollout = answered(tiny.folder)

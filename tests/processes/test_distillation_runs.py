@@ -61,7 +61,9 @@ def divergence(student: Tensor, teacher: Tensor, direction: str, k: int) -> Tens
     return (p.exp() * (p - q)).sum(-1)
 
 
-@pytest.mark.parametrize(("direction", "top_k"), [("reverse", K), ("forward", 98)])
+@pytest.mark.parametrize(("direction", "top_k"), [
+    ("reverse", K), pytest.param("forward", 98, marks=pytest.mark.long),
+])  # fmt: skip
 def test_a_run_is_the_plain_loops(
     tiny: TinyRuns, large: str, monkeypatch: pytest.MonkeyPatch, direction: Any, top_k: int
 ) -> None:
@@ -89,6 +91,7 @@ def test_a_run_is_the_plain_loops(
     assert all(0 < m < 1 for m in mass) if top_k < 98 else mass == pytest.approx([1.0] * 3)
 
 
+@pytest.mark.long
 def test_apart_and_resumed_it_has_the_same_bits(tiny: TinyRuns, large: str) -> None:
     make = partial(distilled, large=large)
     one = tiny.run(make, 4, name="one", checkpoint_every=2)

@@ -129,6 +129,7 @@ def test_its_draws_are_not_those_of_the_phase_before(tiny: TinyRuns) -> None:
     assert first != second
 
 
+@pytest.mark.long
 def test_in_workers_of_their_own_the_bits_are_the_same(whole: Result, tiny: TinyRuns) -> None:
     apart = tiny.run(two_phases, None, workers="apart", checkpoint_every=2, keep=10, name="whole")
     assert without_phase(of_phase(apart, 2)) == without_phase(of_phase(whole, 2))
@@ -156,7 +157,7 @@ def moments(run: Result, step: int) -> list[float]:
     return sorted({float(of["step"]) for of in state.values()})
 
 
-@pytest.mark.parametrize("workers", ["one", "apart"])
+@pytest.mark.parametrize("workers", ["one", pytest.param("apart", marks=pytest.mark.long)])
 def test_an_optimizer_goes_on_only_where_it_is_asked_to(tiny: TinyRuns, workers: str) -> None:
     graph = warm(tiny.folder)
     anew = tiny.run(Program((graph, 2), (graph, 1)), None, name="anew", workers=workers)
@@ -265,7 +266,10 @@ def cut_back(run: Result, step: int) -> Path:
     return run.folder
 
 
-@pytest.mark.parametrize("step", [2, 3, 5, 8], ids=["first", "boundary", "second", "end"])
+@pytest.mark.parametrize("step", [
+    pytest.param(2, id="first", marks=pytest.mark.long), pytest.param(3, id="boundary"),
+    pytest.param(5, id="second"), pytest.param(8, id="end", marks=pytest.mark.long),
+])  # fmt: skip
 def test_resumed_in_any_phase_the_bits_are_the_same(
     whole: Result, tiny: TinyRuns, step: int
 ) -> None:

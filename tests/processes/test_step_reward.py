@@ -124,11 +124,13 @@ def test_none_counts_nothing_and_a_row_of_none_is_an_error(base: str) -> None:
 
 
 @pytest.mark.parametrize("bad, message", [
-    ("x|raise", "reward 'picky' raised ValueError: boom"),
     ("x|short", "reward 'picky' returned 1 values for 2 steps, of completion 0"),
     ("gone", "reward 'picky' returned 0 lists for 1 completions"),
-    ("x|nan", "reward 'picky' returned nan as value 1 of 2, of completion 0"),
-    ("text", "reward 'picky' returned '0.5' as value 0 of 1, of completion 0"),
+    *(pytest.param(bad, f"reward 'picky' {message}", marks=pytest.mark.long) for bad, message in [
+        ("x|raise", "raised ValueError: boom"),
+        ("x|nan", "returned nan as value 1 of 2, of completion 0"),
+        ("text", "returned '0.5' as value 0 of 1, of completion 0"),
+    ]),
 ])  # fmt: skip
 def test_every_failure_names_its_row_and_gives_up_only_that_row(
     base: str, bad: str, message: str
@@ -192,7 +194,9 @@ def process_reward(folder: Path, **params: Any) -> Graph:
     return Graph("prm", train(policy, rollout, loss=clipped_policy_loss(advantage), lr=1e-3))
 
 
-@pytest.mark.parametrize("workers, max_lag", [("one", 0), ("apart", 1)])
+@pytest.mark.parametrize(
+    "workers, max_lag", [("one", 0), pytest.param("apart", 1, marks=pytest.mark.long)]
+)
 def test_process_rewards_train(tiny: TinyRuns, workers: str, max_lag: int) -> None:
     result = tiny.run(lambda folder: process_reward(folder, max_lag=max_lag), workers=workers)
     rows = runs.metrics(result)

@@ -121,6 +121,7 @@ def against_their_group(numbers: Sequence[float], step: TrainedStep) -> list[Ten
     return loop.spread(gains.tolist(), step.rows)
 
 
+@pytest.mark.long
 def test_grpo(ours: Ours) -> None:
     policy, rollout, score, reference = ours.sampled(4)
     advantage = group_advantage(rollout, score, name="advantage")
@@ -168,6 +169,7 @@ def test_rloo(ours: Ours) -> None:
     ours.require_weights(learner)
 
 
+@pytest.mark.long
 def test_ppo(ours: Ours) -> None:
     policy, rollout, score, reference = ours.sampled(1)
     critic = Model("critic", ours.base, trainable=True, head="scalar")
