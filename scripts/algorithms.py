@@ -71,6 +71,9 @@ DATA = {"sft": "demonstrations", "dpo": "preferences"}
 NESTED = ("self_play_two_models",)
 """Graphs with answers to answers."""
 
+JOINED = ("dual_generator",)
+"""Graphs whose groups are those of two generations."""
+
 MACHINE = Cluster(cores=64, memory=2**40)
 
 HEAD = """# Algorithms
@@ -177,7 +180,7 @@ def costed_graph(name: str) -> Costed:
         "demos": "demonstrations.parquet",
         "reward_fn": your_reward,
         "step_fn": your_steps,
-        "n": ANSWERS if grouped else 1,
+        "n": ANSWERS // (2 if name in JOINED else 1) if grouped else 1,
         "batch": ROWS // answers,
         "demo_batch": ROWS // ANSWERS,
         "max_tokens": TOKENS,
