@@ -1,5 +1,5 @@
 # The commands that people type. Each is a script or a module; this file only names them.
-.PHONY: setup demo test test-long chaos torture peers bench curves clean
+.PHONY: setup demo test test-long chaos torture contracts peers bench curves clean
 export PYTHON
 
 setup:
@@ -22,6 +22,10 @@ chaos: setup
 
 torture: setup
 	scripts/torture
+
+# The promises of all operators and losses, each on a hundred examples.
+contracts: setup
+	CONTRACT_EXAMPLES=100 scripts/test tests/contracts/test_operators_contract.py -m long
 
 # What TRL, verl and OpenRLHF return, recorded for tests/unit/test_peers.py.
 peers:

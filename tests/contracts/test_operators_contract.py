@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +27,8 @@ from tests.contracts import broken_losses, broken_operators
 FEW = 6
 """Examples of each promise in `make test`."""
 
-MANY = 100
+MANY = int(os.environ.get("CONTRACT_EXAMPLES", "12"))
+"""In the long tests; `make contracts` takes 100."""
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -156,7 +158,7 @@ def test_a_promise_catches_what_breaks_it(part: Any, promise: str) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("part, promise", MUTANTS)
 def test_and_no_other_promise_is_broken_by_it(part: Any, promise: str) -> None:
-    verdicts = contract(part, examples=20).verdicts()
+    verdicts = contract(part, examples=MANY).verdicts()
     assert [v.promise for v in verdicts if v.outcome == "broken"] == [promise]
 
 
