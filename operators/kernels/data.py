@@ -88,7 +88,37 @@ class Order:
         return self._kept[epoch]
 
 
-class Prompts:
+class DataCursor:
+    """A source's place in its data: `_data` in the order `_order`, both set as it opens."""
+
+    _data: SourceRows
+    _order: Order
+    _next = 0
+
+    @property
+    def rows(self) -> int:
+        """Rows in the data: positions in one epoch."""
+        return len(self._data)
+
+    def _taken(self, chunk: Chunk) -> pa.RecordBatch:
+        """The rows of the chunk's positions, which are produced from now on."""
+        if len(chunk.keys):
+            self._next = max(self._next, int(chunk.keys.position.max()) + 1)
+        return self._data.take(self._order.at(chunk.keys.position))
+
+    def position(self) -> int:
+        """The first position that was not produced yet."""
+        return self._next
+
+    def seek(self, position: int) -> None:
+        """Continue at a position that `position` returned."""
+        self._next = position
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class Prompts(DataCursor):
     """Kernel of `prompts`: one row of Prompt per position, with the dataset columns that are read.
 
     params: data, split, shuffle. The order is a permutation per epoch; with shuffle=False, the
@@ -105,35 +135,17 @@ class Prompts:
         if self._told:
             self._tokenizer = load_tokenizer(node.models["tokenizer"].base)
         self._order = Order(len(rows), session.seed, node.name, node.params.get("shuffle", True))
-        self._next = 0
-
-    @property
-    def rows(self) -> int:
-        """Rows in the data: positions in one epoch."""
-        return len(self._data)
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
         """One batch: the rows of the chunk's positions. Another attempt gives the same row."""
-        self._next = after(self._next, chunk)
-        found = self._data.take(self._order.at(chunk.keys.position))
+        found = self._taken(chunk)
         columns: dict[str, Any] = dict(zip(found.schema.names, found.columns, strict=True))
         if self._told:
             columns["prompt_text"] = pa.array(self._tokenizer.decode(ragged(columns["prompt"])))
         yield Batch.make(chunk.keys, columns, Prompt)
 
-    def position(self) -> int:
-        """The first position that was not produced yet."""
-        return self._next
 
-    def seek(self, position: int) -> None:
-        """Continue at a position that `position` returned."""
-        self._next = position
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-
-class Demonstrations:
+class Demonstrations(DataCursor):
     """Kernel of `demonstrations`: one row of Completion per position, already tokenized.
 
     params: data, split, shuffle, assistant_only, overlong. models: `tokenizer`, the Model whose
@@ -152,17 +164,10 @@ class Demonstrations:
         self._tokenizer.eos()  # raises if there is none: every demonstration ends with it
         self._room = RowRoom.of(node, model.name)
         self._assistant_only = node.params.get("assistant_only", True)
-        self._next = 0
-
-    @property
-    def rows(self) -> int:
-        """Rows in the data: positions in one epoch."""
-        return len(self._data)
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
         """One batch: the rows of the chunk's positions."""
-        self._next = after(self._next, chunk)
-        found = self._data.take(self._order.at(chunk.keys.position))
+        found = self._taken(chunk)
         pairs = _tokenized(self._data, found, self._tokenizer, self._assistant_only)
         given = (pairs.completion, pairs.mask)
         stay, prompt, (completion, mask) = self._room.fitted(
@@ -177,17 +182,6 @@ class Demonstrations:
         columns = {"prompt_ids": prompt, "completion_ids": completion, "completion_mask": mask}
         if len(stay):
             yield Batch.make(chunk.keys.take(stay), {**columns, "completion": texts}, Completion)
-
-    def position(self) -> int:
-        """The first position that was not produced yet."""
-        return self._next
-
-    def seek(self, position: int) -> None:
-        """Continue at a position that `position` returned."""
-        self._next = position
-
-    def close(self) -> None:
-        """Nothing to close."""
 
 
 def open_rows(data: str, split: str | None = None) -> SourceRows:
@@ -305,11 +299,6 @@ def refuse_silent_messages(data: str, split: str | None, table: pa.Table, name: 
 def _nulls(messages: Any, field: str) -> np.ndarray:
     """bool [messages]."""
     return messages.field(field).is_null().to_numpy(zero_copy_only=False)
-
-
-def after(cursor: int, chunk: Chunk) -> int:
-    """The first position that was not produced after this chunk."""
-    return max(cursor, int(chunk.keys.position.max()) + 1) if len(chunk.keys) else cursor
 
 
 def _tokenized(

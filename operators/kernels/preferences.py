@@ -19,9 +19,9 @@ from dataflow.kernel import Chunk, KernelNode, Layout, Session
 from dataflow.schema import Completion, Preference
 from operators import data_files
 from operators.kernels.data import (
+    DataCursor,
     Order,
     SourceRows,
-    after,
     refuse_nulls,
     refuse_silent_messages,
     types_of,
@@ -37,7 +37,7 @@ class _Pair(Completion, Preference):
     """What a row of the source has."""
 
 
-class Preferences:
+class Preferences(DataCursor):
     """Kernel of `preferences`: two rows of one group per position, already tokenized: the chosen
     answer, then the rejected one.
 
@@ -54,19 +54,12 @@ class Preferences:
         self._tokenizer, self._session = load_tokenizer(model.base), session
         self._tokenizer.eos()  # raises if there is none: every answer ends with it
         self._room = RowRoom.of(node, model.name)
-        self._next = 0
-
-    @property
-    def rows(self) -> int:
-        """Pairs in the data: positions in one epoch."""
-        return len(self._data)
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
         """One batch: both rows of the chunk's positions. A pair goes if one of its rows is too
         long.
         """
-        self._next = after(self._next, chunk)
-        found = self._data.take(self._order.at(chunk.keys.position))
+        found = self._taken(chunk)
         pairs, keys = _tokenized(self._data, found, self._tokenizer), chunk.keys.expand(2)
         given = (pairs.completion, pairs.mask)
         stay, _, (completion, mask) = self._room.fitted(pairs.prompt, given, keys, self._session)
@@ -82,17 +75,6 @@ class Preferences:
         }
         if len(stay):
             yield Batch.make(keys.take(stay), columns, _Pair)
-
-    def position(self) -> int:
-        """The first position that was not produced yet."""
-        return self._next
-
-    def seek(self, position: int) -> None:
-        """Continue at a position that `position` returned."""
-        self._next = position
-
-    def close(self) -> None:
-        """Nothing to close."""
 
 
 def open_preferences(data: str, split: str | None = None) -> SourceRows:
