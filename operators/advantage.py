@@ -155,10 +155,11 @@ def group_advantage(
     and scale="none"; Dr. GRPO (arXiv:2503.20783) scale="none"; REINFORCE++-baseline
     (arXiv:2501.03262) scale="none", then `whiten`; OPO length_weighted and scale="none".
 
-    dialect: epsilon, and the advantage of a group's only row: trl 1e-4, 0; verl 1e-6, its own
-    reward; openrlhf 1e-9, 0; nemo_rl 1e-6, 0, and a row is not divided where the deviation is 0.
-    The deviation of the other rows is always nemo_rl's, and 0 if there are fewer than two. ragged:
-    accept groups that a selection took rows from; then all numbers are those of the rows left.
+    dialect: epsilon, and the advantage of a group's only row, unless nothing of the group counts
+    (baseline and scale none): trl 1e-4, 0; verl 1e-6, its own reward; openrlhf 1e-9, 0; nemo_rl
+    1e-6, 0, and a row is not divided where the deviation is 0. The deviation of the other rows is
+    always nemo_rl's, and 0 if there are fewer than two. ragged: accept groups that a selection took
+    rows from; then all numbers are those of the rows left.
     """
     params = {"baseline": baseline, "scale": scale, "ragged": ragged, "dialect": dialect}
     return Node(

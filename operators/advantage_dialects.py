@@ -73,9 +73,13 @@ WHITEN_DIALECTS: Mapping[str, WhitenDialect] = {
 }
 
 
+MOST = 10.0
+"""Where peers clamp an estimate of a divergence."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KLDialect:
-    """Where a peer clamps: which estimates of a token to [-10, 10], and inside of which its log
+    """Where a peer clamps: which estimates of a token to [-MOST, MOST], and inside of which its log
     ratio to [-ratio, ratio].
     """
 
@@ -88,7 +92,7 @@ class KLDialect:
         if not self.clamped:
             return "nothing is clamped"
         inner = f"log ratio of {', '.join(self.inside)} within {self.ratio:g}; "
-        return f"{inner if self.inside else ''}{', '.join(self.clamped)} within 10"
+        return f"{inner if self.inside else ''}{', '.join(self.clamped)} within {MOST:g}"
 
 
 KL_DIALECTS: Mapping[str, KLDialect] = {

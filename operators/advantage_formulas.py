@@ -29,6 +29,7 @@ from operators.advantage_dialects import (
     GROUP_DIALECTS,
     HOLE_DIALECTS,
     KL_DIALECTS,
+    MOST,
     OVERLONG_DIALECTS,
     WHITEN_DIALECTS,
     GroupDialect,
@@ -51,7 +52,9 @@ def group_advantage(
     how, above = GROUP_DIALECTS[dialect], reward - _lowest(reward, group)
     centred = reward
     if baseline != "none":
-        centred = _alone(above - _baseline(baseline, above, group, mask), reward, group, how)
+        centred = above - _baseline(baseline, above, group, mask)
+    if (baseline, scale) != ("none", "none"):
+        centred = _alone(centred, reward, group, how)
     if scale == "mean":
         centred = _by_mean(centred, reward, rollout)
     elif scale == "std":
@@ -294,7 +297,7 @@ def _estimate(ratio: np.ndarray, kind: str, how: KLDialect) -> np.ndarray:
         found = np.expm1(-ratio) + ratio
     else:
         found = ratio if kind == "k1" else ratio**2 / 2.0
-    return found.clip(-10.0, 10.0) if kind in how.clamped else found
+    return found.clip(-MOST, MOST) if kind in how.clamped else found
 
 
 def overlong_penalty(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from dataflow.loss import Now, Tensors, Terms
 from dataflow.schema import Advantage, Logprobs
-from operators.advantage_dialects import KL_DIALECTS
+from operators.advantage_dialects import KL_DIALECTS, MOST
 from operators.importance import Importance
 from operators.loss_dialects import RATIO_DIALECTS
 from operators.masked import (
@@ -40,9 +40,6 @@ Metrics = dict[str, tuple["Tensor", "Tensor | float"]]
 
 AREAL = Importance(above=5.0, over="mask")
 """AReaL drops a token whose policy has moved too far from its sampler."""
-
-MOST = 10.0
-"""Where peers clamp an estimate of a divergence."""
 
 FLAT = 100.0
 """Beyond it 1 - sigmoid(x) is 0 in float32."""

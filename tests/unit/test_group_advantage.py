@@ -61,7 +61,7 @@ def expected(
         / max(sum(tokens), 1),
         "none": Fraction(0),
     }[baseline]
-    if lone and baseline != "none":
+    if lone and (baseline, scale) != ("none", "none"):
         compared = Fraction(0) if peer == "verl" else own
     centred = own - compared
     if scale == "none":
