@@ -149,7 +149,7 @@ def main(
     quick: bool = False,
     json: Path | None = None,
     picture_file: Path = Path("benchmarks/results/curves.svg"),
-    steps: int = 200,
+    steps: int = 100,
     only: tuple[str, ...] = (),
 ) -> None:
     """Run all arms, two at a time, and draw their curves.

@@ -93,6 +93,15 @@ GRPO's, without users' functions.
 |---|---|---|---|---|---|
 """
 
+CURVES = """## Learning curves
+
+Those that learn from a reward, on the task of the [demo](demo.md): right answers to words that were
+never trained on, after equally many samples. `make curves` draws it; the numbers are in
+[benchmarks/results](../benchmarks/results/curves.md).
+
+![learning curves](../benchmarks/results/curves.svg)
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costed:
@@ -131,7 +140,7 @@ def page(costed: list[Costed]) -> str:
     table = "\n".join(line(each, unit) for each in costed)
     drawings = "\n\n".join(section(each) for each in costed)
     head = HEAD.format(rows=ROWS, tokens=TOKENS, answers=ANSWERS)
-    return f"{head}{table}\n\n## Drawings\n\n{drawings}\n"
+    return f"{head}{table}\n\n{CURVES}\n## Drawings\n\n{drawings}\n"
 
 
 def line(each: Costed, unit: float) -> str:
