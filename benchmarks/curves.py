@@ -1,13 +1,14 @@
 """Learning curves: every on-policy algorithm on the demo's task, at equal samples.
 
-    python -m benchmarks.curves [--quick] [--json FILE] [--picture FILE]
+    python -m benchmarks.curves [--quick] [--json FILE] [--picture-file FILE]
 
 Owns: the arms, their settings, and what is compared. Does not own: the task and its warm start
 (examples/demo.py), the picture (curves_picture.py), how results are shown (report.py).
 
 Each seed has one warm start, from which each algorithm begins. What counts is the share of sampled
-answers to held-out words that are right. Samples are all answers that were generated for training,
-those of a baseline and those of groups that a selection replaced too.
+answers to held-out words that are right, at the last evaluation within the samples. Samples are all
+answers that were generated for training, those of a baseline and those of groups that a selection
+replaced too: such algorithms have fewer Steps, and their last evaluation may come earlier.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ def results(curves: Mapping[str, Sequence[Curve]]) -> list[SideResult]:
 def main(
     quick: bool = False,
     json: Path | None = None,
-    picture_file: Path = Path("benchmarks/results/curves.svg"),
+    picture_file: Path | None = None,
     steps: int = 100,
     only: tuple[str, ...] = (),
 ) -> None:
@@ -157,7 +158,7 @@ def main(
     Args:
         quick: one seed and a tenth of the samples, to see that all of it works.
         json: file for the results.
-        picture_file: file for the curves, an SVG.
+        picture_file: file for the curves, an SVG; by default beside that of the results.
         steps: samples of each arm, in Steps of 256.
         only: these algorithms, and GRPO.
     """
@@ -175,7 +176,9 @@ def main(
         ]
         found = list(pool.map(_learned, arms))
     curves = {n: [c for c in found if c.name == n] for n in names}
-    picture_file.write_text(picture(curves, "right answers to held-out words, sampled"))
+    drawing = picture_file or (json and json.with_suffix(".svg"))
+    if drawing is not None:
+        drawing.write_text(picture(curves, "right answers to held-out words, sampled"))
     measured, where = results(curves), machine()
     show("learning curves", measured, where)
     if json is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from statistics import fmean
 
 WIDTH, HEIGHT, GAP, COLUMNS = 210, 130, 34, 4
 """Of a panel, between panels, and panels in a row."""
@@ -56,7 +57,8 @@ def _panel(name: str, of: Sequence[Curve], unit: Sequence[Curve], most: float) -
         y = HEIGHT * (1 - share)
         yield f'<line x2="{WIDTH}" y1="{y}" y2="{y}" stroke="#e6e9ef"/>'
         yield f'<text x="-4" y="{y + 4}" text-anchor="end" fill="#99a">{share}</text>'
-    yield f'<text y="-6">{escape(name)}: {of[0].points[0][1]:.2f} to {mean(of)[-1][1]:.2f}</text>'
+    first, last = (fmean(curve.points[at][1] for curve in of) for at in (0, -1))
+    yield f'<text y="-6">{escape(name)}: {first:.2f} to {last:.2f}</text>'
     yield _line(mean(unit), most, "#b4bac6", 3)
     for curve in of:
         yield _line(curve.points, most, "#8fb3e0", 1)
