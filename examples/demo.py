@@ -275,6 +275,9 @@ def main(
     words = f"{recipe.steps} Steps of {recipe.batch} words x {recipe.n} answers"
     console.rule(f"3. a warm start on a careless teacher, stopped early; then GRPO, {words}")
     result = run(whole, options)
+    if result.signal:
+        console.print(f"stopped by a signal; go on with: dataflow resume {result.folder}")
+        raise SystemExit(128 + result.signal)
 
     console.rule("4. before and after")
     show_samples(console, folder, warm_policy(result), result.trained["policy"], 12)
