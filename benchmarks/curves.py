@@ -6,9 +6,10 @@ Owns: the arms, their settings, and what is compared. Does not own: the task and
 (examples/demo.py), the picture (curves_picture.py), how results are shown (report.py).
 
 Each seed has one warm start, from which each algorithm begins. What counts is the share of sampled
-answers to held-out words that are right, at the last evaluation within the samples. Samples are all
-answers that were generated for training, those of a baseline and those of groups that a selection
-replaced too: such algorithms have fewer Steps, and their last evaluation may come earlier.
+answers to held-out words that are right, at the last evaluation; a run ends with the Step that
+reaches the samples. Samples are all answers that were generated for training, those of a baseline
+and those of groups that a selection replaced too: such algorithms have fewer Steps, and their last
+evaluation may come earlier.
 """
 
 from __future__ import annotations
