@@ -30,6 +30,7 @@ from dataflow.program import Phase, Program, Threshold
 from engine.api import Result, peek, plan, run
 from engine.options import RunOptions
 from engine.plan.explain import explain
+from engine.run.signals import code
 from graphs.grpo import grpo
 from graphs.sft import sft
 from operators.data import prompts
@@ -277,7 +278,7 @@ def main(
     result = run(whole, options)
     if result.signal:
         console.print(f"stopped by a signal; go on with: dataflow resume {result.folder}")
-        raise SystemExit(128 + result.signal)
+        raise SystemExit(code(result.signal))
 
     console.rule("4. before and after")
     show_samples(console, folder, warm_policy(result), result.trained["policy"], 12)
