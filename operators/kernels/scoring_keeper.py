@@ -34,6 +34,9 @@ _HEARD = (signal.SIGCHLD, _ORPHANED, signal.SIGTERM, signal.SIGINT, signal.SIGHU
 _SECONDS = 5.0
 """Time for killed processes to end; some cannot (another user's, or waiting for a disk)."""
 _ROUND = 0.05
+_IN_BETWEEN = (0, 0, 0)
+_KERNEL_THREAD = 0x00200000
+"""PF_KTHREAD of /proc/PID/stat: a thread of the kernel, which never has an environment."""
 
 
 def main(answers: int, life: int, parent: int) -> None:
@@ -153,16 +156,22 @@ def descendants(of: int) -> list[int]:
 
 
 def sweep(mark: str) -> None:
-    """Kill every process with this mark in its environment, for when a keeper was killed."""
+    """Kill every process with this mark in its environment, for when a keeper was killed.
+
+    Looks again until one look shows the environment of every process: one in the middle of an exec
+    has none for a moment, and one that ends may just have forked.
+    """
     wanted = mark.encode()
     for _ in range(int(_SECONDS / _ROUND)):
-        found = [pid for pid in _processes() if wanted in _environment(pid)]
-        if not found:
+        shown = {pid: _environment(pid) for pid in _processes()}
+        found = [pid for pid, names in shown.items() if names is not None and wanted in names]
+        hidden = [pid for pid, names in shown.items() if names is None]
+        if not found and not hidden:
             return
         for pid in found:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        for pid in found:
+        for pid in (*found, *hidden):
             _wait(pid)
 
 
@@ -181,10 +190,32 @@ def _processes() -> list[int]:
     return [int(found.name) for found in Path("/proc").glob("[0-9]*")]
 
 
-def _environment(pid: int) -> list[bytes]:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    return []
+def _environment(pid: int) -> list[bytes] | None:
+    """The variables of a process; None where it has none yet, or no longer: it executes another
+    program, or ends, just now. Another user's, which cannot be read, count as none.
+    """
+    process, names = Path(f"/proc/{pid}"), b""
+    try:
+        before = _image(process)
+        with contextlib.suppress(ProcessLookupError):  # it has no memory
+            names = (process / "environ").read_bytes()
+        settled = names or before == _image(process) != _IN_BETWEEN
+    except PermissionError:
+        return []
+    except OSError:
+        return None
+    return names.split(b"\0") if settled else None
+
+
+def _image(process: Path) -> tuple[int, ...]:
+    """Where the program of a process begins, its stack and its environment: an exec moves them, and
+    sets the first of them last. Zeros while it has none; one number where it never will.
+    """
+    fields = (process / "stat").read_bytes().rpartition(b")")[2].split()
+    state, flags, code = fields[0], int(fields[6]), int(fields[23])
+    if state in b"ZX" or flags & _KERNEL_THREAD:
+        return (0,)
+    return (code, int(fields[25]), int(fields[47])) if code else _IN_BETWEEN
 
 
 def _noted(number: int, frame: object) -> None:

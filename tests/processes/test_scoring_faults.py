@@ -19,6 +19,7 @@ import msgspec
 import pytest
 
 from dataflow.errors import KernelError
+from operators.kernels import scoring_keeper
 from operators.kernels.scoring_frames import (
     HEADER,
     LARGEST_ANSWER,
@@ -27,6 +28,7 @@ from operators.kernels.scoring_frames import (
     Garbled,
     judged_answer,
 )
+from operators.kernels.scoring_keeper import sweep
 from tests.kit.nothing_left import descriptors
 from tests.kit.processes import ended, limited, start_python
 from tests.kit.scoring import answers, rewards, scoring
@@ -328,3 +330,41 @@ def test_a_process_that_cannot_start_is_named_and_leaves_none(
     ):
         pytest.fail("it opened")
     assert descriptors() == before
+
+
+EXECS_FOR_EVER = 'exec /proc/self/exe -c "$0" "$0"'
+"""A shell program that becomes itself: it is most of the time in the middle of an exec."""
+
+
+def test_a_process_in_the_middle_of_an_exec_is_swept_up_too() -> None:
+    for number in range(40):
+        mark, words = f"DATAFLOW_SWEPT={number}", ["-c", EXECS_FOR_EVER, EXECS_FOR_EVER]
+        started = [
+            subprocess.Popen(["/bin/sh", *words], env=dict([mark.split("=")]), text=True)
+            for _ in range(2)
+        ]
+        with contextlib.ExitStack() as undo:
+            for process in started:
+                undo.enter_context(limited(process))
+            sweep(mark)
+            assert all(ended(process.pid, 0.0) for process in started)
+
+
+def test_a_process_whose_environment_cannot_be_seen_at_first_is_swept_up_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks, seen = [], scoring_keeper._environment
+
+    def later(pid: int) -> list[bytes] | None:
+        if pid == process.pid:
+            looks.append(pid)
+            return None if len(looks) == 1 else seen(pid)
+        return seen(pid)
+
+    monkeypatch.setattr(scoring_keeper, "_environment", later)
+    asleep = [sys.executable, "-c", "import signal; signal.pause()"]
+    mark = {"DATAFLOW_SWEPT": "later"}
+    with limited(subprocess.Popen(asleep, env=mark, text=True)) as process:
+        sweep("DATAFLOW_SWEPT=later")
+        assert ended(process.pid, 0.0)
+        assert len(looks) > 1

@@ -25,6 +25,8 @@ ALONE = ("rewards", "signals")
 """Parts that use two cores by themselves."""
 LIMIT = 6 * 3600.0
 """Seconds for one part."""
+LINES, WIDTH = 60, 200
+"""Of what a part that failed has printed."""
 PARTS = (*(part for lane in LANES for part in lane), *ALONE)
 
 
@@ -61,14 +63,21 @@ def _several(parts: Sequence[str], short: bool, seed: int) -> list[CaseResult]:
     return lanes + in_turn(ALONE)
 
 
+def _end(said: str) -> str:
+    """The last lines, none of them long: some cases print megabytes, and the faults are what has to
+    be found.
+    """
+    return "\n".join(line[:WIDTH] for line in said.splitlines()[-LINES:])
+
+
 def _in_a_process(part: str, short: bool, seed: int) -> list[CaseResult]:
-    """One part; its output is shown where a case of it failed, or where it did not end."""
+    """One part; where a case of it failed or it did not end, the end of its output is shown."""
     with tempfile.TemporaryDirectory(prefix="torture-") as folder:
         kept = Path(folder) / "results.json"
         words = ["-m", "tests.torture", "--part", part, "--seed", seed, "--json", kept]
         done = call_python(*words, *(["--short"] if short else []), timeout=LIMIT)
         if done.returncode:
-            print(done.stdout[-20_000:], done.stderr[-20_000:], sep="\n", flush=True)
+            print(_end(done.stderr), flush=True)
         if not kept.is_file():
             fault = f"it ended with status {done.returncode}"
             return [CaseResult(part=part, case="the part itself", fault=fault)]
