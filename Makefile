@@ -1,5 +1,5 @@
 # The commands that people type. Each is a script or a module; this file only names them.
-.PHONY: setup demo test test-long chaos torture contracts peers bench curves clean
+.PHONY: setup demo test test-long newcomer pythons chaos torture contracts peers bench curves clean
 export PYTHON
 
 setup:
@@ -16,6 +16,13 @@ test: setup
 
 test-long: setup
 	scripts/test -m long
+
+# The commands of a newcomer, from the built wheel; the same with other Pythons, where they are found.
+newcomer: setup
+	scripts/newcomer
+
+pythons: setup
+	scripts/pythons
 
 chaos: setup
 	scripts/chaos

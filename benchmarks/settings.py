@@ -23,6 +23,8 @@ import torch
 import tyro
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
+from operators.task_library import import_library
+
 EOS = "<eos>"
 PAD = "<pad>"
 ROOT = Path("runs/benchmarks")
@@ -92,9 +94,8 @@ def word_pairs(rng: random.Random) -> Iterator[Pair]:
     """reasoning-gym's spell_backward: words of 3 to 6 letters, prompts of 51 to 54 characters and a
     newline.
     """
-    import reasoning_gym  # takes a second, and only one setting needs it
-
-    data = reasoning_gym.create_dataset(
+    library = import_library()  # takes a second, and only one setting needs it
+    data = library.create_dataset(
         "spell_backward", seed=rng.randrange(2**31), size=1 << 20, min_word_len=3, max_word_len=6
     )
     for item in data:

@@ -6,6 +6,9 @@ Owns: which names are public. Does not own: any of them. The operators are in th
 
 from __future__ import annotations
 
+import sys
+from typing import TYPE_CHECKING
+
 from dataflow.batch import Ragged
 from dataflow.check import CheckedGraph, CheckedProgram, check
 from dataflow.errors import (
@@ -21,6 +24,7 @@ from dataflow.errors import (
     StorageError,
 )
 from dataflow.graph import Graph
+from dataflow.importing import packages_hidden
 from dataflow.loss import Loss, Now, Tensors, Terms, loss
 from dataflow.model import Buffer, Model, Number, Schedule, Table, cosine, linear, warmup
 from dataflow.node import Node, Port
@@ -102,3 +106,19 @@ __all__ = [
     "operator",
     "warmup",
 ]
+
+if TYPE_CHECKING:
+    __version__: str
+else:  # unseen by type checkers, to whom any name would be one of this module's
+
+    def __getattr__(name: str) -> str:
+        """`__version__`, read from the installed package when it is asked for."""
+        if name == "__version__":
+            from importlib.metadata import version
+
+            return version("dataflow-rl")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+if _hidden := packages_hidden():
+    print(_hidden, file=sys.stderr)

@@ -27,6 +27,7 @@ from dataflow.device import (
     taken,
     whole_array,
 )
+from dataflow.display import Displayed
 from dataflow.errors import DataError
 from dataflow.ragged import Ragged
 from dataflow.schema import Schema
@@ -97,13 +98,14 @@ class Keys:
         )
 
 
-class Batch:
+class Batch(Displayed):
     """Rows with keys. Immutable; `select` shares columns and copies nothing.
 
     device: the values of columns declared `device`, as flat tensors; `records` has their lengths.
     """
 
     __slots__ = ("device", "keys", "records")
+    _page = "dataflow.draw.pages:batch_page"
 
     def __init__(
         self, keys: Keys, records: pa.RecordBatch, device: Mapping[str, Any] | None = None

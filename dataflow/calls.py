@@ -17,7 +17,7 @@ from types import CodeType
 from typing import Any, ParamSpec, TypeVar
 
 from dataflow.errors import Fault, GraphError, Origin, nearest
-from dataflow.names import PEER_NAMES
+from dataflow.names import Known, peer_name
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -96,7 +96,9 @@ def refuse_unknown(
         signature.bind(*args, **kwargs)
     except TypeError as error:
         fix = f"{name}({_usage(signature)})"
-        fault = Fault(rule="call", where=name, problem=str(error), fix=fix, origin=call_site())
+        # Python 3.12 and later say the kind of a missing argument, too.
+        problem = str(error).replace("required keyword-only argument", "required argument")
+        fault = Fault(rule="call", where=name, problem=problem, fix=fix, origin=call_site())
         raise GraphError(fault) from None
 
 
@@ -138,11 +140,10 @@ def _usage(signature: inspect.Signature) -> str:
 
 
 def _unknown(name: str, key: str, given: Any, known: list[str]) -> Fault:
-    ours, system = PEER_NAMES.get(key, (None, ""))
-    if ours in known:
-        problem, fix = f"unknown parameter {key!r} ({system}'s name)", f"{ours}={given!r}"
-    elif ours is not None and " " in ours:
-        problem, fix = f"unknown parameter {key!r} ({system}'s name)", ours
+    there = Known(options=known) if name == "RunOptions" else Known(parameters=known)
+    if (peer := peer_name(key, there)) is not None:
+        problem = f"unknown parameter {key!r} ({peer.system}'s name)"
+        fix = peer.told(there, given, flag=False)
     else:
         near = nearest(key, known)
         problem = f"unknown parameter {key!r}"

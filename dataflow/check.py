@@ -14,6 +14,7 @@ from typing import TypeVar, overload
 import pyarrow as pa
 
 from dataflow.dialect import spoken, with_dialects
+from dataflow.display import Displayed
 from dataflow.errors import Fault, GraphError, GraphWarning
 from dataflow.graph import Graph
 from dataflow.loss_terms import ROWS, row_sets
@@ -84,7 +85,7 @@ class SourceSize:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CheckedGraph:
+class CheckedGraph(Displayed):
     """A Graph that passed every rule; the planner accepts nothing else. Made by `check` only.
 
     lag: for nodes that read a trained Model, how many versions they may lag. bound: for train
@@ -104,6 +105,10 @@ class CheckedGraph:
     dialects: Mapping[str, str]
     warnings: tuple[GraphWarning, ...]
     notes: tuple[str, ...] = ()
+    _page = "dataflow.draw.pages:checked_page"
+
+    def __repr__(self) -> str:
+        return f"CheckedGraph({self.graph.name!r}, {counted(len(self.warnings), 'warning')})"
 
     def describe(self) -> str:
         """A few lines for a person: sizes, staleness, where streaming ends, dialects, notes,
@@ -113,7 +118,7 @@ class CheckedGraph:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CheckedProgram:
+class CheckedProgram(Displayed):
     """A Program of which every phase passed every rule, and all of them together. Made by `check`
     only. own: warnings of what the phases are to each other.
     """
@@ -121,6 +126,10 @@ class CheckedProgram:
     program: Program
     phases: tuple[CheckedGraph, ...]
     own: tuple[GraphWarning, ...]
+    _page = "dataflow.draw.pages:checked_page"
+
+    def __repr__(self) -> str:
+        return f"CheckedProgram({self.program.name!r}, {counted(len(self.warnings), 'warning')})"
 
     @property
     def warnings(self) -> tuple[GraphWarning, ...]:

@@ -13,15 +13,18 @@ from typing import Any, TypeVar
 
 from dataflow.calls import call_site, require
 from dataflow.convention import DIALECT_LIMIT, Dialect
+from dataflow.display import Displayed
 from dataflow.errors import Fault, GraphError, Origin, nearest
 from dataflow.model import Buffer, State
 from dataflow.node import Node, Port
 from dataflow.schema import Schema
 
 S = TypeVar("S", bound=Schema)
+Inputs = Mapping[str, Port[Any]]
+States = Mapping[str, State]
 
 
-class Graph:
+class Graph(Displayed):
     """An algorithm. `nodes` are in the order in which they can run, inputs before users.
 
     dialect: the peer whose conventions all operators and losses follow that have some and name no
@@ -29,6 +32,7 @@ class Graph:
     """
 
     __slots__ = ("dialect", "digest", "name", "nodes", "origin", "sinks")
+    _page = "dataflow.draw.pages:graph_page"
 
     def __init__(
         self, name: str, *sinks: Node, dialect: Dialect = "trl", origin: Origin | None = None
@@ -169,6 +173,17 @@ class Graph:
             changed = change(node)
             inputs = {k: port(p) for k, p in changed.inputs.items()}
             new[id(node)] = changed.rebuilt(inputs, states if changed is node else None)
+        return self._with_sinks(new)
+
+    def remade(self, make: Callable[[Node, Inputs, States], Node]) -> Graph:
+        """Every node as `make` returns it for the new versions of its inputs and States; the same
+        Graph if nothing changed. Unlike in `map`, what is above a node is known when it is made.
+        """
+        new: dict[int, Node] = {}
+        for node in self.nodes:
+            states = {k: _moved(s, new) for k, s in node.states.items()}
+            inputs = {k: Port(new[id(p.node)], p.index) for k, p in node.inputs.items()}
+            new[id(node)] = make(node, inputs, states)
         return self._with_sinks(new)
 
     def _rewritten(self, given: Mapping[str, tuple[Port[Any], ...]]) -> Graph:

@@ -1,9 +1,9 @@
 """Where code is imported from: the standard library, then installed packages, then the user's
 folders.
 
-Owns: that order, for this process and those that it starts, and finding a module. Does not own:
-which folders are the user's (the command line, a run's options), what is sent by value
-(shipping.py).
+Owns: that order, for this process and those that it starts, finding a module, and telling a user
+whose folder has the name of one of our packages. Does not own: which folders are the user's (the
+command line, a run's options), what is sent by value (shipping.py).
 
 A `json.py` in the folder in which a run is started is the user's, and runs if the user's code asks
 for it by path; it never replaces the `json` that Python, torch or this project mean. Folders of
@@ -16,8 +16,12 @@ import os
 import sys
 import sysconfig
 from collections.abc import Iterable, Sequence
+from glob import escape, glob
 from importlib.machinery import ModuleSpec, PathFinder
 
+PACKAGES = ("dataflow", "operators", "graphs", "engine")
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+"""The folder that has our packages."""
 _SEPARATOR = "\x1f"
 _START = f"import sys; sys.path[:] = sys.argv[2].split({_SEPARATOR!r}); "
 """The first words of a process: until its path is set it imports only built-in modules."""
@@ -78,6 +82,43 @@ def located(name: str, behind: Sequence[str] = ()) -> ModuleSpec | None:
             return None
         folders = list(spec.submodule_search_locations or ())
     return spec
+
+
+def hidden_in(folder: str) -> str | None:
+    """One line on modules of a folder that cannot be imported, since our packages have their names;
+    None if there are none. For a process that imports from that folder last.
+    """
+    if os.path.realpath(folder) == os.path.realpath(_ROOT):
+        return None
+    folders = [f"{name}{os.sep}" for name in PACKAGES if _has_modules(os.path.join(folder, name))]
+    files = [f"{name}.py" for name in PACKAGES if os.path.isfile(f"{folder}{os.sep}{name}.py")]
+    return _told([os.path.join(folder, name) for name in folders + files], _ROOT, "hidden by")
+
+
+def packages_hidden() -> str | None:
+    """One line on modules in whose place ours cannot be imported, None if there are none: `python
+    file.py`, `python -m` and pytest import from the user's folder first.
+    """
+    found = (PathFinder.find_spec(name) for name in PACKAGES[1:])
+    origins = [os.path.abspath(spec.origin) for spec in found if spec and spec.origin]
+    places = [os.path.dirname(o) if o.endswith("__init__.py") else o for o in origins]
+    others = [place for place in places if os.path.dirname(place) != _ROOT]
+    return _told(others, _ROOT, "imported in place of")
+
+
+def _has_modules(folder: str) -> bool:
+    return bool(glob(os.path.join(escape(folder), "*.py")))
+
+
+def _told(theirs: Sequence[str], ours: str, how: str) -> str | None:
+    if not theirs:
+        return None
+    one = len(theirs) == 1
+    return (
+        f"dataflow: {', '.join(theirs)} {'is' if one else 'are'} {how} dataflow-rl's"
+        f" {'package' if one else 'packages'} of that name (in {ours})."
+        f" Fix: give {'it another name' if one else 'them other names'}."
+    )
 
 
 def _spec(name: str, folders: list[str] | None) -> ModuleSpec | None:

@@ -34,6 +34,11 @@ from dataflow.batch import Batch, Keys, Ragged
 
 T = TypeVar("T")
 
+PRINTED = "dataflow.printed"
+"""The logger on which kernels log what a user's functions print, a record a line. Records of a
+Worker's process are shown by the process of the run, too.
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:

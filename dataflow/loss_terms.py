@@ -7,6 +7,7 @@ all of this on), the reduction of terms to a number (the train kernel).
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -61,6 +62,13 @@ class LossFunction:
     ids: tuple[str, ...] = ()
     """A port and its column of token ids, [tokens, k], at which it reads `now.at_ids`; or none."""
     fn: Callable[..., Any] = field(compare=False, repr=False)
+
+    def takes_number(self, name: str) -> bool:
+        """Whether a parameter is a number, and so may be a schedule: train evaluates that before
+        the call.
+        """
+        annotation = inspect.signature(self.fn).parameters[name].annotation
+        return any(word in str(annotation) for word in ("float", "Number"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +169,18 @@ class Loss:
             terms.append(replace(term, label=label, ports=(), rows=None, on=on))
             inputs |= {f"{label}.{port}": value for port, value in term.ports}
         return Loss(tuple(terms)), inputs
+
+
+def unbound(node: Node) -> Loss:
+    """The loss of a train node as it was given to it: each term with its ports and rows."""
+    return Loss(tuple(_unbound(term, node) for term in node.params["loss"].terms))
+
+
+def _unbound(term: LossTerm, node: Node) -> LossTerm:
+    inputs = [(key.partition("."), port) for key, port in node.inputs.items()]
+    ports = tuple((n, port) for (label, _, n), port in inputs if label == term.label and n != ROWS)
+    rows = None if term.on == ROWS else node.inputs[term.on]
+    return replace(term, label="", on=ROWS, ports=tuple(p for p in ports if p[0]), rows=rows)
 
 
 def row_sets(node: Node) -> dict[str, Port[Any]]:

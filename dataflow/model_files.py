@@ -79,11 +79,7 @@ def near_directory(missing: Path) -> str:
     parent = missing.parent
     known = [p.name for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
     close = nearest(missing.name, known)
-    return (
-        f"did you mean {parent / close}"
-        if close
-        else "give an existing directory or a hub name (owner/name)"
-    )
+    return f"{parent / close}" if close else "give an existing directory or a hub name (owner/name)"
 
 
 def _cache() -> Path:
@@ -311,27 +307,48 @@ _LIMITS = (
 
 
 def positions_of(config: Mapping[str, Any]) -> int | None:
-    """The most tokens per row, prompt and answer, for which a model was made; None if its
+    """The most tokens per row, prompt and answer, whose numbers a model can give; None if its
     config.json has no limit.
 
-    Rotary scaling counts as in vLLM: yarn stretches its original positions, linear and dynamic
-    those of the config; longrope and llama3 give the stretched number themselves.
+    Rotary scaling counts as in vLLM: yarn stretches its original positions, linear those of the
+    config; llama3 gives the stretched number itself. transformers picks the angles of two kinds by
+    the longest row of a batch, and a row must not depend on those beside it: `dynamic` ends at the
+    positions of the config, `longrope` at its original ones (`modeling_rope_utils.py`,
+    `dynamic_rope_update`).
     """
     text = config.get("text_config")
     config = {**config, **text} if isinstance(text, dict) else config
     found = [config[key] for key in _LIMITS if type(config.get(key)) is int and config[key] > 0]
     if not found:
         return None
-    scaling = config.get("rope_scaling") or config.get("rope_parameters")
-    return _stretched(min(found), scaling if isinstance(scaling, dict) else {})
+    each = rotary_of(config)
+    return min(_stretched(min(found), kind, fields, config) for kind, fields in each)
 
 
-def _stretched(positions: int, scaling: Mapping[str, Any]) -> int:
-    """The positions after a rotary scaling that does not give the stretched number itself."""
-    kind, factor = scaling.get("rope_type", scaling.get("type")), scaling.get("factor")
-    if kind not in ("yarn", "linear", "dynamic") or not isinstance(factor, (int, float)):
+def rotary_of(config: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """The kinds of rotary positions with their settings: one for all layers, or one for each kind
+    of layer. Phi-3's `su` and `yarn` are what transformers calls longrope.
+    """
+    given = config.get("rope_parameters") or config.get("rope_scaling")
+    given = given if isinstance(given, Mapping) else {}
+    each = [one for one in given.values() if isinstance(one, Mapping)] or [given]
+    phi3 = config.get("model_type") == "phi3"
+    kinds = [str(one.get("rope_type", one.get("type", "default"))) for one in each]
+    named = ["longrope" if phi3 and kind in ("su", "yarn") else kind for kind in kinds]
+    return list(zip(named, each, strict=True))
+
+
+def _stretched(
+    positions: int, kind: str, scaling: Mapping[str, Any], config: Mapping[str, Any]
+) -> int:
+    """The positions with a rotary scaling."""
+    factor, key = scaling.get("factor"), "original_max_position_embeddings"
+    before = scaling.get(key, config.get(key))
+    if kind == "longrope":
+        return before if type(before) is int and before > 0 else positions
+    if kind not in ("yarn", "linear") or not isinstance(factor, (int, float)):
         return positions
     if not 1 <= factor < math.inf:
         return positions
-    before = scaling.get("original_max_position_embeddings") if kind == "yarn" else None
-    return int((before if type(before) is int else positions) * factor)
+    start = scaling.get(key) if kind == "yarn" else None
+    return int((start if type(start) is int else positions) * factor)

@@ -181,6 +181,10 @@ class Operator:
     """Parameters that may be a schedule of the Step."""
     limits: Mapping[str, Limit] = field(default_factory=lambda: MappingProxyType({}))
     """Parameter -> the values it takes; the check refuses others."""
+    fixed: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), compare=False)
+    """Parameter -> why it cannot change between two Steps of a run. All others can: what is made
+    from the next Step on is made with the new value.
+    """
     data_columns: str = ""
     """For a source that reads its parameter `data`: module:function of (data, split) that returns
     the file's columns.
@@ -194,7 +198,9 @@ class Operator:
     that cannot be known without reading them.
     """
     data_files: str = ""
-    """For such a source: module:function of (data, split) that returns its files, in order."""
+    """For such a source: module:function of (data, split) that returns its files, in order, or
+    digests (text) of rows that are in no file of the user's.
+    """
     normalises: Literal["", "group", "batch"] = ""
     """For an operator on advantages: the rows over which it makes them comparable."""
     log_probs: bool = False

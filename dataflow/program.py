@@ -15,6 +15,7 @@ from typing import Any
 
 from dataflow.calls import call_site, constructs, refused, require
 from dataflow.convention import Dialect
+from dataflow.display import Displayed
 from dataflow.errors import Origin
 from dataflow.graph import Graph
 from dataflow.limits import number, text, whole
@@ -112,13 +113,14 @@ class Carried:
     model: str
 
 
-class Program:
+class Program(Displayed):
     """Phases, one after another, in one run. Each is a Phase, or a pair of graph and steps.
 
     name: of its run folder; by default the graphs' names.
     """
 
     __slots__ = ("begins", "digest", "name", "origin", "phases")
+    _page = "dataflow.draw.pages:graph_page"
 
     def __init__(
         self,

@@ -1,6 +1,7 @@
 """The pytest plugin: a Contract in a test file becomes one test of each of its promises.
 
-Owns: that. Does not own: promises, or how they are tested (testing.py).
+Owns: that, and a line at the end where tests cannot import our packages. Does not own: promises,
+or how they are tested (testing.py).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from dataflow.importing import packages_hidden
 from dataflow.testing import Contract
 
 
@@ -22,6 +24,13 @@ def pytest_pycollect_makeitem(
     found: Any = ContractTests.from_parent(collector, name=name)
     found.contract = obj
     return found
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """pytest puts a test's folder first on the path, which may have a package of our name."""
+    told = packages_hidden() if terminalreporter.stats.get("error") else None
+    if told:
+        terminalreporter.write_line(told)
 
 
 class ContractTests(pytest.Collector):

@@ -6,14 +6,16 @@ declarations), the values that a parameter takes (limits.py).
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, overload
 
 from dataflow.calls import declares, require
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Schedule:
     """A number as a function of the Step (first Step: 1): from `start` to `stop` over `steps`, then
     `stop`. A warm-up runs from 0 to `start` over the first `warmup` Steps; the decay follows it.
@@ -24,6 +26,12 @@ class Schedule:
     stop: float
     steps: int
     warmup: int = 0
+
+    def __repr__(self) -> str:
+        """The call that makes it."""
+        body = f"{self.kind}({self.start!r}, {self.stop!r}, {self.steps})"
+        body = repr(self.start) if self.kind == "constant" else body
+        return f"warmup({self.warmup}, {body})" if self.warmup else body
 
     def at(self, step: int) -> float:
         """The value at a Step >= 1."""
@@ -41,16 +49,47 @@ Number = float | Schedule
 """For a parameter marked schedulable."""
 
 
+def _to_zero(function: Callable[..., Schedule]) -> Callable[..., Schedule]:
+    """A decay of which `stop` may be left out, by name or between the other two; it is then 0."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Schedule:
+        if len(args) == 2 and not kwargs:
+            return function(args[0], 0.0, args[1])
+        ends = len(args) > 1 or "stop" in kwargs or "steps" not in kwargs
+        return function(*args, **kwargs if ends else {"stop": 0.0, **kwargs})
+
+    return call
+
+
+@overload
+def linear(start: float, steps: int, /) -> Schedule: ...
+@overload
+def linear(start: float, stop: float = 0.0, *, steps: int) -> Schedule: ...
+@overload
+def linear(start: float, stop: float, steps: int) -> Schedule: ...
+@_to_zero
 @declares
 def linear(start: float, stop: float, steps: int) -> Schedule:
-    """From start at Step 1 to stop at Step `steps`, then constant."""
+    """From start at Step 1 to stop at Step `steps`, then constant. `linear(1e-6, 100)` goes to 0 in
+    100 Steps.
+    """
     _require("linear", steps, start=start, stop=stop)
     return Schedule(kind="linear", start=start, stop=stop, steps=steps)
 
 
+@overload
+def cosine(start: float, steps: int, /) -> Schedule: ...
+@overload
+def cosine(start: float, stop: float = 0.0, *, steps: int) -> Schedule: ...
+@overload
+def cosine(start: float, stop: float, steps: int) -> Schedule: ...
+@_to_zero
 @declares
 def cosine(start: float, stop: float, steps: int) -> Schedule:
-    """Half a cosine from start at Step 1 to stop at Step `steps`, then constant."""
+    """Half a cosine from start at Step 1 to stop at Step `steps`, then constant. `cosine(1e-6,
+    100)` goes to 0 in 100 Steps.
+    """
     _require("cosine", steps, start=start, stop=stop)
     return Schedule(kind="cosine", start=start, stop=stop, steps=steps)
 

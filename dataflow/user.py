@@ -253,12 +253,13 @@ def column_operator(
     limits: Mapping[str, Limit] | None = None,
     normalises: Any = "",
     conventions: Mapping[str, Convention] | None = None,
+    kernel: str = HOST_KERNEL,
 ) -> Operator:
     """Declare one of this project's own operators from its function on columns.
 
     columns: for each input, the columns that the function really reads (default: all that its
     schema declares). parent: inputs on an ancestor's rows. keeps, limits, normalises,
-    conventions: as in Operator.
+    conventions: as in Operator. kernel: module:Class of one that also reports metrics.
     """
     typed = inspect.signature(fn, eval_str=True)
     inputs = []
@@ -285,7 +286,7 @@ def column_operator(
         inputs=tuple(inputs),
         variadic=variadic,
         outputs=(_schema(fn, "the return value", typed.return_annotation),),
-        kernels={"host": HOST_KERNEL},
+        kernels={"host": kernel},
         keeps=keeps,
         limits=limits or {},
         normalises=normalises,

@@ -11,8 +11,9 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import pyarrow as pa
 
@@ -22,28 +23,34 @@ from dataflow.graph import Graph
 from dataflow.importing import import_from
 from dataflow.program import Phase, Program
 from dataflow.program_snapshot import identity, read, written
+from dataflow.scripts import kept
+from dataflow.settings import edited
 from dataflow.snapshot import fingerprint
 from engine import options as run_options
 from engine.attempts import OnStep, Result, StepHooks, attempts
-from engine.checkpoint.provenance import ProvenanceRecord, provenance
+from engine.background import RunHandle, refuse_second
+from engine.checkpoint.edits import edits
+from engine.checkpoint.layouts import layout_changes
+from engine.checkpoint.provenance import ProvenanceDifference, ProvenanceRecord, provenance
 from engine.checkpoint.safe import telling_what_is_safe
-from engine.checkpoint.store import CheckpointStore
+from engine.checkpoint.store import CheckpointStore, StoredCheckpoint
+from engine.finished import finished
+from engine.observe.ended import EndRecord
 from engine.observe.runfolder import RunFolder
 from engine.options import RunOptions
 from engine.peek import first_rows, phase_with
-from engine.phases import run_phases
+from engine.phases import place_of, run_phases
 from engine.plan.cluster import read_cluster
 from engine.plan.explain import explain
 from engine.plan.plan import Plan
 from engine.plan.planner import make_plan
 from engine.plan.program_plan import ProgramPlan, make_program_plan
-from engine.received import reading
-from engine.resuming import Beginning, beginning
+from engine.received import OPTIONS, reading
+from engine.resuming import Beginning, WantedRun, beginning, keep_changes
 from engine.run.early_end import Until
 
-__all__ = ["Result", "Until", "peek", "plan", "resume", "run"]
+__all__ = ["Result", "RunHandle", "Until", "peek", "plan", "resume", "run"]
 
-OPTIONS = "options.json"
 Runnable = Graph | CheckedGraph | Program | CheckedProgram
 
 
@@ -83,33 +90,75 @@ def _refuse_steps(options: RunOptions) -> None:
         raise PlanError(f"options: --steps: {problem}. Fix: (graph, {options.steps}) in it.")
 
 
+@overload
 def run(
     graph: Runnable,
     options: RunOptions | None = None,
     *,
     on_step: Sequence[OnStep] = (),
     until: Until | None = None,
-) -> Result:
+    wait: Literal[True] = True,
+) -> Result: ...
+@overload
+def run(
+    graph: Runnable,
+    options: RunOptions | None = None,
+    *,
+    on_step: Sequence[OnStep] = (),
+    until: Until | None = None,
+    wait: Literal[False],
+) -> RunHandle: ...
+def run(
+    graph: Runnable,
+    options: RunOptions | None = None,
+    *,
+    on_step: Sequence[OnStep] = (),
+    until: Until | None = None,
+    wait: bool = True,
+) -> Result | RunHandle:
     """Run a graph, or a Program, from its beginning. on_step: called with each Step's metrics, and
     again after the run went back to its last checkpoint. until: ends the run when it returns True.
+    wait: for its end; else the run goes on in a thread, and its handle is returned.
 
     Raises GraphError, PlanError, DataError before anything starts; KernelError or RunError if the
     run fails; StorageError, which says what is safe, if a file cannot be written.
     """
+    refuse_second()
     options = options or RunOptions()
     source = _source(graph)
     planned = _identified(plan(graph, options), source)
     name = options.name or planned.graph
-    with (
-        telling_what_is_safe(Path(options.runs) / name),
-        RunFolder.create(name, options.runs, overwrite=options.overwrite) as folder,
-    ):
-        folder.write_text("graph.json", written(source))
+    hooks = StepHooks(on_step=on_step, until=until)
+    text, script, notice = kept(written(source))
+    record = ProvenanceRecord(made_of=provenance(source, script=script.module))
+    begins = Beginning(record=record, notice=notice)
+    with telling_what_is_safe(Path(options.runs) / name):
+        folder = RunFolder.create(name, options.runs, overwrite=options.overwrite)
+    go = partial(_begun, planned, text, options, folder, begins)
+    if wait:
+        return go(hooks)
+    handle = RunHandle(folder.path, hooks.requests)
+    handle.start(partial(go, replace(hooks, on_step=(handle.follow, *on_step))))
+    return handle
+
+
+def _begun(
+    planned: Plan | ProgramPlan,
+    text: str,
+    options: RunOptions,
+    folder: RunFolder,
+    begins: Beginning,
+    hooks: StepHooks,
+) -> Result:
+    """A run in its new folder, from its records to its end. text: of graph.json. Closes it."""
+    with telling_what_is_safe(folder.path), folder, EndRecord(folder) as end:
+        folder.write_text("graph.json", text)
         folder.write_text("plan.json", planned.to_json())
         folder.write_text("plan.txt", explain(planned))
         folder.write_text(OPTIONS, run_options.to_json(options, path=_import_path()))
-        begins = Beginning(record=ProvenanceRecord(made_of=provenance(source)))
-        return _through(planned, options, folder, StepHooks(on_step=on_step, until=until), begins)
+        result = _through(planned, options, folder, hooks, begins)
+        end.tell(result.reason, interrupted=result.interrupted)
+    return result
 
 
 def _source(graph: Runnable) -> Graph | Program:
@@ -147,38 +196,79 @@ def resume(
     folder: Path | str,
     *,
     graph: Graph | Program | None = None,
+    settings: Sequence[str] = (),
     on_step: Sequence[OnStep] = (),
     until: Until | None = None,
     accept_changes: bool = False,
     **changes: Any,
 ) -> Result:
-    """Go on from a run folder's last checkpoint. changes: options with new values, such as steps=.
+    """Go on from a run folder's last checkpoint. settings: parameters with other values from the
+    next Step on, such as "train_policy.lr=1e-5". changes: options with new values, such as steps=.
+    Where no Step is left to do, nothing in the folder changes.
 
     A run that was killed before its first checkpoint starts over, and says so. graph: for a run
     whose functions cannot be imported (a lambda, a notebook's). accept_changes: parameters, data,
-    models and source files may differ from the next Step on, which is recorded in changes.json and
-    every later checkpoint. Raises CheckpointError for damaged checkpoints, changes that are not
-    accepted and missing metrics; RunError if the folder is not a run's.
+    models and source files may differ from the next Step on. Whatever changes is recorded, with its
+    first Step, in changes.json and every later checkpoint. Raises CheckpointError for damaged
+    checkpoints, changes that are not accepted, settings that cannot change in a run, and missing
+    metrics; RunError if the folder is not a run's.
     """
+    refuse_second()
     path = Path(folder)
+    for name in (name for name in changes if name in run_options.OF_ITS_START):
+        why = run_options.OF_ITS_START[name]
+        raise RunError(f"resume: {name} does not change in a resume: {why}. Fix: leave it out.")
     with telling_what_is_safe(path), RunFolder.open_existing(path) as opened:
-        text = _recorded(path / OPTIONS)
-        options, imports = run_options.from_json(text, changes, str(path / OPTIONS))
+        told = _recorded(path / OPTIONS)
+        options, imports = run_options.from_json(told, changes, str(path / OPTIONS))
         import_from(imports)
-        kept = _recorded(path / "graph.json")
+        recorded = _recorded(path / "graph.json")
         with reading(path / "graph.json"):
-            again = graph or read(kept, str(path / "graph.json"))
+            was = graph or read(recorded, str(path / "graph.json"))
+            again = edited(was, settings) if settings else was
             checked = check(again)
         planned = _identified(plan(checked, options), again)
-        store = CheckpointStore(opened.checkpoints, keep=options.keep)
-        made_of = provenance(again)
-        begins = beginning(opened, store, made_of, identity(again), accept=accept_changes)
-        if graph is not None:
-            opened.write_text("graph.json", written(graph))
+        latest = CheckpointStore(opened.checkpoints, keep=options.keep).latest()
+        done = finished(planned, options, opened, latest)
+        text, script, notice = kept(written(again))
+        wanted = WantedRun(
+            made_of=provenance(again, script=script.module),
+            graph=identity(again),
+            accept=accept_changes,
+            edits=edits(was, again),
+            layouts=_layouts(opened, planned),
+            ended=_ended(planned, opened, latest),
+        )
+        begins = beginning(opened, latest, wanted)
+        if done is not None:
+            return done
+        keep_changes(opened, begins)
+        begins = replace(begins, notice=notice)
+        if graph is not None or settings:
+            opened.write_text("graph.json", text)
         opened.write_text(OPTIONS, run_options.to_json(options, path=_import_path()))
         opened.write_text("plan.json", planned.to_json())
         opened.write_text("plan.txt", explain(planned))
-        return _through(planned, options, opened, StepHooks(on_step=on_step, until=until), begins)
+        hooks = StepHooks(on_step=on_step, until=until)
+        with EndRecord(opened) as end:
+            result = _through(planned, options, opened, hooks, begins)
+            end.tell(result.reason, interrupted=result.interrupted)
+    return result
+
+
+def _layouts(folder: RunFolder, planned: Plan | ProgramPlan) -> list[ProvenanceDifference]:
+    """What the run does otherwise than it did, so that its last bits may differ."""
+    recorded = folder.path / "plan.json"
+    if not recorded.is_file():
+        return []
+    return layout_changes(recorded.read_text(encoding="utf-8", errors="replace"), planned.to_json())
+
+
+def _ended(planned: Plan | ProgramPlan, folder: RunFolder, latest: StoredCheckpoint | None) -> int:
+    """How many phases are over."""
+    if isinstance(planned, Plan) or latest is None:
+        return 0
+    return place_of(planned, folder, latest).number - 1
 
 
 def peek(

@@ -18,6 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import pyarrow as pa
+
+from dataflow.display import Displayed
 from dataflow.errors import RunError, StorageError
 from dataflow.program import Threshold
 from dataflow.storage import writing
@@ -30,11 +33,13 @@ from engine.coordinator.core import Coordinator, Settings
 from engine.coordinator.messages import Finish, Rollback, StopRequested
 from engine.observe.accounts import RunMetrics
 from engine.observe.events import EventStream, Opened, StepEnded, at_each_step
+from engine.observe.history import history
 from engine.observe.logs import logged
 from engine.observe.progress import Progress
 from engine.observe.runfolder import RunFolder
 from engine.observe.runlog import RunLog
 from engine.observe.samples import SamplesBehind, SampleWriter
+from engine.observe.silent_failures import silent_failures
 from engine.observe.sinks import JsonLines, TensorBoard, View, Wandb, recorded_row
 from engine.observe.trace import Trace
 from engine.options import RunOptions
@@ -44,6 +49,7 @@ from engine.run.early_end import EarlyEnd, Until, reached
 from engine.run.files import DiskStore
 from engine.run.loop import Loop
 from engine.run.probes import Probes
+from engine.run.requests import RunRequests
 from engine.run.signals import StopSignals
 from engine.run.watchdog import Watchdog
 from engine.run.workers import Workers
@@ -58,8 +64,10 @@ OnStep = Callable[[Mapping[str, float]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class Result(Displayed):
     """How a run ended. metrics: the last Step's row. checkpoint: the last checkpoint's folder."""
+
+    _page = "engine.pages:result_page"
 
     folder: Path
     reason: str
@@ -75,19 +83,32 @@ class Result:
     signal: int = 0
     """The signal that ended it (Ctrl-C: SIGINT), after a checkpoint; 0: none did."""
 
+    def __repr__(self) -> str:
+        return f"Result({str(self.folder)!r}: {self.reason}, step {self.step})"
+
     @property
     def interrupted(self) -> bool:
         """Whether a signal ended it."""
         return self.signal != 0
 
+    @property
+    def history(self) -> pa.Table:
+        """Every Step's metrics, also those before a resume, a column each: null where a Step lacks
+        one, or its number was not finite.
+        """
+        return history(self.folder / "metrics.jsonl")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepHooks:
-    """What is called with each Step's row, and ends the run. threshold: what ends its phase."""
+    """What is called with each Step's row, and ends the run. threshold: what ends its phase.
+    requests: wishes of whoever started it.
+    """
 
     on_step: Sequence[OnStep] = ()
     until: Until | None = None
     threshold: Threshold | None = None
+    requests: RunRequests = field(default_factory=RunRequests)
 
 
 class RunFrame:
@@ -96,15 +117,23 @@ class RunFrame:
     """
 
     def __init__(
-        self, plans: Sequence[Plan], options: RunOptions, folder: RunFolder, stack: ExitStack
+        self,
+        plans: Sequence[Plan],
+        options: RunOptions,
+        folder: RunFolder,
+        stack: ExitStack,
+        *,
+        notice: str = "",
     ) -> None:
-        """stack: ended with the run."""
+        """stack: ended with the run. notice: said at once, if there is one."""
         self._checkpoints = folder.checkpoints
         self.signals = stack.enter_context(StopSignals(options.grace, self._kept))
         alone = {_alone(plan) for plan in plans}
         name = alone.pop() if len(alone) == 1 else ""
         stack.enter_context(logged(folder.log(name or "coordinator")))
         self.log = RunLog(strict=options.strict)
+        if notice:
+            _log.warning("%s", notice)
 
     def _kept(self) -> str:
         """The checkpoint to resume from, in words."""
@@ -121,7 +150,7 @@ def attempts(
     what a kernel raised, RunError, or KeyboardInterrupt if a signal ends the run at once.
     """
     with ExitStack() as stack:
-        frame = RunFrame([plan], options, folder, stack)
+        frame = RunFrame([plan], options, folder, stack, notice=begins.notice)
         return attempts_within(frame, plan, options, folder, hooks, begins)[0]
 
 
@@ -175,7 +204,7 @@ class _Run:
         self._phase = plan.phase.number if plan.phase else 0
         pinned = plan.phase.pinned if plan.phase else ()
         self.store = CheckpointStore(folder.checkpoints, keep=options.keep, pinned=pinned)
-        self._best = BestVersions(folder.checkpoints, _kept_best(plan), phase=self._phase)
+        self._best = best_versions(plan, folder)
         self.step = plan.first
         self._metrics: Mapping[str, float] = {}
         self._stored_at: float | None = None
@@ -200,7 +229,7 @@ class _Run:
         """One attempt, from this checkpoint or from the beginning."""
         plan, begun = self._plan, latest.step if latest else self._plan.first
         coordinator, hooks = Coordinator(plan, self._settings()), self._hooks
-        early = EarlyEnd(self._signals, hooks.until, hooks.threshold)
+        early = EarlyEnd(self._signals, hooks.until, hooks.threshold, requests=hooks.requests)
         if latest is not None and has_passed(hooks.threshold, self._folder, latest.step):
             early.pass_at_once()
         with ExitStack() as stack:
@@ -212,6 +241,7 @@ class _Run:
                 stream.add(subscriber)
             for take in self._on_step:
                 stream.on(take, StepEnded)
+            stream.add(silent_failures(plan, self._folder.samples, stream))
             stream.add(early)
             stream.on(stack.enter_context(_settled_memory()), Opened)
             store = DiskStore(plan, self.store, self._best, latest, record)
@@ -230,14 +260,13 @@ class _Run:
         """How the run ended. Deletes samples of a Step that never closed, as its recorder died."""
         SampleWriter(self._folder.samples).truncate_after(self.step)
         last, stopped = self.store.latest(), self._stopped
-        trained = [m for m in self._plan.models if m.writer] if last else []
         return Result(
             folder=self._folder.path,
             reason=finish.reason,
             step=self.step,
             metrics=self._metrics,
             checkpoint=last.path if last else None,
-            trained={m.name: last.path / m.writer for m in trained if last},
+            trained=trained_in(self._plan, last.path) if last else {},
             best=self._best.paths(),
             signal=stopped.signal if stopped is not None and stopped.reason == finish.reason else 0,
         )
@@ -252,7 +281,7 @@ class _Run:
         stopped, threshold = self._stopped, self._hooks.threshold
         own = threshold is not None and finish.reason == reached(threshold)
         asked = stopped is not None and stopped.reason == finish.reason and not own
-        return not asked and not self._signals.requested
+        return not (asked or self._signals.requested or self._hooks.requests.stopping)
 
     def _settings(self) -> Settings:
         return Settings(
@@ -356,12 +385,25 @@ def _config(plan: Plan, options: RunOptions) -> dict[str, Any]:
 
 def _progress(plan: Plan, options: RunOptions) -> Progress:
     """The display, of which a phase shows only its own Steps."""
+    lag = any(source.max_lag for source in plan.sources)
+    told: dict[str, Any] = {"every": options.log_every, "lag": lag}
     if plan.phase is None:
-        return Progress(options.steps, title=plan.graph)
+        return Progress(options.steps, title=plan.graph, **told)
     phase, steps = plan.phase, options.steps
     last = None if steps is None else phase.first + steps
     named = f"phase {phase.number}/{phase.count} {plan.graph}"
-    return Progress(last, title=phase.program, phase=named, first=phase.first)
+    return Progress(last, title=phase.program, phase=named, first=phase.first, **told)
+
+
+def trained_in(plan: Plan, checkpoint: Path) -> dict[str, Path]:
+    """Model name -> its Hugging Face directory in a checkpoint of this plan."""
+    return {m.name: checkpoint / m.writer for m in plan.models if m.writer}
+
+
+def best_versions(plan: Plan, folder: RunFolder) -> BestVersions:
+    """The best versions that evaluate nodes of this plan keep."""
+    phase = plan.phase.number if plan.phase else 0
+    return BestVersions(folder.checkpoints, _kept_best(plan), phase=phase)
 
 
 def _kept_best(plan: Plan) -> dict[str, int]:

@@ -15,10 +15,12 @@ from typing import Any, Literal
 
 import msgspec
 
+from dataflow.calls import constructs
 from dataflow.errors import PlanError, RunError, nearest
 from engine.plan.placing import Placing
 
 
+@constructs
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:  # the fields' docstrings are the command line's help
     """How the run is run; the graph's own parameters say what it computes."""
@@ -79,10 +81,21 @@ class RunOptions:  # the fields' docstrings are the command line's help
     """Make warnings errors: nothing runs that looks wrong."""
     progress: bool = True
     """Show progress."""
+    log_every: int = 0
+    """Steps between progress lines off a terminal; 0: each of the first 100, then every 10th."""
     watchdog: float = 300.0
     """Seconds without progress after which the run stops and names who waits for whom."""
     heartbeat: float = 30.0
     """Seconds of silence after which a Worker's process is killed and counts as lost."""
+
+
+OF_ITS_START: Mapping[str, str] = {
+    "seed": "every draw that is still to come depends on it",
+    "name": "the folder says which run goes on",
+    "runs": "the folder says which run goes on",
+    "overwrite": "a resume goes on in the folder as it is",
+}
+"""Options that a run has from its start, and why a resume has no others."""
 
 
 def placing(options: RunOptions) -> Placing:

@@ -59,7 +59,7 @@ def run_phases(
     """
     place, best = place_of(planned, folder, begins.checkpoint), {}
     with ExitStack() as stack:
-        frame = RunFrame(planned.phases, options, folder, stack)
+        frame = RunFrame(planned.phases, options, folder, stack, notice=begins.notice)
         for warning in planned.warnings:
             frame.log.warn(warning)
         while True:

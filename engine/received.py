@@ -10,16 +10,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from dataflow.errors import DataflowError
+from dataflow.errors import DataflowError, RunError
 from dataflow.importing import import_path, located
 from dataflow.program_snapshot import named_modules
 from dataflow.written import unread
+from engine.options import RunOptions, from_json
 
 _IMPOSSIBLE = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError),
     *(RecursionError, TypeError, ValueError),
 )
 """What our own code raises for a value that no run writes."""
+
+OPTIONS = "options.json"
 
 
 @contextmanager
@@ -39,8 +42,22 @@ def text_of(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        problem = f"expected a graph, found what cannot be read: {error}"
-        raise unread(problem, "give a run's graph.json", str(path)) from None
+        what = "options" if path.name == OPTIONS else "a graph"
+        problem = f"expected {what}, found what cannot be read: {error}"
+        raise unread(problem, f"give a run's {path.name}", str(path)) from None
+
+
+def kept_options(folder: Path) -> tuple[RunOptions, tuple[str, ...]]:
+    """A run folder's options, and the folders that the run imported from. Raises RunError, and
+    GraphError where the file is no text.
+    """
+    path = folder / OPTIONS
+    if not path.is_file():
+        problem = "expected the options of the run, found no such file"
+        fix = "restore it, or name the module:function that made the graph"
+        raise RunError(f"{path}: {problem}. Fix: {fix}.")
+    with reading(path):
+        return from_json(text_of(path), {}, str(path))
 
 
 def imports(path: Path, folders: Sequence[str] = ()) -> list[str]:

@@ -1,8 +1,9 @@
 """Where a run begins: at its start, or at a checkpoint that it may resume from.
 
 Owns: choosing that checkpoint, refusing a run that is made of something else now or whose metrics
-have a gap, the record of accepted changes. Does not own: what counts as a change
-(engine/checkpoint/provenance.py), reading the checkpoint (engine/run/files.py).
+have a gap, the record of changes. Does not own: what counts as a change
+(engine/checkpoint/provenance.py), what settings may change (engine/checkpoint/edits.py), reading
+the checkpoint (engine/run/files.py).
 
     changes.json    {"step": of the cut, "made_of": since then,
                      "changes": [{step, where, what, old, new}, ...]}
@@ -17,7 +18,9 @@ from dataclasses import dataclass
 import msgspec
 
 from dataflow.errors import CheckpointError, RunError
+from dataflow.shown import printable
 from engine.checkpoint.cut import Cut, read_cut
+from engine.checkpoint.edits import Edit, require_changeable
 from engine.checkpoint.provenance import (
     AcceptedChange,
     Provenance,
@@ -25,7 +28,7 @@ from engine.checkpoint.provenance import (
     ProvenanceRecord,
     differences,
 )
-from engine.checkpoint.store import CheckpointStore, StoredCheckpoint
+from engine.checkpoint.store import StoredCheckpoint
 from engine.observe.runfolder import RunFolder
 from engine.observe.sinks import recorded_steps
 
@@ -33,11 +36,30 @@ CHANGES = "changes.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WantedRun:
+    """The run as it would go on. accept: record any difference. edits: what settings change, which
+    is accepted by itself. layouts: what its plan does differently, which is only recorded.
+    ended: phases of its Program that are over.
+    """
+
+    made_of: Provenance
+    graph: str
+    accept: bool = False
+    edits: Sequence[Edit] = ()
+    layouts: Sequence[ProvenanceDifference] = ()
+    ended: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Beginning:
-    """Where the first attempt begins (None: at the start). record: goes into every later cut."""
+    """Where the first attempt begins (None: at the start). record: goes into every later cut.
+    found: what it changes after the checkpoint. notice: said once, before anything runs.
+    """
 
     record: ProvenanceRecord
     checkpoint: StoredCheckpoint | None = None
+    found: tuple[ProvenanceDifference, ...] = ()
+    notice: str = ""
 
 
 class _Accepted(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -48,39 +70,41 @@ class _Accepted(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     changes: list[AcceptedChange]
 
 
-def beginning(
-    folder: RunFolder,
-    store: CheckpointStore,
-    made_of: Provenance,
-    graph: str,
-    *,
-    accept: bool = False,
-) -> Beginning:
-    """Where a resume begins. made_of, graph (a digest): of the run as it would go on. accept:
-    record differences. Else CheckpointError names them; it also tells of damaged checkpoints.
+def beginning(folder: RunFolder, latest: StoredCheckpoint | None, wanted: WantedRun) -> Beginning:
+    """Where a resume begins. latest: its newest checkpoint. Raises CheckpointError that names
+    differences that nobody accepted, and settings that cannot change in a run.
     """
-    latest = store.latest()
     if latest is None:
-        _say_that_it_starts_over(folder)
-        return Beginning(record=ProvenanceRecord(made_of=made_of))
+        return Beginning(record=ProvenanceRecord(made_of=wanted.made_of))
     cut = read_cut(latest.path, latest.step)
     known = _accepted(folder, cut)
-    found = _differences(known, cut, made_of, graph) + _gap(folder, cut.step)
-    before = known.changes if known else ()
-    if not found:
-        record = ProvenanceRecord(made_of=made_of, changes=before)
-        return Beginning(record=record, checkpoint=latest)
-    if not accept:
-        raise CheckpointError(_refusal(folder, cut.step, found))
-    now = [
+    found = _differences(known, cut, wanted)
+    asked = {(edit.where, edit.what): edit for edit in wanted.edits}
+    real = [asked[d.where, d.what] for d in found if (d.where, d.what) in asked]
+    require_changeable(real, str(folder.path), ended=wanted.ended)
+    others = [d for d in found if (d.where, d.what) not in asked]
+    others += _gap(folder, cut.step)
+    if others and not wanted.accept:
+        raise CheckpointError(_refusal(folder, cut.step, others))
+    found = [d for d in found if (d.where, d.what) in asked] + others + list(wanted.layouts)
+    changes = known.changes if known else ()
+    changes += tuple(
         AcceptedChange(step=cut.step + 1, where=d.where, what=d.what, old=d.old, new=d.new)
         for d in found
-    ]
-    record = ProvenanceRecord(made_of=made_of, changes=(*before, *now))
-    kept = _Accepted(step=cut.step, made_of=made_of, changes=list(record.changes))
-    folder.write_text(CHANGES, msgspec.json.format(msgspec.json.encode(kept)).decode())
-    _say(f"{folder.path}: from step {cut.step + 1} on:\n{_listed(found)}")
-    return Beginning(record=record, checkpoint=latest)
+    )
+    record = ProvenanceRecord(made_of=wanted.made_of, changes=changes)
+    return Beginning(record=record, checkpoint=latest, found=tuple(found))
+
+
+def keep_changes(folder: RunFolder, begins: Beginning) -> None:
+    """Write what changes after the checkpoint, if anything does, and say it."""
+    if begins.checkpoint is None:
+        _say_that_it_starts_over(folder)
+    elif begins.found:
+        step, record = begins.checkpoint.step, begins.record
+        kept = _Accepted(step=step, made_of=record.made_of, changes=list(record.changes))
+        folder.write_text(CHANGES, msgspec.json.format(msgspec.json.encode(kept)).decode())
+        _say(f"{folder.path}: from step {step + 1} on:\n{_listed(begins.found)}")
 
 
 def _accepted(folder: RunFolder, cut: Cut) -> ProvenanceRecord | None:
@@ -98,13 +122,14 @@ def _accepted(folder: RunFolder, cut: Cut) -> ProvenanceRecord | None:
 
 
 def _differences(
-    known: ProvenanceRecord | None, cut: Cut, made_of: Provenance, graph: str
+    known: ProvenanceRecord | None, cut: Cut, wanted: WantedRun
 ) -> list[ProvenanceDifference]:
     if known is not None:
-        return differences(known.made_of, made_of)
-    if cut.graph == graph:  # a digest is all that there is
+        return differences(known.made_of, wanted.made_of)
+    if cut.graph == wanted.graph:  # an older version kept nothing but a digest of the graph
         return []
-    return [ProvenanceDifference(where="graph", what="its digest", old=cut.graph, new=graph)]
+    told = "that of an older version's checkpoint, which kept no parameters"
+    return [ProvenanceDifference(where="graph", what="nodes", old=told, new="others")]
 
 
 def _gap(folder: RunFolder, until: int) -> list[ProvenanceDifference]:
@@ -147,4 +172,4 @@ def _say_that_it_starts_over(folder: RunFolder) -> None:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(printable(text), file=sys.stderr, flush=True)

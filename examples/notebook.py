@@ -7,6 +7,8 @@ Run: python examples/notebook.py
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 # %% A model and data. In your notebook these are your own paths.
 import tiny
 
@@ -64,6 +66,17 @@ result = resume(
     steps=10,
 )
 print(result.reason, [round(reward, 3) for reward in curve])
+
+# %% How it went, as a table of every Step's metrics. In a notebook, a result as the last line of a
+# cell shows plots; a graph shows its drawing, a plan its nodes, a batch its first rows.
+print(result.history.select(["step", "reward/mean"]).to_pylist()[-1])
+
+# %% A run in a thread: the notebook stays usable. A handle has the metrics so far, stops the run,
+# has it write a checkpoint, and waits for its end.
+handle = run(graph, replace(options, steps=1000), wait=False)
+print(handle)
+handle.stop()
+print(handle.result().reason)
 
 # %% The trained model is a Hugging Face directory.
 print(result.trained["policy"])

@@ -5,9 +5,11 @@ Use it when good answers are rare and clear: no negative examples, so nothing di
 
 from __future__ import annotations
 
+from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
 from operators.data import prompts
+from operators.evaluation import held_out
 from operators.generate import generate
 from operators.losses import supervised_loss
 from operators.reward import reward
@@ -16,6 +18,7 @@ from operators.select import best_of, select
 from operators.train import train
 
 
+@declares
 def best_of_n(
     base: str,
     data: str,
@@ -27,12 +30,14 @@ def best_of_n(
     above: float = 0.5,
     lr: Number = 1e-5,
     max_lag: int = 0,
+    eval_data: str | None = None,
+    eval_every: int = 50,
 ) -> Graph:
     """Supervised training on the best of n answers, where it is good enough.
 
     Args:
         base: Hugging Face model directory or hub name.
-        data: Parquet or JSONL of prompts, or a reasoning_gym: task.
+        data: Parquet, JSONL or CSV of prompts, or a reasoning_gym: or hf: source.
         reward_fn: a function with TRL's signature, module:function on the command line.
         n: answers to each prompt.
         batch: prompts per Step.
@@ -40,10 +45,14 @@ def best_of_n(
         above: the reward that the best answer has to exceed.
         lr: learning rate, or a schedule of the Step.
         max_lag: how many versions old a row's weights may be when it is trained; 0 is synchronous.
+        eval_data: held-out prompts, which the policy answers greedily; None: no evaluation.
+        eval_every: Steps between evaluations; one comes before the first Step, one at the end.
     """
     policy = Model("policy", base, trainable=True)
     prompt = prompts(data, batch=batch)
     rollout = generate(policy, prompt, n=n, max_tokens=max_tokens, max_lag=max_lag, name="rollout")
     score = reward(reward_fn, rollout, name="score")
     best = select(rollout, where=best_of(score, k=1, above=above))
-    return Graph("best_of_n", train(policy, best, loss=supervised_loss(), lr=lr))
+    sink = train(policy, best, loss=supervised_loss(), lr=lr)
+    evaluation = held_out(policy, eval_data, reward_fn, every=eval_every, max_tokens=max_tokens)
+    return Graph("best_of_n", sink, *evaluation)

@@ -5,10 +5,12 @@ Use it when many groups have equal rewards, or answers run into their limit.
 
 from __future__ import annotations
 
+from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
 from operators.advantage import group_advantage, overlong_penalty
 from operators.data import prompts
+from operators.evaluation import held_out
 from operators.generate import generate
 from operators.losses import clipped_policy_loss
 from operators.reward import reward
@@ -17,6 +19,7 @@ from operators.select import mixed_groups, select
 from operators.train import train
 
 
+@declares
 def dapo(
     base: str,
     data: str,
@@ -29,12 +32,14 @@ def dapo(
     lr: Number = 1e-6,
     minibatches: int = 16,
     max_lag: int = 0,
+    eval_data: str | None = None,
+    eval_every: int = 50,
 ) -> Graph:
     """Replace groups of equal rewards, punish the last tokens before the limit, clip less above.
 
     Args:
         base: Hugging Face model directory or hub name.
-        data: Parquet or JSONL of prompts, or a reasoning_gym: task.
+        data: Parquet, JSONL or CSV of prompts, or a reasoning_gym: or hf: source.
         reward_fn: a function with TRL's signature, module:function on the command line.
         n: answers to each prompt.
         batch: prompts per Step.
@@ -43,6 +48,8 @@ def dapo(
         lr: learning rate, or a schedule of the Step.
         minibatches: updates per Step.
         max_lag: how many versions old a row's weights may be when it is trained; 0 is synchronous.
+        eval_data: held-out prompts, which the policy answers greedily; None: no evaluation.
+        eval_every: Steps between evaluations; one comes before the first Step, one at the end.
     """
     policy = Model("policy", base, trainable=True)
     prompt = prompts(data, batch=batch)
@@ -52,4 +59,6 @@ def dapo(
     shaped = overlong_penalty(rollout, score, max_tokens=max_tokens, buffer=buffer)
     advantage = group_advantage(rollout, shaped, name="advantage")
     loss = clipped_policy_loss(advantage, clip=(0.2, 0.28))
-    return Graph("dapo", train(policy, rollout, loss=loss, lr=lr, minibatches=minibatches))
+    sink = train(policy, rollout, loss=loss, lr=lr, minibatches=minibatches)
+    evaluation = held_out(policy, eval_data, reward_fn, every=eval_every, max_tokens=max_tokens)
+    return Graph("dapo", sink, *evaluation)

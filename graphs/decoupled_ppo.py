@@ -5,18 +5,22 @@ Use it when generation and training overlap, so that rows are several versions o
 
 from __future__ import annotations
 
+from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
 from operators.advantage import group_advantage
 from operators.data import prompts
+from operators.evaluation import held_out
 from operators.forward import logprobs
 from operators.generate import generate
 from operators.losses import decoupled_policy_loss
 from operators.reward import reward
 from operators.rewards import RewardFn
+from operators.select import mixed_groups, select
 from operators.train import train
 
 
+@declares
 def decoupled_ppo(
     base: str,
     data: str,
@@ -28,12 +32,15 @@ def decoupled_ppo(
     lr: Number = 1e-6,
     minibatches: int = 4,
     max_lag: int = 4,
+    drop_uniform: bool = False,
+    eval_data: str | None = None,
+    eval_every: int = 50,
 ) -> Graph:
     """Asynchronous: rows of several versions; the sampler's log-probs only weigh, they do not clip.
 
     Args:
         base: Hugging Face model directory or hub name.
-        data: Parquet or JSONL of prompts, or a reasoning_gym: task.
+        data: Parquet, JSONL or CSV of prompts, or a reasoning_gym: or hf: source.
         reward_fn: a function with TRL's signature, module:function on the command line.
         n: answers to each prompt.
         batch: prompts per Step.
@@ -41,12 +48,19 @@ def decoupled_ppo(
         lr: learning rate, or a schedule of the Step.
         minibatches: updates per Step.
         max_lag: how many versions old a row's weights may be when it is trained; 0 is synchronous.
+        drop_uniform: leave out groups whose rewards are all equal: their advantages are all 0.
+        eval_data: held-out prompts, which the policy answers greedily; None: no evaluation.
+        eval_every: Steps between evaluations; one comes before the first Step, one at the end.
     """
     policy = Model("policy", base, trainable=True)
     prompt = prompts(data, batch=batch)
     rollout = generate(policy, prompt, n=n, max_tokens=max_tokens, max_lag=max_lag, name="rollout")
     score = reward(reward_fn, rollout, name="score")
+    if drop_uniform:
+        rollout, score = select(rollout, score, where=mixed_groups(score))
     proximal = logprobs(policy, rollout, name="proximal")
     advantage = group_advantage(rollout, score, name="advantage")
     loss = decoupled_policy_loss(advantage, proximal=proximal)
-    return Graph("decoupled_ppo", train(policy, rollout, loss=loss, lr=lr, minibatches=minibatches))
+    sink = train(policy, rollout, loss=loss, lr=lr, minibatches=minibatches)
+    evaluation = held_out(policy, eval_data, reward_fn, every=eval_every, max_tokens=max_tokens)
+    return Graph("decoupled_ppo", sink, *evaluation)

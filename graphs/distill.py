@@ -5,6 +5,7 @@ Use it when there is a better model of the same tokenizer.
 
 from __future__ import annotations
 
+from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
 from operators.data import prompts
@@ -14,6 +15,7 @@ from operators.losses import distillation_loss
 from operators.train import train
 
 
+@declares
 def distill(
     base: str,
     teacher: str,
@@ -30,7 +32,7 @@ def distill(
     Args:
         base: Hugging Face model directory or hub name.
         teacher: the teacher's model directory or hub name.
-        data: Parquet or JSONL of prompts, or a reasoning_gym: task.
+        data: Parquet, JSONL or CSV of prompts, or a reasoning_gym: or hf: source.
         batch: prompts per Step.
         max_tokens: longest answer.
         top_k: how many of the teacher's likeliest tokens are compared.

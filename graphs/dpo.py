@@ -5,6 +5,7 @@ Use it when preferences have been collected, and nothing is to be generated.
 
 from __future__ import annotations
 
+from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
 from operators.data import preferences
@@ -13,6 +14,7 @@ from operators.losses import dpo_loss
 from operators.train import train
 
 
+@declares
 def dpo(
     base: str,
     data: str,
@@ -26,7 +28,7 @@ def dpo(
 
     Args:
         base: Hugging Face model directory or hub name.
-        data: Parquet or JSONL with prompt, chosen and rejected.
+        data: Parquet, JSONL or CSV with prompt, chosen and rejected.
         batch: pairs per Step.
         beta: how far the policy may move from the base.
         lr: learning rate, or a schedule of the Step.

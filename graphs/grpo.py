@@ -5,18 +5,22 @@ Use it first: rewards that compare several answers to a prompt are all that it n
 
 from __future__ import annotations
 
+from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
 from operators.advantage import group_advantage
 from operators.data import prompts
+from operators.evaluation import held_out
 from operators.forward import logprobs
 from operators.generate import generate
 from operators.losses import clipped_policy_loss
 from operators.reward import reward
 from operators.rewards import RewardFn
+from operators.select import mixed_groups, select
 from operators.train import train
 
 
+@declares
 def grpo(
     base: str,
     data: str,
@@ -29,12 +33,15 @@ def grpo(
     lr: Number = 1e-6,
     minibatches: int = 1,
     max_lag: int = 0,
+    drop_uniform: bool = False,
+    eval_data: str | None = None,
+    eval_every: int = 50,
 ) -> Graph:
     """Group-relative policy optimisation.
 
     Args:
         base: Hugging Face model directory or hub name.
-        data: Parquet or JSONL of prompts, or a reasoning_gym: task.
+        data: Parquet, JSONL or CSV of prompts, or a reasoning_gym: or hf: source.
         reward_fn: a function with TRL's signature, module:function on the command line.
         n: answers to each prompt.
         batch: prompts per Step.
@@ -43,12 +50,19 @@ def grpo(
         lr: learning rate, or a schedule of the Step.
         minibatches: updates per Step.
         max_lag: how many versions old a row's weights may be when it is trained; 0 is synchronous.
+        drop_uniform: leave out groups whose rewards are all equal: their advantages are all 0.
+        eval_data: held-out prompts, which the policy answers greedily; None: no evaluation.
+        eval_every: Steps between evaluations; one comes before the first Step, one at the end.
     """
     policy = Model("policy", base, trainable=True)
     prompt = prompts(data, batch=batch)
     rollout = generate(policy, prompt, n=n, max_tokens=max_tokens, max_lag=max_lag, name="rollout")
     score = reward(reward_fn, rollout, name="score")
+    if drop_uniform:
+        rollout, score = select(rollout, score, where=mixed_groups(score))
     reference = logprobs(Model("reference", base), rollout)
     advantage = group_advantage(rollout, score, name="advantage")
     loss = clipped_policy_loss(advantage, reference=reference, clip=0.2, beta=beta)
-    return Graph("grpo", train(policy, rollout, loss=loss, lr=lr, minibatches=minibatches))
+    sink = train(policy, rollout, loss=loss, lr=lr, minibatches=minibatches)
+    evaluation = held_out(policy, eval_data, reward_fn, every=eval_every, max_tokens=max_tokens)
+    return Graph("grpo", sink, *evaluation)

@@ -5,9 +5,11 @@ Use it when a reward ranks answers, and its scale means nothing.
 
 from __future__ import annotations
 
+from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
 from operators.data import prompts
+from operators.evaluation import held_out
 from operators.forward import logprobs
 from operators.generate import generate
 from operators.losses import dpo_loss
@@ -17,6 +19,7 @@ from operators.select import pair, select
 from operators.train import train
 
 
+@declares
 def online_dpo(
     base: str,
     data: str,
@@ -28,12 +31,14 @@ def online_dpo(
     beta: float = 0.1,
     lr: Number = 5e-7,
     max_lag: int = 0,
+    eval_data: str | None = None,
+    eval_every: int = 50,
 ) -> Graph:
     """The best and the worst answer to each prompt are a pair; equal rewards make none.
 
     Args:
         base: Hugging Face model directory or hub name.
-        data: Parquet or JSONL of prompts, or a reasoning_gym: task.
+        data: Parquet, JSONL or CSV of prompts, or a reasoning_gym: or hf: source.
         reward_fn: a function with TRL's signature, module:function on the command line.
         n: answers to each prompt.
         batch: prompts per Step.
@@ -41,6 +46,8 @@ def online_dpo(
         beta: how far the policy may move from the base.
         lr: learning rate, or a schedule of the Step.
         max_lag: how many versions old a row's weights may be when it is trained; 0 is synchronous.
+        eval_data: held-out prompts, which the policy answers greedily; None: no evaluation.
+        eval_every: Steps between evaluations; one comes before the first Step, one at the end.
     """
     policy = Model("policy", base, trainable=True)
     prompt = prompts(data, batch=batch)
@@ -50,4 +57,6 @@ def online_dpo(
     rollout, pairs = select(rollout, pairs, where=pairs, refill=True)
     reference = logprobs(Model("reference", base), rollout)
     loss = dpo_loss(pairs, reference=reference, beta=beta)
-    return Graph("online_dpo", train(policy, rollout, loss=loss, lr=lr))
+    sink = train(policy, rollout, loss=loss, lr=lr)
+    evaluation = held_out(policy, eval_data, reward_fn, every=eval_every, max_tokens=max_tokens)
+    return Graph("online_dpo", sink, *evaluation)

@@ -5,17 +5,21 @@ Use it when answers differ much in length, and one exact update per Step is enou
 
 from __future__ import annotations
 
+from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
 from operators.advantage import group_advantage
 from operators.data import prompts
+from operators.evaluation import held_out
 from operators.generate import generate
 from operators.losses import policy_gradient_loss
 from operators.reward import reward
 from operators.rewards import RewardFn
+from operators.select import mixed_groups, select
 from operators.train import train
 
 
+@declares
 def opo(
     base: str,
     data: str,
@@ -25,22 +29,34 @@ def opo(
     batch: int = 64,
     max_tokens: int = 512,
     lr: Number = 1e-6,
+    drop_uniform: bool = False,
+    eval_data: str | None = None,
+    eval_every: int = 50,
 ) -> Graph:
     """The baseline weighs each answer's reward by its length; one update per Step, no ratio, no KL.
 
     Args:
         base: Hugging Face model directory or hub name.
-        data: Parquet or JSONL of prompts, or a reasoning_gym: task.
+        data: Parquet, JSONL or CSV of prompts, or a reasoning_gym: or hf: source.
         reward_fn: a function with TRL's signature, module:function on the command line.
         n: answers to each prompt.
         batch: prompts per Step.
         max_tokens: longest answer.
         lr: learning rate, or a schedule of the Step.
+        drop_uniform: leave out groups whose rewards are all equal: their advantages are all 0.
+        eval_data: held-out prompts, which the policy answers greedily; None: no evaluation.
+        eval_every: Steps between evaluations; one comes before the first Step, one at the end.
     """
     policy = Model("policy", base, trainable=True)
     prompt = prompts(data, batch=batch)
     rollout = generate(policy, prompt, n=n, max_tokens=max_tokens, name="rollout")
     score = reward(reward_fn, rollout, name="score")
-    advantage = group_advantage(rollout, score, baseline="length_weighted", scale="none")
+    if drop_uniform:
+        rollout, score = select(rollout, score, where=mixed_groups(score))
+    advantage = group_advantage(
+        rollout, score, baseline="length_weighted", scale="none", name="advantage"
+    )
     loss = policy_gradient_loss(advantage)
-    return Graph("opo", train(policy, rollout, loss=loss, lr=lr))
+    sink = train(policy, rollout, loss=loss, lr=lr)
+    evaluation = held_out(policy, eval_data, reward_fn, every=eval_every, max_tokens=max_tokens)
+    return Graph("opo", sink, *evaluation)

@@ -5,10 +5,12 @@ Use it when the tokens of an answer deserve different credit, and a critic fits 
 
 from __future__ import annotations
 
+from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
 from operators.advantage import gae, kl_in_reward, whiten
 from operators.data import prompts
+from operators.evaluation import held_out
 from operators.forward import logprobs, values
 from operators.generate import generate
 from operators.losses import clipped_policy_loss, value_loss
@@ -17,6 +19,7 @@ from operators.rewards import RewardFn
 from operators.train import train
 
 
+@declares
 def ppo(
     base: str,
     data: str,
@@ -30,12 +33,14 @@ def ppo(
     epochs: int = 4,
     minibatches: int = 4,
     max_lag: int = 0,
+    eval_data: str | None = None,
+    eval_every: int = 50,
 ) -> Graph:
     """A critic of its own, GAE, and several clipped updates per Step; KL in the reward.
 
     Args:
         base: Hugging Face model directory or hub name, of the policy, the reference and the critic.
-        data: Parquet or JSONL of prompts, or a reasoning_gym: task.
+        data: Parquet, JSONL or CSV of prompts, or a reasoning_gym: or hf: source.
         reward_fn: a function with TRL's signature, module:function on the command line.
         batch: prompts per Step.
         max_tokens: longest answer.
@@ -43,6 +48,8 @@ def ppo(
         lr, critic_lr: learning rate, or a schedule of the Step.
         epochs, minibatches: passes over the Step's rows, and updates per pass.
         max_lag: how many versions old a row's weights may be when it is trained; 0 is synchronous.
+        eval_data: held-out prompts, which the policy answers greedily; None: no evaluation.
+        eval_every: Steps between evaluations; one comes before the first Step, one at the end.
     """
     policy = Model("policy", base, trainable=True)
     critic = Model("critic", base, trainable=True, head="scalar")
@@ -56,4 +63,5 @@ def ppo(
     fit = value_loss(advantage, old=value, clip=0.2)
     actor = train(policy, rollout, loss=clipped, lr=lr, epochs=epochs, minibatches=minibatches)
     judge = train(critic, rollout, loss=fit, lr=critic_lr, epochs=epochs, minibatches=minibatches)
-    return Graph("ppo", actor, judge)
+    evaluation = held_out(policy, eval_data, reward_fn, every=eval_every, max_tokens=max_tokens)
+    return Graph("ppo", actor, judge, *evaluation)

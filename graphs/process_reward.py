@@ -5,6 +5,7 @@ Use it when the steps of an answer can be judged one by one.
 
 from __future__ import annotations
 
+from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
 from operators.advantage import returns, whiten
@@ -17,6 +18,7 @@ from operators.rewards import StepRewardFn
 from operators.train import train
 
 
+@declares
 def process_reward(
     base: str,
     data: str,
@@ -33,7 +35,7 @@ def process_reward(
 
     Args:
         base: Hugging Face model directory or hub name.
-        data: Parquet or JSONL of prompts, or a reasoning_gym: task.
+        data: Parquet, JSONL or CSV of prompts, or a reasoning_gym: or hf: source.
         step_fn: a function that gives each row's `steps` a number each.
         split: what separates the steps of an answer.
         batch: prompts per Step.

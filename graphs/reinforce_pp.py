@@ -5,10 +5,12 @@ Use it when prompts are many, and one answer to each is what you can afford.
 
 from __future__ import annotations
 
+from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
 from operators.advantage import kl_in_reward, returns, whiten
 from operators.data import prompts
+from operators.evaluation import held_out
 from operators.forward import logprobs
 from operators.generate import generate
 from operators.losses import clipped_policy_loss
@@ -17,6 +19,7 @@ from operators.rewards import RewardFn
 from operators.train import train
 
 
+@declares
 def reinforce_pp(
     base: str,
     data: str,
@@ -28,12 +31,14 @@ def reinforce_pp(
     lr: Number = 1e-6,
     minibatches: int = 1,
     max_lag: int = 0,
+    eval_data: str | None = None,
+    eval_every: int = 50,
 ) -> Graph:
     """The return of each token, with the KL penalty in the reward, whitened over the whole Step.
 
     Args:
         base: Hugging Face model directory or hub name.
-        data: Parquet or JSONL of prompts, or a reasoning_gym: task.
+        data: Parquet, JSONL or CSV of prompts, or a reasoning_gym: or hf: source.
         reward_fn: a function with TRL's signature, module:function on the command line.
         batch: prompts per Step.
         max_tokens: longest answer.
@@ -41,6 +46,8 @@ def reinforce_pp(
         lr: learning rate, or a schedule of the Step.
         minibatches: updates per Step.
         max_lag: how many versions old a row's weights may be when it is trained; 0 is synchronous.
+        eval_data: held-out prompts, which the policy answers greedily; None: no evaluation.
+        eval_every: Steps between evaluations; one comes before the first Step, one at the end.
     """
     policy = Model("policy", base, trainable=True)
     prompt = prompts(data, batch=batch)
@@ -50,4 +57,6 @@ def reinforce_pp(
     advantage = whiten(returns(rollout, score), rollout, name="advantage")
     old = logprobs(policy, rollout, name="old")
     loss = clipped_policy_loss(advantage, old=old)
-    return Graph("reinforce_pp", train(policy, rollout, loss=loss, lr=lr, minibatches=minibatches))
+    sink = train(policy, rollout, loss=loss, lr=lr, minibatches=minibatches)
+    evaluation = held_out(policy, eval_data, reward_fn, every=eval_every, max_tokens=max_tokens)
+    return Graph("reinforce_pp", sink, *evaluation)

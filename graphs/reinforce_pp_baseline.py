@@ -5,10 +5,12 @@ Use it when groups are small, so that their own deviations are noisy.
 
 from __future__ import annotations
 
+from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
 from operators.advantage import group_advantage, whiten
 from operators.data import prompts
+from operators.evaluation import held_out
 from operators.forward import logprobs
 from operators.generate import generate
 from operators.losses import clipped_policy_loss
@@ -17,6 +19,7 @@ from operators.rewards import RewardFn
 from operators.train import train
 
 
+@declares
 def reinforce_pp_baseline(
     base: str,
     data: str,
@@ -29,12 +32,14 @@ def reinforce_pp_baseline(
     lr: Number = 1e-6,
     minibatches: int = 1,
     max_lag: int = 0,
+    eval_data: str | None = None,
+    eval_every: int = 50,
 ) -> Graph:
     """The reward minus its group's mean, whitened over the Step; the KL term is in the loss.
 
     Args:
         base: Hugging Face model directory or hub name.
-        data: Parquet or JSONL of prompts, or a reasoning_gym: task.
+        data: Parquet, JSONL or CSV of prompts, or a reasoning_gym: or hf: source.
         reward_fn: a function with TRL's signature, module:function on the command line.
         n: answers to each prompt.
         batch: prompts per Step.
@@ -43,6 +48,8 @@ def reinforce_pp_baseline(
         lr: learning rate, or a schedule of the Step.
         minibatches: updates per Step.
         max_lag: how many versions old a row's weights may be when it is trained; 0 is synchronous.
+        eval_data: held-out prompts, which the policy answers greedily; None: no evaluation.
+        eval_every: Steps between evaluations; one comes before the first Step, one at the end.
     """
     policy = Model("policy", base, trainable=True)
     prompt = prompts(data, batch=batch)
@@ -53,4 +60,5 @@ def reinforce_pp_baseline(
     advantage = whiten(centred, rollout, name="advantage")
     loss = clipped_policy_loss(advantage, reference=reference, beta=beta, kl="k2")
     sink = train(policy, rollout, loss=loss, lr=lr, minibatches=minibatches)
-    return Graph("reinforce_pp_baseline", sink)
+    evaluation = held_out(policy, eval_data, reward_fn, every=eval_every, max_tokens=max_tokens)
+    return Graph("reinforce_pp_baseline", sink, *evaluation)

@@ -5,10 +5,12 @@ Use it when you can afford one or two answers to a prompt: its baseline needs no
 
 from __future__ import annotations
 
+from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
 from operators.advantage import baseline_advantage
 from operators.data import prompts
+from operators.evaluation import held_out
 from operators.generate import generate
 from operators.losses import policy_gradient_loss
 from operators.mean_over import mean_over
@@ -17,6 +19,7 @@ from operators.rewards import RewardFn
 from operators.train import train
 
 
+@declares
 def remax(
     base: str,
     data: str,
@@ -27,18 +30,22 @@ def remax(
     max_tokens: int = 512,
     lr: Number = 1e-6,
     max_lag: int = 0,
+    eval_data: str | None = None,
+    eval_every: int = 50,
 ) -> Graph:
     """A second, greedy generation for each prompt gives the baseline of all its sampled answers.
 
     Args:
         base: Hugging Face model directory or hub name.
-        data: Parquet or JSONL of prompts, or a reasoning_gym: task.
+        data: Parquet, JSONL or CSV of prompts, or a reasoning_gym: or hf: source.
         reward_fn: a function with TRL's signature, module:function on the command line.
         n: answers to each prompt.
         batch: prompts per Step.
         max_tokens: longest answer.
         lr: learning rate, or a schedule of the Step.
         max_lag: how many versions old a row's weights may be when it is trained; 0 is synchronous.
+        eval_data: held-out prompts, which the policy answers greedily; None: no evaluation.
+        eval_every: Steps between evaluations; one comes before the first Step, one at the end.
     """
     policy = Model("policy", base, trainable=True)
     prompt = prompts(data, batch=batch)
@@ -49,4 +56,6 @@ def remax(
     )
     baseline = mean_over(reward(reward_fn, greedy, name="greedy_score"), prompt)
     loss = policy_gradient_loss(baseline_advantage(rollout, score, baseline))
-    return Graph("remax", train(policy, rollout, loss=loss, lr=lr, aggregate="sequence_sum"))
+    sink = train(policy, rollout, loss=loss, lr=lr, aggregate="sequence_sum")
+    evaluation = held_out(policy, eval_data, reward_fn, every=eval_every, max_tokens=max_tokens)
+    return Graph("remax", sink, *evaluation)

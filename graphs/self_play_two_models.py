@@ -5,12 +5,14 @@ Use it when tasks are to get harder as the solver gets better.
 
 from __future__ import annotations
 
+from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
 from dataflow.schema import Prompt, Rollout
 from dataflow.user import Columns, operator
 from operators.advantage import add, baseline_advantage, group_advantage
 from operators.data import prompts
+from operators.evaluation import held_out
 from operators.generate import generate
 from operators.losses import clipped_policy_loss
 from operators.mean_over import mean_over
@@ -25,6 +27,7 @@ def posed(task: Columns[Rollout]) -> Columns[Prompt]:
     return Columns.make(Prompt, like=task, prompt=list(task["completion"]))
 
 
+@declares
 def self_play_two_models(
     setter_base: str,
     solver_base: str,
@@ -35,18 +38,22 @@ def self_play_two_models(
     batch: int = 64,
     max_tokens: int = 512,
     lr: Number = 1e-6,
+    eval_data: str | None = None,
+    eval_every: int = 50,
 ) -> Graph:
     """The setter earns what the solver loses: tasks compete, and so do the answers to each task.
 
     Args:
         setter_base: model directory or hub name of the Model that writes tasks.
         solver_base: model directory or hub name of the Model that answers.
-        data: Parquet or JSONL of prompts, or a reasoning_gym: task.
+        data: Parquet, JSONL or CSV of prompts, or a reasoning_gym: or hf: source.
         reward_fn: a function with TRL's signature, module:function on the command line.
         n: answers to each prompt.
         batch: prompts per Step.
         max_tokens: longest answer.
         lr: learning rate, or a schedule of the Step.
+        eval_data: held-out prompts, which the solver answers greedily; None: no evaluation.
+        eval_every: Steps between evaluations; one comes before the first Step, one at the end.
     """
     setter = Model("setter", setter_base, trainable=True)
     solver = Model("solver", solver_base, trainable=True)
@@ -58,4 +65,6 @@ def self_play_two_models(
     answers = clipped_policy_loss(baseline_advantage(answer, score, solved))
     tasks = clipped_policy_loss(group_advantage(task, unsolved))
     train_solver = train(solver, answer, loss=answers, lr=lr)
-    return Graph("self_play_two_models", train_solver, train(setter, task, loss=tasks, lr=lr))
+    train_setter = train(setter, task, loss=tasks, lr=lr)
+    evaluation = held_out(solver, eval_data, reward_fn, every=eval_every, max_tokens=max_tokens)
+    return Graph("self_play_two_models", train_solver, train_setter, *evaluation)

@@ -5,6 +5,7 @@ Use it before reinforcement: it teaches a format, and what rewards would not fin
 
 from __future__ import annotations
 
+from dataflow.calls import declares
 from dataflow.graph import Graph
 from dataflow.model import Model, Number
 from operators.data import demonstrations
@@ -12,12 +13,13 @@ from operators.losses import supervised_loss
 from operators.train import train
 
 
+@declares
 def sft(base: str, data: str, *, batch: int = 128, lr: Number = 1e-5) -> Graph:
     """Imitate demonstrations.
 
     Args:
         base: Hugging Face model directory or hub name.
-        data: Parquet or JSONL with prompt and completion, or messages.
+        data: Parquet, JSONL or CSV with prompt and completion, or messages.
         batch: rows per Step.
         lr: learning rate, or a schedule of the Step.
     """

@@ -109,6 +109,7 @@ KL_IN_REWARD = column_operator(
         "dialect": DIALECT_LIMIT,
     },
     conventions=dialects.KL_CONVENTIONS,
+    kernel="operators.kernels.kl_in_reward:KlInReward",
 )
 OVERLONG_PENALTY = column_operator(
     formulas.overlong_penalty,

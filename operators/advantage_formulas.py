@@ -277,8 +277,7 @@ def kl_in_reward(
     dialect: str,
 ) -> Columns[TokenReward]:
     mask = rollout["completion_mask"]
-    ratio = rollout["sampler_logprobs"].values.astype(np.float64) - reference["logprobs"].values
-    penalty = _estimate(np.where(mask.values > 0, ratio, 0.0), kind, KL_DIALECTS[dialect])
+    penalty = kl_estimates(rollout, reference, kind=kind, dialect=dialect)
     tokens = _token_rewards(rollout, score) - beta * penalty
     total = np.bincount(mask.segments(), weights=tokens, minlength=len(mask))
     return Columns.make(
@@ -287,6 +286,15 @@ def kl_in_reward(
         reward=total.astype(np.float32),
         token_reward=mask.like(tokens.astype(np.float32)),
     )
+
+
+def kl_estimates(
+    rollout: Columns[Rollout], reference: Columns[Logprobs], *, kind: str, dialect: str
+) -> np.ndarray:
+    """Each token's KL estimate, [tokens]; 0 where the mask is."""
+    mask = rollout["completion_mask"]
+    ratio = rollout["sampler_logprobs"].values.astype(np.float64) - reference["logprobs"].values
+    return _estimate(np.where(mask.values > 0, ratio, 0.0), kind, KL_DIALECTS[dialect])
 
 
 def _estimate(ratio: np.ndarray, kind: str, how: KLDialect) -> np.ndarray:

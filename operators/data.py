@@ -13,6 +13,11 @@ from dataflow.node import Node, Port
 from dataflow.operator import Fresh, Operator, declares
 from dataflow.schema import Completion, Preference, Prompt
 
+_DATA = "every position of the run is a row of this data"
+_SHUFFLE = "it says which row is at which position of the run"
+_FIXED = {"data": _DATA, "shuffle": _SHUFFLE}
+"""Where a run is in its data is a position."""
+
 PROMPTS = Operator(
     path="operators.data:PROMPTS",
     name="prompts",
@@ -26,6 +31,7 @@ PROMPTS = Operator(
         "shuffle": flag(),
         "split": text(like="train", optional=True),
     },
+    fixed={**_FIXED, "split": _DATA},
     data_columns="operators.data_files:prompt_columns",
     data_overlap="operators.data_sources:overlap",
     data_rows="operators.data_sources:row_count",
@@ -46,6 +52,7 @@ DEMONSTRATIONS = Operator(
         "overlong": choice("error", "drop", "truncate"),
         "shuffle": flag(),
     },
+    fixed=_FIXED,
     data_columns="operators.data_files:demonstration_columns",
     data_overlap="operators.data_sources:overlap",
     data_rows="operators.data_sources:row_count",
@@ -66,6 +73,7 @@ PREFERENCES = Operator(
         "overlong": choice("error", "drop", "truncate"),
         "shuffle": flag(),
     },
+    fixed=_FIXED,
     data_columns="operators.data_files:preference_columns",
     data_overlap="operators.data_sources:overlap",
     data_rows="operators.data_sources:row_count",
@@ -82,12 +90,13 @@ def prompts(
     split: str | None = None,
     name: str = "prompts",
 ) -> Port[Prompt]:
-    """Prompts from a Parquet or JSONL file or folder (TRL or verl columns), or from a
-    `reasoning_gym:` task.
+    """Prompts from a Parquet, JSONL or CSV file or folder (TRL or verl columns), from a
+    `reasoning_gym:` task, or from a data set of the hub (`hf:openai/gsm8k?name=main`).
 
     batch: prompts per Step; None makes the source finite, for evaluation only. shuffle: a new
     order in each epoch of the data. split: keep rows whose column `split` (verl:
-    `extra_info.split`) has this value.
+    `extra_info.split`) has this value; of the hub, a split as `datasets` reads it
+    (`train[:100]`).
     """
     return Node(
         PROMPTS, name, params={"data": data, "batch": batch, "shuffle": shuffle, "split": split}

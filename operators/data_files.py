@@ -1,66 +1,78 @@
-"""Users' data files: Parquet, JSONL, or a directory of either.
+"""Users' data files: Parquet, JSONL, CSV, or a directory of one of them.
 
 Owns: finding files and their split, their columns without reading the rows (for the check), reading
-them as one Arrow table, and telling the shapes apart: TRL's columns and verl's Parquet. Does not
-own: the order in which rows are drawn, and tokens (operators/kernels/data.py); procedural tasks
-(operators/tasks.py).
+them as one Arrow table. Does not own: the shapes (data_shapes.py), the order in which rows are
+drawn, and tokens (operators/kernels/data.py); procedural tasks (operators/tasks.py) and data sets
+of the hub (data_hub.py), which are read in its functions, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from dataflow.errors import DataError, nearest
-from dataflow.prompt_types import is_token_ids
 from operators import tasks
+from operators.data_csv import read_csv
+from operators.data_hub import hub_columns, hub_digest, hub_table, is_hub
 from operators.data_lines import opened_for, place_of, read_lines, table_of
+from operators.data_messages import (
+    columns_in_messages,
+    columns_with_prompt,
+    table_in_messages,
+    table_with_prompt,
+)
+from operators.data_shapes import demonstration_shape, listed, preference_shape, prompt_shape
 
-Shape = Literal["trl", "verl", "messages", "text", "pairs", "implicit"]
-"""trl: `prompt` and dataset columns; verl: also `data_source` and `reward_model`; pairs: `prompt`,
-`chosen` and `rejected`; implicit: whole `chosen` and `rejected`; others: no prompt.
-"""
-
-SUFFIXES = (".parquet", ".jsonl")
-_ENDINGS = " or ".join(SUFFIXES)
+SUFFIXES = (".parquet", ".jsonl", ".csv")
+_ENDINGS = ".parquet, .jsonl or .csv"
 _SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
-_OTHER_NAMES = ("question", "problem", "instruction", "query", "input", "text")
 _PEEKED_LINES = 1000
-_PROMPT = "'prompt' (text, a list of messages with role and content, or token ids)"
 
 
 def columns_of(data: str, split: str | None = None) -> dict[str, pa.DataType]:
-    """The columns of a source, without its rows: from Parquet footers, or the first 1000 lines of
-    JSONL.
+    """The columns of a source: from Parquet footers, the first 1000 lines of JSONL, or all of a
+    CSV, whose numbers only all of its rows can tell; a data set of the hub is loaded.
 
     Raises DataError if there is no such file, or if it is empty or malformed.
     """
     if tasks.is_task(data):
         return tasks.task_columns(data)
-    files = files_of(data, split)
-    schema = (
-        _parquet_schema(files)
-        if _is_parquet(files)
-        else table_of(read_lines(files[:1], _PEEKED_LINES)).schema
-    )
-    return {field.name: _plain(field.type) for field in schema}
+    if is_hub(data):
+        found = hub_columns(data, split)
+    else:
+        found = {field.name: field.type for field in _schema_of(files_of(data, split))}
+    return columns_in_messages({name: _plain(kind) for name, kind in found.items()})
 
 
-def source_files(data: str, split: str | None = None) -> list[Path]:
-    """A source's files, in order; none for a procedural task. Raises what columns_of raises."""
-    return [] if tasks.is_task(data) else files_of(data, split)
+def _schema_of(files: Sequence[Path]) -> pa.Schema:
+    if _suffix(files) == ".parquet":
+        return _parquet_schema(files)
+    if _suffix(files) == ".csv":
+        return read_csv(files).schema
+    return table_of(read_lines(files[:1], _PEEKED_LINES)).schema
+
+
+def source_files(data: str, split: str | None = None) -> list[Path | str]:
+    """What a source reads: its files, in order, or the digest of the rows of a data set of the
+    hub; nothing for a procedural task. Raises what columns_of raises.
+    """
+    if is_hub(data):
+        return [hub_digest(data, split)]
+    return [] if tasks.is_task(data) else [*files_of(data, split)]
 
 
 def prompt_columns(data: str, split: str | None = None) -> dict[str, pa.DataType]:
     """The columns of a source of prompts. Raises DataError like columns_of, and if there is no
     prompt.
     """
-    columns = columns_of(data, split)
+    columns = columns_with_prompt(columns_of(data, split))
     prompt_shape(data, columns)
     return columns
 
@@ -85,104 +97,38 @@ def preference_columns(data: str, split: str | None = None) -> dict[str, pa.Data
 
 def read_table(data: str, split: str | None = None) -> pa.Table:
     """All rows of a source. split: a file or folder of that name in a directory; the column `split`
-    or verl's `extra_info.split` in a file; train or test of a procedural task.
+    or verl's `extra_info.split` in a file; train or test of a procedural task; a split of the hub's
+    data set, as `datasets` reads it.
 
     Raises DataError, which for JSONL names the line.
     """
     if tasks.is_task(data):
         return tasks.task_table(data, split)
-    files = files_of(data, split)
-    table = _read_parquet(files) if _is_parquet(files) else table_of(read_lines(files))
-    if split is not None and not Path(data).expanduser().is_dir():
-        table = _rows_of_split(table, data, split)
+    table = hub_table(data, split) if is_hub(data) else _read_files(data, split)
     if not len(table):
         raise DataError(
             f"{data}: expected at least one row, found none. Fix: name a file that has rows."
         )
-    return pa.table({name: _decoded(table.column(name)) for name in table.column_names})
+    plain = pa.table({name: _decoded(table.column(name)) for name in table.column_names})
+    return table_in_messages(plain, lambda row: row_place(data, split, row))
 
 
-def prompt_shape(name: str, columns: Mapping[str, pa.DataType]) -> Shape:
-    """The shape of a source of prompts. Raises DataError, naming the columns, if there is none."""
-    if "prompt" not in columns:
-        raise DataError(_no_prompt(name, columns))
-    if not is_prompt(columns["prompt"]):
-        raise DataError(
-            f"{name}: expected a column {_PROMPT}, found prompt: {columns['prompt']}. "
-            'Fix: a string, or [{"role": "user", "content": "..."}].'
-        )
-    return "verl" if "reward_model" in columns and "data_source" in columns else "trl"
-
-
-def demonstration_shape(name: str, columns: Mapping[str, pa.DataType]) -> Shape:
-    """The shape of demonstrations: `prompt` with `completion`, or `messages`, or `text`."""
-    if "prompt" in columns and "completion" in columns:
-        if is_token_ids(columns["prompt"]) or is_token_ids(columns["completion"]):
-            raise DataError(
-                f"{name}: expected prompt and completion as text or as messages, found token ids."
-                " Fix: the text; it is tokenised for the Model that is trained on it."
-            )
-        return prompt_shape(name, columns)
-    if "messages" in columns and _is_messages(columns["messages"]):
-        return "messages"
-    if "text" in columns and _is_text(columns["text"]):
-        return "text"
-    raise DataError(
-        f"{name}: expected columns 'prompt' and 'completion', or 'messages', or 'text', found:"
-        f" {_listed(columns)}. Fix: rename the columns that hold the task and its answer to"
-        " 'prompt' and 'completion'."
-    )
-
-
-def preference_shape(name: str, columns: Mapping[str, pa.DataType]) -> Shape:
-    """The shape of preferences: `chosen` and `rejected`, with or without their `prompt`.
-
-    Raises DataError if one of them is missing, or if they are not all text or all messages.
+def read_prompts(data: str, split: str | None = None) -> pa.Table:
+    """All rows of a source of prompts: `messages` without `prompt` get one. Raises what read_table
+    raises.
     """
-    for wanted in ("chosen", "rejected"):
-        if wanted not in columns:
-            near = nearest(wanted, columns)
-            fix = f"rename {near!r} to {wanted!r}" if near else f"a column {wanted!r}"
-            raise DataError(
-                f"{name}: expected columns 'chosen' and 'rejected', and 'prompt' unless both begin"
-                f" with it, found columns: {_listed(columns)}. Fix: {fix}."
-            )
-    kinds = {n: columns[n] for n in ("prompt", "chosen", "rejected") if n in columns}
-    if not (all(map(_is_text, kinds.values())) or all(map(_is_messages, kinds.values()))):
-        shown = ", ".join(f"{n}: {kind}" for n, kind in kinds.items())
-        raise DataError(
-            f"{name}: expected {', '.join(kinds)} all as text or all as messages (role and"
-            f" content), found {shown}. Fix: one form for all of them."
-        )
-    return "pairs" if "prompt" in columns else "implicit"
+    return table_with_prompt(read_table(data, split))
 
 
-def is_prompt(kind: pa.DataType) -> bool:
-    """Whether a column of this type can be a prompt: text, a list of messages, or token ids."""
-    return _is_text(kind) or _is_messages(kind) or is_token_ids(kind)
-
-
-def _no_prompt(name: str, columns: Mapping[str, pa.DataType]) -> str:
-    near = nearest("prompt", columns) or next((c for c in _OTHER_NAMES if c in columns), None)
-    fix = f"rename {near!r} to 'prompt'" if near else "a column 'prompt'"
-    return f"{name}: expected a column {_PROMPT}, found columns: {_listed(columns)}. Fix: {fix}."
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return (
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    )
-
-
-def _is_messages(kind: pa.DataType) -> bool:
-    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
-        return False
-    item = kind.value_type
-    return pa.types.is_struct(item) and {"role", "content"} <= {field.name for field in item}
-
-
-def _listed(columns: Iterable[str]) -> str:
-    return ", ".join(columns) or "none"
+def _read_files(data: str, split: str | None) -> pa.Table:
+    files = files_of(data, split)
+    if _suffix(files) == ".parquet":
+        table = _read_parquet(files)
+    else:
+        table = read_csv(files) if _suffix(files) == ".csv" else table_of(read_lines(files))
+    if split is not None and not Path(data).expanduser().is_dir():
+        table = _rows_of_split(table, data, split)
+    return table
 
 
 def files_of(data: str, split: str | None) -> list[Path]:
@@ -231,18 +177,20 @@ def _kind(path: Path) -> str:
 def _conversion(suffix: str) -> str:
     known = {
         ".json": "one object a line, as .jsonl",
-        ".csv": "pandas.read_csv(...).to_parquet(...)",
+        ".tsv": "save it with commas, as .csv",
         ".gz": "unpack it",
     }
     return known.get(suffix, "convert it, or name another file")
 
 
 def _missing(path: Path) -> str:
+    if not path.parent.is_dir() and re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and not path.suffix:
+        return f"{path}: no such file. Fix: hf:{path}, if it is a data set of the hub."
     if not path.parent.is_dir():
         return f"{path}: no such file, nor is there a folder {path.parent}. Fix: check the path."
     names = sorted(p.name for p in path.parent.iterdir() if p.is_dir() or p.suffix in SUFFIXES)
     near = nearest(path.name, names)
-    fix = f"{path.parent / near}" if near else f"one of those in {path.parent}: {_listed(names)}"
+    fix = f"{path.parent / near}" if near else f"one of those in {path.parent}: {listed(names)}"
     return f"{path}: no such file. Fix: {fix}."
 
 
@@ -254,7 +202,7 @@ def _files_in(folder: Path, split: str | None) -> list[Path]:
         chosen = [p for p in found if _split_of(p, (split,))]
     if not chosen:
         what = "files" if split is None else f"files of split {split!r}"
-        there = _listed(p.name for p in found)
+        there = listed(p.name for p in found)
         fix = "the folder that has the files, or one of them"
         raise DataError(
             f"{folder}: expected {what} ending in {_ENDINGS}, found: {there}. Fix: {fix}."
@@ -274,11 +222,14 @@ def _data_files(folder: Path) -> list[Path]:
 def _require_one_kind(folder: Path, chosen: Sequence[Path], split: str | None) -> None:
     """Raises DataError for files of both formats, and for several splits if none was chosen."""
     if len({p.suffix for p in chosen}) > 1:
-        raise DataError(f"{folder}: expected Parquet or JSONL, found both. Fix: name one file.")
+        found = listed(sorted({p.suffix for p in chosen}))
+        raise DataError(
+            f"{folder}: expected files of one format, found {found}. Fix: name one file."
+        )
     splits = sorted({s for p in chosen if (s := _split_of(p, _SPLITS))})
     if split is None and len(splits) > 1:
         raise DataError(
-            f"{folder}: holds the splits {_listed(splits)}, and none was chosen. Fix:"
+            f"{folder}: holds the splits {listed(splits)}, and none was chosen. Fix:"
             f" split={splits[0]!r}."
         )
 
@@ -291,8 +242,8 @@ def _split_of(path: Path, names: Sequence[str]) -> str | None:
     )
 
 
-def _is_parquet(files: Sequence[Path]) -> bool:
-    return files[0].suffix == ".parquet"
+def _suffix(files: Sequence[Path]) -> str:
+    return files[0].suffix
 
 
 def _parquet_schema(files: Sequence[Path]) -> pa.Schema:
@@ -398,9 +349,9 @@ def _is_valid(values: pa.Array) -> bool:
 def row_place(data: str, split: str | None, row: int) -> str:
     """The place of a row of `read_table`: `file:line` for JSONL, else `row N`."""
     path = Path(data).expanduser()
-    if not tasks.is_task(data) and (path.is_dir() or split is None):
+    if not (tasks.is_task(data) or is_hub(data)) and (path.is_dir() or split is None):
         files = files_of(data, split)
-        if not _is_parquet(files):
+        if _suffix(files) == ".jsonl":
             return place_of(files, row)
     return f"{data}: row {row}"
 
@@ -411,14 +362,14 @@ def _rows_of_split(table: pa.Table, data: str, split: str) -> pa.Table:
     if of_row is None:
         raise DataError(
             f"{data}: expected 'split' or 'extra_info.split' to choose split {split!r} by, found"
-            f" columns: {_listed(table.column_names)}. Fix: leave split= out, or name a folder with"
+            f" columns: {listed(table.column_names)}. Fix: leave split= out, or name a folder with"
             " a file for each split."
         )
     chosen = table.filter(pa.array([value == split for value in of_row]))
     if not len(chosen):
         there = sorted({str(value) for value in of_row})
         raise DataError(
-            f"{data}: no row of split {split!r}; there are: {_listed(there)}. Fix:"
+            f"{data}: no row of split {split!r}; there are: {listed(there)}. Fix:"
             f" split={there[0]!r}."
         )
     return chosen

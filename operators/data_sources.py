@@ -1,6 +1,7 @@
 """Facts about data sources before any row is read: whether two share rows, how many rows one has.
 
-Owns: comparing files by their identity on disk, and procedural tasks by the items they generate.
+Owns: comparing files by their identity on disk, procedural tasks by the items they generate, and
+data sets of the hub by their rows.
 Does not own: reading rows (data_files.py), tasks (tasks.py), the consequences of an overlap
 (dataflow/rules/held_out.py).
 
@@ -18,10 +19,12 @@ import pyarrow.parquet as pq
 
 from dataflow.errors import DataError
 from operators import tasks
+from operators.data_csv import rows_in
 from operators.data_files import files_of
+from operators.data_hub import hub_rows, is_hub, same_hub_rows
 
 _COUNTED = 64 * 2**20
-"""Most bytes of JSONL that are read to count its lines."""
+"""Most bytes of JSONL or CSV that are read to count rows."""
 
 Identity = tuple[str, int, int]
 """Real path, device and inode of a file; device and inode are 0 if there is no file."""
@@ -35,6 +38,8 @@ def overlap(data: str, split: str | None, other: str, other_split: str | None) -
     if tasks.is_task(data) or tasks.is_task(other):
         both = tasks.is_task(data) and tasks.is_task(other)
         return both and not _apart(split, other_split) and tasks.same_items(data, other)
+    if is_hub(data) or is_hub(other):
+        return is_hub(data) and is_hub(other) and _same_hub_rows(data, split, other, other_split)
     if not _shared(_files(data, split), _files(other, other_split)):
         return False
     by_rows = not (Path(data).expanduser().is_dir() or Path(other).expanduser().is_dir())
@@ -42,16 +47,18 @@ def overlap(data: str, split: str | None, other: str, other_split: str | None) -
 
 
 def row_count(data: str, split: str | None) -> int | None:
-    """Rows of a source, from Parquet footers, the lines of small JSONL files, or a task's size.
+    """Rows of a source, from Parquet footers, small JSONL and CSV files, the splits of a data set
+    of the hub, or a task's size.
 
     None if it is unknown without reading more, or if the source cannot be read.
     """
     if tasks.is_task(data):
         return tasks.size_of(data) if split is None else None
-    if split is not None and not Path(data).expanduser().is_dir():
+    by_rows = split is not None and not Path(data).expanduser().is_dir()
+    if by_rows and not is_hub(data):
         return None
     try:
-        return _rows_in(files_of(data, split))
+        return hub_rows(data, split) if is_hub(data) else _rows_in(files_of(data, split))
     except (DataError, OSError, pa.ArrowInvalid):  # reported where its columns are read
         return None
 
@@ -61,7 +68,16 @@ def _rows_in(files: Sequence[Path]) -> int | None:
         return sum(pq.read_metadata(path).num_rows for path in files)
     if sum(path.stat().st_size for path in files) > _COUNTED:
         return None
+    if files[0].suffix == ".csv":
+        return rows_in(files)
     return sum(bool(line.strip()) for path in files for line in path.read_bytes().splitlines())
+
+
+def _same_hub_rows(data: str, split: str | None, other: str, other_split: str | None) -> bool:
+    try:
+        return same_hub_rows(data, split, other, other_split)
+    except DataError:  # reported where its columns are read
+        return False
 
 
 def _apart(split: str | None, other: str | None) -> bool:

@@ -15,6 +15,7 @@ import functools
 import inspect
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from dataflow.calls import call_site, declares, require
@@ -37,6 +38,7 @@ PASSED = ("prompts", "completions", "completion_ids", "log_metric", "log_extra")
 EVERY_COLUMN = "*"
 _LONGEST = 100
 """Most characters of a function's name, which is part of a column's and a metric's."""
+_LIKE = "def reward(completions, **kwargs) -> list[float]"
 _VERL_ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
 
 
@@ -59,6 +61,7 @@ def wants(fn: Callable[..., Any]) -> Wants:
     """
     name = _fit_name(fn)
     parameters = _parameters(name, fn)
+    _refuse_peers(name, fn, {p.name for p in parameters})
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     required = frozenset(p.name for p in named if p.default is p.empty)
     if "trainer_state" in required:
@@ -67,6 +70,42 @@ def wants(fn: Callable[..., Any]) -> Wants:
     return Wants(
         names=names, required=required, everything=any(p.kind is p.VAR_KEYWORD for p in parameters)
     )
+
+
+def _refuse_peers(name: str, fn: Callable[..., Any], names: Collection[str]) -> None:
+    """Raise GraphError for the reward of another system, with what makes it one of ours."""
+    if isinstance(fn, type):
+        raise _unfit(name, "expected a function, found a class", f"an object of it: {name}(...)")
+    if {"solution_str", "ground_truth"} <= set(names):
+        fix = f"verl_reward({name}){_for_a_flag(name, fn)}"
+        raise _unfit(name, f"it has the parameters of verl's compute_score ({_shown(names)})", fix)
+    if {"solution_strs", "ground_truths"} <= set(names):
+        problem = f"it scores a batch as verl's BatchRewardManager asks it ({_shown(names)})"
+        raise _unfit(name, problem, f"{_LIKE}, or a function of one row in verl_reward(...)")
+    if {"queries", "prompts"} <= set(names) or {"queries", "labels"} <= set(names):
+        problem = f"it has the parameters of OpenRLHF's reward_func ({_shown(names)})"
+        columns = (
+            "def reward(prompts, completions, answer, **kwargs) -> list[float]: a query is a prompt"
+            " with its completion, labels are a column of the data by its name"
+        )
+        raise _unfit(name, problem, columns)
+
+
+def _for_a_flag(name: str, fn: Callable[..., Any]) -> str:
+    """What a command line needs instead, whose flags name functions: a file of three lines."""
+    code = getattr(fn, "__code__", None)
+    if code is None or code.co_filename.startswith("<"):
+        return ""
+    file = Path(code.co_filename)
+    return (
+        f"; for a flag, a file {file.stem}_ours.py beside {file.name} with the lines `from"
+        f" operators.rewards import verl_reward`, `from {file.stem} import {name}` and `scored ="
+        f" verl_reward({name})`, and then {file.stem}_ours.py:scored"
+    )
+
+
+def _shown(names: Collection[str]) -> str:
+    return ", ".join(sorted(names))
 
 
 def _fit_name(fn: Callable[..., Any]) -> str:
@@ -177,8 +216,7 @@ def _score(made: Any, log_metric: Callable[[str, float], None]) -> float | None:
     return made["score"]
 
 
-def _unfit(name: str, problem: str) -> GraphError:
-    fix = "def reward(completions, **kwargs) -> list[float]"
+def _unfit(name: str, problem: str, fix: str = _LIKE) -> GraphError:
     return GraphError(
         Fault(rule="reward", where=f"reward {name!r}", problem=problem, fix=fix, origin=call_site())
     )

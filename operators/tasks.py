@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl
 import pyarrow as pa
 
 from dataflow.errors import DataError, nearest
+from operators.task_library import import_library
 
 PREFIX = "reasoning_gym:"
 _COLUMNS = {name: pa.utf8() for name in ("prompt", "answer", "entry", "task")}
@@ -98,16 +99,15 @@ def _made(data: str) -> tuple[tuple[Any, ...], range] | None:
         task = _checked(data.removeprefix(PREFIX))
     except DataError:
         return None
-    from reasoning_gym.factory import DATASETS
-
+    known = import_library("reasoning_gym.factory").DATASETS
     settings = {
         f.name: repr(f.default)
-        for f in fields(DATASETS[task.name][1])
+        for f in fields(known[task.name][1])
         if f.name not in ("seed", "size")
     }
     given = dict(task.settings)
     settings |= {name: repr(value) for name, value in given.items() if name not in ("seed", "size")}
-    sizes = {f.name: f.default for f in fields(DATASETS[task.name][1])}
+    sizes = {f.name: f.default for f in fields(known[task.name][1])}
     seed, size = given.get("seed", 0), given.get("size", sizes.get("size"))
     if not isinstance(seed, int) or not isinstance(size, int):
         return None
@@ -180,10 +180,9 @@ def _value(text: str) -> Any:
 def _dataset(spec: str) -> Any:
     """The library's object for a task, which generates entries and scores answers; cached."""
     task = _checked(spec)
-    from reasoning_gym.factory import create_dataset
-
+    create = import_library("reasoning_gym.factory").create_dataset
     try:
-        return create_dataset(task.name, **{"seed": 0} | dict(task.settings))
+        return create(task.name, **{"seed": 0} | dict(task.settings))
     except (AssertionError, TypeError, ValueError) as error:
         raise DataError(f"{PREFIX}{spec}: the task refuses these settings: {error}.") from error
 
@@ -192,12 +191,12 @@ def _checked(spec: str) -> Task:
     """The task of a spec, which the library must know with all of its settings."""
     task = _parse(spec)
     try:
-        from reasoning_gym.factory import DATASETS
+        known = import_library("reasoning_gym.factory").DATASETS
     except ModuleNotFoundError as error:
         raise DataError(
             f"{PREFIX}{spec}: needs reasoning-gym. Fix: pip install 'dataflow-rl[tasks]'."
         ) from error
-    _check(task, DATASETS)
+    _check(task, known)
     return task
 
 

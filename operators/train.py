@@ -52,6 +52,7 @@ TRAIN = Operator(
         "start": whole(0, like=0),
         "intake": choice("exact", "admission", "drop"),
     },
+    fixed={"start": "it says at which Step the first update is made, from the start of the run on"},
 )
 
 EVALUATE = Operator(

@@ -84,6 +84,12 @@ change means. `scripts/algorithms.py` writes this page from the graphs and their
 compares each graph's updates with those of a plain Hugging Face loop
 (`test_each_is_the_algorithm_of_a_plain_loop`).
 
+Each with a reward function also takes `eval_data` and `eval_every`: held-out prompts, which the
+policy answers greedily at the start, after every so many Steps and at the end (`eval/reward`).
+Those in which a group of equal rewards has advantages of 0 take `drop_uniform`, which leaves such
+groups out; the Step is then that much smaller ([dapo](../graphs/dapo.py) fills it up again), and
+`reward/mean` is of the rows that stay.
+
 Costs are predictions of `explain` for a model of half a billion weights (bfloat16) in every role:
 {rows} completions a Step of at most {tokens:,} tokens, {answers} to a prompt where there are
 groups, all nodes in one Worker. Memory is the most at any time; time is a Step's, as a multiple of

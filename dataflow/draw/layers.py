@@ -10,6 +10,7 @@ box share their waypoints: they leave it as one trunk.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise
@@ -154,7 +155,7 @@ class _Default(dict[str, list[str]]):
 
 def _mean(near: Sequence[str], place: Mapping[str, float], otherwise: float) -> float:
     known = [place[box] for box in near if box in place]
-    return sum(known) / len(known) if known else otherwise
+    return math.fsum(known) / len(known) if known else otherwise  # the same in any Python
 
 
 def crossings(rows: Sequence[Sequence[str]], links: Sequence[Edge]) -> int:

@@ -12,6 +12,9 @@ showing (picture.py).
         |   |
     ====|===|==== the cut      rails that cross it are what a Step is made of
         +---+-> train_policy
+
+In fewer columns than WIDTH, where that leaves no room for them, what stands beside a name stands
+below it.
 """
 
 from __future__ import annotations
@@ -22,18 +25,40 @@ from dataclasses import dataclass
 
 from dataflow.draw.phases import ProgramPicture
 from dataflow.draw.picture import REGIONS, TITLES, Box, Picture, StateBox
+from dataflow.width import folded
 
-_PITCH = 4
-_WIDTH = 118
+WIDTH = 118
+_PITCH, _CLOSE_PITCH = 4, 3
+"""Columns from a rail to the next; where many stand on a narrow screen."""
 _MARGIN = "  "
 _NARROWEST = 34
+_ROOM, _LEAST_ROOM = 24, 12
+"""Columns that words to the right of the rails should have, and that they always get."""
 _JOINED = "\x00"
 _SCOPES = {"row": "", "group": "  [a group at once]", "batch": "  [a Step at once]"}
 
 
-def text(picture: Picture) -> str:
-    """The drawing, ASCII only, ending in a newline."""
-    table = _Table(picture)
+def text(picture: Picture, width: int = WIDTH) -> str:
+    """The drawing, ASCII only, ending in a newline. width: of its lines, as far as rails and words
+    allow.
+    """
+    table = _Table(picture, width)
+    lines = folded(picture.name, width).split("\n") if table.narrow else [_head(picture, table)]
+    for region in REGIONS:
+        boxes = picture.within(region)
+        if not boxes:
+            continue
+        lines += _heading(picture, table, boxes[0])
+        for box in boxes:
+            lines += _narrow_entry(table, box) if table.narrow else _entry(table, box)
+    if picture.states:
+        states = _states(picture, table)
+        lines += ["", *states] if lines[-1].strip() else states
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _head(picture: Picture, table: _Table) -> str:
+    """The name, and the titles of the columns."""
     head = (
         _MARGIN
         + " " * table.drawing
@@ -41,25 +66,17 @@ def text(picture: Picture) -> str:
         + "rows".ljust(table.rows)
         + "call"
     )
-    lines = [picture.name + head[len(picture.name) :]]
-    for region in REGIONS:
-        boxes = picture.within(region)
-        if not boxes:
-            continue
-        lines += _heading(picture, table, boxes[0])
-        for box in boxes:
-            lines += _entry(table, box)
-    if picture.states:
-        lines += ["", *_states(picture)] if lines[-1].strip() else _states(picture)
-    return "\n".join(line.rstrip() for line in lines) + "\n"
+    return picture.name + head[len(picture.name) :]
 
 
-def text_of_program(program: ProgramPicture) -> str:
+def text_of_program(program: ProgramPicture, width: int = WIDTH) -> str:
     """Each phase below its heading, with what it begins with."""
     parts = []
     for phase in program.phases:
         begins = "".join(f"    {line}\n" for line in phase.begins)
-        parts.append(f"{phase.title}\n{begins}\n{text(phase.picture)}")
+        head = f"{phase.title}\n{begins}"
+        head = head if width >= WIDTH else folded(head, width)
+        parts.append(f"{head}\n{text(phase.picture, width)}")
     return "\n".join(parts)
 
 
@@ -69,13 +86,16 @@ class _Table:
 
     last: dict[int, int]
     columns: dict[int, int]
+    pitch: int
     drawing: int
     schema: int
     rows: int
+    screen: int
+    narrow: bool
 
-    def __init__(self, picture: Picture) -> None:
+    def __init__(self, picture: Picture, screen: int) -> None:
         self.last = {w.source: box.index for box in picture.boxes for w in box.wires}
-        self.columns = {}
+        self.columns, self.pitch = {}, _PITCH
         for box in picture.boxes:
             rails = [self.columns[i] for i in self.alive(box.index)]
             self.columns[box.index] = max(rails, default=-1) + 1
@@ -85,6 +105,14 @@ class _Table:
         )
         self.schema = max((len(", ".join(b.schemas)) for b in picture.boxes), default=0) + 2
         self.rows = max((len(b.rows) for b in picture.boxes), default=0) + 2
+        self.screen = screen
+        wide = len(_MARGIN) + self.drawing + self.schema + self.rows + _NARROWEST
+        self.narrow = wide > screen < WIDTH
+        if self.narrow:  # only rails: names may reach beyond it
+            rails = max(self.columns.values(), default=0) + 1
+            many = len(_MARGIN) + rails * _PITCH + _ROOM > screen
+            self.pitch = _CLOSE_PITCH if many else _PITCH
+            self.drawing = rails * self.pitch
 
     def alive(self, index: int, *, after: bool = False) -> list[int]:
         """The boxes whose rails pass box `index` or (unless `after`) end there."""
@@ -97,13 +125,14 @@ class _Table:
         """The rails just below box `index`."""
         line = [fill] * self.drawing
         for i in self.alive(index, after=True):
-            line[self.columns[i] * _PITCH] = "|"
+            line[self.columns[i] * self.pitch] = "|"
         return "".join(line)
 
     @property
     def width(self) -> int:
         """What is left for the call, the last column."""
-        return max(_NARROWEST, _WIDTH - len(_MARGIN) - self.drawing - self.schema - self.rows)
+        used = len(_MARGIN) + self.drawing + self.schema + self.rows
+        return max(_NARROWEST, self.screen - used)
 
 
 def _heading(picture: Picture, table: _Table, first: Box) -> list[str]:
@@ -115,8 +144,16 @@ def _heading(picture: Picture, table: _Table, first: Box) -> list[str]:
             f"the cut: {picture.step} make a Step" if picture.step else "the cut: what makes a Step"
         )
     rails = table.rails(first.index - 1, mark)
+    room = table.screen - len(_MARGIN)
     line = f"{rails[:-1]} {words} "
-    line = _MARGIN + line.ljust(_WIDTH - len(_MARGIN), mark)
+    if table.narrow and len(line) > room:  # the words below the line
+        below = table.rails(first.index - 1).rstrip()
+        below += "   " if below else ""
+        parts = wrapped(words, max(_LEAST_ROOM, room - len(below)), "")
+        line = "\n".join([rails, *(f"{_MARGIN}{below}{part}" for part in parts)])
+    else:
+        line = line.ljust(room, mark)
+    line = _MARGIN + line
     space = _MARGIN + table.rails(first.index - 1)
     return (
         [line, space]
@@ -138,6 +175,18 @@ def _entry(table: _Table, box: Box) -> list[str]:
     return [*lines, _MARGIN + gap] if len(calls) == 1 else lines
 
 
+def _narrow_entry(table: _Table, box: Box) -> list[str]:
+    """A node, and below it, beside the rails, what it makes and its call."""
+    indent = (table.columns[box.index] + 1) * table.pitch
+    room = max(_LEAST_ROOM, table.screen - len(_MARGIN) - indent)
+    facts = "  ".join(filter(None, [", ".join(box.schemas), box.rows]))
+    call = box.call + _SCOPES[box.scope] * bool(box.schemas)
+    gap = table.rails(box.index)
+    below = [line for words in (facts, call) if words for line in wrapped(words, room)]
+    lines = [_MARGIN + _branch(table, box), *(_MARGIN + gap[:indent] + line for line in below)]
+    return [*lines, _MARGIN + gap]
+
+
 def wrapped(words: str, width: int, indent: str = "  ") -> list[str]:
     """Lines of at most `width` characters, or of one long word; `_JOINED` is a space that may not
     break.
@@ -151,13 +200,13 @@ def wrapped(words: str, width: int, indent: str = "  ") -> list[str]:
 def _branch(table: _Table, box: Box) -> str:
     """`+---+-> advantage`: the rails that it takes from, and those that it passes."""
     line = [" "] * table.drawing
-    at = table.columns[box.index] * _PITCH
-    taps = {table.columns[source] * _PITCH: mark for source, mark in _taps(box)}
+    at = table.columns[box.index] * table.pitch
+    taps = {table.columns[source] * table.pitch: mark for source, mark in _taps(box)}
     if taps:
         line[min(taps) : at - 1] = "-" * (at - 1 - min(taps))
         line[at - 2] = ">"
     for i in table.alive(box.index):
-        line[table.columns[i] * _PITCH] = "|"
+        line[table.columns[i] * table.pitch] = "|"
     for x, mark in taps.items():
         line[x] = mark
     line[at : at + len(box.name)] = box.name
@@ -172,16 +221,19 @@ def _taps(box: Box) -> Iterator[tuple[int, str]]:
         yield source, "*" if len(outputs) > 1 else "+" if only is None else str(only)[-1]
 
 
-def _states(picture: Picture) -> list[str]:
+def _states(picture: Picture, table: _Table) -> list[str]:
     """`policy  Model base, trainable  written by train_policy, read by rollout (lag 0)`."""
     wide = max(len(s.name) for s in picture.states) + 2
     facts = max(len(f"{s.kind} {s.facts}") for s in picture.states) + 2
     lines = [f"{_MARGIN}States"]
     for state in picture.states:
-        uses = wrapped(_uses(picture, state), max(_NARROWEST, _WIDTH - 4 - wide - facts))
-        lines.append(
-            f"    {state.name.ljust(wide)}{f'{state.kind} {state.facts}'.ljust(facts)}{uses[0]}"
-        )
+        kind, said = f"{state.kind} {state.facts}", _uses(picture, state)
+        if table.narrow:
+            whole = folded(f"    {state.name}  {kind}  {said}", table.screen)
+            lines += whole.replace(_JOINED, " ").split("\n")
+            continue
+        uses = wrapped(said, max(_NARROWEST, table.screen - 4 - wide - facts))
+        lines.append(f"    {state.name.ljust(wide)}{kind.ljust(facts)}{uses[0]}")
         lines += [" " * (4 + wide + facts) + more for more in uses[1:]]
     return lines
 

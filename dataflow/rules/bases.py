@@ -2,9 +2,9 @@
 torch.
 
 Owns: the faults in those files: configuration, weights (headers only), score heads, tokenizers,
-positions. Does not own: reading them (model_files.py); what only a loaded model shows, such as NaN
-or an unknown architecture, which kernels refuse when they open; hub names that are not in the
-cache, about which nothing is known here.
+positions. Does not own: reading them (model_files.py); which architectures work (architectures.py);
+what only a loaded model shows, such as NaN, which kernels refuse when they open; hub names that are
+not in the cache, about which nothing is known here.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from dataflow.architectures import refusal
 from dataflow.errors import DataError, Fault
 from dataflow.model import Model
 from dataflow.model_files import (
@@ -35,7 +36,7 @@ from dataflow.model_files import (
 from dataflow.node import Node, Port
 from dataflow.positions import row_positions
 from dataflow.prompt_types import is_messages
-from dataflow.rows import generations, nearest_prompt
+from dataflow.rows import generations, nearest_prompt, reader_of
 from dataflow.rules.context import Context, fault_at, place
 from dataflow.schema import TokenPrompt
 
@@ -44,6 +45,8 @@ Complaint = tuple[str, str]
 
 _VOCABULARIES = (TOKENIZER, "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 _DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "auto")
+_SAID = ("prompt", "completion", "chosen", "rejected")
+_HEADS = ("score.weight", "classifier.weight")
 _SAVED = "save model and tokenizer there with save_pretrained"
 
 
@@ -52,10 +55,13 @@ def check(context: Context) -> Iterator[Fault]:
     cannot fit.
     """
     sound: dict[str, Path] = {}
+    told: set[tuple[str, Complaint]] = set()
     for model, node in _first_uses(context):
         complaints = list(_complaints(context, model))
         for problem, fix in complaints:
-            yield _fault(node, f"Model {model.name!r}: {problem}", fix)
+            if (model.base, (problem, fix)) not in told:  # once for Models of one base
+                yield _fault(node, f"Model {model.name!r}: {problem}", fix)
+        told |= {(model.base, complaint) for complaint in complaints}
         folder = folder_of(model.base)
         if folder is not None and not complaints:
             sound[model.name] = folder
@@ -63,6 +69,7 @@ def check(context: Context) -> Iterator[Fault]:
         yield from _answers(context, node, sound)
         yield from _likeliest(node, sound)
         yield from _rendered(context, node, sound)
+        yield from _tokenised(context, node, sound)
     yield from _too_long(context)
 
 
@@ -146,6 +153,13 @@ def _split(error: DataError) -> Complaint:
 
 
 def _files(folder: Path) -> Iterator[Complaint]:
+    if (folder / "adapter_config.json").is_file() and not (folder / CONFIG).is_file():
+        yield (
+            f"expected a whole model in {folder}, found an adapter (PEFT), which has no weights of"
+            " its own model",
+            "merge it into its model (merge_and_unload of PEFT), save that, and name its directory",
+        )
+        return
     for needed in (CONFIG, TOKENIZER_CONFIG):
         if not (folder / needed).is_file():
             yield f"expected {needed} in {folder}, found {listing(folder)}", _SAVED
@@ -160,6 +174,11 @@ def _configuration(folder: Path, config: dict[str, Any]) -> Iterator[Complaint]:
         yield (
             f"{folder / CONFIG}: expected a model_type, {found}",
             'the architecture\'s name, such as "qwen2"',
+        )
+    elif (why := refusal(config)) is not None:
+        yield (
+            f"{folder / CONFIG}: expected an architecture that works here, found {why.found}",
+            why.fix,
         )
     dtype = config.get("dtype", config.get("torch_dtype"))
     if isinstance(dtype, str) and dtype.removeprefix("torch.") not in _DTYPES:
@@ -220,18 +239,16 @@ def _after_layers(name: str) -> Iterator[tuple[str, str]]:
 
 def _score(folder: Path, stored: Mapping[str, StoredTensor]) -> Iterator[Complaint]:
     """The files of a reward model or critic that nothing trains contain its head."""
-    head = stored.get("score.weight")
-    if head is None:
+    name = next((n for n in _HEADS if n in stored), "")
+    if not name:
         problem = (
             f"expected a trained score head in {folder}, found no score.weight, and nothing here"
             " trains one"
         )
         yield problem, "a base that was saved with its score head, or a Model that is trained"
-    elif head.shape[:1] != (1,):
-        yield (
-            f"{folder}: expected a score head of one number, found score.weight of {head.shape}",
-            "num_labels=1",
-        )
+    elif stored[name].shape[:1] != (1,):
+        found = f"found {name} of {stored[name].shape}"
+        yield f"{folder}: expected a score head of one number, {found}", "num_labels=1"
 
 
 def _tokens(folder: Path, config: dict[str, Any]) -> Iterator[Complaint]:
@@ -309,6 +326,24 @@ def _rendered(context: Context, node: Node, sound: dict[str, Path]) -> Iterator[
             problem = f"{needs}, and its tokenizer in {folder} has no chat template"
             fault = f"Model {model.name!r}: {problem}"
             yield _fault(node, fault, f"a Model with a chat template, or {fix}")
+
+
+def _tokenised(context: Context, node: Node, sound: dict[str, Path]) -> Iterator[Fault]:
+    """Data that has conversations, tokenised for a Model that cannot render them."""
+    reader = reader_of(context.graph, node) if node.operator.tokenises else None
+    models = [s for s in reader.states.values() if isinstance(s, Model)] if reader else []
+    folder = sound.get(models[0].name) if models else None
+    if folder is None or has_template(folder):
+        return
+    columns = context.dataset(node.port(0))
+    pairs = {"prompt", "completion"} <= columns.keys()
+    names = (*_SAID, str(node.params.get("column")), *(() if pairs else ("messages",)))
+    if any(name in columns and is_messages(columns[name]) for name in names):
+        problem = (
+            f"Model {models[0].name!r}, which reads these rows: the data has messages, and its"
+            f" tokenizer in {folder} has no chat template"
+        )
+        yield _fault(node, problem, "a Model with a chat template, or data that is text")
 
 
 def _too_long(context: Context) -> Iterator[Fault]:

@@ -198,7 +198,7 @@ def function_at(path: str) -> Any:
 
 def _unreadable(node: Node, message: str) -> Fault:
     problem, _, fix = message.rstrip(".").partition(". Fix: ")
-    fix = fix or "a file or folder of Parquet or JSONL with these columns"
+    fix = fix or "a file or folder of Parquet, JSONL or CSV with these columns"
     return fault_at(node, "data", problem, fix)
 
 

@@ -6,13 +6,12 @@ Owns: applying the limits that operators and losses declare. Does not own: the l
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
 from dataflow.errors import Fault, Origin
 from dataflow.limits import Limit, number
-from dataflow.loss import Loss, LossFunction, LossTerm
+from dataflow.loss import Loss, LossTerm
 from dataflow.model import Schedule
 from dataflow.node import Node
 from dataflow.rules.context import Context
@@ -65,7 +64,7 @@ def _term(term: LossTerm, node: Node) -> Iterator[Fault]:
     yield from _value(function.name, "weight", term.weight, _WEIGHT, True, origin)
     for name, value in term.params:
         yield from _value(
-            function.name, name, value, limits.get(name), _takes_number(function, name), origin
+            function.name, name, value, limits.get(name), function.takes_number(name), origin
         )
     aggregate = node.params.get("aggregate")
     own = "sequence_mean" if function.scope == "sequence" else "token_mean"
@@ -82,11 +81,3 @@ def _term(term: LossTerm, node: Node) -> Iterator[Fault]:
             fix="leave aggregate= out",
             origin=origin,
         )
-
-
-def _takes_number(function: LossFunction, name: str) -> bool:
-    """Whether a loss's parameter is a number, and so may be a schedule: train evaluates that before
-    the call.
-    """
-    annotation = inspect.signature(function.fn).parameters[name].annotation
-    return any(word in str(annotation) for word in ("float", "Number"))

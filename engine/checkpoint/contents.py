@@ -3,7 +3,8 @@
 Owns: what counts as a change of each. Does not own: which files a graph names (provenance.py).
 
     what     digest of                                              does not count
-    data     every byte of its files, in the order of reading       names, folders, dates
+    data     every byte of its files, in the order of reading;      names, folders, dates
+             of a data set of the hub, the rows that are read
     model    its files by name; above 64 MiB the size, the first    its place; files other than
              and last MiB (with a safetensors header), and 64       weights, config, tokenizer
              pieces of 64 KiB between, at equal distances
@@ -15,37 +16,95 @@ changes all weights, which samples show; an edit of a few bytes in a large file 
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import io
 import tokenize
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+CONTENT = "content "
+"""Prefix of a content's value."""
 _MODEL_FILES = (".json", ".jinja", ".model", ".txt", ".safetensors", ".bin", ".pt")
 _IN_FULL = 64 << 20
 _ENDS = 1 << 20
 _PIECE, _PIECES = 64 << 10, 64
+_PART = 16
+"""Characters of a part's digest: it only says which part changed."""
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
-def data_digest(files: Iterable[Path]) -> str:
-    """The digest of these files' content, in order. Raises OSError."""
-    whole = hashlib.sha256()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """A digest, and those of its parts by name: files, or definitions of a source file."""
+
+    digest: str
+    parts: Mapping[str, str]
+
+
+class Files:
+    """Where the files of a run are, and the digests of their parts, by what names them."""
+
+    def __init__(self) -> None:
+        self.places: dict[str, str] = {}
+        self.parts: dict[str, Mapping[str, str]] = {}
+
+    def content(self, name: str, place: str, content: Content) -> str:
+        """Note a content; returns its value."""
+        self.places[name] = place
+        self.parts[name] = content.parts
+        return f"{CONTENT}{content.digest}"
+
+
+def data_content(files: Iterable[Path | str]) -> Content:
+    """The content of these files, in order; a single one has no parts. A text is itself the digest
+    of rows that are in no file of the user's. Raises OSError.
+    """
+    whole, parts = hashlib.sha256(), {}
     for path in files:
+        if isinstance(path, str):
+            whole.update(path.encode())
+            continue
         with open(path, "rb") as file:
-            whole.update(hashlib.file_digest(file, "sha256").digest())
-    return whole.hexdigest()[:32]
+            own = hashlib.file_digest(file, "sha256")
+        whole.update(own.digest())
+        parts[path.name] = own.hexdigest()[:_PART]
+    return Content(digest=whole.hexdigest()[:32], parts=parts if len(parts) > 1 else {})
 
 
-def model_digest(base: str) -> str | None:
-    """The digest of a model's directory; None for a name that is not one."""
+def model_content(base: str) -> Content | None:
+    """The content of a model's directory; None for a name that is not one."""
     folder = Path(base).expanduser()
     if not folder.is_dir():
         return None
-    whole = hashlib.sha256()
+    whole, parts = hashlib.sha256(), {}
     for path in sorted(p for p in folder.iterdir() if p.suffix in _MODEL_FILES and p.is_file()):
-        whole.update(f"{path.name} {path.stat().st_size}\n".encode())
-        whole.update(_file_digest(path))
-    return whole.hexdigest()[:32]
+        own = f"{path.name} {path.stat().st_size}\n".encode(), _file_digest(path)
+        whole.update(own[0])
+        whole.update(own[1])
+        parts[path.name] = hashlib.sha256(b"".join(own)).hexdigest()[:_PART]
+    return Content(digest=whole.hexdigest()[:32], parts=parts)
+
+
+def code_content(text: str) -> Content:
+    """The content of a source file, and of each function and class at its top level."""
+    try:
+        body = ast.parse(text).body
+    except (SyntaxError, ValueError):
+        body = []
+    lines = text.splitlines()
+    parts = {
+        each.name: code_digest("\n".join(lines[_first(each) - 1 : each.end_lineno]))[:_PART]
+        for each in body
+        if isinstance(each, _DEFINITIONS)
+    }
+    return Content(digest=code_digest(text), parts=parts)
+
+
+def _first(definition: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> int:
+    """The line of its first decorator, or its own."""
+    return min([definition.lineno, *(each.lineno for each in definition.decorator_list)])
 
 
 def _file_digest(path: Path) -> bytes:

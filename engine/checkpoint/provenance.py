@@ -11,38 +11,30 @@ packages (site-packages) are in versions.json.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib
-import inspect
 import json
 import re
-import sys
-import sysconfig
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import dataflow
 from dataflow.dialect import with_dialects
 from dataflow.graph import Graph
-from dataflow.loss import Loss, LossFunction
+from dataflow.loss import Loss
 from dataflow.model import Model
 from dataflow.node import Node
 from dataflow.program import Phase, Program
+from dataflow.scripts import MAIN
 from dataflow.snapshot import encode
-from engine.checkpoint.contents import code_digest, data_digest, model_digest
+from dataflow.written import LOST
+from engine.checkpoint.contents import CONTENT, Files, data_content, model_content
+from engine.checkpoint.user_sources import sources_of
 
-CONTENT = "content "
-"""Prefix of a file's value."""
 PHASE = "phase "
 """Prefix of what a phase of a Program is; no node's name has a space."""
-_FOLDERS = sysconfig.get_paths()
-_INSTALLED = tuple(_FOLDERS[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
-_ROOT = Path(dataflow.__file__).resolve().parents[1]
-_OURS = tuple(f"{_ROOT / package}/" for package in ("dataflow", "operators", "graphs", "engine"))
-_SHOWN = 60
+_SHOWN, _NAMED = 80, 5
+_NAMES = ({"function"}, {"class"}, {LOST}, {LOST, "at"})
+"""The keys of a written name, which is its first value."""
 
 Values = Mapping[str, str]
 """Parameter -> its value as text."""
@@ -51,7 +43,8 @@ Values = Mapping[str, str]
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
     """nodes, models: by name. sources: module, or `__main__:function`, -> digest of its code.
-    places (of files) and version (of this package) are not compared.
+    places (of files), parts (digests of what a content is made of) and version (of this package)
+    are not compared.
     """
 
     nodes: Mapping[str, Values]
@@ -60,24 +53,33 @@ class Provenance:
     trains: tuple[str, ...]
     places: Values
     version: str
+    parts: Mapping[str, Values] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProvenanceDifference:
-    """where: node, model or source file; what: its part. old, new: as text, empty for none."""
+    """where: node, model or source file; what: its part. old, new: as text, empty for none. parts:
+    of a content, the files, functions or classes that differ, as far as that is known.
+    """
 
     where: str
     what: str
     old: str
     new: str
     place: str = ""
+    parts: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         place = f" ({self.place})" if self.place else ""
         change = f"{_short(self.old)} -> {_short(self.new)}"
         if self.old.startswith(CONTENT) and self.new.startswith(CONTENT):
-            change = "its content changed"
-        return f"{self.where}: {self.what}{place}: {change}"
+            change = f"its content changed{_listed(self.parts)}"
+        return f"{self.where}: {as_set(self.what)}{place}: {change}"
+
+
+def _listed(parts: Sequence[str]) -> str:
+    more = f" and {len(parts) - _NAMED} more" if len(parts) > _NAMED else ""
+    return f": {', '.join(parts[:_NAMED])}{more}" if parts else ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,29 +101,33 @@ class ProvenanceRecord:
     changes: tuple[AcceptedChange, ...] = ()
 
 
-def provenance(graph: Graph | Program) -> Provenance:
+def provenance(graph: Graph | Program, *, script: str = "") -> Provenance:
     """A graph's provenance, of its files now; a Program's is that of all phases, whose nodes and
-    models have their phase's number before their names. Raises DataError for missing data, and
-    GraphError.
+    models have their phase's number before their names. script: the module's name by which other
+    processes import the script that this one runs, if they can (dataflow/scripts.py). Raises
+    DataError for missing data, and GraphError.
     """
-    return _of_program(graph) if isinstance(graph, Program) else _of_graph(graph)
+    if isinstance(graph, Program):
+        return _of_program(graph, script)
+    return _of_graph(graph, script)
 
 
-def _of_program(program: Program) -> Provenance:
+def _of_program(program: Program, script: str) -> Provenance:
     nodes: dict[str, Values] = {}
     models: dict[str, Values] = {}
     sources: dict[str, str] = {}
     trains: list[str] = []
     places: dict[str, str] = {}
+    parts: dict[str, Values] = {}
     for number, phase in enumerate(program.phases, start=1):
-        own = _of_graph(phase.graph)
+        own = _of_graph(phase.graph, script)
         nodes[f"{PHASE}{number}"] = _phase(phase)
         nodes |= {f"{number}/{name}": values for name, values in own.nodes.items()}
         models |= {f"{number}/{name}": values for name, values in own.models.items()}
         sources |= own.sources
         trains += [f"{number}/{name}" for name in own.trains]
-        numbered = f"\\1 {number}/"
-        places |= {re.sub(r"^(node|model) ", numbered, k): v for k, v in own.places.items()}
+        places |= {_numbered(name, number): place for name, place in own.places.items()}
+        parts |= {_numbered(name, number): part for name, part in own.parts.items()}
     version = metadata.version("dataflow-rl")
     return Provenance(
         nodes=nodes,
@@ -130,7 +136,13 @@ def _of_program(program: Program) -> Provenance:
         trains=tuple(trains),
         places=places,
         version=version,
+        parts=parts,
     )
+
+
+def _numbered(name: str, phase: int) -> str:
+    """`node 2/rollout data` for `node rollout data`; of a source file, the name alone."""
+    return re.sub(r"^(node|model) ", rf"\g<1> {phase}/", name)
 
 
 def _phase(phase: Phase) -> dict[str, str]:
@@ -140,36 +152,53 @@ def _phase(phase: Phase) -> dict[str, str]:
     return {"steps": steps, "until": str(until or ""), "optimizers": optimizers}
 
 
-def _of_graph(graph: Graph) -> Provenance:
-    places: dict[str, str] = {}
+def _of_graph(graph: Graph, script: str) -> Provenance:
+    files = Files()
     graph = with_dialects(graph)
     models = [state for state in graph.states if isinstance(state, Model)]
+    nodes = {node.name: _node(node, files) for node in graph.nodes}
+    if script:
+        nodes = {name: _renamed(values, script) for name, values in nodes.items()}
     return Provenance(
-        nodes={node.name: _node(node, places) for node in graph.nodes},
-        models={model.name: _model(model, places) for model in models},
-        sources=_sources(graph, places),
+        nodes=nodes,
+        models={model.name: _model(model, files) for model in models},
+        sources=sources_of(graph, files, script),
         trains=tuple(sink.name for sink in graph.sinks),
-        places=places,
+        places=files.places,
         version=metadata.version("dataflow-rl"),
+        parts=files.parts,
     )
+
+
+def _renamed(values: Mapping[str, str], script: str) -> dict[str, str]:
+    return {key: text.replace(f"{MAIN}:", f"{script}:") for key, text in values.items()}
 
 
 def differences(old: Provenance, new: Provenance) -> list[ProvenanceDifference]:
     """What differs, in the order of nodes, models, source files."""
     return [
-        *_of_groups("node", old.nodes, new.nodes, new.places),
-        *_of_groups("model", old.models, new.models, new.places),
+        *_of_groups("node", old.nodes, new.nodes, (old, new)),
+        *_of_groups("model", old.models, new.models, (old, new)),
         *_of_sources(old, new),
         *_of_sinks(old.trains, new.trains),
     ]
 
 
+def _differing(records: tuple[Provenance, Provenance], name: str) -> tuple[str, ...]:
+    """The parts of a content that differ; none where a record has none, or all are the same."""
+    before, now = (record.parts.get(name, {}) for record in records)
+    if not before or not now:
+        return ()
+    return tuple(part for part in _names(before, now) if before.get(part) != now.get(part))
+
+
 def _of_sources(old: Provenance, new: Provenance) -> Iterator[ProvenanceDifference]:
-    places, where = {**old.places, **new.places}, "source file"
+    places = {**old.places, **new.places}
     for name, before in old.sources.items():  # added and removed files show in what names them
-        now, place = new.sources.get(name), places.get(f"source {name}", "")
+        now, key = new.sources.get(name), f"source {name}"
         if before and now and before != now:
-            yield ProvenanceDifference(where=where, what=name, old=before, new=now, place=place)
+            told = {"place": places.get(key, ""), "parts": _differing((old, new), key)}
+            yield ProvenanceDifference(where="source file", what=name, old=before, new=now, **told)
 
 
 def _of_sinks(old: Sequence[str], new: Sequence[str]) -> Iterator[ProvenanceDifference]:
@@ -179,7 +208,10 @@ def _of_sinks(old: Sequence[str], new: Sequence[str]) -> Iterator[ProvenanceDiff
 
 
 def _of_groups(
-    kind: str, old: Mapping[str, Values], new: Mapping[str, Values], places: Values
+    kind: str,
+    old: Mapping[str, Values],
+    new: Mapping[str, Values],
+    records: tuple[Provenance, Provenance],
 ) -> Iterator[ProvenanceDifference]:
     for name in _names(old, new):
         if name not in old or name not in new:
@@ -190,43 +222,81 @@ def _of_groups(
         for key in _names(old[name], new[name]):
             before, now = old[name].get(key, ""), new[name].get(key, "")
             if before != now:
-                place = places.get(f"{where} {key}", "")
-                yield ProvenanceDifference(where=where, what=key, old=before, new=now, place=place)
+                label = f"{where} {key}"
+                place, parts = records[1].places.get(label, ""), _differing(records, label)
+                told = {"where": where, "what": key, "old": before, "new": now}
+                yield ProvenanceDifference(**told, place=place, parts=parts)
 
 
 def _names(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys([*old, *new]))
 
 
+def as_set(what: str) -> str:
+    """A parameter's name as --set takes it, without its node: `clipped_policy_loss.clip`."""
+    return what.removeprefix("loss.")
+
+
+def in_python(text: str) -> str:
+    """A parameter's text as one writes it in Python, `(0.2, 0.28)`; any other text as it is. It
+    may come from a changes.json that others wrote: nothing that it names is imported.
+    """
+    written = text.startswith(("{", "[")) or text in ("true", "false", "null")
+    try:
+        return _call(json.loads(text)) if written else text
+    except ValueError:  # a user's own text
+        return text
+
+
+def _call(value: Any) -> str:
+    items = value.get("tuple") if isinstance(value, dict) else value
+    if isinstance(items, list):
+        inside = ", ".join(map(_call, items))
+        return f"[{inside}]" if items is value else f"({inside}{',' * (len(items) == 1)})"
+    fields = value.get("fields") if isinstance(value, dict) else None
+    if isinstance(fields, dict):
+        given = ", ".join(f"{name}={_call(field)}" for name, field in fields.items())
+        return f"{str(value.get('record')).rpartition(':')[2]}({given})"
+    return json.dumps(value) if isinstance(value, dict) else repr(value)
+
+
 def _short(value: str) -> str:
+    value = in_python(value)
     return (value if len(value) <= _SHOWN else f"{value[:_SHOWN]}...") or "nothing"
 
 
-def _node(node: Node, places: dict[str, str]) -> dict[str, str]:
+def _node(node: Node, files: Files) -> dict[str, str]:
     found = {"operator": node.operator.path.partition("@")[0]}
     found |= {f"input {key}": port.label for key, port in node.inputs.items()}
     found |= {f"model {key}": state.name for key, state in node.states.items()}
-    for key, value in node.params.items():
-        if key == "data" and node.operator.data_files and isinstance(value, str):
-            found[key] = _data(node, value)
-            places[f"node {node.name} data"] = value
-        else:
-            found |= _leaves(key, value, f"node {node.name!r}, parameter {key!r}")
+    found |= parameters(node)
+    data = node.params.get("data")
+    if node.operator.data_files and isinstance(data, str):
+        found["data"] = _data(node, data, files)
     return found
 
 
-def _data(node: Node, data: str) -> str:
+def parameters(node: Node) -> dict[str, str]:
+    """A node's parameters as texts, those of a loss term by term; data by its place."""
+    found: dict[str, str] = {}
+    for key, value in node.params.items():
+        found |= _leaves(key, value, f"node {node.name!r}, parameter {key!r}")
+    return found
+
+
+def _data(node: Node, data: str, files: Files) -> str:
     module, _, name = node.operator.data_files.partition(":")
-    files = getattr(importlib.import_module(module), name)(data, node.params.get("split"))
-    return f"{CONTENT}{data_digest(files)}" if files else data
+    files.places[f"node {node.name} data"] = data
+    found = getattr(importlib.import_module(module), name)(data, node.params.get("split"))
+    return files.content(f"node {node.name} data", data, data_content(found)) if found else data
 
 
-def _model(model: Model, places: dict[str, str]) -> dict[str, str]:
+def _model(model: Model, files: Files) -> dict[str, str]:
     fields = {f.name: getattr(model, f.name) for f in dataclasses.fields(model) if f.compare}
     fields["follows"] = model.follows.name if model.follows else None
-    digest = model_digest(fields.pop("base"))
-    places[f"model {model.name} base"] = model.base
-    found = {"base": f"{CONTENT}{digest}" if digest is not None else model.base}
+    content, name = model_content(fields.pop("base")), f"model {model.name} base"
+    files.places[name] = model.base
+    found = {"base": files.content(name, model.base, content) if content else model.base}
     for key in (key for key in fields if key != "name"):
         found |= _leaves(key, fields[key], f"model {model.name!r}")
     return found
@@ -254,112 +324,7 @@ def _text(value: Any, where: str) -> str:
 
 def _placeless(value: Any) -> Any:
     if isinstance(value, dict):
-        if len(value) == 1 and "function" in value:
-            return value["function"]
+        if value.keys() in _NAMES:
+            return next(iter(value.values()))
         return {key: _placeless(part) for key, part in value.items() if key not in ("origin", "at")}
     return [_placeless(part) for part in value] if isinstance(value, list) else value
-
-
-def _sources(graph: Graph, places: dict[str, str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    modules: dict[str, ModuleType] = {}
-    for thing in _things(graph):
-        module = sys.modules.get(getattr(thing, "__module__", None) or "")
-        if module is not None and _is_users(module):
-            modules.setdefault(module.__name__, module)
-        elif _stands_alone(thing, module):
-            text = _source(thing)
-            digest = f"{CONTENT}{code_digest(text)}" if text else ""
-            found[f"__main__:{thing.__qualname__}"] = digest
-    for name, module in _with_imports(modules).items():
-        path = Path(module.__file__ or "")
-        text = path.read_text(encoding="utf-8", errors="surrogateescape")
-        found[name] = f"{CONTENT}{code_digest(text)}"
-        places[f"source {name}"] = path.name
-    return dict(sorted(found.items()))
-
-
-def _things(graph: Graph) -> Iterator[Any]:
-    """Every function and class that a graph names."""
-    for node in graph.nodes:
-        if node.operator.function is not None:
-            yield node.operator.function
-        yield from node.schemas
-        for value in node.params.values():
-            yield from _within(value)
-
-
-def _within(value: Any) -> Iterator[Any]:
-    parts = _parts(value)
-    yield from _definitions(value) if parts is None else ()
-    for part in parts or ():
-        yield from _within(part)
-
-
-def _parts(value: Any) -> Iterable[Any] | None:
-    """A value's parts; None for one that is not taken apart."""
-    if isinstance(value, functools.partial):
-        return value.func, value.args, value.keywords
-    if isinstance(value, (LossFunction, type)):
-        return None
-    if dataclasses.is_dataclass(value):
-        return type(value), *(getattr(value, field.name) for field in dataclasses.fields(value))
-    if isinstance(value, Mapping):
-        return value.values()
-    return value if isinstance(value, (list, tuple)) else None
-
-
-def _definitions(value: Any) -> Iterable[Any]:
-    """The functions and classes that define a value without parts."""
-    if isinstance(value, LossFunction):
-        return (value.fn,)
-    if inspect.ismethod(value):
-        return value.__func__, type(value.__self__)
-    if isinstance(value, type) or inspect.isroutine(value):
-        return (inspect.unwrap(value) if callable(value) else value,)
-    return (type(value),) if callable(value) else ()
-
-
-def _is_users(module: ModuleType) -> bool:
-    """Whether it is the user's: not installed, not ours, not the script that starts the run."""
-    file = getattr(module, "__file__", None)
-    if module.__name__ == "__main__" or not isinstance(file, str) or not file.endswith(".py"):
-        return False
-    resolved = str(Path(file).resolve())
-    return not file.startswith(_INSTALLED) and not resolved.startswith((*_INSTALLED, *_OURS))
-
-
-def _stands_alone(thing: Any, module: ModuleType | None) -> bool:
-    """Whether only its own text defines it, in the script or a notebook."""
-    own = getattr(thing, "__qualname__", None) is not None
-    return own and (module is None or module.__name__ == "__main__")
-
-
-def _source(thing: Any) -> str:
-    """Its source; empty if unknown, which is not compared."""
-    try:
-        return inspect.getsource(thing)
-    except (OSError, TypeError):
-        return ""
-
-
-def _with_imports(modules: Mapping[str, ModuleType]) -> dict[str, ModuleType]:
-    """These modules, and the user's modules that they import, or import something from."""
-    found, left = dict(modules), list(modules.values())
-    while left:
-        importer = left.pop()
-        for value in list(vars(importer).values()):
-            module = value if isinstance(value, ModuleType) else sys.modules.get(_module_of(value))
-            if module is None or module.__name__ in found or not _is_users(module):
-                continue
-            if module is value and module.__name__.startswith(f"{importer.__name__}."):
-                continue  # importing a submodule anywhere adds its name to the package
-            found[module.__name__] = module
-            left.append(module)
-    return found
-
-
-def _module_of(value: Any) -> str:
-    named = isinstance(value, type) or inspect.isroutine(value)
-    name = getattr(value, "__module__", None) if named else None
-    return name if isinstance(name, str) else ""

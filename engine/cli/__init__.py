@@ -16,10 +16,11 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 from dataflow.errors import CheckpointError, DataflowError, KernelError, RunError, nearest
-from dataflow.importing import import_path
+from dataflow.importing import hidden_in, import_path
 from dataflow.shown import printable
 from dataflow.storage import CANNOT
-from engine.cli.target import FORMS, UsageError, raised_at
+from dataflow.width import folded, screen_width
+from engine.cli.target import FORMS, UsageError, is_received, raised_at
 from engine.received import reading
 
 COMMANDS = {
@@ -29,8 +30,10 @@ COMMANDS = {
     "run": "run a graph or a Program",
     "resume": "go on from a run folder's last checkpoint",
     "peek": "show the first rows of one node's output",
-    "diff": "show what changes from one graph to another",
+    "runs": "list run folders: how far each is, and how it ended",
+    "diff": "show what changes from one graph, or run, to another",
     "test": "test what an operator or a loss promises, on generated rows",
+    "init": "make a small project of your own that runs as it is",
     "graphs": "list the algorithms that come with it, or print one's file",
     "keys": "make the key file of a cluster of hosts",
     "host": "let runs that are started on another host use this one",
@@ -49,10 +52,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # on made runs up to ten times slower where another process wanted a core, and sleeping at once
     # half as slow again where none did.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    if os.environ.get("NO_COLOR"):  # tyro does not look at it, but reads this as it is imported
+        os.environ.setdefault("PYTHON_TYRO_ANSI_CODES", "False")
     if arguments is None:
         # In a process of its own, nothing in the current folder may shadow what is installed.
         sys.path[:] = import_path()
         arguments = sys.argv[1:]
+        _tell_hidden()
     try:
         code = _command([argument for argument in arguments if argument != "--traceback"])
         sys.stdout.flush()
@@ -69,6 +75,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "--traceback" in arguments:
             raise
         return _shown(error)
+
+
+def _tell_hidden() -> None:
+    """Say which modules of the current folder targets cannot import."""
+    try:
+        here = os.getcwd()
+    except OSError:  # it was removed
+        return
+    if told := hidden_in(here):
+        _say(told)
 
 
 def _shown(error: Exception) -> int:
@@ -91,7 +107,7 @@ def _shown(error: Exception) -> int:
 
 def _say(text: str) -> None:
     """Print the message that ends a command."""
-    print(printable(text), file=sys.stderr)
+    print(printable(folded(text, screen_width(sys.maxsize, sys.stderr))), file=sys.stderr)
 
 
 def _lost_output(more: str) -> OSError | None:
@@ -112,16 +128,20 @@ def _without_output() -> None:
 
 def _command(given: Sequence[str]) -> int:
     if not given or given[0] in ("-h", "--help", "help"):
-        print(usage())
+        print(folded(usage(), screen_width(sys.maxsize)))
         return 0 if given else 2
     if given[0] == "--version":
-        from importlib.metadata import version
+        import dataflow
 
-        print(version("dataflow-rl"))
+        print(dataflow.__version__)
         return 0
     name, words = given[0], given[1:]
+    if name in ("--completion", "--complete"):
+        from engine.cli.completion import print_candidates, print_script
+
+        return print_script(words) if name == "--completion" else print_candidates(words, COMMANDS)
     command = _main_of(name)
-    received = [w for w in words[:2] if w.endswith(".json")] if name in LOOKING else []
+    received = [w for w in words[:2] if is_received(w)] if name in LOOKING else []
     with reading(received[0]) if received else nullcontext():
         return command(words)
 
@@ -140,6 +160,10 @@ def usage() -> str:
     commands = "\n".join(f"  {name.ljust(wide)}{does}" for name, does in COMMANDS.items())
     return (
         f"usage: dataflow COMMAND TARGET [flags]\n\n{commands}\n\nTARGET is {FORMS}.\n"
-        "Its flags are its function's parameters: dataflow run TARGET --help.\n"
-        "--traceback shows where an error was raised."
+        "Its flags are its function's parameters: dataflow run TARGET --help. With the required\n"
+        "ones that also lists the nodes, of which --set NODE.PARAM=VALUE changes any parameter.\n"
+        "Of a run folder, what a plan is made of (places, cluster, threads, seed) is that run's\n"
+        "by default.\n"
+        "--traceback shows where an error was raised; --completion SHELL prints what makes bash,\n"
+        "zsh or fish complete commands, flags and nodes."
     )

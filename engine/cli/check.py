@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dataflow.check import check
-from dataflow.draw import draw
+from dataflow.draw import WIDTH, draw
 from dataflow.errors import GraphError
+from dataflow.width import screen_width
 from engine.cli.flags import graph_and
 from engine.cli.screen import say
 
@@ -29,6 +30,6 @@ def main(arguments: Sequence[str]) -> int:
     checked = check(graph)
     if options.strict and checked.warnings:
         raise GraphError(checked.warnings)
-    say(draw(graph))
+    say(draw(graph, width=screen_width(WIDTH)), fold=False)
     say(checked.describe())
     return 0

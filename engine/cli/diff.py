@@ -1,31 +1,55 @@
-"""`dataflow diff A B`: what changes from one graph to another.
+"""`dataflow diff A B`: what changes from one graph, or run, to another.
 
-Owns: flags that two graph functions share. Does not own: the comparison
-(dataflow/diff.py, dataflow/program_diff.py).
+Owns: flags that two graph functions share, and that --set edits the second graph. Does not own: the
+comparison (dataflow/diff.py, dataflow/program_diff.py; of two run folders also engine/run_diff.py).
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from dataflow.program_diff import compare
 from engine.cli.flags import parse_shared, split_target
 from engine.cli.screen import say
+from engine.cli.settings import with_settings
+from engine.cli.values import Settings, gathered
 
 _USAGE = "dataflow diff TARGET TARGET [flags]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiffOptions:
-    """Show what changes from one graph to another; a flag goes to every function that has it."""
+    """Show what changes from one graph to another; a flag goes to every function that has it. Of
+    two run folders also their options, the ends of their metrics, and changes that were accepted.
+    """
+
+    set: Settings = ()
+    """Edits of the second graph (rollout.temperature=0.7)."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Print the difference; equal graphs are no error."""
     first, rest = split_target("diff", _USAGE, DiffOptions, arguments)
     second, flags = split_target("diff", _USAGE, DiffOptions, rest)
+    settings, flags = _settings(gathered(flags, (DiffOptions,)))
     values = parse_shared("diff", (first, second), flags)
     a, b = (target.graph(**given) for target, given in zip((first, second), values, strict=True))
-    say(str(compare(a, b)), end="")
+    say(str(compare(a, with_settings(second, values[1], b, settings))), end="")
+    folders = [Path(t.text) for t in (first, second) if os.path.isdir(t.text)]
+    if len(folders) == 2:
+        from engine.run_diff import run_differences  # here: it imports what reads checkpoints
+
+        say(f"\n{run_differences(*folders)}", end="")
     return 0
+
+
+def _settings(flags: list[str]) -> tuple[list[str], list[str]]:
+    """The words after --set, and the other flags. flags: gathered, so that there is one --set."""
+    if "--set" not in flags:
+        return [], flags
+    at = flags.index("--set") + 1
+    end = next((i for i in range(at, len(flags)) if flags[i].startswith("-")), len(flags))
+    return flags[at:end], flags[: at - 1] + flags[end:]

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dataflow.draw import Form, draw
+from dataflow.draw import WIDTH, Form, draw
 from dataflow.storage import write_where_asked
+from dataflow.width import screen_width
 from engine.cli.flags import graph_and
 from engine.cli.screen import say
 from engine.cli.target import UsageError
@@ -42,10 +43,9 @@ def main(arguments: Sequence[str]) -> int:
     if form is None:
         problem = f"{options.out} has no ending of {', '.join(_ENDINGS)}"
         raise UsageError("dataflow draw", problem, "give --form too")
-    made = draw(graph, form)
     if options.out is None:
-        say(made, end="")
+        say(draw(graph, form, width=screen_width(WIDTH)), end="", fold=False)
     else:
-        write_where_asked("the drawing", options.out, made)
+        write_where_asked("the drawing", options.out, draw(graph, form))
         say(f"{form} of {graph.name} in {options.out}")
     return 0

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dataflow.errors import DataError
+from dataflow.width import screen_width
 from engine.cli.flags import graph_and
 from engine.cli.screen import say
 from engine.options import RunOptions
@@ -30,10 +31,11 @@ def main(arguments: Sequence[str]) -> int:
     """Check, plan, print."""
     graph, options = graph_and(ExplainOptions, "explain", arguments)
     from engine.api import plan  # here: it imports what runs kernels
-    from engine.plan.explain import explain
+    from engine.plan.explain import WIDTH, explain
 
     measured = None if options.measured is None else node_seconds(options.measured)
-    say(explain(plan(graph, options), measured=measured), end="")
+    planned, width = plan(graph, options), screen_width(WIDTH)
+    say(explain(planned, measured=measured, width=width), end="")
     return 0
 
 

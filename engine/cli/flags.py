@@ -1,8 +1,8 @@
 """Flags from signatures: the graph function's own parameters, and the fields of option classes.
 
 Owns: how an annotation becomes a flag, and a flag's text an argument. Does not own: any flag. A
-Number (a float or a schedule) is a float here. Functions are `module:function`, or several of these
-with commas.
+Number is a float, or the call that makes a schedule. Functions are `module:function`, or several of
+these with commas.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import inspect
 import re
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, make_dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, make_dataclass, replace
 from functools import partial
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from itertools import pairwise
+from typing import Annotated, Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -22,14 +24,29 @@ from dataflow.convention import Dialect
 from dataflow.draw.picture import shown_value
 from dataflow.graph import Graph
 from dataflow.model import Schedule
-from dataflow.names import PEER_NAMES
+from dataflow.names import Known, peer_name
 from dataflow.program import Program
-from engine.cli.target import Target, UsageError, load_function, load_target
-from engine.cli.values import gathered, registry
+from dataflow.settings import settable
+from engine.cli.screen import read_flags, say
+from engine.cli.settings import NodeOptions, how_to_see_nodes, nodes_page, with_settings
+from engine.cli.target import (
+    Target,
+    UsageError,
+    is_received,
+    load_function,
+    load_target,
+    run_folder,
+)
+from engine.cli.values import FUNCTION, gathered, number_or_schedule, registry, takes_function
+from engine.options import RunOptions
+from engine.plan.placing import Placing
+from engine.received import kept_options
 
 O1 = TypeVar("O1")
 _RUNNING = ("run", "peek")
 """Commands that run what a graph names; all others only look at it."""
+PLANNED = (*(f.name for f in fields(Placing) if f.name != "hosts"), "cluster", "threads", "seed")
+"""Options that a plan is made of; a run folder's are the defaults where it is the TARGET."""
 _Classes = Sequence[type[Any]]
 _FLAT = (tyro.conf.OmitArgPrefixes,)
 _PLAIN = (str, int, float, bool, types.NoneType)
@@ -46,16 +63,84 @@ class LanguageOptions:
 def graph_and(
     options: type[O1], command: str, arguments: Sequence[str]
 ) -> tuple[Graph | Program, O1]:
-    """What TARGET makes with its flags, and the command's options; SystemExit(2) if wrong. A
-    function with a parameter `dialect` of its own gets that flag.
+    """What TARGET makes with its flags, edited by --set, and the command's options; SystemExit(2)
+    if wrong. A function with a parameter `dialect` of its own gets that flag.
     """
     usage = f"dataflow {command} TARGET [flags]"
     target, flags = split_target(command, usage, options, arguments)
     own = "dialect" in inspect.signature(target.function).parameters
-    values, found = parse(command, target, (options, *([] if own else [LanguageOptions])), flags)
+    classes = (options, NodeOptions, *([] if own else [LanguageOptions]))
+    if helped(flags):
+        _help(command, target, classes, flags)
+    if is_received(target.text):
+        refuse_of_nodes(command, target.text, flags, classes)
+    values, found = parse(command, target, classes, flags)
     made = target.graph(**values)
-    dialect = None if own else found[1].dialect
-    return (made if dialect is None else made.in_dialect(dialect)), found[0]
+    dialect = None if own else found[2].dialect
+    made = made if dialect is None else made.in_dialect(dialect)
+    chosen = as_planned(target, found[0], flags)
+    return with_settings(target, values, made, found[1].set), chosen
+
+
+def refuse_of_nodes(command: str, text: str, flags: Sequence[str], options: _Classes) -> None:
+    """Raises UsageError for a flag that a kept graph does not have, where --set changes what it
+    names, by our name or another system's. text: the run folder or graph.json.
+    """
+    known = _names(options)
+    for word, after in pairwise([*flags, "--"]):
+        flag, _, value = word.partition("=")
+        name = flag.removeprefix("--").replace("-", "_")
+        if not word.startswith("--") or name.removeprefix("no_") in known:
+            continue
+        peer = peer_name(name, Known(options=known))
+        names = {name, *(peer.parameters if peer and not peer.here(Known(options=known)) else ())}
+        value = value or ("..." if after.startswith("--") else after)
+        nodes = settable(load_target(text).graph())
+        paths = [f"{n.name}.{p.name}" for n in nodes for p in n.parameters]
+        fixes = [f"--set {path}={value}" for path in paths if path.rpartition(".")[2] in names]
+        if fixes:
+            problem = f"unknown flag {flag!r}: of a kept graph, parameters are set by node"
+            raise UsageError(f"dataflow {command}", problem, " or ".join(fixes[:3]))
+
+
+def helped(flags: Sequence[str]) -> bool:
+    """Whether the flags ask for help."""
+    return any(flag in ("-h", "--help") for flag in flags)
+
+
+def _help(command: str, target: Target, classes: _Classes, flags: Sequence[str]) -> NoReturn:
+    """Print the flags, then the nodes with what --set may change, if all that the graph needs is
+    given; ends with SystemExit.
+    """
+    with suppress(SystemExit):
+        parse(command, target, classes, ["--help"])
+    given = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in flags}
+    parameters = inspect.signature(target.function).parameters.values()
+    if all(p.name in given for p in parameters if p.default is p.empty):
+        rest = [flag for flag in flags if not helped([flag])]
+        values, found = parse(command, target, classes, rest)
+        made = target.graph(**values)
+        say(nodes_page(target, values, with_settings(target, values, made, found[1].set)))
+    else:
+        say(how_to_see_nodes(command, target))
+    raise SystemExit(0)
+
+
+def as_planned(target: Target, options: O1, flags: Sequence[str]) -> O1:
+    """The options; of a run folder, with those that its plan was made of where no flag gives them.
+    Raises RunError where the folder has none.
+    """
+    folder = run_folder(target.text) if isinstance(options, RunOptions) else None
+    if folder is None or not isinstance(options, RunOptions):
+        return options
+    kept, said = kept_options(folder)[0], given(flags)
+    return replace(options, **{n: getattr(kept, n) for n in PLANNED if n not in said})
+
+
+def given(flags: Sequence[str]) -> list[str]:
+    """The names of the options of a run that some flag gives."""
+    said = {flag.partition("=")[0].replace("-", "_") for flag in flags if flag.startswith("--")}
+    return [f.name for f in fields(RunOptions) if said & {f"__{f.name}", f"__no_{f.name}"}]
 
 
 def split_target(
@@ -64,11 +149,12 @@ def split_target(
     """TARGET and the rest; without TARGET, `--help` shows the command's own options."""
     if arguments and arguments[0] in ("-h", "--help"):
         about = inspect.getdoc(options) or ""
-        tyro.cli(options, args=["--help"], prog=usage, description=about, registry=registry())
+        read_flags(options, args=["--help"], prog=usage, about=about, registry=registry())
     if not arguments or arguments[0].startswith("-"):
         found = f"{arguments[0]!r}" if arguments else "nothing"
         raise UsageError(f"dataflow {command}", f"expected TARGET first, found {found}", usage)
-    return load_target(arguments[0], runs=command in _RUNNING), arguments[1:]
+    runs = command in _RUNNING and not helped(arguments[1:])
+    return load_target(arguments[0], runs=runs), arguments[1:]
 
 
 def parse(
@@ -76,6 +162,11 @@ def parse(
 ) -> tuple[dict[str, Any], list[Any]]:
     """The graph function's arguments by name, and an instance of each option class."""
     return _parsed(command, target, options, arguments, strict=True)[0]
+
+
+def parse_own(command: str, target: Target, arguments: Sequence[str]) -> dict[str, Any]:
+    """The graph function's arguments alone, of a line that may have other flags too."""
+    return _parsed(command, target, (), arguments, strict=False)[0][0]
 
 
 def parse_shared(
@@ -103,13 +194,14 @@ def _parsed(
     groups += [(_title(kind), kind) for kind in options]
     whole = make_dataclass("Flags", groups, kw_only=True)
     prog, about = f"dataflow {command} {target.text}", _summary(target.function)
-    read = partial(tyro.cli, whole, prog=prog, description=about, config=_FLAT)
+    read = partial(read_flags, whole, prog=prog, about=about, config=_FLAT)
     made: Any
     if strict:
-        _refuse_peer_names(command, arguments, {*own, *_names(options)})
+        known = Known(parameters=own, options=_names(options))
+        refuse_peer_names(command, arguments, known)
         made, rest = read(args=gathered(arguments, options), registry=registry()), []
     else:
-        made, rest = read(args=list(arguments), return_unknown_args=True)
+        made, rest = read(args=list(arguments), return_unknown_args=True, registry=registry())
     values = _arguments(own, made.graph) if own else {}
     return (values, [getattr(made, _title(kind)) for kind in options]), list(rest)
 
@@ -120,17 +212,29 @@ def _arguments(own: Mapping[str, Any], flags: Any) -> dict[str, Any]:
     return {n: v for n, v in given.items() if v is not None or own[n].default is None}
 
 
-def _refuse_peer_names(command: str, arguments: Sequence[str], known: set[str]) -> None:
-    """Raises UsageError for a flag that is another system's name of one of ours."""
+def refuse_peer_names(command: str, arguments: Sequence[str], known: Known) -> None:
+    """Raises UsageError for a flag that is another system's name, and for verl's `trainer.x=1`."""
+    of_flag = ""
     for word in arguments:
-        name = word.partition("=")[0].removeprefix("--").replace("-", "_")
-        ours, system = PEER_NAMES.get(name, (None, ""))
-        if word.startswith("--") and ours is not None and name not in known:
-            fix = ours if " " in ours else "see --help"
-            if ours in known:
-                fix = f"--{ours.replace('_', '-')}"
-            problem = f"unknown flag {word!r} ({system}'s name)"
+        of_flag = word if word.startswith("--") else of_flag
+        if of_flag == "--set" and word != of_flag:  # NODE.PARAM=VALUE, which settings read
+            continue
+        written = word.partition("=")[0].lstrip("+")
+        name = written.removeprefix("--").replace("-", "_")
+        override = "=" in word and "." in written and not written.startswith("-")
+        ours = name in known.parameters or name in known.options
+        if ours or not (written.startswith("--") or override):
+            continue
+        if (peer := peer_name(name, known)) is not None and _is_meant(peer.name, name, override):
+            kind = "override" if override else "flag"
+            problem = f"unknown {kind} {word!r} ({peer.system}'s name)"
+            fix = peer.told(known, None, flag=True)
             raise UsageError(f"dataflow {command}", problem, fix)
+
+
+def _is_meant(peer: str, name: str, override: bool) -> bool:
+    """Of a word without dashes, only a whole name is taken for another system's."""
+    return not override or peer == name or peer.endswith(".*")
 
 
 def _title(options: type[Any]) -> str:
@@ -148,9 +252,16 @@ def _parameters(target: Target) -> dict[str, inspect.Parameter]:
         if parameter.kind not in kinds or parameter.name not in hints:
             why = "graph functions annotate every parameter and take no *args or **kwargs"
             problem = f"parameter {str(parameter)!r} cannot be a flag: {why}"
-            raise UsageError(target.text, problem, f"{parameter.name}: int")
+            raise UsageError(target.text, problem, _annotated(parameter))
         found[parameter.name] = parameter.replace(annotation=hints[parameter.name])
     return found
+
+
+def _annotated(parameter: inspect.Parameter) -> str:
+    """`base: str = 'model'`: the parameter as it could be written."""
+    if parameter.default is parameter.empty or parameter.default is None:
+        return f"{parameter.name}: int"
+    return f"{parameter.name}: {type(parameter.default).__name__} = {parameter.default!r}"
 
 
 def _refuse_clashes(target: Target, own: Mapping[str, Any], options: _Classes) -> None:
@@ -173,7 +284,7 @@ def _as_class(target: Target, own: Mapping[str, inspect.Parameter]) -> type[Any]
         words = helps.get(name, "")
         if default is None and parameter.default not in (None, parameter.empty):
             words += f" (default: {shown_value(parameter.default)})"
-        metavar = "MODULE:FUNCTION" if takes_function(parameter.annotation) else None
+        metavar = FUNCTION if takes_function(parameter.annotation) else None
         marked = Annotated[kind, tyro.conf.arg(help=words, metavar=metavar)]
         required = parameter.default is parameter.empty
         fields.append((name, marked) if required else (name, marked, field(default=default)))
@@ -186,27 +297,14 @@ def _flag(target: Target, parameter: inspect.Parameter) -> tuple[Any, Any]:
     if takes_function(parameter.annotation):
         required = default is parameter.empty
         return (str, default) if required else (Union[str, None], None)  # noqa: UP007
-    kind = _without(parameter.annotation, Schedule)
+    kind = parameter.annotation
+    if Schedule in get_args(kind):
+        return Annotated[Any, number_or_schedule(kind)], default
     if not _readable(kind):
         found = f"parameter {parameter.name!r} is {parameter.annotation}"
         fix = "str, int, float, bool, a Literal, a tuple of these, a Number, or a function"
         raise UsageError(target.text, f"{found}, which no flag can give", fix)
-    return (Union[kind, None], None) if isinstance(default, Schedule) else (kind, default)  # noqa: UP007
-
-
-def takes_function(annotation: Any) -> bool:
-    """Whether a parameter takes functions: Callable[...], alone, in a list or beside None."""
-    if annotation is Callable or get_origin(annotation) is collections.abc.Callable:
-        return True
-    origin = get_origin(annotation)
-    inside = origin in (Union, types.UnionType, list, tuple, collections.abc.Sequence)
-    return inside and any(takes_function(part) for part in get_args(annotation))
-
-
-def _without(annotation: Any, kind: type[Any]) -> Any:
-    if get_origin(annotation) not in (Union, types.UnionType):
-        return annotation
-    return Union[tuple(part for part in get_args(annotation) if part is not kind)]  # noqa: UP007
+    return kind, default
 
 
 def _readable(kind: Any) -> bool:

@@ -6,6 +6,7 @@ Owns: finding and listing them by what their files say; nothing is imported. Doe
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -15,7 +16,7 @@ from typing import Annotated
 import tyro
 
 from dataflow.errors import nearest
-from engine.cli.screen import say
+from engine.cli.screen import read_flags, say
 from engine.cli.target import UsageError
 
 _PACKAGE = "graphs"
@@ -33,14 +34,14 @@ class GraphsOptions:
 
 def main(arguments: Sequence[str]) -> int:
     """List them, or print one."""
-    about = GraphsOptions.__doc__
-    options = tyro.cli(GraphsOptions, args=arguments, prog="dataflow graphs", description=about)
+    about = inspect.getdoc(GraphsOptions) or ""
+    options = read_flags(GraphsOptions, args=arguments, prog="dataflow graphs", about=about)
     known = shipped()
     if not options.name:
         wide = max(map(len, known)) + 2
         say("\n".join(f"{name.ljust(wide)}{summary(path)}" for name, path in known.items()))
     elif options.name in known:
-        say(known[options.name].read_text(encoding="utf-8"), end="")
+        say(known[options.name].read_text(encoding="utf-8"), end="", fold=False)
     else:
         near = nearest(options.name, known)
         fix = f"dataflow graphs {near}" if near else f"one of: {', '.join(known)}"

@@ -1,48 +1,76 @@
 """`dataflow resume RUN_FOLDER`: go on from the last checkpoint.
 
-Owns: which options may change. Does not own: the options (engine.options), the run (engine.api).
+Owns: which options may change, and what is said where no Step is left to do. Does not own: the
+options (engine.options), which parameters may change (operators), the run (engine.api).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import tyro
+from tyro.conf import Suppress
 
+from dataflow.errors import GraphError
+from dataflow.names import Known
+from engine.cli.flags import given, helped, refuse_of_nodes, refuse_peer_names
 from engine.cli.run import ended
-from engine.cli.target import UsageError, tell_imports
-from engine.cli.values import gathered, registry
-from engine.options import RunOptions, from_json
-from engine.received import imports, text_of
+from engine.cli.screen import read_flags, say
+from engine.cli.settings import refused
+from engine.cli.target import GRAPH, UsageError, import_named, tell_imports
+from engine.cli.values import Settings, gathered, registry
+from engine.options import OF_ITS_START, RunOptions
+from engine.received import OPTIONS, imports, kept_options
 from engine.run.signals import ending_command
 
-_FIXED = ("seed", "name", "runs", "overwrite")
-"""What makes a run the run it is."""
-_ACCEPT = "--accept-changes"
+if TYPE_CHECKING:
+    from engine.api import Result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeOptions(RunOptions):
+    """Those of a run that may change, and two of its own; no others are listed."""
+
+    seed: Suppress[int] = 0
+    name: Suppress[str | None] = None
+    runs: Suppress[Path] = field(default=Path("runs"))
+    overwrite: Suppress[bool] = False
+    set: Settings = ()
+    """Parameters of nodes with other values from the next Step on (train_policy.lr=1e-5)."""
+    accept_changes: bool = False
+    """Go on where parameters, data, models or source files differ from what they were."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Resume; raises CheckpointError where there is nothing to go on from."""
     folder, flags = _folder(arguments)
-    accept, flags = _ACCEPT in flags, [flag for flag in flags if flag != _ACCEPT]
-    changes = changed_options(flags)
+    if not helped(flags) and (folder / GRAPH).is_file():
+        refuse_of_nodes("resume", str(folder), flags, (ResumeOptions,))
+    options, changes = changed_options(flags)
     with ending_command():
         from engine.api import resume  # here: it imports what runs kernels
 
-        tell_imports(imports_of(folder))
-        return ended(resume(folder, accept_changes=accept, **changes))
+        tell_imports(named := imports_of(folder))
+        if named:
+            import_named(folder / GRAPH, kept_options(folder)[1])
+        own = {"accept_changes": options.accept_changes, "settings": options.set}
+        try:
+            result = resume(folder, **own, **changes)
+        except GraphError as error:
+            if any(fault.rule == "setting" for fault in error.faults):
+                raise refused(error) from error
+            raise
+        return _ended(result, options)
 
 
 def imports_of(folder: Path) -> list[str]:
     """What resuming will import, and from where; empty if the folder lacks the files."""
-    kept = [folder / name for name in ("graph.json", "options.json")]
-    if not all(file.is_file() for file in kept):
+    graph, options = folder / GRAPH, folder / OPTIONS
+    if not (graph.is_file() and options.is_file()):
         return []
-    _, folders = from_json(text_of(kept[1]), {})
-    return imports(kept[0], folders)
+    return imports(graph, kept_options(folder)[1])
 
 
 def _folder(arguments: Sequence[str]) -> tuple[Path, Sequence[str]]:
@@ -58,20 +86,37 @@ def _folder(arguments: Sequence[str]) -> tuple[Path, Sequence[str]]:
     return path, arguments[1:]
 
 
-def changed_options(flags: Sequence[str]) -> dict[str, Any]:
-    """The given options by name; the run keeps the others. Raises UsageError for a fixed one."""
+def changed_options(flags: Sequence[str]) -> tuple[ResumeOptions, dict[str, Any]]:
+    """The flags, and the given options of the run by name; it keeps the others. Raises UsageError
+    for an option that a resume does not have.
+    """
     about = (
         "Go on from a run folder's last checkpoint. Options that are not given stay as the run had"
-        " them. Where a parameter, data, a model or a source file is another than it was, that is"
-        f" refused; with {_ACCEPT} it holds from the next Step on, and is recorded."
+        " them. --set changes parameters from the next Step on. Where a parameter, data, a model or"
+        " a source file is another than it was, and no --set says so, that is refused; with"
+        " --accept-changes it holds from the next Step on. changes.json has all that changed."
     )
-    words = gathered(flags, (RunOptions,))
-    prog = "dataflow resume RUN_FOLDER"
-    options = tyro.cli(RunOptions, args=words, prog=prog, description=about, registry=registry())
-    said = {flag.partition("=")[0].replace("-", "_") for flag in flags if flag.startswith("--")}
-    given = [f.name for f in fields(RunOptions) if said & {f"__{f.name}", f"__no_{f.name}"}]
-    for name in (name for name in given if name in _FIXED):
-        problem = f"{name} cannot change in the middle of a run"
+    changed = given(flags)
+    for name in (name for name in changed if name in OF_ITS_START):
+        problem = f"--{name} does not change in a resume: {OF_ITS_START[name]}"
         fix = f"leave --{name} out, or start another run"
         raise UsageError("dataflow resume", problem, fix)
-    return {name: getattr(options, name) for name in given}
+    known = Known(options=list(ResumeOptions.__dataclass_fields__))
+    refuse_peer_names("resume", flags, known)
+    words = gathered(flags, (ResumeOptions,))
+    prog = "dataflow resume RUN_FOLDER"
+    options = read_flags(ResumeOptions, args=words, prog=prog, about=about, registry=registry())
+    return options, {name: getattr(options, name) for name in changed}
+
+
+def _ended(result: Result, options: ResumeOptions) -> int:
+    """Print how it ended; in one line, if nothing was left to do."""
+    from engine.finished import NOTHING  # here: it imports what runs kernels
+
+    if not result.reason.startswith(NOTHING):
+        return ended(result)
+    unchanged = f"; {' '.join(options.set)} was not set" if options.set else ""
+    more = f"dataflow resume {result.folder} --steps {2 * result.step}"
+    phases = "start another run" if "phases" in result.reason else more
+    say(f"{result.reason}: step {result.step}{unchanged}. To go on: {phases}")
+    return 0

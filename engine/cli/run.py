@@ -15,6 +15,7 @@ from dataflow.graph import Graph
 from dataflow.program import Program
 from engine.cli.flags import graph_and
 from engine.cli.screen import say
+from engine.cli.target import is_received, run_folder
 from engine.options import RunOptions
 from engine.received import reading
 from engine.run.signals import code, ending_command
@@ -29,7 +30,9 @@ def main(arguments: Sequence[str]) -> int:
         graph, options = graph_and(RunOptions, "run", arguments)
         from engine.api import run  # here: it imports what runs kernels
 
-        received = arguments[0].endswith(".json")
+        received = is_received(arguments[0])
+        if folder := run_folder(arguments[0]):
+            say(f"a new run; dataflow resume {folder} goes on with the old one")
         return ended(run(checked(graph, arguments[0]) if received else graph, options))
 
 

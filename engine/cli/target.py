@@ -1,11 +1,13 @@
-"""What a command works on: a graph function, or a snapshot.
+"""What a command works on: a graph function, a run folder, or a snapshot.
 
-Owns: finding `module:function`, `file.py:function` and `graph.json`. Does not own: flags.
+Owns: finding `module:function`, `file.py:function`, a run folder and `graph.json`. Does not own:
+flags, what is read from a run folder (engine/received.py).
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -19,11 +21,18 @@ from dataflow.errors import DataflowError, nearest
 from dataflow.graph import Graph
 from dataflow.importing import import_from, located
 from dataflow.program import Program
-from dataflow.program_snapshot import read
+from dataflow.program_snapshot import named_modules, read
 from dataflow.shown import one_line
-from engine.received import imports, reading, text_of
+from engine.observe.runfolder import is_run
+from engine.received import imports, kept_options, reading, text_of
 
-FORMS = "module:function, file.py:function or a run's graph.json"
+FORMS = "module:function, file.py:function, a run folder or its graph.json"
+GRAPH = "graph.json"
+_PLANNED = (
+    "Options that a plan is made of (places, cluster, threads, seed) are by default those of that"
+    " run, and a flag overrides each; all others have the defaults below. `run` begins a new run;"
+    " `dataflow resume` goes on with the old one."
+)
 
 
 class UsageError(DataflowError):
@@ -58,23 +67,54 @@ class Target:
 
 
 def load_target(text: str, *, runs: bool = False) -> Target:
-    """The function that a TARGET names; a snapshot's takes no parameters. runs: the graph will run;
-    only then is what a snapshot names imported, and said first. Raises UsageError, GraphError.
+    """The function that a TARGET names; that of a run folder, or of a snapshot, takes no
+    parameters. runs: the graph will run; only then is what a snapshot names imported, and said
+    first. Raises UsageError, GraphError, RunError.
     """
-    if text.endswith(".json"):
-        return Target(text=text, function=_snapshot(_existing(Path(text), "snapshot"), runs=runs))
-    return Target(text=text, function=load_function(text, "TARGET"))
+    if not is_received(text):
+        return Target(text=text, function=load_function(text, "TARGET"))
+    folder, path = run_folder(text), Path(text)
+    if os.path.isdir(text):
+        path = path / GRAPH
+        if not path.is_file():
+            problem = f"no {GRAPH} in it: the run was killed before it was written"
+            raise UsageError(f"run folder {text}", problem, "the module:function that it ran")
+    return Target(text=text, function=_snapshot(_existing(path, "snapshot"), folder, runs=runs))
 
 
-def _snapshot(path: Path, *, runs: bool) -> Callable[[], Graph | Program]:
+def is_received(text: str) -> bool:
+    """Whether a TARGET is a run folder or a graph.json, which others may have written."""
+    return text.endswith(".json") or os.path.isdir(text)
+
+
+def run_folder(text: str) -> Path | None:
+    """The run folder that a TARGET is, or that its graph.json lies in; None for any other TARGET.
+    Raises UsageError for a folder that is no run's.
+    """
+    path = Path(text)
+    if os.path.isdir(text):
+        if is_run(path):
+            return path
+        runs = sorted(str(folder) for folder in path.glob("*") if is_run(folder))[:4]
+        problem = "expected a run folder (with versions.json in it), found another folder"
+        fix = f"one of: {', '.join(runs)}" if runs else FORMS
+        raise UsageError(f"TARGET {text!r}", problem, fix)
+    return path.parent if path.name == GRAPH and is_run(path.parent) else None
+
+
+def _snapshot(path: Path, folder: Path | None, *, runs: bool) -> Callable[[], Graph | Program]:
     def snapshot() -> Graph | Program:
         if runs:
+            further = kept_options(folder)[1] if folder else ()
             import_from([str(Path.cwd())])
-            tell_imports(imports(path))
+            tell_imports(imports(path, further))
+            import_named(path, further)
         with reading(path):
             return read(text_of(path), str(path), imports=runs)
 
     snapshot.__doc__ = f"The graph kept in {path}."
+    if folder is not None:
+        snapshot.__doc__ += f" {_PLANNED}"
     return snapshot
 
 
@@ -84,11 +124,25 @@ def tell_imports(lines: Sequence[str]) -> None:
         print(one_line(line), file=sys.stderr, flush=True)
 
 
+def import_named(path: Path, folders: Sequence[str]) -> None:
+    """Import the user's modules that a graph.json names, so that what they raise is told as theirs.
+    A module that is not found is left to the reader, which names what wants it. Raises UsageError,
+    SourceError. folders: where they are also looked for, last.
+    """
+    import_from(folders)
+    with reading(path):
+        names = named_modules(text_of(path))
+    for name in names:
+        if located(name) is not None:
+            with _users_own(f"{path}, which imports {name!r}"):
+                importlib.import_module(name)
+
+
 def load_function(text: str, what: str) -> Callable[..., Any]:
     """The function at `module:function` or `file.py:function`. Raises UsageError, SourceError."""
     place, mark, name = text.rpartition(":")
     if not mark or not place or not name:
-        fix = "my_module:my_graph, or my_file.py:my_graph"
+        fix = _folder_near(text) or "my_module:my_graph, or my_file.py:my_graph"
         raise UsageError(f"{what} {text!r}", f"expected {FORMS}", fix)
     with _users_own(f"{what} {text!r}"):
         file = _existing(Path(place), what) if place.endswith(".py") else None
@@ -99,6 +153,14 @@ def load_function(text: str, what: str) -> Callable[..., Any]:
     if not callable(found):
         raise _missing(module, name, what, text)
     return found
+
+
+def _folder_near(text: str) -> str:
+    """The folder that a path may have meant; empty if none is like it."""
+    folder, name = os.path.split(text)
+    there = [p.name for p in Path(folder).glob("*") if p.is_dir()] if os.path.isdir(folder) else []
+    near = nearest(name, there)
+    return os.path.join(folder, near) if near else ""
 
 
 @contextmanager

@@ -7,6 +7,7 @@ Owns: the command's own flags, and the lines on the screen. Does not own: promis
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -14,7 +15,7 @@ from typing import Annotated, Any
 import tyro
 
 from dataflow.testing import EXAMPLES, contract
-from engine.cli.screen import say
+from engine.cli.screen import read_flags, say
 from engine.cli.target import load_function
 from engine.cli.values import registry
 
@@ -37,11 +38,11 @@ class TestOptions:
 
 def main(arguments: Sequence[str]) -> int:
     """Test all; 1 if a promise is broken."""
-    options = tyro.cli(
+    options = read_flags(
         TestOptions,
         args=arguments,
         prog="dataflow test",
-        description=TestOptions.__doc__,
+        about=inspect.getdoc(TestOptions) or "",
         registry=registry(),
     )
     function = load_function(options.target, "TARGET")

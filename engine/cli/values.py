@@ -1,4 +1,5 @@
-"""Flags that take a table or groups: `--replicas rollout=3 score=2`, `--together rollout,score`.
+"""Flags that take a table, groups, settings or a schedule: `--replicas rollout=3 score=2`,
+`--together rollout,score`, `--set rollout.n=4`, `--lr 'cosine(1e-6, 100)'`.
 
 Owns: how their text is read and shown. Does not own: any flag (engine/options.py), nor what the
 values mean (the planner). A flag that is given several times adds to its values.
@@ -6,12 +7,21 @@ values mean (the planner). A flag that is given several times adds to its values
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, get_args, get_origin, get_type_hints
+import collections.abc
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
+from dataflow.accepted import Accepted
+from dataflow.errors import GraphError
+
 Groups = tuple[tuple[str, ...], ...]
+FUNCTION = "MODULE:FUNCTION"
+"""How a function is named on the command line."""
+Settings = tuple[str, ...]
+"""Texts NODE.PARAM=VALUE."""
 
 
 def registry() -> ConstructorRegistry:
@@ -24,6 +34,8 @@ def registry() -> ConstructorRegistry:
 def _rule(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     if kind.type == Groups:
         return _groups()
+    if kind.type == Settings:
+        return _settings()
     inside = get_args(kind.type)
     known = kind.type_origin is Mapping and inside[0] is str and inside[1] in (str, int)
     return _table(inside[1]) if known else None
@@ -71,6 +83,52 @@ def _groups() -> PrimitiveConstructorSpec[Any]:
     )
 
 
+def _settings() -> PrimitiveConstructorSpec[Any]:
+    def read(words: list[str]) -> Settings:
+        if not words:
+            raise ValueError("expected NODE.PARAM=VALUE, found nothing. Fix: rollout.top_p=0.9")
+        return tuple(words)
+
+    return PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="NODE.PARAM=VALUE ...",
+        instance_from_str=read,
+        is_instance=lambda found: isinstance(found, tuple),
+        str_from_instance=list,
+    )
+
+
+def number_or_schedule(hint: Any) -> PrimitiveConstructorSpec[Any]:
+    """Reads what a parameter takes that may be a schedule of the Step. hint: its annotation."""
+    accepted = Accepted(hint=hint, schedulable=True)
+
+    def read(words: list[str]) -> Any:
+        try:
+            return accepted.read(words[0])
+        except GraphError as error:  # of the schedule's constructor; no line of a file made it
+            told = (f"{f.where}: {f.problem}. Fix: {f.fix}" for f in error.faults)
+            raise ValueError("; ".join(told)) from error
+        except ValueError as error:
+            raise ValueError(f"{error}. Fix: 1e-6 or 'cosine(1e-6, 100)'") from error
+
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="FLOAT|SCHEDULE",
+        instance_from_str=read,
+        is_instance=accepted.accepts,
+        str_from_instance=lambda found: [str(found)],
+    )
+
+
+def takes_function(annotation: Any) -> bool:
+    """Whether a parameter takes functions: Callable[...], alone, in a list or beside None."""
+    if annotation is Callable or get_origin(annotation) is collections.abc.Callable:
+        return True
+    origin = get_origin(annotation)
+    inside = origin in (Union, types.UnionType, list, tuple, collections.abc.Sequence)
+    return inside and any(takes_function(part) for part in get_args(annotation))
+
+
 def gathered(arguments: Sequence[str], options: Sequence[type[Any]]) -> list[str]:
     """The arguments with all values of a repeated table or list after its first flag."""
     lists: dict[str, list[str]] = {flag: [] for flag in _several(options)}
@@ -94,7 +152,9 @@ def gathered(arguments: Sequence[str], options: Sequence[type[Any]]) -> list[str
 
 
 def _several(options: Sequence[type[Any]]) -> list[str]:
-    """Flags of the fields of option classes that are a table or groups."""
+    """Flags of the fields of option classes that are a table, groups or settings."""
     hints = (hint for kind in options for hint in get_type_hints(kind).items())
-    several = (name for name, hint in hints if hint == Groups or get_origin(hint) is Mapping)
+    several = (
+        name for name, hint in hints if hint in (Groups, Settings) or get_origin(hint) is Mapping
+    )
     return [f"--{name.replace('_', '-')}" for name in several]

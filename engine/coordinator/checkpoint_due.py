@@ -1,4 +1,5 @@
-"""When a checkpoint is due: every so many Steps, so many seconds after the last, at the end.
+"""When a checkpoint is due: every so many Steps, so many seconds after the last, when someone asks
+for one, at the end.
 
 Owns: which Step's end gets a checkpoint, and of which kind. Does not own: what is in one
 (sources.py), when it can be told (core.py), which of them are kept (engine/checkpoint/store.py).
@@ -13,9 +14,9 @@ from engine.coordinator.settings import Settings
 
 
 class CheckpointDue:
-    """step: of the last checkpoint. wanted: one is to be told, for the first time or again. timed:
-    it is due by the clock alone. at: when the last one was written, or the run began; None before
-    the first event.
+    """step: of the last checkpoint. asked: someone wants one at the end of the Step under way.
+    wanted: one is to be told, for the first time or again. timed: it is due by the clock alone. at:
+    when the last one was written, or the run began; None before the first event.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -23,7 +24,7 @@ class CheckpointDue:
         self._now = 0.0
         self.step = 0
         self.at = settings.stored_at
-        self.wanted = False
+        self.asked = self.wanted = False
         self.timed = False
 
     def passes(self, now: float) -> None:
@@ -38,7 +39,7 @@ class CheckpointDue:
     def due(self, step: int) -> bool:
         """Whether the end of a Step gets one; it is then wanted."""
         every, seconds = self._settings.checkpoint_every, self._settings.checkpoint_seconds
-        regular = bool(every) and not step % every
+        regular = self.asked or (bool(every) and not step % every)
         late = seconds > 0 and self.at is not None and self._now - self.at >= seconds
         if self.step == step or not (regular or late):
             return False
@@ -47,4 +48,4 @@ class CheckpointDue:
 
     def want(self, *, timed: bool = False) -> None:
         """One is to be told."""
-        self.wanted, self.timed = True, timed
+        self.asked, self.wanted, self.timed = False, True, timed

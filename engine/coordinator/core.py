@@ -141,6 +141,8 @@ class Coordinator:
                 self._opened(event)
             case m.StopRequested():
                 self._run.stop(event.reason, at_once=event.at_once)
+            case m.CheckpointRequested():
+                self.checkpoints.asked = True
 
     def _ended(self, event: m.TaskEnd, asked: Pending) -> None:
         """The last answer to a task; of several ranks, the last one's."""

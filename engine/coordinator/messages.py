@@ -215,11 +215,16 @@ class StopRequested:
     signal: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRequested:
+    """Someone wants a checkpoint at the end of the Step under way."""
+
+
 TaskEnd = ChunkDone | Stepped | Evaluated | Recorded | Offered | Loaded | FetchFailed
 """The last answer to a task; of several ranks, each one's last."""
 TaskEvent = Produced | Tombstoned | Reported | Prepared | TaskEnd
 FromWorker = TaskEvent | SourceOpened | WorkerOpened | Woken | Slept | Spilled | Probed
-Event = FromWorker | WorkerLost | Checkpointed | StopRequested
+Event = FromWorker | WorkerLost | Checkpointed | StopRequested | CheckpointRequested
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

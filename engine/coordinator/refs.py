@@ -6,7 +6,7 @@ own: the messages that carry them (messages.py), nor any row.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -68,3 +68,7 @@ class SourceCut:
     admitted: int = 0
     dropped: int = 0
     overlong: int = 0
+
+    def begun_again(self) -> SourceCut:
+        """The same, but the finished prompts begin again, too, before the others."""
+        return replace(self, running=self.finished + self.running, finished=())

@@ -10,7 +10,7 @@
 
     to the Supervisor  sent by (worker_process.py)     handled by (worker_io.py)
     ChannelBound       the start                       endpoint of the ChildProcess
-    WorkerUpdate       updates.py                      events, metrics and spans for the loop
+    WorkerUpdate       updates.py                      events, metrics, spans, prints
     RequestReply       _reply                          `ask`, which waits for it
     Beat               each BEAT seconds               heartbeat.py
     Failed             FailureReport                   failures.py
@@ -146,11 +146,14 @@ class Quit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerUpdate:
-    """What has happened. ended: how many instructions this incarnation has ended or forgotten."""
+    """What has happened. printed: lines of users' functions. ended: how many instructions this
+    incarnation has ended or forgotten.
+    """
 
     events: tuple[From, ...] = ()
     reports: tuple[Report, ...] = ()
     spans: tuple[SpanOf, ...] = ()
+    printed: tuple[str, ...] = ()
     ended: int = 0
 
 

@@ -13,12 +13,14 @@ ends, so no Worker outlives the run.
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dataflow.errors import RunError
+from dataflow.kernel import PRINTED
 from dataflow.shipping import shipped
 from engine.coordinator import messages as m
 from engine.launch import control
@@ -34,6 +36,7 @@ from engine.plan.cluster import Cluster, detect
 from engine.plan.plan import Plan
 from engine.run.workers import Ask, WorkerGone
 
+_printed = logging.getLogger(PRINTED)
 _GRACE = 3.0
 """Seconds to close kernels in."""
 CONTROL_BYTES = "coordinator/bytes"
@@ -216,7 +219,11 @@ class Supervisor:
         """The next event; None if none came in time, or none will. Raises what a kernel raised."""
         with self._io.changed:
             self._io.wait_for(lambda: self._io.events or not self._io.busy, timeout)
-            return self._io.events.popleft() if self._io.events else None
+            event = self._io.events.popleft() if self._io.events else None
+            printed, self._io.printed = self._io.printed, []
+        for line in printed:  # not under the lock: a screen may block
+            _printed.warning("%s", line)
+        return event
 
     @property
     def busy(self) -> bool:

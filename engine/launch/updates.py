@@ -1,4 +1,5 @@
-"""What a Worker's process tells the Supervisor about its work: numbered events, metrics, spans.
+"""What a Worker's process tells the Supervisor about its work: numbered events, metrics, spans,
+and what users' functions print.
 
 Owns: the numbers, and sending in their order. Does not own: the events (engine/worker), when they
 are sent (worker_process.py).
@@ -31,6 +32,7 @@ class Updates:
         self._events: list[From] = []
         self._reports: list[Report] = []
         self._spans: list[SpanOf] = []
+        self._printed: list[str] = []
 
     def event(self, event: Event) -> None:
         """Number and add an event."""
@@ -60,6 +62,11 @@ class Updates:
         with self._lock:
             self._spans.append((f"{self._worker}/{node}", what, start, end))
 
+    def printed(self, line: str) -> None:
+        """Add a line that a user's function printed."""
+        with self._lock:
+            self._printed.append(line)
+
     def ended(self, count: int = 1) -> None:
         """Count instructions that have ended."""
         with self._lock:
@@ -74,8 +81,13 @@ class Updates:
     def flush(self) -> None:
         """Send everything in one frame."""
         with self._lock:
-            events, reports, spans = tuple(self._events), tuple(self._reports), tuple(self._spans)
-            update = WorkerUpdate(events=events, reports=reports, spans=spans, ended=self._ended)
-            self._events, self._reports, self._spans = [], [], []
+            update = WorkerUpdate(
+                events=tuple(self._events),
+                reports=tuple(self._reports),
+                spans=tuple(self._spans),
+                printed=tuple(self._printed),
+                ended=self._ended,
+            )
+            self._events, self._reports, self._spans, self._printed = [], [], [], []
             self._ended_sent = self._ended
             self._link.send(encode(update))

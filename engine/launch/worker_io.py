@@ -34,7 +34,9 @@ _REAP = 20.0
 
 
 class WorkerIO:
-    """`changed` guards this and the children. The loop takes events, replies, reports, spans."""
+    """`changed` guards this and the children. The loop takes events, replies, reports, spans, and
+    what users' functions printed.
+    """
 
     def __init__(
         self, groups: Mapping[str, Group], heartbeat: float, on_change: Callable[[], None]
@@ -46,6 +48,7 @@ class WorkerIO:
         self.replies: dict[int, control.RequestReply] = {}
         self.reports: list[Report] = []
         self.spans: list[SpanOf] = []
+        self.printed: list[str] = []
         self.failure: BaseException | None = None
         self._failures = Failures(groups)
         self._heartbeat = heartbeat
@@ -245,6 +248,7 @@ class WorkerIO:
         self.events.extend(update.events)
         self.reports.extend(update.reports)
         self.spans.extend(update.spans)
+        self.printed.extend(update.printed)
         if any(end >= child.doing.since for _, _, _, end in update.spans):
             child.doing = Doing(worker=child.name)  # it has ended since the last heartbeat
 

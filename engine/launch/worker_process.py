@@ -30,6 +30,7 @@ from typing import Any, NoReturn
 
 import cloudpickle
 
+from dataflow.kernel import PRINTED
 from dataflow.signals import left_to_the_run
 from engine.channels.contract import PeerLost
 from engine.coordinator import messages as m
@@ -71,6 +72,17 @@ class FailureReport:
         return True
 
 
+class _Printed(logging.Handler):
+    """Hands what users' functions print to the process of the run, which shows it."""
+
+    def __init__(self, updates: Updates) -> None:
+        super().__init__()
+        self._updates = updates
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._updates.printed(record.getMessage())
+
+
 class WorkerProcess:
     """One incarnation of a Worker: its inbox, its updates, its two threads."""
 
@@ -85,6 +97,7 @@ class WorkerProcess:
         self._inbox = Inbox()
         self._ordered: OrderedInbox[m.ToWorker] = OrderedInbox(opened.epoch)
         self._updates = Updates(link, opened.worker, opened.epoch)
+        logging.getLogger(PRINTED).addHandler(_Printed(self._updates))
         self._channel = worker_channel(opened)
         if endpoint := self._channel.channel.endpoint:
             self._link.send(encode(control.ChannelBound(endpoint=endpoint)))

@@ -8,6 +8,7 @@
     WritingBegan,           before a checkpoint, or a version that may be among the best
     WritingEnded or Failed  after it
     StepEnded               (by accounts.py) when a Step's line is in metrics.jsonl
+    FailingSilently         (by silent_failures.py) after a Step: the last ones taught nothing
 
 Owns: the closed set of events, and who takes which. Does not own: what a subscriber makes of one.
 Times are seconds of the loop's clock. An event that nobody takes costs a look into a table.
@@ -90,6 +91,15 @@ class StepEnded:
     again: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailingSilently:
+    """The last Steps look as if they taught nothing, though nothing failed. rule: a stable name."""
+
+    step: int
+    rule: str
+    text: str
+
+
 RunEvent = (
     Opened
     | InstructionTold
@@ -99,6 +109,7 @@ RunEvent = (
     | WritingEnded
     | WritingFailed
     | StepEnded
+    | FailingSilently
 )
 
 Take = Callable[[Any], None]

@@ -1,6 +1,7 @@
 """What the user sees while a run goes on.
 
-Owns: the live display on a terminal, and a line a Step elsewhere. Does not own: any number.
+Owns: the live display on a terminal, lines elsewhere, and which Steps have one. Does not own: any
+number, nor which of them are shown (figures.py).
 """
 
 from __future__ import annotations
@@ -20,31 +21,30 @@ from rich.table import Table
 from rich.text import Text
 
 from dataflow.shown import one_line
+from dataflow.width import packed, screen_width
+from engine.observe.figures import Figure, evaluations, figures
 
 _log = logging.getLogger(__name__)
 
 REFRESH_HZ = 4
 _RECENT = 20
 """Steps whose mean time predicts the rest."""
-
-_SHOWN = (
-    ("reward", "reward/mean", "{:.3f}"),
-    ("lag", "policy/lag/max", "{:.0f}"),
-    ("length", "completion/length/mean", "{:.1f}"),
-    ("s/step", "time/step", "{:.2f}"),
-    ("tok/s", "throughput/tokens_per_second", "{:,.0f}"),
-)
-
-_LEFT_OUT = ("/reward", "/rows")
-"""Numbers of an evaluation that its functions' own say better; metrics.jsonl has them all."""
+EACH_STEP_UNTIL, THEN_EVERY = 100, 10
+"""Elsewhere than on a terminal: the Steps of a run that all have a line, and how many later ones
+share one.
+"""
+_BAR = 40
+"""Columns of the bar, where there is room."""
 
 
 class Progress:
     """Shows each Step's metrics row; a context manager, which always restores the terminal.
 
     steps: of the whole run, None where the data decides; of a Program up to the end of the phase.
-    phase: which one it is, in words; first: the Steps before it. On a terminal rich redraws a
-    panel, with other output above it; elsewhere every Step is one line.
+    phase: which one it is, in words; first: the Steps before it. lag: rows may be older than a
+    version. On a terminal rich redraws a panel, with other output above it; elsewhere Steps are
+    lines: every one up to EACH_STEP_UNTIL, then every THEN_EVERY-th (or every `every`-th, if that
+    is not 0), those with an evaluation, and the last.
     """
 
     def __init__(
@@ -54,6 +54,8 @@ class Progress:
         title: str = "",
         phase: str = "",
         first: int = 0,
+        every: int = 0,
+        lag: bool = False,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -63,19 +65,24 @@ class Progress:
         self._clock = clock
         self._phase = one_line(phase)
         self._first = first
+        self._every = every
+        self._lag = lag
         self._done = first
-        self._figures: list[tuple[str, str]] = []
+        self._figures: list[Figure] = []
         self._evals: dict[str, float] = {}
         self._durations: deque[float] = deque(maxlen=_RECENT)
         self._before = 0.0
         self._live: Live | None = None
+        self._console: Console | None = None
+        self._left_out = False
         self._quiet = False
 
     def __enter__(self) -> Progress:
         self._before = self._clock()
         if self._stream.isatty():
+            self._console = Console(file=self._stream)
             self._live = Live(
-                console=Console(file=self._stream),
+                console=self._console,
                 get_renderable=self._panel,
                 refresh_per_second=REFRESH_HZ,
                 vertical_overflow="crop",
@@ -87,6 +94,8 @@ class Progress:
         if self._live is not None:
             live, self._live = self._live, None
             live.stop()
+        elif self._left_out:
+            self._print()
 
     def update(self, row: Mapping[str, float]) -> None:
         """Show a Step's metrics row with `step`."""
@@ -94,22 +103,31 @@ class Progress:
         self._durations.append(row.get("time/step", now - self._before))
         self._before = now
         self._done = int(row["step"])
-        evals = {name: value for name, value in row.items() if _is_shown(name)}
+        evals = evaluations(row)
         self._evals |= evals
         # rich draws from a thread of its own, so the list is new, never one that changes
         self._figures = self._texts(row, self._evals if self._live is not None else evals)
         if self._live is None:
-            self._print(self.line())
+            self._left_out = not (evals or self._is_due())
+            if not self._left_out:
+                self._print()
 
     def line(self) -> str:
         """The last Step as one line of text."""
-        figures = [f"{label} {text}" for label, text in self._figures]
-        named = [self._phase] if self._phase else []
-        return "  ".join([*named, f"step {self._count()}", *figures])
+        return "  ".join(self._parts())
 
-    def _texts(self, row: Mapping[str, float], evals: Mapping[str, float]) -> list[tuple[str, str]]:
-        """(label, text) of everything shown except the Step."""
-        shown = [(label, form.format(row[name])) for label, name, form in _SHOWN if name in row]
+    def _parts(self) -> list[str]:
+        named = [self._phase] if self._phase else []
+        return [*named, f"step {self._count()}", *_shown(self._figures)]
+
+    def _is_due(self) -> bool:
+        """Whether the last Step has a line, whatever its numbers."""
+        every = self._every or (1 if self._done <= EACH_STEP_UNTIL else THEN_EVERY)
+        return self._done % every == 0
+
+    def _texts(self, row: Mapping[str, float], evals: Mapping[str, float]) -> list[Figure]:
+        """Everything shown except the Step."""
+        shown = figures(row, lag=self._lag)
         shown += [(name, f"{value:.3f}") for name, value in evals.items()]
         if self._steps:
             shown.append(("eta", _duration(self._remaining(self._steps))))
@@ -125,22 +143,31 @@ class Progress:
 
     def _panel(self) -> Table:
         """What rich draws: a bar with the Step, and the figures below."""
-        head = Table.grid(padding=(0, 1))
-        total = None if self._steps is None else self._steps - self._first
-        bar = ProgressBar(total=total, completed=self._done - self._first, width=40)
+        assert self._console is not None
+        width, count = self._console.width, self._count()  # a terminal may change its width
         title = "  ".join(filter(None, [self._title, self._phase]))
-        head.add_row(Text(title), bar, self._count())
-        panel = Table.grid()
+        panel, head, room = Table.grid(), Table.grid(padding=(0, 1)), width - len(count) - 3
+        if len(title) + _BAR > room:  # a line of its own
+            panel.add_row(Text(title, no_wrap=True, overflow="ellipsis"))
+            title = ""
+        total = None if self._steps is None else self._steps - self._first
+        completed = self._done - self._first
+        bar = ProgressBar(total=total, completed=completed, width=max(1, min(_BAR, room)))
+        head.add_row(*([Text(title)] if title else []), bar, count)
         panel.add_row(head)
-        panel.add_row(Text("  ".join(f"{label} {text}" for label, text in self._figures)))
+        for line in packed(_shown(self._figures), width):
+            panel.add_row(Text(line, no_wrap=True, overflow="ellipsis"))
         return panel
 
-    def _print(self, text: str) -> None:
-        """Print one line; once the output has no reader, the run goes on without a display."""
+    def _print(self) -> None:
+        """Print the last Step; once the output has no reader, the run goes on without a display."""
+        self._left_out = False
         if self._quiet:
             return
+        width = screen_width(sys.maxsize, self._stream)
+        lines = [one_line(text) for text in packed(self._parts(), width, indent="  ")]
         try:
-            self._stream.write(one_line(text) + "\n")
+            self._stream.write("\n".join(lines) + "\n")
             self._stream.flush()
         except OSError as error:  # its reader is gone, or its disk is full
             self._quiet = True
@@ -148,10 +175,8 @@ class Progress:
             _log.warning(problem, error.strerror)
 
 
-def _is_shown(name: str) -> bool:
-    """Whether a metric is an evaluation's, after Step 0, that is shown."""
-    later = name.startswith("eval/") and not name.startswith("eval/initial/")
-    return later and not name.endswith(_LEFT_OUT)
+def _shown(found: list[Figure]) -> list[str]:
+    return [f"{label} {text}" for label, text in found]
 
 
 def _duration(seconds: float) -> str:

@@ -41,6 +41,7 @@ def row_metrics(rows: Batch) -> Iterator[Report]:
     for name in rows.names:
         if name.partition("/")[0] == "reward":
             yield from _spread(name, rows.array(name))
+    yield from _no_signal(rows)
     if "completion_mask" in rows.names:
         lengths = rows.ragged("completion_mask").lengths
         yield "completion/length/mean", float(lengths.mean()), len(lengths)
@@ -56,8 +57,25 @@ def _tokens(rows: Batch) -> int:
 
 
 def _spread(name: str, column: pa.Array) -> Iterator[Report]:
-    """Mean and (population) standard deviation over the rows that have a number."""
+    """Mean and (population) standard deviation over the rows that have a number, and their share,
+    where some of a function's have none.
+    """
+    if column.null_count:
+        yield f"{name}/applied", 1.0 - column.null_count / len(column), len(column)
     values = column.drop_null().to_numpy(zero_copy_only=False).astype(np.float64)
     if len(values):
         yield f"{name}/mean", float(values.mean()), len(values)
         yield f"{name}/std", float(values.std()), len(values)
+
+
+def _no_signal(rows: Batch) -> Iterator[Report]:
+    """The share of groups, of two rows or more, whose rewards are all equal."""
+    if "reward" not in rows.names:
+        return
+    order = np.argsort(rows.keys.position, kind="stable")
+    rewards = rows.array("reward").to_numpy(zero_copy_only=False)[order]
+    starts, sizes = np.unique(rows.keys.position[order], return_index=True, return_counts=True)[1:]
+    equal = np.minimum.reduceat(rewards, starts) == np.maximum.reduceat(rewards, starts)
+    groups = sizes > 1
+    if groups.any():
+        yield "reward/no_signal", float(equal[groups].mean()), int(groups.sum())

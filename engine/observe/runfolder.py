@@ -8,6 +8,7 @@ commit). Does not own: the content of any other file.
         changes.json                        what a resume accepted as changed, from which Step on
         command.txt  versions.json          what was run: command line; packages, Python, git commit
         metrics.jsonl                       one object a Step
+        ended.json                          how it ended; none while it runs, or if it was killed
         samples/  trace/  checkpoints/      step_000012.parquet, *.json, step_N/
         logs/<worker>.log                   with several Workers also coordinator.log
         tensorboard/  wandb/                views, where asked for
@@ -38,9 +39,10 @@ from engine.observe.ownfiles import own, require_plain
 
 FORMAT = 1
 LOCK = ".lock"
+ENDED = "ended.json"
 FILES = (
     *("graph.json", "plan.json", "plan.txt", "options.json", "changes.json"),
-    *("metrics.jsonl", "command.txt", "versions.json", LOCK),
+    *("metrics.jsonl", "command.txt", "versions.json", ENDED, LOCK),
 )
 FOLDERS = ("samples", "trace", "checkpoints", "logs")
 VIEWS = ("tensorboard", "wandb", "wandb_id.txt")
@@ -95,7 +97,7 @@ class RunFolder:
     def open_existing(path: Path | str) -> RunFolder:
         """An earlier run's folder. Raises RunError if it is none or held by a run, StorageError."""
         path = Path(path)
-        if not _is_run(path):
+        if not is_run(path):
             found = "something else" if path.exists() else "none"
             wanted = "expected the folder of an earlier run (with versions.json in it)"
             raise RunError(f"run folder {path}: {wanted}, found {found}. Fix: check the path.")
@@ -183,7 +185,7 @@ def _refuse_contents(path: Path, overwrite: bool) -> list[str]:
         return found
     if not overwrite:
         problem = f"expected no such folder or an empty one, found {_some(found)}"
-        fix = "resume that run, choose another name, or pass overwrite=True to delete it"
+        fix = "resume that run, choose another --name, or --overwrite it (overwrite=True)"
         raise RunError(f"run folder {path}: {problem}. Fix: {fix}.")
     _refuse_foreign(path, found)
     return found
@@ -191,7 +193,7 @@ def _refuse_contents(path: Path, overwrite: bool) -> list[str]:
 
 def _refuse_foreign(path: Path, found: list[str]) -> None:
     foreign = [name for name in found if not _ours(name)]
-    if foreign or not _is_run(path):
+    if foreign or not is_run(path):
         problem = f"overwrite=True deletes only what a run made, found {_some(foreign or found)}"
         fix = "choose another name, or move that away yourself"
         raise RunError(f"run folder {path}: {problem}. Fix: {fix}.")
@@ -211,17 +213,41 @@ def _is_only_begun(path: Path, found: list[str]) -> bool:
 def _acquire(path: Path) -> int:
     """The folder's lock, by flock: the kernel releases it when this process dies."""
     lock = own(path / LOCK, os.O_RDWR | os.O_CREAT)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
+    while not _taken(lock, fcntl.LOCK_EX):
+        if _taken(lock, fcntl.LOCK_SH):  # nobody writes: someone asked (`is_held`) just now
+            continue
         holder = os.pread(lock, 64, 0).decode("ascii", "replace").strip() or "unknown"
         os.close(lock)
         problem = f"another run (process {holder}) is writing it"
         fix = "wait for it, or take another name"
-        raise RunError(f"run folder {path}: {problem}. Fix: {fix}.") from error
+        raise RunError(f"run folder {path}: {problem}. Fix: {fix}.")
     os.pwrite(lock, f"{os.getpid():<{_PID_DIGITS}}\n".encode(), 0)
     _held.add(lock)
     return lock
+
+
+def is_held(path: Path) -> bool:
+    """Whether a run has a folder's lock now. Raises OSError if that cannot be found out.
+
+    It asks by sharing the lock for a moment, after which a run tries again.
+    """
+    try:
+        lock = os.open(path / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        return not _taken(lock, fcntl.LOCK_SH)
+    finally:
+        os.close(lock)
+
+
+def _taken(lock: int, kind: int) -> bool:
+    """Whether the lock could be taken at once, for one (LOCK_EX) or shared (LOCK_SH)."""
+    try:
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _forget_locks() -> None:
@@ -234,7 +260,8 @@ def _forget_locks() -> None:
 os.register_at_fork(after_in_child=_forget_locks)
 
 
-def _is_run(path: Path) -> bool:
+def is_run(path: Path) -> bool:
+    """Whether a folder is a run's."""
     mark = path / "versions.json"
     return mark.is_file() and not mark.is_symlink()
 

@@ -1,7 +1,8 @@
 """What a run says on the screen and in its log: warnings, losses, files that were not written.
 
 Owns: showing each warning once, by its name and place; with `strict` the first ends the run. Does
-not own: finding them (dataflow/rules/doubtful.py, plan/warnings.py, coordinator/doubtful.py).
+not own: finding them (dataflow/rules/doubtful.py, plan/warnings.py, coordinator/doubtful.py,
+silent_failures.py, whose warnings come again and end no run).
 """
 
 from __future__ import annotations
@@ -9,8 +10,14 @@ from __future__ import annotations
 import logging
 
 from dataflow.errors import GraphWarning, Origin, RunError
-from engine.coordinator.messages import Checkpoint, Evaluated, Warn, WorkerLost
-from engine.observe.events import EventHeard, InstructionTold, RunEvent, WritingFailed
+from engine.coordinator.messages import Checkpoint, Evaluated, Tombstoned, Warn, WorkerLost
+from engine.observe.events import (
+    EventHeard,
+    FailingSilently,
+    InstructionTold,
+    RunEvent,
+    WritingFailed,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -18,11 +25,12 @@ _log = logging.getLogger(__name__)
 class RunLog:
     """Shows and logs what is said in a run, in all of its attempts."""
 
-    takes = (Warn, WorkerLost, WritingFailed)
+    takes = (Warn, WorkerLost, Tombstoned, WritingFailed, FailingSilently)
 
     def __init__(self, *, strict: bool = False) -> None:
         self._strict = strict
         self._shown: set[tuple[str, str, Origin | None]] = set()
+        self._dropping: set[str] = set()
 
     def take(self, event: RunEvent) -> None:
         """See `engine.observe.events`."""
@@ -31,10 +39,21 @@ class RunLog:
                 self.warn(warning)
             case EventHeard(event=WorkerLost(worker=worker, error=error)):
                 _log.warning("Worker %s was lost: %s", worker, error)
+            case EventHeard(event=Tombstoned(node=node, failed=True) as dropped):
+                self._dropped(node, dropped)
             case WritingFailed(of=Checkpoint(step=step), error=error):
                 _log.warning("the checkpoint of step %d was not written: %s", step, error)
+            case FailingSilently(rule=rule, text=text):
+                _log.warning("warning: %s [%s]", text, rule)
             case WritingFailed(of=Evaluated(version=version), error=error):
                 _log.warning("version %d was not kept among the best: %s", version, error)
+
+    def _dropped(self, node: str, row: Tombstoned) -> None:
+        """Say of a node's first row that failed; later ones only count, in data/dropped."""
+        if node not in self._dropping:
+            self._dropping.add(node)
+            told = "%s: row %s failed, and its prompt is dropped; the first such: %s"
+            _log.warning(told, node, row.key, row.error)
 
     def warn(self, warning: GraphWarning) -> None:
         """Show a warning once. Raises RunError where the run is strict."""

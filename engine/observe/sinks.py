@@ -7,6 +7,7 @@ libraries are imported as they open. Does not own: the numbers (metrics.py).
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import logging
 import math
@@ -21,7 +22,7 @@ from uuid import uuid4
 
 from dataflow.errors import DataError, RunError, StorageError
 from dataflow.storage import replace_text, replacing, storage_error, temporary, writing
-from engine.observe.events import StepEnded
+from engine.observe.events import FailingSilently, StepEnded
 from engine.observe.metrics import json_line
 from engine.observe.ownfiles import own
 from engine.observe.runfolder import RunFolder
@@ -37,6 +38,12 @@ class Sink(Protocol):
     def open(self, run: RunFolder, config: Mapping[str, Any]) -> None: ...
     def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
     def close(self) -> None: ...
+
+
+class WarnedSink(Sink, Protocol):
+    """One that also shows what looks wrong in the Steps up to this one; rule: its stable name."""
+
+    def warn(self, step: int, rule: str, text: str) -> None: ...
 
 
 class JsonLines:
@@ -115,7 +122,7 @@ class JsonLines:
         file = self._opened()
         end, self.last = 0, -1
         file.seek(0)
-        for stop, step in _lines(file):
+        for stop, step in _lines(file, Path(file.name)):
             if not wanted(step):
                 break
             end, self.last = stop, step
@@ -128,15 +135,17 @@ def recorded_steps(path: Path) -> list[int]:
     if not path.is_file():
         return []
     with open(path, "rb") as file:
-        return [step for _, step in _lines(file)]
+        return [step for _, step in _lines(file, path)]
 
 
 def recorded_rows(path: Path) -> Iterator[dict[str, float | None]]:
-    """A metrics file's whole lines, as far as `recorded_steps` reads them."""
-    steps = len(recorded_steps(path))
-    if steps:
-        with open(path, "rb") as file:
-            yield from (json.loads(line) for line in islice(file, steps))
+    """A metrics file's whole lines, as far as `recorded_steps` reads them; those of one moment,
+    also while a run goes on.
+    """
+    if path.is_file():
+        text = path.read_bytes()
+        steps = sum(1 for _ in _lines(io.BytesIO(text), path))
+        yield from (json.loads(line) for line in islice(io.BytesIO(text), steps))
 
 
 def recorded_row(path: Path, step: int) -> dict[str, float | None]:
@@ -144,7 +153,7 @@ def recorded_row(path: Path, step: int) -> dict[str, float | None]:
     return next((row for row in recorded_rows(path) if row["step"] == step), {})
 
 
-def _lines(file: IO[bytes]) -> Iterator[tuple[int, int]]:
+def _lines(file: IO[bytes], path: Path) -> Iterator[tuple[int, int]]:
     """(offset behind the line, its Step) of each whole line; a torn last line is left out."""
     stop = 0
     for number, line in enumerate(file, start=1):
@@ -154,7 +163,7 @@ def _lines(file: IO[bytes]) -> Iterator[tuple[int, int]]:
             if file.read(1):
                 problem = f"expected a JSON object with a step, found {line[:40]!r}"
                 fix = "restore the file, or delete the line"
-                raise DataError(f"{file.name}:{number}: {problem}. Fix: {fix}.")
+                raise DataError(f"{path}:{number}: {problem}. Fix: {fix}.")
             return
         yield stop, step
 
@@ -174,9 +183,9 @@ def _step_of(line: bytes) -> int | None:
 class View:
     """A view of metrics.jsonl. A failed write is logged once, and the view is left out."""
 
-    takes = (StepEnded,)
+    takes = (StepEnded, FailingSilently)
 
-    def __init__(self, name: str, sink: Sink) -> None:
+    def __init__(self, name: str, sink: WarnedSink) -> None:
         self._name, self._sink = name, sink
         self._run: RunFolder | None = None
         self._over = False
@@ -186,9 +195,13 @@ class View:
         self._run = run
         self._tried(lambda: self._sink.open(run, config))
 
-    def take(self, event: StepEnded) -> None:
-        """Write each Step's metrics, unless it has failed."""
-        self._tried(lambda: self._sink.write(event.step, event.metrics))
+    def take(self, event: StepEnded | FailingSilently) -> None:
+        """Write each Step's metrics, and warnings, unless it has failed."""
+        match event:
+            case StepEnded():
+                self._tried(lambda: self._sink.write(event.step, event.metrics))
+            case FailingSilently():
+                self._tried(lambda: self._sink.warn(event.step, event.rule, event.text))
 
     def close(self) -> None:
         """Close the sink, unless it has failed."""
@@ -238,6 +251,10 @@ class TensorBoard:
             self._first = False
         value, names = self._summary.Summary.Value, sorted(metrics.keys() - {"step"})
         self._add(step, [value(tag=name, simple_value=metrics[name]) for name in names])
+
+    def warn(self, step: int, rule: str, text: str) -> None:
+        """In TensorBoard's text view."""
+        self._add(step, [self._text(f"warning/{rule}", text)])
 
     def close(self) -> None:
         if self._writer is not None:
@@ -292,6 +309,11 @@ class Wandb:
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         assert self._run is not None, "the sink is not open"
         self._run.log({**metrics, "step": step})
+
+    def warn(self, step: int, rule: str, text: str) -> None:
+        """An alert, which wandb may send to the user."""
+        assert self._run is not None, "the sink is not open"
+        self._run.alert(title=rule, text=f"step {step}: {text}")
 
     def close(self) -> None:
         if self._run is not None:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from dataflow.display import Displayed
 from dataflow.errors import GraphWarning, Origin
 from dataflow.graph import Graph
 from dataflow.kernel import Layout
@@ -345,7 +346,7 @@ class Decisions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan(Decisions):
+class Plan(Decisions, Displayed):
     """Everything decided about a graph, for one machine or several."""
 
     graph: str
@@ -357,6 +358,11 @@ class Plan(Decisions):
     """The machine that the plan is for."""
     program: Graph | None = field(default=None, compare=False, repr=False)
     """The graph of the nodes, pruned and resolved; graph.json in a run folder."""
+    _page = "engine.pages:plan_page"
+
+    def __repr__(self) -> str:
+        where = f"{len(self.workers)} Worker{'s' * (len(self.workers) > 1)}"
+        return f"Plan({self.graph!r}, {len(self.nodes)} nodes in {where})"
 
     def origin(self, node: str) -> Origin | None:
         """Where in the user's source a node was written; None where that is not known."""

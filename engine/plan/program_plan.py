@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from dataflow.check import CheckedGraph, CheckedProgram, of_phase
+from dataflow.display import Displayed
 from dataflow.errors import GraphWarning, PlanError
 from dataflow.program import Carried, Lineage, Program
 from dataflow.randomness import stream_seed
@@ -25,7 +26,7 @@ V1 = TypeVar("V1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramPlan:
+class ProgramPlan(Displayed):
     """Everything decided about a Program. left: for each phase, the weights that Models were left
     with when it begins, also those that it does not use.
     """
@@ -36,6 +37,10 @@ class ProgramPlan:
     left: tuple[Mapping[str, Carried], ...]
     own: tuple[GraphWarning, ...] = field(default=())
     """Warnings of no single phase."""
+    _page = "engine.pages:plan_page"
+
+    def __repr__(self) -> str:
+        return f"ProgramPlan({self.graph!r}, {len(self.phases)} phases)"
 
     @property
     def graph(self) -> str:

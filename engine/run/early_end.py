@@ -1,7 +1,8 @@
-"""Requests to end a run before its last Step.
+"""Requests to end a run before its last Step, or to write a checkpoint.
 
-Owns: turning a signal, a user's condition or a phase's threshold into one request. Does not own:
-signals (signals.py), what ending means (the coordinator).
+Owns: turning a signal, a user's condition or wish, or a phase's threshold into one request. Does
+not own: signals (signals.py), wishes of a program (requests.py), what ending means (the
+coordinator).
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from dataflow.program import Threshold
-from engine.coordinator.messages import StopRequested
+from engine.coordinator.messages import CheckpointRequested, StopRequested
 from engine.observe.events import EventHeard, RunEvent, StepEnded
+from engine.run.requests import RunRequests
 from engine.run.signals import StopSignals
 
 Until = Callable[[Mapping[str, float]], bool]
@@ -29,11 +31,14 @@ class EarlyEnd:
         signals: StopSignals,
         until: Until | None = None,
         threshold: Threshold | None = None,
+        *,
+        requests: RunRequests,
     ) -> None:
         self._threshold = threshold
         self.heard: StopRequested | None = None
         self._signals = signals
         self._until = until
+        self._requests = requests
         self._said = False
         self._waiting: StopRequested | None = None
 
@@ -54,7 +59,7 @@ class EarlyEnd:
                     reason = f"its condition held after step {step}"
                     self._waiting = StopRequested(reason=reason, at_once=True)
 
-    def __call__(self) -> StopRequested | None:
+    def __call__(self) -> StopRequested | CheckpointRequested | None:
         """The next request that the coordinator has not been told."""
         if self._waiting is not None:
             asked, self._waiting = self._waiting, None
@@ -62,7 +67,11 @@ class EarlyEnd:
         if self._signals.requested and not self._said:
             self._said = True
             return StopRequested(reason=self._signals.reason, signal=self._signals.number)
-        return None
+        stopping = self._requests.stopping
+        if stopping is not None and not self._said:
+            self._said = True
+            return stopping
+        return self._requests.take_checkpoint()
 
 
 def reached(threshold: Threshold) -> str:

@@ -10,6 +10,7 @@ own: a checkpoint's commit (engine/checkpoint), a kernel's files, when one is ma
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from dataflow.errors import CheckpointError
 from dataflow.storage import writing
 from engine.checkpoint.best import BestVersions
 from engine.checkpoint.cut import CUT, Cut, positions_of, read_cut
+from engine.checkpoint.outdated import outdated
 from engine.checkpoint.provenance import ProvenanceRecord
 from engine.checkpoint.store import CheckpointStore, StoredCheckpoint
 from engine.coordinator.core import Restored
@@ -27,6 +29,8 @@ from engine.coordinator.messages import Checkpoint, Evaluated
 from engine.coordinator.refs import Ref
 from engine.plan.plan import Plan, PlannedModel
 from engine.run.workers import Ask, KeepRows, Restore, Save, SaveWeights, Workers
+
+_log = logging.getLogger(__name__)
 
 
 class RunStore(Protocol):
@@ -66,7 +70,10 @@ class DiskStore:
     record: ProvenanceRecord
 
     def restore(self, workers: Workers) -> Restored | None:
-        """Also deletes later checkpoints. Without one, optimizers of an earlier phase go on."""
+        """Also deletes later checkpoints. Without one, optimizers of an earlier phase go on.
+
+        Finished rows that something else made than the run is made of now are left out.
+        """
         latest, plan = self.latest, self.plan
         if latest is None:
             resume_states(plan, workers)
@@ -76,12 +83,18 @@ class DiskStore:
         restore_state(plan, workers, latest.path, cut.step - plan.first)
         with writing(f"checkpoints up to step {latest.step}", latest.path.parent):
             self.store.truncate_after(latest.step)
-        files = sorted((latest.path / "rows").glob("*.arrow"))
+        anew, why = outdated(plan, cut.record, self.record)
+        files = _files_of(plan, latest.path, anew)
         rows = restore_rows(plan, workers, files)
         for file in files:
             _must_wait(file, cut, plan.node(file.stem).source)
+        again = {name: source.begun_again() for name, source in cut.sources.items() if name in anew}
+        waiting = sum(len(cut.sources[name].finished) for name in again)
+        if waiting:
+            _log.warning("%d finished prompts begin again, as something changed: %s", waiting, why)
+        sources = {**cut.sources, **again}
         step = cut.step - plan.first
-        return Restored(step=step, sources=cut.sources, rows=rows, evaluated=cut.evaluated)
+        return Restored(step=step, sources=sources, rows=rows, evaluated=cut.evaluated)
 
     def write(self, workers: Workers, message: Checkpoint) -> bool:
         """Also deletes versions that are no longer among the best."""
@@ -179,6 +192,15 @@ def evaluated_writer(plan: Plan, event: Evaluated) -> str:
     """The train node of the evaluated weights; empty where none trains them."""
     evaluated = {use.model for use in plan.node(event.node).models}
     return next((m.writer for m in plan.models if m.name in evaluated and m.writer), "")
+
+
+def _files_of(plan: Plan, checkpoint: Path, anew: frozenset[str]) -> list[Path]:
+    """The files of finished rows, except those of these sources."""
+    files = sorted((checkpoint / "rows").glob("*.arrow"))
+    if anew.issuperset(source.name for source in plan.sources):
+        return []
+    left_out = {node.name for node in plan.nodes if node.source in anew}
+    return [file for file in files if file.stem not in left_out]
 
 
 def _must_wait(file: Path, cut: Cut, source: str) -> None:

@@ -37,7 +37,8 @@ class Loop:
     """One attempt at a run: from its beginning, or from a checkpoint of the store.
 
     events: who is told of what happens. stop: asked at each turn whether the run is to end early,
-    and answers each wish once. clock: seconds; a simulated one where the Workers are.
+    or to write a checkpoint, and answers each wish once. clock: seconds; a simulated one where the
+    Workers are.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Loop:
         workers: Workers,
         store: RunStore,
         events: e.EventStream,
-        stop: Callable[[], m.StopRequested | None] = lambda: None,
+        stop: Callable[[], m.StopRequested | m.CheckpointRequested | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._coordinator = coordinator

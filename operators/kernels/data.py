@@ -24,7 +24,7 @@ from dataflow.kernel import Chunk, KernelNode, Layout, Session
 from dataflow.prompt_types import is_messages, is_token_ids
 from dataflow.randomness import stream_seed
 from dataflow.schema import Completion, Prompt
-from operators import data_files
+from operators import data_files, data_shapes
 from operators.kernels.overlong import RowRoom
 from operators.kernels.text import Pairs, Tokenizer, load_tokenizer, prompts_of
 
@@ -36,7 +36,7 @@ class SourceRows:
     """The rows of a source, all in memory."""
 
     name: str
-    shape: data_files.Shape
+    shape: data_shapes.Shape
     table: pa.Table
 
     def __len__(self) -> int:
@@ -185,12 +185,12 @@ class Demonstrations(DataCursor):
 
 
 def open_rows(data: str, split: str | None = None) -> SourceRows:
-    """The rows for `prompts`: of a Parquet or JSONL file, a directory of either, or a task.
+    """The rows for `prompts`: of Parquet, JSONL or CSV, a task, or a data set of the hub.
 
     Raises DataError naming the file, and the columns or the line found.
     """
-    table = data_files.read_table(data, split)
-    shape = data_files.prompt_shape(data, types_of(table))
+    table = data_files.read_prompts(data, split)
+    shape = data_shapes.prompt_shape(data, types_of(table))
     refuse_nulls(data, split, table, "prompt")
     refuse_silent_messages(data, split, table, "prompt")
     kind = table.schema.field("prompt").type
@@ -235,7 +235,7 @@ def open_demonstrations(data: str, split: str | None = None) -> SourceRows:
     Raises DataError naming the file and the columns found.
     """
     table = data_files.read_table(data, split)
-    shape = data_files.demonstration_shape(data, types_of(table))
+    shape = data_shapes.demonstration_shape(data, types_of(table))
     names = ("prompt", "completion") if shape in ("trl", "verl") else (shape,)
     for name in names:
         refuse_nulls(data, split, table, name)

@@ -17,7 +17,7 @@ from dataflow.batch import Batch
 from dataflow.errors import DataError
 from dataflow.kernel import Chunk, KernelNode, Layout, Session
 from dataflow.schema import Completion, Preference
-from operators import data_files
+from operators import data_files, data_shapes
 from operators.kernels.data import (
     DataCursor,
     Order,
@@ -83,7 +83,7 @@ def open_preferences(data: str, split: str | None = None) -> SourceRows:
     Raises DataError naming the file and the columns, or the row, found.
     """
     table = data_files.read_table(data, split)
-    shape = data_files.preference_shape(data, types_of(table))
+    shape = data_shapes.preference_shape(data, types_of(table))
     names = ("prompt", "chosen", "rejected") if shape == "pairs" else ("chosen", "rejected")
     for name in names:
         refuse_nulls(data, split, table, name)

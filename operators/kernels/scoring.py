@@ -89,7 +89,9 @@ class HostReward:
         self._drop = node.params.get("on_error", "stop") == "drop_group"
         self._by_group = node.scope == "group"
         names = [f.name for f in self._functions]
-        self._scorers = InProcess(fns) if node.inproc else Children(names, fns, self._timeout)
+        self._scorers = (
+            InProcess(names, fns) if node.inproc else Children(names, fns, self._timeout)
+        )
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
         """One batch with `reward` and, nullable, `reward/<function>`; dropped rows are tombstoned.

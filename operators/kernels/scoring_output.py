@@ -1,20 +1,25 @@
-"""What a user's function prints, in the log of its Worker.
+"""What a user's function prints, in the log of its Worker and on the screen of the run.
 
-Owns: lines, their limits, the last few of them. Does not own: the pipe (scoring_parent.py), the log
-(lines become records of logging).
+Owns: lines, their limits, the last few of them; hearing a function that runs in this process. Does
+not own: the pipe from another (scoring_parent.py), the log (lines become records of logging).
 """
 
 from __future__ import annotations
 
+import io
 import logging
+import sys
+import threading
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import TextIO
 
+from dataflow.kernel import PRINTED
 from dataflow.shown import printable
 from operators.kernels.scoring_frames import bounded
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger(PRINTED)
 
 _LINE = 500
 """Most characters of a line."""
@@ -90,6 +95,86 @@ class Output:
         # A warning, as no level means "a user's function printed this": it must be visible even if
         # nobody configured logging.
         _log.warning("reward %r printed: %s", self._name, line)
+
+
+@contextmanager
+def heard(output: Output) -> Iterator[None]:
+    """While a function runs in this process: lines that it prints are this Output's. What other
+    threads print, and a debugger, goes where it went before.
+    """
+    call = _Call(output)
+    with (
+        redirect_stdout(_Heard(call, sys.stdout)),
+        redirect_stderr(_Heard(call, sys.stderr)),
+    ):
+        try:
+            yield
+        finally:
+            call.end()
+
+
+class _Call:
+    """A call in this thread. Records of logging may go to standard error, which is also heard: they
+    pass.
+    """
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._thread = threading.get_ident()
+        self._logging = False
+
+    @property
+    def hears(self) -> bool:
+        """Whether what is written now is the function's own."""
+        mine = threading.get_ident() == self._thread
+        return mine and not self._logging and sys.gettrace() is None
+
+    def add(self, text: str) -> None:
+        self._logging = True
+        try:
+            self._output.add(text.encode(errors="backslashreplace"))
+        finally:
+            self._logging = False
+
+    def end(self) -> None:
+        self._logging = True
+        self._output.settle()
+
+
+class _Heard(io.TextIOBase):
+    """A standard stream of this process, as a function sees it; under: the stream as it was."""
+
+    def __init__(self, call: _Call, under: TextIO) -> None:
+        self._call = call
+        self._under = under
+
+    def write(self, text: str) -> int:
+        if not self._call.hears:
+            return self._under.write(text)
+        self._call.add(text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._under.flush()
+
+    def fileno(self) -> int:
+        return self._under.fileno()
+
+    def isatty(self) -> bool:
+        return self._under.isatty()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._under.encoding
+
+    @property
+    def errors(self) -> str | None:  # type: ignore[override]
+        return self._under.errors
+
+    @property
+    def buffer(self) -> object:
+        """The bytes below, which are not heard."""
+        return self._under.buffer
 
 
 def _line(raw: bytes) -> str:

@@ -23,6 +23,7 @@ from dataflow.errors import KernelError
 from dataflow.shipping import by_value
 from operators.kernels.scoring_child import Caught, Scorer, values_due
 from operators.kernels.scoring_frames import ScoringOutcome
+from operators.kernels.scoring_output import Output, heard
 from operators.kernels.scoring_parent import Child, await_outcomes
 from operators.rewards import RewardFn
 
@@ -47,12 +48,17 @@ class Scorers(Protocol):
 class InProcess:
     """The functions called directly, one after another: breakpoints work, time limits do not."""
 
-    def __init__(self, fns: Sequence[RewardFn]) -> None:
+    def __init__(self, names: Sequence[str], fns: Sequence[RewardFn]) -> None:
         self._scorers = [Scorer(fn) for fn in fns]
+        self._outputs = [Output(name) for name in names]
 
     def score(self, calls: Mapping[int, pa.RecordBatch]) -> dict[int, ScoringOutcome]:
         """See Scorers."""
-        return {index: self._scorers[index].score(records) for index, records in calls.items()}
+        return {index: self._score(index, records) for index, records in calls.items()}
+
+    def _score(self, index: int, records: pa.RecordBatch) -> ScoringOutcome:
+        with heard(self._outputs[index]):
+            return self._scorers[index].score(records)
 
     def replace(self, index: int) -> None:
         """Do nothing: there is only this process."""

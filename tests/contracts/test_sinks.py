@@ -30,6 +30,7 @@ class RecordingWandb(ModuleType):
         super().__init__("wandb")
         self.rows: dict[str, list[dict[str, float]]] = {}
         self.inits: list[dict[str, Any]] = []
+        self.alerts: list[tuple[str, str]] = []
         self.finished = 0
 
     def init(self, **settings: Any) -> RecordingRun:
@@ -47,6 +48,9 @@ class RecordingRun:
 
     def log(self, row: Mapping[str, float]) -> None:
         self.wandb.rows.setdefault(self.id, []).append(dict(row))
+
+    def alert(self, title: str, text: str) -> None:
+        self.wandb.alerts.append((title, text))
 
     def finish(self) -> None:
         self.wandb.finished += 1
@@ -186,3 +190,20 @@ def test_wandb_is_told_what_to_resume(run: RunFolder, monkeypatch: pytest.Monkey
     assert first["resume"] == "allow"
     assert first["name"] == "contract"
     assert wandb.finished == 2
+
+
+def test_a_warning_is_an_alert_at_wandb_and_a_text_in_tensorboard(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb = RecordingWandb()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    for sink in (Wandb(), TensorBoard()):
+        sink.open(run, {})
+        sink.warn(10, "no_signal", "all rewards were equal")
+        sink.close()
+    assert wandb.alerts == [("no_signal", "step 10: all rewards were equal")]
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    (text,) = EventAccumulator(str(run.path / "tensorboard")).Reload().Tensors("warning/no_signal")
+    assert text.step == 10
+    assert b"all rewards were equal" in text.tensor_proto.string_val[0]

@@ -7,6 +7,9 @@
 | `plans` | plans of graphs for known machines, and plans written by hand, node by node |
 | `simulations` | runs of a plan in the simulator |
 | `models` | tiny models and tokenizers |
+| `architectures` | tiny models of each architecture, by name |
+| `architecture_ranks` | what each of two ranks does with them |
+| `differences` | how far our numbers of a model are from transformers' |
 | `kernels` | a Session, and chunks for kernels |
 | `rows` | random rows and their reference numbers |
 | `training`, `train_ranks` | train kernels and their Assignments; what each of several ranks does |
@@ -16,6 +19,7 @@
 | `host_plans`, `host_processes` | plans of Workers that start fast; loopback addresses as hosts |
 | `killable_run` | a run in a process of its own |
 | `runs` | what a run left in its folder, and whether two runs were the same |
+| `kept_runs` | run folders written by hand |
 | `processes` | starting, following, finding and ending processes |
 | `nothing_left` | that nothing of a run is left |
 | `comparison` | equality of messages that hold arrays; golden files |

@@ -28,13 +28,13 @@ def same_message(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def require_golden(name: str, text: str) -> None:
+def require_golden(name: str, text: str, encoding: str = "ascii") -> None:
     """Require the text of tests/golden/NAME; with GOLDEN=write in the environment, write it."""
     path = GOLDEN / name
     if os.environ.get("GOLDEN") == "write":
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="ascii")
-    assert text == path.read_text(encoding="ascii")
+        path.write_text(text, encoding=encoding)
+    assert text == path.read_text(encoding=encoding)
 
 
 def golden_names(folder: str, ending: str = "txt") -> set[str]:

@@ -139,6 +139,14 @@ def scaled(now: Now, advantage: Tensors[Advantage], *, scale: float = 1.0) -> Te
 
 
 @loss(scope="token")
+def switched(
+    now: Now, advantage: Tensors[Advantage], *, before: float, after: float, at: int
+) -> Terms:
+    """`scaled`, by another scale from a Step on."""
+    return scaled.fn(now, advantage, scale=before if now.step < at else after)
+
+
+@loss(scope="token")
 def deadly(now: Now, advantage: Tensors[Advantage], *, marker: str) -> Terms:
     """In Step 3 the second rank of several kills itself, once: it leaves the marker file."""
     if now.step == 3 and _is_second_rank() and not Path(marker).exists():

@@ -4,7 +4,8 @@
 
 makes an environment for each peer under .peers/ from its lock, runs `record_<peer>.py` there and
 writes `vectors/<peer>.json`: inputs, outputs, the peer's release and the functions that were
-called. `tests/unit/test_peers.py` compares our operators and losses with these files, without a
-network or a peer. The scripts import nothing of ours but `inputs.py`, which needs the standard
-library alone.
+called; `record_names.py` writes the names of its configuration into `names/`.
+`tests/unit/test_peers.py` compares our operators and losses with the vectors, and
+`tests/unit/test_peer_names.py` our tables with the names, without a network or a peer. The scripts
+import nothing of ours but `inputs.py`, which needs the standard library alone.
 """

@@ -11,6 +11,7 @@ import pytest
 from tests.kit.files import save_jsonl
 from tests.kit.processes import COMMAND_LINE, call_python
 from tests.kit.runs import column
+from tests.kit.terminals import on_terminal, screen
 
 CONSOLE_SCRIPT = "import sys; sys.path.remove(''); " + COMMAND_LINE
 """Like the installed `dataflow`: the current folder is not on the path by itself."""
@@ -19,6 +20,10 @@ import os, time
 
 def same(completions, answer):
     return [float(c == a) for c, a in zip(completions, answer)]
+
+def speaks(completions, answer):
+    print("hears", *completions)
+    return same(completions, answer)
 
 def leaves_a_daemon(completions, answer):
     if os.fork() == 0:
@@ -57,8 +62,74 @@ def test_run_then_resume(folder: Path) -> None:
     done = dataflow(folder, f"run {GRPO} my_rewards:same --steps 2 --threads 1 --no-progress")
     assert "step 2" in done.stdout
     assert (folder / "runs" / "grpo" / "graph.json").is_file()
-    dataflow(folder, "resume runs/grpo --steps 3")
+    changed = dataflow(folder, "resume runs/grpo --steps 3 --set train_policy.lr=0.5")
+    told = "runs/grpo: from step 3 on:\n  node train_policy: lr: 1e-06 -> 0.5\n"
+    assert told in changed.stderr
     assert column(folder / "runs" / "grpo", "step") == [1, 2, 3]
+    assert column(folder / "runs" / "grpo", "optim/lr") == [1e-6, 1e-6, 0.5]
+    done = dataflow(folder, "resume runs/grpo --set train_policy.lr=0.1")
+    more = "To go on: dataflow resume runs/grpo --steps 6"
+    told = f"all 3 steps are done: step 3; train_policy.lr=0.1 was not set. {more}"
+    assert done.stdout == f"nothing to do, as {told}\n"
+
+
+SCRIPT = """
+import sys
+
+from engine.api import run
+from engine.options import RunOptions
+from graphs.grpo import grpo
+
+
+def longer(completions, **columns):
+    return [float(len(text)) for text in completions]
+
+
+def main():
+    graph = grpo("model", "rows.jsonl", longer, n=2, batch=2, max_tokens=6)
+    run(graph, RunOptions(steps=1, threads=1, progress=False, overwrite=True))
+
+
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("guard", ['if __name__ == "__main__":\n    ', ""], ids=["guarded", "not"])
+def test_a_run_of_a_script_is_resumed_from_the_command_line_or_says_that_it_cannot_be(
+    folder: Path, guard: str
+) -> None:
+    (folder / "my_script.py").write_text(f"{SCRIPT}{guard}main()\n")
+    done = call_python("my_script.py", cwd=folder, env={"HOME": str(folder)}, timeout=200)
+    assert done.returncode == 0, done.stderr
+    said = "`dataflow resume` will not be able to go on with this run: node 'score' has 'longer'"
+    logs = "".join(path.read_text() for path in (folder / "runs" / "grpo").rglob("*.log"))
+    assert (done.stderr.count(said), logs.count(said)) == ((0, 0) if guard else (1, 1))
+    if guard:
+        resumed = dataflow(folder, "resume runs/grpo --steps 2")
+        assert f"imports my_script from {folder / 'my_script.py'}" in resumed.stderr
+        assert column(folder / "runs" / "grpo", "step") == [1, 2]
+    else:
+        refused = dataflow(folder, "resume runs/grpo --steps 2", code=1)
+        assert "which no other process can import" in refused.stderr
+
+
+@pytest.mark.long
+def test_a_run_folder_is_run_anew_and_both_are_listed_and_compared(folder: Path) -> None:
+    flags = "--steps 1 --name old --threads 1 --no-progress --seed 5"
+    dataflow(folder, f"run {GRPO} my_rewards:same {flags}")
+    done = dataflow(folder, "run runs/old --steps 2 --name new --no-progress")
+    assert done.stderr.startswith(f"imports my_rewards from {folder / 'my_rewards.py'}\n")
+    told = (
+        "a new run; dataflow resume runs/old goes on with the old one\nall steps are done: step 2"
+    )
+    assert done.stdout.startswith(told)
+    listed = dataflow(folder, "runs").stdout.splitlines()
+    found = {line.split()[0]: line.split()[1:3] for line in listed[1:]}
+    assert (found["old"], found["new"]) == (["finished", "1/1"], ["finished", "2/2"])
+    compared = dataflow(folder, "diff runs/old runs/new").stdout
+    assert "no difference\n\nOptions\n" in compared
+    assert "--steps  1    2\n" in compared
+    assert "--seed" not in compared
 
 
 def test_what_reads_the_output_of_a_run_ends_with_it_although_a_reward_left_a_daemon(
@@ -73,6 +144,28 @@ def test_what_reads_the_output_of_a_run_ends_with_it_although_a_reward_left_a_da
         assert not Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["--inproc", "--workers one", "--workers apart"])
+def test_what_a_reward_prints_is_named_above_the_bar_wherever_it_runs(
+    folder: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    flags = f"{how} --steps 2 --threads 1 --overwrite --name speaks"
+    words = f"run {GRPO} my_rewards:speaks {flags}".split()
+    code = f"import sys; sys.argv[1:] = {words!r}; " + COMMAND_LINE
+    lines = screen(on_terminal(code, columns=60), 60)
+    (bar,) = (number for number, line in enumerate(lines) if line.startswith("grpo "))
+    above, figures = lines[:bar], lines[bar + 1]
+    assert lines[bar].endswith(" 2/2")
+    assert figures.startswith("reward ")
+    assert "printed" not in "".join(lines[bar:])
+    said = [line for line in above if line.startswith("reward 'speaks' printed: hears ")]
+    logs = (folder / "runs" / "speaks" / "logs").glob("*.log")
+    kept = {log.stem: log.read_text().count("reward 'speaks' printed: hears ") for log in logs}
+    assert len(said) >= 2
+    assert len(said) in (kept.get("main"), kept.get("coordinator"))
+
+
 def test_explain_shows_every_node(folder: Path) -> None:
     shown = dataflow(folder, f"explain {GRPO} my_rewards:same").stdout
     for node in ("prompts", "rollout", "score", "advantage", "train_policy"):
@@ -85,6 +178,7 @@ def test_a_run_that_fails_ends_with_3_and_its_cause_last(folder: Path) -> None:
     done = dataflow(folder, f"run {target} --steps 1 --name bad --threads 1", code=3)
     assert "Traceback" not in done.stderr
     assert "same" in done.stderr
+    assert "bad failed: " in dataflow(folder, "runs").stdout
 
 
 @pytest.mark.long

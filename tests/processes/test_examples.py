@@ -197,10 +197,10 @@ def test_example_as_a_script(here: Path) -> None:
     assert done.stdout.startswith("step 1  short_digits 0.")
 
 
-def blocks(language: str) -> list[str]:
-    """Blocks of the README that are marked to be run: ```bash run, ```python run."""
+def blocks(language: str, page: str = "README.md") -> list[str]:
+    """Blocks of a page that are marked to be run: ```bash run, ```python run."""
     block = rf"^```{language} run\n(.*?)^```"
-    return re.findall(block, (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    return re.findall(block, (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
 
 
 def commands(block: str) -> Iterator[list[str]]:
@@ -225,9 +225,18 @@ def run_command(words: list[str]) -> int:
 def test_commands_of_the_readme(here: Path) -> None:
     shown = [words for block in blocks("bash") for words in commands(block)]
     subcommands = {words[1] for words in shown if words[0] == "dataflow"}
-    known = {"check", "draw", "explain", "run", "resume", "peek", "diff", "graphs", "test"}
+    known = {"check", "draw", "explain", "run", "resume", "peek", "diff", "graphs", "test", "runs"}
     assert subcommands >= known
     for words in shown:
         assert run_command(words) == 0, shlex.join(words)
     for block in blocks("python"):
         exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
+
+
+@pytest.mark.long
+def test_commands_of_the_how_to_page(here: Path) -> None:
+    shown = [words for block in blocks("bash", "docs/how-to.md") for words in commands(block)]
+    assert len(shown) > 6
+    assert call_python("examples/tiny.py").returncode == 0
+    for words in shown:
+        assert run_command(words) == 0, shlex.join(words)

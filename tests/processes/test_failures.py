@@ -63,12 +63,16 @@ def test_the_run_stops_and_says_what_failed(tiny: TinyRuns, name: str) -> None:
     assert not children()
 
 
-def test_a_group_with_a_failed_row_is_dropped(tiny: TinyRuns) -> None:
+def test_a_group_with_a_failed_row_is_dropped(
+    tiny: TinyRuns, caplog: pytest.LogCaptureFixture
+) -> None:
     result = tiny.run(scored(tiny.folder, run_graphs.fails_on_one_prompt, on_error="drop_group"), 4)
     last = metrics(result)[-1]
     assert column(result, "data/prompts") == [4, 4, 4, 4]
     assert last["data/dropped"] >= 1, "no prompt that begins with a came up: this tests nothing"
     assert last["data/admitted"] == 16 + last["data/dropped"]
+    [told] = [r.getMessage() for r in caplog.records if "prompt is dropped" in r.getMessage()]
+    assert re.search(r"score: row \(\d+, \d, 0\) failed, .*; the first such: .*raised", told)
     assert not any(text.startswith("a") for text in samples(result)["prompt"].to_pylist())
 
 
@@ -113,7 +117,7 @@ def test_a_run_in_which_nothing_can_move_says_who_waits(
 
 def test_a_missing_model_is_the_error_that_is_seen(tiny: TinyRuns) -> None:
     base, data = str(tiny.folder / "modle"), str(tiny.folder / "train.parquet")
-    with pytest.raises((KernelError, GraphError), match=r"modle.*did you mean .*model"):
+    with pytest.raises((KernelError, GraphError), match=r"modle.*Fix: .*model"):
         tiny.run(grpo(base, data, run_graphs.vowels, beta=0.1, n=2, batch=2), 1)
 
 

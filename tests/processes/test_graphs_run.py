@@ -122,3 +122,30 @@ def test_each_generation_may_lag(tiny: TinyRuns, name: str) -> None:
     result = tiny.run(algorithms.lagging(graph, 1), workers="auto")
     require_three_steps(result, name)
     assert max(runs.column(result, "policy/lag/max")) <= 1
+
+
+def test_held_out_prompts_are_evaluated_and_uniform_groups_dropped(tiny: TinyRuns) -> None:
+    test = str(tiny.folder / "test.parquet")
+    given = {"eval_data": test, "eval_every": 2, "drop_uniform": True}
+    result = tiny.run(algorithms.small("grpo", tiny.folder, **given))
+    require_three_steps(result, "grpo")
+    rows = runs.metrics(result)
+    kept = [row["select/kept"] for row in rows]
+    assert any(0 < share < 1 for share in kept)
+    assert [row["data/rows"] for row in rows] == [16 * share for share in kept]
+    assert ["eval/reward" in row for row in rows] == [False, True, True]
+    assert "eval/initial/reward" in rows[0]
+    assert {row["eval/rows"] for row in rows[1:]} == {3.0}
+
+
+def constant(completions: list[str], **columns: object) -> list[float]:
+    return [1.0 for _ in completions]
+
+
+def test_a_step_of_which_every_group_is_dropped_changes_no_weights(tiny: TinyRuns) -> None:
+    graph = algorithms.small("grpo", tiny.folder, drop_uniform=True, reward_fn=constant)
+    result = tiny.run(graph, inproc=True)
+    assert [row["select/kept"] for row in runs.metrics(result)] == [0.0, 0.0, 0.0]
+    trained = load_file(Path(result.trained["policy"]) / "model.safetensors")
+    begun = load_file(tiny.folder / "model" / "model.safetensors")
+    assert all(torch.equal(trained[name], begun[name].to(trained[name].dtype)) for name in begun)

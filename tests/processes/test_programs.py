@@ -233,7 +233,8 @@ def test_a_threshold_of_the_last_phase_ends_the_run(tiny: TinyRuns) -> None:
     program = early(tiny.folder)
     run = tiny.run(Program(program.phases[1], program.phases[0]), None)
     assert (run.step, run.reason) == (3, "reached optim/lr >= 0.01")
-    assert resume(run.folder).step == 3
+    again = resume(run.folder)
+    assert (again.step, again.reason) == (3, "nothing to do, as all 2 phases are done")
 
 
 def test_a_threshold_whose_metric_never_comes(tiny: TinyRuns) -> None:
@@ -421,7 +422,7 @@ def test_every_command_takes_a_program(command: Ran, tiny: TinyRuns) -> None:
     assert "measured" in text
     code, text = command("resume", "runs/sft-grpo")
     assert code == 0, text
-    assert "all steps are done: step 4" in text
+    assert "nothing to do, as all 2 phases are done: step 4" in text
 
 
 def test_peek_finds_the_phase_of_a_node(command: Ran, tiny: TinyRuns) -> None:

@@ -14,10 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from dataflow.errors import CheckpointError, GraphError
+from dataflow.errors import CheckpointError, GraphError, RunError
 from dataflow.graph import Graph
 from engine.api import Result, resume
 from engine.checkpoint.cut import Cut
+from engine.observe.ended import RunEnd, end_of
+from engine.observe.runlist import NO_WORD, summary
 from graphs.grpo import grpo
 from tests.kit import processes as kit
 from tests.kit.killable_run import GRAPHS, killable_run, require_stopped
@@ -29,12 +31,12 @@ from tests.kit.runs import (
     require_each_row_once,
     require_same_runs,
     steps_stored,
-    timeless,
 )
 from tests.kit.tiny_runs import TinyRuns
 
 pytestmark = pytest.mark.timeout(240)
 STEPS = 8
+NO_CHECKPOINT = "there is no checkpoint yet"
 Whole = Callable[[str], Result]
 
 
@@ -112,7 +114,9 @@ def test_killed_as_a_file_is_written(
             os.sched_yield()
         process.kill()
         process.wait()
+    assert summary(killed).state == NO_WORD
     resume(killed)
+    assert summary(killed).state == "finished"
     require_same_runs(killed, whole("evaluated"))
 
 
@@ -149,8 +153,10 @@ def test_one_ctrl_c_ends_the_step_and_a_resume_goes_on(
     with killable(tiny, "followed", "hold=3") as process:
         kit.wait_for(process, "step 3")
         there = kit.children(process.pid)
+        assert (summary(killed).state, summary(killed).step) == ("running", 3)
         process.send_signal(signal.SIGINT)
         assert "Ctrl-C again" in require_stopped(process, killed, "Ctrl-C", 130)
+    assert (summary(killed).state, summary(killed).reason) == ("interrupted", "stopped by Ctrl-C")
     require_ended(there)
     assert resume(killed).step == STEPS
     require_same_runs(killed, whole("followed"))
@@ -175,7 +181,7 @@ def test_a_signal_to_all_processes_of_a_run_ends_the_step_and_a_resume_goes_on(
     require_same_runs(killed, whole("evaluated"))
 
 
-def test_two_ctrl_c_end_at_once(tiny: TinyRuns) -> None:
+def test_two_ctrl_c_end_at_once(tiny: TinyRuns, killed: Path) -> None:
     """In a Step that never ends, so that it is the second that ends the run."""
     with killable(tiny, "stuck") as process:
         kit.wait_for_error(process, "reward 'says_and_hangs' printed: hangs")
@@ -186,6 +192,9 @@ def test_two_ctrl_c_end_at_once(tiny: TinyRuns) -> None:
         _, err = process.communicate()
     assert process.returncode != 0
     assert "Signalled: ended at once by Ctrl-C" in err
+    assert end_of(killed) == RunEnd(
+        state="interrupted", reason=f"ended at once by Ctrl-C; {NO_CHECKPOINT}"
+    )
     require_ended(there)
 
 
@@ -207,11 +216,31 @@ def test_the_command_line_says_how_to_go_on(tiny: TinyRuns) -> None:
 # resumed
 
 
-def test_resuming_a_finished_run_changes_nothing(tiny: TinyRuns) -> None:
-    first = tiny.run(evaluated)
-    before = metrics(first)
-    assert resume(first.folder).step == 3
-    assert timeless(metrics(first)) == timeless(before)
+def test_resuming_a_finished_run_says_so_and_changes_nothing(tiny: TinyRuns) -> None:
+    first = tiny.run(partial(evaluated, keep_best=1))
+    before = files_in(first.folder)
+    again = resume(first.folder)
+    assert again.reason == "nothing to do, as all 3 steps are done"
+    assert again.metrics == metrics(first)[-1]
+    assert (again.step, again.trained, again.best) == (3, first.trained, first.best)
+    assert files_in(first.folder) == before
+    with pytest.raises(RunError, match="--steps: expected 3 or more, as so many steps are done"):
+        resume(first.folder, steps=2)
+    assert files_in(first.folder) == before
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_a_run_whose_data_has_ended_has_nothing_to_do(tiny: TinyRuns) -> None:
+    first = tiny.run(partial(small, batch=10), None)
+    assert (first.step, first.reason) == (3, "the data has ended")
+    before = files_in(first.folder)
+    assert resume(first.folder).reason == "nothing to do, as the data has ended"
+    assert files_in(first.folder) == before
+    assert resume(first.folder, steps=4).step == 4
 
 
 def test_options_that_change_stay_changed(tiny: TinyRuns) -> None:
@@ -219,7 +248,13 @@ def test_options_that_change_stay_changed(tiny: TinyRuns) -> None:
     assert resume(first.folder, steps=2).step == 2
     assert resume(first.folder).step == 2
     assert column(first, "step") == [1, 2]
-    assert len(list((first.folder / "trace").iterdir())) == 3
+    assert len(list((first.folder / "trace").iterdir())) == 2
+
+
+@pytest.mark.parametrize("name", ["seed", "name", "runs", "overwrite"])
+def test_options_of_its_start_do_not_change(tiny: TinyRuns, name: str) -> None:
+    with pytest.raises(RunError, match=f"resume: {name} does not change in a resume"):
+        resume(tiny.runs, **{name: 1})
 
 
 def test_a_run_with_a_lambda_goes_on_with_its_graph_made_anew(tiny: TinyRuns) -> None:

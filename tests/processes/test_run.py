@@ -91,6 +91,9 @@ def test_dapo_fills_each_step(tiny: TinyRuns) -> None:
 
 def test_kl_in_the_reward(tiny: TinyRuns) -> None:
     rows = runs.metrics(tiny.run(graphs.reinforce))
+    kl = [row["policy/kl_reference"] for row in rows]
+    assert kl[0] == pytest.approx(0.0, abs=1e-6)  # the policy is still its reference
+    assert abs(kl[2]) > 1e-6
     assert finite(rows)
     assert "time/reference" in rows[0]
 

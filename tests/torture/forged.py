@@ -190,7 +190,7 @@ _FILES = [
     ".lock", "metrics.jsonl", "trace/run_1.json", "logs/main.log", "samples/step_000003.parquet",
     ".options.json.tmp", "metrics.jsonl.tmp", "checkpoints/step_2/manifest.json",
     "checkpoints/step_2/cut.json", "checkpoints/.tmp-file", "graph.json", "options.json",
-    "versions.json", ".plan.json.tmp", "samples/.step_000003.parquet.tmp", "plan.txt",
+    "versions.json", ".plan.json.tmp", "samples/.step_000003.parquet.tmp", "plan.txt", "ended.json",
 ]  # fmt: skip
 _FOLDERS = [
     "samples", "checkpoints", "checkpoints/step_2", "checkpoints/step_9", "trace", "logs",

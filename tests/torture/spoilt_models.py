@@ -205,6 +205,7 @@ def _early() -> Rows:
         ("broken config.json", "expected JSON", with_text(CONFIG, '{"model_type": ')),
         ("config.json that is a list", "expected a JSON object", with_text(CONFIG, "[1]")),
         ("config.json without a type", "a model_type", with_json(CONFIG, model_type=None)),
+        ("an unknown architecture", "quux", with_json(CONFIG, model_type="quux")),
         ("sizes that are no numbers", "hidden_size", with_json(CONFIG, hidden_size="32")),
         ("a dtype that is none in the files", "'float15'", with_json(CONFIG, dtype="float15")),
         ("a dtype that is none in the graph", "'float15'", nothing, "of_a_type", ""),
@@ -242,7 +243,6 @@ def _late() -> Rows:
     nan, template = float("nan"), with_text("chat_template.jinja", "{% for %}")
     nan_in_a_head = scored(filled("score.weight", nan))
     return [
-        ("an unknown architecture", "quux", with_json(CONFIG, model_type="quux")),
         ("an unknown activation", "foo", with_json(CONFIG, hidden_act="foo")),
         ("a tensor of another shape", "found (31,)", with_weights(shorter)),
         ("a tensor is missing", NORM, with_weights(headless)),

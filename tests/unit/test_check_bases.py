@@ -98,6 +98,13 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     (folder / "empty").mkdir()
     (base(folder / "broken_config") / "config.json").write_text('{"model_type"')
     base(folder / "untyped", config={k: v for k, v in CONFIG.items() if k != "model_type"})
+    for kind in ("jais2", "bert", "bloom", "gemma3", "gptj", "llama4_text", "mamba", "t5"):
+        base(folder / kind, config=CONFIG | {"model_type": kind})
+    base(folder / "quantised", config=CONFIG | {"quantization_config": {"quant_method": "awq"}})
+    base(folder / "hybrid", config=CONFIG | {"layer_types": ["full_attention", "linear_attention"]})
+    dynamic = {"rope_type": "dynamic", "factor": 2.0}
+    base(folder / "dynamic", config=CONFIG | {"rope_scaling": dynamic})
+    base(folder / "spiral", config=CONFIG | {"rope_scaling": {"rope_type": "spiral"}})
     base(folder / "weightless", weights=None)
     cut = base(folder / "cut_short") / "model.safetensors"
     cut.write_bytes(cut.read_bytes()[:-8])
@@ -204,6 +211,16 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
     (WIDTH | {"rope_scaling": {"type": "linear", "factor": 2.0}}, 1024),
     (WIDTH | {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 512),
     (WIDTH | {"rope_parameters": YARN}, 1024),
+    (WIDTH | {"rope_scaling": {"type": "dynamic", "factor": 4.0}}, 512),
+    (WIDTH | {"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 64}, 64),
+    (WIDTH | {"rope_parameters": {"rope_type": "longrope"}}, 512),
+    (
+        WIDTH
+        | {"model_type": "phi3", "rope_scaling": {"type": "su"}}
+        | {"original_max_position_embeddings": 64},
+        64,
+    ),
+    (WIDTH | {"rope_parameters": {"a": YARN, "b": {"rope_type": "default"}}}, 512),
     ({"text_config": {"max_position_embeddings": 64}}, 64),
 ])  # fmt: skip
 def test_positions_of_a_configuration(config: dict[str, Any], limit: int | None) -> None:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from dataflow.errors import CheckpointError, GraphError
-from dataflow.model import Schedule
+from dataflow.model import linear
 from dataflow.snapshot import to_json
 from engine.cli import COMMANDS, main, usage
 from engine.cli.flags import parse
@@ -155,7 +155,7 @@ def test_the_flags_of_run_are_the_signature_and_the_run_options(command: Command
     code, shown, _ = command("run", TARGET, "--help")
     assert code == 0
     fields = dataclasses.fields(RunOptions)
-    names = {"base", "data", "batch", "lr", "help", "dialect"} | {f.name for f in fields}
+    names = {"base", "data", "batch", "lr", "help", "dialect", "set"} | {f.name for f in fields}
     names |= {f"no_{f.name}" for f in fields if f.type == "bool"}
     flags = set(re.findall(r"(?<=[\s,])--[a-z][a-z-]*", shown))
     assert flags == {f"--{name.replace('_', '-')}" for name in names}
@@ -200,9 +200,8 @@ def test_defaults_that_no_text_can_say_are_left_to_the_function(folder: Path) ->
     assert given["clip"] == 0.2
     assert given["other"] is None
     assert given.keys() >= {"fn", "flag", "kind", "clip", "rate", "text"}
-    assert not given.keys() & {"beta", "known"}
-    module = sys.modules["tiny_graphs"]
-    assert isinstance(module.many.__kwdefaults__["beta"], Schedule)
+    assert "known" not in given
+    assert given["beta"] == linear(1.0, 0.0, 10)
 
 
 @pytest.mark.parametrize("name, message", [
@@ -217,7 +216,7 @@ def test_signatures_that_can_be_no_flags_are_refused(folder: Path, name: str, me
 
 
 @pytest.mark.parametrize("text, message", [
-    ("tiny_graphs", r"TARGET 'tiny_graphs': expected module:function, file.py:function or"),
+    ("tiny_graphs", r"TARGET 'tiny_graphs': expected module:function, file.py:function, a run"),
     ("tiny_graphs:tinny", r"no function 'tinny' in tiny_graphs. Fix: tiny_graphs:tiny\."),
     ("tiny_graphs:zzz", r"Fix: one of: exact, length, tiny, larger,"),
     ("tiny_graph.py:tiny", r"no file 'tiny_graph.py'. Fix: tiny_graphs.py\."),

@@ -139,6 +139,7 @@ def test_each_sample_is_trained_at_its_samplers_temperature() -> None:
     assert params["temperature"] == (1.0,) * 4 + (0.5,) * 2
     assert params["sampler_temperature"] == params["temperature"]
     assert "train_policy: temperature 1.0 of first, 0.5 of second" in params["notes"]
+    assert params["own_samples"] is True
     names = ("minibatches", "max_tokens", "step_rows")
     rows = RowSet(name="rows", loss=supervised_loss(), **{n: params[n] for n in names})
     assert rows.constant == pytest.approx(8 / 2 * (4 * 32 + 2 * 16), rel=1e-12)

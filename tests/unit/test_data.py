@@ -99,7 +99,7 @@ def test_folders_are_read_whole_or_by_split_and_never_mix_splits_unasked(tmp_pat
     (tmp_path / "test.parquet").unlink()
     assert len(read_table(str(tmp_path))) == 2
     save_jsonl(tmp_path / "more.jsonl", {"prompt": "x"})
-    with pytest.raises(DataError, match="found both"):
+    with pytest.raises(DataError, match=r"found \.jsonl, \.parquet"):
         read_table(str(tmp_path))
 
 
@@ -143,9 +143,9 @@ def test_missing_files_name_the_nearest_there_is(tmp_path: Path) -> None:
         columns_of(str(tmp_path / "trian.jsonl"))
     with pytest.raises(DataError, match="nor is there a folder"):
         columns_of(str(tmp_path / "no" / "a.jsonl"))
-    told = r"expected a file ending in \.parquet or \.jsonl, found '\.csv'"
+    told = r"expected a file ending in \.parquet, \.jsonl or \.csv, found '\.tsv'"
     with pytest.raises(DataError, match=told):
-        columns_of(save_jsonl(tmp_path / "a.csv", "prompt"))
+        columns_of(save_jsonl(tmp_path / "a.tsv", "prompt"))
     (tmp_path / "bad.parquet").write_text("no parquet")
     with pytest.raises(DataError, match="expected a Parquet file"):
         columns_of(str(tmp_path / "bad.parquet"))

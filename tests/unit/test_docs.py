@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+import textwrap
 from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
@@ -14,6 +15,7 @@ import pytest
 
 from dataflow.draw import draw
 from graphs.grpo import grpo
+from tests.kit.processes import call_python
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("dataflow", "operators", "graphs", "engine")
@@ -47,15 +49,46 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^a-z0-9 _-]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+OURS = re.compile(r"https://github\.com/dataflow-rl/dataflow-rl/(?:blob|raw|tree)/main/(.*)")
+"""Our own files, as the README names them: it is shown outside of the repository, too."""
+
+
+def links(path: Path) -> list[str]:
+    """The targets of a document's links, in the line or defined below."""
+    text = prose(path)
+    return re.findall(r"\]\(([^)\s]+)\)", text) + list(definitions(text).values())
+
+
+def definitions(text: str) -> dict[str, str]:
+    """`[label]: target`, each on its line."""
+    return dict(re.findall(r"^\[([^\]]+)\]: (\S+)$", text, re.MULTILINE))
+
+
 @pytest.mark.parametrize("path", documents(), ids=named)
-def test_relative_links_resolve(path: Path) -> None:
-    for target in re.findall(r"\]\(([^)\s]+)\)", prose(path)):
-        if target.startswith(("http://", "https://")):
+def test_links_to_files_resolve(path: Path) -> None:
+    for target in links(path):
+        own = OURS.fullmatch(target)
+        if target.startswith(("http://", "https://")) and not own:
             continue
-        file, _, anchor = target.partition("#")
-        found = (path.parent / file).resolve() if file else path
+        file, _, anchor = (own.group(1) if own else target).partition("#")
+        found = ((ROOT if own else path.parent) / file).resolve() if file else path
         assert found.exists(), f"{named(path)}: no {target}"
         assert not anchor or anchor in anchors(found), f"{named(path)}: no heading {target}"
+
+
+def test_links_of_the_readme_are_absolute_and_defined() -> None:
+    text = re.sub(r"`[^`\n]*`", "", prose(ROOT / "README.md"))
+    assert [target for target in links(ROOT / "README.md") if not target.startswith("https")] == []
+    defined = definitions(text)
+    written = re.sub(r"^\[[^\]]+\]: \S+$", "", text, flags=re.MULTILINE)
+    used = set(re.findall(r"\[([^\]]+)\](?!\()", written))
+    assert used == set(defined)
+
+
+def test_lines_of_the_readme_are_short() -> None:
+    """A table's row is one line, however long."""
+    lines = enumerate((ROOT / "README.md").read_text().splitlines(), 1)
+    assert {i: line for i, line in lines if len(line) > 120 and not line.startswith("|")} == {}
 
 
 @pytest.mark.parametrize("path", documents(), ids=named)
@@ -98,7 +131,7 @@ GROUPS = "reward|completion|data|loss|optim|train|policy|value|dpo|eval|time|thr
 _METRIC = re.compile(rf"(?:{GROUPS})(?:/[\w*]+)+")
 COLUMN = "reward/*"
 """A column of a Reward, no metric."""
-READERS = ("engine/observe/progress.py", "engine/cli/")
+READERS = ("engine/observe/figures.py", "engine/observe/silent_failures.py", "engine/cli/")
 """Files that read metrics and emit none."""
 
 
@@ -174,8 +207,8 @@ def readme() -> str:
 
 def test_the_graph_of_the_readme_is_grpo() -> None:
     block = re.findall(r"^```python\n(.*?)^```", readme(), re.DOTALL | re.MULTILINE)[0]
-    lines = [line.strip() for line in (ROOT / "graphs" / "grpo.py").read_text().splitlines()]
-    assert [line for line in block.splitlines() if line not in lines] == []
+    text = (ROOT / "graphs" / "grpo.py").read_text()
+    assert text.endswith(f'    """\n{textwrap.indent(block, "    ")}')
     assert len(block.splitlines()) <= 12
 
 
@@ -205,3 +238,11 @@ def test_the_options_of_the_readme_are_the_run_options() -> None:
 def test_packages_are_typed() -> None:
     for package in PACKAGES:
         assert (ROOT / package / "py.typed").is_file()
+
+
+@pytest.mark.parametrize("page", ["reference", "troubleshooting"])
+def test_a_page_is_what_its_script_writes(page: str, tmp_path: Path) -> None:
+    file = tmp_path / "page.md"
+    done = call_python(f"scripts/{page}.py", str(file))
+    assert done.returncode == 0, done.stderr
+    assert file.read_text() == (ROOT / "docs" / f"{page}.md").read_text()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dataflow.check import check
+from dataflow.errors import GraphError
 from dataflow.snapshot import from_json, to_json
 from engine.cli import main
 from engine.cli.graphs import shipped, summary
@@ -31,10 +32,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+def body_lines(name: str) -> int:
+    """Lines of the graph function below its docstring."""
+    tree = ast.parse(shipped()[name].read_text())
+    function = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name)
+    assert function.end_lineno is not None
+    assert function.body[0].end_lineno is not None
+    return function.end_lineno - function.body[0].end_lineno
+
+
 @pytest.mark.parametrize("name", algorithms.NAMES)
 def test_each_is_one_short_function_that_says_what_it_is(name: str) -> None:
-    lines, _ = inspect.getsourcelines(algorithms.function_of(name))
-    assert len(lines) <= 40
+    assert body_lines(name) <= 16
     doc = inspect.getdoc(algorithms.function_of(name)) or ""
     told = set(re.findall(r"^    (\w+(?:, \w+)*):", doc.partition("Args:\n")[2], re.MULTILINE))
     told = {word for group in told for word in group.split(", ")}
@@ -70,6 +79,60 @@ def test_each_with_a_lag_is_bound_by_it(name: str, folder: Path) -> None:
     graph = algorithms.small(name, folder)
     checked = check(algorithms.lagging(graph, 2))
     assert set(checked.bound.values()) == {2 if algorithms.generates(graph) else 0}
+
+
+def parameters(name: str) -> list[str]:
+    return list(inspect.signature(algorithms.function_of(name)).parameters)
+
+
+REWARDED = [name for name in algorithms.NAMES if "reward_fn" in parameters(name)]
+UNIFORM = [name for name in algorithms.NAMES if "drop_uniform" in parameters(name)]
+EVALUATION = {"eval_prompts", "eval_rollout", "eval_score", "evaluate"}
+
+
+@pytest.mark.parametrize("name", REWARDED)
+def test_each_with_a_reward_function_takes_held_out_prompts(name: str, folder: Path) -> None:
+    assert parameters(name)[-2:] == ["eval_data", "eval_every"]
+    test = str(folder / "test.parquet")
+    plain = algorithms.small(name, folder)
+    graph = algorithms.small(name, folder, eval_data=test, eval_every=7)
+    names = {node.name for node in graph.nodes}
+    assert names - {node.name for node in plain.nodes} == EVALUATION
+    assert graph.node("eval_prompts").params["shuffle"] is False
+    assert graph.node("eval_rollout").params["temperature"] == 0.0
+    assert graph.node("eval_rollout").params["n"] == 1
+    assert graph.node("eval_rollout").params["max_tokens"] == algorithms.NUMBERS["max_tokens"]
+    assert graph.node("evaluate").params["every"] == 7
+    assert graph.node("evaluate").origin.file.endswith(f"{name}.py")
+    check(graph)
+    with pytest.raises(GraphError, match="evaluation on training data"):
+        check(algorithms.small(name, folder, eval_data=str(folder / "train.parquet")))
+
+
+def test_the_others_have_no_reward_function_of_whole_answers() -> None:
+    assert set(algorithms.NAMES) - set(REWARDED) == {"distill", "dpo", "process_reward", "sft"}
+
+
+@pytest.mark.parametrize("name", UNIFORM)
+def test_groups_of_equal_rewards_can_be_dropped(name: str, folder: Path) -> None:
+    assert parameters(name)[-3] == "drop_uniform"
+    plain = algorithms.small(name, folder)
+    graph = algorithms.small(name, folder, drop_uniform=True)
+    assert {n.name for n in graph.nodes} - {n.name for n in plain.nodes} == {
+        "mixed_groups",
+        "select",
+    }
+    assert graph.node("select").params["refill"] is False
+    check(graph)
+
+
+def test_they_can_be_where_equal_rewards_make_every_advantage_0(folder: Path) -> None:
+    """A baseline over the group, no penalty in the reward, no mean over the Step after it."""
+    made = {name: algorithms.small(name, folder) for name in REWARDED}
+    operators = {name: {n.operator.name for n in graph.nodes} for name, graph in made.items()}
+    other = {"kl_in_reward", "whiten", "select", "baseline_advantage"}
+    alone = [name for name, of in operators.items() if "group_advantage" in of and not of & other]
+    assert alone == UNIFORM
 
 
 def test_the_page_of_algorithms_is_what_its_script_writes(tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from dataflow.importing import import_path, interpreter, located
+from dataflow.importing import hidden_in, import_path, interpreter, located, packages_hidden
 from dataflow.shipping import shipped
 
+ROOT = Path(__file__).resolve().parents[2]
 SHADOWS = "json random torch struct numpy pyarrow msgspec transformers selectors"
 
 
@@ -90,3 +91,44 @@ def test_a_module_with_two_names_is_shipped_once(
     again = pickle.loads(shipped(module.f, "f"))
     assert again is not module.f, "it was sent by name, so this tests nothing"
     assert again() == 1
+
+
+def _with_packages(folder: Path) -> Path:
+    """A user's folder with a package `operators`, scripts in `graphs/`, plots in `engine/`."""
+    for name in ("operators/__init__.py", "graphs/mine.py", "engine/plot.png"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch()
+    (folder / "uses.py").write_text("import dataflow\nimport graphs.grpo\n", encoding="utf-8")
+    text = "import graphs.grpo\n\ndef test_one():\n    pass\n"
+    (folder / "test_uses.py").write_text(text, encoding="utf-8")
+    return folder
+
+
+def _said(folder: Path, *command: str) -> list[str]:
+    """What a command in a folder says of dataflow, a line each."""
+    done = subprocess.run(
+        [sys.executable, *command], cwd=folder, capture_output=True, text=True, timeout=60
+    )
+    lines = (done.stderr + done.stdout).splitlines()
+    return [line for line in lines if line.startswith("dataflow:")]
+
+
+def test_folders_that_targets_cannot_import_are_named(tmp_path: Path) -> None:
+    folder = _with_packages(tmp_path)
+    both = f"{folder / 'operators/'}/, {folder / 'graphs/'}/"
+    told = f"dataflow: {both} are hidden by dataflow-rl's packages of that name (in {ROOT}). Fix:"
+    code = "import engine.start, sys; sys.exit(engine.start.main())"
+    assert _said(folder, "-P", "-c", code, "--version") == [f"{told} give them other names."]
+    assert hidden_in(str(ROOT)) is None
+    assert hidden_in(str(ROOT / "docs")) is None
+
+
+@pytest.mark.parametrize("command", [["uses.py"], ["-m", "pytest", "-q", "-p", "no:cacheprovider"]])
+def test_folders_in_place_of_ours_are_named(tmp_path: Path, command: list[str]) -> None:
+    folder = _with_packages(tmp_path)
+    place = f"{folder / 'operators'} is imported in place of dataflow-rl's package of that name"
+    told = f"dataflow: {place} (in {ROOT}). Fix: give it another name."
+    said = _said(folder, *command)
+    assert said
+    assert set(said) == {told}
+    assert packages_hidden() is None

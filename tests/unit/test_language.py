@@ -314,7 +314,7 @@ def test_schedules_reach_their_ends() -> None:
     "call, message",
     [
         (lambda: sampled_with(num_generations=8), r"'num_generations' \(TRL's name\)\. Fix: n=8\."),
-        (lambda: sampled_with(response_length=9), r".*\(verl's name\)\. Fix: max_tokens=9\."),
+        (lambda: sampled_with(max_response_length=9), r".*\(verl's name\)\. Fix: max_tokens=9\."),
         (lambda: sampled_with(max_staleness=2), r".*Fix: max_lag=2\."),
         (lambda: sampled_with(max_tokns=9), r"'max_tokns'\. Fix: max_tokens=9\."),
         (lambda: sampled_with(do_sample=True), r".*Fix: temperature=0\.0 for greedy decoding\."),

@@ -184,10 +184,10 @@ _ROW = {
 
 def test_without_a_terminal_each_step_is_one_line() -> None:
     out = io.StringIO()
-    with Progress(200, stream=out) as progress:
+    with Progress(200, stream=out, lag=True) as progress:
         progress.update(_ROW)
         progress.update({"step": 4, "time/step": 1.5})
-    first = "step 3/200  reward 0.531  lag 2  length 7.2  s/step 0.50  tok/s 12,346"
+    first = "step 3/200  reward 0.531  length 7.2  lag 2  s/step 0.50  tok/s 12,346"
     first += "  eval/held_out/mean 0.700  eta 1m38s"
     assert out.getvalue() == f"{first}\nstep 4/200  s/step 1.50  eta 3m16s\n"
 

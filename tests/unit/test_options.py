@@ -34,12 +34,27 @@ def test_options_that_no_run_can_have_are_refused(change: dict[str, Any], told: 
 
 
 def test_resume_changes_only_what_is_given() -> None:
-    assert changed_options([]) == {}
-    changes = changed_options(["--steps", "9", "--no-progress", "--checkpoint_every=2"])
+    assert changed_options([])[1] == {}
+    _, changes = changed_options(["--steps", "9", "--no-progress", "--checkpoint_every=2"])
     assert changes == {"steps": 9, "progress": False, "checkpoint_every": 2}
-    told = r"seed cannot change in the middle of a run. Fix: leave --seed out"
-    with pytest.raises(UsageError, match=told):
-        changed_options(["--seed", "1"])
+    options, changes = changed_options(["--set", "a.b=1", "--set", "c.d=2", "--accept-changes"])
+    assert (list(options.set), options.accept_changes, changes) == (["a.b=1", "c.d=2"], True, {})
+
+
+@pytest.mark.parametrize("flags", [["--seed", "1"], ["--name=x"], ["--runs", "x"], ["--overwrite"]])
+def test_what_a_resume_cannot_have_is_refused_and_not_listed(
+    flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    flag = flags[0].partition("=")[0]
+    with pytest.raises(UsageError, match=rf"{flag} does not change in a resume: .* Fix: leave"):
+        changed_options(flags)
+    with pytest.raises(SystemExit) as ended:
+        changed_options(["--help"])
+    assert ended.value.code == 0
+    listed = capsys.readouterr().out
+    assert "--steps" in listed
+    assert "--set" in listed
+    assert not re.search(rf"{flag}\b", listed)
 
 
 WHERE = "--pin rollout=g0,g1 score=data --replicas rollout=2 --together a,b --turns=g0,train"
@@ -50,7 +65,7 @@ PLACES = WHERE.split()
 
 def test_tables_and_groups_are_given_as_words_and_may_be_repeated() -> None:
     more = ["--steps", "4", "--pin=old=main", "--workers", "apart", "--turns", "g1,x"]
-    assert changed_options([*PLACES, *more]) == {
+    assert changed_options([*PLACES, *more])[1] == {
         "pin": {"rollout": "g0,g1", "score": "data", "old": "main"},
         "replicas": {"rollout": 2},
         "together": (("a", "b"),),

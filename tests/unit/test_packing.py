@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 
 from dataflow.errors import DataError
 from operators.kernels.torch import packing
+from operators.kernels.torch.attention_kind import AttentionKind
 from operators.kernels.torch.shared_attention import TreePass
 from tests.kit.rows import ragged
 
@@ -82,7 +85,14 @@ def test_a_row_without_a_prompt_is_refused() -> None:
         pack_all([([1], [2]), ([], [3])])
 
 
-def require_tree_attention(packed: packing.Packed, block: int, seed: int) -> TreePass:
+def require_tree_attention(
+    packed: packing.Packed,
+    block: int,
+    seed: int,
+    *,
+    window: int | None = None,
+    capped: bool = False,
+) -> Any:
     """Attention in blocks is plain attention under the tree's mask, gradients included."""
     count = len(packed.ids)
     make = torch.Generator().manual_seed(seed)
@@ -90,18 +100,27 @@ def require_tree_attention(packed: packing.Packed, block: int, seed: int) -> Tre
         torch.randn(count, heads, 8, generator=make).requires_grad_() for heads in (4, 2, 2)
     )
     tree = TreePass(packed, block=min(block, count))
-    attended = tree.attend(0, query, key, value, 0.3)
+    sinks = torch.randn(4, generator=make).requires_grad_()
+    more: dict[str, Any] = {"softcap": 0.8, "sinks": sinks} if capped else {}
+    attended = tree.attend(0, query, key, value, AttentionKind(scaling=0.3, window=window, **more))
     at, end = torch.arange(count), torch.from_numpy(packed.end)
     mask = (at[None] <= at[:, None]) & (at[:, None] < end[None])
     scores = torch.einsum("ihd,jhd->hij", query, key.repeat_interleave(2, 1)) * 0.3
-    weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
+    if window is not None:
+        depth = torch.from_numpy(packed.positions)
+        mask &= depth[:, None] - depth[None] < window
+    if capped:
+        scores = 0.8 * torch.tanh(scores / 0.8)
+        mask = torch.cat([mask, mask.new_ones(count, 1)], 1)
+        scores = torch.cat([scores, sinks.view(4, 1, 1).expand(-1, count, -1)], 2)
+    weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)[..., :count]
     wanted = torch.einsum("hij,jhd->ihd", weights, value.repeat_interleave(2, 1))
     assert torch.allclose(attended, wanted, atol=1e-5)
     upstream = torch.randn(wanted.shape, generator=make)
-    inputs = (query, key, value)
+    inputs = (query, key, value, sinks) if capped else (query, key, value)
     ours, plain = (torch.autograd.grad(out, inputs, upstream) for out in (attended, wanted))
     assert all(torch.allclose(a, b, atol=2e-5) for a, b in zip(ours, plain, strict=True))
-    return tree
+    return tree._blocks[window]
 
 
 @settings(max_examples=25, deadline=None)
@@ -110,6 +129,21 @@ def test_attention_in_blocks_is_attention_under_the_tree_mask(
     rows: list[Row], block: int, seed: int
 ) -> None:
     require_tree_attention(pack_all(rows, whole=True), block, seed)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=ROWS,
+    block=st.integers(1, 9),
+    seed=st.integers(0, 9),
+    window=st.sampled_from([None, 1, 2, 3, 5, 9]),
+    capped=st.booleans(),
+)
+def test_windows_caps_and_sinks_are_those_of_plain_attention(
+    rows: list[Row], block: int, seed: int, window: int | None, capped: bool
+) -> None:
+    packed = pack_all(rows, whole=True)
+    require_tree_attention(packed, block, seed, window=window, capped=capped)
 
 
 @pytest.mark.parametrize("block", [8, 24])

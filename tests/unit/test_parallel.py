@@ -15,6 +15,7 @@ from dataflow.errors import KernelError
 from operators.kernels.torch import heads
 from operators.kernels.torch.slices import Slices
 from tests.kit import train_ranks as tr
+from tests.kit.architectures import ARCHITECTURES
 from tests.kit.kernels import FakeSession
 from tests.kit.models import save_tiny
 from tests.kit.training import PG, as_ranks, assert_metrics_alike, distance, opened, weights_of
@@ -285,3 +286,11 @@ def test_what_cannot_be_split_is_refused(base: str, message: str) -> None:
     with pytest.raises(KernelError, match="train_policy: ") as caught:
         Slices(module, Mesh(ranks), "train_policy")  # type: ignore[arg-type]
     assert message in str(caught.value)
+
+
+def test_weights_that_a_plan_leaves_out_are_refused() -> None:
+    config = ARCHITECTURES["phi"](qk_layernorm=True)
+    module = AutoModelForCausalLM.from_config(config)
+    message = "train_policy: .* found nothing of layers.0.self_attn.q_layernorm.weight, whose"
+    with pytest.raises(KernelError, match=message):
+        Slices(module, Mesh(2), "train_policy")  # type: ignore[arg-type]

@@ -26,6 +26,7 @@ from engine.options import RunOptions
 from engine.phases import place_of
 from engine.plan.program_plan import ProgramPlan
 from engine.run.early_end import EarlyEnd
+from engine.run.requests import RunRequests
 from engine.run.signals import StopSignals
 from graphs.sft import sft
 from tests.kit.files import save_jsonl
@@ -117,13 +118,13 @@ def test_the_progress_line_says_the_phase_and_the_steps_up_to_its_end() -> None:
 # where a phase ends
 
 
-def ended(early: EarlyEnd, step: int, **metrics: float) -> StopRequested | None:
+def ended(early: EarlyEnd, step: int, **metrics: float) -> object:
     early.take(StepEnded(step=step, metrics=metrics))
     return early()
 
 
 def test_a_threshold_asks_for_the_end_of_its_phase_once() -> None:
-    early = EarlyEnd(StopSignals(), None, Threshold("x", at_least=2.0))
+    early = EarlyEnd(StopSignals(), None, Threshold("x", at_least=2.0), requests=RunRequests())
     assert ended(early, 1, x=1.0) is None
     asked = ended(early, 2, x=2.0)
     assert asked == StopRequested(reason="reached x >= 2.0", at_once=True)
@@ -131,9 +132,14 @@ def test_a_threshold_asks_for_the_end_of_its_phase_once() -> None:
 
 
 def test_the_end_of_the_run_goes_before_that_of_its_phase() -> None:
-    early = EarlyEnd(StopSignals(), lambda row: row["step"] == 2, Threshold("x", at_least=2.0))
+    early = EarlyEnd(
+        StopSignals(),
+        lambda row: row["step"] == 2,
+        Threshold("x", at_least=2.0),
+        requests=RunRequests(),
+    )
     asked = ended(early, 2, x=2.0)
-    assert asked is not None
+    assert isinstance(asked, StopRequested)
     assert asked.reason == "its condition held after step 2"
     assert ended(early, 3, x=3.0) is not None
 

@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 
 from dataflow.errors import CheckpointError
 from dataflow.graph import Graph
-from engine.checkpoint.contents import code_digest, model_digest
+from dataflow.settings import edited
+from engine.checkpoint.contents import code_digest, model_content
 from engine.checkpoint.cut import Cut
-from engine.checkpoint.provenance import ProvenanceRecord, differences, provenance
+from engine.checkpoint.provenance import ProvenanceRecord, differences, in_python, provenance
 from engine.checkpoint.store import CheckpointStore
 from engine.observe.runfolder import RunFolder
-from engine.resuming import Beginning, beginning
+from engine.resuming import Beginning, WantedRun, beginning, keep_changes
 from graphs.grpo import grpo
 from tests.kit.files import save_jsonl
 
@@ -67,8 +68,30 @@ def changed(here: Path, change: Callable[[], object], **parameters: object) -> l
 def test_a_parameter_is_named_with_both_values(here: Path) -> None:
     node = "node train_policy"
     assert changed(here, lambda: None, lr=1e-3) == [f"{node}: lr: 1e-06 -> 0.001"]
-    beta = f"{node}: loss.clipped_policy_loss.beta: 0.04 -> 0.5"
+    beta = f"{node}: clipped_policy_loss.beta: 0.04 -> 0.5"
     assert changed(here, lambda: None, beta=0.5) == [beta]
+
+
+@pytest.mark.parametrize("value, told", [
+    ("clipped_policy_loss.clip=(0.2, 0.28)", "clipped_policy_loss.clip: 0.2 -> (0.2, 0.28)"),
+    ("lr=cosine(1e-3, 10)", "lr: 1e-06 -> Schedule(kind='cosine', start=0.001, stop=0.0, steps=10,"
+                            " warmup=0)"),
+    ("optimizer=AdamW(weight_decay=0.1)", "optimizer: adamw -> AdamW(betas=(0.9, 0.99), eps=1e-08,"
+                                          " weight_decay=0.1)"),
+])  # fmt: skip
+def test_a_value_is_told_as_python_has_it(here: Path, value: str, told: str) -> None:
+    before = graph(here)
+    after = edited(before, [f"train_policy.{value}"])
+    [found] = differences(provenance(before), provenance(after))
+    assert str(found) == f"node train_policy: {told}"
+
+
+@pytest.mark.parametrize("text, told", [
+    ("true", "True"), ('{"tuple": ["a"]}', "('a',)"), ("[1, null]", "[1, None]"),
+    ('{"float": "inf"}', '{"float": "inf"}'), ("{a", "{a"), ("adamw", "adamw"),
+])  # fmt: skip
+def test_what_is_no_written_value_stays_as_it_is(text: str, told: str) -> None:
+    assert in_python(text) == told
 
 
 def test_data_counts_by_its_content(here: Path) -> None:
@@ -77,21 +100,44 @@ def test_data_counts_by_its_content(here: Path) -> None:
     assert changed(here, lambda: save_jsonl(path, row)) == [told]
 
 
+def test_of_several_files_those_that_differ_are_named(here: Path) -> None:
+    (here / "rows").mkdir()
+    for name in "abc":
+        save_jsonl(here / "rows" / f"{name}.jsonl", {"prompt": name, "answer": "b"})
+    before = provenance(graph(here, data="rows"))
+    save_jsonl(here / "rows" / "b.jsonl", {"prompt": "z", "answer": "b"})
+    (found,) = differences(before, provenance(graph(here, data="rows")))
+    assert str(found) == f"node prompts: data ({here}/rows): its content changed: b.jsonl"
+
+
+def test_what_an_import_leaves_out_does_not_count(here: Path) -> None:
+    run, other = 'if __name__ == "__main__":\n    print(same({0}))\n', REWARD + "\n\n"
+    (here / "my_rewards.py").write_text(other + run.format(1))
+    assert changed(here, lambda: (here / "my_rewards.py").write_text(other + run.format(2))) == []
+
+
 def test_a_model_counts_by_its_files(here: Path) -> None:
     weights = here / "model" / "model.safetensors"
     assert changed(here, lambda: weights.write_bytes(bytes(99) + b"x")) == [
-        f"model {name}: base ({here}/model): its content changed"
+        f"model {name}: base ({here}/model): its content changed: model.safetensors"
         for name in ("policy", "reference")
     ]
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
-    [("my_rewards", REWARD + "\n\nBONUS = 1.0\n"), ("my_helpers", HELPERS.replace("==", "!="))],
-    ids=["itself", "what it imports"],
+    ("name", "text", "what"),
+    [
+        ("my_rewards", REWARD + "\n\nBONUS = 1.0\n", ""),
+        ("my_rewards", REWARD.replace("answer)", "answer, )"), ": same"),
+        ("my_helpers", HELPERS + "\n\nclass Kept:\n    pass\n", ": Kept"),
+    ],
+    ids=["itself", "a function", "what it imports"],
 )
-def test_source_files_count_with_those_that_they_import(here: Path, name: str, text: str) -> None:
-    told = f"source file: {name} ({name}.py): its content changed"
+def test_source_files_count_with_those_that_they_import(
+    here: Path, name: str, text: str, what: str
+) -> None:
+    """The function or class that differs is named."""
+    told = f"source file: {name} ({name}.py): its content changed{what}"
     assert changed(here, lambda: (here / f"{name}.py").write_text(text)) == [told]
 
 
@@ -108,20 +154,26 @@ def test_paths_lines_comments_and_dates_do_not_count(here: Path) -> None:
     assert differences(before, after) == []
 
 
+def digest_of(model: Path) -> str:
+    content = model_content(str(model))
+    assert content is not None
+    return content.digest
+
+
 def test_a_large_file_is_read_in_pieces_and_at_both_ends(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     size = (64 << 20) + 12_345
     with open(path, "wb") as file:
         file.truncate(size)
-    digests, between = {model_digest(str(tmp_path))}, size // 2 - size // 2 % 65_536
+    digests, between = {digest_of(tmp_path)}, size // 2 - size // 2 % 65_536
     for place in (5, 1 << 20, between, size - 3):  # header, first piece, one between, the end
         with open(path, "r+b") as file:
             file.seek(place)
             file.write(b"x" * 8 * 65_536 if place == between else b"x")
             file.truncate(size)
-        digests.add(model_digest(str(tmp_path)))
+        digests.add(digest_of(tmp_path))
     assert len(digests) == 5
-    assert model_digest("hub/name") is None
+    assert model_content("hub/name") is None
 
 
 CODE = st.lists(
@@ -172,9 +224,12 @@ def steps(folder: RunFolder, *numbers: int) -> None:
     save_jsonl(folder.metrics, *({"step": step} for step in numbers))
 
 
-def begin(folder: RunFolder, graph: Graph, *, accept: bool = False) -> Beginning:
-    store = CheckpointStore(folder.checkpoints)
-    return beginning(folder, store, provenance(graph), "g", accept=accept)
+def begin(folder: RunFolder, graph: Graph, *, accept: bool = False, **more: Any) -> Beginning:
+    latest = CheckpointStore(folder.checkpoints).latest()
+    wanted = WantedRun(made_of=provenance(graph), graph="g", accept=accept, **more)
+    begins = beginning(folder, latest, wanted)
+    keep_changes(folder, begins)
+    return begins
 
 
 def test_what_differs_is_refused_each_by_name(here: Path, run: RunFolder) -> None:
@@ -185,7 +240,7 @@ def test_what_differs_is_refused_each_by_name(here: Path, run: RunFolder) -> Non
     assert str(refused.value).splitlines() == [
         f"{run.path}: expected what the run had up to step 2, found that 2 things are another:",
         "  node train_policy: lr: 1e-06 -> 0.001",
-        "  source file: my_helpers (my_helpers.py): its content changed",
+        "  source file: my_helpers (my_helpers.py): its content changed: compare",
         "Fix: undo that; or --accept-changes, which records that it holds from step 3 on.",
     ]
 
@@ -226,9 +281,9 @@ def test_a_run_without_a_checkpoint_begins_anew_and_says_so(
         assert "its metrics reached step 2, of which nothing is left" in capsys.readouterr().err
 
 
-def test_an_older_cut_is_compared_by_its_digest(here: Path, run: RunFolder) -> None:
+def test_an_older_cut_has_nothing_but_a_digest(here: Path, run: RunFolder) -> None:
     store_at(run, 2, None, graph="g")
     begin(run, graph(here, lr=1e-3))
     store_at(run, 2, None, graph="h")
-    with pytest.raises(CheckpointError, match="graph: its digest: h -> g"):
+    with pytest.raises(CheckpointError, match="graph: nodes: that of an older version"):
         begin(run, graph(here))

@@ -7,11 +7,15 @@ from typing import Any
 import pytest
 
 from dataflow.loss import Loss, Now, Terms, loss
+from dataflow.model import Model
 from dataflow.schema import Rollout, TruncatedRollout
 from dataflow.snapshot import from_json, to_json
+from operators.concat import concat
+from operators.data import prompts
+from operators.generate import generate
 from operators.losses import entropy_loss, policy_gradient_loss, supervised_loss
 from operators.select import best_of, select
-from tests.kit.graphs import compared, graph_of, sampled, scored
+from tests.kit.graphs import BASE, DATA, compared, graph_of, policy, sampled, scored
 from tests.kit.plans import planned
 
 pytestmark = pytest.mark.usefixtures("tiny")
@@ -99,3 +103,14 @@ def test_a_graph_that_cuts_is_the_same_graph_when_it_is_read_again() -> None:
     again = from_json(to_json(graph))
     assert again == graph
     assert again.port("rollout", Rollout).schema is TruncatedRollout
+
+
+def test_a_train_node_knows_which_rows_its_model_wrote() -> None:
+    assert trained_at(supervised_loss(), sampled_at=1.0)[0]["own_samples"] is True
+    other, source = Model("other", BASE), prompts(DATA, batch=8)
+    foreign = generate(other, source, n=2, max_tokens=4, name="foreign")
+    own = generate(policy, source, n=2, max_tokens=4, name="own")
+    for rows, expected in ((foreign, False), (concat(foreign, own), (False,) * 2 + (True,) * 2)):
+        plan = planned(graph_of(rows, supervised_loss()))
+        assert plan.program is not None
+        assert plan.program.node("train_policy").params["own_samples"] == expected

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,7 @@ import pyarrow as pa
 import pytest
 
 from dataflow.errors import GraphError
+from engine.cli.target import load_function
 from operators import rewards, tasks
 from operators.kernels.scoring_child import CONVERSATIONAL, Scorer, ScoringOutcome
 
@@ -207,3 +211,52 @@ def test_declarations_and_scoring_import_no_torch() -> None:
     imports = ", ".join(f"operators.{name}" for name in names)
     code = f"import sys, {imports}; sys.exit(bool({{'torch', 'transformers'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+def compute_score(
+    data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None
+) -> float:
+    return float(solution_str == ground_truth)
+
+
+def test_rewards_of_other_systems_are_refused_with_what_makes_them_ours() -> None:
+    def batched(
+        data_sources: Any, solution_strs: Any, ground_truths: Any, extra_infos: Any
+    ) -> list[float]:
+        return []
+
+    def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> list[float]:
+        return []
+
+    class JudgeByClass:
+        def __call__(self, completions: list[str], **kwargs: Any) -> list[float]:
+            return []
+
+    told: list[tuple[Any, str]] = [
+        (compute_score, r"verl's compute_score .*Fix: verl_reward\(compute_score\); for a flag"),
+        (
+            functools.partial(compute_score, extra_info=None),
+            r"Fix: verl_reward\(compute_score\)\.?$",
+        ),
+        (batched, r"verl's BatchRewardManager .*Fix: def reward\(completions"),
+        (reward_func, r"OpenRLHF's reward_func .*Fix: def reward\(prompts, completions, answer"),
+        (JudgeByClass, r"found a class.*Fix: an object of it: JudgeByClass\(\.\.\.\)"),
+    ]
+    for fn, message in told:
+        with pytest.raises(GraphError, match=message):
+            rewards.wants(fn)
+    assert rewards.reward_columns(JudgeByClass()) == ("*",)
+    rewards.wants(rewards.verl_reward(compute_score))
+
+
+def test_the_file_that_is_told_makes_a_flag_of_verls_function(tmp_path: Path) -> None:
+    text = inspect.getsource(compute_score)
+    (tmp_path / "score_of_verl.py").write_text(f"from typing import Any\n\n\n{text}")
+    flag = f"{tmp_path / 'score_of_verl.py'}:compute_score"
+    with pytest.raises(GraphError) as refused:
+        rewards.wants(load_function(flag, "--reward-fn"))
+    lines = re.findall("`(.*?)`", str(refused.value))
+    (tmp_path / "score_of_verl_ours.py").write_text("\n".join(lines))
+    assert "score_of_verl_ours.py:scored" in str(refused.value)
+    ours = load_function(f"{tmp_path / 'score_of_verl_ours.py'}:scored", "--reward-fn")
+    assert rewards.reward_columns(ours) == ("data_source", "reward_model", "extra_info")

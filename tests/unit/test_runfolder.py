@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 from dataflow.errors import RunError
+from engine.observe import runfolder
 from engine.observe.logs import logged
 from engine.observe.runfolder import LOCK, RunFolder
 from engine.observe.sinks import JsonLines
@@ -43,7 +45,7 @@ def test_a_new_run_folder_records_what_is_run(run_folder: RunFolder) -> None:
 
 def test_a_folder_that_is_used_is_not_begun_again(tmp_path: Path) -> None:
     RunFolder.create("a", tmp_path).close()
-    told = r"found .*Fix: resume that run, choose another name, or pass overwrite=True"
+    told = r"found .*Fix: resume that run, choose another --name, or --overwrite it"
     with pytest.raises(RunError, match=told):
         RunFolder.create("a", tmp_path)
     (tmp_path / "a" / "metrics.jsonl").write_text("old")
@@ -253,3 +255,25 @@ def test_the_lock_has_one_length(tmp_path: Path) -> None:
         assert first.split() == [str(os.getpid()).encode()]
     with RunFolder.open_existing(tmp_path / "a") as run_folder:
         assert len((run_folder.path / LOCK).read_bytes()) == len(first)
+
+
+def test_asking_whether_a_folder_is_held_keeps_no_run_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Someone shares the lock just as a run wants it, and lets it go again."""
+    RunFolder.create("a", tmp_path).close()
+    asker, taken = os.open(tmp_path / "a" / LOCK, os.O_RDONLY), runfolder._taken
+    fcntl.flock(asker, fcntl.LOCK_SH)
+    tried = []
+
+    def let_go_after(lock: int, kind: int) -> bool:
+        tried.append(kind)
+        found = taken(lock, kind)
+        if len(tried) == 2:
+            fcntl.flock(asker, fcntl.LOCK_UN)
+        return found
+
+    monkeypatch.setattr(runfolder, "_taken", let_go_after)
+    RunFolder.open_existing(tmp_path / "a").close()
+    os.close(asker)
+    assert tried == [fcntl.LOCK_EX, fcntl.LOCK_SH, fcntl.LOCK_EX]

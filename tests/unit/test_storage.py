@@ -97,7 +97,7 @@ def _optimizer(folder: Path) -> None:
 
 
 def _tokenizer(folder: Path) -> None:
-    from operators.kernels.torch.models import save_tokenizer
+    from operators.kernels.torch.saving import save_tokenizer
 
     base = folder.parent / "base"
     base.mkdir(exist_ok=True)

@@ -18,7 +18,7 @@ from dataflow.model import Model
 from dataflow.prompt_types import is_messages, is_token_ids
 from dataflow.schema import Completion, Prompt, TokenPrompt
 from dataflow.user import Columns, operator
-from operators import data_files
+from operators import data_files, data_shapes
 from operators.kernels.answers import DatasetAnswers
 from operators.kernels.continued import Continued
 from operators.kernels.data import Prompts
@@ -208,7 +208,7 @@ def test_files_of_what_are_no_ids_are_refused(
 def test_demonstrations_are_not_read_from_ids() -> None:
     columns = {"prompt": pa.list_(pa.int32()), "completion": pa.utf8()}
     with pytest.raises(DataError, match="expected prompt and completion as text or as messages"):
-        data_files.demonstration_shape("d.parquet", columns)
+        data_shapes.demonstration_shape("d.parquet", columns)
 
 
 def answered(base: str, **columns: pa.Array) -> Batch:

@@ -11,8 +11,11 @@ import torch
 
 from dataflow.batch import Batch
 from dataflow.loss import Now, Terms, loss_function
+from dataflow.model import Model
 from dataflow.schema import Logprobs, Preference, TruncatedRollout
 from operators import losses
+from operators.kernels.torch.generate import TorchGenerate
+from tests.kit.kernels import FakeSession, open_kernel, prompt_chunk
 from tests.kit.rows import random_rows, with_tokens
 from tests.kit.training import (
     PG,
@@ -111,3 +114,30 @@ def test_a_loss_is_told_what_was_drawn_and_what_the_policy_said(base: str) -> No
     torch.testing.assert_close(part.behaviour, part.sampler_logprobs + 0.25)
     unrecorded = dataclasses.replace(part, sampler_logprobs=None, sampler_mass=None)
     assert unrecorded.behaviour is None
+
+
+def test_the_sampled_entropy_is_that_of_the_recorded_log_probs(base: str) -> None:
+    rows, live = partly_masked()
+    assert live < len(rows)
+    counts = rows.ragged("completion_mask").values > 0
+    recorded = rows.ragged("sampler_logprobs").values.astype(np.float64)
+    metrics = opened(base, PG, epochs=2, minibatches=2).step(with_advantage(rows))
+    assert metrics["policy/sampled_entropy"] == pytest.approx(-recorded[counts].mean(), rel=1e-5)
+    foreign = opened(base, PG, own_samples=False).step(with_advantage(rows))
+    assert "policy/sampled_entropy" not in foreign
+    counts &= rows.keys.sample[rows.ragged("completion_ids").segments()] == 1
+    second = opened(base, PG, own_samples=(False, True)).step(with_advantage(rows))
+    assert second["policy/sampled_entropy"] == pytest.approx(-recorded[counts].mean(), rel=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_the_sampled_entropy_estimates_the_exact_one(base: str, temperature: float) -> None:
+    given: dict[str, Any] = {"session": FakeSession(seed=5), "temperature": temperature}
+    model = Model("policy", base, trainable=True)
+    sampler = open_kernel(TorchGenerate(), model, n=100, max_tokens=8, **given)
+    rows = Batch.concat(list(sampler.run(prompt_chunk(["reverse abc", "add 1 2"])))).sorted()
+    entropy = loss_of(losses.ENTROPY)
+    metrics = opened(base, entropy, **given).step(assignment(rows))
+    estimate, exact = metrics["policy/sampled_entropy"], metrics["policy/entropy"]
+    assert estimate == pytest.approx(exact, rel=0.03)
+    assert estimate != exact

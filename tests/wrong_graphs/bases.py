@@ -9,10 +9,10 @@ from dataflow.model import Model
 from dataflow.node import Port
 from dataflow.schema import Prompt
 from operators.advantage import gae
-from operators.data import prompts
+from operators.data import demonstrations, prompts
 from operators.forward import logprobs, scores, values
 from operators.generate import generate
-from operators.losses import clipped_policy_loss, policy_gradient_loss
+from operators.losses import clipped_policy_loss, policy_gradient_loss, supervised_loss
 from operators.reward import reward
 from operators.train import train
 from tests.wrong_graphs.parts import DATA, compared, exact, graph
@@ -135,3 +135,57 @@ def two_bases_that_are_wrong() -> Graph:
     reference = logprobs(Model("reference", "./bases/goood"), rollout)
     loss = clipped_policy_loss(compared(rollout), reference=reference, beta=0.1)
     return graph(train(policy, rollout, loss=loss, lr=1e-6))
+
+
+def architecture_of_no_test() -> Graph:
+    return grpo_on("./bases/jais2")
+
+
+def architecture_with_alibi() -> Graph:
+    return grpo_on("./bases/bloom")
+
+
+def architecture_with_chunks() -> Graph:
+    return grpo_on("./bases/llama4_text")
+
+
+def architecture_with_states() -> Graph:
+    return grpo_on("./bases/mamba")
+
+
+def architecture_with_an_encoder() -> Graph:
+    return grpo_on("./bases/t5")
+
+
+def architecture_that_reads_both_ways() -> Graph:
+    return grpo_on("./bases/bert")
+
+
+def architecture_that_sees() -> Graph:
+    return grpo_on("./bases/gemma3")
+
+
+def architecture_that_cannot_be_packed() -> Graph:
+    return grpo_on("./bases/gptj")
+
+
+def base_that_is_quantised() -> Graph:
+    return grpo_on("./bases/quantised")
+
+
+def base_with_a_layer_of_states() -> Graph:
+    return grpo_on("./bases/hybrid")
+
+
+def base_with_unknown_positions() -> Graph:
+    return grpo_on("./bases/spiral")
+
+
+def answers_beyond_what_dynamic_positions_can_say() -> Graph:
+    return grpo_on("./bases/dynamic", max_tokens=128)
+
+
+def demonstrations_that_are_messages_without_a_template() -> Graph:
+    policy = Model("policy", GOOD, trainable=True)
+    rows = demonstrations("data/messages.parquet", batch=8)
+    return graph(train(policy, rows, loss=supervised_loss(), lr=1e-6))

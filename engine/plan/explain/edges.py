@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 
 from dataflow.model import Model
 from dataflow.shown import shown_bytes
-from engine.plan.explain.layout import count, named, side_by_side, widest, wrapped
+from engine.plan.explain.layout import Line, count, named, side_by_side, widest, wrapped
 from engine.plan.plan import Plan, PlannedModel, PlannedNode
 
 
-def edges(plan: Plan) -> Iterator[str]:
+def edges(plan: Plan) -> Iterator[Line]:
     """What moves along each edge in a Step, and what stays."""
     if not plan.edges:
         return
@@ -32,7 +32,7 @@ def edges(plan: Plan) -> Iterator[str]:
     yield side_by_side(["all", shown_bytes(moved), shown_bytes(saved)], [width, 10, 10])
 
 
-def weights(plan: Plan) -> Iterator[str]:
+def weights(plan: Plan) -> Iterator[Line]:
     """Each Model, and how its versions get from the writer to each reader."""
     width = widest(m.name for m in plan.models)
     for model in plan.models:

@@ -5,14 +5,25 @@ Owns: the width, and how a line breaks. Does not own: anything that is said.
 
 from __future__ import annotations
 
+import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+
+from dataflow.width import folded
 
 WIDTH = 120
 _NAME = 24
 """The widest name that shares its line with a text."""
-_wrap = partial(textwrap.wrap, width=WIDTH - 2, break_on_hyphens=False)
+_wrap = partial(textwrap.wrap, break_on_hyphens=False)
+
+Line = str | Callable[[int], Iterable[str]]
+"""What is said, as one line or as lines for a number of columns."""
+
+
+def laid(line: Line, room: int) -> Iterable[str]:
+    """In this many columns."""
+    return line(room) if callable(line) else folded(line, room).split("\n")
 
 
 def count(number: int, noun: str) -> str:
@@ -39,16 +50,38 @@ def side_by_side(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=False)).rstrip()
 
 
-def named(name: str, width: int, text: str, *, tail: str = "") -> Iterator[str]:
+def named(name: str, width: int, text: str, *, tail: str = "") -> Iterator[Line]:
     """A name and its text; too long a name has its own line. The tail wraps after the text."""
+    yield partial(_named, name, width, text, tail)
+
+
+def _named(name: str, width: int, text: str, tail: str, room: int) -> Iterator[str]:
     if len(name) > width:
-        yield from textwrap.wrap(name, WIDTH - 2, subsequent_indent="  ")
+        yield from textwrap.wrap(name, room, subsequent_indent="  ")
     start = f"{name.ljust(width) if len(name) <= width else ' ' * width}  {text}"
-    indent = min(len(start) if tail else width, 3 * WIDTH // 4)
-    yield from _wrap(f"{start}  {tail}".rstrip(), subsequent_indent=" " * (indent + 2))
+    whole, indent = f"{start}  {tail}".rstrip(), len(start) if tail else width
+    if room < min(len(whole), WIDTH - 2):  # without the blanks that make columns
+        close = re.sub("   +", "  ", whole[width:])
+        whole = f"{whole[:width]}{close}"
+    if room < WIDTH - 2 and indent > room // 2:
+        yield from folded(whole, room).split("\n")
+    else:
+        indent = min(indent, 3 * WIDTH // 4)
+        yield from _wrap(whole, width=room, subsequent_indent=" " * (indent + 2))
 
 
-def wrapped(text: str, *, indent: int = 0, after: int = 0) -> Iterator[str]:
+def wrapped(text: str, *, indent: int = 0, after: int = 0) -> Iterator[Line]:
     """Text in lines that fit; later lines are indented by `after` more."""
+    yield partial(_wrapped, text, indent, after)
+
+
+def _wrapped(text: str, indent: int, after: int, room: int) -> list[str]:
+    indent = min(indent, room // 4)
     first, rest = " " * indent, " " * (indent + after)
-    yield from _wrap(text, initial_indent=first, subsequent_indent=rest, break_long_words=False)
+    return _wrap(
+        text,
+        width=room,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+    )

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataflow.loss_terms import ROWS
 from dataflow.regions import regions
 from dataflow.shown import shown_bytes
-from engine.plan.explain.layout import count, duration, named, side_by_side, widest, wrapped
+from engine.plan.explain.layout import Line, count, duration, named, side_by_side, widest, wrapped
 from engine.plan.explain.memory import holds, unknown
 from engine.plan.explain.summary import program
 from engine.plan.plan import Plan, PlannedNode
 
 
-def workers(plan: Plan) -> Iterator[str]:
+def workers(plan: Plan) -> Iterator[Line]:
     """Of several Workers: what each does, and what it needs."""
     if len(plan.workers) == 1:
         return
@@ -46,26 +46,32 @@ def _share(node: PlannedNode, worker: str) -> str:
     return f"{node.name} ({'rank' if node.ranks > 1 else 'replica'} {at} of {count})"
 
 
-def nodes(plan: Plan, measured: Mapping[str, float] | None) -> Iterator[str]:
+HEADS = ("region", "rows", "on", "peak", "seconds")
+"""What `cells` says of a node."""
+
+
+def nodes(plan: Plan, measured: Mapping[str, float] | None) -> Iterator[Line]:
     """A table of all nodes. measured: seconds of each in a run."""
-    batch = {s.name: s.batch for s in plan.sources}
     owners = [n for n in plan.nodes if "weights" in n.estimate.bytes]
-    unsized = set(unknown(plan, plan.nodes))
     name_width = widest(n.name for n in plan.nodes)
-    heads = ["region", "rows", "on", "peak", "seconds"]
-    heads += ["measured"] if measured is not None else []
+    heads = [*HEADS, *(["measured"] if measured is not None else [])]
     widths = [10, 16, 30, 10, 9, 9]
     yield side_by_side(["", *heads], [name_width, *widths])
     for node in plan.nodes:
-        known = unsized.isdisjoint(u.model for u in node.models) or not node.traits.computes
-        size = shown_bytes(node.estimate.total) if known else "unknown"
-        cells = [node.region, _all_rows(plan, node, batch), _on(node), size]
-        cells.append(duration(node.estimate.seconds))
+        found = cells(plan, node)
         if measured is not None:
-            cells.append(duration(measured.get(node.name)))
-        yield from named(node.name, name_width, side_by_side(cells, widths))
+            found.append(duration(measured.get(node.name)))
+        yield from named(node.name, name_width, side_by_side(found, widths))
         yield from wrapped(_how(node), indent=name_width + 2)
         yield from wrapped(_parts(node, owners), indent=name_width + 2)
+
+
+def cells(plan: Plan, node: PlannedNode) -> list[str]:
+    """Where a node runs, on which rows, and what that should take."""
+    batch = {s.name: s.batch for s in plan.sources}
+    size = "unknown" if unknown(plan, [node]) else shown_bytes(node.estimate.total)
+    rows = _all_rows(plan, node, batch)
+    return [node.region, rows, _on(node), size, duration(node.estimate.seconds)]
 
 
 def _all_rows(plan: Plan, node: PlannedNode, batch: Mapping[str, int]) -> str:
@@ -129,7 +135,7 @@ def _parts(node: PlannedNode, owners: Sequence[PlannedNode]) -> str:
     return ", ".join(parts)
 
 
-def cut(plan: Plan) -> Iterator[str]:
+def cut(plan: Plan) -> Iterator[Line]:
     """What runs at any time, and why the rest waits for the Step."""
     stream = [n.name for n in plan.nodes if n.region == "stream"]
     yield from wrapped(f"stream any time: {', '.join(stream)}", after=2)

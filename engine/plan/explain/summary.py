@@ -10,18 +10,23 @@ from collections.abc import Iterator
 from dataflow.graph import Graph
 from dataflow.loss_terms import ROWS
 from dataflow.rows import Domains
+from dataflow.width import folded
 from engine.plan.explain import memory
-from engine.plan.explain.layout import count, duration, wrapped
+from engine.plan.explain.layout import count, duration, laid, wrapped
 from engine.plan.plan import Plan, PlannedNode, PlannedSource
 from engine.plan.warnings import step_seconds
 
 
-def summary(plan: Plan) -> list[str]:
-    """The first lines: the Step, staleness, memory and time."""
+def summary(plan: Plan, width: int) -> list[str]:
+    """The first lines: the Step, staleness, memory and time, this many columns wide."""
     where = f" on {_machines(plan)}" if plan.cluster else ""
     lines = [f"{plan.graph}{where}; seed {plan.seed}; graph {plan.digest[:8]}"]
     said = [*_steps(plan), *_staleness(plan), *memory.totals(plan), *_time(plan)]
-    return lines + [f"  {line}" for text in said for line in wrapped(text, after=2)]
+    laid_out = (laid(line, width - 2) for text in said for line in wrapped(text, after=2))
+    return [
+        *folded(lines[0], width).split("\n"),
+        *(f"  {line}" for each in laid_out for line in each),
+    ]
 
 
 def _machines(plan: Plan) -> str:

@@ -14,7 +14,7 @@ from dataflow.loss_terms import ROWS, row_sets
 from dataflow.node import Node, Port
 from dataflow.positions import row_positions
 from dataflow.rows import Domains
-from dataflow.samplers import Samplers, unless_equal
+from dataflow.samplers import BySample, Samplers, unless_equal
 from engine.plan.draft import Draft
 
 
@@ -68,6 +68,7 @@ def _of_train(node: Node, domains: Domains, samplers: Samplers) -> tuple[dict[st
         loss, steps = node.params["loss"].on(name), _rows_of_step(port, domains)
         stated = node.params["temperature"] if name == ROWS else None
         found[name], told = _of_rows(port, loss, stated, steps, samplers)
+        found[name]["own_samples"] = _own_samples(node, samplers.of(port))
         notes += told if name == ROWS else [f"{name}: {note}" for note in told]
     params = found.pop(ROWS)
     return params | ({"own_rows": found} if found else {}), notes
@@ -97,6 +98,13 @@ def _of_rows(
     why = "as stated" if stated is not None else "as its rows are only imitated"
     sampled = " and ".join(f"{name} sampled at {t}" for name, t in _by_sampler(port, samplers))
     return params, [f"temperature {chosen}, {why}; {sampled}"]
+
+
+def _own_samples(node: Node, made: BySample) -> Any:
+    """Whether the Model that this node trains wrote a row; of each sample, where they differ."""
+    trained = node.states["model"]
+    own = [bool(by) and all(trained in m.states.values() for m in by) for by in made]
+    return unless_equal(own or [False])
 
 
 def _of_sampler(makers: tuple[Node, ...]) -> float:

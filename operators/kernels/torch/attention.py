@@ -17,13 +17,15 @@ computed in vain.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dataflow.errors import KernelError
+from operators.kernels.torch.attention_kind import AttentionKind
+from operators.kernels.torch.rotary import require_steady
 
 ATTENTION = "dataflow"
 """The value for `attn_implementation`."""
@@ -32,17 +34,17 @@ ATTENTION = "dataflow"
 class AttentionPass(Protocol):
     """Who attends to whom in one forward over packed tokens.
 
-    longest: the most keys that one query attends to; a sliding window shorter than that is refused.
+    longest: the most keys that one query attends to where there is no window.
     """
 
     @property
     def longest(self) -> int: ...
 
     def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, kind: AttentionKind
     ) -> Tensor:
-        """query [tokens, heads, dim], key and value [tokens, key heads, dim], rotated -> [tokens,
-        heads, dim].
+        """query [tokens, heads, dim], key [tokens, key heads, dim], rotated, value [tokens, key
+        heads, any] -> [tokens, heads, any].
 
         Query heads h * r .. h * r + r - 1 share key head h, with r = heads / key heads. The inputs
         may be strided views; the result may be one too.
@@ -50,17 +52,27 @@ class AttentionPass(Protocol):
         ...
 
 
-def _attention(
+_IGNORED = frozenset({
+    "position_ids", "use_cache", "cache_position", "is_causal", "return_dict",
+    "output_attentions", "output_hidden_states", "output_router_logits",
+})  # fmt: skip
+"""Keywords that change no logit: positions are in the queries and keys already, transformers caches
+nothing, what is returned besides is not read, and `is_causal` is refused below if it is false."""
+
+
+def attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    scaling: float,
+    scaling: float | None = None,
     attention_pass: AttentionPass | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """What transformers calls: query [1, heads, tokens, dim] -> [1, tokens, heads, dim]."""
@@ -70,33 +82,55 @@ def _attention(
             " found none. Fix: call operators.kernels.torch.attention.forward, or load the model"
             " with another attn_implementation."
         )
-    _refuse(module, attention_pass, dropout, sliding_window, kwargs)
+    _refuse(module, attention_mask, dropout, sliding_window, kwargs)
+    kind = AttentionKind(
+        scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        window=_shorter(sliding_window, attention_pass.longest),
+        softcap=softcap,
+        sinks=s_aux,
+    )
     layer: Any = module.layer_idx
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    return attention_pass.attend(layer, q, k, v, scaling).unsqueeze(0), None
+    return attention_pass.attend(layer, q, k, v, kind).unsqueeze(0), None
+
+
+def _shorter(window: int | None, longest: int) -> int | None:
+    """The window if it hides anything."""
+    return window if window is not None and window < longest else None
 
 
 def _refuse(
     module: nn.Module,
-    attention_pass: AttentionPass,
+    mask: Tensor | None,
     dropout: float,
     window: int | None,
-    kwargs: Any,
+    kwargs: Mapping[str, Any],
 ) -> None:
     """Raise KernelError for anything that would change the numbers and is not implemented."""
-    found = [name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]
+    found = [f"{name}=" for name, given in kwargs.items() if name not in _IGNORED and _says(given)]
+    if mask is not None:
+        found.append("attention_mask=")
     if dropout:
-        found.append(f"attention dropout {dropout}")
-    if window is not None and window < attention_pass.longest:
-        found.append(f"a sliding window of {window} under {attention_pass.longest} keys")
+        found.append(f"dropout={dropout}")
+    if window is not None and window < 1:
+        found.append(f"sliding_window={window}")
+    if kwargs.get("is_causal") is False or getattr(module, "is_causal", True) is False:
+        found.append("is_causal=False")
     if found:
         raise KernelError(
-            f"{type(module).__name__}: packed attention is plain softmax attention, found"
-            f" {', '.join(found)}. Fix: a base without it, or shorter sequences."
+            f"{type(module).__name__}: packed attention is causal, with scaling=, sliding_window=,"
+            f" softcap= and s_aux= of each layer, found {', '.join(found)} as well, which would"
+            " change the numbers. Fix: a base of another architecture, or this base without it in"
+            " its config.json."
         )
 
 
-ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attention)
+def _says(given: Any) -> bool:
+    """Whether a keyword asks for something: None and False do not."""
+    return given is not None and given is not False
+
+
+ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attention)
 
 
 def forward(
@@ -109,8 +143,10 @@ def forward(
     """Logits of a causal language model on packed tokens.
 
     ids, positions int64 [tokens] -> [tokens, vocabulary]. keep int64 [kept]: only the logits of the
-    tokens with these indices are computed: [kept, vocabulary].
+    tokens with these indices are computed: [kept, vocabulary]. Raises KernelError for rows at whose
+    length rotary frequencies would depend on other rows (rotary.py).
     """
+    require_steady(module, attention_pass.longest)
     only = {} if keep is None else {"logits_to_keep": keep}
     out = module(
         input_ids=ids.unsqueeze(0),
@@ -125,7 +161,10 @@ def forward(
 def hidden(
     module: nn.Module, ids: Tensor, positions: Tensor, attention_pass: AttentionPass
 ) -> Tensor:
-    """Last hidden states of packed tokens: int64 [tokens] twice -> [tokens, hidden]."""
+    """Last hidden states of packed tokens: int64 [tokens] twice -> [tokens, hidden]. Raises as
+    `forward` does, and for a module without a backbone of its own.
+    """
+    require_steady(module, attention_pass.longest)
     backbone: Any = module.base_model
     out = backbone(
         input_ids=ids.unsqueeze(0),
@@ -133,18 +172,9 @@ def hidden(
         use_cache=False,
         attention_pass=attention_pass,
     )
+    if not hasattr(out, "last_hidden_state"):
+        raise KernelError(
+            f"{type(module).__name__}: expected a backbone that returns hidden states as its"
+            f" base_model, found {type(backbone).__name__}. Fix: a base of another architecture."
+        )
     return out.last_hidden_state[0]
-
-
-def attend_packed(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-    """Causal attention of right-padded rows: [rows, length, heads, dim] with [rows, length, key
-    heads, dim].
-
-    Padding is to the right of every real token, so causality alone keeps tokens from seeing it.
-    """
-    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-    shared = q.shape[1] != k.shape[1]
-    out = torch.nn.functional.scaled_dot_product_attention(
-        q, k, v, is_causal=True, scale=scaling, enable_gqa=shared
-    )
-    return out.transpose(1, 2)

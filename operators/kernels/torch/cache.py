@@ -19,11 +19,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
-from operators.kernels.torch.attention import attend_packed
+from operators.kernels.torch.attention_kind import AttentionKind, attend, attend_packed, causal
 
 SHORT = 8
 """Up to this many own keys, products are written out elementwise: batched products of such small
@@ -93,12 +93,12 @@ class Common:
     longest: int
 
     def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, kind: AttentionKind
     ) -> Tensor:
         """See AttentionPass."""
         keys, values = (x.transpose(0, 1).unsqueeze(0).contiguous() for x in (key, value))
         self.cache.prefixes[layer] = Level(keys, values)
-        return attend_packed(query[None], key[None], value[None], scaling)[0]
+        return attend_packed(query[None], key[None], value[None], kind)[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,15 +115,15 @@ class Prefill:
     groups: int
     width: int
     place: Tensor | None
-    mask: Tensor | None
-    """bool [width, prefix + width], the same for all groups; None if there is no prefix."""
+    masks: dict[int | None, Tensor] = field(default_factory=dict)
+    """By window, each made by the first layer that has it."""
 
     @property
     def longest(self) -> int:
         return self.cache.prefix + self.width
 
     def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, kind: AttentionKind
     ) -> Tensor:
         """See AttentionPass. Rests are right-padded here and nowhere else."""
         q, k, v = (self._padded(x) for x in (query, key, value))
@@ -133,9 +133,9 @@ class Prefill:
         level.keys[held, :, : self.width] = k.transpose(1, 2)
         level.values[held, :, : self.width] = v.transpose(1, 2)
         out = (
-            attend_packed(q, k, v, scaling)
-            if self.mask is None
-            else self._after_prefix(layer, q, k, v, scaling)
+            self._after_prefix(layer, q, k, v, kind)
+            if self.cache.prefix
+            else attend_packed(q, k, v, kind)
         )
         flat = out.reshape(self.groups * self.width, *out.shape[2:])
         return flat if self.place is None else flat[self.place]
@@ -148,19 +148,17 @@ class Prefill:
         room[self.place] = x
         return room.view(self.groups, self.width, *x.shape[1:])
 
-    def _after_prefix(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
+    def _after_prefix(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, kind: AttentionKind
+    ) -> Tensor:
         prefix = self.cache.prefixes[layer]
         keys = torch.cat([prefix.keys.expand(self.groups, -1, -1, -1), k.transpose(1, 2)], 2)
         values = torch.cat([prefix.values.expand(self.groups, -1, -1, -1), v.transpose(1, 2)], 2)
-        out = scaled_dot_product_attention(
-            q.transpose(1, 2),
-            keys,
-            values,
-            attn_mask=self.mask,
-            scale=scaling,
-            enable_gqa=q.shape[2] != k.shape[2],
-        )
-        return out.transpose(1, 2)
+        mask = self.masks.get(kind.window)
+        if mask is None:
+            mask = causal(self.width, keys.shape[2], kind.window, keys.device)[None, None]
+            self.masks[kind.window] = mask
+        return attend(q.transpose(1, 2), keys, values, mask, kind).transpose(1, 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,8 +167,9 @@ class Again:
     their keys at own[first .. first + rows - 1].
 
     width: the longest row. prompt: the longest prompt rest. group: int64 [rows], the group of each
-    row's prompt. place: int64 [tokens], where each token goes in [rows, width]. mask: bool [rows,
-    1, width, prefix + prompt + width].
+    row's prompt; rest: int64 [rows], the length of that prompt's rest. place: int64 [tokens], where
+    each token goes in [rows, width]. mask: bool [rows, 1, width, prefix + prompt + width], without
+    any window.
     """
 
     cache: Cache
@@ -179,6 +178,7 @@ class Again:
     width: int
     prompt: int
     group: Tensor
+    rest: Tensor
     place: Tensor
     mask: Tensor
 
@@ -187,7 +187,7 @@ class Again:
         return self.mask.shape[-1]
 
     def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, kind: AttentionKind
     ) -> Tensor:
         """See AttentionPass. Rows are right-padded; later tokens overwrite the padding keys."""
         q, k, v = (self._padded(x) for x in (query, key, value))
@@ -203,15 +203,17 @@ class Again:
             prefix = self.cache.prefixes[layer]
             keys.insert(0, prefix.keys.expand(self.rows, -1, -1, -1))
             values.insert(0, prefix.values.expand(self.rows, -1, -1, -1))
-        out = scaled_dot_product_attention(
-            q,
-            torch.cat(keys, 2),
-            torch.cat(values, 2),
-            attn_mask=self.mask,
-            scale=scaling,
-            enable_gqa=q.shape[1] != k.shape[1],
-        )
-        return out.transpose(1, 2).reshape(self.rows * self.width, *query.shape[1:])[self.place]
+        out = attend(q, torch.cat(keys, 2), torch.cat(values, 2), self._mask(kind.window), kind)
+        return out.transpose(1, 2).reshape(self.rows * self.width, *out.shape[1::2])[self.place]
+
+    def _mask(self, window: int | None) -> Tensor:
+        if window is None:
+            return self.mask
+        device, prefix = self.mask.device, self.cache.prefix
+        own = (prefix + self.rest)[:, None] + torch.arange(self.width, device=device)
+        before = torch.arange(prefix + self.prompt, device=device).expand(self.rows, -1)
+        at = torch.cat([before, own], 1)
+        return self.mask & (own[:, None, :, None] - at[:, None, None, :] < window)
 
     def _padded(self, x: Tensor) -> Tensor:
         """[tokens, heads, D] -> [rows, heads, width, D]."""
@@ -228,7 +230,7 @@ class Decode:
     where each row goes in [groups, members]; None if it is there already. last: int64 [rows], the
     index of the new token among the row's own; longest_own: the greatest of them plus 1. own_bias
     [rows, 1, 1, longest_own] and prompt_bias [groups, 1, 1, width] are 0 or -inf; None if every key
-    counts.
+    counts. rest: int64 [rows], on the host: the length of each row's prompt rest.
     """
 
     cache: Cache
@@ -241,28 +243,51 @@ class Decode:
     last: Tensor
     own_bias: Tensor | None
     prompt_bias: Tensor | None
+    rest: np.ndarray
+    biases: dict[int, Tensor] = field(default_factory=dict)
+    """What each window hides: made by the first layer that has it."""
 
     @property
     def longest(self) -> int:
         return self.cache.prefix + self.width + self.longest_own
 
     def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, kind: AttentionKind
     ) -> Tensor:
         """See AttentionPass."""
         cache, heads, dim = self.cache, key.shape[1], query.shape[2]
         own = self._written(layer, key, value)
-        q = (query * scaling).view(self.rows, heads, -1, dim)
+        q = (query * kind.scaling).view(self.rows, heads, -1, dim)
         prompt = cache.prompts[layer]
-        scores = [self._own_scores(own, q), self._prompt_scores(prompt, q)]
+        scores = [self._own_scores(own, q, kind), self._prompt_scores(prompt, q, kind)]
         if cache.prefix:
-            scores.append(self._prefix_scores(cache.prefixes[layer], q))
-        weights = torch.softmax(torch.cat(scores, -1), -1, dtype=torch.float32).to(query.dtype)
+            scores.append(kind.capped(self._prefix_scores(cache.prefixes[layer], q)))
+        every = torch.cat(scores, -1)
+        if kind.window is not None:
+            every = every + self._hidden(kind.window, every)
+        weights = kind.weights(every).to(query.dtype)
         parts = weights.split([s.shape[-1] for s in scores], -1)
         out = self._own_values(own, parts[0]) + self._prompt_values(prompt, parts[1])
         if cache.prefix:
             out += self._prefix_values(cache.prefixes[layer], parts[2])
         return out.reshape(self.rows, query.shape[1], -1)
+
+    def _hidden(self, window: int, scores: Tensor) -> Tensor:
+        """[rows, 1, 1, keys], as the scores are ordered: 0, or -inf for keys before the window."""
+        known = self.biases.get(window)
+        if known is None:
+            device, prefix = scores.device, self.cache.prefix
+            at = torch.from_numpy(self.rest).to(device) + prefix
+            begins = (at, at.new_tensor(prefix), at.new_tensor(0))
+            lengths = (self.longest_own, self.width, prefix)
+            behind = [
+                (at + self.last - begin)[:, None] - torch.arange(length, device=device) >= window
+                for begin, length in zip(begins, lengths, strict=True)
+            ]
+            hidden = torch.cat(behind, 1)[:, None, None]
+            known = scores.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
+            self.biases[window] = known
+        return known
 
     def _written(self, layer: int, key: Tensor, value: Tensor) -> Level:
         own = self.cache.level(self.cache.own, layer, key, value)
@@ -278,12 +303,13 @@ class Decode:
 
     # Own level: [R, K, r, D] with [R, K, L, D].
 
-    def _own_scores(self, own: Level, q: Tensor) -> Tensor:
+    def _own_scores(self, own: Level, q: Tensor, kind: AttentionKind) -> Tensor:
         keys = own.keys[: self.rows, :, : self.longest_own]
         if self.longest_own <= SHORT and q.dtype == torch.float32:
             scores = (q.unsqueeze(3) * keys.unsqueeze(2)).sum(-1)
         else:
             scores = q @ keys.transpose(2, 3)
+        scores = kind.capped(scores)
         return scores if self.own_bias is None else scores + self.own_bias
 
     def _own_values(self, own: Level, weights: Tensor) -> Tensor:
@@ -294,8 +320,9 @@ class Decode:
 
     # Prompt level: the rows of a group side by side, [G, K, members * r, D] with [G, K, L, D].
 
-    def _prompt_scores(self, prompt: Level, q: Tensor) -> Tensor:
+    def _prompt_scores(self, prompt: Level, q: Tensor, kind: AttentionKind) -> Tensor:
         scores = self._by_group(q) @ prompt.keys[: self.groups, :, : self.width].transpose(2, 3)
+        scores = kind.capped(scores)
         if self.prompt_bias is not None:
             scores = scores + self.prompt_bias
         return self._by_row(scores)

@@ -208,6 +208,7 @@ class Decoder:
             width=width,
             prompt=int(widths.max()),
             group=self._to(self._group[prompts]),
+            rest=self._to(widths),
             place=self._to(segment * width + within),
             mask=mask,
         )
@@ -252,7 +253,6 @@ class Decoder:
             groups=len(prompts),
             width=width,
             place=None if even else self._to(segment * width + within),
-            mask=_after(prefix, width, self.device) if prefix else None,
         )
         self._group[prompts] = len(self._prompt) + np.arange(len(prompts))
         self._prompt = np.concatenate([self._prompt, prompts])
@@ -300,6 +300,7 @@ class Decoder:
                 if (widths == widths[0]).all()
                 else _bias(self._to(widths), int(widths.max()), self.module.dtype)
             ),
+            rest=self._lengths[self._row // self.task.n] - self._cache.prefix,
         )
 
     def _arranged(self) -> tuple[int, Tensor | None]:
@@ -407,11 +408,6 @@ def _moves(alive: np.ndarray) -> tuple[int, np.ndarray, np.ndarray]:
     """How many are alive, and the moves (source, target) that fill holes from the end."""
     kept = int(alive.sum())
     return kept, kept + np.flatnonzero(alive[kept:]), np.flatnonzero(~alive[:kept])
-
-
-def _after(prefix: int, width: int, device: torch.device) -> Tensor:
-    """bool [width, prefix + width]: the whole prefix, and the rest causally."""
-    return torch.ones(width, prefix + width, dtype=torch.bool, device=device).tril(prefix)
 
 
 def _bias(lengths: Tensor, longest: int, dtype: torch.dtype) -> Tensor:

@@ -26,15 +26,10 @@ from operators.kernels.tensors import batch_of, gather
 from operators.kernels.text import require_known
 from operators.kernels.torch.devices import rest, rise
 from operators.kernels.torch.heads import predictions, scores, values
-from operators.kernels.torch.models import (
-    load_model,
-    load_pieces,
-    positions,
-    restore_model,
-    save_model,
-)
+from operators.kernels.torch.models import load_model, load_pieces, positions, restore_model
 from operators.kernels.torch.packing import Packed, micro_batches, pack, prompt_groups
 from operators.kernels.torch.probe import probed, vocabulary_of
+from operators.kernels.torch.saving import save_model
 from operators.kernels.torch.temperatures import Temperatures
 
 
@@ -62,7 +57,7 @@ class _Forward(Sleeper, Probeable):
 
     def save(self, directory: Path) -> None:
         """Write the Model as a Hugging Face directory (a follower's weights are only here)."""
-        save_model(self._module, directory)
+        save_model(self._module, directory, exact=True)
 
     def restore(self, directory: Path) -> None:
         """Read what `save` wrote."""

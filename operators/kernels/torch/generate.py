@@ -39,15 +39,10 @@ from operators.kernels.text import (
 )
 from operators.kernels.torch.decode import Decoder, DecodeTask
 from operators.kernels.torch.devices import rest, rise
-from operators.kernels.torch.models import (
-    load_model,
-    load_pieces,
-    positions,
-    restore_model,
-    save_model,
-)
+from operators.kernels.torch.models import load_model, load_pieces, positions, restore_model
 from operators.kernels.torch.probe import probed, vocabulary_of
 from operators.kernels.torch.sampling import Sampling
+from operators.kernels.torch.saving import save_model
 
 
 class TorchGenerate(Interruptible, Sleeper, Probeable):
@@ -104,7 +99,7 @@ class TorchGenerate(Interruptible, Sleeper, Probeable):
 
     def save(self, directory: Path) -> None:
         """Write the Model as a Hugging Face directory (a follower's weights are only here)."""
-        save_model(self._module, directory)
+        save_model(self._module, directory, exact=True)
 
     def restore(self, directory: Path) -> None:
         """Read what `save` wrote."""

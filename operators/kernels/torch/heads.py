@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from operators.kernels.tensors import index
 from operators.kernels.torch.attention import forward, hidden
 from operators.kernels.torch.packing import Packed
+from operators.kernels.torch.scalar import scalar_head
 from operators.kernels.torch.shared_attention import TreePass
 from operators.kernels.torch.temperatures import Temperature
 
@@ -197,5 +198,4 @@ def values_and_scores(
 
 def _scalar(module: nn.Module, packed: Packed, where: np.ndarray, device: torch.device) -> Tensor:
     states = hidden(module, *_fed(packed, device)).index_select(0, index(where, device))
-    head: Any = module.score
-    return head(states).float().squeeze(-1)
+    return scalar_head(module)(states).float().squeeze(-1)

@@ -1,46 +1,37 @@
-"""Models as modules: loading and saving Hugging Face directories, and weights as pieces.
+"""Models as modules: loading Hugging Face directories, and weights as pieces.
 
-Owns: loading (head, dtype, attention), saving, and the names of a module's weights. Does not
-own: which weights are refused (soundness.py), who shares a module (Session.module), how weights
-travel (engine/weights), tokenizing (operators/kernels/text.py).
+Owns: loading (head, dtype, attention), and the names of a module's weights. Does not own: saving
+(saving.py), which weights are refused (soundness.py), who shares a module (Session.module), how
+weights travel (engine/weights), tokenizing (operators/kernels/text.py).
 """
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    AutoModelForTokenClassification,
-    AutoTokenizer,
     PreTrainedModel,
 )
-from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file
 
+from dataflow.architectures import refusal
 from dataflow.errors import KernelError, nearest
 from dataflow.kernel import Piece
 from dataflow.model import Model
 from dataflow.model_files import CONFIG, is_path, listing, near_directory, positions_of, read_object
-from dataflow.storage import writing
 from operators.kernels.torch.attention import ATTENTION
+from operators.kernels.torch.packable import require_packable
+from operators.kernels.torch.quiet import quiet
+from operators.kernels.torch.saving import exact_folder
+from operators.kernels.torch.scalar import scalar_class
 from operators.kernels.torch.soundness import Loading, refused, require_sound
-
-TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "tokenizer.model",
-    "vocab.json", "merges.txt", "vocab.txt", "chat_template.jinja", "chat_template.json",
-)  # fmt: skip
 
 
 def load_model(model: Model, device: str | torch.device | None = None) -> PreTrainedModel:
@@ -48,18 +39,18 @@ def load_model(model: Model, device: str | torch.device | None = None) -> PreTra
     `model.dtype`.
 
     head `lm`: the base's causal language model. head `scalar`: its backbone with a linear [hidden,
-    1] named `score`, read from the base if it has one (a token or sequence classifier with one
+    1] (scalar.py), read from the base if it has one (a token or sequence classifier with one
     label). The base of a Model that is trained, or follows a trained one, may lack it: it is then
     zero, and so the same in every process. device: default_device() if None. Raises KernelError,
     naming the base, if it is missing, damaged or incomplete (soundness.py), has no tokenizer, or
-    has an architecture without such a head.
+    has an architecture that is refused (dataflow/architectures.py).
     """
     where = f"Model {model.name!r}"
-    kind = _class_of(where, model, _config(where, model.base))
+    kind: Any = _class_of(model, _config(where, model.base))
     only = {"num_labels": 1} if model.head == "scalar" else {}
-    with _quiet(), refused(where, model.base):
+    with quiet(), refused(where, model.base):
         module, info = kind.from_pretrained(
-            model.base,
+            exact_folder(model.base),
             dtype=getattr(torch, model.dtype),
             attn_implementation=ATTENTION,
             output_loading_info=True,
@@ -67,22 +58,20 @@ def load_model(model: Model, device: str | torch.device | None = None) -> PreTra
             ignore_mismatched_sizes=True,  # `require_sound` reports them
             **only,
         )
+    module.name_or_path = model.base
     require_sound(where, model, module, Loading.of(info))
     _without_dropout(module)
-    return module.to(device or default_device()).eval()
+    module = module.to(device or default_device()).eval()
+    require_packable(where, module)
+    return module
 
 
-def _class_of(where: str, model: Model, config: Any) -> Any:
-    """The transformers class with the Model's head; KernelError if it cannot use our attention."""
-    auto: Any = {"lm": AutoModelForCausalLM, "scalar": AutoModelForTokenClassification}[model.head]
-    kind = auto._model_mapping.get(type(config), None)
-    if not getattr(kind, "_supports_attention_backend", False):
-        raise KernelError(
-            f"{where}: expected an architecture with a {model.head!r} head on transformers'"
-            f" attention interface, found {config.model_type!r} at {model.base}. Fix: a decoder"
-            " such as Qwen2, Qwen3, Llama or Mistral."
-        )
-    return kind
+def _class_of(model: Model, config: Any) -> type[PreTrainedModel]:
+    """The transformers class with the Model's head, of an architecture that is supported."""
+    if model.head == "scalar":
+        return scalar_class(config)
+    lm: Any = AutoModelForCausalLM
+    return lm._model_mapping[type(config)]
 
 
 def positions(base: str) -> int | None:
@@ -117,82 +106,21 @@ def _config(where: str, base: str) -> Any:
                     "Fix: save model and tokenizer there with save_pretrained."
                 )
     with refused(where, base):
-        return AutoConfig.from_pretrained(base, trust_remote_code=False)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence transformers' report of new weights: `require_sound` raises what matters in it."""
-    before = transformers_logging.get_verbosity()
-    bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(before)
-        if bars:
-            transformers_logging.enable_progress_bar()
+        why = refusal(read_object(Path(cached_file(base, CONFIG) or "")))
+        if why is None:
+            return AutoConfig.from_pretrained(base, trust_remote_code=False)
+    raise KernelError(
+        f"{where}: expected an architecture that works here at {base}, found {why.found}. Fix:"
+        f" {why.fix}."
+    )
 
 
 def _without_dropout(module: nn.Module) -> None:
     for part in module.modules():
         if isinstance(part, nn.Dropout):
             part.p = 0.0
-        if hasattr(part, "attention_dropout"):
+        if isinstance(getattr(part, "attention_dropout", None), int | float):
             part.attention_dropout = 0.0  # type: ignore[assignment]
-
-
-def save_model(
-    module: PreTrainedModel, directory: Path | str, weights: Mapping[str, Tensor] | None = None
-) -> None:
-    """Write a Hugging Face directory: config, safetensors, generation config, and the base's
-    tokenizer files.
-
-    weights: by name, if the module has only a part of them; None: the module's own. Plain
-    transformers can load the result. Raises KernelError if the base's tokenizer is gone,
-    StorageError if the disk is full or fails.
-    """
-    target, base = Path(directory), str(module.name_or_path)
-    size = sum(
-        p.numel() * p.element_size()
-        for p in (module.parameters() if weights is None else weights.values())
-    )
-    with writing("the weights", target, size), _quiet(), _rust_errors():
-        module.save_pretrained(target, state_dict=None if weights is None else dict(weights))
-    save_tokenizer(base, target)
-
-
-@contextmanager
-def _rust_errors() -> Iterator[None]:
-    """Raise the system error inside a SafetensorError (`... (os error 28)`) as OSError."""
-    try:
-        yield
-    except SafetensorError as error:
-        found = re.search(r"os error (\d+)", str(error))
-        if found is None:
-            raise
-        raise OSError(int(found[1]), os.strerror(int(found[1]))) from error
-
-
-def save_tokenizer(base: str, target: Path) -> None:
-    """Save a base's tokenizer; files of a directory are copied. Raises what save_model raises."""
-    local = Path(base).expanduser()
-    if not local.is_dir():
-        with writing("the tokenizer", target):
-            AutoTokenizer.from_pretrained(base, trust_remote_code=False).save_pretrained(target)
-        return
-    present = [local / name for name in TOKENIZER_FILES if (local / name).is_file()]
-    if not present:
-        raise KernelError(
-            f"saving to {target}: expected tokenizer files in the base {base}, found none. Fix:"
-            " keep the base in place."
-        )
-    for path in present:
-        if path.parent.resolve() != target.resolve():
-            # Without shutil, which tries again when a disk fails.
-            with writing("the tokenizer", target / path.name):
-                (target / path.name).write_bytes(path.read_bytes())
 
 
 def restore_model(module: nn.Module, model: Model, directory: Path | str) -> None:

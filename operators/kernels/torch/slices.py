@@ -183,12 +183,29 @@ def _styles(module: nn.Module, ranks: int, node: str) -> dict[str, str]:
             f" {' and '.join(_STYLES)} for {config.model_type!r}, found {what}. Fix: tensor=1, or a"
             " decoder such as Qwen2, Qwen3, Llama or Mistral."
         )
+    if alone := _uncovered(backbone, found):
+        raise KernelError(
+            f"{node}: expected transformers' tensor-parallel plan for {config.model_type!r} to say"
+            f" what becomes of each weight next to a split one, found nothing of {alone[0]}, whose"
+            " gradient would be that of a rank's own heads. Fix: tensor=1."
+        )
     if odd := _indivisible(module, found, ranks):
         raise KernelError(
             f"{node}: expected sizes divisible by its {ranks} tensor ranks, found {odd[0]}. Fix:"
             " tensor=1."
         )
     return found
+
+
+def _uncovered(backbone: nn.Module, styles: dict[str, str]) -> list[str]:
+    """Weights in a block whose input is split by columns that the plan does not mention."""
+    blocks = {path.rpartition(".")[0] for path, style in styles.items() if style == "colwise"}
+    return [
+        f"{block}.{name}"
+        for block in sorted(blocks)
+        for name, _ in backbone.get_submodule(block).named_parameters()
+        if not any(f"{block}.{name}".startswith(f"{path}.") for path in styles)
+    ]
 
 
 def _indivisible(module: nn.Module, styles: dict[str, str], ranks: int) -> list[str]:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from dataflow.errors import KernelError
 from dataflow.model import Model
+from operators.kernels.torch.scalar import head_name, scalar_head
 
 _UNREADABLE = (
     OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, AssertionError,
@@ -56,7 +57,7 @@ def refused(where: str, base: str) -> Iterator[None]:
     """Turn what transformers raises for a base into one line that names the base."""
     try:
         yield
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, KernelError):
         raise
     except _UNREADABLE as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -76,7 +77,8 @@ def require_sound(where: str, model: Model, module: nn.Module, loading: Loading)
     for name, stored, own in loading.mismatched:
         fix = "weights that belong to its config.json"
         _refuse(where, model, f"{name} of shape {own}", f"{stored}", fix)
-    head = {n for n in loading.missing if model.head == "scalar" and n.startswith("score.")}
+    name = f"{head_name(module)}." if model.head == "scalar" else ""
+    head = {n for n in loading.missing if name and n.startswith(name)}
     if gone := sorted(loading.missing - head):
         shown = ", ".join(gone[:5]) + (f" and {len(gone) - 5:,} more" if len(gone) > 5 else "")
         _refuse(where, model, "all weights", f"none for {shown}", "a complete checkpoint")
@@ -94,16 +96,18 @@ def _foreign(module: nn.Module, loading: Loading) -> list[str]:
 
 
 def _score_head(where: str, model: Model, module: nn.Module, missing: set[str]) -> None:
-    fresh = model.trainable or model.follows is not None
+    if model.head != "scalar":
+        return
+    fresh, weight = model.trainable or model.follows is not None, f"{head_name(module)}.weight"
     fix = "a base that was saved with its trained score head, or a Model that is trained"
-    if "score.weight" in missing and not fresh:
+    if weight in missing and not fresh:
         found = "none, and nothing here trains one"
-        _refuse(where, model, "a trained score head (score.weight)", found, fix)
+        _refuse(where, model, f"a trained score head ({weight})", found, fix)
     with torch.no_grad():
         for name in missing:
             module.get_parameter(name).zero_()
-    if model.head == "scalar" and not fresh and not module.get_parameter("score.weight").any():
-        found = "score.weight that is all zeros, as it is before training"
+    if not fresh and not scalar_head(module).weight.any():  # type: ignore[operator]
+        found = f"{weight} that is all zeros, as it is before training"
         _refuse(where, model, "a trained score head", found, fix)
 
 

@@ -5,6 +5,9 @@ disk. Does not own: settings (train_settings.py), which rows make an update (upd
 (operators), reduction (reduce.py), packing (packing.py), the optimizer (optimizer.py), collectives
 (parallel.py).
 
+The loss is that of the graph's terms alone: the auxiliary loss that balances a router's experts
+(Qwen3-MoE, Mixtral) is no part of it, whatever config.json says.
+
 The module may also generate in this process: it stays in eval mode, its weights change in place,
 and no gradient outlives a Step.
 """
@@ -39,7 +42,7 @@ from operators.kernels.scoring_child import Caught
 from operators.kernels.tensors import gather
 from operators.kernels.text import require_known
 from operators.kernels.torch.heads import predictions, values, values_and_scores
-from operators.kernels.torch.models import load_model, load_pieces, pieces, positions, save_model
+from operators.kernels.torch.models import load_model, load_pieces, pieces, positions
 from operators.kernels.torch.optimizer import Optimizer, chosen, save_state
 from operators.kernels.torch.packing import Packed, micro_batches, pack
 from operators.kernels.torch.parallel import Ranks, Turns, collected, like, split
@@ -51,6 +54,7 @@ from operators.kernels.torch.reduce import (
     unfit,
 )
 from operators.kernels.torch.said import ModelNumbers, Said, ids_of, reads_scores, require_ids, said
+from operators.kernels.torch.saving import save_model
 from operators.kernels.torch.slices import Slices
 from operators.kernels.torch.steprows import now_of, step_rows, tensors_of
 from operators.kernels.torch.temperatures import Temperature, of_rows
@@ -87,7 +91,9 @@ class TorchTrain(Sleeper, Probeable):
     tuples, with one number for each of a prompt's samples. Metrics: optim/lr, optim/grad_norm (mean
     over updates), optim/updates, optim/skipped (updates without a trained token), loss/<label>,
     train/tokens (trained tokens of all epochs), train/fed_tokens, train/micro_batches,
-    policy/mismatch_kl, and those of the formulas.
+    policy/mismatch_kl, policy/sampled_entropy, and those of the formulas. own_samples: whether the
+    trained Model wrote the rows, one bool or one for each of a prompt's samples; only those count
+    in policy/sampled_entropy.
     """
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
@@ -135,6 +141,8 @@ class TorchTrain(Sleeper, Probeable):
         """
         with self._ranks.together():
             read = [self._read(assignment, of) for of in there]
+        for rows in read:
+            _sampled_entropy(rows, sums)
         each = [self._drawn(assignment, rows) for rows in read]
         for number, drawn in enumerate(zip(*each, strict=True)):
             parts, keys = zip(*drawn, strict=True)
@@ -359,7 +367,7 @@ class TorchTrain(Sleeper, Probeable):
         if self._partial or self._ranks.lead:
             state = self._optimizer.state(self._steps)
         if state is not None and self._ranks.lead:
-            save_model(self._module, directory, weights)
+            save_model(self._module, directory, weights, exact=True)
             save_state(state, directory / OPTIMIZER_FILE)
 
     def save_weights(self, directory: Path) -> None:
@@ -423,3 +431,16 @@ def _mismatch(now: Now, sums: MetricSums, recorded_so: Tensor | None) -> None:
     mask = now.mask * recorded_so
     d = (now.logprobs.detach() - now.sampler_logprobs).masked_fill(mask == 0, 0.0)
     sums.add("policy/mismatch_kl", (d.expm1() - d).sum(), mask.sum())
+
+
+def _sampled_entropy(read: StepSet, sums: MetricSums) -> None:
+    """policy/sampled_entropy: mean over trained tokens of -log p, p as their sampler recorded it;
+    of rows that the trained Model wrote.
+    """
+    rows = read.rows
+    if rows.sampler_logprobs is None:
+        return
+    own = of_rows(read.of.own, rows.keys.sample)[rows.completions.segments()]
+    counts = (rows.mask > 0) & own
+    total = -float(rows.sampler_logprobs[counts].sum(dtype=np.float64))
+    sums.add("policy/sampled_entropy", total, float(counts.sum()))

@@ -21,7 +21,7 @@ from dataflow.model import Model, Schedule
 from operators.kernels.torch.reduce import AGGREGATES, MASKED_ROWS
 from operators.kernels.torch.temperatures import Given, Temperatures
 
-_OF_A_SET = ("temperature", "sampler_temperature", "max_tokens", "step_rows")
+_OF_A_SET = ("temperature", "sampler_temperature", "max_tokens", "step_rows", "own_samples")
 """What each row set has of its own."""
 
 
@@ -36,6 +36,12 @@ class RowSet:
     sampler_temperature: Given = None
     max_tokens: float | None = None
     step_rows: int | None = None
+    own_samples: bool | tuple[bool, ...] = True
+
+    @property
+    def own(self) -> np.ndarray:
+        """Boolean, [1] or of each of a prompt's samples: whether the trained Model wrote it."""
+        return np.atleast_1d(np.array(self.own_samples, dtype=bool))
 
     @property
     def at(self) -> Temperatures:
@@ -81,8 +87,9 @@ class TrainSettings:
     sampler_temperature: Given = None
     max_tokens: float | None = None
     step_rows: int | None = None
+    own_samples: bool | tuple[bool, ...] = True
     own_rows: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Of each row set but the node's: its temperatures, max_tokens and step_rows."""
+    """Of each row set but the node's: its temperatures, max_tokens, step_rows and own_samples."""
 
     @property
     def row_sets(self) -> tuple[RowSet, ...]:

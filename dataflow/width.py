@@ -1,0 +1,77 @@
+"""How wide text on a screen may be, and text that is made to fit.
+
+Owns: where the width is read from, and how lines are folded. Does not own: what is shown, colours.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import TextIO
+
+NARROWEST = 40
+"""No text is made for fewer columns."""
+
+_AFTER = 4
+"""Blanks that the later parts of a folded line have more than the first."""
+
+
+def screen_width(widest: int, stream: TextIO | None = None) -> int:
+    """Columns for text on this stream (standard output by default): those that the environment's
+    COLUMNS says, else those of its terminal, at least NARROWEST and at most `widest`; `widest`
+    where neither is known.
+    """
+    told = os.environ.get("COLUMNS", "")
+    columns = int(told) if told.isdecimal() else 0
+    if not columns:
+        columns = _of_terminal(sys.stdout if stream is None else stream)
+    return max(NARROWEST, min(widest, columns)) if columns else widest
+
+
+def _of_terminal(stream: TextIO) -> int:
+    """Columns of the terminal that a stream writes to; 0 where it writes to none."""
+    if stream.isatty():
+        with suppress(OSError):  # a stream that has no file of its own
+            return os.get_terminal_size(stream.fileno()).columns
+    return 0
+
+
+def folded(text: str, width: int) -> str:
+    """The text, every line that is longer than `width` folded between words, its later parts
+    indented a little more. Within a folded line columns stand two blanks apart. A word that is too
+    long, such as a path, stays whole.
+    """
+    return "\n".join(part for line in text.split("\n") for part in _folded(line, width))
+
+
+def _folded(line: str, width: int) -> list[str]:
+    if len(line) <= width:
+        return [line]
+    words = line.lstrip(" ")
+    first = " " * min(len(line) - len(words), width // 2)
+    return textwrap.wrap(
+        re.sub("   +", "  ", words),
+        width,
+        initial_indent=first,
+        subsequent_indent=first + " " * _AFTER,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def packed(parts: Iterable[str], width: int, *, indent: str = "") -> Iterator[str]:
+    """Lines of as many parts as fit side by side, two blanks between them; no part is broken.
+    indent: of every line but the first.
+    """
+    line = ""
+    for part in parts:
+        longer = f"{line}  {part}" if line.strip() else f"{line}{part}"
+        if line.strip() and len(longer) > width:
+            yield line
+            longer = f"{indent}{part}"
+        line = longer
+    yield line

@@ -1,0 +1,184 @@
+"""Shell completion: `dataflow --completion bash|zsh|fish`, and the words that the scripts ask for.
+
+Owns: the three scripts, and what may stand at the end of a command line. Does not own: commands,
+flags. A target's flags are read from its file; only --set calls the graph function, for its nodes.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import tyro
+
+from dataflow.errors import nearest_or_all
+from dataflow.importing import located
+from dataflow.settings import settable
+from engine.cli.flags import LanguageOptions, parse_own
+from engine.cli.graphs import shipped
+from engine.cli.screen import say
+from engine.cli.settings import NodeOptions
+from engine.cli.target import UsageError, load_target
+from engine.options import OF_ITS_START
+
+_BASH = """\
+# In ~/.bashrc: eval "$(dataflow --completion bash)"
+_dataflow() {
+    local IFS=$'\\n'
+    COMPREPLY=($(dataflow --complete bash "${COMP_LINE:0:COMP_POINT}" 2>/dev/null))
+    [[ ${COMPREPLY[0]} == *[.:=] ]] && compopt -o nospace
+}
+complete -o default -F _dataflow dataflow
+"""
+_ZSH = """\
+# In ~/.zshrc, after compinit: eval "$(dataflow --completion zsh)"
+_dataflow() {
+    local -a found open
+    found=("${(@f)$(dataflow --complete zsh "$LBUFFER" 2>/dev/null)}")
+    open=(${(M)found:#*[.:=]})
+    found=(${found:#*[.:=]})
+    (( $#open + $#found )) || { _files; return }
+    (( $#open )) && compadd -S '' -- $open
+    (( $#found )) && compadd -- $found
+}
+compdef _dataflow dataflow
+"""
+_FISH = """\
+# In ~/.config/fish/config.fish: dataflow --completion fish | source
+function _dataflow
+    set -l found (dataflow --complete fish (commandline -cp) 2>/dev/null)
+    test (count $found) -gt 0; and printf '%s\\n' $found; or __fish_complete_path (commandline -ct)
+end
+complete -c dataflow -f -a '(_dataflow)'
+"""
+SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
+"""Shell -> what it reads at its start; the first line says how."""
+
+_GRAPHS = ("check", "draw", "explain", "run")
+_TARGETS = (*_GRAPHS, "peek", "diff")
+
+
+def print_script(words: Sequence[str]) -> int:
+    """`--completion SHELL`: print the script. Raises UsageError for another shell."""
+    shell = words[0] if words else ""
+    if shell not in SCRIPTS:
+        fix = f"dataflow --completion {nearest_or_all(shell, list(SCRIPTS))}"
+        raise UsageError("dataflow --completion", f"no shell {shell!r}", fix)
+    say(SCRIPTS[shell], end="")
+    return 0
+
+
+def print_candidates(words: Sequence[str], commands: Mapping[str, str]) -> int:
+    """`--complete SHELL LINE`: print the words that the line's last one may become, one a line.
+
+    bash sees `:` and `=` as ends of words, so that it is told only what follows them.
+    """
+    shell, line = words
+    given = _words(line)
+    current = given[-1]
+    known = dict.fromkeys(_candidates(given[1:], commands))
+    found = [word for word in known if word.startswith(current)]
+    kept = max(current.rfind(":"), current.rfind("=")) + 1 if shell == "bash" else 0
+    say("".join(f"{word[kept:]}\n" for word in found), end="")
+    return 0
+
+
+def _words(line: str) -> list[str]:
+    """The words of a line; the last is empty behind a space."""
+    for end in ("", "'", '"'):
+        try:
+            words = shlex.split(line + end)
+        except ValueError:  # a quote that is still open
+            continue
+        return words if words and not (line[-1].isspace() and not end) else [*words, ""]
+    return [""]
+
+
+def _candidates(given: Sequence[str], commands: Mapping[str, str]) -> Iterator[str]:
+    """given: the words after `dataflow`, of which the last is not finished."""
+    *before, current = given or [""]
+    if not before:
+        yield from [*commands, "--help", "--version", "--completion"]
+        return
+    command, *words = before
+    if command not in commands:
+        return
+    places = 2 if command == "diff" else 1
+    if current.startswith("-"):
+        yield from _flags(command, words[:places])
+    elif command == "graphs" and not words:
+        yield from shipped()
+    elif command in _TARGETS and len(words) < places:
+        yield from _targets(current)
+    elif command == "peek" and len(words) == 1:
+        yield from (node.name for node in settable(load_target(words[0]).graph()))
+    elif command in (*_TARGETS, "resume") and words and _last_flag(words) == "--set":
+        yield from _parameters(command, words)
+
+
+def _last_flag(words: Sequence[str]) -> str:
+    return next((word for word in reversed(words) if word.startswith("-")), "")
+
+
+def _targets(current: str) -> Iterator[str]:
+    """The graphs that come with it; the functions of a module or file before a colon."""
+    place, colon, _ = current.partition(":")
+    yield from (f"graphs.{name}:{name}" for name in shipped())
+    for function in _functions(place) if colon else ():
+        yield f"{place}:{function.name}"
+
+
+def _functions(place: str) -> list[ast.FunctionDef]:
+    """The functions that a module or file defines itself; nothing is imported."""
+    spec = None if place.endswith(".py") else located(place, (str(Path.cwd()),))
+    file = Path(place) if place.endswith(".py") else Path(spec.origin or "") if spec else None
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8")) if file else ast.Module([], [])
+    except (OSError, SyntaxError, ValueError):
+        return []
+    found = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return [function for function in found if not function.name.startswith("_")]
+
+
+def _flags(command: str, targets: Sequence[str]) -> Iterator[str]:
+    """Of the command's options, and of the functions that the targets name."""
+    names = [name for kind in _options(command) for name in _fields(kind)]
+    for target in targets if command in _TARGETS else ():
+        place, _, wanted = target.rpartition(":")
+        for function in _functions(place):
+            own = [*function.args.args, *function.args.kwonlyargs]
+            names += [argument.arg for argument in own if function.name == wanted]
+    if command == "resume":
+        names = [name for name in names if name.removeprefix("no_") not in OF_ITS_START]
+    yield from dict.fromkeys(f"--{name.replace('_', '-')}" for name in [*names, "help"])
+
+
+def _options(command: str) -> list[type[Any]]:
+    """The option classes of a command."""
+    module = importlib.import_module(f"engine.cli.{command}")
+    known = [found for name, found in vars(module).items() if name.endswith("Options")]
+    return [*known, *([NodeOptions, LanguageOptions] if command in _GRAPHS else [])]
+
+
+def _fields(kind: type[Any]) -> Iterator[str]:
+    """The flags of an option class, without what has a place in the line instead."""
+    hints = get_type_hints(kind, include_extras=True)
+    for name, hint in hints.items():
+        if tyro.conf.Positional in getattr(hint, "__metadata__", ()):
+            continue
+        yield name
+        if hint is bool:
+            yield f"no_{name}"
+
+
+def _parameters(command: str, words: Sequence[str]) -> Iterator[str]:
+    """`NODE.PARAM=` of all that --set may change, once the line has what the graph needs."""
+    places = 2 if command in ("diff", "peek") else 1
+    target = load_target(words[1] if command == "diff" else words[0])
+    made = target.graph(**parse_own(command, target, words[places:]))
+    for node in settable(made):
+        yield from (f"{node.name}.{parameter.name}=" for parameter in node.parameters)

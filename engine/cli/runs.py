@@ -1,0 +1,109 @@
+"""`dataflow runs [FOLDER]`: the run folders there, how far each is, and how it ended.
+
+Owns: the table and its JSON. Does not own: what a run folder tells (engine/observe/runlist.py).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from dataflow.shown import one_line, shown_bytes
+from dataflow.width import packed, screen_width
+from engine.cli.screen import read_flags, say
+from engine.cli.target import UsageError
+from engine.observe.runlist import NO_WORD, LastValue, RunSummary, summaries
+
+_TITLES = ("run", "state", "steps", "reward", "eval", "loss", "size", "written")
+_AGES = ((86_400, "d"), (3_600, "h"), (60, "min"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunsOptions:
+    """List run folders, the last written first: how far each is, and how it ended.
+
+    state: running, finished, interrupted (by a signal), failed, or "ended without a word": no
+    process holds the folder, and no record says how the run ended, as after a kill.
+    """
+
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")] = Path("runs")
+    """Folder that holds run folders, or one of them."""
+    json: bool = False
+    """Print the same as JSON, with the metrics' names and the reason of each end."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the list; raises UsageError for a folder that is not there or cannot be read."""
+    about = RunsOptions.__doc__ or ""
+    options = read_flags(RunsOptions, args=arguments, prog="dataflow runs", about=about)
+    folder = options.folder
+    try:
+        found, others = summaries(folder)
+    except OSError as error:
+        problem = f"{str(folder)[:80]!r} cannot be read: {error.strerror}"
+        fix = "dataflow runs FOLDER, a folder with run folders in it"
+        raise UsageError("dataflow runs", problem, fix) from error
+    if options.json:
+        say(json.dumps([asdict(run) for run in found], indent=1))
+        return 0
+    if found:
+        say("\n".join(listed(found, now=time.time(), wide=screen_width(sys.maxsize))))
+    else:
+        say(f"no runs in {folder}")
+    if others:
+        say(f"{others} other folder{'s' if others > 1 else ''} in {folder}")
+    return 0
+
+
+def listed(runs: Sequence[RunSummary], *, now: float, wide: int) -> Iterator[str]:
+    """A row for each run; where the rows would be wider than that, two lines for each."""
+    table = [_TITLES, *(_cells(run, now) for run in runs)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    if sum(widths) + 2 * (len(widths) - 1) <= wide:
+        for row in table:
+            cells = zip(row, widths, strict=True)
+            yield "  ".join(cell.ljust(width) for cell, width in cells).rstrip()
+    else:
+        for name, state, *cells in table[1:]:
+            yield name[:wide]
+            named = zip(_TITLES[2:], cells, strict=True)
+            facts = [f"{title} {cell}" for title, cell in named if cell != "-"]
+            yield from packed([f"  {state}", *facts], wide, indent="  ")
+    for note in _notes(runs):
+        yield from textwrap.wrap(note, wide)
+
+
+def _notes(runs: Sequence[RunSummary]) -> Iterator[str]:
+    for run in runs:
+        if run.state == "failed":
+            yield f"{one_line(run.name)} failed: {one_line(run.reason)}"
+        if run.problem:
+            yield f"{one_line(run.name)}: {one_line(run.problem)}"
+    if any(run.state == NO_WORD for run in runs):
+        yield f"{NO_WORD}: no process holds the folder, and nothing in it says how the run ended"
+
+
+def _cells(run: RunSummary, now: float) -> tuple[str, ...]:
+    steps = f"{run.step}" if run.steps is None else f"{run.step}/{run.steps}"
+    steps += f" (phase {run.phase})" if run.phase else ""
+    values = (_value(last) for last in (run.reward, run.evaluation, run.loss))
+    age = f"{_age(max(0.0, now - run.written))} ago" if run.written else "-"
+    return (one_line(run.name), run.state, steps, *values, shown_bytes(run.nbytes), age)
+
+
+def _value(last: LastValue | None) -> str:
+    if last is None:
+        return "-"
+    return "not finite" if last.value is None else f"{last.value:.4g}"
+
+
+def _age(seconds: float) -> str:
+    return next((f"{seconds // n:.0f} {u}" for n, u in _AGES if seconds >= n), f"{seconds:.0f} s")

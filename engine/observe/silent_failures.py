@@ -1,0 +1,89 @@
+"""Steps that end well and teach nothing, by their metrics.
+
+Owns: these signs, and how many Steps in a row make a warning. Does not own: the metrics
+(record.py), nor who is warned (runlog.py, sinks.py). None of them ends a run, even with --strict:
+it may have solved its task.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from engine.observe.events import EventStream, FailingSilently, StepEnded
+from engine.plan.plan import Plan
+
+STEPS = 10
+"""In a row, after which a sign is told; as long as it stays, again after as many."""
+
+_APPLIED = re.compile("reward/([^/]+)/applied")
+
+
+def silent_failures(plan: Plan, samples: Path, stream: EventStream) -> SilentFailures:
+    """Those of a plan's Steps. samples: the folder of the run's samples."""
+    nodes = plan.program.nodes if plan.program is not None else ()
+    compares = any(node.operator.normalises == "group" for node in nodes)
+    return SilentFailures(stream, samples, compares_groups=compares)
+
+
+class SilentFailures:
+    """Counts the Steps with each sign, and emits FailingSilently. A Step whose metrics do not tell
+    leaves a count as it is. compares_groups: advantages compare the rows of a group, so that a
+    group of equal rewards teaches nothing; else only a Step of equal rewards does not.
+    """
+
+    takes = (StepEnded,)
+
+    def __init__(self, stream: EventStream, samples: Path, *, compares_groups: bool) -> None:
+        self._stream = stream
+        self._samples = samples
+        self._compares_groups = compares_groups
+        self._counts: Counter[tuple[str, str]] = Counter()
+
+    def take(self, event: StepEnded) -> None:
+        """Look at a Step's metrics, once."""
+        if event.again:
+            return
+        for rule, what, there in self._signs(event.metrics):
+            key = rule, what
+            self._counts[key] = self._counts[key] + 1 if there else 0
+            if there and self._counts[key] % STEPS == 0:
+                text = self._text(rule, what, self._counts[key], event.step)
+                self._stream.emit(FailingSilently(step=event.step, rule=rule, text=text))
+
+    def _signs(self, metrics: Mapping[str, float]) -> Iterator[tuple[str, str, bool]]:
+        """(rule, the function that it is about, whether this Step has the sign)."""
+        if self._compares_groups:
+            if "reward/no_signal" in metrics:
+                yield "no_signal", "", metrics["reward/no_signal"] == 1.0
+        elif metrics.get("data/rows", 0.0) > 1.0 and "reward/std" in metrics:
+            yield "no_signal", "", metrics["reward/std"] == 0.0
+        if "completion/truncated" in metrics:
+            yield "all_truncated", "", metrics["completion/truncated"] == 1.0
+        for function in self._functions(metrics):
+            share = metrics.get(f"reward/{function}/applied", 1.0)
+            yield "reward_never_applies", function, share == 0.0
+
+    def _functions(self, metrics: Mapping[str, float]) -> set[str]:
+        """Reward functions that did not apply to every row, now or before."""
+        if "reward/mean" not in metrics:
+            return set()
+        before = {function for rule, function in self._counts if rule == "reward_never_applies"}
+        return before | {found[1] for name in metrics if (found := _APPLIED.fullmatch(name))}
+
+    def _text(self, rule: str, function: str, count: int, step: int) -> str:
+        """What it means, and where to look."""
+        steps = f"in the last {count} Steps (up to step {step})"
+        look = f"look at the answers in {self._samples}"
+        if rule == "all_truncated":
+            fix = f"{look}; a larger max_tokens, or a prompt that asks for shorter answers"
+            return f"every answer {steps} ended at max_tokens, before it was complete. Fix: {fix}."
+        if rule == "reward_never_applies":
+            fix = f"{look}; the columns of the data that {function!r} reads, its conditions"
+            return f"reward {function!r} returned None for every row {steps}. Fix: {fix}."
+        of = "each group" if self._compares_groups else "a Step"
+        why = f"all rewards of {of} were equal {steps}, so that no answer was better than another"
+        fix = f"{look}, or with dataflow peek TARGET NODE; then the reward function, a task of"
+        return f"{why}. Fix: {fix} another difficulty, a higher temperature or a larger n."

@@ -1,0 +1,98 @@
+"""How a layer's attention weighs keys: scale, sliding window, cap of the scores, sinks.
+
+Owns: the description of a layer's attention, masks of tokens in a row, and attention that scaled
+dot-product kernels do not have. Does not own: which tokens are in which row (the passes in cache.py
+and shared_attention.py), what transformers passes (attention.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AttentionKind:
+    """One layer's attention.
+
+    window: a query sees the last `window` tokens of its row, itself included; None: all. softcap:
+    a score s becomes softcap * tanh(s / softcap) (Gemma 2, arXiv:2408.00118, section 2). sinks
+    [heads]: the logit of one more key per head, whose value is zero (gpt-oss).
+    """
+
+    scaling: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether a scaled dot-product kernel computes it, given a mask."""
+        return self.softcap is None and self.sinks is None
+
+    def capped(self, scores: Tensor) -> Tensor:
+        """Scaled scores, before any mask."""
+        if self.softcap is None:
+            return scores
+        return self.softcap * torch.tanh(scores / self.softcap)
+
+    def weights(self, scores: Tensor) -> Tensor:
+        """Softmax over keys in float32: [..., key heads, heads per key head, keys] -> the same."""
+        if self.sinks is None:
+            return torch.softmax(scores, -1, dtype=torch.float32)
+        sinks = self.sinks.view(*scores.shape[-3:-1], 1).expand(*scores.shape[:-1], 1)
+        return torch.softmax(torch.cat([scores, sinks], -1), -1, dtype=torch.float32)[..., :-1]
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, kind: AttentionKind) -> Tensor:
+    """query [b, heads, q, dim], key and value [b, key heads, k, dim], mask bool [b or 1, 1, q, k]
+    -> [b, heads, q, dim of value].
+
+    The window of the kind is already in the mask.
+    """
+    shared = key.shape[1]
+    if kind.plain:
+        return scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            scale=kind.scaling,
+            enable_gqa=query.shape[1] != shared,
+        )
+    count, heads, length, dim = query.shape
+    q = query.reshape(count, shared, -1, dim)
+    scores = kind.capped((q @ key.transpose(2, 3)) * kind.scaling)
+    scores = scores.view(count, shared, heads // shared, length, -1)
+    scores = scores.masked_fill(~mask.unsqueeze(2), -torch.inf)
+    weights = kind.weights(scores.permute(0, 3, 1, 2, 4)).permute(0, 2, 3, 1, 4)
+    weights = weights.to(query.dtype).reshape(count, shared, -1, scores.shape[-1])
+    return (weights @ value).view(count, heads, length, -1)
+
+
+def causal(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
+    """bool [queries, keys]: what the last `queries` tokens of a row of `keys` tokens see."""
+    mask = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+    return mask if window is None else mask.triu(keys - queries - window + 1)
+
+
+def attend_packed(query: Tensor, key: Tensor, value: Tensor, kind: AttentionKind) -> Tensor:
+    """Causal attention of right-padded rows: [rows, length, heads, dim] with [rows, length, key
+    heads, dim].
+
+    Padding is to the right of every real token, so causality alone keeps tokens from seeing it.
+    """
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    if kind.plain and kind.window is None:
+        shared = q.shape[1] != k.shape[1]
+        out = scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=kind.scaling, enable_gqa=shared
+        )
+    else:
+        out = attend(
+            q, k, v, causal(q.shape[2], k.shape[2], kind.window, q.device)[None, None], kind
+        )
+    return out.transpose(1, 2)

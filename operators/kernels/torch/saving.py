@@ -1,0 +1,160 @@
+"""Saving: a module as a Hugging Face directory in its base's own dtype, and exactly beside it.
+
+Owns: which dtype is written, the weights before they were rounded to it, the tokenizer's files.
+Does not own: loading (models.py), the optimizer's state (optimizer.py), which directory (the
+engine).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedModel
+from transformers.utils.hub import cached_file
+
+from dataflow.errors import KernelError
+from dataflow.model_files import CONFIG, read_object, stored_weights
+from dataflow.storage import replace_text, writing
+from operators.kernels.torch.quiet import quiet
+
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "tokenizer.model",
+    "vocab.json", "merges.txt", "vocab.txt", "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+
+EXACT = "exact"
+"""The folder in a saved directory with the weights before they were rounded to its dtype."""
+
+_NARROW = {torch.bfloat16: "BF16", torch.float16: "F16"}
+"""The dtypes that a base may have and its module not, as safetensors files name them."""
+
+
+def exact_folder(base: str) -> str:
+    """Where the weights of a base are: in the folder EXACT, if it has one."""
+    exact = Path(base).expanduser() / EXACT
+    return str(exact) if (exact / CONFIG).is_file() else base
+
+
+def saved_dtype(base: str, own: torch.dtype) -> torch.dtype:
+    """The dtype in which a module of this base and dtype is saved: the base's, unless that is
+    wider. A base that does not state it has that of its weights.
+    """
+    path = Path(cached_file(base, CONFIG) or "")
+    config = read_object(path)
+    stated = config.get("dtype", config.get("torch_dtype"))
+    if not isinstance(stated, str) or stated == "auto":
+        found = {each.dtype for each in (stored_weights(path.parent) or {}).values()}
+        return next((kind for kind, name in _NARROW.items() if found == {name}), own)
+    kind = getattr(torch, stated.removeprefix("torch."), own)
+    return kind if kind in _NARROW and kind.itemsize <= own.itemsize else own
+
+
+def save_model(
+    module: PreTrainedModel,
+    directory: Path | str,
+    weights: Mapping[str, Tensor] | None = None,
+    *,
+    exact: bool = False,
+) -> None:
+    """Write a Hugging Face directory in the base's dtype: config, safetensors, generation config,
+    and the base's tokenizer files.
+
+    weights: by name, if the module has only a part of them; None: the module's own. exact: if that
+    dtype is not the module's, write the folder EXACT too, from which load_model reads the same
+    bits. Plain transformers can load the result. Raises KernelError if the base's tokenizer is
+    gone or a weight is too large for the dtype, StorageError if the disk is full or fails.
+    """
+    target, base = Path(directory), str(module.name_or_path)
+    dtype = saved_dtype(base, module.dtype)
+    if dtype == module.dtype:
+        _write(module, target, weights)
+        _drop(target / EXACT)
+    else:
+        _write(module, target, _rounded(module, weights, dtype))
+        config = json.loads((target / CONFIG).read_text(encoding="utf-8"))
+        config["dtype"] = str(dtype).removeprefix("torch.")
+        replace_text("the configuration", target / CONFIG, json.dumps(config, indent=2) + "\n")
+        if exact:
+            _write(module, target / EXACT, weights)
+        else:
+            _drop(target / EXACT)
+    save_tokenizer(base, target)
+
+
+def _drop(exact: Path) -> None:
+    """Weights that were saved in this directory before would be read in place of the new ones."""
+    if exact.is_dir():
+        shutil.rmtree(exact)
+
+
+def _write(module: PreTrainedModel, target: Path, weights: Mapping[str, Tensor] | None) -> None:
+    written = module.parameters() if weights is None else weights.values()
+    size = sum(p.numel() * p.element_size() for p in written)
+    with writing("the weights", target, size), quiet(), _rust_errors():
+        module.save_pretrained(target, state_dict=None if weights is None else dict(weights))
+
+
+def _rounded(
+    module: PreTrainedModel, weights: Mapping[str, Tensor] | None, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """The weights in another dtype, on the host; tied ones once, by their first name."""
+    if weights is None:
+        kept = module.state_dict(keep_vars=True)
+        buffers = {name: held for name, held in module.named_buffers() if name in kept}
+        weights = dict(module.named_parameters()) | buffers
+    return {name: _cast(name, held.detach(), dtype) for name, held in weights.items()}
+
+
+def _cast(name: str, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    if not weight.is_floating_point():
+        return weight
+    made = weight.to(device="cpu", dtype=dtype)
+    if made.isinf().any():
+        raise KernelError(
+            f"weight {name!r}: expected numbers that the base's {dtype} has, at most"
+            f" {torch.finfo(dtype).max:g}, found {float(weight.abs().max()):g}. Fix: a base in"
+            " bfloat16 or float32, or a lower lr."
+        )
+    return made
+
+
+@contextmanager
+def _rust_errors() -> Iterator[None]:
+    """Raise the system error inside a SafetensorError (`... (os error 28)`) as OSError."""
+    try:
+        yield
+    except SafetensorError as error:
+        found = re.search(r"os error (\d+)", str(error))
+        if found is None:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1]))) from error
+
+
+def save_tokenizer(base: str, target: Path) -> None:
+    """Save a base's tokenizer; files of a directory are copied. Raises what save_model raises."""
+    local = Path(base).expanduser()
+    if not local.is_dir():
+        with writing("the tokenizer", target):
+            AutoTokenizer.from_pretrained(base, trust_remote_code=False).save_pretrained(target)
+        return
+    present = [local / name for name in TOKENIZER_FILES if (local / name).is_file()]
+    if not present:
+        raise KernelError(
+            f"saving to {target}: expected tokenizer files in the base {base}, found none. Fix:"
+            " keep the base in place."
+        )
+    for path in present:
+        if path.parent.resolve() != target.resolve():
+            # Without shutil, which tries again when a disk fails.
+            with writing("the tokenizer", target / path.name):
+                (target / path.name).write_bytes(path.read_bytes())

@@ -1,0 +1,71 @@
+"""Scalar heads: the class of a critic or a reward model, for every decoder that transformers knows.
+
+Owns: which class a base is loaded as, the class where transformers has none, and which linear of a
+module is its head. Does not own: loading (models.py), what a base must contain (soundness.py), the
+forward (heads.py).
+
+A saved directory is always one that transformers can read where it has a class for it, or will
+have one: a linear [1, hidden] named `score` on the backbone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedModel,
+)
+from transformers.modeling_layers import GenericForTokenClassification
+
+HEADS = ("score", "classifier")
+"""The names that transformers gives to the linear after the last hidden state."""
+
+
+def scalar_class(config: Any) -> type[PreTrainedModel]:
+    """The class of a module with a scalar head.
+
+    That of the base, if it is a token or sequence classifier. Else the token classifier with a
+    head named `score`; else the sequence classifier; else one that is made here.
+    """
+    autos: tuple[Any, ...] = (AutoModelForTokenClassification, AutoModelForSequenceClassification)
+    known: list[Any] = [auto._model_mapping.get(type(config), None) for auto in autos]
+    named = config.architectures or []
+    for kind in known:
+        if kind is not None and kind.__name__ in named:
+            return kind
+    token, sequence = known
+    scored = token is not None and issubclass(token, GenericForTokenClassification)
+    return known[0] if scored else sequence or _made(config)
+
+
+def head_name(module: nn.Module) -> str:
+    """The name of the linear that a scalar module ends in."""
+    return next(name for name in HEADS if hasattr(module, name))
+
+
+def scalar_head(module: nn.Module) -> nn.Module:
+    """The linear that a scalar module ends in: [..., hidden] -> [..., 1]."""
+    return module.get_submodule(head_name(module))
+
+
+def _made(config: Any) -> type[PreTrainedModel]:
+    """The class that transformers' sequence classifiers of newer architectures are: the backbone
+    and a linear without a bias.
+    """
+    body: Any = AutoModel._model_mapping[type(config)]  # type: ignore[attr-defined]
+    # The architecture's own base class, with its initialisation and the name of its backbone.
+    parent = next(one for one in body.__mro__[1:] if one.__name__.endswith("PreTrainedModel"))
+
+    def begin(self: Any, config: Any) -> None:
+        parent.__init__(self, config)
+        setattr(self, parent.base_model_prefix, AutoModel.from_config(config))
+        width = self.get_input_embeddings().weight.shape[1]
+        self.score = nn.Linear(width, config.num_labels, bias=False)
+        self.post_init()
+
+    name = f"{parent.__name__.removesuffix('PreTrainedModel')}ForSequenceClassification"
+    return type(name, (parent,), {"__init__": begin, "__module__": __name__})

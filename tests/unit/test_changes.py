@@ -1,0 +1,120 @@
+"""What changes between two Steps of a run: which parameters may, and what of a cut goes on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dataflow.check import CheckedGraph, check
+from dataflow.errors import CheckpointError
+from dataflow.graph import Graph
+from dataflow.program import Program
+from dataflow.settings import edited, settable
+from engine.checkpoint.edits import edits, require_changeable
+from engine.checkpoint.layouts import layout_changes
+from engine.checkpoint.outdated import outdated
+from engine.checkpoint.provenance import ProvenanceRecord, provenance
+from engine.coordinator.refs import SourceCut
+from engine.plan.placing import Placing
+from engine.plan.planner import make_plan
+from graphs.grpo import grpo
+from operators import data, train
+from tests.kit.files import save_jsonl
+from tests.kit.run_graphs import vowels
+
+
+@pytest.fixture
+def graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Graph:
+    monkeypatch.chdir(tmp_path)
+    save_jsonl(tmp_path / "rows.jsonl", *({"prompt": letter, "answer": "b"} for letter in "abcd"))
+    return grpo("hub/name", "rows.jsonl", vowels, n=2, batch=2, max_lag=1)
+
+
+def test_only_what_a_position_or_the_start_depends_on_is_fixed(graph: Graph) -> None:
+    """All others may change; test_changed_parameters.py shows what that means of each."""
+    fixed = {node.name: sorted(node.operator.fixed) for node in graph.nodes if node.operator.fixed}
+    assert fixed == {"prompts": ["data", "shuffle", "split"], "train_policy": ["start"]}
+    others = (data.PROMPTS, data.DEMONSTRATIONS, data.PREFERENCES, train.TRAIN, train.EVALUATE)
+    for operator in others:
+        assert operator.fixed.keys() <= operator.limits.keys()
+    assert settable(graph)
+
+
+def test_an_edit_names_node_parameter_and_both_values(graph: Graph) -> None:
+    settings = ["rollout.n=4", "train_policy.clipped_policy_loss.clip=0.3"]
+    found = edits(graph, edited(graph, settings))
+    assert [(e.where, e.what, e.old, e.new, e.fixed) for e in found] == [
+        ("node rollout", "n", "2", "4", ""),
+        ("node train_policy", "loss.clipped_policy_loss.clip", "0.2", "0.3", ""),
+    ]
+    require_changeable(found, "runs/x")
+    assert edits(graph, graph) == ()
+
+
+def test_in_a_program_a_phase_that_is_over_does_not_change(graph: Graph) -> None:
+    program = Program((graph, 2), (graph, 3))
+    (edit,) = edits(program, edited(program, ["1/rollout.n=4"]))
+    assert (edit.where, edit.phase) == ("node 1/rollout", 1)
+    require_changeable([edit], "runs/x")
+    told = "runs/x: node 1/rollout: n: phase 1 has ended, so from 2 to 4 would change nothing. Fix:"
+    with pytest.raises(CheckpointError, match=told):
+        require_changeable([edit], "runs/x", ended=1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "made_anew"),
+    [
+        ("rollout.temperature=0.5", {"prompts"}),
+        ("prompts.batch=1", {"prompts"}),
+        ("score.timeout=9.0", {"prompts"}),
+        ("train_policy.intake=drop", {"prompts"}),
+        ("train_policy.lr=0.5", set()),
+        ("advantage.scale=none", {"prompts"}),
+        ("train_policy.epochs=2", set()),
+    ],
+)
+def test_waiting_rows_go_on_unless_something_above_them_changed(
+    graph: Graph, settings: str, made_anew: set[str]
+) -> None:
+    checked = check(graph)
+    assert isinstance(checked, CheckedGraph)
+    plan = make_plan(checked, seed=0)
+    before = ProvenanceRecord(made_of=provenance(graph))
+    after = ProvenanceRecord(made_of=provenance(edited(graph, [settings])))
+    found, why = outdated(plan, before, after)
+    assert set(found) == made_anew
+    assert bool(why) == bool(made_anew)
+    assert outdated(plan, before, before) == (frozenset(), "")
+    assert outdated(plan, None, after) == (frozenset(), "")
+
+
+def test_another_model_or_source_file_makes_all_rows_anew(graph: Graph) -> None:
+    checked = check(graph)
+    assert isinstance(checked, CheckedGraph)
+    made_of = provenance(graph)
+    other = replace(made_of, sources={**made_of.sources, "tests.kit.run_graphs": "content x"})
+    before, after = ProvenanceRecord(made_of=made_of), ProvenanceRecord(made_of=other)
+    assert outdated(make_plan(checked, seed=0), before, after)[0] == {"prompts"}
+
+
+def test_finished_prompts_that_begin_again_come_first_and_none_is_lost() -> None:
+    cut = SourceCut(next=5, watermark=2, running=((4, 0, 1),), finished=((2, 0, 0), (3, 0, 0)))
+    again = cut.begun_again()
+    assert again.running == ((2, 0, 0), (3, 0, 0), (4, 0, 1))
+    assert (again.finished, again.next, again.watermark) == ((), 5, 2)
+
+
+def test_what_a_plan_does_otherwise_is_named_by_node(graph: Graph) -> None:
+    checked = check(graph)
+    assert isinstance(checked, CheckedGraph)
+    one = make_plan(checked, seed=0, threads=1)
+    two = make_plan(checked, seed=0, threads=2, placing=Placing(chunks={"rollout": 2}))
+    found = [str(each) for each in layout_changes(one.to_json(), two.to_json())]
+    assert "plan of rollout: chunks: 1 -> 2" in found
+    assert "plan of train_policy: threads: 1 -> 2" in found
+    assert layout_changes(one.to_json(), one.to_json()) == []
+    for unknown in ("", "[]", json.dumps({"nodes": [1, {"name": "rollout"}]})):
+        assert layout_changes(unknown, one.to_json()) == []

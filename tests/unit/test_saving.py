@@ -1,0 +1,130 @@
+"""What is saved has the base's dtype, and what is read back has every bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from dataflow.errors import KernelError
+from dataflow.model import Model
+from operators.kernels.torch.forward import TorchValues
+from operators.kernels.torch.models import load_model, pieces
+from operators.kernels.torch.saving import EXACT, save_model
+from tests.kit import training
+from tests.kit.kernels import open_kernel
+from tests.kit.models import save_critic, save_tiny
+from tests.kit.rows import random_rows
+
+TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def narrow(folder: Path, dtype: str, kind: str = "qwen2") -> str:
+    """A tiny base in this dtype."""
+    save_tiny(folder, kind)
+    module = AutoModelForCausalLM.from_pretrained(folder, dtype=TYPES[dtype])
+    module.save_pretrained(folder)
+    return str(folder)
+
+
+def stated(folder: Path) -> str:
+    return json.loads((folder / "config.json").read_text())["dtype"]
+
+
+def stored(folder: Path) -> dict[str, Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def kept(module: Any) -> dict[str, Tensor]:
+    return {piece.name: piece.data for piece in pieces(module)}
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+@pytest.mark.parametrize("dtype", sorted(TYPES))
+def test_a_run_on_a_narrow_base_saves_a_narrow_one_and_resumes_exactly(
+    tmp_path: Path, dtype: str, kind: str
+) -> None:
+    base, rows = narrow(tmp_path / "base", dtype, kind), random_rows(4, 2)
+    first = training.opened(base, training.PG, lr=1e-5)
+    first.step(training.with_advantage(rows, 1, seed=1))
+    first.save(tmp_path / "saved")
+    weights = training.weights_of(first)
+    found, rounded = stored(tmp_path / "saved"), {n: w.to(TYPES[dtype]) for n, w in weights.items()}
+    assert stated(tmp_path / "saved") == dtype
+    assert found.keys() == rounded.keys()
+    assert all(torch.equal(found[name], rounded[name]) for name in found)
+    assert any(not torch.equal(rounded[n].float(), weights[n]) for n in weights)
+    auto: Any = AutoModelForCausalLM
+    plain, told = auto.from_pretrained(tmp_path / "saved", output_loading_info=True)
+    assert plain.dtype == TYPES[dtype]
+    assert not told["missing_keys"]
+    assert not told["unexpected_keys"]
+    second = training.opened(base, training.PG, lr=1e-5)
+    second.restore(tmp_path / "saved")
+    for kernel in (first, second):
+        kernel.step(training.with_advantage(rows, 2, seed=2))
+    assert training.distance(training.weights_of(first), training.weights_of(second)) == 0.0
+
+
+def test_a_phase_begins_with_the_exact_weights_of_a_checkpoint(tmp_path: Path) -> None:
+    base = narrow(tmp_path / "base", "bfloat16")
+    kernel = training.opened(base, training.PG, lr=1e-5)
+    kernel.step(training.with_advantage(random_rows(4, 2)))
+    kernel.save(tmp_path / "saved")
+    again = load_model(Model("policy", str(tmp_path / "saved")), "cpu")
+    assert training.distance(kept(again), training.weights_of(kernel)) == 0.0
+    save_model(again, tmp_path / "next")
+    assert stated(tmp_path / "next") == "bfloat16"
+    assert (tmp_path / "next" / "tokenizer.json").is_file()
+
+
+def test_only_a_checkpoint_has_the_exact_weights(tmp_path: Path) -> None:
+    base = narrow(tmp_path / "base", "bfloat16")
+    kernel = training.opened(base, training.PG)
+    kernel.save(tmp_path / "both")
+    assert (tmp_path / "both" / EXACT / "model.safetensors").is_file()
+    kernel.save_weights(tmp_path / "both")
+    assert not (tmp_path / "both" / EXACT).exists()
+    assert stated(tmp_path / "both") == "bfloat16"
+
+
+def test_a_follower_is_read_back_exactly(tmp_path: Path) -> None:
+    base = save_critic(tmp_path / "critic", narrow(tmp_path / "base", "bfloat16"))
+    leader = Model("critic", base, trainable=True, head="scalar")
+    follower = Model("slow", base, head="scalar", follows=leader, rate=0.1)
+    first, second = (open_kernel(TorchValues(), follower) for _ in range(2))
+    first.load([type(p)(p.name, p.data + 1e-3) for p in pieces(first._module)], 1)
+    first.save(tmp_path / "saved")
+    assert stated(tmp_path / "saved") == "bfloat16"
+    second.restore(tmp_path / "saved")
+    assert training.distance(kept(first._module), kept(second._module)) == 0.0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_wide_base_is_saved_as_it_is_held(base: str, tmp_path: Path, dtype: Any) -> None:
+    module = load_model(Model("policy", base, dtype=dtype), "cpu")
+    save_model(module, tmp_path, exact=True)
+    assert stated(tmp_path) == dtype
+    assert not (tmp_path / EXACT).exists()
+
+
+def test_a_base_that_states_no_dtype_has_that_of_its_weights(tmp_path: Path) -> None:
+    base = Path(narrow(tmp_path / "base", "float16"))
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "dtype"}))
+    save_model(load_model(Model("policy", str(base)), "cpu"), tmp_path / "saved")
+    assert stated(tmp_path / "saved") == "float16"
+
+
+def test_a_weight_that_the_dtype_does_not_have_is_refused(tmp_path: Path) -> None:
+    module = load_model(Model("policy", narrow(tmp_path / "base", "float16")), "cpu")
+    with torch.no_grad():
+        module.get_parameter("model.norm.weight")[3] = 1e5
+    with pytest.raises(KernelError, match=r"'model.norm.weight': .* at most 65504, found 100000"):
+        save_model(module, tmp_path / "saved")
