@@ -81,7 +81,7 @@ class Accepted:
         """A value that is accepted, as text; empty if none is known."""
         if name := _called(text):
             near = nearest(name, self.constructors)
-            return f"{near}(...)" if near and near != name else ""
+            return f"{near}{text.strip()[len(name) :]}" if near and near != name else ""
         like = self.limit.suggestion(text) if self.limit else None
         return "" if like is None else like if isinstance(like, str) else repr(like)
 

@@ -6,6 +6,7 @@ flags, what is read from a run folder (engine/received.py).
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
 import sys
@@ -26,6 +27,7 @@ from dataflow.shown import one_line
 from engine.observe.runfolder import is_run
 from engine.received import imports, kept_options, reading, text_of
 
+FUNCTIONS = "module:function or file.py:function"
 FORMS = "module:function, file.py:function, a run folder or its graph.json"
 GRAPH = "graph.json"
 _PLANNED = (
@@ -72,7 +74,7 @@ def load_target(text: str, *, runs: bool = False) -> Target:
     first. Raises UsageError, GraphError, RunError.
     """
     if not is_received(text):
-        return Target(text=text, function=load_function(text, "TARGET"))
+        return Target(text=text, function=load_function(text, "TARGET", FORMS))
     folder, path = run_folder(text), Path(text)
     if os.path.isdir(text):
         path = path / GRAPH
@@ -138,12 +140,15 @@ def import_named(path: Path, folders: Sequence[str]) -> None:
                 importlib.import_module(name)
 
 
-def load_function(text: str, what: str) -> Callable[..., Any]:
-    """The function at `module:function` or `file.py:function`. Raises UsageError, SourceError."""
+def load_function(text: str, what: str, forms: str = FUNCTIONS) -> Callable[..., Any]:
+    """The function at `module:function` or `file.py:function`. forms: all that may stand there.
+    Raises UsageError, SourceError.
+    """
     place, mark, name = text.rpartition(":")
     if not mark or not place or not name:
-        fix = _folder_near(text) or "my_module:my_graph, or my_file.py:my_graph"
-        raise UsageError(f"{what} {text!r}", f"expected {FORMS}", fix)
+        near = _folder_near(text) or " or ".join(_functions_of(text.rstrip(":")))
+        fix = near or "my_module:my_graph, or my_file.py:my_graph"
+        raise UsageError(f"{what} {text!r}", f"expected {forms}", fix)
     with _users_own(f"{what} {text!r}"):
         file = _existing(Path(place), what) if place.endswith(".py") else None
         module = _file_module(file) if file else _named_module(place, what)
@@ -153,6 +158,24 @@ def load_function(text: str, what: str) -> Callable[..., Any]:
     if not callable(found):
         raise _missing(module, name, what, text)
     return found
+
+
+def _functions_of(text: str) -> list[str]:
+    """`file.py:function` or `module:function` of each function in a file or module that says that
+    it returns a graph, else of each, at most four. It is read, not imported.
+    """
+    import_from([str(Path.cwd())])
+    found = None if text.endswith(".py") or not text else located(text)
+    path = Path((found and found.origin) or text)
+    if path.suffix != ".py" or not path.is_file():
+        return []
+    try:
+        body = ast.parse(path.read_bytes()).body
+    except (SyntaxError, ValueError):
+        return []
+    public = [f for f in body if isinstance(f, ast.FunctionDef) and not f.name.startswith("_")]
+    made = [f for f in public if f.returns and ast.unparse(f.returns) in ("Graph", "Program")]
+    return [f"{text}:{function.name}" for function in (made or public)[:4]]
 
 
 def _folder_near(text: str) -> str:

@@ -8,6 +8,7 @@ values mean (the planner). A flag that is given several times adds to its values
 from __future__ import annotations
 
 import collections.abc
+import shlex
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -109,7 +110,9 @@ def number_or_schedule(hint: Any) -> PrimitiveConstructorSpec[Any]:
             told = (f"{f.where}: {f.problem}. Fix: {f.fix}" for f in error.faults)
             raise ValueError("; ".join(told)) from error
         except ValueError as error:
-            raise ValueError(f"{error}. Fix: 1e-6 or 'cosine(1e-6, 100)'") from error
+            near = accepted.fix(words[0])
+            fix = shlex.quote(near) if near else "1e-6 or 'cosine(1e-6, 100)'"
+            raise ValueError(f"{error}. Fix: {fix}") from error
 
     return PrimitiveConstructorSpec(
         nargs=1,

@@ -216,7 +216,9 @@ def test_signatures_that_can_be_no_flags_are_refused(folder: Path, name: str, me
 
 
 @pytest.mark.parametrize("text, message", [
-    ("tiny_graphs", r"TARGET 'tiny_graphs': expected module:function, file.py:function, a run"),
+    ("tiny_graphs", r"its graph.json. Fix: tiny_graphs:tiny or tiny_graphs:larger"),
+    ("tiny_graphs.py", r"expected module.* Fix: tiny_graphs\.py:tiny or tiny_graphs\.py:larger"),
+    ("tiny_graf", r"TARGET .tiny_graf.: expected module.* Fix: my_module:my_graph, or my_file\."),
     ("tiny_graphs:tinny", r"no function 'tinny' in tiny_graphs. Fix: tiny_graphs:tiny\."),
     ("tiny_graphs:zzz", r"Fix: one of: exact, length, tiny, larger,"),
     ("tiny_graph.py:tiny", r"no file 'tiny_graph.py'. Fix: tiny_graphs.py\."),

@@ -107,6 +107,9 @@ def test_each_with_a_reward_function_takes_held_out_prompts(name: str, folder: P
     check(graph)
     with pytest.raises(GraphError, match="evaluation on training data"):
         check(algorithms.small(name, folder, eval_data=str(folder / "train.parquet")))
+    told = r"expected eval_every to be left at 50.*found 7\. Fix: eval_data="
+    with pytest.raises(GraphError, match=told):
+        algorithms.small(name, folder, eval_every=7)
 
 
 def test_the_others_have_no_reward_function_of_whole_answers() -> None:

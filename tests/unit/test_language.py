@@ -319,7 +319,7 @@ def test_schedules_reach_their_ends() -> None:
         (lambda: sampled_with(max_tokns=9), r"'max_tokns'\. Fix: max_tokens=9\."),
         (lambda: sampled_with(do_sample=True), r".*Fix: temperature=0\.0 for greedy decoding\."),
         (lambda: sampled_with(zzz=1), r".*Fix: one of: policy, prompt, n, "),
-        (lambda: prompts_with(num_train_epochs=3), r"'num_train_epochs'.*Fix: RunOptions\(steps=\) "),
+        (lambda: prompts_with(num_train_epochs=3), r"'num_train_epochs'.*RunOptions\(steps=\) "),
     ],
 )  # fmt: skip
 def test_an_unknown_parameter_names_ours(call: Callable[[], object], message: str) -> None:

@@ -264,7 +264,7 @@ REFUSED = {
     "rollout.temperature=cosine(1.0, 0.0, 5)": "for temperature expected a number >= 0,"
     " found 'cosine(1.0, 0.0, 5)'",
     "train_policy.lr=cosin(1.0, 0.0, 5)": "expected a number > 0, or a schedule, found"
-    " 'cosin(1.0, 0.0, 5)'. Fix: train_policy.lr=cosine(...)",
+    " 'cosin(1.0, 0.0, 5)'. Fix: train_policy.lr=cosine(1.0, 0.0, 5)",
     "train_policy.lr=cosine(1.0)": "cosine: missing a required argument",
     "train_policy.lr=__import__('os')": "expected a number > 0, or a schedule",
     "train_policy.clipped_policy_loss.correction=importance(over=mask)": "importance: expected"
