@@ -81,7 +81,7 @@ def plan(graph: Runnable, options: RunOptions | None = None) -> Plan | ProgramPl
         planned = make_plan(checked, **told)
     if options.strict and planned.warnings:
         raise GraphError(planned.warnings)
-    return planned
+    return _identified(planned, _source(checked))
 
 
 def _refuse_steps(options: RunOptions) -> None:
@@ -126,7 +126,7 @@ def run(
     refuse_second()
     options = options or RunOptions()
     source = _source(graph)
-    planned = _identified(plan(graph, options), source)
+    planned = plan(graph, options)
     name = options.name or planned.graph
     hooks = StepHooks(on_step=on_step, until=until)
     text, script, notice = kept(written(source))
@@ -227,7 +227,7 @@ def resume(
             was = graph or read(recorded, str(path / "graph.json"))
             again = edited(was, settings) if settings else was
             checked = check(again)
-        planned = _identified(plan(checked, options), again)
+        planned = plan(checked, options)
         latest = CheckpointStore(opened.checkpoints, keep=options.keep).latest()
         done = finished(planned, options, opened, latest)
         text, script, notice = kept(written(again))
