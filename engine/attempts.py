@@ -218,7 +218,7 @@ class _Run:
         title = "dataflow" + (f", {plan.phase.title}" if plan.phase else "")
         trace = Trace(folder.trace / file, process=title)
         self._trace = stack.enter_context(_closed(trace))
-        self._on_step = [at_each_step(tell) for tell in hooks.on_step]
+        self._on_step = [at_each_step(tell, first=1) for tell in hooks.on_step]
         if options.progress:
             progress = stack.enter_context(_progress(plan, options))
             self._on_step.append(at_each_step(progress.update))
@@ -333,7 +333,7 @@ class _Run:
         """The metrics file; drops lines, samples and best versions of Steps that come again."""
         lines = stack.enter_context(_closed(JsonLines()))
         lines.open(self._folder, _config(self._plan, self._options))
-        lines.truncate_after(step)
+        lines.truncate_after(step or -1)  # Step 0 has a row only where the run ended with it
         with writing(f"what is kept up to step {step}", self._folder.path):
             SampleWriter(self._folder.samples).truncate_after(step)
             self._best.truncate_after(step)

@@ -28,7 +28,7 @@ class RunMetrics:
 
     takes = (
         *(events.Opened, events.WorkersMeasured, events.WritingBegan, events.WritingEnded),
-        *(m.Reported, m.ChunkDone, m.WorkerLost, m.StepClosed),
+        *(m.Reported, m.ChunkDone, m.WorkerLost, m.StepClosed, m.Finish),
     )
 
     def __init__(
@@ -67,6 +67,8 @@ class RunMetrics:
                 self._accounts.written(event.end)
             case events.InstructionTold(instruction=m.StepClosed() as closed):
                 self._close(closed, event.at)
+            case events.InstructionTold(instruction=m.Finish(error="")):
+                self._finish()
 
     def _close(self, closed: m.StepClosed, now: float) -> None:
         """Write the Step's row, or add an evaluation to the row that is there."""
@@ -74,8 +76,15 @@ class RunMetrics:
         step = self._first + closed.step
         again = step == self._lines.last
         row = self._accounts.close(closed, now, self._doing, again=again)
-        if closed.step == 0:
-            return
+        if closed.step > 0:
+            self._write(step, row, again=again)
+
+    def _finish(self) -> None:
+        """A run without a Step has its evaluations in a row of Step 0."""
+        if self._lines.last < 0 and self._accounts.initial:
+            self._write(0, dict(self._accounts.initial), again=False)
+
+    def _write(self, step: int, row: dict[str, float], *, again: bool) -> None:
         row |= self._named
         if again:
             row = self._lines.amend(step, row)
@@ -86,14 +95,16 @@ class RunMetrics:
 
 
 class StepAccounts:
-    """Adds up one Step after the other. Times are seconds of one clock."""
+    """Adds up one Step after the other. Times are seconds of one clock. initial: the evaluations
+    before Step 1, until its row has them.
+    """
 
     def __init__(self, workers: Sequence[str]) -> None:
         self._several = len(workers) > 1
         self._metrics = StepMetrics()
         self._sums: dict[str, float] = {}
         self._busy = dict.fromkeys(workers, 0.0)
-        self._initial: dict[str, float] = {}
+        self.initial: dict[str, float] = {}
         self._since = 0.0
         self._writing = (0.0, 0.0)
 
@@ -136,13 +147,13 @@ class StepAccounts:
         row = self._metrics.row(closed.step)
         found = {name: value for name, value in row.items() if name.startswith("eval/")}
         if closed.step == 0:
-            renamed = {name.replace("/", "/initial/", 1): v for name, v in found.items()}
-            self._initial, found = renamed, {}
+            self.initial, found = found, {}
         elif not again:
             rates = self._rates(closed.metrics, now, doing)
-            for name, value in (self._sums | dict(closed.metrics) | self._initial | rates).items():
+            initial = {n.replace("/", "/initial/", 1): v for n, v in self.initial.items()}
+            for name, value in (self._sums | dict(closed.metrics) | initial | rates).items():
                 self._metrics.add(name, value)
-            self._initial, found = {}, self._metrics.row(closed.step)
+            self.initial, found = {}, self._metrics.row(closed.step)
             del found["step"]
         self._clear(now)
         return found

@@ -84,7 +84,9 @@ class WritingFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepEnded:
-    """A Step's metrics. again: its line was there, and an evaluation has been added."""
+    """A Step's metrics. again: its line was there, and an evaluation has been added. step 0: the
+    evaluations of a run that ends without a Step.
+    """
 
     step: int
     metrics: Mapping[str, float]
@@ -152,10 +154,11 @@ class EventStream(dict[type, tuple[Take, ...]]):
             take(event)
 
 
-def at_each_step(tell: Callable[[Mapping[str, float]], object]) -> Take:
-    """Takes StepEnded, and tells each Step's row: `step`, then its metrics."""
+def at_each_step(tell: Callable[[Mapping[str, float]], object], *, first: int = 0) -> Take:
+    """Takes StepEnded, and tells each Step's row from `first` on: `step`, then its metrics."""
 
     def take(event: StepEnded) -> None:
-        tell({"step": event.step, **event.metrics})
+        if event.step >= first:
+            tell({"step": event.step, **event.metrics})
 
     return take

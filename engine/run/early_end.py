@@ -52,7 +52,7 @@ class EarlyEnd:
         match event:
             case EventHeard(event=StopRequested() as heard):
                 self.heard = heard
-            case StepEnded(step=step, metrics=metrics, again=False):
+            case StepEnded(step=step, metrics=metrics, again=False) if step > 0:
                 if self._threshold is not None and self._threshold.reached(metrics):
                     self.pass_at_once()
                 if self._until is not None and self._until({"step": step, **metrics}):

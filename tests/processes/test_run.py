@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -145,6 +145,23 @@ def test_two_evaluations(tiny: TinyRuns) -> None:
     assert all("eval/initial/vowels" not in row for row in rows[1:])
     assert rows[1]["eval/rows"] == 3
     assert "eval/sampled/vowels" in rows[1]
+
+
+def test_a_run_without_steps_evaluates(tiny: TinyRuns) -> None:
+    def never(metrics: Mapping[str, float]) -> bool:
+        raise AssertionError(f"Step {metrics['step']} is none")
+
+    zero = tiny.run(graphs.evaluated, 0, on_step=[never], until=never)
+    (row,) = runs.metrics(zero)
+    assert row["step"] == 0
+    assert (zero.step, zero.checkpoint) == (0, None)
+    assert zero.metrics["eval/vowels"] == row["eval/vowels"]
+    later = runs.metrics(resume(zero.folder, steps=1))
+    assert [each["step"] for each in later] == [1]
+    initial = {name: value for name, value in later[0].items() if "/initial/" in name}
+    assert {name.replace("/initial/", "/"): value for name, value in initial.items()} == {
+        name: value for name, value in row.items() if name.startswith("eval/")
+    }
 
 
 def test_the_best_versions_by_the_reward_of_the_graph_stay(tiny: TinyRuns) -> None:

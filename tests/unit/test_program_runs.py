@@ -15,7 +15,7 @@ from engine.api import plan
 from engine.checkpoint.best import BestVersions
 from engine.checkpoint.provenance import Provenance, differences, provenance
 from engine.checkpoint.store import CheckpointStore, StoredCheckpoint
-from engine.coordinator.messages import StepClosed, StopRequested
+from engine.coordinator.messages import Finish, StepClosed, StopRequested
 from engine.observe.accounts import RunMetrics
 from engine.observe.events import EventStream, InstructionTold, StepEnded
 from engine.observe.progress import Progress
@@ -86,6 +86,7 @@ def test_metrics_go_on_and_name_the_phase(tmp_path: Path) -> None:
         for step in (0, 1, 1, 2):  # the initial evaluation; a Step, and its late evaluation
             closed = StepClosed(step=step, metrics={"reward/mean": float(step)} if step else {})
             metrics.take(InstructionTold(at=float(step), instruction=closed))
+        metrics.take(InstructionTold(at=3.0, instruction=Finish(reason="all steps are done")))
         lines.close()
         rows = list(recorded_rows(run.metrics))
         assert [(row["step"], row["phase"]) for row in rows] == [(1, 1), (2, 1), (3, 2), (4, 2)]
