@@ -6,23 +6,20 @@ flags. A target's flags are read from its file; only --set calls the graph funct
 
 from __future__ import annotations
 
-import ast
 import importlib
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, get_type_hints
 
 import tyro
 
 from dataflow.errors import nearest_or_all
-from dataflow.importing import located
 from dataflow.settings import settable
 from engine.cli.flags import LanguageOptions, parse_own
 from engine.cli.graphs import shipped
 from engine.cli.screen import say
 from engine.cli.settings import NodeOptions
-from engine.cli.target import UsageError, load_target
+from engine.cli.target import UsageError, functions_in, load_target
 from engine.options import OF_ITS_START
 
 _BASH = """\
@@ -128,20 +125,8 @@ def _targets(current: str) -> Iterator[str]:
     """The graphs that come with it; the functions of a module or file before a colon."""
     place, colon, _ = current.partition(":")
     yield from (f"graphs.{name}:{name}" for name in shipped())
-    for function in _functions(place) if colon else ():
+    for function in functions_in(place) if colon else ():
         yield f"{place}:{function.name}"
-
-
-def _functions(place: str) -> list[ast.FunctionDef]:
-    """The functions that a module or file defines itself; nothing is imported."""
-    spec = None if place.endswith(".py") else located(place, (str(Path.cwd()),))
-    file = Path(place) if place.endswith(".py") else Path(spec.origin or "") if spec else None
-    try:
-        tree = ast.parse(file.read_text(encoding="utf-8")) if file else ast.Module([], [])
-    except (OSError, SyntaxError, ValueError):
-        return []
-    found = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    return [function for function in found if not function.name.startswith("_")]
 
 
 def _flags(command: str, targets: Sequence[str]) -> Iterator[str]:
@@ -149,7 +134,7 @@ def _flags(command: str, targets: Sequence[str]) -> Iterator[str]:
     names = [name for kind in _options(command) for name in _fields(kind)]
     for target in targets if command in _TARGETS else ():
         place, _, wanted = target.rpartition(":")
-        for function in _functions(place):
+        for function in functions_in(place):
             own = [*function.args.args, *function.args.kwonlyargs]
             names += [argument.arg for argument in own if function.name == wanted]
     if command == "resume":

@@ -146,7 +146,7 @@ def load_function(text: str, what: str, forms: str = FUNCTIONS) -> Callable[...,
     """
     place, mark, name = text.rpartition(":")
     if not mark or not place or not name:
-        near = _folder_near(text) or " or ".join(_functions_of(text.rstrip(":")))
+        near = _folder_near(text) or " or ".join(_graphs_in(text.rstrip(":")))
         fix = near or "my_module:my_graph, or my_file.py:my_graph"
         raise UsageError(f"{what} {text!r}", f"expected {forms}", fix)
     with _users_own(f"{what} {text!r}"):
@@ -160,22 +160,25 @@ def load_function(text: str, what: str, forms: str = FUNCTIONS) -> Callable[...,
     return found
 
 
-def _functions_of(text: str) -> list[str]:
-    """`file.py:function` or `module:function` of each function in a file or module that says that
-    it returns a graph, else of each, at most four. It is read, not imported.
-    """
-    import_from([str(Path.cwd())])
-    found = None if text.endswith(".py") or not text else located(text)
-    path = Path((found and found.origin) or text)
-    if path.suffix != ".py" or not path.is_file():
-        return []
+def functions_in(place: str) -> list[ast.FunctionDef]:
+    """The public functions that a module or a file defines itself; nothing is imported."""
+    spec = None if place.endswith(".py") or not place else located(place, (str(Path.cwd()),))
+    file = place if place.endswith(".py") else (spec.origin if spec else None) or ""
     try:
-        body = ast.parse(path.read_bytes()).body
-    except (SyntaxError, ValueError):
+        body = ast.parse(Path(file).read_bytes()).body if file.endswith(".py") else []
+    except (OSError, SyntaxError, ValueError):
         return []
-    public = [f for f in body if isinstance(f, ast.FunctionDef) and not f.name.startswith("_")]
+    found = [each for each in body if isinstance(each, ast.FunctionDef)]
+    return [function for function in found if not function.name.startswith("_")]
+
+
+def _graphs_in(place: str) -> list[str]:
+    """`place:function` of each function there that says that it returns a graph, else of each; at
+    most four.
+    """
+    public = functions_in(place)
     made = [f for f in public if f.returns and ast.unparse(f.returns) in ("Graph", "Program")]
-    return [f"{text}:{function.name}" for function in (made or public)[:4]]
+    return [f"{place}:{function.name}" for function in (made or public)[:4]]
 
 
 def _folder_near(text: str) -> str:
