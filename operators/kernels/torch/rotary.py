@@ -2,7 +2,7 @@
 
 Owns: up to which length a row's numbers do not depend on the rows next to it, and the refusal of
 longer ones. Does not own: rotation itself (transformers), limits of positions
-(dataflow/model_files.py).
+(dataflow/model_files.py), which kinds there are (dataflow/architectures.py).
 
 transformers picks the frequencies of two kinds anew in each forward, for all rows together:
 `dynamic` beyond max_position_embeddings, `longrope` beyond original_max_position_embeddings
@@ -17,15 +17,14 @@ from typing import Any
 
 from torch import nn
 
+from dataflow.architectures import ROTARY
 from dataflow.errors import KernelError
-
-STATIC = frozenset({"default", "linear", "llama3", "proportional", "yarn"})
-"""Kinds whose frequencies are those of the configuration, whatever the rows."""
 
 _LIMITS = {
     "dynamic": ("max_position_embeddings", "changes its base by"),
     "longrope": ("original_max_position_embeddings", "picks its factors by"),
 }
+"""The other kinds have the frequencies of the configuration, whatever the rows."""
 
 
 def require_steady(module: nn.Module, longest: int) -> None:
@@ -45,8 +44,8 @@ def require_known(module: nn.Module, where: str) -> None:
     """Raise KernelError for a kind of rotary embedding that this module does not know of."""
     config: Any = module.config
     for kind, _ in _kinds(config):
-        if kind not in STATIC and kind not in _LIMITS:
-            known = ", ".join(sorted(STATIC | set(_LIMITS)))
+        if kind not in ROTARY:
+            known = ", ".join(sorted(ROTARY))
             raise KernelError(
                 f"{where}: expected rope_scaling of a kind known to keep rows apart ({known}),"
                 f" found {kind!r} ({config.model_type}). Fix: a base with one of them."
