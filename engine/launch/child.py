@@ -27,7 +27,10 @@ from engine.observe.reports import Doing
 from engine.run.watchdog import STACK_SIGNAL
 
 _MODULE = "engine.launch.worker_process"
-_BOOTSTRAP = f"from {_MODULE} import main; main(int(sys.argv[3]), int(sys.argv[4]))"
+_BOOTSTRAP = (
+    "from engine.launch.lifeline import die_with; die_with(int(sys.argv[4]));"
+    f" from {_MODULE} import main; main(int(sys.argv[3]))"
+)
 _SPINS = "10000"
 _COPIES = "glibc.cpu.x86_non_temporal_threshold=0x200000"
 """Copies of 2 MiB and more bypass the cache, since another process reads the rows later: 16 MiB

@@ -36,7 +36,6 @@ from engine.launch import host_messages as hm
 from engine.launch.desk import CHANGED, Desk
 from engine.launch.keyfile import read_keys
 from engine.launch.supervisor import CONTROL_BYTES, HostShare, Supervisor
-from engine.launch.worker_process import die_with
 from engine.observe.logs import to_log
 from engine.observe.runfolder import RunFolder
 from engine.plan.cluster import Host, detect, read_cluster
@@ -67,7 +66,10 @@ def serve(cluster: Path, name: str, keys: Path | None = None, grace: float = 60.
 
 def _serve_next(cluster: Path, name: str, keys: Path | None, hears: IO[bytes]) -> int:
     """Serve one run in a new process; returns its exit code. hears: EOF asks it to stop."""
-    bootstrap = "from engine.launch.host import main; main(sys.argv[3:])"
+    bootstrap = (
+        "from engine.launch.lifeline import die_with; die_with(int(sys.argv[3]));"
+        " from engine.launch.host import main; main(sys.argv[4:])"
+    )
     given = [str(os.getpid()), str(cluster), name, *([str(keys)] if keys else [])]
     command = interpreter(bootstrap, "engine.launch.host", *given)
     with held_back():
@@ -80,11 +82,10 @@ def _serve_next(cluster: Path, name: str, keys: Path | None, hears: IO[bytes]) -
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The process that serves one run. arguments: its parent, cluster file, host, key file."""
-    die_with(int(arguments[0]))
+    """The process that serves one run. arguments: cluster file, host, key file."""
     left_to_the_run()
     to_log("%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
-    cluster, name, *keys = arguments[1:]
+    cluster, name, *keys = arguments
     try:
         serve_one(Path(cluster), name, Path(keys[0]) if keys else None)
     except DataflowError as error:

@@ -5,21 +5,20 @@
     main      an instruction or a request        control (inbox.py)
     both      room in the control socket         the Supervisor's I/O thread, which never blocks
 
-Owns: the process (signals, parent's death, log, heartbeat) and its two threads. Does not own:
-kernels and instructions (engine/worker), their order (inbox.py), messages (control.py).
+Owns: the process (signals, log, heartbeat) and its two threads. Does not own: the death of the
+process that started it (lifeline.py), kernels and instructions (engine/worker), their order
+(inbox.py), messages (control.py).
 
 Nothing here imports torch at the start, since the first heartbeat is due before that is done.
 """
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import gc
 import logging
 import os
 import select
-import signal
 import socket
 import sys
 import threading
@@ -48,7 +47,6 @@ from engine.run.watchdog import STACK_SIGNAL
 
 _WAITS_FOR_MORE = (m.Tombstoned, m.ChunkDone, m.Stepped, m.Evaluated, m.Recorded)
 """Events at the end of an instruction, sent in one frame with it."""
-_PR_SET_PDEATHSIG = 1
 _log = logging.getLogger(__name__)
 
 
@@ -274,9 +272,8 @@ def _ranks(opened: control.Open, plan: Plan, descriptors: tuple[int, ...]) -> tu
     return group, join(store, rank.share, rank.part, members, content=content)
 
 
-def main(descriptor: int, parent: int) -> None:
-    """Run the Worker at this end of a control socket. parent: the process that started this one."""
-    die_with(parent)
+def main(descriptor: int) -> None:
+    """Run the Worker at this end of a control socket."""
     left_to_the_run()
     faulthandler.enable()
     faulthandler.register(STACK_SIGNAL, all_threads=True)
@@ -327,11 +324,3 @@ def end(code: int, why: str = "") -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def die_with(parent: int) -> None:
-    """On Linux: kill this process when the thread that started it ends, or has ended already."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        end(1, "the process of the run is gone")
