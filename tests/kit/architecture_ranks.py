@@ -23,6 +23,7 @@ from operators.kernels.torch.models import load_model
 from operators.kernels.torch.packing import pack
 from operators.kernels.torch.parallel import Ranks, split, whole
 from operators.kernels.torch.slices import Slices
+from tests.kit.differences import far
 from tests.kit.kernels import FakeSession
 from tests.kit.rows import random_rows
 
@@ -30,7 +31,8 @@ CPU = torch.device("cpu")
 
 
 def main(number: int, folder: Path, names: Sequence[str], way: str) -> None:
-    """Writes the greatest difference, or the refusal, of each architecture's model in `folder`.
+    """Writes the greatest difference (differences.py), or the refusal, of each architecture's model
+    in `folder`.
 
     way: `tensor` (matrices over ranks) or `shard` (weights over ranks).
     """
@@ -57,7 +59,7 @@ def _compared(base: str, session: FakeSession, way: str) -> float | str:
     except KernelError as error:
         return str(error)
     assert found.keys() == wanted.keys()
-    return max(float((found[name] - of).abs().max()) for name, of in wanted.items())
+    return max(far(found[name], of) for name, of in wanted.items())
 
 
 def _split_numbers(module: Any, session: FakeSession, way: str) -> dict[str, Tensor]:

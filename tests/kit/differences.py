@@ -77,11 +77,13 @@ def logprobs(base: str) -> float:
 def _of_logprobs(base: str, rows: Batch, found: np.ndarray) -> float:
     with torch.no_grad():
         wanted = torch.cat(padded_logprobs(plain(base), rows))
-    return _far(torch.from_numpy(found.copy()), wanted)
+    return far(torch.from_numpy(found.copy()), wanted)
 
 
-def _far(found: Tensor, wanted: Tensor) -> float:
-    return float(((found - wanted).abs() / (1 + wanted.abs())).max())
+def far(found: Tensor, wanted: Tensor) -> float:
+    """The largest |found - wanted| / (1 + |wanted|); infinite where one is NaN."""
+    apart = (found - wanted).abs() / (1 + wanted.abs())
+    return float(apart.nan_to_num(nan=torch.inf).max())
 
 
 def trained(base: str) -> float:
@@ -108,13 +110,13 @@ def updated(base: str) -> dict[str, Tensor]:
 
 def _apart(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:
     assert found.keys() == wanted.keys()
-    return max(_far(found[name], wanted[name]) for name in found)
+    return max(far(found[name], wanted[name]) for name in found)
 
 
 def values(base: str, folder: Path) -> float:
     """Of the values of a critic; saves it in the folder."""
     module = load_model(Model("critic", base, head="scalar", trainable=True), "cpu")
-    _randomise(scalar_head(module))
+    randomise(scalar_head(module))
     save_model(module, folder)
     rows = random_rows(3, 3)
     model = Model("critic", str(folder), head="scalar")
@@ -136,7 +138,7 @@ def scores(base: str, folder: Path) -> float:
     else:
         whole = auto.from_pretrained(base, num_labels=1, attn_implementation="eager")
         head, body = scalar_head(whole), whole.base_model
-        _randomise(head)
+        randomise(head)
         whole.save_pretrained(folder)
     [made] = open_kernel(TorchScores(), Model("rm", str(folder), head="scalar")).run(
         rows_chunk(rows)
@@ -144,7 +146,8 @@ def scores(base: str, folder: Path) -> float:
     return _of_rows(body, head, rows, made.flat("reward")[:, None], slice(-1, None))
 
 
-def _randomise(head: nn.Module) -> None:
+def randomise(head: nn.Module) -> None:
+    """Weights with which values and scores are of the size of 1, as those of a trained head are."""
     torch.manual_seed(3)
     with torch.no_grad():
         for weight in head.parameters():
@@ -160,7 +163,7 @@ def _of_rows(body: Any, head: nn.Module, rows: Batch, found: Any, which: slice) 
         prompt, answer = rows.ragged("prompt_ids")[i], rows.ragged("completion_ids")[i]
         ids = torch.from_numpy(np.concatenate([prompt, answer]).astype(np.int64))
         said = head(body(input_ids=ids[None]).last_hidden_state)[0, len(prompt) - 1 :, 0][which]
-        worst = max(worst, _far(torch.from_numpy(np.array(found[i])), said))
+        worst = max(worst, far(torch.from_numpy(np.array(found[i])), said))
     return worst
 
 

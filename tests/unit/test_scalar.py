@@ -31,7 +31,7 @@ from operators.kernels.torch.saving import save_model
 from operators.kernels.torch.scalar import scalar_head
 from tests.kit import training
 from tests.kit.architectures import ARCHITECTURES, tiny
-from tests.kit.differences import ROOM
+from tests.kit.differences import ROOM, randomise
 from tests.kit.models import character_tokenizer
 from tests.kit.rows import random_rows, token_column
 
@@ -85,9 +85,7 @@ def require_close(found: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor]) -
 
 
 def randomised(module: nn.Module) -> Any:
-    with torch.no_grad():
-        for weight in scalar_head(module).parameters():
-            weight.normal_()
+    randomise(scalar_head(module))
     return module
 
 
