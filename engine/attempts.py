@@ -235,8 +235,9 @@ class _Run:
         with ExitStack() as stack:
             workers, lines = self._workers(stack), self._lines(begun, stack)
             stream = EventStream(self._log, self._trace, Probes(plan.seed))
-            place = {"first": plan.first, "phase": self._phase}
-            metrics = RunMetrics(plan.workers, lines, stream, **place)
+            told: dict[str, Any] = {"first": plan.first, "phase": self._phase}
+            told["evaluates"] = self._options.steps == 0
+            metrics = RunMetrics(plan.workers, lines, stream, **told)
             for subscriber in (metrics, *self._views(stack)):
                 stream.add(subscriber)
             for take in self._on_step:
@@ -333,7 +334,7 @@ class _Run:
         """The metrics file; drops lines, samples and best versions of Steps that come again."""
         lines = stack.enter_context(_closed(JsonLines()))
         lines.open(self._folder, _config(self._plan, self._options))
-        lines.truncate_after(step or -1)  # Step 0 has a row only where the run ended with it
+        lines.truncate_after(step or -1)  # Step 0 has a row in a run of no Steps
         with writing(f"what is kept up to step {step}", self._folder.path):
             SampleWriter(self._folder.samples).truncate_after(step)
             self._best.truncate_after(step)

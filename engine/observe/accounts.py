@@ -23,7 +23,8 @@ class RunMetrics:
     """Writes each Step's row to metrics.jsonl, then emits StepEnded. last: the row written last.
 
     first: Steps of the run before this graph's own. phase: which of a Program it is; 0 for a graph
-    alone, whose rows do not name one.
+    alone, whose rows do not name one. evaluates: no Steps are asked for, so that the evaluations
+    have a row of their own, of Step 0.
     """
 
     takes = (
@@ -39,8 +40,10 @@ class RunMetrics:
         *,
         first: int = 0,
         phase: int = 0,
+        evaluates: bool = False,
     ) -> None:
         self._first = first
+        self._evaluates = evaluates
         self._named: Mapping[str, float] = {"phase": phase} if phase else {}
         self._accounts = StepAccounts(workers)
         self._chunks = ChunkMetrics()
@@ -68,7 +71,8 @@ class RunMetrics:
             case events.InstructionTold(instruction=m.StepClosed() as closed):
                 self._close(closed, event.at)
             case events.InstructionTold(instruction=m.Finish(error="")):
-                self._finish()
+                if self._evaluates and self._accounts.initial:
+                    self._write(0, dict(self._accounts.initial), again=False)
 
     def _close(self, closed: m.StepClosed, now: float) -> None:
         """Write the Step's row, or add an evaluation to the row that is there."""
@@ -78,11 +82,6 @@ class RunMetrics:
         row = self._accounts.close(closed, now, self._doing, again=again)
         if closed.step > 0:
             self._write(step, row, again=again)
-
-    def _finish(self) -> None:
-        """A run without a Step has its evaluations in a row of Step 0."""
-        if self._lines.last < 0 and self._accounts.initial:
-            self._write(0, dict(self._accounts.initial), again=False)
 
     def _write(self, step: int, row: dict[str, float], *, again: bool) -> None:
         row |= self._named

@@ -85,7 +85,7 @@ class WritingFailed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepEnded:
     """A Step's metrics. again: its line was there, and an evaluation has been added. step 0: the
-    evaluations of a run that ends without a Step.
+    evaluations of a run of no Steps.
     """
 
     step: int

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.coordinator.messages import StepClosed
-from engine.observe.accounts import StepAccounts
+from engine.coordinator.messages import Finish, StepClosed
+from engine.observe.accounts import RunMetrics, StepAccounts
+from engine.observe.events import EventStream, InstructionTold, WorkersMeasured
 from engine.observe.reports import Doing
+from engine.observe.runfolder import RunFolder
+from engine.observe.sinks import JsonLines, recorded_rows
 
 IDLE = [Doing(worker="gen"), Doing(worker="train")]
 
@@ -49,6 +54,22 @@ def test_what_is_measured_before_step_1_is_in_its_row() -> None:
     assert "eval/reward" not in row
     assert "time/held_out" not in row
     assert "eval/initial/reward" not in close(steps, 2, 13.0)
+
+
+@pytest.mark.parametrize("evaluates", [True, False])
+def test_only_a_run_of_no_steps_has_a_row_of_step_0(tmp_path: Path, evaluates: bool) -> None:
+    """One that is stopped before Step 1 begins again, and its metrics have whole Steps alone."""
+    with RunFolder.create("run", tmp_path) as run:
+        lines = JsonLines()
+        lines.open(run, {})
+        metrics = RunMetrics(["main"], lines, EventStream(), evaluates=evaluates)
+        reports = [("eval/reward", 3.0, 1.0)]
+        metrics.take(WorkersMeasured(reports=reports, spans=[], doing=[]))
+        for told in (StepClosed(step=0, metrics={}), Finish(reason="stopped")):
+            metrics.take(InstructionTold(at=1.0, instruction=told))
+        lines.close()
+        row = {"step": 0, "eval/reward": 3.0}
+        assert list(recorded_rows(run.metrics)) == ([row] if evaluates else [])
 
 
 def test_a_step_that_is_closed_again_has_its_evaluations_alone() -> None:
