@@ -18,9 +18,10 @@ from transformers import AutoModelForCausalLM
 
 from dataflow.batch import Ragged
 from dataflow.model import Model
+from operators.kernels.decoding import DecodeTask
 from operators.kernels.torch import heads
 from operators.kernels.torch.attention import hidden
-from operators.kernels.torch.decode import Decoder, DecodeTask
+from operators.kernels.torch.decode import Decoder
 from operators.kernels.torch.heads import predictions
 from operators.kernels.torch.models import load_model
 from operators.kernels.torch.packing import Packed, pack

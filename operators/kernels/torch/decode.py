@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -23,9 +22,10 @@ from transformers import PreTrainedModel
 
 from dataflow.batch import Ragged
 from dataflow.randomness import uniform
+from operators.kernels.decoding import Counts, DecodeTask, Written
 from operators.kernels.torch.attention import forward, hidden
 from operators.kernels.torch.cache import Again, Cache, Common, Decode, Prefill
-from operators.kernels.torch.sampling import DrawnTokens, Sampling, sample
+from operators.kernels.torch.sampling import sample
 
 LEAST_PREFIX = 8
 """Shared tokens that justify a prefix level, which costs a few small products per step."""
@@ -36,83 +36,6 @@ wake-up at every product of a step, and a scheduler time slice where another pro
 core: next to one busy test run, a chunk of the long-tailed benchmark took 1348 ms with 2 threads
 and 162 ms with 1; on an idle machine both took about 150 ms.
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeTask:
-    """What to write: n rows for each prompt, row i for prompt i // n.
-
-    seeds: uint64 [rows], the random stream of each row. ends: the ids that end a row. stopped:
-    given the tails of some rows as int32 ids, tells which of them contain a stop string (None if
-    there are no stop strings); window: how many of the last tokens it needs. slots: rows decoded
-    at once. budget: the most tokens in one prefill.
-    """
-
-    prompts: Ragged
-    n: int
-    seeds: np.ndarray
-    max_tokens: int
-    how: Sampling
-    ends: np.ndarray
-    slots: int
-    budget: int
-    stopped: Callable[[list[np.ndarray]], np.ndarray] | None = None
-    window: int = 0
-
-
-@dataclass(slots=True)
-class Written:
-    """The result so far: tokens, versions int32, logprobs float32 [rows, room]; length int32, stop
-    bool [rows]; mass float32 [rows, room] if the sampler truncates, else None.
-    """
-
-    tokens: np.ndarray
-    logprobs: np.ndarray
-    versions: np.ndarray
-    length: np.ndarray
-    stop: np.ndarray
-    mass: np.ndarray | None = None
-
-    @staticmethod
-    def empty(rows: int, *, truncates: bool = False) -> Written:
-        """Nothing written yet, for this many rows."""
-        return Written(
-            np.zeros((rows, 0), np.int32),
-            np.zeros((rows, 0), np.float32),
-            np.zeros((rows, 0), np.int32),
-            np.zeros(rows, np.int32),
-            np.zeros(rows, bool),
-            np.zeros((rows, 0), np.float32) if truncates else None,
-        )
-
-    def append(self, rows: np.ndarray, drawn: DrawnTokens, version: int) -> np.ndarray:
-        """Add one token to each of these rows; returns the tokens."""
-        tokens = drawn.tokens.cpu().numpy()
-        where = self.length[rows]
-        room = self.tokens.shape[1]
-        if where.max() >= room:
-            more = ((0, 0), (0, max(16, room)))
-            self.tokens, self.logprobs = np.pad(self.tokens, more), np.pad(self.logprobs, more)
-            self.versions = np.pad(self.versions, more)
-            self.mass = None if self.mass is None else np.pad(self.mass, more)
-        self.tokens[rows, where] = tokens
-        self.logprobs[rows, where] = drawn.logprobs.cpu().numpy()
-        if self.mass is not None and drawn.mass is not None:
-            self.mass[rows, where] = drawn.mass.cpu().numpy()
-        self.versions[rows, where] = version
-        self.length[rows] = where + 1
-        return tokens
-
-
-@dataclass(slots=True)
-class Counts:
-    """rows, slots: live rows and slots, summed over all decode forwards. again: tokens whose keys
-    and values were computed again because new weights had come.
-    """
-
-    rows: int = 0
-    slots: int = 0
-    again: int = 0
 
 
 class Decoder:
@@ -319,17 +242,15 @@ class Decoder:
         """Sample and record one token per row; returns bool [rows]: which rows ended with it."""
         task, written = self.task, self.written
         draws = torch.from_numpy(uniform(task.seeds[rows], written.length[rows])).to(self.device)
-        tokens = written.append(rows, sample(logits, draws, task.how), self.version)
-        stop = (tokens[:, None] == task.ends).any(1)
-        if task.stopped is not None:
-            lengths = written.length[rows]
-            tails = [
-                written.tokens[r, max(0, e - task.window) : e]
-                for r, e in zip(rows, lengths, strict=True)
-            ]
-            stop |= task.stopped(tails)
-        written.stop[rows] = stop
-        return stop | (written.length[rows] >= task.max_tokens)
+        drawn = sample(logits, draws, task.how)
+        written.append(
+            rows,
+            drawn.tokens.cpu().numpy(),
+            drawn.logprobs.cpu().numpy(),
+            None if drawn.mass is None else drawn.mass.cpu().numpy(),
+            self.version,
+        )
+        return task.ended(written, rows)
 
     def _drop(self, ended: np.ndarray) -> np.ndarray:
         """Take the ended rows out of their slots; returns their indices."""

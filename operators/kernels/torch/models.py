@@ -74,6 +74,17 @@ def _class_of(model: Model, config: Any) -> type[PreTrainedModel]:
     return lm._model_mapping[type(config)]
 
 
+def described(model: Model) -> PreTrainedModel:
+    """The module of a Model without its weights (on the meta device): its config, and the names and
+    shapes that `pieces` gives. Raises KernelError as `load_model` does, before weights are read.
+    """
+    config = _config(f"Model {model.name!r}", model.base)
+    with torch.device("meta"):
+        module: Any = _class_of(model, config)(config)
+    module.tie_weights()
+    return module
+
+
 def positions(base: str) -> int | None:
     """The most tokens per row that a base supports; None if its config.json has no limit."""
     found = cached_file(base, CONFIG)

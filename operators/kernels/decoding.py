@@ -1,0 +1,117 @@
+"""What every decode loop is asked and what it answers: rows to write, and what has been written.
+
+Owns: the task, the tokens with their numbers, when a row ends. Does not own: any decode loop
+(torch/decode.py, vllm/decode.py), columns (generating.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dataflow.batch import Ragged
+
+if TYPE_CHECKING:
+    from operators.kernels.torch.sampling import Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeTask:
+    """What to write: n rows for each prompt, row i for prompt i // n.
+
+    seeds: uint64 [rows], the random stream of each row. ends: the ids that end a row. stopped:
+    given the tails of some rows as int32 ids, tells which of them contain a stop string (None if
+    there are no stop strings); window: how many of the last tokens it needs. slots: rows decoded
+    at once. budget: the most tokens in one prefill.
+    """
+
+    prompts: Ragged
+    n: int
+    seeds: np.ndarray
+    max_tokens: int
+    how: Sampling
+    ends: np.ndarray
+    slots: int
+    budget: int
+    stopped: Callable[[list[np.ndarray]], np.ndarray] | None = None
+    window: int = 0
+
+    def ended(self, written: Written, rows: np.ndarray) -> np.ndarray:
+        """Bool [rows]: which of these rows ended with their last token; `written.stop` tells which
+        of them with a stop.
+        """
+        lengths = written.length[rows]
+        stop = (written.tokens[rows, lengths - 1][:, None] == self.ends).any(1)
+        if self.stopped is not None:
+            tails = [
+                written.tokens[r, max(0, e - self.window) : e]
+                for r, e in zip(rows, lengths, strict=True)
+            ]
+            stop |= self.stopped(tails)
+        written.stop[rows] = stop
+        return stop | (lengths >= self.max_tokens)
+
+
+@dataclass(slots=True)
+class Written:
+    """The result so far: tokens, versions int32, logprobs float32 [rows, room]; length int32, stop
+    bool [rows]; mass float32 [rows, room] if the sampler truncates, else None.
+    """
+
+    tokens: np.ndarray
+    logprobs: np.ndarray
+    versions: np.ndarray
+    length: np.ndarray
+    stop: np.ndarray
+    mass: np.ndarray | None = None
+
+    @staticmethod
+    def empty(rows: int, *, truncates: bool = False) -> Written:
+        """Nothing written yet, for this many rows."""
+        return Written(
+            np.zeros((rows, 0), np.int32),
+            np.zeros((rows, 0), np.float32),
+            np.zeros((rows, 0), np.int32),
+            np.zeros(rows, np.int32),
+            np.zeros(rows, bool),
+            np.zeros((rows, 0), np.float32) if truncates else None,
+        )
+
+    def append(
+        self,
+        rows: np.ndarray,
+        tokens: np.ndarray,
+        logprobs: np.ndarray,
+        mass: np.ndarray | None,
+        version: int | np.ndarray,
+    ) -> None:
+        """Add one token to each of these rows. All [rows]: tokens, log-probs float32, mass float32
+        if the sampler truncates; version: one for all, or int32.
+        """
+        where = self.length[rows]
+        room = self.tokens.shape[1]
+        if where.max() >= room:
+            more = ((0, 0), (0, max(16, room)))
+            self.tokens, self.logprobs = np.pad(self.tokens, more), np.pad(self.logprobs, more)
+            self.versions = np.pad(self.versions, more)
+            self.mass = None if self.mass is None else np.pad(self.mass, more)
+        self.tokens[rows, where] = tokens
+        self.logprobs[rows, where] = logprobs
+        if self.mass is not None and mass is not None:
+            self.mass[rows, where] = mass
+        self.versions[rows, where] = version
+        self.length[rows] = where + 1
+
+
+@dataclass(slots=True)
+class Counts:
+    """rows, slots: live rows and slots, summed over all decode forwards. again: tokens whose keys
+    and values were computed again because new weights had come.
+    """
+
+    rows: int = 0
+    slots: int = 0
+    again: int = 0

@@ -1,0 +1,310 @@
+"""One vLLM engine in this process: token ids in, tokens and log-probs out, weights in place.
+
+Owns: how vLLM is started and asked. Does not own: which rows (decode.py), what a token is drawn by
+(keyed.py), what is done in vLLM's workers (rank.py).
+
+The engine is stepped by its caller. With one tensor rank nothing of it runs in another process. An
+engine whose call raised is lost: what vLLM had scheduled by then is unknown.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from dataflow.batch import Ragged
+from dataflow.errors import KernelError
+from dataflow.kernel import Piece
+from operators.kernels.torch.sampling import Sampling
+from operators.kernels.vllm.weights import (
+    SharedWeights,
+    names_and_shapes,
+    require_shapes,
+    require_whole,
+)
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+    "TORCH_COMPILE_DISABLE": "1",
+}
+"""Of the process. No process of vLLM's own for the engine; no compiler: on CPU it would only make
+the rank of a log-prob, which nobody reads, and takes 11 s with an empty cache.
+"""
+
+BLOCK = 32
+"""Tokens of a block of the KV cache on CPU: a prompt is shared up to its last whole block."""
+
+CANARY = 2 * BLOCK + 1
+"""Tokens of the request that shows whether keys and values of other weights are still there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSize:
+    """slots: rows at once. tokens: of one forward. length: of a row. cache: bytes of keys and values.
+    tensor: ranks. threads: of each rank.
+    """
+
+    slots: int
+    tokens: int
+    length: int
+    cache: int
+    tensor: int = 1
+    threads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token of a request; mass: None unless the sampler truncates. version: of the weights."""
+
+    request: str
+    token: int
+    logprob: float
+    mass: float | None
+    version: int
+
+
+class Engine:
+    """A Model's engine, which all generate nodes of that Model in a Worker share."""
+
+    def __init__(self, model: Any, described: Any, base: str, size: EngineSize) -> None:
+        """described: the Model's module of transformers, on the meta device. base: directory."""
+        self.name, self.size, self.version = model.name, size, 0
+        self._names, self._shapes = names_and_shapes(described)
+        self._llm = _started(base, model.dtype, size)
+        self._core: Any = self._llm.llm_engine.engine_core
+        self._shared = SharedWeights() if size.tensor > 1 else None
+        self._held: deque[Token] = deque()
+        self._count = 0
+        self._lost = False
+        self._probed: int | None = None
+        self.vocabulary = int(described.config.vocab_size)
+
+    def add(self, ids: Sequence[int], seed: int, how: Sampling, most: int, ends: list[int]) -> str:
+        """Begin a row of at most so many tokens, which one of `ends` ends; returns its request."""
+        from vllm import SamplingParams
+
+        from operators.kernels.vllm.keyed import extra_args
+
+        params = SamplingParams(
+            temperature=0.0,
+            max_tokens=most,
+            logprobs=1 if how.truncates else 0,
+            detokenize=False,
+            ignore_eos=True,
+            stop_token_ids=ends,
+            skip_clone=True,
+            extra_args=extra_args(seed, how),
+        )
+        return self._add(ids, params)
+
+    def _add(self, ids: Sequence[int], params: Any) -> str:
+        from vllm.v1.engine import EngineCoreRequest
+
+        self._count += 1
+        name = f"{self._count}"
+        with self._asked():
+            self._core.add_request(
+                EngineCoreRequest(
+                    request_id=name,
+                    prompt_token_ids=list(ids),
+                    mm_features=None,
+                    sampling_params=params,
+                    pooling_params=None,
+                    arrival_time=time.time(),
+                    lora_request=None,
+                    cache_salt=None,
+                    data_parallel_rank=None,
+                )
+            )
+        return name
+
+    def step(self) -> list[Token]:
+        """One token of each row that runs."""
+        if self._held:
+            held = list(self._held)
+            self._held.clear()
+            return held
+        return [token for out in self._outputs() for token in self._tokens(out)]
+
+    def _outputs(self) -> list[Any]:
+        with self._asked():
+            return self._core.get_output().outputs
+
+    def _tokens(self, out: Any) -> Iterator[Token]:
+        for place, token in enumerate(out.new_token_ids):
+            said = out.new_logprobs.logprobs[place] if out.new_logprobs is not None else None
+            if said is None:
+                continue
+            mass = float(said[-1]) if len(said) > 1 else None
+            yield Token(out.request_id, int(token), float(said[0]), mass, self.version)
+
+    def abort(self, requests: list[str]) -> None:
+        """End these rows."""
+        if requests:
+            with self._asked():
+                self._core.abort_requests(requests)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no row is running or waiting."""
+        return not self._core.engine_core.scheduler.has_unfinished_requests()
+
+    def forget(self) -> None:
+        """Drop all keys and values; those of running rows are computed again from their tokens."""
+        with self._asked():
+            done = self._core.reset_prefix_cache(reset_running_requests=True)
+        if not done:
+            raise KernelError(
+                f"Model {self.name!r}: expected vLLM to forget its keys and values, found that it"
+                " declined. Fix: nothing here; tokens would be written with old keys."
+            )
+
+    def load(self, given: list[Piece], version: int) -> None:
+        """All weights of a version, in place; then forget what older ones computed."""
+        require_whole(self.name, self._names, given)
+        require_shapes(self.name, self._shapes, given)
+        with self._asked():
+            if self._shared is None:
+                pairs = [(piece.name, piece.data) for piece in given]
+                left = self._llm.collective_rpc("take", args=(pairs,))
+            else:
+                where = (self._shared.path, self._shared.write(given))
+                left = self._llm.collective_rpc("take_shared", args=where)
+        if any(left):
+            raise KernelError(
+                f"Model {self.name!r}: expected all weights of vLLM's module, found that"
+                f" {next(filter(None, left))[0]} did not come. Fix: a base whose names vLLM knows,"
+                " or --kernel NODE=torch."
+            )
+        self.version = version
+        self.forget()
+
+    def probe(self, ids: Ragged) -> np.ndarray:
+        """float32: the log-prob at temperature 1 of each token but its row's first, in one pass.
+
+        Raises KernelError if keys and values of other weights are still there.
+        """
+        from vllm import SamplingParams
+
+        self._require_forgotten()
+        before = self._call("say_log_probs", "raw_logprobs")
+        ask = SamplingParams(
+            temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False, ignore_eos=True
+        )
+        rows = {self._add(ids[i].tolist(), ask): i for i in range(len(ids)) if len(ids[i]) > 1}
+        said = [np.zeros(0, np.float32)] * len(ids)
+        for out in self._until_done(set(rows)):
+            numbers = out.new_prompt_logprobs_tensors
+            if numbers is not None:
+                said[rows[out.request_id]] = numbers.logprobs[:, 0].float().cpu().numpy()
+        self._call("say_log_probs", before)
+        return np.concatenate(said)
+
+    def _require_forgotten(self) -> None:
+        """A fixed request finds none of its own keys, unless this version has computed them."""
+        from vllm import SamplingParams
+
+        length = min(CANARY, self.size.length - 1)
+        ask = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False, ignore_eos=True)
+        name = self._add(np.arange(length) % self.vocabulary, ask)
+        found = [out.num_cached_tokens for out in self._until_done({name})]
+        if self._probed != self.version and any(found):
+            raise KernelError(
+                f"Model {self.name!r}: expected no keys of older weights at version"
+                f" {self.version}, found those of {max(found)} tokens. Fix: nothing here; tokens"
+                " would be written with old keys."
+            )
+        self._probed = self.version
+
+    def _until_done(self, mine: set[str]) -> Iterator[Any]:
+        """Step until these requests have ended; yields what they said, and holds other tokens."""
+        left = set(mine)
+        while left:
+            for out in self._outputs():
+                if out.request_id not in mine:
+                    self._held.extend(self._tokens(out))
+                    continue
+                yield out
+                if out.finish_reason is not None:
+                    left.discard(out.request_id)
+
+    def _call(self, method: str, *args: Any) -> Any:
+        with self._asked():
+            return self._llm.collective_rpc(method, args=args)[0]
+
+    @contextmanager
+    def _asked(self) -> Iterator[None]:
+        if self._lost:
+            raise KernelError(
+                f"Model {self.name!r}: expected a vLLM engine, found one that was lost when a call"
+                " of it raised. Fix: see that error, further up."
+            )
+        self._lost = True
+        yield
+        self._lost = False
+
+    def sleep(self) -> None:
+        """vLLM's sleep level 1: weights move to the host, keys and values are dropped."""
+        with self._asked():
+            self._llm.sleep(level=1)
+
+    def wake(self) -> None:
+        """Take the device again."""
+        with self._asked():
+            self._llm.wake_up()
+
+    def close(self) -> None:
+        """End the engine and the processes of its ranks."""
+        self._core.shutdown()
+        if self._shared is not None:
+            self._shared.close()
+
+
+def _started(base: str, dtype: str, size: EngineSize) -> Any:
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    os.environ["DATAFLOW_VLLM_PARENT"] = str(os.getpid())
+    cuda = torch.cuda.is_available()
+    torch.set_num_threads(size.threads)
+    given = torch.set_num_threads  # vLLM replaces it by one that does nothing
+    import torch._dynamo.config as dynamo
+
+    dynamo.disable = dynamo.disable or not cuda
+    from vllm import LLM
+
+    import operators.kernels.vllm.rank as _  # noqa: F401  before vLLM builds the model
+
+    own: Mapping[str, Any] = {"enable_sleep_mode": True} if cuda else {"block_size": BLOCK}
+    llm = LLM(
+        model=base,
+        dtype=dtype,
+        skip_tokenizer_init=True,
+        enforce_eager=not cuda,
+        max_num_seqs=size.slots,
+        max_num_batched_tokens=max(size.tokens, size.slots),
+        max_model_len=size.length,
+        kv_cache_memory_bytes=size.cache,
+        enable_prefix_caching=True,
+        async_scheduling=False,
+        disable_log_stats=True,
+        logprobs_mode="processed_logits",
+        max_logprobs=1,
+        logits_processors=["operators.kernels.vllm.keyed:Keyed"],
+        worker_extension_cls="operators.kernels.vllm.rank.Rank",
+        tensor_parallel_size=size.tensor,
+        **({"distributed_executor_backend": "mp"} if size.tensor > 1 else {}),
+        **own,
+    )
+    torch.set_num_threads = given
+    return llm

@@ -1,0 +1,122 @@
+"""The vLLM kernel of `generate`.
+
+Owns: the engine's size, its weights, its leases. Does not own: what all kernels of `generate` share
+(generating.py), the engine (engine.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dataflow.batch import Ragged
+from dataflow.errors import KernelError
+from dataflow.kernel import Piece, Probeable, Sleeper
+from operators.kernels.decoding import DecodeTask
+from operators.kernels.generating import Generating
+from operators.kernels.torch.models import described, positions
+from operators.kernels.torch.saving import exact_folder
+from operators.kernels.vllm.decode import VllmDecoder
+from operators.kernels.vllm.engine import BLOCK, Engine, EngineSize
+
+PROMPT = 4096
+"""Tokens of a prompt for which an engine has room if the node does not say max_prompt_tokens."""
+
+CACHE = 4 << 30
+"""The most bytes of keys and values, unless one row needs more: rows beyond it wait."""
+
+
+class VllmGenerate(Generating, Sleeper, Probeable):
+    """Decodes with a vLLM engine in this process, by the project's own sampling law (keyed.py).
+
+    The engine has its own copy of the weights. Its KV cache is forgotten after each load and before
+    each chunk: equal chunks give equal bits, whatever ran before.
+    """
+
+    def _start(self) -> None:
+        model = self._model
+        self._engine: Engine = self._session.module(model, self._made)
+        self._engine.version = self._version
+
+    def _made(self) -> Engine:
+        model = self._model
+        module = described(model)
+        size = self._size(module.config)
+        return Engine(model, module, exact_folder(model.base), size)
+
+    def _size(self, config: Any) -> EngineSize:
+        prompt = self._node.params.get("max_prompt_tokens") or PROMPT
+        limit = positions(self._model.base)
+        length = prompt + self._max_tokens
+        length = length if limit is None else min(limit, length)
+        token = _token_bytes(config, self._model.dtype)
+        blocks = -(-length // BLOCK) + 1
+        row = blocks * BLOCK * token
+        return EngineSize(
+            slots=self._layout.slots,
+            tokens=self._layout.tokens,
+            length=length,
+            cache=max(row, min(self._layout.slots * row, CACHE)),
+            threads=self._layout.threads,
+        )
+
+    def _positions(self) -> int | None:
+        return self._engine.size.length
+
+    def _decoder(self, task: DecodeTask) -> VllmDecoder:
+        if self._engine.idle:
+            self._engine.forget()
+        return VllmDecoder(self._engine, task, self._version)
+
+    @property
+    def vocabulary(self) -> int:
+        """How many token ids the module knows."""
+        return self._engine.vocabulary
+
+    def load(self, pieces: Iterable[Piece], version: int, rate: float = 1.0) -> None:
+        """Copy these weights. Raises KernelError for a rate: vLLM's module cannot move in part."""
+        if rate != 1.0:
+            raise KernelError(
+                f"{self._node.name}: expected whole weights, found a follower's rate of {rate}."
+                f" Fix: --kernel {self._node.name}=torch."
+            )
+        self._engine.load(list(pieces), version)
+        self._version = version
+
+    def probe(self, ids: Ragged) -> np.ndarray:
+        """The engine's numbers for these rows, by the weights that it decodes with."""
+        return self._engine.probe(ids)
+
+    def save(self, directory: Path) -> None:
+        """Never asked: only a follower's weights are a reader's to save."""
+        raise KernelError(f"{self._node.name}: its weights are its writer's to save.")
+
+    def restore(self, directory: Path) -> None:
+        """Never asked, as `save`."""
+        raise KernelError(f"{self._node.name}: its weights are its writer's to restore.")
+
+    def sleep(self) -> None:
+        """Free the device between two chunks (vLLM's sleep level 1); on CPU this frees nothing."""
+        if torch.cuda.is_available():
+            self._engine.sleep()
+
+    def wake(self) -> None:
+        """Take the device again."""
+        if torch.cuda.is_available():
+            self._engine.wake()
+
+    def close(self) -> None:
+        """End the engine, drop the tokenizer."""
+        engine, self._engine, self._tokenizer = self._engine, None, None  # type: ignore[assignment]
+        engine.close()
+
+
+def _token_bytes(config: Any, dtype: str) -> int:
+    """Keys and values of one token, in all layers."""
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return 2 * config.num_hidden_layers * heads * size * getattr(torch, dtype).itemsize

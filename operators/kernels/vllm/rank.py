@@ -1,0 +1,97 @@
+"""What runs inside of each of vLLM's workers: weights in place, and death with the engine's Worker.
+
+Owns: the module's weights in one rank. Does not own: which weights have to come (weights.py), when
+(engine.py).
+
+vLLM imports this module in each of its workers, before they load the model (worker_extension_cls).
+On CPU vLLM packs the weights of linear layers for oneDNN and drops the originals, so that nothing
+could be loaded afterwards. `keep_weights` prevents that, in one of two ways: `plain` computes with
+the weights themselves, `packed` keeps them beside their packed form and packs them again after each
+load. vLLM has no public setting for it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from typing import Any
+
+import torch
+
+Linear = str
+LINEAR = "DATAFLOW_VLLM_LINEAR"
+"""The variable that tells a rank's process which of the two: `plain` or `packed`."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+def keep_weights() -> None:
+    """Let vLLM keep the weights of its linear layers on CPU; once, before a model is built."""
+    import vllm.model_executor.layers.linear as linear
+    import vllm.model_executor.layers.utils as utils
+    import vllm.model_executor.layers.vocab_parallel_embedding as embedding
+
+    if torch.cuda.is_available() or hasattr(utils, "_packed_by_vllm"):
+        return
+    packs = utils._packed_by_vllm = utils.dispatch_cpu_unquantized_gemm  # type: ignore[attr-defined]
+
+    def plain(layer: Any, remove_weight: bool) -> None:
+        layer.cpu_linear = torch.nn.functional.linear
+
+    def packed(layer: Any, remove_weight: bool) -> None:
+        packs(layer, remove_weight=False)
+
+    chosen = packed if os.environ.get(LINEAR) == "packed" else plain
+    for module in (utils, linear, embedding):
+        if hasattr(module, "dispatch_cpu_unquantized_gemm"):
+            module.dispatch_cpu_unquantized_gemm = chosen
+
+
+def die_with_parent() -> None:
+    """A rank in a process of its own ends at once with the process that started it."""
+    if os.environ.get("DATAFLOW_VLLM_PARENT", str(os.getpid())) == str(os.getpid()):
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+die_with_parent()
+keep_weights()
+
+
+class Rank:
+    """Methods that vLLM adds to its worker, for `collective_rpc`."""
+
+    model_runner: Any
+
+    def take(self, pieces: list[tuple[str, torch.Tensor]]) -> list[str]:
+        """Load these weights; returns vLLM's names of those of its own that did not come."""
+        model = self.model_runner.model
+        with torch.no_grad():
+            loaded = set(model.load_weights(iter(pieces)))
+            for layer in model.modules():
+                if hasattr(layer, "cpu_linear") and os.environ.get(LINEAR) == "packed":
+                    import vllm.model_executor.layers.utils as utils
+
+                    utils.dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
+        return sorted({name for name, _ in model.named_parameters()} - loaded)
+
+    def take_shared(self, path: str, manifest: list[tuple[str, str, list[int], int]]) -> list[str]:
+        """`take`, of weights in a file of shared memory: (name, dtype, shape, offset in bytes)."""
+        size = os.stat(path).st_size
+        block = torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
+        return self.take([(name, _view(block, *where)) for name, *where in manifest])
+
+    def say_log_probs(self, mode: str) -> str:
+        """What vLLM returns for the tokens of a prompt from now on; returns what it did so far."""
+        config = self.model_runner.model_config
+        before, config.logprobs_mode = config.logprobs_mode, mode
+        return before
+
+
+def _view(block: torch.Tensor, dtype: str, shape: list[int], offset: int) -> torch.Tensor:
+    kind = getattr(torch, dtype)
+    count = int(torch.Size(shape).numel()) * kind.itemsize
+    return block[offset : offset + count].view(kind).view(shape)
