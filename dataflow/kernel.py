@@ -58,6 +58,10 @@ class Layout:
     """Token budget of one forward, or of one micro-batch in training."""
     slots: int = 256
     """Rows that one replica decodes at once."""
+    inner: int = 1
+    """Ranks that the kernel itself runs inside of its one Worker, each with a part of each matrix. They
+    are no Workers: `tensor` stays 1.
+    """
     shard: bool = False
     """Whether each data-parallel rank of a train node keeps only a part of weights and optimizer
     (FSDP2).

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -16,11 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from dataflow.batch import Batch, Keys
-from dataflow.errors import DataError, KernelError
+from dataflow.batch import Batch
 from dataflow.kernel import Layout
 from dataflow.model import Model
-from dataflow.schema import Rollout
 from operators.kernels.text import to_ragged
 from operators.kernels.torch import decode
 from operators.kernels.torch.decode import common_prefix
@@ -66,29 +63,6 @@ def greedy(reference: Any, ids: torch.Tensor, count: int) -> list[int]:
     how = {"do_sample": False, "max_new_tokens": count, "pad_token_id": EOS}
     written = reference.generate(ids, attention_mask=torch.ones_like(ids), **how)
     return written[0, ids.shape[1] :].tolist()
-
-
-@pytest.mark.parametrize("kind", ["qwen2", "llama"])
-@pytest.mark.parametrize("prompts", [PREFIXED, MIXED])
-def test_greedy_is_the_greedy_of_transformers_token_for_token(
-    bases: dict[str, str], kind: str, prompts: list[str]
-) -> None:
-    batch = generated(opened(bases[kind], temperature=0.0, max_tokens=20), prompts)
-    reference = AutoModelForCausalLM.from_pretrained(bases[kind], attn_implementation="eager")
-    tokenizer = AutoTokenizer.from_pretrained(bases[kind])
-    for row, prompt in enumerate(prompts):
-        ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
-        assert batch.ragged("completion_ids")[row].tolist() == greedy(reference, ids, 20)
-
-
-@pytest.mark.parametrize("kind", ["qwen2", "llama"])
-@pytest.mark.parametrize(("prompts", "temperature"), [(PREFIXED, 1.0), (MIXED, 0.7), (MIXED, 0.0)])
-def test_logprobs_are_those_of_a_full_forward(
-    bases: dict[str, str], kind: str, prompts: list[str], temperature: float
-) -> None:
-    batch = generated(opened(bases[kind], n=3, temperature=temperature), prompts)
-    expected = logprobs_under(bases[kind], batch, temperature or 1.0)
-    np.testing.assert_allclose(batch.ragged("sampler_logprobs").values, expected, atol=1e-5)
 
 
 def test_rows_do_not_depend_on_slots_budget_company_or_order(base: str) -> None:
@@ -170,80 +144,6 @@ def test_small_steps_take_one_thread_large_ones_all_and_the_setting_is_restored(
         torch.set_num_threads(usual)
 
 
-def test_a_chunk_run_twice_gives_the_same_bits(base: str) -> None:
-    kernel = opened(base, layout=Layout(slots=6), n=4)
-    first, second = generated(kernel, MIXED), generated(kernel, MIXED)
-    assert first.records.equals(second.records)
-
-
-def test_seed_and_attempt_change_the_rows(base: str) -> None:
-    kernel = opened(base, n=4)
-    chunk = prompt_chunk(MIXED)
-    again = replace(chunk, keys=Keys.of(range(len(MIXED)), attempt=[1] * len(MIXED)))
-    first, second = (Batch.concat(list(kernel.run(c))) for c in (chunk, again))
-    assert not first.records.equals(second.records)
-    assert second.keys.attempt.tolist() == [1] * 20
-
-
-def test_columns_are_those_of_rollout(base: str) -> None:
-    batch = generated(opened(base, n=2, max_tokens=30), MIXED)
-    assert set(batch.names) == set(Rollout.columns)
-    for name, column in Rollout.columns.items():
-        assert batch.array(name).type == column.arrow.type, name
-    ids, lengths = batch.ragged("completion_ids"), batch.ragged("completion_ids").lengths
-    ended = np.array([row[-1] == EOS for row in (ids[i] for i in range(len(ids)))])
-    assert 0 < ended.sum() < len(ended)
-    assert batch.array("finish").to_pylist() == ["stop" if e else "length" for e in ended]
-    assert (lengths[~ended] == 30).all()
-    assert (batch.ragged("completion_mask").values == 1).all()
-    assert "<eos>" not in "".join(batch.array("completion").to_pylist())
-    assert len(batch.array("completion")[0].as_py()) == lengths[0] - ended[0]
-    assert batch.ragged("prompt_ids").lengths.tolist() == [len(p) for p in MIXED for _ in range(2)]
-
-
-def test_only_the_wanted_columns_are_made(base: str) -> None:
-    batch = generated(opened(base, returns=("finish", "completion_ids")), MIXED)
-    assert sorted(batch.names) == ["completion_ids", "finish"]
-
-
-def test_messages_go_through_the_chat_template(base: str) -> None:
-    batch = generated(opened(base), CHAT)
-    tokenizer = AutoTokenizer.from_pretrained(base)
-    assert tokenizer.decode(batch.ragged("prompt_ids")[1]) == "u:defgh\na:"
-
-
-def test_stop_strings_end_a_row_with_the_token_that_completes_them(base: str) -> None:
-    free = generated(opened(base, n=4, max_tokens=30), MIXED)
-    texts = free.array("completion").to_pylist()
-    stop = next(t[3:5] for t in texts if len(t) > 10)
-    batch = generated(opened(base, n=4, max_tokens=30, stop=(stop, "never written")), MIXED)
-    stopped, finishes = (batch.array(name).to_pylist() for name in ("completion", "finish"))
-    for text, cut, finish in zip(texts, stopped, finishes, strict=True):
-        end = text.find(stop)
-        assert cut == (text if end < 0 else text[: end + len(stop)])
-        assert end < 0 or finish == "stop"
-    assert any(stop in t for t in texts)
-
-
-def test_truncated_sampling_stays_inside_the_most_likely_tokens(base: str) -> None:
-    likeliest = generated(opened(base, temperature=0.0), MIXED)
-    for params in ({"top_k": 1}, {"top_p": 1e-6}):
-        batch = generated(opened(base, **params), MIXED)
-        assert tokens_of(batch) == tokens_of(likeliest)
-        assert batch.array("sampler_logprobs").equals(likeliest.array("sampler_logprobs"))
-
-
-def test_rows_leave_as_whole_groups_in_few_batches(base: str) -> None:
-    small = list(opened(base, n=4).run(prompt_chunk(MIXED)))
-    assert len(small) == 1
-    large = list(opened(base, layout=Layout(slots=8), n=4).run(prompt_chunk(MIXED * 4)))
-    assert 1 < len(large) <= 20
-    for batch in large:
-        assert (np.bincount(batch.keys.position)[batch.keys.position] == 4).all()
-    every = prompt_chunk(MIXED * 4).keys.expand(4).rows()
-    assert sorted(key for batch in large for key in batch.keys.rows()) == every
-
-
 def test_no_decode_forward_holds_an_ended_row(base: str) -> None:
     kernel = opened(base, layout=Layout(slots=8), n=4, max_tokens=30)
     batch = generated(kernel, MIXED * 4)
@@ -254,14 +154,6 @@ def test_no_decode_forward_holds_an_ended_row(base: str) -> None:
     [(idle, slots)] = metrics["generate/slot_idle"]
     assert slots * (1 - idle) == pytest.approx(lengths.sum() - 80)
     assert 0 < idle < 0.5
-
-
-def test_a_prompt_that_is_too_long_is_refused_by_its_key(base: str) -> None:
-    kernel = opened(base, max_prompt_tokens=13)
-    at_most = r"expected at most 13 prompt tokens \(max_prompt_tokens=13\), found 26"
-    with pytest.raises(DataError, match=rf"row \(7, 0, 0\): {at_most}"):
-        generated(kernel, MIXED[:4], [4, 5, 6, 7])
-    assert len(generated(kernel, MIXED[:3])) == 3
 
 
 def test_loaded_weights_are_used_and_their_version_is_recorded(base: str, tmp_path: Path) -> None:
@@ -276,23 +168,6 @@ def test_loaded_weights_are_used_and_their_version_is_recorded(base: str, tmp_pa
     assert [p.data.data_ptr() for p in pieces(kernel._module)] == addresses
     kernel.load([], 8)
     assert generated(kernel, MIXED).ragged("version").values[0] == 8
-
-
-@pytest.mark.parametrize("slots", [5, 8])
-def test_weights_that_arrive_within_a_chunk_interrupt_its_rows(
-    base: str, tmp_path: Path, slots: int
-) -> None:
-    other = save_tiny(tmp_path, "qwen2", seed=1)
-    how = {"n": 3, "max_tokens": 25, "temperature": 0.9, "stop": ("a", "X", "7")}
-    kernel = opened(base, layout=Layout(slots=slots), **how)
-    running = kernel.run(prompt_chunk(MIXED * 3))
-    first = [next(running) for _ in range(3)]
-    kernel.load(pieces(opened(other)._module), 3)
-    batch = Batch.concat(first + list(running))
-    assert set(Batch.concat(first).ragged("version").values) == {0}
-    versions = batch.ragged("version")
-    assert any(len(set(versions[i])) == 2 for i in range(len(batch)))
-    require_logprobs_by_version(batch, base, other, 0.9)
 
 
 def require_logprobs_by_version(batch: Batch, first: str, later: str, temperature: float) -> None:
@@ -389,11 +264,6 @@ def test_an_interruption_changes_nothing_where_no_weights_come(
     assert Batch.concat(batches).sorted().records.equals(whole.records)
 
 
-def test_a_draining_kernel_is_not_interruptible(base: str) -> None:
-    assert not opened(base, on_update="drain").interruptible
-    assert opened(base).interruptible
-
-
 def test_after_a_sleep_the_same_bits_come(base: str) -> None:
     kernel = opened(base, n=3)
     before, addresses = generated(kernel, MIXED), [id(p) for p in kernel._module.parameters()]
@@ -415,30 +285,6 @@ def test_a_sleeping_kernel_has_no_weights_on_its_device(base: str) -> None:
     assert torch.cuda.memory_allocated() <= awake - weights
     kernel.wake()
     assert generated(kernel, MIXED).records.equals(rows.records)
-
-
-def test_weights_that_arrive_within_a_draining_chunk_are_an_error(base: str) -> None:
-    kernel = opened(base, layout=Layout(slots=2), n=2, on_update="drain")
-    running = kernel.run(prompt_chunk(MIXED))
-    next(running)
-    kernel.load([], 3)
-    told = "version 3 came between two batches of a chunk begun at version 0"
-    with pytest.raises(KernelError, match=told):
-        list(running)
-
-
-def test_an_empty_chunk_yields_nothing(base: str) -> None:
-    chunk = prompt_chunk(["a"])
-    none = replace(chunk, keys=chunk.keys.take(np.zeros(0, int)))
-    assert list(opened(base).run(none)) == []
-
-
-@pytest.mark.parametrize(
-    "params", [{"n": 0}, {"max_tokens": 0}, {"temperature": -1.0}, {"top_p": 0.0}, {"top_k": -1}]
-)
-def test_parameters_out_of_range_are_refused(base: str, params: dict[str, Any]) -> None:
-    with pytest.raises(KernelError, match="expected"):
-        opened(base, **params)
 
 
 def test_the_common_prefix_leaves_each_prompt_a_token() -> None:

@@ -218,7 +218,11 @@ class Engine:
         length = min(CANARY, self.size.length - 1)
         ask = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False, ignore_eos=True)
         name = self._add(np.arange(length) % self.vocabulary, ask)
-        found = [out.num_cached_tokens for out in self._until_done({name})]
+        found = [
+            out.prefill_stats.num_cached_tokens
+            for out in self._until_done({name})
+            if out.prefill_stats is not None
+        ]
         if self._probed != self.version and any(found):
             raise KernelError(
                 f"Model {self.name!r}: expected no keys of older weights at version"

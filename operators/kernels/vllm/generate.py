@@ -61,6 +61,7 @@ class VllmGenerate(Generating, Sleeper, Probeable):
             tokens=self._layout.tokens,
             length=length,
             cache=max(row, min(self._layout.slots * row, CACHE)),
+            tensor=self._layout.inner,
             threads=self._layout.threads,
         )
 

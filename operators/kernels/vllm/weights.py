@@ -81,7 +81,9 @@ class SharedWeights:
         manifest = []
         for piece, offset in zip(pieces, offsets, strict=True):
             data = piece.data.detach().cpu().contiguous()
-            raw = data.view(-1).view(torch.uint8) if data.dim() else data.reshape(1).view(torch.uint8)
+            raw = (
+                data.view(-1).view(torch.uint8) if data.dim() else data.reshape(1).view(torch.uint8)
+            )
             block[offset : offset + len(raw)].copy_(raw)
             kind = str(data.dtype).removeprefix("torch.")
             manifest.append((piece.name, kind, list(data.shape), offset))

@@ -1,0 +1,123 @@
+"""What only an engine can get wrong: keys of other weights, prefixes, calls that raise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dataflow.errors import KernelError
+from engine.weights.probe import probe_rows
+from operators.kernels.torch.models import load_model, pieces
+from tests.kit.generate_suite import MIXED, generated, tokens_of, weights_of
+
+
+def test_keys_of_older_weights_show_in_the_probe(
+    make: Any, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = make()
+    rows = probe_rows(0, kernel.vocabulary)
+    kernel.probe(rows)
+    monkeypatch.setattr(kernel._engine, "forget", lambda: None)
+    kernel.load(weights_of(other), 5)
+    with pytest.raises(KernelError, match="found those of 64 tokens"):
+        kernel.probe(rows)
+
+
+def test_a_reset_that_vllm_declines_is_an_error(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = make()
+    monkeypatch.setattr(kernel._engine._core, "reset_prefix_cache", lambda **_: False)
+    with pytest.raises(KernelError, match="declined"):
+        generated(kernel, MIXED)
+
+
+def test_an_engine_whose_call_raised_is_lost(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = make()
+
+    def broken() -> None:
+        raise RuntimeError("no such block")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kernel._engine._core, "get_output", broken)
+        with pytest.raises((RuntimeError, KernelError)):
+            generated(kernel, MIXED)
+    with pytest.raises(KernelError, match="lost"):
+        generated(kernel, MIXED)
+    kernel._engine._lost = False
+    kernel._engine.abort([str(i) for i in range(kernel._engine._count + 1)])
+    assert len(generated(kernel, MIXED)) == len(MIXED)
+
+
+def test_a_group_shares_its_prompt_but_for_the_last_block(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = make(n=8, max_tokens=2)
+    fed: list[int] = []
+    outputs = kernel._engine._core.get_output
+
+    def noted() -> Any:
+        said = outputs()
+        fed.extend(
+            o.prefill_stats.num_computed_tokens for o in said.outputs if o.prefill_stats is not None
+        )
+        return said
+
+    monkeypatch.setattr(kernel._engine._core, "get_output", noted)
+    generated(kernel, ["abcdefghij" * 30])
+    assert sum(fed) <= 1.25 * (300 + 8 * 12)
+
+
+def test_random_interruptions_lose_no_token_and_versions_never_fall(
+    make: Any, base: str, other: str, tolerance: float
+) -> None:
+    rng = np.random.default_rng(0)
+    kernel = make(n=4, max_tokens=40, temperature=0.8, top_p=0.95)
+    weights, version = (weights_of(base), weights_of(other)), 0
+    running = kernel.run(prompt_chunk_of(50))
+    found, batches = 0, []
+    for batch in running:
+        batches.append(batch)
+        found += len(batch)
+        if version < 20 and rng.random() < 0.5:
+            version += 1
+            kernel.load(weights[version % 2], version)
+        kernel.interrupt()
+    assert found == 200
+    assert version == 20
+    for batch in batches:
+        versions = batch.ragged("version")
+        assert all((np.diff(versions[i]) >= 0).all() for i in range(len(batch)))
+    require_even_and_odd(batches, base, other, tolerance)
+
+
+def prompt_chunk_of(count: int) -> Any:
+    from tests.kit.kernels import prompt_chunk
+
+    return prompt_chunk([MIXED[i % len(MIXED)] + "abc"[i % 3] for i in range(count)])
+
+
+def require_even_and_odd(batches: list[Any], base: str, other: str, tolerance: float) -> None:
+    """Each log-prob is that of its own version: even ones are `base`, odd ones `other`."""
+    from dataflow.batch import Batch
+    from tests.kit.generate_suite import logprobs_under
+
+    whole = Batch.concat(batches)
+    even, odd = (logprobs_under(each, whole, 0.8) for each in (base, other))
+    expected = np.where(whole.ragged("version").values % 2 == 0, even, odd)
+    said = whole.ragged("sampler_logprobs").values
+    np.testing.assert_allclose(said, expected, atol=tolerance * max(1.0, expected.std()))
+
+
+def test_a_follower_is_refused(make: Any, base: str) -> None:
+    with pytest.raises(KernelError, match="rate"):
+        make().load(weights_of(base), 1, rate=0.5)
+
+
+def test_the_names_of_the_engine_are_those_of_the_writer(make: Any, base: str) -> None:
+    kernel = make()
+    from dataflow.model import Model
+
+    given = {p.name for p in pieces(load_model(Model("policy", base)))}
+    assert given <= set(kernel._engine._names)
+    assert tokens_of(generated(kernel, MIXED))
