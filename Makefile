@@ -13,6 +13,7 @@ demo: setup
 test: setup
 	scripts/check
 	scripts/test
+	scripts/test-vllm
 
 test-long: setup
 	scripts/test -m long

@@ -59,8 +59,8 @@ class Layout:
     slots: int = 256
     """Rows that one replica decodes at once."""
     inner: int = 1
-    """Ranks that the kernel itself runs inside of its one Worker, each with a part of each matrix. They
-    are no Workers: `tensor` stays 1.
+    """Ranks that the kernel itself runs inside of its one Worker, each with a part of each matrix.
+    They are no Workers: `tensor` stays 1.
     """
     shard: bool = False
     """Whether each data-parallel rank of a train node keeps only a part of weights and optimizer

@@ -1,14 +1,15 @@
 """One engine for all tests of this folder: a process can have one.
 
 They run in a process of their own (scripts/test), since vLLM changes the process that it is in.
-The variables choose the model (DATAFLOW_VLLM_KIND: qwen2 has tied embeddings, llama has not) and the
-tensor ranks (DATAFLOW_VLLM_TENSOR).
+The variables choose the model (DATAFLOW_VLLM_KIND: qwen2 has tied embeddings, llama has not) and
+the tensor ranks (DATAFLOW_VLLM_TENSOR).
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -18,7 +19,9 @@ from dataflow.model import Model
 from tests.kit.kernels import FakeSession, open_kernel
 from tests.kit.models import save_tiny
 
-pytest.importorskip("vllm", reason="vLLM is not installed: make setup VLLM=1")
+# Not in a process with other tests, nor where `make setup VLLM=1` has not been run.
+apart = "PYTEST_XDIST_WORKER" not in os.environ and find_spec("vllm") is not None
+collect_ignore_glob = [] if apart else ["test_*.py"]
 
 KIND = os.environ.get("DATAFLOW_VLLM_KIND", "qwen2")
 TENSOR = int(os.environ.get("DATAFLOW_VLLM_TENSOR", "1"))

@@ -51,8 +51,8 @@ CANARY = 2 * BLOCK + 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSize:
-    """slots: rows at once. tokens: of one forward. length: of a row. cache: bytes of keys and values.
-    tensor: ranks. threads: of each rank.
+    """slots: rows at once. tokens: of one forward. length: of a row. cache: bytes of keys and
+    values. tensor: ranks. threads: of each rank.
     """
 
     slots: int
@@ -84,7 +84,7 @@ class Engine:
         self._llm = _started(base, model.dtype, size)
         self._core: Any = self._llm.llm_engine.engine_core
         self._shared = SharedWeights() if size.tensor > 1 else None
-        self._held: deque[Token] = deque()
+        self._held: deque[list[Token]] = deque()
         self._count = 0
         self._lost = False
         self._probed: int | None = None
@@ -99,7 +99,7 @@ class Engine:
         params = SamplingParams(
             temperature=0.0,
             max_tokens=most,
-            logprobs=1 if how.truncates else 0,
+            logprobs=2 if how.truncates else 0,
             detokenize=False,
             ignore_eos=True,
             stop_token_ids=ends,
@@ -132,9 +132,7 @@ class Engine:
     def step(self) -> list[Token]:
         """One token of each row that runs."""
         if self._held:
-            held = list(self._held)
-            self._held.clear()
-            return held
+            return self._held.popleft()
         return [token for out in self._outputs() for token in self._tokens(out)]
 
     def _outputs(self) -> list[Any]:
@@ -146,7 +144,8 @@ class Engine:
             said = out.new_logprobs.logprobs[place] if out.new_logprobs is not None else None
             if said is None:
                 continue
-            mass = float(said[-1]) if len(said) > 1 else None
+            # Of the token, of the greatest logit (the same one), and of the mass beside it.
+            mass = float(said[2]) if len(said) > 2 else None
             yield Token(out.request_id, int(token), float(said[0]), mass, self.version)
 
     def abort(self, requests: list[str]) -> None:
@@ -232,16 +231,20 @@ class Engine:
         self._probed = self.version
 
     def _until_done(self, mine: set[str]) -> Iterator[Any]:
-        """Step until these requests have ended; yields what they said, and holds other tokens."""
+        """Step until these requests have ended; yields what they said. Tokens of other rows
+        wait for `step`, those of each step by themselves.
+        """
         left = set(mine)
         while left:
-            for out in self._outputs():
-                if out.request_id not in mine:
-                    self._held.extend(self._tokens(out))
-                    continue
-                yield out
-                if out.finish_reason is not None:
-                    left.discard(out.request_id)
+            outputs = self._outputs()
+            others = (out for out in outputs if out.request_id not in mine)
+            held = [token for out in others for token in self._tokens(out)]
+            if held:
+                self._held.append(held)
+            for out in outputs:
+                if out.request_id in mine:
+                    yield out
+                    left -= {out.request_id} if out.finish_reason is not None else set()
 
     def _call(self, method: str, *args: Any) -> Any:
         with self._asked():
@@ -303,7 +306,7 @@ def _started(base: str, dtype: str, size: EngineSize) -> Any:
         async_scheduling=False,
         disable_log_stats=True,
         logprobs_mode="processed_logits",
-        max_logprobs=1,
+        max_logprobs=2,
         logits_processors=["operators.kernels.vllm.keyed:Keyed"],
         worker_extension_cls="operators.kernels.vllm.rank.Rank",
         tensor_parallel_size=size.tensor,
