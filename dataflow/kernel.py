@@ -62,6 +62,10 @@ class Layout:
     """Ranks that the kernel itself runs inside of its one Worker, each with a part of each matrix.
     They are no Workers: `tensor` stays 1.
     """
+    longest: int = 0
+    """Tokens of the longest row of an engine, which several nodes may share; 0: the node's own."""
+    cache: int = 0
+    """Bytes of keys and values that an engine may keep; 0: as many as its slots can fill."""
     shard: bool = False
     """Whether each data-parallel rank of a train node keeps only a part of weights and optimizer
     (FSDP2).

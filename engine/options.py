@@ -55,6 +55,8 @@ class RunOptions:  # the fields' docstrings are the command line's help
     """The Worker of a node (rollout=gen) or of its replicas (rollout=g0,g1); gen@b adds a host."""
     together: tuple[tuple[str, ...], ...] = ()
     """Nodes that share their Workers (rollout,score)."""
+    kernel: Mapping[str, str] = field(default_factory=dict)
+    """The kernel of a node (rollout=vllm), of those that its operator has."""
     replicas: Mapping[str, int] = field(default_factory=dict)
     """Workers that each do a part of a node's chunks (rollout=3)."""
     chunks: Mapping[str, int] = field(default_factory=dict)
@@ -62,7 +64,7 @@ class RunOptions:  # the fields' docstrings are the command line's help
     ranks: Mapping[str, int] = field(default_factory=dict)
     """Data-parallel ranks of a train node (train_policy=2)."""
     tensor: Mapping[str, int] = field(default_factory=dict)
-    """Tensor-parallel ranks of a train node, for each data-parallel one (train_policy=2)."""
+    """Tensor-parallel ranks of a train node, for each data-parallel one, or of an engine."""
     shard: bool = False
     """Ranks each keep a part of weights and optimizer (FSDP2), not all."""
     turns: tuple[tuple[str, ...], ...] = ()

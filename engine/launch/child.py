@@ -14,6 +14,7 @@ import subprocess
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -51,10 +52,8 @@ class ChildProcess:
     heard: when something last came (its start, until it `spoke`).
     """
 
-    def __init__(
-        self, name: str, epoch: int, *, threads: int, log: Path, device: int | None = None
-    ) -> None:
-        """Start it, on this GPU of the host. It is killed when the calling thread ends."""
+    def __init__(self, name: str, epoch: int, *, environment: Mapping[str, str], log: Path) -> None:
+        """Start it, in this environment. It is killed when the calling thread ends."""
         self.name = name
         self.epoch = epoch
         self._log = log
@@ -69,7 +68,7 @@ class ChildProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=environment(threads, device),
+                env=environment,
             )
             self.ends = os.pidfd_open(self.process.pid)
             undo.pop_all()
@@ -160,15 +159,19 @@ def _appended(log: Path) -> BinaryIO:
         return open(log, "ab", opener=own)
 
 
-def environment(threads: int, device: int | None = None) -> dict[str, str]:
+def environment(
+    threads: int, devices: Sequence[int] = (), own: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """The environment of a Worker's process. These cannot be set later: glibc reads them when the
     process starts, OpenMP and CUDA when torch is imported. The user's values stay, except the
-    planned number of threads. device: the only GPU, of those seen here, that the Worker sees.
+    planned number of threads. devices: the only GPUs, of those seen here, that the Worker sees.
+    own: what its kernels want.
     """
     # Waiting threads spin briefly and then sleep, since other processes want the cores.
     given = {"GOMP_SPINCOUNT": _SPINS, "GLIBC_TUNABLES": _COPIES}
-    found = given | os.environ | {"OMP_NUM_THREADS": str(threads)}
-    if device is not None:
-        seen = os.environ.get("CUDA_VISIBLE_DEVICES", str(device)).split(",")
-        found["CUDA_VISIBLE_DEVICES"] = seen[device % len(seen)]
+    found = given | dict(own or {}) | os.environ | {"OMP_NUM_THREADS": str(threads)}
+    if devices:
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, devices))).split(",")
+        mine = dict.fromkeys(seen[device % len(seen)] for device in devices)
+        found["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
     return found

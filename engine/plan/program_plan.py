@@ -145,6 +145,7 @@ class _Wishes:
             whole,
             pin=pin,
             together=tuple(group for group in groups if len(group) > 1),
+            kernel=some(whole.kernel),
             replicas=some(whole.replicas),
             chunks=some(whole.chunks),
             ranks=some(whole.ranks),

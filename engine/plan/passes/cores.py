@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from dataflow.kernel import Layout
 from engine.plan.draft import Draft
 from engine.plan.passes.place import above
 from engine.plan.plan import PlannedNode
@@ -23,8 +24,13 @@ def cores(draft: Draft) -> Draft:
     else:
         shares = _shares(draft)
         notes = tuple(_notes(draft, shares))
-    nodes = tuple(replace(n, layout=replace(n.layout, threads=shares[n.name])) for n in draft.nodes)
+    nodes = tuple(replace(n, layout=_with(n.layout, shares[n.name])) for n in draft.nodes)
     return replace(draft, nodes=nodes, notes=(*draft.notes, *notes))
+
+
+def _with(layout: Layout, threads: int) -> Layout:
+    """An engine's ranks divide the threads of its Worker."""
+    return replace(layout, threads=max(1, threads // layout.inner))
 
 
 def _notes(draft: Draft, shares: Mapping[str, int]) -> Iterator[str]:

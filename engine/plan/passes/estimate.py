@@ -116,6 +116,9 @@ class _Cost:
         work = self._work(planned)
         if shape is None:
             return {}
+        if planned.engine:
+            parts = memory.decode_parts(shape, work, dtype)
+            return parts | {"kv_cache": 0, "engine": planned.layout.cache + memory.ENGINE}
         if planned.traits.generates:
             return memory.decode_parts(shape, work, dtype)
         return memory.forward_parts(shape, work, dtype, head)

@@ -70,8 +70,11 @@ class _Rules:
 
         Readers at lag 0 in the writer's Workers share its module; at a lag each has its own there;
         in other Workers all readers share a copy. A follower is one module in each Worker. A frozen
-        Model, or copy, shares with every other of equal base, head, dtype and beginning.
+        Model, or copy, shares with every other of equal base, head, dtype and beginning. An engine
+        has a copy, which all its nodes share.
         """
+        if node.engine and use.param != "tokenizer":
+            return f"{use.model} engine"
         model = self.models[use.model]
         writer = self.writers.get(use.model)
         if writer is None:

@@ -25,6 +25,7 @@ from dataflow.errors import PlanError, nearest_or_all
 from dataflow.kernel import Layout
 from dataflow.model import Model
 from engine.plan.draft import Draft
+from engine.plan.passes.engines import apart, require_apart
 from engine.plan.passes.tensor import tensor_problems
 from engine.plan.placing import Placing
 from engine.plan.plan import PlannedNode
@@ -39,6 +40,7 @@ def place(draft: Draft) -> Draft:
     if problems:
         raise PlanError("\n".join(f"place: {problem}" for problem in problems))
     nodes, turns = tuple(_split(draft)), draft.placing.turns
+    require_apart(nodes)
     if draft.placing.inproc:
         nodes, turns = tuple(replace(n, workers=(MAIN,), layout=Layout()) for n in nodes), ()
     hosts, notes = _hosts(draft, nodes), (*draft.notes, *_notes(draft))
@@ -66,7 +68,8 @@ def _split(draft: Draft) -> Iterator[PlannedNode]:
         layout = Layout(
             replicas=1 if train else len(workers),
             data=len(workers) // tensor if train else 1,
-            tensor=tensor,
+            tensor=tensor if train else 1,
+            inner=1 if train else tensor,
             shard=train and placing.shard and len(workers) > 1,
         )
         chunks = placing.chunks.get(node.name, layout.replicas)
@@ -74,7 +77,7 @@ def _split(draft: Draft) -> Iterator[PlannedNode]:
 
 
 def _places(draft: Draft) -> dict[str, Workers]:
-    pin, base = draft.placing.pin, _bases(draft)
+    pin, base = draft.placing.pin, apart(draft, _bases(draft), ROLLOUT)
     places = {n.name: pin.get(n.name) or _copies(draft, n, base[n.name]) for n in draft.nodes}
     for node in (n for n in draft.nodes if n.work == "source" and n.name not in pin):
         if base[node.name] == ROLLOUT:
@@ -121,7 +124,9 @@ def _base(node: PlannedNode, below: bool, fed: Collection[str]) -> str:
 
 def _copies(draft: Draft, node: PlannedNode, base: str) -> Workers:
     """The Workers of ranks or replicas; rank 0 stays in the base, near readers of its weights."""
-    ranks = draft.placing.ranks.get(node.name, 1) * draft.placing.tensor.get(node.name, 1)
+    train = node.work == "train"
+    ranks = draft.placing.ranks.get(node.name, 1)
+    ranks *= draft.placing.tensor.get(node.name, 1) if train else 1
     replicas = draft.placing.replicas.get(node.name, 1)
     if ranks > 1:
         return (base, *(f"{base}-{i}" for i in range(1, ranks)))
@@ -191,8 +196,13 @@ def _devices(draft: Draft) -> dict[str, int]:
             found[worker] = shared
         elif count:
             found[worker] = used[host] % count
-            used[host] += 1
+            used[host] += _inner(draft, worker)
     return found
+
+
+def _inner(draft: Draft, worker: str) -> int:
+    """The GPUs of a Worker: more than one if an engine has ranks in it, from its own number on."""
+    return max(n.layout.inner for n in draft.nodes if worker in n.workers)
 
 
 # --- what was asked for ---------------------------------------------------------------------------

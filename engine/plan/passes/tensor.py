@@ -1,4 +1,4 @@
-"""Which train nodes can have tensor ranks: a part of every weight matrix each, and the same rows.
+"""Which nodes can have tensor ranks: a part of every weight matrix each, and the same rows.
 
 Owns: the refusals, from a Model's config. Does not own: how a kernel splits its module
 (operators/kernels/torch/slices.py), which decides if there is no config.
@@ -18,9 +18,7 @@ def tensor_problems(draft: Draft, node: PlannedNode, count: int) -> Iterator[str
     """Why a node cannot have so many."""
     asked = f"tensor: {node.name}={count}"
     if node.work != "train":
-        if count != 1:
-            problem = f"{asked}, but only train nodes have tensor ranks"
-            yield f"{problem}. Fix: replicas: {node.name}={count}."
+        yield from _of_engine(draft, node, count)
     elif count < 1:
         yield f"{asked}. Fix: {node.name}=1."
     elif count > 1 and draft.placing.shard:
@@ -29,9 +27,23 @@ def tensor_problems(draft: Draft, node: PlannedNode, count: int) -> Iterator[str
         yield from _indivisible(asked, node.name, _shape(draft, node), count)
 
 
+def _of_engine(draft: Draft, node: PlannedNode, count: int) -> Iterator[str]:
+    asked, operator = f"tensor: {node.name}={count}", draft.graph.node(node.name).operator
+    able = [name for name, needs in operator.needs.items() if needs.ranks]
+    if count < 1:
+        yield f"{asked}. Fix: {node.name}=1."
+    elif count > 1 and operator.kernels.get(next(iter(able), "")) != node.kernel:
+        problem = f"{asked}, but only train nodes and engines have tensor ranks"
+        also = f"--kernel {node.name}={able[0]}, or " if able else ""
+        yield f"{problem}. Fix: {also}replicas: {node.name}={count}."
+    elif count > 1:
+        yield from _indivisible(asked, node.name, _shape(draft, node), count)
+
+
 def _shape(draft: Draft, node: PlannedNode) -> Shape | None:
-    """The shape of the Model that a node trains; None if unknown here."""
-    trained = next((u.model for u in node.models if u.access == "write"), "")
+    """The shape of the Model that a node trains, or reads; None if unknown here."""
+    uses = sorted(node.models, key=lambda use: use.access != "write")
+    trained = next((u.model for u in uses), "")
     models = (s for s in draft.graph.states if isinstance(s, Model))
     model = next((m for m in models if m.name == trained), None)
     return None if model is None else model_cost(model.base, model.head).shape

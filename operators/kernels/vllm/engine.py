@@ -23,6 +23,7 @@ import torch
 from dataflow.batch import Ragged
 from dataflow.errors import KernelError
 from dataflow.kernel import Piece
+from operators.generate import VLLM
 from operators.kernels.torch.sampling import Sampling
 from operators.kernels.vllm.weights import (
     SharedWeights,
@@ -30,17 +31,6 @@ from operators.kernels.vllm.weights import (
     require_shapes,
     require_whole,
 )
-
-ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_NO_USAGE_STATS": "1",
-    "TORCH_COMPILE_DISABLE": "1",
-}
-"""Of the process. No process of vLLM's own for the engine; no compiler: on CPU it would only make
-the rank of a log-prob, which nobody reads, and takes 11 s with an empty cache.
-"""
 
 BLOCK = 32
 """Tokens of a block of the KV cache on CPU: a prompt is shared up to its last whole block."""
@@ -279,7 +269,7 @@ class Engine:
 
 
 def _started(base: str, dtype: str, size: EngineSize) -> Any:
-    for name, value in ENVIRONMENT.items():
+    for name, value in VLLM.environment.items():
         os.environ.setdefault(name, value)
     os.environ["DATAFLOW_VLLM_PARENT"] = str(os.getpid())
     cuda = torch.cuda.is_available()

@@ -51,7 +51,7 @@ class VllmGenerate(Generating, Sleeper, Probeable):
     def _size(self, config: Any) -> EngineSize:
         prompt = self._node.params.get("max_prompt_tokens") or PROMPT
         limit = positions(self._model.base)
-        length = prompt + self._max_tokens
+        length = self._layout.longest or prompt + self._max_tokens
         length = length if limit is None else min(limit, length)
         token = _token_bytes(config, self._model.dtype)
         blocks = -(-length // BLOCK) + 1
@@ -60,7 +60,7 @@ class VllmGenerate(Generating, Sleeper, Probeable):
             slots=self._layout.slots,
             tokens=self._layout.tokens,
             length=length,
-            cache=max(row, min(self._layout.slots * row, CACHE)),
+            cache=self._layout.cache or max(row, min(self._layout.slots * row, CACHE)),
             tensor=self._layout.inner,
             threads=self._layout.threads,
         )
