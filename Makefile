@@ -1,14 +1,16 @@
 # The commands that people type. Each is a script or a module; this file only names them.
 .PHONY: setup demo test test-long newcomer pythons chaos torture contracts peers bench curves clean
-export PYTHON
+export PYTHON VLLM
 
 setup:
 	@scripts/setup
 
 # A waiting thread spins only shortly: where another process wants a core, spinning on costs ten times the time, and
 # sleeping at once costs half as much again where none does.
+# KERNEL=vllm generates with vLLM.
+demo: VLLM := $(if $(filter vllm,$(KERNEL)),1,$(VLLM))
 demo: setup
-	GOMP_SPINCOUNT=$${GOMP_SPINCOUNT:-10000} .venv/bin/python examples/demo.py
+	GOMP_SPINCOUNT=$${GOMP_SPINCOUNT:-10000} .venv/bin/python examples/demo.py $(if $(KERNEL),--kernel $(KERNEL))
 
 test: setup
 	scripts/check

@@ -235,6 +235,7 @@ def main(
     threads: int | None = None,
     steps: int | None = None,
     warm_steps: int | None = None,
+    kernel: str | None = None,
 ) -> None:
     """A graph that learns to spell words backward.
 
@@ -246,6 +247,7 @@ def main(
         threads: per kernel; all cores by default.
         steps: Steps of GRPO, instead of the recipe's.
         warm_steps: at most this many Steps of the warm start, instead of the recipe's.
+        kernel: of GRPO's generation; vllm generates with vLLM (make setup VLLM=1).
     """
     console = Console()
     recipe = Recipe()
@@ -260,6 +262,7 @@ def main(
         runs=runs,
         overwrite=True,
         threads=threads,
+        kernel={"rollout": kernel} if kernel else {},
         checkpoint_every=100,
         samples_every=20,
     )
