@@ -54,12 +54,12 @@ def test_a_run_has_the_rows_of_the_torch_kernel(tiny: TinyRuns) -> None:
     require_each_row_once(ours, 24, 4)
 
 
-@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("lag", [TENSOR - 1])
 def test_a_killed_engine_loses_no_row_and_leaves_no_process(tiny: TinyRuns, lag: int) -> None:
     below: set[int] = set()
 
-    def kill(step: int, *_: Any) -> None:
-        if step == 2:
+    def kill(row: Any) -> None:
+        if row["step"] == 2:
             worker = rollout_worker()
             below.update({worker} | children(worker))
             os.kill(worker, signal.SIGKILL)
@@ -67,10 +67,10 @@ def test_a_killed_engine_loses_no_row_and_leaves_no_process(tiny: TinyRuns, lag:
     killed = tiny.run(
         graph_of(tiny, lag), 5, name="killed", workers="auto", on_step=[kill], **ENGINE
     )
-    whole = tiny.run(graph_of(tiny, lag), 5, name="whole", workers="auto", **ENGINE)
     assert killed.step == 5
     assert below
     assert not [each for each in below if alive(each)]
     require_each_row_once(killed, 20, 4)
     if not lag:
+        whole = tiny.run(graph_of(tiny, lag), 5, name="whole", workers="auto", **ENGINE)
         assert column(killed, "reward/mean") == column(whole, "reward/mean")
