@@ -18,7 +18,7 @@ _TRAINING = (
     ("entropy", "policy/entropy", "{:.3f}"),
     ("sampled entropy", "policy/sampled_entropy", "{:.3f}"),
     ("no signal", "reward/no_signal", "{:.0%}"),
-    ("mismatch", "policy/mismatch_kl", "{:.1e}"),
+    ("mismatch", "policy/mismatch/mean", "{:.1e}"),
 )
 _LENGTH = ("length", "completion/length/mean", "{:.1f}")
 _LAG = ("lag", "policy/lag/max", "{:.0f}")

@@ -321,6 +321,12 @@ class Rank:
         Ranks(self.session(), torch.device("cpu"), "node").sum_gradients(parameters)
         return [p.grad for p in parameters]
 
+    def greatest(self) -> dict[str, float]:
+        """Of a name that all ranks have, and of one for each that no other has."""
+        ranks = Ranks(self.session(), torch.device("cpu"), "node", self.world.tensor)
+        found = {"every/max": float(self.share), f"only{self.share}/max": -1.0 - self.share}
+        return ranks.greatest(found)
+
     def faults(self) -> dict[str, Any]:
         """Each rank's errors for faults in rows of the last share; then a good Step."""
         case = self.mine(FAULTY)
@@ -364,6 +370,7 @@ def main(number: int, world: World, folder: Path, bases: Mapping[str, str]) -> N
     for name, case in (("saved", SAVED), ("narrow", NARROW)):
         results[name] = rank.state(name, case)
     results["faults"] = rank.faults()
+    results["greatest"] = rank.greatest()
     if world.tensor > 1:
         results["limits"] = rank.limits()
     else:

@@ -144,6 +144,17 @@ def test_gradients_are_summed_and_what_nobody_has_stays_none(ranks: Reports) -> 
 
 @pytest.mark.long
 @worlds(*BY_ROWS, *BY_MATRICES)
+def test_the_greatest_of_a_metric_is_that_of_all_ranks(world: tr.World, ranks: Reports) -> None:
+    only = {f"only{share}/max": -1.0 - share for share in range(world.shares)}
+    for rank in ranks:
+        assert rank["greatest"] == {"every/max": world.shares - 1.0} | only
+        if "grpo" in rank:
+            first = rank["grpo"]["metrics"][0]
+            assert first["policy/mismatch/max"] > first["policy/mismatch/mean"] > 0.0
+
+
+@pytest.mark.long
+@worlds(*BY_ROWS, *BY_MATRICES)
 def test_a_checkpoint_of_many_ranks_goes_on_with_one(
     all_bases: dict[str, str], folder: Path, ranks: Reports, rel: float
 ) -> None:

@@ -18,6 +18,7 @@ the same and fail the same. Sums over rows count only the first of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from types import TracebackType
@@ -129,6 +130,16 @@ class Ranks:
 
     def add_up(self, numbers: Mapping[str, float]) -> dict[str, float]:
         """Sums by name over the shares of rows; a rank need not have every name."""
+        return self._by_name(numbers, 0.0, self._sum)
+
+    def greatest(self, numbers: Mapping[str, float]) -> dict[str, float]:
+        """Maxima by name; a rank need not have every name."""
+        return self._by_name(numbers, -math.inf, lambda mine: self._gather(mine).amax(dim=0))
+
+    def _by_name(
+        self, numbers: Mapping[str, float], missing: float, together: Callable[[Tensor], Tensor]
+    ) -> dict[str, float]:
+        """together: of all ranks' float64 [names]; missing: the number of a rank without a name."""
         if self.world == 1:
             return dict(numbers)
         numbers = numbers if self.counts else {}
@@ -136,8 +147,8 @@ class Ranks:
         names = list(
             dict.fromkeys(name for names in told for name in names.decode().split("\n") if name)
         )
-        mine = torch.tensor([numbers.get(name, 0.0) for name in names], dtype=torch.float64)
-        return dict(zip(names, self._sum(mine).tolist(), strict=True)) if names else {}
+        mine = torch.tensor([numbers.get(name, missing) for name in names], dtype=torch.float64)
+        return dict(zip(names, together(mine).tolist(), strict=True)) if names else {}
 
     def agree(self, error: BaseException | None) -> None:
         """On ranks without an error, raise the text of the first failing rank as KernelError."""

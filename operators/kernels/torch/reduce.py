@@ -10,6 +10,7 @@ denominator.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -141,40 +142,64 @@ def bad_row(loss: Tensor, scope: LossScope, now: Now) -> int | None:
     return int(now.row[bad[0]]) if scope == "token" else bad[0]
 
 
+def _zero() -> Tensor:
+    """float64, so that no sum loses what is far smaller than it, nor a count beyond 2 ** 24."""
+    return torch.zeros((), dtype=torch.float64)
+
+
+_ByName = Callable[[Mapping[str, float]], Mapping[str, float]]
+
+
 @dataclass(slots=True)
 class MetricSums:
     """Metrics, kept on the device until the Step ends: reading one earlier would wait for it.
 
-    A metric with a count is reported as sum / count; one without, as its sum.
+    A metric with a count is reported as sum / count; one without, as its sum; one of `greatest` as
+    the greatest of its numbers. All are added up in float64.
     """
 
     sums: dict[str, Tensor] = field(default_factory=dict)
-    counts: dict[str, Tensor | float] = field(default_factory=dict)
+    counts: dict[str, Tensor] = field(default_factory=dict)
+    greatest: dict[str, Tensor] = field(default_factory=dict)
 
     def count(self, name: str, number: Tensor | float) -> None:
         """Add to a sum."""
-        self.sums[name] = self.sums.get(name, torch.zeros(())) + number
+        self.sums[name] = self.sums.get(name, _zero()) + number
 
     def add(self, name: str, total: Tensor | float, count: Tensor | float) -> None:
         """Add to a mean; both numbers are detached."""
-        self.count(name, total.detach() if isinstance(total, Tensor) else total)
-        self.counts[name] = self.counts.get(name, 0.0) + (
-            count.detach() if isinstance(count, Tensor) else count
-        )
+        self.count(name, _detached(total))
+        self.counts[name] = self.counts.get(name, _zero()) + _detached(count)
 
     def add_all(self, metrics: Mapping[str, tuple[Tensor, Tensor | float]]) -> None:
         """Add a formula's metrics."""
         for name, (total, count) in metrics.items():
             self.add(name, total, count)
 
-    def means(
-        self, add_up: Callable[[Mapping[str, float]], Mapping[str, float]] = dict
-    ) -> dict[str, float]:
-        """Metrics to report, without means of no values. add_up: sums over ranks, by name."""
-        totals = add_up({name: float(total) for name, total in self.sums.items()})
-        counts = add_up({name: float(count) for name, count in self.counts.items()})
-        return {
+    def most(self, name: str, number: Tensor) -> None:
+        """Keep the greatest. name: ends in /max, by which reports of several Workers become one;
+        number float64 []: -infinity says nothing.
+        """
+        known = self.greatest.get(name, number)
+        self.greatest[name] = torch.maximum(known, number)
+
+    def means(self, add_up: _ByName = dict, most: _ByName = dict) -> dict[str, float]:
+        """Metrics to report, without means and maxima of no values. add_up: sums over ranks, by
+        name; most: maxima.
+        """
+        totals, counts = add_up(_read(self.sums)), add_up(_read(self.counts))
+        peaks = most(_read(self.greatest))
+        means = {
             name: total / counts.get(name, 1.0)
             for name, total in totals.items()
             if counts.get(name, 1.0)
         }
+        return means | {name: peak for name, peak in peaks.items() if peak != -math.inf}
+
+
+def _detached(number: Tensor | float) -> Tensor | float:
+    return number.detach() if isinstance(number, Tensor) else number
+
+
+def _read(numbers: Mapping[str, Tensor]) -> dict[str, float]:
+    return {name: float(number) for name, number in numbers.items()}

@@ -3,7 +3,7 @@
 Owns: the order of micro-batches, backward and update, training metrics, and the kernel's state on
 disk. Does not own: settings (train_settings.py), which rows make an update (updates.py), formulas
 (operators), reduction (reduce.py), packing (packing.py), the optimizer (optimizer.py), collectives
-(parallel.py).
+(parallel.py), sampler against trainer (mismatch.py).
 
 The loss is that of the graph's terms alone: the auxiliary loss that balances a router's experts
 (Qwen3-MoE, Mixtral) is no part of it, whatever config.json says.
@@ -42,6 +42,7 @@ from operators.kernels.scoring_child import Caught
 from operators.kernels.tensors import gather
 from operators.kernels.text import require_known
 from operators.kernels.torch.heads import predictions, values, values_and_scores
+from operators.kernels.torch.mismatch import mismatch
 from operators.kernels.torch.models import load_model, load_pieces, pieces, positions
 from operators.kernels.torch.optimizer import Optimizer, chosen, save_state
 from operators.kernels.torch.packing import Packed, micro_batches, pack
@@ -84,16 +85,16 @@ class TorchTrain(Sleeper, Probeable):
     """train: `step` makes epochs * minibatches updates, one optimizer step each.
 
     params besides those of `train`: sampler_temperature of the recorded log-probs (None: the same;
-    rows where it differs, as 0.0 does, are not in policy/mismatch_kl); max_tokens and step_rows:
+    rows where it differs, as 0.0 does, are not in policy/mismatch); max_tokens and step_rows:
     the longest answer (the mean of several samplers' longest) and the rows of a full Step, whose
     product divides aggregate="constant"; own_rows: these four of each row set that terms of the
     loss have of their own. temperature None or 0.0 means 1.0; it and sampler_temperature may be
     tuples, with one number for each of a prompt's samples. Metrics: optim/lr, optim/grad_norm (mean
     over updates), optim/updates, optim/skipped (updates without a trained token), loss/<label>,
     train/tokens (trained tokens of all epochs), train/fed_tokens, train/micro_batches,
-    policy/mismatch_kl, policy/sampled_entropy, and those of the formulas. own_samples: whether the
-    trained Model wrote the rows, one bool or one for each of a prompt's samples; only those count
-    in policy/sampled_entropy.
+    policy/sampled_entropy, those of mismatch.py, and those of the formulas. own_samples: whether
+    the trained Model wrote the rows, one bool or one for each of a prompt's samples; only those
+    count in policy/sampled_entropy.
     """
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
@@ -125,13 +126,15 @@ class TorchTrain(Sleeper, Probeable):
         A Step that fails is lost; it fails on all ranks, with the same message.
         """
         settings, self._steps = self._settings, assignment.step
-        sums = MetricSums({name: torch.zeros(()) for name in COUNTS})
+        sums = MetricSums()
+        for name in COUNTS:
+            sums.count(name, 0.0)
         lr = value_at(settings.lr, assignment.step)
         there = [of for of in settings.row_sets if assignment.rows_of(of.name) is not None]
         if assignment.step >= settings.start and there:
             for update in self._updates(assignment, there, lr, sums):
                 self._update(update)
-        return {"optim/lr": lr} | sums.means(self._ranks.add_up)
+        return {"optim/lr": lr} | sums.means(self._ranks.add_up, self._ranks.greatest)
 
     def _updates(
         self, assignment: Assignment, there: Sequence[RowSet], lr: float, sums: MetricSums
@@ -144,9 +147,12 @@ class TorchTrain(Sleeper, Probeable):
         for rows in read:
             _sampled_entropy(rows, sums)
         each = [self._drawn(assignment, rows) for rows in read]
-        for number, drawn in enumerate(zip(*each, strict=True)):
+        first = True
+        for drawn in zip(*each, strict=True):
             parts, keys = zip(*drawn, strict=True)
-            yield StepUpdate(parts, Keys.concat(keys), assignment.step, lr, number == 0, sums)
+            update = StepUpdate(parts, Keys.concat(keys), assignment.step, lr, first, sums)
+            yield update
+            first = first and not update.tokens  # without a token it is skipped
 
     def _read(self, assignment: Assignment, of: RowSet) -> StepSet:
         """This rank's rows of a set. Raises for rows that the Model cannot read."""
@@ -243,7 +249,7 @@ class TorchTrain(Sleeper, Probeable):
     def _total(self, update: StepUpdate, part: Part, packed: Packed, heard: Said) -> Tensor:
         """The loss of one micro-batch."""
         if update.first:
-            _mismatch(heard.now, update.sums, self._recorded_so(part, packed))
+            mismatch(heard.now, update.sums, self._recorded_so(part, packed))
         total = torch.zeros((), device=self._device)
         for term in part.of.loss.terms:
             total = total + self._share(term, update, part, packed, heard.to(term))
@@ -422,15 +428,6 @@ def resolved(value: Any, step: int) -> Any:
         found = {name: resolved(part, step) for name, part in given.items()}
         return replace(value, **found) if found != given else value
     return tuple(resolved(v, step) for v in value) if isinstance(value, tuple) else value
-
-
-def _mismatch(now: Now, sums: MetricSums, recorded_so: Tensor | None) -> None:
-    """policy/mismatch_kl: KL(sampler | trainer), k3 estimator, before the Step's first update."""
-    if now.logprobs is None or now.sampler_logprobs is None or recorded_so is None:
-        return
-    mask = now.mask * recorded_so
-    d = (now.logprobs.detach() - now.sampler_logprobs).masked_fill(mask == 0, 0.0)
-    sums.add("policy/mismatch_kl", (d.expm1() - d).sum(), mask.sum())
 
 
 def _sampled_entropy(read: StepSet, sums: MetricSums) -> None:
