@@ -40,7 +40,7 @@ GOAL = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class Generation:
     """A model and a chunk: `rows` answers of `tokens` each to prompts of `prompt` characters."""
 
     layers: int
@@ -54,9 +54,11 @@ class Shape:
 
 
 SHAPES = {
-    "demo": Shape(layers=2, hidden=128, rows=256, tokens=10, prompt=10),
-    "256 wide": Shape(layers=4, hidden=256, rows=64, tokens=64, prompt=64),
-    "0.5 B": Shape(layers=24, hidden=896, rows=64, tokens=16, prompt=32, goal=False, half=True),
+    "demo": Generation(layers=2, hidden=128, rows=256, tokens=10, prompt=10),
+    "256 wide": Generation(layers=4, hidden=256, rows=64, tokens=64, prompt=64),
+    "0.5 B": Generation(
+        layers=24, hidden=896, rows=64, tokens=16, prompt=32, goal=False, half=True
+    ),
 }
 
 
@@ -85,7 +87,7 @@ class Alone:
         return np.empty(count, dtype)
 
 
-def prepare(folder: Path, shape: Shape) -> str:
+def prepare(folder: Path, shape: Generation) -> str:
     """A random model with the demo's tokenizer."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
     task = importlib.import_module("demo_task")
@@ -104,7 +106,7 @@ def prepare(folder: Path, shape: Shape) -> str:
     return str(base)
 
 
-def chunk_of(shape: Shape) -> Chunk:
+def chunk_of(shape: Generation) -> Chunk:
     """Prompts of equal length that differ from the first character on."""
     draw = np.random.default_rng(0)
     letters = [chr(97 + i) for i in range(26)]
@@ -115,7 +117,7 @@ def chunk_of(shape: Shape) -> Chunk:
     )
 
 
-def opened(kernel: Any, base: str, shape: Shape, threads: int) -> Any:
+def opened(kernel: Any, base: str, shape: Generation, threads: int) -> Any:
     """A kernel of generate; no row ends before its last token."""
     layout = Layout(slots=256, threads=threads)
     params = {"n": 1, "max_tokens": shape.tokens, "max_prompt_tokens": shape.prompt}
@@ -127,7 +129,7 @@ def opened(kernel: Any, base: str, shape: Shape, threads: int) -> Any:
     return kernel
 
 
-def alone(kernel: Any, shape: Shape) -> int:
+def alone(kernel: Any, shape: Generation) -> int:
     """`LLM.generate` on the kernel's engine; returns the tokens written."""
     from vllm import SamplingParams
 
@@ -149,7 +151,7 @@ def alone(kernel: Any, shape: Shape) -> int:
     return sum(len(each.outputs[0].token_ids) for each in said)
 
 
-def _ids(kernel: Any, shape: Shape) -> list[list[int]]:
+def _ids(kernel: Any, shape: Generation) -> list[list[int]]:
     column = chunk_of(shape).inputs["prompt"].array("prompt")
     ids = kernel._tokenizer.encode_column(column)
     return [ids[i].tolist() for i in range(len(ids))]
@@ -160,7 +162,7 @@ def tokens_of(kernel: Any, chunk: Chunk) -> int:
     return sum(len(batch.ragged("completion_ids").values) for batch in kernel.run(chunk))
 
 
-def measure(shape: Shape, rounds: int, threads: int) -> dict[str, list[float]]:
+def measure(shape: Generation, rounds: int, threads: int) -> dict[str, list[float]]:
     """Tokens a second of each side in each round, and the milliseconds of loads and probes."""
     from engine.weights.probe import probe_rows
     from operators.kernels.torch.generate import TorchGenerate
@@ -197,7 +199,7 @@ def measure(shape: Shape, rounds: int, threads: int) -> dict[str, list[float]]:
     return {name: values[1:] for name, values in found.items()}
 
 
-def results(name: str, shape: Shape, found: dict[str, list[float]]) -> list[SideResult]:
+def results(name: str, shape: Generation, found: dict[str, list[float]]) -> list[SideResult]:
     """Medians, and the median ratio over rounds."""
 
     def ratio(of: str, to: str) -> float:

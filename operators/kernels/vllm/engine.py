@@ -298,7 +298,7 @@ def _started(base: str, dtype: str, size: EngineSize) -> Any:
         logprobs_mode="processed_logits",
         max_logprobs=2,
         logits_processors=["operators.kernels.vllm.keyed:Keyed"],
-        worker_extension_cls="operators.kernels.vllm.rank.Rank",
+        worker_extension_cls="operators.kernels.vllm.rank.EngineRank",
         tensor_parallel_size=size.tensor,
         **({"distributed_executor_backend": "mp"} if size.tensor > 1 else {}),
         **own,

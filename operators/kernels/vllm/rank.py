@@ -61,7 +61,7 @@ die_with_parent()
 keep_weights()
 
 
-class Rank:
+class EngineRank:
     """Methods that vLLM adds to its worker, for `collective_rpc`."""
 
     model_runner: Any
