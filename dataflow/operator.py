@@ -17,6 +17,7 @@ from dataflow.calls import declares as declares
 from dataflow.calls import refuse_unknown as refuse_unknown
 from dataflow.convention import Convention
 from dataflow.limits import Limit
+from dataflow.needs import Needs
 from dataflow.schema import Schema
 
 Work = Literal[
@@ -175,6 +176,8 @@ class Operator:
     writes: tuple[str, ...] = ()
     kernels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Kernel name -> module:Class, in order of preference."""
+    needs: Mapping[str, Needs] = field(default_factory=lambda: MappingProxyType({}), compare=False)
+    """Kernel name -> what it needs; by default nothing."""
     keeps: Keeps | None = None
     """For an operator that selects rows: what it leaves of a group; the kernel verifies it."""
     schedulable: tuple[str, ...] = ()

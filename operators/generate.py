@@ -13,6 +13,7 @@ from dataflow.model import Model
 from dataflow.node import Node, Port
 from dataflow.operator import Expand, Input, Operator, declares
 from dataflow.schema import Prompt, Rollout, TruncatedRollout
+from operators.vllm_needs import VLLM
 
 GENERATE = Operator(
     path="operators.generate:GENERATE",
@@ -22,7 +23,11 @@ GENERATE = Operator(
     inputs=(Input(name="prompt", schema=Prompt, columns=Prompt.shown),),
     outputs=(Rollout,),
     reads=("policy",),
-    kernels={"torch": "operators.kernels.torch.generate:TorchGenerate"},
+    kernels={
+        "torch": "operators.kernels.torch.generate:TorchGenerate",
+        "vllm": "operators.kernels.vllm.generate:VllmGenerate",
+    },
+    needs={"vllm": VLLM},
     limits={
         "n": whole(1, like=8),
         "max_tokens": whole(1, like=512),
