@@ -6,6 +6,8 @@ are shared, whether it all fits (engine/plan).
     part            held                  by
     weights         always                the first node of those that share a module
     optimizer       always                train
+    engine          always                a kernel with an engine: its processes, beside the weights
+    cache           always                the same: keys and values, of a fixed size
     outbox          always                nodes that make rows
     device_columns  always                nodes that make columns declared `device`
     snapshot        always                train whose weights others pull: two versions
@@ -28,10 +30,13 @@ from dataclasses import dataclass
 from engine.cost.lengths import Lengths
 from engine.cost.models import Shape
 
-LASTING = ("weights", "optimizer", "outbox", "device_columns", "snapshot", "copies")
+LASTING = (
+    *("weights", "optimizer", "engine", "cache"),
+    *("outbox", "device_columns", "snapshot", "copies"),
+)
 """Parts that are held between the calls of a node."""
 
-HOST_PARTS = ("outbox", "snapshot")
+HOST_PARTS = ("outbox", "snapshot", "engine")
 """Parts that are in host memory even if the node has a GPU."""
 
 CHUNK_LOGITS = 1 << 26

@@ -14,7 +14,9 @@ import subprocess
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from dataflow.importing import interpreter
@@ -36,6 +38,7 @@ _COPIES = "glibc.cpu.x86_non_temporal_threshold=0x200000"
 """Copies of 2 MiB and more bypass the cache, since another process reads the rows later: 16 MiB
 take 2.0 to 2.3 ms instead of 2.8 (benchmarks/data_plane.py). Only glibc on x86 reads this.
 """
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 _TAIL_LINES = 20
 _TAIL_BYTES = 4096
 _STACK_BYTES = 1 << 16
@@ -51,10 +54,8 @@ class ChildProcess:
     heard: when something last came (its start, until it `spoke`).
     """
 
-    def __init__(
-        self, name: str, epoch: int, *, threads: int, log: Path, device: int | None = None
-    ) -> None:
-        """Start it, on this GPU of the host. It is killed when the calling thread ends."""
+    def __init__(self, name: str, epoch: int, *, environment: Mapping[str, str], log: Path) -> None:
+        """Start it. It is killed when the calling thread ends."""
         self.name = name
         self.epoch = epoch
         self._log = log
@@ -69,7 +70,7 @@ class ChildProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=environment(threads, device),
+                env=environment,
             )
             self.ends = os.pidfd_open(self.process.pid)
             undo.pop_all()
@@ -160,15 +161,19 @@ def _appended(log: Path) -> BinaryIO:
         return open(log, "ab", opener=own)
 
 
-def environment(threads: int, device: int | None = None) -> dict[str, str]:
+def environment(
+    threads: int, devices: Sequence[int] = (), needed: Mapping[str, str] = _NOTHING
+) -> dict[str, str]:
     """The environment of a Worker's process. These cannot be set later: glibc reads them when the
     process starts, OpenMP and CUDA when torch is imported. The user's values stay, except the
-    planned number of threads. device: the only GPU, of those seen here, that the Worker sees.
+    planned number of threads. devices: the only GPUs, of those seen here, that the Worker sees.
+    needed: what its kernels need.
     """
     # Waiting threads spin briefly and then sleep, since other processes want the cores.
-    given = {"GOMP_SPINCOUNT": _SPINS, "GLIBC_TUNABLES": _COPIES}
+    given = {"GOMP_SPINCOUNT": _SPINS, "GLIBC_TUNABLES": _COPIES, **needed}
     found = given | os.environ | {"OMP_NUM_THREADS": str(threads)}
-    if device is not None:
-        seen = os.environ.get("CUDA_VISIBLE_DEVICES", str(device)).split(",")
-        found["CUDA_VISIBLE_DEVICES"] = seen[device % len(seen)]
+    if devices:
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names = seen.split(",") if seen is not None else [str(i) for i in range(max(devices) + 1)]
+        found["CUDA_VISIBLE_DEVICES"] = ",".join(names[i % len(names)] for i in devices)
     return found

@@ -24,7 +24,7 @@ from dataflow.kernel import PRINTED
 from dataflow.shipping import shipped
 from engine.coordinator import messages as m
 from engine.launch import control
-from engine.launch.child import ChildProcess
+from engine.launch.child import ChildProcess, environment
 from engine.launch.heartbeat import stacks
 from engine.launch.peers import connect
 from engine.launch.ranks import Meeting, groups, meetings
@@ -120,10 +120,10 @@ class Supervisor:
     def _child(self, name: str, epoch: int) -> ChildProcess:
         layouts = [n.layout for n in self._plan.nodes if name in n.workers]
         threads = max((layout.threads for layout in layouts), default=1)
-        device = self._plan.devices.get(name)
+        devices, given = self._plan.devices.get(name, ()), self._plan.environments.get(name, {})
         try:
-            log = self._folder.log(name)
-            return ChildProcess(name, epoch, threads=threads, device=device, log=log)
+            log, env = self._folder.log(name), environment(threads, devices, given)
+            return ChildProcess(name, epoch, environment=env, log=log)
         except OSError as error:
             more = "allow more processes and open files (ulimit -u, ulimit -n)"
             problem = f"expected its process to start, found: {error}"

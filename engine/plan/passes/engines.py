@@ -1,0 +1,110 @@
+"""How large each engine is, and the environment of its process.
+
+Owns: both, as Layout fields and Decisions.environments; the words about engines. Does not own: who
+shares an engine (engine/plan/kernel_needs.py), the sizes (engine/cost/cache.py).
+
+An engine is started once, for all nodes that share it: its rows are as long as the longest of any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from dataflow.model import Model
+from dataflow.needs import Needs
+from dataflow.shown import shown_bytes
+from engine.cost.cache import cache_bytes, longest_row
+from engine.cost.lengths import Lengths
+from engine.cost.models import model_cost
+from engine.plan.draft import Draft
+from engine.plan.kernel_needs import engines as all_engines
+from engine.plan.kernel_needs import kernel_name, model_of, needs_of
+from engine.plan.lengths import all_lengths
+from engine.plan.plan import PlannedNode
+
+
+def engines(draft: Draft) -> Draft:
+    """Size each engine; say what a kernel needs of its Worker's process, and what engines mean."""
+    found = all_engines(draft)
+    lengths = _lengths(draft) if found else {}
+    sized = {n.name: n for nodes in found for n in _sized(draft, nodes, lengths)}
+    nodes = tuple(sized.get(n.name, n) for n in draft.nodes)
+    told = [
+        note for group in found for note in _notes(draft, [sized[n.name] for n in group], lengths)
+    ]
+    notes = (*draft.notes, *told)
+    return replace(draft, nodes=nodes, environments=_environments(draft), notes=notes)
+
+
+def _environments(draft: Draft) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for node in draft.nodes:
+        needs = needs_of(draft.graph, node)
+        for worker in node.workers if needs.environment or needs.cpu_environment else ():
+            gpus = draft.cluster.on(draft.host_of(worker)).gpus
+            more = {} if gpus else needs.cpu_environment
+            found[worker] = found.get(worker, {}) | dict(needs.environment) | dict(more)
+    return found
+
+
+def _lengths(draft: Draft) -> dict[str, Lengths]:
+    shapes = {
+        s.name: model_cost(s.base, s.head).shape for s in draft.graph.states if isinstance(s, Model)
+    }
+    return all_lengths(draft.graph, shapes)
+
+
+def _sized(
+    draft: Draft, nodes: Sequence[PlannedNode], lengths: Mapping[str, Lengths]
+) -> list[PlannedNode]:
+    """The nodes of an engine with its size; as they are where their Model's shape is unknown."""
+    model = next(s for s in draft.graph.states if s.name == model_of(nodes[0]))
+    shape = model_cost(model.base).shape if isinstance(model, Model) else None
+    if shape is None or not needs_of(draft.graph, nodes[0]).cache:
+        return list(nodes)
+    longest = max(longest_row(lengths[n.name], shape.context) for n in nodes)
+    part = shape.part(nodes[0].layout.inner)
+    sizes = (
+        cache_bytes(part, lengths[n.name], rows=_rows(draft, n), longest=longest, dtype=model.dtype)
+        for n in nodes
+    )
+    size = max(sizes)
+    return [replace(n, layout=replace(n.layout, cache_bytes=size, longest=longest)) for n in nodes]
+
+
+def _rows(draft: Draft, node: PlannedNode) -> int:
+    """Rows that a node decodes at once; an evaluation's fill the slots."""
+    batch = next((s.batch for s in draft.sources if s.name == node.source), node.layout.slots)
+    return min(node.layout.slots, -(-batch // node.layout.replicas) * node.rows)
+
+
+def _notes(
+    draft: Draft, nodes: Sequence[PlannedNode], lengths: Mapping[str, Lengths]
+) -> Iterator[str]:
+    first, layout = nodes[0], nodes[0].layout
+    needs = needs_of(draft.graph, first)
+    kernel = kernel_name(draft.graph.node(first.name).operator, first.kernel)
+    names, where = ", ".join(n.name for n in nodes), ", ".join(first.workers)
+    keeps = [f"its own copy of {model_of(first)!r}"]
+    if layout.cache_bytes:
+        keeps.append(f"at most {shown_bytes(layout.cache_bytes * layout.inner)} of keys and values")
+        keeps.append(f"rows of at most {layout.longest:,} tokens")
+    yield f"{names}: an engine of {kernel} alone in {where}: {', '.join(keeps)}"
+    if needs.seconds:
+        yield f"{names}: about {needs.seconds:.0f} s until {kernel} has started"
+    for node in nodes:
+        yield from _interrupted(draft, node, needs, lengths[node.name])
+
+
+def _interrupted(draft: Draft, node: PlannedNode, needs: Needs, row: Lengths) -> Iterator[str]:
+    """Where new weights within a row cost more than they save."""
+    asked = draft.graph.node(node.name).params.get("on_update")
+    if not node.lag or asked != "interrupt" or row.completion >= needs.pays_off:
+        return
+    again = row.prompt + row.completion / 2
+    yield (
+        f"{node.name}: on_update='drain' costs less: of answers of at most {row.completion} tokens"
+        f" a version that interrupts one computes up to {again:,.0f} again,"
+        f" {again / row.completion:.1f} for each token written"
+    )
