@@ -39,7 +39,7 @@ PLACE: dict[str, dict[str, Any]] = {
         {"ranks": {"rollout": 2}},
     "ranks: train_policy=17, and a minibatch has 16 prompts (64 in 4). Fix: train_policy=16.":
         {"ranks": {"train_policy": 17}},
-    "tensor: rollout=2, but its kernel torch has no tensor ranks. Fix: --kernel rollout=vllm, or repl":
+    "tensor: rollout=2, but its kernel torch has no tensor ranks. Fix: --kernel rollout=vllm, or":
         {"tensor": {"rollout": 2}},
     "tensor: score=2, but reward has no tensor ranks. Fix: replicas: score=2.":
         {"tensor": {"score": 2}},

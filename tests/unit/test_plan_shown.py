@@ -58,7 +58,7 @@ def test_a_kernel_that_is_not_installed_is_passed_over_and_reported() -> None:
 def test_an_operator_without_a_kernel_is_refused() -> None:
     told = r"rollout: operator 'generate' has no kernel here .*no_such_package"
     with pytest.raises(PlanError, match=told):
-        planned(with_kernels(torch="no_such_package.generate:Far"))
+        planned(with_kernels(**dict.fromkeys(("torch", "vllm"), "no_such_package.generate:Far")))
 
 
 def test_the_outbox_holds_all_admitted_prompts() -> None:
