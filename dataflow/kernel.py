@@ -62,10 +62,13 @@ class Layout:
     """Ranks that the kernel itself runs inside of its one Worker, each with a part of each matrix.
     They are no Workers: `tensor` stays 1.
     """
+    cache_bytes: int = 0
+    """Bytes of keys and values that each of these ranks may keep; 0 where a kernel decides. Nodes
+    that share an engine have the same.
+    """
     longest: int = 0
-    """Tokens of the longest row of an engine, which several nodes may share; 0: the node's own."""
-    cache: int = 0
-    """Bytes of keys and values that an engine may keep; 0: as many as its slots can fill."""
+    """Tokens of the longest row, prompt and answer, of any node that shares the engine; 0 likewise.
+    """
     shard: bool = False
     """Whether each data-parallel rank of a train node keeps only a part of weights and optimizer
     (FSDP2).

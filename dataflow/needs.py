@@ -1,6 +1,7 @@
-"""What a kernel of an operator needs, for the planner to choose by.
+"""What a kernel needs of its node, its Model and its Worker.
 
-Owns: the declaration. Does not own: the choice (engine/plan/passes/kernels.py), any kernel.
+Owns: the data type. Does not own: the needs of any kernel (operators), what follows from them for a
+plan (engine/plan).
 """
 
 from __future__ import annotations
@@ -9,25 +10,44 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+_NONE: Mapping[str, str] = MappingProxyType({})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """By default nothing.
+    """Needs of a kernel; a kernel that declares none takes whatever the check accepts.
 
-    package: to import, and install: the command that brings it. types: `model_type`s of a Model
-    that it can read; none: all. head_sizes: of attention, where there is no GPU; none: all.
-    follower: whether it can read a Model that moves towards another's weights. engine: it runs an
-    engine, which changes the process that it is in: the nodes that read one Model share it, in a
-    Worker with no other node that computes, and it has its own copy of the weights. ranks: whether
-    an engine can have tensor ranks. environment: of the engine's process; the user's own variables
-    stay.
+    packages: that can be imported; install: the command for them. model_types, dtypes, head_sizes:
+    of its Model, None for all; head_sizes bind on CPU only.
     """
 
-    package: str = ""
+    packages: tuple[str, ...] = ()
     install: str = ""
-    types: tuple[str, ...] = ()
-    head_sizes: tuple[int, ...] = ()
+    model_types: frozenset[str] | None = None
+    dtypes: tuple[str, ...] | None = None
+    head_sizes: tuple[int, ...] | None = None
     follower: bool = True
-    engine: bool = False
-    ranks: bool = False
-    environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Whether its Model may follow another, which moves by its own steps."""
+    shares_module: bool = True
+    """Whether it computes with a module that kernels of other names in its Worker use too."""
+    own_worker: bool = False
+    """Whether nothing else may compute with a Model in its Worker. Nodes that run the same kernel
+    with the same Model may."""
+    tensor: bool = False
+    """Whether it starts tensor ranks of its own, inside of its one Worker (Layout.inner)."""
+    cache: bool = False
+    """Whether it keeps keys and values in memory of a fixed size (Layout.cache_bytes)."""
+    memory: int = 0
+    """Bytes of host memory that a process with it has, besides those of any Worker."""
+    seconds: float = 0.0
+    """About how long it takes to open."""
+    pays_off: int = 0
+    """Tokens of an answer from which on it pays to interrupt it for new weights, after which it
+    computes prompts and answers again."""
+    environment: Mapping[str, str] = field(default_factory=lambda: _NONE)
+    """Variables of its Worker's process; those that the user has set stay."""
+    cpu_environment: Mapping[str, str] = field(default_factory=lambda: _NONE)
+    """Further ones where its host has no GPU."""
+
+
+NO_NEEDS = Needs()

@@ -177,7 +177,7 @@ class Operator:
     kernels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Kernel name -> module:Class, in order of preference."""
     needs: Mapping[str, Needs] = field(default_factory=lambda: MappingProxyType({}), compare=False)
-    """Kernel name -> what it needs."""
+    """Kernel name -> what it needs; by default nothing."""
     keeps: Keeps | None = None
     """For an operator that selects rows: what it leaves of a group; the kernel verifies it."""
     schedulable: tuple[str, ...] = ()

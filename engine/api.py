@@ -276,7 +276,7 @@ def peek(
 ) -> pa.Table:
     """The first rows of a node's output, running only what it needs, with every Model at its base.
     Of a Program: `rollout`, or `PHASE/rollout` or `2/rollout` where several phases have the name.
-    Raises GraphError.
+    It all runs in this process, by kernels that can share it. Raises GraphError.
     """
     if isinstance(graph, Program):
         graph, node = phase_with(graph, node)

@@ -51,6 +51,8 @@ class RunOptions:  # the fields' docstrings are the command line's help
     """Views of the metrics beside metrics.jsonl."""
     workers: Literal["one", "auto", "apart"] = "auto"
     """Processes: one; apart, each node in its own; auto, one at max_lag 0, else overlapping."""
+    kernel: Mapping[str, str] = field(default_factory=dict)
+    """The kernel of a node (rollout=vllm); by default its operator's first that can run it."""
     pin: Mapping[str, str] = field(default_factory=dict)
     """The Worker of a node (rollout=gen) or of its replicas (rollout=g0,g1); gen@b adds a host."""
     together: tuple[tuple[str, ...], ...] = ()
@@ -64,7 +66,7 @@ class RunOptions:  # the fields' docstrings are the command line's help
     ranks: Mapping[str, int] = field(default_factory=dict)
     """Data-parallel ranks of a train node (train_policy=2)."""
     tensor: Mapping[str, int] = field(default_factory=dict)
-    """Tensor-parallel ranks of a train node, for each data-parallel one, or of an engine."""
+    """Tensor ranks of a train node, for each data-parallel one, or of an engine (rollout=2)."""
     shard: bool = False
     """Ranks each keep a part of weights and optimizer (FSDP2), not all."""
     turns: tuple[tuple[str, ...], ...] = ()

@@ -1,7 +1,8 @@
 """Peek: the first rows of one node, running only what it needs.
 
 Owns: the plan of the small run behind `dataflow peek`, and collecting its rows. Does not own: the
-loop and the coordinator. The plan has no train nodes, so every Model is at its base.
+loop and the coordinator. The plan has no train nodes, so every Model is at its base; all is in one
+Worker, so a kernel that needs one to itself gives way to one that does not.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from engine.coordinator.core import Coordinator, Settings
 from engine.coordinator.messages import ChunkDone, Produced
 from engine.coordinator.tables import codes
 from engine.observe.events import EventHeard, EventStream, RunEvent
+from engine.plan.kernel_needs import needs_of
 from engine.plan.plan import Plan, PlannedModel, PlannedNode, PlannedSource
 from engine.run.files import NoStore
 from engine.run.loop import Loop
@@ -91,7 +93,8 @@ def _needed(plan: Plan, wanted: set[str], *, prompts: int) -> Plan:
             lag=0,
             workers=(WORKER,),
             chunks=1,
-            layout=replace(n.layout, replicas=1, data=1),
+            kernel=_sharing(plan, n),
+            layout=replace(n.layout, replicas=1, data=1, inner=1, cache_bytes=0, longest=0),
         )
         for n in plan.nodes
         if n.name in names
@@ -100,6 +103,17 @@ def _needed(plan: Plan, wanted: set[str], *, prompts: int) -> Plan:
     models = [_as_its_base(m, names) for m in plan.models]
     kept = replace(plan, nodes=tuple(nodes), sources=tuple(sources), models=tuple(models))
     return replace(kept, recorded=(), turns=())
+
+
+def _sharing(plan: Plan, node: PlannedNode) -> str:
+    """A node's kernel, or if that needs a Worker to itself, its operator's first that does not."""
+    assert plan.program is not None
+    if not needs_of(plan.program, node).own_worker:
+        return node.kernel
+    operator = plan.program.node(node.name).operator
+    alone = {name for name, needs in operator.needs.items() if needs.own_worker}
+    offered = (path for name, path in operator.kernels.items() if name not in alone)
+    return next(offered, node.kernel)
 
 
 def _as_its_base(model: PlannedModel, names: set[str]) -> PlannedModel:

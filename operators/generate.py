@@ -14,6 +14,7 @@ from dataflow.needs import Needs
 from dataflow.node import Node, Port
 from dataflow.operator import Expand, Input, Operator, declares
 from dataflow.schema import Prompt, Rollout, TruncatedRollout
+from operators.vllm_needs import VLLM
 
 VLLM = Needs(
     package="vllm",

@@ -16,7 +16,7 @@ from typing import Any
 from engine.checkpoint.provenance import ProvenanceDifference
 
 _OF_NODE = ("kernel", "chunks")
-_OF_LAYOUT = ("data", "tensor", "context", "threads", "tokens")
+_OF_LAYOUT = ("data", "tensor", "context", "threads", "tokens", "inner", "cache_bytes")
 
 
 def layout_changes(old: str, new: str) -> list[ProvenanceDifference]:

@@ -45,6 +45,9 @@ def main(arguments: Sequence[str]) -> int:
     if not rest or rest[0].startswith("-"):
         raise UsageError("dataflow peek", "expected a node's name after TARGET", _USAGE)
     values, (own, options, nodes) = parse("peek", target, _OPTIONS, rest[1:])
+    if options.kernel:
+        problem = "--kernel: peek runs in this process, by kernels that can share it"
+        raise UsageError("dataflow peek", problem, "without --kernel")
     graph = with_settings(target, values, target.graph(**values), nodes.set)
     options = as_planned(target, options, rest[1:])
     if isinstance(graph, Graph):

@@ -6,6 +6,8 @@ are shared, whether it all fits (engine/plan).
     part            held                  by
     weights         always                the first node of those that share a module
     optimizer       always                train
+    engine          always                a kernel with an engine: its processes, beside the weights
+    cache           always                the same: keys and values, of a fixed size
     outbox          always                nodes that make rows
     device_columns  always                nodes that make columns declared `device`
     snapshot        always                train whose weights others pull: two versions
@@ -28,15 +30,13 @@ from dataclasses import dataclass
 from engine.cost.lengths import Lengths
 from engine.cost.models import Shape
 
-LASTING = ("engine", "weights", "optimizer", "outbox", "device_columns", "snapshot", "copies")
+LASTING = (
+    *("weights", "optimizer", "engine", "cache"),
+    *("outbox", "device_columns", "snapshot", "copies"),
+)
 """Parts that are held between the calls of a node."""
 
-ENGINE = 470 << 20
-"""What an engine's code holds beside weights, keys and values: measured for vLLM 0.32 on CPU, 0.85
-GB of a process that has imported and started it against 0.38 GB of one with torch.
-"""
-
-HOST_PARTS = ("outbox", "snapshot")
+HOST_PARTS = ("outbox", "snapshot", "engine")
 """Parts that are in host memory even if the node has a GPU."""
 
 CHUNK_LOGITS = 1 << 26

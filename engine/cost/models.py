@@ -105,6 +105,15 @@ def model_cost(base: str, head: Head = "lm") -> ModelCost:
     return ModelCost(parameters=counted, shape=shape, why="by formula from config.json")
 
 
+def model_type(base: str) -> str | None:
+    """The architecture that a base's config.json names; None where there is none to read."""
+    path = Path(base).expanduser() / CONFIG
+    try:
+        return read_object(path).get("model_type") if path.is_file() else None
+    except DataError as error:
+        raise PlanError(str(error)) from error
+
+
 def formula(shape: Shape, config: Mapping[str, Any], head: Head = "lm") -> int:
     """Parameters of a dense decoder of the Llama family.
 

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from dataflow.importing import interpreter
@@ -37,6 +38,7 @@ _COPIES = "glibc.cpu.x86_non_temporal_threshold=0x200000"
 """Copies of 2 MiB and more bypass the cache, since another process reads the rows later: 16 MiB
 take 2.0 to 2.3 ms instead of 2.8 (benchmarks/data_plane.py). Only glibc on x86 reads this.
 """
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 _TAIL_LINES = 20
 _TAIL_BYTES = 4096
 _STACK_BYTES = 1 << 16
@@ -53,7 +55,7 @@ class ChildProcess:
     """
 
     def __init__(self, name: str, epoch: int, *, environment: Mapping[str, str], log: Path) -> None:
-        """Start it, in this environment. It is killed when the calling thread ends."""
+        """Start it. It is killed when the calling thread ends."""
         self.name = name
         self.epoch = epoch
         self._log = log
@@ -160,18 +162,18 @@ def _appended(log: Path) -> BinaryIO:
 
 
 def environment(
-    threads: int, devices: Sequence[int] = (), own: Mapping[str, str] | None = None
+    threads: int, devices: Sequence[int] = (), needed: Mapping[str, str] = _NOTHING
 ) -> dict[str, str]:
     """The environment of a Worker's process. These cannot be set later: glibc reads them when the
     process starts, OpenMP and CUDA when torch is imported. The user's values stay, except the
     planned number of threads. devices: the only GPUs, of those seen here, that the Worker sees.
-    own: what its kernels want.
+    needed: what its kernels need.
     """
     # Waiting threads spin briefly and then sleep, since other processes want the cores.
-    given = {"GOMP_SPINCOUNT": _SPINS, "GLIBC_TUNABLES": _COPIES}
-    found = given | dict(own or {}) | os.environ | {"OMP_NUM_THREADS": str(threads)}
+    given = {"GOMP_SPINCOUNT": _SPINS, "GLIBC_TUNABLES": _COPIES, **needed}
+    found = given | os.environ | {"OMP_NUM_THREADS": str(threads)}
     if devices:
-        seen = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, devices))).split(",")
-        mine = dict.fromkeys(seen[device % len(seen)] for device in devices)
-        found["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names = seen.split(",") if seen is not None else [str(i) for i in range(max(devices) + 1)]
+        found["CUDA_VISIBLE_DEVICES"] = ",".join(names[i % len(names)] for i in devices)
     return found

@@ -120,14 +120,10 @@ class Supervisor:
     def _child(self, name: str, epoch: int) -> ChildProcess:
         layouts = [n.layout for n in self._plan.nodes if name in n.workers]
         threads = max((layout.threads for layout in layouts), default=1)
-        device, count = self._plan.devices.get(name), max(each.inner for each in layouts)
-        own = self._plan.environment_of(name)
-        devices = () if device is None else tuple(range(device, device + count))
+        devices, given = self._plan.devices.get(name, ()), self._plan.environments.get(name, {})
         try:
-            log = self._folder.log(name)
-            return ChildProcess(
-                name, epoch, environment=environment(threads, devices, own), log=log
-            )
+            log, env = self._folder.log(name), environment(threads, devices, given)
+            return ChildProcess(name, epoch, environment=env, log=log)
         except OSError as error:
             more = "allow more processes and open files (ulimit -u, ulimit -n)"
             problem = f"expected its process to start, found: {error}"

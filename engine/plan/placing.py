@@ -22,6 +22,7 @@ class Placing:
     """
 
     workers: Spread = "auto"
+    kernel: Mapping[str, str] = field(default_factory=dict)
     pin: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     together: tuple[tuple[str, ...], ...] = ()
     kernel: Mapping[str, str] = field(default_factory=dict)

@@ -91,6 +91,10 @@ class Estimate:
         """All parts together."""
         return sum(self.bytes.values())
 
+    def on_each(self, devices: int) -> Estimate:
+        """Of one of so many devices, among which the node is divided."""
+        return replace(self, bytes={p: -(-size // devices) for p, size in self.bytes.items()})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRank:
@@ -288,8 +292,10 @@ class Decisions:
     """Groups of Workers that take turns with devices; each Worker is in one group at most."""
     hosts: Mapping[str, str] = field(default_factory=dict)
     """The host of each Worker; empty if all are on this one."""
-    devices: Mapping[str, int] = field(default_factory=dict)
-    """The GPU, by its number on the host, of each Worker that computes with a Model."""
+    devices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """The GPUs, by their numbers on the host, of each Worker that computes with a Model."""
+    environments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Variables of a Worker's process that its kernels need."""
     notes: tuple[str, ...] = ()
     """What the passes pruned, derived or chose, in words."""
     phase: PlannedPhase | None = None

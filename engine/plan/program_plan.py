@@ -143,6 +143,7 @@ class _Wishes:
         groups = (tuple(filter(kept, group)) for group in whole.together)
         return replace(
             whole,
+            kernel=some(whole.kernel),
             pin=pin,
             together=tuple(group for group in groups if len(group) > 1),
             kernel=some(whole.kernel),

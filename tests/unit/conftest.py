@@ -36,6 +36,12 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def all_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For plans alone: as if every package that a kernel needs could be imported."""
+    monkeypatch.setattr("engine.plan.passes.kernels._installed", lambda module: True)
+
+
+@pytest.fixture
 def run_folder(tmp_path: Path) -> Iterator[RunFolder]:
     """A new run folder, open."""
     with RunFolder.create("first", tmp_path) as folder:

@@ -1,134 +1,415 @@
-"""Which kernel the planner chooses, where an engine goes, and what is refused."""
+"""Which kernel a node gets, and what a kernel with an engine means for its plan."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from dataflow.architectures import TESTED
+from dataflow.check import check
 from dataflow.errors import PlanError
 from dataflow.graph import Graph
 from dataflow.model import Model
+from dataflow.needs import Needs
+from dataflow.node import Node, Port
+from dataflow.schema import Reward
+from engine.checkpoint.layouts import layout_changes
+from engine.cli.peek import main as peek_main
+from engine.cli.target import UsageError
+from engine.cost.cache import BLOCK, MOST, cache_bytes
+from engine.cost.lengths import Lengths
 from engine.cost.models import model_cost
-from engine.plan.explain import explain
-from engine.plan.passes import kernels
+from engine.launch.child import environment
+from engine.options import RunOptions, from_json, to_json
+from engine.peek import _needed
+from engine.plan.cluster import Cluster, Host
+from engine.plan.explain import WIDTH, explain
+from engine.plan.placing import Placing
+from engine.plan.plan import Plan
+from engine.plan.planner import make_plan
+from graphs.grpo import grpo
+from operators.advantage import baseline_advantage
 from operators.data import prompts
 from operators.generate import generate
+from operators.losses import clipped_policy_loss
+from operators.mean_over import mean_over
 from operators.reward import reward
 from operators.train import evaluate
-from tests.kit.graphs import small_grpo
-from tests.kit.plans import module_of, placed
+from operators.vllm_needs import CPU_HEAD_SIZES, MODEL_TYPES, VLLM
+from tests.kit.comparison import require_golden
+from tests.kit.graphs import graph_of, policy, sampled, small_grpo, trained
+from tests.kit.plans import CONFIG, headers, module_of, placed, planned_on, workers_of
 from tests.kit.rewards import exact
+from tests.right_graphs import RIGHT
+from tests.unit.test_placements import asked_of
 
-pytestmark = pytest.mark.usefixtures("tiny", "installed")
-ASKED = {"kernel": {"rollout": "vllm"}}
-
-
-@pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where vLLM is installed, whose attention takes heads of the tiny model's size."""
-    monkeypatch.setattr(kernels, "_installed", lambda module: True)
+pytestmark = pytest.mark.usefixtures("tiny", "all_installed")
+judge = Model("judge", "tiny")
+BY_VLLM: dict[str, Any] = {"kernel": {"rollout": "vllm"}}
+TORCH = "operators.kernels.torch.generate:TorchGenerate"
 
 
-def test_torch_is_the_default() -> None:
+def evaluated(max_lag: int = 0) -> Graph:
+    """A policy that generates for training and for an evaluation, there longer rows."""
+    held_out = prompts("test.parquet", name="eval_prompts")
+    answers = generate(policy, held_out, max_tokens=100, name="eval_rollout")
+    scores = reward(exact, answers, name="eval_score")
+    return Graph("g", trained(sampled(max_lag=max_lag)), evaluate(policy, scores, every=2))
+
+
+def on_gpus(count: int, graph: Graph, **asked: Any) -> Plan:
+    cluster = Cluster(cores=8, memory=2**38, gpus=(2**36,) * count)
+    return make_plan(check(graph, headers), seed=0, placing=Placing(**asked), cluster=cluster)
+
+
+def configured(**changes: Any) -> None:
+    """The base `tiny` with these entries in its config.json."""
+    Path("tiny/config.json").write_text(json.dumps(CONFIG | changes))
+
+
+# --- which kernel ---------------------------------------------------------------------------------
+
+
+def test_torch_is_the_first_choice() -> None:
     plan = placed(small_grpo())
-    assert plan.node("rollout").kernel == "operators.kernels.torch.generate:TorchGenerate"
-    assert not plan.node("rollout").engine
+    assert plan.node("rollout").kernel == TORCH
     assert plan.workers == ("main",)
-
-
-@pytest.mark.parametrize("lag", [0, 1])
-def test_an_engine_has_a_worker_without_other_nodes_that_compute(lag: int) -> None:
-    plan = placed(small_grpo(max_lag=lag), **ASKED)
-    node = plan.node("rollout")
-    assert node.kernel == "operators.kernels.vllm.generate:VllmGenerate"
-    assert node.workers == ("rollout",)
-    assert [n.name for n in plan.nodes_on("rollout") if n.traits.computes] == ["rollout"]
-    assert module_of(plan, "rollout") != module_of(plan, "train_policy")
-    [policy] = [m for m in plan.models if m.name == "policy"]
-    assert "rollout" in policy.copied
-    assert plan.environment_of("rollout")["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
-    assert not plan.environment_of(plan.node("train_policy").workers[0])
-
-
-def with_evaluation(graph: Graph) -> Graph:
-    policy = next(s for s in graph.states if isinstance(s, Model) and s.name == "policy")
-    asked = prompts("hub/other", shuffle=False, name="held_out")
-    answers = generate(policy, asked, max_tokens=600, max_prompt_tokens=10, name="answers")
-    return graph.extend(evaluate(policy, reward(exact, answers, name="scored"), every=1))
-
-
-def test_the_nodes_of_a_model_share_an_engine_with_room_for_the_longest_row() -> None:
-    kernel = {"rollout": "vllm", "answers": "vllm"}
-    plan = placed(with_evaluation(small_grpo()), kernel=kernel)
-    one, other = plan.node("rollout"), plan.node("answers")
-    assert one.workers == other.workers == ("rollout",)
-    assert module_of(plan, "rollout") == module_of(plan, "answers")
-    assert one.layout.longest == other.layout.longest > 0
-    assert one.layout.cache == other.layout.cache > 0
-
-
-def test_tensor_ranks_of_an_engine_are_in_its_one_worker() -> None:
-    plan = placed(small_grpo(), tensor={"rollout": 2}, **ASKED)
-    node = plan.node("rollout")
-    assert node.workers == ("rollout",)
-    assert (node.ranks, node.layout.inner, node.layout.threads) == (1, 2, 2)
-    assert "2 tensor ranks inside of the Worker" in " ".join(explain(plan).split())
-
-
-def test_explain_says_what_an_engine_is_and_that_it_was_asked_for() -> None:
-    text = " ".join(explain(placed(small_grpo(), **ASKED)).split())
-    assert "an engine in a Worker of its own" in text
-    assert "rollout: kernel vllm, as asked for" in text
-
-
-def test_another_node_that_computes_is_not_pinned_beside_an_engine() -> None:
-    told = "reference is in Worker 'main', which runs the engine of rollout"
-    with pytest.raises(PlanError, match=told):
-        placed(small_grpo(), pin={"rollout": ("main",)}, **ASKED)
+    assert plan.environments == {}
+    assert not [note for note in plan.notes if "vllm" in note]
 
 
 REFUSED: dict[str, dict[str, Any]] = {
-    "expected a node of the plan, found 'rolout'. Fix: rollout": {"kernel": {"rolout": "vllm"}},
-    "'generate' has no such kernel. Fix: vllm": {"kernel": {"rollout": "vlm"}},
-    "kernel: rollout=vllm, but an engine needs a Worker of its own, and inproc has none": {
-        **ASKED,
-        "inproc": True,
-    },
-    "tensor: rollout=2, but only train nodes and engines have tensor ranks. Fix: --kernel": {
-        "tensor": {"rollout": 2}
-    },
-    "tensor: rollout=3, and its Model has": {"tensor": {"rollout": 3}, **ASKED},
+    "kernel: expected a node of the plan, found 'rolout'. Fix: rollout.":
+        {"kernel": {"rolout": "vllm"}},
+    "kernel: rollout=vlm, and generate has torch, vllm. Fix: rollout=vllm.":
+        {"kernel": {"rollout": "vlm"}},
+    "kernel: score=vllm, and reward has host. Fix: score=": {"kernel": {"score": "vllm"}},
+    "kernel: rollout=vllm, and with inproc everything is in this process, and it has one of its"
+    " own. Fix: without inproc, or rollout=torch.": BY_VLLM | {"inproc": True},
+    "engines: rollout by vllm is in main with reference, train_policy, and it needs a process of"
+    " its own. Fix: pin rollout to a worker in which nothing else computes.":
+        BY_VLLM | {"pin": {"rollout": ("main",)}},
+    "engines: rollout by vllm is in gen with reference":
+        BY_VLLM | {"pin": {"rollout": ("gen",), "reference": ("gen",)}},
+    "engines: rollout by vllm is in main with":
+        BY_VLLM | {"together": (("rollout", "train_policy"),)},
+    "place: tensor: rollout=3, and its Model has 4 heads, 4 key heads, which are not divisible."
+    " Fix: rollout=2.": BY_VLLM | {"tensor": {"rollout": 3}},
+    "place: tensor: rollout=0. Fix: rollout=1.": BY_VLLM | {"tensor": {"rollout": 0}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_cannot_be_is_refused_with_the_nearest_fix(message: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        placed(small_grpo(), **REFUSED[message])
+    assert message in str(caught.value)
+
+
+OF_MODELS: dict[str, dict[str, Any]] = {
+    "'policy' has heads of 16, and vllm on CPU takes 32, 64, 80": {"head_dim": 16},
+    "vllm has no model type 'helium', which 'policy' is. Fix: rollout=torch.":
+        {"model_type": "helium"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", OF_MODELS)
+def test_models_that_a_kernel_cannot_run_are_refused(message: str) -> None:
+    configured(**OF_MODELS[message])
+    with pytest.raises(PlanError) as caught:
+        placed(small_grpo(), **BY_VLLM)
+    assert f"kernel: rollout=vllm, and {message}" in str(caught.value)
+    assert placed(small_grpo()).node("rollout").kernel == TORCH
+
+
+def test_head_sizes_bind_on_cpu_alone() -> None:
+    configured(head_dim=16)
+    assert on_gpus(2, small_grpo(), **BY_VLLM).node("rollout").kernel != TORCH
+
+
+def held_out_by(model: Model, name: str) -> Port[Reward]:
+    """The reward of another Model's answers to held-out prompts."""
+    answers = generate(model, prompts("test.parquet", name=f"of_{name}"), max_tokens=8, name=name)
+    return reward(exact, answers, name=f"{name}_score")
+
+
+def test_a_follower_and_a_dtype_are_refused() -> None:
+    behind = Model("behind", "tiny", follows=policy, rate=0.1)
+    graph = Graph("g", trained(sampled()), evaluate(behind, held_out_by(behind, "late"), every=2))
+    told = "kernel: late=vllm, and 'behind' follows 'policy', and vllm takes whole versions only"
+    with pytest.raises(PlanError, match=told):
+        placed(graph, kernel={"late": "vllm"})
+    half = with_needs(small_grpo(), vllm=replace(VLLM, dtypes=("bfloat16",)))
+    with pytest.raises(PlanError, match="'policy' computes in float32, and vllm in bfloat16"):
+        placed(half, **BY_VLLM)
+
+
+def with_needs(graph: Graph, **needs: Needs) -> Graph:
+    def change(node: Node) -> Node:
+        if node.name != "rollout":
+            return node
+        return node.changed(operator=replace(node.operator, needs=needs))
+
+    return graph.map(change)
+
+
+def test_a_kernel_whose_needs_are_not_met_is_passed_over_and_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("engine.plan.passes.kernels._installed", lambda name: name != "absent")
+    plan = placed(with_needs(small_grpo(), torch=Needs(packages=("absent",)), vllm=VLLM))
+    assert plan.node("rollout").kernel.endswith(":VllmGenerate")
+    assert "rollout: package absent is not installed here" in plan.notes
+
+
+def test_what_is_not_installed_is_refused_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.plan.passes.kernels._installed", lambda name: name != "vllm")
+    told = r"package vllm is not installed here. Fix: pip install \"dataflow-rl\[vllm\]\" .*VLLM=1"
+    with pytest.raises(PlanError, match=told):
+        placed(small_grpo(), **BY_VLLM)
+
+
+def test_the_tables_name_what_the_project_knows() -> None:
+    assert MODEL_TYPES <= TESTED
+    assert all(size % 16 == 0 for size in CPU_HEAD_SIZES)
+
+
+# --- where it runs --------------------------------------------------------------------------------
+
+
+def test_at_lag_0_it_has_a_worker_and_all_cores() -> None:
+    plan = placed(small_grpo(), **BY_VLLM)
+    assert workers_of(plan, "rollout") == ("rollout",)
+    assert workers_of(plan, "prompts", "reference", "train_policy") == ("main",)
+    assert {n.layout.threads for n in plan.nodes} == {4}
+    (model, _) = plan.models
+    assert (model.aliases, model.copied) == ((), ("rollout",)), "weights travel to it"
+    assert module_of(plan, "rollout") == "policy vllm"
+    assert plan.environments == {"rollout": {**VLLM.environment, **VLLM.cpu_environment}}
+
+
+def two_generations(max_lag: int) -> Graph:
+    """The policy's answers, and those of a judge to the same prompts, as their baseline."""
+    source = prompts("train.parquet", batch=64)
+    rollout = generate(policy, source, n=8, max_tokens=8, max_lag=max_lag, name="rollout")
+    other = generate(judge, source, max_tokens=8, max_lag=max_lag, name="other")
+    baseline = mean_over(reward(exact, other, name="other_score"), source)
+    advantage = baseline_advantage(rollout, reward(exact, rollout, name="score"), baseline)
+    return graph_of(rollout, clipped_policy_loss(advantage))
+
+
+@pytest.mark.parametrize("max_lag", [0, 1])
+def test_what_would_compute_beside_it_moves(max_lag: int) -> None:
+    graph = two_generations(max_lag)
+    one = placed(graph, kernel={"other": "vllm"})
+    assert len({workers_of(one, name) for name in ("rollout", "other", "train_policy")}) > 1
+    assert [n.name for n in one.nodes_on(one.node("other").workers[0]) if n.traits.computes] == [
+        "other"
+    ]
+    both = placed(graph, kernel={"other": "vllm", "rollout": "vllm"})
+    assert workers_of(both, "rollout") != workers_of(both, "other"), "two Models, two engines"
+
+
+def test_a_forward_pass_above_the_cut_moves() -> None:
+    source = prompts("train.parquet", batch=64)
+    rollout = generate(policy, source, n=8, max_tokens=8, max_lag=1, name="rollout")
+    asked = placed(graph_of(rollout), **BY_VLLM)
+    assert workers_of(asked, "rollout", "prompts") == ("rollout",), "a source may share it"
+
+
+@pytest.mark.parametrize("max_lag", [0, 1])
+def test_nodes_of_one_model_share_an_engine(max_lag: int) -> None:
+    names = ("rollout", "eval_rollout")
+    plan = placed(evaluated(max_lag), kernel=dict.fromkeys(names, "vllm"))
+    assert workers_of(plan, *names) == ("rollout",)
+    assert {module_of(plan, name) for name in names} == {"policy vllm"}
+    layouts = {(n.layout.cache_bytes, n.layout.longest) for n in map(plan.node, names)}
+    assert layouts == {(plan.node("rollout").layout.cache_bytes, 1024)}
+    owners = [n.name for n in plan.nodes if "engine" in n.estimate.bytes]
+    assert owners == ["rollout"], "one engine counts once"
+    alone = placed(evaluated(max_lag), **BY_VLLM)
+    assert workers_of(alone, "eval_rollout") != ("rollout",)
+    assert module_of(alone, "eval_rollout") in ("policy", "policy copy")
+
+
+def test_pins_replicas_and_apart_are_as_asked() -> None:
+    both: dict[str, Any] = {"kernel": {"rollout": "vllm", "eval_rollout": "vllm"}}
+    pinned = placed(evaluated(), pin={"rollout": ("gen",)}, **both)
+    assert workers_of(pinned, "rollout", "eval_rollout") == ("gen",)
+    two = placed(evaluated(), replicas={"rollout": 2}, **both)
+    assert workers_of(two, "rollout", "eval_rollout") == ("rollout-0", "rollout-1")
+    apart = placed(evaluated(), workers="apart", **both)
+    assert workers_of(apart, "eval_rollout") == ("eval_rollout",)
+    turns = placed(small_grpo(), turns=(("rollout", "main"),), **BY_VLLM)
+    assert turns.turns == (("rollout", "main"),)
+
+
+# --- tensor ranks of its own ----------------------------------------------------------------------
+
+
+def test_tensor_ranks_are_inside_of_one_worker() -> None:
+    two: dict[str, Any] = BY_VLLM | {"tensor": {"rollout": 2}}
+    plan, one = placed(small_grpo(), **two), placed(small_grpo(), **BY_VLLM)
+    node, whole = plan.node("rollout"), one.node("rollout")
+    assert (node.workers, node.ranks, node.layout.tensor, node.layout.inner) == (
+        ("rollout",), 1, 1, 2,
+    )  # fmt: skip
+    assert (node.layout.threads, whole.layout.threads) == (2, 4), "ranks share the cores"
+    assert placed(small_grpo(), cores=1, **two).node("rollout").layout.threads == 1
+    assert node.layout.cache_bytes * 2 == whole.layout.cache_bytes, "half of the heads each"
+    assert node.estimate.bytes["engine"] > 2 * whole.estimate.bytes["engine"]
+    assert "rollout, 2 x 2 threads, 256 slots" in explain(plan)
+    assert "2 tensor ranks of its own" in explain(plan)
+
+
+def test_ranks_that_share_an_engine_are_asked_for_alike() -> None:
+    both: dict[str, Any] = {"kernel": {"rollout": "vllm", "eval_rollout": "vllm"}}
+    once = placed(evaluated(), tensor={"rollout": 2}, **both)
+    assert once.node("eval_rollout").layout.inner == 2
+    told = "engines: tensor: rollout=2, eval_rollout=4, and they share an engine in rollout. Fix: "
+    with pytest.raises(PlanError, match=told):
+        placed(evaluated(), tensor={"rollout": 2, "eval_rollout": 4}, **both)
+
+
+def test_each_of_its_ranks_has_a_gpu_that_nobody_else_has() -> None:
+    two: dict[str, Any] = BY_VLLM | {"tensor": {"rollout": 2}}
+    plan = on_gpus(3, small_grpo(), **two)
+    assert plan.devices == {"rollout": (0, 1), "main": (2,)}
+    assert "each of GPU 0, 1" in explain(plan)
+    assert "TORCH_COMPILE_DISABLE" not in plan.environments["rollout"]
+    by_turns = on_gpus(2, small_grpo(), turns=(("rollout", "main"),), **two)
+    assert by_turns.devices == {"rollout": (0, 1), "main": (0,)}
+    with pytest.raises(PlanError, match=r"and main has one of the GPUs of rollout\. Fix: turns: "):
+        on_gpus(2, small_grpo(), **two)
+    with pytest.raises(PlanError, match="tensor: rollout=2 in rollout, and there are 1 GPUs"):
+        on_gpus(1, small_grpo(), turns=(("rollout", "main"),), **two)
+
+
+# --- its size -------------------------------------------------------------------------------------
+
+
+def test_the_cache_has_room_for_the_rows_in_whole_blocks_within_a_bound() -> None:
+    shape = model_cost("tiny").shape
+    assert shape is not None
+    token, row = 2 * 2 * 128 * 4, Lengths(prompt=40, completion=8)
+    size = cache_bytes(shape, row, rows=10, longest=48, dtype="float32")
+    assert size == 10 * (2 + 1) * BLOCK * token
+    assert cache_bytes(shape, row, rows=1, longest=1024, dtype="float32") == 33 * BLOCK * token
+    assert cache_bytes(shape, row, rows=10**9, longest=48, dtype="float32") == MOST
+
+
+def test_an_engine_has_room_for_a_prompt_of_unknown_length() -> None:
+    configured(max_position_embeddings=32768)
+    plan = placed(small_grpo(), **BY_VLLM)
+    assert plan.node("rollout").layout.longest == 4096 + 512
+    bounded = placed(graph_of(sampled(max_prompt_tokens=100)), **BY_VLLM)
+    assert bounded.node("rollout").layout.longest == 132
+
+
+def test_a_model_of_unknown_shape_leaves_the_size_to_the_kernel() -> None:
+    plan = placed(small_grpo(), **BY_VLLM)
+    assert plan.node("rollout").layout.cache_bytes
+    far = grpo("some/hub-name", "train.parquet", exact)
+    unknown = placed(far, **BY_VLLM).node("rollout").layout
+    assert (unknown.cache_bytes, unknown.longest) == (0, 0)
+
+
+def test_short_answers_are_better_drained() -> None:
+    def notes(**params: Any) -> list[str]:
+        graph = graph_of(sampled(max_prompt_tokens=60, **params))
+        return [note for note in placed(graph, **BY_VLLM).notes if "on_update='drain'" in note]
+
+    (said,) = notes(max_lag=1, max_tokens=10)
+    assert "computes up to 65 again, 6.5 for each token written" in said
+    assert notes(max_tokens=10) == [], "nothing interrupts at lag 0"
+    assert notes(max_lag=1, max_tokens=64) == []
+    assert notes(max_lag=1, max_tokens=10, on_update="drain") == []
+
+
+# --- the run --------------------------------------------------------------------------------------
+
+
+def test_the_environment_is_the_kernels_but_for_what_the_user_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
+    monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
+    found = environment(2, (), placed(small_grpo(), **BY_VLLM).environments["rollout"])
+    assert found["VLLM_LOGGING_LEVEL"] == "DEBUG"
+    assert found["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert found["OMP_NUM_THREADS"] == "2"
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in environment(2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert environment(1, (1, 2))["CUDA_VISIBLE_DEVICES"] == "1,2"
+
+
+def test_environments_are_those_of_each_workers_host() -> None:
+    hosts = (
+        Host(name="a", address="10.0.0.1", cores=4, memory=2**36),
+        Host(name="b", address="10.0.0.2", cores=4, memory=2**36, gpus=(2**36,)),
+    )
+    cluster = Cluster(cores=4, memory=2**36, hosts=hosts)
+    plan = planned_on(cluster, small_grpo(), pin={"rollout": "gen@b"}, kernel={"rollout": "vllm"})
+    assert plan.hosts["gen"] == "b"
+    assert plan.environments == {"gen": dict(VLLM.environment)}
+
+
+def test_a_run_folder_keeps_the_kernel_and_a_resume_names_a_change() -> None:
+    options = RunOptions(kernel={"rollout": "vllm"})
+    assert from_json(to_json(options), {})[0] == options
+    old, new = (placed(small_grpo(), **asked).to_json() for asked in ({}, BY_VLLM))
+    assert {c.what for c in layout_changes(old, new)} == {"kernel", "cache_bytes"}
+
+
+def test_peek_takes_kernels_that_can_share_its_process() -> None:
+    plan = placed(small_grpo(), tensor={"rollout": 2}, **BY_VLLM)
+    small = _needed(plan, {"rollout"}, prompts=1).node("rollout")
+    assert (small.kernel, small.layout.inner, small.workers) == (TORCH, 1, ("main",))
+    asked = ["examples/user_reward.py:graph", "rollout", "--kernel", "rollout=vllm"]
+    with pytest.raises(UsageError, match="peek runs in this process"):
+        peek_main([f"{Path(__file__).parents[2]}/{asked[0]}", *asked[1:]])
+
+
+GOLDEN: dict[str, Callable[[], Plan]] = {
+    "vllm": lambda: placed(small_grpo(), **BY_VLLM),
+    "vllm_lag": lambda: placed(
+        small_grpo(max_lag=1, max_tokens=16), cores=8, tensor={"rollout": 2}, **BY_VLLM
+    ),
 }
 
 
-@pytest.mark.parametrize("told", REFUSED)
-def test_what_cannot_be_is_refused_with_the_nearest_fix(told: str) -> None:
-    with pytest.raises(PlanError) as caught:
-        placed(small_grpo(), **REFUSED[told])
-    assert told in str(caught.value)
-    assert "Fix: " in str(caught.value)
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden(name: str) -> None:
+    text = explain(replace(GOLDEN[name](), digest="0123456789abcdef"))
+    require_golden(f"explain/{name}.txt", text)
 
 
-def test_a_type_that_the_kernel_cannot_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "_type", lambda base: "gpt2")
-    with pytest.raises(PlanError, match="is of type 'gpt2', and it is tried with llama"):
-        placed(small_grpo(), **ASKED)
-
-
-def test_heads_without_attention_on_cpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    cost = model_cost("tiny", "lm")
-    assert cost.shape is not None
-    odd = replace(cost, shape=replace(cost.shape, head_dim=24))
-    monkeypatch.setattr(kernels, "model_cost", lambda base, head: odd)
-    with pytest.raises(PlanError, match="has heads of 24, and without a GPU it has attention for"):
-        placed(small_grpo(), **ASKED)
-
-
-def test_a_package_that_is_not_installed_is_named_with_the_command_that_brings_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(kernels, "_installed", lambda module: module != "vllm")
-    with pytest.raises(PlanError, match=r"vllm is not installed here\. Fix: make setup VLLM=1"):
-        placed(small_grpo(), **ASKED)
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.data())
+def test_whatever_is_asked_for_an_engine_is_alone(data: st.DataObject) -> None:
+    graph: Graph = data.draw(st.sampled_from(RIGHT))()
+    names = [n.name for n in graph.nodes if n.operator.traits.generates]
+    chosen = data.draw(st.lists(st.sampled_from(names), unique=True)) if names else []
+    asked = data.draw(asked_of([n.name for n in graph.nodes]))
+    try:
+        plan = placed(graph, cores=8, memory=2**50, kernel=dict.fromkeys(chosen, "vllm"), **asked)
+    except PlanError:
+        return
+    for node in (n for n in plan.nodes if n.name in chosen):
+        for worker in node.workers:
+            beside = [n for n in plan.nodes_on(worker) if n.traits.computes]
+            assert {n.kernel for n in beside} == {node.kernel}
+            assert len({module_of(plan, n.name) for n in beside}) == 1
+            assert len({(n.layout.cache_bytes, n.layout.inner) for n in beside}) == 1
+            assert plan.environments[worker]
+        assert not any(node.name in model.aliases for model in plan.models)
+    assert max(map(len, explain(plan).splitlines())) <= WIDTH

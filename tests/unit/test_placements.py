@@ -39,8 +39,10 @@ PLACE: dict[str, dict[str, Any]] = {
         {"ranks": {"rollout": 2}},
     "ranks: train_policy=17, and a minibatch has 16 prompts (64 in 4). Fix: train_policy=16.":
         {"ranks": {"train_policy": 17}},
-    "tensor: rollout=2, but only train nodes and engines have tensor ranks.":
+    "tensor: rollout=2, but its kernel torch has no tensor ranks. Fix: --kernel rollout=vllm, or":
         {"tensor": {"rollout": 2}},
+    "tensor: score=2, but reward has no tensor ranks. Fix: replicas: score=2.":
+        {"tensor": {"score": 2}},
     "tensor: expected a node of the plan, found 'train_polic'. Fix: train_policy.":
         {"tensor": {"train_polic": 2}},
     "tensor: train_policy=0. Fix: train_policy=1.": {"tensor": {"train_policy": 0}},

@@ -59,7 +59,7 @@ def test_an_operator_without_a_kernel_is_refused() -> None:
     told = r"rollout: operator 'generate' has no kernel here .*no_such_package"
     far = "no_such_package.generate:Far"
     with pytest.raises(PlanError, match=told):
-        planned(with_kernels(torch=far, vllm=far))
+        planned(with_kernels(**dict.fromkeys(("torch", "vllm"), "no_such_package.generate:Far")))
 
 
 def test_the_outbox_holds_all_admitted_prompts() -> None:

@@ -87,7 +87,7 @@ def test_the_plan_chooses(name: str) -> None:
     asked, expected, devices = CHOSEN[name]
     plan = planned(**asked)
     assert routes(plan) == expected
-    assert plan.devices == devices
+    assert plan.devices == {worker: (number,) for worker, number in devices.items()}
     assert bool(plan.worlds) == (expected == SENT)
 
 
@@ -146,7 +146,7 @@ def test_a_worker_sees_its_own_gpu(
     if seen is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
     assert environment(1).get("CUDA_VISIBLE_DEVICES") == seen
-    assert environment(1, [device])["CUDA_VISIBLE_DEVICES"] == expected
+    assert environment(1, (device,))["CUDA_VISIBLE_DEVICES"] == expected
 
 
 def test_what_the_user_set_stays_in_a_workers_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from engine.plan.checks.devices import device_columns, turns
+from engine.plan.checks.engines import engines
 from engine.plan.checks.memory import memory
 from engine.plan.checks.prompts import chunks, constant, groups
 from engine.plan.checks.rows import kernels, producers, ratios
@@ -23,6 +24,7 @@ CHECKS: dict[str, Callable[[Draft], Iterator[str]]] = {
     "constant": constant,
     "workers": workers,
     "worlds": worlds,
+    "engines": engines,
     "turns": turns,
     "hosts": hosts,
     "chunks": chunks,

@@ -6,6 +6,7 @@ Owns: the comparison, and the message. Does not own: any number (passes/estimate
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from engine.cost.memory import HOST_PARTS, host_peak, lasting, peak
 from engine.plan.cluster import Cluster
@@ -40,13 +41,18 @@ def _on_gpus(
     draft: Draft, nodes: Nodes, turns: Turns, cluster: Cluster, where: str
 ) -> Iterator[str]:
     """Workers by their GPU; those without one count with the first."""
-    for index in dict.fromkeys(draft.devices.get(w, 0) for w in nodes):
-        here = {w: those for w, those in nodes.items() if draft.devices.get(w, 0) == index}
+    having = {w: draft.devices.get(w, (0,)) for w in nodes}
+    for index in dict.fromkeys(i for w in nodes for i in having[w]):
+        here = {w: _on_each(nodes[w], len(having[w])) for w in nodes if index in having[w]}
         mine = [[w for w in group if w in here] for group in turns]
         need = host_peak(_parts(here), mine, without=HOST_PARTS, gives_back=True)
         gpu = "the GPU" if len(cluster.gpus) == 1 else f"GPU {index}"
         gpu += "" if where == "this host" else f" of {where}"
         yield from _fits(here, gpu, cluster.gpus[index], need, HOST_PARTS)
+
+
+def _on_each(nodes: list[PlannedNode], devices: int) -> list[PlannedNode]:
+    return [replace(n, estimate=n.estimate.on_each(devices)) for n in nodes]
 
 
 def _beside_gpus(nodes: Nodes, turns: Turns, cluster: Cluster) -> Iterator[str]:
@@ -86,7 +92,9 @@ def _smaller(part: str) -> str:
     """The nearest way to less of a part."""
     if part in ("snapshot", "copies"):
         return "readers in the writer's worker (workers: one)"
-    if part in ("kv_cache", "outbox", "device_columns"):
+    if part == "engine":
+        return "another kernel (kernel)"
+    if part in ("kv_cache", "cache", "outbox", "device_columns"):
         return "a lower batch, n, max_tokens or max_prompt_tokens"
     if part in ("activations", "logits"):
         return "shorter rows: a lower max_tokens or max_prompt_tokens"

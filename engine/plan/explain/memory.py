@@ -6,6 +6,7 @@ Owns: the words. Does not own: the numbers (engine/cost).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from dataflow.shown import shown_bytes
 from engine.cost.memory import HOST_PARTS, host_peak, lasting, peak
@@ -53,9 +54,11 @@ def holds(plan: Plan, worker: str) -> Iterator[str]:
 
 def _on_gpu(plan: Plan, cluster: Cluster, worker: str) -> Iterator[str]:
     nodes, there = plan.nodes_on(worker), cluster.on(plan.host_of(worker))
-    host, index = plan.host_of(worker), plan.devices.get(worker, 0)
-    gpu = "the GPU" if len(there.gpus) == 1 else f"GPU {index}"
-    yield f"{_peak(nodes, HOST_PARTS)}, of {shown_bytes(there.gpus[index])} on {gpu}"
+    host, numbers = plan.host_of(worker), plan.devices.get(worker, (0,))
+    each = f"each of GPU {', '.join(map(str, numbers))}" if len(numbers) > 1 else ""
+    gpu = each or ("the GPU" if len(there.gpus) == 1 else f"GPU {numbers[0]}")
+    parts = [replace(n, estimate=n.estimate.on_each(len(numbers))) for n in nodes]
+    yield f"{_peak(parts, HOST_PARTS)}, of {shown_bytes(there.gpus[numbers[0]])} on {gpu}"
     held = sum(n.estimate.bytes.get(part, 0) for n in nodes for part in HOST_PARTS)
     room = f"{shown_bytes(there.memory)} on {host or 'this host'}"
     yield f"{shown_bytes(held)} of rows, of {room}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from dataflow.kernel import Layout
 from dataflow.loss_terms import ROWS
 from dataflow.regions import regions
 from dataflow.shown import shown_bytes
@@ -33,10 +34,16 @@ def workers(plan: Plan) -> Iterator[Line]:
 def _tasks(plan: Plan, worker: str) -> str:
     """Its threads, its host where there are several, and all that it does."""
     nodes = plan.nodes_on(worker)
-    threads = count(max(n.layout.threads for n in nodes), "thread")
+    threads = _threads(max((n.layout for n in nodes), key=lambda each: each.threads * each.inner))
     where = f" on {plan.hosts[worker]}" if plan.hosts else ""
     records = ["the samples"] if worker == plan.recorder else []
     return f"{threads}{where}: {', '.join([*(_share(n, worker) for n in nodes), *records])}"
+
+
+def _threads(layout: Layout) -> str:
+    """Of each rank, where a kernel starts several itself."""
+    ranks = f"{layout.inner} x " if layout.inner > 1 else ""
+    return f"{ranks}{count(layout.threads, 'thread')}"
 
 
 def _share(node: PlannedNode, worker: str) -> str:
@@ -96,7 +103,7 @@ def _on(node: PlannedNode) -> str:
     layout = node.layout
     slots = f", {layout.slots} slots" if node.traits.generates else ""
     where = node.workers[0] if len(node.workers) == 1 else f"x{len(node.workers)}"
-    return f"{where}, {count(layout.threads, 'thread')}{slots}"
+    return f"{where}, {_threads(layout)}{slots}"
 
 
 def _how(node: PlannedNode) -> str:
@@ -126,6 +133,8 @@ def _layout(node: PlannedNode) -> Iterator[str]:
         split = f"{node.layout.data} x {node.layout.tensor} ranks (data x tensor)"
         shown = split if node.layout.tensor > 1 else f"{node.ranks} ranks"
         yield f"{shown}{' with a part of the state each' if node.layout.shard else ''}"
+    if node.layout.inner > 1:
+        yield f"{node.layout.inner} tensor ranks of its own"
     if node.refill:
         yield f"refilled in at most {count(node.max_attempts, 'attempt')}"
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from engine.plan.draft import Draft
 from engine.plan.passes.batching import batching
 from engine.plan.passes.cores import cores
-from engine.plan.passes.engines import sized
+from engine.plan.passes.engines import engines
 from engine.plan.passes.estimate import estimate
 from engine.plan.passes.kernels import choose_kernels
 from engine.plan.passes.modules import modules
@@ -32,6 +32,7 @@ PASSES: tuple[Callable[[Draft], Draft], ...] = (
     cores,  # after place: Workers that compute at the same time share the host's
     sized,  # after place: an engine has as many slots as its nodes
     modules,  # after place: nodes share a module within a Worker only
+    engines,  # after place: nodes share an engine within a Worker only; before estimate: its size
     estimate,  # after every decision: memory is counted for each Worker, modules once
     verify,  # last: changes nothing
 )

@@ -2,8 +2,9 @@
 
 Owns: what computes at the same time, and the threads. Does not own: the Workers (place.py).
 
-Nodes of one Worker take turns, and each has all its cores; Workers that take turns with devices
-count once. Only kernels that compute with a Model count: columns and rewards take little.
+Nodes of one Worker take turns, and each has all its cores, which ranks inside of the Worker share;
+Workers that take turns with devices count once. Only kernels that compute with a Model count:
+columns and rewards take little.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ def cores(draft: Draft) -> Draft:
     else:
         shares = _shares(draft)
         notes = tuple(_notes(draft, shares))
-    nodes = tuple(replace(n, layout=_with(n.layout, shares[n.name])) for n in draft.nodes)
+        shares = {n.name: max(1, shares[n.name] // n.layout.inner) for n in draft.nodes}
+    nodes = tuple(replace(n, layout=replace(n.layout, threads=shares[n.name])) for n in draft.nodes)
     return replace(draft, nodes=nodes, notes=(*draft.notes, *notes))
 
 

@@ -1,92 +1,110 @@
-"""The engines of a plan: which Worker each is in, and how much it has room for.
+"""How large each engine is, and the environment of its process.
 
-Owns: the Workers of nodes whose kernel runs an engine, and their sizes. Does not own: which kernel
-that is (kernels.py), all other Workers (place.py).
+Owns: both, as Layout fields and Decisions.environments; the words about engines. Does not own: who
+shares an engine (engine/plan/kernel_needs.py), the sizes (engine/cost/cache.py).
 
-An engine changes the process that it is in (its threads can no longer be set), so no other node
-that computes shares its Worker.
+An engine is started once, for all nodes that share it: its rows are as long as the longest of any.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from dataflow.errors import PlanError
 from dataflow.model import Model
-from engine.cost.lengths import of_rollout
-from engine.cost.memory import WIDTHS
+from dataflow.needs import Needs
+from dataflow.shown import shown_bytes
+from engine.cost.cache import cache_bytes, longest_row
+from engine.cost.lengths import Lengths
 from engine.cost.models import model_cost
 from engine.plan.draft import Draft
+from engine.plan.kernel_needs import engines as all_engines
+from engine.plan.kernel_needs import kernel_name, model_of, needs_of
+from engine.plan.lengths import all_lengths
 from engine.plan.plan import PlannedNode
 
-BLOCK = 32
-"""Tokens of a block of keys and values; a row may end within one."""
 
-CACHE = 4 << 30
-"""The most bytes of keys and values, unless one row needs more: the other rows wait."""
+def engines(draft: Draft) -> Draft:
+    """Size each engine; say what a kernel needs of its Worker's process, and what engines mean."""
+    found = all_engines(draft)
+    lengths = _lengths(draft) if found else {}
+    sized = {n.name: n for nodes in found for n in _sized(draft, nodes, lengths)}
+    nodes = tuple(sized.get(n.name, n) for n in draft.nodes)
+    told = [
+        note for group in found for note in _notes(draft, [sized[n.name] for n in group], lengths)
+    ]
+    notes = (*draft.notes, *told)
+    return replace(draft, nodes=nodes, environments=_environments(draft), notes=notes)
 
 
-def apart(draft: Draft, bases: Mapping[str, str], rollout: str) -> dict[str, str]:
-    """The default Workers with those of engines: one for each Model, `rollout` for the first. What
-    else would compute there gets a Worker of its own.
-    """
-    models = dict.fromkeys(n.models[0].model for n in draft.nodes if n.engine)
-    if not models or draft.placing.workers == "apart":
-        return dict(bases)
-    names = [rollout, *(f"{rollout}-{model}" for model in list(models)[1:])]
-    homes, found = dict(zip(models, names, strict=True)), dict(bases)
+def _environments(draft: Draft) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
     for node in draft.nodes:
-        if node.engine:
-            found[node.name] = homes[node.models[0].model]
-        elif node.traits.computes and found[node.name] == rollout:
-            found[node.name] = node.name
+        needs = needs_of(draft.graph, node)
+        for worker in node.workers if needs.environment or needs.cpu_environment else ():
+            gpus = draft.cluster.on(draft.host_of(worker)).gpus
+            more = {} if gpus else needs.cpu_environment
+            found[worker] = found.get(worker, {}) | dict(needs.environment) | dict(more)
     return found
 
 
-def require_apart(nodes: tuple[PlannedNode, ...]) -> None:
-    """Raise PlanError where another node computes in an engine's Worker."""
-    for engine in (n for n in nodes if n.engine):
-        for other in (n for n in nodes if n.traits.computes and n is not engine):
-            both = set(engine.workers) & set(other.workers)
-            same = other.engine and other.models[0].model == engine.models[0].model
-            if both and not same:
-                raise PlanError(
-                    f"place: {other.name} is in Worker {min(both)!r}, which runs the engine of"
-                    f" {engine.name} and can compute nothing else. Fix: another Worker for"
-                    f" {other.name}."
-                )
+def _lengths(draft: Draft) -> dict[str, Lengths]:
+    shapes = {
+        s.name: model_cost(s.base, s.head).shape for s in draft.graph.states if isinstance(s, Model)
+    }
+    return all_lengths(draft.graph, shapes)
 
 
-def sized(draft: Draft) -> Draft:
-    """Tell all nodes of an engine its longest row and the bytes of its keys and values."""
-    longest: dict[str, int] = {}
-    for node in (n for n in draft.nodes if n.engine):
-        model = node.models[0].model
-        longest[model] = max(longest.get(model, 0), _longest(draft, node))
-    nodes = tuple(_sized(draft, n, longest) if n.engine else n for n in draft.nodes)
-    return replace(draft, nodes=nodes)
+def _sized(
+    draft: Draft, nodes: Sequence[PlannedNode], lengths: Mapping[str, Lengths]
+) -> list[PlannedNode]:
+    """The nodes of an engine with its size; as they are where their Model's shape is unknown."""
+    model = next(s for s in draft.graph.states if s.name == model_of(nodes[0]))
+    shape = model_cost(model.base).shape if isinstance(model, Model) else None
+    if shape is None or not needs_of(draft.graph, nodes[0]).cache:
+        return list(nodes)
+    longest = max(longest_row(lengths[n.name], shape.context) for n in nodes)
+    part = shape.part(nodes[0].layout.inner)
+    sizes = (
+        cache_bytes(part, lengths[n.name], rows=_rows(draft, n), longest=longest, dtype=model.dtype)
+        for n in nodes
+    )
+    size = max(sizes)
+    return [replace(n, layout=replace(n.layout, cache_bytes=size, longest=longest)) for n in nodes]
 
 
-def _longest(draft: Draft, node: PlannedNode) -> int:
-    params = draft.graph.node(node.name).params
-    assumed = max(4096, of_rollout(0, None).prompt)
-    row = (params.get("max_prompt_tokens") or assumed) + params["max_tokens"]
-    shape = model_cost(_model(draft, node).base, "lm").shape
-    return min(row, shape.context) if shape is not None else row
+def _rows(draft: Draft, node: PlannedNode) -> int:
+    """Rows that a node decodes at once; an evaluation's fill the slots."""
+    batch = next((s.batch for s in draft.sources if s.name == node.source), node.layout.slots)
+    return min(node.layout.slots, -(-batch // node.layout.replicas) * node.rows)
 
 
-def _sized(draft: Draft, node: PlannedNode, longest: Mapping[str, int]) -> PlannedNode:
-    model, row = _model(draft, node), longest[node.models[0].model]
-    shape, layout = model_cost(model.base, "lm").shape, node.layout
-    cache = 0
-    if shape is not None:
-        blocks = -(-row // BLOCK) + 1
-        one = blocks * BLOCK * 2 * shape.layers * shape.kv * WIDTHS[model.dtype]
-        cache = max(one, min(layout.slots * one, CACHE))
-    return replace(node, layout=replace(layout, longest=row, cache=cache))
+def _notes(
+    draft: Draft, nodes: Sequence[PlannedNode], lengths: Mapping[str, Lengths]
+) -> Iterator[str]:
+    first, layout = nodes[0], nodes[0].layout
+    needs = needs_of(draft.graph, first)
+    kernel = kernel_name(draft.graph.node(first.name).operator, first.kernel)
+    names, where = ", ".join(n.name for n in nodes), ", ".join(first.workers)
+    keeps = [f"its own copy of {model_of(first)!r}"]
+    if layout.cache_bytes:
+        keeps.append(f"at most {shown_bytes(layout.cache_bytes * layout.inner)} of keys and values")
+        keeps.append(f"rows of at most {layout.longest:,} tokens")
+    yield f"{names}: an engine of {kernel} alone in {where}: {', '.join(keeps)}"
+    if needs.seconds:
+        yield f"{names}: about {needs.seconds:.0f} s until {kernel} has started"
+    for node in nodes:
+        yield from _interrupted(draft, node, needs, lengths[node.name])
 
 
-def _model(draft: Draft, node: PlannedNode) -> Model:
-    name = node.models[0].model
-    return next(s for s in draft.graph.states if isinstance(s, Model) and s.name == name)
+def _interrupted(draft: Draft, node: PlannedNode, needs: Needs, row: Lengths) -> Iterator[str]:
+    """Where new weights within a row cost more than they save."""
+    asked = draft.graph.node(node.name).params.get("on_update")
+    if not node.lag or asked != "interrupt" or row.completion >= needs.pays_off:
+        return
+    again = row.prompt + row.completion / 2
+    yield (
+        f"{node.name}: on_update='drain' costs less: of answers of at most {row.completion} tokens"
+        f" a version that interrupts one computes up to {again:,.0f} again,"
+        f" {again / row.completion:.1f} for each token written"
+    )

@@ -14,15 +14,14 @@ from dataflow.device import declared
 from dataflow.loss import LossTerm
 from dataflow.model import Model
 from dataflow.node import Node
-from dataflow.operator import Reduce
-from dataflow.rows import Domains, row_line
-from dataflow.schema import Schema, TokenPrompt
+from dataflow.schema import Schema
 from engine.cost import memory, time
 from engine.cost.bytes import column_bytes, data_bytes, row_bytes
-from engine.cost.lengths import Lengths, of_demonstration, of_rollout
 from engine.cost.memory import Work
 from engine.cost.models import ModelCost, model_cost
 from engine.plan.draft import Draft
+from engine.plan.kernel_needs import needs_of
+from engine.plan.lengths import all_lengths
 from engine.plan.plan import Estimate, PlannedEdge, PlannedNode
 
 Columns = tuple[str, ...]
@@ -69,7 +68,9 @@ class _Cost:
         self._sources = {s.name: s for s in draft.sources}
         self._states = {s.name: s for s in draft.graph.states if isinstance(s, Model)}
         self.models = {name: model_cost(m.base, m.head) for name, m in self._states.items()}
-        self._lengths = self._all_lengths()
+        self._lengths = all_lengths(
+            draft.graph, {name: cost.shape for name, cost in self.models.items()}
+        )
         self._on_device = {name: declared(node.schemas) for name, node in self._nodes.items()}
         self._columns = {name: self._sizes(node) for name, node in self._nodes.items()}
         self._owners = frozenset(_owners(draft))
@@ -101,10 +102,21 @@ class _Cost:
         parts: dict[str, int] = {}
         if planned.name in self._owners:
             parts["weights"] = (use.cost.parameters or 0) * memory.WIDTHS[use.model.dtype]
+            parts |= self._of_engine(planned, parts["weights"])
         parts |= self._running(planned, use)
         if planned.layout.shard:
             parts |= {p: -(-parts[p] // planned.layout.data) for p in _SHARDED if p in parts}
         return parts
+
+    def _of_engine(self, planned: PlannedNode, weights: int) -> dict[str, int]:
+        """Of a kernel that has processes and a cache of its own; its ranks read shared weights."""
+        needs, ranks = needs_of(self._draft.graph, planned), planned.layout.inner
+        shared = weights if ranks > 1 else 0
+        sizes = {
+            "engine": needs.memory * ranks + shared,
+            "cache": planned.layout.cache_bytes * ranks,
+        }
+        return {part: size for part, size in sizes.items() if size}
 
     def _running(self, planned: PlannedNode, use: _Use) -> dict[str, int]:
         shape, dtype, head = use.cost.shape, use.model.dtype, use.model.head
@@ -120,7 +132,10 @@ class _Cost:
             parts = memory.decode_parts(shape, work, dtype)
             return parts | {"kv_cache": 0, "engine": planned.layout.cache + memory.ENGINE}
         if planned.traits.generates:
-            return memory.decode_parts(shape, work, dtype)
+            parts = memory.decode_parts(shape, work, dtype)
+            if planned.layout.cache_bytes:
+                del parts["kv_cache"]  # held always, by the engine
+            return parts
         return memory.forward_parts(shape, work, dtype, head)
 
     def _kept(self, planned: PlannedNode, columns: tuple[str, ...]) -> int:
@@ -150,7 +165,7 @@ class _Cost:
         shape, parameters = use.cost.shape, use.cost.parameters
         if shape is None or parameters is None:
             return None
-        cores = min(planned.layout.threads, self._draft.cluster.cores)
+        cores = min(planned.layout.threads * planned.layout.inner, self._draft.cluster.cores)
         if planned.work == "train":
             epochs, head = self._nodes[planned.name].params["epochs"], use.model.head
             how = {"epochs": epochs, "cores": cores, "head": head}
@@ -243,40 +258,6 @@ class _Cost:
         if node.operator.parts:
             sizes[node.operator.parts] = 4 * len(node.params["fns"])
         return sizes
-
-    def _all_lengths(self) -> dict[str, Lengths]:
-        found: dict[str, Lengths] = {}
-        domains = Domains(self._draft.graph)
-        for node in self._draft.graph.nodes:
-            found[node.name] = self._lengths_of(node, found)
-            if node.operator.traits.generates:  # what it is asked is as long as it reads
-                prompt = found[node.name].prompt
-                for port in row_line(next(iter(node.inputs.values())), domains):
-                    if port.node.operator.traits.generates:
-                        break  # another's rows, of which this one's prompts were made
-                    found[port.node.name] = replace(found[port.node.name], prompt=prompt)
-        return found
-
-    def _lengths_of(self, node: Node, found: Mapping[str, Lengths]) -> Lengths:
-        if node.operator.traits.generates:
-            policy = next(s for s in node.states.values() if isinstance(s, Model))
-            shape = self.models[policy.name].shape
-            lengths = of_rollout(node.params["max_tokens"], node.params.get("max_prompt_tokens"))
-            asked = next(iter(node.inputs.values()))
-            if issubclass(asked.schema, TokenPrompt):
-                lengths = lengths.asked(found[asked.node.name])
-            return lengths.clipped(shape.context) if shape else lengths
-        if node.operator.tokenises:
-            return of_demonstration()
-        if node.operator.work == "source":
-            return Lengths(prompt=of_rollout(0, None).prompt)
-        rows = node.operator.rows
-        onto = (node.inputs[rows.to],) if isinstance(rows, Reduce) else node.inputs.values()
-        above = [found[p.node.name] for p in onto]
-        longest = max(above, key=lambda lengths: (lengths.completion, lengths.prompt))
-        if any(issubclass(schema, TokenPrompt) for schema in node.schemas):
-            return longest.continued(len(node.params.get("then") or ""))
-        return longest
 
     def notes(self) -> Iterator[str]:
         """What is unknown or assumed."""

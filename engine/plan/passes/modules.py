@@ -16,6 +16,7 @@ from dataflow.node import Node
 from dataflow.program import Carried
 from dataflow.rows import reader_of, writers
 from engine.plan.draft import Draft
+from engine.plan.kernel_needs import kernel_name, needs_of
 from engine.plan.plan import ModelUse, PlannedModel, PlannedNode
 
 
@@ -24,6 +25,7 @@ def modules(draft: Draft) -> Draft:
     rules = _Rules(
         models={s.name: s for s in draft.graph.states if isinstance(s, Model)},
         carried=draft.phase.carried if draft.phase else {},
+        alone={n.name: _alone(n, draft) for n in draft.nodes},
         writers={u.model: n for n in draft.nodes for u in n.models if u.access == "write"},
     )
     tokenizers = {n.name: tuple(_tokenizer(n, draft)) for n in draft.graph.nodes}
@@ -49,7 +51,7 @@ def _own_devices(node: str, readers: Sequence[str], draft: Draft) -> bool:
     devices, hosts, writer = draft.devices, draft.hosts, draft.node(node).workers[0]
     return writer in devices and all(
         reader in devices
-        and devices[reader] != devices[writer]
+        and not set(devices[reader]) & set(devices[writer])
         and hosts.get(reader) == hosts.get(writer)
         for reader in readers
     )
@@ -60,6 +62,8 @@ class _Rules:
     models: Mapping[str, Model]
     writers: Mapping[str, PlannedNode]
     carried: Mapping[str, Carried]
+    alone: Mapping[str, str]
+    """The kernel of each node that shares no module with other kernels; else empty."""
 
     def shared(self, node: PlannedNode, uses: tuple[ModelUse, ...]) -> PlannedNode:
         """The node with these uses, each with the name of its module."""
@@ -70,11 +74,11 @@ class _Rules:
 
         Readers at lag 0 in the writer's Workers share its module; at a lag each has its own there;
         in other Workers all readers share a copy. A follower is one module in each Worker. A frozen
-        Model, or copy, shares with every other of equal base, head, dtype and beginning. An engine
-        has a copy, which all its nodes share.
+        Model, or copy, shares with every other of equal base, head, dtype and beginning. A kernel
+        that can share with no other has one for each Model.
         """
-        if node.engine and use.param != "tokenizer":
-            return f"{use.model} engine"
+        if self.alone[node.name] and use.param != "tokenizer":
+            return f"{use.model} {self.alone[node.name]}"
         model = self.models[use.model]
         writer = self.writers.get(use.model)
         if writer is None:
@@ -111,6 +115,12 @@ class _Rules:
                 rate=model.rate,
                 every=model.every,
             )
+
+
+def _alone(node: PlannedNode, draft: Draft) -> str:
+    if needs_of(draft.graph, node).shares_module:
+        return ""
+    return kernel_name(draft.graph.node(node.name).operator, node.kernel)
 
 
 def _readings(node: PlannedNode) -> Iterator[ModelUse]:

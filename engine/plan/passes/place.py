@@ -10,12 +10,14 @@ is: beside rewards, prompts would wait behind these, and generation for the prom
     train    train nodes and all below the cut; forward passes below a generation; evaluated models
     rollout  generation, with its source, and forward passes above it
     data     rewards, advantages, selections, and the sources of evaluations; records too
+
+Some kernels have their Worker to themselves (engine/plan/kernel_needs.py): the nodes of one Model
+share one, `rollout`, at lag 0 too; what else would compute there moves to a Worker of its own.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -25,7 +27,8 @@ from dataflow.errors import PlanError, nearest_or_all
 from dataflow.kernel import Layout
 from dataflow.model import Model
 from engine.plan.draft import Draft
-from engine.plan.passes.engines import apart, require_apart
+from engine.plan.kernel_needs import alike
+from engine.plan.passes.devices import devices
 from engine.plan.passes.tensor import tensor_problems
 from engine.plan.placing import Placing
 from engine.plan.plan import PlannedNode
@@ -46,7 +49,7 @@ def place(draft: Draft) -> Draft:
     hosts, notes = _hosts(draft, nodes), (*draft.notes, *_notes(draft))
     recorder = _recorder(nodes)
     placed = replace(draft, nodes=nodes, turns=turns, recorder=recorder, hosts=hosts, notes=notes)
-    return replace(placed, devices=_devices(placed))
+    return replace(placed, devices=devices(placed))
 
 
 def above(nodes: Iterable[PlannedNode]) -> dict[str, frozenset[str]]:
@@ -64,21 +67,32 @@ def _split(draft: Draft) -> Iterator[PlannedNode]:
     places = _places(draft)
     for node in draft.nodes:
         workers, train = places[node.name], node.work == "train"
-        tensor = placing.tensor.get(node.name, 1)
+        tensor = placing.tensor.get(node.name, 1) if train else 1
         layout = Layout(
             replicas=1 if train else len(workers),
             data=len(workers) // tensor if train else 1,
-            tensor=tensor if train else 1,
-            inner=1 if train else tensor,
+            tensor=tensor,
+            inner=_inner(draft, node, places),
             shard=train and placing.shard and len(workers) > 1,
         )
         chunks = placing.chunks.get(node.name, layout.replicas)
         yield replace(node, workers=workers, layout=layout, chunks=chunks)
 
 
+def _inner(draft: Draft, node: PlannedNode, places: Mapping[str, Workers]) -> int:
+    """The tensor ranks of the engine that a node shares; 1 without one."""
+    mine = next((names for names in alike(draft) if node.name in names), ())
+    beside = (name for name in mine if set(places[name]) & set(places[node.name]))
+    return max((draft.placing.tensor.get(name, 1) for name in beside), default=1)
+
+
 def _places(draft: Draft) -> dict[str, Workers]:
     pin, base = draft.placing.pin, apart(draft, _bases(draft), ROLLOUT)
     places = {n.name: pin.get(n.name) or _copies(draft, n, base[n.name]) for n in draft.nodes}
+    for group in alike(draft) if draft.placing.workers != "apart" else ():
+        shared = _shared(draft, group, places[_leader(draft, group)])
+        asked = {*pin, *draft.placing.replicas}
+        places |= {name: workers for name, workers in shared.items() if name not in asked}
     for node in (n for n in draft.nodes if n.work == "source" and n.name not in pin):
         if base[node.name] == ROLLOUT:
             places[node.name] = _beside_generation(draft, node, places)
@@ -97,6 +111,23 @@ def _bases(draft: Draft) -> dict[str, str]:
     """The default Worker of each node."""
     if draft.placing.workers == "apart":
         return {n.name: n.name for n in draft.nodes}
+    bases, own = _without_engines(draft), _own_workers(draft)
+    moved = (n for n in draft.nodes if n.traits.computes and bases[n.name] in own.values())
+    return bases | {n.name: n.name for n in moved} | own
+
+
+def _own_workers(draft: Draft) -> dict[str, str]:
+    """The Worker of each node whose kernel has one to itself; no other node has its name."""
+    found: dict[str, str] = {}
+    for group in alike(draft):
+        others = {n.name for n in draft.nodes if n.name not in group} | set(found.values())
+        taken = {*others, MAIN, TRAIN, DATA}
+        names = [name for name in (ROLLOUT, *group, f"{group[0]}-0") if name not in taken]
+        found |= dict.fromkeys(group, names[0])
+    return found
+
+
+def _without_engines(draft: Draft) -> dict[str, str]:
     if draft.placing.workers == "one" or not any(s.max_lag for s in draft.sources):
         return {n.name: MAIN for n in draft.nodes}
     return _overlapping(draft)
@@ -124,9 +155,9 @@ def _base(node: PlannedNode, below: bool, fed: Collection[str]) -> str:
 
 def _copies(draft: Draft, node: PlannedNode, base: str) -> Workers:
     """The Workers of ranks or replicas; rank 0 stays in the base, near readers of its weights."""
-    train = node.work == "train"
     ranks = draft.placing.ranks.get(node.name, 1)
-    ranks *= draft.placing.tensor.get(node.name, 1) if train else 1
+    if node.work == "train":
+        ranks *= draft.placing.tensor.get(node.name, 1)
     replicas = draft.placing.replicas.get(node.name, 1)
     if ranks > 1:
         return (base, *(f"{base}-{i}" for i in range(1, ranks)))
@@ -182,27 +213,6 @@ def _hosts(draft: Draft, nodes: Sequence[PlannedNode]) -> dict[str, str]:
     first = draft.cluster.hosts[0].name
     found = {w: draft.placing.hosts.get(w, first) for n in nodes for w in n.workers}
     return found if set(found.values()) != {first} else {}
-
-
-def _devices(draft: Draft) -> dict[str, int]:
-    """The GPU of each Worker, or turn group, that computes with a Model; reused if they run out."""
-    found: dict[str, int] = {}
-    used: Counter[str] = Counter()
-    for worker in dict.fromkeys(w for n in draft.nodes if n.traits.computes for w in n.workers):
-        host = draft.host_of(worker)
-        count = len(draft.cluster.on(host).gpus)
-        shared = next((found[w] for w in draft.turns_of(worker) if w in found), None)
-        if shared is not None:
-            found[worker] = shared
-        elif count:
-            found[worker] = used[host] % count
-            used[host] += _inner(draft, worker)
-    return found
-
-
-def _inner(draft: Draft, worker: str) -> int:
-    """The GPUs of a Worker: more than one if an engine has ranks in it, from its own number on."""
-    return max(n.layout.inner for n in draft.nodes if worker in n.workers)
 
 
 # --- what was asked for ---------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """Which nodes can have tensor ranks: a part of every weight matrix each, and the same rows.
 
+Those of a train node are Workers; those of a kernel that starts them itself are not.
+
 Owns: the refusals, from a Model's config. Does not own: how a kernel splits its module
 (operators/kernels/torch/slices.py), which decides if there is no config.
 """
@@ -11,41 +13,38 @@ from collections.abc import Iterator
 from dataflow.model import Model
 from engine.cost.models import Shape, model_cost
 from engine.plan.draft import Draft
+from engine.plan.kernel_needs import kernel_name, model_of, needs_of
+from engine.plan.passes.kernels import offering
 from engine.plan.plan import PlannedNode
 
 
 def tensor_problems(draft: Draft, node: PlannedNode, count: int) -> Iterator[str]:
     """Why a node cannot have so many."""
     asked = f"tensor: {node.name}={count}"
-    if node.work != "train":
-        yield from _of_engine(draft, node, count)
+    if node.work != "train" and not needs_of(draft.graph, node).tensor:
+        if count != 1:
+            yield f"{asked}, but {_none(draft, node)} replicas: {node.name}={count}."
     elif count < 1:
         yield f"{asked}. Fix: {node.name}=1."
-    elif count > 1 and draft.placing.shard:
+    elif count > 1 and draft.placing.shard and node.work == "train":
         yield f"{asked} with shard, and weights are split in one way only. Fix: one of both."
     elif count > 1:
         yield from _indivisible(asked, node.name, _shape(draft, node), count)
 
 
-def _of_engine(draft: Draft, node: PlannedNode, count: int) -> Iterator[str]:
-    asked, operator = f"tensor: {node.name}={count}", draft.graph.node(node.name).operator
-    able = [name for name, needs in operator.needs.items() if needs.ranks]
-    if count < 1:
-        yield f"{asked}. Fix: {node.name}=1."
-    elif count > 1 and operator.kernels.get(next(iter(able), "")) != node.kernel:
-        problem = f"{asked}, but only train nodes and engines have tensor ranks"
-        also = f"--kernel {node.name}={able[0]}, or " if able else ""
-        yield f"{problem}. Fix: {also}replicas: {node.name}={count}."
-    elif count > 1:
-        yield from _indivisible(asked, node.name, _shape(draft, node), count)
+def _none(draft: Draft, node: PlannedNode) -> str:
+    """That a node's kernel has no tensor ranks, and which one has."""
+    operator = draft.graph.node(node.name).operator
+    kernel = kernel_name(operator, node.kernel)
+    if other := offering(operator, kernel):
+        return f"its kernel {kernel} has no tensor ranks. Fix: --kernel {node.name}={other}, or"
+    return f"{node.operator} has no tensor ranks. Fix:"
 
 
 def _shape(draft: Draft, node: PlannedNode) -> Shape | None:
-    """The shape of the Model that a node trains, or reads; None if unknown here."""
-    uses = sorted(node.models, key=lambda use: use.access != "write")
-    trained = next((u.model for u in uses), "")
+    """The shape of the Model that a node computes with, or trains; None if unknown here."""
     models = (s for s in draft.graph.states if isinstance(s, Model))
-    model = next((m for m in models if m.name == trained), None)
+    model = next((m for m in models if m.name == model_of(node)), None)
     return None if model is None else model_cost(model.base, model.head).shape
 
 

@@ -1,0 +1,41 @@
+"""How large an engine's memory for keys and values is, which is fixed when it starts.
+
+Owns: the sizes. Does not own: memory that grows with the rows (memory.py), the engine.
+"""
+
+from __future__ import annotations
+
+from engine.cost.lengths import Lengths
+from engine.cost.memory import WIDTHS
+from engine.cost.models import Shape
+
+BLOCK = 32
+"""Tokens of a block, the unit in which memory is given to a row."""
+
+MOST = 4 << 30
+"""The most bytes for all rows, unless one needs more: the others wait until there is room."""
+
+UNSTATED_PROMPT = 4096
+"""Tokens of a prompt for which there is room where `max_prompt_tokens` is not given."""
+
+
+def longest_row(lengths: Lengths, context: int) -> int:
+    """Tokens of a row, with room for a prompt of which nobody said how long it can be."""
+    prompt = max(lengths.prompt, UNSTATED_PROMPT) if lengths.bound else lengths.prompt
+    whole = prompt + lengths.completion
+    return min(whole, context) if context else whole
+
+
+def cache_bytes(shape: Shape, lengths: Lengths, *, rows: int, longest: int, dtype: str) -> int:
+    """Of so many rows at once, in whole blocks: at least the longest, and all within MOST.
+
+    A token has 2 * layers * key heads * head dim numbers (Pope et al., arXiv:2211.05102, section
+    2); a block more a row, since blocks are given before they are needed.
+    """
+    token = 2 * shape.layers * shape.kv * WIDTHS[dtype]
+    row, one = (_blocks(tokens) * BLOCK * token for tokens in (lengths.row, longest))
+    return max(one, min(rows * row, MOST))
+
+
+def _blocks(tokens: int) -> int:
+    return -(-tokens // BLOCK) + 1

@@ -1,0 +1,58 @@
+"""The greatest lengths that the rows of each node of a graph can have.
+
+Owns: how lengths go from node to node. Does not own: their arithmetic (engine/cost/lengths.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from dataflow.graph import Graph
+from dataflow.model import Model
+from dataflow.node import Node
+from dataflow.operator import Reduce
+from dataflow.rows import Domains, row_line
+from dataflow.schema import TokenPrompt
+from engine.cost.lengths import Lengths, of_demonstration, of_rollout
+from engine.cost.models import Shape
+
+Shapes = Mapping[str, Shape | None]
+"""Of each Model; None where it is not known."""
+
+
+def all_lengths(graph: Graph, shapes: Shapes) -> dict[str, Lengths]:
+    """By node."""
+    found: dict[str, Lengths] = {}
+    domains = Domains(graph)
+    for node in graph.nodes:
+        found[node.name] = _lengths_of(node, found, shapes)
+        if node.operator.traits.generates:  # what it is asked is as long as it reads
+            prompt = found[node.name].prompt
+            for port in row_line(next(iter(node.inputs.values())), domains):
+                if port.node.operator.traits.generates:
+                    break  # another's rows, of which this one's prompts were made
+                found[port.node.name] = replace(found[port.node.name], prompt=prompt)
+    return found
+
+
+def _lengths_of(node: Node, found: Mapping[str, Lengths], shapes: Shapes) -> Lengths:
+    if node.operator.traits.generates:
+        policy = next(s for s in node.states.values() if isinstance(s, Model))
+        shape = shapes[policy.name]
+        lengths = of_rollout(node.params["max_tokens"], node.params.get("max_prompt_tokens"))
+        asked = next(iter(node.inputs.values()))
+        if issubclass(asked.schema, TokenPrompt):
+            lengths = lengths.asked(found[asked.node.name])
+        return lengths.clipped(shape.context) if shape else lengths
+    if node.operator.tokenises:
+        return of_demonstration()
+    if node.operator.work == "source":
+        return Lengths(prompt=of_rollout(0, None).prompt)
+    rows = node.operator.rows
+    onto = (node.inputs[rows.to],) if isinstance(rows, Reduce) else node.inputs.values()
+    above = [found[p.node.name] for p in onto]
+    longest = max(above, key=lambda lengths: (lengths.completion, lengths.prompt))
+    if any(issubclass(schema, TokenPrompt) for schema in node.schemas):
+        return longest.continued(len(node.params.get("then") or ""))
+    return longest

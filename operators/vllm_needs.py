@@ -1,0 +1,48 @@
+"""What the vLLM kernel of `generate` needs.
+
+Owns: the declaration, of vLLM 0.32. Does not own: the kernel (kernels/vllm).
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from dataflow.needs import Needs
+
+MODEL_TYPES = frozenset({
+    "apertus", "cohere", "cohere2", "deepseek_v2", "deepseek_v3", "ernie4_5", "ernie4_5_moe",
+    "exaone4", "gemma", "gemma2", "gemma3_text", "glm4", "glm4_moe", "gpt2", "gpt_oss", "granite",
+    "granitemoe", "granitemoeshared", "llama", "minimax_m2", "ministral3", "mistral", "mixtral",
+    "olmoe", "opt", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
+})  # fmt: skip
+"""Those of dataflow/architectures.py whose class in transformers has a name for which vLLM has a
+module of its own (vllm/model_executor/models/registry.py, _TEXT_GENERATION_MODELS). The others run
+by transformers inside of vLLM, which gains nothing, or not at all.
+"""
+
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""vllm/v1/attention/backends/cpu_attn.py, get_supported_head_sizes."""
+
+VLLM = Needs(
+    packages=("vllm",),
+    install='pip install "dataflow-rl[vllm]" (in a clone: make setup VLLM=1)',
+    model_types=MODEL_TYPES,
+    dtypes=("bfloat16", "float32"),
+    head_sizes=CPU_HEAD_SIZES,
+    follower=False,
+    shares_module=False,
+    own_worker=True,  # once its engine runs, torch.set_num_threads does nothing in its process
+    tensor=True,
+    cache=True,
+    memory=1 << 29,  # resident size with vLLM imported and running, less that with torch alone
+    seconds=10.0,
+    pays_off=64,
+    environment=MappingProxyType({
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine is in the Worker's process
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # threads are the plan's
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+    }),
+    cpu_environment=MappingProxyType({"TORCH_COMPILE_DISABLE": "1"}),  # 11 s to start, for nothing
+)  # fmt: skip
