@@ -57,8 +57,6 @@ class RunOptions:  # the fields' docstrings are the command line's help
     """The Worker of a node (rollout=gen) or of its replicas (rollout=g0,g1); gen@b adds a host."""
     together: tuple[tuple[str, ...], ...] = ()
     """Nodes that share their Workers (rollout,score)."""
-    kernel: Mapping[str, str] = field(default_factory=dict)
-    """The kernel of a node (rollout=vllm), of those that its operator has."""
     replicas: Mapping[str, int] = field(default_factory=dict)
     """Workers that each do a part of a node's chunks (rollout=3)."""
     chunks: Mapping[str, int] = field(default_factory=dict)

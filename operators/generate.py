@@ -10,31 +10,10 @@ from typing import Any, Literal
 
 from dataflow.limits import choice, number, texts, whole
 from dataflow.model import Model
-from dataflow.needs import Needs
 from dataflow.node import Node, Port
 from dataflow.operator import Expand, Input, Operator, declares
 from dataflow.schema import Prompt, Rollout, TruncatedRollout
 from operators.vllm_needs import VLLM
-
-VLLM = Needs(
-    package="vllm",
-    install="make setup VLLM=1, or pip install 'dataflow-rl[vllm]' on a host with GPUs",
-    types=("llama", "mistral", "qwen2", "qwen3"),
-    head_sizes=(32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512),
-    follower=False,
-    engine=True,
-    ranks=True,
-    environment={
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_NO_USAGE_STATS": "1",
-        "TORCH_COMPILE_DISABLE": "1",
-    },
-)
-"""vLLM, in the Worker's own process. No compiler: on CPU it would only make the rank of a log-prob,
-which nobody reads, in 11 s where its cache is empty. head_sizes: those of vLLM's attention on CPU.
-"""
 
 GENERATE = Operator(
     path="operators.generate:GENERATE",

@@ -25,7 +25,6 @@ class Placing:
     kernel: Mapping[str, str] = field(default_factory=dict)
     pin: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     together: tuple[tuple[str, ...], ...] = ()
-    kernel: Mapping[str, str] = field(default_factory=dict)
     replicas: Mapping[str, int] = field(default_factory=dict)
     chunks: Mapping[str, int] = field(default_factory=dict)
     ranks: Mapping[str, int] = field(default_factory=dict)

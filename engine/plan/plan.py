@@ -135,10 +135,6 @@ class PlannedNode:
     inputs: tuple[PlannedInput, ...] = ()
     models: tuple[ModelUse, ...] = ()
     kernel: str = ""
-    engine: bool = False
-    """Whether its kernel runs an engine, in a Worker with no other node that computes."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """What its kernel wants in the environment of its process."""
     layout: Layout = field(default_factory=Layout)
     workers: tuple[str, ...] = ("main",)
     chunking: Literal["cohort", "ready"] = "cohort"
@@ -336,10 +332,6 @@ class Decisions:
     def nodes_on(self, worker: str) -> list[PlannedNode]:
         """The nodes that a Worker runs, or has a rank of."""
         return [n for n in self.nodes if worker in n.workers]
-
-    def environment_of(self, worker: str) -> dict[str, str]:
-        """What kernels want in the environment of a Worker's process."""
-        return {k: v for n in self.nodes_on(worker) for k, v in n.environment.items()}
 
     def host_of(self, worker: str) -> str:
         """The host of a Worker; empty if all are on this one."""

@@ -146,7 +146,6 @@ class _Wishes:
             kernel=some(whole.kernel),
             pin=pin,
             together=tuple(group for group in groups if len(group) > 1),
-            kernel=some(whole.kernel),
             replicas=some(whole.replicas),
             chunks=some(whole.chunks),
             ranks=some(whole.ranks),

@@ -122,11 +122,6 @@ def _how(node: PlannedNode) -> str:
 
 def _layout(node: PlannedNode) -> Iterator[str]:
     """Replicas, ranks and refilling, where there are any."""
-    if node.engine:
-        row = f"rows of at most {node.layout.longest:,} tokens"
-        yield f"an engine in a Worker of its own ({row}; it takes about 10 s to start)"
-    if node.layout.inner > 1:
-        yield f"{node.layout.inner} tensor ranks inside of the Worker, which share its cores"
     if node.layout.replicas > 1:
         yield f"{node.layout.replicas} replicas"
     if node.ranks > 1:

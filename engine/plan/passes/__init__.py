@@ -30,7 +30,6 @@ PASSES: tuple[Callable[[Draft], Draft], ...] = (
     place,  # which Workers there are: all that follows speaks of them
     batching,  # after place: what streams depends on who works beside whom
     cores,  # after place: Workers that compute at the same time share the host's
-    sized,  # after place: an engine has as many slots as its nodes
     modules,  # after place: nodes share a module within a Worker only
     engines,  # after place: nodes share an engine within a Worker only; before estimate: its size
     estimate,  # after every decision: memory is counted for each Worker, modules once

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from dataflow.kernel import Layout
 from engine.plan.draft import Draft
 from engine.plan.passes.place import above
 from engine.plan.plan import PlannedNode
@@ -28,11 +27,6 @@ def cores(draft: Draft) -> Draft:
         shares = {n.name: max(1, shares[n.name] // n.layout.inner) for n in draft.nodes}
     nodes = tuple(replace(n, layout=replace(n.layout, threads=shares[n.name])) for n in draft.nodes)
     return replace(draft, nodes=nodes, notes=(*draft.notes, *notes))
-
-
-def _with(layout: Layout, threads: int) -> Layout:
-    """An engine's ranks divide the threads of its Worker."""
-    return replace(layout, threads=max(1, threads // layout.inner))
 
 
 def _notes(draft: Draft, shares: Mapping[str, int]) -> Iterator[str]:

@@ -128,9 +128,6 @@ class _Cost:
         work = self._work(planned)
         if shape is None:
             return {}
-        if planned.engine:
-            parts = memory.decode_parts(shape, work, dtype)
-            return parts | {"kv_cache": 0, "engine": planned.layout.cache + memory.ENGINE}
         if planned.traits.generates:
             parts = memory.decode_parts(shape, work, dtype)
             if planned.layout.cache_bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
+from itertools import takewhile
 
 from dataflow.errors import PlanError, nearest_or_all
 from dataflow.importing import located
@@ -21,8 +21,6 @@ from engine.plan.cluster import Cluster
 from engine.plan.draft import Draft
 from engine.plan.kernel_needs import kernel_name, model_of
 from engine.plan.plan import PlannedNode
-
-NOTHING = Needs()
 
 
 def choose_kernels(draft: Draft) -> Draft:

@@ -43,7 +43,6 @@ def place(draft: Draft) -> Draft:
     if problems:
         raise PlanError("\n".join(f"place: {problem}" for problem in problems))
     nodes, turns = tuple(_split(draft)), draft.placing.turns
-    require_apart(nodes)
     if draft.placing.inproc:
         nodes, turns = tuple(replace(n, workers=(MAIN,), layout=Layout()) for n in nodes), ()
     hosts, notes = _hosts(draft, nodes), (*draft.notes, *_notes(draft))
@@ -87,7 +86,7 @@ def _inner(draft: Draft, node: PlannedNode, places: Mapping[str, Workers]) -> in
 
 
 def _places(draft: Draft) -> dict[str, Workers]:
-    pin, base = draft.placing.pin, apart(draft, _bases(draft), ROLLOUT)
+    pin, base = draft.placing.pin, _bases(draft)
     places = {n.name: pin.get(n.name) or _copies(draft, n, base[n.name]) for n in draft.nodes}
     for group in alike(draft) if draft.placing.workers != "apart" else ():
         shared = _shared(draft, group, places[_leader(draft, group)])

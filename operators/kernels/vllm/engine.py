@@ -23,7 +23,6 @@ import torch
 from dataflow.batch import Ragged
 from dataflow.errors import KernelError
 from dataflow.kernel import Piece
-from operators.generate import VLLM
 from operators.kernels.torch.sampling import Sampling
 from operators.kernels.vllm.weights import (
     SharedWeights,
@@ -31,6 +30,7 @@ from operators.kernels.vllm.weights import (
     require_shapes,
     require_whole,
 )
+from operators.vllm_needs import VLLM
 
 BLOCK = 32
 """Tokens of a block of the KV cache on CPU: a prompt is shared up to its last whole block."""
@@ -269,12 +269,13 @@ class Engine:
 
 
 def _started(base: str, dtype: str, size: EngineSize) -> Any:
-    for name, value in VLLM.environment.items():
+    cuda = torch.cuda.is_available()
+    given = {**VLLM.environment, **({} if cuda else VLLM.cpu_environment)}
+    for name, value in given.items():
         os.environ.setdefault(name, value)
     os.environ["DATAFLOW_VLLM_PARENT"] = str(os.getpid())
-    cuda = torch.cuda.is_available()
     torch.set_num_threads(size.threads)
-    given = torch.set_num_threads  # vLLM replaces it by one that does nothing
+    set_threads = torch.set_num_threads  # vLLM replaces it by one that does nothing
     import torch._dynamo.config as dynamo
 
     dynamo.disable = dynamo.disable or not cuda
@@ -303,5 +304,5 @@ def _started(base: str, dtype: str, size: EngineSize) -> Any:
         **({"distributed_executor_backend": "mp"} if size.tensor > 1 else {}),
         **own,
     )
-    torch.set_num_threads = given
+    torch.set_num_threads = set_threads
     return llm

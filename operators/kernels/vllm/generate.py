@@ -60,7 +60,7 @@ class VllmGenerate(Generating, Sleeper, Probeable):
             slots=self._layout.slots,
             tokens=self._layout.tokens,
             length=length,
-            cache=self._layout.cache or max(row, min(self._layout.slots * row, CACHE)),
+            cache=self._layout.cache_bytes or max(row, min(self._layout.slots * row, CACHE)),
             tensor=self._layout.inner,
             threads=self._layout.threads,
         )
