@@ -98,7 +98,7 @@ def prepare(folder: Path, shape: Generation) -> str:
 
         heads = {"num_attention_heads": 14, "num_key_value_heads": 2, "intermediate_size": 4864}
         wide = {"num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": 1024}
-        changes = {"hidden_size": shape.hidden, "num_hidden_layers": shape.layers}
+        changes: dict[str, Any] = {"hidden_size": shape.hidden, "num_hidden_layers": shape.layers}
         changes |= heads | {"vocab_size": 151_936} if shape.half else wide
         changes["layer_types"] = ["full_attention"] * shape.layers
         config = AutoConfig.from_pretrained(base, **changes)

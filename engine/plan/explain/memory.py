@@ -54,7 +54,7 @@ def holds(plan: Plan, worker: str) -> Iterator[str]:
 
 def _on_gpu(plan: Plan, cluster: Cluster, worker: str) -> Iterator[str]:
     nodes, there = plan.nodes_on(worker), cluster.on(plan.host_of(worker))
-    host, numbers = plan.host_of(worker), plan.devices.get(worker, (0,))
+    host, numbers = plan.host_of(worker), list(plan.devices.get(worker, (0,)))
     each = f"each of GPU {', '.join(map(str, numbers))}" if len(numbers) > 1 else ""
     gpu = each or ("the GPU" if len(there.gpus) == 1 else f"GPU {numbers[0]}")
     parts = [replace(n, estimate=n.estimate.on_each(len(numbers))) for n in nodes]

@@ -63,10 +63,12 @@ def _sized(
     shape = model_cost(model.base).shape if isinstance(model, Model) else None
     if shape is None or not needs_of(draft.graph, nodes[0]).cache:
         return list(nodes)
+    assert isinstance(model, Model)
+    dtype = model.dtype
     longest = max(longest_row(lengths[n.name], shape.context) for n in nodes)
     part = shape.part(nodes[0].layout.inner)
     sizes = (
-        cache_bytes(part, lengths[n.name], rows=_rows(draft, n), longest=longest, dtype=model.dtype)
+        cache_bytes(part, lengths[n.name], rows=_rows(draft, n), longest=longest, dtype=dtype)
         for n in nodes
     )
     size = max(sizes)

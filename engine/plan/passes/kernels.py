@@ -6,7 +6,7 @@ the node here. Does not own: kernels, what they need (dataflow/needs.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import takewhile
@@ -136,7 +136,8 @@ def _of_model(
             yield f"{model.name!r} has heads of {shape.head_dim}, and {name} on CPU takes {sizes}"
 
 
-def _any(names: tuple[str, ...] | list[str]) -> str:
+def _any(given: Iterable[str]) -> str:
+    names = list(given)
     return " or ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -206,7 +206,7 @@ class Engine:
 
         length = min(CANARY, self.size.length - 1)
         ask = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False, ignore_eos=True)
-        name = self._add(np.arange(length) % self.vocabulary, ask)
+        name = self._add((np.arange(length) % self.vocabulary).tolist(), ask)
         found = [
             out.prefill_stats.num_cached_tokens
             for out in self._until_done({name})
@@ -283,10 +283,10 @@ def _started(base: str, dtype: str, size: EngineSize) -> Any:
 
     import operators.kernels.vllm.rank as _  # noqa: F401  before vLLM builds the model
 
-    own: Mapping[str, Any] = {"enable_sleep_mode": True} if cuda else {"block_size": BLOCK}
+    own: dict[str, Any] = {"enable_sleep_mode": True} if cuda else {"block_size": BLOCK}
+    own["dtype"] = dtype
     llm = LLM(
         model=base,
-        dtype=dtype,
         skip_tokenizer_init=True,
         enforce_eager=not cuda,
         max_num_seqs=size.slots,

@@ -45,7 +45,7 @@ def keep_weights() -> None:
     chosen = packed if os.environ.get(LINEAR) == "packed" else plain
     for module in (utils, linear, embedding):
         if hasattr(module, "dispatch_cpu_unquantized_gemm"):
-            module.dispatch_cpu_unquantized_gemm = chosen
+            vars(module)["dispatch_cpu_unquantized_gemm"] = chosen
 
 
 def die_with_parent() -> None:
@@ -82,7 +82,9 @@ class EngineRank:
         """`take`, of weights in a file of shared memory: (name, dtype, shape, offset in bytes)."""
         size = os.stat(path).st_size
         block = torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
-        return self.take([(name, _view(block, *where)) for name, *where in manifest])
+        return self.take(
+            [(name, _view(block, kind, shape, at)) for name, kind, shape, at in manifest]
+        )
 
     def say_log_probs(self, mode: str) -> str:
         """What vLLM returns for the tokens of a prompt from now on; returns what it did so far."""
