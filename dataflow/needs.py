@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
-_NONE: Mapping[str, str] = MappingProxyType({})
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,8 @@ class Needs:
     model_types: frozenset[str] | None = None
     dtypes: tuple[str, ...] | None = None
     head_sizes: tuple[int, ...] | None = None
+    params: Mapping[str, tuple[Any, ...]] = field(default_factory=lambda: _NONE)
+    """The values that it takes of some of its node's parameters."""
     follower: bool = True
     """Whether its Model may follow another, which moves by its own steps."""
     shares_module: bool = True

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from dataflow.limits import choice, number, texts, whole
 from dataflow.model import Model
+from dataflow.needs import Needs
 from dataflow.node import Node, Port
 from dataflow.operator import Expand, Input, Operator, declares
 from dataflow.schema import Prompt, Rollout, TruncatedRollout
@@ -27,7 +28,7 @@ GENERATE = Operator(
         "torch": "operators.kernels.torch.generate:TorchGenerate",
         "vllm": "operators.kernels.vllm.generate:VllmGenerate",
     },
-    needs={"vllm": VLLM},
+    needs={"torch": Needs(params={"sampler": ("keyed",)}), "vllm": VLLM},
     limits={
         "n": whole(1, like=8),
         "max_tokens": whole(1, like=512),
@@ -39,6 +40,7 @@ GENERATE = Operator(
         "stop": texts(like="</answer>"),
         "max_lag": whole(0, like=0),
         "on_update": choice("interrupt", "drain"),
+        "sampler": choice("keyed", "vllm"),
     },
 )
 
@@ -58,6 +60,7 @@ def generate(
     stop: str | Sequence[str] = (),
     max_lag: int = 0,
     on_update: Literal["interrupt", "drain"] = "interrupt",
+    sampler: Literal["keyed", "vllm"] = "keyed",
     name: str = "generate",
 ) -> Port[Rollout]:
     """n answers to each prompt; temperature 0.0 is greedy, top_k 0 and top_p 1.0 truncate nothing.
@@ -71,7 +74,9 @@ def generate(
     whole group and admits another prompt, `truncate` keeps its last tokens. The metric
     prompt/overlong counts such prompts. max_lag: how many versions old the weights that made a row
     may be when it is trained; 0 is synchronous. on_update: whether new weights interrupt running
-    rows (their tokens stay, each with its version) or wait for them.
+    rows (their tokens stay, each with its version) or wait for them. sampler: `keyed` draws each
+    token by seed, node, row and place, so that all kernels write the same tokens; `vllm` is vLLM's
+    own, with a seed for each row, and takes neither top_k nor top_p.
     """
     params = {
         "n": n,
@@ -90,6 +95,7 @@ def generate(
         ),
         "max_lag": max_lag,
         "on_update": on_update,
+        "sampler": sampler,
     }
     schema = TruncatedRollout if truncates(temperature, top_p, top_k) else Rollout
     inputs: dict[str, Port[Any]] = {"prompt": prompt}

@@ -1,9 +1,9 @@
 """Sampled: log-probs are computed, and rows trained, at the temperature of sampling.
 
 Owns: rows with tokens from several generations, which have no temperature or max_tokens of their
-own; each row of a concat has its sampler's. Does not own: log-probs compared with those of another
-temperature (trained_at.py), a node's default temperature (a pass of the planner), whose version
-log-probs have (versions.py), vocabularies (vocabulary.py).
+own; each row of a concat has its sampler's; samplers that record too little. Does not own:
+log-probs compared with those of another temperature (trained_at.py), a node's default temperature
+(a pass of the planner), whose version log-probs have (versions.py), vocabularies (vocabulary.py).
 """
 
 from __future__ import annotations
@@ -17,17 +17,33 @@ from dataflow.loss_terms import ROWS, row_sets
 from dataflow.node import Node, Port
 from dataflow.rows import writers
 from dataflow.rules.context import Context, fault_at, line_of
+from dataflow.schema import TruncatedRollout
 
 
 def check(context: Context) -> Iterator[Fault]:
     """Rows of two generations without a stated temperature."""
     for node in context.graph.nodes:
+        yield from _unrecorded(node)
         if node.operator.log_probs:
             yield from _joined(context, node, ROWS)
         elif node.operator.work == "train":
             for name in row_sets(node) or (ROWS,):
                 yield from _joined(context, node, name)
             yield from _constant(context, node)
+
+
+def _unrecorded(node: Node) -> Iterator[Fault]:
+    """A kernel's own sampler does not tell what top-k and top-p kept."""
+    sampler = node.params.get("sampler", "keyed")
+    if sampler == "keyed" or TruncatedRollout not in node.schemas:
+        return
+    found = f"top_p={node.params.get('top_p')}, top_k={node.params.get('top_k')}"
+    problem = (
+        f"sampler={sampler!r} does not record the probability that top_k and top_p keep,"
+        f" found {found}"
+    )
+    fix = "sampler='keyed', or top_p=1.0 and top_k=0"
+    yield fault_at(node, "sampled", problem, fix)
 
 
 def _mixed(context: Context, rows: Port[Any] | None) -> tuple[Node, ...]:

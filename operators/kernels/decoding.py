@@ -25,7 +25,8 @@ class DecodeTask:
     seeds: uint64 [rows], the random stream of each row. ends: the ids that end a row. stopped:
     given the tails of some rows as int32 ids, tells which of them contain a stop string (None if
     there are no stop strings); window: how many of the last tokens it needs. slots: rows decoded
-    at once. budget: the most tokens in one prefill.
+    at once. budget: the most tokens in one prefill. sampler: `keyed`, or the name of the kernel
+    whose own sampler draws.
     """
 
     prompts: Ragged
@@ -38,6 +39,7 @@ class DecodeTask:
     budget: int
     stopped: Callable[[list[np.ndarray]], np.ndarray] | None = None
     window: int = 0
+    sampler: str = "keyed"
 
     def ended(self, written: Written, rows: np.ndarray) -> np.ndarray:
         """Bool [rows]: which of these rows ended with their last token; `written.stop` tells which

@@ -82,6 +82,7 @@ class Generating(Interruptible):
             )
         stop = given.get("stop", ())
         self._stop = (stop,) if isinstance(stop, str) else tuple(stop)
+        self._sampler = str(given.get("sampler", "keyed"))
         self._version = 0
         self._drains = given.get("on_update") == "drain"
         self._asked = Event()
@@ -189,6 +190,7 @@ class Generating(Interruptible):
             stopped=self._holds_stop if self._stop else None,
             # A character takes at most 4 byte-level tokens, and may begin in the token before.
             window=4 * longest + 4,
+            sampler=self._sampler,
         )
 
     def _holds_stop(self, tails: list[np.ndarray]) -> np.ndarray:

@@ -10,7 +10,15 @@ import pytest
 from dataflow.errors import KernelError
 from engine.weights.probe import probe_rows
 from operators.kernels.torch.models import load_model, pieces
-from tests.kit.generate_suite import MIXED, generated, tokens_of, weights_of
+from operators.kernels.vllm.decode import VllmDecoder
+from tests.kit.generate_suite import (
+    MIXED,
+    generated,
+    logprobs_under,
+    tokens_of,
+    weights_of,
+)
+from tests.kit.kernels import prompt_chunk
 
 
 def test_keys_of_older_weights_show_in_the_probe(
@@ -121,3 +129,58 @@ def test_the_names_of_the_engine_are_those_of_the_writer(make: Any, base: str) -
     given = {p.name for p in pieces(load_model(Model("policy", base)))}
     assert given <= set(kernel._engine._names)
     assert tokens_of(generated(kernel, MIXED))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
+def test_the_sampler_of_vllm_records_the_log_probs_of_a_full_forward(
+    make: Any, base: str, tolerance: float, temperature: float
+) -> None:
+    kernel = make(n=3, temperature=temperature, sampler="vllm")
+    batch = generated(kernel, MIXED)
+    expected = logprobs_under(base, batch, temperature or 1.0)
+    np.testing.assert_allclose(batch.ragged("sampler_logprobs").values, expected, atol=tolerance)
+    assert len(set(map(tuple, tokens_of(batch).values()))) == len(MIXED) * (3 if temperature else 1)
+    again = generated(kernel, MIXED)
+    assert tokens_of(again) == tokens_of(batch)
+    assert again.array("sampler_logprobs").equals(batch.array("sampler_logprobs"))
+
+
+def test_rows_of_both_samplers_run_side_by_side(make: Any, base: str, tolerance: float) -> None:
+    kernels = [make(n=2, temperature=0.7, sampler=sampler) for sampler in ("keyed", "vllm")]
+    alone = [generated(kernel, MIXED[:2]) for kernel in kernels]
+    tasks = [
+        VllmDecoder(kernel._engine, kernel._task(*asked(kernel, MIXED[:2])), 0)
+        for kernel in kernels
+    ]
+    for decoder in tasks:
+        decoder._begin()
+    while any(decoder._live for decoder in tasks):
+        said = kernels[0]._engine.step()
+        for decoder in tasks:
+            decoder._append(said)
+    for decoder, batch in zip(tasks, alone, strict=True):
+        written = decoder.written
+        rows = [written.tokens[row, :end].tolist() for row, end in enumerate(written.length)]
+        assert rows == list(tokens_of(batch).values())
+        said = np.concatenate([written.logprobs[i, :n] for i, n in enumerate(written.length)])
+        np.testing.assert_allclose(said, batch.ragged("sampler_logprobs").values, atol=tolerance)
+
+
+def asked(kernel: Any, prompts: list[str]) -> Any:
+    """Token ids and keys of these prompts, as `run` has them."""
+    chunk = prompt_chunk(prompts)
+    return kernel._encoded(chunk)[1], chunk.keys.expand(kernel._n)
+
+
+def test_the_sampler_of_vllm_takes_prompts_of_several_forwards(make: Any, base: str) -> None:
+    kernel = make(n=2, sampler="vllm", temperature=0.9)
+    budget = kernel._engine._llm.llm_engine.vllm_config.scheduler_config.max_num_batched_tokens
+    long = "abcdefghij" * 40
+    batch = generated(kernel, [long] * (2 * budget // 400 + 2))
+    expected = logprobs_under(base, batch, 0.9)
+    np.testing.assert_allclose(batch.ragged("sampler_logprobs").values, expected, atol=1e-3)
+
+
+def test_the_sampler_of_vllm_takes_no_top_p(make: Any) -> None:
+    with pytest.raises(KernelError, match="no top-k or top-p"):
+        generated(make(top_p=0.9, sampler="vllm"), MIXED)

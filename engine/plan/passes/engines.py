@@ -96,7 +96,19 @@ def _notes(
     if needs.seconds:
         yield f"{names}: about {needs.seconds:.0f} s until {kernel} has started"
     for node in nodes:
+        yield from _sampler(draft, node, kernel)
         yield from _interrupted(draft, node, needs, lengths[node.name])
+
+
+def _sampler(draft: Draft, node: PlannedNode, kernel: str) -> Iterator[str]:
+    """What a kernel's own sampler does not promise."""
+    sampler = draft.graph.node(node.name).params.get("sampler", "keyed")
+    if sampler != "keyed":
+        yield (
+            f"{node.name}: sampler={sampler!r}: {kernel} draws the tokens, with a seed for each"
+            " row; unlike those of sampler='keyed' they are not the tokens of other kernels, and"
+            " the rows that run beside a row may change them"
+        )
 
 
 def _interrupted(draft: Draft, node: PlannedNode, needs: Needs, row: Lengths) -> Iterator[str]:

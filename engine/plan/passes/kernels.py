@@ -111,11 +111,22 @@ def _misfits(draft: Draft, node: PlannedNode, name: str) -> Iterator[_Misfit]:
     if needs.own_worker and draft.placing.inproc:
         found = "with inproc everything is in this process, and it has one of its own"
         yield _Misfit(found, f"without inproc, or {instead}")
+    yield from _of_params(draft, node, name, needs)
     if needs != NO_NEEDS:
         found = (s for s in draft.graph.states if isinstance(s, Model))
         for model in (m for m in found if m.name == model_of(node)):
             problems = _of_model(draft, node, name, needs, model)
             yield from (_Misfit(problem, instead) for problem in problems)
+
+
+def _of_params(draft: Draft, node: PlannedNode, name: str, needs: Needs) -> Iterator[_Misfit]:
+    """Values of the node's parameters that a kernel does not take."""
+    given = draft.graph.node(node.name).params
+    for param, taken in needs.params.items():
+        if given.get(param) not in taken:
+            shown = _any([f"{param}={value!r}" for value in taken])
+            found = f"it has {param}={given.get(param)!r}, and {name} takes {shown}"
+            yield _Misfit(found, f"{shown}, or another kernel")
 
 
 def _of_model(

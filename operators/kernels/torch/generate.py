@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from dataflow.batch import Batch, Ragged
+from dataflow.errors import KernelError
 from dataflow.kernel import Chunk, Piece, Probeable, Sleeper
 from operators.kernels.decoding import DecodeTask
 from operators.kernels.generating import Generating
@@ -29,6 +30,11 @@ class TorchGenerate(Generating, Sleeper, Probeable):
 
     def _start(self) -> None:
         model = self._model
+        if self._sampler != "keyed":
+            raise KernelError(
+                f"{self._node.name}: expected sampler='keyed', found {self._sampler!r}. Fix:"
+                f" sampler='keyed', or --kernel {self._node.name}={self._sampler}."
+            )
         self._module: Any = self._session.module(model, lambda: load_model(model))
         self._device = next(self._module.parameters()).device
 

@@ -7,12 +7,13 @@ which batches rows go on (generating.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
 from operators.kernels.decoding import Counts, DecodeTask, Written
 from operators.kernels.vllm.engine import Engine, Token
-from operators.kernels.vllm.keyed import from_logit
+from operators.kernels.vllm.keyed import from_logit, keyed, own
 
 
 class VllmDecoder:
@@ -48,10 +49,15 @@ class VllmDecoder:
         self.counts.again += int(self.written.length[begun].sum() + prompts.sum())
 
     def _begin(self) -> None:
-        task, ends = self._task, self._task.ends.tolist()
+        task = self._task
         for row, seed in enumerate(task.seeds.tolist()):
             ids = task.prompts[row // task.n].tolist()
-            self._live[self._engine.add(ids, seed, task.how, task.max_tokens, ends)] = row
+            self._live[self._engine.add(ids, self._params(seed))] = row
+
+    def _params(self, seed: int) -> Any:
+        task = self._task
+        limits = {"max_tokens": task.max_tokens, "stop_token_ids": task.ends.tolist()}
+        return (own if task.sampler == "vllm" else keyed)(seed, task.how, **limits)
 
     def _append(self, said: list[Token]) -> np.ndarray:
         """Record these tokens; returns the rows that ended with theirs."""

@@ -23,7 +23,6 @@ import torch
 from dataflow.batch import Ragged
 from dataflow.errors import KernelError
 from dataflow.kernel import Piece
-from operators.kernels.torch.sampling import Sampling
 from operators.kernels.vllm.weights import (
     SharedWeights,
     names_and_shapes,
@@ -80,25 +79,8 @@ class Engine:
         self._probed: int | None = None
         self.vocabulary = int(described.config.vocab_size)
 
-    def add(self, ids: Sequence[int], seed: int, how: Sampling, most: int, ends: list[int]) -> str:
-        """Begin a row of at most so many tokens, which one of `ends` ends; returns its request."""
-        from vllm import SamplingParams
-
-        from operators.kernels.vllm.keyed import extra_args
-
-        params = SamplingParams(
-            temperature=0.0,
-            max_tokens=most,
-            logprobs=2 if how.truncates else 0,
-            detokenize=False,
-            ignore_eos=True,
-            stop_token_ids=ends,
-            skip_clone=True,
-            extra_args=extra_args(seed, how),
-        )
-        return self._add(ids, params)
-
-    def _add(self, ids: Sequence[int], params: Any) -> str:
+    def add(self, ids: Sequence[int], params: Any) -> str:
+        """Begin a row by these SamplingParams (keyed.py); returns its request."""
         from vllm.v1.engine import EngineCoreRequest
 
         self._count += 1
@@ -191,7 +173,7 @@ class Engine:
         ask = SamplingParams(
             temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False, ignore_eos=True
         )
-        rows = {self._add(ids[i].tolist(), ask): i for i in range(len(ids)) if len(ids[i]) > 1}
+        rows = {self.add(ids[i].tolist(), ask): i for i in range(len(ids)) if len(ids[i]) > 1}
         said = [np.zeros(0, np.float32)] * len(ids)
         for out in self._until_done(set(rows)):
             numbers = out.new_prompt_logprobs_tensors
@@ -206,7 +188,7 @@ class Engine:
 
         length = min(CANARY, self.size.length - 1)
         ask = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False, ignore_eos=True)
-        name = self._add((np.arange(length) % self.vocabulary).tolist(), ask)
+        name = self.add((np.arange(length) % self.vocabulary).tolist(), ask)
         found = [
             out.prefill_stats.num_cached_tokens
             for out in self._until_done({name})

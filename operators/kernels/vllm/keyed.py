@@ -8,6 +8,10 @@ the token's place), writes the token's log-prob where its logit was and -inf eve
 token is the greatest, and with logprobs_mode="processed_logits" the number that comes back is the
 log-prob. If the sampler truncates, the mass comes back at another token, see `as_logit`. No random
 generator of vLLM's is used.
+
+A request with vLLM's own sampler (sampler="vllm") is drawn by vLLM. This processor only subtracts
+the row's normaliser, which changes no draw: the number that comes back is the log-prob then too, so
+that rows of both kinds may share an engine and a batch.
 """
 
 from __future__ import annotations
@@ -18,12 +22,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from vllm import SamplingParams
 from vllm.v1.sample.logits_processor.interface import (
     BatchUpdate,
     LogitsProcessor,
     MoveDirectionality,
 )
 
+from dataflow.errors import KernelError
+from dataflow.limits import LARGEST
 from dataflow.randomness import uniform
 from operators.kernels.torch.sampling import DrawnTokens, Sampling, sample
 
@@ -31,9 +38,32 @@ _SCALE = 2.0**100
 _ZERO = -(2.0**126)
 
 
-def extra_args(seed: int, how: Sampling) -> dict[str, Any]:
-    """What a request tells this processor: the row's random stream, and how tokens are chosen."""
-    return {"seed": seed, "how": (how.temperature, how.top_p, how.top_k)}
+def keyed(seed: int, how: Sampling, **limits: Any) -> SamplingParams:
+    """A request whose tokens are drawn here: greedy to vLLM. seed: the row's random stream."""
+    told = {"seed": seed, "how": (how.temperature, how.top_p, how.top_k)}
+    return _asked(0.0, limits, told, logprobs=2 if how.truncates else 0)
+
+
+def own(seed: int, how: Sampling, **limits: Any) -> SamplingParams:
+    """A request whose tokens vLLM draws, with this seed (of which it takes 63 bits)."""
+    if how.truncates:
+        raise KernelError(f"expected no top-k or top-p with sampler='vllm', found {how}.")
+    told = {"how": (how.temperature, how.top_p, how.top_k)}
+    return _asked(how.temperature, limits, told, seed=seed & LARGEST, logprobs=0)
+
+
+def _asked(
+    temperature: float, limits: dict[str, Any], told: dict[str, Any], **more: Any
+) -> SamplingParams:
+    return SamplingParams(
+        temperature=temperature,
+        detokenize=False,
+        ignore_eos=True,
+        skip_clone=True,
+        extra_args=told,
+        **limits,
+        **more,
+    )
 
 
 def as_logit(mass: Tensor) -> Tensor:
@@ -51,14 +81,15 @@ def from_logit(logit: np.ndarray) -> np.ndarray:
 
 @dataclass(slots=True)
 class _Row:
-    seed: int
+    seed: int | None
+    """None: vLLM draws."""
     how: tuple[float, float, int]
     written: list[int]
     """The tokens that the row has, which vLLM extends."""
 
 
 class Keyed(LogitsProcessor):
-    """Draws the tokens of all requests that have `extra_args`; leaves other requests alone."""
+    """Draws the tokens of `keyed` requests, normalises those of `own`, leaves others alone."""
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
         self._rows: dict[int, _Row] = {}
@@ -76,8 +107,8 @@ class Keyed(LogitsProcessor):
         for index, params, _, written in batch_update.added:
             self._rows.pop(index, None)
             given = params.extra_args or {}
-            if "seed" in given:
-                self._rows[index] = _Row(given["seed"], given["how"], written)
+            if "how" in given:
+                self._rows[index] = _Row(given.get("seed"), given["how"], written)
         for a, b, way in batch_update.moved:
             self._move(a, b, swap=way == MoveDirectionality.SWAP)
 
@@ -90,11 +121,13 @@ class Keyed(LogitsProcessor):
 
     def apply(self, logits: Tensor) -> Tensor:
         """logits float32 [requests, vocabulary], changed in place."""
-        of: dict[tuple[float, float, int], list[int]] = {}
+        of: dict[tuple[bool, tuple[float, float, int]], list[int]] = {}
         for index in sorted(self._rows):
-            of.setdefault(self._rows[index].how, []).append(index)
-        for how, indices in of.items():
-            self._draw(logits, indices, Sampling(temperature=how[0], top_p=how[1], top_k=how[2]))
+            row = self._rows[index]
+            of.setdefault((row.seed is None, row.how), []).append(index)
+        for (by_vllm, (temperature, top_p, top_k)), indices in of.items():
+            how = Sampling(temperature=temperature, top_p=top_p, top_k=top_k)
+            (_normalise if by_vllm else self._draw)(logits, indices, how)
         return logits
 
     def _draw(self, logits: Tensor, indices: list[int], how: Sampling) -> None:
@@ -110,6 +143,12 @@ class Keyed(LogitsProcessor):
         else:
             logits[where] = -torch.inf
         _put(logits, where, drawn)
+
+
+def _normalise(logits: Tensor, indices: list[int], how: Sampling) -> None:
+    """So that these rows are log-probs once vLLM has divided them by the temperature."""
+    where, by = torch.tensor(indices, device=logits.device), how.temperature or 1.0
+    logits[where] = torch.log_softmax(logits[where].float() / by, -1) * by
 
 
 def _put(logits: Tensor, where: Tensor, drawn: DrawnTokens) -> None:
