@@ -176,6 +176,19 @@ def test_what_is_not_installed_is_refused_with_the_command(monkeypatch: pytest.M
         placed(small_grpo(), **BY_VLLM)
 
 
+def test_the_sampler_of_vllm_chooses_its_kernel_and_says_what_it_does_not_promise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("engine.plan.passes.kernels._installed", lambda _: True)
+    graph = graph_of(sampled(sampler="vllm"))
+    plan = placed(graph)
+    assert plan.node("rollout").kernel.endswith(":VllmGenerate")
+    assert "rollout: it has sampler='vllm', and torch takes sampler='keyed'" in plan.notes
+    assert any("the rows that run beside a row may change them" in note for note in plan.notes)
+    with pytest.raises(PlanError, match="Fix: sampler='keyed', or another kernel"):
+        placed(graph, kernel={"rollout": "torch"})
+
+
 def test_the_tables_name_what_the_project_knows() -> None:
     assert MODEL_TYPES <= TESTED
     assert all(size % 16 == 0 for size in CPU_HEAD_SIZES)

@@ -64,3 +64,10 @@ def dialect_of_a_peer_that_has_none() -> Graph:
     score = kl_in_reward(rollout, scored(rollout), reference, beta=0.1, dialect=name)
     loss = clipped_policy_loss(group_advantage(rollout, score))
     return graph(train(policy, rollout, loss=loss, lr=1e-6))
+
+
+def truncation_by_a_sampler_that_does_not_record_it() -> Graph:
+    prompt = prompts(DATA, batch=64)
+    rollout = generate(policy, prompt, n=8, max_tokens=64, top_p=0.9, sampler="vllm")
+    loss = clipped_policy_loss(compared(rollout))
+    return graph(train(policy, rollout, loss=loss, lr=1e-6))
