@@ -54,5 +54,5 @@ curves: setup
 	.venv/bin/python -m benchmarks.curves --json benchmarks/results/curves.json
 
 clean:
-	rm -rf .venv .venv-trl .venv-ray .peers dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-trl .venv-ray .venv-vllm-range .peers dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find dataflow operators graphs engine tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,13 +1,15 @@
 """Tokens a second of generation: the vLLM kernel, vLLM alone on the same engine, the torch kernel.
 
-    python -m benchmarks.generate [--quick] [--json FILE] [--linear packed]
+    python -m benchmarks.generate [--quick] [--json FILE] [--threads N]
 
 Owns: the shapes, and what is compared. Does not own: how results are shown (report.py).
 
-Each shape runs in a process of its own, since a process has one engine. Within a round the three
-alternate on the same prompts, and the cache of keys is forgotten before each. vLLM alone is
-`LLM.generate` on the kernel's own engine, with a seed for each row and log-probs; it draws by
-vLLM's sampler, so its tokens are others: rows have a fixed length here, without an end.
+On a CPU linear layers have two paths: `plain` computes with the weights as they are, which is what
+runs have; `packed` with oneDNN's packed copies, as vLLM ships. Each shape and path runs in a
+process of its own, since a process has one engine. Within a round the sides alternate on the same
+prompts, and the cache of keys is forgotten before each. vLLM alone is `LLM.generate` on the
+kernel's own engine, with a seed for each row and log-probs; it draws by vLLM's sampler, so its
+tokens are others: rows have a fixed length here, without an end.
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import tyro
@@ -38,16 +40,23 @@ from dataflow.schema import Prompt
 GOAL = 0.95
 """The kernel's tokens a second over those of vLLM alone, on the same linear path."""
 
+PATHS = ("plain", "packed")
+LARGE_GOAL = 0.9
+"""The torch kernel's tokens a second over those of vLLM alone, for the model of 0.5 B."""
+SHARED = 1.25
+"""Tokens that a group with one prompt may feed, over those that it would if it shared all of it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """A model and a chunk: `rows` answers of `tokens` each to prompts of `prompt` characters."""
+    """A model and a chunk: `rows` answers of `tokens` each, n to a prompt; prompts of `prompt`."""
 
     layers: int
     hidden: int
     rows: int
     tokens: int
     prompt: int
+    n: int = 1
     goal: bool = True
     half: bool = False
     """The shape of a Qwen2 of 0.5 B parameters, whatever layers and hidden say."""
@@ -56,6 +65,7 @@ class Generation:
 SHAPES = {
     "demo": Generation(layers=2, hidden=128, rows=256, tokens=10, prompt=10),
     "256 wide": Generation(layers=4, hidden=256, rows=64, tokens=64, prompt=64),
+    "a group": Generation(layers=2, hidden=128, rows=8, tokens=16, prompt=300, n=8, goal=False),
     "0.5 B": Generation(
         layers=24, hidden=896, rows=64, tokens=16, prompt=32, goal=False, half=True
     ),
@@ -110,8 +120,9 @@ def chunk_of(shape: Generation) -> Chunk:
     """Prompts of equal length that differ from the first character on."""
     draw = np.random.default_rng(0)
     letters = [chr(97 + i) for i in range(26)]
-    texts = ["".join(draw.choice(letters, shape.prompt)) for _ in range(shape.rows)]
-    keys = Keys.of(range(shape.rows))
+    count = shape.rows // shape.n
+    texts = ["".join(draw.choice(letters, shape.prompt)) for _ in range(count)]
+    keys = Keys.of(range(count))
     return Chunk(
         id=0, step=1, keys=keys, inputs={"prompt": Batch.make(keys, {"prompt": texts}, Prompt)}
     )
@@ -120,7 +131,7 @@ def chunk_of(shape: Generation) -> Chunk:
 def opened(kernel: Any, base: str, shape: Generation, threads: int) -> Any:
     """A kernel of generate; no row ends before its last token."""
     layout = Layout(slots=256, threads=threads)
-    params = {"n": 1, "max_tokens": shape.tokens, "max_prompt_tokens": shape.prompt}
+    params = {"n": shape.n, "max_tokens": shape.tokens, "max_prompt_tokens": shape.prompt}
     node = KernelNode(
         name="rollout", operator="generate", models={"policy": Model("policy", base)}, params=params
     )
@@ -154,7 +165,7 @@ def alone(kernel: Any, shape: Generation) -> int:
 def _ids(kernel: Any, shape: Generation) -> list[list[int]]:
     column = chunk_of(shape).inputs["prompt"].array("prompt")
     ids = kernel._tokenizer.encode_column(column)
-    return [ids[i].tolist() for i in range(len(ids))]
+    return [ids[i].tolist() for i in range(len(ids)) for _ in range(shape.n)]
 
 
 def tokens_of(kernel: Any, chunk: Chunk) -> int:
@@ -162,8 +173,43 @@ def tokens_of(kernel: Any, chunk: Chunk) -> int:
     return sum(len(batch.ragged("completion_ids").values) for batch in kernel.run(chunk))
 
 
-def measure(shape: Generation, rounds: int, threads: int) -> dict[str, list[float]]:
-    """Tokens a second of each side in each round, and the milliseconds of loads and probes."""
+def fed(kernel: Any, shape: Generation) -> float:
+    """Tokens that the engine is fed, over those that it would be if groups shared their prompts."""
+    core, found = kernel._engine._core, 0
+    outputs = core.get_output
+
+    def counted() -> Any:
+        nonlocal found
+        said = outputs()
+        stats = [each.prefill_stats for each in said.outputs if each.prefill_stats is not None]
+        found += sum(each.num_computed_tokens for each in stats)
+        return said
+
+    core.get_output = counted
+    wrote = tokens_of(kernel, chunk_of(shape))
+    core.get_output = outputs
+    return (found + wrote) / (shape.rows // shape.n * shape.prompt + wrote)
+
+
+def distance(kernel: Any, chunk: Chunk, base: str) -> list[float]:
+    """Mean and greatest distance of the recorded log-probs from the trainer's forward."""
+    from operators.kernels.torch.forward import TorchLogprobs
+
+    rows = Batch.concat(list(kernel.run(chunk))).sorted()
+    model = Model("policy", base)
+    forward = TorchLogprobs()
+    node = KernelNode(
+        name="reference", operator="logprobs", models={"model": model}, params={"temperature": 1.0}
+    )
+    forward.open(node, Layout(threads=kernel._layout.threads), Alone())
+    asked = Chunk(id=0, step=1, keys=rows.keys, inputs={"rows": rows})
+    computed = Batch.concat(list(forward.run(asked))).sorted()
+    off = np.abs(rows.ragged("sampler_logprobs").values - computed.ragged("logprobs").values)
+    return [float(off.mean()), float(off.max())]
+
+
+def measure(shape: Generation, rounds: int, threads: int, path: str) -> dict[str, list[float]]:
+    """Tokens a second of each side in each round, and what else is reported (`results`)."""
     from engine.weights.probe import probe_rows
     from operators.kernels.torch.generate import TorchGenerate
     from operators.kernels.torch.models import load_model, pieces
@@ -172,61 +218,127 @@ def measure(shape: Generation, rounds: int, threads: int) -> dict[str, list[floa
     with tempfile.TemporaryDirectory() as made:
         base = prepare(Path(made), shape)
         ours = opened(VllmGenerate(), base, shape, threads)
-        torch = opened(TorchGenerate(), base, shape, threads)
         chunk = chunk_of(shape)
         sides: dict[str, Callable[[], int]] = {
             "kernel": lambda: tokens_of(ours, chunk),
             "alone": lambda: alone(ours, shape),
-            "torch": lambda: tokens_of(torch, chunk),
         }
-        found: dict[str, list[float]] = {name: [] for name in (*sides, "load", "probe")}
+        if path == PATHS[0]:
+            torch = opened(TorchGenerate(), base, shape, threads)
+            sides["torch"] = lambda: tokens_of(torch, chunk)
         given = list(pieces(load_model(Model("policy", base))))
         rows = probe_rows(0, ours.vocabulary)
+        calls: dict[str, Callable[[int], Any]] = {
+            "load": lambda version: ours.load(given, version),
+            "probe": lambda version: ours.probe(rows),
+        }
+        found: dict[str, list[float]] = {name: [] for name in (*sides, *calls)}
         for number in range(rounds + 1):  # the first is not counted
-            order = list(sides) if number % 2 else list(sides)[::-1]
-            for name in order:
+            for name in list(sides) if number % 2 else list(sides)[::-1]:
                 began = time.perf_counter()
                 tokens = sides[name]()
                 found[name].append(tokens / (time.perf_counter() - began))
-            for name, call in (
-                ("load", lambda version=number: ours.load(given, version)),
-                ("probe", lambda: ours.probe(rows)),
-            ):
+            for name, call in calls.items():
                 began = time.perf_counter()
-                call()
+                call(number)
                 found[name].append(1e3 * (time.perf_counter() - began))
+        found = {name: values[1:] for name, values in found.items()}
+        found["distance"] = distance(ours, chunk, base)
+        found["bytes"] = [sum(each.data.nbytes for each in given)]
+        found["fed"] = [fed(ours, shape)]
         ours.close()
-    return {name: values[1:] for name, values in found.items()}
+    return found
 
 
-def results(name: str, shape: Generation, found: dict[str, list[float]]) -> list[SideResult]:
-    """Medians, and the median ratio over rounds."""
+def ratio(found: dict[str, list[float]], of: str, to: str) -> float:
+    """The median over rounds."""
+    return statistics.median(a / b for a, b in zip(found[of], found[to], strict=True))
 
-    def ratio(of: str, to: str) -> float:
-        return statistics.median(a / b for a, b in zip(found[of], found[to], strict=True))
 
-    same = ratio("kernel", "alone")
-    goal = {"goal": GOAL, "least": True} if shape.goal else {}
-    limits = {"load": 10.0, "probe": 15.0} if name == "demo" else {}
+def results(
+    name: str, shape: Generation, path: str, found: dict[str, list[float]]
+) -> list[SideResult]:
+    """Medians, of one shape on one path."""
+    name = f"{name}, {path}"
+    chosen = path == PATHS[0]
+    median = {key: statistics.median(values) for key, values in found.items()}
+    goal = {"goal": GOAL} if shape.goal else {}
+    limits = {"load": 10.0, "probe": 15.0} if shape == SHAPES["demo"] and chosen else {}
+    told = [
+        SideResult(
+            name=f"{name}: kernel / vLLM alone",
+            value=ratio(found, "kernel", "alone"),
+            unit="ratio",
+            **goal,
+        )
+    ]
+    if "torch" in found:
+        value = ratio(found, "kernel", "torch")
+        told.append(SideResult(name=f"{name}: kernel / torch", value=value, unit="ratio"))
+    for side in ("kernel", "alone", "torch"):
+        if side in found:
+            told.append(SideResult(name=f"{name}: {side}", value=median[side], unit="tokens/s"))
+    for call in ("load", "probe"):
+        limit = {"goal": limits[call], "least": False} if call in limits else {}
+        told.append(SideResult(name=f"{name}: {call}", value=median[call], unit="ms", **limit))
+    if shape.n > 1:
+        told.append(
+            SideResult(
+                name=f"{name}: tokens fed / needed",
+                value=median["fed"],
+                unit="ratio",
+                goal=SHARED,
+                least=False,
+            )
+        )
     return [
-        SideResult(name=f"{name}: kernel / vLLM alone", value=same, unit="ratio", **goal),
-        SideResult(name=f"{name}: kernel / torch", value=ratio("kernel", "torch"), unit="ratio"),
-        *(
-            SideResult(
-                name=f"{name}: {side}", value=statistics.median(found[side]), unit="tokens/s"
-            )
-            for side in ("kernel", "alone", "torch")
+        *told,
+        SideResult(name=f"{name}: load", value=1e6 * median["load"] / median["bytes"], unit="s/GB"),
+        SideResult(name=f"{name}: log-probs off, mean", value=found["distance"][0], unit="nats"),
+        SideResult(name=f"{name}: log-probs off, max", value=found["distance"][1], unit="nats"),
+    ]
+
+
+def across_paths(
+    name: str, shape: Generation, by_path: dict[str, dict[str, list[float]]]
+) -> list[SideResult]:
+    """What runs have over vLLM as it ships, by medians of two processes."""
+    shipped = statistics.median(by_path["packed"]["alone"])
+    large = {"goal": LARGE_GOAL} if shape.half else {}
+    own = by_path["plain"]
+    torch = [a / b for a, b in zip(own["torch"], own["alone"], strict=True)]
+    return [
+        SideResult(
+            name=f"{name}: kernel / vLLM as shipped",
+            value=statistics.median(own["kernel"]) / shipped,
+            unit="ratio",
         ),
-        *(
-            SideResult(
-                name=f"{name}: {call}",
-                value=statistics.median(found[call]),
-                unit="ms",
-                **({"goal": limits[call], "least": False} if call in limits else {}),
-            )
-            for call in ("load", "probe")
+        SideResult(
+            name=f"{name}: torch / vLLM as shipped",
+            value=statistics.median(own["torch"]) / shipped,
+            unit="ratio",
+        ),
+        SideResult(
+            name=f"{name}: torch / vLLM alone, plain",
+            value=statistics.median(torch),
+            unit="ratio",
+            **large,
         ),
     ]
+
+
+def measured_apart(name: str, path: str, threads: int, *, quick: bool) -> dict[str, list[float]]:
+    """`measure` in a process of its own."""
+    flags = ["--shape", name, "--path", path, "--threads", str(threads)]
+    told = subprocess.run(
+        [sys.executable, "-m", "benchmarks.generate", *flags, *(["--quick"] if quick else [])],
+        env=os.environ | {"DATAFLOW_VLLM_LINEAR": path, "OMP_NUM_THREADS": str(threads)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    line = next(t for t in told.stdout.splitlines() if t.startswith("measured "))
+    return json_.loads(line.removeprefix("measured "))
 
 
 def main(
@@ -234,8 +346,8 @@ def main(
     quick: bool = False,
     json: Path | None = None,
     threads: int = 1,
-    linear: Literal["plain", "packed"] = "plain",
     shape: str = "",
+    path: str = PATHS[0],
 ) -> None:
     """Measure.
 
@@ -243,31 +355,23 @@ def main(
         quick: fewer rounds, without the large shape; not to be quoted.
         json: also write the results there, as a list of {name, value, unit, goal, holds}.
         threads: of each kernel and of the engine.
-        linear: how the engine's linear layers compute on CPU; plain is what runs have.
         shape: measure this one in this process and print its numbers.
+        path: of the linear layers there; DATAFLOW_VLLM_LINEAR has to say the same.
     """
-    rounds = 2 if quick else 5
     if shape:
-        print("measured", json_.dumps(measure(SHAPES[shape], rounds, threads)))
+        rounds = 2 if quick else 3 if SHAPES[shape].half else 5
+        print("measured", json_.dumps(measure(SHAPES[shape], rounds, threads, path)))
         return
     found: list[SideResult] = []
     for name, each in SHAPES.items():
         if quick and each.half:
             continue
-        flags = ["--shape", name, "--threads", str(threads), *(["--quick"] if quick else [])]
-        told = subprocess.run(
-            [sys.executable, "-m", "benchmarks.generate", *flags],
-            env=os.environ | {"DATAFLOW_VLLM_LINEAR": linear, "OMP_NUM_THREADS": str(threads)},
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        )
-        line = next(t for t in told.stdout.splitlines() if t.startswith("measured "))
-        found += results(name, each, json_.loads(line.removeprefix("measured ")))
+        by_path = {way: measured_apart(name, way, threads, quick=quick) for way in PATHS}
+        for way, numbers in by_path.items():
+            found += results(name, each, way, numbers)
+        found += across_paths(name, each, by_path)
     where = machine()
-    show(
-        f"generation on one engine, {linear} linear layers: {asdict(SHAPES['demo'])}", found, where
-    )
+    show(f"generation, {threads} thread(s)", found, where)
     if json is not None:
         write_json(json, found, where)
 

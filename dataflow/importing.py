@@ -1,9 +1,9 @@
 """Where code is imported from: the standard library, then installed packages, then the user's
 folders.
 
-Owns: that order, for this process and those that it starts, finding a module, and telling a user
-whose folder has the name of one of our packages. Does not own: which folders are the user's (the
-command line, a run's options), what is sent by value (shipping.py).
+Owns: that order, for this process and those that it starts, finding a module, what counts as
+installed, and telling a user whose folder has the name of one of our packages. Does not own: which
+folders are the user's (the command line, a run's options), what is sent by value (shipping.py).
 
 A `json.py` in the folder in which a run is started is the user's, and runs if the user's code asks
 for it by path; it never replaces the `json` that Python, torch or this project mean. Folders of
@@ -25,6 +25,10 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _SEPARATOR = "\x1f"
 _START = f"import sys; sys.path[:] = sys.argv[2].split({_SEPARATOR!r}); "
 """The first words of a process: until its path is set it imports only built-in modules."""
+_PYTHON = tuple(
+    sysconfig.get_paths()[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+_PACKAGES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 
 
 def import_path() -> list[str]:
@@ -43,6 +47,13 @@ def _user_folders(entries: Sequence[str]) -> list[str]:
     given = {os.path.abspath(p) for p in named if os.path.isabs(p)}
     first = next((i for i, entry in enumerate(entries) if entry in ours), 0)
     return [entry for entry in entries[:first] if entry not in given]
+
+
+def installed(file: str) -> bool:
+    """Whether a file is Python's or an installed package's: of this environment, or of another one
+    that it builds on (`python -m venv --system-site-packages`).
+    """
+    return file.startswith(_PYTHON) or any(folder in file for folder in _PACKAGES)
 
 
 def import_from(folders: Iterable[str]) -> None:

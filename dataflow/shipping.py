@@ -11,7 +11,6 @@ import contextlib
 import os
 import pickle
 import sys
-import sysconfig
 import threading
 from collections.abc import Iterator
 from types import ModuleType
@@ -20,11 +19,8 @@ from typing import Any
 import cloudpickle
 
 from dataflow.errors import RunError
-from dataflow.importing import import_path
+from dataflow.importing import import_path, installed
 
-_INSTALLED = tuple(
-    sysconfig.get_paths()[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib")
-)
 _SHIPPING = threading.Lock()
 """Which modules go by value is a setting of cloudpickle for the whole process."""
 _REFUSALS = (pickle.PicklingError, TypeError, AttributeError, ValueError, RuntimeError)
@@ -64,7 +60,7 @@ def _loaded_by_path(module: ModuleType) -> bool:
         name == "__main__"
         or not isinstance(file, str)
         or not file.endswith(".py")
-        or file.startswith(_INSTALLED)
+        or installed(file)
     ):
         return False
     tail = name.replace(".", os.sep)

@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import inspect
 import sys
-import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -19,12 +18,11 @@ from typing import Any
 
 import dataflow
 from dataflow.graph import Graph
+from dataflow.importing import installed
 from dataflow.loss import LossFunction
 from dataflow.scripts import MAIN, guards
 from engine.checkpoint.contents import CONTENT, Files, code_content, code_digest
 
-_FOLDERS = sysconfig.get_paths()
-_INSTALLED = tuple(_FOLDERS[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
 _ROOT = Path(dataflow.__file__).resolve().parents[1]
 _OURS = tuple(f"{_ROOT / package}/" for package in ("dataflow", "operators", "graphs", "engine"))
 
@@ -104,7 +102,7 @@ def _is_users(module: ModuleType) -> bool:
     if module.__name__ == MAIN or not isinstance(file, str) or not file.endswith(".py"):
         return False
     resolved = str(Path(file).resolve())
-    return not file.startswith(_INSTALLED) and not resolved.startswith((*_INSTALLED, *_OURS))
+    return not installed(file) and not installed(resolved) and not resolved.startswith(_OURS)
 
 
 def _stands_alone(thing: Any, module: ModuleType | None) -> bool:

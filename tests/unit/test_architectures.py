@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
+from packaging.version import Version
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -21,6 +23,9 @@ from tests.kit.processes import call_python
 
 ROOT = Path(__file__).resolve().parents[2]
 DECODERS = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+LOCK = (ROOT / "requirements" / "cpu.lock").read_text(encoding="utf-8")
+LOCKED = Version(LOCK.partition("\ntransformers==")[2].partition("\n")[0])
+"""The version of transformers that the table is of."""
 
 
 def class_of(model_type: str) -> Any:
@@ -41,7 +46,8 @@ def test_each_decoder_of_transformers_is_tested_or_refused_with_a_reason() -> No
 def test_the_table_has_no_name_that_transformers_has_not() -> None:
     assert set(DECODERS) >= TESTED
     assert not TESTED & REFUSED.keys()
-    assert set(CONFIG_MAPPING) >= REFUSED.keys()
+    if Version(transformers.__version__) >= LOCKED:  # an older one lacks the newest names
+        assert set(CONFIG_MAPPING) >= REFUSED.keys()
 
 
 def test_what_is_called_tested_is_among_the_architectures_of_the_tests() -> None:

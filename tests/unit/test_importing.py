@@ -10,9 +10,17 @@ import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
+import numpy
 import pytest
 
-from dataflow.importing import hidden_in, import_path, interpreter, located, packages_hidden
+from dataflow.importing import (
+    hidden_in,
+    import_path,
+    installed,
+    interpreter,
+    located,
+    packages_hidden,
+)
 from dataflow.shipping import shipped
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,6 +99,14 @@ def test_a_module_with_two_names_is_shipped_once(
     again = pickle.loads(shipped(module.f, "f"))
     assert again is not module.f, "it was sent by name, so this tests nothing"
     assert again() == 1
+
+
+def test_packages_of_an_environment_below_are_installed_ones(tmp_path: Path) -> None:
+    assert installed(os.__file__)
+    assert installed(numpy.__file__)
+    assert installed("/usr/lib/python3/dist-packages/torch/__init__.py")
+    assert not installed(str(tmp_path / "my_script.py"))
+    assert not installed(str(ROOT / "graphs" / "grpo.py"))
 
 
 def _with_packages(folder: Path) -> Path:

@@ -25,6 +25,7 @@ from dataflow.randomness import uniform
 from operators.kernels.decoding import Counts, DecodeTask, Written
 from operators.kernels.torch.attention import forward, hidden
 from operators.kernels.torch.cache import Again, Cache, Common, Decode, Prefill
+from operators.kernels.torch.products import fast_products
 from operators.kernels.torch.sampling import sample
 
 LEAST_PREFIX = 8
@@ -61,6 +62,7 @@ class Decoder:
         self._layout: tuple[int, Tensor | None] | None = None
         self._threads = torch.get_num_threads()
         self._weight = _mean_weight(module)
+        self._products = fast_products(module)
 
     def finished(self, interrupted: Callable[[], bool] | None = None) -> Iterator[np.ndarray]:
         """Write all rows; after each step in which rows ended, yields which ones.
@@ -179,9 +181,14 @@ class Decoder:
         )
         self._group[prompts] = len(self._prompt) + np.arange(len(prompts))
         self._prompt = np.concatenate([self._prompt, prompts])
-        return forward(
-            self.module, self._to(tokens), self._to(prefix + within), one, keep=self._to(ends - 1)
-        )
+        with self._products:
+            return forward(
+                self.module,
+                self._to(tokens),
+                self._to(prefix + within),
+                one,
+                keep=self._to(ends - 1),
+            )
 
     @torch.inference_mode()
     def _step(self) -> np.ndarray:
@@ -198,7 +205,8 @@ class Decoder:
         positions = self._lengths[rows // self.task.n] + last
         self.counts.rows += len(rows)
         self.counts.slots += self._slots
-        return forward(self.module, self._to(ids), self._to(positions), self._pass(last))
+        with self._products:
+            return forward(self.module, self._to(ids), self._to(positions), self._pass(last))
 
     def _pass(self, last: np.ndarray) -> Decode:
         if self._layout is None:

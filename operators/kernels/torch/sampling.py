@@ -69,13 +69,21 @@ def sample(logits: Tensor, draws: Tensor, how: Sampling) -> DrawnTokens:
     if how.temperature == 0.0:
         tokens = scores.argmax(-1)
     else:
-        sums = _truncated(scores, logprobs.exp(), how).cumsum(-1, dtype=torch.float64)
+        sums = cumulated(scores, logprobs, how)
         tokens = _inverse(sums, draws)
         if how.truncates:  # the whole is 1 to float32 precision, like the logprobs
             mass = sums[:, -1].clamp(max=1.0).log().float()
     return DrawnTokens(
         tokens=tokens, logprobs=logprobs.gather(1, tokens.unsqueeze(1)).squeeze(1), mass=mass
     )
+
+
+def cumulated(scores: Tensor, logprobs: Tensor, how: Sampling) -> Tensor:
+    """float64 [rows, vocabulary]: each token's weight plus those of the tokens before it; a draw
+    times the last of a row is looked up in them. scores: logits / temperature, of which logprobs
+    are the log_softmax; both float32 [rows, vocabulary].
+    """
+    return _truncated(scores, logprobs.exp(), how).cumsum(-1, dtype=torch.float64)
 
 
 def _in_blocks(logits: Tensor, draws: Tensor, how: Sampling) -> DrawnTokens:

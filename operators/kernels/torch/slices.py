@@ -36,6 +36,8 @@ from operators.kernels.torch.parallel import like, whole
 
 _STYLES: dict[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 _SUMMED = "replicated_with_grad_allreduce"
+_WHOLE = "embedding_rowwise"
+"""The embeddings', in plans of transformers up to 5.19: every rank has them whole here."""
 
 
 class Slices:
@@ -172,7 +174,8 @@ def _styles(module: nn.Module, ranks: int, node: str) -> dict[str, str]:
     """
     config: Any = module.config
     backbone: Any = module.base_model
-    plan: dict[str, str] = getattr(config, "base_model_tp_plan", None) or {}
+    given: dict[str, str] = getattr(config, "base_model_tp_plan", None) or {}
+    plan = {pattern: style for pattern, style in given.items() if style != _WHOLE}
     paths = [path for path, _ in backbone.named_modules()]
     found = {path: style for pattern, style in plan.items() for path in filter(paths, pattern)}
     unknown = sorted(set(plan.values()) - {*_STYLES, _SUMMED})

@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from operators.kernels.torch.products import linear as linear_product
+
 Linear = str
 LINEAR = "DATAFLOW_VLLM_LINEAR"
 """The variable that tells a rank's process which of the two: `plain` or `packed`."""
@@ -37,7 +39,7 @@ def keep_weights() -> None:
     packs = utils._packed_by_vllm = utils.dispatch_cpu_unquantized_gemm  # type: ignore[attr-defined]
 
     def plain(layer: Any, remove_weight: bool) -> None:
-        layer.cpu_linear = torch.nn.functional.linear
+        layer.cpu_linear = linear_product
 
     def packed(layer: Any, remove_weight: bool) -> None:
         packs(layer, remove_weight=False)
