@@ -49,6 +49,7 @@ bench: setup
 	.venv/bin/python -m benchmarks.across --quick
 	.venv/bin/python -m benchmarks.data_plane --quick
 	.venv/bin/python -m benchmarks.against_trl --quick
+	$(if $(VLLM),.venv/bin/python -m benchmarks.generate --quick)
 
 curves: setup
 	.venv/bin/python -m benchmarks.curves --json benchmarks/results/curves.json

@@ -47,6 +47,8 @@ class Needs:
     pays_off: int = 0
     """Tokens of an answer from which on it pays to interrupt it for new weights, after which it
     computes prompts and answers again."""
+    on_cpu: tuple[str, ...] = ()
+    """What explain says of it where its host has no GPU: what was chosen, and what else costs."""
     environment: Mapping[str, str] = field(default_factory=lambda: _NONE)
     """Variables of its Worker's process; those that the user has set stay."""
     cpu_environment: Mapping[str, str] = field(default_factory=lambda: _NONE)

@@ -31,6 +31,11 @@ VLLM = Needs(
     memory=1 << 29,  # resident size with vLLM imported and running, less that with torch alone
     seconds=10.0,
     pays_off=64,
+    on_cpu=(
+        "linear layers compute with plain weights; with oneDNN's packed copies, as vLLM ships, it"
+        " would write 1.1 to 1.4 times as many tokens a second, load 3 to 13 times as long, hold"
+        " these weights twice, and be up to 1.5 times as far from the trainer's log-probs",
+    ),  # benchmarks/results/generate.md
     environment=MappingProxyType({
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine is in the Worker's process
         "VLLM_LOGGING_LEVEL": "WARNING",

@@ -130,6 +130,11 @@ def children(parent: int | None = None) -> list[int]:
     return [pid for pid in pids if not any("resource_tracker" in w for w in command_of(pid))]
 
 
+def family(pid: int) -> list[int]:
+    """A process and all that come of it."""
+    return [pid, *(each for child in children(pid) for each in family(child))]
+
+
 def workers() -> dict[str, int]:
     """The processes of a run's Workers that this one has started, by name, their last argument."""
     named = {pid: command_of(pid) for pid in children()}

@@ -262,6 +262,7 @@ def test_pins_replicas_and_apart_are_as_asked() -> None:
     assert workers_of(apart, "eval_rollout") == ("eval_rollout",)
     turns = placed(small_grpo(), turns=(("rollout", "main"),), **BY_VLLM)
     assert turns.turns == (("rollout", "main"),)
+    assert any(note.startswith("rollout: turns free nothing here") for note in turns.notes)
 
 
 # --- tensor ranks of its own ----------------------------------------------------------------------

@@ -1,9 +1,12 @@
-"""Whole runs that generate with vLLM: the rows of the torch kernel, and recovery of its Worker."""
+"""Whole runs that generate with vLLM: the rows of the torch kernel, with the same bits on any
+replica, and after its Worker was killed in the middle of a chunk.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,66 +14,93 @@ import pytest
 
 from graphs.grpo import grpo
 from tests.kit.models import save_tiny
+from tests.kit.processes import ended, family, workers
 from tests.kit.rewards import exact
 from tests.kit.runs import column, require_each_row_once
 from tests.kit.tiny_runs import TinyRuns, save_tiny_inputs
 from tests.vllm.conftest import KIND, SHAPE, TENSOR
-from tests.vllm.test_vllm_processes import alive, children
 
 pytestmark = pytest.mark.skipif(
     KIND == "llama" and TENSOR == 1, reason="the same as with tied embeddings"
 )
-ENGINE = {"kernel": {"rollout": "vllm"}, "tensor": {"rollout": TENSOR}}
+ENGINE = {"kernel": {"rollout": "vllm"}, "tensor": {"rollout": TENSOR}, "workers": "auto"}
+STEPS = 4
+TICKS = 6
+"""Hundredths of a second that a Worker computes before it is killed: a chunk takes more."""
+BITS = ("reward/mean", "completion/tokens", "policy/mismatch/mean", "policy/mismatch/max")
+"""The mismatch is of every recorded log-prob, in float64: it is equal if they are, to the bit."""
 
 
-@pytest.fixture
-def tiny(tmp_path: Path) -> TinyRuns:
-    save_tiny_inputs(tmp_path)
-    save_tiny(tmp_path / "model", KIND, layers=1, **SHAPE)
-    return TinyRuns(folder=tmp_path, runs=tmp_path / "runs")
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyRuns:
+    folder = tmp_path_factory.mktemp("tiny")
+    save_tiny_inputs(folder)
+    save_tiny(folder / "other", KIND, layers=1, **SHAPE)
+    return TinyRuns(folder=folder, runs=folder / "runs")
+
+
+@pytest.fixture(scope="module")
+def whole(tiny: TinyRuns) -> Any:
+    """Undisturbed, in two chunks a Step on one engine."""
+    return tiny.run(graph_of(tiny), STEPS, name="whole", chunks={"rollout": 2}, **ENGINE)
 
 
 def graph_of(tiny: TinyRuns, lag: int = 0) -> Any:
-    base, data = str(tiny.folder / "model"), str(tiny.folder / "train.parquet")
-    return grpo(base, data, exact, n=4, batch=4, max_tokens=8, lr=1e-3, max_lag=lag)
+    base, data = str(tiny.folder / "other"), str(tiny.folder / "train.parquet")
+    return grpo(base, data, exact, n=4, batch=4, max_tokens=64, lr=1e-3, max_lag=lag)
 
 
-def rollout_worker() -> int:
-    """The process of the Worker that generates."""
-    for process in children(os.getpid()):
-        words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
-        if b"rollout" in words:
-            return process
-    raise AssertionError("no Worker named rollout")
+def computed(process: int) -> int:
+    """Hundredths of a second that a process has computed."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
 
 
-def test_a_run_has_the_rows_of_the_torch_kernel(tiny: TinyRuns) -> None:
-    steps = 6
-    ours = tiny.run(graph_of(tiny), steps, name="vllm", workers="auto", **ENGINE)
-    its = tiny.run(graph_of(tiny), steps, name="torch", workers="auto")
+def test_a_run_has_the_rows_of_the_torch_kernel(tiny: TinyRuns, whole: Any) -> None:
+    its = tiny.run(graph_of(tiny), STEPS, name="torch", workers="auto", chunks={"rollout": 2})
     for name in ("reward/mean", "completion/tokens"):
-        assert column(ours, name) == column(its, name), name
-    assert max(column(ours, "policy/mismatch_kl")) < 1e-8
-    require_each_row_once(ours, 24, 4)
+        assert column(whole, name) == column(its, name), name
+    assert max(column(whole, "policy/mismatch_kl")) < 1e-8
+    require_each_row_once(whole, 4 * STEPS, 4)
+
+
+@pytest.mark.skipif(TENSOR > 1, reason="four ranks on two cores")
+def test_two_engines_give_the_bits_of_one(tiny: TinyRuns, whole: Any) -> None:
+    both = tiny.run(graph_of(tiny), STEPS, name="both", replicas={"rollout": 2}, **ENGINE)
+    for name in BITS:
+        assert column(both, name) == column(whole, name), name
+    require_each_row_once(both, 4 * STEPS, 4)
 
 
 @pytest.mark.parametrize("lag", [TENSOR - 1])
-def test_a_killed_engine_loses_no_row_and_leaves_no_process(tiny: TinyRuns, lag: int) -> None:
-    below: set[int] = set()
+def test_an_engine_that_is_killed_in_a_chunk_loses_no_row_and_leaves_no_process(
+    tiny: TinyRuns, request: pytest.FixtureRequest, lag: int
+) -> None:
+    lost: list[int] = []
 
-    def kill(row: Any) -> None:
+    def kill() -> None:
+        worker = workers()["rollout"]
+        lost.extend(family(worker))
+        until = computed(worker) + TICKS
+        while computed(worker) < until:
+            os.sched_yield()
+        os.kill(worker, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+
+    def after(row: Any) -> None:
         if row["step"] == 2:
-            worker = rollout_worker()
-            below.update({worker} | children(worker))
-            os.kill(worker, signal.SIGKILL)
+            killer.start()
 
     killed = tiny.run(
-        graph_of(tiny, lag), 5, name="killed", workers="auto", on_step=[kill], **ENGINE
+        graph_of(tiny, lag), STEPS, name="killed", chunks={"rollout": 2}, on_step=[after], **ENGINE
     )
-    assert killed.step == 5
-    assert below
-    assert not [each for each in below if alive(each)]
-    require_each_row_once(killed, 20, 4)
+    killer.join()
+    assert killed.step == STEPS
+    assert len(lost) > TENSOR if TENSOR > 1 else len(lost) == 1
+    assert all(ended(process, 2.0) for process in lost)
+    require_each_row_once(killed, 4 * STEPS, 4)
     if not lag:
-        whole = tiny.run(graph_of(tiny, lag), 5, name="whole", workers="auto", **ENGINE)
-        assert column(killed, "reward/mean") == column(whole, "reward/mean")
+        whole = request.getfixturevalue("whole")
+        for name in BITS:
+            assert column(killed, name) == column(whole, name), name

@@ -95,6 +95,11 @@ def _notes(
     yield f"{names}: an engine of {kernel} alone in {where}: {', '.join(keeps)}"
     if needs.seconds:
         yield f"{names}: about {needs.seconds:.0f} s until {kernel} has started"
+    if not draft.cluster.on(draft.host_of(first.workers[0])).gpus:
+        yield from (f"{names}: {text}" for text in needs.on_cpu)
+        if any(map(draft.turns_of, first.workers)):
+            kept = "weights, keys and values of an engine stay in a CPU's memory"
+            yield f"{names}: turns free nothing here: {kept} while others have their turn"
     for node in nodes:
         yield from _sampler(draft, node, kernel)
         yield from _interrupted(draft, node, needs, lengths[node.name])

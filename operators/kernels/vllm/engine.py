@@ -9,6 +9,7 @@ engine whose call raised is lost: what vLLM had scheduled by then is unknown.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections import deque
@@ -265,6 +266,8 @@ def _started(base: str, dtype: str, size: EngineSize) -> Any:
 
     import operators.kernels.vllm.rank as _  # noqa: F401  before vLLM builds the model
 
+    # It tries a chat template at its start, for which it would need a tokenizer, and warns.
+    logging.getLogger("vllm.renderers.base").setLevel(logging.ERROR)
     own: dict[str, Any] = {"enable_sleep_mode": True} if cuda else {"block_size": BLOCK}
     own["dtype"] = dtype
     llm = LLM(
