@@ -1,8 +1,8 @@
 """One engine for all tests of this folder: a process can have one.
 
-They run in a process of their own (scripts/test), since vLLM changes the process that it is in.
-The variables choose the model (DATAFLOW_VLLM_KIND: qwen2 has tied embeddings, llama has not) and
-the tensor ranks (DATAFLOW_VLLM_TENSOR).
+They run in a process of their own (scripts/test-vllm): vLLM changes the process that it is in.
+The variables choose the model (DATAFLOW_VLLM_KIND: qwen2 has tied embeddings, llama has not), the
+tensor ranks (DATAFLOW_VLLM_TENSOR) and the slots (DATAFLOW_VLLM_SLOTS).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ collect_ignore_glob = [] if apart else ["test_*.py"]
 
 KIND = os.environ.get("DATAFLOW_VLLM_KIND", "qwen2")
 TENSOR = int(os.environ.get("DATAFLOW_VLLM_TENSOR", "1"))
+LAYOUT = Layout(slots=int(os.environ.get("DATAFLOW_VLLM_SLOTS", "8")), inner=TENSOR)
 SHAPE = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
 
 
@@ -53,7 +54,7 @@ def modules(base: str) -> Iterator[dict[Any, Any]]:
         VllmGenerate(),
         Model("policy", base),
         session=session,
-        layout=Layout(slots=8, inner=TENSOR),
+        layout=LAYOUT,
         max_tokens=64,
     )
     yield session.modules
@@ -69,7 +70,7 @@ def make(base: str, modules: dict[Any, Any]) -> Any:
     def opened(**given: Any) -> VllmGenerate:
         session = FakeSession()
         session.modules = modules
-        how = {"n": 1, "max_tokens": 12, "layout": Layout(slots=8, inner=TENSOR)} | given
+        how = {"n": 1, "max_tokens": 12, "layout": LAYOUT} | given
         kernel = open_kernel(VllmGenerate(), base, session=session, **how)
         kernel.load(weights_of(base), 0)
         return kernel
