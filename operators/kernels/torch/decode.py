@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from dataflow.batch import Ragged
 from dataflow.randomness import uniform
 from operators.kernels.decoding import Counts, DecodeTask, Written
-from operators.kernels.torch.attention import forward, hidden
+from operators.kernels.torch.attention import AttentionPass, forward, hidden
 from operators.kernels.torch.cache import Again, Cache, Common, Decode, Prefill
 from operators.kernels.torch.products import fast_products
 from operators.kernels.torch.sampling import sample
@@ -138,7 +138,7 @@ class Decoder:
             mask=mask,
         )
         ids = self.written.tokens[rows[segment], within]
-        hidden(self.module, self._to(ids), self._to(self._lengths[prompts][segment] + within), one)
+        self._fill(ids, self._lengths[prompts][segment] + within, one)
 
     @torch.inference_mode()
     def _admit(self, count: int) -> np.ndarray:
@@ -162,9 +162,7 @@ class Decoder:
         """Logits [prompts, vocabulary] after some prompts, which become the cache's last groups."""
         cache, ids, prefix = self._cache, self.task.prompts, self._cache.prefix
         if prefix and not cache.prefixes:
-            shared = torch.from_numpy(ids[0][:prefix].astype(np.int64)).to(self.device)
-            common = Common(cache=cache, longest=prefix)
-            hidden(self.module, shared, torch.arange(prefix, device=self.device), common)
+            self._fill(ids[0][:prefix], np.arange(prefix), Common(cache=cache, longest=prefix))
         lengths = self._lengths[prompts] - prefix
         segment = np.repeat(np.arange(len(prompts)), lengths)
         ends = np.cumsum(lengths)
@@ -181,14 +179,7 @@ class Decoder:
         )
         self._group[prompts] = len(self._prompt) + np.arange(len(prompts))
         self._prompt = np.concatenate([self._prompt, prompts])
-        with self._products:
-            return forward(
-                self.module,
-                self._to(tokens),
-                self._to(prefix + within),
-                one,
-                keep=self._to(ends - 1),
-            )
+        return self._logits(tokens, prefix + within, one, keep=self._to(ends - 1))
 
     @torch.inference_mode()
     def _step(self) -> np.ndarray:
@@ -205,8 +196,18 @@ class Decoder:
         positions = self._lengths[rows // self.task.n] + last
         self.counts.rows += len(rows)
         self.counts.slots += self._slots
+        return self._logits(ids, positions, self._pass(last))
+
+    def _logits(
+        self, ids: np.ndarray, positions: np.ndarray, one: AttentionPass, keep: Tensor | None = None
+    ) -> Tensor:
         with self._products:
-            return forward(self.module, self._to(ids), self._to(positions), self._pass(last))
+            return forward(self.module, self._to(ids), self._to(positions), one, keep=keep)
+
+    def _fill(self, ids: np.ndarray, positions: np.ndarray, one: AttentionPass) -> None:
+        """Compute these tokens' keys and values alone."""
+        with self._products:
+            hidden(self.module, self._to(ids), self._to(positions), one)
 
     def _pass(self, last: np.ndarray) -> Decode:
         if self._layout is None:
