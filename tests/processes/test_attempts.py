@@ -15,7 +15,7 @@ from tests.kit.run_graphs import evaluated, small
 from tests.kit.runs import best_names, require_same_runs
 from tests.kit.tiny_runs import TinyRuns
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.long]
 Lose = Callable[..., list[int]]
 
 

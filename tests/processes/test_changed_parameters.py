@@ -27,7 +27,7 @@ from tests.kit.run_programs import two_phases
 from tests.kit.runs import column, metrics, samples, timeless, weights
 from tests.kit.tiny_runs import TinyRuns
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.long]
 
 UNTRAINED, WHOLE = 2, 4
 LATE = f"train_policy.start={UNTRAINED + 1}"

@@ -33,7 +33,7 @@ from tests.kit.rows import ragged
 from tests.kit.scoring import ScoringSession, scoring
 from tests.kit.tiny_runs import TinyRuns
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.long]
 
 
 def lengths(steps: list[list[str]]) -> list[list[float]]:
