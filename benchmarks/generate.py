@@ -262,7 +262,7 @@ def results(
     name = f"{name}, {path}"
     chosen = path == PATHS[0]
     median = {key: statistics.median(values) for key, values in found.items()}
-    goal = {"goal": GOAL} if shape.goal else {}
+    goal: dict[str, Any] = {"goal": GOAL} if shape.goal else {}
     limits = {"load": 10.0, "probe": 15.0} if shape == SHAPES["demo"] and chosen else {}
     told = [
         SideResult(
@@ -279,7 +279,7 @@ def results(
         if side in found:
             told.append(SideResult(name=f"{name}: {side}", value=median[side], unit="tokens/s"))
     for call in ("load", "probe"):
-        limit = {"goal": limits[call], "least": False} if call in limits else {}
+        limit: dict[str, Any] = {"goal": limits[call], "least": False} if call in limits else {}
         told.append(SideResult(name=f"{name}: {call}", value=median[call], unit="ms", **limit))
     if shape.n > 1:
         told.append(
@@ -304,7 +304,7 @@ def across_paths(
 ) -> list[SideResult]:
     """What runs have over vLLM as it ships, by medians of two processes."""
     shipped = statistics.median(by_path["packed"]["alone"])
-    large = {"goal": LARGE_GOAL} if shape.half else {}
+    large: dict[str, Any] = {"goal": LARGE_GOAL} if shape.half else {}
     own = by_path["plain"]
     torch = [a / b for a, b in zip(own["torch"], own["alone"], strict=True)]
     return [
