@@ -21,7 +21,10 @@ from tests.kit.draws import require_same_draws
 from tests.kit.generate_suite import MIXED, generated
 from tests.kit.kernels import open_kernel, rows_chunk
 from tests.kit.training import SUPERVISED, assignment, opened
+from tests.vllm.conftest import KIND, TENSOR
 
+# Tied embeddings on one rank are tested with every change.
+pytestmark = [pytest.mark.long] if (KIND, TENSOR) != ("qwen2", 1) else []
 SEEDS, ROWS, TOKENS, UPDATES = 5, 64, 64, 10
 PROMPTS = [f"{MIXED[i % len(MIXED)]}{i}" for i in range(ROWS // 4)]
 HOWS = [{"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.9}]

@@ -56,6 +56,7 @@ def computed(process: int) -> int:
     return int(fields[11]) + int(fields[12])
 
 
+@pytest.mark.skipif(TENSOR > 1, reason="its rows are those of the suite")
 def test_a_run_has_the_rows_of_the_torch_kernel(tiny: TinyRuns, whole: Any) -> None:
     its = tiny.run(graph_of(tiny), STEPS, name="torch", workers="auto", chunks={"rollout": 2})
     for name in ("reward/mean", "completion/tokens"):
@@ -64,6 +65,7 @@ def test_a_run_has_the_rows_of_the_torch_kernel(tiny: TinyRuns, whole: Any) -> N
     require_each_row_once(whole, 4 * STEPS, 4)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(TENSOR > 1, reason="four ranks on two cores")
 def test_two_engines_give_the_bits_of_one(tiny: TinyRuns, whole: Any) -> None:
     both = tiny.run(graph_of(tiny), STEPS, name="both", replicas={"rollout": 2}, **ENGINE)
