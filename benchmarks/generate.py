@@ -40,6 +40,8 @@ from dataflow.schema import Prompt
 GOAL = 0.95
 """The kernel's tokens a second over those of vLLM alone, on the same linear path."""
 
+LINEAR = "DATAFLOW_VLLM_LINEAR"
+"""As operators/kernels/vllm/rank.py has it, which is imported within an engine alone."""
 PATHS = ("plain", "packed")
 LARGE_GOAL = 0.9
 """The torch kernel's tokens a second over those of vLLM alone, for the model of 0.5 B."""
@@ -245,7 +247,8 @@ def measure(shape: Generation, rounds: int, threads: int, path: str) -> dict[str
         found = {name: values[1:] for name, values in found.items()}
         found["distance"] = distance(ours, chunk, base)
         found["bytes"] = [sum(each.data.nbytes for each in given)]
-        found["fed"] = [fed(ours, shape)]
+        if shape.n > 1:
+            found["fed"] = [fed(ours, shape)]
         ours.close()
     return found
 
@@ -281,7 +284,7 @@ def results(
     for call in ("load", "probe"):
         limit: dict[str, Any] = {"goal": limits[call], "least": False} if call in limits else {}
         told.append(SideResult(name=f"{name}: {call}", value=median[call], unit="ms", **limit))
-    if shape.n > 1:
+    if "fed" in found:
         told.append(
             SideResult(
                 name=f"{name}: tokens fed / needed",
@@ -306,7 +309,6 @@ def across_paths(
     shipped = statistics.median(by_path["packed"]["alone"])
     large: dict[str, Any] = {"goal": LARGE_GOAL} if shape.half else {}
     own = by_path["plain"]
-    torch = [a / b for a, b in zip(own["torch"], own["alone"], strict=True)]
     return [
         SideResult(
             name=f"{name}: kernel / vLLM as shipped",
@@ -320,7 +322,7 @@ def across_paths(
         ),
         SideResult(
             name=f"{name}: torch / vLLM alone, plain",
-            value=statistics.median(torch),
+            value=ratio(own, "torch", "alone"),
             unit="ratio",
             **large,
         ),
@@ -329,10 +331,10 @@ def across_paths(
 
 def measured_apart(name: str, path: str, threads: int, *, quick: bool) -> dict[str, list[float]]:
     """`measure` in a process of its own."""
-    flags = ["--shape", name, "--path", path, "--threads", str(threads)]
+    flags = ["--shape", name, "--threads", str(threads)]
     told = subprocess.run(
         [sys.executable, "-m", "benchmarks.generate", *flags, *(["--quick"] if quick else [])],
-        env=os.environ | {"DATAFLOW_VLLM_LINEAR": path, "OMP_NUM_THREADS": str(threads)},
+        env=os.environ | {LINEAR: path, "OMP_NUM_THREADS": str(threads)},
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -347,7 +349,6 @@ def main(
     json: Path | None = None,
     threads: int = 1,
     shape: str = "",
-    path: str = PATHS[0],
 ) -> None:
     """Measure.
 
@@ -356,10 +357,10 @@ def main(
         json: also write the results there, as a list of {name, value, unit, goal, holds}.
         threads: of each kernel and of the engine.
         shape: measure this one in this process and print its numbers.
-        path: of the linear layers there; DATAFLOW_VLLM_LINEAR has to say the same.
     """
     if shape:
         rounds = 2 if quick else 3 if SHAPES[shape].half else 5
+        path = os.environ.get(LINEAR, PATHS[0])
         print("measured", json_.dumps(measure(SHAPES[shape], rounds, threads, path)))
         return
     found: list[SideResult] = []

@@ -61,6 +61,11 @@ def by_torch(base: str, prompts: list[Any], **given: Any) -> Batch:
 def logprobs_under(base: str, batch: Batch, temperature: float) -> np.ndarray:
     """Of each completion token, by a full forward of transformers with its own eager attention."""
     reference = AutoModelForCausalLM.from_pretrained(base, attn_implementation="eager")
+    return logprobs_by(reference, batch, temperature)
+
+
+def logprobs_by(reference: Any, batch: Batch, temperature: float) -> np.ndarray:
+    """Of each completion token, by a forward of this module for each row."""
     logprobs = []
     for row in range(len(batch)):
         prompt, answer = batch.ragged("prompt_ids")[row], batch.ragged("completion_ids")[row]

@@ -112,6 +112,12 @@ def parent_of(pid: int) -> int:
     return int(_fields(Path(f"/proc/{pid}"))[1])
 
 
+def ticks(pid: int) -> int:
+    """Hundredths of a second that a process has computed."""
+    fields = _fields(Path(f"/proc/{pid}"))
+    return int(fields[11]) + int(fields[12])
+
+
 def command_of(pid: int) -> list[str]:
     """Its words; empty if it is gone."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):

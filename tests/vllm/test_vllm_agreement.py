@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from dataflow.batch import Batch
 from dataflow.schema import Rollout
@@ -18,7 +17,7 @@ from operators.kernels.torch.forward import TorchLogprobs
 from operators.kernels.torch.generate import TorchGenerate
 from operators.kernels.torch.sampling import Sampling
 from tests.kit.draws import require_same_draws
-from tests.kit.generate_suite import MIXED, generated
+from tests.kit.generate_suite import MIXED, generated, logprobs_by
 from tests.kit.kernels import open_kernel, rows_chunk
 from tests.kit.training import SUPERVISED, assignment, opened
 from tests.vllm.conftest import KIND, TENSOR
@@ -56,15 +55,15 @@ def seeded(kernel: Any, seed: int) -> Batch:
 def test_rows_and_log_probs_are_near_before_and_after_updates(
     pair: Any, base: str, tolerance: float, how: dict[str, float]
 ) -> None:
-    kernels, at = pair(how), {"temperature": how["temperature"]}
-    trainer = opened(base, SUPERVISED, sampler_temperature=at["temperature"], **at)
-    forward = open_kernel(TorchLogprobs(), base, **at)
+    kernels, at = pair(how), how["temperature"]
+    trainer = opened(base, SUPERVISED, temperature=at, sampler_temperature=at)
+    forward = open_kernel(TorchLogprobs(), base, temperature=at)
 
     def rows_near_by_seed() -> Iterator[Batch]:
         for seed in range(SEEDS):
             rows = tuple(seeded(kernel, seed) for kernel in kernels)
             require_same_draws(rows, kernels, Sampling(**how), most=tolerance)
-            require_near(rows[0], forward, tolerance, how["temperature"])
+            require_near(rows[0], forward, tolerance, at)
             yield rows[0]
 
     found = list(rows_near_by_seed())
@@ -99,11 +98,7 @@ def exactly(module: Any, row: Batch, temperature: float) -> np.ndarray:
     """float64 [tokens]: the log-probs of a row's answer, by transformers' own forward."""
     reference = type(module)._from_config(module.config, attn_implementation="eager").double()
     reference.load_state_dict(module.state_dict())
-    prompt, answer = (row.ragged(name)[0] for name in ("prompt_ids", "completion_ids"))
-    ids = torch.tensor(np.concatenate([prompt, answer]), dtype=torch.int64)
-    with torch.no_grad():
-        logits = reference(ids[None]).logits[0, len(prompt) - 1 : -1] / temperature
-    return torch.log_softmax(logits, -1).gather(1, ids[len(prompt) :, None])[:, 0].numpy()
+    return logprobs_by(reference, row, temperature)
 
 
 def test_a_token_that_rounding_does_not_explain_is_found(pair: Any) -> None:
