@@ -10,6 +10,9 @@ from dataclasses import dataclass
 Report = tuple[str, float, float]
 """(metric, value, count)."""
 
+FLOW = "flow/"
+"""Begins the names of reports that are figures of what flows (engine/observe/flow), no metrics."""
+
 SpanOf = tuple[str, str, float, float]
 """(track, name, start, end); the track is worker/node, times are of the monotonic clock."""
 
