@@ -27,7 +27,7 @@ import msgspec
 from dataflow.errors import DataError
 from dataflow.storage import storage_error, writing
 from engine.coordinator import messages as m
-from engine.observe.arrows import Arrow, Arrows
+from engine.observe.arrows import Arrow, Arrows, Joined
 from engine.observe.events import (
     EventHeard,
     InstructionTold,
@@ -36,7 +36,6 @@ from engine.observe.events import (
     WritingEnded,
 )
 from engine.observe.ownfiles import own
-from engine.observe.reports import SpanOf
 
 _log = logging.getLogger(__name__)
 
@@ -87,13 +86,13 @@ class Trace:
             case EventHeard(event=ended):
                 self._arrows.heard(ended, event.at)
             case WorkersMeasured():
-                self._measured(event.spans)
+                self.show(self._arrows.measured(event.spans))
             case WritingEnded(of=m.Checkpoint(step=step)):
                 self.span("checkpoint", "checkpoint", event.start, event.end, step=step)
                 self.flush()
 
-    def _measured(self, spans: Sequence[SpanOf]) -> None:
-        joined = self._arrows.measured(spans)
+    def show(self, joined: Sequence[Joined]) -> None:
+        """Spans, and then the arrows that end in them."""
         for each in joined:
             span = each.span
             self.span(span.track, span.name, span.start, span.end, **each.args)
