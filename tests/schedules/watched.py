@@ -6,7 +6,7 @@ something last.
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
 from engine.coordinator import messages as m
 from engine.observe.arrows import Arrows, Joined
@@ -58,7 +58,7 @@ class WatchedSpans:
             case m.Stepped() | m.Offered() | m.Loaded():
                 self._span(event.id, event.worker, at)
 
-    def _span(self, number: int, worker: str, at: float, **made: int) -> None:
+    def _span(self, number: int, worker: str, at: float, **made: Any) -> None:
         task = self.tasks[number, worker]
         start = max(self._told_at[number, worker], self._since.get(worker, 0.0))
         self._since[worker] = at
