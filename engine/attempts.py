@@ -218,7 +218,7 @@ class _Run:
         number = len(list(folder.trace.glob("*.json")))  # a resumed run adds a timeline
         file = f"run_{number}{f'_phase_{self._phase}' if self._phase else ''}.json"
         title = "dataflow" + (f", {plan.phase.title}" if plan.phase else "")
-        trace = Trace(folder.trace / file, process=title)
+        trace = Trace(folder.trace / file, process=title, first=plan.first)
         self._trace = stack.enter_context(_closed(trace))
         self._on_step = [at_each_step(tell, first=1) for tell in hooks.on_step]
         if options.progress:

@@ -67,7 +67,8 @@ class Delivery:
         """Keep the writer's weights as a block; only the first rank does, the others take part."""
         block, digest, dtypes = -1, "", ()
         model, version, worker = message.model, message.version, self._timing.worker
-        with self._timing.during(message.writer, f"offer version {version}", counted=first):
+        what, told = f"offer version {version}", {"task": message.id, "counted": first}
+        with self._timing.during(message.writer, f"offer {model}", what, **told):
             pieces = self._kernels[message.writer].pieces()
             if not first:
                 deque(pieces, maxlen=0)
@@ -100,8 +101,9 @@ class Delivery:
         version, worker = message.version, self._timing.worker
         module = self._module(message)
         try:
-            what = f"{'follow' if message.leader else 'load'} version {version}"
-            with self._timing.during(message.reader, what):
+            verb = "follow" if message.leader else "load"
+            name, what = f"{verb} {message.model}", f"{verb} version {version}"
+            with self._timing.during(message.reader, name, what, task=message.id):
                 fetched = self._load(message, module)
         except PeerLost as lost:
             yield m.FetchFailed(id=message.id, worker=worker, peer=lost.peer)
@@ -127,7 +129,8 @@ class Delivery:
         kernel = self._kernels[node]
         if not isinstance(kernel, Probeable):
             return None
-        with self._timing.during(node, f"probe version {message.version}", counted=counted):
+        name, what = f"probe {message.model}", f"probe version {message.version}"
+        with self._timing.during(node, name, what, counted=counted):
             rows = probe_rows(self._plan.seed, kernel.vocabulary)
             numbers = np.asarray(kernel.probe(rows), dtype=np.float32)
         return m.Probed(

@@ -32,9 +32,7 @@ class InprocWorkers:
         self._under_way: Generator[Event, None, None] | None = None
         self._heard: deque[Event] = deque()
         self._spans: list[SpanOf] = []
-        worker.timing.span = lambda node, what, start, end: self._spans.append(
-            (f"{worker.name}/{node}", what, start, end)
-        )
+        worker.timing.span = lambda span: self._spans.append(span)
 
     def open(self) -> Iterator[Event]:
         """Open its kernels. Raises what a kernel refuses its node with."""

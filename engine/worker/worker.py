@@ -141,17 +141,21 @@ class Worker:
         rows = self.kernels[chunk.node].run(given)
         what = f"chunk {chunk.id}, {len(chunk.keys)} rows"
         while True:
-            with self.kernels.during(chunk.node, what):
+            during = self.kernels.during(chunk.node, chunk.node, what, task=chunk.id)
+            with during.making():
                 batch = next(rows, None)
-            if batch is None:
-                break
-            if len(batch):  # one without rows only lets new weights in
+            if batch is None or not len(batch):  # one without rows only lets new weights in
+                during.made(None)
+            else:
                 aligned.require_made(chunk.keys, batch, inputs)
-                yield from self._reported(chunk)
                 ref = self.rows.keep(chunk.node, batch)
+                during.made(ref)
                 if self._newest is not None:
                     self._newest.offer(chunk.node, batch)
+                yield from self._reported(chunk)
                 yield m.Produced(id=chunk.id, node=chunk.node, ref=ref)
+            if batch is None:
+                break
             yield from self.delivery.meanwhile()
         yield from self._reported(chunk)
         for key, error, failed in self.kernels.sessions[chunk.node].tombstones():
@@ -174,7 +178,8 @@ class Worker:
         self._reports += step_metrics(self._plan.recorded, rows)
         samples, step = self._samples, message.step
         if samples is not None and samples.due(step) and any(map(len, rows.values())):
-            with self.kernels.during("record", f"samples of step {step}"):
+            what = f"samples of step {step}"
+            with self.kernels.during("record", "samples", what, task=message.id):
                 samples.write(step, sample_table(step, rows))
         return m.Recorded(id=message.id)
 
