@@ -54,9 +54,11 @@ class Framed:
 
 
 def framed(path: Path, offset: int = 0) -> Iterator[Framed]:
-    """The whole records of a segment from a frame's beginning on (0: all of them)."""
+    """The whole records of a segment from a frame's beginning on (0: all of them). Raises RunError
+    for all but a plain file.
+    """
     try:
-        file = open(path, "rb")  # noqa: SIM115 - closed by the with below
+        file = open(path, "rb", opener=own)  # noqa: SIM115 - closed by the with below
     except FileNotFoundError:
         return
     with file:
