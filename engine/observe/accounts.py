@@ -12,7 +12,7 @@ from engine.coordinator import messages as m
 from engine.observe import events
 from engine.observe.events import EventStream, RunEvent
 from engine.observe.metrics import StepMetrics
-from engine.observe.reports import Doing, Report, SpanOf
+from engine.observe.reports import FLOW, Doing, Report, SpanOf
 from engine.observe.sinks import JsonLines
 
 _SUMS = ("time/", "edge/", "coordinator/", "data/rows", "completion/tokens", "train/tokens")
@@ -114,6 +114,8 @@ class StepAccounts:
     def add(self, reports: Iterable[Report], spans: Iterable[SpanOf]) -> None:
         """Reports (metric, value, count), and spans of Workers."""
         for name, value, count in reports:
+            if name.startswith(FLOW):
+                continue
             if name.startswith(_SUMS):
                 self._sums[name] = self._sums.get(name, 0.0) + value
             else:

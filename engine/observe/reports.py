@@ -12,6 +12,9 @@ import msgspec
 Report = tuple[str, float, float]
 """(metric, value, count)."""
 
+FLOW = "flow/"
+"""Begins the names of reports that are figures of what flows (engine/observe/flow), no metrics."""
+
 
 class SpanOf(msgspec.Struct, frozen=True, kw_only=True, array_like=True, omit_defaults=True):
     """Something that a Worker did. Of one track, spans follow one another.

@@ -31,6 +31,7 @@ from engine.plan.plan import Plan, PlannedNode
 from engine.weights.pieces import dtypes_of, from_records, to_batch
 from engine.weights.probe import probe_rows
 from engine.weights.snapshot import room, snapshot, verified
+from engine.worker.counted import FlowCounts
 from engine.worker.timing import Timing
 
 
@@ -44,8 +45,10 @@ class Delivery:
         channel: Channel,
         timing: Timing,
         pairs: TensorPairs | None = None,
+        counts: FlowCounts | None = None,
     ) -> None:
         self._plan = plan
+        self._counts = counts or FlowCounts(timing.worker)
         self._kernels = kernels
         self._channel = channel
         self._timing = timing
@@ -158,11 +161,14 @@ class Delivery:
         block = BlockRequest(worker=message.source, block=message.block)
         records = self._channel.fetch([block])[0]
         if "data" in records.schema.names:
+            self._counts.brought(message.model, message.reader, records.nbytes)
             return from_records(records, message.digest)
         assert self._pairs is not None
         if message.source == self._timing.worker:
             return verified(records, self._pairs.kept(message.block), message.digest)
         arrived = self._pairs.receive(message.source, [block], lambda device: room(records, device))
+        size = sum(tensor.nbytes for tensor in arrived)
+        self._counts.brought(message.model, message.reader, size)
         return verified(records, arrived, message.digest)
 
     def begins(self, node: PlannedNode) -> None:

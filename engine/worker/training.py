@@ -75,7 +75,7 @@ class WorkerTraining:
         found: dict[str, Batch] = {}
         for name, rows in own.items():
             inputs = {i: g for i, g in message.inputs.items() if row_sets.get(i, ROWS) == name}
-            batches = self._rows.assembled(rows.keys, inputs)
+            batches = self._rows.assembled(rows.keys, inputs, message.node)
             aligned.require_inputs(rows.keys, batches)
             found |= batches
         return {name: found[name] for name in message.inputs}
@@ -95,7 +95,7 @@ class WorkerTraining:
 
     def evaluate(self, message: m.Evaluate) -> m.Evaluated:
         """Run an evaluate node on all of its rows."""
-        inputs = self._rows.assembled(message.keys, message.inputs)
+        inputs = self._rows.assembled(message.keys, message.inputs, message.node)
         keys, version = message.keys, message.version
         assignment = Assignment(sequence=message.id, step=version, keys=keys, inputs=inputs)
         what = f"version {version}, {len(keys)} rows"

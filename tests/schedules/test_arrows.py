@@ -27,7 +27,7 @@ def watched(seed: int, *, deaths: bool) -> WatchedSpans:
     faults = drawn(random.Random(f"arrows {seed}"), 4) if deaths else None
     run = begun(drawn_case(seed), 0, faults=faults, watchers=[watcher])
     run.run()
-    watcher.take(WorkersMeasured(reports=[], spans=[], doing=[]))
+    watcher.take(WorkersMeasured(at=0.0, reports=[], spans=[], doing=[]))
     return watcher
 
 

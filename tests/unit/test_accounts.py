@@ -68,7 +68,7 @@ def test_only_a_run_of_no_steps_has_a_row_of_step_0(tmp_path: Path, evaluates: b
         lines.open(run, {})
         metrics = RunMetrics(["main"], lines, EventStream(), evaluates=evaluates)
         reports = [("eval/reward", 3.0, 1.0)]
-        metrics.take(WorkersMeasured(reports=reports, spans=[], doing=[]))
+        metrics.take(WorkersMeasured(at=0.0, reports=reports, spans=[], doing=[]))
         for told in (StepClosed(step=0, metrics={}), Finish(reason="stopped")):
             metrics.take(InstructionTold(at=1.0, instruction=told))
         lines.close()

@@ -189,7 +189,7 @@ class LiveSegments:
         self._begun = 0.0
 
     def write(self, record: Flow) -> None:
-        """Append. The older file is emptied once the newer one has a minute. Raises StorageError."""
+        """Append; the older file is emptied once the newer one has a minute. StorageError."""
         path = self._folder / f"live-{self._turn}.seg"
         if self._file is None or record.wall - self._begun >= LIVE_SECONDS:
             self.close()
