@@ -24,7 +24,7 @@ Block = tuple[str, int]
 
 
 @dataclass(slots=True)
-class _Kept:
+class _KeptBlock:
     """A block that is not released. left: for each consumer, how many of its rows it has not
     taken; an edge that has taken all is not there.
     """
@@ -55,7 +55,7 @@ class EdgeQueues:
                     self._readers[fetch.producer].append(node.name)
                 self._ratio[fetch.producer, node.name] = max(1, fetch.ratio)
         self._own = {n.name: {i.name for i in n.inputs if i.row_set == ROWS} for n in plan.nodes}
-        self._blocks: dict[Block, _Kept] = {}
+        self._blocks: dict[Block, _KeptBlock] = {}
         self.edges: dict[str, EdgeRows] = {
             f"{producer}->{reader}": EdgeRows()
             for producer, readers in self._readers.items()
@@ -66,7 +66,7 @@ class EdgeQueues:
         """Rows are there."""
         rows = len(ref.keys)
         left = dict.fromkeys(self._readers.get(node, ()), rows)
-        self._blocks[ref.worker, ref.block] = _Kept(ref=ref, node=node, since=now, left=left)
+        self._blocks[ref.worker, ref.block] = _KeptBlock(ref=ref, node=node, since=now, left=left)
         for reader in left:
             self.edges[f"{node}->{reader}"].waiting += rows
 
