@@ -50,6 +50,7 @@ class _Told:
     """
 
     task: m.Task
+    args: dict[str, Any]
     pointed: bool = False
     versions: dict[str, int] = field(default_factory=dict)
 
@@ -82,7 +83,7 @@ class Arrows:
                 self._ended = True
             case _ if isinstance(instruction, m.Task):
                 of = self._told.setdefault(instruction.id, {})
-                of[instruction.worker] = _Told(instruction)
+                of[instruction.worker] = _Told(instruction, self._args(instruction))
 
     def heard(self, event: m.Event, at: float) -> None:
         """A task has ended, or a Worker is gone with all that it was told, has made and has loaded;
@@ -123,19 +124,18 @@ class Arrows:
         if told is None:
             args = {"what": span.what} if span.what else {}
             return Joined(span=span, args=args, arrows=())
-        args = self._args(span, told.task)
+        args = self._made(span) | told.args if span.block >= 0 else told.args
+        if isinstance(told.task, m.RunChunk) and (loads := self._loads.get(span.track)):
+            args = args | {"versions": {model: at for model, (_, at) in loads.items()}}
         arrows = [a for a in self._ending(span, told) if a.source.start <= a.target.start]
         return Joined(span=span, args=args, arrows=arrows)
 
-    def _args(self, span: SpanOf, task: m.Task) -> dict[str, Any]:
+    def _args(self, task: m.Task) -> dict[str, Any]:
+        """What is known of all its spans."""
         match task:
             case m.RunChunk():
-                args: dict[str, Any] = {"chunk": task.id, "given": len(task.keys)}
-                args |= {"positions": _positions(task.keys)}
-                args |= {"rows": span.rows} if span.rows else {}
-                args |= {"tokens": span.tokens} if span.tokens else {}
-                versions = {m: at for m, (_, at) in self._loads.get(span.track, {}).items()}
-                return args | ({"versions": versions} if versions else {})
+                given = {"chunk": task.id, "given": len(task.keys)}
+                return {**given, "positions": _positions(task.keys)}
             case m.TrainStep():
                 rows = len(task.keys) if task.mine is None else len(task.mine)
                 step = self._first + task.step
@@ -146,6 +146,9 @@ class Arrows:
                 return {"step": self._first + task.step}
             case m.Offer() | m.Load():
                 return {"model": task.model, "version": task.version}
+
+    def _made(self, span: SpanOf) -> dict[str, Any]:
+        return {"rows": span.rows, **({"tokens": span.tokens} if span.tokens else {})}
 
     def _ending(self, span: SpanOf, told: _Told) -> Iterator[Arrow]:
         task = told.task

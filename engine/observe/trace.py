@@ -42,6 +42,9 @@ _log = logging.getLogger(__name__)
 _INSIDE = 1e-6
 """Seconds before its end at which an arrow leaves a span: at the end the span is closed."""
 
+_Event = tuple[str, str, float, dict[str, Any], dict[str, Any]]
+"""Track, name, time, its kind's own fields, arguments."""
+
 _BUFFERED = 1024
 """Events kept in memory before they are written; a kill loses these."""
 
@@ -69,7 +72,7 @@ class Trace:
         self._path = path
         with writing("the trace", path):
             self._file: int | None = own(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
-        self._events: deque[tuple[Any, ...]] = deque()
+        self._events: deque[tuple[_Event, ...]] = deque()
         self._tracks: dict[str, tuple[int, int]] = {}
         self._processes: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -105,22 +108,25 @@ class Trace:
         source, target = arrow.source, arrow.target
         at = max(source.start, min(source.end - _INSIDE, target.start))
         self._number += 1
-        with_id = {"id": self._number, "cat": arrow.kind}
-        self._add(source.track, arrow.kind, at, {"ph": "s", **with_id}, {})
-        self._add(target.track, arrow.kind, target.start, {"ph": "f", "bp": "e", **with_id}, {})
+        kind, number = arrow.kind, self._number
+        leaves = {"ph": "s", "id": number, "cat": kind}
+        comes = {"ph": "f", "id": number, "cat": kind, "bp": "e"}
+        self._add(  # both at once: a kill leaves none with one end
+            (source.track, kind, at, leaves, {}), (target.track, kind, target.start, comes, {})
+        )
 
     def span(self, track: str, name: str, start: float, end: float, **args: Any) -> None:
         """Something that lasted from start to end, in seconds."""
         whole = round(_us(end) - _us(start), 3)  # of rounded times, so that no end passes a start
-        self._add(track, name, start, {"ph": "X", "dur": whole}, args)
+        self._add((track, name, start, {"ph": "X", "dur": whole}, args))
 
     def instant(self, track: str, name: str, at: float, **args: Any) -> None:
         """A moment: a publish, a death."""
-        self._add(track, name, at, {"ph": "i", "s": "t"}, args)
+        self._add((track, name, at, {"ph": "i", "s": "t"}, args))
 
-    def _add(self, *event: Any) -> None:
-        """Track, name, time, its kind's own fields, arguments."""
-        self._events.append(event)
+    def _add(self, *events: _Event) -> None:
+        """Of what is written in one piece."""
+        self._events.append(events)
         if len(self._events) >= _BUFFERED:
             self.flush()
 
@@ -130,8 +136,8 @@ class Trace:
             if self._file is None:
                 self._events.clear()
                 return
-            events = [self._events.popleft() for _ in range(len(self._events))]
-            lines = [line for event in events for line in self._encode(event)]
+            pieces = [self._events.popleft() for _ in range(len(self._events))]
+            lines = [line for piece in pieces for each in piece for line in self._encode(each)]
             if lines:
                 self._write((b"[\n" if self._empty else b",\n") + b",\n".join(lines))
                 self._empty = False
@@ -159,7 +165,7 @@ class Trace:
             os.close(self._file)
             self._file = None
 
-    def _encode(self, event: tuple[Any, ...]) -> list[bytes]:
+    def _encode(self, event: _Event) -> list[bytes]:
         """The event's line, after the lines that name its track where it is new."""
         track, name, at, own, args = event
         lines = [] if track in self._tracks else self._name(track)

@@ -18,7 +18,7 @@ from tests.schedules.plans import drawn_case
 from tests.schedules.watched import WatchedSpans
 from tests.schedules.weather import begun, drawn
 
-SEEDS = [range(start, start + 50) for start in (0, 50, 100, 150)]
+SEEDS = [range(start, start + 30) for start in (0, 30, 60)]
 
 
 def watched(seed: int, *, deaths: bool) -> WatchedSpans:
