@@ -4,6 +4,8 @@ a version from the train Step that made it to each load, and on to the chunks th
 Owns: joining spans with what their Workers were told, the arrows between them, and what is said of
 each. Does not own: what a span is (reports.py), the file that they are written to (trace.py).
 
+Samples have no arrows: they take what training took, and would double the file.
+
 Only what is still needed is kept: an instruction until its last answer, the span that made a block
 until the block is released. A Worker's spans come before the loop hears of their ends, so both go
 with the first `measured` after that.
@@ -152,6 +154,8 @@ class Arrows:
 
     def _ending(self, span: SpanOf, told: _Told) -> Iterator[Arrow]:
         task = told.task
+        if isinstance(task, m.Record):
+            return
         if isinstance(task, m.Offer | m.Load):
             made = self._steps.get(task.writer, {}).get(task.version)
             if made is not None:
@@ -200,7 +204,7 @@ class Arrows:
             self._told.pop(event.id, None)
 
 
-def _blocks(task: m.RunChunk | m.TrainStep | m.Evaluate | m.Record) -> Iterable[tuple[str, int]]:
+def _blocks(task: m.RunChunk | m.TrainStep | m.Evaluate) -> Iterable[tuple[str, int]]:
     """(worker, block) of all that it reads, each once, in order."""
     gathers: Iterator[Gather] = (each for of in task.inputs.values() for each in of)
     return dict.fromkeys(block for gather in gathers for block in gather.refs)
