@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from dataflow.batch import Keys
 from engine.coordinator import messages as m
@@ -27,8 +27,7 @@ _VERSIONS = 4
 """Train Steps of a node that are remembered: a load is told soon after its version was made."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrow:
+class Arrow(NamedTuple):
     """From one span to another. kind: `rows` or `version`."""
 
     kind: str
@@ -153,26 +152,31 @@ class Arrows:
         return {"rows": span.rows, **({"tokens": span.tokens} if span.tokens else {})}
 
     def _ending(self, span: SpanOf, told: _Told) -> Iterator[Arrow]:
-        task = told.task
-        if isinstance(task, m.Record):
-            return
-        if isinstance(task, m.Offer | m.Load):
-            made = self._steps.get(task.writer, {}).get(task.version)
-            if made is not None:
-                yield Arrow(kind="version", source=made, target=span)
-            if isinstance(task, m.Load):
-                self._loads.setdefault(span.track, {})[task.model] = span, task.version
-            return
-        if not told.pointed:
-            told.pointed = True
-            for block in _blocks(task):
-                if (made := self._makers.get(block)) is not None:
-                    yield Arrow(kind="rows", source=made, target=span)
-        if isinstance(task, m.RunChunk):
-            for model, (load, version) in self._loads.get(span.track, {}).items():
-                if told.versions.get(model) != version:
-                    told.versions[model] = version
-                    yield Arrow(kind="version", source=load, target=span)
+        match told.task:
+            case m.Offer() | m.Load() as task:
+                yield from self._moved(span, task)
+            case m.RunChunk() | m.TrainStep() | m.Evaluate() as task:
+                if not told.pointed:
+                    told.pointed = True
+                    found = (self._makers.get(block) for block in _blocks(task))
+                    yield from (Arrow("rows", made, span) for made in found if made is not None)
+                if isinstance(task, m.RunChunk):
+                    yield from self._used(span, told)
+
+    def _moved(self, span: SpanOf, task: m.Offer | m.Load) -> Iterator[Arrow]:
+        """From the train Step of a version; a load is noted."""
+        made = self._steps.get(task.writer, {}).get(task.version)
+        if made is not None:
+            yield Arrow("version", made, span)
+        if isinstance(task, m.Load):
+            self._loads.setdefault(span.track, {})[task.model] = span, task.version
+
+    def _used(self, span: SpanOf, told: _Told) -> Iterator[Arrow]:
+        """From the loads of the versions that a chunk computes with, once for each."""
+        for model, (load, version) in self._loads.get(span.track, {}).items():
+            if told.versions.get(model) != version:
+                told.versions[model] = version
+                yield Arrow("version", load, span)
 
     def _forget(self) -> None:
         for event in self._over:

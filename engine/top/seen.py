@@ -18,6 +18,10 @@ from engine.observe.flow.segments import framed, read_live, step_segments
 from engine.observe.flow.waits import sentences, total
 from engine.observe.runlist import RunSummary, newest_row, summary
 
+_STALE = 5.0
+"""Seconds by which the last second may be older than the last Step: else an earlier attempt left
+it.
+"""
 SECONDS = 10.0
 """Of the newest stretch while a run goes on."""
 STEPS = 10
@@ -95,7 +99,8 @@ class RunReader:
     def _newest(self, *, running: bool) -> tuple[Flow | None, str]:
         """The last seconds while it runs, else the last Steps, of one phase."""
         live = read_live(self._folder / "events") if running else []
-        if live and not (self._steps and self._steps[-1].wall > live[-1].wall):
+        newest = self._steps[-1].wall if self._steps else 0.0
+        if live and live[-1].wall > newest - _STALE:
             last = live[-1].wall
             flow = total([f for f in live if f.wall > last - SECONDS])
             return flow, f"the last {flow.end - flow.start:.0f} s"

@@ -13,7 +13,7 @@ from rich.text import Text
 from dataflow.shown import one_line
 
 _GAP = 2
-_LEAST = 20
+_LEAST = 28
 """Columns of a name that is cut."""
 
 
