@@ -31,6 +31,7 @@ COMMANDS = {
     "resume": "go on from a run folder's last checkpoint",
     "peek": "show the first rows of one node's output",
     "runs": "list run folders: how far each is, and how it ended",
+    "top": "show what a run does, live or afterwards: who waits for whom",
     "diff": "show what changes from one graph, or run, to another",
     "test": "test what an operator or a loss promises, on generated rows",
     "init": "make a small project of your own that runs as it is",
