@@ -11,12 +11,13 @@ waypoints: they leave it as one trunk. A layer that is wider than the limit beco
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 Edge = tuple[str, str]
-_SWEEPS = 12
+_SWEEPS, _EXCHANGES = 12, 4
 _GAP, _TRUNKS, _BESIDE = 28.0, 10.0, 18.0
 """Pixels between two boxes, two waypoints, and a box and a waypoint."""
 _POINT = 2.0
@@ -218,7 +219,9 @@ def _waypoints(draft: _Draft, edge: Edge) -> list[str]:
 
 
 def _order(draft: _Draft) -> list[list[str]]:
-    """Barycentre sweeps down and up; the order with the fewest crossings wins."""
+    """Barycentre sweeps down and up, with exchanges of neighbours; the order with the fewest
+    crossings wins.
+    """
     rows: list[list[str]] = [[] for _ in range(max(draft.layer.values(), default=-1) + 1)]
     for box, at in draft.layer.items():
         rows[at].append(box)
@@ -231,10 +234,38 @@ def _order(draft: _Draft) -> list[list[str]]:
         down = sweep % 2 == 0
         for at in range(1, len(rows)) if down else range(len(rows) - 2, -1, -1):
             _sort_by(rows[at - 1 if down else at + 1], rows[at], draft)
+        for _ in range(_EXCHANGES):
+            if not _exchange(rows, draft):
+                break
         found = crossings(rows, draft.links)
         if found < fewest:
             best, fewest = [list(row) for row in rows], found
     return best
+
+
+def _exchange(rows: Sequence[list[str]], draft: _Draft) -> bool:
+    """Exchange neighbours of a column wherever that leaves fewer crossings; whether any was."""
+    changed = False
+    for at, row in enumerate(rows):
+        beside = [rows[i] for i in (at - 1, at + 1) if 0 <= i < len(rows)]
+        places = [{box: i for i, box in enumerate(other)} for other in beside]
+        near = {
+            box: [sorted(p[n] for n in draft.near.get(box, ()) if n in p) for p in places]
+            for box in row
+        }
+        for i in range(len(row) - 1):
+            a, b = row[i], row[i + 1]
+            if draft.column[a] != draft.column[b]:
+                continue
+            pairs = list(zip(near[a], near[b], strict=True))
+            if sum(_over(y, x) - _over(x, y) for x, y in pairs) < 0:
+                row[i], row[i + 1], changed = b, a, True
+    return changed
+
+
+def _over(left: Sequence[int], right: Sequence[int]) -> int:
+    """Crossings of the links of two neighbours, by the sorted places at their other ends."""
+    return sum(len(left) - bisect_right(left, place) for place in right)
 
 
 def _sort_by(fixed: Sequence[str], row: list[str], draft: _Draft) -> None:

@@ -5,7 +5,7 @@ Owns: estimates that no common font exceeds by much, and wrapping. Does not own:
 
 from __future__ import annotations
 
-import textwrap
+import re
 from collections.abc import Sequence
 from unicodedata import east_asian_width
 
@@ -37,13 +37,42 @@ def mono(words: str, size: float) -> float:
 
 
 def lines_of(words: str, width: int, most: int, indent: str = "  ") -> list[str]:
-    """At most so many lines of at most `width` letters; `...` stands for what is left out."""
-    lines = textwrap.wrap(
-        words, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=True
-    )
+    """At most so many lines of at most `width` letters; `...` stands for what is left out. A word
+    that is longer than a line is parted at a bracket, else at another mark, else anywhere.
+    """
+    lines: list[str] = []
+    now = ""
+    for word in words.split():
+        gap = " " if now.strip() else ""
+        for part in _parts(word, width - len(indent)):
+            if len(now) + len(gap) + len(part) > width and now.strip():
+                lines.append(now)
+                now, gap = indent, ""
+            now, gap = now + gap + part, ""
+    lines += [now] if now.strip() else []
     if len(lines) > most:
         lines = [*lines[: most - 1], cut(lines[most - 1] + " " * width, width)]
     return lines
+
+
+def _parts(word: str, width: int) -> list[str]:
+    """A word, or parts of it that each fit."""
+    found = [word]
+    for marks in (r"(?<=[(\[])", r"(?<=[_/.,=:-])", r"(?s)(?=.)"):
+        found = [piece for part in found for piece in _parted(part, marks, width)]
+    return found
+
+
+def _parted(part: str, marks: str, width: int) -> list[str]:
+    """A part that is too long as the longest runs of pieces that fit."""
+    if len(part) <= width:
+        return [part]
+    runs = [""]
+    for piece in re.split(marks, part):
+        if runs[-1] and len(runs[-1]) + len(piece) > width:
+            runs.append("")
+        runs[-1] += piece
+    return runs
 
 
 def cut(words: str, letters: int) -> str:

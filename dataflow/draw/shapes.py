@@ -22,8 +22,10 @@ def document(
     """A whole SVG file. role: `img`, or `group` where what is inside can be reached by itself."""
     box = f'viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}"'
     label = f'role="{role}" aria-label="{escape(title)}"'
+    name = [f"<title>{escape(title)}</title>"] if role == "img" else []
     head = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="dataflow" {box} {label}>',
+        *name,
         sheet(),
         '<rect class="paper" width="100%" height="100%"/>',
     ]
