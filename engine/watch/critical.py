@@ -5,7 +5,6 @@ Owns: this path. Does not own: the waits themselves (engine/observe/flow/records
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 
 from engine.observe.flow.records import Flow, ReplicaFlow
@@ -36,11 +35,12 @@ def _blamed(replicas: list[ReplicaFlow], length: float) -> str | None:
     """The node that these wait for most; None if they hardly wait."""
     if not replicas or _mean(replicas, _waited) < _LEAST * length:
         return None
-    blames: Counter[str] = Counter()
+    blames: dict[str, float] = {}
     for replica in replicas:
         for blamed, seconds in replica.blames.items():
-            blames[blamed.partition("@")[0]] += seconds
-    return blames.most_common(1)[0][0] if blames else None
+            node = blamed.partition("@")[0]
+            blames[node] = blames.get(node, 0.0) + seconds
+    return max(blames, key=lambda node: blames[node]) if blames else None
 
 
 def _waited(replica: ReplicaFlow) -> float:

@@ -147,7 +147,9 @@ def described_node(node: PlanNode, graph: Graph | None) -> dict[str, Any]:
         "params": params,
         "layout": layout_words(node),
         "estimate": {
-            "bytes": node.estimate.bytes, "total": total, "seconds": node.estimate.seconds
+            "bytes": node.estimate.bytes,
+            "total": total,
+            "seconds": node.estimate.seconds,
         },
     }
 
@@ -193,9 +195,11 @@ def shown_parameter(value: Any) -> str:
 def _edges(plan: PlanFile, recorded: list[str]) -> Iterator[dict[str, Any]]:
     for edge in plan.edges:
         found = msgspec.to_builtins(edge)
-        yield {"id": edge_id(edge.producer, edge.consumer)} | found | {
-            "recorded": edge.producer in recorded
-        }
+        yield (
+            {"id": edge_id(edge.producer, edge.consumer)}
+            | found
+            | {"recorded": edge.producer in recorded}
+        )
 
 
 def edge_id(producer: str, consumer: str) -> str:

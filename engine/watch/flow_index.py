@@ -13,6 +13,7 @@ import re
 import threading
 from bisect import bisect_right
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 from engine.observe.flow.records import Flow, Lost, Record, Tombstones
@@ -34,20 +35,18 @@ class FlowIndex:
         self._lock = threading.RLock()
         self._segments: dict[str, FileMark] = {}
         self._first: dict[str, int] = {}
-        self._sums: dict[str, Flow] = {}
+        self._sums: dict[str, list[Flow]] = {}
 
     def refresh(self, run: OpenFolder) -> list[str]:
         """Take note of changed files; the segments in order, those without a record left out."""
         with self._lock, inside(run, EVENTS) as folder:
-            names = [] if folder is None else _matching(folder, _SEGMENT)
-            marks = {n: m for n in names if folder and (m := folder.mark(n)) is not None}
+            marks = {} if folder is None else _marks(folder, _SEGMENT)
             for name in [n for n, mark in self._segments.items() if marks.get(n) != mark]:
                 self._sums.pop(name, None)
                 self._first.pop(name, None)
-            for name in marks if folder is not None else ():
-                if name not in self._first:
-                    record = next(records(folder, name), None)
-                    if record is not None:
+            for name in marks:
+                if name not in self._first and folder is not None:
+                    for record in islice(records(folder, name), 1):
                         self._first[name] = record.step
             self._segments = marks
             return [name for name in marks if name in self._first]
@@ -105,8 +104,8 @@ class FlowIndex:
         with self._lock:
             if name not in self._sums:
                 flows = (r for r in self.of_segment(run, name) if isinstance(r, Flow))
-                self._sums |= {name: flow for flow in summed(flows)}
-            return [self._sums[name]] if name in self._sums else []
+                self._sums[name] = summed(flows)
+            return self._sums[name]
 
     def _overlapping(self, run: OpenFolder, first: int, last: int) -> list[str]:
         """The segments that may have some of these Steps, in order."""
@@ -132,7 +131,7 @@ def live(run: OpenFolder) -> list[Flow]:
     with inside(run, EVENTS) as folder:
         if folder is None:
             return []
-        names = _matching(folder, _LIVE)
+        names = _marks(folder, _LIVE)
         found = [r for n in names for r in records(folder, n) if isinstance(r, Flow)]
     return sorted(found, key=lambda flow: flow.wall)
 
@@ -148,9 +147,8 @@ class LiveTail:
         """Take note of new ones; whether there was any."""
         before = self.last
         with inside(run, EVENTS) as folder:
-            for name in _matching(folder, _LIVE) if folder is not None else ():
-                mark = folder.mark(name) if folder is not None else None
-                if mark is not None and folder is not None:
+            if folder is not None:
+                for name, mark in _marks(folder, _LIVE).items():
                     self._take(folder, name, mark)
         return self.last is not before
 
@@ -182,5 +180,7 @@ def _framed(folder: OpenFolder, name: str, offset: int) -> Iterator[tuple[Record
             yield each.record, each.end
 
 
-def _matching(folder: OpenFolder, named: re.Pattern[str]) -> list[str]:
-    return [name for name in folder.names() if named.fullmatch(name)]
+def _marks(folder: OpenFolder, named: re.Pattern[str]) -> dict[str, FileMark]:
+    """What tells whether a file has changed, of each that is named so, in order."""
+    names = [name for name in folder.names() if named.fullmatch(name)]
+    return {name: mark for name in names if (mark := folder.mark(name)) is not None}

@@ -1,4 +1,4 @@
-"""A lane for each Worker over the Steps: the shares of time in which it worked, waited, did nothing.
+"""A lane for each Worker over the Steps: its shares of time at work, waiting, idle.
 
 Owns: these shares, and their thinning. Does not own: the seconds (engine/observe/flow/records.py).
 
@@ -40,7 +40,7 @@ class LanePart:
 
 
 class Lanes:
-    """Of one run. Whole segments are kept as arrays; its methods may be called by several threads."""
+    """Of one run; each segment is kept as arrays. Several threads may call its methods."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

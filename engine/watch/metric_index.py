@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 import msgspec
@@ -172,8 +172,6 @@ class MetricIndex:
         done = min(self._columns[name].size for name in names)
         lacking = [name for name in names if self._columns[name].size < self._steps.size]
         file = folder.open(_FILE) if lacking else None
-        if file is None:
-            return
         for name in lacking:
             self._columns[name].cut(done)
         fields = [(f"v{i}", Any, None) for i in range(len(lacking))]
@@ -181,18 +179,24 @@ class MetricIndex:
         kind = msgspec.defstruct("Row", fields, rename=called)
         decode = msgspec.json.Decoder(kind).decode
         arrays = [self._columns[name] for name in lacking]
-        with file:
-            for line in self._known_lines(file, done):
-                for array, value in zip(arrays, msgspec.structs.astuple(decode(line)), strict=True):
-                    array.append(value if isinstance(value, int | float) else np.nan)
+        for line in self._known_lines(file, done):
+            for array, value in zip(arrays, _values(decode, line, len(arrays)), strict=True):
+                array.append(value if isinstance(value, int | float) else np.nan)
 
-    def _known_lines(self, file: BinaryIO, done: int) -> Iterator[bytes]:
-        """The lines of all Steps but the first `done`."""
-        starts = self._starts.values
-        for at in range(done, len(starts)):
-            if file.tell() != starts[at]:
-                file.seek(int(starts[at]))
-            yield file.readline(_LONGEST)
+    def _known_lines(self, file: BinaryIO | None, done: int) -> Iterator[bytes]:
+        """The lines of all Steps but the first `done`; empty ones where the file is gone."""
+        starts = self._starts.values[done:].tolist()
+        if file is None:
+            yield from (b"" for _ in starts)
+            return
+        with file:
+            here = -1
+            for start in starts:
+                if here != start:
+                    file.seek(start)
+                line = file.readline(_LONGEST)
+                here = start + len(line)
+                yield line
 
     def _make_room(self, asked: int) -> None:
         """Drop the columns that nobody has asked for longest."""
@@ -201,6 +205,14 @@ class MetricIndex:
 
     def _nbytes(self) -> int:
         return sum(max(column.nbytes, self._steps.size * 8) for column in self._columns.values())
+
+
+def _values(decode: Callable[[bytes], Any], line: bytes, count: int) -> Sequence[Any]:
+    """The values of a line's columns; none of them where it has become another line."""
+    try:
+        return msgspec.structs.astuple(decode(line))
+    except (msgspec.DecodeError, RecursionError):
+        return [None] * count
 
 
 def last_row(folder: OpenFolder) -> dict[str, Any]:

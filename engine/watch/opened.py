@@ -70,7 +70,9 @@ class OpenFolder:
         except OSError as error:
             if error.errno not in _NOT_OURS:
                 raise NotServed(f"{self._told(name)}: {error.strerror}", 403) from error
-            raise NotServed(f"{self._told(name)}: expected a folder of the run's own", 403) from None
+            raise NotServed(
+                f"{self._told(name)}: expected a folder of the run's own", 403
+            ) from None
         return OpenFolder(descriptor, f"{self.name}/{name}")
 
     def open(self, name: str) -> BinaryIO | None:

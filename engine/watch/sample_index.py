@@ -1,7 +1,7 @@
 """The samples of a run, indexed: which rows there are, in any order, without their texts.
 
 Owns: the index (key, reward, length, finish, mismatch of each row), choosing rows by it, and the
-search in texts. Does not own: the files (engine/observe/samples.py), a row in full (sample_rows.py).
+search in texts. Does not own: the files (engine/observe/samples.py), a whole row (sample_rows.py).
 
 Files are indexed the newest first, for at most a moment at a time, so that the newest rows are
 there at once and a run with very many files is indexed over several requests. A file that a resume
@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from engine.watch.arrow_numbers import values_of, whole_of
 from engine.watch.opened import FileMark, NotServed, OpenFolder, inside
 
 SAMPLES = "samples"
@@ -36,6 +37,8 @@ BUDGET = 1.0
 """Seconds that a request spends on files that are not indexed or searched yet."""
 
 Order = str
+Place = tuple[str, int]
+"""(file, row)."""
 ORDERS = ("newest", "best", "worst", "longest", "mismatch")
 
 
@@ -56,7 +59,7 @@ class SampleFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which samples. first, last: Steps; q: letters in prompt or completion, whatever their case."""
+    """Which samples. first, last: Steps; q: in prompt or completion, whatever its case."""
 
     first: int = 0
     last: int = 2**62
@@ -72,7 +75,7 @@ class Wanted:
 class Chosen:
     """Rows by (file, row). total: of all that fit; read, files: of how many files that is known."""
 
-    rows: list[tuple[str, int]]
+    rows: list[Place]
     total: int
     read: int
     files: int
@@ -99,10 +102,10 @@ class SampleIndex:
                 del self._files[name]
             self._all = sorted(found, key=_step_of, reverse=True)
             rows = sum(kept.rows for kept in self._files.values())
-            for name in self._all if folder is not None else ():
+            for name in self._all:
                 if name in self._files:
                     continue
-                if rows > _MOST_ROWS or self._clock() > end:
+                if rows > _MOST_ROWS or self._clock() > end or folder is None:
                     break
                 self._files[name] = kept = self._indexed(folder, name, found[name])
                 rows += kept.rows
@@ -138,7 +141,7 @@ class SampleIndex:
         by = np.argsort(keys, kind="stable")[: int(np.isfinite(keys).sum())]
         return file[by], row[by]
 
-    def of_prompt(self, run: OpenFolder, step: int, node: str, position: int) -> list[tuple[str, int]]:
+    def of_prompt(self, run: OpenFolder, step: int, node: str, position: int) -> list[Place]:
         """The rows of one prompt in a Step: its group."""
         with self.lock:
             name = self.file_of(run, step)
@@ -147,13 +150,13 @@ class SampleIndex:
             order = np.argsort(kept.columns["sample"][fits], kind="stable")
             return [(name, int(row)) for row in np.flatnonzero(fits)[order]]
 
-    def same_prompt(self, run: OpenFolder, name: str, row: int, most: int) -> tuple[list[tuple[str, int]], int, int]:
-        """(rows with the prompt of that one, the newest first; files searched; files)."""
+    def same_prompt(self, run: OpenFolder, place: Place, limit: int) -> Chosen:
+        """The rows with the prompt of that one, the newest first."""
         end = self._clock() + BUDGET
-        found: list[tuple[str, int]] = []
+        found: list[Place] = []
         searched = 0
         with self.lock:
-            mine = self._prompts(run, name)[row]
+            mine = self._prompts(run, place[0])[place[1]]
             for each in self._all:
                 if each not in self._files:
                     continue
@@ -162,7 +165,8 @@ class SampleIndex:
                 searched += 1
                 hits = np.flatnonzero(self._prompts(run, each) == mine)
                 found += [(each, int(hit)) for hit in hits]
-            return found[:most], searched, len(self._all)
+            files = len(self._all)
+            return Chosen(rows=found[:limit], total=len(found), read=searched, files=files)
 
     def file_of(self, run: OpenFolder, step: int) -> str:
         """The file of a Step, indexed. Raises NotServed where there is none."""
@@ -179,8 +183,8 @@ class SampleIndex:
                     self._files[name] = self._indexed(folder, name, mark)
             return name
 
-    def row_of(self, run: OpenFolder, step: int, node: str, position: int, sample: int) -> tuple[str, int]:
-        """(file, row) of a key. Raises NotServed where there is none."""
+    def row_of(self, run: OpenFolder, step: int, node: str, position: int, sample: int) -> Place:
+        """The place of a key. Raises NotServed where there is none."""
         for name, row in self.of_prompt(run, step, node, position):
             if self._files[name].columns["sample"][row] == sample:
                 return name, row
@@ -212,7 +216,9 @@ class SampleIndex:
 
     def _coded(self, table: pa.Table, name: str) -> np.ndarray:
         """A column of few different texts as numbers."""
-        texts = table.column(name).to_pylist() if name in table.column_names else [None] * len(table)
+        texts = (
+            table.column(name).to_pylist() if name in table.column_names else [None] * len(table)
+        )
         return np.array([self._code(text) for text in texts], np.int32)
 
     def _code(self, text: Any) -> int:
@@ -239,8 +245,10 @@ class SampleIndex:
         name = {"best": "reward", "longest": "length", "mismatch": "mismatch"}[order]
         return -kept.columns[name].astype(np.float64)
 
-    def _found(self, run: OpenFolder, q: str, masks: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The masks of as many files as could be searched, with the rows that have these letters."""
+    def _found(
+        self, run: OpenFolder, q: str, masks: dict[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """The masks of as many files as could be searched, of the rows that have these letters."""
         end = self._clock() + BUDGET
         if self._searched[0] != q:
             self._searched = (q, {})
@@ -273,16 +281,16 @@ MISMATCH = ("sampler_logprobs", "trainer_logprobs", "completion_mask")
 
 
 def mismatch(table: pa.Table) -> np.ndarray:
-    """float32: the greatest difference of log-probs of each row's trained tokens; nan if unknown."""
+    """float32: the greatest difference of log-probs of a row's trained tokens; nan if unknown."""
     rows = len(table)
     if not set(MISMATCH) <= set(table.column_names):
         return np.full(rows, np.nan, np.float32)
-    sampler, trainer, mask = (table.column(name).combine_chunks() for name in MISMATCH)
-    lengths = pc.list_value_length(sampler).fill_null(0).to_numpy(zero_copy_only=False)
+    sampler, trainer, mask = (whole_of(table.column(name)) for name in MISMATCH)
+    lengths = _lengths(sampler)
     if not _equal_lengths(sampler, trainer, mask):
         return np.full(rows, np.nan, np.float32)
-    values = [pc.list_flatten(column).to_numpy(zero_copy_only=False) for column in (sampler, trainer, mask)]
-    difference = np.where(values[2] != 0, np.abs(values[1] - values[0]), np.nan)
+    one, two, trained = (_flat(column) for column in (sampler, trainer, mask))
+    difference = np.where(trained != 0, np.abs(two - one), np.nan)
     found = np.full(rows, np.nan, np.float32)
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
     full = lengths > 0
@@ -292,8 +300,18 @@ def mismatch(table: pa.Table) -> np.ndarray:
 
 
 def _equal_lengths(*columns: pa.Array) -> bool:
-    first, *others = [pc.list_value_length(column).fill_null(0) for column in columns]
-    return all(first.cast(pa.int64()).equals(other.cast(pa.int64())) for other in others)
+    first, *others = map(_lengths, columns)
+    return all(np.array_equal(first, other) for other in others)
+
+
+def _lengths(column: pa.Array) -> np.ndarray:
+    """The lengths of a column of lists; 0 for null."""
+    found = pc.call_function("list_value_length", [column])
+    return values_of(found, np.int64, 0)
+
+
+def _flat(column: pa.Array) -> np.ndarray:
+    return values_of(pc.call_function("list_flatten", [column]), np.float64, np.nan)
 
 
 def numbers(table: pa.Table, name: str, kind: type[np.generic], rows: int) -> np.ndarray:
@@ -304,8 +322,7 @@ def numbers(table: pa.Table, name: str, kind: type[np.generic], rows: int) -> np
     column = table.column(name)
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
         return np.full(rows, np.nan if floats else -1, kind)
-    filled = column.to_numpy() if floats else column.fill_null(-1).to_numpy()
-    return filled.astype(kind)
+    return values_of(whole_of(column), kind, np.nan if floats else -1)
 
 
 @contextmanager
@@ -334,8 +351,9 @@ def _search(folder: OpenFolder, name: str, q: str) -> np.ndarray:
 
 def _has(column: pa.ChunkedArray, q: str) -> np.ndarray:
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        hits = pc.match_substring(column, q, ignore_case=True)
-        return hits.fill_null(False).to_numpy(zero_copy_only=False)
+        how = pc.MatchSubstringOptions(q, ignore_case=True)
+        hits = pc.call_function("match_substring", [column], how)
+        return values_of(whole_of(hits), np.int64, 0) != 0
     return np.array([q.casefold() in str(value).casefold() for value in column.to_pylist()], bool)
 
 

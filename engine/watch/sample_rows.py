@@ -11,8 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import pyarrow as pa
-
+from engine.watch.arrow_numbers import row_numbers
 from engine.watch.opened import OpenFolder, inside
 from engine.watch.sample_index import SAMPLES, opened_table
 
@@ -61,7 +60,7 @@ def _read(
                 wanted = [c for c in columns if c in there] if columns is not None else there
                 table = file.read(columns=wanted, use_threads=False)
             rows = [row for of, row in places if of == name and row < len(table)]
-            taken = table.take(pa.array(rows, pa.int64())).to_pylist()
+            taken = table.take(row_numbers(rows)).to_pylist()
             found |= {(name, row): each for row, each in zip(rows, taken, strict=True)}
     return [found[place] for place in places if place in found]
 

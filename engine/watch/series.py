@@ -41,8 +41,7 @@ def series(
     end = len(steps) if last is None else int(np.searchsorted(steps, last, side="right"))
     cuts = _cuts(begin, end, max(2, min(points, MOST)))
     found = {
-        name: _thinned(column, begin, end, cuts)
-        for name, column in index.columns(folder, names)
+        name: _thinned(column, begin, end, cuts) for name, column in index.columns(folder, names)
     }
     shown = steps[begin:end] if cuts is None else _ends(steps, cuts, end)
     return {
