@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _NEEDED = ("starlette", "uvicorn")
 _ROOT = Path("runs")
-_COMMAND = "import sys; from engine.cli import main; sys.exit(main(sys.argv[1:]))"
+_BESIDE = "import sys; from engine.watch.serving import beside; beside(*sys.argv[1:])"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,6 @@ class WatchOptions:
     """Port on 127.0.0.1; 0: any that is free."""
     open: bool = False
     """Open the page in the browser."""
-    with_run: tyro.conf.Suppress[bool] = False
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -79,8 +78,6 @@ def serving(options: WatchOptions) -> Serving:
     """What the options ask for. Raises UsageError."""
     from engine.watch.serving import Serving
 
-    if options.with_run:
-        return Serving(root=options.root, first=options.run, with_run=True)
     root, names = _root_of(options.root, options.run)
     if not root.is_dir():
         fix = "dataflow watch --root FOLDER, a folder with run folders in it"
@@ -93,7 +90,7 @@ def serving(options: WatchOptions) -> Serving:
     if not 0 <= options.port < 65536:
         problem = f"expected a port from 0 to 65535, found {options.port}"
         raise UsageError("dataflow watch --port", problem, "--port 0")
-    return Serving(root=root, first=names, port=options.port, with_run=options.with_run)
+    return Serving(root=root, first=names, port=options.port)
 
 
 def _root_of(root: Path, runs: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
@@ -120,12 +117,17 @@ def watching(root: Path, name: str, *, wanted: bool) -> Iterator[None]:
         return
     require_ui("--watch")
     root.mkdir(parents=True, exist_ok=True)
-    words = ["watch", name, "--root", str(root.resolve()), "--with-run"]
+    words = [str(root.resolve()), name]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with held_back():
-        child = subprocess.Popen([sys.executable, "-c", _COMMAND, *words], stdin=subprocess.PIPE)
+        child = subprocess.Popen([sys.executable, "-c", _BESIDE, *words], **pipes)
+    assert child.stdin is not None
+    assert child.stdout is not None
+    url = child.stdout.readline().strip()
+    say(f"watch  {url}" if url else "the page could not be served; the run goes on", fold=False)
     try:
         yield
     finally:
-        assert child.stdin is not None
         child.stdin.close()
+        child.stdout.close()
         child.poll()

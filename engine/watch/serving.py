@@ -62,6 +62,13 @@ def serve(asked: Serving, tell: Callable[[str], None]) -> None:
         asyncio.run(_served(server, listening, asked.with_run))
 
 
+def beside(root: str, name: str) -> None:
+    """Serve while the run that started this process goes on."""
+    serve(
+        Serving(root=Path(root), first=(name,), with_run=True), lambda url: print(url, flush=True)
+    )
+
+
 def _listening(port: int) -> socket.socket:
     """Bound to loopback. Raises RunError for a port that is taken."""
     found = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
