@@ -6,14 +6,13 @@ Owns: this comparison as JSON. Does not own: the comparison of graphs (dataflow/
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from dataflow.program_diff import compare
+from engine.observe.runlist import finite
 from engine.watch.described import options_of
-from engine.watch.metric_index import MetricIndex
+from engine.watch.metric_index import recorded_rows
 from engine.watch.opened import NotServed, OpenFolder
 from engine.watch.planned import KeptRecords
 
@@ -23,15 +22,13 @@ _PLACE = ("name", "runs", "overwrite", "progress", "path")
 """Options that say nothing about what a run computes."""
 _TIMES = ("time/", "throughput/", "memory/", "phase")
 """Metrics that differ between equal runs."""
+_FIRST = ("reward/", "loss/", "eval/")
 _LONGEST = 4 << 20
 """Bytes of a plan.txt."""
 
 
 def compared(
-    names: Sequence[str],
-    folders: Sequence[OpenFolder],
-    kept: Sequence[KeptRecords],
-    indices: Sequence[MetricIndex],
+    names: Sequence[str], folders: Sequence[OpenFolder], kept: Sequence[KeptRecords]
 ) -> dict[str, Any]:
     """All of several runs, each beside the first. Raises NotServed for fewer than two."""
     if not 2 <= len(names) <= MOST:
@@ -42,7 +39,7 @@ def compared(
         "graph": _texts(names, [_graph(kept[0], other) for other in kept[1:]]),
         "plan": _texts(names, [_plan(of[0], other) for other in of[1:]]),
         "options": _options(dict(zip(names, map(options_of, folders), strict=True))),
-        "first": first_difference(names, folders, indices),
+        "first": first_difference(names, folders),
     }
 
 
@@ -82,41 +79,43 @@ def _options(options: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def first_difference(
-    names: Sequence[str], folders: Sequence[OpenFolder], indices: Sequence[MetricIndex]
-) -> dict[str, Any] | None:
+def first_difference(names: Sequence[str], folders: Sequence[OpenFolder]) -> dict[str, Any] | None:
     """The first Step, and of it the first metric by name, in which all runs have a number and two
     of them differ; None where there is none. Times do not count.
     """
-    for folder, index in zip(folders, indices, strict=True):
-        index.refresh(folder)
-    common = set(indices[0].names).intersection(*(index.names for index in indices[1:]))
-    found: tuple[int, str, dict[str, float | None]] | None = None
-    for metric in sorted(name for name in common if not name.startswith(_TIMES)):
-        columns = [_column(i, f, metric) for i, f in zip(indices, folders, strict=True)]
-        step, values = _first(columns)
-        if step is not None and (found is None or step < found[0]):
-            found = step, metric, dict(zip(names, values, strict=True))
-    if found is None:
-        return None
-    return {"step": found[0], "metric": found[1], "values": found[2]}
+    for step, rows in _common_steps([recorded_rows(folder) for folder in folders]):
+        first, *others = rows
+        differing = [
+            metric
+            for metric, value in first.items()
+            if any(metric in row and row[metric] != value for row in others)
+        ]
+        for metric in sorted(differing, key=_order):
+            values = [finite(row.get(metric)) for row in rows]
+            if None not in values and not metric.startswith(_TIMES):
+                found = dict(zip(names, values, strict=True))
+                return {"step": step, "metric": metric, "values": found}
+    return None
 
 
-def _column(index: MetricIndex, folder: OpenFolder, metric: str) -> tuple[np.ndarray, np.ndarray]:
-    column = dict(index.columns(folder, [metric]))[metric]
-    known = np.isfinite(column)
-    return index.steps[known], column[known]
+def _order(name: str) -> tuple[bool, str]:
+    """What is learned before what it cost."""
+    return not name.startswith(_FIRST), name
 
 
-def _first(columns: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[int | None, list[float]]:
-    """The first Step that all have in which they differ."""
-    steps = columns[0][0]
-    for of, _ in columns[1:]:
-        steps = np.intersect1d(steps, of, assume_unique=True)
-    if not len(steps):
-        return None, []
-    table = np.stack([values[np.searchsorted(of, steps)] for of, values in columns])
-    differs = np.flatnonzero((table != table[0]).any(axis=0))
-    if not len(differs):
-        return None, []
-    return int(steps[differs[0]]), table[:, differs[0]].tolist()
+def _common_steps(
+    runs: Sequence[Iterator[dict[str, Any]]],
+) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """(Step, its row in each run) of the Steps that all have; Steps ascend in each."""
+    rows = [next(run, None) for run in runs]
+    while all(row is not None for row in rows):
+        there = [row for row in rows if row is not None]
+        step = max(row["step"] for row in there)
+        if all(row["step"] == step for row in there):
+            yield step, there
+            rows = [next(run, None) for run in runs]
+        else:
+            rows = [
+                next(run, None) if row["step"] < step else row
+                for run, row in zip(runs, there, strict=True)
+            ]

@@ -11,22 +11,21 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from engine.observe.flow.records import Flow, ReplicaFlow
+from engine.observe.flow.records import Flow
 from engine.watch.flow_index import FlowIndex
 from engine.watch.opened import FileMark, OpenFolder
 
 MOST = 500
 """Points of a lane."""
 
-_Seconds = dict[str, dict[str, float]]
-"""By Worker: busy seconds by node, and `waits` and `idle` under names that no node has."""
 WAITS, IDLE = "/waits", "/idle"
+"""Stand beside the names of nodes, and are none."""
 
 
 @dataclass(slots=True)
@@ -79,40 +78,47 @@ class Lanes:
 
 def lane_part(mark: FileMark, flows: Iterable[Flow]) -> LanePart:
     """The lanes of these Flows."""
-    rows = [(flow.step, flow.end - flow.start, dict(_seconds(flow))) for flow in flows]
-    found: dict[str, dict[str, np.ndarray]] = defaultdict(dict)
-    for at, (_, _, of_workers) in enumerate(rows):
-        for worker, seconds in of_workers.items():
-            lane = found[worker]
-            for name, value in seconds.items():
-                if name not in lane:
-                    lane[name] = np.zeros(len(rows), np.float32)
-                lane[name][at] = value
+    found = list(flows)
+    length = np.array([flow.end - flow.start for flow in found], np.float32)
+    busy, waited = _columns(found)
+    by_worker: dict[str, list[str]] = defaultdict(list)
+    for key in busy:
+        by_worker[key.rpartition("@")[2]].append(key)
     return LanePart(
         mark=mark,
-        steps=np.array([step for step, _, _ in rows], np.int64),
-        length=np.array([length for _, length, _ in rows], np.float32),
-        seconds=dict(found),
+        steps=np.array([flow.step for flow in found], np.int64),
+        length=length,
+        seconds={w: _seconds(keys, busy, waited, length) for w, keys in by_worker.items()},
     )
 
 
-def _seconds(flow: Flow) -> Iterator[tuple[str, dict[str, float]]]:
-    """(Worker, its seconds by node, waiting and idle)."""
-    by_worker: dict[str, dict[str, ReplicaFlow]] = defaultdict(dict)
-    for key, replica in flow.nodes.items():
-        node, _, worker = key.rpartition("@")
-        by_worker[worker][node] = replica
-    for worker, nodes in by_worker.items():
-        busy = {node: replica.busy for node, replica in nodes.items() if replica.busy}
-        rest = max(0.0, flow.end - flow.start - sum(busy.values()))
-        waits = min(rest, max(_waited(r, sum(busy.values())) for r in nodes.values()))
-        yield worker, busy | {WAITS: waits, IDLE: rest - waits}
+def _columns(flows: list[Flow]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Seconds busy, and seconds that it waited, of each replica by Flow."""
+    empty = [0.0] * len(flows)
+    busy: dict[str, list[float]] = {}
+    waited: dict[str, list[float]] = {}
+    for at, flow in enumerate(flows):
+        for key, r in flow.nodes.items():
+            if key not in busy:
+                busy[key], waited[key] = empty.copy(), empty.copy()
+            busy[key][at] = r.busy
+            waited[key][at] = r.for_rows + r.for_weights + r.for_turn + r.for_room
+    arrays = ({k: np.array(v, np.float32) for k, v in of.items()} for of in (busy, waited))
+    return next(arrays), next(arrays)
 
 
-def _waited(replica: ReplicaFlow, busy: float) -> float:
-    """Seconds that a node waits while its Worker does nothing. busy: the Worker's."""
-    waited = replica.for_rows + replica.for_weights + replica.for_turn + replica.for_room
-    return max(0.0, waited - (busy - replica.busy))
+def _seconds(
+    keys: list[str],
+    busy: dict[str, np.ndarray],
+    waited: dict[str, np.ndarray],
+    length: np.ndarray,
+) -> dict[str, np.ndarray]:
+    """A Worker's busy seconds by node, waiting and idle."""
+    worked = np.sum([busy[key] for key in keys], axis=0)
+    rest = np.maximum(length - worked, 0)
+    alone = [waited[key] - (worked - busy[key]) for key in keys]
+    waits = np.clip(np.max(alone, axis=0), 0, rest)
+    return {key.rpartition("@")[0]: busy[key] for key in keys} | {WAITS: waits, IDLE: rest - waits}
 
 
 def _cuts(count: int, points: int) -> np.ndarray:

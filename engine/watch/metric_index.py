@@ -23,7 +23,7 @@ from engine.watch.opened import FileMark, OpenFolder
 _FILE = "metrics.jsonl"
 _LONGEST = 8 << 20
 """Bytes of a line; nothing is read behind a longer one."""
-_ROOM = 24 << 20
+_ROOM = 12 << 20
 """Bytes of columns that are kept of a run."""
 
 _TAIL = 1 << 17
@@ -51,7 +51,8 @@ class GrowingArray:
     def append(self, value: float) -> None:
         """Add one."""
         if self.size == len(self._whole):
-            self._whole = np.concatenate([self._whole, np.empty_like(self._whole)])
+            more = max(1024, self.size // 4)
+            self._whole = np.concatenate([self._whole, np.empty(more, self._whole.dtype)])
         self._whole[self.size] = value
         self.size += 1
 
@@ -106,7 +107,7 @@ class MetricIndex:
         """(name, float64 by Step, nan where a Step has none) of each; parsed a few at a time."""
         with self._lock:
             self.refresh(folder)
-            many = max(1, _ROOM // max(1, self._steps.size * 16))
+            many = max(1, _ROOM // max(1, self._steps.size * 10))
             for first in range(0, len(names), many):
                 group = names[first : first + many]
                 self._parse(folder, group)
@@ -213,6 +214,20 @@ def _values(decode: Callable[[bytes], Any], line: bytes, count: int) -> Sequence
         return msgspec.structs.astuple(decode(line))
     except (msgspec.DecodeError, RecursionError):
         return [None] * count
+
+
+def recorded_rows(folder: OpenFolder) -> Iterator[dict[str, Any]]:
+    """All rows of a run's metrics in order, one at a time; lines that are none are left out."""
+    file = folder.open(_FILE)
+    if file is None:
+        return
+    newest = -1
+    with file:
+        for _, line in _lines(file, 0):
+            row = _decoded(line)
+            if row is not None and row["step"] > newest:
+                newest = row["step"]
+                yield row
 
 
 def last_row(folder: OpenFolder) -> dict[str, Any]:

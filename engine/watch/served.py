@@ -209,8 +209,7 @@ class ServedRuns:
             opened = [stack.enter_context(self.opened(name)) for name in dict.fromkeys(names)]
             folders = [folder for folder, _ in opened]
             records = [kept.read(folder) for folder, kept in opened]
-            indices = [kept.metrics for _, kept in opened]
-            return compared(list(dict.fromkeys(names)), folders, records, indices)
+            return compared(list(dict.fromkeys(names)), folders, records)
 
     def prometheus(self) -> str:
         """The last Step of each run that is running, as Prometheus reads it."""
