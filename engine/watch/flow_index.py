@@ -24,6 +24,8 @@ from engine.watch.opened import FileMark, OpenFolder, inside
 EVENTS = "events"
 _SEGMENT = re.compile(r"steps-[0-9]+\.seg")
 _LIVE = re.compile(r"live-[0-9]\.seg")
+_HEAD = 256
+"""Bytes at the beginning of a live file that are compared."""
 _AT_ONCE = 256
 """Flows that are summed at a time."""
 
@@ -140,7 +142,7 @@ class LiveTail:
     """Reads the Flows of seconds as they come, each once, and keeps the last one."""
 
     def __init__(self) -> None:
-        self._read: dict[str, tuple[FileMark, int]] = {}
+        self._read: dict[str, tuple[FileMark, int, bytes]] = {}
         self.last: Flow | None = None
 
     def advance(self, run: OpenFolder) -> bool:
@@ -153,17 +155,27 @@ class LiveTail:
         return self.last is not before
 
     def _take(self, folder: OpenFolder, name: str, mark: FileMark) -> None:
-        known, offset = self._read.get(name, (None, 0))
+        known, offset, began = self._read.get(name, (None, 0, b""))
         if known == mark:
             return
-        if known is None or known.inode != mark.inode or mark.size < known.size:
+        begins = _beginning(folder, name)
+        if known is None or begins != began or mark.size < known.size:
             offset = 0
         for record, end in _framed(folder, name, offset):
             offset = end
             newer = self.last is None or record.wall > self.last.wall
             if isinstance(record, Flow) and newer:
                 self.last = record
-        self._read[name] = (mark, offset)
+        self._read[name] = (mark, offset, begins)
+
+
+def _beginning(folder: OpenFolder, name: str) -> bytes:
+    """The first bytes of a file, in which its first record's time is: they tell it from another."""
+    file = folder.open(name)
+    if file is None:
+        return b""
+    with file:
+        return file.read(_HEAD)
 
 
 def records(folder: OpenFolder, name: str) -> Iterator[Record]:

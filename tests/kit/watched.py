@@ -1,9 +1,10 @@
-"""Run folders for the page: with Flows, samples and metrics that are written by hand, of any size."""
+"""Run folders for the page, of any size: Flows, samples and metrics that are written by hand."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def plan_of(nodes: Mapping[str, str], workers: Mapping[str, list[str]]) -> dict[
         ],
         "edges": [
             {"producer": a, "consumer": b, "columns": ["completion"], "bytes": 10, "route": "shm"}
-            for a, b in zip(names[:-1], names[1:], strict=True)
+            for a, b in pairwise(names)
         ],
         "models": [{"name": "policy", "writer": names[-1], "readers": [names[0]]}],
         "sources": [{"name": names[0], "batch": 4}],
