@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 
@@ -227,7 +228,7 @@ def _recorded(folder: OpenFolder) -> list[str]:
     """The nodes whose rows were recorded."""
     try:
         with inside(folder, RECORDED) as found:
-            return [] if found is None else [n for n in found.names() if not n.startswith(".")]
+            return [] if found is None else [unquote(n) for n in found.names() if n[0] not in "._"]
     except NotServed:
         return []
 

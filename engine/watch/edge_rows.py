@@ -6,8 +6,10 @@ own: those files.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import quote
 
 import pyarrow as pa
 
@@ -20,6 +22,8 @@ from engine.watch.sample_index import SAMPLES, SampleIndex, Wanted, opened_table
 from engine.watch.sample_rows import cut
 
 ROWS = 16
+_RECORDED = re.compile(r"[0-9]{1,18}-[0-9]{1,18}-[0-9]{1,18}-.+\.parquet$")
+"""LIFE-FIRST-LAST-WORKER.parquet"""
 _KEYS = ("position", "sample", "attempt")
 _LARGEST = 32 << 20
 """Bytes of a file of newest rows."""
@@ -62,16 +66,19 @@ def _table(
 
 
 def _recorded(run: OpenFolder, node: str) -> tuple[str, int | None, pa.Table] | None:
-    """The last recorded file of a node, by name."""
-    with inside(run, RECORDED, node) as folder:
-        names = [n for n in folder.names() if n.endswith(".parquet")] if folder else []
+    """Rows of the newest recorded file of a node."""
+    with inside(run, RECORDED, quote(node, safe="")) as folder:
+        names = [n for n in folder.names() if _RECORDED.match(n)] if folder is not None else []
         if folder is None or not names:
             return None
-        with opened_table(folder, names[-1]) as file:
+        with opened_table(folder, max(names, key=_age)) as file:
             table = next(file.iter_batches(batch_size=ROWS, use_threads=False), None)
-    digits = "".join(c if c.isdigit() else " " for c in names[-1]).split()
-    step = int(digits[0]) if digits else None
-    return None if table is None else ("recorded", step, pa.Table.from_batches([table]))
+    return None if table is None else ("recorded", None, pa.Table.from_batches([table]))
+
+
+def _age(name: str) -> tuple[int, ...]:
+    """A file's life of the run, and its first and last chunk."""
+    return tuple(int(part) for part in name.split("-")[:3])
 
 
 def _newest(run: OpenFolder, node: str) -> tuple[str, int | None, pa.Table] | None:
