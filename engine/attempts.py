@@ -33,6 +33,8 @@ from engine.coordinator.core import Coordinator, Settings
 from engine.coordinator.messages import Finish, Rollback, StopRequested
 from engine.observe.accounts import RunMetrics
 from engine.observe.events import EventStream, Opened, StepEnded, at_each_step
+from engine.observe.flow.fold import FlowFold
+from engine.observe.flow.writer import FlowWriter
 from engine.observe.history import history
 from engine.observe.logs import logged
 from engine.observe.progress import Progress
@@ -216,7 +218,7 @@ class _Run:
         number = len(list(folder.trace.glob("*.json")))  # a resumed run adds a timeline
         file = f"run_{number}{f'_phase_{self._phase}' if self._phase else ''}.json"
         title = "dataflow" + (f", {plan.phase.title}" if plan.phase else "")
-        trace = Trace(folder.trace / file, process=title)
+        trace = Trace(folder.trace / file, process=title, first=plan.first)
         self._trace = stack.enter_context(_closed(trace))
         self._on_step = [at_each_step(tell, first=1) for tell in hooks.on_step]
         if options.progress:
@@ -245,6 +247,7 @@ class _Run:
             stream.add(silent_failures(plan, self._folder.samples, stream))
             stream.add(early)
             stream.on(stack.enter_context(_settled_memory()), Opened)
+            stream.add(self._flow(coordinator, begun, stack))
             store = DiskStore(plan, self.store, self._best, latest, record)
             loop = Loop(coordinator, workers, store, stream, early)
             watchdog = stack.enter_context(self._watchdog(workers, coordinator, loop))
@@ -307,13 +310,16 @@ class _Run:
             return stack.enter_context(_closed(Supervisor(plan, folder, options)))
         from engine.channels.inproc import InprocChannel
         from engine.worker.inproc import InprocWorkers
+        from engine.worker.newest import NewestRows
         from engine.worker.worker import Worker
 
         every, first = options.samples_every, plan.first
         samples = SampleWriter(folder.samples, every=every, first=first, phase=self._phase)
         behind = stack.enter_context(_closed(SamplesBehind(samples)))
         channel = InprocChannel()
-        worker = Worker(_alone(plan), plan, channel=channel, inproc=options.inproc, samples=behind)
+        own: dict[str, Any] = {"inproc": options.inproc, "samples": behind}
+        own["newest"] = NewestRows(folder.path)
+        worker = Worker(_alone(plan), plan, channel=channel, **own)
         return stack.enter_context(_closed(InprocWorkers(worker)))
 
     def _watchdog(self, workers: Workers, coordinator: Coordinator, loop: Loop) -> Watchdog:
@@ -339,6 +345,12 @@ class _Run:
             SampleWriter(self._folder.samples).truncate_after(step)
             self._best.truncate_after(step)
         return lines
+
+    def _flow(self, coordinator: Coordinator, begun: int, stack: ExitStack) -> FlowFold:
+        """What flows, for whoever looks at the run's folder."""
+        writer = FlowWriter(self._folder.events, after=begun)
+        stack.callback(writer.close)
+        return FlowFold(self._plan, writer, coordinator.cuts, begun=begun, phase=self._phase)
 
     def _views(self, stack: ExitStack) -> list[View]:
         kinds = {"tensorboard": TensorBoard, "wandb": Wandb}

@@ -75,7 +75,8 @@ class Open:
     """Who the Worker is. plan: pickled by cloudpickle, since it contains the user's functions.
 
     outbox: bytes of memory for its rows, before they go to files in `spill` (None: the system's
-    folder). samples: the folder of sample files, if it writes them. seat: of a rank. network: if
+    folder). folder: the run's, for what can be looked at meanwhile. samples: the folder of sample
+    files, if it writes them. seat: of a rank. network: if
     there are several hosts. verify: what is checked of rows from this host (RunOptions).
     """
 
@@ -89,6 +90,7 @@ class Open:
     seat: Seat | None = None
     network: Network | None = None
     spill: Path | None = None
+    folder: Path | None = None
     verify: Literal["structure", "content"] = "structure"
 
 

@@ -143,6 +143,7 @@ class Supervisor:
             seat=None if meeting is None else meeting.seat(child.name),
             network=self._share.workers[child.name],
             spill=self._folder.path,
+            folder=self._folder.path,
             verify=self._options.verify,
         )
         child.send(opened, () if meeting is None else (meeting.descriptor(),))

@@ -10,6 +10,7 @@ commit). Does not own: the content of any other file.
         metrics.jsonl                       one object a Step
         ended.json                          how it ended; none while it runs, or if it was killed
         samples/  trace/  checkpoints/      step_000012.parquet, *.json, step_N/
+        events/                             what flowed through the graph (engine/observe/flow)
         logs/<worker>.log                   with several Workers also coordinator.log
         tensorboard/  wandb/                views, where asked for
         .lock                               held by the run that writes the folder
@@ -44,7 +45,7 @@ FILES = (
     *("graph.json", "plan.json", "plan.txt", "options.json", "changes.json"),
     *("metrics.jsonl", "command.txt", "versions.json", ENDED, LOCK),
 )
-FOLDERS = ("samples", "trace", "checkpoints", "logs")
+FOLDERS = ("samples", "trace", "checkpoints", "logs", "events")
 VIEWS = ("tensorboard", "wandb", "wandb_id.txt")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _LONGEST = 200
@@ -67,6 +68,7 @@ class RunFolder:
         self.path, self.name = path, path.name
         self.metrics, self.samples = path / "metrics.jsonl", path / "samples"
         self.trace, self.checkpoints = path / "trace", path / "checkpoints"
+        self.events = path / "events"
         self._lock: int | None = lock
 
     @staticmethod

@@ -1,11 +1,14 @@
 """A timeline of the run as Chrome-trace JSON, the format that Perfetto and torch's profiler share.
 
-Owns: the file's form. Does not own: what is worth a span, nor clocks: callers give every time, in
-seconds of one clock (`time.monotonic` is one for a whole host).
+Owns: the file's form. Does not own: what is worth a span, which spans an arrow joins (arrows.py),
+nor clocks: callers give every time, in seconds of one clock (`time.monotonic` is one for a whole
+host).
 
 The file is a JSON array, one event a line, that grows by whole lines. Its closing bracket may be
 missing, so a file is good after a kill. Format: "Trace Event Format", Google, sections "JSON Array
-Format" and "Event Descriptions".
+Format", "Event Descriptions" and "Flow Events". Both ends of an arrow lie in the spans that it
+joins, and its lines come after theirs: a reader that sorts by time, and keeps the order of equal
+times, finds the spans open.
 """
 
 from __future__ import annotations
@@ -15,18 +18,29 @@ import logging
 import os
 import threading
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from dataflow.errors import DataError
 from dataflow.storage import storage_error, writing
-from engine.coordinator.messages import Checkpoint, WorkerLost
-from engine.observe.events import EventHeard, RunEvent, WorkersMeasured, WritingEnded
+from engine.coordinator import messages as m
+from engine.observe.arrows import Arrow, Arrows, Joined
+from engine.observe.events import (
+    EventHeard,
+    InstructionTold,
+    RunEvent,
+    WorkersMeasured,
+    WritingEnded,
+)
 from engine.observe.ownfiles import own
 
 _log = logging.getLogger(__name__)
+
+_INSIDE = 1e-6
+"""Seconds before its end at which an arrow leaves a span: at the end the span is closed."""
 
 _BUFFERED = 1024
 """Events kept in memory before they are written; a kill loses these."""
@@ -40,10 +54,18 @@ class Trace:
     row in the viewer. Spans of one track must nest or follow one another.
     """
 
-    takes = (WorkersMeasured, WorkerLost, WritingEnded)
+    takes = (
+        *(WorkersMeasured, WritingEnded, m.WorkerLost, m.Release, m.Rollback),
+        *get_args(m.Task),
+        *get_args(m.TaskEnd),
+    )
 
-    def __init__(self, path: Path, *, process: str = "coordinator") -> None:
+    def __init__(self, path: Path, *, process: str = "coordinator", first: int = 0) -> None:
+        """first: Steps of the run before this graph's own."""
         self._process = process
+        self._arrows = Arrows(first=first)
+        self._number = 0
+        """Of the last arrow."""
         self._path = path
         with writing("the trace", path):
             self._file: int | None = own(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
@@ -56,18 +78,41 @@ class Trace:
     def take(self, event: RunEvent) -> None:
         """Of a run: spans of Workers, checkpoints, deaths (see `engine.observe.events`)."""
         match event:
+            case InstructionTold(instruction=told):
+                self._arrows.told(told)
+            case EventHeard(event=m.WorkerLost(worker=worker, error=error) as lost):
+                self._arrows.heard(lost, event.at)
+                self.instant(f"{worker}/lost", "lost", event.at, error=error)
+            case EventHeard(event=ended):
+                self._arrows.heard(ended, event.at)
             case WorkersMeasured():
-                for track, name, start, end in event.spans:
-                    self.span(track, name, start, end)
-            case EventHeard(event=WorkerLost(worker=worker, error=error)):
-                self.instant(f"{worker}/lost", error, event.at)
-            case WritingEnded(of=Checkpoint(step=step)):
-                self.span("checkpoint", f"step {step}", event.start, event.end)
+                self.show(self._arrows.measured(event.spans))
+            case WritingEnded(of=m.Checkpoint(step=step)):
+                self.span("checkpoint", "checkpoint", event.start, event.end, step=step)
                 self.flush()
+
+    def show(self, joined: Sequence[Joined]) -> None:
+        """Spans, and then the arrows that end in them."""
+        for each in joined:
+            span = each.span
+            self.span(span.track, span.name, span.start, span.end, **each.args)
+        for each in joined:
+            for arrow in each.arrows:
+                self._arrow(arrow)
+
+    def _arrow(self, arrow: Arrow) -> None:
+        """From the last moment of its source at which the target has not begun."""
+        source, target = arrow.source, arrow.target
+        at = max(source.start, min(source.end - _INSIDE, target.start))
+        self._number += 1
+        with_id = {"id": self._number, "cat": arrow.kind}
+        self._add(source.track, arrow.kind, at, {"ph": "s", **with_id}, {})
+        self._add(target.track, arrow.kind, target.start, {"ph": "f", "bp": "e", **with_id}, {})
 
     def span(self, track: str, name: str, start: float, end: float, **args: Any) -> None:
         """Something that lasted from start to end, in seconds."""
-        self._add(track, name, start, {"ph": "X", "dur": _us(end - start)}, args)
+        whole = round(_us(end) - _us(start), 3)  # of rounded times, so that no end passes a start
+        self._add(track, name, start, {"ph": "X", "dur": whole}, args)
 
     def instant(self, track: str, name: str, at: float, **args: Any) -> None:
         """A moment: a publish, a death."""

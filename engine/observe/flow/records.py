@@ -1,4 +1,4 @@
-"""The records of a run's `events/` folder: what each node, edge and Worker did in a stretch of time.
+"""The records of a run's `events/` folder: what nodes, edges and Workers did in a stretch of time.
 
 Owns: their types. Does not own: their files (segments.py), nor how they are made (fold.py).
 

@@ -27,11 +27,12 @@ _LEAST_ROWS = 2
 """Rows of a replica from which its rate is told."""
 
 _WHY = {
-    "for_rows": "rows of",
-    "for_weights": "weights of",
-    "for_turn": "its turn after",
-    "for_room": "room behind",
+    "for_rows": "",
+    "for_weights": " (new weights)",
+    "for_turn": " (its turn)",
+    "for_room": " (no room for more prompts)",
 }
+"""A wait's kind -> what is said of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,14 +46,7 @@ class Wait:
     """The field of ReplicaFlow that most of it is in."""
 
     def __str__(self) -> str:
-        for_whom = self.blamed or "the engine"
-        if self.why == "for_rows" or not self.blamed:
-            return f"{self.node} waits {self.share:.0%} for {for_whom}".replace("%", " %")
-        kind = _WHY[self.why].partition(" ")[0]
-        told = {"weights": f"weights ({for_whom})", "its": f"its turn ({for_whom})"}
-        return f"{self.node} waits {self.share:.0%} for ".replace("%", " %") + told.get(
-            kind, f"room ({for_whom})"
-        )
+        return f"{self.node} waits {self.share * 100:.0f} % for {self.blamed}{_WHY[self.why]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,16 +75,19 @@ def sentences(flow: Flow, plan: Mapping[str, Any]) -> list[str]:
 
 
 def node_waits(flow: Flow, plan: Mapping[str, Any]) -> list[Wait]:
-    """Train nodes' waits first, then those of all others that compute with a Model or of any node;
-    longest first in each.
+    """Train nodes' waits, then those of nodes that compute with a Model where no train node does;
+    the longest first in each. All others wait for these by their nature.
     """
     works = {node["name"]: node["work"] for node in plan["nodes"]}
+    trainers = {w for node in plan["nodes"] if node["work"] == "train" for w in node["workers"]}
     found: dict[str, list[ReplicaFlow]] = defaultdict(list)
     for key, replica in flow.nodes.items():
-        found[key.partition("@")[0]].append(replica)
+        node, _, worker = key.partition("@")
+        work = works.get(node)
+        if work == "train" or (work in ("decode", "forward") and worker not in trainers):
+            found[node].append(replica)
     waits = [wait for node, many in found.items() if (wait := _wait(node, many, flow)) is not None]
-    order = {"train": 0, "decode": 1, "forward": 2}
-    return sorted(waits, key=lambda w: (order.get(works.get(w.node, ""), 3), -w.share))
+    return sorted(waits, key=lambda wait: (works[wait.node] != "train", -wait.share))
 
 
 def _wait(node: str, replicas: list[ReplicaFlow], flow: Flow) -> Wait | None:
