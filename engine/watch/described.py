@@ -157,19 +157,16 @@ def described_node(node: PlanNode, graph: Graph | None) -> dict[str, Any]:
 
 def layout_words(node: PlanNode) -> str:
     """`2 replicas of 4 ranks (2 data, 2 tensor), 8 threads`."""
-    kinds = {k: node.layout.get(k, 1) for k in ("data", "tensor", "context")}
-    ranks = 1
-    for count in kinds.values():
-        ranks *= count if isinstance(count, int) else 1
-    replicas = max(1, len(node.workers)) // max(1, ranks)
+    layout = node.layout
+    kinds = {"data": layout.data, "tensor": layout.tensor, "context": layout.context}
+    replicas = max(1, len(node.workers) // layout.ranks)
     parts = [f"{replicas} replica{'s' if replicas > 1 else ''}"]
-    if ranks > 1:
+    if layout.ranks > 1:
         split = ", ".join(f"{n} {k}" for k, n in kinds.items() if n != 1)
-        parts[0] += f" of {ranks} ranks ({split})"
-    if node.layout.get("shard"):
+        parts[0] += f" of {layout.ranks} ranks ({split})"
+    if layout.shard:
         parts.append("sharded")
-    threads = node.layout.get("threads", 1)
-    return ", ".join([*parts, f"{threads} thread{'s' if threads != 1 else ''}"])
+    return ", ".join([*parts, f"{layout.threads} thread{'s' if layout.threads != 1 else ''}"])
 
 
 def _written(name: str, graph: Graph | None) -> tuple[str, dict[str, str], Origin | None]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from dataflow.draw.placed import Placed, PlacedWorker
 from dataflow.errors import DataflowError
 from dataflow.graph import Graph
 from dataflow.program import Program
@@ -28,6 +29,21 @@ class PlanCost(msgspec.Struct, frozen=True):
     seconds: float | None = None
 
 
+class PlanLayout(msgspec.Struct, frozen=True):
+    """How a node is split."""
+
+    data: int = 1
+    tensor: int = 1
+    context: int = 1
+    threads: int = 1
+    shard: bool = False
+
+    @property
+    def ranks(self) -> int:
+        """Workers of one replica."""
+        return max(1, self.data * self.tensor * self.context)
+
+
 class PlanNode(msgspec.Struct, frozen=True):
     """Of a node of plan.json what is shown."""
 
@@ -39,7 +55,7 @@ class PlanNode(msgspec.Struct, frozen=True):
     relation: str = ""
     source: str = ""
     workers: list[str] = []
-    layout: dict[str, Any] = {}
+    layout: PlanLayout = PlanLayout()
     estimate: PlanCost = PlanCost()
 
 
@@ -88,6 +104,24 @@ class PlanFile(msgspec.Struct, frozen=True):
     def node(self, name: str) -> PlanNode | None:
         """The node of that name; None where there is none."""
         return next((node for node in self.nodes if node.name == name), None)
+
+    @property
+    def placed(self) -> Placed:
+        """Which node is on which Workers, for a drawing."""
+        workers = (
+            PlacedWorker(
+                name=name,
+                host=self.hosts.get(name, ""),
+                devices=tuple(self.devices.get(name, ())),
+                threads=max(n.layout.threads for n in self.nodes if name in n.workers),
+            )
+            for name in self.workers
+        )
+        return Placed(
+            workers=tuple(workers),
+            nodes={node.name: tuple(node.workers) for node in self.nodes},
+            ranks={node.name: node.layout.ranks for node in self.nodes},
+        )
 
     @property
     def workers(self) -> list[str]:

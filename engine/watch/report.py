@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from dataflow.draw.chart import chart
+from dataflow.draw.chart import Points, chart
 from dataflow.shown import one_line, printable, shown_bytes
 from engine.watch.opened import NotServed
 from engine.watch.sample_index import Wanted
@@ -143,12 +143,12 @@ def _versions(versions: Any) -> dict[str, str]:
 
 
 def _time(seconds: float | None) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds)) if seconds else ""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds)) if seconds is not None else ""
 
 
 def _drawing(served: ServedRuns, name: str) -> str:
     """The drawing, in the page itself."""
-    found = tried(lambda: served.drawing(name, None))
+    found = tried(lambda: served.drawing(name, life=False))
     return f'<div class="drawing wide">{_inline(found)}</div>' if found else ""
 
 
@@ -166,9 +166,17 @@ def _charts(served: ServedRuns, name: str, metrics: Sequence[str]) -> Iterator[s
             metric: [(s, v) for s, v in zip(found["steps"], values, strict=True) if v is not None]
             for metric, values in found["series"].items()
         }
-        lines = {metric: points for metric, points in lines.items() if points}
-        if lines:
+        if lines := _distinct(lines):
             yield f"<figure>{_inline(chart(title, lines))}</figure>\n"
+
+
+def _distinct(lines: Mapping[str, Points]) -> dict[str, Points]:
+    """Without those that are empty, or lie on another: a single function's mean is the reward's."""
+    found: dict[str, Points] = {}
+    for metric, points in lines.items():
+        if points and points not in found.values():
+            found[metric] = points
+    return found
 
 
 def _waits(served: ServedRuns, name: str) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from dataflow.draw import draw
+from dataflow.errors import DataflowError
 from dataflow.shown import one_line
 from engine.observe.flow.records import Flow
 from engine.observe.flow.waits import sentences
@@ -110,15 +111,25 @@ class ServedRuns:
             return described(name, folder, kept.metrics, records, at)
 
     def drawing(
-        self, name: str, phase: int | None, *, by_worker: bool = False, fold: bool | None = None
+        self,
+        name: str,
+        phase: int | None = None,
+        *,
+        by_worker: bool = False,
+        fold: bool | None = None,
+        life: bool = True,
     ) -> str:
-        """The drawing of a run's graph, as SVG."""
+        """The drawing of a run's graph, as SVG. by_worker: with boxes of Workers around its nodes;
+        life: with room for figures.
+        """
         with self.opened(name) as (folder, kept):
             records = kept.read(folder)
-            graph = records.graph_of(self._phase(folder, records, phase))
+            at = self._phase(folder, records, phase)
+            graph = records.graph_of(at)
             if graph is None:
                 raise NotServed("; ".join(records.problems) or "no graph")
-            return draw(graph, "svg")
+            placed = records.plans[at].placed if by_worker and records.plans else None
+            return draw(graph, "svg", life=life, placed=placed, fold=fold)
 
     def series(
         self, name: str, names: Sequence[str], first: int | None, last: int | None, points: int
@@ -275,7 +286,7 @@ class RunWatcher:
         try:
             with self._served.opened(self._name) as (folder, kept):
                 return self._looked(folder, kept)
-        except NotServed as error:
+        except (DataflowError, OSError) as error:
             return {"state": {"state": "ended", "reason": str(error), "step": 0}}
 
     def _looked(self, folder: OpenFolder, kept: KeptRun) -> dict[str, Any]:
