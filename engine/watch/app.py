@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from dataflow.errors import DataflowError
 from engine.watch.opened import NotServed
-from engine.watch.sample_index import ORDERS, Wanted
+from engine.watch.sample_index import ORDERS, SampleQuery
 from engine.watch.series import MOST
 from engine.watch.served import ServedRuns
 from engine.watch.stream import Feeds
@@ -185,14 +185,14 @@ def _key(request: Request) -> tuple[int, str, int]:
     return _needed(request, "step"), node, _needed(request, "position")
 
 
-def _wanted(request: Request) -> Wanted:
+def _wanted(request: Request) -> SampleQuery:
     given = request.query_params
     order = given.get("order", "newest")
     if order not in ORDERS:
         raise NotServed(f"order: expected one of {', '.join(ORDERS)}, found {order[:40]!r}", 400)
     step = _number(request, "step")
     last = _number(request, "to")
-    return Wanted(
+    return SampleQuery(
         first=step if step is not None else _count(request, "from", 0),
         last=step if step is not None else (_LARGEST_NUMBER if last is None else last),
         node=given.get("node", ""),

@@ -18,7 +18,7 @@ from engine.watch.described import RECORDED, edge_id
 from engine.watch.flow_index import EVENTS
 from engine.watch.opened import NotServed, OpenFolder, inside
 from engine.watch.planned import PlanEdge, PlanFile
-from engine.watch.sample_index import SAMPLES, SampleIndex, Wanted, opened_table
+from engine.watch.sample_index import SAMPLES, SampleIndex, SampleQuery, opened_table
 from engine.watch.sample_rows import cut
 
 ROWS = 16
@@ -94,7 +94,7 @@ def _of_samples(
     run: OpenFolder, edge: PlanEdge, index: SampleIndex
 ) -> tuple[str, int | None, pa.Table | None]:
     """The newest samples, with the edge's columns that they have."""
-    chosen = index.choose(run, Wanted(limit=1))
+    chosen = index.choose(run, SampleQuery(limit=1))
     if not chosen.rows:
         return "samples", None, None
     name = chosen.rows[0][0]

@@ -17,7 +17,7 @@ from typing import Any
 from dataflow.draw.chart import Points, chart
 from dataflow.shown import one_line, printable, shown_bytes
 from engine.watch.opened import NotServed
-from engine.watch.sample_index import Wanted
+from engine.watch.sample_index import SampleQuery
 from engine.watch.sample_rows import as_text
 from engine.watch.served import ServedRuns
 
@@ -213,7 +213,7 @@ def _seconds(value: float | None) -> str:
 def _samples(served: ServedRuns, name: str) -> Iterator[tuple[str, str]]:
     """(heading, samples): the newest, the best and the worst."""
     for order in ("newest", "best", "worst"):
-        rows = served.samples(name, Wanted(order=order, limit=_SAMPLES))["rows"]
+        rows = served.samples(name, SampleQuery(order=order, limit=_SAMPLES))["rows"]
         yield f"Samples: the {order}", "".join(_sample(served, name, row) for row in rows)
 
 

@@ -58,7 +58,7 @@ class SampleFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class SampleQuery:
     """Which samples. first, last: Steps; q: in prompt or completion, whatever its case."""
 
     first: int = 0
@@ -110,7 +110,7 @@ class SampleIndex:
                 self._files[name] = kept = self._indexed(folder, name, found[name])
                 rows += kept.rows
 
-    def choose(self, run: OpenFolder, wanted: Wanted) -> Chosen:
+    def choose(self, run: OpenFolder, wanted: SampleQuery) -> Chosen:
         """The rows that fit, a page of them in the order that is asked for."""
         with self.lock:
             self.refresh(run)
@@ -231,7 +231,7 @@ class SampleIndex:
     def _of_name(self, kept: SampleFile, column: str, name: str) -> np.ndarray:
         return kept.columns[column] == self._codes.get(name, -1)
 
-    def _fits(self, kept: SampleFile, wanted: Wanted) -> np.ndarray:
+    def _fits(self, kept: SampleFile, wanted: SampleQuery) -> np.ndarray:
         mask = np.ones(kept.rows, dtype=bool)
         for column, name in (("node", wanted.node), ("finish", wanted.finish)):
             if name:

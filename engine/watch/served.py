@@ -37,7 +37,7 @@ from engine.watch.logs import errors_of, log_lines, logged_workers
 from engine.watch.metric_index import MetricIndex, last_row
 from engine.watch.opened import FileMark, NotServed, OpenFolder, RunRoot
 from engine.watch.planned import GRAPH, PLAN, KeptRecords, PlanFile, PlanNode, read_records
-from engine.watch.sample_index import Chosen, SampleIndex, Wanted
+from engine.watch.sample_index import Chosen, SampleIndex, SampleQuery
 from engine.watch.sample_rows import short_rows, whole_row
 from engine.watch.series import series
 from engine.watch.token_texts import Vocabulary, vocabulary
@@ -154,7 +154,7 @@ class ServedRuns:
             end = _EVER if last is None else last
             return kept.lanes.read(kept.flows, folder, first, end, points)
 
-    def samples(self, name: str, wanted: Wanted) -> dict[str, Any]:
+    def samples(self, name: str, wanted: SampleQuery) -> dict[str, Any]:
         """A page of samples; read and files tell how far the index is."""
         with self.opened(name) as (folder, kept):
             return _page(folder, kept.samples.choose(folder, wanted))

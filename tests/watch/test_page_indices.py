@@ -19,7 +19,7 @@ from engine.watch.flow_index import FlowIndex
 from engine.watch.metric_index import MetricIndex, last_row
 from engine.watch.opened import OpenFolder, RunRoot
 from engine.watch.pace import BYTES_A_SECOND, Pace
-from engine.watch.sample_index import SampleIndex, Wanted
+from engine.watch.sample_index import SampleIndex, SampleQuery
 from engine.watch.series import series
 from engine.watch.token_texts import read_vocabulary
 from tests.kit.watched import flow, sample_rows, watched_run, write_flows
@@ -169,12 +169,12 @@ def test_samples_that_a_resume_makes_anew_are_read_anew(tmp_path: Path) -> None:
     run = watched_run(tmp_path / "a", steps=3)
     index = SampleIndex()
     with RunRoot(tmp_path).open("a") as folder:
-        assert index.choose(folder, Wanted()).total == 12
+        assert index.choose(folder, SampleQuery()).total == 12
         writer = SampleWriter(run / "samples")
         writer.truncate_after(1)
-        assert index.choose(folder, Wanted()).total == 4
+        assert index.choose(folder, SampleQuery()).total == 4
         writer.write(2, sample_rows(2, 7))
-        assert index.choose(folder, Wanted()).total == 11
+        assert index.choose(folder, SampleQuery()).total == 11
 
 
 def test_very_many_files_are_indexed_over_several_questions(tmp_path: Path) -> None:
@@ -187,12 +187,12 @@ def test_very_many_files_are_indexed_over_several_questions(tmp_path: Path) -> N
 
     index = SampleIndex(clock)
     with RunRoot(tmp_path).open("a") as folder:
-        first = index.choose(folder, Wanted())
+        first = index.choose(folder, SampleQuery())
         assert 0 < first.read < first.files == 20
         assert first.rows[0][0] == "step_000020.parquet"
-        known = [index.choose(folder, Wanted(q="alpha")).read for _ in range(40)]
+        known = [index.choose(folder, SampleQuery(q="alpha")).read for _ in range(40)]
         assert known[-1] == 20
-        assert index.choose(folder, Wanted(q="alpha")).total == 20
+        assert index.choose(folder, SampleQuery(q="alpha")).total == 20
 
 
 def test_the_bounding_path_leads_from_who_works_to_the_trainer() -> None:
