@@ -33,6 +33,7 @@ COMMANDS = {
     "watch": "show runs on a page of the browser, while they go on and afterwards",
     "report": "write what a run did as one HTML file",
     "runs": "list run folders: how far each is, and how it ended",
+    "top": "show what a run does, live or afterwards: who waits for whom",
     "diff": "show what changes from one graph, or run, to another",
     "test": "test what an operator or a loss promises, on generated rows",
     "init": "make a small project of your own that runs as it is",

@@ -4,6 +4,8 @@ a version from the train Step that made it to each load, and on to the chunks th
 Owns: joining spans with what their Workers were told, the arrows between them, and what is said of
 each. Does not own: what a span is (reports.py), the file that they are written to (trace.py).
 
+Samples have no arrows: they take what training took, and would double the file.
+
 Only what is still needed is kept: an instruction until its last answer, the span that made a block
 until the block is released. A Worker's spans come before the loop hears of their ends, so both go
 with the first `measured` after that.
@@ -14,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from dataflow.batch import Keys
 from engine.coordinator import messages as m
@@ -25,8 +27,7 @@ _VERSIONS = 4
 """Train Steps of a node that are remembered: a load is told soon after its version was made."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrow:
+class Arrow(NamedTuple):
     """From one span to another. kind: `rows` or `version`."""
 
     kind: str
@@ -50,6 +51,7 @@ class _Told:
     """
 
     task: m.Task
+    args: dict[str, Any]
     pointed: bool = False
     versions: dict[str, int] = field(default_factory=dict)
 
@@ -82,7 +84,7 @@ class Arrows:
                 self._ended = True
             case _ if isinstance(instruction, m.Task):
                 of = self._told.setdefault(instruction.id, {})
-                of[instruction.worker] = _Told(instruction)
+                of[instruction.worker] = _Told(instruction, self._args(instruction))
 
     def heard(self, event: m.Event, at: float) -> None:
         """A task has ended, or a Worker is gone with all that it was told, has made and has loaded;
@@ -123,19 +125,18 @@ class Arrows:
         if told is None:
             args = {"what": span.what} if span.what else {}
             return Joined(span=span, args=args, arrows=())
-        args = self._args(span, told.task)
+        args = self._made(span) | told.args if span.block >= 0 else told.args
+        if isinstance(told.task, m.RunChunk) and (loads := self._loads.get(span.track)):
+            args = args | {"versions": {model: at for model, (_, at) in loads.items()}}
         arrows = [a for a in self._ending(span, told) if a.source.start <= a.target.start]
         return Joined(span=span, args=args, arrows=arrows)
 
-    def _args(self, span: SpanOf, task: m.Task) -> dict[str, Any]:
+    def _args(self, task: m.Task) -> dict[str, Any]:
+        """What is known of all its spans."""
         match task:
             case m.RunChunk():
-                args: dict[str, Any] = {"chunk": task.id, "given": len(task.keys)}
-                args |= {"positions": _positions(task.keys)}
-                args |= {"rows": span.rows} if span.rows else {}
-                args |= {"tokens": span.tokens} if span.tokens else {}
-                versions = {m: at for m, (_, at) in self._loads.get(span.track, {}).items()}
-                return args | ({"versions": versions} if versions else {})
+                given = {"chunk": task.id, "given": len(task.keys)}
+                return {**given, "positions": _positions(task.keys)}
             case m.TrainStep():
                 rows = len(task.keys) if task.mine is None else len(task.mine)
                 step = self._first + task.step
@@ -147,25 +148,35 @@ class Arrows:
             case m.Offer() | m.Load():
                 return {"model": task.model, "version": task.version}
 
+    def _made(self, span: SpanOf) -> dict[str, Any]:
+        return {"rows": span.rows, **({"tokens": span.tokens} if span.tokens else {})}
+
     def _ending(self, span: SpanOf, told: _Told) -> Iterator[Arrow]:
-        task = told.task
-        if isinstance(task, m.Offer | m.Load):
-            made = self._steps.get(task.writer, {}).get(task.version)
-            if made is not None:
-                yield Arrow(kind="version", source=made, target=span)
-            if isinstance(task, m.Load):
-                self._loads.setdefault(span.track, {})[task.model] = span, task.version
-            return
-        if not told.pointed:
-            told.pointed = True
-            for block in _blocks(task):
-                if (made := self._makers.get(block)) is not None:
-                    yield Arrow(kind="rows", source=made, target=span)
-        if isinstance(task, m.RunChunk):
-            for model, (load, version) in self._loads.get(span.track, {}).items():
-                if told.versions.get(model) != version:
-                    told.versions[model] = version
-                    yield Arrow(kind="version", source=load, target=span)
+        match told.task:
+            case m.Offer() | m.Load() as task:
+                yield from self._moved(span, task)
+            case m.RunChunk() | m.TrainStep() | m.Evaluate() as task:
+                if not told.pointed:
+                    told.pointed = True
+                    found = (self._makers.get(block) for block in _blocks(task))
+                    yield from (Arrow("rows", made, span) for made in found if made is not None)
+                if isinstance(task, m.RunChunk):
+                    yield from self._used(span, told)
+
+    def _moved(self, span: SpanOf, task: m.Offer | m.Load) -> Iterator[Arrow]:
+        """From the train Step of a version; a load is noted."""
+        made = self._steps.get(task.writer, {}).get(task.version)
+        if made is not None:
+            yield Arrow("version", made, span)
+        if isinstance(task, m.Load):
+            self._loads.setdefault(span.track, {})[task.model] = span, task.version
+
+    def _used(self, span: SpanOf, told: _Told) -> Iterator[Arrow]:
+        """From the loads of the versions that a chunk computes with, once for each."""
+        for model, (load, version) in self._loads.get(span.track, {}).items():
+            if told.versions.get(model) != version:
+                told.versions[model] = version
+                yield Arrow("version", load, span)
 
     def _forget(self) -> None:
         for event in self._over:
@@ -197,7 +208,7 @@ class Arrows:
             self._told.pop(event.id, None)
 
 
-def _blocks(task: m.RunChunk | m.TrainStep | m.Evaluate | m.Record) -> Iterable[tuple[str, int]]:
+def _blocks(task: m.RunChunk | m.TrainStep | m.Evaluate) -> Iterable[tuple[str, int]]:
     """(worker, block) of all that it reads, each once, in order."""
     gathers: Iterator[Gather] = (each for of in task.inputs.values() for each in of)
     return dict.fromkeys(block for gather in gathers for block in gather.refs)

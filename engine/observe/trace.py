@@ -20,7 +20,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import msgspec
 
@@ -46,6 +46,27 @@ _BUFFERED = 1024
 """Events kept in memory before they are written; a kill loses these."""
 
 
+class _Event(NamedTuple):
+    """own: its kind's own fields."""
+
+    track: str
+    name: str
+    at: float
+    own: dict[str, Any]
+    args: dict[str, Any]
+
+
+class _Ends(NamedTuple):
+    """Of an arrow: where it leaves, and where it comes."""
+
+    number: int
+    kind: str
+    source: str
+    leaves: float
+    target: str
+    comes: float
+
+
 class Trace:
     """Writes one trace file, for several threads. A failed write is logged once and ends the trace,
     not the run. Opening truncates: a resumed run takes another file.
@@ -69,7 +90,7 @@ class Trace:
         self._path = path
         with writing("the trace", path):
             self._file: int | None = own(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
-        self._events: deque[tuple[Any, ...]] = deque()
+        self._events: deque[_Event | _Ends] = deque()
         self._tracks: dict[str, tuple[int, int]] = {}
         self._processes: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -105,21 +126,18 @@ class Trace:
         source, target = arrow.source, arrow.target
         at = max(source.start, min(source.end - _INSIDE, target.start))
         self._number += 1
-        with_id = {"id": self._number, "cat": arrow.kind}
-        self._add(source.track, arrow.kind, at, {"ph": "s", **with_id}, {})
-        self._add(target.track, arrow.kind, target.start, {"ph": "f", "bp": "e", **with_id}, {})
+        self._add(_Ends(self._number, arrow.kind, source.track, at, target.track, target.start))
 
     def span(self, track: str, name: str, start: float, end: float, **args: Any) -> None:
         """Something that lasted from start to end, in seconds."""
         whole = round(_us(end) - _us(start), 3)  # of rounded times, so that no end passes a start
-        self._add(track, name, start, {"ph": "X", "dur": whole}, args)
+        self._add(_Event(track, name, start, {"ph": "X", "dur": whole}, args))
 
     def instant(self, track: str, name: str, at: float, **args: Any) -> None:
         """A moment: a publish, a death."""
-        self._add(track, name, at, {"ph": "i", "s": "t"}, args)
+        self._add(_Event(track, name, at, {"ph": "i", "s": "t"}, args))
 
-    def _add(self, *event: Any) -> None:
-        """Track, name, time, its kind's own fields, arguments."""
+    def _add(self, event: _Event | _Ends) -> None:
         self._events.append(event)
         if len(self._events) >= _BUFFERED:
             self.flush()
@@ -159,8 +177,10 @@ class Trace:
             os.close(self._file)
             self._file = None
 
-    def _encode(self, event: tuple[Any, ...]) -> list[bytes]:
-        """The event's line, after the lines that name its track where it is new."""
+    def _encode(self, event: _Event | _Ends) -> list[bytes]:
+        """The event's lines, after the lines that name its track where it is new."""
+        if isinstance(event, _Ends):
+            return self._encode_ends(event)
         track, name, at, own, args = event
         lines = [] if track in self._tracks else self._name(track)
         pid, tid = self._tracks[track]
@@ -168,6 +188,17 @@ class Trace:
         if args:
             line["args"] = args
         return [*lines, msgspec.json.encode(line, enc_hook=str)]
+
+    def _encode_ends(self, ends: _Ends) -> list[bytes]:
+        """Both of an arrow, in one piece, so that a kill leaves none with one end. Its spans have
+        named the tracks.
+        """
+        number, kind, leaves, at, comes, start = ends
+        (pid, tid), (to_pid, to_tid) = self._tracks[leaves], self._tracks[comes]
+        same = f'"id":{number},"cat":"{kind}","name":"{kind}"'
+        one = f'{{"ph":"s",{same},"ts":{_us(at)},"pid":{pid},"tid":{tid}}}'
+        other = f'{{"ph":"f","bp":"e",{same},"ts":{_us(start)},"pid":{to_pid},"tid":{to_tid}}}'
+        return [f"{one},\n{other}".encode()]
 
     def _name(self, track: str) -> list[bytes]:
         """Number a new track; returns the metadata events that name it."""

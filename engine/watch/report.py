@@ -143,7 +143,9 @@ def _versions(versions: Any) -> dict[str, str]:
 
 
 def _time(seconds: float | None) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds)) if seconds is not None else ""
+    if seconds is None:
+        return ""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
 def _drawing(served: ServedRuns, name: str) -> str:

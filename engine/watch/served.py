@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,11 @@ from engine.watch.described import (
     state_of,
 )
 from engine.watch.edge_rows import edge_rows
-from engine.watch.flow_index import FlowIndex, LiveTail
+from engine.watch.flow_index import EVENTS, FlowIndex, LiveTail
 from engine.watch.lanes import Lanes
 from engine.watch.logs import errors_of, log_lines, logged_workers
 from engine.watch.metric_index import MetricIndex, last_row
-from engine.watch.opened import FileMark, NotServed, OpenFolder, RunRoot
+from engine.watch.opened import FileMark, NotServed, OpenFolder, RunRoot, inside
 from engine.watch.planned import GRAPH, PLAN, KeptRecords, PlanFile, PlanNode, read_records
 from engine.watch.sample_index import Chosen, SampleIndex, SampleQuery
 from engine.watch.sample_rows import short_rows, whole_row
@@ -222,9 +222,16 @@ class ServedRuns:
             records = [kept.read(folder) for folder, kept in opened]
             return compared(list(dict.fromkeys(names)), folders, records)
 
-    def prometheus(self) -> str:
-        """The last Step of each run that is running, as Prometheus reads it."""
-        return ""
+    def prometheus(self) -> bytes:
+        """The figures of each run that is running, as Prometheus reads them."""
+        from engine.observe.prometheus import exposition  # here: a package that only this needs
+
+        found: dict[str, Path] = {}
+        for name in self.root.runs():
+            with suppress(NotServed), self.root.open(name) as folder:
+                if state_of(folder)[0] == "running" and _is_own(folder):
+                    found[name] = self.root.path / name
+        return exposition(found)
 
     def watcher(self, name: str) -> RunWatcher:
         """What a stream looks at. Raises NotServed where there is no such run."""
@@ -309,6 +316,16 @@ def rounded(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: v if k in ("wall", "start", "end") else rounded(v) for k, v in value.items()}
     return round(value, 4) if isinstance(value, float) else value
+
+
+def _is_own(folder: OpenFolder) -> bool:
+    """Whether all that figures are made of are plain files. Raises NotServed if not."""
+    for name in (PLAN, "metrics.jsonl"):
+        file = folder.open(name)
+        if file is not None:
+            file.close()
+    with inside(folder, EVENTS):
+        return True
 
 
 def _page(folder: OpenFolder, found: Chosen) -> dict[str, Any]:

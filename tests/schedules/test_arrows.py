@@ -18,7 +18,7 @@ from tests.schedules.plans import drawn_case
 from tests.schedules.watched import WatchedSpans
 from tests.schedules.weather import begun, drawn
 
-SEEDS = [range(start, start + 50) for start in (0, 50, 100, 150)]
+SEEDS = [range(start, start + 30) for start in (0, 30, 60)]
 
 
 def watched(seed: int, *, deaths: bool) -> WatchedSpans:
@@ -107,7 +107,7 @@ def require_versions(watcher: WatchedSpans) -> None:
 
 
 def reads(task: m.Task) -> set[tuple[str, int]]:
-    """The blocks that a task reads."""
-    if isinstance(task, m.Offer | m.Load):
+    """The blocks that a task has arrows from: those that it reads; samples have none."""
+    if isinstance(task, m.Offer | m.Load | m.Record):
         return set()
     return {ref for of in task.inputs.values() for gather in of for ref in gather.refs}

@@ -70,6 +70,8 @@ LINES = [
                                                             "--buffer"]),
     ("dataflow diff graphs.grpo:grpo graphs.gs", ["graphs.gspo:gspo"]),
     ("dataflow resume runs/x --acc", ["--accept-changes"]),
+    ("dataflow top ", ["kept"]),
+    ("dataflow top --on", ["--once"]),
     ("dataflow resume runs/kept --no-o", []),
     ("dataflow resume runs/kept --steps 3 --set train_policy.st", ["train_policy.start="]),
     ("dataflow peek runs/kept demo", ["demonstrations"]),

@@ -100,7 +100,7 @@ def test_a_run_of_another_graph_has_nothing_beside_it() -> None:
 
 @pytest.mark.parametrize(
     ("predicted", "found", "text"),
-    [(3.0, 2.0, "+50 %"), (1.0, 4.0, "-75 %"), (100.0, 1.0, "+9,900 %"), (2.0, 2.0, "+0 %")]
+    [(3.0, 2.0, "+50 %"), (1.0, 4.0, "-75 %"), (5000.0, 2.0, "2,500 x"), (2.0, 2.0, "+0 %")]
     + [(None, 2.0, "-"), (2.0, None, "-"), (2.0, 0.0, "-")],
 )
 def test_an_error_is_relative_to_what_was_measured(

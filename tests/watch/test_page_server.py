@@ -13,6 +13,7 @@ import pytest
 from dataflow.snapshot import to_json
 from engine.observe.flow.records import Tombstones
 from engine.observe.flow.segments import LiveSegments, StepSegments
+from engine.observe.runfolder import RunFolder
 from tests.kit.graphs import small_grpo
 from tests.kit.page_client import PageClient, served
 from tests.kit.processes import ended
@@ -231,6 +232,21 @@ def test_its_url_is_of_loopback_and_the_run_that_is_named_opens_first(tmp_path: 
         listening = Path(f"/proc/{page.process.pid}/net/tcp").read_text()
         assert f"0100007F:{page.port:04X} 00000000:0000 0A" in listening
         assert ended(page.process.pid, 0) is False
+
+
+def test_running_runs_are_told_to_prometheus(tmp_path: Path) -> None:
+    run = watched_run(tmp_path / "busy", steps=3)
+    watched_run(tmp_path / "done", steps=3, ended=DONE)
+    with RunFolder.open_existing(run), served(tmp_path) as page:
+        assert page.json("/api/runs/busy")["state"] == "running"
+        answer = page.ask("/metrics")
+        assert answer.headers["content-type"].startswith("text/plain")
+        text = answer.body.decode()
+        assert 'dataflow_step{graph="small",run="busy"} 3.0' in text
+        assert "done" not in text
+        (run / "metrics.jsonl").rename(run / "moved")
+        os.mkfifo(run / "metrics.jsonl")
+        assert "busy" not in page.ask("/metrics").body.decode()
 
 
 def test_plans_that_are_no_plans_are_problems(tmp_path: Path) -> None:

@@ -47,13 +47,14 @@ class Measured:
 
 
 def error(predicted: float | None, found: float | None) -> str:
-    """Of a prediction, relative to what was measured: `+40 %`, `-73 %`; `-` where one is unknown,
-    or nothing was measured.
+    """Of a prediction, relative to what was measured: `+40 %`, `-73 %`, and `338 x` for so many
+    times as much; `-` where one is unknown, or nothing was measured.
     """
     if predicted is None or not found:
         return "-"
-    share = (predicted - found) / found
-    return f"{share:+,.0%}".replace("%", " %")
+    if predicted >= 10 * found:
+        return f"{predicted / found:,.0f} x"
+    return f"{predicted / found - 1:+.0%}".replace("%", " %")
 
 
 def compared(plan: Plan, found: Measured) -> Iterator[Line]:
@@ -101,7 +102,9 @@ def _memory(plan: Plan, found: Measured) -> Iterator[Line]:
                 rows.append((f"{node.name}@{worker}, GPU", _bytes(predicted, took)))
     yield from _table("memory at most", rows)
     if rows:
-        text = "a Worker's is that of its process; its libraries, 0.5 GB with torch, are not predicted"
+        text = (
+            "a Worker's is that of its process; its libraries, 0.5 GB with torch, are not predicted"
+        )
         yield from wrapped(text, after=2)
 
 
