@@ -6,6 +6,7 @@ made of (planned.py, metric_index.py), how a run ends (engine/observe/ended.py).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
@@ -30,6 +31,7 @@ CHANGES, OPTIONS = "changes.json", "options.json"
 _LONGEST = 2000
 """Characters of a parameter's text."""
 RECORDED = "recorded"
+_GRAPH_NAME = re.compile(r'"(?:graph|program)": "([^"\\]*)"')
 
 
 def state_of(folder: OpenFolder) -> tuple[str, str]:
@@ -80,10 +82,8 @@ def _graph_name(folder: OpenFolder) -> str:
         return ""
     with with_head as file:
         head = file.read(400).decode("utf-8", "replace")
-    for key in ('"graph": "', '"program": "'):
-        if key in head:
-            return head.partition(key)[2].partition('"')[0]
-    return ""
+    found = _GRAPH_NAME.search(head)
+    return found[1] if found else ""
 
 
 def _steps(options: Mapping[str, Any]) -> int | None:

@@ -111,7 +111,8 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
         return ""
     head = "".join(f'<th scope="col">{_text(each)}</th>' for each in heads)
     body = "".join(f"<tr>{line}</tr>\n" for line in lines)
-    inside = f"<thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody>"
+    inside = f"<thead><tr>{head}</tr></thead>\n" if any(heads) else ""
+    inside += f"<tbody>{body}</tbody>"
     return f'<div class="wide"><table>{inside}</table></div>'
 
 
