@@ -113,6 +113,11 @@ FOLDERS = (  # run folders and their graph.json are targets
     _in_mine(
         "dataflow runs", "state", "reward", "size", "finished  6/6", "finished  3/3", "KiB"
     ),
+    NewcomerStep(
+        "dataflow report runs/mine --out mine.html", ("report of mine in mine.html",),
+        makes="mine.html", folder=MINE,
+    ),
+    _in_mine("dataflow watch nobody", "dataflow watch: ", "Fix: ", code=2),
     _in_mine(f"COLUMNS=60 dataflow runs | {FITS}", "finished  steps 6/6  reward", "size"),
     _in_mine(
         f"COLUMNS=60 dataflow top mine --once | {FITS}",

@@ -30,6 +30,8 @@ COMMANDS = {
     "run": "run a graph or a Program",
     "resume": "go on from a run folder's last checkpoint",
     "peek": "show the first rows of one node's output",
+    "watch": "show runs on a page of the browser, while they go on and afterwards",
+    "report": "write what a run did as one HTML file",
     "runs": "list run folders: how far each is, and how it ended",
     "top": "show what a run does, live or afterwards: who waits for whom",
     "diff": "show what changes from one graph, or run, to another",

@@ -113,8 +113,10 @@ def _candidates(given: Sequence[str], commands: Mapping[str, str]) -> Iterator[s
         yield from shipped()
     elif command in _TARGETS and len(words) < places:
         yield from _targets(current)
-    elif command == "top" and not words:
+    elif command == "watch" or (command == "top" and not words):
         yield from _runs(Path("runs"))
+    elif command == "report" and not words:
+        yield from (f"runs/{name}" for name in _runs(Path("runs")))
     elif command == "peek" and len(words) == 1:
         yield from (node.name for node in settable(load_target(words[0]).graph()))
     elif command in (*_TARGETS, "resume") and words and _last_flag(words) == "--set":
