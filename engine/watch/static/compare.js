@@ -8,6 +8,8 @@ import { pill, steps } from "./runs.js";
 import { swatch, Track } from "./track.js";
 
 const POINTS = 1500;
+const KINDS = { "+": "added", "-": "removed", "~": "changed" };
+const SAME = "no difference";
 
 /** The page that compares runs of these names. */
 export async function openCompare(names) {
@@ -115,17 +117,21 @@ function differences(found) {
   return el("div", { class: "two" },
     diff("Graph", "graph", found.graph, "The graphs are the same."),
     diff("Plan", "plan", found.plan, "The plans are the same."),
-    diff("Options", "options", optionLines(found.options), "The options are the same."));
+    options(found));
 }
 
-function optionLines(options) {
-  return (options ?? []).map((line) => (typeof line === "string" ? line : JSON.stringify(line))).join("\n");
+function options({ options: differ = [], runs }) {
+  const text = (value) => el("code", { text: typeof value === "string" ? value : JSON.stringify(value ?? null) });
+  const rows = differ.map(({ option, values }) => [el("code", { text: option }), ...runs.map((run) => text(values[run]))]);
+  const shown = rows.length ? el("div", { class: "pad scroll" }, table(["option", ...runs], rows)) : empty("The options are the same.");
+  return el("section", { class: "card", "aria-labelledby": "options-title" },
+    el("div", { class: "bar" }, el("h2", { text: "Options", id: "options-title" })), shown);
 }
 
 function diff(title, id, text, same) {
   const lines = (text ?? "").split("\n");
-  const kind = (line) => (/^\+/.test(line) ? "added" : /^-/.test(line) ? "removed" : null);
-  const shown = text?.trim()
+  const kind = (line) => KINDS[/^\s*([-+~])/.exec(line)?.[1]] ?? null;
+  const shown = text?.trim() && text.trim() !== SAME
     ? el("pre", { class: "diff", tabindex: "0", role: "region", "aria-label": `${title}: what differs` },
       lines.map((line) => el("span", { class: kind(line), text: kind(line) ? line || " " : `${line}\n` })))
     : empty(same);

@@ -21,7 +21,7 @@ export class Graph {
   #drawing = null;
   #index = null;
   #life = null;
-  #options = { by: "graph", fold: true };
+  #options = { by: "graph", fold: undefined };
 
   /** choose(kind, id): a part was opened. */
   constructor(session, choose) {
@@ -39,11 +39,12 @@ export class Graph {
     this.#caption = el("span", { class: "soft", id: "figures-of" });
     this.#percent = el("span", { class: "zoom", role: "status", "aria-label": "zoom" });
     const button = (text, label, fn) => el("button", { type: "button", text, "aria-label": label, on: { click: fn } });
-    const fold = el("input", { type: "checkbox", checked: true, on: { change: () => this.set({ fold: fold.checked }) } });
+    const unfold = () => this.set({ fold: unfolded.checked ? 0 : undefined });
+    const unfolded = el("input", { type: "checkbox", on: { change: unfold } });
     const bar = el("div", { class: "bar" },
       el("h2", { text: "Graph", id: "graph-title" }), this.#caption,
       el("span", { class: "push" }), this.#segments(),
-      el("label", { class: "choice" }, fold, "Fold chains"),
+      el("label", { class: "choice" }, unfolded, "Unfold chains"),
       el("span", { class: "segments", role: "group", "aria-label": "Zoom" },
         button("\u2212", "Zoom out", () => this.zoomBy(1 / 1.2)),
         button("+", "Zoom in", () => this.zoomBy(1.2)),
@@ -83,7 +84,7 @@ export class Graph {
   async load() {
     const { by, fold } = this.#options;
     try {
-      const text = await getText(of(this.#session.name, "drawing"), { by, fold: fold ? 1 : 0 });
+      const text = await getText(of(this.#session.name, "drawing"), { by, fold });
       this.#adopt(parsed(text));
     } catch (error) {
       this.#view.replaceChildren(empty(`The graph cannot be drawn: ${error.message}`));
@@ -102,8 +103,18 @@ export class Graph {
     const parts = this.#parts();
     parts.forEach(({ g }, i) => g.setAttribute("tabindex", i ? "-1" : "0"));
     this.fit(READABLE);
+    this.#life.measure(drawing.getBoundingClientRect(), this.#zoom);
+    this.#look();
     this.#update();
   }
+
+  /** Tells the life which part of the drawing is in sight. */
+  #look = () => {
+    if (!this.#drawing?.isConnected) return;
+    const [frame, root] = [this.#view.getBoundingClientRect(), this.#drawing.getBoundingClientRect()];
+    const box = [frame.left - root.left, frame.top - root.top, frame.right - root.left, frame.bottom - root.top];
+    this.#life.within(box.map((x) => x / this.#zoom));
+  };
 
   #update = () => {
     const figures = this.#session.figures;
@@ -145,6 +156,7 @@ export class Graph {
     this.#drawing.style.width = `${Math.round(width * this.#zoom)}px`;
     this.#drawing.style.height = `${Math.round(height * this.#zoom)}px`;
     say(this.#percent, percent(this.#zoom));
+    soon(this.#look);
   }
 
   /** As large as the frame allows, at most as drawn and at least `least`. */
@@ -169,6 +181,7 @@ export class Graph {
 
   #listen() {
     const view = this.#view;
+    view.addEventListener("scroll", () => soon(this.#look), { passive: true });
     view.addEventListener("wheel", (event) => this.#wheel(event), { passive: false });
     view.addEventListener("pointerdown", (event) => this.#hold(event));
     view.addEventListener("click", (event) => this.#open(event.target));

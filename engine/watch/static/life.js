@@ -17,6 +17,11 @@ export class Life {
   #edges;
   #weights;
   #cuts;
+  #figures = null;
+  #places = new Map();
+  #found = new Map();
+  #most = 1;
+  #seen = () => true;
 
   constructor(index) {
     this.#nodes = index.nodes.map((node) => new NodeLife(node));
@@ -25,17 +30,42 @@ export class Life {
     this.#cuts = index.cuts.map((each) => new CutLife(each));
   }
 
+  /** Notes where each part is in the drawing, whose root is at `origin` on the screen. */
+  measure(origin, zoom) {
+    for (const { g } of [...this.#nodes, ...this.#edges, ...this.#weights]) {
+      const { left, top, right, bottom } = g.getBoundingClientRect();
+      const place = [left - origin.left, top - origin.top, right - origin.left, bottom - origin.top];
+      this.#places.set(g, place.map((x) => x / zoom));
+    }
+  }
+
+  /** Touches only parts that meet this box of the drawing: the others are not in sight. */
+  within([left, top, right, bottom]) {
+    this.#seen = ({ g }) => {
+      const [a, b, c, d] = this.#places.get(g) ?? [left, top, right, bottom];
+      return c >= left && a <= right && d >= top && b <= bottom;
+    };
+    this.#draw();
+  }
+
   /** Shows the figures; null takes them away. */
   show(figures) {
-    const flow = figures?.flow ?? {};
-    const found = byNode(flow);
-    const critical = new Set(figures?.critical ?? []);
-    for (const node of this.#nodes) node.show(found, lengthOf(flow), critical);
-    const edges = flow.edges ?? {};
-    const most = Math.max(1, ...Object.values(edges).map((edge) => edge.bytes ?? 0));
-    for (const edge of this.#edges) edge.show(edges[edge.id], most, lengthOf(flow));
+    this.#figures = figures;
+    this.#found = byNode(figures?.flow ?? {});
+    const edges = Object.values(figures?.flow?.edges ?? {});
+    this.#most = edges.reduce((most, edge) => Math.max(most, edge.bytes ?? 0), 1);
+    this.#draw();
+  }
+
+  #draw() {
+    const flow = this.#figures?.flow ?? {};
+    const length = lengthOf(flow);
+    const critical = new Set(this.#figures?.critical ?? []);
+    const inSight = (parts) => parts.filter(this.#seen);
+    for (const node of inSight(this.#nodes)) node.show(this.#found, length, critical);
+    for (const edge of inSight(this.#edges)) edge.show(flow.edges?.[edge.id], this.#most, length);
     const weights = byWeight(flow);
-    for (const each of this.#weights) each.show(weights.get(each.id));
+    for (const each of inSight(this.#weights)) each.show(weights.get(each.id));
     for (const cut of this.#cuts) cut.show(flow.cuts?.[cut.source]);
   }
 }
@@ -57,18 +87,19 @@ export function shareBar(x, y, width, height) {
   return { g, show };
 }
 
-/** What a part says before it has figures: the words that are seen come first. */
-function labelOf(g) {
-  const seen = [...g.querySelectorAll("text")].map((each) => each.textContent.trim()).filter(Boolean);
-  const label = g.getAttribute("aria-label") ?? "";
-  return [...seen, label].filter(Boolean).join(", ");
+/** Says what a part is and does: the words that are seen come first, as who speaks to it says them. */
+function describe(g, label, words) {
+  const texts = [...g.querySelectorAll("text")].map((each) => each.textContent.trim());
+  if (!g.dataset.apart) for (const each of g.querySelectorAll("text")) each.before(" ");
+  g.dataset.apart = "1";
+  set(g, "aria-label", `${texts.filter(Boolean).join(" ")}. ${label}${words && `. ${words}`}`);
 }
 
 class NodeLife {
   constructor({ g, names }) {
     this.g = g;
     this.names = names;
-    this.label = labelOf(g);
+    this.label = g.getAttribute("aria-label") ?? "";
     this.key = null;
     const strip = g.querySelector("g.life");
     if (strip) this.#build(strip);
@@ -80,7 +111,6 @@ class NodeLife {
     this.bar = shareBar(x + 4, y + 2, this.width, 8);
     this.left = svg("text", { class: "live-text", x: x + 4, y: y + 21 });
     this.right = svg("text", { class: "live-text", x: x + width - 4, y: y + 21, "text-anchor": "end" });
-    strip.setAttribute("aria-hidden", "true");
     strip.append(this.bar.g, this.left, this.right);
   }
 
@@ -117,20 +147,21 @@ class NodeLife {
   }
 
   #describe(figures) {
-    if (!figures) return set(this.g, "aria-label", this.label);
+    if (!figures) return describe(this.g, this.label, "");
     const { shares, rows, tokens, version } = figures;
     const more = [rate(rows, "rows"), tokens ? rate(tokens, "tokens") : null];
     if (version !== null) more.push(`version ${version}`);
     const words = `${inWords(shares, percent)}; ${more.filter(Boolean).join(", ")}`;
-    return set(this.g, "aria-label", `${this.label}. ${words}`);
+    return describe(this.g, this.label, words);
   }
 
   #mark(critical) {
     if (critical === this.critical) return;
     this.critical = critical;
+    this.key = null;
     this.g.classList.toggle("critical", critical);
     this.tag?.remove();
-    if (critical) this.g.append((this.tag = this.#tag()));
+    if (critical) this.g.append(" ", (this.tag = this.#tag()));
   }
 
   /** The words above the box: an outline alone would say nothing. */
@@ -149,7 +180,7 @@ class EdgeLife {
     this.id = id;
     this.g = g;
     this.wire = g.querySelector(".wire");
-    this.label = labelOf(g);
+    this.label = g.getAttribute("aria-label") ?? "";
     const at = g.querySelector("g.queue");
     if (!at) return;
     const { x, y } = placeOf(at);
@@ -157,7 +188,6 @@ class EdgeLife {
     this.rect = svg("rect", { y: y - 8, height: 16, rx: 8 });
     this.text = svg("text", { x, y: y + 3.5, "text-anchor": "middle" });
     this.pill = svg("g", { class: "queue-pill", visibility: "hidden" }, this.rect, this.text);
-    at.setAttribute("aria-hidden", "true");
     at.append(this.pill);
   }
 
@@ -169,9 +199,9 @@ class EdgeLife {
     if (this.pill) this.#queue(edge);
     const waiting = edge?.waiting_rows ?? 0;
     const words = edge
-      ? `. ${rate((edge.rows ?? 0) / length, "rows")}, ${bytes(moved / length)}/s, ${count(waiting)} rows wait`
+      ? `${rate((edge.rows ?? 0) / length, "rows")}, ${bytes(moved / length)}/s, ${count(waiting)} rows wait`
       : "";
-    set(this.g, "aria-label", this.label + words);
+    if (words !== this.described) describe(this.g, this.label, (this.described = words));
   }
 
   #queue(edge) {

@@ -22,8 +22,13 @@ const panel = new Panel(document.getElementById("panel"), () => goTo(null));
 let page = null;
 let asked = 0;
 
-/** `{kind, names, part}` of an address. */
+/** `{kind, names, part}` of an address; `#A,B`, which the server's first page has, names runs. */
 function route() {
+  const bare = location.hash.slice(1);
+  if (bare && !bare.startsWith("/")) {
+    const names = bare.split(",").map(decodeURIComponent);
+    return { kind: names.length > 1 ? "compare" : "run", names, part: null };
+  }
   const parts = location.hash.replace(/^#\/?/, "").split("/").filter(Boolean);
   const decoded = parts.map(decodeURIComponent);
   if (parts[0] === "run" && parts[1]) {

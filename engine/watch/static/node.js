@@ -15,7 +15,7 @@ export async function nodeSections(session, name) {
     section("What it is", facts([
       ["operator", node.operator],
       ["call", node.call ? el("code", { text: node.call }) : null],
-      ["source", node.source ? el("code", { text: node.source }) : null],
+      ["source", node.source ? el("code", { text: node.source, title: node.file }) : null],
       ["kernel", node.kernel ? el("code", { text: node.kernel }) : null],
       ["region", node.region],
       ["layout", node.layout],
@@ -67,7 +67,7 @@ function estimate({ estimate: planned, measured }) {
   const names = [...new Set([...Object.keys(planned?.bytes ?? {}), ...Object.keys(parts)])];
   const size = (n) => (n === null || n === undefined ? "-" : bytes(n));
   const rows = names.map((name) => [name, size(planned?.bytes?.[name]), size(parts[name])]);
-  rows.push(["all bytes", size(planned?.total), size(all ?? parts.total)]);
+  rows.push([all === null ? "all" : "all; the peak of a Worker", size(planned?.total), size(all ?? parts.total)]);
   rows.push(["seconds a Step", seconds(planned?.seconds), seconds(measured?.seconds)]);
   const numbers = { class: "number" };
   return table(["part", { text: "estimate", ...numbers }, { text: "measured", ...numbers }], rows);

@@ -42,7 +42,7 @@ class RunPage {
     this.headline = this.#headline();
     this.elements = [this.#said.element, this.#how, this.graph.element, this.axis.element, this.samples.element, this.#tip];
     for (const topic of ["run", "step", "figures"]) session.on(topic, () => soon(this.#update));
-    session.on("selection", () => this.#refreshPanel());
+    session.on("settled", () => this.#refreshPanel());
     this.#timer = setInterval(() => soon(this.#clock), 1000);
     this.#update();
     session.open();

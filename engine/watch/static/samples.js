@@ -26,13 +26,14 @@ export class Samples {
   #chosen = null;
   #timer = 0;
   #most = 1;
+  #unread = 0;
 
   /** open(row): a row was chosen. */
   constructor(session, open) {
     this.#session = session;
     this.#open = open;
     this.element = this.#section();
-    session.on("selection", () => this.reload());
+    session.on("settled", () => this.reload());
     session.on("step", () => this.#later());
     this.reload();
   }
@@ -104,6 +105,11 @@ export class Samples {
     soon(this.#draw);
   }
 
+  /** The server has read only some files yet: it goes on with the next request. */
+  #again() {
+    if (!this.#timer) this.#timer = setTimeout(() => this.reload({ keep: true }), 500);
+  }
+
   #params(page) {
     const { selection } = this.#session;
     return { ...this.#filters, from: selection?.from, to: selection?.to, offset: page * PAGE, limit: PAGE };
@@ -120,6 +126,8 @@ export class Samples {
       return null;
     }
     this.#total = found.total;
+    this.#unread = Math.max(0, (found.files ?? 0) - (found.read ?? 0));
+    if (this.#unread) this.#again();
     this.#pages.set(page, found.rows);
     for (const { reward } of found.rows) this.#most = Math.max(this.#most, Math.abs(reward ?? 0));
     soon(this.#draw);
@@ -151,11 +159,15 @@ export class Samples {
   #count() {
     const { selection } = this.#session;
     const words = selection ? ` of Steps ${selection.from} to ${selection.to}` : "";
-    say(this.#counted, this.#total ? `${plural(this.#total, "sample")}${words}` : "");
+    say(this.#counted, this.#total ? `${plural(this.#total, "sample")}${words}${this.#reading()}` : this.#reading());
     this.#grid.hidden = !this.#total;
     this.#nothing.hidden = Boolean(this.#total);
     this.#grid.setAttribute("aria-rowcount", this.#total + 1);
     if (!this.#total) this.#nothing.replaceChildren(empty(this.#without()));
+  }
+
+  #reading() {
+    return this.#unread ? `, ${plural(this.#unread, "file")} still to be read` : "";
   }
 
   #without() {
@@ -174,9 +186,9 @@ export class Samples {
     const cells = [
       cell("soft", `${row.step}`), cell("cut prompt wide", text(row.prompt)), cell("cut", row.completion ?? ""),
       meter(row.reward, this.#most),
-      cell("number wide", row.length === null || row.length === undefined ? "-" : count(row.length)),
+      cell("number wide", known(row.length) ? count(row.length) : "-"),
       cell("wide soft", row.finish ?? "-"),
-      cell("number wide", row.version === null || row.version === undefined ? "-" : `v${row.version}`),
+      cell("number wide", known(row.version) ? `v${row.version}` : "-"),
     ];
     const element = el("div", {
       class: key === this.#chosen ? "row chosen" : "row", role: "row", "aria-rowindex": i + 2, "data-key": key, tabindex: "-1",
@@ -222,6 +234,8 @@ export class Samples {
   }
 }
 
+const known = (value) => value !== null && value !== undefined;
+
 function trainers(run) {
   return (run.nodes ?? []).filter((node) => node.work === "train").map((node) => node.name);
 }
@@ -244,8 +258,8 @@ function meter(reward, most) {
     el("span", { class: "gauge", "aria-hidden": "true" }, fill), el("span", { text: number(reward) }));
 }
 
-/** A prompt as one text: of messages the last one's. */
+/** A prompt as one text; of messages what comes after the system's. */
 function text(prompt) {
-  if (typeof prompt === "string") return prompt;
+  if (typeof prompt === "string") return prompt.replace(/^system: [\s\S]*?\nuser: /, "");
   return prompt?.at?.(-1)?.content ?? "";
 }

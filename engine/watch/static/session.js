@@ -2,16 +2,20 @@
 //
 // Owns: that state and who is told of a change. Does not own: any element.
 //
-// Topics: run, figures, step, selection, view, live, hover.
+// Topics: run, figures, step, selection (while a brush moves), settled (once it rests), view, live.
 
 import { get, Latest, of } from "./api.js";
 import { Stream } from "./stream.js";
+
+/** Milliseconds for which a selection does not change before anything is asked for it. */
+const SETTLES = 140;
 
 export class Session {
   #topics = new Map();
   #flow = new Latest();
   #stream = null;
   #closed = false;
+  #settling = 0;
 
   constructor(run) {
     this.name = run.name;
@@ -54,6 +58,7 @@ export class Session {
 
   close() {
     this.#closed = true;
+    clearTimeout(this.#settling);
     this.#stream?.close();
     this.#flow.stop();
   }
@@ -130,6 +135,13 @@ export class Session {
     if (chosen) this.live = false;
     this.tell("live");
     this.tell("selection");
+    clearTimeout(this.#settling);
+    this.#settling = setTimeout(() => this.#settled(), SETTLES);
+  }
+
+  /** A brush rests: now requests are worth it. */
+  #settled() {
+    this.tell("settled");
     this.refreshFigures();
   }
 
@@ -146,17 +158,12 @@ export class Session {
     this.live = this.running;
     this.view = null;
     this.selection = null;
-    for (const topic of ["live", "selection", "view"]) this.tell(topic);
+    for (const topic of ["live", "selection", "settled", "view"]) this.tell(topic);
     this.refreshFigures();
   }
 
   unfollow() {
     this.live = false;
     this.tell("live");
-  }
-
-  hover(words) {
-    this.hovered = words;
-    this.tell("hover");
   }
 }

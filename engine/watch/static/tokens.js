@@ -42,7 +42,12 @@ function greatest(tokens, name) {
 
 function span(token, i) {
   const out = token.mask === 0 || token.mask === false;
-  return el("span", { class: out ? "token unmasked" : "token", "data-at": i, text: token.text });
+  return el("span", { class: out ? "token unmasked" : "token", "data-at": i, text: textOf(token) });
+}
+
+/** What a token says; without a known tokenizer its number. */
+function textOf(token) {
+  return token.text ?? `<${token.id}>`;
 }
 
 function paint(each, value, most) {
@@ -59,7 +64,7 @@ function mark(version, changed) {
 
 /** What a token says of itself. */
 export function words(token, i) {
-  const lines = [`token ${i + 1}: ${JSON.stringify(token.text)}`];
+  const lines = [`token ${i + 1}: ${JSON.stringify(textOf(token))}`];
   if (isNumber(token.advantage)) lines.push(`advantage ${signed(token.advantage)}`);
   if (isNumber(token.difference)) lines.push(`log-prob, trainer minus sampler: ${signed(token.difference)}`);
   if (isNumber(token.version)) lines.push(`version ${token.version}`);
@@ -77,8 +82,8 @@ export function asTable(tokens) {
     const heads = ["#", "token", ...numbers.slice(1).map((text) => ({ text, class: "number" }))];
     const value = (x) => (isNumber(x) ? signed(x) : "-");
     place.append(table(heads, tokens.map((token, i) => [
-      String(i + 1), el("code", { text: JSON.stringify(token.text) }), value(token.advantage), value(token.difference),
-      isNumber(token.version) ? number(token.version) : "-", token.mask === undefined ? "-" : String(Number(token.mask)),
+      String(i + 1), el("code", { text: JSON.stringify(textOf(token)) }), value(token.advantage), value(token.difference),
+      isNumber(token.version) ? number(token.version) : "-", isNumber(token.mask) ? String(token.mask) : "-",
     ])));
   });
   return details;
