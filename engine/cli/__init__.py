@@ -30,6 +30,8 @@ COMMANDS = {
     "run": "run a graph or a Program",
     "resume": "go on from a run folder's last checkpoint",
     "peek": "show the first rows of one node's output",
+    "watch": "show runs on a page of the browser, while they go on and afterwards",
+    "report": "write what a run did as one HTML file",
     "runs": "list run folders: how far each is, and how it ended",
     "diff": "show what changes from one graph, or run, to another",
     "test": "test what an operator or a loss promises, on generated rows",

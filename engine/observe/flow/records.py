@@ -36,6 +36,8 @@ class ReplicaFlow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     tokens: int = 0
     version: int = -1
     """Of the weights that it has; -1 without any."""
+    device_peak: int = 0
+    """Greatest bytes allocated on its GPU while it computed."""
 
 
 class EdgeFlow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
