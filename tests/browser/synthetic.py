@@ -47,7 +47,7 @@ SECONDS = 2.5
 PROMPTS, ANSWERS = 4, 4
 SCRIPT = "<script>alert(1)</script>"
 """A completion that is text, whatever it looks like."""
-_WORDS = "so the sum of both is then clearly that number which we were asked for".split()
+_WORDS = ("so", "the", "sum", "of", "both", "is", "then", "clearly", "that", "number", "we", "want")
 _CALL = {"function": {"name": "add", "arguments": '{"a": 3, "b": 4}'}}
 
 
@@ -63,7 +63,8 @@ class Made:
 
 
 FINISHED = {"state": "finished", "reason": "all steps are done"}
-FAILED = {"state": "failed", "reason": "KernelError: score: LookupError: a prompt that begins with a"}
+_CAUSE = "LookupError: a prompt that begins with a"
+FAILED = {"state": "failed", "reason": f"KernelError: score: {_CAUSE}"}
 
 
 def make(root: Path, made: Made) -> Path:
@@ -223,7 +224,7 @@ def _tombstone(made: Made) -> Tombstones:
         wall=BEGAN + made.steps * SECONDS,
         node="score",
         keys=[(made.steps * PROMPTS, 0, 0)],
-        error="LookupError: a prompt that begins with a",
+        error=_CAUSE,
     )
 
 
@@ -235,8 +236,8 @@ def _samples(step: int, made: Made) -> pa.Table:
         for sample in range(ANSWERS)
     ]
     lists = {"advantages": pa.float32(), "sampler_logprobs": pa.float32()}
-    lists |= {"trainer_logprobs": pa.float32(), "versions": pa.int32(), "completion_ids": pa.int32()}
-    lists |= {"completion_mask": pa.uint8()}
+    lists |= {"trainer_logprobs": pa.float32(), "versions": pa.int32()}
+    lists |= {"completion_ids": pa.int32(), "completion_mask": pa.uint8()}
     columns: dict[str, pa.Array] = {}
     for name in rows[0]:
         kind = pa.large_list(lists[name]) if name in lists else None

@@ -87,8 +87,9 @@ export class Axis {
 
   #bar = () => {
     const { selection, view, live, running } = this.#session;
-    this.#from.value = selection?.from ?? "";
-    this.#to.value = selection?.to ?? "";
+    for (const [field, step] of [[this.#from, selection?.from], [this.#to, selection?.to]]) {
+      if (field !== document.activeElement || !selection) field.value = step ?? "";
+    }
     this.#clear.disabled = this.#zoom.disabled = !selection;
     this.#all.disabled = !view;
     this.#live.hidden = !running;
@@ -149,7 +150,7 @@ export class Axis {
     const specs = chosen ? chosenTracks(chosen) : usual(this.#session.run.metrics ?? []);
     this.#tracks = specs.map(({ title, unit, names }) => new Track({
       title, unit, range: this.#range, brush: this.#brush,
-      lines: names.map((name) => ({ name, label: shortName(name, title), sparse: name.startsWith("eval/") })),
+      lines: names.map((name) => ({ name, label: shortName(name, names), sparse: name.startsWith("eval/") })),
     }));
     const nothing = chosen ? "No metric is chosen." : "No Step has ended yet; curves begin with the first.";
     this.#place.replaceChildren(...this.#tracks.map((track) => track.element));

@@ -9,14 +9,20 @@ const TRACKS = [
   { title: "Loss", test: (name) => name.startsWith("loss/") },
   { title: "Evaluation", test: (name) => /^eval\/(?!initial\/)(?!.*rows$)/.test(name) },
   { title: "Throughput", unit: "tokens/s", test: (name) => name === "throughput/tokens_per_second" },
-  { title: "Step", unit: "s", test: (name) => name === "time/step" },
+  { title: "Time of a Step", unit: "s", test: (name) => name === "time/step" },
 ];
 const MOST = 6;
 
 /** Tracks of the metrics that a run has: `[{title, unit, names}]`. */
 export function usual(names) {
-  const found = TRACKS.map((track) => ({ ...track, names: names.filter(track.test).slice(0, MOST) }));
+  const sorted = [...names].sort((a, b) => rank(a) - rank(b) || (a < b ? -1 : 1));
+  const found = TRACKS.map((track) => ({ ...track, names: sorted.filter(track.test).slice(0, MOST) }));
   return found.filter((track) => track.names.length);
+}
+
+/** What sums up comes first: short names, and of two the mean. */
+function rank(name) {
+  return name.split("/").length * 2 + (name.endsWith("/mean") ? 0 : 1);
 }
 
 /** Tracks of chosen metrics: those of one group together. */
@@ -59,10 +65,13 @@ export function byPrefix(names) {
   return groups;
 }
 
-/** What is left of a name beside its track's title. */
-export function shortName(name, title) {
+/** What is left of a name without what all names of its track begin with; a function's mean: its name. */
+export function shortName(name, names) {
   const parts = name.split("/");
-  const rest = parts[0] === title.toLowerCase() ? parts.slice(1) : parts;
+  const others = names.map((each) => each.split("/"));
+  let same = 0;
+  while (same < parts.length - 1 && others.every((each) => each[same] === parts[same])) same += 1;
+  const rest = parts.slice(same);
   if (parts[0] === "reward" && rest.length > 1 && rest.at(-1) === "mean") rest.pop();
-  return rest.join("/") || name;
+  return rest.join("/");
 }

@@ -59,7 +59,7 @@ function paint(each, value, most) {
 
 function mark(version, changed) {
   const words = changed ? `the weights change to version ${version} here` : `version ${version}`;
-  return el("span", { class: "version-mark", title: words, text: `v${version}` });
+  return el("span", { class: "version-mark", title: words, "data-version": `v${version}` });
 }
 
 /** What a token says of itself. */

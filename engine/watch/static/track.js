@@ -5,7 +5,6 @@
 import uPlot from "./vendor/uplot.js";
 import { colour, el, say, svg } from "./dom.js";
 import { number } from "./format.js";
-import { shortName } from "./metrics.js";
 
 /** Left and right of every plot and lane, in pixels: one Step is at one place in all of them. */
 export const LEFT = 54;
