@@ -177,7 +177,7 @@ export class Axis {
     const path = of(this.#session.name, "series");
     const found = await this.#series.get(path, { names: names.join(","), ...this.#bounds() }).catch(() => null);
     if (!found) return;
-    if (!this.#session.view) this.#session.run.step = Math.max(this.#session.last, found.last ?? 0);
+    if (!this.#session.view) this.#session.run.step = found.last ?? this.#session.run.step;
     soon(() => {
       for (const track of this.#tracks) {
         track.show([found.steps, ...track.lines.map(({ name }) => found.series[name] ?? found.steps.map(() => null))]);

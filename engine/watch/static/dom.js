@@ -10,7 +10,7 @@ function fill(node, props, children) {
     if (value === false && !name.startsWith("aria-")) continue;
     if (name === "on") for (const [type, fn] of Object.entries(value)) node.addEventListener(type, fn);
     else if (name === "text") node.textContent = value;
-    else if (name === "value" || name === "checked") node[name] = value;
+    else if (["value", "checked", "selected"].includes(name)) node[name] = value;
     else node.setAttribute(name, value === true && !name.startsWith("aria-") ? "" : String(value));
   }
   node.append(...children.flat().filter((child) => child !== null && child !== undefined));

@@ -14,16 +14,20 @@ const FROM = {
   samples: "the recorded samples",
 };
 
-/** Sections about a data edge. */
-export async function edgeSections(session, id) {
+/** Sections about a data edge. live(fn): `fn` is called when there are newer figures. */
+export async function edgeSections(session, id, live) {
   const edge = await get(of(session.name, "edge"), { id });
+  const now = el("div", {});
+  const show = () => now.replaceChildren(facts([
+    ["route", edge.route],
+    ["bytes a row", edge.bytes_per_row ? bytes(edge.bytes_per_row) : null],
+    ["rows below from", origin(edge)],
+    ...carried(session.figures, id),
+  ]));
+  show();
+  live(show);
   return [
-    section("What it carries", facts([
-      ["route", edge.route],
-      ["bytes a row", edge.bytes_per_row ? bytes(edge.bytes_per_row) : null],
-      ["rows below from", origin(edge)],
-      ...carried(session.figures, id),
-    ])),
+    section("What it carries", now),
     section("Schema", table(["column", "type"],
       (edge.columns ?? []).map(({ name, type }) => [el("code", { text: name }), el("code", { text: type })]))),
     section("Newest rows", rowsOf(edge)),

@@ -43,7 +43,7 @@ export class Graph {
     const unfolded = el("input", { type: "checkbox", on: { change: unfold } });
     const bar = el("div", { class: "bar" },
       el("h2", { text: "Graph", id: "graph-title" }), this.#caption,
-      el("span", { class: "push" }), this.#segments(),
+      el("span", { class: "push" }), this.#phases(), this.#segments(),
       el("label", { class: "choice" }, unfolded, "Unfold chains"),
       el("span", { class: "segments", role: "group", "aria-label": "Zoom" },
         button("\u2212", "Zoom out", () => this.zoomBy(1 / 1.2)),
@@ -70,6 +70,15 @@ export class Graph {
 
   #mark;
 
+  /** Of a Program: which phase's graph is drawn. */
+  #phases() {
+    const { phases = [], phase } = this.#session.run;
+    if (phases.length < 2) return null;
+    const choice = el("select", { "aria-label": "Phase", on: { change: () => this.set({ phase: choice.value }) } },
+      phases.map(({ number, title }) => el("option", { value: number, text: `Phase ${number}: ${title}`, selected: number === phase })));
+    return choice;
+  }
+
   get by() {
     return this.#options.by;
   }
@@ -82,9 +91,8 @@ export class Graph {
   }
 
   async load() {
-    const { by, fold } = this.#options;
     try {
-      const text = await getText(of(this.#session.name, "drawing"), { by, fold });
+      const text = await getText(of(this.#session.name, "drawing"), this.#options);
       this.#adopt(parsed(text));
     } catch (error) {
       this.#view.replaceChildren(empty(`The graph cannot be drawn: ${error.message}`));

@@ -8,9 +8,13 @@ import { bytes, count, percent, rate, seconds } from "./format.js";
 import { shareBar } from "./life.js";
 import { section } from "./panel.js";
 
-/** Sections about a node. */
-export async function nodeSections(session, name) {
+/** Sections about a node. live(fn): `fn` is called when there are newer figures. */
+export async function nodeSections(session, name, live) {
   const node = await get(of(session.name, "node", name));
+  const now = el("div", {});
+  const show = () => now.replaceChildren(...[replicas(session, name)].flat());
+  show();
+  live(show);
   return [
     section("What it is", facts([
       ["operator", node.operator],
@@ -22,7 +26,8 @@ export async function nodeSections(session, name) {
       ["Workers", (node.workers ?? []).join(", ")],
       ...weightsOf(session, name),
     ])),
-    section("Replicas", replicas(session, name)),
+    section("Replicas", now),
+    node.work === "train" ? section("Trained rows by lag", lags(session.figures?.flow)) : null,
     section("Errors", errors(node.errors)),
     section("Estimate and measured", estimate(node)),
     section("Parameters", parameters(node.params)),
@@ -34,10 +39,34 @@ function replicas(session, name) {
   const figures = session.figures?.flow ? byNode(session.figures.flow).get(name) : null;
   if (!figures) return empty("No figures of this node yet.");
   const words = el("p", { class: "soft", text: `Figures of ${session.figures.words}` });
-  return [words, el("div", {}, figures.replicas.map((each) => replica(each, figures.length)))];
+  const memory = (each) => memoryOf(session.figures, name, each.worker);
+  const shown = figures.replicas.map((each) => replica(each, figures.length, memory(each)));
+  return [words, el("div", {}, shown)];
 }
 
-function replica(each, length) {
+/** How much memory a replica's Worker has, beside what the plan expects of the node in it. */
+function memoryOf({ flow, plan }, name, worker) {
+  const found = flow.workers?.[worker];
+  if (!found?.memory) return "";
+  const planned = plan?.[`${name}@${worker}`];
+  const device = found.device ? `, ${bytes(found.device)} on its GPU` : "";
+  return `memory of its Worker ${bytes(found.memory)}${device}${planned ? `; planned for the node ${bytes(planned)}` : ""}`;
+}
+
+/** Rows of each lag, in versions, of all sources. */
+function lags(flow) {
+  const rows = [];
+  for (const cut of Object.values(flow?.cuts ?? {})) {
+    (cut.lags ?? []).forEach((n, lag) => (rows[lag] = (rows[lag] ?? 0) + n));
+  }
+  const all = rows.reduce((sum, n) => sum + n, 0);
+  if (!all) return null;
+  const numbers = { class: "number" };
+  return table(["lag", { text: "rows", ...numbers }, { text: "share", ...numbers }],
+    rows.map((n, lag) => [`${lag} versions`, count(n), percent(n / all)]));
+}
+
+function replica(each, length, memory) {
   const shares = sharesOf([each]);
   const bar = shareBar(0, 0, 200, 10);
   bar.show(shares);
@@ -51,7 +80,7 @@ function replica(each, length) {
     el("b", { text: each.worker }), picture,
     el("span", { class: "words", text: inWords(shares, percent) }),
     el("span", { class: "words", text: rates.join(", ") }),
-    el("span", { class: "words", text: blames(each) }));
+    ...[blames(each), memory].filter(Boolean).map((text) => el("span", { class: "words", text })));
 }
 
 function blames(each) {

@@ -28,6 +28,7 @@ class RunPage {
   #said = sentencePlace();
   #how = el("div", { hidden: true });
   #part = null;
+  #live = () => {};
   #tip = el("div", { class: "tip", hidden: true });
 
   /** go(part): changes the address to `{kind, id}` or null. */
@@ -79,6 +80,7 @@ class RunPage {
     say(this.#facts.reward.value, number(reward));
     this.#clock();
     this.#said.show(figures, this.#session);
+    this.#live();
     this.#ended(run);
   };
 
@@ -91,13 +93,14 @@ class RunPage {
   /** How it ended, where that is not as planned. */
   #ended(run) {
     const broken = run.state === "failed" || run.state === "ended";
-    const told = run.state !== "running" && run.reason && run.state !== "finished";
-    this.#how.hidden = !(broken || told);
+    const told = run.state === "interrupted";
+    const problems = run.problems ?? [];
+    this.#how.hidden = !(broken || told || problems.length);
     if (this.#how.hidden) return;
     this.#how.className = broken ? "how" : "how calm";
-    const words = run.state === "ended" ? "The run ended without a word: its process was killed, or its machine went down." : `The run is ${run.state}, after Step ${run.step ?? 0}.`;
-    const error = run.error ?? run.reason;
-    this.#how.replaceChildren(el("p", { text: words }), ...(error ? [el("pre", { text: error })] : []));
+    const words = broken || told ? [el("p", { text: ending(run) })] : [];
+    const reason = (broken || told) && run.reason ? [el("pre", { text: run.reason })] : [];
+    this.#how.replaceChildren(...words, ...reason, ...problems.map((text) => el("p", { text })));
   }
 
   // The panel
@@ -105,14 +108,16 @@ class RunPage {
   /** Shows a part in the panel, `{kind, id}`, or closes it. */
   show(part, { quiet = false } = {}) {
     this.#part = part;
+    this.#live = () => {};
     this.graph.mark(part?.kind, part?.id);
     this.samples.mark(part?.kind === "sample" ? part.id : null);
     if (!part) return this.#panel.hide();
     const session = this.#session;
+    const live = (fn) => (this.#live = fn);
     const open = (row) => this.#go({ kind: "sample", id: keyOf(row) });
     const shown = {
-      edge: ["edge", part.id.replace("->", " \u2192 "), () => edgeSections(session, part.id)],
-      node: ["node", part.id, () => nodeSections(session, part.id)],
+      edge: ["edge", part.id.replace("->", " \u2192 "), () => edgeSections(session, part.id, live)],
+      node: ["node", part.id, () => nodeSections(session, part.id, live)],
       sample: ["sample", sampleTitle(part.id), () => sampleSections(session, part.id, open, this.#say)],
     }[part.kind];
     return shown ? this.#panel.show(...shown, { quiet }) : this.#panel.hide();
@@ -155,6 +160,13 @@ class RunPage {
 function sampleTitle(id) {
   const [step, , position, sample] = id.split(",");
   return `Step ${step}, prompt ${position}, sample ${sample}`;
+}
+
+function ending({ state, step }) {
+  const after = `after Step ${step ?? 0}`;
+  if (state === "failed") return `The run failed, ${after}.`;
+  if (state === "interrupted") return `The run was interrupted, ${after}.`;
+  return `The run ended without a word, ${after}: its process was killed, or its machine went down.`;
 }
 
 /** Who waits for whom: one sentence, the others on demand. */

@@ -80,9 +80,16 @@ export class Session {
   }
 
   #stepped({ step, metrics }) {
-    this.run.step = Math.max(this.run.step ?? 0, step);
+    const back = step < (this.run.step ?? 0);
+    this.run.step = step;
     this.metrics = metrics;
     this.tell("step");
+    if (back) this.#again();
+  }
+
+  /** The run went back to a checkpoint, or was resumed: what was asked for is of other Steps. */
+  #again() {
+    for (const topic of ["view", "settled"]) this.tell(topic);
   }
 
   #changed(data) {
