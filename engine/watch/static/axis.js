@@ -8,6 +8,7 @@ import { Chooser } from "./chooser.js";
 import { el, empty, say, soon } from "./dom.js";
 import { kindOf, Lane, WORK } from "./lanes.js";
 import { chosenTracks, shortName, usual } from "./metrics.js";
+import { Ruler } from "./ruler.js";
 import { Track } from "./track.js";
 
 const MOST = 2000;
@@ -15,6 +16,7 @@ const PAUSE = 1500;
 
 export class Axis {
   #session;
+  #ruler;
   #tracks = [];
   #lanes = [];
   #series = new Latest();
@@ -29,6 +31,7 @@ export class Axis {
   constructor(session) {
     this.#session = session;
     this.#chooser = new Chooser(session, () => this.#build());
+    this.#ruler = new Ruler({ range: this.#range, brush: this.#brush });
     this.element = this.#section();
     session.on("selection", () => soon(this.#select));
     session.on("view", () => this.refresh());
@@ -75,7 +78,7 @@ export class Axis {
       this.#all, el("span", { class: "push" }), this.#chooser.button, this.#live);
     this.#bar();
     return el("section", { class: "card", "aria-labelledby": "axis-title" },
-      bar, this.#chooser.element, this.#place, this.#lanePlace, this.#tip);
+      bar, this.#chooser.element, this.#ruler.element, this.#place, this.#lanePlace, this.#tip);
   }
 
   #from;
@@ -119,6 +122,7 @@ export class Axis {
       this.#session.select({ from, to });
     },
     clear: () => this.#session.select(null),
+    hover: (step) => this.#ruler.hover(step),
   };
 
   #range = () => {
@@ -128,10 +132,15 @@ export class Axis {
 
   #select = () => {
     this.#bar();
-    for (const each of [...this.#tracks, ...this.#lanes]) each.select(this.#session.selection);
+    for (const each of this.#parts()) each.select(this.#session.selection);
   };
 
+  #parts() {
+    return [this.#ruler, ...this.#tracks, ...this.#lanes];
+  }
+
   #resize = () => {
+    this.#ruler.redraw();
     for (const track of this.#tracks) track.resize();
     for (const lane of this.#lanes) lane.redraw();
   };
@@ -139,7 +148,7 @@ export class Axis {
   redraw = () => soon(this.#again);
 
   #again = () => {
-    for (const each of [...this.#tracks, ...this.#lanes]) each.redraw();
+    for (const each of this.#parts()) each.redraw();
   };
 
   // What is shown
@@ -179,6 +188,7 @@ export class Axis {
     if (!found) return;
     if (!this.#session.view) this.#session.run.step = found.last ?? this.#session.run.step;
     soon(() => {
+      this.#ruler.redraw();
       for (const track of this.#tracks) {
         track.show([found.steps, ...track.lines.map(({ name }) => found.series[name] ?? found.steps.map(() => null))]);
         track.select(this.#session.selection);

@@ -4,6 +4,7 @@ import { get, of } from "./api.js";
 import { el, empty, soon, table } from "./dom.js";
 import { number } from "./format.js";
 import { usual } from "./metrics.js";
+import { Ruler } from "./ruler.js";
 import { pill, steps } from "./runs.js";
 import { swatch, Track } from "./track.js";
 
@@ -26,6 +27,7 @@ class ComparePage {
   #selection = null;
   #place = el("div", { class: "axis" }, empty("Loading ..."));
   #observer;
+  #ruler = null;
   #last;
 
   constructor(names, runs, found) {
@@ -53,7 +55,11 @@ class ComparePage {
     return false;
   }
 
-  #resize = () => this.#tracks.forEach((track) => track.resize());
+  #resize = () => {
+    this.#ruler?.redraw();
+    for (const track of this.#tracks) track.resize();
+  };
+
   #redraw = () => this.#tracks.forEach((track) => track.redraw());
 
   #who() {
@@ -76,19 +82,22 @@ class ComparePage {
     const ask = (run) => get(of(run.name, "series"), { names: names.join(","), points: POINTS });
     const series = await Promise.all(this.#runs.map(ask));
     const axis = [...new Set(series.flatMap((each) => each.steps))].sort((a, b) => a - b);
-    const brush = { select: (a, b) => this.#select(a, b), clear: () => this.#select(null) };
+    const brush = { select: (a, b) => this.#select(a, b), clear: () => this.#select(null), hover: (step) => this.#ruler.hover(step) };
+    const range = () => [0.5, this.#last + 0.5];
+    this.#ruler = new Ruler({ range, brush });
     this.#tracks = names.map((name) => new Track({
-      title: name, unit: usual([name])[0]?.unit, brush, range: () => [0.5, this.#last + 0.5],
+      title: name, unit: usual([name])[0]?.unit, brush, range,
       lines: this.#runs.map((run) => ({ name: run.name, label: run.name, sparse: name.startsWith("eval/") })),
     }));
-    this.#place.replaceChildren(...this.#tracks.map((track) => track.element));
+    this.#place.replaceChildren(this.#ruler.element, ...this.#tracks.map((track) => track.element));
+    this.#ruler.redraw();
     return soon(() => this.#tracks.forEach((track, i) => track.show([axis, ...series.map((s) => along(axis, s, names[i]))])));
   }
 
   #select(a, b) {
     const within = (step) => Math.min(this.#last, Math.max(1, Math.round(step)));
     this.#selection = a === null ? null : { from: within(Math.min(a, b)), to: within(Math.max(a, b)) };
-    for (const track of this.#tracks) track.select(this.#selection);
+    for (const each of [this.#ruler, ...this.#tracks]) each.select(this.#selection);
   }
 }
 

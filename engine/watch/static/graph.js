@@ -11,7 +11,7 @@ import { percent } from "./format.js";
 
 const LEAST = 0.15;
 const MOST = 3;
-const READABLE = 0.62;
+const READABLE = 0.8;
 
 export class Graph {
   #session;

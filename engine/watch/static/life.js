@@ -107,11 +107,22 @@ class NodeLife {
 
   #build(strip) {
     const { x, y, width } = placeOf(strip);
-    this.width = width - 8;
-    this.bar = shareBar(x + 4, y + 2, this.width, 8);
+    this.strip = strip;
+    this.place = { x: x + 4, y, width: width - 8 };
     this.left = svg("text", { class: "live-text", x: x + 4, y: y + 21 });
     this.right = svg("text", { class: "live-text", x: x + width - 4, y: y + 21, "text-anchor": "end" });
-    strip.append(this.bar.g, this.left, this.right);
+    this.beside = svg("text", { class: "live-text", x: x + width - 4, y: y + 10, "text-anchor": "end" });
+    strip.append(this.beside, this.left, this.right);
+    this.#bar(0);
+  }
+
+  /** A bar that leaves room for so many characters beside it. */
+  #bar(characters) {
+    const { x, y, width } = this.place;
+    this.bar?.g.remove();
+    this.characters = characters;
+    this.bar = shareBar(x, y + 2, width - (characters ? characters * CHARACTER + 8 : 0), 8);
+    this.strip.prepend(this.bar.g);
   }
 
   show(found, length, critical) {
@@ -120,27 +131,37 @@ class NodeLife {
     this.#mark(this.names.some((name) => critical.has(name)));
     if (!this.bar) return;
     const [left, right, waits] = figures ? this.#texts(figures) : ["", "", false];
+    const beside = figures ? this.#beside(figures) : "";
     const shares = figures ? Object.values(figures.shares).map((s) => s.toFixed(2)) : [];
-    const key = [left, right, ...shares].join();
+    const key = [left, right, beside, ...shares].join();
     if (key === this.key) return;
     this.key = key;
+    if (beside.length !== this.characters) this.#bar(beside.length);
     this.bar.show(figures?.shares);
+    say(this.beside, beside);
     say(this.left, left);
     say(this.right, right);
     set(this.left, "class", waits ? "live-text is-waiting" : "live-text");
     this.#describe(figures);
   }
 
-  #texts({ shares, rows, tokens, version, replicas }) {
+  /** Its replicas and the version of its weights, where it has some. */
+  #beside({ version, replicas }) {
+    const parts = [
+      replicas.length > this.names.length ? `\u00d7${replicas.length}` : null,
+      version === null ? null : `v${version}`,
+    ];
+    return parts.filter(Boolean).join(" ");
+  }
+
+  #texts({ shares, rows, tokens }) {
     const [kind, name, share] = headline(shares);
     const left = `${shortState(name)} ${percent(share)}`;
     const parts = [
       rows > 0 ? rate(rows, "rows") : null,
       tokens > 0 ? rate(tokens, "tok") : null,
-      version === null ? null : `v${version}`,
-      replicas.length > this.names.length ? `x${replicas.length}` : null,
     ].filter(Boolean);
-    const room = this.width - (left.length + 2) * CHARACTER;
+    const room = this.place.width - (left.length + 2) * CHARACTER;
     const joined = () => parts.join(" \u00b7 ");
     while (parts.length && joined().length * CHARACTER > room) parts.pop();
     return [left, joined(), kind === "wait"];

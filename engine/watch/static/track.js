@@ -86,7 +86,7 @@ export class Track {
       select: { show: true },
       hooks: {
         setSelect: [() => this.#selected()],
-        setCursor: [(plot) => this.#say(plot.cursor.idx)],
+        setCursor: [(plot) => this.#pointed(plot.cursor.idx)],
       },
     };
   }
@@ -148,6 +148,11 @@ export class Track {
     const height = plot.over.clientHeight;
     plot.setSelect({ left, width: Math.max(chosen ? 2 : 0, right - left), top: 0, height }, false);
     this.#own = false;
+  }
+
+  #pointed(at) {
+    this.#say(at);
+    this.#brush.hover(at === null ? null : this.#data[0][at]);
   }
 
   #say(at) {
