@@ -60,25 +60,52 @@ export class Axis {
   }
 
   #section() {
-    const button = (text, fn, props = {}) => el("button", { type: "button", text, on: { click: fn }, ...props });
-    const field = (label) => el("input", {
-      type: "number", min: 1, step: 1, "aria-label": label, placeholder: label.split(" ")[0],
-      on: { change: () => this.#typed() },
-    });
+    const button = (text, fn, props = {}) =>
+      el("button", { type: "button", text, on: { click: fn }, ...props });
+    const field = (label) =>
+      el("input", {
+        type: "number",
+        min: 1,
+        step: 1,
+        "aria-label": label,
+        placeholder: label.split(" ")[0],
+        on: { change: () => this.#typed() },
+      });
     [this.#from, this.#to] = [field("First Step selected"), field("Last Step selected")];
     this.#clear = button("Clear", () => this.#session.select(null));
     this.#zoom = button("Zoom to it", () => this.zoom());
     this.#all = button("All Steps", () => this.#session.zoom(null));
     this.#live = button("Live", () => this.#follow());
-    const bar = el("div", { class: "bar" },
+    const bar = el(
+      "div",
+      { class: "bar" },
       el("h2", { text: "Steps", id: "axis-title" }),
-      el("span", { class: "steps-of", role: "group", "aria-label": "Selected Steps" },
-        el("span", { class: "soft", text: "Select" }), this.#from, el("span", { class: "soft", text: "to" }), this.#to,
-        this.#clear, this.#zoom),
-      this.#all, el("span", { class: "push" }), this.#chooser.button, this.#live);
+      el(
+        "span",
+        { class: "steps-of", role: "group", "aria-label": "Selected Steps" },
+        el("span", { class: "soft", text: "Select" }),
+        this.#from,
+        el("span", { class: "soft", text: "to" }),
+        this.#to,
+        this.#clear,
+        this.#zoom,
+      ),
+      this.#all,
+      el("span", { class: "push" }),
+      this.#chooser.button,
+      this.#live,
+    );
     this.#bar();
-    return el("section", { class: "card", "aria-labelledby": "axis-title" },
-      bar, this.#chooser.element, this.#ruler.element, this.#place, this.#lanePlace, this.#tip);
+    return el(
+      "section",
+      { class: "card", "aria-labelledby": "axis-title" },
+      bar,
+      this.#chooser.element,
+      this.#ruler.element,
+      this.#place,
+      this.#lanePlace,
+      this.#tip,
+    );
   }
 
   #from;
@@ -90,7 +117,10 @@ export class Axis {
 
   #bar = () => {
     const { selection, view, live, running } = this.#session;
-    for (const [field, step] of [[this.#from, selection?.from], [this.#to, selection?.to]]) {
+    for (const [field, step] of [
+      [this.#from, selection?.from],
+      [this.#to, selection?.to],
+    ]) {
       if (field !== document.activeElement || !selection) field.value = step ?? "";
     }
     this.#clear.disabled = this.#zoom.disabled = !selection;
@@ -157,11 +187,23 @@ export class Axis {
     for (const track of this.#tracks) track.destroy();
     const chosen = this.#chooser.chosen;
     const specs = chosen ? chosenTracks(chosen) : usual(this.#session.run.metrics ?? []);
-    this.#tracks = specs.map(({ title, unit, names }) => new Track({
-      title, unit, range: this.#range, brush: this.#brush,
-      lines: names.map((name) => ({ name, label: shortName(name, names), sparse: name.startsWith("eval/") })),
-    }));
-    const nothing = chosen ? "No metric is chosen." : "No Step has ended yet; curves begin with the first.";
+    this.#tracks = specs.map(
+      ({ title, unit, names }) =>
+        new Track({
+          title,
+          unit,
+          range: this.#range,
+          brush: this.#brush,
+          lines: names.map((name) => ({
+            name,
+            label: shortName(name, names),
+            sparse: name.startsWith("eval/"),
+          })),
+        }),
+    );
+    const nothing = chosen
+      ? "No metric is chosen."
+      : "No Step has ended yet; curves begin with the first.";
     this.#place.replaceChildren(...this.#tracks.map((track) => track.element));
     if (!this.#tracks.length) this.#place.replaceChildren(empty(nothing));
     this.refresh();
@@ -184,13 +226,18 @@ export class Axis {
     const names = this.#tracks.flatMap((track) => track.lines.map((line) => line.name));
     if (!names.length) return;
     const path = of(this.#session.name, "series");
-    const found = await this.#series.get(path, { names: names.join(","), ...this.#bounds() }).catch(() => null);
+    const found = await this.#series
+      .get(path, { names: names.join(","), ...this.#bounds() })
+      .catch(() => null);
     if (!found) return;
     if (!this.#session.view) this.#session.run.step = found.last ?? this.#session.run.step;
     soon(() => {
       this.#ruler.redraw();
       for (const track of this.#tracks) {
-        track.show([found.steps, ...track.lines.map(({ name }) => found.series[name] ?? found.steps.map(() => null))]);
+        track.show([
+          found.steps,
+          ...track.lines.map(({ name }) => found.series[name] ?? found.steps.map(() => null)),
+        ]);
         track.select(this.#session.selection);
       }
     });
@@ -199,7 +246,9 @@ export class Axis {
   async #workers() {
     const { from, to, points } = this.#bounds();
     const path = of(this.#session.name, "lanes");
-    const found = await this.#laned.get(path, { from, to, points: Math.min(500, points) }).catch(() => null);
+    const found = await this.#laned
+      .get(path, { from, to, points: Math.min(500, points) })
+      .catch(() => null);
     if (!found) return;
     const names = Object.keys(found.workers ?? {});
     if (names.join() !== this.#lanes.map((lane) => lane.worker).join()) this.#makeLanes(names);
@@ -215,11 +264,25 @@ export class Axis {
     this.#lanes = names.map((worker) => {
       const known = workers.find((each) => each.name === worker);
       const where = [known?.host, ...(known?.nodes ?? [])].filter(Boolean).join(", ");
-      return new Lane({ worker, where, works, range: this.#range, brush: this.#brush, tip: this.#say });
+      return new Lane({
+        worker,
+        where,
+        works,
+        range: this.#range,
+        brush: this.#brush,
+        tip: this.#say,
+      });
     });
     const kinds = new Set(nodes.map((node) => kindOf(node.work)));
-    const title = el("div", { class: "lanes-title" }, el("h3", { text: "Workers" }), laneLegend(kinds));
-    this.#lanePlace.replaceChildren(...(names.length ? [title, ...this.#lanes.map((lane) => lane.element)] : []));
+    const title = el(
+      "div",
+      { class: "lanes-title" },
+      el("h3", { text: "Workers" }),
+      laneLegend(kinds),
+    );
+    this.#lanePlace.replaceChildren(
+      ...(names.length ? [title, ...this.#lanes.map((lane) => lane.element)] : []),
+    );
   }
 
   #say = (event, words = null) => {
@@ -233,7 +296,9 @@ export class Axis {
   /** A Step has ended: ask again, but not for each of many that end fast. */
   #later() {
     const had = new Set(this.#session.run.metrics ?? []);
-    const more = Object.keys(this.#session.metrics).filter((name) => name !== "step" && !had.has(name));
+    const more = Object.keys(this.#session.metrics).filter(
+      (name) => name !== "step" && !had.has(name),
+    );
     if (more.length) this.#session.run.metrics = [...had, ...more];
     if (more.length) return this.#build();
     if (this.#timer || this.#session.view) return undefined;
@@ -264,6 +329,11 @@ function laneLegend(kinds) {
     return el("li", {}, mark, words);
   };
   const shown = Object.entries(WORK).filter(([kind]) => kinds.has(kind));
-  return el("ul", {}, shown.map(([kind, words]) => dot(`--work-${kind}`, words)),
-    dot("--wait", "waits"), dot("--idle", "idle"));
+  return el(
+    "ul",
+    {},
+    shown.map(([kind, words]) => dot(`--work-${kind}`, words)),
+    dot("--wait", "waits"),
+    dot("--idle", "idle"),
+  );
 }

@@ -15,13 +15,23 @@ export class Chooser {
     this.#session = session;
     this.#changed = changed;
     this.button = el("button", {
-      type: "button", text: "Metrics", "aria-expanded": "false", "aria-controls": "chooser",
+      type: "button",
+      text: "Metrics",
+      "aria-expanded": "false",
+      "aria-controls": "chooser",
       on: { click: () => (this.element.hidden ? this.open() : this.#close()) },
     });
     this.#search = el("input", {
-      type: "search", placeholder: "Search metrics", "aria-label": "Search metrics", on: { input: () => this.#list() },
+      type: "search",
+      placeholder: "Search metrics",
+      "aria-label": "Search metrics",
+      on: { input: () => this.#list() },
     });
-    const usualOnes = el("button", { type: "button", text: "The usual ones", on: { click: () => this.#keep(null) } });
+    const usualOnes = el("button", {
+      type: "button",
+      text: "The usual ones",
+      on: { click: () => this.#keep(null) },
+    });
     const bar = el("div", { class: "steps-of" }, this.#search, usualOnes);
     this.element = el("div", { class: "chooser", id: "chooser", hidden: true }, bar, this.#found);
   }
@@ -56,12 +66,16 @@ export class Chooser {
     const shown = all.filter((name) => name.toLowerCase().includes(words));
     const now = new Set(this.chosen ?? usual(all).flatMap((track) => track.names));
     const boxes = [...byPrefix(shown).values()].flat().map((name) => this.#box(name, now));
-    this.#found.replaceChildren(...(boxes.length ? boxes : [empty("No metric has that in its name.")]));
+    this.#found.replaceChildren(
+      ...(boxes.length ? boxes : [empty("No metric has that in its name.")]),
+    );
   }
 
   #box(name, now) {
     const box = el("input", {
-      type: "checkbox", checked: now.has(name), on: {
+      type: "checkbox",
+      checked: now.has(name),
+      on: {
         change: () => {
           if (box.checked) now.add(name);
           else now.delete(name);

@@ -8,7 +8,8 @@ function fill(node, props, children) {
   for (const [name, value] of Object.entries(props)) {
     if (value === null || value === undefined) continue;
     if (value === false && !name.startsWith("aria-")) continue;
-    if (name === "on") for (const [type, fn] of Object.entries(value)) node.addEventListener(type, fn);
+    if (name === "on")
+      for (const [type, fn] of Object.entries(value)) node.addEventListener(type, fn);
     else if (name === "text") node.textContent = value;
     else if (["value", "checked", "selected"].includes(name)) node[name] = value;
     else node.setAttribute(name, value === true && !name.startsWith("aria-") ? "" : String(value));
@@ -41,23 +42,35 @@ export function set(node, name, value) {
 /** A list of names and values: `[["route", "shm"], ...]`; what has no value is left out. */
 export function facts(pairs) {
   const shown = pairs.filter(([, value]) => value !== null && value !== undefined && value !== "");
-  return el("dl", { class: "facts" }, ...shown.map(([name, value]) => [
-    el("dt", { text: name }),
-    value instanceof Node ? el("dd", {}, value) : el("dd", { text: value }),
-  ]));
+  return el(
+    "dl",
+    { class: "facts" },
+    ...shown.map(([name, value]) => [
+      el("dt", { text: name }),
+      value instanceof Node ? el("dd", {}, value) : el("dd", { text: value }),
+    ]),
+  );
 }
 
 /** A table. heads: words, or `{text, class}`; rows: of text or elements. */
 export function table(heads, rows, props = {}) {
-  const cells = (tag, row) => row.map((cell, i) => {
-    const of = typeof heads[i] === "object" ? heads[i].class : null;
-    const extra = tag === "th" ? { scope: "col" } : {};
-    if (cell instanceof Node) return el(tag, { class: of, ...extra }, cell);
-    return el(tag, { class: of, text: cell?.text ?? cell ?? "", ...extra });
-  });
-  return el("table", props,
+  const cells = (tag, row) =>
+    row.map((cell, i) => {
+      const of = typeof heads[i] === "object" ? heads[i].class : null;
+      const extra = tag === "th" ? { scope: "col" } : {};
+      if (cell instanceof Node) return el(tag, { class: of, ...extra }, cell);
+      return el(tag, { class: of, text: cell?.text ?? cell ?? "", ...extra });
+    });
+  return el(
+    "table",
+    props,
     el("thead", {}, el("tr", {}, cells("th", heads))),
-    el("tbody", {}, rows.map((row) => el("tr", {}, cells("td", row)))));
+    el(
+      "tbody",
+      {},
+      rows.map((row) => el("tr", {}, cells("td", row))),
+    ),
+  );
 }
 
 /** Words for a place that has nothing to show. */

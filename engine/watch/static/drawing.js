@@ -29,7 +29,12 @@ function clean(element) {
 /** Its rules become a sheet of the page: the policy refuses inline ones, even while parsing. */
 function withoutStyles(text) {
   return text.replace(/<style[^>]*>([\s\S]*?)<\/style>/g, (_, rules) => {
-    adopt(rules.replace(/<!\[CDATA\[|\]\]>/g, "").replace(/&gt;/g, ">").replace(/&quot;/g, '"'));
+    adopt(
+      rules
+        .replace(/<!\[CDATA\[|\]\]>/g, "")
+        .replace(/&gt;/g, ">")
+        .replace(/&quot;/g, '"'),
+    );
     return "";
   });
 }

@@ -84,7 +84,7 @@ export function inWords(shares, percent) {
   return shown.map((name) => `${STATES[name]} ${percent(shares[name])}`).join(", ");
 }
 
-/** Weight edges by `model->reader`: newest offered, oldest loaded, loads and bytes of all Workers. */
+/** Weight edges by `model->reader`: newest offered, oldest loaded, loads and bytes of all. */
 export function byWeight(flow) {
   const found = new Map();
   for (const [key, edge] of Object.entries(flow.weights ?? {})) {

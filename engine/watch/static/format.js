@@ -1,11 +1,16 @@
 // Numbers as text, always with their unit.
 
 const whole = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
-const LARGE = [[1e9, "G"], [1e6, "M"], [1e4, "k", 1e3]];
+const LARGE = [
+  [1e9, "G"],
+  [1e6, "M"],
+  [1e4, "k", 1e3],
+];
 
 /** A count: 950, 9,500, 12.3k, 4.56M. */
 export function count(n) {
-  for (const [from, unit, by = from] of LARGE) if (Math.abs(n) >= from) return `${digits(n / by)}${unit}`;
+  for (const [from, unit, by = from] of LARGE)
+    if (Math.abs(n) >= from) return `${digits(n / by)}${unit}`;
   return whole.format(n);
 }
 
@@ -55,7 +60,9 @@ export function seconds(s) {
   const minutes = Math.floor(s / 60);
   if (minutes < 60) return `${minutes} min ${Math.floor(s % 60)} s`;
   const hours = Math.floor(minutes / 60);
-  return hours < 48 ? `${hours} h ${minutes % 60} min` : `${Math.floor(hours / 24)} d ${hours % 24} h`;
+  return hours < 48
+    ? `${hours} h ${minutes % 60} min`
+    : `${Math.floor(hours / 24)} d ${hours % 24} h`;
 }
 
 /** A Unix time, in the reader's time zone. */

@@ -38,33 +38,65 @@ export class Graph {
   #section() {
     this.#caption = el("span", { class: "soft", id: "figures-of" });
     this.#percent = el("span", { class: "zoom", role: "status", "aria-label": "zoom" });
-    const button = (text, label, fn) => el("button", { type: "button", text, "aria-label": label, on: { click: fn } });
+    const button = (text, label, fn) =>
+      el("button", { type: "button", text, "aria-label": label, on: { click: fn } });
     const unfold = () => this.set({ fold: unfolded.checked ? 0 : undefined });
     const unfolded = el("input", { type: "checkbox", on: { change: unfold } });
-    const bar = el("div", { class: "bar" },
-      el("h2", { text: "Graph", id: "graph-title" }), this.#caption,
-      el("span", { class: "push" }), this.#phases(), this.#segments(),
+    const bar = el(
+      "div",
+      { class: "bar" },
+      el("h2", { text: "Graph", id: "graph-title" }),
+      this.#caption,
+      el("span", { class: "push" }),
+      this.#phases(),
+      this.#segments(),
       el("label", { class: "choice" }, unfolded, "Unfold chains"),
-      el("span", { class: "segments", role: "group", "aria-label": "Zoom" },
+      el(
+        "span",
+        { class: "segments", role: "group", "aria-label": "Zoom" },
         button("\u2212", "Zoom out", () => this.zoomBy(1 / 1.2)),
         button("+", "Zoom in", () => this.zoomBy(1.2)),
-        button("Fit", "Fit the graph to its frame", () => this.fit())),
-      this.#percent);
-    return el("section", { class: "card graph", "aria-labelledby": "graph-title" },
-      bar, hatches(), this.#view, legend());
+        button("Fit", "Fit the graph to its frame", () => this.fit()),
+      ),
+      this.#percent,
+    );
+    return el(
+      "section",
+      { class: "card graph", "aria-labelledby": "graph-title" },
+      bar,
+      hatches(),
+      this.#view,
+      legend(),
+    );
   }
 
   #caption;
   #percent;
 
   #segments() {
-    const group = el("span", { class: "segments", role: "radiogroup", "aria-label": "Boxes around nodes" });
-    const choices = [["graph", "By graph"], ["worker", "By Worker"]];
-    const buttons = choices.map(([by, text]) => el("button", {
-      type: "button", role: "radio", text, "aria-checked": by === "graph", on: { click: () => this.set({ by }) },
-    }));
+    const group = el("span", {
+      class: "segments",
+      role: "radiogroup",
+      "aria-label": "Boxes around nodes",
+    });
+    const choices = [
+      ["graph", "By graph"],
+      ["worker", "By Worker"],
+    ];
+    const buttons = choices.map(([by, text]) =>
+      el("button", {
+        type: "button",
+        role: "radio",
+        text,
+        "aria-checked": by === "graph",
+        on: { click: () => this.set({ by }) },
+      }),
+    );
     group.append(...buttons);
-    this.#mark = () => choices.forEach(([by], i) => buttons[i].setAttribute("aria-checked", by === this.#options.by));
+    this.#mark = () =>
+      choices.forEach(([by], i) =>
+        buttons[i].setAttribute("aria-checked", by === this.#options.by),
+      );
     return group;
   }
 
@@ -74,8 +106,17 @@ export class Graph {
   #phases() {
     const { phases = [], phase } = this.#session.run;
     if (phases.length < 2) return null;
-    const choice = el("select", { "aria-label": "Phase", on: { change: () => this.set({ phase: choice.value }) } },
-      phases.map(({ number, title }) => el("option", { value: number, text: `Phase ${number}: ${title}`, selected: number === phase })));
+    const choice = el(
+      "select",
+      { "aria-label": "Phase", on: { change: () => this.set({ phase: choice.value }) } },
+      phases.map(({ number, title }) =>
+        el("option", {
+          value: number,
+          text: `Phase ${number}: ${title}`,
+          selected: number === phase,
+        }),
+      ),
+    );
     return choice;
   }
 
@@ -119,8 +160,16 @@ export class Graph {
   /** Tells the life which part of the drawing is in sight. */
   #look = () => {
     if (!this.#drawing?.isConnected) return;
-    const [frame, root] = [this.#view.getBoundingClientRect(), this.#drawing.getBoundingClientRect()];
-    const box = [frame.left - root.left, frame.top - root.top, frame.right - root.left, frame.bottom - root.top];
+    const [frame, root] = [
+      this.#view.getBoundingClientRect(),
+      this.#drawing.getBoundingClientRect(),
+    ];
+    const box = [
+      frame.left - root.left,
+      frame.top - root.top,
+      frame.right - root.left,
+      frame.bottom - root.top,
+    ];
     this.#life.within(box.map((x) => x / this.#zoom));
   };
 
@@ -148,7 +197,9 @@ export class Graph {
 
   /** Puts the focus on a node, by default the first. */
   focus() {
-    this.#parts().find(({ g }) => g.getAttribute("tabindex") === "0")?.g.focus();
+    this.#parts()
+      .find(({ g }) => g.getAttribute("tabindex") === "0")
+      ?.g.focus();
   }
 
   // Zoom and pan
@@ -261,10 +312,14 @@ export class Graph {
     if (key === "Home") return nodes[0];
     if (key === "End") return nodes.at(-1);
     if (key === "ArrowDown") {
-      return part.names ? edges.find((edge) => part.names.includes(edge.producer)) : node(part.consumer);
+      return part.names
+        ? edges.find((edge) => part.names.includes(edge.producer))
+        : node(part.consumer);
     }
     if (key === "ArrowUp") {
-      return part.names ? edges.find((edge) => part.names.includes(edge.consumer)) : node(part.producer);
+      return part.names
+        ? edges.find((edge) => part.names.includes(edge.consumer))
+        : node(part.producer);
     }
     if (key !== "ArrowLeft" && key !== "ArrowRight") return null;
     const beside = part.names ? nodes : edges.filter((edge) => edge.producer === part.producer);
@@ -275,22 +330,45 @@ export class Graph {
 
 /** What the colours and patterns of a bar mean. */
 function legend() {
-  const one = ([name, words]) => el("li", {},
-    svg("svg", { width: 22, height: 10, "aria-hidden": "true" },
-      svg("rect", { class: `fill-${name}`, width: 22, height: 10 })),
-    words);
-  return el("ul", { class: "legend", "aria-label": "What the bars show" }, Object.entries(STATES).map(one));
+  const one = ([name, words]) =>
+    el(
+      "li",
+      {},
+      svg(
+        "svg",
+        { width: 22, height: 10, "aria-hidden": "true" },
+        svg("rect", { class: `fill-${name}`, width: 22, height: 10 }),
+      ),
+      words,
+    );
+  return el(
+    "ul",
+    { class: "legend", "aria-label": "What the bars show" },
+    Object.entries(STATES).map(one),
+  );
 }
 
 /** The patterns of the reasons to wait, so that no hue alone tells them apart. */
 function hatches() {
   const ground = () => svg("rect", { class: "ground", width: 6, height: 6 });
-  const made = (id, ...ink) => svg("pattern", { id: `hatch-${id}`, width: 6, height: 6, patternUnits: "userSpaceOnUse" },
-    ground(), ink);
+  const made = (id, ...ink) =>
+    svg(
+      "pattern",
+      { id: `hatch-${id}`, width: 6, height: 6, patternUnits: "userSpaceOnUse" },
+      ground(),
+      ink,
+    );
   const line = (d) => svg("path", { class: "ink", d });
-  return svg("svg", { class: "hatches", "aria-hidden": "true" }, svg("defs", {},
-    made("rows", line("M-1 7 7 -1M-1 1 1 -1M5 7 7 5")),
-    made("weights", svg("circle", { class: "ink", cx: 3, cy: 3, r: 0.9 })),
-    made("turn", line("M3 0V6")),
-    made("room", line("M0 3H6M3 0V6"))));
+  return svg(
+    "svg",
+    { class: "hatches", "aria-hidden": "true" },
+    svg(
+      "defs",
+      {},
+      made("rows", line("M-1 7 7 -1M-1 1 1 -1M5 7 7 5")),
+      made("weights", svg("circle", { class: "ink", cx: 3, cy: 3, r: 0.9 })),
+      made("turn", line("M3 0V6")),
+      made("room", line("M0 3H6M3 0V6")),
+    ),
+  );
 }

@@ -41,8 +41,8 @@ export function listen(page) {
 }
 
 function act(key, page, dialog) {
-  if (key === "?") return dialog.showModal(), true;
-  if (key === "t") return nextTheme(), true;
+  if (key === "?") return (dialog.showModal(), true);
+  if (key === "t") return (nextTheme(), true);
   const found = KEYS.find(([each]) => each === key);
   return Boolean(found && page?.act?.(found[1]));
 }
@@ -53,14 +53,22 @@ function isTyping(target) {
 }
 
 function contents(dialog) {
-  const row = ([key, words]) => el("tr", {}, el("td", {}, el("kbd", { text: key })), el("td", { text: words }));
-  const all = [...KEYS.map(([key, , words]) => [key, words]), ["t", "theme: as the system, light, dark"], ["?", "these keys"]];
+  const row = ([key, words]) =>
+    el("tr", {}, el("td", {}, el("kbd", { text: key })), el("td", { text: words }));
+  const all = [
+    ...KEYS.map(([key, , words]) => [key, words]),
+    ["t", "theme: as the system, light, dark"],
+    ["?", "these keys"],
+  ];
   return [
     el("h2", { id: "keys-title", text: "Keys" }),
     el("table", {}, el("tbody", {}, all.map(row))),
     el("h3", { text: "In the graph" }),
     el("table", {}, el("tbody", {}, IN_GRAPH.map(row))),
-    el("p", { class: "soft", text: "Drag over curves or lanes selects Steps; a double click clears. Ctrl and wheel zoom the graph." }),
+    el("p", {
+      class: "soft",
+      text: "A drag over curves or lanes selects Steps, a double click clears. Ctrl and wheel zoom.",
+    }),
     el("button", { type: "button", text: "Close", on: { click: () => dialog.close() } }),
   ];
 }

@@ -7,7 +7,12 @@ import { percent } from "./format.js";
 import { LEFT, RIGHT } from "./track.js";
 
 export const WORK = {
-  source: "sources", decode: "generation", forward: "forward", host: "host", train: "training", evaluate: "evaluation",
+  source: "sources",
+  decode: "generation",
+  forward: "forward",
+  host: "host",
+  train: "training",
+  evaluate: "evaluation",
 };
 
 /** The kind of box of a node's work, as in the drawing. */
@@ -33,8 +38,12 @@ export class Lane {
     this.#band = el("div", { class: "band", hidden: true });
     this.#strip = el("div", { class: "strip" }, this.#canvas, this.#band);
     this.#value = el("span", { class: "soft" });
-    this.element = el("div", { class: "lane", role: "group", "aria-label": `Worker ${worker}` },
-      el("div", { class: "label", title: where }, el("b", { text: worker }), this.#value), this.#strip);
+    this.element = el(
+      "div",
+      { class: "lane", role: "group", "aria-label": `Worker ${worker}` },
+      el("div", { class: "label", title: where }, el("b", { text: worker }), this.#value),
+      this.#strip,
+    );
     brushed(this.#strip, (x) => this.#stepAt(x), brush);
     this.#strip.addEventListener("pointermove", (event) => tip(event, this.#words(event.offsetX)));
     this.#strip.addEventListener("pointerleave", () => tip(null));
@@ -92,7 +101,8 @@ export class Lane {
       };
       context.fillStyle = shades.idle;
       context.fillRect(x, top, wide, tall);
-      for (const [node, shares] of Object.entries(busy)) part(shares[i], shades[kindOf(this.#works[node])]);
+      for (const [node, shares] of Object.entries(busy))
+        part(shares[i], shades[kindOf(this.#works[node])]);
       part(waits?.[i], shades.waits);
     });
     context.restore();
@@ -115,7 +125,8 @@ export class Lane {
     const within = steps.map((step) => !chosen || (step >= chosen.from && step <= chosen.to));
     const n = within.filter(Boolean).length || 1;
     let sum = 0;
-    for (const shares of Object.values(busy)) shares.forEach((share, i) => (sum += within[i] ? share ?? 0 : 0));
+    for (const shares of Object.values(busy))
+      shares.forEach((share, i) => (sum += within[i] ? (share ?? 0) : 0));
     return Math.min(1, sum / n);
   }
 
@@ -125,7 +136,9 @@ export class Lane {
     const at = this.#stepAt(x);
     let i = 0;
     while (i < steps.length - 1 && steps[i + 1] - 0.5 <= at) i += 1;
-    const lines = Object.entries(busy).filter(([, s]) => s[i] > 0.004).map(([node, s]) => `${node} ${percent(s[i])}`);
+    const lines = Object.entries(busy)
+      .filter(([, s]) => s[i] > 0.004)
+      .map(([node, s]) => `${node} ${percent(s[i])}`);
     if (waits?.[i] > 0.004) lines.push(`waits ${percent(waits[i])}`);
     if (idle?.[i] > 0.004) lines.push(`idle ${percent(idle[i])}`);
     return [`${this.worker}, Step ${steps[i]}`, ...lines].join("\n");

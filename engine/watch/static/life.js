@@ -5,7 +5,16 @@
 
 import { say, set, svg } from "./dom.js";
 import { placeOf } from "./drawing.js";
-import { byNode, byWeight, folded, headline, inWords, lengthOf, shortState, STATES } from "./figures.js";
+import {
+  byNode,
+  byWeight,
+  folded,
+  headline,
+  inWords,
+  lengthOf,
+  shortState,
+  STATES,
+} from "./figures.js";
 import { bytes, count, percent, rate, seconds } from "./format.js";
 
 const CHARACTER = 5.7;
@@ -34,8 +43,16 @@ export class Life {
   measure(origin, zoom) {
     for (const { g } of [...this.#nodes, ...this.#edges, ...this.#weights]) {
       const { left, top, right, bottom } = g.getBoundingClientRect();
-      const place = [left - origin.left, top - origin.top, right - origin.left, bottom - origin.top];
-      this.#places.set(g, place.map((x) => x / zoom));
+      const place = [
+        left - origin.left,
+        top - origin.top,
+        right - origin.left,
+        bottom - origin.top,
+      ];
+      this.#places.set(
+        g,
+        place.map((x) => x / zoom),
+      );
     }
   }
 
@@ -72,9 +89,17 @@ export class Life {
 
 /** A bar of shares in a box of this size; `show(shares)` sets it. */
 export function shareBar(x, y, width, height) {
-  const parts = Object.keys(STATES).map((name) => svg("rect", { class: `fill-${name}`, y, height }));
+  const parts = Object.keys(STATES).map((name) =>
+    svg("rect", { class: `fill-${name}`, y, height }),
+  );
   const outline = svg("rect", { class: "frame-line", x, y, width, height, rx: 1.5 });
-  const g = svg("g", { class: "live-bar" }, svg("rect", { class: "back", x, y, width, height }), parts, outline);
+  const g = svg(
+    "g",
+    { class: "live-bar" },
+    svg("rect", { class: "back", x, y, width, height }),
+    parts,
+    outline,
+  );
   const show = (shares) => {
     let at = x;
     Object.keys(STATES).forEach((name, i) => {
@@ -87,7 +112,7 @@ export function shareBar(x, y, width, height) {
   return { g, show };
 }
 
-/** Says what a part is and does: the words that are seen come first, as who speaks to it says them. */
+/** Says what a part is and does. The words that are seen come first, as one would speak to it. */
 function describe(g, label, words) {
   const texts = [...g.querySelectorAll("text")].map((each) => each.textContent.trim());
   if (!g.dataset.apart) for (const each of g.querySelectorAll("text")) each.before(" ");
@@ -110,8 +135,18 @@ class NodeLife {
     this.strip = strip;
     this.place = { x: x + 4, y, width: width - 8 };
     this.left = svg("text", { class: "live-text", x: x + 4, y: y + 21 });
-    this.right = svg("text", { class: "live-text", x: x + width - 4, y: y + 21, "text-anchor": "end" });
-    this.beside = svg("text", { class: "live-text", x: x + width - 4, y: y + 10, "text-anchor": "end" });
+    this.right = svg("text", {
+      class: "live-text",
+      x: x + width - 4,
+      y: y + 21,
+      "text-anchor": "end",
+    });
+    this.beside = svg("text", {
+      class: "live-text",
+      x: x + width - 4,
+      y: y + 10,
+      "text-anchor": "end",
+    });
     strip.append(this.beside, this.left, this.right);
     this.#bar(0);
   }
@@ -190,9 +225,17 @@ class NodeLife {
     const box = this.g.querySelector(".box");
     const [x, y, width] = ["x", "y", "width"].map((name) => Number(box?.getAttribute(name) ?? 0));
     const wide = 86;
-    return svg("g", { class: "mark-critical", "aria-hidden": "true" },
+    return svg(
+      "g",
+      { class: "mark-critical", "aria-hidden": "true" },
       svg("rect", { x: x + width - wide - 6, y: y - 8, width: wide, height: 15, rx: 3 }),
-      svg("text", { x: x + width - 6 - wide / 2, y: y + 3, "text-anchor": "middle", text: "bounds the Step" }));
+      svg("text", {
+        x: x + width - 6 - wide / 2,
+        y: y + 3,
+        "text-anchor": "middle",
+        text: "bounds the Step",
+      }),
+    );
   }
 }
 
@@ -216,11 +259,13 @@ class EdgeLife {
     const moved = edge?.bytes ?? 0;
     const share = moved > 0 ? Math.log1p(moved) / Math.log1p(most) : 0;
     const width = edge ? (THIN + (WIDE - THIN) * share ** 3).toFixed(1) : "";
-    if (this.wire && width !== this.wide) this.wire.style.strokeWidth = width && `${(this.wide = width)}px`;
+    if (this.wire && width !== this.wide)
+      this.wire.style.strokeWidth = width && `${(this.wide = width)}px`;
     if (this.pill) this.#queue(edge);
     const waiting = edge?.waiting_rows ?? 0;
     const words = edge
-      ? `${rate((edge.rows ?? 0) / length, "rows")}, ${bytes(moved / length)}/s, ${count(waiting)} rows wait`
+      ? `${rate((edge.rows ?? 0) / length, "rows")}, ${bytes(moved / length)}/s, ` +
+        `${count(waiting)} rows wait`
       : "";
     if (words !== this.described) describe(this.g, this.label, (this.described = words));
   }
@@ -228,7 +273,9 @@ class EdgeLife {
   #queue(edge) {
     const waiting = edge?.waiting_rows ?? 0;
     const age = edge?.age ?? 0;
-    const words = waiting ? `${count(waiting)} rows${age >= 0.1 ? ` \u00b7 ${seconds(age)}` : ""}` : "";
+    const words = waiting
+      ? `${count(waiting)} rows${age >= 0.1 ? ` \u00b7 ${seconds(age)}` : ""}`
+      : "";
     if (words === this.words) return;
     this.words = words;
     set(this.pill, "visibility", words ? "visible" : "hidden");
@@ -247,7 +294,12 @@ class WeightLife {
     this.label = g.getAttribute("aria-label") ?? this.id;
     this.rect = svg("rect", { height: 14, rx: 3 });
     this.text = svg("text", { "text-anchor": "middle" });
-    this.note = svg("g", { class: "weight-note", visibility: "hidden", "aria-hidden": "true" }, this.rect, this.text);
+    this.note = svg(
+      "g",
+      { class: "weight-note", visibility: "hidden", "aria-hidden": "true" },
+      this.rect,
+      this.text,
+    );
     g.append(this.note);
   }
 
@@ -260,8 +312,17 @@ class WeightLife {
     const { x, y } = this.#middle();
     const wide = words.length * CHARACTER + 8;
     say(this.text, words);
-    for (const [name, value] of [["x", x], ["y", y + 3.5]]) set(this.text, name, value);
-    for (const [name, value] of [["x", x - wide / 2], ["y", y - 7], ["width", wide]]) set(this.rect, name, value);
+    for (const [name, value] of [
+      ["x", x],
+      ["y", y + 3.5],
+    ])
+      set(this.text, name, value);
+    for (const [name, value] of [
+      ["x", x - wide / 2],
+      ["y", y - 7],
+      ["width", wide],
+    ])
+      set(this.rect, name, value);
     if (this.g.hasAttribute("aria-label")) set(this.g, "aria-label", `${this.label}. ${words}`);
   }
 

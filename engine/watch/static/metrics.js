@@ -3,12 +3,20 @@
 /** The tracks that are shown unless somebody chooses: title, unit, what belongs to it. */
 const TRACKS = [
   { title: "Reward", test: (name) => /^reward\/(.+\/)?mean$/.test(name) },
-  { title: "Length", unit: "tokens", test: (name) => /^completion\/length\/(mean|max)$/.test(name) },
+  {
+    title: "Length",
+    unit: "tokens",
+    test: (name) => /^completion\/length\/(mean|max)$/.test(name),
+  },
   { title: "Lag", unit: "versions", test: (name) => /^policy\/lag\/(mean|max)$/.test(name) },
   { title: "Mismatch", unit: "nats", test: (name) => name === "policy/mismatch/mean" },
   { title: "Loss", test: (name) => name.startsWith("loss/") },
   { title: "Evaluation", test: (name) => /^eval\/(?!initial\/)(?!.*rows$)/.test(name) },
-  { title: "Throughput", unit: "tokens/s", test: (name) => name === "throughput/tokens_per_second" },
+  {
+    title: "Throughput",
+    unit: "tokens/s",
+    test: (name) => name === "throughput/tokens_per_second",
+  },
   { title: "Time of a Step", unit: "s", test: (name) => name === "time/step" },
 ];
 const MOST = 6;
@@ -16,7 +24,10 @@ const MOST = 6;
 /** Tracks of the metrics that a run has: `[{title, unit, names}]`. */
 export function usual(names) {
   const sorted = [...names].sort((a, b) => rank(a) - rank(b) || (a < b ? -1 : 1));
-  const found = TRACKS.map((track) => ({ ...track, names: sorted.filter(track.test).slice(0, MOST) }));
+  const found = TRACKS.map((track) => ({
+    ...track,
+    names: sorted.filter(track.test).slice(0, MOST),
+  }));
   return found.filter((track) => track.names.length);
 }
 
@@ -65,7 +76,7 @@ export function byPrefix(names) {
   return groups;
 }
 
-/** What is left of a name without what all names of its track begin with; a function's mean: its name. */
+/** A name without what all names of its track begin with; of a function's mean its name. */
 export function shortName(name, names) {
   const parts = name.split("/");
   const others = names.map((each) => each.split("/"));

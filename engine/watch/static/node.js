@@ -16,16 +16,19 @@ export async function nodeSections(session, name, live) {
   show();
   live(show);
   return [
-    section("What it is", facts([
-      ["operator", node.operator],
-      ["call", node.call ? el("code", { text: node.call }) : null],
-      ["source", node.source ? el("code", { text: node.source, title: node.file }) : null],
-      ["kernel", node.kernel ? el("code", { text: node.kernel }) : null],
-      ["region", node.region],
-      ["layout", node.layout],
-      ["Workers", (node.workers ?? []).join(", ")],
-      ...weightsOf(session, name),
-    ])),
+    section(
+      "What it is",
+      facts([
+        ["operator", node.operator],
+        ["call", node.call ? el("code", { text: node.call }) : null],
+        ["source", node.source ? el("code", { text: node.source, title: node.file }) : null],
+        ["kernel", node.kernel ? el("code", { text: node.kernel }) : null],
+        ["region", node.region],
+        ["layout", node.layout],
+        ["Workers", (node.workers ?? []).join(", ")],
+        ...weightsOf(session, name),
+      ]),
+    ),
     section("Replicas", now),
     node.work === "train" ? section("Trained rows by lag", lags(session.figures?.flow)) : null,
     section("Errors", errors(node.errors)),
@@ -50,7 +53,8 @@ function memoryOf({ flow, plan }, name, worker) {
   if (!found?.memory) return "";
   const planned = plan?.[`${name}@${worker}`];
   const device = found.device ? `, ${bytes(found.device)} on its GPU` : "";
-  return `memory of its Worker ${bytes(found.memory)}${device}${planned ? `; planned for the node ${bytes(planned)}` : ""}`;
+  const expected = planned ? `; planned for the node ${bytes(planned)}` : "";
+  return `memory of its Worker ${bytes(found.memory)}${device}${expected}`;
 }
 
 /** Rows of each lag, in versions, of all sources. */
@@ -62,29 +66,46 @@ function lags(flow) {
   const all = rows.reduce((sum, n) => sum + n, 0);
   if (!all) return null;
   const numbers = { class: "number" };
-  return table(["lag", { text: "rows", ...numbers }, { text: "share", ...numbers }],
-    rows.map((n, lag) => [`${lag} versions`, count(n), percent(n / all)]));
+  return table(
+    ["lag", { text: "rows", ...numbers }, { text: "share", ...numbers }],
+    rows.map((n, lag) => [`${lag} versions`, count(n), percent(n / all)]),
+  );
 }
 
 function replica(each, length, memory) {
   const shares = sharesOf([each]);
   const bar = shareBar(0, 0, 200, 10);
   bar.show(shares);
-  const picture = svg("svg", { class: "share-bar", viewBox: "0 0 200 10", preserveAspectRatio: "none", "aria-hidden": "true" }, bar.g);
+  const picture = svg(
+    "svg",
+    {
+      class: "share-bar",
+      viewBox: "0 0 200 10",
+      preserveAspectRatio: "none",
+      "aria-hidden": "true",
+    },
+    bar.g,
+  );
   const rates = [
     each.rows ? rate(each.rows / length, "rows") : null,
     each.tokens ? rate(each.tokens / length, "tokens") : null,
     (each.version ?? -1) >= 0 ? `version ${each.version}` : null,
   ].filter(Boolean);
-  return el("div", { class: "replica" },
-    el("b", { text: each.worker }), picture,
+  return el(
+    "div",
+    { class: "replica" },
+    el("b", { text: each.worker }),
+    picture,
     el("span", { class: "words", text: inWords(shares, percent) }),
     el("span", { class: "words", text: rates.join(", ") }),
-    ...[blames(each), memory].filter(Boolean).map((text) => el("span", { class: "words", text })));
+    ...[blames(each), memory].filter(Boolean).map((text) => el("span", { class: "words", text })),
+  );
 }
 
 function blames(each) {
-  const found = Object.entries(each.blames ?? {}).sort((a, b) => b[1] - a[1]).slice(0, 3);
+  const found = Object.entries(each.blames ?? {})
+    .sort((a, b) => b[1] - a[1])
+    .slice(0, 3);
   if (!found.length) return "";
   return `waited for ${found.map(([name, spent]) => `${name} ${seconds(spent)}`).join(", ")}`;
 }
@@ -96,7 +117,11 @@ function estimate({ estimate: planned, measured }) {
   const names = [...new Set([...Object.keys(planned?.bytes ?? {}), ...Object.keys(parts)])];
   const size = (n) => (n === null || n === undefined ? "-" : bytes(n));
   const rows = names.map((name) => [name, size(planned?.bytes?.[name]), size(parts[name])]);
-  rows.push([all === null ? "all" : "all; the peak of a Worker", size(planned?.total), size(all ?? parts.total)]);
+  rows.push([
+    all === null ? "all" : "all; the peak of a Worker",
+    size(planned?.total),
+    size(all ?? parts.total),
+  ]);
   rows.push(["seconds a Step", seconds(planned?.seconds), seconds(measured?.seconds)]);
   const numbers = { class: "number" };
   return table(["part", { text: "estimate", ...numbers }, { text: "measured", ...numbers }], rows);
@@ -105,21 +130,41 @@ function estimate({ estimate: planned, measured }) {
 function parameters(params) {
   const pairs = Object.entries(params ?? {});
   if (!pairs.length) return null;
-  return table(["parameter", "value"], pairs.map(([name, value]) => [
-    el("code", { text: name }),
-    String(value).length > 120 ? folded(`${String(value).slice(0, 60)} ...`, String(value)) : el("code", { text: value }),
-  ]));
+  return table(
+    ["parameter", "value"],
+    pairs.map(([name, value]) => [
+      el("code", { text: name }),
+      String(value).length > 120
+        ? folded(`${String(value).slice(0, 60)} ...`, String(value))
+        : el("code", { text: value }),
+    ]),
+  );
 }
 
 function errors(found) {
   if (!found?.length) return null;
-  const key = (k) => (Array.isArray(k) ? `position ${k[0]}, sample ${k[1]}, attempt ${k[2]}` : k ?? "-");
-  return found.map(({ step, key: row, error }) => el("div", { class: "how" },
-    el("p", { text: `Step ${count(step)}, row: ${key(row)}` }), el("pre", { text: error })));
+  const key = (k) =>
+    Array.isArray(k) ? `position ${k[0]}, sample ${k[1]}, attempt ${k[2]}` : (k ?? "-");
+  return found.map(({ step, key: row, error }) =>
+    el(
+      "div",
+      { class: "how" },
+      el("p", { text: `Step ${count(step)}, row: ${key(row)}` }),
+      el("pre", { text: error }),
+    ),
+  );
 }
 
 function log(lines) {
   if (!lines?.length) return empty("Its Workers wrote no log.");
-  const text = lines.map((line) => (typeof line === "string" ? line : JSON.stringify(line))).join("\n");
-  return el("pre", { class: "log", tabindex: "0", role: "region", "aria-label": "Last lines of the log", text });
+  const text = lines
+    .map((line) => (typeof line === "string" ? line : JSON.stringify(line)))
+    .join("\n");
+  return el("pre", {
+    class: "log",
+    tabindex: "0",
+    role: "region",
+    "aria-label": "Last lines of the log",
+    text,
+  });
 }

@@ -25,7 +25,12 @@ export class Panel {
     const number = (this.#number += 1);
     if (!this.open) this.#opener = document.activeElement;
     const heading = el("h2", { tabindex: "-1" }, el("span", { class: "kind", text: kind }), title);
-    const button = el("button", { type: "button", class: "quiet", text: "Close", on: { click: () => this.#close() } });
+    const button = el("button", {
+      type: "button",
+      class: "quiet",
+      text: "Close",
+      on: { click: () => this.#close() },
+    });
     const place = el("div", {}, empty("Loading ..."));
     this.#aside.replaceChildren(el("div", { class: "bar" }, heading, button), place);
     this.#aside.hidden = false;

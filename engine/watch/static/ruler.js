@@ -20,7 +20,12 @@ export class Ruler {
   constructor({ range, brush }) {
     this.#range = range;
     this.#strip.append(this.#ticks, this.#band);
-    this.element = el("div", { class: "ruler" }, el("div", { class: "label" }, el("span", { text: "Step" }), this.#at), this.#strip);
+    this.element = el(
+      "div",
+      { class: "ruler" },
+      el("div", { class: "label" }, el("span", { text: "Step" }), this.#at),
+      this.#strip,
+    );
     brushed(this.#strip, (x) => this.#stepAt(x), brush);
   }
 

@@ -41,7 +41,14 @@ class RunPage {
     this.axis = new Axis(session);
     this.samples = new Samples(session, (row) => go({ kind: "sample", id: keyOf(row) }));
     this.headline = this.#headline();
-    this.elements = [this.#said.element, this.#how, this.graph.element, this.axis.element, this.samples.element, this.#tip];
+    this.elements = [
+      this.#said.element,
+      this.#how,
+      this.graph.element,
+      this.axis.element,
+      this.samples.element,
+      this.#tip,
+    ];
     for (const topic of ["run", "step", "figures"]) session.on(topic, () => soon(this.#update));
     session.on("settled", () => this.#refreshPanel());
     this.#timer = setInterval(() => soon(this.#clock), 1000);
@@ -65,7 +72,12 @@ class RunPage {
     this.#facts = { step: fact("Step"), elapsed: fact("took"), reward: fact("reward") };
     this.#state = el("span", {}, pill(this.#session.run));
     const compare = el("a", { href: "#/", class: "fact", text: "All runs" });
-    return [el("h1", { text: this.name }), this.#state, ...Object.values(this.#facts).map((f) => f.element), compare];
+    return [
+      el("h1", { text: this.name }),
+      this.#state,
+      ...Object.values(this.#facts).map((f) => f.element),
+      compare,
+    ];
   }
 
   #facts;
@@ -87,7 +99,8 @@ class RunPage {
   #clock = () => {
     const { began, ended } = this.#session.run;
     this.#facts.elapsed.element.hidden = !began;
-    if (began) say(this.#facts.elapsed.value, seconds(Math.max(0, (ended ?? Date.now() / 1000) - began)));
+    if (began)
+      say(this.#facts.elapsed.value, seconds(Math.max(0, (ended ?? Date.now() / 1000) - began)));
   };
 
   /** How it ended, where that is not as planned. */
@@ -118,7 +131,11 @@ class RunPage {
     const shown = {
       edge: ["edge", part.id.replace("->", " \u2192 "), () => edgeSections(session, part.id, live)],
       node: ["node", part.id, () => nodeSections(session, part.id, live)],
-      sample: ["sample", sampleTitle(part.id), () => sampleSections(session, part.id, open, this.#say)],
+      sample: [
+        "sample",
+        sampleTitle(part.id),
+        () => sampleSections(session, part.id, open, this.#say),
+      ],
     }[part.kind];
     return shown ? this.#panel.show(...shown, { quiet }) : this.#panel.hide();
   }
@@ -131,7 +148,8 @@ class RunPage {
     this.#tip.hidden = !words;
     if (!words) return;
     say(this.#tip, words);
-    this.#tip.style.left = `${Math.max(8, Math.min(event.clientX + 12, window.innerWidth - 330))}px`;
+    const left = Math.max(8, Math.min(event.clientX + 12, window.innerWidth - 330));
+    this.#tip.style.left = `${left}px`;
     this.#tip.style.top = `${event.clientY + 18}px`;
   };
 
@@ -166,7 +184,8 @@ function ending({ state, step }) {
   const after = `after Step ${step ?? 0}`;
   if (state === "failed") return `The run failed, ${after}.`;
   if (state === "interrupted") return `The run was interrupted, ${after}.`;
-  return `The run ended without a word, ${after}: its process was killed, or its machine went down.`;
+  const cause = "its process was killed, or its machine went down";
+  return `The run ended without a word, ${after}: ${cause}.`;
 }
 
 /** Who waits for whom: one sentence, the others on demand. */
@@ -197,7 +216,10 @@ function sentence(text) {
 
 function without(figures, { running, run }) {
   if (figures?.flow) return "Nothing waits for long.";
-  if (running) return run.step ? "Figures come with the next second." : "The run has begun; its first Step is under way.";
+  if (running)
+    return run.step
+      ? "Figures come with the next second."
+      : "The run has begun; its first Step is under way.";
   return "This run recorded no figures of who waited for whom.";
 }
 

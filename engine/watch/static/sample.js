@@ -30,21 +30,36 @@ export async function sampleSections(session, text, open, tip) {
   return [
     section("Rewards", rewards(row)),
     section("Conversation", conversation(row, tip)),
-    section("Facts", facts([
-      ["trained by", row.node],
-      ["position, sample", `${row.position}, ${row.sample}`],
-      ["length", row.length === null || row.length === undefined ? null : plural(row.length, "token")],
-      ["finish", row.finish],
-      ["oldest version", row.version === null || row.version === undefined ? null : String(row.version)],
-      ["advantage, mean", isNumber(row.advantage) ? signed(row.advantage) : null],
-    ])),
-    section("Its group, by reward", near(rowsIn(group).sort(byReward), key, open, (each) => `sample ${each.sample}`)),
-    section("The same prompt over the Steps", near(rowsIn(same), key, open, (each) => `Step ${each.step}`)),
+    section(
+      "Facts",
+      facts([
+        ["trained by", row.node],
+        ["position, sample", `${row.position}, ${row.sample}`],
+        [
+          "length",
+          row.length === null || row.length === undefined ? null : plural(row.length, "token"),
+        ],
+        ["finish", row.finish],
+        [
+          "oldest version",
+          row.version === null || row.version === undefined ? null : String(row.version),
+        ],
+        ["advantage, mean", isNumber(row.advantage) ? signed(row.advantage) : null],
+      ]),
+    ),
+    section(
+      "Its group, by reward",
+      near(rowsIn(group).sort(byReward), key, open, (each) => `sample ${each.sample}`),
+    ),
+    section(
+      "The same prompt over the Steps",
+      near(rowsIn(same), key, open, (each) => `Step ${each.step}`),
+    ),
   ];
 }
 
 const isNumber = (x) => typeof x === "number";
-const rowsIn = (found) => [...(Array.isArray(found) ? found : found.rows ?? found.samples ?? [])];
+const rowsIn = (found) => [...(Array.isArray(found) ? found : (found.rows ?? found.samples ?? []))];
 const byReward = (a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity);
 
 function rewards(row) {
@@ -60,12 +75,17 @@ function conversation(row, tip) {
   const tokens = row.tokens?.length ? row.tokens : null;
   if (!tokens) {
     said.push(message({ role: "assistant", content: row.completion }));
-    const why = el("p", { class: "soft", text: "Tokens are not recorded; `run --samples full` keeps them." });
+    const why = el("p", {
+      class: "soft",
+      text: "Tokens are not recorded; `run --samples full` keeps them.",
+    });
     return [el("ol", { class: "talk" }, said), why];
   }
   const made = coloured(tokens);
   listen(made.element, tokens, tip);
-  said.push(el("li", { class: "assistant" }, el("span", { class: "who", text: "assistant" }), made.element));
+  said.push(
+    el("li", { class: "assistant" }, el("span", { class: "who", text: "assistant" }), made.element),
+  );
   return [scale(made, tokens), el("ol", { class: "talk" }, said), asTable(tokens)];
 }
 
@@ -77,29 +97,56 @@ function messages(prompt) {
 
 function message({ role = "message", content, tool_calls: calls, name }) {
   const who = name ? `${role}, ${name}` : role;
-  const text = typeof content === "string" ? content : content ? JSON.stringify(content, null, 1) : "";
+  const text =
+    typeof content === "string" ? content : content ? JSON.stringify(content, null, 1) : "";
   const tool = role === "tool";
-  const body = tool || text.length > LONG ? el("div", { class: "body" }, folded(summary(text, tool), text)) : el("div", { class: "body", text });
-  const called = (calls ?? []).map((call) => folded(`calls ${call.function?.name ?? "a tool"}`, JSON.stringify(call.function ?? call, null, 1)));
-  return el("li", { class: role }, el("span", { class: "who", text: who }), text ? body : null, called);
+  const body =
+    tool || text.length > LONG
+      ? el("div", { class: "body" }, folded(summary(text, tool), text))
+      : el("div", { class: "body", text });
+  const called = (calls ?? []).map((call) =>
+    folded(
+      `calls ${call.function?.name ?? "a tool"}`,
+      JSON.stringify(call.function ?? call, null, 1),
+    ),
+  );
+  return el(
+    "li",
+    { class: role },
+    el("span", { class: "who", text: who }),
+    text ? body : null,
+    called,
+  );
 }
 
 function summary(text, tool) {
-  return tool ? `the tool's answer, ${plural(text.length, "character")}` : `${text.slice(0, 80)} ...`;
+  return tool
+    ? `the tool's answer, ${plural(text.length, "character")}`
+    : `${text.slice(0, 80)} ...`;
 }
 
 function scale(made, tokens) {
   const found = known(tokens);
   const most = el("span");
-  const ends = el("span", { class: "steps-of" }, el("span", { text: "below 0" }), el("span", { class: "ramp", "aria-hidden": "true" }), el("span", { text: "above 0" }), most);
+  const ends = el(
+    "span",
+    { class: "steps-of" },
+    el("span", { text: "below 0" }),
+    el("span", { class: "ramp", "aria-hidden": "true" }),
+    el("span", { text: "above 0" }),
+    most,
+  );
   const paint = (by) => {
     const greatest = made.colourBy(by);
     ends.hidden = by === "none";
     say(most, `(to \u00b1${number(greatest)})`);
   };
   if (!found.length) return null;
-  const choice = el("select", { "aria-label": "Colour tokens by", on: { change: () => paint(choice.value) } },
-    [...found, "none"].map((name) => el("option", { value: name, text: BY[name] })));
+  const choice = el(
+    "select",
+    { "aria-label": "Colour tokens by", on: { change: () => paint(choice.value) } },
+    [...found, "none"].map((name) => el("option", { value: name, text: BY[name] })),
+  );
   paint(found[0]);
   return el("div", { class: "scale" }, "Colour by", choice, ends);
 }
@@ -116,9 +163,21 @@ function listen(element, tokens, tip) {
 function near(rows, key, open, first) {
   if (!rows.length) return null;
   const same = (row) => keyOf({ node: key.node, ...row }) === keyOf(key);
-  return el("div", { class: "near" }, rows.map((row) => el("button", {
-    type: "button", "aria-current": same(row) ? "true" : null,
-    on: { click: () => open({ node: key.node, ...row }) },
-  }, el("span", { class: "soft", text: first(row) }), el("span", { text: number(row.reward) }),
-  el("span", { class: "text", text: row.completion ?? "" }))));
+  return el(
+    "div",
+    { class: "near" },
+    rows.map((row) =>
+      el(
+        "button",
+        {
+          type: "button",
+          "aria-current": same(row) ? "true" : null,
+          on: { click: () => open({ node: key.node, ...row }) },
+        },
+        el("span", { class: "soft", text: first(row) }),
+        el("span", { text: number(row.reward) }),
+        el("span", { class: "text", text: row.completion ?? "" }),
+      ),
+    ),
+  );
 }

@@ -11,7 +11,11 @@ const ROW = 46;
 const PAGE = 50;
 const BEYOND = 6;
 const ORDERS = {
-  newest: "Newest first", best: "Best first", worst: "Worst first", longest: "Longest first", mismatch: "Greatest mismatch first",
+  newest: "Newest first",
+  best: "Best first",
+  worst: "Worst first",
+  longest: "Longest first",
+  mismatch: "Greatest mismatch first",
 };
 
 export class Samples {
@@ -44,28 +48,57 @@ export class Samples {
 
   #section() {
     this.search = el("input", {
-      type: "search", placeholder: "Search prompts and completions", "aria-label": "Search samples",
+      type: "search",
+      placeholder: "Search prompts and completions",
+      "aria-label": "Search samples",
       on: { input: () => this.#set("q", this.search.value, 250) },
     });
     this.#counted = el("span", { class: "soft", role: "status" });
     const step = el("input", {
-      type: "number", min: 1, placeholder: "Step", "aria-label": "Samples of Step",
+      type: "number",
+      min: 1,
+      placeholder: "Step",
+      "aria-label": "Samples of Step",
       on: { input: () => this.#set("step", step.value, 250) },
     });
     const orders = this.#choice("order", "Order", Object.entries(ORDERS));
     const nodes = trainers(this.#session.run);
-    const bar = el("div", { class: "bar" },
-      el("h2", { text: "Samples", id: "samples-title" }), this.#counted, el("span", { class: "push" }), this.search, step,
-      nodes.length > 1 ? this.#choice("node", "Node", [["", "All nodes"], ...nodes.map((name) => [name, name])]) : null,
-      this.#choice("finish", "Finish", [["", "Any finish"], ["stop", "stop"], ["length", "length"]]), orders);
+    const bar = el(
+      "div",
+      { class: "bar" },
+      el("h2", { text: "Samples", id: "samples-title" }),
+      this.#counted,
+      el("span", { class: "push" }),
+      this.search,
+      step,
+      nodes.length > 1
+        ? this.#choice("node", "Node", [["", "All nodes"], ...nodes.map((name) => [name, name])])
+        : null,
+      this.#choice("finish", "Finish", [
+        ["", "Any finish"],
+        ["stop", "stop"],
+        ["length", "length"],
+      ]),
+      orders,
+    );
     this.#body = el("div", { class: "body", role: "rowgroup" });
     this.#list = el("div", { class: "list" }, this.#body);
     this.#list.addEventListener("scroll", () => soon(this.#draw));
     this.#list.addEventListener("keydown", (event) => this.#key(event));
-    this.#grid = el("div", { role: "grid", "aria-labelledby": "samples-title", "aria-rowcount": 0 },
-      el("div", { role: "rowgroup" }, head()), this.#list);
+    this.#grid = el(
+      "div",
+      { role: "grid", "aria-labelledby": "samples-title", "aria-rowcount": 0 },
+      el("div", { role: "rowgroup" }, head()),
+      this.#list,
+    );
     this.#nothing = el("div", { hidden: true });
-    return el("section", { class: "card samples", "aria-labelledby": "samples-title" }, bar, this.#grid, this.#nothing);
+    return el(
+      "section",
+      { class: "card samples", "aria-labelledby": "samples-title" },
+      bar,
+      this.#grid,
+      this.#nothing,
+    );
   }
 
   #counted;
@@ -75,8 +108,11 @@ export class Samples {
   #nothing;
 
   #choice(name, label, options) {
-    const made = el("select", { "aria-label": label, on: { change: () => this.#set(name, made.value) } },
-      options.map(([value, text]) => el("option", { value, text })));
+    const made = el(
+      "select",
+      { "aria-label": label, on: { change: () => this.#set(name, made.value) } },
+      options.map(([value, text]) => el("option", { value, text })),
+    );
     return made;
   }
 
@@ -112,14 +148,22 @@ export class Samples {
 
   #params(page) {
     const { selection } = this.#session;
-    return { ...this.#filters, from: selection?.from, to: selection?.to, offset: page * PAGE, limit: PAGE };
+    return {
+      ...this.#filters,
+      from: selection?.from,
+      to: selection?.to,
+      offset: page * PAGE,
+      limit: PAGE,
+    };
   }
 
   async #fetch(page) {
     if (this.#pages.has(page)) return this.#pages.get(page);
     const generation = this.#generation;
     this.#pages.set(page, null);
-    const found = await get(of(this.#session.name, "samples"), this.#params(page)).catch(() => null);
+    const found = await get(of(this.#session.name, "samples"), this.#params(page)).catch(
+      () => null,
+    );
     if (generation !== this.#generation) return null;
     if (!found) {
       this.#pages.delete(page);
@@ -141,7 +185,10 @@ export class Samples {
   #draw = () => {
     this.#count();
     const first = Math.max(0, Math.floor(this.#list.scrollTop / ROW) - BEYOND);
-    const after = Math.min(this.#total, first + Math.ceil(this.#list.clientHeight / ROW) + 2 * BEYOND);
+    const after = Math.min(
+      this.#total,
+      first + Math.ceil(this.#list.clientHeight / ROW) + 2 * BEYOND,
+    );
     this.#body.style.height = `${this.#total * ROW}px`;
     const shown = new Map();
     for (let i = first; i < after; i += 1) {
@@ -159,7 +206,10 @@ export class Samples {
   #count() {
     const { selection } = this.#session;
     const words = selection ? ` of Steps ${selection.from} to ${selection.to}` : "";
-    say(this.#counted, this.#total ? `${plural(this.#total, "sample")}${words}${this.#reading()}` : this.#reading());
+    say(
+      this.#counted,
+      this.#total ? `${plural(this.#total, "sample")}${words}${this.#reading()}` : this.#reading(),
+    );
     this.#grid.hidden = !this.#total;
     this.#nothing.hidden = Boolean(this.#total);
     this.#grid.setAttribute("aria-rowcount", this.#total + 1);
@@ -172,8 +222,9 @@ export class Samples {
 
   #without() {
     const { q, node, finish, step } = this.#filters;
-    if (q || node || finish || step || this.#session.selection) return "No sample fits the search, the filters and the selected Steps.";
-    return "No sample is recorded yet. A run records the rows of Step 1 and of each Step that `--samples-every` names.";
+    if (q || node || finish || step || this.#session.selection)
+      return "No sample fits the search, the filters and the selected Steps.";
+    return "No sample is recorded yet. `run --samples-every` says of which Steps a run keeps rows.";
   }
 
   #element(i, row) {
@@ -184,16 +235,26 @@ export class Samples {
       return before;
     }
     const cells = [
-      cell("soft", `${row.step}`), cell("cut prompt wide", text(row.prompt)), cell("cut", row.completion ?? ""),
+      cell("soft", `${row.step}`),
+      cell("cut prompt wide", text(row.prompt)),
+      cell("cut", row.completion ?? ""),
       meter(row.reward, this.#most),
       cell("number wide", known(row.length) ? count(row.length) : "-"),
       cell("wide soft", row.finish ?? "-"),
       cell("number wide", known(row.version) ? `v${row.version}` : "-"),
     ];
-    const element = el("div", {
-      class: key === this.#chosen ? "row chosen" : "row", role: "row", "aria-rowindex": i + 2, "data-key": key, tabindex: "-1",
-      on: { click: () => this.#take(i) },
-    }, cells);
+    const element = el(
+      "div",
+      {
+        class: key === this.#chosen ? "row chosen" : "row",
+        role: "row",
+        "aria-rowindex": i + 2,
+        "data-key": key,
+        tabindex: "-1",
+        on: { click: () => this.#take(i) },
+      },
+      cells,
+    );
     element.style.top = `${i * ROW}px`;
     return element;
   }
@@ -211,7 +272,14 @@ export class Samples {
   }
 
   #key(event) {
-    const moves = { ArrowDown: 1, ArrowUp: -1, PageDown: 10, PageUp: -10, Home: -Infinity, End: Infinity };
+    const moves = {
+      ArrowDown: 1,
+      ArrowUp: -1,
+      PageDown: 10,
+      PageUp: -10,
+      Home: -Infinity,
+      End: Infinity,
+    };
     if (event.key === "Enter" || event.key === " ") this.#take(this.#active);
     else if (event.key in moves) this.#move(moves[event.key]);
     else return;
@@ -223,7 +291,8 @@ export class Samples {
     this.#active = Math.min(this.#total - 1, Math.max(0, this.#active + by));
     const [top, list] = [this.#active * ROW, this.#list];
     if (top < list.scrollTop) list.scrollTop = top;
-    if (top + ROW > list.scrollTop + list.clientHeight) list.scrollTop = top + ROW - list.clientHeight;
+    if (top + ROW > list.scrollTop + list.clientHeight)
+      list.scrollTop = top + ROW - list.clientHeight;
     this.#draw();
     this.#shown.get(this.#active)?.focus({ preventScroll: true });
   }
@@ -241,9 +310,20 @@ function trainers(run) {
 }
 
 function head() {
-  const names = [["Step", ""], ["Prompt", "wide"], ["Completion", ""], ["Reward", "number"], ["Tokens", "number wide"], ["Finish", "wide"], ["Version", "number wide"]];
-  return el("div", { class: "row head", role: "row", "aria-rowindex": 1 },
-    names.map(([text, kind]) => el("span", { class: kind, role: "columnheader", text })));
+  const names = [
+    ["Step", ""],
+    ["Prompt", "wide"],
+    ["Completion", ""],
+    ["Reward", "number"],
+    ["Tokens", "number wide"],
+    ["Finish", "wide"],
+    ["Version", "number wide"],
+  ];
+  return el(
+    "div",
+    { class: "row head", role: "row", "aria-rowindex": 1 },
+    names.map(([text, kind]) => el("span", { class: kind, role: "columnheader", text })),
+  );
 }
 
 function cell(kind, words) {
@@ -254,8 +334,12 @@ function cell(kind, words) {
 function meter(reward, most) {
   const fill = el("i");
   fill.style.width = `${Math.min(1, Math.max(0, (reward ?? 0) / most)) * 100}%`;
-  return el("span", { class: "meter", role: "gridcell" },
-    el("span", { class: "gauge", "aria-hidden": "true" }, fill), el("span", { text: number(reward) }));
+  return el(
+    "span",
+    { class: "meter", role: "gridcell" },
+    el("span", { class: "gauge", "aria-hidden": "true" }, fill),
+    el("span", { text: number(reward) }),
+  );
 }
 
 /** A prompt as one text; of messages what comes after the system's. */

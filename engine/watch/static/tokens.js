@@ -5,9 +5,13 @@
 import { el, table } from "./dom.js";
 import { number, signed } from "./format.js";
 
-export const BY = { advantage: "advantage", difference: "log-prob, trainer minus sampler", none: "no colour" };
+export const BY = {
+  advantage: "advantage",
+  difference: "log-prob, trainer minus sampler",
+  none: "no colour",
+};
 
-/** A completion's tokens in an element that `colourBy(name)` colours; `{element, colourBy, scale}`. */
+/** A completion's tokens in an element that `colourBy(name)` colours. */
 export function coloured(tokens) {
   const spans = tokens.map((token, i) => span(token, i));
   const element = el("div", { class: "body" });
@@ -29,7 +33,9 @@ export function coloured(tokens) {
 
 /** Which of the two numbers any token has. */
 export function known(tokens) {
-  return ["advantage", "difference"].filter((name) => tokens.some((token) => isNumber(token[name])));
+  return ["advantage", "difference"].filter((name) =>
+    tokens.some((token) => isNumber(token[name])),
+  );
 }
 
 function isNumber(x) {
@@ -37,7 +43,10 @@ function isNumber(x) {
 }
 
 function greatest(tokens, name) {
-  return tokens.reduce((most, token) => Math.max(most, isNumber(token[name]) ? Math.abs(token[name]) : 0), 0);
+  return tokens.reduce(
+    (most, token) => Math.max(most, isNumber(token[name]) ? Math.abs(token[name]) : 0),
+    0,
+  );
 }
 
 function span(token, i) {
@@ -66,7 +75,8 @@ function mark(version, changed) {
 export function words(token, i) {
   const lines = [`token ${i + 1}: ${JSON.stringify(textOf(token))}`];
   if (isNumber(token.advantage)) lines.push(`advantage ${signed(token.advantage)}`);
-  if (isNumber(token.difference)) lines.push(`log-prob, trainer minus sampler: ${signed(token.difference)}`);
+  if (isNumber(token.difference))
+    lines.push(`log-prob, trainer minus sampler: ${signed(token.difference)}`);
   if (isNumber(token.version)) lines.push(`version ${token.version}`);
   if (token.mask === 0 || token.mask === false) lines.push("not trained (mask 0)");
   return lines.join("\n");
@@ -74,17 +84,36 @@ export function words(token, i) {
 
 /** All tokens as a table, made when it is opened. */
 export function asTable(tokens) {
-  const place = el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Tokens" });
-  const details = el("details", {}, el("summary", { text: `All ${tokens.length} tokens as a table` }), place);
+  const place = el("div", {
+    class: "scroll",
+    tabindex: "0",
+    role: "region",
+    "aria-label": "Tokens",
+  });
+  const details = el(
+    "details",
+    {},
+    el("summary", { text: `All ${tokens.length} tokens as a table` }),
+    place,
+  );
   details.addEventListener("toggle", () => {
     if (!details.open || place.firstChild) return;
     const numbers = ["number", "advantage", "log-prob difference", "version", "mask"];
     const heads = ["#", "token", ...numbers.slice(1).map((text) => ({ text, class: "number" }))];
     const value = (x) => (isNumber(x) ? signed(x) : "-");
-    place.append(table(heads, tokens.map((token, i) => [
-      String(i + 1), el("code", { text: JSON.stringify(textOf(token)) }), value(token.advantage), value(token.difference),
-      isNumber(token.version) ? number(token.version) : "-", isNumber(token.mask) ? String(token.mask) : "-",
-    ])));
+    place.append(
+      table(
+        heads,
+        tokens.map((token, i) => [
+          String(i + 1),
+          el("code", { text: JSON.stringify(textOf(token)) }),
+          value(token.advantage),
+          value(token.difference),
+          isNumber(token.version) ? number(token.version) : "-",
+          isNumber(token.mask) ? String(token.mask) : "-",
+        ]),
+      ),
+    );
   });
   return details;
 }

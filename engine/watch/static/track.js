@@ -41,11 +41,26 @@ export class Track {
     this.#brush = brush;
     this.#values = lines.map(() => el("span", { class: "value" }));
     this.place = el("div", { class: "plot" });
-    const list = el("ul", { class: "lines" }, lines.map((line, i) => el("li", { title: line.name },
-      swatch(i), el("span", { class: "name", text: line.label }), this.#values[i])));
+    const list = el(
+      "ul",
+      { class: "lines" },
+      lines.map((line, i) =>
+        el(
+          "li",
+          { title: line.name },
+          swatch(i),
+          el("span", { class: "name", text: line.label }),
+          this.#values[i],
+        ),
+      ),
+    );
     const words = unit ? [title, " ", el("span", { class: "unit", text: unit })] : [title];
-    this.element = el("div", { class: "track", role: "group", "aria-label": `${title} by Step` },
-      el("div", { class: "label" }, el("h3", {}, ...words), list), this.place);
+    this.element = el(
+      "div",
+      { class: "track", role: "group", "aria-label": `${title} by Step` },
+      el("div", { class: "label" }, el("h3", {}, ...words), list),
+      this.place,
+    );
   }
 
   /** data: `[steps, values, ...]`, values in the order of the lines. */
