@@ -87,7 +87,7 @@ def test_rows_of_samples_are_walked_and_opened(wide: Watched) -> None:
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
-    expect(page.locator(".panel .talk")).to_be_visible()
+    expect(page.locator("#panel .talk")).to_be_visible()
     page.keyboard.press("Escape")
     assert page.evaluate("() => document.activeElement.getAttribute('aria-rowindex')") == "4"
 

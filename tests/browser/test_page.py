@@ -92,8 +92,8 @@ def test_replicas_are_folded_in_the_graph_and_listed_in_the_panel(wide: Watched)
     page = wide.go("run", "steady")
     expect(page.locator('g.node[data-node="rollout"]')).to_have_count(1)
     page.locator('g.node[data-node="rollout"]').click()
-    expect(page.locator(".panel .replica")).to_have_count(3)
-    expect(page.locator(".panel")).to_contain_text("waited for train_policy")
+    expect(page.locator("#panel .replica")).to_have_count(3)
+    expect(page.locator("#panel")).to_contain_text("waited for train_policy")
 
 
 def test_a_selection_of_steps_reaches_every_view(wide: Watched) -> None:
@@ -145,14 +145,14 @@ def test_metrics_can_be_searched_and_chosen(wide: Watched) -> None:
 
 def test_what_a_model_wrote_is_text(wide: Watched) -> None:
     page = wide.go("run", "steady", "sample", "60,train_policy,239,1")
-    expect(page.locator(".panel .assistant .body")).to_contain_text(SCRIPT)
+    expect(page.locator("#panel .assistant .body")).to_contain_text(SCRIPT)
     expect(page.locator(".samples .body")).to_contain_text(SCRIPT)
     assert page.locator("main script, aside script").count() == 0
 
 
 def test_a_sample_is_a_conversation_with_coloured_tokens_and_its_group(wide: Watched) -> None:
     page = wide.go("run", "steady", "sample", "60,train_policy,239,1")
-    panel = page.locator(".panel")
+    panel = page.locator("#panel")
     expect(panel.locator(".talk > li")).to_have_count(5)
     expect(panel.get_by_text("calls add")).to_be_visible()
     expect(panel.locator(".token.below")).to_have_count(len(SCRIPT))

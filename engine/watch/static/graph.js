@@ -146,7 +146,7 @@ export class Graph {
     this.#index = indexed(drawing);
     for (const { g } of this.#index.edges) {
       const wire = g.querySelector(".wire");
-      if (wire) g.prepend(svg("path", { class: "hit", d: wire.getAttribute("d") }));
+      if (wire && !g.querySelector(".hit")) g.prepend(svg("path", { class: "hit", d: wire.getAttribute("d") }));
     }
     this.#life = new Life(this.#index);
     const parts = this.#parts();
