@@ -46,6 +46,7 @@ from engine.plan.plan import Plan
 from engine.plan.planner import make_plan
 from engine.plan.program_plan import ProgramPlan, make_program_plan
 from engine.received import OPTIONS, reading
+from engine.record.place import require_known
 from engine.resuming import Beginning, WantedRun, beginning, keep_changes
 from engine.run.early_end import Until
 
@@ -79,6 +80,7 @@ def plan(graph: Runnable, options: RunOptions | None = None) -> Plan | ProgramPl
         planned = make_program_plan(checked, **told)
     else:
         planned = make_plan(checked, **told)
+    require_known(planned.phases if isinstance(planned, ProgramPlan) else [planned], options.record)
     if options.strict and planned.warnings:
         raise GraphError(planned.warnings)
     return _identified(planned, _source(checked))

@@ -16,7 +16,8 @@ from engine.coordinator.refs import Ref, SourceCut
 class Settings:
     """How long a run is. steps None: one pass over each training source.
 
-    checkpoint_every: Steps between checkpoints. checkpoint_seconds: seconds since the last one of
+    checkpoint_every: Steps between checkpoints. keep_every: Steps between those that are kept, which
+    are checkpoints too. checkpoint_seconds: seconds since the last one of
     any kind, after which the next Step's end gets a timed one. 0: none of the kind. stored_at: when
     the last was written, by the clock of `now`; None: count from the first event.
 
@@ -27,6 +28,7 @@ class Settings:
 
     steps: int | None = None
     checkpoint_every: int = 0
+    keep_every: int = 0
     checkpoint_seconds: float = 0.0
     stored_at: float | None = None
     error_budget: float = 0.1

@@ -29,6 +29,7 @@ from dataflow import errors
 from engine.coordinator.messages import From, ToWorker
 from engine.coordinator.refs import Ref
 from engine.observe.reports import Doing, Report, SpanOf
+from engine.record.place import RecordPlace
 from engine.run.workers import Ask
 
 PeerAddress = tuple[str, str, int]
@@ -76,7 +77,7 @@ class Open:
 
     outbox: bytes of memory for its rows, before they go to files in `spill` (None: the system's
     folder). samples: the folder of sample files, if it writes them. seat: of a rank. network: if
-    there are several hosts. verify: what is checked of rows from this host (RunOptions).
+    there are several hosts. record: where and which rows, if any are. verify: what is checked of rows from this host (RunOptions).
     """
 
     worker: str
@@ -89,6 +90,7 @@ class Open:
     seat: Seat | None = None
     network: Network | None = None
     spill: Path | None = None
+    record: RecordPlace | None = None
     verify: Literal["structure", "content"] = "structure"
 
 

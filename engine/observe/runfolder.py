@@ -10,6 +10,7 @@ commit). Does not own: the content of any other file.
         metrics.jsonl                       one object a Step
         ended.json                          how it ended; none while it runs, or if it was killed
         samples/  trace/  checkpoints/      step_000012.parquet, *.json, step_N/
+        recorded/                           rows and assignments, with --record (engine/record)
         logs/<worker>.log                   with several Workers also coordinator.log
         tensorboard/  wandb/                views, where asked for
         .lock                               held by the run that writes the folder
@@ -45,6 +46,8 @@ FILES = (
     *("metrics.jsonl", "command.txt", "versions.json", ENDED, LOCK),
 )
 FOLDERS = ("samples", "trace", "checkpoints", "logs")
+RECORDED = "recorded"
+"""The folder of recorded rows, which only a run that records some has."""
 VIEWS = ("tensorboard", "wandb", "wandb_id.txt")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _LONGEST = 200
@@ -67,6 +70,7 @@ class RunFolder:
         self.path, self.name = path, path.name
         self.metrics, self.samples = path / "metrics.jsonl", path / "samples"
         self.trace, self.checkpoints = path / "trace", path / "checkpoints"
+        self.recorded = path / RECORDED
         self._lock: int | None = lock
 
     @staticmethod
@@ -268,7 +272,7 @@ def is_run(path: Path) -> bool:
 
 def _ours(name: str) -> bool:
     temporary_file = name.startswith(".") and name.endswith(".tmp")
-    return temporary_file or name in (*FILES, *FOLDERS, *VIEWS)
+    return temporary_file or name in (*FILES, *FOLDERS, RECORDED, *VIEWS)
 
 
 def _delete(path: Path) -> None:

@@ -26,6 +26,7 @@ from engine.observe.record import step_metrics
 from engine.observe.reports import Report
 from engine.observe.samples import SamplesBehind, SampleWriter, sample_table
 from engine.plan.plan import Plan
+from engine.record.recorder import RowRecorder
 from engine.worker.delivery import Delivery
 from engine.worker.files import WorkerFiles
 from engine.worker.kernel_loader import OpenKernels
@@ -48,6 +49,7 @@ class Worker:
         channel: Channel,
         inproc: bool = False,
         samples: SampleWriter | SamplesBehind | None = None,
+        recorder: RowRecorder | None = None,
         group: Any = None,
         cast: RowBroadcast | None = None,
         pairs: TensorPairs | None = None,
@@ -63,8 +65,11 @@ class Worker:
         )
         self._plan = plan
         self._samples = samples
+        self.recorder = recorder
         self.delivery = Delivery(plan, self.kernels.by_node, channel, self.timing, pairs)
-        self._training = WorkerTraining(name, plan, self.kernels, self.rows, cast)
+        self._training = WorkerTraining(
+            name, plan, self.kernels, self.rows, cast, digests=recorder is not None
+        )
         self._reports: list[Report] = []
 
     def open(self) -> Iterator[m.Event]:
@@ -76,7 +81,11 @@ class Worker:
     def close(self) -> None:
         """Close every kernel that was opened, the last first, whatever one of them raises."""
         self._training.forget_prepared()
-        self.kernels.close()
+        try:
+            self.kernels.close()
+        finally:
+            if self.recorder is not None:
+                self.recorder.close()
 
     def reports(self) -> list[Report]:
         """Metrics since the last call, except those of chunks, which are Reported."""
@@ -127,6 +136,7 @@ class Worker:
         aligned = self.kernels.aligned[chunk.node]
         aligned.require_inputs(chunk.keys, inputs)
         self.delivery.begins(self.kernels.nodes[chunk.node])
+        version = self.delivery.version_of(self.kernels.nodes[chunk.node])
         given = Chunk(id=chunk.id, step=chunk.step, keys=chunk.keys, inputs=inputs)
         rows = self.kernels[chunk.node].run(given)
         what = f"chunk {chunk.id}, {len(chunk.keys)} rows"
@@ -139,11 +149,15 @@ class Worker:
                 aligned.require_made(chunk.keys, batch, inputs)
                 yield from self._reported(chunk)
                 ref = self.rows.keep(chunk.node, batch)
+                if self.recorder is not None:
+                    self.recorder.add(chunk, batch, version)
                 yield m.Produced(id=chunk.id, node=chunk.node, ref=ref)
             yield from self.delivery.meanwhile()
         yield from self._reported(chunk)
         for key, error, failed in self.kernels.sessions[chunk.node].tombstones():
             yield m.Tombstoned(id=chunk.id, node=chunk.node, key=key, error=error, failed=failed)
+        if self.recorder is not None:
+            self.recorder.end(chunk)
         yield m.ChunkDone(id=chunk.id, node=chunk.node)
         yield from self.delivery.ends()
 
