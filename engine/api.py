@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import pyarrow as pa
 
@@ -50,7 +50,10 @@ from engine.record.place import require_known
 from engine.resuming import Beginning, WantedRun, beginning, keep_changes
 from engine.run.early_end import Until
 
-__all__ = ["Result", "RunHandle", "Until", "peek", "plan", "resume", "run"]
+if TYPE_CHECKING:
+    from engine.record.rerun import Rerun
+
+__all__ = ["Result", "RunHandle", "Until", "peek", "plan", "rerun", "resume", "run"]
 
 Runnable = Graph | CheckedGraph | Program | CheckedProgram
 
@@ -284,6 +287,18 @@ def peek(
         graph, node = phase_with(graph, node)
     graph.node(node)  # raises with the names that there are
     return first_rows(plan(graph, options), node, rows)
+
+
+def rerun(
+    folder: Path | str, nodes: Sequence[str], step: int, *, settings: Sequence[str] = ()
+) -> Rerun:
+    """Run these nodes of a Step of a recorded run again, in this process, and compare what comes of
+    it with the record. settings: parameters with other values. Raises RunError for rows that it
+    needs and that were not recorded, and what a kernel raises.
+    """
+    from engine.record.rerun import rerun as again  # here: it imports what runs kernels
+
+    return again(folder, nodes, step, plan, settings=settings)
 
 
 def _import_path() -> list[str]:

@@ -151,11 +151,7 @@ class CheckpointStore:
 
     def read(self, step: int) -> StoredCheckpoint:
         """The checkpoint of this Step. Raises CheckpointError if it is absent or damaged."""
-        found = _examine(self._path(step), step) if step in self.steps() else "it does not exist"
-        if isinstance(found, StoredCheckpoint):
-            return found
-        fix = f"another Step; there are: {', '.join(map(str, self.steps())) or 'none'}"
-        raise CheckpointError(f"{self._path(step)}: cannot be used: {found}. Fix: {fix}.")
+        return read_checkpoint(self._directory, step)
 
     def truncate_after(self, step: int) -> None:
         """Delete the checkpoints of later Steps: the run resumes from this one."""
@@ -203,6 +199,18 @@ class CheckpointStore:
                 _remove(path)
             elif path.name.startswith(TEMP):
                 _remove(path)
+
+
+def read_checkpoint(directory: Path, step: int) -> StoredCheckpoint:
+    """The checkpoint of this Step, also where a run holds the folder. Raises CheckpointError if it
+    is absent or damaged.
+    """
+    steps, path = steps_of(each.name for each in directory.iterdir()), directory / f"step_{step}"
+    found = _examine(path, step) if step in steps else "it does not exist"
+    if isinstance(found, StoredCheckpoint):
+        return found
+    fix = f"another Step; there are: {', '.join(map(str, steps)) or 'none'}"
+    raise CheckpointError(f"{path}: cannot be used: {found}. Fix: {fix}.")
 
 
 def _remove(path: Path) -> None:

@@ -29,6 +29,7 @@ COMMANDS = {
     "explain": "show the plan: devices, memory, seconds, what was rejected",
     "run": "run a graph or a Program",
     "resume": "go on from a run folder's last checkpoint",
+    "rerun": "run nodes of a recorded run again, and compare bit by bit",
     "peek": "show the first rows of one node's output",
     "runs": "list run folders: how far each is, and how it ended",
     "diff": "show what changes from one graph, or run, to another",

@@ -111,9 +111,11 @@ def _candidates(given: Sequence[str], commands: Mapping[str, str]) -> Iterator[s
         yield from shipped()
     elif command in _TARGETS and len(words) < places:
         yield from _targets(current)
-    elif command == "peek" and len(words) == 1:
+    elif (command == "rerun" and words and _last_flag(words) == "--node") or (
+        command == "peek" and len(words) == 1
+    ):
         yield from (node.name for node in settable(load_target(words[0]).graph()))
-    elif command in (*_TARGETS, "resume") and words and _last_flag(words) == "--set":
+    elif command in (*_TARGETS, "resume", "rerun") and words and _last_flag(words) == "--set":
         yield from _parameters(command, words)
 
 

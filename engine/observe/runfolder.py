@@ -90,7 +90,7 @@ class RunFolder:
             found = _refuse_contents(path, overwrite)
             for name in sorted(found, key=lambda n: n == "versions.json"):
                 _delete(path / name)
-            versions = msgspec.json.encode(_versions(), order="sorted")
+            versions = msgspec.json.encode(installation(), order="sorted")
             run.write_text("versions.json", msgspec.json.format(versions).decode())
             run.write_text("command.txt", shlex.join([sys.executable, *sys.argv]) + "\n")
             for folder in FOLDERS:
@@ -286,7 +286,7 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def _versions() -> Mapping[str, Any]:
+def installation() -> Mapping[str, Any]:
     """Python, platform, versions of installed packages, and the working directory's git commit."""
     found = metadata.distributions()
     changed = bool(_git("status", "--porcelain", "-uno"))

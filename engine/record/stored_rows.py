@@ -62,6 +62,14 @@ class StoredRows:
         whole = tables[0] if len(tables) == 1 else joined(tables)
         return whole.take(pa.array(found)), []
 
+    def forget(self) -> None:
+        """Drop what was read, and read it again when it is wanted."""
+        self._of.clear()
+
+    def absent(self, node: str, keys: Sequence[Key], step: int) -> bool:
+        """Whether one of these rows is not there."""
+        return any(self._place(node, key, step) is None for key in keys)
+
     def of_task(self, node: str, task: RecordedTask) -> pa.Table | None:
         """All rows that are on the disk of what a chunk made; None if there are none."""
         found = self._read(node, task)

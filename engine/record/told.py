@@ -119,6 +119,10 @@ class Told:
         """What is the same for a row that is made again, and for no other of its node."""
         return task.life, key, self._version(task.node, task.step)
 
+    def is_versioned(self, node: str) -> bool:
+        """Whether a node's keys come again with each version, as in evaluations."""
+        return node in self._versioned
+
     def _version(self, node: str, step: int) -> int:
         return step if node in self._versioned else 0
 
