@@ -51,7 +51,7 @@ from engine.resuming import Beginning, WantedRun, beginning, keep_changes
 from engine.run.early_end import Until
 
 if TYPE_CHECKING:
-    from engine.record.rerun import Rerun
+    from engine.rerun.compared import Rerun
 
 __all__ = ["Result", "RunHandle", "Until", "peek", "plan", "rerun", "resume", "run"]
 
@@ -296,7 +296,7 @@ def rerun(
     it with the record. settings: parameters with other values. Raises RunError for rows that it
     needs and that were not recorded, and what a kernel raises.
     """
-    from engine.record.rerun import rerun as again  # here: it imports what runs kernels
+    from engine.rerun.compared import rerun as again  # here: it imports what runs kernels
 
     return again(folder, nodes, step, plan, settings=settings)
 

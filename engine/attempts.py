@@ -214,7 +214,7 @@ class _Run:
         self._signals, self._log = frame.signals, frame.log
         for warning in plan.warnings:
             self._log.warn(warning)
-        warn_of_room(plan, folder.checkpoints, options.keep, _for_good(options))
+        warn_of_room(plan, folder.checkpoints, options)
         number = len(list(folder.trace.glob("*.json")))  # a resumed run adds a timeline
         file = f"run_{number}{f'_phase_{self._phase}' if self._phase else ''}.json"
         title = "dataflow" + (f", {plan.phase.title}" if plan.phase else "")
@@ -381,11 +381,6 @@ def _closed(thing: C1) -> Iterator[C1]:
             _log.info("after that: %s", error)
         raise
     thing.close()
-
-
-def _for_good(options: RunOptions) -> int:
-    """How many checkpoints stay beside the newest, as far as the Steps are known."""
-    return (options.steps or 0) // options.keep_every if options.keep_every else 0
 
 
 def _config(plan: Plan, options: RunOptions) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dataflow.shown import shown_bytes
 from dataflow.storage import free_bytes
+from engine.options import RunOptions
 from engine.plan.plan import Plan
 
 _log = logging.getLogger(__name__)
@@ -18,10 +19,12 @@ BYTES = 12
 """Per trained parameter: its weight and AdamW's two moments; 14 in bfloat16, with its copy."""
 
 
-def warn_of_room(plan: Plan, folder: Path, keep: int, for_good: int = 0) -> None:
-    """Warn if `keep` checkpoints, those that stay for good, and one more will not fit; earlier ones
-    count as room.
+def warn_of_room(plan: Plan, folder: Path, options: RunOptions) -> None:
+    """Warn if the checkpoints that are kept, and one more, will not fit; earlier ones count as
+    room. Those that stay for good count as far as the Steps are known.
     """
+    keep, every = options.keep, options.keep_every
+    for_good = (options.steps or 0) // every if every else 0
     # 0 bytes if the sizes of its Models are unknown.
     each = sum(BYTES * (model.parameters or 0) for model in plan.models if model.writer)
     free = free_bytes(folder)

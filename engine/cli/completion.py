@@ -111,12 +111,15 @@ def _candidates(given: Sequence[str], commands: Mapping[str, str]) -> Iterator[s
         yield from shipped()
     elif command in _TARGETS and len(words) < places:
         yield from _targets(current)
-    elif (command == "rerun" and words and _last_flag(words) == "--node") or (
-        command == "peek" and len(words) == 1
-    ):
+    elif (command == "peek" and len(words) == 1) or _names_a_node(command, words):
         yield from (node.name for node in settable(load_target(words[0]).graph()))
     elif command in (*_TARGETS, "resume", "rerun") and words and _last_flag(words) == "--set":
         yield from _parameters(command, words)
+
+
+def _names_a_node(command: str, words: Sequence[str]) -> bool:
+    """Whether the next word follows `rerun RUN --node`."""
+    return command == "rerun" and len(words) > 1 and words[-1] == "--node"
 
 
 def _last_flag(words: Sequence[str]) -> str:

@@ -1,8 +1,8 @@
 """`dataflow diff A B`: what changes from one graph, or run, to another.
 
 Owns: flags that two graph functions share, and that --set edits the second graph. Does not own: the
-comparison (dataflow/diff.py, dataflow/program_diff.py; of two run folders also engine/run_diff.py, and
-engine/record/row_diff.py).
+comparison (dataflow/diff.py, dataflow/program_diff.py; of two run folders also engine/run_diff.py,
+engine/rerun/row_diff.py).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _rows(arguments: Sequence[str]) -> int:
     if len(arguments) != 2 or any(word.startswith("-") for word in arguments):
         problem = f"--rows takes two run folders and no other flag, found {' '.join(arguments)}"
         raise UsageError("dataflow diff", problem, "dataflow diff runs/A runs/B --rows")
-    from engine.record.row_diff import row_differences  # here: it reads Parquet files
+    from engine.rerun.row_diff import row_differences  # here: it reads Parquet files
 
     say(row_differences(*map(Path, arguments)), end="")
     return 0

@@ -1,6 +1,6 @@
 """`dataflow rerun RUN --node NODE --step N`: run a part of a recorded run again, and compare.
 
-Owns: the flags, the text, the debugger. Does not own: the rerun (engine/record/rerun.py).
+Owns: the flags, the text, the debugger. Does not own: the rerun (engine/rerun/compared.py).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from engine.cli.values import Settings, gathered, registry
 from engine.received import kept_options
 
 if TYPE_CHECKING:
-    from engine.record.rerun import NodeRerun, Rerun
+    from engine.rerun.compared import NodeRerun, Rerun
 
 T = TypeVar("T")
 _USAGE = "dataflow rerun RUN_FOLDER --node NODE --step N [flags]"
 _ABOUT = (
-    "Run nodes of one Step of a recorded run again, in this process, on the rows that were recorded,"
-    " with the weights of that Step, and compare what comes out with what came out then. The exit"
-    " code is 1 where something differs."
+    "Run nodes of one Step of a recorded run again, in this process, on the rows that were"
+    " recorded, with the weights of that Step, and compare what comes out with what came out then."
+    " The exit code is 1 where something differs."
 )
 
 

@@ -77,7 +77,8 @@ class Open:
 
     outbox: bytes of memory for its rows, before they go to files in `spill` (None: the system's
     folder). samples: the folder of sample files, if it writes them. seat: of a rank. network: if
-    there are several hosts. record: where and which rows, if any are. verify: what is checked of rows from this host (RunOptions).
+    there are several hosts. record: which rows are recorded, and where. verify: what is checked of
+    rows from this host (RunOptions).
     """
 
     worker: str

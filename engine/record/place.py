@@ -36,7 +36,7 @@ class RecordPlace:
     """The folder `recorded` of a run, the nodes that are recorded, and the life that records."""
 
     folder: Path
-    nodes: frozenset[str]
+    nodes: tuple[str, ...]
     life: int
 
     @staticmethod
@@ -76,14 +76,14 @@ def recordable(plan: Decisions) -> list[str]:
     return [n.name for n in plan.nodes if n.work not in ("train", "evaluate")]
 
 
-def chosen(plan: Decisions, names: Iterable[str]) -> frozenset[str]:
-    """Those of the names that are nodes of this plan which make rows."""
-    known, asked = recordable(plan), set(names)
-    return frozenset(known if ALL in asked else asked & set(known))
+def chosen(plan: Decisions, names: Iterable[str]) -> tuple[str, ...]:
+    """The nodes of this plan which make rows and are among the names, in running order."""
+    asked = set(names)
+    return tuple(name for name in recordable(plan) if ALL in asked or name in asked)
 
 
 def require_known(plans: Iterable[Plan], text: str) -> None:
-    """Raises PlanError for a name in `--record` that is no node of any plan, or that makes no rows."""
+    """Raises PlanError for a name in `--record` that is no node of a plan, or makes no rows."""
     phases = list(plans)
     known = {name for plan in phases for name in recordable(plan)}
     every = {n.name for plan in phases for n in plan.nodes}

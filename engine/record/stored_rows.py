@@ -95,7 +95,7 @@ class StoredRows:
             if not file.has(task.life, task.id, task.worker):
                 continue
             table = read_file(file.path)
-            table = table.filter(pc.equal(table.column("made.chunk"), task.id))
+            table = table.filter(pc.field("made.chunk") == task.id)
             if len(table):
                 rows = {key: row for row, key in enumerate(keys_of(table).rows())}
                 return table.combine_chunks(), rows

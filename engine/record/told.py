@@ -48,9 +48,9 @@ class RecordedGather:
 class RecordedTask:
     """A chunk, a train node's Step or an evaluation, as it was told and how it went.
 
-    kind: chunk, train, evaluate. step: of the run that it was told for; 0 above the cut. closed: the
-    Step at whose end it was written. rows: of each row set, what this Worker had; a chunk has one.
-    made: keys of a chunk's rows that came. digest: of the weights after it.
+    kind: chunk, train, evaluate. step: of the run that it was told for; 0 above the cut. closed:
+    the Step at whose end it was written. rows: of each row set, what this Worker had; a chunk has
+    one. made: keys of a chunk's rows that came. digest: of the weights after it.
     """
 
     kind: str

@@ -23,9 +23,9 @@ import numpy as np
 from dataflow.errors import RunError
 from engine.plan.kernel_needs import needs_of
 from engine.plan.plan import PlannedNode
-from engine.record.recorded_run import RecordedRun
 from engine.record.stored_rows import batch_of
 from engine.record.told import RecordedTask
+from engine.rerun.recorded_run import RecordedRun
 
 NO_WEIGHTS = -1
 """The version of what computes with no trained weights."""

@@ -29,11 +29,11 @@ from engine.checkpoint.folders import steps_of
 from engine.checkpoint.store import read_checkpoint
 from engine.observe.sinks import recorded_row
 from engine.plan.plan import Plan
-from engine.record.needed import NeededRun, needed
-from engine.record.recorded_run import RecordedRun, changed_later, open_recorded
 from engine.record.recorder import own_columns
-from engine.record.replay import Replay, ReplayedTask
-from engine.record.same import first_difference, told
+from engine.rerun.needed import NeededRun, needed
+from engine.rerun.recorded_run import RecordedRun, changed_later, open_recorded
+from engine.rerun.replay import Replay, ReplayedTask
+from engine.rerun.same import first_difference, told
 from engine.weights.probe import tolerance_of
 
 Promise = Literal["bits", "tolerance", "nothing"]
@@ -53,8 +53,8 @@ class NodeRerun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rerun:
-    """What a rerun did. checkpoint: the Step whose weights it began with; 0: the bases. trained: the
-    Steps that were trained on the way. others: why bits may differ without a fault.
+    """What a rerun did. checkpoint: the Step whose weights it began with; 0: the bases. trained:
+    the Steps that were trained on the way. others: why bits may differ without a fault.
     """
 
     folder: Path
@@ -126,7 +126,7 @@ def _compared(run: RecordedRun, node: str, found: Sequence[ReplayedTask]) -> Nod
     replayed = [each for each in found if each.logprobs is not None]
     if replayed:
         return _tokens(run, node, replayed)
-    return _rows(run, node, [each for each in found])
+    return _rows(run, node, found)
 
 
 # --- rows -----------------------------------------------------------------------------------------

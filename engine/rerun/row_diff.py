@@ -25,11 +25,11 @@ from dataflow.shown import one_line
 from engine.coordinator.refs import Key
 from engine.plan.plan import Decisions, PlannedNode
 from engine.received import reading, text_of
-from engine.record.recorded_run import require_recorded
 from engine.record.recorder import own_columns
-from engine.record.same import first_difference, told
 from engine.record.stored_rows import StoredRows
 from engine.record.told import Told
+from engine.rerun.recorded_run import require_recorded
+from engine.rerun.same import first_difference, told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

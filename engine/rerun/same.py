@@ -71,10 +71,7 @@ def _first_row(x: pa.Array, y: pa.Array) -> int | None:
 
 def _first_list(x: pa.Array, y: pa.Array) -> int | None:
     """The first row whose lists differ, in length or in an element."""
-    lengths = (
-        pc.fill_null(pc.list_value_length(x), -1).to_numpy(),
-        pc.fill_null(pc.list_value_length(y), -1).to_numpy(),
-    )
+    lengths = [_lengths(array) for array in (x, y)]
     by_length = _first(lengths[0] != lengths[1])
     count = len(x) if by_length is None else by_length
     row = _first_row(x.slice(0, count).flatten(), y.slice(0, count).flatten())
@@ -94,9 +91,14 @@ def _differ(x: pa.Array, y: pa.Array) -> np.ndarray:
     if pa.types.is_nested(x.type) or x.type != y.type:
         pairs = zip(x.to_pylist(), y.to_pylist(), strict=True)
         return np.array([repr(one) != repr(other) for one, other in pairs], dtype=bool)
-    same = pc.fill_null(pc.equal(x, y), False)
-    both_null = pc.and_(x.is_null(), y.is_null())
-    return ~pc.or_(same, both_null).to_numpy(zero_copy_only=False)
+    same = pc.call_function("equal", [x, y]).fill_null(False).to_numpy(zero_copy_only=False)
+    null = [array.is_null().to_numpy(zero_copy_only=False) for array in (x, y)]
+    return ~(same | (null[0] & null[1]))
+
+
+def _lengths(lists: pa.Array) -> np.ndarray:
+    """Of each list; -1 for none."""
+    return pc.call_function("list_value_length", [lists]).fill_null(-1).to_numpy()
 
 
 def _numbers(array: pa.Array) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 Owns: the plan of that Worker, instructions from what was told, versions in their order. Does not
 own: which tasks (needed.py), the Worker and its kernels (engine/worker), comparing what comes of it
-(rerun.py).
+(compared.py).
 
 The run's own instructions are told again, with the rows where they lie now: no coordinator decides
 anything a second time. Who loads which version is said by the coordinator's `Versions`.
@@ -30,10 +30,10 @@ from engine.coordinator.refs import Gather, Key
 from engine.coordinator.versions import Versions
 from engine.observe.metrics import StepMetrics
 from engine.plan.plan import Plan, PlannedNode
-from engine.record.needed import NeededRun, NeededTask
-from engine.record.recorded_run import RecordedRun
 from engine.record.stored_rows import batch_of
 from engine.record.told import RecordedGather, RecordedTask
+from engine.rerun.needed import NeededRun, NeededTask
+from engine.rerun.recorded_run import RecordedRun
 from engine.run.files import restore_state
 from engine.weights.pieces import weights_digest
 from engine.worker.inproc import InprocWorkers
@@ -46,8 +46,8 @@ WORKER = "main"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReplayedTask:
-    """What came of a task. made: a chunk's rows. digest, metrics: of a train node's Step. looked_at:
-    of a replayed chunk, float32 log-probs of its recorded tokens, and at which of them.
+    """What came of a task. made: a chunk's rows. digest, metrics: of a train node's Step. logprobs:
+    of a replayed chunk, float32, of its recorded tokens; at: of which of them.
     """
 
     task: RecordedTask

@@ -20,7 +20,7 @@ from dataflow.kernel import Layout
 from dataflow.program import Program
 from dataflow.program_snapshot import read
 from dataflow.settings import edited
-from engine.observe.runfolder import RECORDED, is_run
+from engine.observe.runfolder import RECORDED, installation, is_run
 from engine.options import RunOptions
 from engine.plan.plan import Plan, PlannedNode
 from engine.received import kept_options, reading, text_of
@@ -31,6 +31,7 @@ from engine.run_diff import accepted_changes
 _GRAPH, _PLAN, _VERSIONS, _CHANGES = "graph.json", "plan.json", "versions.json", "changes.json"
 _INSTALLED = ("torch", "transformers", "numpy", "pyarrow", "tokenizers", "safetensors", "vllm")
 """Packages whose versions can change the bits of a number."""
+_OF_HOST = (("Python", "python"), ("host", "platform"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,8 +138,6 @@ def _as_it_was(plan: Plan, recorded: Mapping[str, Mapping[str, Any]]) -> Plan:
 
 def _others(folder: Path) -> list[str]:
     """In what this installation is another than the run's, as far as it can change bits."""
-    from engine.observe.runfolder import installation
-
     path = folder / _VERSIONS
     with reading(path):
         was = json.loads(text_of(path))
