@@ -44,9 +44,6 @@ PLACES: Mapping[str, Mapping[str, Any]] = {
     "apart": {"workers": "apart"},
 }
 TRAIN = "train_policy"
-TURNS = ("chunk", "step")
-"""What a node does in its turn; all else (weights offered, loaded and probed, samples) is the rest.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +82,9 @@ def measured(
 
 
 def steps_of(events: Iterable[Mapping[str, Any]]) -> Iterator[TracedStep]:
-    """All Steps of a trace but the first, whose beginning is not in it."""
+    """All Steps of a trace but the first, whose beginning is not in it. What a node does in its
+    turn has its own name; all else (weights offered, loaded and probed, samples) is the rest.
+    """
     events = list(events)
     nodes = {
         (e["pid"], e["tid"]): e["args"]["name"]
@@ -95,7 +94,7 @@ def steps_of(events: Iterable[Mapping[str, Any]]) -> Iterator[TracedStep]:
     turns = [
         (e["ts"] / 1e6, (e["ts"] + e["dur"]) / 1e6, nodes[e["pid"], e["tid"]])
         for e in events
-        if e["ph"] == "X" and e["name"].startswith(TURNS)
+        if e["ph"] == "X" and e["name"] == nodes[e["pid"], e["tid"]]
     ]
     ends = sorted(end for _, end, node in turns if node == TRAIN)
     for begin, end in pairwise(ends):

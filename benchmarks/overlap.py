@@ -45,6 +45,7 @@ GOAL = 1.5
 """Samples per second at lag 1, relative to the synchronous run."""
 WORDS = 3000
 GENERATE, TRAIN = "rollout", "train_policy"
+_NOT_WORK = ("imports", "open", "load ")
 
 Mode = Literal["one", "auto"]
 Row = Mapping[str, float]
@@ -107,7 +108,7 @@ def spans_of(events: Iterable[Mapping[str, Any]], since: float) -> dict[str, lis
     for event in events:
         if event["ph"] == "M" and event["name"] == "thread_name":
             node_of[event["pid"], event["tid"]] = event["args"]["name"]
-        elif event["ph"] == "X" and event["name"] not in ("open", "load", "close"):
+        elif event["ph"] == "X" and not event["name"].startswith(_NOT_WORK):
             start = event["ts"] / 1e6
             if start >= since:
                 found.setdefault(node_of[event["pid"], event["tid"]], []).append(

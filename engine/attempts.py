@@ -33,6 +33,8 @@ from engine.coordinator.core import Coordinator, Settings
 from engine.coordinator.messages import Finish, Rollback, StopRequested
 from engine.observe.accounts import RunMetrics
 from engine.observe.events import EventStream, Opened, StepEnded, at_each_step
+from engine.observe.flow.fold import FlowFold
+from engine.observe.flow.writer import FlowWriter
 from engine.observe.history import history
 from engine.observe.logs import logged
 from engine.observe.progress import Progress
@@ -53,7 +55,7 @@ from engine.run.loop import Loop
 from engine.run.probes import Probes
 from engine.run.requests import RunRequests
 from engine.run.signals import StopSignals
-from engine.run.watchdog import Watchdog
+from engine.run.watchdog import Watchdog, named_hang
 from engine.run.workers import Workers
 
 _log = logging.getLogger(__name__)
@@ -218,7 +220,7 @@ class _Run:
         number = len(list(folder.trace.glob("*.json")))  # a resumed run adds a timeline
         file = f"run_{number}{f'_phase_{self._phase}' if self._phase else ''}.json"
         title = "dataflow" + (f", {plan.phase.title}" if plan.phase else "")
-        trace = Trace(folder.trace / file, process=title)
+        trace = Trace(folder.trace / file, process=title, first=plan.first)
         self._trace = stack.enter_context(_closed(trace))
         self._on_step = [at_each_step(tell, first=1) for tell in hooks.on_step]
         if options.progress:
@@ -249,6 +251,7 @@ class _Run:
             stream.add(early)
             stream.on(stack.enter_context(_settled_memory()), Opened)
             stream.add(recording)
+            stream.add(self._flow(coordinator, begun, stack))
             store = DiskStore(
                 *(plan, self.store, self._best, latest, record),
                 keep_every=self._options.keep_every,
@@ -257,7 +260,7 @@ class _Run:
             loop = Loop(coordinator, workers, store, stream, early)
             watchdog = stack.enter_context(self._watchdog(workers, coordinator, loop))
             _log.info("%s begins after step %d", plan.graph, begun)
-            with _named_hang(watchdog):
+            with named_hang(watchdog):
                 end = loop.run()
             self._stored_at, self._stopped = coordinator.checkpoints.at, early.heard
         self.step = max(0, lines.last)
@@ -342,6 +345,12 @@ class _Run:
             SampleWriter(self._folder.samples).truncate_after(step)
             self._best.truncate_after(step)
         return lines
+
+    def _flow(self, coordinator: Coordinator, begun: int, stack: ExitStack) -> FlowFold:
+        """What flows, for whoever looks at the run's folder."""
+        writer = FlowWriter(self._folder.events, after=begun)
+        stack.callback(writer.close)
+        return FlowFold(self._plan, writer, coordinator.cuts, begun=begun, phase=self._phase)
 
     def _views(self, stack: ExitStack) -> list[View]:
         kinds = {"tensorboard": TensorBoard, "wandb": Wandb}
@@ -429,17 +438,6 @@ def _settled_memory() -> Iterator[Callable[[Opened], None]]:
         yield take
     finally:
         gc.unfreeze()
-
-
-@contextmanager
-def _named_hang(watchdog: Watchdog) -> Iterator[None]:
-    """Turn the watchdog's interrupt into a RunError that says what hung."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if watchdog.hung:
-            raise RunError(watchdog.hung) from None
-        raise
 
 
 def _why(end: Finish | Rollback) -> str:

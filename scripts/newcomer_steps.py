@@ -113,7 +113,18 @@ FOLDERS = (  # run folders and their graph.json are targets
     _in_mine(
         "dataflow runs", "state", "reward", "size", "finished  6/6", "finished  3/3", "KiB"
     ),
+    NewcomerStep(
+        "dataflow report runs/mine --out mine.html", ("report of mine in mine.html",),
+        makes="mine.html", folder=MINE,
+    ),
+    _in_mine("dataflow watch nobody", "dataflow watch: ", "Fix: ", code=2),
     _in_mine(f"COLUMNS=60 dataflow runs | {FITS}", "finished  steps 6/6  reward", "size"),
+    _in_mine(
+        f"COLUMNS=60 dataflow top mine --once | {FITS}",
+        "finished  Step 6/6", "nodes in Steps 1 to 6", "train_policy", "workers",
+    ),
+    _in_mine("dataflow top nobody", "no run 'nobody' in 'runs'", code=2),
+    _in_mine("dataflow explain runs/mine --measured runs/mine", "measured in 6 Steps", "error"),
 )  # fmt: skip
 RESUMING = (
     _written(

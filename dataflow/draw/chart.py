@@ -8,9 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from dataflow.draw.colours import SOFT
 from dataflow.draw.layers import Size
-from dataflow.draw.shapes import document, words
+from dataflow.draw.shapes import document, words_at
 
 Points = Sequence[tuple[float, float]]
 """(Step, value), Steps ascending."""
@@ -32,7 +31,7 @@ def chart(title: str, lines: Mapping[str, Points]) -> str:
     left_out = len(lines) - len(shown)
     title += f" ({left_out} more not shown)" if left_out else ""
     frame = _Frame([point for points in shown.values() for point in points])
-    body = [words(_LEFT, 18, title, size=12, bold=True), *frame.axes()]
+    body = [words_at(_LEFT, 18, title, "name"), *frame.axes()]
     for colour, points in zip(COLOURS, shown.values(), strict=False):
         body += frame.line(points, colour)
     return document(_SIZE.width, _SIZE.height, title, [*body, *_legend(list(shown))])
@@ -64,14 +63,14 @@ class _Frame:
         right, bottom = _SIZE.width - _RIGHT, _SIZE.height - _BOTTOM
         for value in (self._low, (self._low + self._high) / 2, self._high):
             y = self._y(value)
-            stroke = 'stroke="#d8dce3" stroke-width="1"'
-            yield f'<line x1="{_LEFT}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}" {stroke}/>'
+            ends = f'x1="{_LEFT}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}"'
+            yield f'<line class="axis" {ends}/>'
             label = f"{value:.3g}"
             x = _LEFT - 6 - _LETTER * len(label)
-            yield words(x, y + 3.5, label, size=10, fill=SOFT)
-        yield words(_LEFT, bottom + 14, f"step {self._first:g}", size=10, fill=SOFT)
+            yield words_at(x, y + 3.5, label, "soft")
+        yield words_at(_LEFT, bottom + 14, f"step {self._first:g}", "soft")
         label = f"{self._last:g}"
-        yield words(right - _LETTER * len(label), bottom + 14, label, size=10, fill=SOFT)
+        yield words_at(right - _LETTER * len(label), bottom + 14, label, "soft")
 
     def line(self, points: Points, colour: str) -> Iterator[str]:
         """A line; a value between two gaps is a dot."""
@@ -84,8 +83,7 @@ class _Frame:
                 x, _, y = run[0].partition(",")
                 yield f'<circle cx="{x}" cy="{y}" r="2.5" fill="{colour}"/>'
             elif run:
-                style = f'fill="none" stroke="{colour}" stroke-width="1.6"'
-                yield f'<polyline points="{" ".join(run)}" {style}/>'
+                yield f'<polyline class="chart" points="{" ".join(run)}" stroke="{colour}"/>'
             run = []
 
     def _x(self, step: float) -> float:
@@ -104,5 +102,5 @@ def _legend(names: Sequence[str]) -> Iterator[str]:
     x, y = _LEFT, _SIZE.height - 10
     for colour, name in zip(COLOURS, names, strict=False):
         yield f'<rect x="{x:.1f}" y="{y - 7:.1f}" width="10" height="4" fill="{colour}"/>'
-        yield words(x + 14, y, name, size=10, fill=SOFT)
+        yield words_at(x + 14, y, name, "soft")
         x += 26 + _LETTER * len(name)

@@ -1,6 +1,6 @@
 """The colours of drawings, one place for all forms.
 
-Owns: which colour stands for which work. Does not own: anything else.
+Owns: which colour stands for which work, on light and on dark pages. Does not own: anything else.
 """
 
 from __future__ import annotations
@@ -17,13 +17,67 @@ FILLS: Mapping[str, tuple[str, str]] = {
     "train": ("#fbe6e6", "#cc5f5f"),
     "evaluate": ("#e6f6f6", "#46a0a0"),
 }
-"""Kind of box -> (fill, line)."""
+"""Kind of box -> (fill, line), on a light page."""
+
+_DARK_FILLS: Mapping[str, tuple[str, str]] = {
+    "source": ("#1b2c40", "#6ba3e0"),
+    "decode": ("#3a2c14", "#dca24a"),
+    "host": ("#272c36", "#8c96a8"),
+    "forward": ("#1c3324", "#6dbb7e"),
+    "train": ("#402224", "#e07a7a"),
+    "evaluate": ("#163536", "#56b4b4"),
+}
 
 STATE = ("#f3ecfa", "#8e68bf")
 CUT = "#cc5f5f"
 INK = "#1f2430"
 SOFT = "#5d6675"
 WIRE = "#9aa3b2"
+
+
+def _of_boxes(fills: Mapping[str, tuple[str, str]]) -> dict[str, str]:
+    parts = zip(("fill", "line"), zip(*fills.values(), strict=True), strict=True)
+    return {f"{k}-{p}": c for p, cs in parts for k, c in zip(fills, cs, strict=True)}
+
+
+LIGHT: Mapping[str, str] = {
+    "ink": INK,
+    "soft": SOFT,
+    "paper": "#ffffff",
+    "panel": "#fbfcfe",
+    "rule": "#dde2ea",
+    "wire": "#7d8798",
+    "cut": CUT,
+    "cut-text": "#b03a3a",
+    "state-fill": STATE[0],
+    "state-line": STATE[1],
+    "state-text": "#6f4aa3",
+    "worker": "#eef2f8",
+    "worker-line": "#b8c3d4",
+    "note": "#7a4a00",
+    "focus": "#1a6fd6",
+    **_of_boxes(FILLS),
+}
+"""Custom property, without its prefix -> colour."""
+
+DARK: Mapping[str, str] = {
+    "ink": "#e8ebf1",
+    "soft": "#a9b3c4",
+    "paper": "#12151b",
+    "panel": "#191d25",
+    "rule": "#323946",
+    "wire": "#8590a3",
+    "cut": "#e07a7a",
+    "cut-text": "#f09a9a",
+    "state-fill": "#2d2340",
+    "state-line": "#ab88dd",
+    "state-text": "#c6a9f0",
+    "worker": "#1f2530",
+    "worker-line": "#465064",
+    "note": "#f0c070",
+    "focus": "#6ab0ff",
+    **_of_boxes(_DARK_FILLS),
+}
 
 
 def fill_of(work: Work) -> str:

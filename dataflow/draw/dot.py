@@ -1,22 +1,19 @@
 """A graph in Graphviz's language.
 
-Owns: DOT's syntax, and asking an installed `dot` for a picture. Does not own: what is worth
-showing (picture.py).
+Owns: DOT's syntax. Does not own: what is worth showing (picture.py).
 """
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from itertools import product
 
 from dataflow.draw.colours import FILLS, STATE, WIRE, fill_of
-from dataflow.draw.mermaid import out_of
+from dataflow.draw.overlay import Overlay
 from dataflow.draw.phases import ProgramPicture
-from dataflow.draw.picture import REGIONS, TITLES, Box, Picture, StateBox
+from dataflow.draw.picture import REGIONS, TITLES, Box, Picture, Region, StateBox, merged, out_of
 from dataflow.draw.text import lag_words, wrapped
-from dataflow.errors import DataflowError
 
 _HEAD = (
     (
@@ -32,19 +29,20 @@ _HEAD = (
 _CALL_WIDTH = 34
 
 
-def dot(picture: Picture) -> str:
+def dot(picture: Picture, overlay: Overlay | None = None) -> str:
     """Clusters for the regions, cylinders for States, weight edges dashed with their lag."""
-    return _digraph(picture.name, _body(picture, ""))
+    return _digraph(picture.name, _body(picture, "", overlay or Overlay()))
 
 
-def dot_of_program(program: ProgramPicture) -> str:
+def dot_of_program(program: ProgramPicture, overlays: Sequence[Overlay] = ()) -> str:
     """A cluster for each phase; thick edges for the weights that a later phase begins with."""
     lines = []
-    for phase in program.phases:
+    overlays = overlays or [Overlay()] * len(program.phases)
+    for phase, overlay in zip(program.phases, overlays, strict=True):
         lines += [
             f"  subgraph cluster_phase_{phase.number} {{",
             f"    label={_quoted(phase.title)}; style=rounded; fontsize=14;",
-            *(f"  {line}" for line in _body(phase.picture, phase.prefix)),
+            *(f"  {line}" for line in _body(phase.picture, phase.prefix, overlay)),
             "  }",
         ]
     for each in program.carried:
@@ -60,65 +58,77 @@ def _digraph(name: str, lines: Iterable[str]) -> str:
     return "\n".join([*head, *lines, "}"]) + "\n"
 
 
-def _body(picture: Picture, p: str) -> list[str]:
+def _body(picture: Picture, p: str, overlay: Overlay) -> list[str]:
     """Regions, States and edges; p: the prefix of every name."""
     lines = []
     for region in REGIONS:
-        boxes = picture.within(region)
-        if boxes:
+        if picture.within(region):
             title = f"step: {picture.step}" if region == "step" and picture.step else TITLES[region]
             lines += [
                 f"  subgraph cluster_{p}{region} {{",
                 f'    label={_quoted(title)}; style="rounded,dashed";',
-            ]
-            lines += [
                 f'    color="{WIRE}"; fontcolor="{WIRE}";',
-                *(f"    {_box(box, p)}" for box in boxes),
+                *_region(picture, region, p, overlay),
                 "  }",
             ]
-    lines += [f"  {_state(state, p)}" for state in picture.states]
-    edges = (*_wires(picture, p), *_weights(picture, p), *_below(picture, p))
+    lines += [f"  {_state(state, p, overlay)}" for state in picture.states]
+    edges = (*_wires(picture, p, overlay), *_weights(picture, p, overlay), *_below(picture, p))
     return lines + [f"  {edge}" for edge in edges]
 
 
-def svg_by_dot(source: str) -> str:
-    """The picture from the installed `dot`. Raises DataflowError with its message if it fails."""
-    made = subprocess.run(
-        ["dot", "-Tsvg"], input=source, capture_output=True, text=True, timeout=60, check=False
-    )
-    if made.returncode != 0:
-        raise DataflowError(
-            f"draw: dot -Tsvg failed: {made.stderr.strip()}. Fix: draw(graph, form='dot')."
-        )
-    return made.stdout
+def _region(picture: Picture, region: Region, p: str, overlay: Overlay) -> Iterator[str]:
+    """The nodes of a region, those of the same Workers in a cluster of theirs."""
+    boxes = picture.within(region)
+    for number, workers in enumerate(overlay.columns(boxes), start=1):
+        inside = [box for box in boxes if overlay.workers_of(box) == workers]
+        if not workers:
+            yield from (f"    {_box(box, p, overlay)}" for box in inside)
+            continue
+        title = _quoted(overlay.title(workers))
+        yield f"    subgraph cluster_{p}{region}_{number} {{"
+        yield f"      label={title}; style=rounded;"
+        yield from (f"      {_box(box, p, overlay)}" for box in inside)
+        yield "    }"
 
 
-def _box(box: Box, p: str) -> str:
+def _box(box: Box, p: str, overlay: Overlay) -> str:
     fill, line = FILLS[fill_of(box.work)]
-    label = _lines(box.name, *wrapped(box.call, _CALL_WIDTH), out_of(box))
+    more = (out_of(box), overlay.place(box), *overlay.of_box(box))
+    label = _lines(box.name, *wrapped(box.call, _CALL_WIDTH), *more)
     return f'{p}n{box.index} [label={label}, fillcolor="{fill}", color="{line}"];'
 
 
-def _state(state: StateBox, p: str) -> str:
-    label = _lines(state.name, *wrapped(f"{state.kind} {state.facts}", _CALL_WIDTH))
+def _state(state: StateBox, p: str, overlay: Overlay) -> str:
+    facts = wrapped(f"{state.kind} {state.facts}", _CALL_WIDTH)
+    label = _lines(state.name, *facts, *overlay.noted(state.name))
     style = f'shape=cylinder, style="filled,dashed", fillcolor="{STATE[0]}", color="{STATE[1]}"'
     return f"{p}s{state.index} [label={label}, {style}];"
 
 
-def _wires(picture: Picture, p: str) -> Iterator[str]:
+def _wires(picture: Picture, p: str, overlay: Overlay) -> Iterator[str]:
     for box in picture.boxes:
-        for source, output in dict.fromkeys((w.source, w.output) for w in box.wires):
-            label = "" if output is None else f' [label="{output}"]'
-            yield f"{p}n{source} -> {p}n{box.index}{label};"
+        for edge in merged(picture, box):
+            lines = [", ".join(edge.ports), *overlay.noted(f"{edge.producer}->{edge.consumer}")]
+            label = _label(lines)
+            yield f"{p}n{edge.source} -> {p}n{box.index}" + (f" [label={label}];" if label else ";")
 
 
-def _weights(picture: Picture, p: str) -> Iterator[str]:
+def _label(lines: Sequence[str]) -> str:
+    """Lines of an edge's label; empty without any."""
+    found = [_quoted(line)[1:-1] for line in lines if line]
+    words = "\\n".join(found)
+    return f'"{words}"' if found else ""
+
+
+def _weights(picture: Picture, p: str, overlay: Overlay) -> Iterator[str]:
     at = {state.name: state.index for state in picture.states}
     style = f'style=dashed, color="{STATE[1]}", fontcolor="{STATE[1]}"'
     for state in picture.states:
         for reader in state.readers:
             lag = lag_words(reader.lag, trained=state.trained).strip(" ()")
-            yield f"{p}s{state.index} -> {p}n{reader.box} [label={_quoted(lag)}, {style}];"
+            lines = [lag, *overlay.noted(f"{state.name}->{picture.boxes[reader.box].name}")]
+            label = _label(lines) or '""'
+            yield f"{p}s{state.index} -> {p}n{reader.box} [label={label}, {style}];"
         for writer in state.writers:  # the way back: it must not turn the picture's layers over
             yield f"{p}n{writer} -> {p}s{state.index} [label=writes, constraint=false, {style}];"
         if state.leader:

@@ -36,7 +36,7 @@ def picture(svg: str, name: str) -> str:
     for those who cannot see it.
     """
     data = base64.b64encode(svg.encode()).decode()
-    style = "max-width:100%;background:#ffffff"
+    style = "max-width:100%"
     return f'<img alt="{escape(name)}" style="{style}" src="data:image/svg+xml;base64,{data}"/>'
 
 

@@ -1,48 +1,67 @@
 """A layered layout of boxes and edges, after Sugiyama, Tagawa and Toda (1981).
 
-Owns: layers, the order within each, and the coordinates. Does not own: what the boxes are,
-nor how they are drawn (svg.py).
+Owns: layers, the order within each, and places from left to right. Does not own: what the boxes
+are, heights and how lines run (arrange.py, routes.py).
 
-An edge over several layers gets a waypoint in each one between, which takes part in the
-ordering like a box; so long edges run beside boxes and not behind them. The edges of one
-box share their waypoints: they leave it as one trunk.
+An edge over several layers gets a waypoint in each one between, which takes part in the ordering
+like a box; so long edges run beside boxes and not behind them. The edges of one box share their
+waypoints: they leave it as one trunk. A layer that is wider than the limit becomes several.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import combinations, pairwise
+from dataclasses import dataclass
+from itertools import pairwise
 
 Edge = tuple[str, str]
-_SWEEPS = 12
+_SWEEPS, _EXCHANGES = 12, 4
+_GAP, _TRUNKS, _BESIDE = 28.0, 10.0, 18.0
+"""Pixels between two boxes, two waypoints, and a box and a waypoint."""
+_POINT = 2.0
+_WITHIN = 18.0
+"""Pixels between what is in a column and its frame."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """Width and height of a box in pixels."""
+    """Width and height of a box in pixels. port: how far right of its middle its edges are."""
 
     width: float
     height: float
+    port: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layers:
+    """The result. rows: boxes and waypoints from left to right; x: of their ports. paths: for each
+    edge the waypoints between its two boxes. columns: left and right end of each, by number.
+    """
+
+    rows: Sequence[Sequence[str]]
+    layer: Mapping[str, int]
+    x: Mapping[str, float]
+    paths: Mapping[Edge, Sequence[str]]
+    width: float
+    columns: Mapping[int, tuple[float, float]]
 
 
 @dataclass(slots=True, kw_only=True)
-class Placed:
-    """The result. x and y are centres; `paths` holds, for each edge, the waypoints between its two
-    boxes.
-    """
+class _Draft:
+    """What is to be laid out, waypoints too."""
 
-    x: dict[str, float]
-    y: dict[str, float]
-    width: float
-    height: float
+    boxes: dict[str, Size]
+    column: dict[str, int]
     layer: dict[str, int]
-    tops: list[float]
-    """Upper end of each layer."""
-    bottoms: list[float]
-    """Lower end of each layer."""
-    paths: dict[Edge, list[str]] = field(default_factory=dict)
+    near: dict[str, list[str]]
+    links: list[Edge]
+
+    def gap(self, a: str, b: str) -> float:
+        """Between two neighbours of a row."""
+        points = (self.boxes[a].height == 0.0) + (self.boxes[b].height == 0.0)
+        return (_GAP, _BESIDE, _TRUNKS)[points]
 
 
 def place(
@@ -50,37 +69,47 @@ def place(
     edges: Sequence[Edge],
     *,
     least: Mapping[str, int],
-    gap_x: float = 28.0,
-    gap_y: float = 46.0,
-    extra: Mapping[int, float] | None = None,
-) -> Placed:
+    limit: float = math.inf,
+    columns: Mapping[str, int] | None = None,
+    widths: Mapping[int, float] | None = None,
+) -> Layers:
     """Lay out an acyclic graph, top to bottom.
 
-    least: the first layer that a box may stand in (0 where it is not named). extra: additional
-    space above a layer. Edges go from a lower to a higher layer; the caller leaves the ways back
-    out.
+    least: the first layer that a box may stand in (0 where it is not named), before wide ones are
+    split. limit: width that a layer of several boxes does not exceed. columns: of boxes that stand
+    in columns side by side, all in order; widths: the least of a column.
     """
-    layer = assign(sizes, edges, least)
-    boxes = dict(sizes)
-    paths: dict[Edge, list[str]] = {}
-    links: list[Edge] = []
-    for edge in dict.fromkeys(edges):
-        between = range(layer[edge[0]] + 1, layer[edge[1]])
-        points = [f"\x00{edge[0]}\x00{at}" for at in between]
-        layer.update(zip(points, between, strict=True))
-        boxes.update(dict.fromkeys(points, Size(width=2.0, height=0.0)))
-        paths[edge] = points
-        chain = [edge[0], *points, edge[1]]
-        links += list(pairwise(chain))
-    links = list(dict.fromkeys(links))
-    rows = _order(layer, links)
-    x = _across(rows, links, boxes, gap_x)
-    y, tops, bottoms = _down(rows, boxes, gap_y, extra or {})
-    width = max((x[b] + boxes[b].width / 2 for b in boxes), default=0.0)
-    height = bottoms[-1] if bottoms else 0.0
-    return Placed(
-        x=x, y=y, width=width, height=height, layer=layer, tops=tops, bottoms=bottoms, paths=paths
+    column = dict(columns or dict.fromkeys(sizes, 0))
+    edges = list(dict.fromkeys(edges))
+    layer = _split(assign(sizes, edges, least), sizes, edges, column, limit)
+    draft = _Draft(boxes=dict(sizes), column=column, layer=layer, near={}, links=[])
+    paths = {edge: _waypoints(draft, edge) for edge in edges}
+    draft.links = list(dict.fromkeys(draft.links))
+    for a, b in draft.links:
+        draft.near.setdefault(a, []).append(b)
+        draft.near.setdefault(b, []).append(a)
+    rows = _order(draft)
+    bounds = _columns(draft, rows, limit, widths or {}, framed=columns is not None)
+    x = _across(draft, rows, bounds)
+    left = min((low for low, _ in bounds.values()), default=0.0)
+    if columns is None:
+        left = min((_left(draft, x, box) for box in x), default=0.0)
+    right = max((_left(draft, x, box) + draft.boxes[box].width for box in x), default=0.0)
+    if columns is not None:
+        right = max((high for _, high in bounds.values()), default=0.0)
+    return Layers(
+        rows=rows,
+        layer=draft.layer,
+        x={box: value - left for box, value in x.items()},
+        paths=paths,
+        width=right - left,
+        columns={c: (low - left, high - left) for c, (low, high) in bounds.items()},
     )
+
+
+def _left(draft: _Draft, x: Mapping[str, float], box: str) -> float:
+    size = draft.boxes[box]
+    return x[box] - size.port - size.width / 2
 
 
 def assign(
@@ -116,41 +145,134 @@ def _longest_paths(
     return layer
 
 
-def _order(layer: Mapping[str, int], links: Sequence[Edge]) -> list[list[str]]:
-    """Barycentre sweeps down and up; the order with the fewest crossings wins."""
-    rows: list[list[str]] = [[] for _ in range(max(layer.values(), default=-1) + 1)]
-    for box, at in layer.items():
+def _split(
+    wished: Mapping[str, int],
+    sizes: Mapping[str, Size],
+    edges: Sequence[Edge],
+    column: Mapping[str, int],
+    limit: float,
+) -> dict[str, int]:
+    """Layers without a gap, none wider than the limit with the trunks that pass it, unless it has
+    one box only.
+    """
+    users: dict[str, set[str]] = {}
+    for a, b in edges:
+        users.setdefault(a, set()).add(b)
+    share = limit / max(1, len(set(column.values())))
+    members: dict[int, list[str]] = {}
+    for box in sizes:
+        members.setdefault(wished[box], []).append(box)
+    layer: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for _, rest in sorted(members.items()):
+        while rest:
+            passing = _passing(users, layer, column)
+            row, rest = _fitting(rest, sizes, column, share, passing)
+            now = max(last.values(), default=-1) + 1
+            layer.update(dict.fromkeys(row, now))
+            last[row[0]] = now
+    return layer
+
+
+def _passing(
+    users: Mapping[str, set[str]], layer: Mapping[str, int], column: Mapping[str, int]
+) -> dict[int, float]:
+    """The width of the trunks, by column, of what is still read below."""
+    found: dict[int, float] = {}
+    for box in layer:
+        if not layer.keys() >= users.get(box, set()):
+            found[column[box]] = found.get(column[box], 0.0) + _POINT + _TRUNKS
+    return found
+
+
+def _fitting(
+    boxes: Sequence[str],
+    sizes: Mapping[str, Size],
+    column: Mapping[str, int],
+    room: float,
+    taken: Mapping[int, float],
+) -> tuple[list[str], list[str]]:
+    """Those that fit beside each other, at least one, and the rest; their order stays."""
+    row: list[str] = []
+    rest: list[str] = []
+    used = dict(taken)
+    for box in boxes:
+        wide = used.get(column[box], 0.0) + sizes[box].width + _GAP
+        if row and (wide > room or (rest and column[rest[-1]] == column[box])):
+            rest.append(box)
+        else:
+            row.append(box)
+            used[column[box]] = wide
+    return row, rest
+
+
+def _waypoints(draft: _Draft, edge: Edge) -> list[str]:
+    """The waypoints of an edge; notes them and the links between them."""
+    a, b = edge
+    between = range(draft.layer[a] + 1, draft.layer[b])
+    points = [f"\x00{a}\x00{at}" for at in between]
+    draft.layer.update(zip(points, between, strict=True))
+    draft.column.update(dict.fromkeys(points, draft.column[a]))
+    draft.boxes.update(dict.fromkeys(points, Size(width=_POINT, height=0.0)))
+    draft.links += pairwise([a, *points, b])
+    return points
+
+
+def _order(draft: _Draft) -> list[list[str]]:
+    """Barycentre sweeps down and up, with exchanges of neighbours; the order with the fewest
+    crossings wins.
+    """
+    rows: list[list[str]] = [[] for _ in range(max(draft.layer.values(), default=-1) + 1)]
+    for box, at in draft.layer.items():
         rows[at].append(box)
-    near = _neighbours(links)
-    best, fewest = [list(row) for row in rows], crossings(rows, links)
+    for row in rows:
+        row.sort(key=draft.column.__getitem__)
+    best, fewest = [list(row) for row in rows], crossings(rows, draft.links)
     for sweep in range(_SWEEPS):
-        downwards = sweep % 2 == 0
-        for at in range(1, len(rows)) if downwards else range(len(rows) - 2, -1, -1):
-            _sort_by(rows[at - 1 if downwards else at + 1], rows[at], near)
-        found = crossings(rows, links)
+        if not fewest:
+            break
+        down = sweep % 2 == 0
+        for at in range(1, len(rows)) if down else range(len(rows) - 2, -1, -1):
+            _sort_by(rows[at - 1 if down else at + 1], rows[at], draft)
+        for _ in range(_EXCHANGES):
+            if not _exchange(rows, draft):
+                break
+        found = crossings(rows, draft.links)
         if found < fewest:
             best, fewest = [list(row) for row in rows], found
     return best
 
 
-def _sort_by(fixed: Sequence[str], row: list[str], near: Mapping[str, list[str]]) -> None:
-    """Sort a row by the mean place of each box's neighbours in the fixed row."""
-    place = {box: i for i, box in enumerate(fixed)}
+def _exchange(rows: Sequence[list[str]], draft: _Draft) -> bool:
+    """Exchange neighbours of a column wherever that leaves fewer crossings; whether any was."""
+    changed = False
+    for at, row in enumerate(rows):
+        beside = [rows[i] for i in (at - 1, at + 1) if 0 <= i < len(rows)]
+        places = [{box: i for i, box in enumerate(other)} for other in beside]
+        near = {
+            box: [sorted(p[n] for n in draft.near.get(box, ()) if n in p) for p in places]
+            for box in row
+        }
+        for i in range(len(row) - 1):
+            a, b = row[i], row[i + 1]
+            if draft.column[a] != draft.column[b]:
+                continue
+            pairs = list(zip(near[a], near[b], strict=True))
+            if sum(_over(y, x) - _over(x, y) for x, y in pairs) < 0:
+                row[i], row[i + 1], changed = b, a, True
+    return changed
+
+
+def _over(left: Sequence[int], right: Sequence[int]) -> int:
+    """Crossings of the links of two neighbours, by the sorted places at their other ends."""
+    return sum(len(left) - bisect_right(left, place) for place in right)
+
+
+def _sort_by(fixed: Sequence[str], row: list[str], draft: _Draft) -> None:
+    """Sort a row by the mean place of each box's neighbours in the fixed row, within columns."""
+    place = {box: float(i) for i, box in enumerate(fixed)}
     now = {box: i for i, box in enumerate(row)}
-    row.sort(key=lambda box: _mean(near[box], place, now[box]))
-
-
-def _neighbours(links: Sequence[Edge]) -> dict[str, list[str]]:
-    near: dict[str, list[str]] = {}
-    for a, b in links:
-        near.setdefault(a, []).append(b)
-        near.setdefault(b, []).append(a)
-    return _Default(near)
-
-
-class _Default(dict[str, list[str]]):
-    def __missing__(self, key: str) -> list[str]:
-        return []
+    row.sort(key=lambda box: (draft.column[box], _mean(draft.near.get(box, ()), place, now[box])))
 
 
 def _mean(near: Sequence[str], place: Mapping[str, float], otherwise: float) -> float:
@@ -159,71 +281,115 @@ def _mean(near: Sequence[str], place: Mapping[str, float], otherwise: float) -> 
 
 
 def crossings(rows: Sequence[Sequence[str]], links: Sequence[Edge]) -> int:
-    """How many pairs of links between neighbouring layers cross."""
+    """How many pairs of links between neighbouring layers cross: inversions, by a tree of sums
+    (Barth, Juenger and Mutzel 2002).
+    """
     at = {box: (i, k) for i, row in enumerate(rows) for k, box in enumerate(row)}
     between: dict[int, list[tuple[int, int]]] = {}
     for a, b in links:
         between.setdefault(at[a][0], []).append((at[a][1], at[b][1]))
     return sum(
-        (a - c) * (b - d) < 0
-        for pairs in between.values()
-        for (a, b), (c, d) in combinations(pairs, 2)
+        _inversions([b for _, b in sorted(pairs)], len(rows[above + 1]))
+        for above, pairs in between.items()
     )
 
 
-def _across(
-    rows: Sequence[Sequence[str]], links: Sequence[Edge], boxes: Mapping[str, Size], gap: float
-) -> dict[str, float]:
-    """Centres: each box near the mean of its neighbours, none overlapping, the order kept; the
-    least is half a box.
-    """
-    near = _neighbours(links)
-    x: dict[str, float] = {}
+def _inversions(places: Sequence[int], size: int) -> int:
+    """Pairs of which the first is greater."""
+    sums, found = [0] * (size + 1), 0
+    for seen, place in enumerate(places):
+        upto, i = 0, place + 1
+        while i:
+            upto += sums[i]
+            i &= i - 1
+        found += seen - upto
+        i = place + 1
+        while i <= size:
+            sums[i] += 1
+            i += i & -i
+    return found
+
+
+def _columns(
+    draft: _Draft,
+    rows: Sequence[Sequence[str]],
+    limit: float,
+    least: Mapping[int, float],
+    *,
+    framed: bool,
+) -> dict[int, tuple[float, float]]:
+    """Left and right end of each column: as wide as its widest row."""
+    wide: dict[int, float] = dict(least)
     for row in rows:
-        x.update(_packed(row, dict.fromkeys(row, 0.0), boxes, gap))
+        for number, part in _parts(draft, row).items():
+            wide[number] = max(wide.get(number, 0.0), _tight(draft, part))
+    if not framed:
+        most = max([*wide.values(), limit if limit < math.inf else 1e6])
+        return {0: (-most / 2, most / 2)}
+    found, at = {}, 0.0
+    for number in sorted(wide):
+        found[number] = (at + _WITHIN, at + _WITHIN + wide[number])
+        at += wide[number] + 2 * _WITHIN + _BESIDE
+    return found
+
+
+def _parts(draft: _Draft, row: Sequence[str]) -> dict[int, list[str]]:
+    """A row by its columns."""
+    found: dict[int, list[str]] = {}
+    for box in row:
+        found.setdefault(draft.column[box], []).append(box)
+    return found
+
+
+def _tight(draft: _Draft, row: Sequence[str]) -> float:
+    gaps = math.fsum(draft.gap(a, b) for a, b in pairwise(row))
+    return gaps + math.fsum(draft.boxes[box].width for box in row)
+
+
+def _across(
+    draft: _Draft, rows: Sequence[Sequence[str]], bounds: Mapping[int, tuple[float, float]]
+) -> dict[str, float]:
+    """Ports: each box's near the mean of its neighbours', none overlapping, the order kept."""
+    x: dict[str, float] = {}
+    parts = [
+        [(part, bounds[number]) for number, part in _parts(draft, row).items()] for row in rows
+    ]
+    for row in parts:
+        for part, (low, high) in row:
+            x.update(_packed(draft, part, dict.fromkeys(part, (low + high) / 2), low, high))
     for sweep in range(_SWEEPS * 2):
-        for at in range(len(rows)) if sweep % 2 == 0 else range(len(rows) - 1, -1, -1):
-            others = set(rows[at])
-            wish = {b: _mean([n for n in near[b] if n not in others], x, x[b]) for b in rows[at]}
-            x.update(_packed(rows[at], wish, boxes, gap))
-    left = min((x[b] - boxes[b].width / 2 for b in x), default=0.0)
-    return {box: value - left for box, value in x.items()}
+        for row in parts if sweep % 2 == 0 else reversed(parts):
+            for part, (low, high) in row:
+                wish = {box: _mean(draft.near.get(box, ()), x, x[box]) for box in part}
+                x.update(_packed(draft, part, wish, low, high))
+    return x
 
 
 def _packed(
-    row: Sequence[str], wish: Mapping[str, float], boxes: Mapping[str, Size], gap: float
+    draft: _Draft, row: Sequence[str], wish: Mapping[str, float], low: float, high: float
 ) -> dict[str, float]:
-    """The positions nearest to the wishes (least squares) that keep order and gaps: pooled adjacent
-    violators.
+    """The places nearest to the wishes (least squares) that keep order, gaps and bounds: pooled
+    adjacent violators, clipped.
     """
-    offset, total = {}, 0.0
+    offset: dict[str, float] = {}
+    at = 0.0
     for i, box in enumerate(row):
-        total += 0.0 if i == 0 else boxes[row[i - 1]].width / 2 + gap + boxes[box].width / 2
-        offset[box] = total
+        size = draft.boxes[box]
+        at += draft.gap(row[i - 1], box) if i else 0.0
+        offset[box] = at + size.width / 2 + size.port
+        at += size.width
     pools: list[tuple[float, float, list[str]]] = []
     for box in row:
         # Waypoints pull harder, so that long edges come out straight.
-        weight = 1.0 if boxes[box].height else 2.0
+        weight = 1.0 if draft.boxes[box].height else 2.0
         pool = ((wish[box] - offset[box]) * weight, weight, [box])
         while pools and pools[-1][0] / pools[-1][1] > pool[0] / pool[1]:
             above = pools.pop()
             pool = (above[0] + pool[0], above[1] + pool[1], above[2] + pool[2])
         pools.append(pool)
+    most = max(low, high - at)
     return {
-        box: total / weight + offset[box] for total, weight, members in pools for box in members
+        box: min(max(total / weight, low), most) + offset[box]
+        for total, weight, members in pools
+        for box in members
     }
-
-
-def _down(
-    rows: Sequence[Sequence[str]], boxes: Mapping[str, Size], gap: float, extra: Mapping[int, float]
-) -> tuple[dict[str, float], list[float], list[float]]:
-    y: dict[str, float] = {}
-    tops, bottoms, at = [], [], 0.0
-    for i, row in enumerate(rows):
-        at += extra.get(i, 0.0)
-        tall = max((boxes[box].height for box in row), default=0.0)
-        tops.append(at)
-        y.update(dict.fromkeys(row, at + tall / 2))
-        bottoms.append(at + tall)
-        at += tall + gap
-    return y, tops, bottoms

@@ -5,7 +5,8 @@ Owns: these facts. Does not own: what is worth showing of one graph (picture.py)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from dataflow.draw.picture import Picture, picture
 from dataflow.program import Program, beginnings
@@ -61,6 +62,13 @@ def program_picture(program: Program) -> ProgramPicture:
         for name, weights in program.begins[phase.number - 1].items()
     )
     return ProgramPicture(name=one_line(program.name), phases=phases, carried=carried)
+
+
+def with_pictures(program: ProgramPicture, pictures: Sequence[Picture]) -> ProgramPicture:
+    """The same with other pictures of its phases, whose States are the same."""
+    pairs = zip(program.phases, pictures, strict=True)
+    phases = tuple(replace(phase, picture=shown) for phase, shown in pairs)
+    return replace(program, phases=phases)
 
 
 def _state(phase: DrawnPhase, name: str) -> int:

@@ -21,7 +21,7 @@ from dataflow.graph import Graph
 from dataflow.loss import Loss, LossTerm
 from dataflow.loss_terms import ROWS, row_sets
 from dataflow.model import Buffer, Model, Schedule, State
-from dataflow.node import Node
+from dataflow.node import Node, Port
 from dataflow.operator import Scope, Work
 from dataflow.regions import Region, regions
 from dataflow.rows import Domain, Domains
@@ -39,17 +39,20 @@ _LONGEST = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnWire:
-    """A data edge into a box. `output` numbers the output if the source has several, else None."""
+    """A data edge into a box. `output` numbers the output if the source has several, else None;
+    `port` names it.
+    """
 
     source: int
     output: int | None
     input: str
+    port: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Box:
     """One node. `call` is how its use reads in code; `schemas`: of its outputs; rows like `prompts
-    x8`.
+    x8`. members: the nodes of a chain that is folded into this box.
     """
 
     index: int
@@ -61,6 +64,27 @@ class Box:
     schemas: tuple[str, ...]
     rows: str
     wires: tuple[DrawnWire, ...]
+    members: tuple[Box, ...] = ()
+
+    @property
+    def first(self) -> str:
+        """The name of the node that takes its rows."""
+        return self.members[0].name if self.members else self.name
+
+    @property
+    def last(self) -> str:
+        """The name of the node that makes its rows."""
+        return self.members[-1].name if self.members else self.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """What a Step takes of one source, in words like `64 prompts x8 = 512 rows`; empty where the
+    batch is not known.
+    """
+
+    source: str
+    words: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,17 +118,57 @@ class Picture:
 
     name: the graph's, with its dialect unless that is trl; a call then shows only a dialect of its
     own. step: what makes a Step, `64 prompts x8 = 512 rows`; empty where no source of training has
-    a batch.
+    a batch. taken: the same by source.
     """
 
     name: str
     boxes: tuple[Box, ...]
     states: tuple[StateBox, ...]
     step: str
+    taken: tuple[Taken, ...] = ()
 
     def within(self, region: Region) -> tuple[Box, ...]:
         """The boxes of one region."""
         return tuple(box for box in self.boxes if box.region == region)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnEdge:
+    """All wires from one box to another. ports: the names of the outputs where the source has
+    several, else of the inputs where there are several.
+    """
+
+    source: int
+    producer: str
+    consumer: str
+    ports: tuple[str, ...]
+
+
+def merged(picture: Picture, box: Box) -> list[DrawnEdge]:
+    """The data edges into a box, one from each source."""
+    wires: dict[int, list[DrawnWire]] = {}
+    for wire in box.wires:
+        wires.setdefault(wire.source, []).append(wire)
+    return [
+        DrawnEdge(
+            source=source,
+            producer=picture.boxes[source].last,
+            consumer=box.first,
+            ports=tuple(
+                dict.fromkeys(p for w in group if (p := w.port or w.input * (len(group) > 1)))
+            ),
+        )
+        for source, group in wires.items()
+    ]
+
+
+def out_of(box: Box) -> str:
+    """`Rollout on prompts x8`: what comes out of a node."""
+    return (
+        f"{', '.join(box.schemas)} on {box.rows}"
+        if box.schemas and box.rows
+        else ", ".join(box.schemas)
+    )
 
 
 def picture(graph: Graph) -> Picture:
@@ -121,6 +185,7 @@ def picture(graph: Graph) -> Picture:
         boxes=boxes,
         states=states,
         step=_step(graph, domains),
+        taken=_taken(graph, domains),
     )
 
 
@@ -141,7 +206,10 @@ def _regions(graph: Graph) -> dict[int, Region]:
 def _box(node: Node, at: Mapping[int, int], region: Region, domains: Domains, dialect: str) -> Box:
     wires = tuple(
         DrawnWire(
-            source=at[id(p.node)], output=p.index if len(p.node.schemas) > 1 else None, input=key
+            source=at[id(p.node)],
+            output=p.index if len(p.node.schemas) > 1 else None,
+            input=one_line(key),
+            port=one_line(_port(p)),
         )
         for key, p in node.inputs.items()
     )
@@ -158,6 +226,17 @@ def _box(node: Node, at: Mapping[int, int], region: Region, domains: Domains, di
         rows=one_line(rows),
         wires=wires,
     )
+
+
+def _port(port: Port) -> str:
+    """What an output is called where its node has several: its schema's name, with its place among
+    those of that name if there are more.
+    """
+    names = [schema.__name__ for schema in port.node.schemas]
+    if len(names) < 2:
+        return ""
+    name = names[port.index]
+    return f"{name} {names[: port.index].count(name) + 1}" if names.count(name) > 1 else name
 
 
 def rows_of(domain: Domain) -> str:
@@ -183,6 +262,17 @@ def _step(graph: Graph, domains: Domains) -> str:
         if sets and sets[0]:
             return " and ".join(dict.fromkeys(rows for rows in sets if rows))
     return ""
+
+
+def _taken(graph: Graph, domains: Domains) -> tuple[Taken, ...]:
+    """What train nodes take of each source that a Step needs."""
+    found: dict[str, str] = {}
+    for node in graph.sinks:
+        for port in row_sets(node).values() if node.operator.work == "train" else ():
+            domain = domains.of(port)
+            if domain is not None:
+                found.setdefault(one_line(domain.source.name), _rows_a_step(domain))
+    return tuple(Taken(source=source, words=words) for source, words in found.items())
 
 
 def _rows_a_step(domain: Domain | None) -> str:

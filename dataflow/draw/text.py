@@ -20,11 +20,13 @@ below it.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from dataflow.draw.overlay import Overlay
 from dataflow.draw.phases import ProgramPicture
 from dataflow.draw.picture import REGIONS, TITLES, Box, Picture, StateBox
+from dataflow.shown import one_line
 from dataflow.width import folded
 
 WIDTH = 118
@@ -38,9 +40,9 @@ _JOINED = "\x00"
 _SCOPES = {"row": "", "group": "  [a group at once]", "batch": "  [a Step at once]"}
 
 
-def text(picture: Picture, width: int = WIDTH) -> str:
+def text(picture: Picture, width: int = WIDTH, overlay: Overlay | None = None) -> str:
     """The drawing, ASCII only, ending in a newline. width: of its lines, as far as rails and words
-    allow.
+    allow. Places and notes are lists below it.
     """
     table = _Table(picture, width)
     lines = folded(picture.name, width).split("\n") if table.narrow else [_head(picture, table)]
@@ -54,6 +56,8 @@ def text(picture: Picture, width: int = WIDTH) -> str:
     if picture.states:
         states = _states(picture, table)
         lines += ["", *states] if lines[-1].strip() else states
+    for section in _beyond(picture, overlay or Overlay(), width):
+        lines += ["", *section] if lines[-1].strip() else section
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
@@ -69,14 +73,17 @@ def _head(picture: Picture, table: _Table) -> str:
     return picture.name + head[len(picture.name) :]
 
 
-def text_of_program(program: ProgramPicture, width: int = WIDTH) -> str:
+def text_of_program(
+    program: ProgramPicture, width: int = WIDTH, overlays: Sequence[Overlay] = ()
+) -> str:
     """Each phase below its heading, with what it begins with."""
     parts = []
-    for phase in program.phases:
+    overlays = overlays or [Overlay()] * len(program.phases)
+    for phase, overlay in zip(program.phases, overlays, strict=True):
         begins = "".join(f"    {line}\n" for line in phase.begins)
         head = f"{phase.title}\n{begins}"
         head = head if width >= WIDTH else folded(head, width)
-        parts.append(f"{head}\n{text(phase.picture, width)}")
+        parts.append(f"{head}\n{text(phase.picture, width, overlay)}")
     return "\n".join(parts)
 
 
@@ -248,6 +255,27 @@ def _uses(picture: Picture, state: StateBox) -> str:
         )
         parts.append(f"read by {', '.join(reads)}")
     return "; ".join(parts)
+
+
+def _beyond(picture: Picture, overlay: Overlay, width: int) -> Iterator[list[str]]:
+    """The Workers with their nodes, and the notes."""
+    if overlay.placed is not None:
+        lines = [f"{_MARGIN}Workers"]
+        for workers in overlay.columns(picture.boxes):
+            inside = [b for b in picture.boxes if overlay.workers_of(b) == workers]
+            title = overlay.title(workers) if workers else "left out"
+            place = f" {overlay.place(inside[0])}".rstrip()
+            names = ", ".join(box.name for box in inside)
+            lines += folded(f"    {title}:  {names}{place}", width).split("\n")
+        yield lines
+    known = {**overlay.notes}
+    if known:
+        wide = max(len(one_line(name)) for name in known) + 2
+        lines = [f"{_MARGIN}Measured"]
+        for name in known:
+            said = ", ".join(overlay.noted(name))
+            lines += folded(f"    {one_line(name).ljust(wide)}{said}", width).split("\n")
+        yield lines
 
 
 def lag_words(lag: int | None, *, trained: bool) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import tyro
@@ -20,6 +21,7 @@ from engine.cli.graphs import shipped
 from engine.cli.screen import say
 from engine.cli.settings import NodeOptions
 from engine.cli.target import UsageError, functions_in, load_target
+from engine.observe.runfolder import is_run
 from engine.options import OF_ITS_START
 
 _BASH = """\
@@ -111,6 +113,10 @@ def _candidates(given: Sequence[str], commands: Mapping[str, str]) -> Iterator[s
         yield from shipped()
     elif command in _TARGETS and len(words) < places:
         yield from _targets(current)
+    elif command == "watch" or (command == "top" and not words):
+        yield from _runs(Path("runs"))
+    elif command == "report" and not words:
+        yield from (f"runs/{name}" for name in _runs(Path("runs")))
     elif (command == "peek" and len(words) == 1) or _names_a_node(command, words):
         yield from (node.name for node in settable(load_target(words[0]).graph()))
     elif command in (*_TARGETS, "resume", "rerun") and words and _last_flag(words) == "--set":
@@ -132,6 +138,12 @@ def _targets(current: str) -> Iterator[str]:
     yield from (f"graphs.{name}:{name}" for name in shipped())
     for function in functions_in(place) if colon else ():
         yield f"{place}:{function.name}"
+
+
+def _runs(root: Path) -> Iterator[str]:
+    """Names of the runs there."""
+    if root.is_dir():
+        yield from sorted(path.name for path in root.iterdir() if is_run(path))
 
 
 def _flags(command: str, targets: Sequence[str]) -> Iterator[str]:

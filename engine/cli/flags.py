@@ -239,7 +239,7 @@ def _is_meant(peer: str, name: str, override: bool) -> bool:
 
 def _title(options: type[Any]) -> str:
     """RunOptions -> `run`: the heading above its flags in the help."""
-    return options.__name__.removesuffix("Options").lower()
+    return getattr(options, "TITLE", options.__name__.removesuffix("Options").lower())
 
 
 def _parameters(target: Target) -> dict[str, inspect.Parameter]:

@@ -21,6 +21,7 @@ from engine.cli.screen import read_flags, say
 from engine.cli.settings import refused
 from engine.cli.target import GRAPH, UsageError, import_named, tell_imports
 from engine.cli.values import Settings, gathered, registry
+from engine.cli.watch import watching
 from engine.options import OF_ITS_START, RunOptions
 from engine.received import OPTIONS, imports, kept_options
 from engine.run.signals import ending_command
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeOptions(RunOptions):
-    """Those of a run that may change, and two of its own; no others are listed."""
+    """Those of a run that may change, and three of its own; no others are listed."""
 
     seed: Suppress[int] = 0
     name: Suppress[str | None] = None
@@ -39,6 +40,8 @@ class ResumeOptions(RunOptions):
     overwrite: Suppress[bool] = False
     set: Settings = ()
     """Parameters of nodes with other values from the next Step on (train_policy.lr=1e-5)."""
+    watch: bool = False
+    """Serve a page that shows the run (dataflow watch), until it ends."""
     accept_changes: bool = False
     """Go on where parameters, data, models or source files differ from what they were."""
 
@@ -56,13 +59,14 @@ def main(arguments: Sequence[str]) -> int:
         if named:
             import_named(folder / GRAPH, kept_options(folder)[1])
         own = {"accept_changes": options.accept_changes, "settings": options.set}
+        place = folder.resolve()
         try:
-            result = resume(folder, **own, **changes)
+            with watching(place.parent, place.name, wanted=options.watch):
+                return _ended(resume(folder, **own, **changes), options)
         except GraphError as error:
             if any(fault.rule == "setting" for fault in error.faults):
                 raise refused(error) from error
             raise
-        return _ended(result, options)
 
 
 def imports_of(folder: Path) -> list[str]:

@@ -1,6 +1,7 @@
 """`dataflow run TARGET`: run a graph from its beginning.
 
-Owns: what is printed at the end. Does not own: the run (engine.api), the options (engine.options).
+Owns: what is printed at the end, the flag --watch. Does not own: the run (engine.api), the options
+(engine.options), the page (watch.py).
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, ClassVar
 
 from dataflow.check import CheckedGraph, CheckedProgram, check
 from dataflow.graph import Graph
@@ -16,6 +18,7 @@ from dataflow.program import Program
 from engine.cli.flags import graph_and
 from engine.cli.screen import say
 from engine.cli.target import is_received, run_folder
+from engine.cli.watch import watching
 from engine.options import RunOptions
 from engine.received import reading
 from engine.run.signals import code, ending_command
@@ -24,16 +27,31 @@ if TYPE_CHECKING:
     from engine.api import Result
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchedRunOptions(RunOptions):
+    """How the run is run; the graph's own parameters say what it computes."""
+
+    TITLE: ClassVar[str] = "run"
+    watch: bool = False
+    """Serve a page that shows the run (dataflow watch), until it ends."""
+
+    def of_run(self) -> RunOptions:
+        """Those that the run keeps."""
+        return RunOptions(**{f.name: getattr(self, f.name) for f in fields(RunOptions)})
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run; raises what made the run fail."""
     with ending_command():
-        graph, options = graph_and(RunOptions, "run", arguments)
+        graph, given = graph_and(WatchedRunOptions, "run", arguments)
+        options = given.of_run()
         from engine.api import run  # here: it imports what runs kernels
 
         received = is_received(arguments[0])
         if folder := run_folder(arguments[0]):
             say(f"a new run; dataflow resume {folder} goes on with the old one")
-        return ended(run(checked(graph, arguments[0]) if received else graph, options))
+        with watching(options.runs, options.name or graph.name, wanted=given.watch):
+            return ended(run(checked(graph, arguments[0]) if received else graph, options))
 
 
 def checked(graph: Graph | Program, text: str) -> CheckedGraph | CheckedProgram:

@@ -59,6 +59,13 @@ class Admission:
         self._formed_at = 0
         """Admissions before the last Step was formed."""
 
+    @property
+    def filled(self) -> tuple[int, int, int, int]:
+        """Prompts: finished and in no Step yet, of a Step, outstanding, the most outstanding."""
+        prompts, batch = self.table.prompts, self.source.batch
+        most = (1 + self.source.max_lag) * batch
+        return prompts.count[FINISHED], batch, prompts.outstanding, most
+
     # --- what comes in ----------------------------------------------------------------------------
 
     def admit(self, version: int, *, sparing: bool = False) -> list[NodeChunk]:

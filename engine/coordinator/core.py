@@ -53,6 +53,12 @@ class Coordinator:
         """Where the run is."""
         return self._run.at
 
+    def cuts(self) -> dict[str, tuple[int, int, int, int]]:
+        """By source the prompts that are finished and untrained, that a Step takes, that are
+        outstanding, and that may be.
+        """
+        return {name: each.filled for name, each in self.sources.admissions.items()}
+
     # --- the two entries --------------------------------------------------------------------------
 
     def start(self, restored: Restored | None = None) -> list[m.Instruction]:

@@ -15,6 +15,7 @@ from engine.plan.plan import Plan
 from engine.record.place import RecordPlace
 from engine.record.recorder import RowRecorder
 from engine.worker.inproc import InprocWorkers
+from engine.worker.newest import NewestRows
 from engine.worker.worker import Worker
 
 
@@ -33,6 +34,7 @@ def one_worker(
         channel=InprocChannel(),
         inproc=options.inproc,
         samples=samples,
+        newest=NewestRows(folder.path),
         recorder=RowRecorder(place, name, plan) if place is not None else None,
     )
     return InprocWorkers(worker)

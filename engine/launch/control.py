@@ -76,9 +76,9 @@ class Open:
     """Who the Worker is. plan: pickled by cloudpickle, since it contains the user's functions.
 
     outbox: bytes of memory for its rows, before they go to files in `spill` (None: the system's
-    folder). samples: the folder of sample files, if it writes them. seat: of a rank. network: if
-    there are several hosts. record: which rows are recorded, and where. verify: what is checked of
-    rows from this host (RunOptions).
+    folder). folder: the run's, for what can be looked at meanwhile. samples: the folder of sample
+    files, if it writes them. seat: of a rank. network: if there are several hosts. record: which
+    rows are recorded, and where. verify: what is checked of rows from this host (RunOptions).
     """
 
     worker: str
@@ -92,6 +92,7 @@ class Open:
     network: Network | None = None
     spill: Path | None = None
     record: RecordPlace | None = None
+    folder: Path | None = None
     verify: Literal["structure", "content"] = "structure"
 
 

@@ -22,6 +22,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from dataflow.errors import RunError
 from dataflow.importing import import_path
 from dataflow.shipping import shipped
@@ -61,7 +63,7 @@ def known(cluster: Cluster, names: frozenset[str]) -> Cluster:
 def of_this_clock(spans: Iterable[SpanOf], ahead: float) -> list[SpanOf]:
     """Spans by this host's clock. ahead: inf while unknown, and then they stay as they are."""
     shift = ahead if math.isfinite(ahead) else 0.0
-    return [(track, what, start + shift, end + shift) for track, what, start, end in spans]
+    return [msgspec.structs.replace(s, start=s.start + shift, end=s.end + shift) for s in spans]
 
 
 @dataclass(slots=True, kw_only=True)

@@ -145,6 +145,7 @@ class Supervisor:
             network=self._share.workers[child.name],
             spill=self._folder.path,
             record=RecordPlace.of(self._plan, self._folder.path, self._options),
+            folder=self._folder.path,
             verify=self._options.verify,
         )
         child.send(opened, () if meeting is None else (meeting.descriptor(),))

@@ -57,10 +57,10 @@ class Updates:
         with self._lock:
             self._reports += reports
 
-    def span(self, node: str, what: str, start: float, end: float) -> None:
+    def span(self, span: SpanOf) -> None:
         """Add a span: something that was done."""
         with self._lock:
-            self._spans.append((f"{self._worker}/{node}", what, start, end))
+            self._spans.append(span)
 
     def printed(self, line: str) -> None:
         """Add a line that a user's function printed."""

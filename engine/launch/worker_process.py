@@ -44,6 +44,7 @@ from engine.observe.logs import output_that_cannot_fail, to_log
 from engine.observe.reports import Doing
 from engine.plan.plan import Plan
 from engine.run.watchdog import STACK_SIGNAL
+from engine.worker.counted import memory_reports
 
 _WAITS_FOR_MORE = (m.Tombstoned, m.ChunkDone, m.Stepped, m.Evaluated, m.Recorded)
 """Events at the end of an instruction, sent in one frame with it."""
@@ -117,6 +118,7 @@ class WorkerProcess:
             if time.monotonic() >= due:
                 due = time.monotonic() + BEAT
                 self._link.send(encode(control.Beat(doing=self._doing())))
+                self._tell_memory()
             if not poll.poll(max(0.0, due - time.monotonic()) * 1e3):
                 continue
             frames = self._link.receive()
@@ -125,6 +127,13 @@ class WorkerProcess:
             for frame in frames:
                 self._handle(frame)
             self._updates.flush_ended()
+
+    def _tell_memory(self) -> None:
+        """With each heartbeat once it is open, whatever its kernel does."""
+        if self._worker is not None:
+            outbox = self._channel.shm.nbytes
+            self._updates.report(memory_reports(self._open.worker, outbox))
+            self._updates.flush()
 
     def _handle(self, frame: Frame) -> None:
         match decode(frame.payload, TO_WORKER):
@@ -192,6 +201,7 @@ class WorkerProcess:
             self._worker.close()
 
     def _begin(self) -> None:
+        from engine.worker.newest import NewestRows
         from engine.worker.worker import Worker
 
         opened, plan = self._open, cloudpickle.loads(self._open.plan)
@@ -206,6 +216,7 @@ class WorkerProcess:
             group=group,
             cast=cast,
             pairs=self._channel.pairs,
+            newest=None if opened.folder is None else NewestRows(opened.folder),
         )
         self._worker.timing.span = self._updates.span
         for event in self._worker.open():

@@ -12,7 +12,7 @@ from engine.coordinator import messages as m
 from engine.observe import events
 from engine.observe.events import EventStream, RunEvent
 from engine.observe.metrics import StepMetrics
-from engine.observe.reports import Doing, Report, SpanOf
+from engine.observe.reports import FLOW, Doing, Report, SpanOf
 from engine.observe.sinks import JsonLines
 
 _SUMS = ("time/", "edge/", "coordinator/", "data/rows", "completion/tokens", "train/tokens")
@@ -112,16 +112,18 @@ class StepAccounts:
         self._clear(now)
 
     def add(self, reports: Iterable[Report], spans: Iterable[SpanOf]) -> None:
-        """Reports (metric, value, count), and spans (worker/node, what, start, end)."""
+        """Reports (metric, value, count), and spans of Workers."""
         for name, value, count in reports:
+            if name.startswith(FLOW):
+                continue
             if name.startswith(_SUMS):
                 self._sums[name] = self._sums.get(name, 0.0) + value
             else:
                 self._metrics.add(name, value, count)
-        for track, _, start, end in spans:
-            worker = track.partition("/")[0]
+        for span in spans:
+            worker = span.worker
             if worker in self._busy:
-                self._busy[worker] += max(0.0, end - max(start, self._since))
+                self._busy[worker] += max(0.0, span.end - max(span.start, self._since))
 
     def writing(self, now: float) -> None:
         """The loop begins to wait for files."""

@@ -4,7 +4,7 @@
     Opened                  once, when every Worker is open and knows where it begins
     InstructionTold         for each instruction, before it is carried out
     EventHeard              for each event, before the coordinator takes note of it
-    WorkersMeasured         before all that a Step's numbers depend on
+    WorkersMeasured         before all that a Step's numbers depend on, and about once a second
     WritingBegan,           before a checkpoint, or a version that may be among the best
     WritingEnded or Failed  after it
     StepEnded               (by accounts.py) when a Step's line is in metrics.jsonl
@@ -52,6 +52,7 @@ class EventHeard:
 class WorkersMeasured:
     """What Workers have measured and done since the last time, and what they are doing now."""
 
+    at: float
     reports: Sequence[Report]
     spans: Sequence[SpanOf]
     doing: Sequence[Doing]
@@ -79,6 +80,7 @@ class WritingFailed:
     """They are not: a Worker was lost meanwhile."""
 
     of: Checkpoint | Evaluated
+    at: float
     error: str
 
 

@@ -7,11 +7,39 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 Report = tuple[str, float, float]
 """(metric, value, count)."""
 
-SpanOf = tuple[str, str, float, float]
-"""(track, name, start, end); the track is worker/node, times are of the monotonic clock."""
+FLOW = "flow/"
+"""Begins the names of reports that are figures of what flows (engine/observe/flow), no metrics."""
+
+
+class SpanOf(msgspec.Struct, frozen=True, kw_only=True, array_like=True, omit_defaults=True):
+    """Something that a Worker did. Of one track, spans follow one another.
+
+    track: worker/node. name: short, equal for all that is alike. start, end: seconds of the
+    monotonic clock. what: the same with its particulars, as in Doing.
+    """
+
+    track: str
+    name: str
+    start: float
+    end: float
+    what: str = ""
+    task: int = -1
+    """The id of the instruction that it was part of; -1: of none."""
+    block: int = -1
+    """The block of the rows that it made; -1: it made none."""
+    rows: int = 0
+    tokens: int = 0
+    """Of the rows that it made."""
+
+    @property
+    def worker(self) -> str:
+        """Who did it."""
+        return self.track.partition("/")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

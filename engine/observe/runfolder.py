@@ -11,6 +11,7 @@ commit). Does not own: the content of any other file.
         ended.json                          how it ended; none while it runs, or if it was killed
         samples/  trace/  checkpoints/      step_000012.parquet, *.json, step_N/
         recorded/                           rows and assignments, with --record (engine/record)
+        events/                             what flowed through the graph (engine/observe/flow)
         logs/<worker>.log                   with several Workers also coordinator.log
         tensorboard/  wandb/                views, where asked for
         .lock                               held by the run that writes the folder
@@ -45,7 +46,7 @@ FILES = (
     *("graph.json", "plan.json", "plan.txt", "options.json", "changes.json"),
     *("metrics.jsonl", "command.txt", "versions.json", ENDED, LOCK),
 )
-FOLDERS = ("samples", "trace", "checkpoints", "logs")
+FOLDERS = ("samples", "trace", "checkpoints", "logs", "events")
 RECORDED = "recorded"
 """The folder of recorded rows, which only a run that records some has."""
 VIEWS = ("tensorboard", "wandb", "wandb_id.txt")
@@ -71,6 +72,7 @@ class RunFolder:
         self.metrics, self.samples = path / "metrics.jsonl", path / "samples"
         self.trace, self.checkpoints = path / "trace", path / "checkpoints"
         self.recorded = path / RECORDED
+        self.events = path / "events"
         self._lock: int | None = lock
 
     @staticmethod

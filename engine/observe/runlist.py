@@ -109,6 +109,11 @@ def summary(path: Path) -> RunSummary:
     )
 
 
+def newest_row(path: Path) -> dict[str, Any]:
+    """The last whole row of a metrics file; empty without any."""
+    return _Tail(path).newest()
+
+
 def _state(path: Path, problems: list[str]) -> tuple[str, str]:
     try:
         end = end_of(path)

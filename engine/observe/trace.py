@@ -1,11 +1,14 @@
 """A timeline of the run as Chrome-trace JSON, the format that Perfetto and torch's profiler share.
 
-Owns: the file's form. Does not own: what is worth a span, nor clocks: callers give every time, in
-seconds of one clock (`time.monotonic` is one for a whole host).
+Owns: the file's form. Does not own: what is worth a span, which spans an arrow joins (arrows.py),
+nor clocks: callers give every time, in seconds of one clock (`time.monotonic` is one for a whole
+host).
 
 The file is a JSON array, one event a line, that grows by whole lines. Its closing bracket may be
 missing, so a file is good after a kill. Format: "Trace Event Format", Google, sections "JSON Array
-Format" and "Event Descriptions".
+Format", "Event Descriptions" and "Flow Events". Both ends of an arrow lie in the spans that it
+joins, and its lines come after theirs: a reader that sorts by time, and keeps the order of equal
+times, finds the spans open.
 """
 
 from __future__ import annotations
@@ -15,21 +18,53 @@ import logging
 import os
 import threading
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, get_args
 
 import msgspec
 
 from dataflow.errors import DataError
 from dataflow.storage import storage_error, writing
-from engine.coordinator.messages import Checkpoint, WorkerLost
-from engine.observe.events import EventHeard, RunEvent, WorkersMeasured, WritingEnded
+from engine.coordinator import messages as m
+from engine.observe.arrows import Arrow, Arrows, Joined
+from engine.observe.events import (
+    EventHeard,
+    InstructionTold,
+    RunEvent,
+    WorkersMeasured,
+    WritingEnded,
+)
 from engine.observe.ownfiles import own
 
 _log = logging.getLogger(__name__)
 
+_INSIDE = 1e-6
+"""Seconds before its end at which an arrow leaves a span: at the end the span is closed."""
+
 _BUFFERED = 1024
 """Events kept in memory before they are written; a kill loses these."""
+
+
+class _Event(NamedTuple):
+    """own: its kind's own fields."""
+
+    track: str
+    name: str
+    at: float
+    own: dict[str, Any]
+    args: dict[str, Any]
+
+
+class _Ends(NamedTuple):
+    """Of an arrow: where it leaves, and where it comes."""
+
+    number: int
+    kind: str
+    source: str
+    leaves: float
+    target: str
+    comes: float
 
 
 class Trace:
@@ -40,14 +75,22 @@ class Trace:
     row in the viewer. Spans of one track must nest or follow one another.
     """
 
-    takes = (WorkersMeasured, WorkerLost, WritingEnded)
+    takes = (
+        *(WorkersMeasured, WritingEnded, m.WorkerLost, m.Release, m.Rollback),
+        *get_args(m.Task),
+        *get_args(m.TaskEnd),
+    )
 
-    def __init__(self, path: Path, *, process: str = "coordinator") -> None:
+    def __init__(self, path: Path, *, process: str = "coordinator", first: int = 0) -> None:
+        """first: Steps of the run before this graph's own."""
         self._process = process
+        self._arrows = Arrows(first=first)
+        self._number = 0
+        """Of the last arrow."""
         self._path = path
         with writing("the trace", path):
             self._file: int | None = own(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
-        self._events: deque[tuple[Any, ...]] = deque()
+        self._events: deque[_Event | _Ends] = deque()
         self._tracks: dict[str, tuple[int, int]] = {}
         self._processes: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -56,25 +99,45 @@ class Trace:
     def take(self, event: RunEvent) -> None:
         """Of a run: spans of Workers, checkpoints, deaths (see `engine.observe.events`)."""
         match event:
+            case InstructionTold(instruction=told):
+                self._arrows.told(told)
+            case EventHeard(event=m.WorkerLost(worker=worker, error=error) as lost):
+                self._arrows.heard(lost, event.at)
+                self.instant(f"{worker}/lost", "lost", event.at, error=error)
+            case EventHeard(event=ended):
+                self._arrows.heard(ended, event.at)
             case WorkersMeasured():
-                for track, name, start, end in event.spans:
-                    self.span(track, name, start, end)
-            case EventHeard(event=WorkerLost(worker=worker, error=error)):
-                self.instant(f"{worker}/lost", error, event.at)
-            case WritingEnded(of=Checkpoint(step=step)):
-                self.span("checkpoint", f"step {step}", event.start, event.end)
+                self.show(self._arrows.measured(event.spans))
+            case WritingEnded(of=m.Checkpoint(step=step)):
+                self.span("checkpoint", "checkpoint", event.start, event.end, step=step)
                 self.flush()
+
+    def show(self, joined: Sequence[Joined]) -> None:
+        """Spans, and then the arrows that end in them."""
+        for each in joined:
+            span = each.span
+            self.span(span.track, span.name, span.start, span.end, **each.args)
+        for each in joined:
+            for arrow in each.arrows:
+                self._arrow(arrow)
+
+    def _arrow(self, arrow: Arrow) -> None:
+        """From the last moment of its source at which the target has not begun."""
+        source, target = arrow.source, arrow.target
+        at = max(source.start, min(source.end - _INSIDE, target.start))
+        self._number += 1
+        self._add(_Ends(self._number, arrow.kind, source.track, at, target.track, target.start))
 
     def span(self, track: str, name: str, start: float, end: float, **args: Any) -> None:
         """Something that lasted from start to end, in seconds."""
-        self._add(track, name, start, {"ph": "X", "dur": _us(end - start)}, args)
+        whole = round(_us(end) - _us(start), 3)  # of rounded times, so that no end passes a start
+        self._add(_Event(track, name, start, {"ph": "X", "dur": whole}, args))
 
     def instant(self, track: str, name: str, at: float, **args: Any) -> None:
         """A moment: a publish, a death."""
-        self._add(track, name, at, {"ph": "i", "s": "t"}, args)
+        self._add(_Event(track, name, at, {"ph": "i", "s": "t"}, args))
 
-    def _add(self, *event: Any) -> None:
-        """Track, name, time, its kind's own fields, arguments."""
+    def _add(self, event: _Event | _Ends) -> None:
         self._events.append(event)
         if len(self._events) >= _BUFFERED:
             self.flush()
@@ -114,8 +177,10 @@ class Trace:
             os.close(self._file)
             self._file = None
 
-    def _encode(self, event: tuple[Any, ...]) -> list[bytes]:
-        """The event's line, after the lines that name its track where it is new."""
+    def _encode(self, event: _Event | _Ends) -> list[bytes]:
+        """The event's lines, after the lines that name its track where it is new."""
+        if isinstance(event, _Ends):
+            return self._encode_ends(event)
         track, name, at, own, args = event
         lines = [] if track in self._tracks else self._name(track)
         pid, tid = self._tracks[track]
@@ -123,6 +188,17 @@ class Trace:
         if args:
             line["args"] = args
         return [*lines, msgspec.json.encode(line, enc_hook=str)]
+
+    def _encode_ends(self, ends: _Ends) -> list[bytes]:
+        """Both of an arrow, in one piece, so that a kill leaves none with one end. Its spans have
+        named the tracks.
+        """
+        number, kind, leaves, at, comes, start = ends
+        (pid, tid), (to_pid, to_tid) = self._tracks[leaves], self._tracks[comes]
+        same = f'"id":{number},"cat":"{kind}","name":"{kind}"'
+        one = f'{{"ph":"s",{same},"ts":{_us(at)},"pid":{pid},"tid":{tid}}}'
+        other = f'{{"ph":"f","bp":"e",{same},"ts":{_us(start)},"pid":{to_pid},"tid":{to_tid}}}'
+        return [f"{one},\n{other}".encode()]
 
     def _name(self, track: str) -> list[bytes]:
         """Number a new track; returns the metadata events that name it."""

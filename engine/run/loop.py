@@ -29,6 +29,9 @@ from engine.run.workers import WorkerGone, Workers
 _TICK = 0.2
 """Seconds after which the loop sees a Ctrl-C although no event has come."""
 
+_MEASURED_EVERY = 1.0
+"""Seconds between two looks at what Workers have measured, where no Step ends meanwhile."""
+
 
 M = TypeVar("M", m.Checkpoint, m.Evaluated)
 
@@ -57,6 +60,7 @@ class Loop:
         self._stop = stop
         self._clock = clock
         self._end: m.Finish | m.Rollback | None = None
+        self._measured = clock()
         self.heard = 0
         """Messages that have come: while it grows, something moves."""
         self.untold: list[m.Instruction] = []
@@ -99,6 +103,8 @@ class Loop:
                 raise RunError(self._starved())
         if event is not None:
             self._hear(event)
+        if self._clock() - self._measured >= _MEASURED_EVERY:
+            self._measure()
 
     def _stops(self) -> bool:
         asked = self._stop()
@@ -154,7 +160,8 @@ class Loop:
         try:
             written = write(self._workers, message)
         except WorkerGone as gone:
-            self._events.emit(e.WritingFailed(of=message, error=str(gone)))
+            failed = e.WritingFailed(of=message, error=str(gone), at=self._clock())
+            self._events.emit(failed)
             return False
         if written:
             end = self._clock()
@@ -165,9 +172,13 @@ class Loop:
     def _measure(self) -> None:
         """Tell what Workers have measured and done since the last time."""
         workers = self._workers
+        self._measured = self._clock()
         self._events.emit(
             e.WorkersMeasured(
-                reports=workers.reports(), spans=workers.spans(), doing=workers.doing()
+                at=self._measured,
+                reports=workers.reports(),
+                spans=workers.spans(),
+                doing=workers.doing(),
             )
         )
 

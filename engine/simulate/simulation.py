@@ -12,7 +12,7 @@ from typing import get_args
 from dataflow.errors import RunError
 from engine.coordinator import messages as m
 from engine.coordinator.core import Coordinator, Settings
-from engine.observe.events import EventHeard, EventStream, InstructionTold
+from engine.observe.events import EventHeard, EventStream, InstructionTold, Subscriber
 from engine.plan.plan import Plan
 from engine.run.loop import Loop
 from engine.simulate.behaviour import Durations, Outcomes
@@ -27,7 +27,9 @@ class _Killed(Exception):
 
 
 class Simulation:
-    """A run from its beginning, or from a checkpoint. rows: of each source in one pass."""
+    """A run from its beginning, or from a checkpoint. rows: of each source in one pass. watchers:
+    who is told of what happens.
+    """
 
     def __init__(
         self,
@@ -39,12 +41,14 @@ class Simulation:
         outcomes: Outcomes,
         faults: FaultModel | None = None,
         latest: SimulatedCheckpoint | None = None,
+        watchers: Sequence[Subscriber] = (),
     ) -> None:
         self.coordinator = Coordinator(plan, settings)
         closed, disk = (latest.message.step, latest.rows) if latest is not None else (0, None)
         self.history = history = History(closed=closed)
         self.store = MemoryStore(plan, latest)
         self.faulty = faults is not None
+        self._watchers = watchers
         self.workers = SimulatedWorkers(
             plan,
             history,
@@ -77,7 +81,7 @@ class Simulation:
             if until():
                 raise _Killed
 
-        stream = EventStream(self.history, self.workers)
+        stream = EventStream(self.history, self.workers, *self._watchers)
         stream.on(kill, *get_args(m.Event))
         loop = Loop(self.coordinator, self.workers, self.store, stream, stop, lambda: self.now)
         try:

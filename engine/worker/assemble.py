@@ -6,7 +6,7 @@ which rows (coordinator), transport (channels), values on devices (device_column
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,9 +33,17 @@ def assemble(
     inputs: Mapping[str, Sequence[Gather]],
     channel: Pull,
     device: DeviceColumns | None = None,
+    count: Callable[[Gather, pa.RecordBatch], None] | None = None,
 ) -> dict[str, Batch]:
-    """The batch of each input, in the order of its keys. Raises PeerLost."""
-    found = iter(collect([g for many in inputs.values() for g in many], channel, device))
+    """The batch of each input, in the order of its keys. count: called with each gather's rows.
+    Raises PeerLost.
+    """
+    gathers = [g for many in inputs.values() for g in many]
+    rows = collect(gathers, channel, device)
+    for gather, its_rows in zip(gathers, rows, strict=True):
+        if count is not None:
+            count(gather, its_rows.records)
+    found = iter(rows)
     batches: dict[str, Batch] = {}
     for name, many in inputs.items():
         own = many[0].keys if many else None  # of rows that are reduced

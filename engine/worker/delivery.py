@@ -31,6 +31,7 @@ from engine.plan.plan import Plan, PlannedNode
 from engine.weights.pieces import dtypes_of, from_records, to_batch
 from engine.weights.probe import probe_rows
 from engine.weights.snapshot import room, snapshot, verified
+from engine.worker.counted import FlowCounts
 from engine.worker.timing import Timing
 
 
@@ -44,8 +45,10 @@ class Delivery:
         channel: Channel,
         timing: Timing,
         pairs: TensorPairs | None = None,
+        counts: FlowCounts | None = None,
     ) -> None:
         self._plan = plan
+        self._counts = counts or FlowCounts(timing.worker)
         self._kernels = kernels
         self._channel = channel
         self._timing = timing
@@ -69,7 +72,8 @@ class Delivery:
         """Keep the writer's weights as a block; only the first rank does, the others take part."""
         block, digest, dtypes = -1, "", ()
         model, version, worker = message.model, message.version, self._timing.worker
-        with self._timing.during(message.writer, f"offer version {version}", counted=first):
+        what, told = f"offer version {version}", {"task": message.id, "counted": first}
+        with self._timing.during(message.writer, f"offer {model}", what, **told):
             pieces = self._kernels[message.writer].pieces()
             if not first:
                 deque(pieces, maxlen=0)
@@ -102,8 +106,9 @@ class Delivery:
         version, worker = message.version, self._timing.worker
         module = self._module(message)
         try:
-            what = f"{'follow' if message.leader else 'load'} version {version}"
-            with self._timing.during(message.reader, what):
+            verb = "follow" if message.leader else "load"
+            name, what = f"{verb} {message.model}", f"{verb} version {version}"
+            with self._timing.during(message.reader, name, what, task=message.id):
                 fetched = self._load(message, module)
         except PeerLost as lost:
             yield m.FetchFailed(id=message.id, worker=worker, peer=lost.peer)
@@ -129,7 +134,8 @@ class Delivery:
         kernel = self._kernels[node]
         if not isinstance(kernel, Probeable):
             return None
-        with self._timing.during(node, f"probe version {message.version}", counted=counted):
+        name, what = f"probe {message.model}", f"probe version {message.version}"
+        with self._timing.during(node, name, what, counted=counted):
             rows = probe_rows(self._plan.seed, kernel.vocabulary)
             numbers = np.asarray(kernel.probe(rows), dtype=np.float32)
         return m.Probed(
@@ -160,11 +166,14 @@ class Delivery:
         block = BlockRequest(worker=message.source, block=message.block)
         records = self._channel.fetch([block])[0]
         if "data" in records.schema.names:
+            self._counts.brought(message.model, message.reader, records.nbytes)
             return from_records(records, message.digest)
         assert self._pairs is not None
         if message.source == self._timing.worker:
             return verified(records, self._pairs.kept(message.block), message.digest)
         arrived = self._pairs.receive(message.source, [block], lambda device: room(records, device))
+        size = sum(tensor.nbytes for tensor in arrived)
+        self._counts.brought(message.model, message.reader, size)
         return verified(records, arrived, message.digest)
 
     def begins(self, node: PlannedNode) -> None:

@@ -36,7 +36,8 @@ class WorkerFiles:
             case Restore():
                 self._restore(request)
             case SaveWeights(node=node, directory=directory):
-                with self.timing.during(node, f"save weights to {directory.name}", counted=False):
+                what = f"save weights to {directory.name}"
+                with self.timing.during(node, "save weights", what, counted=False):
                     self.kernels[node].save_weights(directory)
             case KeepRows():
                 return self.rows.keep_file(request.file)

@@ -17,6 +17,7 @@ from typing import Any
 from engine.coordinator.messages import Event, Release, ToWorker, WorkerOpened
 from engine.observe.reports import Doing, Report, SpanOf
 from engine.run.workers import Ask
+from engine.worker.counted import memory_reports
 from engine.worker.worker import Worker
 
 
@@ -31,9 +32,7 @@ class InprocWorkers:
         self._under_way: Generator[Event, None, None] | None = None
         self._heard: deque[Event] = deque()
         self._spans: list[SpanOf] = []
-        worker.timing.span = lambda node, what, start, end: self._spans.append(
-            (f"{worker.name}/{node}", what, start, end)
-        )
+        worker.timing.span = lambda span: self._spans.append(span)
 
     def open(self) -> Iterator[Event]:
         """Open its kernels. Raises what a kernel refuses its node with."""
@@ -82,8 +81,8 @@ class InprocWorkers:
         )
 
     def reports(self) -> list[Report]:
-        """Its metrics since the last call."""
-        return self._worker.reports()
+        """Its metrics since the last call, and the memory of this process."""
+        return [*self._worker.reports(), *memory_reports(self._worker.name)]
 
     def spans(self) -> list[SpanOf]:
         """What it did since the last call."""

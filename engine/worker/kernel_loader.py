@@ -110,10 +110,10 @@ class OpenKernels:
         """Which of the node's ranks this Worker is."""
         return self._ranks[node]
 
-    def during(self, node: str, what: str) -> During:
+    def during(self, node: str, name: str, what: str = "", *, task: int = -1) -> During:
         """A context in which the node computes; only its first rank counts the time."""
         counted = node not in self.nodes or self.rank(node) == 0
-        return self._timing.during(node, what, counted=counted)
+        return self._timing.during(node, name, what, task=task, counted=counted)
 
     def sleep(self) -> None:
         """Let every kernel that can give its devices back do so."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from dataflow.batch import Batch, Keys
 from engine.channels.contract import Channel
@@ -19,6 +20,7 @@ from engine.coordinator.refs import Gather, Ref
 from engine.plan.lag import NO_VERSION, ages
 from engine.plan.plan import Plan
 from engine.worker.assemble import assemble, collect
+from engine.worker.counted import FlowCounts
 from engine.worker.device_columns import DeviceColumns
 from engine.worker.digest import row_digests
 
@@ -26,14 +28,20 @@ Inputs = Mapping[str, tuple[Gather, ...]]
 
 
 class WorkerRows:
-    """Of one Worker. pairs: its worlds with other Workers, if any."""
+    """Of one Worker. pairs: its worlds with other Workers, if any. counts: of the bytes taken."""
 
     def __init__(
-        self, worker: str, plan: Plan, channel: Channel, pairs: TensorPairs | None = None
+        self,
+        worker: str,
+        plan: Plan,
+        channel: Channel,
+        pairs: TensorPairs | None = None,
+        counts: FlowCounts | None = None,
     ) -> None:
         self._worker = worker
         self._plan = plan
         self._channel = channel
+        self._counts = counts or FlowCounts(worker)
         self.device = DeviceColumns(worker, plan, pairs)
         # Rows of a stateful Worker are not made again, and nothing is compared.
         self._with_digests = len(plan.workers) > 1 and worker not in plan.stateful
@@ -64,9 +72,14 @@ class WorkerRows:
         here = Gather(producer=node, columns=(), refs=refs, block=block, row=row)
         return self.assembled(ref.keys, {"rows": (here,)})["rows"]
 
-    def assembled(self, keys: Keys, inputs: Inputs) -> dict[str, Batch]:
-        """The batch of each input. Raises PeerLost."""
-        return assemble(keys, inputs, self._channel, self.device)
+    def assembled(self, keys: Keys, inputs: Inputs, reader: str = "") -> dict[str, Batch]:
+        """The batch of each input. reader: the node that takes them. Raises PeerLost."""
+
+        def count(gather: Gather, rows: pa.RecordBatch) -> None:
+            self._counts.taken(gather.producer, reader, rows.nbytes)
+
+        counted = count if reader else None
+        return assemble(keys, inputs, self._channel, self.device, counted)
 
     def collected(self, keys: Keys, gather: Gather) -> Batch:
         """The rows of one gather, on the host. Raises PeerLost."""

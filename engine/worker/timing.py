@@ -13,10 +13,8 @@ from collections.abc import Callable
 
 from dataflow.activity import show
 from dataflow.errors import CheckpointError, DataError, DataflowError, KernelError, Origin
-from engine.observe.reports import Doing, Report
-
-Span = Callable[[str, str, float, float], None]
-"""(track, name, start, end) of something that the Worker did, in seconds of the monotonic clock."""
+from engine.coordinator.refs import Ref
+from engine.observe.reports import Doing, Report, SpanOf
 
 
 class Timing:
@@ -28,33 +26,67 @@ class Timing:
         self.origin = origin
         self.idle = Doing(worker=worker)
         self.doing = self.idle
-        self.span: Span | None = None
+        self.span: Callable[[SpanOf], None] | None = None
         self.worker = worker
         self._reports: list[Report] = []
 
-    def during(self, node: str, what: str, *, counted: bool = True) -> During:
-        """A context in which the node computes. counted: its time is part of time/<node>."""
-        return During(self, node, what, counted)
+    def during(
+        self, node: str, name: str, what: str = "", *, task: int = -1, counted: bool = True
+    ) -> During:
+        """A context in which the node computes. name: of its span. what: the same with its
+        particulars, where it has some. task: what it was told. counted: its time is part of
+        time/<node>.
+        """
+        return During(self, node, name, what, task, counted)
 
     def reports(self) -> list[Report]:
         """Times since the last call."""
         found, self._reports = self._reports, []
         return found
 
-    def note(self, node: str, what: str, start: float, end: float, *, counted: bool) -> None:
-        """Report a span, and its time where that counts."""
-        if counted:
-            self._reports.append((f"time/{node}", end - start, 1.0))
-        if self.span is not None:
-            self.span(node, what, start, end)
+    def note(self, node: str, seconds: float) -> None:
+        """Report time that counts."""
+        self._reports.append((f"time/{node}", seconds, 1.0))
 
 
 class During:
     """A context that notes what a Worker does and how long; its errors name the node."""
 
-    def __init__(self, timing: Timing, node: str, what: str, counted: bool) -> None:
-        self._timing, self._node, self._what, self._counted = timing, node, what, counted
-        self._start = 0.0
+    def __init__(
+        self, timing: Timing, node: str, name: str, what: str, task: int, counted: bool
+    ) -> None:
+        self._timing, self._node, self._name, self._what = timing, node, name, what or name
+        self._task, self._counted = task, counted
+        self._start = self._end = 0.0
+        self._makes = False
+
+    def making(self) -> During:
+        """The same; its span waits for `made`."""
+        self._makes = True
+        return self
+
+    def made(self, ref: Ref | None) -> None:
+        """Tell the span, with the rows that came of it, if any."""
+        if ref is None:
+            self._tell(-1, 0, 0)
+        else:
+            self._tell(ref.block, len(ref.keys), int(ref.lengths.sum()))
+
+    def _tell(self, block: int, rows: int, tokens: int) -> None:
+        if self._timing.span is None:
+            return
+        span = SpanOf(
+            track=f"{self._timing.worker}/{self._node}",
+            name=self._name,
+            start=self._start,
+            end=self._end,
+            what="" if self._what == self._name else self._what,
+            task=self._task,
+            block=block,
+            rows=rows,
+            tokens=tokens,
+        )
+        self._timing.span(span)
 
     def __enter__(self) -> None:
         self._start = time.monotonic()
@@ -67,8 +99,11 @@ class During:
     ) -> None:
         self._timing.doing = self._timing.idle
         show(f"{self._timing.worker} is between two kernels")
-        what, end = self._what, time.monotonic()
-        self._timing.note(self._node, what, self._start, end, counted=self._counted)
+        what, self._end = self._what, time.monotonic()
+        if self._counted:
+            self._timing.note(self._node, self._end - self._start)
+        if error is not None or not self._makes:
+            self.made(None)
         if isinstance(error, DataError) and what != "open" and self._node not in str(error):
             raise KernelError(f"{self._placed()}: {what}: {error}") from error
         if isinstance(error, DataflowError):

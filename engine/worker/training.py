@@ -80,7 +80,7 @@ class WorkerTraining:
         found: dict[str, Batch] = {}
         for name, rows in own.items():
             inputs = {i: g for i, g in message.inputs.items() if row_sets.get(i, ROWS) == name}
-            batches = self._rows.assembled(rows.keys, inputs)
+            batches = self._rows.assembled(rows.keys, inputs, message.node)
             aligned.require_inputs(rows.keys, batches)
             found |= batches
         return {name: found[name] for name in message.inputs}
@@ -100,10 +100,11 @@ class WorkerTraining:
 
     def evaluate(self, message: m.Evaluate) -> m.Evaluated:
         """Run an evaluate node on all of its rows."""
-        inputs = self._rows.assembled(message.keys, message.inputs)
+        inputs = self._rows.assembled(message.keys, message.inputs, message.node)
         keys, version = message.keys, message.version
         assignment = Assignment(sequence=message.id, step=version, keys=keys, inputs=inputs)
-        with self._kernels.during(message.node, f"version {version}, {len(keys)} rows"):
+        what = f"version {version}, {len(keys)} rows"
+        with self._kernels.during(message.node, message.node, what, task=message.id):
             metrics: Mapping[str, float] = self._kernels[message.node].step(assignment)
         self._reports += [(name, value, 1.0) for name, value in metrics.items()]
         score = next((value for name, value in metrics.items() if name.endswith("/reward")), None)
@@ -123,7 +124,7 @@ class WorkerTraining:
         assert self._broadcast is not None
         what = f"rows of step {message.step}, {_count(assignment)} rows"
         try:
-            with self._kernels.during(message.node, what):
+            with self._kernels.during(message.node, "share rows", what, task=message.id):
                 if message.giver == self._worker:
                     self._broadcast.give(assignment.inputs)
                     return assignment
@@ -141,7 +142,8 @@ class WorkerTraining:
 
     def _stepped(self, message: m.TrainStep, assignment: Assignment) -> m.Stepped:
         node = message.node
-        with self._kernels.during(node, f"step {assignment.step}, {_count(assignment)} rows"):
+        what = f"step {assignment.step}, {_count(assignment)} rows"
+        with self._kernels.during(node, node, what, task=message.id):
             metrics: Mapping[str, float] = self._kernels[node].step(assignment)
         if self._kernels.rank(node) == 0:
             label = self._labels[node]

@@ -27,9 +27,11 @@ from engine.observe.reports import Report
 from engine.observe.samples import SamplesBehind, SampleWriter, sample_table
 from engine.plan.plan import Plan
 from engine.record.recorder import RowRecorder
+from engine.worker.counted import FlowCounts
 from engine.worker.delivery import Delivery
 from engine.worker.files import WorkerFiles
 from engine.worker.kernel_loader import OpenKernels
+from engine.worker.newest import NewestRows
 from engine.worker.rows import WorkerRows
 from engine.worker.timing import Timing
 from engine.worker.training import WorkerTraining
@@ -53,12 +55,17 @@ class Worker:
         group: Any = None,
         cast: RowBroadcast | None = None,
         pairs: TensorPairs | None = None,
+        newest: NewestRows | None = None,
     ) -> None:
-        """group: a rank's process group. cast: to ranks with equal rows. pairs: worlds, by peer."""
+        """group: a rank's process group. cast: to ranks with equal rows. pairs: worlds, by peer.
+        newest: where the newest rows can be looked at.
+        """
         self.name = name
         self.channel = channel
         self.timing = Timing(name, plan.origin)
-        self.rows = WorkerRows(name, plan, channel, pairs)
+        self.counts = FlowCounts(name)
+        self.rows = WorkerRows(name, plan, channel, pairs, self.counts)
+        self._newest = newest
         self.kernels = OpenKernels(plan, self.timing, channel, group=group, inproc=inproc)
         self.files = WorkerFiles(
             plan=plan, kernels=self.kernels, rows=self.rows, timing=self.timing, samples=samples
@@ -66,7 +73,9 @@ class Worker:
         self._plan = plan
         self._samples = samples
         self.recorder = recorder
-        self.delivery = Delivery(plan, self.kernels.by_node, channel, self.timing, pairs)
+        self.delivery = Delivery(
+            plan, self.kernels.by_node, channel, self.timing, pairs, self.counts
+        )
         self._training = WorkerTraining(
             name, plan, self.kernels, self.rows, cast, digests=recorder is not None
         )
@@ -91,7 +100,8 @@ class Worker:
         """Metrics since the last call, except those of chunks, which are Reported."""
         found, self._reports = self._reports, []
         found += self._training.reports()
-        return [*found, *self.timing.reports(), *self.kernels.reports()]
+        own = (self.timing.reports(), self.kernels.reports(), self.counts.reports())
+        return [*found, *(report for reports in own for report in reports)]
 
     def execute(self, instruction: m.ToWorker) -> Generator[m.Event, None, None]:
         """Carry out one instruction; FetchFailed if a Worker that keeps its rows is gone."""
@@ -132,7 +142,7 @@ class Worker:
         self.delivery.release(blocks)
 
     def _run_chunk(self, chunk: m.RunChunk) -> Iterator[m.Event]:
-        inputs = self.rows.assembled(chunk.keys, chunk.inputs)
+        inputs = self.rows.assembled(chunk.keys, chunk.inputs, chunk.node)
         aligned = self.kernels.aligned[chunk.node]
         aligned.require_inputs(chunk.keys, inputs)
         self.delivery.begins(self.kernels.nodes[chunk.node])
@@ -141,17 +151,23 @@ class Worker:
         rows = self.kernels[chunk.node].run(given)
         what = f"chunk {chunk.id}, {len(chunk.keys)} rows"
         while True:
-            with self.kernels.during(chunk.node, what):
+            during = self.kernels.during(chunk.node, chunk.node, what, task=chunk.id)
+            with during.making():
                 batch = next(rows, None)
-            if batch is None:
-                break
-            if len(batch):  # one without rows only lets new weights in
+            if batch is None or not len(batch):  # one without rows only lets new weights in
+                during.made(None)
+            else:
                 aligned.require_made(chunk.keys, batch, inputs)
-                yield from self._reported(chunk)
                 ref = self.rows.keep(chunk.node, batch)
+                during.made(ref)
                 if self.recorder is not None:
                     self.recorder.add(chunk, batch, version)
+                if self._newest is not None:
+                    self._newest.offer(chunk.node, batch)
+                yield from self._reported(chunk)
                 yield m.Produced(id=chunk.id, node=chunk.node, ref=ref)
+            if batch is None:
+                break
             yield from self.delivery.meanwhile()
         yield from self._reported(chunk)
         for key, error, failed in self.kernels.sessions[chunk.node].tombstones():
@@ -176,7 +192,8 @@ class Worker:
         self._reports += step_metrics(self._plan.recorded, rows)
         samples, step = self._samples, message.step
         if samples is not None and samples.due(step) and any(map(len, rows.values())):
-            with self.kernels.during("record", f"samples of step {step}"):
+            what = f"samples of step {step}"
+            with self.kernels.during("record", "samples", what, task=message.id):
                 samples.write(step, sample_table(step, rows))
         return m.Recorded(id=message.id)
 

@@ -133,9 +133,9 @@ def test_rows_go_from_host_to_host(
         assert not workers.busy
         require_reports(workers)
         spans = workers.spans()
-        assert {"source/numbers", "host/doubled"} <= {track for track, *_ in spans}
+        assert {"source/numbers", "host/doubled"} <= {span.track for span in spans}
         now = time.monotonic()
-        assert all(began - 5.0 < begin <= end < now + 1.0 for _, _, begin, end in spans)
+        assert all(began - 5.0 < span.start <= span.end < now + 1.0 for span in spans)
         assert {doing.worker for doing in workers.doing()} == {"source", "host"}
 
 

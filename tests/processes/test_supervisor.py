@@ -108,7 +108,7 @@ def test_rows_go_from_worker_to_worker(start: Start) -> None:
         assert not supervisor.busy
         reports = {name for name, _, _ in supervisor.reports()}
         assert {"time/numbers", "time/doubled", "edge/shm/bytes", CONTROL_BYTES} <= reports
-        assert {"source/numbers", "host/doubled"} <= {track for track, *_ in supervisor.spans()}
+        assert {"source/numbers", "host/doubled"} <= {span.track for span in supervisor.spans()}
         assert {name for name, _, _ in supervisor.reports()} <= {CONTROL_BYTES}
         assert "doubling 4 rows" in log(supervisor, "host")
     assert "numbers closed" in log(supervisor, "source")

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 
+from engine.observe.events import Subscriber
 from engine.simulate.faults import FaultModel
 from engine.simulate.simulation import Simulation
 from engine.simulate.store import SimulatedCheckpoint
@@ -24,9 +26,11 @@ def begun(
     timing: int,
     stored: SimulatedCheckpoint | None = None,
     faults: FaultModel | None = None,
+    watchers: Sequence[Subscriber] = (),
 ) -> Simulation:
     """A run of the case, with one of its timings, from a checkpoint or from the beginning."""
     how = {"durations": case.timing(timing), "outcomes": case.outcomes, "faults": faults}
+    how |= {"watchers": watchers}
     return Simulation(case.plan, case.settings, rows=case.rows, latest=stored, **how)
 
 

@@ -11,18 +11,22 @@ from hypothesis import strategies as st
 from engine.coordinator.messages import Finish, StepClosed
 from engine.observe.accounts import RunMetrics, StepAccounts
 from engine.observe.events import EventStream, InstructionTold, WorkersMeasured
-from engine.observe.reports import Doing
+from engine.observe.reports import Doing, SpanOf
 from engine.observe.runfolder import RunFolder
 from engine.observe.sinks import JsonLines, recorded_rows
 
 IDLE = [Doing(worker="gen"), Doing(worker="train")]
 
 
+def span(track: str, start: float, end: float) -> SpanOf:
+    return SpanOf(track=track, name="work", start=start, end=end)
+
+
 def accounts(*workers: str) -> StepAccounts:
     """Begun at second 10, after what does not count."""
     steps = StepAccounts(workers or ("main",))
     before = [("time/rollout", 9.0, 1.0), ("reward/mean", 9.0, 1.0)]
-    steps.add(before, [("main/rollout", "open", 0.0, 9.0)])
+    steps.add(before, [span("main/rollout", 0.0, 9.0)])
     steps.begin(10.0)
     return steps
 
@@ -64,7 +68,7 @@ def test_only_a_run_of_no_steps_has_a_row_of_step_0(tmp_path: Path, evaluates: b
         lines.open(run, {})
         metrics = RunMetrics(["main"], lines, EventStream(), evaluates=evaluates)
         reports = [("eval/reward", 3.0, 1.0)]
-        metrics.take(WorkersMeasured(reports=reports, spans=[], doing=[]))
+        metrics.take(WorkersMeasured(at=0.0, reports=reports, spans=[], doing=[]))
         for told in (StepClosed(step=0, metrics={}), Finish(reason="stopped")):
             metrics.take(InstructionTold(at=1.0, instruction=told))
         lines.close()
@@ -90,13 +94,13 @@ def test_time_of_files_has_no_kernel_in_it_where_there_is_one_worker() -> None:
 
 def test_several_workers_say_how_busy_they_were() -> None:
     steps = accounts("gen", "train")
-    steps.add([], [("gen/rollout", "chunk 1", 9.0, 11.0), ("train/record", "samples", 11.0, 11.5)])
-    steps.add([], [("train/train_policy", "step 1", 12.0, 13.5)])
-    steps.add([], [("checkpoint", "step 1", 10.0, 14.0)])
+    steps.add([], [span("gen/rollout", 9.0, 11.0), span("train/record", 11.0, 11.5)])
+    steps.add([], [span("train/train_policy", 12.0, 13.5)])
+    steps.add([], [span("checkpoint", 10.0, 14.0)])
     doing = [Doing(worker="gen", node="rollout", what="chunk 2", since=13.0), Doing(worker="train")]
     row = steps.close(StepClosed(step=1, metrics={}), 14.0, doing, again=False)
     assert row == {"time/step": 4.0, "worker/gen/busy": 0.5, "worker/train/busy": 0.5}
-    steps.add([], [("gen/rollout", "chunk 2", 13.0, 16.0)])
+    steps.add([], [span("gen/rollout", 13.0, 16.0)])
     busy = close(steps, 2, 16.0)["worker/gen/busy"]
     assert busy == pytest.approx(1.0), "counted once a Step"
 
@@ -116,7 +120,7 @@ def test_shares_add_up_to_the_work(parts: list[tuple[int, int, bool]], ends: st.
     steps, busy, before = StepAccounts(("gen", "train")), 0.0, 0.0
     steps.begin(0.0)
     for step, cut in enumerate([*map(float, cuts), float(now) + 1.0], start=1):
-        steps.add([], [("gen/x", "", a, b) for a, b in spans if before < b <= cut])
+        steps.add([], [span("gen/x", a, b) for a, b in spans if before < b <= cut])
         under_way = [Doing(worker="gen", node="x", since=a) for a, b in spans if a < cut < b]
         row = steps.close(StepClosed(step=step, metrics={}), cut, under_way, again=False)
         busy += row["worker/gen/busy"] * (cut - before)

@@ -12,7 +12,7 @@ NODES = ("prompts", "rollout", "train_policy", "record")
 
 
 def trace(*spans: tuple[str, str, float, float]) -> list[dict[str, Any]]:
-    """Events of spans (node, what, start, end), in seconds; each node has a process of its own."""
+    """Events of spans (node, name, start, end), in seconds; each node has a process of its own."""
     thread = {"ph": "M", "name": "thread_name", "tid": 0}
     events = [thread | {"pid": 1 + i, "args": {"name": node}} for i, node in enumerate(NODES)]
     for node, what, start, end in spans:
@@ -23,13 +23,13 @@ def trace(*spans: tuple[str, str, float, float]) -> list[dict[str, Any]]:
 
 def test_a_step_goes_from_end_to_end_of_training_and_its_rest_is_what_no_node_had() -> None:
     (step,) = steps_of(trace(
-        ("rollout", "chunk 0, 8 rows", 0.0, 1.0),
-        ("train_policy", "step 1, 8 rows", 1.0, 2.0),
-        ("train_policy", "offer version 1", 2.1, 2.2),
-        ("rollout", "load version 1", 2.3, 2.5),
-        ("rollout", "chunk 1, 8 rows", 2.5, 3.5),
-        ("record", "samples of step 2", 3.6, 3.9),
-        ("train_policy", "step 2, 8 rows", 3.6, 5.0),
+        ("rollout", "rollout", 0.0, 1.0),
+        ("train_policy", "train_policy", 1.0, 2.0),
+        ("train_policy", "offer policy", 2.1, 2.2),
+        ("rollout", "load policy", 2.3, 2.5),
+        ("rollout", "rollout", 2.5, 3.5),
+        ("record", "samples", 3.6, 3.9),
+        ("train_policy", "train_policy", 3.6, 5.0),
     ))  # fmt: skip
     assert step.seconds == pytest.approx(3.0)
     assert step.nodes == pytest.approx(2.4)

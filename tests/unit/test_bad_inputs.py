@@ -9,7 +9,7 @@ import pytest
 from dataflow.errors import DataError, GraphError, PlanError, RunError
 from dataflow.shown import one_line
 from dataflow.snapshot import from_json as graph_of
-from engine.cli.explain import node_seconds
+from engine.observe.measured import node_seconds
 from engine.options import from_json as options_of
 from engine.plan.cluster import read_cluster
 from operators.data_files import read_table

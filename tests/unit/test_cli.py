@@ -155,7 +155,8 @@ def test_the_flags_of_run_are_the_signature_and_the_run_options(command: Command
     code, shown, _ = command("run", TARGET, "--help")
     assert code == 0
     fields = dataclasses.fields(RunOptions)
-    names = {"base", "data", "batch", "lr", "help", "dialect", "set"} | {f.name for f in fields}
+    names = {"base", "data", "batch", "lr", "help", "dialect", "set", "watch", "no_watch"}
+    names |= {f.name for f in fields}
     names |= {f"no_{f.name}" for f in fields if f.type == "bool"}
     flags = set(re.findall(r"(?<=[\s,])--[a-z][a-z-]*", shown))
     assert flags == {f"--{name.replace('_', '-')}" for name in names}

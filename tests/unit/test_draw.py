@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-import shutil
 from itertools import combinations
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -15,8 +13,7 @@ from dataflow.diff import diff
 from dataflow.draw import draw
 from dataflow.draw.layers import Size, assign, crossings, place
 from dataflow.draw.picture import picture
-from dataflow.draw.svg import drawn
-from dataflow.draw.svg import svg as svg_of
+from dataflow.draw.svg import svg
 from dataflow.errors import GraphError
 from dataflow.graph import Graph
 from dataflow.model import Model, linear
@@ -127,18 +124,18 @@ def test_a_graph_that_the_check_refuses_can_be_drawn() -> None:
     graph = Graph("wrong", train(policy, rollout, loss=loss, lr=1.0))
     for form in ("text", "mermaid", "dot"):
         assert draw(graph, form).count("prompts") >= 2
-    ElementTree.fromstring(drawn(picture(graph)).encode())
+    ElementTree.fromstring(svg(picture(graph)).encode())
 
 
 def test_an_empty_graph_can_be_drawn() -> None:
     assert draw(Graph("empty")).startswith("empty")
-    ElementTree.fromstring(drawn(picture(Graph("empty"))).encode())
+    ElementTree.fromstring(svg(picture(Graph("empty"))).encode())
 
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_svg_is_xml_with_every_name_and_nothing_outside_of_the_picture(name: str) -> None:
     graph = GRAPHS[name]()
-    root = ElementTree.fromstring(drawn(picture(graph)).encode())
+    root = ElementTree.fromstring(svg(picture(graph)).encode())
     texts = [e.text for e in root.iter("{http://www.w3.org/2000/svg}text")]
     assert graph.name in texts
     assert {n.name for n in graph.nodes} | {s.name for s in graph.states} <= set(texts)
@@ -149,25 +146,6 @@ def test_svg_is_xml_with_every_name_and_nothing_outside_of_the_picture(name: str
             for frame in panel.iter("{http://www.w3.org/2000/svg}rect"):
                 assert x + float(frame.attrib["x"]) + float(frame.attrib["width"]) <= width
                 assert y + float(frame.attrib["y"]) + float(frame.attrib["height"]) <= height
-
-
-def test_svg_says_which_layout_made_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert "our own layers" in svg_of(picture(GRAPHS["sft"]()))
-    other = tmp_path / "dot"  # a program of that name: what is tested is the choice, not Graphviz
-    svg = '<?xml version=\\"1.0\\"?><svg xmlns=\\"http://www.w3.org/2000/svg\\"/>'
-    other.write_text(f'#!/bin/sh\necho "{svg}"\n')
-    other.chmod(0o755)
-    assert "layout: Graphviz dot" in svg_of(picture(GRAPHS["sft"]()))
-    other.write_text('#!/bin/sh\necho "bad syntax" >&2\nexit 1\n')
-    with pytest.raises(Exception, match=r"dot -Tsvg failed: bad syntax. Fix: "):
-        svg_of(picture(GRAPHS["sft"]()))
-
-
-@pytest.mark.skipif(shutil.which("dot") is None, reason="Graphviz is not installed")
-def test_dot_reads_our_dot() -> None:
-    for make in GRAPHS.values():
-        ElementTree.fromstring(draw(make(), "svg").encode())
 
 
 def test_an_unknown_form_is_refused_with_the_nearest() -> None:

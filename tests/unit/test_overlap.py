@@ -36,10 +36,10 @@ def test_spans_are_those_of_nodes_after_the_warm_up(tmp_path: Path) -> None:
     trace = Trace(tmp_path / "run.json")
     for track, name, start, end in [
         ("gen/rollout", "open", 5.0, 6.0),
-        ("gen/rollout", "chunk", 1.0, 2.0),
-        ("gen/rollout", "chunk", 5.0, 7.0),
-        ("gen/rollout", "load", 7.0, 8.0),
-        ("train/train_policy", "step 1", 6.0, 9.0),
+        ("gen/rollout", "rollout", 1.0, 2.0),
+        ("gen/rollout", "rollout", 5.0, 7.0),
+        ("gen/rollout", "load policy", 7.0, 8.0),
+        ("train/train_policy", "train_policy", 6.0, 9.0),
     ]:
         trace.span(track, name, start, end)
     trace.close()

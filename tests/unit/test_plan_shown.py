@@ -238,13 +238,6 @@ def test_golden(name: str) -> None:
     require_golden(f"explain/{name}.txt", text)
 
 
-def test_what_was_measured_stands_beside_what_was_predicted() -> None:
-    plan = grpo_plan()
-    lines = explain(plan, measured={"rollout": 1.25}).splitlines()
-    assert next(line for line in lines if line.startswith("  rollout")).endswith("1.2 s")
-    assert "measured" not in explain(plan)
-
-
 def test_the_header_says_how_many_rows_and_updates_a_step_has() -> None:
     text = explain(grpo_plan(minibatches=4, max_lag=1))
     assert "64 prompts x 8 = 512 completions a Step, 4 updates of 128 (train_policy)" in text

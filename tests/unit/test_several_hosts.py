@@ -18,6 +18,7 @@ from engine.cli import main
 from engine.launch.hosts import of_this_clock
 from engine.launch.keyfile import make_keys, read_keys
 from engine.launch.line import Line, aside, opened
+from engine.observe.reports import SpanOf
 from engine.options import RunOptions
 from engine.plan.cluster import PORT, Cluster, Host, read_cluster
 from engine.plan.explain import explain
@@ -72,8 +73,9 @@ def test_what_is_no_envelope_is_refused(data: bytes) -> None:
 
 
 def test_spans_of_another_host_are_shown_in_this_ones_time() -> None:
-    spans = [("gen/rollout", "chunk 1", 10.0, 12.5)]
-    assert of_this_clock(spans, 90.0) == [("gen/rollout", "chunk 1", 100.0, 102.5)]
+    said = {"track": "gen/rollout", "name": "rollout", "task": 1, "block": 3, "rows": 8}
+    spans = [SpanOf(start=10.0, end=12.5, **said)]
+    assert of_this_clock(spans, 90.0) == [SpanOf(start=100.0, end=102.5, **said)]
     assert of_this_clock(spans, float("inf")) == spans
 
 

@@ -74,11 +74,10 @@ def values_of(hint: Any, holder: type) -> st.SearchStrategy[Any]:
         return st.lists(values_of(inner[0], holder), max_size=3).map(tuple)
     if origin is Mapping:
         return st.dictionaries(values_of(inner[0], holder), values_of(inner[1], holder), max_size=2)
-    assert dataclasses.is_dataclass(hint), hint
+    assert dataclasses.is_dataclass(hint) or issubclass(hint, msgspec.Struct), hint
     hints = get_type_hints(hint)
-    return st.builds(
-        hint, **{f.name: values_of(hints[f.name], hint) for f in dataclasses.fields(hint)}
-    )
+    told = dataclasses.fields if dataclasses.is_dataclass(hint) else msgspec.structs.fields
+    return st.builds(hint, **{f.name: values_of(hints[f.name], hint) for f in told(hint)})
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)

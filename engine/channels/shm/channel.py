@@ -68,6 +68,11 @@ class ShmChannel:
         return len(self._outbox)
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of the outbox in memory; from any thread."""
+        return self._pool.nbytes
+
+    @property
     def spilled(self) -> int:
         """Bytes of the outbox in files."""
         return self._pool.spilled

@@ -96,8 +96,8 @@ class SlabPool:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all slabs in memory."""
-        return sum(s.size for s in self._slabs.values() if not s.on_disk)
+        """Bytes of all slabs in memory; from any thread."""
+        return sum(s.size for s in list(self._slabs.values()) if not s.on_disk)
 
     @property
     def live(self) -> int:

@@ -1,4 +1,4 @@
-"""The records of a run's `events/` folder: what each node, edge and Worker did in a stretch of time.
+"""The records of a run's `events/` folder: what nodes, edges and Workers did in a stretch of time.
 
 Owns: their types. Does not own: their files (segments.py), nor how they are made (fold.py).
 
@@ -36,6 +36,8 @@ class ReplicaFlow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     tokens: int = 0
     version: int = -1
     """Of the weights that it has; -1 without any."""
+    device_peak: int = 0
+    """Greatest bytes allocated on its GPU while it computed."""
 
 
 class EdgeFlow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -46,17 +46,19 @@ def frame(record: Record) -> bytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Framed:
+class FramedRecord:
     """A record, and where its frame ends in its segment."""
 
     record: Record
     end: int
 
 
-def framed(path: Path, offset: int = 0) -> Iterator[Framed]:
-    """The whole records of a segment from a frame's beginning on (0: all of them)."""
+def framed(path: Path, offset: int = 0) -> Iterator[FramedRecord]:
+    """The whole records of a segment from a frame's beginning on (0: all of them). Raises RunError
+    for all but a plain file.
+    """
     try:
-        file = open(path, "rb")  # noqa: SIM115 - closed by the with below
+        file = open(path, "rb", opener=own)  # noqa: SIM115 - closed by the with below
     except FileNotFoundError:
         return
     with file:
@@ -75,7 +77,7 @@ def framed(path: Path, offset: int = 0) -> Iterator[Framed]:
             except msgspec.DecodeError:  # of another format: nothing after it is readable either
                 return
             offset += _HEAD.size + length
-            yield Framed(record=record, end=offset)
+            yield FramedRecord(record=record, end=offset)
 
 
 def step_segments(folder: Path) -> list[Path]:
@@ -189,7 +191,7 @@ class LiveSegments:
         self._begun = 0.0
 
     def write(self, record: Flow) -> None:
-        """Append. The older file is emptied once the newer one has a minute. Raises StorageError."""
+        """Append; the older file is emptied once the newer one has a minute. StorageError."""
         path = self._folder / f"live-{self._turn}.seg"
         if self._file is None or record.wall - self._begun >= LIVE_SECONDS:
             self.close()

@@ -14,7 +14,8 @@ from dataflow.shown import one_line, printable
 from dataflow.width import folded
 from engine.plan.explain.edges import edges, weights
 from engine.plan.explain.layout import WIDTH as WIDTH
-from engine.plan.explain.layout import Line, laid, wrapped
+from engine.plan.explain.layout import Line, count, laid, wrapped
+from engine.plan.explain.measured import Measured, compared
 from engine.plan.explain.nodes import cut, nodes, workers
 from engine.plan.explain.summary import program, summary
 from engine.plan.plan import Plan
@@ -22,48 +23,45 @@ from engine.plan.program_plan import ProgramPlan
 
 
 def explain(
-    plan: Plan | ProgramPlan, *, measured: Mapping[str, float] | None = None, width: int = WIDTH
+    plan: Plan | ProgramPlan, *, measured: Mapping[int, Measured] | None = None, width: int = WIDTH
 ) -> str:
-    """The plan as text; a Program's phase by phase. measured: node -> seconds a Step, shown beside
-    what was predicted; of a Program with the phase's number before it, as `2/rollout`. width: of
-    its lines; words that are longer stay whole.
+    """The plan as text; a Program's phase by phase. measured: by phase, shown beside what was
+    predicted; 0 is a graph alone. width: of its lines; words that are longer stay whole.
     """
     if isinstance(plan, Plan):
-        return _explained(plan, measured, width)
+        return _explained(plan, None if measured is None else measured.get(0, Measured()), width)
     parts = [f"{one_line(plan.graph)}: {len(plan.phases)} phases; seed {plan.seed}\n"]
     own = _section("warnings (errors with --strict)", _texts(map(str, plan.own)), width)
     parts += ["\n".join(own) + "\n"] if own else []
     for number, phase in enumerate(plan.phases, start=1):
-        times = measured and dict(_of_phase(measured, number))
+        found = None if measured is None else measured.get(number, Measured())
         head = [plan.program.title(number), *beginnings(plan.program, number)]
         lines = "\n".join([head[0], *(f"  {line}" for line in head[1:])])
-        parts.append(f"{lines}\n\n{_explained(phase, times, width)}")
+        parts.append(f"{lines}\n\n{_explained(phase, found, width)}")
     return printable("\n".join(parts))
 
 
-def _of_phase(measured: Mapping[str, float], number: int) -> Iterator[tuple[str, float]]:
-    for name, seconds in measured.items():
-        phase, _, node = name.partition("/")
-        if phase == str(number):
-            yield node, seconds
-
-
-def _explained(plan: Plan, measured: Mapping[str, float] | None, width: int) -> str:
+def _explained(plan: Plan, found: Measured | None, width: int) -> str:
     saved = "saved: of columns that stay, nobody there reads them"
     section = partial(_section, width=width)
     sections = [
         summary(plan, width),
         section("warnings (errors with --strict)", _texts(map(str, plan.warnings))),
         section("workers, each a process that does one thing after another", workers(plan)),
-        section("nodes, in the order in which they can run", nodes(plan, measured)),
+        section("nodes, in the order in which they can run", nodes(plan)),
         section("where streaming ends", cut(plan)),
         section(f"edges: bytes a Step at the greatest lengths; {saved}", edges(plan)),
         section("weights", weights(plan)),
+        section(f"measured{_of(found)}", compared(plan, found) if found else ()),
         section("conventions that peers do not share", _dialects(plan)),
         section("recorded of each Step", _recorded(plan)),
         section("notes", _texts(plan.notes)),
     ]
     return printable("\n\n".join("\n".join(lines) for lines in sections if lines) + "\n")
+
+
+def _of(found: Measured | None) -> str:
+    return f" in {count(found.steps, 'Step')}" if found and found.steps else ""
 
 
 def _section(title: str, lines: Iterable[Line], width: int) -> list[str]:

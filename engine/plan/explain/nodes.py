@@ -57,18 +57,14 @@ HEADS = ("region", "rows", "on", "peak", "seconds")
 """What `cells` says of a node."""
 
 
-def nodes(plan: Plan, measured: Mapping[str, float] | None) -> Iterator[Line]:
-    """A table of all nodes. measured: seconds of each in a run."""
+def nodes(plan: Plan) -> Iterator[Line]:
+    """A table of all nodes."""
     owners = [n for n in plan.nodes if "weights" in n.estimate.bytes]
     name_width = widest(n.name for n in plan.nodes)
-    heads = [*HEADS, *(["measured"] if measured is not None else [])]
-    widths = [10, 16, 30, 10, 9, 9]
-    yield side_by_side(["", *heads], [name_width, *widths])
+    widths = [10, 16, 30, 10, 9]
+    yield side_by_side(["", *HEADS], [name_width, *widths])
     for node in plan.nodes:
-        found = cells(plan, node)
-        if measured is not None:
-            found.append(duration(measured.get(node.name)))
-        yield from named(node.name, name_width, side_by_side(found, widths))
+        yield from named(node.name, name_width, side_by_side(cells(plan, node), widths))
         yield from wrapped(_how(node), indent=name_width + 2)
         yield from wrapped(_parts(node, owners), indent=name_width + 2)
 

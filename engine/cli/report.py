@@ -1,0 +1,50 @@
+"""`dataflow report RUN`: what a run did, as one HTML file to send to somebody.
+
+Owns: the command's options. Does not own: what is in the file (engine/watch/report.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from dataflow.storage import write_where_asked
+from engine.cli.screen import read_flags, say
+from engine.cli.target import UsageError
+from engine.observe.runfolder import is_run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportOptions:
+    """Write what a run did as one HTML file: its graph, how it ended, curves, who waited for whom,
+    estimates beside what was measured, samples, errors. It needs nothing else and asks nobody.
+    """
+
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """The run folder, such as runs/NAME; of a run that goes on, what it has done so far."""
+    out: Path | None = None
+    """File to write; NAME.html by default."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the file; raises UsageError for a folder that is no run's."""
+    about = ReportOptions.__doc__ or ""
+    options = read_flags(ReportOptions, args=arguments, prog="dataflow report", about=about)
+    if not is_run(options.run):
+        fix = "dataflow report runs/NAME, the folder of a run"
+        raise UsageError("dataflow report", f"no run in {str(options.run)[:80]!r}", fix)
+    from engine.watch.report import report
+    from engine.watch.served import ServedRuns
+
+    folder = options.run.resolve()
+    out = options.out or Path(f"{folder.name}.html")
+    write_where_asked(
+        "the report", out, report(ServedRuns(folder.parent), folder.name, now=time.time())
+    )
+    say(f"report of {folder.name} in {out}")
+    return 0

@@ -1,0 +1,133 @@
+"""`dataflow watch [RUN ...]`: a page that shows runs, live and afterwards.
+
+Owns: the command's options, and starting it beside a run (`run --watch`). Does not own: the server
+(engine/watch), the page.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import webbrowser
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from dataflow.signals import held_back
+from engine.cli.screen import read_flags, say
+from engine.cli.target import UsageError
+from engine.observe.runfolder import is_run
+
+if TYPE_CHECKING:
+    from engine.watch.serving import Serving
+
+_NEEDED = ("starlette", "uvicorn")
+_ROOT = Path("runs")
+_BESIDE = "import sys; from engine.watch.serving import beside; beside(*sys.argv[1:])"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchOptions:
+    """Show runs on a page of this machine's browser: the graph with what flows through it, curves,
+    samples, several runs side by side; while they go on and afterwards. It only reads.
+    """
+
+    run: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = ()
+    """Runs to open first: names in the root, or run folders that are all in one folder."""
+    root: Path = _ROOT
+    """Folder that holds run folders; all of them can be opened."""
+    port: int = 0
+    """Port on 127.0.0.1; 0: any that is free."""
+    open: bool = False
+    """Open the page in the browser."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serve until Ctrl-C; raises UsageError for runs that are not there."""
+    about = WatchOptions.__doc__ or ""
+    options = read_flags(WatchOptions, args=arguments, prog="dataflow watch", about=about)
+    require_ui("dataflow watch")
+    asked = serving(options)
+    from engine.watch.serving import serve  # here: it imports the server
+
+    def tell(url: str) -> None:
+        say(url, fold=False)
+        sys.stdout.flush()
+        if options.open:
+            webbrowser.open(url)
+
+    serve(asked, tell)
+    return 0
+
+
+def require_ui(where: str) -> None:
+    """Raises UsageError where the packages of the extra [ui] are not installed."""
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        problem = f"needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not"
+        raise UsageError(where, f"{problem} installed", "pip install 'dataflow-rl[ui]'")
+
+
+def serving(options: WatchOptions) -> Serving:
+    """What the options ask for. Raises UsageError."""
+    from engine.watch.serving import Serving
+
+    root, names = _root_of(options.root, options.run)
+    if not root.is_dir():
+        fix = "dataflow watch --root FOLDER, a folder with run folders in it"
+        raise UsageError("dataflow watch", f"no folder {str(root)!r}", fix)
+    for name in names:
+        if not is_run(root / name):
+            there = sorted(p.name for p in root.iterdir() if is_run(p))[:4]
+            fix = f"one of: {', '.join(there)}" if there else "a run folder"
+            raise UsageError("dataflow watch", f"no run {name!r} in {root}", fix)
+    if not 0 <= options.port < 65536:
+        problem = f"expected a port from 0 to 65535, found {options.port}"
+        raise UsageError("dataflow watch --port", problem, "--port 0")
+    return Serving(root=root, first=names, port=options.port)
+
+
+def _root_of(root: Path, runs: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
+    """The folder of all runs, and the names in it that were given, as names or as paths."""
+    if len(runs) == 1 and os.path.isdir(runs[0]) and not is_run(Path(runs[0])):
+        return Path(runs[0]), ()
+    paths = [Path(run) if is_run(Path(run)) else root / run for run in runs]
+    folders = list(dict.fromkeys(path.resolve().parent for path in paths))
+    if len(folders) > 1:
+        problem = f"expected runs of one folder, found some in {folders[0]} and in {folders[1]}"
+        raise UsageError("dataflow watch", problem, "put them into one folder, or watch one")
+    return (folders[0] if folders else root), tuple(path.resolve().name for path in paths)
+
+
+@contextmanager
+def watching(root: Path, name: str, *, wanted: bool) -> Iterator[None]:
+    """While a run goes on, a process beside it that serves its page, if that is wanted.
+
+    It ends after this process, however that ends: its standard input is a pipe from here. Ctrl-C
+    and other stop signals are the run's.
+    """
+    if not wanted:
+        yield
+        return
+    require_ui("--watch")
+    root.mkdir(parents=True, exist_ok=True)
+    words = [str(root.resolve()), name]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with held_back():
+        child = subprocess.Popen([sys.executable, "-c", _BESIDE, *words], **pipes)
+    assert child.stdin is not None
+    assert child.stdout is not None
+    url = child.stdout.readline().strip()
+    say(f"watch  {url}" if url else "the page could not be served; the run goes on", fold=False)
+    try:
+        yield
+    finally:
+        child.stdin.close()
+        child.stdout.close()
+        child.poll()

@@ -1,0 +1,356 @@
+"""A run's events, folded into a Flow about each second and one for each Step.
+
+Owns: when a stretch ends, and a Flow made of what the parts have counted. Does not own: the
+counting (activity.py, queues.py), the rules of waiting (reasons.py), the files (writer.py).
+
+Workers tell what only they know (bytes, memory) as reports named `flow/...`, which are no metrics.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+from engine.coordinator import messages as m
+from engine.observe import events as e
+from engine.observe.flow.activity import Activity, ReplicaSeconds, Running
+from engine.observe.flow.made import Made
+from engine.observe.flow.queues import EdgeQueues, EdgeRows, WeightQueues
+from engine.observe.flow.reasons import Reasons
+from engine.observe.flow.records import (
+    Began,
+    CutFlow,
+    EdgeFlow,
+    Flow,
+    Lost,
+    ReplicaFlow,
+    Tombstones,
+    WeightFlow,
+    WorkerFlow,
+)
+from engine.observe.flow.waits import total
+from engine.observe.flow.writer import FlowWriter
+from engine.observe.reports import FLOW, Doing, Report
+from engine.plan.plan import Plan
+
+Cuts = Callable[[], Mapping[str, tuple[int, int, int, int]]]
+"""By source: prompts that are ready, that a Step takes, that are outstanding, that may be."""
+
+_SECOND = 0.95
+"""Seconds after which a stretch ends: the loop measures about once a second."""
+_KEYS = 64
+"""Keys of tombstones that a record has at most."""
+
+
+class FlowFold:
+    """A subscriber, of one attempt. first: Steps of the run before this plan's own. begun: the
+    Step after which the attempt begins.
+    """
+
+    takes = (
+        *(e.Opened, e.WorkersMeasured, e.WritingBegan, e.WritingEnded, e.WritingFailed),
+        *(m.RunChunk, m.TrainStep, m.Evaluate, m.Record, m.Offer, m.Load, m.Release),
+        *(m.Produced, m.Tombstoned, m.ChunkDone, m.Stepped, m.Evaluated, m.Recorded, m.Offered),
+        *(m.Loaded, m.FetchFailed, m.WorkerLost, m.StepClosed),
+    )
+
+    def __init__(
+        self,
+        plan: Plan,
+        writer: FlowWriter,
+        cuts: Cuts,
+        *,
+        begun: int = 0,
+        phase: int = 0,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._plan, self._writer, self._cuts, self._wall = plan, writer, cuts, wall
+        self._step, self._phase = begun, phase
+        self._reasons = Reasons(plan)
+        self._edges, self._weights = EdgeQueues(plan), WeightQueues()
+        self._activity: Activity | None = None
+        self._start = 0.0
+        self._made = Made()
+        self._of_step: Flow | None = None
+        self._of_second: Flow | None = None
+        self._memory: dict[str, dict[str, int]] = defaultdict(dict)
+        self._doing: Sequence[Doing] = ()
+        self._writing = False
+        """Whether the loop waits for files; nothing says so where there were none to write."""
+        self._versions: dict[tuple[str, str], int] = {}
+        self._bytes_a_row = {
+            f"{edge.producer}->{edge.consumer}": _planned(plan, edge.producer, edge.bytes)
+            for edge in plan.edges
+        }
+
+    def take(self, event: e.RunEvent) -> None:
+        """See `engine.observe.events`."""
+        match event:
+            case e.InstructionTold(at=at, instruction=instruction):
+                self._aside(False, at)
+                self._told(instruction, at)
+            case e.EventHeard(at=at, event=heard):
+                self._aside(False, at)
+                self._heard(heard, at)
+            case e.WorkersMeasured():
+                self._measured(event)
+            case e.Opened(at=at):
+                self._begin(at)
+                self._writer.step(Began(step=self._step, wall=self._wall(), phase=self._phase))
+            case e.WritingBegan(at=at):
+                self._aside(True, at)
+            case e.WritingEnded(end=at):
+                self._aside(False, at)
+            case e.WritingFailed(at=at):
+                self._aside(False, at)
+
+    # --- what it takes ----------------------------------------------------------------------------
+
+    def _begin(self, now: float) -> None:
+        """What came before, while Workers opened, belongs to no stretch."""
+        active = self._active(now)
+        active.close(now)
+        self._start = now
+
+    def _active(self, now: float) -> Activity:
+        if self._activity is None:
+            self._activity = Activity(self._plan, now)
+            self._start = now
+        return self._activity
+
+    def _aside(self, begins: bool, now: float) -> None:
+        if begins != self._writing:
+            self._writing = begins
+            self._active(now).aside("checkpoint", begins, now)
+
+    def _told(self, instruction: m.Instruction, now: float) -> None:
+        match instruction:
+            case m.Release(worker=worker, blocks=blocks):
+                self._edges.released([(worker, block) for block in blocks])
+                return
+            case m.StepClosed(step=step):
+                self._step_closed(self._plan.first + step, now)
+                return
+            case m.Load():
+                self._weights.told(instruction, now)
+            case m.TrainStep():
+                lags, tokens = self._edges.trained(instruction)
+                self._made.train(instruction, lags, tokens)
+                self._edges.taken(instruction.node, instruction.inputs)
+            case m.RunChunk() | m.Evaluate():
+                self._edges.taken(instruction.node, instruction.inputs)
+        if isinstance(instruction, m.Task):
+            self._active(now).told(instruction, now)
+
+    def _heard(self, event: m.Event, now: float) -> None:
+        match event:
+            case m.Produced(node=node, ref=ref):
+                self._edges.produced(node, ref, now)
+                tokens = int(ref.lengths.sum())
+                self._made.rows_of(node, ref.worker, len(ref.keys), tokens)
+            case m.Tombstoned():
+                self._made.tombstones[event.node, event.failed].append(event)
+            case m.WorkerLost(worker=worker, error=error):
+                self._lost(worker, error, now)
+            case _ if isinstance(event, m.TaskEnd):
+                self._answered(event, now)
+
+    def _answered(self, event: m.TaskEnd, now: float) -> None:
+        match event:
+            case m.Loaded():
+                load = self._weights.loaded(event, now)
+                if load is not None:
+                    self._versions[load.reader, load.worker] = load.version
+            case m.Stepped(node=node, worker=worker, step=step):
+                self._versions[node, worker] = step
+                self._made.chunks[node, worker] += 1
+            case m.ChunkDone(id=task, node=node) | m.Evaluated(id=task, node=node):
+                for worker in self._active(now).where(task):
+                    self._made.chunks[node, worker] += 1
+        self._active(now).ended(event.id, getattr(event, "worker", ""), now)
+
+    def _lost(self, worker: str, error: str, now: float) -> None:
+        self._active(now).lost(worker, now)
+        self._edges.lost(worker)
+        self._weights.lost(worker)
+        lost = Lost(step=self._step, wall=self._wall(), worker=worker, error=error)
+        self._writer.step(lost)
+
+    def _measured(self, event: e.WorkersMeasured) -> None:
+        self._doing = event.doing
+        for report in event.reports:
+            if report[0].startswith(FLOW):
+                self._report(report)
+        if self._activity is not None and event.at - self._start >= _SECOND:
+            self._close(event.at)
+
+    def _report(self, report: Report) -> None:
+        name, value, _ = report
+        kind, _, whose = name.removeprefix(FLOW).partition("/")
+        if kind in ("bytes", "weights", "node_peak"):
+            made: Counter[str] = getattr(self._made, kind)
+            made[whose] = (
+                max(made[whose], int(value)) if kind == "node_peak" else made[whose] + int(value)
+            )
+        else:
+            self._memory[whose][kind] = int(value)
+
+    def _step_closed(self, step: int, now: float) -> None:
+        """A Step has ended; of its second end nothing is to be told."""
+        if step <= self._step or self._activity is None:
+            return
+        self._step = step
+        self._close(now)
+        if self._of_step is not None:
+            self._writer.step(self._of_step)
+            self._of_step = None
+
+    # --- what it makes ----------------------------------------------------------------------------
+
+    def _close(self, now: float) -> None:
+        """End the stretch: add it to its Step's, and to the second's."""
+        flow = self._flow(now)
+        self._start = now
+        self._tombstones()
+        self._made = Made()
+        self._of_step = flow if self._of_step is None else total([self._of_step, flow])
+        second = flow if self._of_second is None else total([self._of_second, flow])
+        if second.end - second.start >= _SECOND:
+            self._writer.second(second)
+            self._of_second = None
+        else:
+            self._of_second = second
+
+    def _flow(self, now: float) -> Flow:
+        assert self._activity is not None
+        seconds, states = self._activity.close(now)
+        return Flow(
+            step=self._step,
+            phase=self._phase,
+            start=self._start,
+            end=now,
+            wall=self._wall(),
+            nodes=self._nodes(seconds, states, now - self._start),
+            edges=self._edge_flows(now),
+            weights=self._weight_flows(),
+            cuts=self._cut_flows(),
+            workers=self._worker_flows(),
+        )
+
+    def _nodes(
+        self,
+        seconds: Mapping[tuple[str, str], ReplicaSeconds],
+        states: Mapping[Running, float],
+        length: float,
+    ) -> dict[str, ReplicaFlow]:
+        found: dict[str, ReplicaFlow] = {}
+        nothing = ReplicaSeconds()
+        for node in self._plan.nodes:
+            for worker in node.workers:
+                mine = seconds.get((node.name, worker), nothing)
+                waits = self._reasons.without_task(node.name, states, length - mine.told)
+                blames = _both(mine.blames, waits.blames)
+                made = self._made
+                found[f"{node.name}@{worker}"] = ReplicaFlow(
+                    busy=_rounded(mine.busy),
+                    for_turn=_rounded(mine.for_turn),
+                    for_weights=_rounded(mine.for_weights),
+                    for_rows=_rounded(waits.kinds["for_rows"]),
+                    for_room=_rounded(waits.kinds["for_room"]),
+                    idle=_rounded(waits.kinds["idle"]),
+                    blames={name: _rounded(value) for name, value in blames.items() if name},
+                    chunks=made.chunks[node.name, worker],
+                    rows=made.rows[node.name, worker],
+                    tokens=made.tokens[node.name, worker],
+                    version=self._versions.get((node.name, worker), -1),
+                    device_peak=int(made.node_peak[f"{node.name}@{worker}"]),
+                )
+        return found
+
+    def _edge_flows(self, now: float) -> dict[str, EdgeFlow]:
+        ages = self._edges.ages(now)
+        found: dict[str, EdgeFlow] = {}
+        for name, edge in self._edges.close().items():
+            taken = int(self._made.bytes[name])
+            if edge.rows and taken:
+                self._bytes_a_row[name] = taken / edge.rows
+            found[name] = self._edge_flow(name, edge, taken, ages[name])
+        return found
+
+    def _edge_flow(self, name: str, edge: EdgeRows, taken: int, age: float) -> EdgeFlow:
+        waiting = int(edge.waiting * self._bytes_a_row.get(name, 0.0))
+        return EdgeFlow(
+            rows=edge.rows,
+            bytes=taken,
+            waiting_rows=edge.waiting,
+            waiting_bytes=waiting,
+            age=_rounded(age),
+        )
+
+    def _weight_flows(self) -> dict[str, WeightFlow]:
+        offered = self._weights.offered
+        return {
+            name: WeightFlow(
+                offered=offered.get(name.partition("->")[0], 0),
+                loaded=reader.loaded,
+                loads=reader.loads,
+                seconds=_rounded(reader.seconds),
+                bytes=int(self._made.weights[name]),
+            )
+            for name, reader in self._weights.close().items()
+        }
+
+    def _cut_flows(self) -> dict[str, CutFlow]:
+        lags = self._made.lags
+        sources = {n.name: n.source for n in self._plan.nodes}
+        by_source: dict[str, list[int]] = {}
+        for node, counts in lags.items():
+            by_source.setdefault(sources[node], counts)
+        return {
+            name: CutFlow(
+                ready=ready,
+                wanted=wanted,
+                outstanding=outstanding,
+                room=room,
+                lags=by_source.get(name, []),
+            )
+            for name, (ready, wanted, outstanding, room) in self._cuts().items()
+        }
+
+    def _worker_flows(self) -> dict[str, WorkerFlow]:
+        doing = {each.worker: each for each in self._doing}
+        found: dict[str, WorkerFlow] = {}
+        for worker in self._plan.workers:
+            now = doing.get(worker)
+            node, what = (now.node, now.what) if now is not None else ("", "")
+            found[worker] = WorkerFlow(doing=node, what=what, **self._memory[worker])
+        return found
+
+    def _tombstones(self) -> None:
+        for (node, failed), events in self._made.tombstones.items():
+            record = Tombstones(
+                step=self._step,
+                wall=self._wall(),
+                node=node,
+                keys=[event.key for event in events[:_KEYS]],
+                error=events[0].error,
+                failed=failed,
+            )
+            self._writer.step(record)
+
+
+def _planned(plan: Plan, producer: str, nbytes: int) -> float:
+    """Bytes a row of an edge, by the plan."""
+    node = plan.node(producer)
+    batch = next((s.batch for s in plan.sources if s.name == node.source), 0)
+    return nbytes / (batch * node.rows) if batch else 0.0
+
+
+def _both(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:
+    return {name: a.get(name, 0.0) + b.get(name, 0.0) for name in {**a, **b}}
+
+
+def _rounded(seconds: float) -> float:
+    """To the microsecond: further digits say nothing, and take room."""
+    return round(seconds, 6)

@@ -1,0 +1,198 @@
+"""Who waits for whom, in words; and several stretches of time as one.
+
+Owns: these sentences, the sum of Flows. Does not own: how a wait is told from work (activity.py).
+
+A run has no wait that matters more than its train nodes': each sentence begins with the node that
+waits, and names what it waits for. Of a node with several replicas, one that is much slower than
+the others is named as well.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from engine.observe.flow.records import CutFlow, EdgeFlow, Flow, ReplicaFlow, WeightFlow
+
+LEAST_SHARE = 0.05
+"""Of a stretch: shorter waits are not told."""
+SLOWER = 1.5
+"""Times slower than the median of its siblings: a replica that is told."""
+_LEAST_ROWS = 2
+"""Rows of a replica from which its rate is told."""
+
+_WHY = {
+    "for_rows": "",
+    "for_weights": " (new weights)",
+    "for_turn": " (its turn)",
+    "for_room": " (no room for more prompts)",
+}
+"""A wait's kind -> what is said of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """A node, or one replica of it, waits this share of the time; mostly for `blamed`."""
+
+    node: str
+    share: float
+    blamed: str
+    why: str
+    """The field of ReplicaFlow that most of it is in."""
+
+    def __str__(self) -> str:
+        return f"{self.node} waits {self.share * 100:.0f} % for {self.blamed}{_WHY[self.why]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slow:
+    """A replica makes its rows so many times slower than the median of the others."""
+
+    replica: str
+    node: str
+    times: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.replica} is {self.times:.1f} times slower than the other replicas of "
+            f"{self.node}"
+        )
+
+
+def sentences(flow: Flow, plan: Mapping[str, Any]) -> list[str]:
+    """The waits that matter in a stretch of time, the worst first. plan: plan.json."""
+    slow = slow_replicas(flow, plan)
+    waits = node_waits(flow, plan)
+    blamed = {wait.blamed.partition("@")[0] for wait in waits[:1]}
+    first = [each for each in slow if each.node in blamed]
+    rest = [each for each in slow if each.node not in blamed]
+    return [str(each) for each in (*waits[:1], *first, *waits[1:], *rest)]
+
+
+def node_waits(flow: Flow, plan: Mapping[str, Any]) -> list[Wait]:
+    """Train nodes' waits, then those of nodes that compute with a Model where no train node does;
+    the longest first in each. All others wait for these by their nature.
+    """
+    works = {node["name"]: node["work"] for node in plan["nodes"]}
+    trainers = {w for node in plan["nodes"] if node["work"] == "train" for w in node["workers"]}
+    found: dict[str, list[ReplicaFlow]] = defaultdict(list)
+    for key, replica in flow.nodes.items():
+        node, _, worker = key.partition("@")
+        work = works.get(node)
+        if work == "train" or (work in ("decode", "forward") and worker not in trainers):
+            found[node].append(replica)
+    waits = [wait for node, many in found.items() if (wait := _wait(node, many, flow)) is not None]
+    return sorted(waits, key=lambda wait: (works[wait.node] != "train", -wait.share))
+
+
+def _wait(node: str, replicas: list[ReplicaFlow], flow: Flow) -> Wait | None:
+    """The mean over a node's replicas; None for one that hardly waits, or never works."""
+    length = (flow.end - flow.start) * len(replicas)
+    kinds = {name: sum(getattr(r, name) for r in replicas) for name in _WHY}
+    waited = sum(kinds.values())
+    if length <= 0 or waited < LEAST_SHARE * length or not any(r.busy for r in replicas):
+        return None
+    blames: Counter[str] = Counter()
+    for replica in replicas:
+        blames.update(replica.blames)
+    if not blames:
+        return None
+    blamed, seconds = blames.most_common(1)[0]
+    node_of = blamed.partition("@")[0]
+    whole = sum(s for name, s in blames.items() if name.partition("@")[0] == node_of)
+    if whole > 0 and seconds < 0.5 * whole:  # no replica of it stands out
+        blamed = node_of
+    share = sum(s for n, s in blames.items() if n == blamed or n.partition("@")[0] == blamed)
+    why = max(kinds, key=lambda name: kinds[name])
+    return Wait(node=node, share=min(1.0, share / length), blamed=blamed, why=why)
+
+
+def slow_replicas(flow: Flow, plan: Mapping[str, Any]) -> list[Slow]:
+    """Replicas that need SLOWER times the seconds a row of the median of their siblings."""
+    ranks = {node["name"]: _ranks(node) for node in plan["nodes"]}
+    by_node: dict[str, dict[str, float]] = defaultdict(dict)
+    for key, replica in flow.nodes.items():
+        node = key.partition("@")[0]
+        if ranks.get(node, 1) == 1 and replica.rows >= _LEAST_ROWS and replica.busy > 0:
+            by_node[node][key] = replica.busy / replica.rows
+    found: list[Slow] = []
+    for node, paces in by_node.items():
+        for key, pace in paces.items():
+            others = [other for name, other in paces.items() if name != key]
+            if others and pace >= SLOWER * (usual := statistics.median(others)):
+                found.append(Slow(replica=key, node=node, times=pace / usual))
+    return sorted(found, key=lambda slow: -slow.times)
+
+
+def _ranks(node: Mapping[str, Any]) -> int:
+    layout = node.get("layout", {})
+    return layout.get("data", 1) * layout.get("tensor", 1) * layout.get("context", 1)
+
+
+def total(flows: Iterable[Flow]) -> Flow:
+    """One stretch of several, in order: sums of seconds and counts, the last one's states. Raises
+    ValueError without any.
+    """
+    found = list(flows)
+    if not found:
+        raise ValueError("expected at least one Flow, found none")
+    if len(found) == 1:
+        return found[0]
+    last = found[-1]
+    return msgspec.structs.replace(
+        last,
+        start=last.end - sum(flow.end - flow.start for flow in found),
+        nodes=_merged([flow.nodes for flow in found], _replicas),
+        edges=_merged([flow.edges for flow in found], _edges),
+        weights=_merged([flow.weights for flow in found], _weights),
+        cuts=_merged([flow.cuts for flow in found], _cuts),
+        workers=_merged([flow.workers for flow in found], lambda many: many[-1]),
+    )
+
+
+T = TypeVar("T")
+
+
+def _merged(parts: list[dict[str, T]], merge: Any) -> dict[str, T]:
+    by_key: dict[str, list[T]] = defaultdict(list)
+    for part in parts:
+        for key, value in part.items():
+            by_key[key].append(value)
+    return {key: merge(many) for key, many in by_key.items()}
+
+
+def _summed(many: list[Any], *names: str) -> dict[str, Any]:
+    return {name: sum(getattr(each, name) for each in many) for name in names}
+
+
+def _replicas(many: list[ReplicaFlow]) -> ReplicaFlow:
+    blames: Counter[str] = Counter()
+    for each in many:
+        blames.update(each.blames)
+    seconds = _summed(many, "busy", "for_rows", "for_weights", "for_turn", "for_room", "idle")
+    counts = _summed(many, "chunks", "rows", "tokens")
+    peak = max(each.device_peak for each in many)
+    return msgspec.structs.replace(
+        many[-1], blames=dict(blames), device_peak=peak, **seconds, **counts
+    )
+
+
+def _edges(many: list[EdgeFlow]) -> EdgeFlow:
+    return msgspec.structs.replace(many[-1], **_summed(many, "rows", "bytes"))
+
+
+def _weights(many: list[WeightFlow]) -> WeightFlow:
+    return msgspec.structs.replace(many[-1], **_summed(many, "loads", "seconds", "bytes"))
+
+
+def _cuts(many: list[CutFlow]) -> CutFlow:
+    lags = [0] * max(len(each.lags) for each in many)
+    for each in many:
+        for lag, count in enumerate(each.lags):
+            lags[lag] += count
+    return msgspec.structs.replace(many[-1], lags=lags)

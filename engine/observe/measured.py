@@ -1,0 +1,108 @@
+"""What a run measured, from its folder, for the tables beside its plan.
+
+Owns: means over Steps, and the greatest of peaks, by phase. Does not own: the files (sinks.py,
+flow/segments.py), the tables (engine/plan/explain/measured.py).
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from dataflow.errors import DataError
+from engine.observe.flow.records import Flow
+from engine.observe.flow.segments import read_steps
+from engine.plan.explain.measured import Measured, MeasuredWeights
+
+EVENTS = "events"
+
+
+def read_measured(folder: Path) -> dict[int, Measured]:
+    """By phase of a Program; 0 is a graph alone. Raises DataError for a folder without metrics."""
+    rows: dict[int, list[dict[str, float]]] = defaultdict(list)
+    for phase, row in _rows(folder):
+        rows[phase].append(row)
+    flows: dict[int, list[Flow]] = defaultdict(list)
+    for record in read_steps(folder / EVENTS):
+        if isinstance(record, Flow):
+            flows[record.phase].append(record)
+    return {phase: _measured(rows[phase], flows[phase]) for phase in rows}
+
+
+def node_seconds(folder: Path) -> dict[str, float]:
+    """Node -> mean seconds a Step, from a run folder's metrics; of a Program with the phase's
+    number before it, as `2/rollout`. Raises DataError without any.
+    """
+    found: dict[str, list[float]] = {}
+    for phase, row in _rows(folder):
+        for name, value in row.items():
+            found.setdefault(f"{phase}/{name}" if phase else name, []).append(value)
+    return {name: statistics.fmean(values) for name, values in found.items()}
+
+
+def _rows(folder: Path) -> Iterator[tuple[int, dict[str, float]]]:
+    """The phase and the seconds by node of each line of metrics."""
+    lines = folder / "metrics.jsonl"
+    if not lines.is_file():
+        problem = "expected a run folder with metrics.jsonl"
+        raise DataError(f"{folder}: {problem}. Fix: --measured runs/NAME.")
+    try:
+        text = lines.read_bytes()
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror}"
+        raise DataError(f"{lines}: {problem}. Fix: --measured runs/NAME.") from error
+    for number, line in enumerate(text.splitlines(), 1):
+        yield _times(line, f"{lines}:{number}")
+
+
+def _times(line: bytes, where: str) -> tuple[int, dict[str, float]]:
+    try:
+        row = json.loads(line)
+        times = {k.removeprefix("time/"): v for k, v in row.items() if k.startswith("time/")}
+        return int(row.get("phase", 0)), {k: float(v) for k, v in times.items() if v is not None}
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
+        problem = f"expected an object of numbers, found {line[:40]!r}"
+        raise DataError(f"{where}: {problem}. Fix: delete the line, if it is the last.") from error
+
+
+def _measured(rows: list[dict[str, float]], flows: list[Flow]) -> Measured:
+    seconds: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        for name, value in row.items():
+            seconds[name].append(value)
+    peaks: Counter[str] = Counter()
+    devices: Counter[str] = Counter()
+    moved: Counter[str] = Counter()
+    for flow in flows:
+        peaks |= Counter({name: worker.peak for name, worker in flow.workers.items()})
+        devices |= Counter({name: node.device_peak for name, node in flow.nodes.items()})
+        moved.update({name: edge.bytes for name, edge in flow.edges.items()})
+    return Measured(
+        steps=len(rows),
+        seconds={name: statistics.fmean(values) for name, values in seconds.items()},
+        flows=bool(flows),
+        peaks=dict(peaks),
+        device_peaks=dict(devices),
+        edges={name: size / len(flows) for name, size in moved.items()},
+        weights=_weights(flows),
+    )
+
+
+def _weights(flows: list[Flow]) -> Mapping[str, MeasuredWeights]:
+    """Of one load, the mean over all."""
+    loads: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    seconds: dict[str, float] = defaultdict(float)
+    for flow in flows:
+        for name, edge in flow.weights.items():
+            loads[name] += edge.loads
+            sizes[name] += edge.bytes
+            seconds[name] += edge.seconds
+    return {
+        name: MeasuredWeights(bytes=sizes[name] / number, seconds=seconds[name] / number)
+        for name, number in loads.items()
+        if number
+    }

@@ -1,0 +1,265 @@
+"""One run as one HTML file, to send to somebody: no scripts, no request to anywhere.
+
+Owns: what is in it, and its HTML. Does not own: the drawing and the charts (dataflow/draw), what is
+read of the run (described.py and its neighbours).
+
+All words are escaped, and a policy in the file itself forbids whatever would run or load something.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from dataflow.draw.chart import Points, chart
+from dataflow.shown import one_line, printable, shown_bytes
+from engine.watch.opened import NotServed
+from engine.watch.sample_index import SampleQuery
+from engine.watch.sample_rows import as_text
+from engine.watch.served import ServedRuns
+
+_POINTS = 400
+_SAMPLES = 4
+_LONGEST = 6000
+"""Characters of a completion."""
+_LINES = 6
+_PACKAGES = ("dataflow-rl", "torch", "transformers", "vllm")
+CHARTS: Mapping[str, str] = {
+    "reward": r"reward/(.*/)?mean",
+    "evaluation": r"eval/(?!initial/|(.*/)?(rows|reward)$).*",
+    "loss": r"loss/.*",
+    "length": r"completion/length/(mean|max)",
+    "mismatch of sampler and trainer": r"[a-z_]+/mismatch/mean",
+    "lag": r"[a-z_]+/lag/(mean|max)",
+    "tokens a second": r"throughput/tokens_per_second",
+}
+"""Title -> the names of a chart's metrics."""
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1c2330; --soft: #5b6472; --paper: #fff; --line: #d8dce3; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6e9ef; --soft: #a3adbb; --paper: #14181f; --line: #333b47; }
+}
+body { margin: 2rem auto; padding: 0 1rem; max-width: 72rem; color: var(--ink);
+  background: var(--paper); font: 15px/1.5 system-ui, sans-serif; }
+h1, h2 { line-height: 1.2; } h2 { margin-top: 2.2rem; }
+table { border-collapse: collapse; } .wide { overflow-x: auto; }
+th, td { text-align: left; vertical-align: top; padding: .25rem .9rem .25rem 0;
+  border-bottom: 1px solid var(--line); }
+th { color: var(--soft); font-weight: 600; } td.number { text-align: right; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/1.45 ui-monospace, monospace; }
+figure { display: inline-block; margin: 0 .8rem .8rem 0; max-width: 100%; }
+figure svg, .drawing svg { max-width: 100%; height: auto; }
+.sample { border: 1px solid var(--line); border-radius: 6px; padding: .4rem .9rem;
+  margin: .6rem 0; }
+.soft { color: var(--soft); }
+"""
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+
+
+def report(served: ServedRuns, name: str, *, now: float) -> str:
+    """The page of a run. now: Unix time, which it says. Raises NotServed where there is none."""
+    run = served.run(name, None)
+    title = f"{run['graph'] or name}: {name}"
+    parts = [
+        f"<h1>{_text(title)}</h1>",
+        _summary(run, now),
+        _section("Graph", _drawing(served, name)),
+        _section("Curves", "".join(_charts(served, name, run["metrics"]))),
+        _section("Who waits for whom", _waits(served, name)),
+        _section("Nodes", _nodes(served, name, run)),
+        *(_section(*each) for each in _samples(served, name)),
+        _section("Changes that a resume accepted", _changes(run)),
+        _section("Errors", _errors(served, name, run)),
+        _section("Options", _table(("option", "value"), sorted(_flat(run["options"])))),
+    ]
+    return _document(title, "\n".join(part for part in parts if part))
+
+
+def _document(title: str, body: str) -> str:
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        '<meta name="viewport" content="width=device-width">\n'
+        f"<title>{_text(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{body}\n"
+        "</body>\n</html>\n"
+    )
+
+
+def _text(value: object) -> str:
+    """Any words, in one line and for HTML."""
+    return escape(one_line(str(value)))
+
+
+def _lines(value: str) -> str:
+    """A text with its lines."""
+    return f"<pre>{escape(printable(value))}</pre>"
+
+
+def _section(title: str, inside: str) -> str:
+    """A part with a heading; nothing if there is nothing in it."""
+    return f"<section>\n<h2>{_text(title)}</h2>\n{inside}\n</section>" if inside else ""
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table; nothing without rows."""
+    lines = ["".join(f"<td>{_text(cell)}</td>" for cell in row) for row in rows]
+    if not lines:
+        return ""
+    head = "".join(f'<th scope="col">{_text(each)}</th>' for each in heads)
+    body = "".join(f"<tr>{line}</tr>\n" for line in lines)
+    inside = f"<thead><tr>{head}</tr></thead>\n" if any(heads) else ""
+    inside += f"<tbody>{body}</tbody>"
+    return f'<div class="wide"><table>{inside}</table></div>'
+
+
+def _summary(run: Mapping[str, Any], now: float) -> str:
+    steps = f"{run['step']}" if run["steps"] is None else f"{run['step']} of {run['steps']}"
+    facts = {
+        "state": f"{run['state']}: {run['reason']}" if run["reason"] else run["state"],
+        "steps": steps,
+        "began": _time(run["began"]),
+        "ended": _time(run["ended"]),
+        "command": run["command"],
+        **_versions(run["versions"]),
+        "report made": _time(now),
+    }
+    return _table(("", ""), [(key, value) for key, value in facts.items() if value])
+
+
+def _versions(versions: Any) -> dict[str, str]:
+    """Of versions.json, which somebody else may have written, what tells most."""
+    found = versions if isinstance(versions, dict) else {}
+    packages, git = (
+        found[k] if isinstance(found.get(k), dict) else {} for k in ("packages", "git")
+    )
+    known = [f"{name} {packages[name]}" for name in _PACKAGES if name in packages]
+    python = [f"Python {found['python']}"] if "python" in found else []
+    changed = ", changed" if git.get("changed") else ""
+    commit = f"{git['commit']}{changed}" if git.get("commit") else ""
+    return {"versions": ", ".join([*python, *known]), "commit": commit}
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
+
+
+def _drawing(served: ServedRuns, name: str) -> str:
+    """The drawing, in the page itself."""
+    found = tried(lambda: served.drawing(name, life=False))
+    return f'<div class="drawing wide">{_inline(found)}</div>' if found else ""
+
+
+def _inline(svg: str) -> str:
+    """An SVG file as a part of the page."""
+    return svg[svg.index("<svg") :]
+
+
+def _charts(served: ServedRuns, name: str, metrics: Sequence[str]) -> Iterator[str]:
+    """A chart of each kind of metric that the run has."""
+    for title, named in CHARTS.items():
+        names = [metric for metric in metrics if re.fullmatch(named, metric)][:_LINES]
+        found = served.series(name, names, None, None, _POINTS) if names else {"series": {}}
+        lines = {
+            metric: [(s, v) for s, v in zip(found["steps"], values, strict=True) if v is not None]
+            for metric, values in found["series"].items()
+        }
+        if lines := _distinct(lines):
+            yield f"<figure>{_inline(chart(title, lines))}</figure>\n"
+
+
+def _distinct(lines: Mapping[str, Points]) -> dict[str, Points]:
+    """Without those that are empty, or lie on another: a single function's mean is the reward's."""
+    found: dict[str, Points] = {}
+    for metric, points in lines.items():
+        if points and points not in found.values():
+            found[metric] = points
+    return found
+
+
+def _waits(served: ServedRuns, name: str) -> str:
+    """The whole run's sentences."""
+    found = served.flow(name, 0, None)["sentences"]
+    return "<ul>" + "".join(f"<li>{_text(each)}</li>" for each in found) + "</ul>" if found else ""
+
+
+def _nodes(served: ServedRuns, name: str, run: Mapping[str, Any]) -> str:
+    seconds, memory = ("seconds, planned", "measured"), ("memory, planned", "of its Worker")
+    heads = ("node", "call", "on", *seconds, *memory)
+    rows = []
+    for node in run["nodes"]:
+        measured = served.node(name, node["name"])["measured"]
+        estimate = node["estimate"]
+        rows.append(
+            (
+                node["name"],
+                node["call"] or node["operator"],
+                ", ".join(node["workers"]),
+                _seconds(estimate["seconds"]),
+                _seconds(measured["seconds"]),
+                shown_bytes(estimate["total"]) if estimate["total"] else "",
+                shown_bytes(measured["bytes"]) if measured["bytes"] else "",
+            )
+        )
+    return _table(heads, rows)
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g} s"
+
+
+def _samples(served: ServedRuns, name: str) -> Iterator[tuple[str, str]]:
+    """(heading, samples): the newest, the best and the worst."""
+    for order in ("newest", "best", "worst"):
+        rows = served.samples(name, SampleQuery(order=order, limit=_SAMPLES))["rows"]
+        yield f"Samples: the {order}", "".join(_sample(served, name, row) for row in rows)
+
+
+def _sample(served: ServedRuns, name: str, row: Mapping[str, Any]) -> str:
+    key = (row["step"], row["node"] or "", row["position"], row["sample"])
+    whole = served.sample(name, *key)
+    facts = [f"step {row['step']}", f"prompt {row['position']}, sample {row['sample']}"]
+    facts += [f"reward {row['reward']:.4g}"] if row["reward"] is not None else []
+    facts += [f"{fn} {x:.4g}" for fn, x in whole["rewards"].items() if isinstance(x, float)]
+    facts += [f"{row['length']} tokens"] if row["length"] is not None else []
+    facts += [str(row["finish"])] if row["finish"] else []
+    prompt, answer = (as_text(whole[part])[:_LONGEST] for part in ("prompt", "completion"))
+    return (
+        f'<div class="sample"><p class="soft">{_text(", ".join(facts))}</p>'
+        f"{_lines(prompt)}<hr>{_lines(answer)}</div>\n"
+    )
+
+
+def _changes(run: Mapping[str, Any]) -> str:
+    changes = [change for change in run["changes"] if isinstance(change, dict)]
+    heads = ("from step", "where", "what", "old", "new")
+    return _table(heads, [[c.get(k, "") for k in ("step", *heads[1:])] for c in changes])
+
+
+def _errors(served: ServedRuns, name: str, run: Mapping[str, Any]) -> str:
+    rows = [
+        (error["step"], node["name"], error["key"] or "", error["error"])
+        for node in run["nodes"]
+        for error in served.node(name, node["name"])["errors"][:20]
+    ]
+    problems = [("", "", "", problem) for problem in run["problems"]]
+    return _table(("step", "node", "row", "error"), [*rows, *problems])
+
+
+def _flat(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in options.items():
+        if value not in (None, "", [], {}, False):
+            yield f"--{name.replace('_', '-')}", str(value)
+
+
+def tried(make: Callable[[], str]) -> str:
+    """What it makes; nothing where the run has not what it takes."""
+    try:
+        return make()
+    except NotServed:
+        return ""

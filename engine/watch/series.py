@@ -1,0 +1,90 @@
+"""Curves: columns of a run's metrics, thinned to what a screen shows.
+
+Owns: the thinning, which keeps the least and the greatest value of each bucket. Does not own: the
+columns (metric_index.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from engine.watch.metric_index import MetricIndex
+from engine.watch.opened import OpenFolder
+
+MOST = 2000
+"""Points of a curve."""
+
+
+def series(
+    index: MetricIndex,
+    folder: OpenFolder,
+    names: Sequence[str],
+    *,
+    first: int | None = None,
+    last: int | None = None,
+    points: int = MOST,
+) -> dict[str, Any]:
+    """The metrics of the Steps first..last, at most `points` of them; null where there is none.
+
+    Of more Steps, a bucket has two: its first and its last Step, with its least and its greatest
+    value in the order in which they came.
+    """
+    index.refresh(folder)
+    steps = index.steps
+    if not len(steps):
+        return {"steps": [], "series": {name: [] for name in names}, "first": None, "last": None}
+    begin = 0 if first is None else int(np.searchsorted(steps, first))
+    end = len(steps) if last is None else int(np.searchsorted(steps, last, side="right"))
+    cuts = _cuts(begin, end, max(2, min(points, MOST)))
+    found = {
+        name: _thinned(column, begin, end, cuts) for name, column in index.columns(folder, names)
+    }
+    shown = steps[begin:end] if cuts is None else _ends(steps, cuts, end)
+    return {
+        "steps": shown.tolist(),
+        "series": found,
+        "first": int(steps[0]),
+        "last": int(steps[-1]),
+    }
+
+
+def _cuts(begin: int, end: int, points: int) -> np.ndarray | None:
+    """Where buckets begin; None where every Step has a point."""
+    if end - begin <= points:
+        return None
+    return np.linspace(begin, end, points // 2, endpoint=False).astype(np.int64)
+
+
+def _ends(steps: np.ndarray, cuts: np.ndarray, end: int) -> np.ndarray:
+    last = np.append(cuts[1:], end) - 1
+    return np.stack([steps[cuts], steps[last]], axis=1).reshape(-1)
+
+
+def _thinned(
+    column: np.ndarray, begin: int, end: int, cuts: np.ndarray | None
+) -> list[float | None]:
+    if cuts is None:
+        return _plain(column[begin:end])
+    part = column[:end]
+    known = np.isfinite(part)
+    least = np.minimum.reduceat(np.where(known, part, np.inf), cuts)
+    most = np.maximum.reduceat(np.where(known, part, -np.inf), cuts)
+    rising = _at(part, least, cuts, end) <= _at(part, most, cuts, end)
+    two = np.where(rising[:, None], np.stack([least, most], 1), np.stack([most, least], 1))
+    return _plain(two.reshape(-1))
+
+
+def _at(part: np.ndarray, value: np.ndarray, cuts: np.ndarray, end: int) -> np.ndarray:
+    """Where each bucket's value comes first."""
+    sizes = np.diff(np.append(cuts, end))
+    here = part[cuts[0] : end] == np.repeat(value, sizes)
+    places = np.where(here, np.arange(cuts[0], end), end)
+    return np.minimum.reduceat(places, cuts - cuts[0])
+
+
+def _plain(values: np.ndarray) -> list[float | None]:
+    return [value if math.isfinite(value) else None for value in values.tolist()]

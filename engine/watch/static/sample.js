@@ -1,0 +1,183 @@
+// A sample in full in the panel: conversation, tokens, rewards, its group, the same prompt.
+
+import { get, of } from "./api.js";
+import { el, facts, folded, say, table } from "./dom.js";
+import { number, plural, signed } from "./format.js";
+import { section } from "./panel.js";
+import { asTable, BY, coloured, known, words } from "./tokens.js";
+
+const LONG = 4000;
+
+/** The key of a sample as text, and back. */
+export function keyOf({ step, node, position, sample }) {
+  return [step, node ?? "", position, sample].join(",");
+}
+export function fromKey(text) {
+  const [step, node, position, sample] = text.split(",");
+  return { step: Number(step), node, position: Number(position), sample: Number(sample) };
+}
+
+/** Sections about a sample. open(key): show another one; tip(event, words): the tooltip. */
+export async function sampleSections(session, text, open, tip) {
+  const key = fromKey(text);
+  const { sample: _, ...prompt } = key;
+  const nothing = () => ({ rows: [] });
+  const [row, group, same] = await Promise.all([
+    get(of(session.name, "sample"), key),
+    get(of(session.name, "group"), prompt).catch(nothing),
+    get(of(session.name, "same"), prompt).catch(nothing),
+  ]);
+  return [
+    section("Rewards", rewards(row)),
+    section("Conversation", conversation(row, tip)),
+    section(
+      "Facts",
+      facts([
+        ["trained by", row.node],
+        ["position, sample", `${row.position}, ${row.sample}`],
+        [
+          "length",
+          row.length === null || row.length === undefined ? null : plural(row.length, "token"),
+        ],
+        ["finish", row.finish],
+        [
+          "oldest version",
+          row.version === null || row.version === undefined ? null : String(row.version),
+        ],
+        ["advantage, mean", isNumber(row.advantage) ? signed(row.advantage) : null],
+      ]),
+    ),
+    section(
+      "Its group, by reward",
+      near(rowsIn(group).sort(byReward), key, open, (each) => `sample ${each.sample}`),
+    ),
+    section(
+      "The same prompt over the Steps",
+      near(rowsIn(same), key, open, (each) => `Step ${each.step}`),
+    ),
+  ];
+}
+
+const isNumber = (x) => typeof x === "number";
+const rowsIn = (found) => [...(Array.isArray(found) ? found : (found.rows ?? found.samples ?? []))];
+const byReward = (a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity);
+
+function rewards(row) {
+  const parts = Object.entries(row.rewards ?? {});
+  const shown = parts.map(([name, value]) => [name, number(value)]);
+  if (isNumber(row.reward)) shown.unshift(["reward, as trained", number(row.reward)]);
+  if (!shown.length) return null;
+  return table(["function", { text: "reward", class: "number" }], shown);
+}
+
+function conversation(row, tip) {
+  const said = messages(row.prompt).map(message);
+  const tokens = row.tokens?.length ? row.tokens : null;
+  if (!tokens) {
+    said.push(message({ role: "assistant", content: row.completion }));
+    const why = el("p", {
+      class: "soft",
+      text: "Tokens are not recorded; `run --samples full` keeps them.",
+    });
+    return [el("ol", { class: "talk" }, said), why];
+  }
+  const made = coloured(tokens);
+  listen(made.element, tokens, tip);
+  said.push(
+    el("li", { class: "assistant" }, el("span", { class: "who", text: "assistant" }), made.element),
+  );
+  return [scale(made, tokens), el("ol", { class: "talk" }, said), asTable(tokens)];
+}
+
+/** A prompt as messages: a text is one of the user's. */
+function messages(prompt) {
+  if (Array.isArray(prompt)) return prompt;
+  return [{ role: "prompt", content: prompt ?? "" }];
+}
+
+function message({ role = "message", content, tool_calls: calls, name }) {
+  const who = name ? `${role}, ${name}` : role;
+  const text =
+    typeof content === "string" ? content : content ? JSON.stringify(content, null, 1) : "";
+  const tool = role === "tool";
+  const body =
+    tool || text.length > LONG
+      ? el("div", { class: "body" }, folded(summary(text, tool), text))
+      : el("div", { class: "body", text });
+  const called = (calls ?? []).map((call) =>
+    folded(
+      `calls ${call.function?.name ?? "a tool"}`,
+      JSON.stringify(call.function ?? call, null, 1),
+    ),
+  );
+  return el(
+    "li",
+    { class: role },
+    el("span", { class: "who", text: who }),
+    text ? body : null,
+    called,
+  );
+}
+
+function summary(text, tool) {
+  return tool
+    ? `the tool's answer, ${plural(text.length, "character")}`
+    : `${text.slice(0, 80)} ...`;
+}
+
+function scale(made, tokens) {
+  const found = known(tokens);
+  const most = el("span");
+  const ends = el(
+    "span",
+    { class: "steps-of" },
+    el("span", { text: "below 0" }),
+    el("span", { class: "ramp", "aria-hidden": "true" }),
+    el("span", { text: "above 0" }),
+    most,
+  );
+  const paint = (by) => {
+    const greatest = made.colourBy(by);
+    ends.hidden = by === "none";
+    say(most, `(to \u00b1${number(greatest)})`);
+  };
+  if (!found.length) return null;
+  const choice = el(
+    "select",
+    { "aria-label": "Colour tokens by", on: { change: () => paint(choice.value) } },
+    [...found, "none"].map((name) => el("option", { value: name, text: BY[name] })),
+  );
+  paint(found[0]);
+  return el("div", { class: "scale" }, "Colour by", choice, ends);
+}
+
+function listen(element, tokens, tip) {
+  const at = (event) => event.target.closest?.(".token")?.dataset.at;
+  element.addEventListener("pointermove", (event) => {
+    const i = at(event);
+    tip(event, i === undefined ? null : words(tokens[i], Number(i)));
+  });
+  element.addEventListener("pointerleave", () => tip(null));
+}
+
+function near(rows, key, open, first) {
+  if (!rows.length) return null;
+  const same = (row) => keyOf({ node: key.node, ...row }) === keyOf(key);
+  return el(
+    "div",
+    { class: "near" },
+    rows.map((row) =>
+      el(
+        "button",
+        {
+          type: "button",
+          "aria-current": same(row) ? "true" : null,
+          on: { click: () => open({ node: key.node, ...row }) },
+        },
+        el("span", { class: "soft", text: first(row) }),
+        el("span", { text: number(row.reward) }),
+        el("span", { class: "text", text: row.completion ?? "" }),
+      ),
+    ),
+  );
+}

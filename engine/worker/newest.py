@@ -1,0 +1,82 @@
+"""The newest rows that nodes have made, for whoever looks into an edge while the run goes on.
+
+Owns: `events/newest/<node>.arrow`, an Arrow file of a few rows: their keys, then the columns.
+Replaced as a whole every few seconds. Does not own: the rows (rows.py), nor recording all of them.
+A file that cannot be written is told once; then there are none.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+
+from dataflow.batch import Batch
+from dataflow.errors import StorageError
+from dataflow.storage import temporary, writing
+
+NEWEST = Path("events") / "newest"
+"""Below the run folder."""
+ROWS = 16
+_EVERY = 3.0
+"""Seconds between two files of a node."""
+_MOST_BYTES = 1 << 20
+"""Of a file, roughly: of long rows there are fewer."""
+
+_log = logging.getLogger(__name__)
+
+
+class NewestRows:
+    """Of the nodes of one Worker. clock: seconds."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        """folder: the run's. Raises nothing where it cannot be written."""
+        self._folder = folder / NEWEST
+        self._clock = clock
+        self._due: dict[str, float] = {}
+        self._failed = False
+
+    def offer(self, node: str, batch: Batch) -> None:
+        """Write the first rows of a batch, unless the node's file is fresh."""
+        now = self._clock()
+        if self._failed or now < self._due.get(node, now):
+            return
+        self._due[node] = now + _EVERY
+        try:
+            self._write(self._folder / f"{node}.arrow", _shown(batch))
+        except StorageError as error:
+            self._failed = True
+            _log.warning("%s The run goes on without the newest rows.", error)
+
+    def _write(self, path: Path, rows: pa.RecordBatch) -> None:
+        """Not synced to the disk: nothing depends on it."""
+        temp = temporary(path)
+        with writing("the newest rows", path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temp.unlink(missing_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with (
+                open(os.open(temp, flags, 0o666), "wb") as file,
+                pa.ipc.new_file(file, rows.schema) as writer,
+            ):
+                writer.write_batch(rows)
+            os.replace(temp, path)
+
+
+def _shown(batch: Batch) -> pa.RecordBatch:
+    """Keys and columns of the first rows; values on a device are left out."""
+    each = batch.nbytes // max(1, len(batch))
+    count = max(1, min(ROWS, len(batch), _MOST_BYTES // max(1, each)))
+    rows, keys = batch.records.slice(0, count), batch.keys
+    own = {
+        "position": pa.array(keys.position[:count], pa.int64()),
+        "sample": pa.array(keys.sample[:count], pa.int32()),
+        "attempt": pa.array(keys.attempt[:count], pa.int32()),
+    }
+    names = [n for n in rows.schema.names if n not in own and n not in batch.device]
+    columns = own | {name: rows.column(name) for name in names}
+    return pa.RecordBatch.from_pydict(columns)

@@ -1,0 +1,1 @@
+"""Tests of the page of `dataflow watch` in Debian's Chromium."""

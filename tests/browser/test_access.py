@@ -1,0 +1,55 @@
+"""axe-core finds no serious fault, in light and in dark, on wide and narrow screens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser
+
+from tests.browser.served import Served
+from tests.browser.watched import NARROW, WIDE, Watched, watched
+
+AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text(encoding="utf-8")
+PAGES = [
+    (),
+    ("run", "steady"),
+    ("run", "broken", "node", "score"),
+    ("run", "steady", "edge", "rollout->score"),
+    ("run", "steady", "sample", "60,train_policy,239,1"),
+    ("compare", "steady,fast"),
+]
+
+
+def _serious(found: Watched) -> list[Any]:
+    found.page.evaluate(AXE)
+    faults = found.page.evaluate("axe.run({resultTypes: ['violations']})")["violations"]
+    return [
+        (fault["impact"], fault["id"], node["html"][:200], node["failureSummary"])
+        for fault in faults
+        if fault["impact"] in ("serious", "critical")
+        for node in fault["nodes"]
+    ]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+def test_axe_finds_no_serious_fault(
+    browser: Browser, server: Served, scheme: str, width: int
+) -> None:
+    with watched(browser, server, width=width, scheme=scheme) as found:
+        for way in PAGES:
+            found.go(*way)
+            found.settle()
+            assert _serious(found) == [], way
+
+
+@pytest.mark.parametrize("way", PAGES)
+def test_nothing_is_wider_than_a_narrow_screen(
+    browser: Browser, server: Served, way: tuple[str, ...]
+) -> None:
+    with watched(browser, server, width=NARROW) as found:
+        page = found.go(*way)
+        found.settle()
+        assert page.evaluate("() => document.documentElement.scrollWidth") <= NARROW

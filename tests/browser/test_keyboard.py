@@ -1,0 +1,121 @@
+"""The keyboard alone reaches all that the page has."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.watched import Watched
+
+_TABBABLE = """() => {
+  const all = document.querySelectorAll("a[href], button, input, select, summary, [tabindex]");
+  const open = (e) => e.checkVisibility() && !e.disabled && e.tabIndex >= 0;
+  let n = 0;
+  for (const each of all) if (open(each)) each.dataset.tab = String((n += 1));
+  return n;
+}"""
+_FOCUSED = "() => document.activeElement?.dataset?.tab ?? null"
+_MISSED = """(seen) => [...document.querySelectorAll("[data-tab]")]
+  .filter((each) => !seen.includes(each.dataset.tab))
+  .map((each) => each.outerHTML.slice(0, 120))"""
+
+
+def _focused(page: Page) -> str:
+    return page.evaluate(
+        "() => document.activeElement.dataset.node ?? document.activeElement.dataset.edge ?? ''"
+    )
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        (),
+        ("run", "steady"),
+        ("run", "steady", "sample", "60,train_policy,239,1"),
+        ("compare", "steady,fast"),
+    ],
+)
+def test_tab_reaches_every_control(wide: Watched, way: tuple[str, ...]) -> None:
+    page = wide.go(*way)
+    wide.settle()
+    count = page.evaluate(_TABBABLE)
+    assert count > 5
+    page.evaluate("() => document.activeElement.blur()")
+    seen = []
+    for _ in range(count + 3):
+        page.keyboard.press("Tab")
+        seen.append(page.evaluate(_FOCUSED))
+    assert page.evaluate(_MISSED, seen) == []
+
+
+def test_the_skip_link_leads_to_the_content(wide: Watched) -> None:
+    page = wide.go("run", "steady")
+    expect(page.locator(".track").first).to_be_visible()
+    page.evaluate("() => document.activeElement.blur()")
+    page.keyboard.press("Tab")
+    assert page.evaluate("() => document.activeElement.className") == "skip"
+    page.keyboard.press("Enter")
+    assert page.evaluate("() => document.activeElement.id") == "main"
+
+
+def test_arrows_follow_edges_and_enter_looks_inside(wide: Watched) -> None:
+    page = wide.go("run", "steady")
+    expect(page.locator('g.node[data-node="prompts"]')).to_be_visible()
+    page.keyboard.press("g")
+    page.keyboard.press("Home")
+    first = _focused(page)
+    page.keyboard.press("ArrowDown")
+    edge = _focused(page)
+    assert edge.startswith(f"{first}->")
+    page.keyboard.press("ArrowDown")
+    assert _focused(page) == edge.partition("->")[2]
+    page.keyboard.press("ArrowUp")
+    assert _focused(page).endswith(f"->{edge.partition('->')[2]}")
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("Enter")
+    panel = page.get_by_role("complementary", name="Details")
+    expect(panel).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(panel).to_be_hidden()
+    assert _focused(page)
+
+
+def test_rows_of_samples_are_walked_and_opened(wide: Watched) -> None:
+    page = wide.go("run", "steady")
+    expect(page.locator(".samples .body .row").first).to_be_visible()
+    page.keyboard.press("r")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    expect(page.locator(".panel .talk")).to_be_visible()
+    page.keyboard.press("Escape")
+    assert page.evaluate("() => document.activeElement.getAttribute('aria-rowindex')") == "4"
+
+
+def test_a_question_mark_shows_the_keys(wide: Watched) -> None:
+    page = wide.go("run", "steady")
+    expect(page.locator(".track").first).to_be_visible()
+    page.keyboard.press("?")
+    dialog = page.get_by_role("dialog", name="Keys")
+    expect(dialog).to_be_visible()
+    expect(dialog).to_contain_text("look inside")
+    page.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
+
+
+def test_letters_typed_into_a_field_are_no_keys(wide: Watched) -> None:
+    page = wide.go("run", "steady")
+    expect(page.locator(".track").first).to_be_visible()
+    page.keyboard.press("/")
+    page.keyboard.type("gtw")
+    expect(page.get_by_label("Search samples")).to_have_value("gtw")
+    assert page.evaluate("() => document.documentElement.dataset.theme ?? 'auto'") == "auto"
+
+
+def test_the_theme_is_kept(wide: Watched) -> None:
+    page = wide.go("run", "steady")
+    page.get_by_role("button", name="Theme").click()
+    page.get_by_role("button", name="Theme").click()
+    assert page.evaluate("() => document.documentElement.dataset.theme") == "dark"
+    page.reload()
+    assert page.evaluate("() => document.documentElement.dataset.theme") == "dark"

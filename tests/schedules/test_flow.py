@@ -1,0 +1,95 @@
+"""What flows through random runs in simulated time: the figures add up, whatever happens."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from engine.coordinator import messages as m
+from engine.observe.flow.fold import FlowFold
+from engine.observe.flow.records import Flow, Record
+from engine.observe.flow.segments import read_live, read_steps
+from engine.observe.flow.waits import total
+from engine.observe.flow.writer import FlowWriter
+from engine.simulate.simulation import Simulation
+from tests.schedules.plans import drawn_case
+from tests.schedules.weather import begun, drawn
+
+SEEDS = [range(40), pytest.param(range(40, 200), marks=pytest.mark.long)]
+KINDS = ("busy", "for_rows", "for_weights", "for_turn", "for_room", "idle")
+
+
+def folded(seed: int, folder: Path, *, deaths: bool) -> tuple[Simulation, list[Flow], list[Flow]]:
+    """A run, its Flows of Steps and of seconds."""
+    case = drawn_case(seed, up=seed % 3 == 0, own=seed % 5 == 0)
+    faults = drawn(random.Random(f"flow {seed}"), 4) if deaths else None
+    writer = FlowWriter(folder, after=0)
+    run: Simulation
+
+    def cuts() -> dict[str, tuple[int, int, int, int]]:
+        return run.coordinator.cuts()
+
+    fold = FlowFold(case.plan, writer, cuts, wall=lambda: run.now)
+    run = begun(case, 0, faults=faults, watchers=[fold])
+    run.run()
+    writer.close()
+    return run, _flows(read_steps(folder)), read_live(folder)
+
+
+def _flows(records: Iterable[Record]) -> list[Flow]:
+    return [record for record in records if isinstance(record, Flow)]
+
+
+@pytest.mark.parametrize("seeds", SEEDS, ids=str)
+@pytest.mark.parametrize("deaths", [False, True])
+def test_figures_add_up(seeds: range, deaths: bool, tmp_path: Path) -> None:
+    for seed in seeds:
+        run, steps, seconds = folded(seed, tmp_path / f"{seed}", deaths=deaths)
+        for flow in (*steps, *seconds):
+            _adds_up(flow)
+        _follow_one_another(steps)
+        trained = [flow.step for flow in steps]
+        assert trained == sorted(set(trained)), f"seed {seed}: a Step twice, or not in order"
+        if run.finish is not None and not deaths:
+            assert trained == list(range(1, run.history.closed + 1)), f"seed {seed}"
+            _rows_are_those_of_the_run(run, steps)
+
+
+def _adds_up(flow: Flow) -> None:
+    length = flow.end - flow.start
+    for name, replica in flow.nodes.items():
+        parts = [getattr(replica, kind) for kind in KINDS]
+        assert min(parts) >= 0, f"{name}: {replica}"
+        assert sum(parts) == pytest.approx(length, abs=1e-4 + 1e-6 * length), f"{name}: {replica}"
+        waited = length - replica.busy - replica.idle
+        assert sum(replica.blames.values()) <= waited + 1e-4 + 1e-6 * length
+    for name, edge in flow.edges.items():
+        assert edge.rows >= 0, name
+        assert edge.waiting_rows >= 0, name
+        assert (edge.age > 0) <= (edge.waiting_rows > 0), name
+    for cut in flow.cuts.values():
+        assert 0 <= cut.ready <= cut.outstanding <= cut.room
+
+
+def _follow_one_another(steps: list[Flow]) -> None:
+    for before, after in pairwise(steps):
+        assert after.start == pytest.approx(before.end, abs=1e-5)
+
+
+def _rows_are_those_of_the_run(run: Simulation, steps: list[Flow]) -> None:
+    """Every train node trained the rows that it was told to; lags count those with a version."""
+    if not steps:
+        return
+    whole = total(steps)
+    told: Counter[str] = Counter()
+    for _, said in run.history.instructions:
+        if isinstance(said, m.TrainStep):
+            own = said.keys if said.mine is None else said.mine
+            told[f"{said.node}@{said.worker}"] += len(own)
+    for name, rows in told.items():
+        assert whole.nodes[name].rows == rows, name

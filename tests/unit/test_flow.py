@@ -1,0 +1,238 @@
+"""The records of what flows: their files, sums, and the sentences that name who waits for whom."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataflow.errors import RunError
+from engine.coordinator.settings import Settings
+from engine.observe.flow import segments
+from engine.observe.flow.fold import FlowFold
+from engine.observe.flow.records import (
+    Began,
+    CutFlow,
+    EdgeFlow,
+    Flow,
+    Lost,
+    Record,
+    ReplicaFlow,
+    WorkerFlow,
+)
+from engine.observe.flow.segments import LiveSegments, StepSegments, read_live, read_steps
+from engine.observe.flow.waits import sentences, total
+from engine.observe.flow.writer import FlowWriter
+from engine.plan.plan import Plan
+from engine.simulate.behaviour import Durations, Outcomes
+from engine.simulate.simulation import Simulation
+from tests.kit.graphs import grpo_graph
+from tests.kit.plans import placed
+
+
+def flow(step: int, **fields: Any) -> Flow:
+    return Flow(step=step, start=float(step - 1), end=float(step), wall=float(step), **fields)
+
+
+RECORDS = st.lists(
+    st.sampled_from(
+        [
+            lambda step: flow(step, nodes={"a@w": ReplicaFlow(busy=1.0, blames={"b": 0.5})}),
+            lambda step: flow(step, edges={"a->b": EdgeFlow(rows=step)}, workers={}),
+            lambda step: Lost(step=step, wall=1.0, worker="w", error="x"),
+            lambda step: Began(step=step, wall=2.0),
+        ]
+    ),
+    max_size=30,
+).map(lambda makes: [make(step) for step, make in enumerate(makes, start=1)])
+
+
+def written(folder: Path, records: list[Record]) -> None:
+    file = StepSegments(folder)
+    for record in records:
+        file.write(record)
+    file.close()
+
+
+@given(records=RECORDS, data=st.data())
+def test_a_torn_tail_is_dropped(
+    records: list[Record], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("events")
+    written(folder, records)
+    whole = [path.read_bytes() for path in segments.step_segments(folder)]
+    for path, text in zip(segments.step_segments(folder), whole, strict=True):
+        cut = data.draw(st.integers(0, len(text)))
+        path.write_bytes(text[:cut])
+    found = list(read_steps(folder))
+    assert found == records[: len(found)]
+    written(folder, [flow(99)])
+    assert list(read_steps(folder)) == [*found, flow(99)]
+
+
+@given(records=RECORDS, step=st.integers(0, 31))
+def test_a_resume_drops_what_comes_again(
+    records: list[Record], step: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("events")
+    written(folder, records)
+    file = StepSegments(folder)
+    file.truncate_after(step)
+    file.write(flow(step + 1))
+    file.close()
+    kept = [record for record in records if record.step <= step]
+    assert list(read_steps(folder)) == [*kept, flow(step + 1)]
+
+
+@given(flip=st.integers(min_value=0))
+def test_a_changed_byte_ends_a_segment(flip: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("events")
+    records: list[Record] = [flow(step) for step in range(1, 6)]
+    written(folder, records)
+    (path,) = segments.step_segments(folder)
+    text = bytearray(path.read_bytes())
+    text[flip % len(text)] ^= 0x40
+    path.write_bytes(text)
+    found = list(read_steps(folder))
+    assert len(found) < len(records)
+    assert found == records[: len(found)]
+
+
+def test_segments_follow_one_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "_LARGEST", 200)
+    records: list[Record] = [flow(step) for step in range(1, 40)]
+    written(tmp_path, records[:20])
+    written(tmp_path, records[20:])
+    assert len(segments.step_segments(tmp_path)) > 3
+    assert list(read_steps(tmp_path)) == records
+    file = StepSegments(tmp_path)
+    file.truncate_after(7)
+    file.close()
+    assert list(read_steps(tmp_path)) == records[:7]
+
+
+def test_the_last_minute_is_kept(tmp_path: Path) -> None:
+    live = LiveSegments(tmp_path)
+    for second in range(1, 400):
+        live.write(flow(second))
+    live.close()
+    found = [each.step for each in read_live(tmp_path)]
+    assert found == list(range(found[0], 400))
+    assert 60 <= len(found) <= 120
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    aim = tmp_path / "aim"
+    aim.write_bytes(b"precious")
+    folder = tmp_path / "events"
+    folder.mkdir()
+    (folder / "steps-000001.seg").symlink_to(aim)
+    with pytest.raises(RunError, match="found a link to"):
+        StepSegments(folder)
+    assert aim.read_bytes() == b"precious"
+
+
+def test_a_disk_that_fails_ends_the_records_not_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "events").write_text("a file where the folder should be")
+    writer = FlowWriter(tmp_path / "events", after=0)
+    writer.step(flow(1))
+    writer.second(flow(1))
+    writer.close()
+    told = [record.message for record in caplog.records]
+    assert len(told) == 1
+    assert "The run goes on without events." in told[0]
+
+
+def test_several_stretches_are_one() -> None:
+    first = flow(
+        1,
+        nodes={"a@w": ReplicaFlow(busy=0.5, for_rows=0.5, blames={"b": 0.5}, rows=3, version=0)},
+        edges={"a->b": EdgeFlow(rows=3, bytes=30, waiting_rows=9, age=1.0)},
+        cuts={"p": CutFlow(ready=4, lags=[1, 2])},
+        workers={"w": WorkerFlow(memory=5)},
+    )
+    second = flow(
+        2,
+        nodes={"a@w": ReplicaFlow(busy=0.25, for_rows=0.75, blames={"c": 0.75}, rows=1, version=1)},
+        edges={"a->b": EdgeFlow(rows=1, bytes=10)},
+        cuts={"p": CutFlow(ready=0, lags=[0, 0, 7])},
+        workers={"w": WorkerFlow(memory=6)},
+    )
+    whole = total([first, second])
+    assert (whole.start, whole.end, whole.step) == (0.0, 2.0, 2)
+    replica = whole.nodes["a@w"]
+    assert (replica.busy, replica.for_rows, replica.rows, replica.version) == (0.75, 1.25, 4, 1)
+    assert replica.blames == {"b": 0.5, "c": 0.75}
+    assert whole.edges["a->b"] == EdgeFlow(rows=4, bytes=40)
+    assert whole.cuts["p"] == CutFlow(ready=0, lags=[1, 2, 7])
+    assert whole.workers["w"].memory == 6
+
+
+# --- planted bottlenecks, in simulated time -------------------------------------------------------
+
+
+def told(plan: Plan, folder: Path, steps: int = 6, **durations: Any) -> list[str]:
+    """The sentences of a simulated run, without its first Step."""
+    writer = FlowWriter(folder, after=0)
+    runs: list[Simulation] = []
+    fold = FlowFold(plan, writer, lambda: runs[0].coordinator.cuts(), wall=lambda: runs[0].now)
+    run = Simulation(
+        plan,
+        Settings(steps=steps),
+        rows={source.name: 1000 for source in plan.sources},
+        durations=Durations(tail=0.0, **durations),
+        outcomes=Outcomes(),
+        watchers=[fold],
+    )
+    runs.append(run)
+    run.run()
+    writer.close()
+    flows = [record for record in read_steps(folder) if isinstance(record, Flow)]
+    return sentences(total(flows[1:]), _as_json(plan))
+
+
+def _as_json(plan: Plan) -> Mapping[str, Any]:
+    return json.loads(plan.to_json())
+
+
+def test_a_slow_reward_is_named(tmp_path: Path) -> None:
+    plan = placed(grpo_graph(batch=4, n=4))
+    row = {"prompts": 0.01, "rollout": 0.2, "score": 0.4, "advantage": 0.0, "train_policy": 0.1}
+    first, *_ = told(plan, tmp_path, row=row, train=2.0, load=0.1)
+    assert first.startswith("train_policy waits ")
+    assert first.endswith(" % for score")
+
+
+def test_a_starved_trainer_is_named(tmp_path: Path) -> None:
+    plan = placed(grpo_graph(batch=4, n=4, max_lag=1))
+    row = {"prompts": 0.01, "rollout": 3.0, "score": 0.01, "advantage": 0.0, "train_policy": 0.01}
+    first, *_ = told(plan, tmp_path, row=row, train=1.0, load=0.1)
+    assert first.startswith("train_policy waits ")
+    assert first.endswith(" % for rollout")
+
+
+def test_a_slow_replica_is_named(tmp_path: Path) -> None:
+    replicas = {
+        "rollout@gen0": ReplicaFlow(busy=1.0, idle=2.0, rows=40),
+        "rollout@gen1": ReplicaFlow(busy=3.0, rows=40),
+        "rollout@gen2": ReplicaFlow(busy=1.2, idle=1.8, rows=40),
+        "train_policy@train": ReplicaFlow(
+            busy=0.5, for_rows=2.5, blames={"rollout@gen1": 2.0, "rollout": 0.5}
+        ),
+    }
+    nodes = [
+        {"name": "rollout", "work": "decode", "workers": ["gen0", "gen1", "gen2"], "layout": {}},
+        {"name": "train_policy", "work": "train", "workers": ["train"], "layout": {}},
+    ]
+    found = sentences(Flow(step=1, start=0.0, end=3.0, wall=3.0, nodes=replicas), {"nodes": nodes})
+    assert found == [
+        "train_policy waits 67 % for rollout@gen1",
+        "rollout@gen1 is 2.7 times slower than the other replicas of rollout",
+    ]

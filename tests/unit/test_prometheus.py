@@ -1,0 +1,170 @@
+"""The figures of runs as Prometheus reads them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from engine.observe.flow.records import (
+    Began,
+    CutFlow,
+    EdgeFlow,
+    Flow,
+    Lost,
+    ReplicaFlow,
+    Tombstones,
+    WeightFlow,
+    WorkerFlow,
+)
+from engine.observe.flow.segments import LiveSegments, StepSegments
+from engine.observe.prometheus import exposition
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def a_run(folder: Path, steps: int = 2) -> Path:
+    """A run folder with so many Steps."""
+    folder.mkdir(parents=True)
+    (folder / "plan.json").write_text(json.dumps({"graph": "grpo"}))
+    (folder / "metrics.jsonl").write_text("")
+    segments = StepSegments(folder / "events")
+    segments.write(Began(step=0, wall=1.0))
+    segments.close()
+    for step in range(1, steps + 1):
+        add_step(folder, step)
+    return folder
+
+
+def add_step(folder: Path, step: int) -> None:
+    with open(folder / "metrics.jsonl", "a", encoding="utf-8") as file:
+        file.write(json.dumps({"step": step, "reward/mean": step / 4, "loss/policy": None}) + "\n")
+    segments = StepSegments(folder / "events")
+    segments.write(flow(step))
+    segments.close()
+
+
+def flow(step: int, wall: float = 0.0) -> Flow:
+    return Flow(
+        step=step,
+        start=step - 1.0,
+        end=float(step),
+        wall=wall or 100.0 + step,
+        nodes={
+            "rollout@gen": ReplicaFlow(busy=0.75, for_room=0.25, rows=8, tokens=40, version=step)
+        },
+        edges={"rollout->score": EdgeFlow(rows=8, bytes=1000, waiting_rows=3, age=0.5)},
+        weights={
+            "policy->rollout@gen": WeightFlow(
+                offered=step, loaded=step - 1, loads=1, seconds=0.1, bytes=64
+            )
+        },
+        cuts={"prompts": CutFlow(ready=2, wanted=4, outstanding=6, room=8, lags=[6, 2])},
+        workers={"gen": WorkerFlow(memory=5000, peak=6000, outbox=70)},
+    )
+
+
+def samples(text: bytes) -> Samples:
+    """Name and labels but run and graph -> value; whose run and graph are as expected."""
+    found: Samples = {}
+    for family in text_string_to_metric_families(text.decode()):
+        for sample in family.samples:
+            labels = dict(sample.labels)
+            assert (labels.pop("run"), labels.pop("graph")) == ("first", "grpo")
+            found[sample.name, frozenset(labels.items())] = sample.value
+    return found
+
+
+def of(found: Samples, name: str, **labels: str) -> float:
+    return found[f"dataflow_{name}", frozenset(labels.items())]
+
+
+def test_totals_and_newest_figures(tmp_path: Path) -> None:
+    found = samples(exposition([a_run(tmp_path / "first")]))
+    gen = {"node": "rollout", "worker": "gen"}
+    assert of(found, "node_seconds_total", **gen, state="busy") == 1.5
+    assert of(found, "node_seconds_total", **gen, state="idle") == 0.0
+    assert of(found, "node_tokens_total", **gen) == 80.0
+    assert of(found, "node_version", **gen) == 2.0
+    assert of(found, "edge_bytes_total", edge="rollout->score") == 2000.0
+    assert of(found, "edge_waiting_rows", edge="rollout->score") == 3.0
+    assert of(found, "weights_loads_total", model="policy", **gen) == 2.0
+    assert of(found, "weights_lag_versions", model="policy", **gen) == 1.0
+    assert of(found, "cut_ready_prompts", node="prompts") == 2.0
+    assert of(found, "trained_rows_total", node="prompts", lag="1") == 4.0
+    assert of(found, "worker_peak_bytes", worker="gen") == 6000.0
+    assert of(found, "metric", metric="reward/mean") == 0.5
+    assert of(found, "step") == 2.0
+    assert not any(dict(labels).get("metric") == "loss/policy" for _, labels in found)
+
+
+def test_counters_only_grow_and_gauges_are_of_the_last_second(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "first")
+    before = samples(exposition([run]))
+    assert samples(exposition([run])) == before
+    add_step(run, 3)
+    live = LiveSegments(run / "events")
+    live.write(flow(9, wall=500.0))
+    live.close()
+    after = samples(exposition([run]))
+    assert of(after, "node_rows_total", node="rollout", worker="gen") == 24.0
+    assert of(after, "node_version", node="rollout", worker="gen") == 9.0
+    counters = [key for key in before if key[0].endswith("_total")]
+    assert all(after[key] >= before[key] for key in counters)
+
+
+def test_after_a_resume_that_cut_steps_off_they_begin_anew(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "first", steps=4)
+    assert of(samples(exposition([run])), "edge_rows_total", edge="rollout->score") == 32.0
+    segments = StepSegments(run / "events")
+    segments.truncate_after(1)
+    segments.close()
+    assert of(samples(exposition([run])), "edge_rows_total", edge="rollout->score") == 8.0
+
+
+def test_a_torn_tail_counts_once_it_is_whole(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "first", steps=3)
+    (segment,) = (run / "events").glob("steps-*.seg")
+    whole = segment.read_bytes()
+    segment.write_bytes(whole[:-5])
+    assert of(samples(exposition([run])), "edge_rows_total", edge="rollout->score") == 16.0
+    segment.write_bytes(whole)
+    assert of(samples(exposition([run])), "edge_rows_total", edge="rollout->score") == 24.0
+
+
+def test_losses_and_rows_that_failed_are_counted(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "first", steps=1)
+    segments = StepSegments(run / "events")
+    segments.write(Lost(step=1, wall=2.0, worker="gen", error="killed"))
+    keys = [(0, 0, 0), (1, 0, 0)]
+    segments.write(Tombstones(step=1, wall=2.0, node="score", keys=keys, error="x"))
+    segments.close()
+    found = samples(exposition([run]))
+    assert of(found, "workers_lost_total", worker="gen") == 1.0
+    assert of(found, "tombstones_total", node="score") == 2.0
+
+
+def test_a_run_without_events_has_its_metrics(tmp_path: Path) -> None:
+    folder = tmp_path / "old"
+    folder.mkdir()
+    (folder / "plan.json").write_text(json.dumps({"graph": "grpo"}))
+    (folder / "metrics.jsonl").write_text('{"step": 7, "reward/mean": 0.5}\n')
+    found = samples(exposition({"first": folder}))
+    assert found == {
+        ("dataflow_step", frozenset()): 7.0,
+        ("dataflow_metric", frozenset({("metric", "reward/mean")})): 0.5,
+    }
+
+
+def test_names_are_escaped_in_labels(tmp_path: Path) -> None:
+    folder = tmp_path / "old"
+    folder.mkdir()
+    name = 'a"b\\c\nd'
+    (folder / "metrics.jsonl").write_text(json.dumps({"step": 1, name: 2.0}) + "\n")
+    (family,) = [
+        f
+        for f in text_string_to_metric_families(exposition([folder]).decode())
+        if f.name == "dataflow_metric"
+    ]
+    assert family.samples[0].labels["metric"] == name

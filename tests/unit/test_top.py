@@ -1,0 +1,279 @@
+"""`dataflow top`: which run is shown, its tables at any width, and the terminal.
+
+`GOLDEN=write pytest tests/unit/test_top.py` writes the golden texts anew.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.cli import main
+from engine.observe.flow.records import (
+    Began,
+    CutFlow,
+    EdgeFlow,
+    Flow,
+    ReplicaFlow,
+    WeightFlow,
+    WorkerFlow,
+)
+from engine.observe.flow.segments import LiveSegments, StepSegments
+from engine.observe.runlist import RunSummary
+from engine.top.page import page
+from engine.top.seen import RunReader, Seen
+from tests.kit.comparison import require_golden
+from tests.kit.terminals import on_terminal
+
+MIB = 1 << 20
+PLAN = {
+    "graph": "grpo",
+    "nodes": [
+        {"name": "prompts", "work": "source", "workers": ["data"], "estimate": {"bytes": {}}},
+        {
+            "name": "rollout",
+            "work": "decode",
+            "workers": ["gen0", "gen1"],
+            "layout": {"replicas": 2},
+            "estimate": {"bytes": {"weights": 40 * MIB, "kv_cache": 8 * MIB}},
+        },
+        {"name": "score", "work": "host", "workers": ["data"], "estimate": {"bytes": {}}},
+        {
+            "name": "train_policy",
+            "work": "train",
+            "workers": ["train"],
+            "estimate": {"bytes": {"weights": 40 * MIB, "activations": 100 * MIB}},
+        },
+    ],
+    "edges": [
+        {"producer": "rollout", "consumer": "score", "route": "shm"},
+        {"producer": "score", "consumer": "train_policy", "route": "zmq"},
+    ],
+    "sources": [{"name": "prompts", "max_lag": 1}],
+    "devices": {"train": [0]},
+}
+ROW = {"step": 3, "reward/mean": 0.5, "time/step": 4.0, "time/rollout": 6.0, "time/score": 1.0}
+ROW |= {"time/train_policy": 2.0, "worker/gen0/busy": 0.75, "policy/lag/max": 1.0}
+
+
+def flow(step: int, seconds: float = 4.0, wall: float = 0.0) -> Flow:
+    """A stretch in which training waits for a slow reward, and one replica is slow."""
+    part = seconds / 4.0
+    return Flow(
+        step=step,
+        start=step * seconds,
+        end=(step + 1) * seconds,
+        wall=wall or 1000.0 + step,
+        nodes={
+            "prompts@data": ReplicaFlow(idle=4 * part, rows=8),
+            "rollout@gen0": ReplicaFlow(
+                busy=1 * part,
+                for_room=3 * part,
+                blames={"train_policy": 3 * part},
+                rows=32,
+                tokens=640,
+                version=step,
+            ),
+            "rollout@gen1": ReplicaFlow(
+                busy=3 * part, for_weights=part, rows=32, tokens=640, version=step - 1
+            ),
+            "score@data": ReplicaFlow(busy=3.5 * part, for_turn=0.5 * part, rows=64),
+            "train_policy@train": ReplicaFlow(
+                busy=part,
+                for_rows=3 * part,
+                blames={"score": 3 * part},
+                rows=64,
+                tokens=1280,
+                version=step,
+                device_peak=120 * MIB,
+            ),
+        },
+        edges={
+            "rollout->score": EdgeFlow(
+                rows=64, bytes=MIB, waiting_rows=12, waiting_bytes=4096, age=1.5
+            ),
+            "score->train_policy": EdgeFlow(rows=64, bytes=512),
+        },
+        weights={
+            "policy->rollout@gen0": WeightFlow(
+                offered=step, loaded=step, loads=1, seconds=0.25, bytes=MIB
+            ),
+            "policy->rollout@gen1": WeightFlow(offered=step, loaded=step - 1),
+        },
+        cuts={"prompts": CutFlow(ready=3, wanted=8, outstanding=16, room=16, lags=[56, 8])},
+        workers={
+            "gen0": WorkerFlow(memory=500 * MIB, peak=600 * MIB, outbox=MIB, doing="rollout"),
+            "train": WorkerFlow(
+                memory=700 * MIB, peak=800 * MIB, device=90 * MIB, device_peak=120 * MIB
+            ),
+        },
+    )
+
+
+def a_run(folder: Path, *, events: bool = True) -> Path:
+    """A run folder of three Steps that no process holds."""
+    folder.mkdir(parents=True)
+    files = {"plan.json": PLAN, "options.json": {"steps": 9}, "versions.json": {}, "graph.json": {}}
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content))
+    (folder / "metrics.jsonl").write_text(json.dumps(ROW) + "\n")
+    if events:
+        segments = StepSegments(folder / "events")
+        segments.write(Began(step=0, wall=999.0))
+        for step in (1, 2, 3):
+            segments.write(flow(step))
+        segments.close()
+    return folder
+
+
+def text_of(seen: Seen, width: int = 100, *, replicas: bool = False) -> str:
+    lines = [line.plain for line in page(seen, width=width, replicas=replicas)]
+    assert max(map(len, lines)) <= width
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_golden(width: int, tmp_path: Path) -> None:
+    seen = RunReader(a_run(tmp_path / "first")).look()
+    require_golden(f"top/width_{width}.txt", text_of(seen, width))
+
+
+def test_replicas_have_lines_of_their_own(tmp_path: Path) -> None:
+    seen = RunReader(a_run(tmp_path / "first")).look()
+    require_golden("top/replicas.txt", text_of(seen, replicas=True))
+
+
+def test_a_run_without_events_shows_its_metrics(tmp_path: Path) -> None:
+    seen = RunReader(a_run(tmp_path / "first", events=False)).look()
+    require_golden("top/no_events.txt", text_of(seen))
+
+
+def test_who_waits_for_whom_comes_first(tmp_path: Path) -> None:
+    text = text_of(RunReader(a_run(tmp_path / "first")).look())
+    assert text.index("train_policy waits 75 % for score") < text.index("nodes in Steps 1 to 3")
+
+
+def test_steps_that_come_are_read_and_those_that_a_resume_cut_are_not_shown(
+    tmp_path: Path,
+) -> None:
+    run = a_run(tmp_path / "first")
+    reader = RunReader(run)
+    assert reader.look().stretch == "Steps 1 to 3"
+    segments = StepSegments(run / "events")
+    segments.write(flow(4))
+    segments.close()
+    assert reader.look().stretch == "Steps 1 to 4"
+    segments.truncate_after(2)
+    segments.close()
+    assert reader.look().stretch == "Steps 1 to 2"
+
+
+def test_while_it_runs_the_last_seconds_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = a_run(tmp_path / "first")
+    live = LiveSegments(run / "events")
+    for second in range(30):
+        live.write(flow(second, seconds=1.0, wall=2000.0 + second))
+    live.close()
+    assert RunReader(run).look().stretch == "Steps 1 to 3"
+    monkeypatch.setattr("engine.observe.runlist.is_held", lambda path: True)
+    seen = RunReader(run).look()
+    assert seen.stretch == "the last 10 s"
+    assert seen.flow is not None
+    assert seen.flow.nodes["score@data"].rows == 640
+
+
+def test_a_program_shows_the_phase_under_way(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "first", events=False)
+    phases = [{**PLAN, "graph": "sft", "nodes": []}, PLAN]
+    (run / "plan.json").write_text(json.dumps({"program": "both", "phases": phases}))
+    (run / "metrics.jsonl").write_text(json.dumps({**ROW, "phase": 2}) + "\n")
+    text = text_of(RunReader(run).look())
+    assert "first  both  " in text
+    assert "phase 2" in text
+    assert "rollout" in text
+
+
+@pytest.mark.parametrize("plan", ["", "[1]", "{}", '{"phases": []}'])
+def test_a_damaged_plan_is_left_out(plan: str, tmp_path: Path) -> None:
+    run = a_run(tmp_path / "first")
+    (run / "plan.json").write_text(plan)
+    assert "train_policy" in text_of(RunReader(run).look())
+
+
+NAMES = st.text(st.characters(codec="ascii", exclude_characters="@>-"), min_size=1, max_size=60)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    names=st.lists(NAMES, min_size=1, max_size=4, unique=True),
+    seconds=st.lists(st.floats(0.0, 1e6), min_size=6, max_size=6),
+    count=st.integers(0, 10**12),
+    width=st.integers(60, 160),
+    replicas=st.booleans(),
+)
+def test_no_line_is_wider_than_the_screen_and_none_has_control_characters(
+    names: list[str], seconds: list[float], count: int, width: int, replicas: bool
+) -> None:
+    states = ("busy", "for_rows", "for_weights", "for_turn", "for_room", "idle")
+    times = dict(zip(states, seconds, strict=True))
+    node = ReplicaFlow(**times, blames={names[0]: 1.0}, rows=count, tokens=count, version=7)
+    edge = EdgeFlow(bytes=count, waiting_rows=count, waiting_bytes=count, age=seconds[0])
+    found = Flow(
+        step=1,
+        start=0.0,
+        end=sum(seconds) + 1.0,
+        wall=1.0,
+        nodes={f"{name}@w{i}": node for name in names for i in range(2)},
+        edges={f"{name}->{names[0]}": edge for name in names},
+        weights={f"m->{name}@w": WeightFlow(loads=1, bytes=count) for name in names},
+        cuts={name: CutFlow(ready=count, lags=[count, count]) for name in names},
+        workers={name: WorkerFlow(memory=count, peak=count, doing=name) for name in names},
+    )
+    run = RunSummary(name=names[0], path="x", state="running", reason=names[-1] * 9)
+    row = {f"reward/{name}/mean": 0.5 for name in names} | {"reward/mean": 0.5}
+    seen = Seen(run=run, title=names[0], row=row, flow=found, stretch="Step 1", waits=names)
+    for line in page(seen, width=width, replicas=replicas):
+        assert len(line) <= width
+        assert line.plain.isprintable() or not line.plain
+
+
+def once(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["top", "--once", *words]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_run_that_is_named_or_was_written_last_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_run(tmp_path / "first")
+    second = a_run(tmp_path / "second")
+    root = ("--root", str(tmp_path))
+    assert once(capsys, "first", *root).startswith("first  grpo")
+    assert once(capsys, str(second)).startswith("second  grpo")
+    (second / "metrics.jsonl").touch()
+    assert once(capsys, *root).startswith("second  grpo")
+    assert main(["top", "thrid", *root]) == 2
+    assert "no run 'thrid'" in capsys.readouterr().err
+    assert main(["top", "--root", str(tmp_path / "none")]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def test_a_terminal_shows_it_until_q(tmp_path: Path) -> None:
+    a_run(tmp_path / "first")
+    call = f"raise SystemExit(main(['top', '--root', {str(tmp_path)!r}]))"
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path.cwd())!r}); from engine.cli import main; {call}"
+    )
+    written = on_terminal(code, columns=100, rows=60, typed="rq")
+    assert "rollout x2" in written
+    assert "rollout@gen1" in written
+    assert "\x1b[?1049l" in written, "the screen of before comes back"
+    plain = on_terminal(code, columns=60, rows=20, typed="q", env={"NO_COLOR": "1"})
+    assert "more lines" in plain
+    assert "\x1b[32m" not in plain

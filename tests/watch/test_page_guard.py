@@ -1,0 +1,175 @@
+"""Who the page's server answers, and that no request leads out of its root."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine.watch.opened import NotServed, OpenFolder, RunRoot, inside
+from tests.kit.page_client import PageClient, served
+from tests.kit.watched import watched_run
+
+SECRET = "the secret of another folder"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageClient]:
+    folder = tmp_path_factory.mktemp("all")
+    outside = watched_run(folder / "outside", steps=1)
+    (outside / "logs" / "gen.log").write_text(SECRET)
+    root = folder / "runs"
+    watched_run(root / "good", steps=1)
+    (root / "linked").symlink_to(outside)
+    with served(root) as client:
+        yield client
+
+
+def run_with(page_root: Path, name: str) -> Path:
+    return watched_run(page_root / name, steps=1)
+
+
+@pytest.mark.parametrize(
+    ("headers", "why"),
+    [
+        ({"Host": "evil.example"}, "another host"),
+        ({"Host": "127.0.0.1"}, "another host"),
+        ({"Host": "127.0.0.1.evil.example:{port}"}, "another host"),
+        ({"Origin": "http://evil.example"}, "another origin"),
+        ({"Origin": "http://127.0.0.1:1"}, "another origin"),
+        ({"Origin": "null"}, "another origin"),
+        ({"Sec-Fetch-Site": "cross-site"}, "another site"),
+        ({"Sec-Fetch-Site": "same-site"}, "another site"),
+    ],
+)
+def test_other_hosts_and_sites_are_refused(
+    page: PageClient, headers: dict[str, str], why: str
+) -> None:
+    given = {name: value.format(port=page.port) for name, value in headers.items()}
+    for path in ("/", f"/?token={page.token}", "/api/runs", "/api/runs/good/stream"):
+        answer = page.ask(path, **given)
+        assert (answer.status, answer.json()) == (403, {"error": why})
+        assert "set-cookie" not in answer.headers
+
+
+def test_the_page_itself_may_ask(page: PageClient) -> None:
+    host = f"localhost:{page.port}"
+    headers = {"Host": host, "Origin": f"http://{host}", "Sec-Fetch-Site": "same-origin"}
+    assert page.ask("/api/runs", **headers).status == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "HEAD"])
+def test_only_get(page: PageClient, method: str) -> None:
+    assert page.ask("/api/runs", method).status == 405
+
+
+def test_nothing_without_the_token(page: PageClient) -> None:
+    stranger = replace(page, cookie="")
+    for path in ("/", "/api/runs", "/metrics", "/static/index.html", "/api/runs/good/stream"):
+        assert stranger.ask(path).status == 403
+    for token in ("", "x", page.token[:-1], page.token + "x", "%C3%A4"):
+        assert stranger.ask(f"/?token={token}").status == 403
+    wrong = replace(page, cookie=page.cookie[:-1])
+    assert wrong.ask("/api/runs").status == 403
+    assert replace(page, cookie="a=b; \x01;;=").ask("/api/runs").status in (400, 403)
+
+
+def test_the_cookie_is_kept_from_scripts_and_other_sites(page: PageClient) -> None:
+    cookie = page.ask(f"/?token={page.token}").headers["set-cookie"]
+    assert {"HttpOnly", "SameSite=Strict"} <= set(cookie.split("; "))
+
+
+def test_every_answer_has_the_headers_that_a_browser_heeds(page: PageClient) -> None:
+    for path in ("/api/runs", "/nope", f"/?token={page.token}", "/api/runs/good/drawing"):
+        headers = page.ask(path).headers
+        policy = headers["content-security-policy"]
+        assert "default-src 'self'" in policy
+        assert "script-src 'self';" in policy
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "no-referrer"
+        assert headers["cache-control"] == "no-store"
+    assert page.ask("/api/runs", Host="evil").headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["..", "%2e%2e", "..%2foutside", "%2e%2e%2foutside", "linked", ".", "%00", "good%2f..", "~"],
+)
+def test_no_name_leads_out_of_the_root(page: PageClient, name: str) -> None:
+    for what in ("", "/log", "/samples", "/drawing", "/stream"):
+        answer = page.ask(f"/api/runs/{name}{what}")
+        assert answer.status in (400, 403, 404)
+        assert SECRET.encode() not in answer.body
+
+
+def test_static_files_are_only_the_pages_own(page: PageClient) -> None:
+    for path in ("../app.py", "..%2fapp.py", "%2e%2e/app.py", "/etc/passwd", "index.html/.."):
+        assert page.ask(f"/static/{path}").status == 404
+
+
+def test_a_worker_is_no_path(page: PageClient) -> None:
+    for worker in ("../../../outside/logs/gen", "..%2f..%2foutside%2flogs%2fgen", "%00"):
+        assert page.ask(f"/api/runs/good/log?worker={worker}").status == 404
+
+
+@pytest.fixture
+def own_page(tmp_path: Path) -> Iterator[tuple[PageClient, Path]]:
+    outside = watched_run(tmp_path / "outside", steps=1)
+    (outside / "logs" / "gen.log").write_text(SECRET)
+    run = watched_run(tmp_path / "runs" / "bad", steps=1)
+    with served(tmp_path / "runs") as client:
+        yield client, run
+
+
+def test_links_pipes_and_sockets_in_a_run_are_refused(own_page: tuple[PageClient, Path]) -> None:
+    page, run = own_page
+    outside = run.parent.parent / "outside"
+    (run / "logs" / "gen.log").unlink()
+    (run / "logs" / "gen.log").symlink_to(outside / "logs" / "gen.log")
+    assert page.ask("/api/runs/bad/log?worker=gen").status == 403
+    os.mkfifo(run / "logs" / "pipe.log")
+    assert page.ask("/api/runs/bad/log?worker=pipe").status == 403
+    os.link(outside / "logs" / "gen.log", run / "logs" / "hard.log")
+    assert page.ask("/api/runs/bad/log?worker=hard").status == 403
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(run / "logs" / "s.log"))
+        assert page.ask("/api/runs/bad/log?worker=s").status == 403
+    (run / "metrics.jsonl").unlink()
+    (run / "metrics.jsonl").symlink_to(outside / "metrics.jsonl")
+    assert page.ask("/api/runs/bad/series?names=loss/x").status == 403
+
+
+@pytest.mark.parametrize("name", ["samples", "events", "logs"])
+def test_a_folder_of_a_run_that_is_a_link_is_refused(
+    own_page: tuple[PageClient, Path], name: str
+) -> None:
+    page, run = own_page
+    (run / name).rename(run.parent.parent / "moved")
+    (run / name).symlink_to(run.parent.parent / "moved")
+    asked = {"samples": "samples", "events": "flow", "logs": "log?worker=gen"}[name]
+    assert page.ask(f"/api/runs/bad/{asked}").status == 403
+    assert page.ask("/api/runs").status == 200
+
+
+def test_files_are_read_up_to_a_size(tmp_path: Path) -> None:
+    watched_run(tmp_path / "a", steps=1)
+    (tmp_path / "a" / "big").write_bytes(b"x" * 100)
+    with RunRoot(tmp_path).open("a") as folder:
+        assert folder.read("big", 100) == b"x" * 100
+        with pytest.raises(NotServed, match="larger than 99 bytes"):
+            folder.read("big", 99)
+
+
+def test_an_open_folder_stays_the_same_whatever_takes_its_name(tmp_path: Path) -> None:
+    watched_run(tmp_path / "a", steps=1)
+    with RunRoot(tmp_path).open("a") as folder:
+        (tmp_path / "a").rename(tmp_path / "b")
+        (tmp_path / "a").symlink_to("/etc")
+        assert folder.open("passwd") is None
+        with inside(folder, "logs") as logs:
+            assert isinstance(logs, OpenFolder)
+            assert logs.names() == ["gen.log"]
