@@ -239,17 +239,20 @@ class _Needs:
         if not node.traits.generates:
             return ()
         assert plan.program is not None
+        alone = needs_of(plan.program, node).own_worker
+        if not (alone or node.lag):
+            return ()
         table = self._run.rows.of_task(task.node, task)
         if table is None:
-            if node.lag or needs_of(plan.program, node).own_worker:
-                self._absent[task.node] = None
+            self._absent[task.node] = None
             return ()
-        versions = np.unique(batch_of(table).ragged("version").values).tolist()
-        began = self._version(task)
-        alone = needs_of(plan.program, node).own_worker
-        if alone or (began != NO_WEIGHTS and versions not in ([], [began])):
-            return tuple(versions)
-        return ()
+        rows = batch_of(table)
+        if not {"version", "sampler_logprobs"} <= set(rows.names):
+            problem = f"{node.name} ran with a lag or in its own process, and has no log-probs"
+            fix = "a node that does neither, or whose log-probs are read"
+            raise RunError(f"rerun of {self._run.folder}: {problem} to look at. Fix: {fix}.")
+        versions, began = np.unique(rows.ragged("version").values).tolist(), self._version(task)
+        return tuple(versions) if alone or versions not in ([], [began]) else ()
 
     def _versions(self, each: NeededTask) -> tuple[int, ...]:
         """At which versions of the weights a task runs."""
