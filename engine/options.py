@@ -52,7 +52,7 @@ class RunOptions:  # the fields' docstrings are the command line's help
     samples: Literal["brief", "full"] = "brief"
     """What samples have of each token: brief; or full, also log-probs and advantage."""
     record: str = ""
-    """Nodes whose rows are kept for rerun and diff --rows (rollout,score), or all."""
+    """Nodes whose rows are kept (rollout,score), or all: for rerun, and for diff of rows."""
     sinks: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """Views of the metrics beside metrics.jsonl."""
     workers: Literal["one", "auto", "apart"] = "auto"
