@@ -138,7 +138,8 @@ class _Needs:
         return found
 
     def _belongs(self, task: RecordedTask) -> bool:
-        return not task.again and self._step_of(task) == self._step and bool(task.made)
+        came = bool(task.made) or task.kind == "evaluate"
+        return came and not task.again and self._step_of(task) == self._step
 
     def _step_of(self, task: RecordedTask) -> int:
         """The Step of a chunk: the first that one of its rows belongs to."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +42,15 @@ OTHERS: dict[str, tuple[Callable[[Path], Graph], dict[str, Any]]] = {
 }
 
 
+TOLD = "FAIL_IN_THE_RERUN"
+
+
+def fails_if_told(completions: Sequence[str], **columns: object) -> list[float]:
+    if TOLD in os.environ:
+        raise LookupError("as it was told")
+    return run_graphs.vowels(completions)
+
+
 def rows_of(folder: Path, node: str) -> pa.Table:
     """As any tool reads them."""
     tables = [pq.read_table(file.path) for file in row_files(folder / "recorded", node)]
@@ -60,7 +72,7 @@ def drawn(folder: Path, count: int, seed: int) -> list[tuple[str, int]]:
     """Nodes and Steps of a run by random."""
     steps = range(1, STEPS + 1)
     planned = json.loads((folder / "plan.json").read_text())["nodes"]
-    trains = [node["name"] for node in planned if node["work"] == "train"]
+    trains = [node["name"] for node in planned if node["work"] in ("train", "evaluate")]
     nodes = [*nodes_in(folder / "recorded"), *trains]
     return random.Random(seed).sample([(n, s) for n in sorted(nodes) for s in steps], count)
 
@@ -96,6 +108,21 @@ def test_a_train_node_needs_no_more_than_rollouts_and_rewards(
     assert "train_policy: differs: weights: digest " in capsys.readouterr().out
     assert main(["rerun", str(folder), "--node", "rollout,score,advantage", "--step", "2"]) == 0
     assert "advantage: nothing to compare with: made 16 rows" in capsys.readouterr().out
+
+
+def test_the_debugger_opens_where_a_function_raises(tiny: TinyRuns) -> None:
+    folder = tiny.run(partial(run_graphs.small, fn=fails_if_told), 1, record="rollout,score").folder
+    code = "import sys; from engine.cli import main; sys.exit(main(sys.argv[1:]))"
+    line = [sys.executable, "-c", code, "rerun", str(folder), "--node", "score", "--step", "1"]
+    environment = {**os.environ, TOLD: "1"}
+    done = subprocess.run(
+        [*line, "--debug"], input="p len(completions)\nq\n", text=True, capture_output=True,
+        env=environment, timeout=120, check=False,
+    )  # fmt: skip
+    assert "LookupError: as it was told" in done.stdout
+    assert "(Pdb) 1\n" in done.stdout  # it was called again row by row
+    assert done.returncode == 3
+    assert "LookupError: as it was told" in done.stderr
 
 
 def test_what_cannot_run_again_is_one_clear_error(tiny: TinyRuns) -> None:
