@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dataflow.draw.boxes import Line, Unit, node_unit, set_above, set_in, set_in_drum
-from dataflow.draw.frames import HEADER, Columns, columns_of, frames
+from dataflow.draw.frames import HEADER, FrameColumns, columns_of, frames
 from dataflow.draw.layers import Edge, Layers, assign, place
 from dataflow.draw.links import Far, Links, data_label, links_of, state_label
 from dataflow.draw.measure import sans
@@ -52,7 +52,7 @@ class _Sheet:
     links: Links
     units: dict[str, Unit]
     arrivals: dict[str, list[Arrival]]
-    columns: Columns
+    columns: FrameColumns
     layers: Layers
     cut: int = 0
     levels: Levels = field(default_factory=Levels)
@@ -144,7 +144,7 @@ def _arrivals(links: Links) -> dict[str, list[Arrival]]:
 
 
 def _layered(
-    units: Mapping[str, Unit], links: Links, columns: Columns, *, apart: bool
+    units: Mapping[str, Unit], links: Links, columns: FrameColumns, *, apart: bool
 ) -> tuple[Layers, int]:
     """The layers, and the one below the cut: 0 if the panel has none."""
     sizes = {item: unit.size for item, unit in units.items()}

@@ -24,7 +24,7 @@ _TITLE = 12.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Columns:
+class FrameColumns:
     """of: the number of each unit's column. groups: the Workers of each, none of one without.
     widths: the least of each, for its title. All empty where nothing is placed.
     """
@@ -34,14 +34,14 @@ class Columns:
     widths: Mapping[int, float] = field(default_factory=dict)
 
 
-def columns_of(units: Mapping[str, Unit], overlay: Overlay) -> Columns:
+def columns_of(units: Mapping[str, Unit], overlay: Overlay) -> FrameColumns:
     """The columns of a panel; a State that stands alone is with what is left out."""
     if overlay.placed is None:
-        return Columns()
+        return FrameColumns()
     where = {i: overlay.workers_of(u.box) if u.box else () for i, u in units.items()}
     groups = overlay.columns([u.box for u in units.values() if u.box])
     groups = groups if set(where.values()) <= set(groups) else [*groups, ()]
-    return Columns(
+    return FrameColumns(
         of={item: groups.index(group) for item, group in where.items()},
         groups=dict(enumerate(groups)),
         widths={at: max(w.width for w in _words(0, 0, overlay, g)) for at, g in enumerate(groups)},
@@ -49,7 +49,7 @@ def columns_of(units: Mapping[str, Unit], overlay: Overlay) -> Columns:
 
 
 def frames(
-    columns: Columns, layers: Layers, overlay: Overlay, left: float, top: float, bottom: float
+    columns: FrameColumns, layers: Layers, overlay: Overlay, left: float, top: float, bottom: float
 ) -> list[WorkerMark]:
     """A frame around each column of Workers, from left to right."""
     found = []

@@ -36,7 +36,7 @@ class Arrow(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Joined:
+class JoinedSpan:
     """A span and what is known of it, and the arrows that end in it."""
 
     span: SpanOf
@@ -95,7 +95,7 @@ class Arrows:
         elif isinstance(event, m.TaskEnd):
             self._over.append(event)
 
-    def measured(self, spans: Sequence[SpanOf]) -> list[Joined]:
+    def measured(self, spans: Sequence[SpanOf]) -> list[JoinedSpan]:
         """These spans, joined; each comes once."""
         for span in spans:  # all of them first: those of hosts do not come in order of time
             if span.block >= 0 and span.end > self._lost.get(span.worker, -math.inf):
@@ -120,16 +120,16 @@ class Arrows:
             if len(steps) > _VERSIONS:
                 del steps[min(steps)]
 
-    def _joined(self, span: SpanOf) -> Joined:
+    def _joined(self, span: SpanOf) -> JoinedSpan:
         told = self._find(span)
         if told is None:
             args = {"what": span.what} if span.what else {}
-            return Joined(span=span, args=args, arrows=())
+            return JoinedSpan(span=span, args=args, arrows=())
         args = self._made(span) | told.args if span.block >= 0 else told.args
         if isinstance(told.task, m.RunChunk) and (loads := self._loads.get(span.track)):
             args = args | {"versions": {model: at for model, (_, at) in loads.items()}}
         arrows = [a for a in self._ending(span, told) if a.source.start <= a.target.start]
-        return Joined(span=span, args=args, arrows=arrows)
+        return JoinedSpan(span=span, args=args, arrows=arrows)
 
     def _args(self, task: m.Task) -> dict[str, Any]:
         """What is known of all its spans."""

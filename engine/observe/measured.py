@@ -15,12 +15,12 @@ from pathlib import Path
 from dataflow.errors import DataError
 from engine.observe.flow.records import Flow
 from engine.observe.flow.segments import read_steps
-from engine.plan.explain.measured import Measured, MeasuredWeights
+from engine.plan.explain.measured import MeasuredRun, MeasuredWeights
 
 EVENTS = "events"
 
 
-def read_measured(folder: Path) -> dict[int, Measured]:
+def read_measured(folder: Path) -> dict[int, MeasuredRun]:
     """By phase of a Program; 0 is a graph alone. Raises DataError for a folder without metrics."""
     rows: dict[int, list[dict[str, float]]] = defaultdict(list)
     for phase, row in _rows(folder):
@@ -68,7 +68,7 @@ def _times(line: bytes, where: str) -> tuple[int, dict[str, float]]:
         raise DataError(f"{where}: {problem}. Fix: delete the line, if it is the last.") from error
 
 
-def _measured(rows: list[dict[str, float]], flows: list[Flow]) -> Measured:
+def _measured(rows: list[dict[str, float]], flows: list[Flow]) -> MeasuredRun:
     seconds: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         for name, value in row.items():
@@ -80,7 +80,7 @@ def _measured(rows: list[dict[str, float]], flows: list[Flow]) -> Measured:
         peaks |= Counter({name: worker.peak for name, worker in flow.workers.items()})
         devices |= Counter({name: node.device_peak for name, node in flow.nodes.items()})
         moved.update({name: edge.bytes for name, edge in flow.edges.items()})
-    return Measured(
+    return MeasuredRun(
         steps=len(rows),
         seconds={name: statistics.fmean(values) for name, values in seconds.items()},
         flows=bool(flows),

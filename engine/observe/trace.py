@@ -27,7 +27,7 @@ import msgspec
 from dataflow.errors import DataError
 from dataflow.storage import storage_error, writing
 from engine.coordinator import messages as m
-from engine.observe.arrows import Arrow, Arrows, Joined
+from engine.observe.arrows import Arrow, Arrows, JoinedSpan
 from engine.observe.events import (
     EventHeard,
     InstructionTold,
@@ -112,7 +112,7 @@ class Trace:
                 self.span("checkpoint", "checkpoint", event.start, event.end, step=step)
                 self.flush()
 
-    def show(self, joined: Sequence[Joined]) -> None:
+    def show(self, joined: Sequence[JoinedSpan]) -> None:
         """Spans, and then the arrows that end in them."""
         for each in joined:
             span = each.span

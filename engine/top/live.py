@@ -19,14 +19,14 @@ from rich.live import Live
 from rich.text import Text
 
 from engine.top.page import page
-from engine.top.seen import Seen
+from engine.top.seen import SeenRun
 
 _EVERY = 1.0
 """Seconds between two looks."""
 _KEYS = "q quits, r folds replicas"
 
 
-def watch(look: Callable[[], Seen], *, replicas: bool) -> None:
+def watch(look: Callable[[], SeenRun], *, replicas: bool) -> None:
     """Show what `look` returns, again and again. Raises what it raises, with the terminal as it
     was.
     """
@@ -39,7 +39,7 @@ def watch(look: Callable[[], Seen], *, replicas: bool) -> None:
             pressed = key()
 
 
-def _drawn(seen: Seen, console: Console, replicas: bool) -> Group:
+def _drawn(seen: SeenRun, console: Console, replicas: bool) -> Group:
     """As many lines as there is room for; a terminal may change its size."""
     lines = list(page(seen, width=max(40, console.width), replicas=replicas))
     room = max(1, console.height - 1)

@@ -23,8 +23,8 @@ from engine.observe.figures import figures
 from engine.observe.flow.records import CutFlow, EdgeFlow, Flow, ReplicaFlow, WeightFlow
 from engine.observe.runlist import finite
 from engine.plan.explain.layout import duration
-from engine.top.seen import Seen
-from engine.top.table import Column, shortened, table
+from engine.top.seen import SeenRun
+from engine.top.table import TableColumn, shortened, table
 
 _STATES = (
     ("busy", "#", "green", "busy"),
@@ -38,7 +38,7 @@ _STATES = (
 _SENTENCES = 3
 
 
-def page(seen: Seen, *, width: int, replicas: bool = False) -> Iterator[Text]:
+def page(seen: SeenRun, *, width: int, replicas: bool = False) -> Iterator[Text]:
     """Lines of at most `width` columns, from 60 on. replicas: each has a line of its own."""
     yield from _head(seen, width)
     if seen.flow is None:
@@ -62,7 +62,7 @@ def _section(title: str, lines: Sequence[Text]) -> Iterator[Text]:
         yield from lines
 
 
-def _head(seen: Seen, width: int) -> Iterator[Text]:
+def _head(seen: SeenRun, width: int) -> Iterator[Text]:
     """The run, its state, its Step, and the figures of the last one."""
     run = seen.run
     of = f"/{run.steps}" if run.steps is not None else ""
@@ -86,7 +86,7 @@ def _packed(parts: Sequence[str], width: int) -> list[str]:
     return list(packed(short, width, indent="  ")) if short else []
 
 
-def _told(seen: Seen, width: int) -> Iterator[Text]:
+def _told(seen: SeenRun, width: int) -> Iterator[Text]:
     if seen.waits:
         yield Text()
     for number, sentence in enumerate(seen.waits[:_SENTENCES]):
@@ -97,23 +97,27 @@ def _told(seen: Seen, width: int) -> Iterator[Text]:
 # --- nodes ----------------------------------------------------------------------------------------
 
 
-def _nodes(seen: Seen, flow: Flow, width: int, replicas: bool) -> Iterator[Text]:
+def _nodes(seen: SeenRun, flow: Flow, width: int, replicas: bool) -> Iterator[Text]:
     seconds = flow.end - flow.start
     names, many = zip(*_rows_of(seen, flow, replicas), strict=True) if flow.nodes else ((), ())
     bar = max(8, min(24, width // 6))
     yield from table(
         [
-            Column(
+            TableColumn(
                 title="", cells=[_named(name, some) for name, some in zip(names, many, strict=True)]
             ),
-            Column(title="time", cells=[_bar(some, bar) for some in many], right=False),
-            Column(title="busy", cells=[_share(some, "busy") for some in many], rank=6),
-            Column(title="waits", cells=[_wait(some) for some in many], right=False, rank=1),
-            Column(title="for", cells=[_blamed(some) for some in many], right=False, rank=7),
-            Column(title="rows/s", cells=[_rate(some, "rows", seconds) for some in many], rank=2),
-            Column(title="tok/s", cells=[_rate(some, "tokens", seconds) for some in many], rank=3),
-            Column(title="version", cells=[_versions(some) for some in many], rank=4),
-            Column(title="GPU peak", cells=[_device(some) for some in many], rank=5),
+            TableColumn(title="time", cells=[_bar(some, bar) for some in many], right=False),
+            TableColumn(title="busy", cells=[_share(some, "busy") for some in many], rank=6),
+            TableColumn(title="waits", cells=[_wait(some) for some in many], right=False, rank=1),
+            TableColumn(title="for", cells=[_blamed(some) for some in many], right=False, rank=7),
+            TableColumn(
+                title="rows/s", cells=[_rate(some, "rows", seconds) for some in many], rank=2
+            ),
+            TableColumn(
+                title="tok/s", cells=[_rate(some, "tokens", seconds) for some in many], rank=3
+            ),
+            TableColumn(title="version", cells=[_versions(some) for some in many], rank=4),
+            TableColumn(title="GPU peak", cells=[_device(some) for some in many], rank=5),
         ],
         width,
     )
@@ -122,7 +126,7 @@ def _nodes(seen: Seen, flow: Flow, width: int, replicas: bool) -> Iterator[Text]
         yield from (Text(line, style="dim") for line in _packed(legend, width))
 
 
-def _rows_of(seen: Seen, flow: Flow, replicas: bool) -> Iterator[tuple[str, list[ReplicaFlow]]]:
+def _rows_of(seen: SeenRun, flow: Flow, replicas: bool) -> Iterator[tuple[str, list[ReplicaFlow]]]:
     """A name, and who counts for it: in the order of the plan."""
     by_node: dict[str, dict[str, ReplicaFlow]] = defaultdict(dict)
     for key, replica in flow.nodes.items():
@@ -205,7 +209,7 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _of_metrics(seen: Seen, width: int) -> Iterator[Text]:
+def _of_metrics(seen: SeenRun, width: int) -> Iterator[Text]:
     """Of a run without events: what its last row says of nodes and Workers."""
     row = {n: v for n, value in seen.row.items() if (v := finite(value)) is not None}
     step = row.get("time/step", 0.0)
@@ -218,12 +222,12 @@ def _of_metrics(seen: Seen, width: int) -> Iterator[Text]:
     busy = [ReplicaFlow(busy=share, idle=1.0 - share) for share in shares]
     lines = table(
         [
-            Column(title="", cells=[one_line(node["name"]) for node in nodes]),
-            Column(
+            TableColumn(title="", cells=[one_line(node["name"]) for node in nodes]),
+            TableColumn(
                 title="time", cells=[_bar([each], max(8, width // 6)) for each in busy], right=False
             ),
-            Column(title="busy", cells=[f"{share:.0%}" for share in shares]),
-            Column(title="seconds", cells=[number(seconds) for seconds in taken]),
+            TableColumn(title="busy", cells=[f"{share:.0%}" for share in shares]),
+            TableColumn(title="seconds", cells=[number(seconds) for seconds in taken]),
         ],
         width,
     )
@@ -239,19 +243,19 @@ def _of_metrics(seen: Seen, width: int) -> Iterator[Text]:
 # --- edges, weights, the cut, Workers -------------------------------------------------------------
 
 
-def _edges(seen: Seen, flow: Flow, width: int) -> Iterator[Text]:
+def _edges(seen: SeenRun, flow: Flow, width: int) -> Iterator[Text]:
     seconds = flow.end - flow.start
     routes = {f"{e['producer']}->{e['consumer']}": e["route"] for e in seen.plan.get("edges", ())}
     found: list[tuple[str, EdgeFlow]] = list(flow.edges.items())
     return table(
         [
-            Column(title="", cells=[one_line(key.replace("->", " -> ")) for key, _ in found]),
-            Column(title="waiting", cells=[_queue(edge) for _, edge in found]),
-            Column(title="age", cells=[_age(edge) for _, edge in found], rank=2),
-            Column(
+            TableColumn(title="", cells=[one_line(key.replace("->", " -> ")) for key, _ in found]),
+            TableColumn(title="waiting", cells=[_queue(edge) for _, edge in found]),
+            TableColumn(title="age", cells=[_age(edge) for _, edge in found], rank=2),
+            TableColumn(
                 title="bytes/s", cells=[_per_second(edge, seconds) for _, edge in found], rank=1
             ),
-            Column(
+            TableColumn(
                 title="route", cells=[routes.get(key, "") for key, _ in found], right=False, rank=3
             ),
         ],
@@ -278,16 +282,16 @@ def _weights(flow: Flow, width: int) -> Iterator[Text]:
     found: list[tuple[str, WeightFlow]] = list(flow.weights.items())
     return table(
         [
-            Column(title="", cells=[one_line(key.replace("->", " -> ")) for key, _ in found]),
-            Column(title="offered", cells=[str(w.offered) for _, w in found], rank=1),
-            Column(title="loaded", cells=[str(w.loaded) for _, w in found]),
-            Column(title="lag", cells=[str(max(0, w.offered - w.loaded)) for _, w in found]),
-            Column(
+            TableColumn(title="", cells=[one_line(key.replace("->", " -> ")) for key, _ in found]),
+            TableColumn(title="offered", cells=[str(w.offered) for _, w in found], rank=1),
+            TableColumn(title="loaded", cells=[str(w.loaded) for _, w in found]),
+            TableColumn(title="lag", cells=[str(max(0, w.offered - w.loaded)) for _, w in found]),
+            TableColumn(
                 title="a load",
                 cells=[duration(w.seconds / w.loads) if w.loads else "-" for _, w in found],
                 rank=2,
             ),
-            Column(
+            TableColumn(
                 title="bytes",
                 cells=[shown_bytes(w.bytes // w.loads) if w.loads else "-" for _, w in found],
                 rank=3,
@@ -301,12 +305,12 @@ def _cuts(flow: Flow, width: int) -> Iterator[Text]:
     found: list[tuple[str, CutFlow]] = list(flow.cuts.items())
     return table(
         [
-            Column(title="", cells=[one_line(source) for source, _ in found]),
-            Column(title="ready", cells=[f"{cut.ready}/{cut.wanted}" for _, cut in found]),
-            Column(
+            TableColumn(title="", cells=[one_line(source) for source, _ in found]),
+            TableColumn(title="ready", cells=[f"{cut.ready}/{cut.wanted}" for _, cut in found]),
+            TableColumn(
                 title="out", cells=[f"{cut.outstanding}/{cut.room}" for _, cut in found], rank=1
             ),
-            Column(
+            TableColumn(
                 title="rows by lag", cells=[_lags(cut) for _, cut in found], right=False, rank=2
             ),
         ],
@@ -319,19 +323,19 @@ def _lags(cut: CutFlow) -> str:
     return ", ".join(f"{lag}: {rows:,}" for lag, rows in enumerate(cut.lags) if rows)
 
 
-def _workers(seen: Seen, flow: Flow, width: int) -> Iterator[Text]:
+def _workers(seen: SeenRun, flow: Flow, width: int) -> Iterator[Text]:
     found = list(flow.workers.items())
     planned = [_planned(seen.plan, name) for name, _ in found]
     return table(
         [
-            Column(title="", cells=[one_line(name) for name, _ in found]),
-            Column(title="memory", cells=[shown_bytes(w.memory) for _, w in found]),
-            Column(title="peak", cells=[shown_bytes(w.peak) for _, w in found], rank=3),
-            Column(title="planned", cells=[host for host, _ in planned], rank=2),
-            Column(title="outbox", cells=[shown_bytes(w.outbox) for _, w in found], rank=4),
-            Column(title="GPU", cells=[_some(w.device) for _, w in found], rank=1),
-            Column(title="GPU peak", cells=[_some(w.device_peak) for _, w in found], rank=3),
-            Column(
+            TableColumn(title="", cells=[one_line(name) for name, _ in found]),
+            TableColumn(title="memory", cells=[shown_bytes(w.memory) for _, w in found]),
+            TableColumn(title="peak", cells=[shown_bytes(w.peak) for _, w in found], rank=3),
+            TableColumn(title="planned", cells=[host for host, _ in planned], rank=2),
+            TableColumn(title="outbox", cells=[shown_bytes(w.outbox) for _, w in found], rank=4),
+            TableColumn(title="GPU", cells=[_some(w.device) for _, w in found], rank=1),
+            TableColumn(title="GPU peak", cells=[_some(w.device_peak) for _, w in found], rank=3),
+            TableColumn(
                 title="GPU planned",
                 cells=[
                     device if w.device_peak else ""
@@ -339,7 +343,7 @@ def _workers(seen: Seen, flow: Flow, width: int) -> Iterator[Text]:
                 ],
                 rank=2,
             ),
-            Column(
+            TableColumn(
                 title="does",
                 cells=[one_line(w.doing) or "-" for _, w in found],
                 right=False,

@@ -29,7 +29,7 @@ STEPS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class SeenRun:
     """A run at one moment. plan: of the phase under way, as in plan.json; empty without one.
     row: the last Step's metrics. flow: the newest stretch, and `stretch` in words; None in a run
     that kept no `events/`. waits: who waits for whom, worst first.
@@ -54,7 +54,7 @@ class RunReader:
         self._segment: Path | None = None
         self._end = 0
 
-    def look(self) -> Seen:
+    def look(self) -> SeenRun:
         """The run now. Raises OSError if its folder is gone."""
         run, row = summary(self._folder), newest_row(self._folder / "metrics.jsonl")
         self._follow(self._folder / "events")
@@ -63,7 +63,7 @@ class RunReader:
         plan = self._of_phase(phase)
         told = sentences(flow, plan) if flow is not None and plan else []
         title = str(self._plans.get("program") or self._plans.get("graph") or "")
-        return Seen(
+        return SeenRun(
             run=run, title=title, plan=plan, row=row, flow=flow, stretch=stretch, waits=told
         )
 

@@ -18,7 +18,7 @@ _LEAST = 28
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class TableColumn:
     """A title, and a cell for each row. rank: the greatest is left out first; 0 stays. right: the
     cells end at its right edge.
     """
@@ -29,7 +29,7 @@ class Column:
     right: bool = True
 
 
-def table(columns: Sequence[Column], width: int) -> Iterator[Text]:
+def table(columns: Sequence[TableColumn], width: int) -> Iterator[Text]:
     """Lines of at most `width` columns; the first column is that of names. None without rows."""
     kept = [c for c in columns if any(len(cell) for cell in c.cells)]
     if not kept or not kept[0].cells:
@@ -45,11 +45,11 @@ def table(columns: Sequence[Column], width: int) -> Iterator[Text]:
         yield _line([cell if isinstance(cell, Text) else Text(cell) for cell in row], kept, widths)
 
 
-def _width(column: Column) -> int:
+def _width(column: TableColumn) -> int:
     return max([len(column.title), *map(len, column.cells)])
 
 
-def _line(cells: Sequence[Text], columns: Sequence[Column], widths: Sequence[int]) -> Text:
+def _line(cells: Sequence[Text], columns: Sequence[TableColumn], widths: Sequence[int]) -> Text:
     found = Text()
     for at, (cell, column, width) in enumerate(zip(cells, columns, widths, strict=True)):
         blank = " " * (width - len(cell))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from engine.coordinator import messages as m
-from engine.observe.arrows import Arrows, Joined
+from engine.observe.arrows import Arrows, JoinedSpan
 from engine.observe.events import EventHeard, InstructionTold, RunEvent, WorkersMeasured
 from engine.observe.reports import SpanOf
 
@@ -23,7 +23,7 @@ class WatchedSpans:
 
     def __init__(self) -> None:
         self.arrows = Arrows()
-        self.joined: list[Joined] = []
+        self.joined: list[JoinedSpan] = []
         self.tasks: dict[tuple[int, str], m.Task] = {}
         self.made: dict[tuple[str, int], m.Produced] = {}
         self._spans: list[SpanOf] = []

@@ -14,7 +14,7 @@ from engine.observe.flow.records import EdgeFlow, Flow, ReplicaFlow, WeightFlow,
 from engine.observe.flow.segments import StepSegments
 from engine.observe.measured import read_measured
 from engine.plan.explain import explain
-from engine.plan.explain.measured import Measured, error
+from engine.plan.explain.measured import MeasuredRun, error
 from engine.plan.plan import Plan
 from tests.kit.comparison import require_golden
 from tests.kit.graphs import grpo_graph
@@ -95,7 +95,7 @@ def test_of_a_run_without_events_the_seconds_are_shown(tmp_path: Path) -> None:
 
 def test_a_run_of_another_graph_has_nothing_beside_it() -> None:
     told = "nothing: the run has no Step of this graph"
-    assert told in explain(grpo_plan(), measured={3: Measured(steps=1)})
+    assert told in explain(grpo_plan(), measured={3: MeasuredRun(steps=1)})
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from engine.observe.flow.records import (
 from engine.observe.flow.segments import LiveSegments, StepSegments
 from engine.observe.runlist import RunSummary
 from engine.top.page import page
-from engine.top.seen import RunReader, Seen
+from engine.top.seen import RunReader, SeenRun
 from tests.kit.comparison import require_golden
 from tests.kit.terminals import on_terminal
 
@@ -130,7 +130,7 @@ def a_run(folder: Path, *, events: bool = True) -> Path:
     return folder
 
 
-def text_of(seen: Seen, width: int = 100, *, replicas: bool = False) -> str:
+def text_of(seen: SeenRun, width: int = 100, *, replicas: bool = False) -> str:
     lines = [line.plain for line in page(seen, width=width, replicas=replicas)]
     assert max(map(len, lines)) <= width
     return "\n".join(lines) + "\n"
@@ -237,7 +237,7 @@ def test_no_line_is_wider_than_the_screen_and_none_has_control_characters(
     )
     run = RunSummary(name=names[0], path="x", state="running", reason=names[-1] * 9)
     row = {f"reward/{name}/mean": 0.5 for name in names} | {"reward/mean": 0.5}
-    seen = Seen(run=run, title=names[0], row=row, flow=found, stretch="Step 1", waits=names)
+    seen = SeenRun(run=run, title=names[0], row=row, flow=found, stretch="Step 1", waits=names)
     for line in page(seen, width=width, replicas=replicas):
         assert len(line) <= width
         assert line.plain.isprintable() or not line.plain

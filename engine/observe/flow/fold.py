@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from engine.coordinator import messages as m
 from engine.observe import events as e
 from engine.observe.flow.activity import Activity, ReplicaSeconds, Running
-from engine.observe.flow.made import Made
+from engine.observe.flow.made import StretchCounts
 from engine.observe.flow.queues import EdgeQueues, EdgeRows, WeightQueues
 from engine.observe.flow.reasons import Reasons
 from engine.observe.flow.records import (
@@ -71,7 +71,7 @@ class FlowFold:
         self._edges, self._weights = EdgeQueues(plan), WeightQueues()
         self._activity: Activity | None = None
         self._start = 0.0
-        self._made = Made()
+        self._made = StretchCounts()
         self._of_step: Flow | None = None
         self._of_second: Flow | None = None
         self._memory: dict[str, dict[str, int]] = defaultdict(dict)
@@ -213,7 +213,7 @@ class FlowFold:
         flow = self._flow(now)
         self._start = now
         self._tombstones()
-        self._made = Made()
+        self._made = StretchCounts()
         self._of_step = flow if self._of_step is None else total([self._of_step, flow])
         second = flow if self._of_second is None else total([self._of_second, flow])
         if second.end - second.start >= _SECOND:

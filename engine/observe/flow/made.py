@@ -12,7 +12,7 @@ import numpy as np
 from engine.coordinator import messages as m
 
 
-class Made:
+class StretchCounts:
     """By (node, Worker), by edge, by weight edge, or by `node@worker`."""
 
     def __init__(self) -> None:

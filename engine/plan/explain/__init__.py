@@ -15,7 +15,7 @@ from dataflow.width import folded
 from engine.plan.explain.edges import edges, weights
 from engine.plan.explain.layout import WIDTH as WIDTH
 from engine.plan.explain.layout import Line, count, laid, wrapped
-from engine.plan.explain.measured import Measured, compared
+from engine.plan.explain.measured import MeasuredRun, compared
 from engine.plan.explain.nodes import cut, nodes, workers
 from engine.plan.explain.summary import program, summary
 from engine.plan.plan import Plan
@@ -23,25 +23,28 @@ from engine.plan.program_plan import ProgramPlan
 
 
 def explain(
-    plan: Plan | ProgramPlan, *, measured: Mapping[int, Measured] | None = None, width: int = WIDTH
+    plan: Plan | ProgramPlan,
+    *,
+    measured: Mapping[int, MeasuredRun] | None = None,
+    width: int = WIDTH,
 ) -> str:
     """The plan as text; a Program's phase by phase. measured: by phase, shown beside what was
     predicted; 0 is a graph alone. width: of its lines; words that are longer stay whole.
     """
     if isinstance(plan, Plan):
-        return _explained(plan, None if measured is None else measured.get(0, Measured()), width)
+        return _explained(plan, None if measured is None else measured.get(0, MeasuredRun()), width)
     parts = [f"{one_line(plan.graph)}: {len(plan.phases)} phases; seed {plan.seed}\n"]
     own = _section("warnings (errors with --strict)", _texts(map(str, plan.own)), width)
     parts += ["\n".join(own) + "\n"] if own else []
     for number, phase in enumerate(plan.phases, start=1):
-        found = None if measured is None else measured.get(number, Measured())
+        found = None if measured is None else measured.get(number, MeasuredRun())
         head = [plan.program.title(number), *beginnings(plan.program, number)]
         lines = "\n".join([head[0], *(f"  {line}" for line in head[1:])])
         parts.append(f"{lines}\n\n{_explained(phase, found, width)}")
     return printable("\n".join(parts))
 
 
-def _explained(plan: Plan, found: Measured | None, width: int) -> str:
+def _explained(plan: Plan, found: MeasuredRun | None, width: int) -> str:
     saved = "saved: of columns that stay, nobody there reads them"
     section = partial(_section, width=width)
     sections = [
@@ -60,7 +63,7 @@ def _explained(plan: Plan, found: Measured | None, width: int) -> str:
     return printable("\n\n".join("\n".join(lines) for lines in sections if lines) + "\n")
 
 
-def _of(found: Measured | None) -> str:
+def _of(found: MeasuredRun | None) -> str:
     return f" in {count(found.steps, 'Step')}" if found and found.steps else ""
 
 

@@ -29,7 +29,7 @@ class MeasuredWeights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredRun:
     """What a run, or one phase of it, measured. steps: how many. seconds: by node, of a Step.
 
     The rest is empty without flows, in a run that kept no `events/`. peaks: by Worker, the most
@@ -57,7 +57,7 @@ def error(predicted: float | None, found: float | None) -> str:
     return f"{predicted / found - 1:+.0%}".replace("%", " %")
 
 
-def compared(plan: Plan, found: Measured) -> Iterator[Line]:
+def compared(plan: Plan, found: MeasuredRun) -> Iterator[Line]:
     """Tables of nodes, Workers, edges and weight edges."""
     if not found.steps:
         yield "nothing: the run has no Step of this graph"
@@ -82,7 +82,7 @@ def _table(title: str, rows: Sequence[tuple[str, Sequence[str]]]) -> Iterator[Li
         yield from named(name, width, side_by_side(cells, _WIDTHS))
 
 
-def _seconds(plan: Plan, found: Measured) -> Iterator[Line]:
+def _seconds(plan: Plan, found: MeasuredRun) -> Iterator[Line]:
     rows = []
     for node in plan.nodes:
         took, predicted = found.seconds.get(node.name), node.estimate.seconds
@@ -90,7 +90,7 @@ def _seconds(plan: Plan, found: Measured) -> Iterator[Line]:
     return _table("seconds a Step", rows)
 
 
-def _memory(plan: Plan, found: Measured) -> Iterator[Line]:
+def _memory(plan: Plan, found: MeasuredRun) -> Iterator[Line]:
     rows = []
     for worker in (w for w in plan.workers if w in found.peaks):
         predicted, took = _resident(plan, worker), found.peaks[worker]
@@ -139,7 +139,7 @@ def _bytes(predicted: float | None, found: float | None) -> list[str]:
     return [*shown, error(predicted, found)]
 
 
-def _edges(plan: Plan, found: Measured) -> Iterator[Line]:
+def _edges(plan: Plan, found: MeasuredRun) -> Iterator[Line]:
     outside = {n.name for n in plan.nodes if n.region == "evaluation"}
     rows = []
     for edge in (e for e in plan.edges if e.consumer not in outside):
@@ -148,7 +148,7 @@ def _edges(plan: Plan, found: Measured) -> Iterator[Line]:
     return _table("bytes a Step", rows)
 
 
-def _weights(plan: Plan, found: Measured) -> Iterator[Line]:
+def _weights(plan: Plan, found: MeasuredRun) -> Iterator[Line]:
     rows = []
     for model in plan.models:
         for reader in model.readers:
