@@ -22,9 +22,11 @@ from dataflow.graph import Graph
 from engine.api import rerun, resume
 from engine.cli import main
 from engine.record.place import nodes_in, row_files
+from engine.record.told import files_of
 from engine.rerun.row_diff import row_differences
 from tests.kit import algorithms, run_graphs
 from tests.kit.processes import KillWorkers
+from tests.kit.run_programs import two_phases
 from tests.kit.tiny_runs import TinyRuns
 
 pytestmark = pytest.mark.timeout(240)
@@ -159,6 +161,15 @@ def test_a_step_before_a_change_is_run_with_what_it_had(tiny: TinyRuns) -> None:
     assert rerun(folder, ["train_policy"], 2, settings=["train_policy.lr=0.001"]).same
 
 
+def test_phases_are_recorded_and_a_rerun_of_them_is_refused(tiny: TinyRuns) -> None:
+    folder = tiny.run(two_phases, None, record="rollout").folder
+    assert len(rows_of(folder, "rollout")) > 0
+    steps = [step for step, _ in files_of(folder / "recorded")]
+    assert steps == list(range(steps[-1] + 1))
+    with pytest.raises(RunError, match="it is the run of a Program"):
+        rerun(folder, ["rollout"], 1)
+
+
 # rows are there once
 
 
@@ -203,6 +214,7 @@ def test_a_torn_file_is_left_out_and_a_damaged_one_is_named(tiny: TinyRuns) -> N
         rerun(folder, ["rollout"], 2)
 
 
+@pytest.mark.long
 def test_nothing_but_assignments_is_in_the_process_of_the_run(tiny: TinyRuns) -> None:
     """Each Worker writes what it made; the files say which."""
     how: dict[str, Any] = {"workers": "apart", "replicas": {"rollout": 2}}
