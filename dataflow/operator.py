@@ -216,6 +216,10 @@ class Operator:
     """
     decodes: str = ""
     """The input whose token ids it reads as text, by the tokenizer of the Model that wrote them."""
+    replayed: str = ""
+    """For an operator that samples tokens: the kernel, module:Class, that computes the log-probs of
+    its recorded rows with its Model, at its parameter `temperature`.
+    """
     parts: str = ""
     """The columns besides its schema's, one for each user function in its parameter `fns`
     (`reward/*`).

@@ -162,6 +162,8 @@ class Schema:
     """The column with a value for each token that counts for a row's length; empty if none does."""
     shown: ClassVar[tuple[str, ...]] = ()
     """The columns that samples record of a trained row, in this order."""
+    inside: ClassVar[tuple[str, ...]] = ()
+    """The columns that they also record where its tokens are looked at (`--samples full`)."""
 
     def __init_subclass__(cls) -> None:
         own = {k: replace(v, name=k) for k, v in vars(cls).items() if isinstance(v, Column)}
@@ -339,6 +341,7 @@ class Rollout(Completion):
     """A completion with what its sampler recorded."""
 
     shown = ("completion", "prompt_ids", "completion_ids", "completion_mask", "finish", "version")
+    inside = ("sampler_logprobs", "sampler_mass")
     sampler_logprobs = column(
         pa.float32(),
         "T",
@@ -403,6 +406,7 @@ class Logprobs(Schema):
     """Log-probability of each completion token under some Model."""
 
     row = "completion"
+    inside = ("logprobs",)
     logprobs = column(pa.float32(), "T", distribution=POLICY)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import pyarrow as pa
 
@@ -46,10 +46,14 @@ from engine.plan.plan import Plan
 from engine.plan.planner import make_plan
 from engine.plan.program_plan import ProgramPlan, make_program_plan
 from engine.received import OPTIONS, reading
+from engine.record.place import require_known
 from engine.resuming import Beginning, WantedRun, beginning, keep_changes
 from engine.run.early_end import Until
 
-__all__ = ["Result", "RunHandle", "Until", "peek", "plan", "resume", "run"]
+if TYPE_CHECKING:
+    from engine.rerun.compared import Rerun
+
+__all__ = ["Result", "RunHandle", "Until", "peek", "plan", "rerun", "resume", "run"]
 
 Runnable = Graph | CheckedGraph | Program | CheckedProgram
 
@@ -79,6 +83,7 @@ def plan(graph: Runnable, options: RunOptions | None = None) -> Plan | ProgramPl
         planned = make_program_plan(checked, **told)
     else:
         planned = make_plan(checked, **told)
+    require_known(planned.phases if isinstance(planned, ProgramPlan) else [planned], options.record)
     if options.strict and planned.warnings:
         raise GraphError(planned.warnings)
     return _identified(planned, _source(checked))
@@ -282,6 +287,18 @@ def peek(
         graph, node = phase_with(graph, node)
     graph.node(node)  # raises with the names that there are
     return first_rows(plan(graph, options), node, rows)
+
+
+def rerun(
+    folder: Path | str, nodes: Sequence[str], step: int, *, settings: Sequence[str] = ()
+) -> Rerun:
+    """Run these nodes of a Step of a recorded run again, in this process, and compare what comes of
+    it with the record. settings: parameters with other values. Raises RunError for rows that it
+    needs and that were not recorded, and what a kernel raises.
+    """
+    from engine.rerun.compared import rerun as again  # here: it imports what runs kernels
+
+    return again(folder, nodes, step, plan, settings=settings)
 
 
 def _import_path() -> list[str]:

@@ -40,12 +40,14 @@ from engine.observe.logs import logged
 from engine.observe.progress import Progress
 from engine.observe.runfolder import RunFolder
 from engine.observe.runlog import RunLog
-from engine.observe.samples import SamplesBehind, SampleWriter
+from engine.observe.samples import SampleWriter
 from engine.observe.silent_failures import silent_failures
 from engine.observe.sinks import JsonLines, TensorBoard, View, Wandb, recorded_row
 from engine.observe.trace import Trace
 from engine.options import RunOptions
 from engine.plan.plan import Plan
+from engine.record.recording import recorded
+from engine.record.stored_rows import settle
 from engine.resuming import Beginning
 from engine.run.early_end import EarlyEnd, Until, reached
 from engine.run.files import DiskStore
@@ -53,7 +55,7 @@ from engine.run.loop import Loop
 from engine.run.probes import Probes
 from engine.run.requests import RunRequests
 from engine.run.signals import StopSignals
-from engine.run.watchdog import Watchdog
+from engine.run.watchdog import Watchdog, named_hang
 from engine.run.workers import Workers
 
 _log = logging.getLogger(__name__)
@@ -214,7 +216,7 @@ class _Run:
         self._signals, self._log = frame.signals, frame.log
         for warning in plan.warnings:
             self._log.warn(warning)
-        warn_of_room(plan, folder.checkpoints, options.keep)
+        warn_of_room(plan, folder.checkpoints, options)
         number = len(list(folder.trace.glob("*.json")))  # a resumed run adds a timeline
         file = f"run_{number}{f'_phase_{self._phase}' if self._phase else ''}.json"
         title = "dataflow" + (f", {plan.phase.title}" if plan.phase else "")
@@ -235,6 +237,7 @@ class _Run:
         if latest is not None and has_passed(hooks.threshold, self._folder, latest.step):
             early.pass_at_once()
         with ExitStack() as stack:
+            recording = recorded(plan, self._folder, self._options, begun, stack)
             workers, lines = self._workers(stack), self._lines(begun, stack)
             stream = EventStream(self._log, self._trace, Probes(plan.seed))
             told: dict[str, Any] = {"first": plan.first, "phase": self._phase}
@@ -247,12 +250,17 @@ class _Run:
             stream.add(silent_failures(plan, self._folder.samples, stream))
             stream.add(early)
             stream.on(stack.enter_context(_settled_memory()), Opened)
+            stream.add(recording)
             stream.add(self._flow(coordinator, begun, stack))
-            store = DiskStore(plan, self.store, self._best, latest, record)
+            store = DiskStore(
+                *(plan, self.store, self._best, latest, record),
+                keep_every=self._options.keep_every,
+                on_rows=recording.know,
+            )
             loop = Loop(coordinator, workers, store, stream, early)
             watchdog = stack.enter_context(self._watchdog(workers, coordinator, loop))
             _log.info("%s begins after step %d", plan.graph, begun)
-            with _named_hang(watchdog):
+            with named_hang(watchdog):
                 end = loop.run()
             self._stored_at, self._stopped = coordinator.checkpoints.at, early.heard
         self.step = max(0, lines.last)
@@ -263,6 +271,7 @@ class _Run:
     def result(self, finish: Finish) -> Result:
         """How the run ended. Deletes samples of a Step that never closed, as its recorder died."""
         SampleWriter(self._folder.samples).truncate_after(self.step)
+        settle(self._folder.recorded, self._plan)
         last, stopped = self.store.latest(), self._stopped
         return Result(
             folder=self._folder.path,
@@ -291,6 +300,7 @@ class _Run:
         return Settings(
             steps=self._options.steps,
             checkpoint_every=self._options.checkpoint_every,
+            keep_every=self._options.keep_every,
             checkpoint_seconds=self._options.checkpoint_minutes * 60.0,
             stored_at=self._stored_at,
             error_budget=self._options.error_budget,
@@ -308,19 +318,9 @@ class _Run:
             from engine.launch.supervisor import Supervisor
 
             return stack.enter_context(_closed(Supervisor(plan, folder, options)))
-        from engine.channels.inproc import InprocChannel
-        from engine.worker.inproc import InprocWorkers
-        from engine.worker.newest import NewestRows
-        from engine.worker.worker import Worker
+        from engine.launch.alone import one_worker
 
-        every, first = options.samples_every, plan.first
-        samples = SampleWriter(folder.samples, every=every, first=first, phase=self._phase)
-        behind = stack.enter_context(_closed(SamplesBehind(samples)))
-        channel = InprocChannel()
-        own: dict[str, Any] = {"inproc": options.inproc, "samples": behind}
-        own["newest"] = NewestRows(folder.path)
-        worker = Worker(_alone(plan), plan, channel=channel, **own)
-        return stack.enter_context(_closed(InprocWorkers(worker)))
+        return stack.enter_context(_closed(one_worker(_alone(plan), plan, folder, options, stack)))
 
     def _watchdog(self, workers: Workers, coordinator: Coordinator, loop: Loop) -> Watchdog:
         """What it prints: every Worker's work, and who waits for whom."""
@@ -438,17 +438,6 @@ def _settled_memory() -> Iterator[Callable[[Opened], None]]:
         yield take
     finally:
         gc.unfreeze()
-
-
-@contextmanager
-def _named_hang(watchdog: Watchdog) -> Iterator[None]:
-    """Turn the watchdog's interrupt into a RunError that says what hung."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if watchdog.hung:
-            raise RunError(watchdog.hung) from None
-        raise
 
 
 def _why(end: Finish | Rollback) -> str:

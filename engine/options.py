@@ -41,12 +41,18 @@ class RunOptions:  # the fields' docstrings are the command line's help
     """Minutes after the last checkpoint, when the next Step's end gets a timed one; 0: none."""
     keep: int = 2
     """Checkpoints to keep, and as many timed ones."""
+    keep_every: int = 0
+    """Steps between checkpoints that stay for good, beside those of --keep; 0: none does."""
     grace: float = 60.0
     """Seconds that a Step and its checkpoint may take after Ctrl-C, SIGTERM or SIGHUP."""
     error_budget: float = 0.1
     """Share of the admitted prompts that may be dropped; 10 always may. More end the run."""
     samples_every: int = 1
     """Steps between sample files."""
+    samples: Literal["brief", "full"] = "brief"
+    """What samples have of each token: brief; or full, also log-probs and advantage."""
+    record: str = ""
+    """Nodes whose rows are kept (rollout,score), or all: for rerun, and for diff of rows."""
     sinks: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """Views of the metrics beside metrics.jsonl."""
     workers: Literal["one", "auto", "apart"] = "auto"

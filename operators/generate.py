@@ -29,6 +29,7 @@ GENERATE = Operator(
         "vllm": "operators.kernels.vllm.generate:VllmGenerate",
     },
     needs={"torch": Needs(params={"sampler": ("keyed",)}), "vllm": VLLM},
+    replayed="operators.kernels.torch.forward:TorchLogprobs",
     limits={
         "n": whole(1, like=8),
         "max_tokens": whole(1, like=512),

@@ -126,6 +126,19 @@ FOLDERS = (  # run folders and their graph.json are targets
     _in_mine("dataflow top nobody", "no run 'nobody' in 'runs'", code=2),
     _in_mine("dataflow explain runs/mine --measured runs/mine", "measured in 6 Steps", "error"),
 )  # fmt: skip
+RECORDS = (
+    _in_mine(
+        "dataflow run runs/mine --steps 2 --record all --name kept",
+        "all steps are done: step 2",
+    ),
+    _in_mine(
+        "dataflow rerun runs/kept --node train_policy --step 2",
+        "trained steps 1 to 2", "train_policy: the same bits: the weights and ",
+    ),
+    _in_mine("dataflow rerun runs/mine --node score --step 1", "--record all", code=3),
+    _in_mine("dataflow diff runs/kept runs/kept --rows", "rows: no difference"),
+    _in_mine("rm -r runs/kept"),
+)  # fmt: skip
 RESUMING = (
     _written(
         "script.py",
@@ -305,8 +318,8 @@ SHADOWING = (  # folders with the names of our packages; last, as they stay
     NewcomerStep("dataflow --version", ("graphs/ is hidden by dataflow-rl's package",)),
 )
 STEPS = (
-    *COMMAND_LINE, *PROJECT, *LOOKING, *FOLDERS, *RESUMING, *BUILT_IN, *DATA, *PEERS, *OWN_PARTS,
-    *SHADOWING,
+    *COMMAND_LINE, *PROJECT, *LOOKING, *FOLDERS, *RECORDS, *RESUMING, *BUILT_IN, *DATA, *PEERS,
+    *OWN_PARTS, *SHADOWING,
 )  # fmt: skip
 
 

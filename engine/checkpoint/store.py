@@ -32,6 +32,8 @@ MANIFEST = "manifest.json"
 _REPLACED = ".replaced-"
 _TIMED = "timed"
 """Meta key of a checkpoint that only the clock made due."""
+_KEPT = "kept"
+"""Meta key of a checkpoint that stays as long as the run does (`--keep-every`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +63,8 @@ class _Manifest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class CheckpointStore:
-    """A run's newest `keep` checkpoints, and as many timed ones, for the holder of its lock.
+    """A run's newest `keep` checkpoints, as many timed ones, and all that were written to be kept,
+    for the holder of its lock.
 
     pinned: Steps whose checkpoints stay beside them, since they have weights that no other has.
     """
@@ -89,16 +92,19 @@ class CheckpointStore:
         meta: Mapping[str, Any],
         *,
         timed: bool = False,
+        kept: bool = False,
     ) -> StoredCheckpoint:
         """Make the checkpoint of a Step: `fill` writes its files into a directory. meta: small JSON
-        values, returned by `latest`. timed: it displaces only other timed ones.
+        values, returned by `latest`. timed: it displaces only other timed ones. kept: none later
+        displaces it, nor does it displace any.
 
         Replaces one of the same Step, then deletes those of later Steps (the run was rolled back)
         and those that are no longer kept. Raises StorageError if the disk is full or fails; on any
         error the earlier checkpoints stay as they were.
         """
         final, what = self._path(step), f"the checkpoint of step {step}"
-        meta = {**meta, _TIMED: True} if timed else meta
+        marks = {_TIMED: timed, _KEPT: kept}
+        meta = {**meta, **{mark: True for mark, is_so in marks.items() if is_so}}
         temp = temp_of(final)
         needed = self._nbytes()
         try:
@@ -145,11 +151,7 @@ class CheckpointStore:
 
     def read(self, step: int) -> StoredCheckpoint:
         """The checkpoint of this Step. Raises CheckpointError if it is absent or damaged."""
-        found = _examine(self._path(step), step) if step in self.steps() else "it does not exist"
-        if isinstance(found, StoredCheckpoint):
-            return found
-        fix = f"another Step; there are: {', '.join(map(str, self.steps())) or 'none'}"
-        raise CheckpointError(f"{self._path(step)}: cannot be used: {found}. Fix: {fix}.")
+        return read_checkpoint(self._directory, step)
 
     def truncate_after(self, step: int) -> None:
         """Delete the checkpoints of later Steps: the run resumes from this one."""
@@ -179,10 +181,9 @@ class CheckpointStore:
         try:
             self.truncate_after(step)
             loose = [found for found in self.steps() if found not in self._pinned]
-            timed = {found: _is_timed(self._path(found)) for found in loose}
-            for kind in (False, True):
-                same = [found for found, is_timed in timed.items() if is_timed is kind]
-                for old in same[: -self._keep]:
+            marks = {found: _marks(self._path(found)) for found in loose}
+            for kind in ((), (_TIMED,)):
+                for old in [found for found, own in marks.items() if own == kind][: -self._keep]:
                     delete(self._path(old))
         except OSError as error:
             _log.warning("an old checkpoint in %s was not deleted: %s", self._directory, error)
@@ -198,6 +199,18 @@ class CheckpointStore:
                 _remove(path)
             elif path.name.startswith(TEMP):
                 _remove(path)
+
+
+def read_checkpoint(directory: Path, step: int) -> StoredCheckpoint:
+    """The checkpoint of this Step, also where a run holds the folder. Raises CheckpointError if it
+    is absent or damaged.
+    """
+    steps, path = steps_of(each.name for each in directory.iterdir()), directory / f"step_{step}"
+    found = _examine(path, step) if step in steps else "it does not exist"
+    if isinstance(found, StoredCheckpoint):
+        return found
+    fix = f"another Step; there are: {', '.join(map(str, steps)) or 'none'}"
+    raise CheckpointError(f"{path}: cannot be used: {found}. Fix: {fix}.")
 
 
 def _remove(path: Path) -> None:
@@ -259,11 +272,12 @@ def _examine(path: Path, step: int) -> StoredCheckpoint | str:
     return found or StoredCheckpoint(step=step, path=path, meta=manifest.meta)
 
 
-def _is_timed(path: Path) -> bool:
-    """Whether a checkpoint's manifest says that it is timed; False if it cannot be read."""
+def _marks(path: Path) -> tuple[str, ...]:
+    """Which marks a checkpoint's manifest has: timed, kept; none if it cannot be read."""
     with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return _read(path).meta.get(_TIMED) is True
-    return False
+        meta = _read(path).meta
+        return tuple(mark for mark in (_TIMED, _KEPT) if meta.get(mark) is True)
+    return ()
 
 
 def _manifest_fault(manifest: _Manifest, path: Path, step: int) -> str | None:

@@ -29,6 +29,7 @@ COMMANDS = {
     "explain": "show the plan: devices, memory, seconds, what was rejected",
     "run": "run a graph or a Program",
     "resume": "go on from a run folder's last checkpoint",
+    "rerun": "run nodes of a recorded run again, and compare bit by bit",
     "peek": "show the first rows of one node's output",
     "watch": "show runs on a page of the browser, while they go on and afterwards",
     "report": "write what a run did as one HTML file",

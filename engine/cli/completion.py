@@ -117,10 +117,15 @@ def _candidates(given: Sequence[str], commands: Mapping[str, str]) -> Iterator[s
         yield from _runs(Path("runs"))
     elif command == "report" and not words:
         yield from (f"runs/{name}" for name in _runs(Path("runs")))
-    elif command == "peek" and len(words) == 1:
+    elif (command == "peek" and len(words) == 1) or _names_a_node(command, words):
         yield from (node.name for node in settable(load_target(words[0]).graph()))
-    elif command in (*_TARGETS, "resume") and words and _last_flag(words) == "--set":
+    elif command in (*_TARGETS, "resume", "rerun") and words and _last_flag(words) == "--set":
         yield from _parameters(command, words)
+
+
+def _names_a_node(command: str, words: Sequence[str]) -> bool:
+    """Whether the next word follows `rerun RUN --node`."""
+    return command == "rerun" and len(words) > 1 and words[-1] == "--node"
 
 
 def _last_flag(words: Sequence[str]) -> str:

@@ -1,7 +1,8 @@
 """`dataflow diff A B`: what changes from one graph, or run, to another.
 
 Owns: flags that two graph functions share, and that --set edits the second graph. Does not own: the
-comparison (dataflow/diff.py, dataflow/program_diff.py; of two run folders also engine/run_diff.py).
+comparison (dataflow/diff.py, dataflow/program_diff.py; of two run folders also engine/run_diff.py,
+engine/rerun/row_diff.py).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataflow.program_diff import compare
 from engine.cli.flags import parse_shared, split_target
 from engine.cli.screen import say
 from engine.cli.settings import with_settings
+from engine.cli.target import UsageError
 from engine.cli.values import Settings, gathered
 
 _USAGE = "dataflow diff TARGET TARGET [flags]"
@@ -26,12 +28,16 @@ class DiffOptions:
     two run folders also their options, the ends of their metrics, and changes that were accepted.
     """
 
+    rows: bool = False
+    """Compare the rows that two runs recorded (--record), and name the first that differs."""
     set: Settings = ()
     """Edits of the second graph (rollout.temperature=0.7)."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Print the difference; equal graphs are no error."""
+    if "--rows" in arguments:
+        return _rows([word for word in arguments if word != "--rows"])
     first, rest = split_target("diff", _USAGE, DiffOptions, arguments)
     second, flags = split_target("diff", _USAGE, DiffOptions, rest)
     settings, flags = _settings(gathered(flags, (DiffOptions,)))
@@ -43,6 +49,17 @@ def main(arguments: Sequence[str]) -> int:
         from engine.run_diff import run_differences  # here: it imports what reads checkpoints
 
         say(f"\n{run_differences(*folders)}", end="")
+    return 0
+
+
+def _rows(arguments: Sequence[str]) -> int:
+    """Print where the rows of two runs first differ. Raises UsageError, RunError."""
+    if len(arguments) != 2 or any(word.startswith("-") for word in arguments):
+        problem = f"--rows takes two run folders and no other flag, found {' '.join(arguments)}"
+        raise UsageError("dataflow diff", problem, "dataflow diff runs/A runs/B --rows")
+    from engine.rerun.row_diff import row_differences  # here: it reads Parquet files
+
+    say(row_differences(*map(Path, arguments)), end="")
     return 0
 
 

@@ -38,8 +38,9 @@ class CheckpointDue:
 
     def due(self, step: int) -> bool:
         """Whether the end of a Step gets one; it is then wanted."""
-        every, seconds = self._settings.checkpoint_every, self._settings.checkpoint_seconds
-        regular = self.asked or (bool(every) and not step % every)
+        settings, seconds = self._settings, self._settings.checkpoint_seconds
+        every = (settings.checkpoint_every, settings.keep_every)
+        regular = self.asked or any(steps and not step % steps for steps in every)
         late = seconds > 0 and self.at is not None and self._now - self.at >= seconds
         if self.step == step or not (regular or late):
             return False

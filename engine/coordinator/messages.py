@@ -77,12 +77,15 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stepped:
-    """A train node (or one rank of it) has done its updates of a Step."""
+    """A train node (or one rank of it) has done its updates of a Step. digest: of the weights, of a
+    node of one rank in a run that records rows.
+    """
 
     id: int
     node: str
     step: int
     worker: str
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,9 +16,10 @@ from engine.coordinator.refs import Ref, SourceCut
 class Settings:
     """How long a run is. steps None: one pass over each training source.
 
-    checkpoint_every: Steps between checkpoints. checkpoint_seconds: seconds since the last one of
-    any kind, after which the next Step's end gets a timed one. 0: none of the kind. stored_at: when
-    the last was written, by the clock of `now`; None: count from the first event.
+    checkpoint_every: Steps between checkpoints. keep_every: Steps between those that are kept for
+    good. checkpoint_seconds: seconds since the last one of any kind, after which the next Step's
+    end gets a timed one. 0: none of the kind. stored_at: when the last was written, by the clock of
+    `now`; None: count from the first event.
 
     error_budget: the share of admitted prompts that may be dropped (never less than 10 prompts).
     patience: seconds that a run may give prompts up in vain (livelock.py) before it fails; 0: for
@@ -27,6 +28,7 @@ class Settings:
 
     steps: int | None = None
     checkpoint_every: int = 0
+    keep_every: int = 0
     checkpoint_seconds: float = 0.0
     stored_at: float | None = None
     error_budget: float = 0.1

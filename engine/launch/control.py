@@ -29,6 +29,7 @@ from dataflow import errors
 from engine.coordinator.messages import From, ToWorker
 from engine.coordinator.refs import Ref
 from engine.observe.reports import Doing, Report, SpanOf
+from engine.record.place import RecordPlace
 from engine.run.workers import Ask
 
 PeerAddress = tuple[str, str, int]
@@ -76,8 +77,8 @@ class Open:
 
     outbox: bytes of memory for its rows, before they go to files in `spill` (None: the system's
     folder). folder: the run's, for what can be looked at meanwhile. samples: the folder of sample
-    files, if it writes them. seat: of a rank. network: if
-    there are several hosts. verify: what is checked of rows from this host (RunOptions).
+    files, if it writes them. seat: of a rank. network: if there are several hosts. record: which
+    rows are recorded, and where. verify: what is checked of rows from this host (RunOptions).
     """
 
     worker: str
@@ -90,6 +91,7 @@ class Open:
     seat: Seat | None = None
     network: Network | None = None
     spill: Path | None = None
+    record: RecordPlace | None = None
     folder: Path | None = None
     verify: Literal["structure", "content"] = "structure"
 

@@ -34,6 +34,7 @@ from engine.observe.runfolder import RunFolder
 from engine.options import RunOptions
 from engine.plan.cluster import Cluster, detect
 from engine.plan.plan import Plan
+from engine.record.place import RecordPlace
 from engine.run.workers import Ask, WorkerGone
 
 _printed = logging.getLogger(PRINTED)
@@ -143,6 +144,7 @@ class Supervisor:
             seat=None if meeting is None else meeting.seat(child.name),
             network=self._share.workers[child.name],
             spill=self._folder.path,
+            record=RecordPlace.of(self._plan, self._folder.path, self._options),
             folder=self._folder.path,
             verify=self._options.verify,
         )

@@ -151,9 +151,15 @@ class WorkerProcess:
                 self._updates.ended(self._inbox.forget())
             case control.Quit():
                 if self._busy:  # the result is not wanted, and nothing of it is durable
-                    end(0)
+                    self._end_busy()
                 self._over.set()
                 self._inbox.close()
+
+    def _end_busy(self) -> NoReturn:
+        """End at once, but for recorded rows of chunks that have ended."""
+        if self._worker is not None and self._worker.recorder is not None:
+            self._worker.recorder.flush()
+        end(0)
 
     def _accept(self, instruction: m.ToWorker) -> None:
         """Release at once. A Load may interrupt a running chunk, unless earlier ones wait."""
@@ -206,6 +212,7 @@ class WorkerProcess:
             channel=self._channel.channel,
             inproc=opened.inproc,
             samples=_samples(opened, plan),
+            recorder=_recorder(opened, plan),
             group=group,
             cast=cast,
             pairs=self._channel.pairs,
@@ -263,6 +270,13 @@ def _samples(opened: control.Open, plan: Plan) -> Any:
     if folder is None:
         return None
     return SampleWriter(folder, every=every, first=plan.first, phase=phase)
+
+
+def _recorder(opened: control.Open, plan: Plan) -> Any:
+    """What records this Worker's rows, if the run records any."""
+    from engine.record.recorder import RowRecorder
+
+    return RowRecorder(opened.record, opened.worker, plan) if opened.record is not None else None
 
 
 def _ranks(opened: control.Open, plan: Plan, descriptors: tuple[int, ...]) -> tuple[Any, Any]:

@@ -10,6 +10,7 @@ commit). Does not own: the content of any other file.
         metrics.jsonl                       one object a Step
         ended.json                          how it ended; none while it runs, or if it was killed
         samples/  trace/  checkpoints/      step_000012.parquet, *.json, step_N/
+        recorded/                           rows and assignments, with --record (engine/record)
         events/                             what flowed through the graph (engine/observe/flow)
         logs/<worker>.log                   with several Workers also coordinator.log
         tensorboard/  wandb/                views, where asked for
@@ -46,6 +47,8 @@ FILES = (
     *("metrics.jsonl", "command.txt", "versions.json", ENDED, LOCK),
 )
 FOLDERS = ("samples", "trace", "checkpoints", "logs", "events")
+RECORDED = "recorded"
+"""The folder of recorded rows, which only a run that records some has."""
 VIEWS = ("tensorboard", "wandb", "wandb_id.txt")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _LONGEST = 200
@@ -68,6 +71,7 @@ class RunFolder:
         self.path, self.name = path, path.name
         self.metrics, self.samples = path / "metrics.jsonl", path / "samples"
         self.trace, self.checkpoints = path / "trace", path / "checkpoints"
+        self.recorded = path / RECORDED
         self.events = path / "events"
         self._lock: int | None = lock
 
@@ -88,7 +92,7 @@ class RunFolder:
             found = _refuse_contents(path, overwrite)
             for name in sorted(found, key=lambda n: n == "versions.json"):
                 _delete(path / name)
-            versions = msgspec.json.encode(_versions(), order="sorted")
+            versions = msgspec.json.encode(installation(), order="sorted")
             run.write_text("versions.json", msgspec.json.format(versions).decode())
             run.write_text("command.txt", shlex.join([sys.executable, *sys.argv]) + "\n")
             for folder in FOLDERS:
@@ -270,7 +274,7 @@ def is_run(path: Path) -> bool:
 
 def _ours(name: str) -> bool:
     temporary_file = name.startswith(".") and name.endswith(".tmp")
-    return temporary_file or name in (*FILES, *FOLDERS, *VIEWS)
+    return temporary_file or name in (*FILES, *FOLDERS, RECORDED, *VIEWS)
 
 
 def _delete(path: Path) -> None:
@@ -284,7 +288,7 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def _versions() -> Mapping[str, Any]:
+def installation() -> Mapping[str, Any]:
     """Python, platform, versions of installed packages, and the working directory's git commit."""
     found = metadata.distributions()
     changed = bool(_git("status", "--porcelain", "-uno"))

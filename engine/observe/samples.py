@@ -34,8 +34,10 @@ _OPTIONAL = {
     "completion_mask": pa.large_list(pa.uint8()),
     "versions": _TOKENS,
 }
-_SHOWN_AS = {"prompt_text": "prompt"}
-"""Prompts that are token ids are recorded as the text that these say."""
+_SHOWN_AS = {"prompt_text": "prompt", "logprobs": "trainer_logprobs"}
+"""Prompts that are token ids are recorded as the text that these say; log-probs, which only full
+samples have, are those that the loss compares the sampler's with.
+"""
 
 _REQUIRED = ("prompt", "completion", "position", "sample")
 _FIRST = ("step", "node", "position", "sample", "prompt", "completion", "reward")
@@ -47,7 +49,8 @@ def sample_table(step: int, rows: Mapping[str, Batch]) -> pa.Table:
     rows: by train node, with the columns that their schemas show. The table adds step, node,
     position, sample, length (tokens of the completion) and versions (of each token); version is the
     row's oldest, advantage its mean over trained tokens (completion_mask 1; all without a mask).
-    What a row or a node lacks is null. Raises DataError without prompt or completion.
+    With the sampler's log-probs, which full samples have, advantages are those of each token. What
+    a row or a node lacks is null. Raises DataError without prompt or completion.
     """
     tables = [_complete(step, _table(node, of_node)) for node, of_node in rows.items()]
     if len({table.schema.field("prompt").type for table in tables}) > 1:
@@ -73,6 +76,8 @@ def _table(node: str, rows: Batch) -> pa.Table:
     if "advantage" in rows.names:
         mask = rows.ragged("completion_mask").values if "completion_mask" in rows.names else None
         mean = _mean(rows.ragged("advantage"), mask)
+        if "sampler_logprobs" in rows.names:
+            columns["advantages"] = columns["advantage"]
         columns["advantage"] = pa.array(mean, pa.float32(), from_pandas=True)
     if "version" in rows.names:
         columns |= {"version": _least(rows.ragged("version")), "versions": columns["version"]}

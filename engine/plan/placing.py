@@ -11,6 +11,7 @@ from typing import Literal
 
 Spread = Literal["one", "auto", "apart"]
 Weights = Literal["auto", "pull", "collective"]
+Samples = Literal["brief", "full"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +20,7 @@ class Placing:
 
     pin: the Workers of a node, several for its replicas or ranks. hosts: of Workers that are not on
     the first. inproc: all nodes are on `main`; of the rest only chunks count (also by replicas).
+    samples: what is recorded of a Step's rows.
     """
 
     workers: Spread = "auto"
@@ -34,3 +36,4 @@ class Placing:
     hosts: Mapping[str, str] = field(default_factory=dict)
     weights: Weights = "auto"
     inproc: bool = False
+    samples: Samples = "brief"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -68,6 +68,10 @@ class DiskStore:
     best: BestVersions
     latest: StoredCheckpoint | None
     record: ProvenanceRecord
+    keep_every: int = 0
+    """Steps between checkpoints that stay."""
+    on_rows: Callable[[Mapping[str, Mapping[str, Ref]]], None] = lambda rows: None
+    """Called with what was put into outboxes: rows by source and node."""
 
     def restore(self, workers: Workers) -> Restored | None:
         """Also deletes later checkpoints. Without one, optimizers of an earlier phase go on.
@@ -86,6 +90,7 @@ class DiskStore:
         anew, why = outdated(plan, cut.record, self.record)
         files = _files_of(plan, latest.path, anew)
         rows = restore_rows(plan, workers, files)
+        self.on_rows(rows)
         for file in files:
             _must_wait(file, cut, plan.node(file.stem).source)
         again = {name: source.begun_again() for name, source in cut.sources.items() if name in anew}
@@ -114,7 +119,8 @@ class DiskStore:
                 (directory / "rows").mkdir()
             save_state(plan, workers, directory, message)
 
-        self.store.write(step, fill, _meta(plan), timed=message.timed)
+        kept = self.keep_every > 0 and message.step % self.keep_every == 0
+        self.store.write(step, fill, _meta(plan), timed=message.timed and not kept, kept=kept)
         self.best.prune()
         return True
 

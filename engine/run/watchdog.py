@@ -23,7 +23,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from dataflow import activity
 from dataflow.errors import RunError
@@ -166,3 +166,14 @@ class OutsideWatch:
     def _say(self, what: bytes) -> None:
         with contextlib.suppress(OSError):  # it was killed: the run goes on without it
             os.write(self._beats, what)
+
+
+@contextlib.contextmanager
+def named_hang(watchdog: Watchdog) -> Iterator[None]:
+    """Turn the watchdog's interrupt into a RunError that says what hung."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if watchdog.hung:
+            raise RunError(watchdog.hung) from None
+        raise

@@ -160,6 +160,12 @@ def digest_of(hashes: Iterable[bytes]) -> str:
     return xxhash.xxh3_128(b"".join(hashes)).hexdigest()
 
 
+def weights_digest(pieces: Iterable[Piece]) -> str:
+    """The digest that a block of these pieces would have; nothing is kept."""
+    rows = (PieceRow.of(n, piece, bytes_of(piece.data)) for n, piece in enumerate(pieces))
+    return digest_of(row.hash(row.data.cpu().numpy()) for row in rows)
+
+
 def dtype_of(tensor: Tensor) -> str:
     """Torch's name of a tensor's dtype, `float32`."""
     return str(tensor.dtype).removeprefix("torch.")

@@ -63,6 +63,11 @@ class Delivery:
         """The running node, if it takes new weights meanwhile."""
         self._meanwhile: deque[m.Load] = deque()
 
+    def version_of(self, node: PlannedNode) -> int | None:
+        """The version of the trained weights that a node computes with; None without any."""
+        found = (self._given.get(use.module) for use in node.models if use.trained)
+        return next((version for version in found if version is not None), None)
+
     def offer(self, message: m.Offer, *, first: bool) -> Iterator[m.Event]:
         """Keep the writer's weights as a block; only the first rank does, the others take part."""
         block, digest, dtypes = -1, "", ()

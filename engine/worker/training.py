@@ -22,6 +22,7 @@ from engine.channels.contract import PeerLost
 from engine.coordinator import messages as m
 from engine.observe.reports import Report
 from engine.plan.plan import Plan
+from engine.weights.pieces import weights_digest
 from engine.worker.kernel_loader import OpenKernels
 from engine.worker.rows import WorkerRows
 
@@ -39,12 +40,16 @@ class WorkerTraining:
         kernels: OpenKernels,
         rows: WorkerRows,
         broadcast: RowBroadcast | None,
+        *,
+        digests: bool = False,
     ) -> None:
+        """digests: of the weights after each Step."""
         self._worker = worker
         self._plan = plan
         self._kernels = kernels
         self._rows = rows
         self._broadcast = broadcast
+        self._digests = digests
         self._labels = metric_labels(plan)
         self._prepared: dict[str, tuple[m.TrainStep, Assignment]] = {}
         self._reports: list[Report] = []
@@ -143,7 +148,20 @@ class WorkerTraining:
         if self._kernels.rank(node) == 0:
             label = self._labels[node]
             self._reports += [(label.on(name), value, 1.0) for name, value in metrics.items()]
-        return m.Stepped(id=message.id, node=node, step=assignment.step, worker=self._worker)
+        return m.Stepped(
+            id=message.id,
+            node=node,
+            step=assignment.step,
+            worker=self._worker,
+            digest=self._digest(node),
+        )
+
+    def _digest(self, node: str) -> str:
+        """Of its weights, if that is wanted. Of several ranks none has them all."""
+        if not self._digests or self._kernels.nodes[node].ranks > 1:
+            return ""
+        with self._kernels.during(node, "digest of its weights"):
+            return weights_digest(self._kernels[node].pieces())
 
 
 def _assigned(rows: m.TrainStep | m.OwnRows) -> AssignedRows:

@@ -26,6 +26,7 @@ from engine.observe.record import step_metrics
 from engine.observe.reports import Report
 from engine.observe.samples import SamplesBehind, SampleWriter, sample_table
 from engine.plan.plan import Plan
+from engine.record.recorder import RowRecorder
 from engine.worker.counted import FlowCounts
 from engine.worker.delivery import Delivery
 from engine.worker.files import WorkerFiles
@@ -50,6 +51,7 @@ class Worker:
         channel: Channel,
         inproc: bool = False,
         samples: SampleWriter | SamplesBehind | None = None,
+        recorder: RowRecorder | None = None,
         group: Any = None,
         cast: RowBroadcast | None = None,
         pairs: TensorPairs | None = None,
@@ -70,10 +72,13 @@ class Worker:
         )
         self._plan = plan
         self._samples = samples
+        self.recorder = recorder
         self.delivery = Delivery(
             plan, self.kernels.by_node, channel, self.timing, pairs, self.counts
         )
-        self._training = WorkerTraining(name, plan, self.kernels, self.rows, cast)
+        self._training = WorkerTraining(
+            name, plan, self.kernels, self.rows, cast, digests=recorder is not None
+        )
         self._reports: list[Report] = []
 
     def open(self) -> Iterator[m.Event]:
@@ -85,7 +90,11 @@ class Worker:
     def close(self) -> None:
         """Close every kernel that was opened, the last first, whatever one of them raises."""
         self._training.forget_prepared()
-        self.kernels.close()
+        try:
+            self.kernels.close()
+        finally:
+            if self.recorder is not None:
+                self.recorder.close()
 
     def reports(self) -> list[Report]:
         """Metrics since the last call, except those of chunks, which are Reported."""
@@ -137,6 +146,7 @@ class Worker:
         aligned = self.kernels.aligned[chunk.node]
         aligned.require_inputs(chunk.keys, inputs)
         self.delivery.begins(self.kernels.nodes[chunk.node])
+        version = self.delivery.version_of(self.kernels.nodes[chunk.node])
         given = Chunk(id=chunk.id, step=chunk.step, keys=chunk.keys, inputs=inputs)
         rows = self.kernels[chunk.node].run(given)
         what = f"chunk {chunk.id}, {len(chunk.keys)} rows"
@@ -150,6 +160,8 @@ class Worker:
                 aligned.require_made(chunk.keys, batch, inputs)
                 ref = self.rows.keep(chunk.node, batch)
                 during.made(ref)
+                if self.recorder is not None:
+                    self.recorder.add(chunk, batch, version)
                 if self._newest is not None:
                     self._newest.offer(chunk.node, batch)
                 yield from self._reported(chunk)
@@ -160,6 +172,8 @@ class Worker:
         yield from self._reported(chunk)
         for key, error, failed in self.kernels.sessions[chunk.node].tombstones():
             yield m.Tombstoned(id=chunk.id, node=chunk.node, key=key, error=error, failed=failed)
+        if self.recorder is not None:
+            self.recorder.end(chunk)
         yield m.ChunkDone(id=chunk.id, node=chunk.node)
         yield from self.delivery.ends()
 

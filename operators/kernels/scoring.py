@@ -184,7 +184,8 @@ class HostReward:
     ) -> None:
         message = self._message(i, fault, unit, records, chunk)
         if not self._drop:
-            raise KernelError(message)
+            assert self._scorers is not None, "run before open"
+            raise KernelError(message) from self._scorers.raised(i)
         self._tombstone(chunk.keys, np.flatnonzero(~lost[unit]) + unit.start, message)
         lost[unit] = True
 

@@ -66,6 +66,7 @@ class Caught:
 
     def __init__(self, *, interrupts: bool = False) -> None:
         self.fault: ScoringFault | None = None
+        self.error: BaseException | None = None
         self._passes = (GeneratorExit,) if interrupts else (GeneratorExit, KeyboardInterrupt)
 
     def __enter__(self) -> Caught:
@@ -79,6 +80,7 @@ class Caught:
     ) -> bool:
         if error is None or trace is None or isinstance(error, self._passes):
             return False
+        self.error = error
         self.fault = ScoringFault(
             kind="raised", text=f"raised {said(error)}", detail=_detail(error, _users_part(trace))
         )
@@ -137,6 +139,9 @@ class Scorer:
         """interrupts: a KeyboardInterrupt is the function's own."""
         self._fn, self._wants = fn, wants(fn)
         self._interrupts = interrupts
+        self.raised: BaseException | None = None
+        """What it raised in the last call, for a debugger; in a process of its own nothing is kept.
+        """
         self._runner: asyncio.Runner | None = None
         self._thread: ThreadPoolExecutor | None = None
         """For async functions, if this thread already runs a loop, as in a notebook."""
@@ -155,6 +160,7 @@ class Scorer:
         with Caught(interrupts=self._interrupts) as caught:
             made = self._call(keywords)
             outcome = judged(made, records, metrics.found)
+        self.raised = None if self._interrupts else caught.error
         fault = metrics.fault or caught.fault
         return outcome if outcome is not None and fault is None else ScoringOutcome(fault=fault)
 

@@ -42,6 +42,10 @@ class Scorers(Protocol):
         """Give function i a fresh process: a failure may have left the old one in any state."""
         ...
 
+    def raised(self, index: int) -> BaseException | None:
+        """What function i raised in its last call, with its frames, if it ran in this process."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -62,6 +66,10 @@ class InProcess:
 
     def replace(self, index: int) -> None:
         """Do nothing: there is only this process."""
+
+    def raised(self, index: int) -> BaseException | None:
+        """See Scorers."""
+        return self._scorers[index].raised
 
     def close(self) -> None:
         """End the event loops of async functions."""
@@ -98,6 +106,9 @@ class Children:
     def replace(self, index: int) -> None:
         """Kill the child; the next call starts another."""
         self._children[index].kill()
+
+    def raised(self, index: int) -> BaseException | None:
+        """Never known here."""
 
     def close(self) -> None:
         """End all children and what they started; busy ones are killed."""

@@ -80,6 +80,8 @@ LINES = [
     ("dataflow resume runs/kept --no-o", []),
     ("dataflow resume runs/kept --steps 3 --set train_policy.st", ["train_policy.start="]),
     ("dataflow peek runs/kept demo", ["demonstrations"]),
+    ("dataflow rerun runs/kept --node train_p", ["train_policy"]),
+    ("dataflow rerun runs/kept --st", ["--step"]),
     ("dataflow test my.py:f --e", ["--examples"]),
     ("dataflow check completed.py:mine --base b --set rollout.t",
      ["rollout.temperature=", "rollout.top_p=", "rollout.top_k="]),

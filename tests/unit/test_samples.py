@@ -27,7 +27,7 @@ from operators.losses import clipped_policy_loss
 from operators.reward import reward
 from operators.select import mixed_groups, select
 from operators.train import train
-from tests.kit.plans import planned, planned_input
+from tests.kit.plans import placed, planned, planned_input
 
 
 def rows_of_a_step() -> Batch:
@@ -165,6 +165,36 @@ def test_each_train_node_has_the_reward_and_the_advantage_of_its_own_graph() -> 
         assert own[f"{name}_white"] == ("advantage",)
         assert {"completion", "prompt_ids", "completion_ids", "finish", "version"} <= {*own[name]}
         assert not any(producer.startswith(other) for producer in own)
+
+
+def test_full_samples_also_have_the_log_probs_of_sampler_and_trainer() -> None:
+    graph = ppo("tiny", "train.parquet", longest)
+    brief, full = (
+        {i.name: {f.producer: f.columns for f in i.fetches} for i in plan.recorded}
+        for plan in (placed(graph), placed(graph, samples="full"))
+    )
+    assert "sampler_logprobs" not in brief["train_policy"]["rollout"]
+    assert "old" not in brief["train_policy"]
+    assert full["train_policy"]["rollout"] == (
+        *brief["train_policy"]["rollout"], "sampler_logprobs"
+    )  # fmt: skip
+    assert full["train_policy"]["old"] == ("logprobs",)
+    assert "old" not in full["train_critic"]
+
+
+def test_a_full_sample_table_has_numbers_for_each_token() -> None:
+    rows = rows_of_a_step()
+    offsets = rows.ragged("version").offsets
+    tokens = {
+        name: Ragged(np.arange(5, dtype=np.float32) * scale, offsets)
+        for name, scale in (("sampler_logprobs", -1.0), ("logprobs", -2.0))
+    }
+    made = Batch.make(rows.keys, tokens, Rollout)
+    whole = rows.with_columns({name: made.array(name) for name in made.names})
+    table = sample_table(1, {"train": whole})
+    assert table.column("advantages").to_pylist() == [[1.0, 2.0], [], [4.0, 0.0, 8.0]]
+    assert table.column("sampler_logprobs").to_pylist() == [[0.0, -1.0], [], [-2.0, -3.0, -4.0]]
+    assert table.column("trainer_logprobs").to_pylist() == [[0.0, -2.0], [], [-4.0, -6.0, -8.0]]
 
 
 def test_a_critic_has_samples_too() -> None:

@@ -37,6 +37,7 @@ from engine.observe.runfolder import RunFolder
 from engine.observe.samples import SamplesBehind, SampleWriter
 from engine.observe.sinks import JsonLines, View
 from engine.observe.trace import Trace, read_trace
+from engine.options import RunOptions
 from engine.plan.plan import PlannedModel
 from tests.kit.plans import plan_of
 from tests.kit.processes import ROOT
@@ -155,7 +156,7 @@ def _told(action: Callable[[], object], faults: WriteFaults) -> bool:
 def test_a_fault_at_any_call_is_told_and_leaves_what_was_there(
     writer: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.observe.runfolder._versions", dict)  # which takes half a second
+    monkeypatch.setattr("engine.observe.runfolder.installation", dict)  # which takes half a second
     whole = tmp_path / "whole"
     _before(whole)
     with installed(WriteFaults(folder=str(whole))) as counted:
@@ -325,7 +326,7 @@ def test_checkpoints_that_will_not_fit_are_told_of_before_the_run_begins(
     fixed = PlannedModel(name="reference", base="b", parameters=1 << 40)
     plan = plan_of(models=(trained, fixed))
     monkeypatch.setattr("engine.checkpoint.room.free_bytes", lambda path: 35 << 30)
-    warn_of_room(plan, tmp_path, 2)
+    warn_of_room(plan, tmp_path, RunOptions(keep=2))
     told = (
         "2 checkpoints of about 12.0 GiB each, and one more while it is written, need 36.0 GiB"
         " more; found 35.0 GiB"
@@ -335,8 +336,8 @@ def test_checkpoints_that_will_not_fit_are_told_of_before_the_run_begins(
     (tmp_path / "step_1").mkdir()
     with open(tmp_path / "step_1" / "sparse", "wb") as file:
         file.truncate(12 << 30)
-    warn_of_room(plan, tmp_path, 2)
-    warn_of_room(plan, tmp_path / "none", 1)
+    warn_of_room(plan, tmp_path, RunOptions(keep=2))
+    warn_of_room(plan, tmp_path / "none", RunOptions(keep=1))
     assert caplog.text == ""
 
 

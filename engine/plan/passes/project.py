@@ -14,7 +14,16 @@ from dataflow.node import Node, Port
 from dataflow.operator import Input, listed
 from dataflow.prompt_types import is_token_ids
 from dataflow.rows import Domain, Domains, generations, nearest_prompt, physical
-from dataflow.schema import Advantage, Prompt, Reward, Rollout, TokenPrompt, TokenReward
+from dataflow.schema import (
+    Advantage,
+    Logprobs,
+    Prompt,
+    Reward,
+    Rollout,
+    Schema,
+    TokenPrompt,
+    TokenReward,
+)
 from engine.plan.draft import Draft
 from engine.plan.plan import Fetch, PlannedInput, PlannedNode
 
@@ -101,10 +110,15 @@ class _Finder:
                 continue
             rows = node.inputs["rows"]
             prompt = self._readable(rows, Prompt.shown)
-            own = [name for name in Rollout.shown if name in rows.schema.columns]
+            own = [name for name in self._shown() if name in rows.schema.columns]
             shown = self._fetches(rows, [*prompt, *own], planned.inner)
             fetches = (*shown, *self._numbers(node))
             yield PlannedInput(name=planned.name, gate=rows.node.name, fetches=fetches)
+
+    def _shown(self) -> tuple[str, ...]:
+        """The columns of rollouts."""
+        whole = self._draft.placing.samples == "full"
+        return (*Rollout.shown, *Rollout.inside) if whole else Rollout.shown
 
     def _numbers(self, train: Node) -> Iterator[Fetch]:
         """The last reward of its rows, each reward function's own, and the advantage it reads."""
@@ -115,8 +129,11 @@ class _Finder:
             columns[node.name] = (*columns.get(node.name, ()), node.operator.parts)
         for name, wanted in columns.items():
             yield Fetch(producer=name, columns=wanted)
-        if advantage := _advantage_of(train):
+        if advantage := _argument_of(train, "advantage", Advantage):
             yield Fetch(producer=physical(advantage).node.name, columns=Advantage.shown)
+        old = _argument_of(train, "old", Logprobs)
+        if old is not None and self._draft.placing.samples == "full":
+            yield Fetch(producer=physical(old).node.name, columns=Logprobs.inside)
 
     def _rewards_of(self, train: Node) -> list[Node]:
         """The nodes that make rewards of its rows, in running order."""
@@ -193,12 +210,12 @@ def _for_joining(node: Node, port: Port[Any], columns: Iterable[str]) -> Iterato
     yield from there
 
 
-def _advantage_of(train: Node) -> Port[Any] | None:
-    """The advantage of its own rows that the first loss with one reads."""
+def _argument_of(train: Node, name: str, kind: type[Schema]) -> Port[Any] | None:
+    """This argument of the first loss on its own rows that has one of this kind."""
     loss = train.params["loss"]
     own = (item for item in train.inputs.items() if loss.rows_of(item[0]) == ROWS)
-    ports = (port for key, port in own if key.endswith(".advantage"))
-    return next((port for port in ports if issubclass(port.schema, Advantage)), None)
+    ports = (port for key, port in own if key.endswith(f".{name}"))
+    return next((port for port in ports if issubclass(port.schema, kind)), None)
 
 
 def _scores(node: Node) -> bool:

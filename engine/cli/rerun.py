@@ -1,0 +1,124 @@
+"""`dataflow rerun RUN --node NODE --step N`: run a part of a recorded run again, and compare.
+
+Owns: the flags, the text, the debugger. Does not own: the rerun (engine/rerun/compared.py).
+"""
+
+from __future__ import annotations
+
+import pdb
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from dataflow.shown import one_line
+from engine.cli.flags import helped
+from engine.cli.resume import imports_of
+from engine.cli.screen import read_flags, say
+from engine.cli.target import GRAPH, UsageError, import_named, tell_imports
+from engine.cli.values import Settings, gathered, registry
+from engine.received import kept_options
+
+if TYPE_CHECKING:
+    from engine.rerun.compared import NodeRerun, Rerun
+
+T = TypeVar("T")
+_USAGE = "dataflow rerun RUN_FOLDER --node NODE --step N [flags]"
+_ABOUT = (
+    "Run nodes of one Step of a recorded run again, in this process, on the rows that were"
+    " recorded, with the weights of that Step, and compare what comes out with what came out then."
+    " The exit code is 1 where something differs."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RerunOptions:
+    """What is run again."""
+
+    node: str = ""
+    """The node, or several that hand rows to each other (score,advantage)."""
+    step: int = 0
+    """The Step; of an evaluation's node the version."""
+    set: Settings = ()
+    """Parameters with other values than the run had (train_policy.lr=1e-5)."""
+    debug: bool = False
+    """Where something raises, stop there in Python's debugger (pdb)."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run again, print how it compares; 1 where something differs."""
+    folder, options = _parsed(arguments)
+    from engine.api import rerun  # here: it imports what runs kernels
+
+    tell_imports(named := imports_of(folder))
+    if named:
+        import_named(folder / GRAPH, kept_options(folder)[1])
+    nodes = [name.strip() for name in options.node.split(",") if name.strip()]
+
+    def again() -> Rerun:
+        return rerun(folder, nodes, options.step, settings=options.set)
+
+    found = _debugged(again) if options.debug else again()
+    say("\n".join(shown(found)))
+    return 0 if found.same else 1
+
+
+def _parsed(arguments: Sequence[str]) -> tuple[Path, RerunOptions]:
+    if helped(arguments[:1]) or helped(arguments[1:2]):
+        read_flags(RerunOptions, args=["--help"], prog=_USAGE, about=_ABOUT, registry=registry())
+    if not arguments or arguments[0].startswith("-"):
+        raise UsageError("dataflow rerun", "expected the run's folder first", _USAGE)
+    folder = Path(arguments[0])
+    if not folder.is_dir():
+        fix = "the run folder, such as runs/NAME"
+        raise UsageError("dataflow rerun", f"no folder {arguments[0]!r}", fix)
+    words = gathered(arguments[1:], (RerunOptions,))
+    options = read_flags(RerunOptions, args=words, prog=_USAGE, about=_ABOUT, registry=registry())
+    if not options.node:
+        raise UsageError("dataflow rerun", "expected --node", "--node train_policy")
+    return folder, options
+
+
+def _debugged(call: Callable[[], T]) -> T:
+    """Call it; where it raises, open the debugger at the first cause, then raise."""
+    try:
+        return call()
+    except Exception as error:  # whatever it is, somebody wants to look at it
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        say(one_line(f"{type(cause).__name__}: {cause}"))
+        pdb.post_mortem(cause.__traceback__)
+        raise
+
+
+def shown(found: Rerun) -> Iterator[str]:
+    """What was run, then a line for each node."""
+    yield f"{found.folder}, step {found.step}: {_began(found)}"
+    if found.remade:
+        yield f"made again, as it was not recorded: {one_line(', '.join(found.remade))}"
+    for other in found.others:
+        yield f"another installation: {one_line(other)}; bits may differ for that"
+    for node in found.nodes:
+        yield from _node(node)
+
+
+def _began(found: Rerun) -> str:
+    begins = f"from checkpoint step_{found.checkpoint}" if found.checkpoint else "from the bases"
+    if not found.trained:
+        return begins
+    first, last = found.trained[0], found.trained[-1]
+    return f"{begins}, trained {f'steps {first} to {last}' if first < last else f'step {first}'}"
+
+
+def _node(node: NodeRerun) -> Iterator[str]:
+    name, compared = one_line(node.node), one_line(node.compared)
+    if node.promise == "nothing":
+        yield f"{name}: nothing to compare with: {compared}"
+    elif node.difference:
+        yield f"{name}: differs: {one_line(node.difference)}"
+        yield f"  compared: {compared}"
+    elif node.promise == "bits":
+        yield f"{name}: the same bits: {compared}"
+    else:
+        yield f"{name}: within the tolerance of its dtype: {compared}"

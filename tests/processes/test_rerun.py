@@ -1,0 +1,295 @@
+"""Recorded runs: their rows are there once, and any part of them runs again to the same bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dataflow.errors import DataError, PlanError, RunError
+from dataflow.graph import Graph
+from engine.api import rerun, resume
+from engine.cli import main
+from engine.record.place import nodes_in, row_files
+from engine.record.told import files_of
+from engine.rerun.row_diff import row_differences
+from tests.kit import algorithms, run_graphs
+from tests.kit.processes import KillWorkers
+from tests.kit.run_programs import two_phases
+from tests.kit.tiny_runs import TinyRuns
+
+pytestmark = pytest.mark.timeout(240)
+STEPS = 4
+GRAPHS: dict[str, tuple[Callable[[Path], Graph], dict[str, Any]]] = {
+    "grpo": (partial(algorithms.small, "grpo"), {}),
+    "ppo": (partial(algorithms.small, "ppo"), {}),
+    "dapo at lag 1": (partial(run_graphs.dapo, max_lag=1), {"workers": "auto"}),
+}
+OTHERS: dict[str, tuple[Callable[[Path], Graph], dict[str, Any]]] = {
+    "two trained on rows of two sources": (run_graphs.sft_and_rl, {}),
+    "followers": (run_graphs.followed, {}),
+    "evaluations": (partial(run_graphs.evaluated, every=1), {}),
+    "chunks on two replicas": (run_graphs.small, {"replicas": {"rollout": 2, "score": 2}}),
+}
+
+
+TOLD = "FAIL_IN_THE_RERUN"
+
+
+def fails_if_told(completions: Sequence[str], **columns: object) -> list[float]:
+    if TOLD in os.environ:
+        raise LookupError("as it was told")
+    return run_graphs.vowels(completions)
+
+
+def rows_of(folder: Path, node: str) -> pa.Table:
+    """As any tool reads them."""
+    tables = [pq.read_table(file.path) for file in row_files(folder / "recorded", node)]
+    return pa.concat_tables(tables, promote_options="permissive")
+
+
+def keys_in(table: pa.Table) -> list[tuple[int, ...]]:
+    names = ("key.position", "key.sample", "key.attempt")
+    return list(zip(*(table.column(name).to_pylist() for name in names), strict=True))
+
+
+def require_bits(folder: Path, node: str, step: int) -> None:
+    found = rerun(folder, [node], step)
+    assert found.same, f"{node} at step {step}: {found.nodes}"
+    assert found.nodes[0].promise in ("bits", "tolerance"), found.nodes
+
+
+def drawn(folder: Path, count: int, seed: int) -> list[tuple[str, int]]:
+    """Nodes and Steps of a run by random."""
+    steps = range(1, STEPS + 1)
+    planned = json.loads((folder / "plan.json").read_text())["nodes"]
+    trains = [node["name"] for node in planned if node["work"] in ("train", "evaluate")]
+    nodes = [*nodes_in(folder / "recorded"), *trains]
+    return random.Random(seed).sample([(n, s) for n in sorted(nodes) for s in steps], count)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_drawn_nodes_and_steps_give_the_bits_of_the_run(tiny: TinyRuns, name: str) -> None:
+    make, how = GRAPHS[name]
+    folder = tiny.run(make, STEPS, record="all", checkpoint_every=2, **how).folder
+    for node, step in drawn(folder, 7, seed=len(name)):
+        require_bits(folder, node, step)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_graphs_and_layouts_give_the_bits_of_the_run(tiny: TinyRuns, name: str) -> None:
+    make, how = OTHERS[name]
+    folder = tiny.run(make, STEPS, record="all", checkpoint_every=2, **how).folder
+    for node, step in drawn(folder, 12, seed=len(name)):
+        require_bits(folder, node, step)
+
+
+def test_a_train_node_needs_no_more_than_rollouts_and_rewards(
+    tiny: TinyRuns, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tiny.run(run_graphs.small, 3, record="rollout,score", checkpoint_every=2).folder
+    assert main(["rerun", str(folder), "--node", "train_policy", "--step", "3"]) == 0
+    told = capsys.readouterr().out
+    assert "from checkpoint step_2, trained step 3" in told
+    assert "made again, as it was not recorded: advantage" in told
+    assert "train_policy: the same bits: the weights and " in told
+    changed = ["--set", "train_policy.lr=0.5"]
+    assert main(["rerun", str(folder), "--node", "train_policy", "--step", "1", *changed]) == 1
+    assert "train_policy: differs: weights: digest " in capsys.readouterr().out
+    assert main(["rerun", str(folder), "--node", "rollout,score,advantage", "--step", "2"]) == 0
+    assert "advantage: nothing to compare with: made 16 rows" in capsys.readouterr().out
+
+
+def test_the_debugger_opens_where_a_function_raises(tiny: TinyRuns) -> None:
+    folder = tiny.run(partial(run_graphs.small, fn=fails_if_told), 1, record="rollout,score").folder
+    code = "import sys; from engine.cli import main; sys.exit(main(sys.argv[1:]))"
+    line = [sys.executable, "-c", code, "rerun", str(folder), "--node", "score", "--step", "1"]
+    environment = {**os.environ, TOLD: "1"}
+    done = subprocess.run(
+        [*line, "--debug"], input="p len(completions)\nq\n", text=True, capture_output=True,
+        env=environment, timeout=120, check=False,
+    )  # fmt: skip
+    assert "LookupError: as it was told" in done.stdout
+    assert "(Pdb) 1\n" in done.stdout  # it was called again row by row
+    assert done.returncode == 3
+    assert "LookupError: as it was told" in done.stderr
+
+
+def test_what_cannot_run_again_is_one_clear_error(tiny: TinyRuns) -> None:
+    with pytest.raises(PlanError, match=r"--record: no node 'rolout'\. Fix: rollout\."):
+        tiny.run(run_graphs.small, 1, record="rolout")
+    with pytest.raises(PlanError, match="'train_policy' makes no rows"):
+        tiny.run(run_graphs.small, 1, record="rollout,train_policy")
+    folder = tiny.run(run_graphs.small, 2, record="score", name="scores").folder
+    with pytest.raises(RunError, match=r"rows of rollout.* Fix: a run with --record score,rollout"):
+        rerun(folder, ["train_policy"], 2)
+    with pytest.raises(RunError, match=r"no node 'scor'\. Fix: score"):
+        rerun(folder, ["scor"], 1)
+    with pytest.raises(RunError, match=r"train_policy did in step 9 .* 1 to 2\. Fix: --step 2"):
+        rerun(folder, ["train_policy"], 9)
+    plain = tiny.run(run_graphs.small, 1, name="plain").folder
+    with pytest.raises(RunError, match="recorded rows, found one that did not"):
+        rerun(plain, ["score"], 1)
+
+
+def test_a_node_of_two_ranks_is_refused(tiny: TinyRuns) -> None:
+    how: dict[str, Any] = {"workers": "auto", "ranks": {"train_policy": 2}}
+    folder = tiny.run(run_graphs.small, 1, record="all", **how).folder
+    with pytest.raises(RunError, match="train_policy was trained by 2 ranks"):
+        rerun(folder, ["train_policy"], 1)
+    require_bits(folder, "score", 1)
+
+
+def test_a_step_before_a_change_is_run_with_what_it_had(tiny: TinyRuns) -> None:
+    folder = tiny.run(run_graphs.small, 2, record="rollout,score").folder
+    resume(folder, steps=3, settings=["train_policy.lr=0.01"])
+    require_bits(folder, "train_policy", 3)
+    with pytest.raises(RunError, match=r"parameters: node train_policy lr: 0\.001 until step 2"):
+        rerun(folder, ["train_policy"], 2)
+    assert rerun(folder, ["train_policy"], 2, settings=["train_policy.lr=0.001"]).same
+
+
+def test_phases_are_recorded_and_a_rerun_of_them_is_refused(tiny: TinyRuns) -> None:
+    folder = tiny.run(two_phases, None, record="rollout").folder
+    assert len(rows_of(folder, "rollout")) > 0
+    steps = [step for step, _ in files_of(folder / "recorded")]
+    assert steps == list(range(steps[-1] + 1))
+    with pytest.raises(RunError, match="it is the run of a Program"):
+        rerun(folder, ["rollout"], 1)
+
+
+# rows are there once
+
+
+def test_a_resume_cuts_what_it_makes_again(tiny: TinyRuns) -> None:
+    make = partial(run_graphs.small, max_lag=1)
+    how: dict[str, Any] = {"record": "rollout,score", "workers": "auto"}
+    whole = tiny.run(make, 4, checkpoint_every=2, keep=4, **how).folder
+    shutil.rmtree(whole / "checkpoints" / "step_4")
+    resume(whole)
+    for node in ("rollout", "score"):
+        keys = keys_in(rows_of(whole, node))
+        assert len(keys) == len(set(keys))
+    require_bits(whole, "train_policy", 4)
+    require_bits(whole, "score", 3)
+
+
+@pytest.mark.long
+def test_rows_of_a_killed_worker_count_once(tiny: TinyRuns) -> None:
+    """At lag 0 what was lost is made again with the same keys."""
+    chunks = {"rollout": 2, "score": 2}
+    how: dict[str, Any] = {"workers": "apart", "replicas": {"rollout": 2}, "chunks": chunks}
+    death = KillWorkers({1: "rollout-0", 2: "rollout-1", 3: "score"})
+    killed = tiny.run(run_graphs.small, 4, record="all", name="a", on_step=[death], **how).folder
+    alone = tiny.run(run_graphs.small, 4, record="all", name="b", chunks=chunks).folder
+    for node in ("prompts", "rollout", "score", "advantage"):
+        keys = keys_in(rows_of(killed, node))
+        assert len(keys) == len(set(keys))
+    assert row_differences(killed, alone).startswith("rows: no difference\n")
+    require_bits(killed, "train_policy", 4)
+
+
+def test_a_torn_file_is_left_out_and_a_damaged_one_is_named(tiny: TinyRuns) -> None:
+    folder = tiny.run(run_graphs.small, 2, record="all").folder
+    rollout = row_files(folder / "recorded", "rollout")
+    torn = rollout[0].path.with_name(f".{rollout[0].path.name}.tmp")
+    torn.write_bytes(rollout[0].path.read_bytes()[:100])
+    require_bits(folder, "rollout", 1)
+    resume(folder, steps=3)
+    assert not torn.exists()
+    rollout[1].path.write_bytes(rollout[1].path.read_bytes()[:100])
+    with pytest.raises(DataError, match=r"rollout/.*expected recorded rows, found a damaged file"):
+        rerun(folder, ["rollout"], 2)
+
+
+@pytest.mark.long
+def test_nothing_but_assignments_is_in_the_process_of_the_run(tiny: TinyRuns) -> None:
+    """Each Worker writes what it made; the files say which."""
+    how: dict[str, Any] = {"workers": "apart", "replicas": {"rollout": 2}}
+    folder = tiny.run(run_graphs.small, 2, record="all", **how).folder
+    workers = {file.worker for file in row_files(folder / "recorded", "rollout")}
+    assert workers == {"rollout-0", "rollout-1"}
+    assert set(rows_of(folder, "score").column("made.worker").to_pylist()) == {"score"}
+
+
+# runs compared
+
+
+def test_one_changed_log_prob_is_found(tiny: TinyRuns, capsys: pytest.CaptureFixture[str]) -> None:
+    a = tiny.run(run_graphs.small, 3, record="rollout,score", name="a").folder
+    b = tiny.runs / "b"
+    shutil.copytree(a, b)
+    assert main(["diff", str(a), str(b), "--rows"]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("rows: no difference\ncompared: 96 rows of rollout, score, steps 1 to 3")
+    path = row_files(b / "recorded", "rollout")[1].path
+    table = pq.read_table(path)
+    at = table.column_names.index("sampler_logprobs")
+    values = table.column(at).to_pylist()
+    values[5][3] += 1e-6
+    changed = pa.array(values, table.schema.field(at).type)
+    pq.write_table(table.set_column(at, table.schema.field(at), changed), path)
+    assert main(["diff", str(a), str(b), "--rows"]) == 0
+    told = capsys.readouterr().out
+    key = keys_in(table)[5]
+    where = f"row (position {key[0]}, sample {key[1]}, attempt {key[2]}): sampler_logprobs[3]: "
+    assert told.startswith("first difference: step 2, rollout -> ")
+    assert where in told
+
+
+def test_runs_of_two_seeds_differ_in_the_first_rows(tiny: TinyRuns) -> None:
+    a = tiny.run(run_graphs.small, 3, record="rollout", name="a").folder
+    b = tiny.run(run_graphs.small, 3, record="rollout,score", name="b", seed=1).folder
+    told = row_differences(a, b)
+    assert told.startswith("first difference: step 1, rollout -> ")
+    assert "only b recorded score" in told
+
+
+# generation that was interrupted
+
+
+def test_interrupted_rows_are_replayed_with_their_tokens(tiny: TinyRuns) -> None:
+    """With so small a learning rate all versions have the same weights: so a row may claim any."""
+    graph = algorithms.small("grpo", tiny.folder, lr=1e-30, max_lag=1)
+    folder = tiny.run(graph, 3, record="all", workers="auto", checkpoint_every=1, keep=3).folder
+    for file in row_files(folder / "recorded", "rollout"):
+        table = pq.read_table(file.path)
+        versions = [[*row[:-1], row[0] + 1] for row in table.column("version").to_pylist()]
+        at = table.column_names.index("version")
+        field = table.schema.field(at)
+        mixed = table.set_column(at, field, pa.array(versions, field.type))
+        pq.write_table(mixed, file.path)
+    found = rerun(folder, ["rollout"], 2)
+    assert [node.promise for node in found.nodes] == ["tolerance"]
+    assert found.same, found.nodes
+    for file in row_files(folder / "recorded", "rollout"):
+        table = pq.read_table(file.path)
+        at = table.column_names.index("sampler_logprobs")
+        field = table.schema.field(at)
+        values = [[x + 0.1 for x in row] for row in table.column(at).to_pylist()]
+        pq.write_table(table.set_column(at, field, pa.array(values, field.type)), file.path)
+    assert "more than " in rerun(folder, ["rollout"], 2).nodes[0].difference
+
+
+# checkpoints that stay
+
+
+def test_every_second_checkpoint_stays_beside_the_newest(tiny: TinyRuns) -> None:
+    result = tiny.run(run_graphs.small, 7, keep_every=3, keep=1, checkpoint_every=2)
+    names = sorted(p.name for p in (result.folder / "checkpoints").iterdir())
+    assert names == ["step_3", "step_6", "step_7"]
+    resume(result.folder, steps=8)
+    names = sorted(p.name for p in (result.folder / "checkpoints").iterdir())
+    assert names == ["step_3", "step_6", "step_8"]
