@@ -38,7 +38,7 @@ LIMIT = 1700.0
 _PAD = 24.0
 _TITLE = 36.0
 _CUT, _CUT_LINE = 20.0, 18.0
-_GAUGE = 150.0
+_GAUGE = 260.0
 """Room beside the words of a cut for a page's figures."""
 
 

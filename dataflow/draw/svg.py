@@ -124,12 +124,19 @@ def _panel(panel: Panel, life: bool) -> Iterator[str]:
     yield shapes.text(panel.title)
     yield from (_edge(edge, life) for edge in panel.edges)
     yield from map(_cut, panel.cuts)
-    yield from (_state(state, life) for state in panel.states)
+    yield from map(_state, panel.states)
     yield from (_node(node, life) for node in panel.nodes)
 
 
-def _reached(life: bool) -> dict[str, str]:
-    return _REACHED if life else {}
+def _named(words: Sequence[Words], label: str) -> dict[str, str]:
+    """A part that can be opened: named by the words that are seen, as one would speak to it."""
+    seen = " ".join(each.text.strip() for each in words)
+    return {**_REACHED, "aria_label": f"{seen}. {label}" if seen else label}
+
+
+def _apart(words: Sequence[Words]) -> str:
+    """Lines of text, with a space between them for those who do not see where they stand."""
+    return " ".join(map(shapes.text, words))
 
 
 def _worker(mark: WorkerMark) -> str:
@@ -155,7 +162,7 @@ def _cut(mark: CutMark) -> str:
 
 
 def _edge(mark: EdgeMark, life: bool) -> str:
-    inside = [shapes.arrow(mark.points, round_corners=mark.round), *map(shapes.text, mark.words)]
+    inside = [shapes.arrow(mark.points, round_corners=mark.round), _apart(mark.words)]
     if mark.queue:
         x, y = mark.queue
         inside.append(f'<g class="queue" data-x="{x:.1f}" data-y="{y:.1f}"></g>')
@@ -169,20 +176,22 @@ def _edge(mark: EdgeMark, life: bool) -> str:
         "writes": {"data_model": mark.target, "data_writer": mark.source},
         "follows": {"data_model": mark.source, "data_follower": mark.target},
     }[mark.kind]
+    if mark.kind == "data" and life:
+        return shapes.group("edge data", inside, **names, **_named(mark.words, mark.label))
     kind = "edge data" if mark.kind == "data" else f"edge weight {mark.kind}"
-    return shapes.group(kind, inside, **names, **_reached(life), aria_label=mark.label)
+    return shapes.group(kind, inside, **names, role="img", aria_label=mark.label)
 
 
-def _state(mark: StateMark, life: bool) -> str:
-    inside = [shapes.drum(mark.rect), *map(shapes.text, mark.words)]
+def _state(mark: StateMark) -> str:
+    inside = [shapes.drum(mark.rect), _apart(mark.words)]
     name = mark.state.name
-    return shapes.group("state", inside, data_state=name, **_reached(life), aria_label=mark.label)
+    return shapes.group("state", inside, data_state=name, role="img", aria_label=mark.label)
 
 
 def _node(mark: NodeMark, life: bool) -> str:
     box, rect = mark.box, mark.rect
     tip = f"<title>{escape(mark.label)}</title>"
-    inside = [tip, shapes.rectangle(rect, "box", 7), *map(shapes.text, mark.words)]
+    inside = [tip, shapes.rectangle(rect, "box", 7), _apart(mark.words)]
     inside += [shapes.strip(mark.life, "life")] if mark.life else []
     names = {"data_node": box.name}
     kind = f"node work-{box.work} kind-{fill_of(box.work)}"
@@ -191,4 +200,5 @@ def _node(mark: NodeMark, life: bool) -> str:
         inside.insert(1, shapes.rectangle(behind, "under", 7))
         names = {"data_nodes": " ".join(member.name for member in box.members)}
         kind = "node folded"
-    return shapes.group(kind, inside, **names, **_reached(life), aria_label=mark.label)
+    reached = _named(mark.words, mark.label) if life else {"aria_label": mark.label}
+    return shapes.group(kind, inside, **names, **reached)

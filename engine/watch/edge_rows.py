@@ -39,7 +39,8 @@ def edge_rows(run: OpenFolder, plan: PlanFile, index: SampleIndex, wanted: str) 
     """
     edge = next((e for e in plan.edges if edge_id(e.producer, e.consumer) == wanted), None)
     if edge is None:
-        raise NotServed(f"no edge {one_line(wanted)[:80]!r}")
+        name = one_line(wanted)[:80]
+        raise NotServed(f"the plan has no edge {name}: nothing of it is read, or it is no edge")
     source, step, table = _table(run, edge, index)
     return {
         "id": wanted,

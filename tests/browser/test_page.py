@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
+from dataflow.snapshot import from_json
 from tests.browser.synthetic import SCRIPT
 from tests.browser.watched import Watched
 
@@ -44,17 +45,33 @@ def test_the_list_of_runs_has_all_and_opens_one(wide: Watched) -> None:
 
 
 def test_the_graph_is_drawn_with_each_node_and_edge(wide: Watched, runs: Path) -> None:
+    graph = from_json((runs / "steady" / "graph.json").read_text())
     page = wide.go("run", "steady")
-    planned = _planned(runs)
-    for node in planned["nodes"]:
-        expect(page.locator(f'g.node[data-node="{node["name"]}"]')).to_be_visible()
-    edges = page.locator("g.edge.data")
-    assert edges.count() == len({(e["producer"], e["consumer"]) for e in planned["edges"]})
+    for node in graph.nodes:
+        expect(page.locator(f'g.node[data-node="{node.name}"]')).to_be_visible()
+    drawn = {(p.node.name, node.name) for node in graph.nodes for p in node.inputs.values()}
+    expect(page.locator("g.edge.data")).to_have_count(len(drawn))
+
+
+def test_what_the_plan_leaves_out_and_what_goes_beside_an_edge(wide: Watched, runs: Path) -> None:
+    page = wide.go("run", "steady")
+    wide.settle()
+    planned = {node["name"] for node in _planned(runs)["nodes"]}
+    assert "reference" not in planned
+    left_out = page.locator('g.node[data-node="reference"]')
+    expect(left_out).to_contain_text("left out, nothing reads it")
+    page.locator('g.edge[data-edge="rollout->score"]').focus()
+    page.keyboard.press("Enter")
+    page.locator("#panel .beside button").click()
+    expect(page.locator("#panel h2")).to_contain_text("prompts \u2192 score")
+    expect(page.locator("#panel")).to_contain_text("answer")
 
 
 def test_a_node_shows_what_it_did_and_what_bounds_the_step(wide: Watched) -> None:
     page = wide.go("run", "steady")
+    wide.settle()
     trained = page.locator('g.node[data-node="train_policy"]')
+    trained.scroll_into_view_if_needed()
     expect(trained).to_contain_text(re.compile(r"no rows \d+ %"))
     expect(page.locator('g.node[data-node="score"]')).to_contain_text(re.compile(r"busy \d+ %"))
     expect(page.locator("g.node.critical").filter(has_text="score")).to_have_count(1)
@@ -90,6 +107,7 @@ def test_a_node_shows_its_parameters_estimate_log_and_errors(wide: Watched) -> N
 
 def test_replicas_are_folded_in_the_graph_and_listed_in_the_panel(wide: Watched) -> None:
     page = wide.go("run", "steady")
+    wide.settle()
     expect(page.locator('g.node[data-node="rollout"]')).to_have_count(1)
     page.locator('g.node[data-node="rollout"]').click()
     expect(page.locator("#panel .replica")).to_have_count(3)
@@ -110,6 +128,7 @@ def test_a_selection_of_steps_reaches_every_view(wide: Watched) -> None:
 
 def test_a_brush_over_a_curve_selects_steps_and_a_double_click_clears(wide: Watched) -> None:
     page = wide.go("run", "steady")
+    wide.settle()
     plot = page.locator(f"{AXIS} .u-over").first
     plot.scroll_into_view_if_needed()
     box = plot.bounding_box()
@@ -127,6 +146,7 @@ def test_a_brush_over_a_curve_selects_steps_and_a_double_click_clears(wide: Watc
 
 def test_curves_zoom_to_the_selection_and_back(wide: Watched) -> None:
     page = wide.go("run", "steady")
+    wide.settle()
     _select(page, 11, 20)
     with page.expect_response(re.compile(r"/series\?.*from=11.*to=20")):
         page.get_by_role("button", name="Zoom to it").click()
@@ -136,6 +156,7 @@ def test_curves_zoom_to_the_selection_and_back(wide: Watched) -> None:
 
 def test_metrics_can_be_searched_and_chosen(wide: Watched) -> None:
     page = wide.go("run", "steady")
+    wide.settle()
     expect(page.locator(f"{AXIS} h3").first).to_have_text("Reward")
     page.get_by_role("button", name="Metrics").click()
     page.get_by_label("Search metrics").fill("grad_norm")

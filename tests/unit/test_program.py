@@ -19,7 +19,7 @@ from dataflow.check import check
 from dataflow.diff import Difference
 from dataflow.draw import draw
 from dataflow.draw.phases import program_picture
-from dataflow.draw.svg import drawn_program
+from dataflow.draw.svg import svg_of_program
 from dataflow.errors import GraphError
 from dataflow.graph import Graph
 from dataflow.loss import Loss
@@ -357,7 +357,7 @@ def test_golden(form: Any, ending: str) -> None:
 
 def test_the_picture_has_every_node_of_every_phase() -> None:
     program = PROGRAMS["all"]()
-    text = drawn_program(program_picture(program))
+    text = svg_of_program(program_picture(program))
     ElementTree.fromstring(text)
     for phase in program.phases:
         assert all(node.name in text for node in phase.graph.nodes)

@@ -45,6 +45,17 @@ export async function edgeSections(session, id, live) {
   ];
 }
 
+export function edgeTitle(id) {
+  return id.replace("->", " \u2192 ");
+}
+
+/** Edges without a line of their own, whose rows go beside one that is drawn. open(id). */
+export function besideSection(ids, open) {
+  const one = (id) =>
+    el("li", {}, el("button", { type: "button", text: edgeTitle(id), on: { click: () => open(id) } }));
+  return ids.length ? section("Rows that go beside it", el("ul", { class: "beside" }, ids.map(one))) : null;
+}
+
 function origin(edge) {
   const words = FROM[edge.from] ?? edge.from;
   return words && edge.step ? `${words}, Step ${edge.step}` : words;

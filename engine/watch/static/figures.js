@@ -84,6 +84,50 @@ export function inWords(shares, percent) {
   return shown.map((name) => `${STATES[name]} ${percent(shares[name])}`).join(", ");
 }
 
+/** Figures by the id of a drawn edge. Rows that pass nodes by (a prompt's answer goes straight to
+ * a reward that was drawn behind generation) count to the drawn edge that they go beside.
+ * edges: `{id, producer, consumer}` of what is drawn.
+ */
+export function byEdge(flow, edges) {
+  const moved = Object.entries(flow.edges ?? {});
+  const found = new Map(edges.map(({ id }) => [id, flow.edges?.[id]]));
+  for (const [id, figures] of moved) {
+    if (found.has(id)) continue;
+    const beside = besideOf(id, edges);
+    if (beside) found.set(beside, together(found.get(beside), figures));
+  }
+  return found;
+}
+
+/** The drawn edge that the rows of one that is not drawn go beside, if there is one. */
+export function besideOf(id, edges) {
+  const [producer, consumer] = id.split("->");
+  const into = edges.filter((edge) => edge.consumer === consumer);
+  const over = into.find((edge) => reaches(producer, edge.producer, edges, new Set()));
+  return (over ?? into[0])?.id;
+}
+
+function reaches(from, to, edges, seen) {
+  if (from === to) return true;
+  if (seen.has(to)) return false;
+  seen.add(to);
+  return edges.some((edge) => edge.consumer === to && reaches(from, edge.producer, edges, seen));
+}
+
+function together(a, b) {
+  if (!a) return b;
+  const most = (name) => Math.max(a[name] ?? 0, b[name] ?? 0);
+  const sum = (name) => (a[name] ?? 0) + (b[name] ?? 0);
+  return {
+    ...a,
+    rows: most("rows"),
+    bytes: sum("bytes"),
+    waiting_rows: most("waiting_rows"),
+    waiting_bytes: sum("waiting_bytes"),
+    age: most("age"),
+  };
+}
+
 /** Weight edges by `model->reader`: newest offered, oldest loaded, loads and bytes of all. */
 export function byWeight(flow) {
   const found = new Map();

@@ -5,13 +5,13 @@
 import { getText, of } from "./api.js";
 import { el, empty, say, soon, svg } from "./dom.js";
 import { indexed, parsed } from "./drawing.js";
-import { STATES } from "./figures.js";
+import { besideOf, STATES } from "./figures.js";
 import { Life } from "./life.js";
 import { percent } from "./format.js";
 
 const LEAST = 0.15;
 const MOST = 3;
-const READABLE = 0.8;
+const READABLE = 0.75;
 
 export class Graph {
   #session;
@@ -148,13 +148,17 @@ export class Graph {
       const wire = g.querySelector(".wire");
       if (wire && !g.querySelector(".hit")) g.prepend(svg("path", { class: "hit", d: wire.getAttribute("d") }));
     }
-    this.#life = new Life(this.#index);
+    this.#life = new Life(this.#index, this.#planned());
     const parts = this.#parts();
     parts.forEach(({ g }, i) => g.setAttribute("tabindex", i ? "-1" : "0"));
     this.fit(READABLE);
     this.#life.measure(drawing.getBoundingClientRect(), this.#zoom);
     this.#look();
     this.#update();
+  }
+
+  #planned() {
+    return new Set((this.#session.run.nodes ?? []).map((node) => node.name));
   }
 
   /** Tells the life which part of the drawing is in sight. */
@@ -195,6 +199,14 @@ export class Graph {
     }
   }
 
+  /** Ids of the plan's edges whose rows go beside a drawn edge. */
+  beside(id) {
+    const edges = this.#index?.edges ?? [];
+    const drawn = new Set(edges.map((edge) => edge.id));
+    const ids = (this.#session.run.edges ?? []).map((edge) => edge.id);
+    return ids.filter((other) => !drawn.has(other) && besideOf(other, edges) === id);
+  }
+
   /** Puts the focus on a node, by default the first. */
   focus() {
     this.#parts()
@@ -221,9 +233,10 @@ export class Graph {
   /** As large as the frame allows, at most as drawn and at least `least`. */
   fit(least = LEAST) {
     if (!this.#drawing) return;
-    const { width } = this.#size();
-    const room = this.#view.clientWidth - 2;
-    this.#scale(Math.max(least, Math.min(1, room / width)));
+    const { width, height } = this.#size();
+    const tall = parseFloat(getComputedStyle(this.#view).maxHeight) || height;
+    const room = Math.min((this.#view.clientWidth - 2) / width, tall / height);
+    this.#scale(Math.max(least, Math.min(1, room)));
     this.#view.scrollLeft = (this.#view.scrollWidth - this.#view.clientWidth) / 2;
   }
 

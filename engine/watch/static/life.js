@@ -6,6 +6,7 @@
 import { say, set, svg } from "./dom.js";
 import { placeOf } from "./drawing.js";
 import {
+  byEdge,
   byNode,
   byWeight,
   folded,
@@ -29,11 +30,15 @@ export class Life {
   #figures = null;
   #places = new Map();
   #found = new Map();
+  #moved = new Map();
+  #ends;
   #most = 1;
   #seen = () => true;
 
-  constructor(index) {
-    this.#nodes = index.nodes.map((node) => new NodeLife(node));
+  /** planned: names of the nodes that the plan has. */
+  constructor(index, planned) {
+    this.#nodes = index.nodes.map((node) => new NodeLife(node, planned));
+    this.#ends = index.edges;
     this.#edges = index.edges.map((edge) => new EdgeLife(edge));
     this.#weights = index.weights.filter((w) => w.reader).map((each) => new WeightLife(each));
     this.#cuts = index.cuts.map((each) => new CutLife(each));
@@ -69,8 +74,9 @@ export class Life {
   show(figures) {
     this.#figures = figures;
     this.#found = byNode(figures?.flow ?? {});
-    const edges = Object.values(figures?.flow?.edges ?? {});
-    this.#most = edges.reduce((most, edge) => Math.max(most, edge.bytes ?? 0), 1);
+    this.#moved = byEdge(figures?.flow ?? {}, this.#ends);
+    const edges = [...this.#moved.values()];
+    this.#most = edges.reduce((most, edge) => Math.max(most, edge?.bytes ?? 0), 1);
     this.#draw();
   }
 
@@ -80,7 +86,7 @@ export class Life {
     const critical = new Set(this.#figures?.critical ?? []);
     const inSight = (parts) => parts.filter(this.#seen);
     for (const node of inSight(this.#nodes)) node.show(this.#found, length, critical);
-    for (const edge of inSight(this.#edges)) edge.show(flow.edges?.[edge.id], this.#most, length);
+    for (const edge of inSight(this.#edges)) edge.show(this.#moved.get(edge.id), this.#most, length);
     const weights = byWeight(flow);
     for (const each of inSight(this.#weights)) each.show(weights.get(each.id));
     for (const cut of this.#cuts) cut.show(flow.cuts?.[cut.source]);
@@ -112,19 +118,30 @@ export function shareBar(x, y, width, height) {
   return { g, show };
 }
 
+/** The words of the drawing and of the life in a part, in their order. */
+function seen(g) {
+  const texts = [...g.querySelectorAll("text")].map((each) => each.textContent.trim());
+  return texts.filter(Boolean).join(" ");
+}
+
+/** What a part is, without the words that are seen, which its name begins with. */
+function labelOf(g) {
+  const label = g.getAttribute("aria-label") ?? "";
+  const words = `${seen(g)}. `;
+  return label.startsWith(words) ? label.slice(words.length) : label;
+}
+
 /** Says what a part is and does. The words that are seen come first, as one would speak to it. */
 function describe(g, label, words) {
-  const texts = [...g.querySelectorAll("text")].map((each) => each.textContent.trim());
-  if (!g.dataset.apart) for (const each of g.querySelectorAll("text")) each.before(" ");
-  g.dataset.apart = "1";
-  set(g, "aria-label", `${texts.filter(Boolean).join(" ")}. ${label}${words && `. ${words}`}`);
+  set(g, "aria-label", [seen(g), label, words].filter(Boolean).join(". "));
 }
 
 class NodeLife {
-  constructor({ g, names }) {
+  constructor({ g, names }, planned) {
     this.g = g;
     this.names = names;
-    this.label = g.getAttribute("aria-label") ?? "";
+    this.planned = names.some((name) => planned.has(name));
+    this.label = labelOf(g);
     this.key = null;
     const strip = g.querySelector("g.life");
     if (strip) this.#build(strip);
@@ -147,7 +164,7 @@ class NodeLife {
       y: y + 10,
       "text-anchor": "end",
     });
-    strip.append(this.beside, this.left, this.right);
+    strip.append(" ", this.beside, " ", this.left, " ", this.right);
     this.#bar(0);
   }
 
@@ -165,7 +182,8 @@ class NodeLife {
     const figures = replicas.length ? folded(replicas, length) : null;
     this.#mark(this.names.some((name) => critical.has(name)));
     if (!this.bar) return;
-    const [left, right, waits] = figures ? this.#texts(figures) : ["", "", false];
+    const without = this.planned ? "" : "left out, nothing reads it";
+    const [left, right, waits] = figures ? this.#texts(figures) : [without, "", false];
     const beside = figures ? this.#beside(figures) : "";
     const shares = figures ? Object.values(figures.shares).map((s) => s.toFixed(2)) : [];
     const key = [left, right, beside, ...shares].join();
@@ -224,7 +242,7 @@ class NodeLife {
   #tag() {
     const box = this.g.querySelector(".box");
     const [x, y, width] = ["x", "y", "width"].map((name) => Number(box?.getAttribute(name) ?? 0));
-    const wide = 86;
+    const wide = 70;
     return svg(
       "g",
       { class: "mark-critical", "aria-hidden": "true" },
@@ -233,7 +251,7 @@ class NodeLife {
         x: x + width - 6 - wide / 2,
         y: y + 3,
         "text-anchor": "middle",
-        text: "bounds the Step",
+        text: "critical path",
       }),
     );
   }
@@ -244,7 +262,7 @@ class EdgeLife {
     this.id = id;
     this.g = g;
     this.wire = g.querySelector(".wire");
-    this.label = g.getAttribute("aria-label") ?? "";
+    this.label = labelOf(g);
     const at = g.querySelector("g.queue");
     if (!at) return;
     const { x, y } = placeOf(at);
@@ -309,8 +327,8 @@ class WeightLife {
     this.words = words;
     set(this.note, "visibility", words ? "visible" : "hidden");
     if (!words) return;
-    const { x, y } = this.#middle();
     const wide = words.length * CHARACTER + 8;
+    const { x, y } = this.#place(wide);
     say(this.text, words);
     for (const [name, value] of [
       ["x", x],
@@ -323,15 +341,21 @@ class WeightLife {
       ["width", wide],
     ])
       set(this.rect, name, value);
-    if (this.g.hasAttribute("aria-label")) set(this.g, "aria-label", `${this.label}. ${words}`);
+    set(this.g, "aria-label", `${this.label}. ${words}`);
   }
 
   #words({ offered, loaded }) {
     return offered === loaded ? `v${loaded}` : `v${offered} offered, v${loaded} loaded`;
   }
 
-  #middle() {
-    const path = this.g.querySelector("path");
+  /** Behind the words at the arrow's end, else on the middle of the line. */
+  #place(wide) {
+    const words = this.g.querySelector(":scope > text");
+    if (words) {
+      const { x, y, width, height } = words.getBBox();
+      return { x: x + width + wide / 2, y: y + height / 2 };
+    }
+    const path = this.g.querySelector(".wire");
     return path ? path.getPointAtLength(path.getTotalLength() / 2) : { x: 0, y: 0 };
   }
 }

@@ -5,7 +5,7 @@
 import { get, of } from "./api.js";
 import { Axis } from "./axis.js";
 import { el, empty, say, soon } from "./dom.js";
-import { edgeSections } from "./edge.js";
+import { besideSection, edgeSections, edgeTitle } from "./edge.js";
 import { number, seconds } from "./format.js";
 import { Graph } from "./graph.js";
 import { nodeSections } from "./node.js";
@@ -129,7 +129,7 @@ class RunPage {
     const live = (fn) => (this.#live = fn);
     const open = (row) => this.#go({ kind: "sample", id: keyOf(row) });
     const shown = {
-      edge: ["edge", part.id.replace("->", " \u2192 "), () => edgeSections(session, part.id, live)],
+      edge: ["edge", edgeTitle(part.id), () => this.#edge(part.id, live)],
       node: ["node", part.id, () => nodeSections(session, part.id, live)],
       sample: [
         "sample",
@@ -138,6 +138,12 @@ class RunPage {
       ],
     }[part.kind];
     return shown ? this.#panel.show(...shown, { quiet }) : this.#panel.hide();
+  }
+
+  async #edge(id, live) {
+    const open = (other) => this.#go({ kind: "edge", id: other });
+    const beside = besideSection(this.graph.beside(id), open);
+    return [...(await edgeSections(this.#session, id, live)), beside];
   }
 
   #refreshPanel() {
