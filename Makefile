@@ -15,6 +15,7 @@ demo: setup
 test: setup
 	scripts/check
 	scripts/test
+	scripts/test-browser
 	scripts/test-vllm
 
 test-long: setup

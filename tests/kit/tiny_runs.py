@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from dataflow.graph import Graph
 from dataflow.program import Program
@@ -70,3 +71,17 @@ class TinyRuns:
         """Run this, or what a function makes for the folder. options: those that differ."""
         graph = graph if isinstance(graph, Graph | Program) else graph(self.folder)
         return run(graph, self.options(steps, **options), on_step=on_step, until=until)
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As of `save_tiny_inputs`."""
+    folder = tmp_path_factory.mktemp("tiny")
+    save_tiny_inputs(folder)
+    return folder
+
+
+@pytest.fixture
+def tiny(tiny_folder: Path, tmp_path: Path) -> TinyRuns:
+    """Short runs in this test's own folder."""
+    return TinyRuns(folder=tiny_folder, runs=tmp_path / "runs")

@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Browser
 
 from engine.observe.trace import read_trace
 from tests.kit import run_graphs as graphs
@@ -33,11 +34,11 @@ CHUNKS = """
 
 
 @pytest.mark.parametrize("workers", ["one", "apart"])
-def test_perfetto_finds_spans_and_arrows(tiny: TinyRuns, workers: str) -> None:
+def test_perfetto_finds_spans_and_arrows(browser: Browser, tiny: TinyRuns, workers: str) -> None:
     """Of GRPO: rows from node to node, versions from training to generation."""
     (path,) = (tiny.run(graphs.small, STEPS, workers=workers).folder / "trace").iterdir()
     arrows = sound_arrows(read_trace(path))
-    with opened(path) as trace:
+    with opened(browser, path) as trace:
         assert trace.query(WRONG) == []
         found = trace.query(FLOWS)
         names = Counter(row["name"] for row in trace.query("select name from slice"))
@@ -61,11 +62,11 @@ def test_perfetto_finds_spans_and_arrows(tiny: TinyRuns, workers: str) -> None:
     assert {row["version"] for row in made} == {0, 1}
 
 
-def test_perfetto_reads_what_a_kill_left(tiny: TinyRuns, tmp_path: Path) -> None:
+def test_perfetto_reads_what_a_kill_left(browser: Browser, tiny: TinyRuns, tmp_path: Path) -> None:
     (path,) = (tiny.run(graphs.small, STEPS).folder / "trace").iterdir()
     whole = path.read_bytes()
     torn = tmp_path / "torn.json"
     torn.write_bytes(whole[: whole.rindex(b"\n]")])
-    with opened(torn) as trace:
+    with opened(browser, torn) as trace:
         assert trace.query(WRONG) == []
         assert len(trace.query("select * from flow")) == len(sound_arrows(read_trace(path)))
