@@ -11,7 +11,7 @@ import { percent } from "./format.js";
 
 const LEAST = 0.15;
 const MOST = 3;
-const READABLE = 0.75;
+const READABLE = 0.8;
 
 export class Graph {
   #session;
@@ -237,7 +237,18 @@ export class Graph {
     const tall = parseFloat(getComputedStyle(this.#view).maxHeight) || height;
     const room = Math.min((this.#view.clientWidth - 2) / width, tall / height);
     this.#scale(Math.max(least, Math.min(1, room)));
-    this.#view.scrollLeft = (this.#view.scrollWidth - this.#view.clientWidth) / 2;
+    this.#centre();
+  }
+
+  /** Where the drawing is wider than its frame: its nodes in the middle, or the first of them. */
+  #centre() {
+    const view = this.#view;
+    const boxes = (this.#index?.nodes ?? []).map(({ g }) => g.getBoundingClientRect());
+    if (!boxes.length) return;
+    const left = Math.min(...boxes.map((box) => box.left));
+    const right = Math.max(...boxes.map((box) => box.right));
+    const [from, to] = right - left > view.clientWidth ? [boxes[0].left, boxes[0].right] : [left, right];
+    view.scrollLeft += (from + to) / 2 - view.getBoundingClientRect().left - view.clientWidth / 2;
   }
 
   /** Zooms, keeping the point (x, y) of the frame, by default its middle, where it is. */
