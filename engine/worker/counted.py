@@ -19,6 +19,44 @@ _STATUS = Path("/proc/self/statm")
 _PAGE = resource.getpagesize()
 
 
+def cuda_in_use() -> Any:
+    """torch.cuda where this process has begun to use it, else None; never imports torch."""
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    return cuda if cuda is not None and cuda.is_initialized() else None
+
+
+class DeviceMemory:
+    """The greatest memory of this process on its GPU: while a node computes, and of all time.
+
+    torch keeps one greatest value, which begins anew with each node.
+    """
+
+    def __init__(self) -> None:
+        self._most = 0
+
+    def begin(self) -> None:
+        """A node begins to compute."""
+        self.most()
+        cuda = cuda_in_use()
+        if cuda is not None:
+            cuda.reset_peak_memory_stats()
+
+    def most(self) -> int:
+        """Bytes, since the process began to use its GPU; 0 without one."""
+        self._most = max(self._most, self.since())
+        return self._most
+
+    def since(self) -> int:
+        """Bytes, since a node began to compute."""
+        cuda = cuda_in_use()
+        return cuda.max_memory_allocated() if cuda is not None else 0
+
+
+DEVICE_MEMORY = DeviceMemory()
+"""Of this process: torch's greatest value is one for all."""
+
+
 class FlowCounts:
     """Of one Worker. Thread-safe."""
 
@@ -60,16 +98,9 @@ def memory_reports(worker: str, outbox: int = 0) -> list[Report]:
     if cuda is not None:
         found |= {
             "device": cuda.memory_allocated(),
-            "device_peak": cuda.max_memory_allocated(),
+            "device_peak": DEVICE_MEMORY.most(),
         }
     return [(f"{FLOW}{kind}/{worker}", float(size), 1.0) for kind, size in found.items()]
-
-
-def cuda_in_use() -> Any:
-    """torch.cuda where this process has begun to use it, else None; never imports torch."""
-    torch = sys.modules.get("torch")
-    cuda = getattr(torch, "cuda", None)
-    return cuda if cuda is not None and cuda.is_initialized() else None
 
 
 def _resident() -> int:

@@ -15,10 +15,13 @@ from dataflow.activity import show
 from dataflow.errors import CheckpointError, DataError, DataflowError, KernelError, Origin
 from engine.coordinator.refs import Ref
 from engine.observe.reports import Doing, Report, SpanOf
+from engine.worker.counted import DEVICE_MEMORY
 
 
 class Timing:
-    """`doing` may be read from any thread. span: called with each span. origin: a node's line."""
+    """`doing` may be read from any thread. span: called with each span. peak: called with a node
+    and the most bytes that were on the GPU while it computed. origin: a node's line.
+    """
 
     def __init__(
         self, worker: str, origin: Callable[[str], Origin | None] = lambda node: None
@@ -27,6 +30,7 @@ class Timing:
         self.idle = Doing(worker=worker)
         self.doing = self.idle
         self.span: Callable[[SpanOf], None] | None = None
+        self.peak: Callable[[str, int], None] | None = None
         self.worker = worker
         self._reports: list[Report] = []
 
@@ -93,6 +97,8 @@ class During:
         worker, what = self._timing.worker, self._what
         self._timing.doing = Doing(worker=worker, node=self._node, what=what, since=self._start)
         show(f"{worker} is in {self._placed()} ({what})")
+        if self._counted:
+            DEVICE_MEMORY.begin()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
@@ -102,6 +108,7 @@ class During:
         what, self._end = self._what, time.monotonic()
         if self._counted:
             self._timing.note(self._node, self._end - self._start)
+            self._peaked()
         if error is not None or not self._makes:
             self.made(None)
         if isinstance(error, DataError) and what != "open" and self._node not in str(error):
@@ -117,6 +124,11 @@ class During:
             told = "".join(traceback.format_exception(error)).rstrip()
             why = f"raised {type(error).__name__}: {error}. Fix: see the traceback.\n{told}"
             raise KernelError(f"{self._placed()}: {what}: {why}") from error
+
+    def _peaked(self) -> None:
+        peak = DEVICE_MEMORY.since()
+        if peak and self._timing.peak is not None:
+            self._timing.peak(self._node, peak)
 
     def _placed(self) -> str:
         """`my_graph.py:14 score`, as the check names it."""

@@ -64,6 +64,7 @@ class Worker:
         self.channel = channel
         self.timing = Timing(name, plan.origin)
         self.counts = FlowCounts(name)
+        self.timing.peak = self.counts.peak
         self.rows = WorkerRows(name, plan, channel, pairs, self.counts)
         self._newest = newest
         self.kernels = OpenKernels(plan, self.timing, channel, group=group, inproc=inproc)

@@ -238,18 +238,19 @@ class NodeLife {
     if (critical) this.g.append(" ", (this.tag = this.#tag()));
   }
 
-  /** The words above the box: an outline alone would say nothing. */
+  /** The words on its lower edge, where no edge arrives: an outline alone would say nothing. */
   #tag() {
     const box = this.g.querySelector(".box");
-    const [x, y, width] = ["x", "y", "width"].map((name) => Number(box?.getAttribute(name) ?? 0));
+    const place = ["x", "y", "width", "height"].map((name) => Number(box?.getAttribute(name) ?? 0));
+    const [x, y, width, height] = place;
     const wide = 70;
     return svg(
       "g",
       { class: "mark-critical", "aria-hidden": "true" },
-      svg("rect", { x: x + width - wide - 6, y: y - 8, width: wide, height: 15, rx: 3 }),
+      svg("rect", { x: x + width - wide - 6, y: y + height - 5, width: wide, height: 15, rx: 3 }),
       svg("text", {
         x: x + width - 6 - wide / 2,
-        y: y + 3,
+        y: y + height + 6,
         "text-anchor": "middle",
         text: "critical path",
       }),

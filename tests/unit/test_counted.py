@@ -1,0 +1,80 @@
+"""GPU memory by node: what torch says is of one node at a time, and of the process in the end."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+
+from engine.worker.counted import DeviceMemory, FlowCounts, memory_reports
+from engine.worker.timing import Timing
+
+
+@dataclass
+class _Cuda:
+    """torch.cuda of a process with so many bytes allocated."""
+
+    allocated: int = 0
+    greatest: int = 0
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def take(self, nbytes: int) -> None:
+        self.allocated += nbytes
+        self.greatest = max(self.greatest, self.allocated)
+
+    def memory_allocated(self) -> int:
+        return self.allocated
+
+    def max_memory_allocated(self) -> int:
+        return self.greatest
+
+    def reset_peak_memory_stats(self) -> None:
+        self.greatest = self.allocated
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> _Cuda:
+    found = _Cuda()
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=found))
+    monkeypatch.setattr("engine.worker.timing.DEVICE_MEMORY", memory := DeviceMemory())
+    monkeypatch.setattr("engine.worker.counted.DEVICE_MEMORY", memory)
+    return found
+
+
+def _compute(timing: Timing, cuda: _Cuda, node: str, nbytes: int) -> None:
+    with timing.during(node, node):
+        cuda.take(nbytes)
+        cuda.take(-nbytes)
+
+
+def test_a_nodes_peak_is_its_own_and_the_process_has_the_greatest(cuda: _Cuda) -> None:
+    timing, counts = Timing("w"), FlowCounts("w")
+    timing.peak = counts.peak
+    cuda.take(10)
+    for node, nbytes in (("rollout", 500), ("train_policy", 80), ("rollout", 300)):
+        _compute(timing, cuda, node, nbytes)
+    assert {name: value for name, value, _ in counts.reports()} == {
+        "flow/node_peak/rollout@w": 510.0,
+        "flow/node_peak/train_policy@w": 90.0,
+    }
+    told = {name: value for name, value, _ in memory_reports("w")}
+    assert (told["flow/device/w"], told["flow/device_peak/w"]) == (10.0, 510.0)
+    assert counts.reports() == []
+
+
+def test_without_a_gpu_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    timing, counts = Timing("w"), FlowCounts("w")
+    timing.peak = counts.peak
+    with timing.during("rollout", "rollout"):
+        pass
+    assert counts.reports() == []
+    assert {name for name, _, _ in memory_reports("w")} == {
+        "flow/memory/w",
+        "flow/peak/w",
+        "flow/outbox/w",
+    }
