@@ -67,7 +67,14 @@ def trained(steps: int, warm_steps: int) -> Path:
 @contextmanager
 def watched(runs: Path) -> Iterator[str]:
     """The URL of `dataflow watch` over these runs."""
-    command = [str(Path(sys.executable).parent / "dataflow"), "watch", "--root", str(runs), "--port", "0"]
+    command = [
+        str(Path(sys.executable).parent / "dataflow"),
+        "watch",
+        "--root",
+        str(runs),
+        "--port",
+        "0",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         try:

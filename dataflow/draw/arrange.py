@@ -80,6 +80,7 @@ def _panel(picture: Picture, boxes: Sequence[Box], overlay: Overlay, *, apart: b
     _places(sheet)
     cuts = list(_cuts(sheet))
     right = max([_PAD + sheet.layers.width, *(_end(cut) for cut in cuts)])
+    right += _PAD / 2 if sheet.columns.groups else 0.0  # beside the frames
     beyond = _lanes(sheet, right)
     title = _title(sheet)
     panel = Panel(
@@ -89,9 +90,8 @@ def _panel(picture: Picture, boxes: Sequence[Box], overlay: Overlay, *, apart: b
         cuts=cuts,
     )
     if cuts:
-        (x, y) = cuts[0].words.x, _cut_at(sheet)
+        y = _cut_at(sheet)
         panel.cuts[0] = _with_line(cuts[0], ((0.0, y), (panel.width, y)))
-        assert x >= 0
     panel.workers = frames(
         sheet.columns, sheet.layers, overlay, _PAD, _TITLE, sheet.levels.end + 12.0
     )

@@ -271,7 +271,7 @@ def _beyond(picture: Picture, overlay: Overlay, width: int) -> Iterator[list[str
     known = {**overlay.notes}
     if known:
         wide = max(len(one_line(name)) for name in known) + 2
-        lines = [f"{_MARGIN}Measured"]
+        lines = [f"{_MARGIN}Figures"]
         for name in known:
             said = ", ".join(overlay.noted(name))
             lines += folded(f"    {one_line(name).ljust(wide)}{said}", width).split("\n")

@@ -1,6 +1,7 @@
 """`dataflow draw TARGET`: a drawing on the screen or in a file.
 
-Owns: the command's options. Does not own: any drawing (dataflow.draw).
+Owns: the command's options. Does not own: any drawing (dataflow.draw), what of a plan or a run is
+drawn (engine/plan/drawn.py, engine/observe/drawn.py).
 """
 
 from __future__ import annotations
@@ -9,12 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dataflow.draw import WIDTH, Form, draw
+from dataflow.draw import WIDTH, Form, Placed, draw
+from dataflow.graph import Graph
+from dataflow.program import Program
 from dataflow.storage import write_where_asked
 from dataflow.width import screen_width
 from engine.cli.flags import graph_and
 from engine.cli.screen import say
 from engine.cli.target import UsageError
+from engine.observe.drawn import measured_notes
+from engine.options import RunOptions
+from engine.plan.drawn import Notes, places, planned_notes
 
 _ENDINGS: dict[str, Form] = {
     ".txt": "text",
@@ -27,13 +33,17 @@ _ENDINGS: dict[str, Form] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrawOptions:
-    """Draw a graph; a wrong one too."""
+class DrawOptions(RunOptions):
+    """Draw a graph; a wrong one too. The options of run count with --plan."""
 
     form: Form | None = None
     """Text, Mermaid, DOT or SVG; by the ending of --out where it has one, else text."""
     out: Path | None = None
     """File to write; the screen by default."""
+    plan: bool = False
+    """Put nodes on their Workers and devices, with the memory and seconds that are planned."""
+    measured: Path | None = None
+    """A run folder: put its figures on nodes and edges."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -43,9 +53,22 @@ def main(arguments: Sequence[str]) -> int:
     if form is None:
         problem = f"{options.out} has no ending of {', '.join(_ENDINGS)}"
         raise UsageError("dataflow draw", problem, "give --form too")
+    placed, notes = _planned(graph, options) if options.plan else (None, {})
+    if options.measured is not None:
+        for name, lines in measured_notes(options.measured).items():
+            notes[name] = (*notes.get(name, ()), *lines)
     if options.out is None:
-        say(draw(graph, form, width=screen_width(WIDTH)), end="", fold=False)
+        drawn = draw(graph, form, width=screen_width(WIDTH), placed=placed, notes=notes)
+        say(drawn, end="", fold=False)
     else:
-        write_where_asked("the drawing", options.out, draw(graph, form))
+        drawn = draw(graph, form, placed=placed, notes=notes)
+        write_where_asked("the drawing", options.out, drawn)
         say(f"{form} of {graph.name} in {options.out}")
     return 0
+
+
+def _planned(graph: Graph | Program, options: RunOptions) -> tuple[list[Placed], Notes]:
+    from engine.api import plan  # here: it imports what runs kernels
+
+    planned = plan(graph, options)
+    return places(planned), planned_notes(planned)

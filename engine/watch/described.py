@@ -23,6 +23,7 @@ from dataflow.program import Program
 from engine.observe.ended import RunEnd
 from engine.observe.runfolder import ENDED, is_held
 from engine.observe.runlist import finite
+from engine.plan.drawn import ranks
 from engine.watch.metric_index import MetricIndex, last_row
 from engine.watch.opened import NotServed, OpenFolder, inside
 from engine.watch.planned import KeptRecords, PlanFile, PlanNode, record
@@ -159,11 +160,12 @@ def layout_words(node: PlanNode) -> str:
     """`2 replicas of 4 ranks (2 data, 2 tensor), 8 threads`."""
     layout = node.layout
     kinds = {"data": layout.data, "tensor": layout.tensor, "context": layout.context}
-    replicas = max(1, len(node.workers) // layout.ranks)
+    many = ranks(layout)
+    replicas = max(1, len(node.workers) // many)
     parts = [f"{replicas} replica{'s' if replicas > 1 else ''}"]
-    if layout.ranks > 1:
+    if many > 1:
         split = ", ".join(f"{n} {k}" for k, n in kinds.items() if n != 1)
-        parts[0] += f" of {layout.ranks} ranks ({split})"
+        parts[0] += f" of {many} ranks ({split})"
     if layout.shard:
         parts.append("sharded")
     return ", ".join([*parts, f"{layout.threads} thread{'s' if layout.threads != 1 else ''}"])

@@ -11,11 +11,12 @@ from typing import Any
 
 import msgspec
 
-from dataflow.draw.placed import Placed, PlacedWorker
+from dataflow.draw.placed import Placed
 from dataflow.errors import DataflowError
 from dataflow.graph import Graph
 from dataflow.program import Program
 from dataflow.program_snapshot import read
+from engine.plan.drawn import placed
 from engine.received import reading
 from engine.watch.opened import OpenFolder
 
@@ -37,11 +38,6 @@ class PlanLayout(msgspec.Struct, frozen=True):
     context: int = 1
     threads: int = 1
     shard: bool = False
-
-    @property
-    def ranks(self) -> int:
-        """Workers of one replica."""
-        return max(1, self.data * self.tensor * self.context)
 
 
 class PlanNode(msgspec.Struct, frozen=True):
@@ -108,20 +104,7 @@ class PlanFile(msgspec.Struct, frozen=True):
     @property
     def placed(self) -> Placed:
         """Which node is on which Workers, for a drawing."""
-        workers = (
-            PlacedWorker(
-                name=name,
-                host=self.hosts.get(name, ""),
-                devices=tuple(self.devices.get(name, ())),
-                threads=max(n.layout.threads for n in self.nodes if name in n.workers),
-            )
-            for name in self.workers
-        )
-        return Placed(
-            workers=tuple(workers),
-            nodes={node.name: tuple(node.workers) for node in self.nodes},
-            ranks={node.name: node.layout.ranks for node in self.nodes},
-        )
+        return placed(self.nodes, self.hosts, self.devices)
 
     @property
     def workers(self) -> list[str]:
