@@ -1,0 +1,230 @@
+"""Drawings of any graph: nothing overlaps or leaves the picture, and nothing is drawn twice."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataflow.draw import Placed, draw
+from dataflow.draw.fold import MANY, folded
+from dataflow.draw.overlay import Overlay
+from dataflow.draw.picture import picture
+from dataflow.draw.placed import PlacedWorker
+from dataflow.draw.scene import Panel, Rect
+from dataflow.draw.style import sheet
+from dataflow.draw.svg import scene
+from dataflow.graph import Graph
+from dataflow.model import Model
+from dataflow.schema import Reward, Rollout
+from dataflow.user import Columns, operator
+from operators.advantage import group_advantage
+from operators.data import prompts
+from operators.generate import generate
+from operators.losses import clipped_policy_loss
+from operators.reward import reward
+from operators.train import train
+from tests.kit import algorithms
+from tests.kit.drawn_graphs import Shape, boxes_of, drawn_graph, fan, faults, shaped
+
+SVG = "{http://www.w3.org/2000/svg}"
+SHAPES = st.builds(
+    Shape,
+    nodes=st.integers(5, 30),
+    chains=st.sampled_from([0.0, 0.4, 0.9]),
+    joins=st.sampled_from([0.0, 0.3]),
+    models=st.sampled_from([0.0, 0.1, 0.3]),
+    seed=st.integers(0, 10_000),
+)
+KINDS = ("plain", "life", "folded", "placed", "notes")
+
+
+def on_workers(graph: Graph) -> Placed:
+    """Nodes in turn on three Workers, one of which is on another host and has two GPUs."""
+    names = ("rollout", "data", "train")
+    workers = (
+        PlacedWorker(name="rollout", host="a", devices=(0, 1), threads=1),
+        PlacedWorker(name="data", host="b", threads=4),
+        PlacedWorker(name="train"),
+    )
+    nodes = {node.name: (names[i % 3],) for i, node in enumerate(graph.nodes)}
+    return Placed(workers=workers, nodes=nodes)
+
+
+def overlay(kind: str, graph: Graph) -> Overlay:
+    if kind == "placed":
+        return Overlay(placed=on_workers(graph))
+    if kind == "notes":
+        busy = ("busy 54 %, waits 31 % for rows", "34.8 rows/s, 1,204 tokens/s")
+        notes = dict.fromkeys((node.name for node in graph.nodes), busy)
+        return Overlay(notes=notes | {"policy->generate": ("10 loads, 34 ms each",)})
+    return Overlay(life=kind in ("life", "folded"))
+
+
+def panels(kind: str, graph: Graph) -> list[Panel]:
+    shown = picture(graph)
+    return scene(folded(shown, None) if kind == "folded" else shown, overlay(kind, graph)).panels
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=12, deadline=None)
+@given(SHAPES)
+def test_nothing_overlaps_or_leaves_the_picture(kind: str, shape: Shape) -> None:
+    for panel in panels(kind, drawn_graph(shape)):
+        assert faults(panel) == []
+
+
+@pytest.mark.parametrize("name", algorithms.NAMES)
+def test_nor_does_it_in_an_algorithm_that_comes_with_it(name: str, tmp_path: Path) -> None:
+    graph = algorithms.small(name, tmp_path)
+    for kind in KINDS:
+        for panel in panels(kind, graph):
+            assert faults(panel) == [], kind
+    assert scene(picture(graph), Overlay()).width <= 1200
+
+
+def test_what_overlaps_is_found() -> None:
+    """The test above can fail: each of these is told."""
+    (panel,) = panels("plain", drawn_graph(Shape(nodes=8)))
+    first, second = panel.nodes[0], panel.nodes[1]
+    assert faults(panel) == []
+    moved = Rect(x=first.rect.x + 5, y=first.rect.y + 5, width=50, height=50)
+    found = faults(replace(panel, nodes=[first, replace(second, rect=moved), *panel.nodes[2:]]))
+    assert any("overlaps" in fault for fault in found)
+    assert any("does not touch" in fault for fault in found)
+    assert any("has no room for" in fault for fault in found)
+    far = replace(panel, width=first.rect.x)
+    assert any("is not in its panel" in fault for fault in faults(far))
+    edge = next(e for e in panel.edges if e.kind == "data")
+    (x, y), *_, last = edge.points
+    middle = panel.nodes[2].rect.middle
+    behind = replace(edge, points=((x, y), middle, last))
+    edges = [behind if e is edge else e for e in panel.edges]
+    assert any("is behind" in fault for fault in faults(replace(panel, edges=edges)))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_graph_of_forty_nodes_is_at_most_two_thousand_pixels_wide(seed: int) -> None:
+    for models in (0.0, 0.2):
+        graph = drawn_graph(Shape(nodes=40, models=models, seed=seed))
+        for kind in ("plain", "life", "folded", "notes"):
+            made = scene(
+                folded(picture(graph), None) if kind == "folded" else picture(graph),
+                overlay(kind, graph),
+            )
+            assert made.width <= 2000, kind
+    assert scene(picture(fan(35)), Overlay(life=True)).width <= 2000
+
+
+@settings(max_examples=20, deadline=None)
+@given(SHAPES, st.booleans())
+def test_each_part_is_there_once_and_bytes_are_those_of_the_graph(shape: Shape, life: bool) -> None:
+    graph = drawn_graph(shape)
+    made = draw(graph, "svg", life=life, fold=False)
+    root = ElementTree.fromstring(made)
+    groups = [group.attrib for group in root.iter(f"{SVG}g")]
+    nodes = sorted(g["data-node"] for g in groups if "data-node" in g)
+    states = sorted(g["data-state"] for g in groups if "data-state" in g)
+    edges = sorted(g["data-edge"] for g in groups if "data-edge" in g)
+    readers = sorted((g["data-model"], g["data-reader"]) for g in groups if "data-reader" in g)
+    wires = {f"{p.node.name}->{n.name}" for n in graph.nodes for p in n.inputs.values()}
+    assert nodes == sorted(node.name for node in graph.nodes)
+    assert states == sorted(state.name for state in graph.states)
+    assert edges == sorted(wires)
+    assert readers == sorted(
+        (state.name, node.name)
+        for node in graph.nodes
+        for state in node.states.values()
+        if node.operator.name != "train"
+    )
+    assert draw(drawn_graph(shape), "svg", life=life, fold=False) == made
+
+
+def chain(length: int) -> Graph:
+    """A graph of so many nodes, most in one line."""
+    policy = Model("policy", "models/base", trainable=True)
+    rollout = generate(policy, prompts("d", batch=4), n=2, max_tokens=8, name="rollout")
+    score = reward(_letters, rollout, name="score")
+    for i in range(length - 5):
+        score = shaped.named(f"shaped_{i}")(score, by=0.5)
+    loss = clipped_policy_loss(group_advantage(rollout, score, name="advantage"))
+    return Graph("chain", train(policy, rollout, loss=loss, lr=1e-6))
+
+
+def _letters(completions: list[str]) -> list[float]:
+    return [float(len(each)) for each in completions]
+
+
+def test_chains_are_one_box_from_more_than_twenty_five_nodes() -> None:
+    at, above = chain(MANY), chain(MANY + 1)
+    assert (MANY, len(at.nodes), len(above.nodes)) == (25, 25, 26)
+    assert "data-nodes" not in draw(at, "svg")
+    made = draw(above, "svg")
+    found = re.findall(r'data-nodes="([^"]+)"', made)
+    assert " ".join(f"shaped_{i}" for i in range(21)) in " ".join(found)
+    assert made.count("data-node=") + sum(len(n.split()) for n in found) == 26
+    assert "data-nodes" not in draw(above, "svg", fold=False)
+    assert "data-nodes" in draw(at, "svg", fold=True)
+    assert draw(above).count("shaped_") >= 21
+
+
+@operator()
+def joined(first: Columns[Rollout], second: Columns[Rollout]) -> Columns[Reward]:
+    """A reward of the same answers, twice."""
+    return Columns.make(Reward, like=first, reward=1.0)
+
+
+def test_edges_between_the_same_nodes_are_one_with_its_ports_named() -> None:
+    policy = Model("policy", "models/base", trainable=True)
+    rollout = generate(policy, prompts("d", batch=4), n=2, max_tokens=8, name="rollout")
+    score = joined.named("score")(rollout, rollout)
+    advantage = group_advantage(rollout, score, name="advantage")
+    graph = Graph("twice", train(policy, rollout, loss=clipped_policy_loss(advantage), lr=1e-6))
+    made = draw(graph, "svg")
+    assert made.count('data-edge="rollout-&gt;score"') == 1
+    root = ElementTree.fromstring(made)
+    (edge,) = (g for g in root.iter(f"{SVG}g") if g.get("data-edge") == "rollout->score")
+    said = " ".join(text.text or "" for text in edge.iter(f"{SVG}text"))
+    assert "first" in said
+    assert "second" in said
+    assert not re.search(r"\d", said)
+
+
+def test_what_a_parameter_says_is_text() -> None:
+    policy = Model("policy", "models/<b>&'\"", trainable=True)
+    source = prompts("<script>&.parquet", batch=4)
+    rollout = generate(policy, source, n=2, max_tokens=8, name="rollout")
+    advantage = group_advantage(rollout, reward(_letters, rollout, name="score"), name="advantage")
+    graph = Graph("sly", train(policy, rollout, loss=clipped_policy_loss(advantage), lr=1e-6))
+    for life in (False, True):
+        root = ElementTree.fromstring(draw(graph, "svg", life=life))
+        assert [each.tag for each in root.iter() if "script" in each.tag] == []
+        words = " ".join(text.text or "" for text in root.iter(f"{SVG}text"))
+        assert "<script>" in words
+
+
+def test_light_and_dark_set_the_same_colours() -> None:
+    blocks = re.findall(r"\.dataflow\{((?:--df-[^}]+))\}", sheet())
+    names = [set(re.findall(r"(--df-[a-z-]+):", block)) for block in blocks]
+    assert len(names) >= 3
+    assert all(each == names[0] for each in names)
+    used = set(re.findall(r"var\((--df-[a-z-]+)\)", sheet()))
+    assert used <= names[0]
+    assert len(set(blocks)) == 2
+
+
+def test_a_state_stands_beside_its_writer() -> None:
+    (panel,) = panels("plain", drawn_graph(Shape(nodes=12)))
+    boxes = boxes_of(panel)
+    writes = [edge for edge in panel.edges if edge.kind == "writes"]
+    assert len(writes) == 1
+    (x0, y0), (x1, y1) = writes[0].points[0], writes[0].points[-1]
+    assert y0 == y1
+    assert x1 - x0 < 120
+    node, state = boxes[f"node {writes[0].source}"], boxes[f"state {writes[0].target}"]
+    assert node.right < state.x
