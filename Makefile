@@ -51,6 +51,7 @@ bench: setup
 	.venv/bin/python -m benchmarks.across --quick
 	.venv/bin/python -m benchmarks.data_plane --quick
 	.venv/bin/python -m benchmarks.against_trl --quick
+	.venv/bin/python -m benchmarks.watch --quick
 	$(if $(VLLM),.venv/bin/python -m benchmarks.generate --quick)
 
 curves: setup

@@ -10,6 +10,7 @@ loop decides.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
@@ -19,6 +20,9 @@ from engine.observe.reports import Doing, Report, SpanOf
 from engine.run.workers import Ask
 from engine.worker.counted import memory_reports
 from engine.worker.worker import Worker
+
+_MEMORY_EVERY = 0.9
+"""Seconds between two looks at the process's memory."""
 
 
 class InprocWorkers:
@@ -32,6 +36,7 @@ class InprocWorkers:
         self._under_way: Generator[Event, None, None] | None = None
         self._heard: deque[Event] = deque()
         self._spans: list[SpanOf] = []
+        self._memory_due = 0.0
         worker.timing.span = lambda span: self._spans.append(span)
 
     def open(self) -> Iterator[Event]:
@@ -81,8 +86,12 @@ class InprocWorkers:
         )
 
     def reports(self) -> list[Report]:
-        """Its metrics since the last call, and the memory of this process."""
-        return [*self._worker.reports(), *memory_reports(self._worker.name)]
+        """Its metrics since the last call, and about once a second the memory of this process."""
+        found, now = self._worker.reports(), time.monotonic()
+        if now >= self._memory_due:
+            self._memory_due = now + _MEMORY_EVERY
+            found += memory_reports(self._worker.name)
+        return found
 
     def spans(self) -> list[SpanOf]:
         """What it did since the last call."""

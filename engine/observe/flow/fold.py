@@ -39,6 +39,8 @@ Cuts = Callable[[], Mapping[str, tuple[int, int, int, int]]]
 
 _SECOND = 0.95
 """Seconds after which a stretch ends: the loop measures about once a second."""
+_MANY = 32
+"""Stretches of a long Step that are kept one by one."""
 _KEYS = 64
 """Keys of tombstones that a record has at most."""
 
@@ -72,8 +74,8 @@ class FlowFold:
         self._activity: Activity | None = None
         self._start = 0.0
         self._made = StretchCounts()
-        self._of_step: Flow | None = None
-        self._of_second: Flow | None = None
+        self._of_step: list[Flow] = []
+        self._of_second: list[Flow] = []
         self._memory: dict[str, dict[str, int]] = defaultdict(dict)
         self._doing: Sequence[Doing] = ()
         self._writing = False
@@ -202,9 +204,8 @@ class FlowFold:
             return
         self._step = step
         self._close(now)
-        if self._of_step is not None:
-            self._writer.step(self._of_step)
-            self._of_step = None
+        self._writer.step(total(self._of_step))
+        self._of_step = []
 
     # --- what it makes ----------------------------------------------------------------------------
 
@@ -214,13 +215,13 @@ class FlowFold:
         self._start = now
         self._tombstones()
         self._made = StretchCounts()
-        self._of_step = flow if self._of_step is None else total([self._of_step, flow])
-        second = flow if self._of_second is None else total([self._of_second, flow])
-        if second.end - second.start >= _SECOND:
-            self._writer.second(second)
-            self._of_second = None
-        else:
-            self._of_second = second
+        self._of_step.append(flow)
+        if len(self._of_step) >= _MANY:
+            self._of_step = [total(self._of_step)]
+        self._of_second.append(flow)
+        if now - self._of_second[0].start >= _SECOND:
+            self._writer.second(total(self._of_second))
+            self._of_second = []
 
     def _flow(self, now: float) -> Flow:
         assert self._activity is not None
