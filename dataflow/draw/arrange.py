@@ -33,8 +33,10 @@ from dataflow.draw.routes import (
 )
 from dataflow.draw.scene import CutMark, EdgeMark, NodeMark, Panel, Point, Rect, StateMark, Words
 
-LIMIT = 1700.0
-"""Width that a panel's layers do not exceed, where they have several boxes."""
+LIMIT, LARGE = 1700.0, 17.0
+"""Width that a panel's layers do not exceed, where they have several boxes; the same by box of a
+large panel, which so is about as wide as it is tall.
+"""
 _PAD = 24.0
 _TITLE = 36.0
 _CUT, _CUT_LINE = 20.0, 18.0
@@ -158,7 +160,7 @@ def _layered(
         sizes,
         edges,
         least=dict.fromkeys(step, cut),
-        limit=LIMIT,
+        limit=max(LIMIT, LARGE * len(sizes)),
         columns=columns.of if columns.groups else None,
         widths=columns.widths,
     )

@@ -11,7 +11,7 @@ waypoints: they leave it as one trunk. A layer that is wider than the limit beco
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -55,7 +55,8 @@ class _Draft:
     boxes: dict[str, Size]
     column: dict[str, int]
     layer: dict[str, int]
-    near: dict[str, list[str]]
+    above: dict[str, list[str]]
+    below: dict[str, list[str]]
     links: list[Edge]
 
     def gap(self, a: str, b: str) -> float:
@@ -82,12 +83,14 @@ def place(
     column = dict(columns or dict.fromkeys(sizes, 0))
     edges = list(dict.fromkeys(edges))
     layer = _split(assign(sizes, edges, least), sizes, edges, column, limit)
-    draft = _Draft(boxes=dict(sizes), column=column, layer=layer, near={}, links=[])
+    draft = _Draft(boxes=dict(sizes), column=column, layer=layer, above={}, below={}, links=[])
     paths = {edge: _waypoints(draft, edge) for edge in edges}
     draft.links = list(dict.fromkeys(draft.links))
+    draft.above = {box: [] for box in draft.boxes}
+    draft.below = {box: [] for box in draft.boxes}
     for a, b in draft.links:
-        draft.near.setdefault(a, []).append(b)
-        draft.near.setdefault(b, []).append(a)
+        draft.below[a].append(b)
+        draft.above[b].append(a)
     rows = _order(draft)
     bounds = _columns(draft, rows, limit, widths or {}, framed=columns is not None)
     x = _across(draft, rows, bounds)
@@ -232,8 +235,9 @@ def _order(draft: _Draft) -> list[list[str]]:
         if not fewest:
             break
         down = sweep % 2 == 0
+        near = draft.above if down else draft.below
         for at in range(1, len(rows)) if down else range(len(rows) - 2, -1, -1):
-            _sort_by(rows[at - 1 if down else at + 1], rows[at], draft)
+            _sort_by(rows[at - 1 if down else at + 1], rows[at], near, draft.column)
         for _ in range(_EXCHANGES):
             if not _exchange(rows, draft):
                 break
@@ -246,38 +250,52 @@ def _order(draft: _Draft) -> list[list[str]]:
 def _exchange(rows: Sequence[list[str]], draft: _Draft) -> bool:
     """Exchange neighbours of a column wherever that leaves fewer crossings; whether any was."""
     changed = False
+    places = [{box: i for i, box in enumerate(row)} for row in rows]
     for at, row in enumerate(rows):
-        beside = [rows[i] for i in (at - 1, at + 1) if 0 <= i < len(rows)]
-        places = [{box: i for i, box in enumerate(other)} for other in beside]
-        near = {
-            box: [sorted(p[n] for n in draft.near.get(box, ()) if n in p) for p in places]
-            for box in row
-        }
+        over = _near(row, draft.above, places[at - 1])
+        under = _near(row, draft.below, places[(at + 1) % len(rows)])
+        moved = False
         for i in range(len(row) - 1):
             a, b = row[i], row[i + 1]
             if draft.column[a] != draft.column[b]:
                 continue
-            pairs = list(zip(near[a], near[b], strict=True))
-            if sum(_over(y, x) - _over(x, y) for x, y in pairs) < 0:
-                row[i], row[i + 1], changed = b, a, True
+            if _saved(over[a], over[b]) + _saved(under[a], under[b]) > 0:
+                row[i], row[i + 1], moved = b, a, True
+        if moved:
+            places[at], changed = {box: i for i, box in enumerate(row)}, True
     return changed
 
 
-def _over(left: Sequence[int], right: Sequence[int]) -> int:
-    """Crossings of the links of two neighbours, by the sorted places at their other ends."""
-    return sum(len(left) - bisect_right(left, place) for place in right)
+def _near(
+    row: Sequence[str], near: Mapping[str, list[str]], place: Mapping[str, int]
+) -> dict[str, list[int]]:
+    """The sorted places of each box's neighbours on one side."""
+    return {box: sorted([place[other] for other in near[box]]) for box in row}
 
 
-def _sort_by(fixed: Sequence[str], row: list[str], draft: _Draft) -> None:
+def _saved(left: Sequence[int], right: Sequence[int]) -> int:
+    """Crossings that go if two neighbours are exchanged, by the sorted places at the other ends of
+    their links.
+    """
+    if len(left) == len(right) == 1:  # two lines that pass, as most are
+        return (left[0] > right[0]) - (left[0] < right[0])
+    return sum(len(left) - bisect_right(left, p) - bisect_left(left, p) for p in right)
+
+
+def _sort_by(
+    fixed: Sequence[str], row: list[str], near: Mapping[str, list[str]], column: Mapping[str, int]
+) -> None:
     """Sort a row by the mean place of each box's neighbours in the fixed row, within columns."""
     place = {box: float(i) for i, box in enumerate(fixed)}
-    now = {box: i for i, box in enumerate(row)}
-    row.sort(key=lambda box: (draft.column[box], _mean(draft.near.get(box, ()), place, now[box])))
+    means = {box: _mean(near[box], place, float(i)) for i, box in enumerate(row)}
+    row.sort(key=lambda box: (column[box], means[box]))
 
 
 def _mean(near: Sequence[str], place: Mapping[str, float], otherwise: float) -> float:
-    known = [place[box] for box in near if box in place]
-    return math.fsum(known) / len(known) if known else otherwise  # the same in any Python
+    if len(near) == 1:
+        return place[near[0]]
+    found = [place[box] for box in near]
+    return math.fsum(found) / len(found) if found else otherwise  # the same in any Python
 
 
 def crossings(rows: Sequence[Sequence[str]], links: Sequence[Edge]) -> int:
@@ -357,10 +375,11 @@ def _across(
     for row in parts:
         for part, (low, high) in row:
             x.update(_packed(draft, part, dict.fromkeys(part, (low + high) / 2), low, high))
+    near = {box: [*draft.above[box], *draft.below[box]] for box in draft.boxes}
     for sweep in range(_SWEEPS * 2):
         for row in parts if sweep % 2 == 0 else reversed(parts):
             for part, (low, high) in row:
-                wish = {box: _mean(draft.near.get(box, ()), x, x[box]) for box in part}
+                wish = {box: _mean(near[box], x, x[box]) for box in part}
                 x.update(_packed(draft, part, wish, low, high))
     return x
 

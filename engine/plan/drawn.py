@@ -85,7 +85,8 @@ def places(plan: Plan | ProgramPlan) -> list[Placed]:
 
 def planned_notes(plan: Plan | ProgramPlan) -> Notes:
     """Memory and seconds of nodes, bytes and routes of edges, as they are estimated for a Step."""
-    return {f"{mark}{name}": lines for mark, each in phases_of(plan) for name, lines in _of(each)}
+    found = ((mark, *each) for mark, phase in phases_of(plan) for each in _of(phase))
+    return {f"{mark}{name}": lines for mark, name, lines in found if lines}
 
 
 def _of(plan: Plan) -> Iterator[tuple[str, tuple[str, ...]]]:

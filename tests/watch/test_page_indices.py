@@ -127,7 +127,7 @@ def test_no_client_gets_more_than_its_share(sizes: list[int], waits: list[float]
             passed = until - begin
             assert end - at <= passed * 5 + 1 + 1e-6
             before_last = sum(size for _, size in sent[at:end]) - last
-            assert before_last <= BYTES_A_SECOND * (passed + 1) + 1e-6
+            assert before_last <= BYTES_A_SECOND * passed + 1e-3
 
 
 def test_a_resume_cuts_flows(tmp_path: Path) -> None:
