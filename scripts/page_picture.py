@@ -116,7 +116,9 @@ def main(steps: int = 120, warm_steps: int = 1400, out: Path = ROOT / "docs" / "
         folder = trained(steps, warm_steps)
         with watched(folder.parent) as url:
             made = Image.open(io.BytesIO(picture(url, folder.name)))
-    made.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(out, optimize=True)
+    # Coverage, so that what is small keeps its colour.
+    how = {"method": Image.Quantize.MAXCOVERAGE, "dither": Image.Dither.NONE}
+    made.convert("RGB").quantize(256, **how).save(out, optimize=True)
     print(f"wrote {out}")
 
 
