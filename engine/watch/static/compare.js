@@ -161,7 +161,7 @@ function first(difference) {
     ? el(
         "div",
         {},
-        el("p", { class: "empty", text: `Step ${difference.step}, ${difference.metric}` }),
+        el("p", { class: "soft", text: `Step ${difference.step}, ${difference.metric}` }),
         table(
           ["run", { text: "value", class: "number" }],
           Object.entries(difference.values ?? {}).map(([run, x]) => [run, exact(x)]),
@@ -213,8 +213,12 @@ function diff(title, id, text, same) {
       ? el(
           "pre",
           { class: "diff", tabindex: "0", role: "region", "aria-label": `${title}: what differs` },
-          lines.map((line) =>
-            el("span", { class: kind(line), text: kind(line) ? line || " " : `${line}\n` }),
+          el(
+            "span",
+            { class: "lines" },
+            lines.map((line) =>
+              el("span", { class: kind(line), text: kind(line) ? line || " " : `${line}\n` }),
+            ),
           ),
         )
       : empty(same);

@@ -68,7 +68,7 @@ function lags(flow) {
   const numbers = { class: "number" };
   return table(
     ["lag", { text: "rows", ...numbers }, { text: "share", ...numbers }],
-    rows.map((n, lag) => [`${lag} versions`, count(n), percent(n / all)]),
+    rows.map((n, lag) => [`${lag} version${lag === 1 ? "" : "s"}`, count(n), percent(n / all)]),
   );
 }
 

@@ -54,7 +54,9 @@ export class Track {
         ),
       ),
     );
-    const words = unit ? [title, " ", el("span", { class: "unit", text: unit })] : [title];
+    // A metric's name may break after its slashes.
+    const name = title.split("/").flatMap((part, i) => (i ? ["/", el("wbr"), part] : [part]));
+    const words = unit ? [...name, " ", el("span", { class: "unit", text: unit })] : name;
     this.element = el(
       "div",
       { class: "track", role: "group", "aria-label": `${title} by Step` },
