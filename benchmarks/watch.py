@@ -34,7 +34,7 @@ from dataflow.draw import draw
 from dataflow.draw.overlay import Overlay
 from dataflow.draw.picture import picture
 from dataflow.draw.svg import scene
-from tests.kit.drawn_graphs import Shape, drawn_graph
+from tests.kit.drawn_graphs import DrawnShape, drawn_graph
 
 EVENTS, WATCHED = 1.01, 1.02
 """Seconds of a Step with events, and watched, by those of the same without."""
@@ -115,7 +115,7 @@ def of_costs(rounds: int, steps: int) -> Iterator[SideResult]:
 def of_layouts() -> Iterator[SideResult]:
     """Seconds to lay out and write an SVG with life, and a width."""
     for nodes in (5, 50, 500):
-        graph = drawn_graph(Shape(nodes=nodes))
+        graph = drawn_graph(DrawnShape(nodes=nodes))
         draw(graph, "svg", life=True)
         begin = time.perf_counter()
         draw(graph, "svg", life=True)
@@ -123,7 +123,7 @@ def of_layouts() -> Iterator[SideResult]:
         name = f"layout of {nodes} nodes"
         yield SideResult(name=name, value=took, unit="s", goal=2.0, least=False)
     widths = [
-        scene(picture(drawn_graph(Shape(nodes=40, seed=seed))), Overlay(life=True)).width
+        scene(picture(drawn_graph(DrawnShape(nodes=40, seed=seed))), Overlay(life=True)).width
         for seed in range(20)
     ]
     name = "widest of 20 graphs of 40 nodes"

@@ -126,19 +126,20 @@ def watching(runs: Path, name: str) -> Iterator[None]:
 
 
 def _ended(stack: ExitStack, command: list[str], **options: Any) -> subprocess.Popen[bytes]:
-    process = stack.enter_context(subprocess.Popen(command, stderr=subprocess.DEVNULL, **options))
+    quiet: dict[str, Any] = options | {"stderr": subprocess.DEVNULL}
+    process: subprocess.Popen[bytes] = stack.enter_context(subprocess.Popen(command, **quiet))
     stack.callback(process.kill)
     return process
 
 
-class Blocks:
-    """Blocks of Steps on the demo's model, and what they took."""
+class TimedBlocks:
+    """TimedBlocks of Steps on the demo's model, and what they took."""
 
     def __init__(self, folder: Path, steps: int) -> None:
         self._steps, self.runs, self._count = steps, folder / "runs", 0
         reward = prepare(folder, 2000)
         data, base = str(folder / "train.parquet"), str(folder / "model")
-        sizes = {"n": N, "batch": BATCH, "max_tokens": MAX_TOKENS}
+        sizes: dict[str, Any] = {"n": N, "batch": BATCH, "max_tokens": MAX_TOKENS}
         self._graph = grpo(base, data, reward, **sizes, lr=5e-4, minibatches=2)
 
     @property
@@ -176,7 +177,7 @@ def stay_on(core: int) -> None:
 def main(way: str, folder: Path, steps: int) -> None:
     """Make blocks until the input ends."""
     folder.mkdir(exist_ok=True)
-    blocks = Blocks(folder, steps)
+    blocks = TimedBlocks(folder, steps)
     print("ready", flush=True)
     for line in sys.stdin:
         stay_on(int(line))

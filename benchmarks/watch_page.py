@@ -28,7 +28,7 @@ from engine.observe.flow.records import EdgeFlow, Flow, ReplicaFlow, WorkerFlow
 from engine.observe.flow.segments import LiveSegments
 from engine.observe.runfolder import RunFolder
 from engine.observe.samples import SampleWriter
-from tests.kit.drawn_graphs import Shape, drawn_graph
+from tests.kit.drawn_graphs import DrawnShape, drawn_graph
 from tests.kit.page_client import PageClient, served
 from tests.kit.watched import plan_of, sample_rows, watched_run, write_flows
 
@@ -67,7 +67,7 @@ def long_run(path: Path, steps: int, samples: int) -> Path:
 
 def _run(path: Path, nodes: int) -> tuple[Path, list[str]]:
     """A run folder without a Step, of a graph of so many nodes; and their names."""
-    graph = drawn_graph(Shape(nodes=nodes, models=0.0))
+    graph = drawn_graph(DrawnShape(nodes=nodes, models=0.0))
     names = [node.name for node in graph.nodes]
     work = dict.fromkeys(names, "host") | {names[-1]: "train"}
     workers = {name: [_worker(i)] for i, name in enumerate(names)}

@@ -14,9 +14,8 @@ from typing import Annotated
 import tyro
 
 from dataflow.storage import write_where_asked
+from engine.cli.run_named import found_run
 from engine.cli.screen import read_flags, say
-from engine.cli.target import UsageError
-from engine.observe.runfolder import is_run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,23 +24,22 @@ class ReportOptions:
     estimates beside what was measured, samples, errors. It needs nothing else and asks nobody.
     """
 
-    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """The run folder, such as runs/NAME; of a run that goes on, what it has done so far."""
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """The run's name or folder; of a run that goes on, what it has done so far."""
+    root: Path = Path("runs")
+    """Folder that holds run folders."""
     out: Path | None = None
     """File to write; NAME.html by default."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the file; raises UsageError for a folder that is no run's."""
+    """Write the file; raises UsageError where there is no such run."""
     about = ReportOptions.__doc__ or ""
     options = read_flags(ReportOptions, args=arguments, prog="dataflow report", about=about)
-    if not is_run(options.run):
-        fix = "dataflow report runs/NAME, the folder of a run"
-        raise UsageError("dataflow report", f"no run in {str(options.run)[:80]!r}", fix)
+    folder = found_run("dataflow report", options.run, options.root).resolve()
     from engine.watch.report import report
     from engine.watch.served import ServedRuns
 
-    folder = options.run.resolve()
     out = options.out or Path(f"{folder.name}.html")
     write_where_asked(
         "the report", out, report(ServedRuns(folder.parent), folder.name, now=time.time())

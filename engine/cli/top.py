@@ -14,14 +14,9 @@ from typing import Annotated
 
 import tyro
 
-from dataflow.errors import nearest_or_all
 from dataflow.width import screen_width
+from engine.cli.run_named import found_run
 from engine.cli.screen import read_flags, say
-from engine.cli.target import UsageError
-from engine.observe.runfolder import is_run
-from engine.observe.runlist import summaries
-
-_USAGE = "dataflow top RUN, a run's name or folder"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     """Show a run; raises UsageError where there is none."""
     about = TopOptions.__doc__ or ""
     options = read_flags(TopOptions, args=arguments, prog="dataflow top", about=about)
-    folder = found_run(options.run, options.root)
+    folder = found_run("dataflow top", options.run, options.root)
     from engine.top.page import page  # here: they import rich and Arrow
     from engine.top.seen import RunReader
 
@@ -60,22 +55,3 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:  # as q
         return 0
     return 0
-
-
-def found_run(name: str, root: Path) -> Path:
-    """The folder of this run, or of the one to show. Raises UsageError."""
-    for path in (root / name, Path(name)) if name else ():
-        if path.is_dir() and is_run(path):
-            return path
-    try:
-        runs, _ = summaries(root)
-    except OSError as error:
-        problem = f"{str(root)[:80]!r} cannot be read: {error.strerror}"
-        raise UsageError("dataflow top", problem, _USAGE) from error
-    if name:
-        fix = nearest_or_all(name, [run.name for run in runs]) if runs else _USAGE
-        raise UsageError("dataflow top", f"no run {name[:80]!r} in {str(root)[:80]!r}", fix)
-    if not runs:
-        raise UsageError("dataflow top", f"no runs in {str(root)[:80]!r}", _USAGE)
-    running = [run for run in runs if run.state == "running"]
-    return Path((running or runs)[0].path)

@@ -46,6 +46,10 @@ class WatchOptions:
     """Port on 127.0.0.1; 0: any that is free."""
     open: bool = False
     """Open the page in the browser."""
+    token_file: Path | None = None
+    """File that keeps the URL's token, made if it is not there; for what asks without a browser, as
+    Prometheus. By default each start has a new one.
+    """
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -77,6 +81,7 @@ def require_ui(where: str) -> None:
 def serving(options: WatchOptions) -> Serving:
     """What the options ask for. Raises UsageError."""
     from engine.watch.serving import Serving
+    from engine.watch.token_file import kept_token
 
     root, names = _root_of(options.root, options.run)
     if not root.is_dir():
@@ -90,7 +95,8 @@ def serving(options: WatchOptions) -> Serving:
     if not 0 <= options.port < 65536:
         problem = f"expected a port from 0 to 65535, found {options.port}"
         raise UsageError("dataflow watch --port", problem, "--port 0")
-    return Serving(root=root, first=names, port=options.port)
+    token = kept_token(options.token_file) if options.token_file else ""
+    return Serving(root=root, first=names, port=options.port, token=token)
 
 
 def _root_of(root: Path, runs: Sequence[str]) -> tuple[Path, tuple[str, ...]]:

@@ -52,7 +52,10 @@ def _notes(flow: Flow) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield node, (_shares(replicas), *_rates(replicas, length))
     for name, edge in flow.edges.items():
         if edge.rows:
-            yield name, (f"{edge.rows / length:,.4g} rows/s, {shown_bytes(edge.bytes / length)}/s",)
+            yield (
+                name,
+                (f"{edge.rows / length:,.4g} rows/s, {shown_bytes(round(edge.bytes / length))}/s",),
+            )
     weights: dict[str, list[WeightFlow]] = defaultdict(list)
     for key, one in flow.weights.items():
         weights[key.partition("@")[0]].append(one)

@@ -5,7 +5,7 @@ Does not own: any answer.
 
 A page of another site can make the browser send requests to loopback, and a name of its own lead
 there (DNS rebinding): both are told by their headers. What they cannot have is the cookie, which is
-kept from them (SameSite=Strict), nor the token.
+kept from them (SameSite=Strict), nor the token, which a program may send as a bearer's.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Guard:
             value = f"{self._cookie}={self._token}; HttpOnly; SameSite=Strict; Path=/"
             more = {"location": self._first, "set-cookie": value}
             await _answer(send, 303, "", more)
-        elif not self._has_cookie(headers):
+        elif not (self._has_cookie(headers) or self._has_bearer(headers)):
             await _answer(send, 403, "open the URL with the token that dataflow watch has printed")
         else:
             await self._app(scope, receive, _with_headers(send))
@@ -93,15 +93,22 @@ class Guard:
         if scope["path"] != "/":
             return False
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
-        return hmac.compare_digest(given.encode(), self._token.encode())
+        return self._is(given)
 
     def _has_cookie(self, headers: Mapping[str, str]) -> bool:
         try:
             found = SimpleCookie(headers.get("cookie", "")).get(self._cookie)
         except CookieError:
             return False
-        value = found.value if found is not None else ""
-        return hmac.compare_digest(value.encode(), self._token.encode())
+        return self._is(found.value if found is not None else "")
+
+    def _has_bearer(self, headers: Mapping[str, str]) -> bool:
+        """As Prometheus sends it; a page of another site cannot, as nothing allows it to."""
+        scheme, _, value = headers.get("authorization", "").partition(" ")
+        return scheme.lower() == "bearer" and self._is(value.strip())
+
+    def _is(self, token: str) -> bool:
+        return hmac.compare_digest(token.encode(), self._token.encode())
 
 
 def _encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:

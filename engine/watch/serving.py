@@ -41,12 +41,15 @@ _TICK = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """What is served. first: runs that the page opens; with_run: until standard input ends."""
+    """What is served. first: runs that the page opens; with_run: until standard input ends; token:
+    a new one unless it is given.
+    """
 
     root: Path
     first: Sequence[str] = ()
     port: int = 0
     with_run: bool = False
+    token: str = ""
 
 
 def serve(asked: Serving, tell: Callable[[str], None]) -> None:
@@ -54,7 +57,7 @@ def serve(asked: Serving, tell: Callable[[str], None]) -> None:
     served, feeds = ServedRuns(asked.root), Feeds()
     with _listening(asked.port) as listening:
         port = listening.getsockname()[1]
-        token = new_token()
+        token = asked.token or new_token()
         first = f"/#{quote(','.join(asked.first))}" if asked.first else "/"
         guard = Guard(application(served, feeds), token=token, port=port, first=first)
         server = PageServer(_config(guard), feeds, with_run=asked.with_run)

@@ -43,7 +43,7 @@ def mixed(first: Columns[Reward], second: Columns[Reward]) -> Columns[Reward]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class DrawnShape:
     """What is drawn by chance: nodes in all, the share of chains, of joins, and of judges with a
     Model of their own; the rest begin at the rollout.
     """
@@ -55,7 +55,7 @@ class Shape:
     seed: int = 0
 
 
-def drawn_graph(shape: Shape) -> Graph:
+def drawn_graph(shape: DrawnShape) -> Graph:
     """A graph of so many nodes (at least 5), all of which training reads."""
     chance = random.Random(shape.seed)
     policy = Model("policy", "models/base", trainable=True)
@@ -93,7 +93,7 @@ def drawn_graph(shape: Shape) -> Graph:
 
 def fan(width: int) -> Graph:
     """One layer of so many nodes."""
-    return drawn_graph(Shape(nodes=width + 5, chains=0.0, joins=0.0, models=0.0))
+    return drawn_graph(DrawnShape(nodes=width + 5, chains=0.0, joins=0.0, models=0.0))
 
 
 def boxes_of(panel: Panel) -> dict[str, Rect]:

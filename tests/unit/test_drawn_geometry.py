@@ -30,11 +30,11 @@ from operators.losses import clipped_policy_loss
 from operators.reward import reward
 from operators.train import train
 from tests.kit import algorithms
-from tests.kit.drawn_graphs import Shape, boxes_of, drawn_graph, fan, faults, shaped
+from tests.kit.drawn_graphs import DrawnShape, boxes_of, drawn_graph, fan, faults, shaped
 
 SVG = "{http://www.w3.org/2000/svg}"
 SHAPES = st.builds(
-    Shape,
+    DrawnShape,
     nodes=st.integers(5, 30),
     chains=st.sampled_from([0.0, 0.4, 0.9]),
     joins=st.sampled_from([0.0, 0.3]),
@@ -74,7 +74,7 @@ def panels(kind: str, graph: Graph) -> list[Panel]:
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=12, deadline=None)
 @given(SHAPES)
-def test_nothing_overlaps_or_leaves_the_picture(kind: str, shape: Shape) -> None:
+def test_nothing_overlaps_or_leaves_the_picture(kind: str, shape: DrawnShape) -> None:
     for panel in panels(kind, drawn_graph(shape)):
         assert faults(panel) == []
 
@@ -90,7 +90,7 @@ def test_nor_does_it_in_an_algorithm_that_comes_with_it(name: str, tmp_path: Pat
 
 def test_what_overlaps_is_found() -> None:
     """The test above can fail: each of these is told."""
-    (panel,) = panels("plain", drawn_graph(Shape(nodes=8)))
+    (panel,) = panels("plain", drawn_graph(DrawnShape(nodes=8)))
     first, second = panel.nodes[0], panel.nodes[1]
     assert faults(panel) == []
     moved = Rect(x=first.rect.x + 5, y=first.rect.y + 5, width=50, height=50)
@@ -111,7 +111,7 @@ def test_what_overlaps_is_found() -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_a_graph_of_forty_nodes_is_at_most_two_thousand_pixels_wide(seed: int) -> None:
     for models in (0.0, 0.2):
-        graph = drawn_graph(Shape(nodes=40, models=models, seed=seed))
+        graph = drawn_graph(DrawnShape(nodes=40, models=models, seed=seed))
         for kind in ("plain", "life", "folded", "notes"):
             made = scene(
                 folded(picture(graph), None) if kind == "folded" else picture(graph),
@@ -123,7 +123,9 @@ def test_a_graph_of_forty_nodes_is_at_most_two_thousand_pixels_wide(seed: int) -
 
 @settings(max_examples=20, deadline=None)
 @given(SHAPES, st.booleans())
-def test_each_part_is_there_once_and_bytes_are_those_of_the_graph(shape: Shape, life: bool) -> None:
+def test_each_part_is_there_once_and_bytes_are_those_of_the_graph(
+    shape: DrawnShape, life: bool
+) -> None:
     graph = drawn_graph(shape)
     made = draw(graph, "svg", life=life, fold=False)
     root = ElementTree.fromstring(made)
@@ -219,7 +221,7 @@ def test_light_and_dark_set_the_same_colours() -> None:
 
 
 def test_a_state_stands_beside_its_writer() -> None:
-    (panel,) = panels("plain", drawn_graph(Shape(nodes=12)))
+    (panel,) = panels("plain", drawn_graph(DrawnShape(nodes=12)))
     boxes = boxes_of(panel)
     writes = [edge for edge in panel.edges if edge.kind == "writes"]
     assert len(writes) == 1

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from dataflow.errors import RunError
 from engine.watch.opened import NotServed, OpenFolder, RunRoot, inside
+from engine.watch.token_file import kept_token
 from tests.kit.page_client import PageClient, served
 from tests.kit.watched import watched_run
 
@@ -76,6 +78,46 @@ def test_nothing_without_the_token(page: PageClient) -> None:
     wrong = replace(page, cookie=page.cookie[:-1])
     assert wrong.ask("/api/runs").status == 403
     assert replace(page, cookie="a=b; \x01;;=").ask("/api/runs").status in (400, 403)
+
+
+def test_a_program_sends_the_token_as_a_bearers(page: PageClient) -> None:
+    stranger = replace(page, cookie="")
+    found = stranger.ask("/metrics", Authorization=f"Bearer {page.token}")
+    assert found.status == 200
+    assert found.headers["content-type"].startswith("text/plain")
+    for value in ("", "Bearer", "Bearer x", f"Basic {page.token}", page.token):
+        assert stranger.ask("/metrics", Authorization=value).status == 403
+    other = {"Authorization": f"Bearer {page.token}", "Origin": "http://evil.example"}
+    assert stranger.ask("/metrics", **other).status == 403
+
+
+def test_a_kept_token_is_the_same_at_each_start(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    token = kept_token(path)
+    assert kept_token(path) == token
+    assert path.stat().st_mode & 0o777 == 0o600
+    (tmp_path / "runs").mkdir()
+    with served(tmp_path / "runs", "--token-file", path) as client:
+        assert client.token == token
+
+
+@pytest.mark.parametrize("text", ["", "short", "a token with spaces in it", "x" * 600, "ä" * 20])
+def test_a_file_without_a_token_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "token"
+    path.write_text(text)
+    path.chmod(0o600)
+    with pytest.raises(RunError, match="expected 16 letters"):
+        kept_token(path)
+
+
+def test_a_token_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("x" * 20)
+    path.chmod(0o644)
+    with pytest.raises(RunError, match="others can read it"):
+        kept_token(path)
+    with pytest.raises(RunError, match="its folder is not there"):
+        kept_token(tmp_path / "nowhere" / "token")
 
 
 def test_the_cookie_is_kept_from_scripts_and_other_sites(page: PageClient) -> None:

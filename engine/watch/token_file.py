@@ -1,0 +1,46 @@
+"""A token of the page's server that stays the same from start to start, for what asks without a
+browser (Prometheus).
+
+Owns: making and reading its file. Does not own: who is let through (guard.py).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from dataflow.errors import RunError
+from dataflow.storage import storage_error
+from engine.watch.guard import new_token
+
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{16,512}")
+
+
+def kept_token(path: Path) -> str:
+    """The token in a file; a new one where there is no file. Raises RunError for a file that others
+    can read, that has no token, or that cannot be made (StorageError).
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return _read(path)
+    except OSError as error:
+        raise storage_error("the token", path, error, 0) from error
+    token = new_token()
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(token)
+    return token
+
+
+def _read(path: Path) -> str:
+    try:
+        mode, text = path.stat().st_mode, path.read_bytes()[:1024].decode("latin-1").strip()
+    except OSError as error:
+        raise RunError(f"token file {path}: {error.strerror}.") from error
+    if mode & 0o077:
+        raise RunError(f"token file {path}: others can read it. Fix: chmod 600 {path}.")
+    if not _TOKEN.fullmatch(text):
+        expected = "expected 16 letters, digits, - and _ or more, and nothing else"
+        raise RunError(f"token file {path}: {expected}. Fix: delete it, and it is made anew.")
+    return text
