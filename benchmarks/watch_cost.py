@@ -119,15 +119,17 @@ def watching(runs: Path, name: str) -> Iterator[None]:
     """A server of these runs, and a client that reads the stream of one."""
     command = [str(Path(sys.executable).parent / "dataflow"), "watch", "--root", str(runs)]
     with ExitStack() as stack:
-        server = _ended(stack, [*command, "--port", "0"], stdout=subprocess.PIPE)
+        server = _ended(stack, [*command, "--port", "0"], out=subprocess.PIPE)
         entry = server.stdout.readline().decode().strip() if server.stdout else ""
         _ended(stack, [sys.executable, "-c", _READER, entry, name])
         yield
 
 
-def _ended(stack: ExitStack, command: list[str], **options: Any) -> subprocess.Popen[bytes]:
-    quiet: dict[str, Any] = options | {"stderr": subprocess.DEVNULL}
-    process: subprocess.Popen[bytes] = stack.enter_context(subprocess.Popen(command, **quiet))
+def _ended(
+    stack: ExitStack, command: list[str], *, out: int | None = None
+) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(command, stdout=out, stderr=subprocess.DEVNULL)
+    stack.enter_context(process)
     stack.callback(process.kill)
     return process
 
