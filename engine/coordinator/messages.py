@@ -77,8 +77,8 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stepped:
-    """A train node (or one rank of it) has done its updates of a Step. digest: of the weights, of a
-    node of one rank in a run that records rows.
+    """A train node (or one rank of it) has done its updates of a Step. digest: of the weights,
+    from the first rank in a run that records rows.
     """
 
     id: int

@@ -12,7 +12,7 @@ A line of a file is one of:
     set         row set     the train before it  keys, mine
     gather      input       the task before it   producer, columns, keys (none: the task's), owners
     made        -           Produced             keys of rows that a chunk made
-    stepped     -           Stepped              digest of the weights after it (one rank)
+    stepped     -           Stepped              digest of the weights after it (first rank)
 
 Every line has the run's life and the id of its task. A file is written whole when its Step closes,
 and is on the disk before a checkpoint of it is.

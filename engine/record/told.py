@@ -69,7 +69,7 @@ class RecordedTask:
 
     @property
     def name(self) -> TaskId:
-        """Unique in a run folder."""
+        """Unique in a run folder, but for the ranks of a node, which are told the same."""
         return self.life, self.id
 
     @property
@@ -102,6 +102,10 @@ class Told:
     def of(self, node: str) -> list[RecordedTask]:
         """All tasks of a node, in order."""
         return [task for task in self.tasks if task.node == node]
+
+    def ranks_of(self, task: RecordedTask) -> list[RecordedTask]:
+        """What each rank was told of the same Step, by rank; one for a node of one rank."""
+        return [each for each in self.of(task.node) if each.name == task.name]
 
     def makers(self, node: str, key: Key, step: int) -> list[RecordedTask]:
         """The chunks that made a row, the first one first; several if one was lost with a Worker.

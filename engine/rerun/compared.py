@@ -5,7 +5,7 @@ choosing what runs (needed.py), the comparison of cells (same.py).
 
     promise      of                                              compared
     bits         chunks at lag 0; train and forward nodes at     rows, weights, metrics: every bit
-                 any lag; one rank, the same threads and
+                 any lag; the same ranks, threads and
                  installation
     tolerance    generation that took new weights within its     log-probs of its recorded tokens
                  rows, or whose kernel has a process of its own
@@ -31,8 +31,9 @@ from engine.observe.sinks import recorded_row
 from engine.plan.plan import Plan
 from engine.record.recorder import own_columns
 from engine.rerun.needed import NeededRun, needed
+from engine.rerun.other_ranks import together
 from engine.rerun.recorded_run import RecordedRun, changed_later, open_recorded
-from engine.rerun.replay import Replay, ReplayedTask
+from engine.rerun.replay import ReplayedTask
 from engine.rerun.same import first_difference, told
 from engine.weights.probe import tolerance_of
 
@@ -92,10 +93,10 @@ def rerun(
     if changed:
         problem = f"step {step} was run with other parameters: {'; '.join(changed)}"
         raise RunError(f"rerun of {run.folder}: {problem}. Fix: --set with the value of then.")
-    begins = read_checkpoint(stored, what.checkpoint) if what.checkpoint else None
-    replay = Replay(run, what, begins)
+    begins = read_checkpoint(stored, what.checkpoint).path if what.checkpoint else None
     targets = {each.task.name for _, each in what.tasks if each.target}
-    found = [each for each in replay.run() if each.task.name in targets]
+    with together(run, what, begins) as replay:
+        found = [each for each in replay.run() if each.task.name in targets]
     compared = tuple(
         _compared(run, name, [e for e in found if e.task.node == name]) for name in nodes
     )

@@ -24,7 +24,7 @@ from dataflow.errors import RunError
 from engine.plan.kernel_needs import needs_of
 from engine.plan.plan import PlannedNode
 from engine.record.stored_rows import batch_of
-from engine.record.told import RecordedTask
+from engine.record.told import RecordedGather, RecordedTask
 from engine.rerun.recorded_run import RecordedRun
 
 NO_WEIGHTS = -1
@@ -61,7 +61,7 @@ def needed(
     run: RecordedRun, nodes: Iterable[str], step: int, checkpoints: Iterable[int]
 ) -> NeededRun:
     """To run these nodes of a Step again. checkpoints: the Steps that have one. Raises RunError for
-    a Step that is not there, for several ranks, and for rows that have to be recorded and are not.
+    a Step that is not there, and for rows that have to be recorded and are not.
     """
     return _Needs(run, tuple(nodes), step).resolve([0, *checkpoints])
 
@@ -152,16 +152,13 @@ class _Needs:
 
     def _trained(self, node: str, step: int) -> list[RecordedTask]:
         """How a node was trained in a Step."""
-        own = [t for t in self._run.told.of(node) if t.kind == "train" and t.done]
+        told = self._run.told
+        own = [t for t in told.of(node) if t.kind == "train" and t.done]
         found = [task for task in own if task.step == step]
-        if not found:
+        whole = [task for task in found if all(rank.done for rank in told.ranks_of(task))]
+        if not whole:
             raise self._no_such(node, {task.step for task in own}, step)
-        if len(found) > 1 or found[0].rows["rows"].mine is not None:
-            ranks = self._run.plan.node(node).ranks
-            problem = f"{node} was trained by {ranks} ranks, and a rerun has one process"
-            fix = f"a run without --ranks and --tensor of {node}"
-            raise RunError(f"rerun of {self._run.folder}: {problem}. Fix: {fix}.")
-        return found
+        return told.ranks_of(whole[-1])[:1]  # of one that was trained again the last one stands
 
     def _no_such(self, node: str, steps: set[int], step: int | None = None) -> RunError:
         there = f"{min(steps)} to {max(steps)}" if steps else "none"
@@ -181,10 +178,15 @@ class _Needs:
             task=task, version=version, target=target, forced=forced
         )
         self._behind[task.name] = behind = []
-        for gather in task.gathers if not forced else ():
+        for gather in self._gathers(task) if not forced else ():
             for maker in self._makers(gather.producer, gather.keys.rows(), task.step):
                 behind.append(maker.name)
                 self._add(maker)
+
+    def _gathers(self, task: RecordedTask) -> list[RecordedGather]:
+        """What a task, and each of its ranks, took."""
+        ranks = self._run.told.ranks_of(task) if task.kind == "train" else [task]
+        return [gather for rank in ranks for gather in rank.gathers]
 
     def _makers(
         self, producer: str, keys: list[tuple[int, int, int]], step: int

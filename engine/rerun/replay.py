@@ -1,11 +1,12 @@
 """Recorded tasks, carried out once more by one Worker in this process.
 
 Owns: the plan of that Worker, instructions from what was told, versions in their order. Does not
-own: which tasks (needed.py), the Worker and its kernels (engine/worker), comparing what comes of it
-(compared.py).
+own: which tasks (needed.py), the Worker and its kernels (engine/worker), what further ranks do
+(rank_replay.py) and their processes (other_ranks.py), comparing what comes of it (compared.py).
 
 The run's own instructions are told again, with the rows where they lie now: no coordinator decides
-anything a second time. Who loads which version is said by the coordinator's `Versions`.
+anything a second time. Who loads which version is said by the coordinator's `Versions`. Of a node
+that several ranks trained this process is the first.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,7 +25,6 @@ from dataflow.kernel import Chunk, KernelNode
 from dataflow.loss_terms import ROWS
 from dataflow.model import Model
 from engine.channels.inproc import InprocChannel
-from engine.checkpoint.store import StoredCheckpoint
 from engine.coordinator import messages as m
 from engine.coordinator.outstanding import Outstanding
 from engine.coordinator.refs import Gather, Key
@@ -32,6 +33,7 @@ from engine.observe.metrics import StepMetrics
 from engine.plan.plan import Plan, PlannedNode
 from engine.record.stored_rows import batch_of
 from engine.record.told import RecordedGather, RecordedTask
+from engine.rerun.given_rows import give
 from engine.rerun.needed import NeededRun, NeededTask
 from engine.rerun.recorded_run import RecordedRun
 from engine.run.files import restore_state
@@ -41,7 +43,21 @@ from engine.worker.kernel_loader import kernel_class
 from engine.worker.session import NodeSession
 from engine.worker.worker import Worker
 
+if TYPE_CHECKING:
+    from engine.channels.tensors.row_broadcast import RowBroadcast
+
 WORKER = "main"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSeat:
+    """Where a process of a rerun is among the ranks. rows: by which the first rank gives the others
+    the rows that it makes.
+    """
+
+    rank: int = 0
+    group: Any = None
+    rows: RowBroadcast | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,15 +76,27 @@ class ReplayedTask:
 
 class Replay:
     """Runs what is needed, in order. checkpoint: of the Step that it begins from, if that is not
-    the beginning.
+    the beginning. seat: this process among the ranks, where nodes of several are opened.
     """
 
     def __init__(
-        self, run: RecordedRun, what: NeededRun, checkpoint: StoredCheckpoint | None
+        self,
+        run: RecordedRun,
+        what: NeededRun,
+        checkpoint: Path | None,
+        seat: RankSeat | None = None,
     ) -> None:
         self._run, self._what, self._checkpoint = run, what, checkpoint
-        self.plan = _alone(run.plan, _opened(run.plan, what))
-        self._worker = Worker(WORKER, self.plan, channel=InprocChannel(), inproc=True)
+        self._seat = seat = seat or RankSeat()
+        self.plan = _alone(run.plan, opened(run.plan, what))
+        self._own_plan = self.plan if seat.rank == 0 else _without_others(self.plan)
+        self._worker = Worker(
+            WORKER,
+            _as_rank(self._own_plan, seat.rank),
+            channel=InprocChannel(),
+            inproc=True,
+            group=seat.group,
+        )
         self._workers = InprocWorkers(self._worker)
         self._outstanding = Outstanding()
         self._versions = Versions(self.plan, self._outstanding)
@@ -82,7 +110,7 @@ class Replay:
                 pass
             version = self._what.checkpoint
             if self._checkpoint is not None:
-                restore_state(self.plan, self._workers, self._checkpoint.path, version)
+                restore_state(self._own_plan, self._workers, self._checkpoint, version)
             self._publish(version, moved=False)
             for at, needed in self._what.tasks:
                 while version < at:
@@ -90,19 +118,17 @@ class Replay:
                     self._publish(version, moved=True)
                 yield self._replayed(needed, version)
 
-    def digest_of(self, node: str, checkpoint: StoredCheckpoint) -> str:
-        """Of a train node's weights in a checkpoint. The kernel has these from then on."""
-        kernel = self._worker.kernels[node]
-        kernel.restore(checkpoint.path / node)
-        return weights_digest(kernel.pieces())
-
     def _publish(self, version: int, *, moved: bool) -> None:
         """Every reader loads this version, and followers move."""
         for load in self._versions.publish(version, moved=moved):
             assert isinstance(load, m.Load)
-            for event in self._told(load):
-                if isinstance(event, m.Loaded):
-                    self._versions.heard(event, load)
+            self._load(load)
+            self._versions.heard(m.Loaded(id=load.id, worker=WORKER), load)
+
+    def _load(self, load: m.Load) -> None:
+        """A reader loads."""
+        for _ in self._told(load):
+            pass
 
     def _told(self, instruction: m.ToWorker) -> Iterator[m.Event]:
         self._workers.tell(instruction)
@@ -115,6 +141,8 @@ class Replay:
         _set_threads(node)
         if needed.forced:
             return self._looked_at(node, task, version)
+        if task.kind == "train":
+            task = self._own(task)
         inputs = self._inputs(task)
         blocks = tuple(ref[1] for gathers in inputs.values() for g in gathers for ref in g.refs)
         try:
@@ -144,22 +172,38 @@ class Replay:
                 self._worker.release([event.ref.block])
         for batch in found:
             self._keep(task, batch)
+        if self._seat.rows is not None:
+            give(self._seat.rows, found)
         return ReplayedTask(task=task, made=tuple(found))
 
+    def _own(self, task: RecordedTask) -> RecordedTask:
+        """What this rank trains on. Of ranks with equal rows only the first was told where they
+        are.
+        """
+        ranks = self._run.told.ranks_of(task)
+        if len(ranks) == 1:
+            return task
+        rank, tensor = self._seat.rank, self.plan.node(task.node).layout.tensor
+        return replace(ranks[rank], gathers=ranks[rank // tensor * tensor].gathers)
+
     def _train(self, task: RecordedTask, inputs: m.Inputs) -> ReplayedTask:
-        others = {
-            name: m.OwnRows(keys=rows.keys) for name, rows in task.rows.items() if name != ROWS
+        own = {
+            name: m.OwnRows(keys=rows.keys if rows.whole is None else rows.whole, mine=rows.mine)
+            for name, rows in task.rows.items()
         }
         told = m.TrainStep(
             id=task.id,
             node=task.node,
             worker=WORKER,
             step=task.step,
-            keys=task.keys,
+            keys=own[ROWS].keys,
+            mine=own[ROWS].mine,
             inputs=inputs,
-            others=others,
+            others={name: rows for name, rows in own.items() if name != ROWS},
         )
-        metrics = self._measured(task.step, told)
+        go = m.Go(id=task.id, node=task.node, worker=WORKER)
+        several = self.plan.node(task.node).ranks > 1
+        metrics = self._measured(task.step, told, *([go] if several else []))
         digest = weights_digest(self._worker.kernels[task.node].pieces())
         return ReplayedTask(task=task, digest=digest, metrics=metrics)
 
@@ -174,11 +218,12 @@ class Replay:
         )
         return ReplayedTask(task=task, metrics=self._measured(task.step, told))
 
-    def _measured(self, step: int, told: m.TrainStep | m.Evaluate) -> dict[str, float]:
+    def _measured(self, step: int, *told: m.ToWorker) -> dict[str, float]:
         """The node's own metrics of it."""
         self._worker.reports()
-        for _ in self._told(told):
-            pass
+        for instruction in told:
+            for _ in self._told(instruction):
+                pass
         found = StepMetrics()
         for name, value, count in self._worker.reports():
             if not name.startswith("time/"):
@@ -274,13 +319,18 @@ class Replay:
             kernel.open(told, node.layout, NodeSession(node.name, self.plan.seed, {}, names))
             self._teachers[node.name] = kernel
         kernel = self._teachers[node.name]
-        writer = next((w.writer for w in self.plan.models if w.name == use.model), "")
+        writer = self._writer_of(node)
         if writer:
             kernel.load(self._worker.kernels[writer].pieces(), version)
         return kernel
 
+    def _writer_of(self, node: PlannedNode) -> str:
+        """Who trains the Model whose tokens are replayed; empty for nobody."""
+        used = node.models[0].model
+        return next((model.writer for model in self.plan.models if model.name == used), "")
 
-def _opened(plan: Plan, what: NeededRun) -> set[str]:
+
+def opened(plan: Plan, what: NeededRun) -> set[str]:
     """The nodes whose kernels are needed: those that run, and the writers of their weights."""
     found = {each.task.node for _, each in what.tasks if not each.forced}
     used = {
@@ -293,18 +343,38 @@ def _opened(plan: Plan, what: NeededRun) -> set[str]:
     return found | {model.writer for model in plan.models if model.name in used and model.writer}
 
 
-def _alone(plan: Plan, opened: set[str]) -> Plan:
+def _alone(plan: Plan, there: set[str]) -> Plan:
     """The same plan with these nodes in one Worker, and the others nowhere."""
     nodes = tuple(
         replace(
             node,
-            workers=(WORKER,) if node.name in opened else (),
+            workers=(WORKER,) if node.name in there else (),
             layout=replace(node.layout, replicas=1),
         )
         for node in plan.nodes
     )
     alone = replace(plan, nodes=nodes, recorded=(), recorder=WORKER, turns=(), hosts={})
     return replace(alone, devices={}, environments={})
+
+
+def _without_others(plan: Plan) -> Plan:
+    """The same plan without nodes that have one rank: the first rank's process has them."""
+    nodes = (n if n.ranks > 1 else replace(n, workers=()) for n in plan.nodes)
+    return replace(plan, nodes=tuple(nodes))
+
+
+def _as_rank(plan: Plan, rank: int) -> Plan:
+    """The same plan, in which the Worker is this rank of each node that has several."""
+    nodes = tuple(
+        replace(
+            node,
+            workers=tuple(WORKER if i == rank else f"rank {i}" for i in range(node.ranks)),
+        )
+        if node.workers and node.ranks > 1
+        else node
+        for node in plan.nodes
+    )
+    return replace(plan, nodes=nodes)
 
 
 def _set_threads(node: PlannedNode) -> None:

@@ -9,6 +9,7 @@ order of ranks (the coordinator), the training itself (kernels).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -157,11 +158,15 @@ class WorkerTraining:
         )
 
     def _digest(self, node: str) -> str:
-        """Of its weights, if that is wanted. Of several ranks none has them all."""
-        if not self._digests or self._kernels.nodes[node].ranks > 1:
+        """Of its weights, if that is wanted; the first rank's, which gets them from the others."""
+        if not self._digests:
             return ""
         with self._kernels.during(node, "digest of its weights"):
-            return weights_digest(self._kernels[node].pieces())
+            pieces = self._kernels[node].pieces()
+            if self._kernels.rank(node) == 0:
+                return weights_digest(pieces)
+            deque(pieces, maxlen=0)
+        return ""
 
 
 def _assigned(rows: m.TrainStep | m.OwnRows) -> AssignedRows:

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -50,6 +51,15 @@ TOLD = "FAIL_IN_THE_RERUN"
 def fails_if_told(completions: Sequence[str], **columns: object) -> list[float]:
     if TOLD in os.environ:
         raise LookupError("as it was told")
+    return run_graphs.vowels(completions)
+
+
+def kills_other_ranks(completions: Sequence[str], **columns: object) -> list[float]:
+    if os.environ.get(TOLD) == str(os.getpid()):
+        for task in Path("/proc/self/task").iterdir():
+            for child in (task / "children").read_text().split():
+                if "other_ranks" in Path(f"/proc/{child}/cmdline").read_text():
+                    os.kill(int(child), signal.SIGKILL)
     return run_graphs.vowels(completions)
 
 
@@ -144,12 +154,50 @@ def test_what_cannot_run_again_is_one_clear_error(tiny: TinyRuns) -> None:
         rerun(plain, ["score"], 1)
 
 
-def test_a_node_of_two_ranks_is_refused(tiny: TinyRuns) -> None:
-    how: dict[str, Any] = {"workers": "auto", "ranks": {"train_policy": 2}}
-    folder = tiny.run(run_graphs.small, 1, record="all", **how).folder
-    with pytest.raises(RunError, match="train_policy was trained by 2 ranks"):
-        rerun(folder, ["train_policy"], 1)
-    require_bits(folder, "score", 1)
+OFTEN, LONG = "weights split", pytest.mark.long
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "rows split": {"ranks": {"train_policy": 2}},
+    "weights split": {"ranks": {"train_policy": 2}, "shard": True},
+    "matrices split": {"tensor": {"train_policy": 2}},
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n == OFTEN else LONG) for n in LAYOUTS]
+)
+def test_ranks_run_again_as_ranks(
+    tiny: TinyRuns, capfd: pytest.CaptureFixture[str], name: str
+) -> None:
+    how = LAYOUTS[name] | {"record": "rollout,score", "checkpoint_every": 2}
+    folder = tiny.run(run_graphs.small, 3, workers="auto", **how).folder
+    nodes = ["--node", "rollout,train_policy"]
+    assert main(["rerun", str(folder), *nodes, "--step", "3"]) == 0
+    told = capfd.readouterr().out
+    assert "from checkpoint step_2, trained step 3" in told
+    assert "rollout: the same bits: " in told
+    assert "train_policy: the same bits: the weights and " in told
+    changed = ["--set", "train_policy.lr=0.5"]
+    assert main(["rerun", str(folder), *nodes, "--step", "2", *changed]) == 1
+    assert "train_policy: differs: weights: digest " in capfd.readouterr().out
+
+
+@LONG
+def test_drawn_nodes_of_a_run_with_ranks_at_a_lag_give_its_bits(tiny: TinyRuns) -> None:
+    make = partial(run_graphs.dapo, max_lag=1)
+    how: dict[str, Any] = {"ranks": {"train_policy": 2}, "checkpoint_every": 2}
+    folder = tiny.run(make, STEPS, workers="auto", record="all", **how).folder
+    for node, step in [("train_policy", 4), *drawn(folder, 5, seed=5)]:
+        require_bits(folder, node, step)
+
+
+@LONG
+def test_a_rank_that_dies_is_named(tiny: TinyRuns, monkeypatch: pytest.MonkeyPatch) -> None:
+    make = partial(run_graphs.small, fn=kills_other_ranks)
+    how: dict[str, Any] = {"ranks": {"train_policy": 2}, "workers": "auto"}
+    folder = tiny.run(make, 1, record="rollout", **how).folder
+    monkeypatch.setenv(TOLD, str(os.getpid()))
+    with pytest.raises(RunError, match="rank 1 of the rerun ended with -9"):
+        rerun(folder, ["score", "train_policy"], 1)
 
 
 def test_a_step_before_a_change_is_run_with_what_it_had(tiny: TinyRuns) -> None:
