@@ -15,7 +15,7 @@ A line of a file is one of:
     stepped     -           Stepped              digest of the weights after it (first rank)
 
 Every line has the run's life and the id of its task. A file is written whole when its Step closes,
-and is on the disk before a checkpoint of it is.
+and again before a checkpoint of it, which has rows that were made since.
 """
 
 from __future__ import annotations
@@ -109,6 +109,9 @@ class Assignments:
                 self._told(told)
             case EventHeard(event=heard):
                 self._heard(heard)
+            case WritingBegan(of=m.Checkpoint(step=step)) if self._first + step == self._step:
+                self._close(self._step)  # it has what was made since the Step closed, too
+                self._settle()
             case WritingBegan():
                 self._settle()
 

@@ -18,7 +18,7 @@ from dataflow.schema import Advantage
 from engine.checkpoint.store import CheckpointStore
 from engine.coordinator import messages as m
 from engine.coordinator.refs import Gather, Ref
-from engine.observe.events import EventHeard, InstructionTold
+from engine.observe.events import EventHeard, InstructionTold, WritingBegan
 from engine.plan.plan import PlannedNode
 from engine.record.assignments import Assignments, step_file
 from engine.record.place import (
@@ -150,6 +150,19 @@ def test_a_step_that_closes_twice_keeps_all_lines(tmp_path: Path) -> None:
     tell(assignments, chunk(0, 1), closed(1), chunk(1, 2), closed(1))
     assignments.close()
     assert [task.id for task in Told.read(tmp_path, PLAN).tasks] == [0, 1]
+
+
+def test_a_checkpoint_has_what_was_made_since_its_step_closed(tmp_path: Path) -> None:
+    place, block = place_in(tmp_path), ref(0, 1)
+    assignments = Assignments(PLAN, tmp_path, place.life)
+    tell(assignments, closed(1), chunk(1, 1), made(1, block))
+    of = m.Checkpoint(step=1, sources={}, rows={})
+    assignments.take(WritingBegan(of=of, at=0.0))
+    tell(assignments, chunk(2, 2), closed(2))
+    assignments.close()
+    assert [task.id for task in Told.read(tmp_path, PLAN, 1).tasks] == [1]
+    cut_after(tmp_path, PLAN, 1)
+    assert [task.id for task in Told.read(tmp_path, PLAN).makers("made", (1, 0, 0), 0)] == [1]
 
 
 def test_the_cut_leaves_each_row_once(tmp_path: Path) -> None:
