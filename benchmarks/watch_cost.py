@@ -135,7 +135,7 @@ def _ended(
 
 
 class TimedBlocks:
-    """TimedBlocks of Steps on the demo's model, and what they took."""
+    """Blocks of Steps on the demo's model, and what they took."""
 
     def __init__(self, folder: Path, steps: int) -> None:
         self._steps, self.runs, self._count = steps, folder / "runs", 0
