@@ -7,6 +7,7 @@ A file that cannot be written is told once; then there are none.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -49,6 +50,8 @@ class NewestRows:
         try:
             self._write(self._folder / f"{node}.arrow", _shown(batch))
         except StorageError as error:
+            with contextlib.suppress(OSError):
+                temporary(self._folder / f"{node}.arrow").unlink()
             self._failed = True
             _log.warning("%s The run goes on without the newest rows.", error)
 
