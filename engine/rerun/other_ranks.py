@@ -27,8 +27,8 @@ from dataflow.signals import held_back, left_to_the_run
 from engine.channels.contract import PeerLost
 from engine.channels.tensors.row_broadcast import join
 from engine.channels.tensors.world import leave, meeting_place, rendezvous, world
-from engine.launch.child import environment
-from engine.plan.plan import Plan
+from engine.launch import child
+from engine.plan.plan import Plan, PlannedNode
 from engine.rerun.needed import NeededRun
 from engine.rerun.rank_replay import RankReplay
 from engine.rerun.recorded_run import RecordedRun
@@ -50,15 +50,17 @@ def together(run: RecordedRun, what: NeededRun, checkpoint: Path | None) -> Iter
     opens has several. Raises RunError for nodes of different numbers of ranks, and for a rank that
     fails alone.
     """
-    size = _ranks(run, what)
-    if size == 1:
+    ranked = _ranked(run, what)
+    if ranked is None:
         yield Replay(run, what, checkpoint)
         return
+    size = ranked.ranks
     place = meeting_place()
     with contextlib.ExitStack() as stack:
         others: list[_OtherRank] = []
         for rank in range(1, size):
-            others.append(stack.enter_context(_started(run, rank, os.dup(place))))
+            environment = _environment(run.plan, ranked, rank)
+            others.append(stack.enter_context(_started(rank, os.dup(place), environment)))
         told = cloudpickle.dumps((run, what, checkpoint, size))
         for other in others:
             other.tell(told)
@@ -74,16 +76,16 @@ def together(run: RecordedRun, what: NeededRun, checkpoint: Path | None) -> Iter
             other.end()
 
 
-def _ranks(run: RecordedRun, what: NeededRun) -> int:
-    """How many the nodes that are opened have."""
-    nodes = [run.plan.node(name) for name in opened(run.plan, what)]
-    several = {node.name: node.ranks for node in nodes if node.ranks > 1}
-    if len(set(several.values())) > 1:
-        found = ", ".join(f"{name} with {ranks}" for name, ranks in several.items())
+def _ranked(run: RecordedRun, what: NeededRun) -> PlannedNode | None:
+    """The first node of several ranks that is opened."""
+    there = opened(run.plan, what)
+    several = [node for node in run.plan.nodes if node.name in there and node.ranks > 1]
+    if len({node.ranks for node in several}) > 1:
+        found = ", ".join(f"{node.name} with {node.ranks}" for node in several)
         problem = f"expected nodes of one number of ranks, found {found}"
         fix = "a node that needs the weights of one of them only"
         raise RunError(f"rerun of {run.folder}: {problem}. Fix: {fix}.")
-    return max(several.values(), default=1)
+    return several[0] if several else None
 
 
 class _OtherRank:
@@ -126,18 +128,19 @@ def _blame(others: Sequence[_OtherRank], error: Exception) -> None:
 
 
 @contextlib.contextmanager
-def _started(run: RecordedRun, rank: int, descriptor: int) -> Iterator[_OtherRank]:
-    arguments = [str(os.getpid()), str(descriptor)]
-    with tempfile.TemporaryFile() as log, held_back():
+def _started(rank: int, descriptor: int, environment: Mapping[str, str]) -> Iterator[_OtherRank]:
+    arguments = [str(os.getpid()), str(descriptor), str(rank)]
+    with tempfile.TemporaryFile() as log:
         try:
-            process = subprocess.Popen(
-                interpreter(_BOOTSTRAP, _MODULE, *arguments, str(rank)),
-                pass_fds=[descriptor],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=_environment(run.plan, rank),
-            )
+            with held_back():
+                process = subprocess.Popen(
+                    interpreter(_BOOTSTRAP, _MODULE, *arguments),
+                    pass_fds=[descriptor],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                )
         finally:
             os.close(descriptor)
         try:
@@ -150,11 +153,10 @@ def _started(run: RecordedRun, rank: int, descriptor: int) -> Iterator[_OtherRan
                     process.stdin.close()
 
 
-def _environment(plan: Plan, rank: int) -> Mapping[str, str]:
+def _environment(plan: Plan, node: PlannedNode, rank: int) -> Mapping[str, str]:
     """Threads and GPUs of the run's own rank; a `breakpoint()` stops the first rank alone."""
-    node = next(node for node in plan.nodes if node.ranks > 1)
     devices = plan.devices.get(node.workers[rank], ())
-    return environment(node.layout.threads, devices) | {"PYTHONBREAKPOINT": "0"}
+    return child.environment(node.layout.threads, devices) | {"PYTHONBREAKPOINT": "0"}
 
 
 def main(descriptor: int) -> None:

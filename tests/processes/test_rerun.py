@@ -56,6 +56,7 @@ def fails_if_told(completions: Sequence[str], **columns: object) -> list[float]:
 
 def kills_other_ranks(completions: Sequence[str], **columns: object) -> list[float]:
     if os.environ.get(TOLD) == str(os.getpid()):
+        assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
         for task in Path("/proc/self/task").iterdir():
             for child in (task / "children").read_text().split():
                 if "other_ranks" in Path(f"/proc/{child}/cmdline").read_text():
