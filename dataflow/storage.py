@@ -92,9 +92,11 @@ def free_bytes(path: Path) -> int | None:
 
 
 @contextmanager
-def replacing(what: str, path: Path, needed: int = 0) -> Iterator[BinaryIO]:
-    """A file to fill; it takes the name `path` once it is complete and on the disk. Until then the
-    old one stays.
+def replacing(
+    what: str, path: Path, needed: int = 0, *, durable: bool = True
+) -> Iterator[BinaryIO]:
+    """A file to fill; it takes the name `path` once it is complete and, if it is to be durable, on
+    the disk. Until then the old one stays.
 
     Raises StorageError, and then nothing of the new file is left. The next call removes what a kill
     leaves (`.NAME.tmp`).
@@ -104,10 +106,12 @@ def replacing(what: str, path: Path, needed: int = 0) -> Iterator[BinaryIO]:
         with writing(what, path, needed):
             with _new(temp) as file:
                 yield file
-                file.flush()
-                os.fsync(file.fileno())
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
             os.replace(temp, path)
-            sync_folder(path.parent)
+            if durable:
+                sync_folder(path.parent)
     except BaseException:
         with contextlib.suppress(OSError):
             temp.unlink()
@@ -131,6 +135,24 @@ def write_where_asked(what: str, path: Path, text: str) -> None:
         return
     with writing(what, path, len(text)):
         target.write_text(text, encoding="utf-8")
+
+
+def new_private(what: str, path: Path, text: str) -> None:
+    """A new file that only this user can read. Raises FileExistsError if there is one, StorageError
+    if it cannot be written, and then leaves none.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise storage_error(what, path, error, len(text)) from error
+    try:
+        with writing(what, path, len(text)), os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(text)
+    except StorageError:
+        path.unlink()  # it is incomplete
+        raise
 
 
 def temporary(path: Path) -> Path:

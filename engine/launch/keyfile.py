@@ -8,13 +8,12 @@ With this file anything can be run on these hosts, so only its owner may be able
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from dataflow.errors import RunError
-from dataflow.storage import storage_error, writing
+from dataflow.storage import new_private
 from engine.channels.zmq.curve_keys import CurveKeyPair
 
 FORMAT = 1
@@ -42,21 +41,10 @@ def make_keys(path: Path, hosts: Iterable[str]) -> KeyFile:
     pairs = {name: _plain(pair) for name, pair in keys.hosts.items()}
     text = json.dumps({"format": FORMAT, "run": _plain(keys.run), "hosts": pairs}, indent=1)
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        new_private("the key file", path, text + "\n")
     except FileExistsError as error:
         problem = f"cannot be made: {error}. Fix: name another, or delete it."
         raise RunError(f"key file {path}: {problem}") from error
-    except OSError as error:
-        raise storage_error("the key file", path, error, len(text)) from error
-    try:
-        with (
-            writing("the key file", path, len(text)),
-            os.fdopen(descriptor, "w", encoding="ascii") as file,
-        ):
-            file.write(text + "\n")
-    except RunError:
-        path.unlink()  # it is incomplete
-        raise
     return keys
 
 

@@ -13,31 +13,34 @@ the process (other_ranks.py).
 from __future__ import annotations
 
 from collections import deque
+from pathlib import Path
 
 from engine.coordinator import messages as m
 from engine.plan.plan import PlannedNode
 from engine.record.told import RecordedTask
 from engine.rerun.given_rows import take
-from engine.rerun.needed import NeededTask
-from engine.rerun.replay import Replay, ReplayedTask
+from engine.rerun.needed import NeededRun, NeededTask
+from engine.rerun.recorded_run import RecordedRun
+from engine.rerun.replay import RankSeat, Replay, ReplayedTask
+from engine.worker.delivery import brings, module_of
 
 
 class RankReplay(Replay):
     """Of one further rank, in step with the first one's Replay."""
 
-    _given: dict[str, int] | None = None
-    """The version that each of the first rank's modules has."""
+    def __init__(
+        self, run: RecordedRun, what: NeededRun, checkpoint: Path | None, seat: RankSeat
+    ) -> None:
+        super().__init__(run, what, checkpoint, seat)
+        self._given: dict[str, int] = {}
+        """The version that each of the first rank's modules has."""
 
     def _load(self, load: m.Load) -> None:
-        """The first rank's Worker gathers weights once for all readers of a module, and not for one
-        that shares the writer's (engine/worker/delivery.py).
-        """
-        given = self._given = self._given or {}
-        uses = self.plan.node(load.reader).models
-        module = next(u.module for u in uses if u.model == load.model and u.param != "tokenizer")
-        if not load.alias and given.get(module) != load.version:
+        """Where the first rank's Worker reads the pieces of a writer."""
+        module = module_of(self.plan, load)
+        if brings(load, self._given.get(module)):
             self._gather(load.writer)
-        given[module] = load.version
+        self._given[module] = load.version
 
     def _gather(self, writer: str) -> None:
         """Take part while the first rank reads the weights of a node."""

@@ -6,12 +6,11 @@ Owns: making and reading its file. Does not own: who is let through (guard.py).
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 from dataflow.errors import RunError
-from dataflow.storage import storage_error
+from dataflow.storage import new_private
 from engine.watch.guard import new_token
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{16,512}")
@@ -21,15 +20,11 @@ def kept_token(path: Path) -> str:
     """The token in a file; a new one where there is no file. Raises RunError for a file that others
     can read, that has no token, or that cannot be made (StorageError).
     """
+    token = new_token()
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        new_private("the token", path, token)
     except FileExistsError:
         return _read(path)
-    except OSError as error:
-        raise storage_error("the token", path, error, 0) from error
-    token = new_token()
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(token)
     return token
 
 

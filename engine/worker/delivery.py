@@ -104,7 +104,7 @@ class Delivery:
         """Load a version into a reader, or move a follower; FetchFailed if its Worker is gone."""
         yield from self.settle()
         version, worker = message.version, self._timing.worker
-        module = self._module(message)
+        module = module_of(self._plan, message)
         try:
             verb = "follow" if message.leader else "load"
             name, what = f"{verb} {message.model}", f"{verb} version {version}"
@@ -148,14 +148,10 @@ class Delivery:
             dtypes=dtypes,
         )
 
-    def _module(self, message: m.Load) -> str:
-        uses = self._plan.node(message.reader).models
-        return next(u.module for u in uses if u.model == message.model and u.param != "tokenizer")
-
     def _load(self, message: m.Load, module: str) -> bool:
         """From the writer's kernel here, or from its Worker's block. Returns whether the latter."""
         fetched, pieces = False, ()
-        if not message.alias and self._given.get(module) != message.version:
+        if brings(message, self._given.get(module)):
             fetched = bool(message.source)
             pieces = self._fetched(message) if fetched else self._kernels[message.writer].pieces()
         self._kernels[message.reader].load(pieces, message.version, rate=message.rate)
@@ -202,3 +198,14 @@ class Delivery:
         with self._lock:
             self._open_to = ""
         return self.meanwhile()
+
+
+def module_of(plan: Plan, load: m.Load) -> str:
+    """The module that a reader loads into."""
+    uses = plan.node(load.reader).models
+    return next(u.module for u in uses if u.model == load.model and u.param != "tokenizer")
+
+
+def brings(load: m.Load, given: int | None) -> bool:
+    """Whether the writer's pieces are read for it. given: the version that the module has."""
+    return not load.alias and given != load.version

@@ -7,9 +7,7 @@ A file that cannot be written is told once; then there are none.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +16,7 @@ import pyarrow as pa
 
 from dataflow.batch import Batch
 from dataflow.errors import StorageError
-from dataflow.storage import temporary, writing
+from dataflow.storage import replacing, writing
 
 NEWEST = Path("events") / "newest"
 """Below the run folder."""
@@ -50,24 +48,19 @@ class NewestRows:
         try:
             self._write(self._folder / f"{node}.arrow", _shown(batch))
         except StorageError as error:
-            with contextlib.suppress(OSError):
-                temporary(self._folder / f"{node}.arrow").unlink()
             self._failed = True
             _log.warning("%s The run goes on without the newest rows.", error)
 
     def _write(self, path: Path, rows: pa.RecordBatch) -> None:
         """Not synced to the disk: nothing depends on it."""
-        temp = temporary(path)
-        with writing("the newest rows", path):
+        what = "the newest rows"
+        with writing(what, path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            temp.unlink(missing_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            with (
-                open(os.open(temp, flags, 0o666), "wb") as file,
-                pa.ipc.new_file(file, rows.schema) as writer,
-            ):
-                writer.write_batch(rows)
-            os.replace(temp, path)
+        with (
+            replacing(what, path, durable=False) as file,
+            pa.ipc.new_file(file, rows.schema) as writer,
+        ):
+            writer.write_batch(rows)
 
 
 def _shown(batch: Batch) -> pa.RecordBatch:
