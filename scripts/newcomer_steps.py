@@ -111,7 +111,7 @@ FOLDERS = (  # run folders and their graph.json are targets
     ),
     _in_mine("dataflow diff runs/mine/graph.json runs/warm/graph.json", "temperature: 1 -> 1.2"),
     _in_mine(
-        "dataflow runs", "state", "reward", "size", "finished  6/6", "finished  3/3", "iB  "
+        "dataflow runs", "state", "reward", "size", "finished  6/6", "finished  3/3", "MiB"
     ),
     NewcomerStep(
         "dataflow report runs/mine --out mine.html", ("report of mine in mine.html",),

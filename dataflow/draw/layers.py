@@ -252,6 +252,7 @@ def _exchange(rows: Sequence[list[str]], draft: _Draft) -> bool:
     changed = False
     places = [{box: i for i, box in enumerate(row)} for row in rows]
     for at, row in enumerate(rows):
+        # Beyond the first and the last row there is nobody, so any places will do.
         over = _near(row, draft.above, places[at - 1])
         under = _near(row, draft.below, places[(at + 1) % len(rows)])
         moved = False

@@ -109,10 +109,10 @@ class Assignments:
                 self._told(told)
             case EventHeard(event=heard):
                 self._heard(heard)
-            case WritingBegan(of=m.Checkpoint(step=step)) if self._first + step == self._step:
-                self._close(self._step)  # it has what was made since the Step closed, too
-                self._settle()
-            case WritingBegan():
+            case WritingBegan(of=of):
+                closed = isinstance(of, m.Checkpoint) and self._first + of.step == self._step
+                if closed and self._lines:
+                    self._close(self._step)  # it has what was made since the Step closed, too
                 self._settle()
 
     def close(self) -> None:

@@ -108,8 +108,9 @@ def test_the_command_writes_the_file(
     assert main(["report", "a"]) == 0
     assert "report of a in a.html" in capsys.readouterr().out
     assert (tmp_path / "a.html").read_text().startswith("<!doctype html>")
-    assert main(["report", "b"]) == 2
-    assert "no run 'b' in 'runs'" in capsys.readouterr().err
+    for name in ("b", "runs"):
+        assert main(["report", name]) == 2
+        assert f"no run {name!r} in 'runs'" in capsys.readouterr().err
 
 
 def test_of_a_run_that_left_little_there_is_a_report(tmp_path: Path) -> None:
