@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,9 @@ from engine.api import Result, resume
 from engine.observe.flow.records import Began, Flow
 from engine.observe.flow.segments import read_live, read_steps
 from engine.observe.flow.waits import sentences, total
+from engine.top.page import page
+from engine.top.seen import RunReader
+from engine.watch.served import ServedRuns
 from tests.kit.run_graphs import small, vowels
 from tests.kit.tiny_runs import TinyRuns
 
@@ -28,9 +32,18 @@ def flows(result: Result) -> list[Flow]:
 
 
 def waits(result: Result) -> list[str]:
-    """The sentences of a run without its first Step, in which everything is made."""
-    plan = json.loads((result.folder / "plan.json").read_text())
-    return sentences(total(flows(result)[1:]), plan)
+    """The sentences of a run without its first Step, in which everything is made; the page has the
+    same, and `top`, which has all Steps, blames the same node.
+    """
+    folder = result.folder
+    plan = json.loads((folder / "plan.json").read_text())
+    found = sentences(total(flows(result)[1:]), plan)
+    assert ServedRuns(folder.parent).flow(folder.name, 2, None)["sentences"] == found
+    blamed = found[0].partition(" % for ")[2]
+    shown = [line.plain for line in page(RunReader(folder).look(), width=200)]
+    told = re.compile(rf"train_policy waits \d+ % for {re.escape(blamed)}$")
+    assert any(told.match(line) for line in shown), shown
+    return found
 
 
 @pytest.mark.parametrize("workers", ["one", "apart"])
