@@ -40,8 +40,9 @@ from engine.observe.runfolder import RunFolder
 from engine.options import RunOptions
 from engine.peek import first_rows, phase_with
 from engine.phases import place_of, run_phases
-from engine.plan.cluster import read_cluster
+from engine.plan.cluster import Cluster, read_cluster
 from engine.plan.explain import explain
+from engine.plan.placing import on_hosts
 from engine.plan.plan import Plan
 from engine.plan.planner import make_plan
 from engine.plan.program_plan import ProgramPlan, make_program_plan
@@ -71,11 +72,9 @@ def plan(graph: Runnable, options: RunOptions | None = None) -> Plan | ProgramPl
     options = options or RunOptions()
     checked = check(graph) if isinstance(graph, Graph | Program) else graph
     placing = run_options.placing(options)
-    cluster = None
-    if options.cluster is not None:
-        from engine.launch.hosts import known  # not needed on one host
-
-        cluster = known(read_cluster(options.cluster), frozenset(placing.hosts.values()))
+    cluster = _cluster(options, _source(checked))
+    if cluster is not None:
+        placing, cluster = on_hosts(placing, cluster)
     told: dict[str, Any] = {"seed": options.seed, "threads": options.threads}
     told |= {"placing": placing, "cluster": cluster}
     if isinstance(checked, CheckedProgram):
@@ -87,6 +86,24 @@ def plan(graph: Runnable, options: RunOptions | None = None) -> Plan | ProgramPl
     if options.strict and planned.warnings:
         raise GraphError(planned.warnings)
     return _identified(planned, _source(checked))
+
+
+def _cluster(options: RunOptions, source: Graph | Program) -> Cluster | None:
+    """The hosts that a plan may use; None for this one alone."""
+    if options.cluster is None or options.inproc:
+        return None
+    if not run_options.on_ray(options):
+        return read_cluster(Path(options.cluster))
+    from engine.launch.nodes import ray_cluster  # here: Ray is not needed on one host
+
+    return ray_cluster(options, source)
+
+
+def _refuse_file(options: RunOptions) -> None:
+    """A cluster file tells of hosts, and starts nothing on them."""
+    if options.cluster is not None and not run_options.on_ray(options):
+        problem = f"a run takes ray or ray:local, found {options.cluster!r}, which is for explain"
+        raise PlanError(f"options: --cluster: {problem}. Fix: --cluster ray.")
 
 
 def _refuse_steps(options: RunOptions) -> None:
@@ -130,6 +147,7 @@ def run(
     """
     refuse_second()
     options = options or RunOptions()
+    _refuse_file(options)
     source = _source(graph)
     planned = plan(graph, options)
     name = options.name or planned.graph
@@ -226,6 +244,7 @@ def resume(
     with telling_what_is_safe(path), RunFolder.open_existing(path) as opened:
         told = _recorded(path / OPTIONS)
         options, imports = run_options.from_json(told, changes, str(path / OPTIONS))
+        _refuse_file(options)
         import_from(imports)
         recorded = _recorded(path / "graph.json")
         with reading(path / "graph.json"):

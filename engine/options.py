@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -60,7 +61,7 @@ class RunOptions:  # the fields' docstrings are the command line's help
     kernel: Mapping[str, str] = field(default_factory=dict)
     """The kernel of a node (rollout=vllm); by default its operator's first that can run it."""
     pin: Mapping[str, str] = field(default_factory=dict)
-    """The Worker of a node (rollout=gen) or of its replicas (rollout=g0,g1); gen@b adds a host."""
+    """The Worker of a node, or of its replicas (rollout=g0,g1@b,g2@gpu:H200), and on which host."""
     together: tuple[tuple[str, ...], ...] = ()
     """Nodes that share their Workers (rollout,score)."""
     replicas: Mapping[str, int] = field(default_factory=dict)
@@ -79,8 +80,14 @@ class RunOptions:  # the fields' docstrings are the command line's help
     """How new weights reach other Workers: pull, collective (one host); auto, that between GPUs."""
     verify: Literal["structure", "content"] = "structure"
     """What readers check of rows of their own host: structure; or content: hashes of them, too."""
-    cluster: Path | None = None
-    """File with the hosts that a run may use; this is the first, the others run `dataflow host`."""
+    cluster: str | None = None
+    """Hosts: ray, those of a Ray cluster; ray:local, a new one here; for explain also a file."""
+    wait: float = 600.0
+    """Seconds to wait for room in the Ray cluster."""
+    lease: float = 30.0
+    """Seconds without a word after which the run and another host give each other up."""
+    private: bool = False
+    """Nobody else is on the hosts' network: rows travel without encryption."""
     threads: int | None = None
     """Threads of each kernel; by default all cores, shared by Workers that compute at one time."""
     inproc: bool = False
@@ -106,6 +113,17 @@ OF_ITS_START: Mapping[str, str] = {
 """Options that a run has from its start, and why a resume has no others."""
 
 
+def on_ray(options: RunOptions) -> bool:
+    """Whether the run is on a Ray cluster. Raises PlanError for another launcher's name."""
+    name, _, where = (options.cluster or "").partition(":")
+    if name != "ray" or "/" in name:
+        return False
+    if where not in ("", "local"):
+        problem = f"--cluster: expected ray or ray:local, found {options.cluster!r}"
+        raise PlanError(f"options: {problem}. Fix: RAY_ADDRESS={where} and --cluster ray.")
+    return True
+
+
 def placing(options: RunOptions) -> Placing:
     """What the planner is told of the options. Raises PlanError for an impossible value."""
     _refuse_absurd(options)
@@ -114,7 +132,14 @@ def placing(options: RunOptions) -> Placing:
     return Placing(pin=pin, hosts=hosts, **{name: getattr(options, name) for name in names})
 
 
-_LEAST = {"keep": 1, "samples_every": 1, "threads": 1, "heartbeat": 0.1, "seed": -(2**63)}
+_LEAST = {
+    "keep": 1,
+    "samples_every": 1,
+    "threads": 1,
+    "heartbeat": 0.1,
+    "seed": -(2**63),
+    "lease": 1,
+}
 """The least value of a numeric option; 0 for all others."""
 
 
@@ -144,7 +169,8 @@ def _pins(asked: Mapping[str, str]) -> tuple[dict[str, tuple[str, ...]], dict[st
 def to_json(options: RunOptions, *, path: Sequence[str] = ()) -> str:
     """The options for a run folder. path: further folders that the run imports from."""
     data = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(options).items()}
-    data["cluster"] = str(options.cluster.absolute()) if options.cluster else None
+    if options.cluster is not None and not on_ray(options):
+        data["cluster"] = os.path.abspath(options.cluster)
     return json.dumps(data | {"path": list(path)}, indent=1)
 
 

@@ -39,8 +39,6 @@ COMMANDS = {
     "test": "test what an operator or a loss promises, on generated rows",
     "init": "make a small project of your own that runs as it is",
     "graphs": "list the algorithms that come with it, or print one's file",
-    "keys": "make the key file of a cluster of hosts",
-    "host": "let runs that are started on another host use this one",
 }
 """Command -> what it does. Each is a module here, imported when it is asked for."""
 

@@ -1,4 +1,4 @@
-"""The messages between the process of the run and the Supervisor of another host.
+"""The messages between the process of the run and its part on a host.
 
     to the host                       sent by (hosts.py)       handled by (host.py)
     Begin (first)                     _begin                   HostedRun
@@ -6,22 +6,22 @@
     RespawnThere, Forget              respawn, forget          the same
     PeerAddresses                     _spread_addresses        the same
     Quit                              close                    desk.py
-    Look, at any time                 hostlink.py, look        desk.py
 
     to the run                        sent by (host.py)        handled by (hosts.py)
     HostUpdate, HostReply, Failed     HostedRun                _heard
     HostEnded                         HostedRun.run            _wait_for_end
-    HostBeat, Here, Refused           desk.py; may be lost     hostlink.py
+    HostBeat                          desk.py; may be lost     link.py
 
-Owns: these messages. Does not own: their bytes (wire.py), that none is lost (line.py).
+Owns: these messages. Does not own: their bytes (wire.py), that none is lost (numbered.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.coordinator.messages import From, StopRequested, ToWorker, WorkerLost
+from engine.coordinator.messages import From, ToWorker, WorkerLost
 from engine.coordinator.refs import Ref
 from engine.launch.control import Network, PeerAddress
 from engine.observe.reports import Doing, Report, SpanOf
@@ -34,17 +34,17 @@ class Begin:
 
     plan: pickled by cloudpickle. folder: the run's, seen by every host, which checks its plan.json
     against `planned`. directory: where relative paths begin. path: folders to import from. options:
-    as in a run folder. networks: of this host's Workers. lease: seconds of silence after which each
-    side gives the other up.
+    as in a run folder. networks: of this host's Workers. absent: those of them that begin as they are
+    respawned, with the epoch of that. lease: seconds of silence after which each side gives the other up.
     """
 
-    host: str
     plan: bytes
     folder: Path
     directory: Path
     planned: str
     path: tuple[str, ...]
     networks: tuple[Network, ...]
+    absent: Mapping[str, int]
     lease: float
     options: str
 
@@ -67,23 +67,9 @@ class RelayRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RespawnThere:
-    """Restart these Workers."""
+    """Restart these Workers, or begin them."""
 
     workers: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """Asks for Here."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Here:
-    """The answer to Look: usable cores, bytes of memory, bytes of memory of each GPU."""
-
-    cores: int
-    memory: int
-    gpus: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +78,7 @@ class HostUpdate:
     of the run's messages it has carried out. busy: whether its Workers are, after these.
     """
 
-    events: tuple[From | WorkerLost | StopRequested, ...] = ()
+    events: tuple[From | WorkerLost, ...] = ()
     reports: tuple[Report, ...] = ()
     spans: tuple[SpanOf, ...] = ()
     endpoints: tuple[PeerAddress, ...] = ()
@@ -124,13 +110,6 @@ class HostBeat:
     doing: tuple[Doing, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
-    """The host does not serve this run."""
-
-    why: str
-
-
-ToHost = Begin | Relay | RelayRequest | RespawnThere | Look
-ToRun = Here | HostUpdate | HostReply | HostEnded | HostBeat | Refused
+ToHost = Begin | Relay | RelayRequest | RespawnThere
+ToRun = HostUpdate | HostReply | HostEnded | HostBeat
 Hosting = ToHost | ToRun

@@ -1,19 +1,20 @@
-"""The Workers of a run on several hosts: a Supervisor here, and a link to that of each other host.
+"""The Workers of a run on the hosts of a Ray cluster: a Supervisor on each, and a link to it.
 
     waits for                                       unblocked by
-    an event, a reply, an end (`next`, `ask`, ...)  the Supervisor's thread, the links, a time limit
+    an event, a reply, an end (`next`, `ask`, ...)  the links, a time limit
 
-Owns: which host is sent what, the Workers' keys for one run, spreading the addresses of channels.
-Does not own: links (hostlink.py), the other end (host.py), processes (supervisor.py).
+Owns: which host is told what, the Workers' epochs, spreading the addresses of channels, what a lost
+host means. Does not own: links (link.py), room in the cluster (ray.py), the other end (host.py).
 
-Rows go from Worker to Worker, never through here. A host that is silent for the length of the lease
-fails the run, which can be resumed from the last checkpoint.
+Rows go from Worker to Worker, never through here. A lost host is the death of its Workers. Those
+that are begun again begin on another node, or on the same one if only the host's process died.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+import signal
 import threading
 import time
 from collections import deque
@@ -29,35 +30,29 @@ from dataflow.importing import import_path
 from dataflow.shipping import shipped
 from engine import options as run_options
 from engine.channels.zmq.curve_keys import CurveKeyPair
-from engine.coordinator.messages import Event, From, ToWorker, WorkerLost, WorkerOpened
+from engine.coordinator.messages import (
+    Event,
+    From,
+    StopRequested,
+    ToWorker,
+    WorkerLost,
+    WorkerOpened,
+)
 from engine.launch import control
 from engine.launch import host_messages as hm
-from engine.launch.hostlink import HostLink, look
-from engine.launch.keyfile import read_keys
-from engine.launch.supervisor import CONTROL_BYTES, HostShare, Supervisor
+from engine.launch.link import HostLink, HostLost
+from engine.launch.ray import Bundle, Room, connect, draining
+from engine.launch.supervisor import CONTROL_BYTES
 from engine.observe.reports import Doing, Report, SpanOf
 from engine.observe.runfolder import RunFolder
 from engine.options import RunOptions
-from engine.plan.cluster import Cluster, Host
 from engine.plan.plan import Plan
 from engine.run.workers import Ask, WorkerGone
 
 _GRACE = 10.0
 """Seconds for a host to say that its Workers have ended."""
-
-
-def known(cluster: Cluster, names: frozenset[str]) -> Cluster:
-    """The cluster; asks these hosts for resources that its file omits. Raises RunError."""
-    unknown = [host for host in cluster.hosts if host.name in names and not host.known]
-    if not unknown:
-        return cluster
-    keys = read_keys(cluster.keys)
-    found: dict[str, Host] = {}
-    for host in unknown:
-        here = look(host, keys.run, keys.host(host.name).public, cluster.lease)
-        cores, memory = host.cores or here.cores, host.memory or here.memory
-        found[host.name] = replace(host, cores=cores, memory=memory, gpus=here.gpus)
-    return replace(cluster, hosts=tuple(found.get(h.name, h) for h in cluster.hosts))
+_DRAIN = 5.0
+"""Seconds between two looks at which nodes are about to be taken away."""
 
 
 def of_this_clock(spans: Iterable[SpanOf], ahead: float) -> list[SpanOf]:
@@ -70,6 +65,8 @@ def of_this_clock(spans: Iterable[SpanOf], ahead: float) -> list[SpanOf]:
 class _Remote:
     """Another host as the loop sees it. sent: how many messages; update: the latest from it."""
 
+    name: str
+    room: Room
     link: HostLink
     workers: tuple[str, ...]
     sent: int = 0
@@ -98,13 +95,12 @@ class HostsWorkers:
     """See `engine.run.workers.Workers`."""
 
     def __init__(self, plan: Plan, folder: RunFolder, options: RunOptions) -> None:
-        """plan: with hosts. Raises RunError for a key file that is missing or not safe."""
+        """plan: with hosts, all of a Ray cluster. Raises RunError where that is gone."""
         assert plan.cluster is not None
         self._plan = plan
         self._folder = folder
         self._options = options
         self._cluster = plan.cluster
-        self._keys = read_keys(plan.cluster.keys)
         self._networks = _networks(plan)
         self._changed = threading.Event()
         """Set whenever there may be something new."""
@@ -112,73 +108,139 @@ class HostsWorkers:
         self._reports: list[Report] = []
         self._spans: list[SpanOf] = []
         self._addresses: dict[str, control.PeerAddress] = {}
-        self._requests = self._moved = 0
+        self._epochs = dict.fromkeys(plan.workers, 0)
+        """Of each Worker's newest incarnation."""
+        self._requests = self._moved = self._moved_before = 0
         self._closed = False
         self._remotes: dict[str, _Remote] = {}
-        first = plan.cluster.hosts[0].name
-        here = {w: n for w, n in self._networks.items() if plan.hosts[w] == first}
-        share = HostShare(workers=here, cluster=plan.cluster.on(first), on_change=self._changed.set)
-        self._local = Supervisor(plan, folder, options, share)
-        self._host_of = {w: host for w, host in plan.hosts.items() if host != first}
+        """By host; none for one that is lost."""
+        self._rooms: list[Room] = []
+        self._elsewhere: dict[str, Room] = {}
+        """Of hosts that were lost: where their process begins again."""
+        self._pickled = b""
+        self._taken_away = threading.Event()
+        connect(options.cluster or "")
 
     def open(self) -> Iterator[Event | From]:
-        """All hosts at once. Raises as `Supervisor.open`, and RunError if a host is absent."""
+        """All hosts at once. Raises as `Supervisor.open`, and RunError if there is no room."""
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
-            plan = shipped(self._plan, "the plan of a run on several hosts")
-            for name in dict.fromkeys(self._host_of.values()):
-                self._begin(name, plan)
-            opened = list(self._local.open())
+            self._pickled = shipped(self._plan, "the plan of a run on several hosts")
+            hosts = dict.fromkeys(self._plan.hosts.values())
+            room = self._room([self._bundle(name) for name in hosts])
+            for name in hosts:
+                self._begin(name, room, {})
             self._until(lambda: all(r.opened for r in self._remotes.values()))
-            opened += self._events
+            opened = [*self._events]
             self._events.clear()
+            if (lost := next((e for e in opened if isinstance(e, WorkerLost)), None)) is not None:
+                raise WorkerGone(lost.worker, lost.error)
             self._spread_addresses()
+            threading.Thread(target=self._watch_nodes, name="nodes", daemon=True).start()
             undo.pop_all()
         yield from opened
 
-    def _begin(self, name: str, plan: bytes) -> None:
-        host = self._cluster.host(name)
-        workers = tuple(w for w, at in self._host_of.items() if at == name)
-        server, lease = self._keys.host(name).public, self._cluster.lease
-        link = HostLink(host, self._keys.run, server, lease, self._changed.set)
-        self._remotes[name] = remote = _Remote(link=link, workers=workers)
-        begin = hm.Begin(
+    def _room(self, bundles: Sequence[Bundle]) -> Room:
+        self._rooms.append(Room(bundles, self._options.wait))
+        return self._rooms[-1]
+
+    def _bundle(self, name: str, but_not: str = "") -> Bundle:
+        """What a host's Workers need. but_not: the node on which it was lost."""
+        host, plan = self._cluster.host(name), self._plan
+        layouts = {w: [n.layout for n in plan.nodes_on(w)] for w in self._workers_on(name)}
+        wide = (max(each.threads * each.inner for each in of) for of in layouts.values())
+        gpus = {gpu for worker in layouts for gpu in plan.devices.get(worker, ())}
+        return Bundle(
             host=name,
-            plan=plan,
+            cores=max(1, min(host.cores, sum(wide))),
+            gpus=len(gpus),
+            node="" if but_not else host.node,
+            but_not=but_not,
+            label=host.label,
+        )
+
+    def _workers_on(self, name: str) -> tuple[str, ...]:
+        return tuple(w for w, host in self._plan.hosts.items() if host == name)
+
+    def _begin(self, name: str, room: Room, absent: Mapping[str, int]) -> None:
+        """Start a host's process in this room. absent: Workers that are respawned later."""
+        workers, lease = self._workers_on(name), self._cluster.lease
+        link = HostLink(name, room.dial(name), lease, self._changed.set)
+        self._remotes[name] = remote = _Remote(name=name, room=room, link=link, workers=workers)
+        begin = hm.Begin(
+            plan=self._pickled,
             folder=self._folder.path.absolute(),
             directory=Path.cwd(),
-            planned=self._plan.to_json(),
+            planned=(self._folder.path / "plan.json").read_text(encoding="utf-8"),
             path=tuple(import_path()),
             networks=tuple(self._networks[w] for w in workers),
+            absent=absent,
             lease=lease,
             options=run_options.to_json(self._options),
         )
         remote.send(begin)
 
     def respawn(self, workers: Sequence[str]) -> None:
-        """Restart each on its host."""
-        for remote in self._remotes.values():
-            if there := tuple(w for w in workers if w in remote.workers):
-                remote.send(hm.RespawnThere(workers=there))
-        if here := [w for w in workers if w not in self._host_of]:
-            self._local.respawn(here)
+        """Restart each on its host; a host that was lost begins again, without waiting for it."""
+        by_host: dict[str, list[str]] = {}
+        for worker in workers:
+            self._epochs[worker] += 1
+            by_host.setdefault(self._plan.hosts[worker], []).append(worker)
+        for name, here in by_host.items():
+            if name not in self._remotes:
+                begins = {w: self._epochs[w] + (w not in here) for w in self._workers_on(name)}
+                self._begin(name, self._elsewhere.pop(name), begins)
+                self._tell_addresses(self._remotes[name])
+            self._remotes[name].send(hm.RespawnThere(workers=tuple(here)))
+
+    def _lose(self, remote: _Remote, lost: HostLost) -> None:
+        """A host is lost, so its Workers are. Prepares where it begins again."""
+        del self._remotes[remote.name]
+        self._moved_before += remote.link.moved
+        remote.link.close()
+        if lost.ended:  # its node is there, and so is its room
+            self._elsewhere[remote.name] = remote.room
+        else:
+            node = remote.room.node(remote.name) or self._cluster.host(remote.name).node
+            self._elsewhere[remote.name] = self._room([self._bundle(remote.name, node)])
+        for worker in remote.workers:
+            told = WorkerLost(worker=worker, epoch=self._epochs[worker], error=str(lost))
+            self._events.append(told)
+        self._changed.set()
+
+    def _watch_nodes(self) -> None:
+        """Say so where a node is about to be taken away."""
+        told: set[str] = set()
+        while not self._taken_away.wait(_DRAIN):
+            leaving = draining()
+            for name, remote in list(self._remotes.items()):
+                if name not in told and remote.room.node(name) in leaving:
+                    told.add(name)
+                    reason = f"the node of host {name} is being taken away"
+                    self._events.append(StopRequested(reason=reason, signal=signal.SIGTERM))
+                    self._changed.set()
 
     def close(self) -> None:
-        """End the Workers everywhere; a host that does not answer ends its own after the lease."""
+        """End the Workers everywhere; a host that cannot be reached ends its own with the lease,
+        which this waits for.
+        """
         if self._closed:
             return
         self._closed = True
+        self._taken_away.set()
         with contextlib.ExitStack() as after:
+            for room in self._rooms:
+                after.callback(room.close)
             for remote in self._remotes.values():
                 after.callback(remote.link.close)
                 remote.send(control.Quit())
-            self._local.close()
-            end = time.monotonic() + min(_GRACE, self._cluster.lease)
+            end = time.monotonic() + max(_GRACE, self._cluster.lease)
             for remote in self._remotes.values():
                 self._wait_for_end(remote, end)
 
     def _wait_for_end(self, remote: _Remote, end: float) -> None:
-        while (left := end - time.monotonic()) > 0:
+        """Wait until its Workers have ended, unless it was never reached."""
+        while remote.link.reached and (left := end - time.monotonic()) > 0:
             self._changed.clear()
             try:
                 heard = remote.link.hear()
@@ -190,11 +252,9 @@ class HostsWorkers:
                 self._changed.wait(left)
 
     def tell(self, instruction: ToWorker) -> None:
-        """Send an instruction to its Worker, on any host."""
-        if host := self._host_of.get(instruction.worker):
-            self._remotes[host].send(hm.Relay(instruction=instruction))
-        else:
-            self._local.tell(instruction)
+        """Send an instruction, unless its host is lost, of which the coordinator will hear."""
+        if remote := self._remotes.get(self._plan.hosts[instruction.worker]):
+            remote.send(hm.Relay(instruction=instruction))
 
     def next(self, timeout: float | None = None) -> Event | From | None:
         """The next event of any host."""
@@ -210,7 +270,7 @@ class HostsWorkers:
     @property
     def busy(self) -> bool:
         """Whether something may come from any host."""
-        return bool(self._events) or self._local.busy or any(r.busy for r in self._remotes.values())
+        return bool(self._events) or any(r.busy for r in self._remotes.values())
 
     def ask(self, requests: Mapping[str, Ask]) -> dict[str, Any]:
         """All of them at once; wait for all replies."""
@@ -218,49 +278,60 @@ class HostsWorkers:
         number = self._requests
         by_host: dict[str, dict[str, Ask]] = {}
         for worker, request in requests.items():
-            by_host.setdefault(self._host_of.get(worker, ""), {})[worker] = request
-        here = by_host.pop("", {})
-        there = [self._remotes[host] for host in by_host]
-        for remote, mine in zip(there, by_host.values(), strict=True):
+            by_host.setdefault(self._plan.hosts[worker], {})[worker] = request
+        for host, mine in by_host.items():
             asked = tuple(mine.values())
-            remote.send(hm.RelayRequest(number=number, workers=tuple(mine), requests=asked))
-        found = self._local.ask(here) if here else {}
-        self._until(lambda: all(number in r.replies for r in there))
-        for remote in there:
-            reply = remote.replies.pop(number)
-            if reply.gone:
-                raise WorkerGone(reply.gone, reply.problem)
-            found |= dict(zip(reply.workers, reply.refs, strict=True))
+            message = hm.RelayRequest(number=number, workers=tuple(mine), requests=asked)
+            self._asked(host, next(iter(mine))).send(message)
+        found: dict[str, Any] = {}
+        for host, mine in by_host.items():
+            found |= self._reply(host, next(iter(mine)), number)
         return found
+
+    def _asked(self, host: str, worker: str) -> _Remote:
+        """A host that something is asked of. Raises WorkerGone if it is lost."""
+        remote = self._remotes.get(host)
+        if remote is None:
+            raise WorkerGone(worker, f"its host {host} was lost while something was asked of it")
+        return remote
+
+    def _reply(self, host: str, worker: str, number: int) -> dict[str, Any]:
+        remote = self._asked(host, worker)
+        self._until(lambda: number in remote.replies or self._remotes.get(host) is not remote)
+        if number not in remote.replies:
+            raise WorkerGone(worker, f"its host {host} was lost while something was asked of it")
+        reply = remote.replies.pop(number)
+        if reply.gone:
+            raise WorkerGone(reply.gone, reply.problem)
+        return dict(zip(reply.workers, reply.refs, strict=True))
 
     def forget(self) -> None:
         """Let all Workers forget."""
-        self._local.forget()
         for remote in self._remotes.values():
             remote.send(control.Forget())
 
     def reports(self) -> list[Report]:
         """Metrics of all hosts since the last call, and the bytes sent and received here."""
-        found = [*self._local.reports(), *self._reports]
+        found = [*self._reports]
         self._reports = []
-        moved = sum(r.link.moved for r in self._remotes.values())
+        moved = self._moved_before + sum(r.link.moved for r in self._remotes.values())
         found.append((CONTROL_BYTES, float(moved - self._moved), 1.0))
         self._moved = moved
         return found
 
     def spans(self) -> list[SpanOf]:
         """Spans since the last call, by this host's clock."""
-        found = [*self._local.spans(), *self._spans]
+        found = [*self._spans]
         self._spans = []
         return found
 
     def doing(self) -> list[Doing]:
         """By each host's last heartbeat; from any thread."""
-        return [*self._local.doing(), *(d for r in self._remotes.values() for d in r.doing())]
+        return [d for r in list(self._remotes.values()) for d in r.doing()]
 
     def stacks(self) -> list[str]:
-        """Those of the Workers on this host."""
-        return self._local.stacks()
+        """None: they are in the logs of the hosts' processes."""
+        return []
 
     def _until(self, holds: Callable[[], bool]) -> None:
         """Take in messages of the other hosts until this holds. Raises what went wrong there."""
@@ -274,15 +345,20 @@ class HostsWorkers:
     def _take(self) -> Event | From | None:
         """The next event, if any. A Worker's new address is spread before its event is returned."""
         self._hear()
-        found = self._events.popleft() if self._events else self._local.next(0.0)
+        found = self._events.popleft() if self._events else None
         what = found.event if isinstance(found, From) else found
         if isinstance(what, (WorkerLost, WorkerOpened)):
             self._spread_addresses()
         return found
 
     def _hear(self) -> None:
-        for remote in self._remotes.values():
-            for message in remote.link.hear():
+        for remote in list(self._remotes.values()):
+            try:
+                heard = remote.link.hear()
+            except HostLost as lost:
+                self._lose(remote, lost)
+                continue
+            for message in heard:
                 self._heard(remote, message)
 
     def _heard(self, remote: _Remote, message: Any) -> None:
@@ -303,13 +379,14 @@ class HostsWorkers:
     def _spread_addresses(self) -> None:
         """Tell all hosts where each Worker's channel answers now."""
         known = {entry[0]: entry for r in self._remotes.values() for entry in r.update.endpoints}
-        known |= {entry[0]: entry for entry in self._local.endpoints()}
         if known == self._addresses:
             return
         self._addresses = known
-        self._local.meet(tuple(known.values()))
         for remote in self._remotes.values():
-            remote.send(control.PeerAddresses(entries=tuple(known.values())))
+            self._tell_addresses(remote)
+
+    def _tell_addresses(self, remote: _Remote) -> None:
+        remote.send(control.PeerAddresses(entries=tuple(self._addresses.values())))
 
 
 def _networks(plan: Plan) -> dict[str, control.Network]:
@@ -320,7 +397,7 @@ def _networks(plan: Plan) -> dict[str, control.Network]:
     return {
         worker: control.Network(
             worker=worker,
-            address=plan.cluster.host(plan.hosts[worker]).address,
+            address="",
             near=tuple(w for w in plan.workers if plan.hosts[w] == plan.hosts[worker]),
             public=keys.public,
             secret=keys.secret,

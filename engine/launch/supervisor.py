@@ -16,7 +16,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dataflow.errors import RunError
@@ -46,9 +46,12 @@ CONTROL_BYTES = "coordinator/bytes"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostShare:
-    """One host's share of a run. workers: with their networks. on_change: from any thread."""
+    """One host's share of a run. workers: with their networks. absent: those of them that begin as
+    they are respawned, with the epoch of that. on_change: from any thread.
+    """
 
     workers: Mapping[str, control.Network | None]
+    absent: Mapping[str, int] = field(default_factory=dict)
     cluster: Cluster
     on_change: Callable[[], None]
 
@@ -78,19 +81,21 @@ class Supervisor:
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
             self._io.start()
-            self._start(dict.fromkeys(self._share.workers, 0))
+            here = (w for w in self._share.workers if w not in self._share.absent)
+            self._start(dict.fromkeys(here, 0))
             opened = self._all_opened()
             undo.pop_all()
         yield from opened
 
     def respawn(self, workers: Sequence[str]) -> None:
         """Kill what is left of them, wait for its end, start the next incarnations."""
-        old = [self._io.children[name] for name in workers]
+        old = {n: self._io.children[n] for n in workers if n in self._io.children}
         with self._io.changed:
-            for child in old:
+            for child in old.values():
                 child.replaced = True
-        self._io.end(old)
-        self._start({child.name: child.epoch + 1 for child in old})
+        self._io.end(list(old.values()))
+        absent = self._share.absent
+        self._start({n: old[n].epoch + 1 if n in old else absent[n] for n in workers})
 
     def close(self) -> None:
         """Ask all to end, kill those that do not, reap. Closing twice does nothing."""

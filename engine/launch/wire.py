@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from dataflow.errors import RunError
-from engine.coordinator.messages import Event, From, StopRequested, ToWorker, WorkerLost
+from engine.coordinator.messages import Event, From, ToWorker, WorkerLost
 from engine.launch import control
 from engine.launch import host_messages as hm
 from engine.run.workers import Ask
@@ -44,7 +44,7 @@ _INSIDE: dict[type, tuple[str, tuple[type, ...]]] = {
     control.WorkerUpdate: ("events", (From,)),
     hm.Relay: ("instruction", INSTRUCTIONS),
     hm.RelayRequest: ("requests", ASKS),
-    hm.HostUpdate: ("events", (From, WorkerLost, StopRequested)),
+    hm.HostUpdate: ("events", (From, WorkerLost)),
 }
 """Messages with a field that holds a message of several classes, or a tuple: field, classes."""
 _WRONG = (msgspec.DecodeError, RecursionError, ValueError, TypeError, OverflowError)

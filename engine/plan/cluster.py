@@ -1,59 +1,54 @@
-"""The machines that a plan is for: this host, or the hosts of a cluster file.
+"""The machines that a plan is for: this host, those of a Ray cluster, or those of a cluster file.
 
-Owns: detecting cores, memory and GPUs; reading a cluster file. Does not own: asking another host
-what it has (engine/launch/hosts.py).
+Owns: detecting cores, memory and GPUs of this host; reading a cluster file, for a plan without the
+machines. Does not own: what a Ray cluster has (engine/launch/ray.py).
 
-    keys = "cluster.keys"     # `dataflow keys` makes it; a path beside this file
-    lease = 30                # seconds without a word after which hosts give each other up
-    private = false           # true: nobody else is on this network; nothing is encrypted
-
-    [hosts.a]                 # the first is the one on which runs are started
-    address = "10.0.0.1"
+    [hosts.a]                 # the first is the one whose Workers are pinned to no host
+    cores = 8
+    memory_gib = 64
 
     [hosts.b]
-    address = "10.0.0.2"
-    port = 7373               # where `dataflow host` answers
-    cores = 8                 # what is left out the host says itself
-    memory_gib = 64
+    cores = 32
+    memory_gib = 512
+    gpus = 8
+    gpu_memory_gib = 80
+    labels = { gpu = "H100" } # --pin rollout=gen@gpu:H100
 """
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 import shutil
 import subprocess
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dataflow.errors import PlanError, nearest_or_all
 
-PORT = 7373
 LEASE = 30.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """One host of several. cores, memory (bytes), gpus (bytes of each): 0 while unknown."""
+    """One host of several: cores, bytes of memory, bytes of each GPU's memory."""
 
     name: str
-    address: str
-    """The IP address by which others reach it."""
-    port: int = PORT
-    """Where `dataflow host` answers."""
-    cores: int = 0
-    memory: int = 0
+    cores: int
+    memory: int
     gpus: tuple[int, ...] = ()
-
-    @property
-    def known(self) -> bool:
-        """Whether a plan can use it."""
-        return bool(self.cores and self.memory)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """By which a pin may name it, `gpu:H200`."""
+    label: tuple[str, str] | None = None
+    """The one by which a pin did."""
+    node: str = field(default="", compare=False)
+    """Which node of a Ray cluster it is."""
+    refused: str = ""
+    """Why a run cannot use it; empty if it can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,13 +59,16 @@ class Cluster:
     memory: int
     gpus: tuple[int, ...] = ()
     hosts: tuple[Host, ...] = ()
-    """Those of the cluster file, if any; the numbers above are then those of the first."""
+    """Those of a Ray cluster, or of a cluster file; the numbers above are those of the first."""
     lease: float = LEASE
-    """Seconds of silence after which hosts give each other up."""
+    """Seconds of silence after which the run and a host give each other up."""
     private: bool = False
     """Whether rows may travel between hosts without encryption."""
-    keys: Path | None = None
-    """The key file of the hosts."""
+
+    @property
+    def live(self) -> bool:
+        """Whether these are nodes of a Ray cluster, on which every Worker has a host."""
+        return any(host.node for host in self.hosts)
 
     def describe(self) -> str:
         """`2 cores, 23.5 GiB, no GPU`."""
@@ -85,7 +83,7 @@ class Cluster:
                 return host
         names = [h.name for h in self.hosts]
         found = nearest_or_all(name, names or ["no hosts"])
-        problem = f"expected a host of the cluster file, found {name!r}"
+        problem = f"expected a host of the cluster, found {name!r}"
         raise PlanError(f"cluster: {problem}. Fix: {found}.")
 
     def on(self, name: str) -> Cluster:
@@ -101,84 +99,78 @@ def detect() -> Cluster:
     return Cluster(cores=len(os.sched_getaffinity(0)), memory=_memory(), gpus=_gpus())
 
 
+def with_first(hosts: Sequence[Host], **more: Any) -> Cluster:
+    """A cluster of these hosts, whose numbers are those of the first."""
+    first = hosts[0]
+    own = {"cores": first.cores, "memory": first.memory, "gpus": first.gpus}
+    return Cluster(**own, hosts=tuple(hosts), **more)
+
+
 def read_cluster(path: Path) -> Cluster:
-    """The hosts of a cluster file; this host supplies what the file leaves out of the first. Raises
-    PlanError for a file that is missing or not TOML, and for impossible values.
+    """The hosts of a cluster file. Raises PlanError for a file that is missing or not TOML, and for
+    impossible values.
     """
     file = _ClusterFile(path, _text(path))
     data = file.tables()
-    file.refuse_unknown("", data, ("keys", "lease", "private", "hosts"))
+    file.refuse_unknown("", data, ("hosts",))
     tables = data.get("hosts", {})
     if not isinstance(tables, Mapping):
         raise file.wrong("", "hosts", f"hosts: expected tables, found {tables!r}", "[hosts.a]")
-    hosts = tuple(_host(file, name, said) for name, said in tables.items())
-    _refuse_shared_addresses(file, hosts)
+    hosts = [_host(file, name, said) for name, said in tables.items()]
     if not hosts:
         problem = "expected hosts, found none"
-        raise PlanError(f"cluster file {path}: {problem}. Fix: [hosts.a] with its address.")
-    own, first = detect(), hosts[0]
-    cores, memory = first.cores or own.cores, first.memory or own.memory
-    first = replace(first, cores=cores, memory=memory, gpus=own.gpus)
-    return Cluster(
-        cores=cores,
-        memory=memory,
-        gpus=own.gpus,
-        hosts=(first, *hosts[1:]),
-        lease=float(file.value("", data, "lease", LEASE)),
-        private=file.value("", data, "private", False),
-        keys=path.parent / file.value("", data, "keys", f"{path.stem}.keys"),
-    )
+        raise PlanError(f"cluster file {path}: {problem}. Fix: {_EXAMPLE}.")
+    return with_first(hosts)
 
 
 def _host(file: _ClusterFile, name: str, said: Any) -> Host:
     if not _NAME.fullmatch(name) or not isinstance(said, Mapping):
         problem = f"host {name}: expected a table of that name"
-        raise file.wrong("hosts", name, problem, "[hosts.b] with its address")
+        raise file.wrong("hosts", name, problem, "[hosts.b] with cores and memory_gib")
     table = f"hosts.{name}"
-    file.refuse_unknown(table, said, ("address", "port", "cores", "memory_gib"))
-    address = said.get("address")
-    try:
-        ipaddress.ip_address(address if isinstance(address, str) else "")
-    except ValueError as error:
-        problem = f"expected the IP address by which others reach it, found {address!r}"
-        raise file.wrong(table, "address", problem, 'address = "10.0.0.2"') from error
+    file.refuse_unknown(table, said, _VALUES)
+    count, size = int(file.value(table, said, "gpus", 0)), 0
+    if count:
+        size = int(file.value(table, said, "gpu_memory_gib") * 2**30)
     return Host(
         name=name,
-        address=str(address),
-        port=int(file.value(table, said, "port", PORT)),
-        cores=int(file.value(table, said, "cores", 0)),
-        memory=int(file.value(table, said, "memory_gib", 0) * 2**30),
+        cores=int(file.value(table, said, "cores")),
+        memory=int(file.value(table, said, "memory_gib") * 2**30),
+        gpus=(size,) * count,
+        labels=dict(file.value(table, said, "labels", {})),
     )
 
 
-def _refuse_shared_addresses(file: _ClusterFile, hosts: Sequence[Host]) -> None:
-    seen: dict[tuple[str, int], str] = {}
-    for host in hosts:
-        other = seen.setdefault((host.address, host.port), host.name)
-        if other != host.name:
-            problem = f"expected an address and port of its own, found those of host {other}"
-            raise file.wrong(f"hosts.{host.name}", "address", problem, "another port")
-
-
-def _positive(value: Any, most: int, least: float = 0.0) -> bool:
+def _positive(value: Any, most: int) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and 0 < value <= most and value >= least  # nan is none of these
+    return number and 0 < value <= most  # nan is none of these
 
 
 def _whole(value: Any, most: int) -> bool:
     return _positive(value, most) and value == int(value)
 
 
-_OMIT = "leave it out"
+def _texts(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
+
+
+_MOST_GIB = 2**20
 _VALUES: Mapping[str, tuple[Callable[[Any], bool], str, str]] = {
-    "lease": (lambda v: _positive(v, 86400, least=1), "seconds, 1 to 86400", "lease = 30"),
-    "private": (lambda v: isinstance(v, bool), "true or false", _OMIT),
-    "keys": (lambda v: isinstance(v, str) and v != "", "a path", 'keys = "{}.keys"'),
-    "port": (lambda v: _whole(v, 65535), "a port, 1 to 65535", _OMIT),
-    "cores": (lambda v: _whole(v, 65536), "a number of cores, 1 to 65536", _OMIT),
-    "memory_gib": (lambda v: _positive(v, 2**20), "GiB of memory, above 0 to 1048576", _OMIT),
+    "cores": (lambda v: _whole(v, 65536), "a number of cores, 1 to 65536", "cores = 8"),
+    "memory_gib": (
+        lambda v: _positive(v, _MOST_GIB),
+        "GiB of memory, above 0 to 1048576",
+        "memory_gib = 64",
+    ),
+    "gpus": (lambda v: _whole(v, 1024), "a number of GPUs, 1 to 1024", "gpus = 8"),
+    "gpu_memory_gib": (
+        lambda v: _positive(v, _MOST_GIB),
+        "GiB of memory of each GPU, above 0 to 1048576",
+        "gpu_memory_gib = 80",
+    ),
+    "labels": (_texts, "texts by name", 'labels = { gpu = "H100" }'),
 }
-"""Key -> whether a value fits, what is expected, and the fix ({}: the name of the file)."""
+"""Key -> whether a value fits, what is expected, and the fix."""
 
 
 class _ClusterFile:
@@ -196,19 +188,22 @@ class _ClusterFile:
             where = f"cluster file {self._path}{f':{line[1]}' if line else ''}"
             raise PlanError(f"{where}: expected TOML: {error}. Fix: {_EXAMPLE}.") from error
 
-    def value(self, table: str, said: Mapping[str, Any], key: str, default: Any) -> Any:
-        """The value of a key. Raises PlanError for one that does not fit."""
+    def value(self, table: str, said: Mapping[str, Any], key: str, default: Any = None) -> Any:
+        """The value of a key. Raises PlanError for one that does not fit, or that is missing and
+        has no default.
+        """
         fits, expected, fix = _VALUES[key]
-        if key in said and not fits(said[key]):
-            problem = f"{key}: expected {expected}, found {said[key]!r}"
-            raise self.wrong(table, key, problem, fix.format(self._path.stem))
-        return said.get(key, default)
+        found = said.get(key, default)
+        if (key in said or default is None) and not fits(found):
+            problem = f"{key}: expected {expected}, found {found!r}"
+            raise self.wrong(table, key, problem, fix)
+        return found
 
-    def refuse_unknown(self, table: str, said: Mapping[str, Any], known: Sequence[str]) -> None:
+    def refuse_unknown(self, table: str, said: Mapping[str, Any], known: Iterable[str]) -> None:
         """Raises PlanError for a key of a table that means nothing."""
         for key in said:
             if key not in known:
-                fix = nearest_or_all(key, known)
+                fix = nearest_or_all(key, list(known))
                 raise PlanError(f"{self._at(table, key)}: unknown key {key!r}. Fix: {fix}.")
 
     def wrong(self, table: str, key: str, problem: str, fix: str) -> PlanError:
@@ -231,7 +226,7 @@ class _ClusterFile:
         return f"cluster file {self._path}"
 
 
-_EXAMPLE = 'keys = "cluster.keys", then [hosts.a] with address = "10.0.0.1"'
+_EXAMPLE = "[hosts.a] with cores = 8 and memory_gib = 64"
 
 
 def _text(path: Path) -> str:

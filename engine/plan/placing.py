@@ -5,9 +5,12 @@ Owns: the data type. Does not own: the options (engine/options.py), the decision
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
+
+from engine.plan.cluster import Cluster
 
 Spread = Literal["one", "auto", "apart"]
 Weights = Literal["auto", "pull", "collective"]
@@ -18,9 +21,9 @@ Samples = Literal["brief", "full"]
 class Placing:
     """Wishes for Workers, which the options of these names explain; the planner decides the rest.
 
-    pin: the Workers of a node, several for its replicas or ranks. hosts: of Workers that are not on
-    the first. inproc: all nodes are on `main`; of the rest only chunks count (also by replicas).
-    samples: what is recorded of a Step's rows.
+    pin: the Workers of a node, several for its replicas or ranks. hosts: of Workers, by name or by
+    a label (`gpu:H200`); all others are on the first. inproc: all nodes are on `main`; of the rest
+    only chunks count (also by replicas). samples: what is recorded of a Step's rows.
     """
 
     workers: Spread = "auto"
@@ -37,3 +40,20 @@ class Placing:
     weights: Weights = "auto"
     inproc: bool = False
     samples: Samples = "brief"
+
+
+def on_hosts(placing: Placing, cluster: Cluster) -> tuple[Placing, Cluster]:
+    """Both, with the name of a host in the place of each label: of those that have it, the one with
+    fewest Workers that were pinned so far. A label that no host has stays.
+    """
+    named, taken = dict(placing.hosts), Counter(placing.hosts.values())
+    labels: dict[str, tuple[str, str]] = {}
+    for worker, label in placing.hosts.items():
+        key, _, value = label.partition(":")
+        having = [h for h in cluster.hosts if not h.refused and h.labels.get(key) == value]
+        if having:
+            named[worker] = name = min(having, key=lambda h: taken[h.name]).name
+            taken[name] += 1
+            labels[name] = (key, value)
+    hosts = tuple(replace(h, label=labels.get(h.name)) for h in cluster.hosts)
+    return replace(placing, hosts=named), replace(cluster, hosts=hosts)

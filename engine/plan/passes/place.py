@@ -207,11 +207,12 @@ def _beside_models(nodes: Sequence[PlannedNode]) -> list[PlannedNode]:
 
 def _hosts(draft: Draft, nodes: Sequence[PlannedNode]) -> dict[str, str]:
     """The host of each Worker, by default the first; empty if all are on the first."""
-    if draft.placing.inproc or not draft.placing.hosts:
+    cluster, wished = draft.cluster, draft.placing.hosts
+    if draft.placing.inproc or not (wished or cluster.live):
         return {}
-    first = draft.cluster.hosts[0].name
-    found = {w: draft.placing.hosts.get(w, first) for n in nodes for w in n.workers}
-    return found if set(found.values()) != {first} else {}
+    first = next((h.name for h in cluster.hosts if not h.refused), cluster.hosts[0].name)
+    found = {w: wished.get(w, first) for n in nodes for w in n.workers}
+    return found if cluster.live or set(found.values()) != {first} else {}
 
 
 # --- what was asked for ---------------------------------------------------------------------------
@@ -249,15 +250,18 @@ def _unknown(draft: Draft) -> Iterator[str]:
 
 
 def _unknown_hosts(draft: Draft) -> Iterator[str]:
-    """Hosts that the cluster file does not have."""
-    known = [h.name for h in draft.cluster.hosts]
+    """Hosts that the cluster does not have, or that cannot run anything."""
+    known = {h.name: h for h in draft.cluster.hosts}
     for worker, host in draft.placing.hosts.items():
         if not known:
             problem = f"pin: {worker!r} on host {host!r}, and no hosts are known"
-            yield f"{problem}. Fix: --cluster with a file of hosts."
+            yield f"{problem}. Fix: --cluster ray."
         elif host not in known:
-            fix = nearest_or_all(host, known)
+            labels = (f"{k}:{v}" for h in known.values() for k, v in h.labels.items())
+            fix = nearest_or_all(host, list(dict.fromkeys([*known, *labels])))
             yield f"pin: {worker!r} expected a host of the cluster, found {host!r}. Fix: {fix}."
+        elif known[host].refused:
+            yield f"pin: {worker!r} on host {host}: {known[host].refused}"
 
 
 def _unfit(draft: Draft) -> Iterator[str]:

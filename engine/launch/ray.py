@@ -1,0 +1,379 @@
+"""Hosts as nodes of a Ray cluster. Nothing else here imports Ray.
+
+Owns: the connection to the cluster, what its nodes have, placement groups, the actor on a host, and
+calling it. Does not own: what is said (link.py, hosts.py), what the actor does (desk.py, host.py).
+
+Of Ray a run uses this: where there is room, a process on that node, calls of that process, and word
+of its death. Rows, weights and metrics never pass through its object store: a call carries less
+than Ray's limit for that (numbered.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from dataflow.errors import PlanError, RunError
+from engine.launch.desk import Desk, Heard
+from engine.launch.link import Calls, Dial, Gone, Unreachable
+from engine.launch.looked import Looked, look, refusal
+from engine.plan.cluster import Cluster, Host, detect, with_first
+
+try:
+    import ray
+    from ray._private.state import available_resources_per_node
+    from ray._private.state import state as cluster_state
+    from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
+    from ray.util.placement_group import (
+        placement_group,
+        placement_group_table,
+        remove_placement_group,
+    )
+    from ray.util.scheduling_strategies import (
+        NodeAffinitySchedulingStrategy,
+        PlacementGroupSchedulingStrategy,
+    )
+except ImportError as error:
+    needs = "expected the package ray for --cluster ray, found none"
+    raise PlanError(f"{needs}. Fix: pip install 'dataflow-rl[ray]'.") from error
+
+_log = logging.getLogger(__name__)
+
+_LOOK = 120.0
+"""Seconds for every node to say what it has."""
+_POLL = 0.25
+"""Seconds between two looks at what Ray is still doing."""
+_FIRST_WORD, _AGAIN = 3.0, 10.0
+"""Seconds until a run that waits for room says so, and between two times."""
+GPU = "gpu"
+"""The label of a host that is the kind of its GPUs, which for Ray is a resource."""
+_NODE, _ACCELERATOR = "ray.io/node-id", "ray.io/accelerator-type"
+_KIND = "accelerator_type:"
+_START = "`ray start --head`, or `ray symmetric-run`, starts one; or --cluster ray:local"
+
+
+# --- the cluster ----------------------------------------------------------------------------------
+
+
+def connect(where: str) -> None:
+    """Join the cluster of RAY_ADDRESS, or the one that runs here; for `ray:local` start one. Stays
+    as long as this process. Raises RunError where there is none.
+    """
+    if ray.is_initialized():
+        return
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    try:
+        if where == "ray:local":
+            cores = detect().cores
+            ray.init(address="local", num_cpus=cores, include_dashboard=False, **quiet)
+        else:
+            ray.init(address="auto", **quiet)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        first = str(error).strip().partition("\n")[0]
+        problem = f"expected a Ray cluster, found none: {first}"
+        raise RunError(f"--cluster {where}: {problem}. Fix: {_START}.") from error
+
+
+def cluster(paths: Sequence[str], **more: Any) -> Cluster:
+    """The nodes of the cluster with what is free on them, this process's first. A node that lacks
+    one of these paths, or has other versions, is refused. Raises RunError if none is left.
+    """
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    own = ray.get_runtime_context().get_node_id()
+    found = _looked({node["NodeID"]: node for node in alive}, paths)
+    free = available_resources_per_node()
+    hosts, names = [], _names(alive)
+    for node in sorted(alive, key=lambda n: (n["NodeID"] != own, names[n["NodeID"]])):
+        what = found[node["NodeID"]]
+        hosts.append(_host(node, names[node["NodeID"]], what, free.get(node["NodeID"], {})))
+    usable = [h for h in hosts if not h.refused and h.cores]
+    if not usable:
+        told = "\n".join(f"host {h.name}: {h.refused or 'it has no cores'}" for h in hosts)
+        raise RunError(f"no node of the Ray cluster can be used:\n{told}")
+    for host in (h for h in hosts if h.refused):
+        _log.warning("host %s is left out: %s", host.name, host.refused)
+    return with_first([*usable, *(h for h in hosts if h not in usable)], **more)
+
+
+def _names(nodes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """A name for each node: its own, else its machine's; with a number where several have it."""
+    found: dict[str, str] = {}
+    for node in sorted(nodes, key=lambda n: n["NodeID"]):
+        own, address = node["NodeName"], node["NodeManagerAddress"]
+        name = own if own and own != address else node["NodeManagerHostname"]
+        same = sum(other.partition("~")[0] == name for other in found.values())
+        found[node["NodeID"]] = f"{name}~{same + 1}" if same else name
+    return found
+
+
+def _looked(nodes: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Looked | str]:
+    """What each node says of itself, or why it says nothing. Asks without claiming a resource."""
+    task = ray.remote(look)
+    there = {n: NodeAffinitySchedulingStrategy(n, soft=False) for n in nodes}
+    how = {"num_cpus": 0, "max_retries": 0}
+    asked = {
+        task.options(**how, scheduling_strategy=place).remote(paths): node
+        for node, place in there.items()
+    }
+    done, late = ray.wait(list(asked), num_returns=len(asked), timeout=_LOOK)
+    found: dict[str, Looked | str] = {
+        asked[ref]: f"expected an answer within {_LOOK:g} s, found none. Fix: see its raylet's log."
+        for ref in late
+    }
+    for ref in done:
+        try:
+            found[asked[ref]] = ray.get(ref)
+        except RayError as error:
+            last = str(error).strip().rpartition("\n")[2]
+            fix = "Fix: install dataflow-rl there as here"
+            found[asked[ref]] = f"expected it to say what it has, found {last}. {fix}."
+    here = look(paths)
+    return {n: _refused(here, what) for n, what in found.items()}
+
+
+def _refused(here: Looked, there: Looked | str) -> Looked | str:
+    if isinstance(there, str):
+        return there
+    return refusal(here, there) or there
+
+
+def _host(node: Mapping[str, Any], name: str, what: Looked | str, free: Mapping[str, Any]) -> Host:
+    """A node as a host: with what is free; where nothing is, with all, for which a run waits."""
+    every = node["Resources"]
+    cores, gpus = (int(free.get(k, 0) or every.get(k, 0)) for k in ("CPU", "GPU"))
+    known = isinstance(what, Looked)
+    return Host(
+        name=name,
+        cores=cores,
+        memory=what.memory if isinstance(what, Looked) else 0,
+        gpus=_memories(what.gpus, gpus) if isinstance(what, Looked) else (),
+        labels=_labels(node),
+        node=node["NodeID"],
+        refused="" if known else str(what),
+    )
+
+
+def _memories(seen: Sequence[int], count: int) -> tuple[int, ...]:
+    """Bytes of each of so many GPUs, of those that are seen."""
+    return tuple(seen[i % len(seen)] for i in range(count)) if seen else ()
+
+
+def _labels(node: Mapping[str, Any]) -> dict[str, str]:
+    """A node's labels, and as `gpu` the kind of its GPUs."""
+    found = {k: v for k, v in node.get("Labels", {}).items() if k != _NODE}
+    kinds = [r.removeprefix(_KIND) for r in node["Resources"] if r.startswith(_KIND)]
+    kind = found.get(_ACCELERATOR) or next(iter(kinds), "")
+    return found | ({GPU: kind} if kind else {})
+
+
+# --- room -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """What one host of the plan needs. node: the node that it has to be, if any; but_not: one that
+    it must not be; label: one that its node has.
+    """
+
+    host: str
+    cores: int
+    gpus: int = 0
+    node: str = ""
+    but_not: str = ""
+    label: tuple[str, str] | None = None
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """As Ray names them."""
+        found = {"CPU": float(self.cores)} | ({"GPU": float(self.gpus)} if self.gpus else {})
+        if self.label is not None and self.label[0] == GPU:
+            found[f"{_KIND}{self.label[1]}"] = 0.001
+        return found
+
+    @property
+    def selector(self) -> dict[str, str]:
+        """The labels that its node must have, as Ray writes them."""
+        own = dict([self.label]) if self.label is not None and self.label[0] != GPU else {}
+        if self.node and is_alive(self.node):
+            return own | {_NODE: self.node}
+        return own | ({_NODE: f"!{self.but_not}"} if self.but_not else {})
+
+    def __str__(self) -> str:
+        gpus = f", {self.gpus} GPU" if self.gpus else ""
+        return f"{self.host} ({self.cores} CPU{gpus})"
+
+
+class Room:
+    """A placement group: one bundle a host, each on another node. Its thread waits until it is
+    there, and says so every ten seconds; after `wait` seconds it has failed.
+    """
+
+    def __init__(self, bundles: Sequence[Bundle], wait: float) -> None:
+        self.bundles = {bundle.host: bundle for bundle in bundles}
+        self._wait = wait
+        self._settled = threading.Event()
+        self._closed = threading.Event()
+        self._failure: RunError | None = None
+        self._group = placement_group(
+            [b.resources for b in bundles],
+            strategy="STRICT_SPREAD",
+            bundle_label_selector=[b.selector for b in bundles],
+        )
+        self._thread = threading.Thread(target=self._watch, name="room", daemon=True)
+        self._thread.start()
+
+    def dial(self, host: str) -> Dial:
+        """What waits for this host's process, and connects to it."""
+
+        def dialled(stop: threading.Event) -> Calls | None:
+            while not self._settled.wait(_POLL):
+                if stop.is_set():
+                    return None
+            if self._failure is not None:
+                raise self._failure
+            return _started(host, self._group, list(self.bundles).index(host), stop)
+
+        return dialled
+
+    def node(self, host: str) -> str:
+        """The node that a host's bundle is on; empty if it is on none."""
+        table = placement_group_table(self._group)
+        found: str = table["bundles_to_node_id"].get(list(self.bundles).index(host), "")
+        return found
+
+    def close(self) -> None:
+        """Give everything back, which ends the processes that are there."""
+        self._closed.set()
+        self._thread.join()
+        remove_placement_group(self._group)
+
+    def _watch(self) -> None:
+        began, due = time.monotonic(), time.monotonic() + _FIRST_WORD
+        while not self._closed.is_set() and not self._group.wait(_POLL):
+            now = time.monotonic()
+            if now - began > self._wait:
+                fix = "Fix: more nodes, fewer or smaller Workers, or a longer --wait"
+                problem = f"no room within {self._wait:g} s: {self._told()}"
+                self._failure = RunError(f"--cluster ray: {problem}. {fix}.")
+                break
+            if now > due:
+                due = now + _AGAIN
+                _log.warning("waiting for room in the Ray cluster: %s", self._told())
+        self._settled.set()
+
+    def _told(self) -> str:
+        """What is wanted, which of it fits nowhere, and what is there."""
+        nodes, free = _room()
+        alone = [b for b in self.bundles.values() if not any(_fits(b, n) for n in free.values())]
+        wanted = ", ".join(map(str, self.bundles.values()))
+        short = f"; nowhere free: {', '.join(map(str, alone))}" if alone else ""
+        there = "; ".join(_free(name, nodes[name], free[name]) for name in nodes)
+        return f"wanted {wanted}{short}; there: {there}"
+
+
+def _fits(bundle: Bundle, free: Mapping[str, float]) -> bool:
+    return all(free.get(kind, 0.0) >= count for kind, count in bundle.resources.items())
+
+
+def _room() -> tuple[dict[str, Any], dict[str, Any]]:
+    """The resources of each node by name: all, and those that are free."""
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    names, left = _names(alive), available_resources_per_node()
+    every = {names[n["NodeID"]]: n["Resources"] for n in alive}
+    return every, {names[n["NodeID"]]: left.get(n["NodeID"], {}) for n in alive}
+
+
+def _free(name: str, every: Mapping[str, float], free: Mapping[str, float]) -> str:
+    """`b 1 of 2 CPU, 0 of 1 GPU free`."""
+    kinds = [kind for kind in ("CPU", "GPU") if every.get(kind)] or ["CPU"]
+    shown = (f"{free.get(k, 0.0):g} of {every.get(k, 0.0):g} {k}" for k in kinds)
+    return f"{name} {', '.join(shown)} free"
+
+
+def is_alive(node: str) -> bool:
+    """Whether Ray takes a node for alive."""
+    return any(n["NodeID"] == node and n["Alive"] for n in ray.nodes())
+
+
+def draining() -> frozenset[str]:
+    """The nodes that are about to be taken away."""
+    return frozenset(cluster_state.get_draining_nodes())
+
+
+# --- a host's process -----------------------------------------------------------------------------
+
+
+class HostActor:
+    """What Ray runs on a host: one run's part, in a thread of its own. Calls come one after
+    another, those of `hear` beside the others.
+    """
+
+    def __init__(self, host: str) -> None:
+        from engine.launch.host import HostedRun
+
+        self._desk = Desk()
+        self._part = HostedRun(self._desk, host, ray.util.get_node_ip_address())
+        threading.Thread(target=self._part.run, name="run", daemon=True).start()
+
+    def say(self, first: int, frames: list[bytes]) -> None:
+        """See Desk."""
+        self._desk.said(first, frames)
+
+    @ray.method(concurrency_group="hear")
+    def hear(self, count: int, known: float) -> Heard:
+        """See Desk."""
+        return self._desk.heard(count, known)
+
+
+class _ActorCalls:
+    """Calls of a HostActor. node: the node that it is on."""
+
+    def __init__(self, actor: Any, node: str) -> None:
+        self._actor, self._node = actor, node
+
+    def say(self, first: int, frames: list[bytes]) -> None:
+        self._actor.say.remote(first, frames)
+
+    def hear(self, count: int, known: float) -> Future[Heard]:
+        found: Future[Heard] = self._actor.hear.remote(count, known).future()
+        return found
+
+    def meaning(self, error: BaseException) -> RunError:
+        """What the failure of a call says of the host."""
+        last = " ".join(str(error).strip().splitlines()[-1:])
+        if isinstance(error, ActorDiedError):
+            return Gone(last, ended=is_alive(self._node))
+        if isinstance(error, ActorUnavailableError):
+            return Unreachable("it cannot be reached")
+        return RunError(f"{type(error).__name__}: {error}")
+
+    def end(self) -> None:
+        ray.kill(self._actor)
+
+
+def _started(host: str, group: Any, bundle: int, stop: threading.Event) -> Calls | None:
+    """Start a host's process in a bundle, and wait until it is there."""
+    with_hear: Any = {"concurrency_groups": {"hear": 1}}
+    kind: Any = ray.remote(**with_hear)(HostActor)
+    place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
+    wants = group.bundle_specs[bundle]
+    actor = kind.options(
+        num_cpus=wants.get("CPU", 0), num_gpus=wants.get("GPU", 0), scheduling_strategy=place
+    ).remote(host)
+    ready = actor.__ray_ready__.remote()
+    while not ray.wait([ready], timeout=_POLL)[0]:
+        if stop.is_set():
+            ray.kill(actor)
+            return None
+    try:
+        ray.get(ready)
+    except RayError as error:
+        last = str(error).strip().rpartition("\n")[2]
+        raise RunError(f"host {host}: expected its process to start, found {last}") from error
+    table = placement_group_table(group)
+    return _ActorCalls(actor, table["bundles_to_node_id"][bundle])
