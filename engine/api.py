@@ -94,7 +94,7 @@ def _cluster(options: RunOptions, source: Graph | Program) -> Cluster | None:
         return None
     if not run_options.on_ray(options):
         return read_cluster(Path(options.cluster))
-    from engine.launch.nodes import ray_cluster  # here: Ray is not needed on one host
+    from engine.ray_nodes import ray_cluster  # here: Ray is not needed on one host
 
     return ray_cluster(options, source)
 

@@ -34,8 +34,9 @@ class Begin:
 
     plan: pickled by cloudpickle. folder: the run's, seen by every host, which checks its plan.json
     against `planned`. directory: where relative paths begin. path: folders to import from. options:
-    as in a run folder. networks: of this host's Workers. absent: those of them that begin as they are
-    respawned, with the epoch of that. lease: seconds of silence after which each side gives the other up.
+    as in a run folder. networks: of this host's Workers. absent: those of them that begin as they
+    are respawned, with the epoch of that. lease: seconds of silence after which each side gives the
+    other up.
     """
 
     plan: bytes

@@ -41,7 +41,7 @@ from engine.coordinator.messages import (
 from engine.launch import control
 from engine.launch import host_messages as hm
 from engine.launch.link import HostLink, HostLost
-from engine.launch.ray import Bundle, Room, connect, draining
+from engine.launch.ray import Bundle, Room, avoid, connect, draining
 from engine.launch.supervisor import CONTROL_BYTES
 from engine.observe.reports import Doing, Report, SpanOf
 from engine.observe.runfolder import RunFolder
@@ -87,8 +87,8 @@ class _Remote:
 
     @property
     def busy(self) -> bool:
-        """Whether it has messages to carry out or busy Workers."""
-        return self.sent > self.update.carried or self.update.busy
+        """Whether it has messages to carry out or busy Workers, or may be lost."""
+        return self.sent > self.update.carried or self.update.busy or self.link.silent
 
 
 class HostsWorkers:
@@ -115,8 +115,8 @@ class HostsWorkers:
         self._remotes: dict[str, _Remote] = {}
         """By host; none for one that is lost."""
         self._rooms: list[Room] = []
-        self._elsewhere: dict[str, Room] = {}
-        """Of hosts that were lost: where their process begins again."""
+        self._elsewhere: dict[str, Room | None] = {}
+        """Of each lost host the room in which its process begins again; None: a new one."""
         self._pickled = b""
         self._taken_away = threading.Event()
         connect(options.cluster or "")
@@ -144,8 +144,8 @@ class HostsWorkers:
         self._rooms.append(Room(bundles, self._options.wait))
         return self._rooms[-1]
 
-    def _bundle(self, name: str, but_not: str = "") -> Bundle:
-        """What a host's Workers need. but_not: the node on which it was lost."""
+    def _bundle(self, name: str, *, again: bool = False) -> Bundle:
+        """What a host's Workers need. again: after it was lost, on any node."""
         host, plan = self._cluster.host(name), self._plan
         layouts = {w: [n.layout for n in plan.nodes_on(w)] for w in self._workers_on(name)}
         wide = (max(each.threads * each.inner for each in of) for of in layouts.values())
@@ -154,8 +154,7 @@ class HostsWorkers:
             host=name,
             cores=max(1, min(host.cores, sum(wide))),
             gpus=len(gpus),
-            node="" if but_not else host.node,
-            but_not=but_not,
+            node="" if again else host.node,
             label=host.label,
         )
 
@@ -189,20 +188,19 @@ class HostsWorkers:
         for name, here in by_host.items():
             if name not in self._remotes:
                 begins = {w: self._epochs[w] + (w not in here) for w in self._workers_on(name)}
-                self._begin(name, self._elsewhere.pop(name), begins)
+                room = self._elsewhere.pop(name) or self._room([self._bundle(name, again=True)])
+                self._begin(name, room, begins)
                 self._tell_addresses(self._remotes[name])
             self._remotes[name].send(hm.RespawnThere(workers=tuple(here)))
 
     def _lose(self, remote: _Remote, lost: HostLost) -> None:
-        """A host is lost, so its Workers are. Prepares where it begins again."""
+        """A host is lost, so its Workers are."""
         del self._remotes[remote.name]
         self._moved_before += remote.link.moved
         remote.link.close()
-        if lost.ended:  # its node is there, and so is its room
-            self._elsewhere[remote.name] = remote.room
-        else:
-            node = remote.room.node(remote.name) or self._cluster.host(remote.name).node
-            self._elsewhere[remote.name] = self._room([self._bundle(remote.name, node)])
+        self._elsewhere[remote.name] = remote.room if lost.ended else None
+        if not lost.ended:
+            avoid(remote.room.nodes.get(remote.name) or self._cluster.host(remote.name).node)
         for worker in remote.workers:
             told = WorkerLost(worker=worker, epoch=self._epochs[worker], error=str(lost))
             self._events.append(told)
@@ -214,7 +212,7 @@ class HostsWorkers:
         while not self._taken_away.wait(_DRAIN):
             leaving = draining()
             for name, remote in list(self._remotes.items()):
-                if name not in told and remote.room.node(name) in leaving:
+                if name not in told and remote.room.nodes.get(name) in leaving:
                     told.add(name)
                     reason = f"the node of host {name} is being taken away"
                     self._events.append(StopRequested(reason=reason, signal=signal.SIGTERM))

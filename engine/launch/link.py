@@ -39,7 +39,8 @@ from engine.observe.reports import Doing
 _log = logging.getLogger(__name__)
 _PATIENCE = 1.5
 """Seconds without an acknowledgement after which everything unacknowledged is said again."""
-_DIAL = object()
+_SILENCE = 2.0
+"""Seconds without an answer after which a host counts as silent."""
 _WAKE = object()
 
 
@@ -131,6 +132,11 @@ class HostLink:
             if not found and self._failure is not None:
                 raise self._failure
         return [decode(body) for body in found]
+
+    @property
+    def silent(self) -> bool:
+        """Whether the host, once reached, has not answered for a while: its loss may be told."""
+        return self.reached and time.monotonic() - self._heard > _SILENCE
 
     def close(self) -> None:
         """End the thread, and the host's process."""

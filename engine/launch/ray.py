@@ -20,8 +20,8 @@ from typing import Any
 
 from dataflow.errors import PlanError, RunError
 from engine.launch.desk import Desk, Heard
-from engine.launch.link import Calls, Dial, Gone, Unreachable
-from engine.launch.looked import Looked, look, refusal
+from engine.launch.link import Calls, Dial, Gone, HostLost, Unreachable
+from engine.plan.looked import Looked, look, refusal
 from engine.plan.cluster import Cluster, Host, detect, with_first
 
 try:
@@ -48,6 +48,8 @@ _LOOK = 120.0
 """Seconds for every node to say what it has."""
 _POLL = 0.25
 """Seconds between two looks at what Ray is still doing."""
+_DETECTION = 60.0
+"""Seconds within which Ray finds out that a node is gone; by default it needs about 20."""
 _FIRST_WORD, _AGAIN = 3.0, 10.0
 """Seconds until a run that waits for room says so, and between two times."""
 GPU = "gpu"
@@ -176,15 +178,14 @@ def _labels(node: Mapping[str, Any]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """What one host of the plan needs. node: the node that it has to be, if any; but_not: one that
-    it must not be; label: one that its node has.
+    """What one host of the plan needs. node: the one that it has to be while that is there, if any;
+    label: one that its node has.
     """
 
     host: str
     cores: int
     gpus: int = 0
     node: str = ""
-    but_not: str = ""
     label: tuple[str, str] | None = None
 
     @property
@@ -199,9 +200,10 @@ class Bundle:
     def selector(self) -> dict[str, str]:
         """The labels that its node must have, as Ray writes them."""
         own = dict([self.label]) if self.label is not None and self.label[0] != GPU else {}
-        if self.node and is_alive(self.node):
+        avoided = _avoided()
+        if self.node and self.node not in avoided and is_alive(self.node):
             return own | {_NODE: self.node}
-        return own | ({_NODE: f"!{self.but_not}"} if self.but_not else {})
+        return own | ({_NODE: f"!in({','.join(avoided)})"} if avoided else {})
 
     def __str__(self) -> str:
         gpus = f", {self.gpus} GPU" if self.gpus else ""
@@ -210,20 +212,19 @@ class Bundle:
 
 class Room:
     """A placement group: one bundle a host, each on another node. Its thread waits until it is
-    there, and says so every ten seconds; after `wait` seconds it has failed.
+    there, and says so every ten seconds; after `wait` seconds it has failed. Which nodes it may
+    have changes as nodes are lost: then another group takes its place.
     """
 
     def __init__(self, bundles: Sequence[Bundle], wait: float) -> None:
-        self.bundles = {bundle.host: bundle for bundle in bundles}
+        self.nodes: dict[str, str] = {}
+        """The node of each host whose process has begun."""
+        self._bundles = {bundle.host: bundle for bundle in bundles}
         self._wait = wait
         self._settled = threading.Event()
         self._closed = threading.Event()
         self._failure: RunError | None = None
-        self._group = placement_group(
-            [b.resources for b in bundles],
-            strategy="STRICT_SPREAD",
-            bundle_label_selector=[b.selector for b in bundles],
-        )
+        self._group: Any = None
         self._thread = threading.Thread(target=self._watch, name="room", daemon=True)
         self._thread.start()
 
@@ -236,26 +237,35 @@ class Room:
                     return None
             if self._failure is not None:
                 raise self._failure
-            return _started(host, self._group, list(self.bundles).index(host), stop)
+            bundle = list(self._bundles).index(host)
+            self.nodes[host] = node = _node(self._group, bundle)
+            return _started(host, self._group, bundle, node, stop)
 
         return dialled
-
-    def node(self, host: str) -> str:
-        """The node that a host's bundle is on; empty if it is on none."""
-        table = placement_group_table(self._group)
-        found: str = table["bundles_to_node_id"].get(list(self.bundles).index(host), "")
-        return found
 
     def close(self) -> None:
         """Give everything back, which ends the processes that are there."""
         self._closed.set()
         self._thread.join()
-        remove_placement_group(self._group)
+        if self._group is not None:
+            remove_placement_group(self._group)
+
+    def _wanted(self) -> list[dict[str, str]]:
+        return [bundle.selector for bundle in self._bundles.values()]
+
+    def _claimed(self, selectors: list[dict[str, str]]) -> Any:
+        wants = [bundle.resources for bundle in self._bundles.values()]
+        return placement_group(wants, strategy="STRICT_SPREAD", bundle_label_selector=selectors)
 
     def _watch(self) -> None:
         began, due = time.monotonic(), time.monotonic() + _FIRST_WORD
+        claimed = self._wanted()
+        self._group = self._claimed(claimed)
         while not self._closed.is_set() and not self._group.wait(_POLL):
             now = time.monotonic()
+            if (selectors := self._wanted()) != claimed:
+                remove_placement_group(self._group)
+                claimed, self._group = selectors, self._claimed(selectors)
             if now - began > self._wait:
                 fix = "Fix: more nodes, fewer or smaller Workers, or a longer --wait"
                 problem = f"no room within {self._wait:g} s: {self._told()}"
@@ -269,8 +279,8 @@ class Room:
     def _told(self) -> str:
         """What is wanted, which of it fits nowhere, and what is there."""
         nodes, free = _room()
-        alone = [b for b in self.bundles.values() if not any(_fits(b, n) for n in free.values())]
-        wanted = ", ".join(map(str, self.bundles.values()))
+        alone = [b for b in self._bundles.values() if not any(_fits(b, n) for n in free.values())]
+        wanted = ", ".join(map(str, self._bundles.values()))
         short = f"; nowhere free: {', '.join(map(str, alone))}" if alone else ""
         there = "; ".join(_free(name, nodes[name], free[name]) for name in nodes)
         return f"wanted {wanted}{short}; there: {there}"
@@ -293,6 +303,22 @@ def _free(name: str, every: Mapping[str, float], free: Mapping[str, float]) -> s
     kinds = [kind for kind in ("CPU", "GPU") if every.get(kind)] or ["CPU"]
     shown = (f"{free.get(k, 0.0):g} of {every.get(k, 0.0):g} {k}" for k in kinds)
     return f"{name} {', '.join(shown)} free"
+
+
+_lost: dict[str, float] = {}
+"""When this process lost a host on a node."""
+
+
+def avoid(node: str) -> None:
+    """Begin nothing on this node until Ray has had the time to find out whether it is alive: what
+    is scheduled onto a node that is gone, and that Ray takes for alive, is lost with it.
+    """
+    _lost[node] = time.monotonic()
+
+
+def _avoided() -> list[str]:
+    since = time.monotonic() - _DETECTION
+    return sorted(node for node, at in _lost.items() if at > since)
 
 
 def is_alive(node: str) -> bool:
@@ -345,9 +371,9 @@ class _ActorCalls:
 
     def meaning(self, error: BaseException) -> RunError:
         """What the failure of a call says of the host."""
-        last = " ".join(str(error).strip().splitlines()[-1:])
         if isinstance(error, ActorDiedError):
-            return Gone(last, ended=is_alive(self._node))
+            last = str(error).strip().rpartition("\n")[2]
+            return Gone(last.partition(". ")[0].rstrip("."), ended=is_alive(self._node))
         if isinstance(error, ActorUnavailableError):
             return Unreachable("it cannot be reached")
         return RunError(f"{type(error).__name__}: {error}")
@@ -356,7 +382,12 @@ class _ActorCalls:
         ray.kill(self._actor)
 
 
-def _started(host: str, group: Any, bundle: int, stop: threading.Event) -> Calls | None:
+def _node(group: Any, bundle: int) -> str:
+    found: str = placement_group_table(group)["bundles_to_node_id"][bundle]
+    return found
+
+
+def _started(host: str, group: Any, bundle: int, node: str, stop: threading.Event) -> Calls | None:
     """Start a host's process in a bundle, and wait until it is there."""
     with_hear: Any = {"concurrency_groups": {"hear": 1}}
     kind: Any = ray.remote(**with_hear)(HostActor)
@@ -374,6 +405,8 @@ def _started(host: str, group: Any, bundle: int, stop: threading.Event) -> Calls
         ray.get(ready)
     except RayError as error:
         last = str(error).strip().rpartition("\n")[2]
-        raise RunError(f"host {host}: expected its process to start, found {last}") from error
-    table = placement_group_table(group)
-    return _ActorCalls(actor, table["bundles_to_node_id"][bundle])
+        problem = f"host {host}: expected its process to start, found {last}"
+        if not is_alive(node):
+            raise HostLost(problem, ended=False) from error
+        raise RunError(problem) from error
+    return _ActorCalls(actor, node)
