@@ -21,8 +21,8 @@ from typing import Any
 from dataflow.errors import PlanError, RunError
 from engine.launch.desk import Desk, Heard
 from engine.launch.link import Calls, Dial, Gone, HostLost, Unreachable
-from engine.plan.looked import Looked, look, refusal
 from engine.plan.cluster import Cluster, Host, detect, with_first
+from engine.plan.looked import Looked, look, refusal
 
 try:
     import ray

@@ -1,7 +1,7 @@
 """What the process of a run and a node of its cluster must have in common.
 
-Owns: looking, and saying what differs. Does not own: asking a node (engine/launch/ray.py), what that means for a
-plan (passes/place.py).
+Owns: looking, and saying what differs. Does not own: asking a node (engine/launch/ray.py), what
+that means for a plan (passes/place.py).
 """
 
 from __future__ import annotations
