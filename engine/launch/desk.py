@@ -38,7 +38,7 @@ _FROM_RUN = (hm.Begin, hm.Relay, hm.RelayRequest, hm.RespawnThere, Forget, PeerA
 
 Heard = tuple[int, float, int, list[bytes], bytes]
 """Frames of the run that are here; this end's clock; the number of the first of these frames; the
-frames; a HostBeat."""
+frames; a HostBeat once in BEAT seconds, else nothing."""
 
 
 class Desk:
@@ -57,6 +57,8 @@ class Desk:
         self._lease = math.inf
         self._known = time.monotonic()
         """When this end said what the run has heard last."""
+        self._beats = 0.0
+        """When the next heartbeat is due."""
         self._ended = False
         self._over = False
         self._thread = threading.Thread(target=self._watch_the_lease, name="lease", daemon=True)
@@ -89,8 +91,13 @@ class Desk:
             self._changed.wait_for(lambda: not self._to_send.settled, BEAT)
             first, frames = self._to_send.take()
             here, now = self._arrived.count, time.monotonic()
-        beat = hm.HostBeat(now=now, doing=tuple(self.doing()))
-        return here, now, first, frames, encode(beat)
+        return here, now, first, frames, self._beat(now)
+
+    def _beat(self, now: float) -> bytes:
+        if now < self._beats:
+            return b""
+        self._beats = now + BEAT
+        return encode(hm.HostBeat(now=now, doing=tuple(self.doing())))
 
     # --- the run's part ---------------------------------------------------------------------------
 

@@ -43,6 +43,7 @@ class HostedRun:
         self._address = address
         self._carried = 1
         self._last: hm.HostUpdate | None = None
+        self._endpoints: tuple[control.PeerAddress, ...] = ()
         self._supervisor: Supervisor | None = None
 
     def run(self) -> None:
@@ -144,8 +145,10 @@ class HostedRun:
             events.append(event)
         reports = tuple(report for report in supervisor.reports() if report[0] != CONTROL_BYTES)
         spans = tuple(supervisor.spans())
-        state = hm.HostUpdate(endpoints=supervisor.endpoints(), carried=self._carried, busy=busy)
-        update = replace(state, events=tuple(events), reports=reports, spans=spans)
+        state = hm.HostUpdate(carried=self._carried, busy=busy)
+        found = supervisor.endpoints()
+        moved = () if found == self._endpoints else found
+        update = replace(state, events=tuple(events), reports=reports, spans=spans, endpoints=moved)
         if update != self._last:
             self._desk.say(update)
-        self._last = state
+        self._last, self._endpoints = state, found

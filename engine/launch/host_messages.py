@@ -75,7 +75,8 @@ class RespawnThere:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostUpdate:
-    """What has happened on a host. endpoints: where its Workers' channels answer. carried: how many
+    """What has happened on a host. endpoints: where its Workers' channels answer, if
+    that has changed. carried: how many
     of the run's messages it has carried out. busy: whether its Workers are, after these.
     """
 

@@ -71,6 +71,7 @@ class _Remote:
     workers: tuple[str, ...]
     sent: int = 0
     update: hm.HostUpdate = field(default_factory=hm.HostUpdate)
+    endpoints: tuple[control.PeerAddress, ...] = ()
     opened: bool = False
     replies: dict[int, hm.HostReply] = field(default_factory=dict)
     since: float = field(default_factory=time.monotonic)
@@ -364,6 +365,8 @@ class HostsWorkers:
             case hm.HostUpdate():
                 remote.opened = True
                 remote.update = message
+                if message.endpoints:
+                    remote.endpoints = message.endpoints
                 self._events.extend(message.events)
                 self._reports.extend(message.reports)
                 self._spans.extend(of_this_clock(message.spans, remote.link.ahead))
@@ -376,7 +379,7 @@ class HostsWorkers:
 
     def _spread_addresses(self) -> None:
         """Tell all hosts where each Worker's channel answers now."""
-        known = {entry[0]: entry for r in self._remotes.values() for entry in r.update.endpoints}
+        known = {entry[0]: entry for r in self._remotes.values() for entry in r.endpoints}
         if known == self._addresses:
             return
         self._addresses = known

@@ -200,7 +200,8 @@ class HostLink:
         if self._to_send.came(here):
             self._acknowledged = now
         self.moved += len(beat) + sum(map(len, frames))
-        self._take_beat(decode(beat, (HostBeat,)))
+        if beat:
+            self._take_beat(decode(beat, (HostBeat,)))
         if bodies := self._arrived.take(first, frames):
             with self._lock:
                 self._came.extend(bodies)
