@@ -3,8 +3,8 @@
     waits for                                       unblocked by
     an event, a reply, an end (`next`, `ask`, ...)  the Supervisor's thread, the links, a time limit
 
-Owns: which host is sent what, the Workers' keys for one run, spreading the addresses of channels.
-Does not own: links (hostlink.py), the other end (host.py), processes (supervisor.py).
+Owns: which host is sent what, spreading the addresses and public keys of channels. Does not own:
+links (hostlink.py), the other end (host.py), processes (supervisor.py), a Worker's own keys.
 
 Rows go from Worker to Worker, never through here. A host that is silent for the length of the lease
 fails the run, which can be resumed from the last checkpoint.
@@ -28,7 +28,6 @@ from dataflow.errors import RunError
 from dataflow.importing import import_path
 from dataflow.shipping import shipped
 from engine import options as run_options
-from engine.channels.zmq.curve_keys import CurveKeyPair
 from engine.coordinator.messages import Event, From, ToWorker, WorkerLost, WorkerOpened
 from engine.launch import control
 from engine.launch import host_messages as hm
@@ -302,30 +301,25 @@ class HostsWorkers:
 
     def _spread_addresses(self) -> None:
         """Tell all hosts where each Worker's channel answers now."""
-        known = {entry[0]: entry for r in self._remotes.values() for entry in r.update.endpoints}
-        known |= {entry[0]: entry for entry in self._local.endpoints()}
-        if known == self._addresses:
-            return
-        self._addresses = known
-        self._local.meet(tuple(known.values()))
-        for remote in self._remotes.values():
-            remote.send(control.PeerAddresses(entries=tuple(known.values())))
+        known = [entry for r in self._remotes.values() for entry in r.update.endpoints]
+        known += self._local.endpoints()
+        if new := tuple(each for each in known if self._addresses.get(each.worker) != each):
+            self._addresses |= {entry.worker: entry for entry in new}
+            self._local.meet(new)
+            for remote in self._remotes.values():
+                remote.send(control.PeerAddresses(entries=new))
 
 
 def _networks(plan: Plan) -> dict[str, control.Network]:
-    """Each Worker's part in the network, with keys made for this run alone."""
+    """Each Worker's part in the network."""
     assert plan.cluster is not None
-    pairs = {worker: CurveKeyPair.make() for worker in plan.workers}
-    peers = {worker: keys.public for worker, keys in pairs.items()}
     return {
         worker: control.Network(
             worker=worker,
             address=plan.cluster.host(plan.hosts[worker]).address,
             near=tuple(w for w in plan.workers if plan.hosts[w] == plan.hosts[worker]),
-            public=keys.public,
-            secret=keys.secret,
-            peers={} if plan.cluster.private else peers,
+            private=plan.cluster.private,
             lease=plan.cluster.lease,
         )
-        for worker, keys in pairs.items()
+        for worker in plan.workers
     }

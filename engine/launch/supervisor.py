@@ -68,7 +68,7 @@ class Supervisor:
         self._folder = folder
         self._options = options
         self._groups = groups(plan)
-        self._elsewhere: dict[str, control.PeerAddress] = {}
+        self._peers: dict[str, control.PeerAddress] = {}
         self._requests = 0
         self._moved = 0
         self._io = WorkerIO(self._groups, options.heartbeat, share.on_change)
@@ -149,8 +149,8 @@ class Supervisor:
             verify=self._options.verify,
         )
         child.send(opened, () if meeting is None else (meeting.descriptor(),))
-        if self._elsewhere:
-            child.send(control.PeerAddresses(entries=tuple(self._elsewhere.values())))
+        if self._peers:
+            child.send(control.PeerAddresses(entries=tuple(self._peers.values())))
 
     def _all_opened(self) -> list[m.Event | m.From]:
         def lost() -> m.WorkerLost | None:
@@ -209,9 +209,9 @@ class Supervisor:
             self._io.send(child, control.Forget())
 
     def meet(self, entries: Sequence[control.PeerAddress]) -> None:
-        """Tell every Worker, and those that start later, where Workers of other hosts answer."""
-        self._elsewhere |= {e[0]: e for e in entries if e[0] not in self._share.workers}
-        where = control.PeerAddresses(entries=tuple(self._elsewhere.values()))
+        """Tell every Worker, and those that start later, where these Workers answer now."""
+        self._peers |= {entry.worker: entry for entry in entries}
+        where = control.PeerAddresses(entries=tuple(entries))
         for child in self._io.children.values():
             self._io.send(child, where)
 
@@ -264,8 +264,7 @@ class Supervisor:
     def endpoints(self) -> tuple[control.PeerAddress, ...]:
         """Where other hosts reach each Worker; empty for one that is gone or starting."""
         with self._io.changed:
-            children = self._io.children.items()
-            return tuple((n, "" if c.gone else c.endpoint, c.epoch) for n, c in children)
+            return tuple(_address(child) for child in self._io.children.values())
 
     def abandon(self, error: BaseException) -> None:
         """From any thread: make every wait of the loop's thread raise this."""
@@ -274,6 +273,14 @@ class Supervisor:
     def pids(self) -> dict[str, int]:
         """The process of each Worker."""
         return {name: child.process.pid for name, child in self._io.children.items()}
+
+
+def _address(child: ChildProcess) -> control.PeerAddress:
+    if child.gone:
+        return control.PeerAddress(worker=child.name, epoch=child.epoch)
+    return control.PeerAddress(
+        worker=child.name, epoch=child.epoch, endpoint=child.endpoint, key=child.key
+    )
 
 
 def _shown(instruction: m.ToWorker) -> str:

@@ -226,8 +226,8 @@ class WorkerIO:
             match message:
                 case control.WorkerUpdate():
                     self._take(child, message)
-                case control.ChannelBound(endpoint=endpoint):
-                    child.endpoint = endpoint
+                case control.ChannelBound():
+                    child.endpoint, child.key = message.endpoint, message.key
                 case control.RequestReply(number=number):
                     self.replies[number] = message
                 case control.Beat(doing=doing):

@@ -98,8 +98,8 @@ class WorkerProcess:
         self._updates = Updates(link, opened.worker, opened.epoch)
         logging.getLogger(PRINTED).addHandler(_Printed(self._updates))
         self._channel = worker_channel(opened)
-        if endpoint := self._channel.channel.endpoint:
-            self._link.send(encode(control.ChannelBound(endpoint=endpoint)))
+        if self._channel.bound is not None:
+            self._link.send(encode(self._channel.bound))
         self._worker: Any = None
         self._began = time.monotonic()
         self._busy = False
