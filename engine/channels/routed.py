@@ -38,12 +38,13 @@ REFUSALS = 3
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddressEntry:
     """Where a peer's incarnation answers; its endpoint is empty once it is gone. key: its public
-    one; empty without encryption.
+    one; empty without encryption. meeting: where the ranks meet of which it is the first.
     """
 
     endpoint: str
     epoch: int
     key: bytes = b""
+    meeting: str = ""
 
 
 class AddressBook:
@@ -80,6 +81,25 @@ class AddressBook:
             epoch = self._entries[request.worker].epoch
         if request.block >> 32 != epoch:
             raise PeerLost(request.worker, f"its process that kept block {request.block} is gone")
+
+    def meeting(self, peer: str, epoch: int, timeout: float) -> Address:
+        """Where the ranks meet of which this incarnation is the first; waits for it at most so
+        long. Raises PeerLost if it is gone, or has not said where in time.
+        """
+
+        def found() -> AddressEntry | None:
+            entry = self._entries.get(peer)
+            known = entry is not None and (entry.epoch > epoch or bool(entry.meeting))
+            return entry if known else None
+
+        with self._changed:
+            self._changed.wait_for(found, timeout)
+            entry = found()
+        if entry is None or entry.epoch != epoch:
+            gone = entry is not None
+            problem = "its process is gone" if gone else "it has not said where its ranks meet"
+            raise PeerLost(peer, f"{problem}. Fix: look at what it says in its log.")
+        return Address(endpoint=entry.meeting, key=entry.key or None)
 
     def wait(self, seconds: float) -> None:
         """Wait until an entry changes, at most so long."""

@@ -44,10 +44,13 @@ _KINDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """A Worker's place in its rank group. The descriptor of their meeting file comes with Open."""
+    """A Worker's place in its rank group. The descriptor of their meeting file comes with Open, but
+    for ranks on several hosts: these are named, by rank, and meet at the first of them.
+    """
 
     rank: int
     world: int
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,14 +73,16 @@ class Network:
 class PeerAddress:
     """Where one incarnation of a Worker is reached.
 
-    endpoint: of its channel; empty while it starts and once it is gone. key: its public CURVE key;
-    empty in a private network.
+    endpoint: of its channel; empty while it starts and once it is gone. key: its public CURVE key,
+    empty in a private network. meeting: of the first rank's store, if ranks are on several hosts.
     """
 
     worker: str
     epoch: int
     endpoint: str = ""
     key: bytes = b""
+    meeting: str = ""
+    gone: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,10 +147,11 @@ class PeerAddresses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelBound:
-    """Where this Worker's channel answers other hosts. key: its public one, if it has keys."""
+    """Where this Worker's channel answers other hosts; key, meeting: as in PeerAddress."""
 
     endpoint: str
     key: bytes = b""
+    meeting: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,14 +88,16 @@ class Here:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostUpdate:
-    """What has happened on a host. endpoints: where its Workers' channels answer. carried: how many
-    of the run's messages it has carried out. busy: whether its Workers are, after these.
+    """What has happened on a host. endpoints: where its Workers' channels answer. opened: all of
+    them are open. carried: how many of the run's messages it has carried out. busy: whether its
+    Workers are, after these.
     """
 
     events: tuple[From | WorkerLost | StopRequested, ...] = ()
     reports: tuple[Report, ...] = ()
     spans: tuple[SpanOf, ...] = ()
     endpoints: tuple[PeerAddress, ...] = ()
+    opened: bool = False
     carried: int = 0
     busy: bool = False
 

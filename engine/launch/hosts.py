@@ -28,7 +28,7 @@ from dataflow.errors import RunError
 from dataflow.importing import import_path
 from dataflow.shipping import shipped
 from engine import options as run_options
-from engine.coordinator.messages import Event, From, ToWorker, WorkerLost, WorkerOpened
+from engine.coordinator.messages import Event, From, ToWorker
 from engine.launch import control
 from engine.launch import host_messages as hm
 from engine.launch.hostlink import HostLink, look
@@ -127,13 +127,24 @@ class HostsWorkers:
             plan = shipped(self._plan, "the plan of a run on several hosts")
             for name in dict.fromkeys(self._host_of.values()):
                 self._begin(name, plan)
-            opened = list(self._local.open())
-            self._until(lambda: all(r.opened for r in self._remotes.values()))
-            opened += self._events
-            self._events.clear()
-            self._spread_addresses()
+            self._local.begin()
+            opened = self._all_opened()
             undo.pop_all()
         yield from opened
+
+    def _all_opened(self) -> list[Event | From]:
+        """Addresses are spread meanwhile: ranks on several hosts open together."""
+        here: list[Event | From] | None = None
+
+        def all_open() -> bool:
+            nonlocal here
+            here = self._local.opened() if here is None else here
+            return here is not None and all(r.opened for r in self._remotes.values())
+
+        self._until(all_open)
+        opened = [*(here or ()), *self._events]
+        self._events.clear()
+        return opened
 
     def _begin(self, name: str, plan: bytes) -> None:
         host = self._cluster.host(name)
@@ -223,8 +234,9 @@ class HostsWorkers:
         for remote, mine in zip(there, by_host.values(), strict=True):
             asked = tuple(mine.values())
             remote.send(hm.RelayRequest(number=number, workers=tuple(mine), requests=asked))
-        found = self._local.ask(here) if here else {}
-        self._until(lambda: all(number in r.replies for r in there))
+        numbers = self._local.request(here)
+        self._until(lambda: self._local.replied(numbers) and all(number in r.replies for r in there))
+        found = self._local.replies(numbers)
         for remote in there:
             reply = remote.replies.pop(number)
             if reply.gone:
@@ -266,6 +278,7 @@ class HostsWorkers:
         while True:
             self._changed.clear()
             self._hear()
+            self._spread_addresses()
             if holds():
                 return
             self._changed.wait()
@@ -274,9 +287,7 @@ class HostsWorkers:
         """The next event, if any. A Worker's new address is spread before its event is returned."""
         self._hear()
         found = self._events.popleft() if self._events else self._local.next(0.0)
-        what = found.event if isinstance(found, From) else found
-        if isinstance(what, (WorkerLost, WorkerOpened)):
-            self._spread_addresses()
+        self._spread_addresses()
         return found
 
     def _hear(self) -> None:
@@ -287,7 +298,7 @@ class HostsWorkers:
     def _heard(self, remote: _Remote, message: Any) -> None:
         match message:
             case hm.HostUpdate():
-                remote.opened = True
+                remote.opened = message.opened
                 remote.update = message
                 self._events.extend(message.events)
                 self._reports.extend(message.reports)

@@ -17,7 +17,8 @@ from engine.channels.shm.channel import ShmChannel
 from engine.channels.tensors.pairs import TensorPairs
 from engine.channels.zmq.channel import ZmqChannel
 from engine.channels.zmq.curve_keys import CurveKeyPair, any_port
-from engine.launch.control import ChannelBound, Connect, Network, Open, PeerAddresses
+from engine.channels.zmq.meeting import MeetingServer
+from engine.launch.control import ChannelBound, Connect, Network, Open, PeerAddress, PeerAddresses
 from engine.observe.reports import Report
 
 
@@ -56,8 +57,11 @@ class WorkerChannel:
     pairs: TensorPairs
     sockets: PeerSockets
     book: AddressBook | None = None
+    keys: CurveKeyPair | None = None
     bound: ChannelBound | None = None
     """Where peers on other hosts reach it, if there are any."""
+    meeting: MeetingServer | None = None
+    """Where the ranks of several hosts meet of which this is the first."""
     refused: int = 0
     """How many refused messages have been reported."""
 
@@ -75,8 +79,7 @@ class WorkerChannel:
         """Note where peers answer now, and which keys they have."""
         if self.book is not None:
             for peer in where.entries:
-                entry = AddressEntry(endpoint=peer.endpoint, epoch=peer.epoch, key=peer.key)
-                self.book.write(peer.worker, entry)
+                self.book.write(peer.worker, _entry(peer, peer.epoch))
 
     def reports(self) -> list[Report]:
         """Payload bytes received, by route, and peers' messages refused, since the last call."""
@@ -109,9 +112,35 @@ def worker_channel(
     keys, book = None if network.private else CurveKeyPair.make(), AddressBook()
     far, near = _far(opened, network, keys, book, shm), frozenset(network.near)
     channel = RoutedChannel(shm, near=near, far=far, book=book, lease=network.lease)
-    bound = ChannelBound(endpoint=channel.endpoint, key=keys.public if keys else b"")
-    return WorkerChannel(
-        channel=channel, shm=shm, pairs=pairs, sockets=sockets, book=book, bound=bound
+    meeting = _meeting(opened, network, keys, book)
+    bound = ChannelBound(
+        endpoint=channel.endpoint,
+        key=keys.public if keys else b"",
+        meeting=meeting.endpoint if meeting else "",
+    )
+    book.write(name, _entry(bound, epoch))
+    made = WorkerChannel(channel=channel, shm=shm, pairs=pairs, sockets=sockets)
+    made.book, made.keys, made.bound, made.meeting = book, keys, bound, meeting
+    return made
+
+
+def _entry(said: PeerAddress | ChannelBound, epoch: int) -> AddressEntry:
+    return AddressEntry(endpoint=said.endpoint, epoch=epoch, key=said.key, meeting=said.meeting)
+
+
+def _meeting(
+    opened: Open, network: Network, keys: CurveKeyPair | None, book: AddressBook
+) -> MeetingServer | None:
+    """For the first of ranks on several hosts."""
+    if opened.seat is None or not opened.seat.names or opened.seat.rank:
+        return None
+    return MeetingServer(
+        opened.worker,
+        opened.seat.names,
+        bind=any_port(network.address),
+        keys=keys,
+        allowed=book.keys,
+        private=network.private,
     )
 
 

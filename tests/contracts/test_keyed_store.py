@@ -234,5 +234,7 @@ def test_without_keys_only_in_a_private_network_or_on_the_loopback() -> None:
 
 def test_the_interface_of_an_address() -> None:
     assert interface_of("127.0.0.2") == "lo"
-    with pytest.raises(RunError, match=r"interface with 192\.0\.2\.1, found .*lo 127\.0\.0\.1.*Fix"):
+    with pytest.raises(
+        RunError, match=r"interface with 192\.0\.2\.1, found .*lo 127\.0\.0\.1.*Fix"
+    ):
         interface_of("192.0.2.1")
