@@ -17,7 +17,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -26,7 +25,7 @@ from dataflow.errors import RunError
 from engine.channels.contract import BlockRequest, MovedBytes, PeerLost, Requests
 from engine.channels.shm.channel import ShmChannel
 from engine.channels.zmq.channel import ZmqChannel
-from engine.channels.zmq.curve_keys import Address
+from engine.channels.zmq.curve_keys import Address, PeerKeys
 
 _log = logging.getLogger(__name__)
 
@@ -38,23 +37,31 @@ REFUSALS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddressEntry:
-    """Where a peer's incarnation answers; its endpoint is empty once it is gone."""
+    """Where a peer's incarnation answers; its endpoint is empty once it is gone. key: its public
+    one; empty without encryption. meeting: where the ranks meet of which it is the first.
+    """
 
     endpoint: str
     epoch: int
+    key: bytes = b""
+    meeting: str = ""
 
 
 class AddressBook:
-    """Addresses of peers on other hosts, for several threads. keys: their public ones, if any."""
+    """Addresses and public keys of peers, for several threads. keys: of their incarnations now."""
 
-    def __init__(self, keys: Mapping[str, bytes]) -> None:
-        self._keys = keys
+    def __init__(self) -> None:
+        self.keys = PeerKeys()
         self._entries: dict[str, AddressEntry] = {}
         self._changed = threading.Condition()
 
     def write(self, peer: str, entry: AddressEntry) -> None:
-        """Set a peer's entry."""
+        """Set a peer's entry, unless one of a later incarnation is known."""
         with self._changed:
+            known = self._entries.get(peer)
+            if known is not None and known.epoch > entry.epoch:
+                return
+            self.keys.put(peer, entry.key)
             self._entries[peer] = entry
             self._changed.notify_all()
 
@@ -65,7 +72,7 @@ class AddressBook:
         if entry is None or not entry.endpoint:
             problem = "expected its process on another host, found none."
             raise PeerLost(peer, f"{problem} Fix: see its log for why it ended.")
-        return Address(endpoint=entry.endpoint, key=self._keys.get(peer))
+        return Address(endpoint=entry.endpoint, key=entry.key or None)
 
     def require(self, request: BlockRequest) -> None:
         """Raises PeerLost if the incarnation that kept a block is gone."""
@@ -74,6 +81,25 @@ class AddressBook:
             epoch = self._entries[request.worker].epoch
         if request.block >> 32 != epoch:
             raise PeerLost(request.worker, f"its process that kept block {request.block} is gone")
+
+    def meeting(self, peer: str, epoch: int, timeout: float) -> Address:
+        """Where the ranks meet of which this incarnation is the first; waits for it at most so
+        long. Raises PeerLost if it is gone, or has not said where in time.
+        """
+
+        def found() -> AddressEntry | None:
+            entry = self._entries.get(peer)
+            known = entry is not None and (entry.epoch > epoch or bool(entry.meeting))
+            return entry if known else None
+
+        with self._changed:
+            self._changed.wait_for(found, timeout)
+            entry = found()
+        if entry is None or entry.epoch != epoch:
+            gone = entry is not None
+            problem = "its process is gone" if gone else "it has not said where its ranks meet"
+            raise PeerLost(peer, f"{problem}. Fix: look at what it says in its log.")
+        return Address(endpoint=entry.meeting, key=entry.key or None)
 
     def wait(self, seconds: float) -> None:
         """Wait until an entry changes, at most so long."""

@@ -50,7 +50,8 @@ class ChildProcess:
 
     commands: how many it was sent; to_end: those whose end it reports, of which `ended` so far.
     opened: its kernels are open. lost: it can no longer be reached. replaced: its end is wanted, so
-    it is not reported. endpoint: where other hosts reach its channel. over: it has been reaped.
+    it is not reported. endpoint, meeting: where other hosts reach its channel and, of a
+    first rank, its store. key: its public one. over: it has been reaped.
     heard: when something last came (its start, until it `spoke`).
     """
 
@@ -86,7 +87,7 @@ class ChildProcess:
         self.stack_asked = 0.0
         self._stack_at = -1
         self.connected: set[tuple[str, int]] = set()
-        self.endpoint = ""
+        self.endpoint, self.meeting, self.key = "", "", b""
         self.over = threading.Event()
 
     @property

@@ -20,8 +20,7 @@ Owns: these messages. Does not own: their bytes (wire.py), the socket (control_s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -32,8 +31,6 @@ from engine.observe.reports import Doing, Report, SpanOf
 from engine.record.place import RecordPlace
 from engine.run.workers import Ask
 
-PeerAddress = tuple[str, str, int]
-"""(worker, endpoint, epoch): where a Worker's channel answers; empty once it is gone."""
 _KINDS = (
     errors.PlanError,
     errors.DataError,
@@ -47,10 +44,13 @@ _KINDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """A Worker's place in its rank group. The descriptor of their meeting file comes with Open."""
+    """A Worker's place in its rank group. The descriptor of their meeting file comes with Open, but
+    for ranks on several hosts: these are named, by rank, and meet at the first of them.
+    """
 
     rank: int
     world: int
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,17 +58,31 @@ class Network:
     """A Worker's part in a run on several hosts.
 
     address: where its channel answers, at any free port. near: the Workers of its host, itself too.
-    public, secret: its CURVE keys for this run. peers: the public keys of all Workers; empty for a
-    private network, which is not encrypted. lease: seconds for a lost connection to come back.
+    private: nobody else is on the network, so nothing is encrypted; else each Worker makes keys for
+    itself. lease: seconds for a lost connection to come back.
     """
 
     worker: str
     address: str
     near: tuple[str, ...]
-    public: bytes
-    secret: bytes = field(repr=False)
-    peers: Mapping[str, bytes]
+    private: bool
     lease: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerAddress:
+    """Where one incarnation of a Worker is reached.
+
+    endpoint: of its channel; empty while it starts and once it is gone. key: its public CURVE key,
+    empty in a private network. meeting: of the first rank's store, if ranks are on several hosts.
+    """
+
+    worker: str
+    epoch: int
+    endpoint: str = ""
+    key: bytes = b""
+    meeting: str = ""
+    gone: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,16 +140,18 @@ class Connect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerAddresses:
-    """Where the channels of Workers on other hosts answer."""
+    """Where the channels of Workers of all hosts answer, as far as that has changed."""
 
     entries: tuple[PeerAddress, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelBound:
-    """Where this Worker's channel answers other hosts."""
+    """Where this Worker's channel answers other hosts; key, meeting: as in PeerAddress."""
 
     endpoint: str
+    key: bytes = b""
+    meeting: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -42,6 +43,9 @@ class HostedRun:
         self._name = name
         self._address = address
         self._carried = 1
+        self._opened = False
+        self._asked: dict[int, dict[str, int]] = {}
+        """The run's requests that are not answered yet, and the Supervisor's numbers of each."""
         self._last: hm.HostUpdate | None = None
         self._endpoints: tuple[control.PeerAddress, ...] = ()
         self._supervisor: Supervisor | None = None
@@ -64,17 +68,24 @@ class HostedRun:
             supervisor = self._supervisor = self._make_supervisor(begin)
             self._desk.doing = supervisor.doing
             self._desk.on_end = lambda: supervisor.abandon(RunError("the run has ended"))
-            self._open(supervisor)
+            supervisor.begin()
             while (item := self._desk.take()) is not None:
                 self._carry_out(supervisor, item)
+                self._answer(supervisor)
                 self._report(supervisor)
+        except WorkerGone as gone:
+            self._desk.say(hm.HostReply(number=0, gone=gone.worker, problem=str(gone)))
+            self._wait_for_end()
         except DataflowError as error:
             self._desk.say(control.Failed.of(error, f"host {self._name}"))
-            while self._desk.take() is not None:
-                pass
+            self._wait_for_end()
         finally:
             if self._supervisor is not None:
                 self._supervisor.close()
+
+    def _wait_for_end(self) -> None:
+        while self._desk.take() is not None:
+            pass
 
     def _make_supervisor(self, begin: hm.Begin) -> Supervisor:
         folder = self._folder(begin)
@@ -108,19 +119,14 @@ class HostedRun:
         logging.getLogger("engine").setLevel(logging.INFO)
         return folder
 
-    def _open(self, supervisor: Supervisor) -> None:
-        try:
-            self._report(supervisor, tuple(supervisor.open()))
-        except WorkerGone as gone:
-            self._desk.say(hm.HostReply(number=0, gone=gone.worker, problem=str(gone)))
-
     def _carry_out(self, supervisor: Supervisor, item: Any) -> None:
         self._carried += item is not CHANGED
         match item:
             case hm.Relay(instruction=instruction):
                 supervisor.tell(instruction)
             case hm.RelayRequest() as request:
-                self._ask(supervisor, request)
+                asked = dict(zip(request.workers, request.requests, strict=True))
+                self._asked[request.number] = supervisor.request(asked)
             case hm.RespawnThere(workers=workers):
                 supervisor.respawn(workers)
             case control.PeerAddresses(entries=entries):
@@ -128,27 +134,44 @@ class HostedRun:
             case control.Forget():
                 supervisor.forget()
 
-    def _ask(self, supervisor: Supervisor, request: hm.RelayRequest) -> None:
-        try:
-            found = supervisor.ask(dict(zip(request.workers, request.requests, strict=True)))
-            workers, refs = tuple(found), tuple(found.values())
-            reply = hm.HostReply(number=request.number, workers=workers, refs=refs)
-        except WorkerGone as gone:
-            reply = hm.HostReply(number=request.number, gone=gone.worker, problem=str(gone))
-        self._desk.say(reply)
+    def _answer(self, supervisor: Supervisor) -> None:
+        """Reply to requests whose Workers have replied. Nothing here waits for them: a rank may
+        need to hear meanwhile that one on another host has ended.
+        """
+        for number, numbers in list(self._asked.items()):
+            if supervisor.replied(numbers):
+                del self._asked[number]
+                self._desk.say(_reply(supervisor, number, numbers))
 
-    def _report(self, supervisor: Supervisor, opened: tuple[Any, ...] = ()) -> None:
-        """Send what is new. `busy` is read first: if false, no event comes after these."""
-        busy = supervisor.busy
-        events = [*opened]
+    def _news(self, supervisor: Supervisor) -> list[Any]:
+        """Events since the last call; none before all Workers are open."""
+        events: list[Any] = []
+        if not self._opened:
+            opened = supervisor.opened()
+            if opened is None:
+                return events
+            self._opened = True
+            events += opened
         while (event := supervisor.next(0.0)) is not None:
             events.append(event)
+        return events
+
+    def _report(self, supervisor: Supervisor) -> None:
+        """Send what is new. `busy` is read first: if false, no event comes after these."""
+        busy, events = supervisor.busy, self._news(supervisor)
         reports = tuple(report for report in supervisor.reports() if report[0] != CONTROL_BYTES)
-        spans = tuple(supervisor.spans())
-        state = hm.HostUpdate(carried=self._carried, busy=busy)
-        found = supervisor.endpoints()
+        spans, found = tuple(supervisor.spans()), supervisor.endpoints()
         moved = () if found == self._endpoints else found
+        state = hm.HostUpdate(opened=self._opened, carried=self._carried, busy=busy)
         update = replace(state, events=tuple(events), reports=reports, spans=spans, endpoints=moved)
         if update != self._last:
             self._desk.say(update)
         self._last, self._endpoints = state, found
+
+
+def _reply(supervisor: Supervisor, number: int, numbers: Mapping[str, int]) -> hm.HostReply:
+    try:
+        found = supervisor.replies(numbers)
+    except WorkerGone as gone:
+        return hm.HostReply(number=number, gone=gone.worker, problem=str(gone))
+    return hm.HostReply(number=number, workers=tuple(found), refs=tuple(found.values()))

@@ -75,15 +75,16 @@ class RespawnThere:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostUpdate:
-    """What has happened on a host. endpoints: where its Workers' channels answer, if
-    that has changed. carried: how many
-    of the run's messages it has carried out. busy: whether its Workers are, after these.
+    """What has happened on a host. endpoints: where its Workers' channels answer, if that has
+    changed. opened: all of them are open. carried: how many of the run's messages it has carried
+    out. busy: whether its Workers are, after these.
     """
 
     events: tuple[From | WorkerLost, ...] = ()
     reports: tuple[Report, ...] = ()
     spans: tuple[SpanOf, ...] = ()
     endpoints: tuple[PeerAddress, ...] = ()
+    opened: bool = False
     carried: int = 0
     busy: bool = False
 

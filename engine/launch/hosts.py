@@ -3,8 +3,8 @@
     waits for                                       unblocked by
     an event, a reply, an end (`next`, `ask`, ...)  the links, a time limit
 
-Owns: which host is told what, the Workers' epochs, spreading the addresses of channels, what a lost
-host means. Does not own: links (link.py), room in the cluster (ray.py), the other end (host.py).
+Owns: which host is told what, the Workers' epochs, spreading addresses and public keys of channels,
+what a lost host means. Does not own: links (link.py), room in the cluster (ray.py), the other end (host.py).
 
 Rows go from Worker to Worker, never through here. A lost host is the death of its Workers. Those
 that are begun again begin on another node, or on the same one if only the host's process died.
@@ -29,7 +29,6 @@ from dataflow.errors import RunError
 from dataflow.importing import import_path
 from dataflow.shipping import shipped
 from engine import options as run_options
-from engine.channels.zmq.curve_keys import CurveKeyPair
 from engine.coordinator.messages import (
     Event,
     From,
@@ -136,7 +135,6 @@ class HostsWorkers:
             self._events.clear()
             if (lost := next((e for e in opened if isinstance(e, WorkerLost)), None)) is not None:
                 raise WorkerGone(lost.worker, lost.error)
-            self._spread_addresses()
             threading.Thread(target=self._watch_nodes, name="nodes", daemon=True).start()
             undo.pop_all()
         yield from opened
@@ -191,7 +189,8 @@ class HostsWorkers:
                 begins = {w: self._epochs[w] + (w not in here) for w in self._workers_on(name)}
                 room = self._elsewhere.pop(name) or self._room([self._bundle(name, again=True)])
                 self._begin(name, room, begins)
-                self._tell_addresses(self._remotes[name])
+                known = tuple(self._addresses.values())
+                self._remotes[name].send(control.PeerAddresses(entries=known))
             self._remotes[name].send(hm.RespawnThere(workers=tuple(here)))
 
     def _lose(self, remote: _Remote, lost: HostLost) -> None:
@@ -202,9 +201,9 @@ class HostsWorkers:
         self._elsewhere[remote.name] = remote.room if lost.ended else None
         if not lost.ended:
             avoid(remote.room.nodes.get(remote.name) or self._cluster.host(remote.name).node)
-        for worker in remote.workers:
-            told = WorkerLost(worker=worker, epoch=self._epochs[worker], error=str(lost))
-            self._events.append(told)
+        gone = {w: self._epochs[w] for w in remote.workers}
+        self._events += (WorkerLost(worker=w, epoch=n, error=str(lost)) for w, n in gone.items())
+        self._tell([control.PeerAddress(worker=w, epoch=n, gone=True) for w, n in gone.items()])
         self._changed.set()
 
     def _watch_nodes(self) -> None:
@@ -337,6 +336,7 @@ class HostsWorkers:
         while True:
             self._changed.clear()
             self._hear()
+            self._spread_addresses()  # ranks on several hosts open together
             if holds():
                 return
             self._changed.wait()
@@ -344,11 +344,8 @@ class HostsWorkers:
     def _take(self) -> Event | From | None:
         """The next event, if any. A Worker's new address is spread before its event is returned."""
         self._hear()
-        found = self._events.popleft() if self._events else None
-        what = found.event if isinstance(found, From) else found
-        if isinstance(what, (WorkerLost, WorkerOpened)):
-            self._spread_addresses()
-        return found
+        self._spread_addresses()
+        return self._events.popleft() if self._events else None
 
     def _hear(self) -> None:
         for remote in list(self._remotes.values()):
@@ -363,7 +360,7 @@ class HostsWorkers:
     def _heard(self, remote: _Remote, message: Any) -> None:
         match message:
             case hm.HostUpdate():
-                remote.opened = True
+                remote.opened = message.opened
                 remote.update = message
                 if message.endpoints:
                     remote.endpoints = message.endpoints
@@ -379,31 +376,26 @@ class HostsWorkers:
 
     def _spread_addresses(self) -> None:
         """Tell all hosts where each Worker's channel answers now."""
-        known = {entry[0]: entry for r in self._remotes.values() for entry in r.endpoints}
-        if known == self._addresses:
-            return
-        self._addresses = known
-        for remote in self._remotes.values():
-            self._tell_addresses(remote)
+        known = [entry for r in self._remotes.values() for entry in r.endpoints]
+        self._tell([each for each in known if self._addresses.get(each.worker) != each])
 
-    def _tell_addresses(self, remote: _Remote) -> None:
-        remote.send(control.PeerAddresses(entries=tuple(self._addresses.values())))
+    def _tell(self, new: Sequence[control.PeerAddress]) -> None:
+        if new:
+            self._addresses |= {entry.worker: entry for entry in new}
+            for remote in self._remotes.values():
+                remote.send(control.PeerAddresses(entries=tuple(new)))
 
 
 def _networks(plan: Plan) -> dict[str, control.Network]:
-    """Each Worker's part in the network, with keys made for this run alone."""
+    """Each Worker's part in the network, but for its host's address."""
     assert plan.cluster is not None
-    pairs = {worker: CurveKeyPair.make() for worker in plan.workers}
-    peers = {worker: keys.public for worker, keys in pairs.items()}
     return {
         worker: control.Network(
             worker=worker,
             address="",
             near=tuple(w for w in plan.workers if plan.hosts[w] == plan.hosts[worker]),
-            public=keys.public,
-            secret=keys.secret,
-            peers={} if plan.cluster.private else peers,
+            private=plan.cluster.private,
             lease=plan.cluster.lease,
         )
-        for worker, keys in pairs.items()
+        for worker in plan.workers
     }

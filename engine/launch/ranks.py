@@ -1,13 +1,14 @@
 """Rank groups, and the file in which the Workers of a group or a pair meet.
 
-Owns: these files, which have no name and are visible to their Workers only. Does not own: their use
+Owns: these files, which have no name and are visible to their Workers only, and which group is on
+several hosts. Does not own: where such a group meets (worker_ranks.py), their use
 (engine/channels/tensors/world.py), the order of what ranks do (engine/coordinator/ranks.py).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from dataflow.errors import PlanError
 from engine.channels.tensors.world import meeting_place
@@ -29,6 +30,16 @@ def groups(plan: Plan) -> dict[str, Group]:
                     fix = "Fix: pin nodes with other ranks to other workers."
                     raise PlanError(f"{node.name}: worker {worker} is a rank of {both}. {fix}")
     return found
+
+
+def spanning(of: Mapping[str, Group], here: Collection[str]) -> dict[str, Group]:
+    """The groups of the Workers that are here, of which others are on other hosts."""
+    return {w: group for w, group in of.items() if w in here and not set(group) <= set(here)}
+
+
+def far_seat(worker: str, group: Group) -> Seat:
+    """A Worker's place in a group on several hosts."""
+    return Seat(rank=group.index(worker), world=len(group), names=group)
 
 
 class Meeting:
@@ -53,7 +64,7 @@ class Meeting:
             self._file = -1
 
 
-def meetings(members: Sequence[str], of: dict[str, Group]) -> dict[str, Meeting]:
+def meetings(members: Sequence[str], of: Mapping[str, Group]) -> dict[str, Meeting]:
     """By Worker, a new meeting for each group. Raises PlanError for a group that is not whole."""
     found: dict[str, Meeting] = {}
     for worker in members:

@@ -27,7 +27,7 @@ from engine.launch import control
 from engine.launch.child import ChildProcess, environment
 from engine.launch.heartbeat import stacks
 from engine.launch.peers import connect
-from engine.launch.ranks import Meeting, groups, meetings
+from engine.launch.ranks import Meeting, far_seat, groups, meetings, spanning
 from engine.launch.worker_io import WorkerIO
 from engine.observe.reports import Doing, Report, SpanOf
 from engine.observe.runfolder import RunFolder
@@ -71,21 +71,27 @@ class Supervisor:
         self._folder = folder
         self._options = options
         self._groups = groups(plan)
-        self._elsewhere: dict[str, control.PeerAddress] = {}
+        self._far = spanning(self._groups, share.workers)
+        self._peers: dict[str, control.PeerAddress] = {}
         self._requests = 0
         self._moved = 0
-        self._io = WorkerIO(self._groups, options.heartbeat, share.on_change)
+        leases = {w: each.lease for w, each in share.workers.items() if each and w in self._far}
+        self._io = WorkerIO(self._groups, options.heartbeat, share.on_change, leases)
 
     def open(self) -> Iterator[m.Event | m.From]:
         """Start all at once; yields their events once all are open."""
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
-            self._io.start()
-            here = (w for w in self._share.workers if w not in self._share.absent)
-            self._start(dict.fromkeys(here, 0))
-            opened = self._all_opened()
+            self.begin()
+            opened = self.opened(None)
             undo.pop_all()
-        yield from opened
+        yield from opened or ()
+
+    def begin(self) -> None:
+        """Start all at once, without waiting for any."""
+        self._io.start()
+        here = (w for w in self._share.workers if w not in self._share.absent)
+        self._start(dict.fromkeys(here, 0))
 
     def respawn(self, workers: Sequence[str]) -> None:
         """Kill what is left of them, wait for its end, start the next incarnations."""
@@ -112,7 +118,8 @@ class Supervisor:
 
     def _start(self, epochs: Mapping[str, int]) -> None:
         """Start these Workers and send them the plan, without waiting for any."""
-        meeting = meetings(list(epochs), self._groups)
+        near = {w: group for w, group in self._groups.items() if w not in self._far}
+        meeting = meetings(list(epochs), near)
         plan = shipped(self._plan, "the plan of a run with several workers")
         try:
             for name, epoch in epochs.items():
@@ -146,7 +153,7 @@ class Supervisor:
             inproc=self._options.inproc,
             samples=self._folder.samples if child.name == self._plan.recorder else None,
             samples_every=self._options.samples_every,
-            seat=None if meeting is None else meeting.seat(child.name),
+            seat=self._seat(child.name, meeting),
             network=self._share.workers[child.name],
             spill=self._folder.path,
             record=RecordPlace.of(self._plan, self._folder.path, self._options),
@@ -154,18 +161,29 @@ class Supervisor:
             verify=self._options.verify,
         )
         child.send(opened, () if meeting is None else (meeting.descriptor(),))
-        if self._elsewhere:
-            child.send(control.PeerAddresses(entries=tuple(self._elsewhere.values())))
+        if self._peers:
+            child.send(control.PeerAddresses(entries=tuple(self._peers.values())))
 
-    def _all_opened(self) -> list[m.Event | m.From]:
+    def _seat(self, worker: str, meeting: Meeting | None) -> control.Seat | None:
+        if group := self._far.get(worker):
+            return far_seat(worker, group)
+        return None if meeting is None else meeting.seat(worker)
+
+    def opened(self, timeout: float | None = 0.0) -> list[m.Event | m.From] | None:
+        """The events of all Workers once all are open; None if they are not in time. Raises as
+        `open`.
+        """
+
         def lost() -> m.WorkerLost | None:
             return next((e for e in self._io.events if isinstance(e, m.WorkerLost)), None)
 
         with self._io.changed:
             children = self._io.children.values()
-            self._io.wait_for(lambda: lost() or all(c.opened for c in children))
+            self._io.wait_for(lambda: lost() or all(c.opened for c in children), timeout)
             if (gone := lost()) is not None:
                 raise WorkerGone(gone.worker, gone.error)
+            if not all(c.opened for c in children):
+                return None
             opened = list(self._io.events)
             self._io.events.clear()
             return opened
@@ -187,6 +205,10 @@ class Supervisor:
 
     def ask(self, requests: Mapping[str, Ask]) -> dict[str, Any]:
         """All of them at once; wait for all replies."""
+        return self.replies(self.request(requests))
+
+    def request(self, requests: Mapping[str, Ask]) -> dict[str, int]:
+        """All of them at once, without waiting. Returns their numbers."""
         numbers: dict[str, int] = {}
         for name, request in requests.items():
             self._requests += 1
@@ -194,6 +216,18 @@ class Supervisor:
             child = self._io.children[name]
             self._connect(child, request)
             self._io.send(child, control.Request(number=self._requests, request=request))
+        return numbers
+
+    def replied(self, numbers: Mapping[str, int]) -> bool:
+        """Whether `replies` would not wait. Raises what a kernel raised."""
+        children = self._io.children
+        with self._io.changed:
+            self._io.wait_for(lambda: True)
+            there = self._io.replies
+            return all(n in there or children[w].over.is_set() for w, n in numbers.items())
+
+    def replies(self, numbers: Mapping[str, int]) -> dict[str, Any]:
+        """Wait for the replies to requests. Raises WorkerGone, and what a kernel raised."""
         return {name: self._reply(name, number) for name, number in numbers.items()}
 
     def _reply(self, worker: str, number: int) -> Any:
@@ -214,9 +248,12 @@ class Supervisor:
             self._io.send(child, control.Forget())
 
     def meet(self, entries: Sequence[control.PeerAddress]) -> None:
-        """Tell every Worker, and those that start later, where Workers of other hosts answer."""
-        self._elsewhere |= {e[0]: e for e in entries if e[0] not in self._share.workers}
-        where = control.PeerAddresses(entries=tuple(self._elsewhere.values()))
+        """Tell every Worker, and those that start later, where these Workers answer now."""
+        self._peers |= {entry.worker: entry for entry in entries}
+        for entry in entries:
+            if entry.gone and entry.worker not in self._share.workers:
+                self._io.note_gone(entry.worker, entry.epoch)
+        where = control.PeerAddresses(entries=tuple(entries))
         for child in self._io.children.values():
             self._io.send(child, where)
 
@@ -269,8 +306,7 @@ class Supervisor:
     def endpoints(self) -> tuple[control.PeerAddress, ...]:
         """Where other hosts reach each Worker; empty for one that is gone or starting."""
         with self._io.changed:
-            children = self._io.children.items()
-            return tuple((n, "" if c.gone else c.endpoint, c.epoch) for n, c in children)
+            return tuple(_address(child) for child in self._io.children.values())
 
     def abandon(self, error: BaseException) -> None:
         """From any thread: make every wait of the loop's thread raise this."""
@@ -279,6 +315,18 @@ class Supervisor:
     def pids(self) -> dict[str, int]:
         """The process of each Worker."""
         return {name: child.process.pid for name, child in self._io.children.items()}
+
+
+def _address(child: ChildProcess) -> control.PeerAddress:
+    if child.gone:
+        return control.PeerAddress(worker=child.name, epoch=child.epoch, gone=True)
+    return control.PeerAddress(
+        worker=child.name,
+        epoch=child.epoch,
+        endpoint=child.endpoint,
+        key=child.key,
+        meeting=child.meeting,
+    )
 
 
 def _shown(instruction: m.ToWorker) -> str:

@@ -1,7 +1,7 @@
 """A Worker's channel in its process, for a run on one host or several.
 
-Owns: making it, data sockets to peers on this host, addresses of other peers, its metrics. Does not
-own: the channel (engine/channels), which Workers are connected when (peers.py).
+Owns: making it and its keys, data sockets to peers on this host, addresses of other peers, metrics.
+Does not own: the channel (engine/channels), which Workers are connected when (peers.py).
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from engine.channels.routed import AddressBook, AddressEntry, RoutedChannel
 from engine.channels.shm.channel import ShmChannel
 from engine.channels.tensors.pairs import TensorPairs
 from engine.channels.zmq.channel import ZmqChannel
-from engine.channels.zmq.curve_keys import CurveKeyPair
-from engine.launch.control import Connect, Network, Open, PeerAddresses
+from engine.channels.zmq.curve_keys import CurveKeyPair, any_port
+from engine.channels.zmq.meeting import MeetingServer
+from engine.launch.control import ChannelBound, Connect, Network, Open, PeerAddress, PeerAddresses
 from engine.observe.reports import Report
 
 
@@ -56,6 +57,11 @@ class WorkerChannel:
     pairs: TensorPairs
     sockets: PeerSockets
     book: AddressBook | None = None
+    keys: CurveKeyPair | None = None
+    bound: ChannelBound | None = None
+    """Where peers on other hosts reach it, if there are any."""
+    meeting: MeetingServer | None = None
+    """Where the ranks of several hosts meet of which this is the first."""
     refused: int = 0
     """How many refused messages have been reported."""
 
@@ -70,10 +76,10 @@ class WorkerChannel:
             self.sockets.put(connect.peer, sock)
 
     def write(self, where: PeerAddresses) -> None:
-        """Note where peers on other hosts answer now."""
+        """Note where peers answer now, and which keys they have."""
         if self.book is not None:
-            for peer, endpoint, epoch in where.entries:
-                self.book.write(peer, AddressEntry(endpoint=endpoint, epoch=epoch))
+            for peer in where.entries:
+                self.book.write(peer.worker, _entry(peer, peer.epoch))
 
     def reports(self) -> list[Report]:
         """Payload bytes received, by route, and peers' messages refused, since the last call."""
@@ -103,22 +109,56 @@ def worker_channel(
     network = opened.network
     if network is None:
         return WorkerChannel(channel=RoutedChannel(shm), shm=shm, pairs=pairs, sockets=sockets)
-    book = AddressBook(network.peers)
-    far, near = _far(opened, network, book, shm), frozenset(network.near)
+    keys, book = None if network.private else CurveKeyPair.make(), AddressBook()
+    far, near = _far(opened, network, keys, book, shm), frozenset(network.near)
     channel = RoutedChannel(shm, near=near, far=far, book=book, lease=network.lease)
-    return WorkerChannel(channel=channel, shm=shm, pairs=pairs, sockets=sockets, book=book)
+    meeting = _meeting(opened, network, keys, book)
+    bound = ChannelBound(
+        endpoint=channel.endpoint,
+        key=keys.public if keys else b"",
+        meeting=meeting.endpoint if meeting else "",
+    )
+    book.write(name, _entry(bound, epoch))
+    made = WorkerChannel(channel=channel, shm=shm, pairs=pairs, sockets=sockets)
+    made.book, made.keys, made.bound, made.meeting = book, keys, bound, meeting
+    return made
 
 
-def _far(opened: Open, network: Network, book: AddressBook, shm: ShmChannel) -> ZmqChannel:
-    address = f"[{network.address}]" if ":" in network.address else network.address
+def _entry(said: PeerAddress | ChannelBound, epoch: int) -> AddressEntry:
+    return AddressEntry(endpoint=said.endpoint, epoch=epoch, key=said.key, meeting=said.meeting)
+
+
+def _meeting(
+    opened: Open, network: Network, keys: CurveKeyPair | None, book: AddressBook
+) -> MeetingServer | None:
+    """For the first of ranks on several hosts."""
+    if opened.seat is None or not opened.seat.names or opened.seat.rank:
+        return None
+    return MeetingServer(
+        opened.worker,
+        opened.seat.names,
+        bind=any_port(network.address),
+        keys=keys,
+        allowed=book.keys,
+        private=network.private,
+    )
+
+
+def _far(
+    opened: Open,
+    network: Network,
+    keys: CurveKeyPair | None,
+    book: AddressBook,
+    shm: ShmChannel,
+) -> ZmqChannel:
     return ZmqChannel(
         opened.worker,
         opened.epoch,
         book.address,
-        bind=f"tcp://{address}:*",
-        keys=CurveKeyPair(public=network.public, secret=network.secret) if network.peers else None,
-        private=not network.peers,
-        allowed={key: name for name, key in network.peers.items()},
+        bind=any_port(network.address),
+        keys=keys,
+        private=network.private,
+        allowed=book.keys,
         patience=max(network.lease, 5.0),
         heartbeat=min(5.0, network.lease / 4),
         outbox=shm,

@@ -39,8 +39,13 @@ class WorkerIO:
     """
 
     def __init__(
-        self, groups: Mapping[str, Group], heartbeat: float, on_change: Callable[[], None]
+        self,
+        groups: Mapping[str, Group],
+        heartbeat: float,
+        on_change: Callable[[], None],
+        far: Mapping[str, float],
     ) -> None:
+        """groups, far: see Failures."""
         self.changed = threading.Condition()
         self.children: dict[str, ChildProcess] = {}
         """The newest incarnation of each Worker."""
@@ -50,7 +55,7 @@ class WorkerIO:
         self.spans: list[SpanOf] = []
         self.printed: list[str] = []
         self.failure: BaseException | None = None
-        self._failures = Failures(groups)
+        self._failures = Failures(groups, far)
         self._heartbeat = heartbeat
         self._on_change = on_change
         self._watched: dict[int, ChildProcess] = {}
@@ -86,6 +91,11 @@ class WorkerIO:
         self.changed.wait_for(lambda: self.failure is not None or holds(), timeout)
         if self.failure is not None:
             raise self.failure
+
+    def note_gone(self, worker: str, epoch: int) -> None:
+        """A Worker of another host has ended; ranks here that fail beside it are no failures."""
+        with self.changed:
+            self._failures.note_gone(worker, epoch)
 
     def abandon(self, error: BaseException) -> None:
         """From any thread: make every wait of the loop's thread raise this."""
@@ -226,8 +236,9 @@ class WorkerIO:
             match message:
                 case control.WorkerUpdate():
                     self._take(child, message)
-                case control.ChannelBound(endpoint=endpoint):
-                    child.endpoint = endpoint
+                case control.ChannelBound():
+                    child.endpoint, child.key = message.endpoint, message.key
+                    child.meeting = message.meeting
                 case control.RequestReply(number=number):
                     self.replies[number] = message
                 case control.Beat(doing=doing):

@@ -7,7 +7,7 @@
 
 Owns: the process (signals, log, heartbeat) and its two threads. Does not own: the death of the
 process that started it (lifeline.py), kernels and instructions (engine/worker), their order
-(inbox.py), messages (control.py).
+(inbox.py), messages (control.py), how ranks meet (worker_ranks.py).
 
 Nothing here imports torch at the start, since the first heartbeat is due before that is done.
 """
@@ -98,8 +98,8 @@ class WorkerProcess:
         self._updates = Updates(link, opened.worker, opened.epoch)
         logging.getLogger(PRINTED).addHandler(_Printed(self._updates))
         self._channel = worker_channel(opened)
-        if endpoint := self._channel.channel.endpoint:
-            self._link.send(encode(control.ChannelBound(endpoint=endpoint)))
+        if self._channel.bound is not None:
+            self._link.send(encode(self._channel.bound))
         self._worker: Any = None
         self._began = time.monotonic()
         self._busy = False
@@ -201,11 +201,12 @@ class WorkerProcess:
             self._worker.close()
 
     def _begin(self) -> None:
+        from engine.launch.worker_ranks import ranks
         from engine.worker.newest import NewestRows
         from engine.worker.worker import Worker
 
         opened, plan = self._open, cloudpickle.loads(self._open.plan)
-        group, cast = _ranks(opened, plan, self._descriptors)
+        group, cast = ranks(opened, plan, self._descriptors, self._channel)
         self._worker = Worker(
             opened.worker,
             plan,
@@ -277,24 +278,6 @@ def _recorder(opened: control.Open, plan: Plan) -> Any:
     from engine.record.recorder import RowRecorder
 
     return RowRecorder(opened.record, opened.worker, plan) if opened.record is not None else None
-
-
-def _ranks(opened: control.Open, plan: Plan, descriptors: tuple[int, ...]) -> tuple[Any, Any]:
-    """This Worker's process group; its end of broadcasts to the ranks with equal rows."""
-    if (seat := opened.seat) is None:
-        return None, None
-    from engine.channels.tensors.row_broadcast import join
-    from engine.channels.tensors.world import rendezvous, world
-
-    node = next(n for n in plan.nodes if n.ranks > 1 and opened.worker in n.workers)
-    store = rendezvous(descriptors[0])
-    group = world(seat.rank, seat.world, store)
-    rank = node.rank_of(opened.worker)
-    members = next(share for share in node.shares if opened.worker in share)
-    if len(members) == 1:
-        return group, None
-    content = opened.verify == "content"
-    return group, join(store, rank.share, rank.part, members, content=content)
 
 
 def main(descriptor: int) -> None:

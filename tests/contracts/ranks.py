@@ -8,14 +8,19 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import DupFd
 from typing import Any
 
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import Store, TCPStore
 
+from engine.channels.tensors.keyed_store import KeyedStore
 from engine.channels.tensors.world import meeting_place
+from engine.channels.zmq.curve_keys import Address, CurveKeyPair
+from engine.channels.zmq.meeting import MeetingServer
+from engine.channels.zmq.meeting_client import MeetingClient
 
 
 class Place:
@@ -46,17 +51,45 @@ LIMIT = 60.0
 Task = Callable[..., Any]
 
 
-class RankPool:
-    """`count` processes. A task is a function f(rank, port, *arguments); an error is an answer."""
+class Door:
+    """A keyed meeting in this process, at which ranks of any process may ask."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self) -> None:
+        server, self.keys = CurveKeyPair.make(), CurveKeyPair.make()
+        allowed = {self.keys.public: "rank"}
+        bind = "tcp://127.0.0.1:*"
+        self._server = MeetingServer("rank 0", ["rank"], bind=bind, keys=server, allowed=allowed)
+        self.address = Address(endpoint=self._server.endpoint, key=server.public)
+
+    @property
+    def refused(self) -> int:
+        return self._server.refused.total()
+
+    def close(self) -> None:
+        self._server.close()
+
+
+Keyed = tuple[Address, CurveKeyPair]
+_keyed: Keyed | None = None
+"""Where this process's `client` asks, if not at a port."""
+
+
+class RankPool:
+    """`count` processes. A task is a function f(rank, port, *arguments); an error is an answer.
+    keyed: `client` gives them a KeyedStore.
+    """
+
+    def __init__(self, count: int, *, keyed: bool = False) -> None:
         spawn = multiprocessing.get_context("spawn")
         # Rank 0 would keep the store; here the test does, so that any rank may be killed.
-        self.store = TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
+        store = TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
+        self._door = Door() if keyed else None
+        where = (self._door.address, self._door.keys) if self._door else None
+        self.store: Store = store if where is None else keyed_client(where)
         pipes = [spawn.Pipe() for _ in range(count)]
         self._pipes = [mine for mine, _ in pipes]
         self._processes = [
-            spawn.Process(target=_serve, args=(rank, self.store.port, theirs), daemon=True)
+            spawn.Process(target=_serve, args=(rank, store.port, theirs, where), daemon=True)
             for rank, (_, theirs) in enumerate(pipes)
         ]
         for process in self._processes:
@@ -90,6 +123,9 @@ class RankPool:
             process.kill()
         for process in self._processes:
             process.join(LIMIT)
+        if self._door is not None and isinstance(self.store, KeyedStore):
+            self.store.close()
+            self._door.close()
 
     def _answer(self, rank: int) -> Any:
         if not wait([self._pipes[rank]], LIMIT):
@@ -100,7 +136,9 @@ class RankPool:
             return EOFError(str(gone))
 
 
-def _serve(rank: int, port: int, pipe: Connection) -> None:
+def _serve(rank: int, port: int, pipe: Connection, keyed: Keyed | None) -> None:
+    global _keyed
+    _keyed = keyed
     while True:
         try:
             task, arguments = pipe.recv()
@@ -119,6 +157,14 @@ def _serve(rank: int, port: int, pipe: Connection) -> None:
             pipe.send(error)
 
 
-def client(port: int) -> TCPStore:
+def client(port: int) -> Store:
     """The ranks' store."""
+    if _keyed is not None:
+        return keyed_client(_keyed)
     return TCPStore("127.0.0.1", port, None, is_master=False, wait_for_workers=False)
+
+
+def keyed_client(where: Keyed, pause: Callable[[float], None] = time.sleep) -> KeyedStore:
+    """A store at a keyed meeting."""
+    address, keys = where
+    return KeyedStore(MeetingClient("rank 0", lambda: address, pause, keys), timeout=20.0)

@@ -30,7 +30,7 @@ def two_hosts(folder: Path) -> Iterator[tuple[RoutedChannel, RoutedChannel]]:
     """Workers a and b, each alone on its host."""
     channels = []
     for name in "ab":
-        shm, book = ShmChannel(name, 0, _nobody), AddressBook({})
+        shm, book = ShmChannel(name, 0, _nobody), AddressBook()
         far = ZmqChannel(name, 0, book.address, bind=f"ipc://{folder}/{name}", outbox=shm)
         channels.append(
             (RoutedChannel(shm, near=frozenset(), far=far, book=book, lease=20.0), book)

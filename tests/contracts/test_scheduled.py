@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.device_mesh import DeviceMesh
 
 from dataflow.errors import RunError
@@ -24,7 +25,14 @@ from engine.channels.tensors.world import LOCK_STEP, leave, rendezvous, wait_for
 from tests.contracts.ranks import LIMIT, Place, RankPool, client
 
 pytestmark = pytest.mark.timeout(120)
-RANKS = 3
+
+
+@pytest.fixture(scope="module", params=["one host", "several hosts"])
+def ranks(request: pytest.FixtureRequest) -> Iterator[RankPool]:
+    """Three, by either store."""
+    pool = RankPool(3, keyed=request.param == "several hosts")
+    yield pool
+    pool.close()
 
 
 def channel(rank: int, size: int, port: int, name: str, timeout: float = 20.0) -> CollectiveChannel:
@@ -153,6 +161,34 @@ def test_the_group_of_a_replica_makes_a_mesh_and_is_one_in_a_process(ranks: Rank
         for value, mesh, refused in ranks.do(2, group_of, place):
             assert (value, mesh) == ([3.0], [0, 1])
             assert "one world in a process" in refused
+
+
+def grouped(rank: int, port: int, names: tuple[str, ...]) -> tuple[list[float], list[float]]:
+    """A world as ranks on several hosts make it: all of it, and a part that has a group."""
+    group = world(rank, len(names), client(port), address="127.0.0.2", names=names)
+    try:
+        one, two = torch.tensor([float(rank + 1)]), torch.tensor([float(rank)])
+        dist.all_reduce(one, group=group)
+        pair = dist.new_group([0, 1])
+        if rank < 2:
+            dist.all_reduce(two, group=pair)
+        return one.tolist(), two.tolist()
+    finally:
+        leave()
+
+
+def test_a_world_of_several_hosts(ranks: RankPool) -> None:
+    names = ("t0 on a", "t1 on b", "t2 on b")
+    assert ranks.do(3, grouped, names) == [([6.0], [1.0]), ([6.0], [1.0]), ([6.0], [2.0])]
+
+
+def lonely(rank: int, port: int) -> str:
+    store = PrefixStore("lonely", client(port))
+    return str(error_of(wait_for_all, store, rank, 3, 1.0, ("t0 on a", "t1 on b", "t2 on c")))
+
+
+def test_a_rank_that_does_not_come_is_named_with_its_host(ranks: RankPool) -> None:
+    assert all("none of rank 2 (t2 on c)" in said for said in ranks.do(2, lonely))
 
 
 def open_sockets() -> set[str]:

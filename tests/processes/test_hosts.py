@@ -245,9 +245,9 @@ def test_strangers_get_nothing(
     with start(APART) as workers, contextlib.ExitStack() as stack:
         read = read_cluster(cluster)
         control = (hostlink.endpoint(read.host("b")), read_keys(read.keys).host("b").public)
-        ((_, data, _),) = workers._remotes["b"].update.endpoints
+        (peer,) = workers._remotes["b"].update.endpoints
         poller = zmq.Poller()
-        for endpoint, server in (control, (data, workers._networks["host"].public)):
+        for endpoint, server in (control, (peer.endpoint, peer.key)):
             for kind in ("no key", "plain", "a wrong key"):
                 asks = stack.enter_context(stranger(endpoint, server, kind))
                 poller.register(asks, zmq.POLLIN)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from dataflow.errors import PlanError, RunError
+from dataflow.errors import DataError, KernelError, PlanError, RunError
 from dataflow.kernel import Layout
 from engine.launch.failures import Failures
-from engine.launch.ranks import groups, meetings
+from engine.launch.ranks import far_seat, groups, meetings, spanning
 from tests.kit.host_plans import plan
 
 pytestmark = pytest.mark.timeout(180)
@@ -47,6 +47,7 @@ class StandInChild:
     """The part of a ChildProcess that is used."""
 
     name: str
+    epoch: int = 0
     gone: bool = False
     replaced: bool = False
     killed: bool = False
@@ -77,3 +78,45 @@ def test_a_rank_that_fails_beside_one_that_ended_is_no_failure_of_the_run() -> N
     assert failures.judged(children, 103.0) is None, "it was to end"
     failures.add(children["b"], error, 100.0)
     assert failures.judged(children, 102.5) is error, "both are there"
+
+
+def test_which_groups_are_on_several_hosts() -> None:
+    of = {"a": ("a", "b"), "b": ("a", "b"), "c": ("c", "d"), "d": ("c", "d")}
+    assert spanning(of, ["a", "b", "c", "d", "alone"]) == {}
+    assert spanning(of, ["a", "c", "d"]) == {"a": ("a", "b")}
+    seat = far_seat("b", of["b"])
+    assert (seat.rank, seat.world, seat.names) == (1, 2, ("a", "b"))
+
+
+LEASE = 30.0
+
+
+def test_a_rank_that_fails_beside_one_of_another_host_waits_for_word_of_it() -> None:
+    """As long as the lease, since then that host is given up anyway."""
+    children = {"a": StandInChild("a", epoch=1)}
+    error = KernelError("train_policy: connection closed by peer")
+
+    def failed() -> Failures:
+        children["a"].killed = False
+        failures = Failures({"a": ("a", "b"), "b": ("a", "b")}, {"a": LEASE})
+        failures.add(children["a"], error, 100.0)
+        return failures
+
+    failures = failed()
+    failures.note_gone("b", 0)  # of the life before
+    assert failures.judged(children, 100.0 + LEASE - 1) is None
+    assert not children["a"].killed
+    failures.note_gone("b", 1)
+    assert failures.judged(children, 100.0 + LEASE - 1) is None
+    assert children["a"].killed, "the group goes back together"
+    assert failures.judged(children, 999.0) is None, "it was dropped"
+    assert failed().judged(children, 100.0 + LEASE) is error
+
+
+def test_what_no_other_rank_can_cause_is_told_at_once_on_many_hosts_too() -> None:
+    children = {"a": StandInChild("a")}
+    failures = Failures({"a": ("a", "b"), "b": ("a", "b")}, {"a": LEASE})
+    error = DataError("the model is not there")
+    failures.add(children["a"], error, 100.0)
+    assert failures.judged(children, 101.0) is None
+    assert failures.judged(children, 103.0) is error

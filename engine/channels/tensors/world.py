@@ -1,7 +1,8 @@
 """Worlds of ranks: how they find each other, and the group that a kernel gets.
 
-Owns: the rendezvous (a store in a nameless file, by its descriptor), the replica's process group.
-Does not own: transfers (collective.py), which ranks there are (plan), their start (engine/launch).
+Owns: the rendezvous of one host (a store in a nameless file, by its descriptor), the replica's
+process group. Does not own: the rendezvous of several hosts (keyed_store.py), transfers
+(collective.py), which ranks there are (plan), their start (engine/launch).
 
 Experiments with torch 2.13 (gloo, 2 processes):
 
@@ -16,10 +17,12 @@ channels use bare backends outside torch's registries, and there may be many.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from dataflow.errors import RunError
+from engine.channels.tensors.interfaces import LOOPBACK, interface_of
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -47,20 +50,30 @@ def rendezvous(descriptor: int, *, timeout: float = TIMEOUT) -> Store:
     return store
 
 
-def world(rank: int, size: int, store: Store, *, timeout: float = LOCK_STEP) -> ProcessGroup:
+def world(
+    rank: int,
+    size: int,
+    store: Store,
+    *,
+    timeout: float = LOCK_STEP,
+    address: str = "",
+    names: Sequence[str] = (),
+) -> ProcessGroup:
     """This process's world, torch's default group, which its train nodes share: gloo, and NCCL on
-    GPUs. timeout: of one collective. Raises RunError for another rank or size, or a missing rank.
+    GPUs. timeout: of one collective. address: of this host, if ranks are on several. names: of the
+    ranks, for errors. Raises RunError for another rank or size, or a missing rank.
     """
     import torch
     import torch.distributed as dist
     from torch._C._distributed_c10d import PrefixStore
 
     if not dist.is_initialized():
-        # Let gloo listen on the loopback, not on the address of the host's name.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+        # Without this gloo listens at the address of the host's name.
+        interface = interface_of(address) if address else LOOPBACK
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        wait_for_all(PrefixStore("world", store), rank, size, timeout)
+        wait_for_all(PrefixStore("world", store), rank, size, timeout, names)
         limit = timedelta(seconds=timeout)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
     group: Any = dist.group.WORLD
@@ -79,7 +92,9 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
-def wait_for_all(store: Store, rank: int, size: int, timeout: float) -> None:
+def wait_for_all(
+    store: Store, rank: int, size: int, timeout: float, names: Sequence[str] = ()
+) -> None:
     """Wait until all ranks have come, a minute at most. Raises RunError naming those missing."""
     timeout = min(timeout, TIMEOUT)
     store.set(f"here/{rank}", "1")
@@ -89,7 +104,7 @@ def wait_for_all(store: Store, rank: int, size: int, timeout: float) -> None:
         first = str(error).strip().splitlines()[0].rstrip(".")
         raise RunError(
             f"rank {rank} of {size}: expected all ranks within {timeout:g} s, found none of"
-            f" {_missing(store, size)}: {first}. Fix: look at what those Workers say."
+            f" {_missing(store, size, names)}: {first}. Fix: look at what those Workers say."
         ) from error
 
 
@@ -103,9 +118,10 @@ def agreed_device(store: Store, rank: int, size: int) -> str:
     return "cpu" if "cpu" in devices or len(devices) < size else "cuda:0"
 
 
-def _missing(store: Store, size: int) -> str:
+def _missing(store: Store, size: int, names: Sequence[str]) -> str:
+    shown = [f"{r} ({names[r]})" if names else str(r) for r in range(size)]
     try:
-        left = [str(r) for r in range(size) if not store.check([f"here/{r}"])]
+        left = [shown[r] for r in range(size) if not store.check([f"here/{r}"])]
     except RuntimeError:
         return "those that the store cannot name"
     return f"rank {', '.join(left)}"

@@ -15,18 +15,21 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
+from engine.channels.zmq.curve_keys import Names
+
 _log = logging.getLogger(__name__)
 
 _ZAP = "inproc://zeromq.zap.01"
+_KEY = "X-Key"
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 
 
 class CurveAuthenticator:
-    """Authenticates a context's peers, on the guarded socket's thread. allowed: key -> name."""
+    """Authenticates a context's peers, on the guarded socket's thread. allowed: the names of those
+    who may connect; it may change.
+    """
 
-    def __init__(
-        self, context: zmq.Context, guarded: zmq.Socket, allowed: Mapping[bytes, str]
-    ) -> None:
+    def __init__(self, context: zmq.Context, guarded: zmq.Socket, allowed: Names) -> None:
         self.refused: Counter[str] = Counter()
         self._allowed = allowed
         self._guarded = guarded
@@ -48,6 +51,10 @@ class CurveAuthenticator:
             self.refused[where] += 1
             _log.warning("%s: refused: a connection without a key", where)
 
+    def knows(self, frame: zmq.Frame) -> bool:
+        """Whether the key by which the sender of a message was accepted is allowed still."""
+        return self._allowed.get(str(frame.get(_KEY)).encode()) is not None
+
     def close(self) -> None:
         """Close both sockets, but not the guarded one."""
         self._guarded.disable_monitor()
@@ -63,4 +70,10 @@ class CurveAuthenticator:
             self.refused[where] += 1
             _log.warning("%s: refused: its key is not one of this run", where)
         status, text = (b"200", b"OK") if peer is not None else (b"400", b"not a key of this run")
-        self.socket.send_multipart([version, request, status, text, (peer or "").encode(), b""])
+        name, said = (peer or "").encode(), _property(_KEY, key) if peer is not None else b""
+        self.socket.send_multipart([version, request, status, text, name, said])
+
+
+def _property(name: str, value: bytes) -> bytes:
+    """Metadata of a connection as ZMTP 3 writes it; each of its messages has it."""
+    return bytes([len(name)]) + name.encode() + len(value).to_bytes(4, "big") + value

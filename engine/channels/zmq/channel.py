@@ -13,7 +13,7 @@ can be bound, unless the network is said to be private.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import pyarrow as pa
 import zmq
@@ -24,7 +24,7 @@ from engine.channels.contract import BlockRequest, Channel, Requests
 from engine.channels.inproc import InprocChannel
 from engine.channels.layout import layout_of
 from engine.channels.peers import PATIENCE, PeerReaders
-from engine.channels.zmq.curve_keys import Address, CurveKeyPair, require_safe
+from engine.channels.zmq.curve_keys import Address, CurveKeyPair, Names, PeerKeys, require_safe
 from engine.channels.zmq.reader import ZmqReader, dealer_socket
 from engine.channels.zmq.server import ZmqServer
 
@@ -38,8 +38,8 @@ FindPeer = Callable[[str], Address]
 class ZmqChannel:
     """Outbox and pull channel of one Worker of several on several hosts.
 
-    bind: where to answer; `address` has the port. keys: this Worker's own pair; allowed: public
-    key -> name of the run's Workers, which may change. outbox: where the blocks are (None: its
+    bind: where to answer; `address` has the port. keys: this Worker's own pair; allowed: whose
+    keys the run's Workers have, which may change. outbox: where the blocks are (None: its
     own); closed with the channel. private: nobody else is on the network, so no keys are needed.
     """
 
@@ -51,7 +51,7 @@ class ZmqChannel:
         *,
         bind: str = "tcp://127.0.0.1:*",
         keys: CurveKeyPair | None = None,
-        allowed: Mapping[bytes, str] | None = None,
+        allowed: Names | None = None,
         patience: float = PATIENCE,
         heartbeat: float = HEARTBEAT,
         outbox: Channel | None = None,
@@ -62,7 +62,7 @@ class ZmqChannel:
         self.allocate = self._outbox.allocate
         self._keeping = threading.Lock()
         require_safe(bind, keys, private=private)
-        allowed = {} if allowed is None else allowed
+        allowed = PeerKeys() if allowed is None else allowed
         self._context = context = zmq.Context()
         try:
             self._server = ZmqServer(

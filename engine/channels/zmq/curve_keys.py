@@ -1,13 +1,15 @@
 """CURVE keys and addresses of channels between hosts, and which addresses are safe without keys.
 
-Owns: key pairs for one run, the rule for binding. Does not own: how keys get to their Workers (at
-launch, over the control channel), nor sockets.
+Owns: key pairs, whose key is whose, the rule for binding. Does not own: how public keys get to the
+peers (control.py; secret ones stay in the process that made them), nor sockets.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import threading
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import zmq
 
@@ -28,6 +30,36 @@ class CurveKeyPair:
         return CurveKeyPair(public=public, secret=secret)
 
 
+class Names(Protocol):
+    """Public key -> the name of its owner; a dict, or PeerKeys."""
+
+    def get(self, key: bytes, /) -> str | None:
+        """None for a key that nobody has."""
+        ...
+
+
+class PeerKeys:
+    """The public key of each peer, which may change; for several threads."""
+
+    def __init__(self) -> None:
+        self._keys: dict[str, bytes] = {}
+        self._names: dict[bytes, str] = {}
+        self._lock = threading.Lock()
+
+    def put(self, peer: str, key: bytes) -> None:
+        """The peer has this key, and no other any more; none if it is empty."""
+        with self._lock:
+            if earlier := self._keys.pop(peer, b""):
+                self._names.pop(earlier, None)
+            if key:
+                self._keys[peer], self._names[key] = key, peer
+
+    def get(self, key: bytes, /) -> str | None:
+        """See Names."""
+        with self._lock:
+            return self._names.get(key)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
     """Where a peer's channel answers. key: its public key, None without encryption."""
@@ -42,6 +74,11 @@ def require_safe(endpoint: str, keys: CurveKeyPair | None, *, private: bool = Fa
         problem = f"expected keys for {endpoint}, which other hosts can reach, found none"
         fix = "give the channel keys (they are made for each run), or bind to tcp://127.0.0.1:*"
         raise RunError(f"{problem}. Fix: {fix} or ipc://")
+
+
+def any_port(address: str) -> str:
+    """The endpoint at any free port of an IP address."""
+    return f"tcp://[{address}]:*" if ":" in address else f"tcp://{address}:*"
 
 
 def is_local(endpoint: str) -> bool:

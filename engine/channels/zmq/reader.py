@@ -28,7 +28,8 @@ _DENIED = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
-_LOST = zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED | _DENIED
+LOST = zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED | _DENIED
+"""Events after which a connection has to be made anew."""
 
 
 class ZmqReader(PeerReader):
@@ -37,7 +38,7 @@ class ZmqReader(PeerReader):
     def __init__(self, peer: str, dealer: zmq.Socket, endpoint: str) -> None:
         super().__init__(peer)
         self._socket = dealer
-        self._monitor: zmq.Socket = dealer.get_monitor_socket(_LOST)
+        self._monitor: zmq.Socket = dealer.get_monitor_socket(LOST)
         self._poller = zmq.Poller()
         self._poller.register(dealer, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
@@ -87,10 +88,15 @@ class ZmqReader(PeerReader):
         raise self.lost("did not answer in time. Fix: look at its process and its host's network")
 
     def _disconnected(self) -> PeerLost:
-        event: Mapping[str, Any] = recv_monitor_message(self._monitor)
-        if event["event"] & _DENIED:
-            return self.lost("refused the connection, or has another key. Fix: see its log")
-        return self.lost("the connection is lost: its process or its host is gone")
+        return self.lost(loss(self._monitor))
+
+
+def loss(monitor: zmq.Socket) -> str:
+    """Why a connection is lost, by its monitor's next event, one of LOST."""
+    event: Mapping[str, Any] = recv_monitor_message(monitor)
+    if event["event"] & _DENIED:
+        return "refused the connection, or has another key. Fix: see its log"
+    return "the connection is lost: its process or its host is gone"
 
 
 def dealer_socket(

@@ -44,9 +44,8 @@ def _world(node: PlannedNode, other: PlannedNode) -> Iterator[str]:
 
 
 def hosts(draft: Draft) -> Iterator[str]:
-    """Ranks that act together, and Workers that take turns, are on one host."""
-    ranked = ((n.name, ranks) for n in draft.nodes for ranks in n.rank_groups)
-    groups = [(name, tuple(r.worker for r in ranks)) for name, ranks in ranked]
+    """Tensor ranks of one share, and Workers that take turns, are on one host."""
+    groups = [(n.name, share) for n in draft.nodes if n.ranks > 1 for share in n.shares]
     for name, group in (*groups, *(("turns", group) for group in draft.turns)):
         found = dict.fromkeys(draft.host_of(w) for w in group)
         if len(found) > 1:
