@@ -4,7 +4,8 @@
     an event, a reply, an end (`next`, `ask`, ...)  the links, a time limit
 
 Owns: which host is told what, the Workers' epochs, spreading addresses and public keys of channels,
-what a lost host means. Does not own: links (link.py), room in the cluster (ray.py), the other end (host.py).
+what a lost host means. Does not own: links (link.py), room in the cluster (ray.py), the other end
+(host.py).
 
 Rows go from Worker to Worker, never through here. A lost host is the death of its Workers. Those
 that are begun again begin on another node, or on the same one if only the host's process died.
@@ -35,7 +36,6 @@ from engine.coordinator.messages import (
     StopRequested,
     ToWorker,
     WorkerLost,
-    WorkerOpened,
 )
 from engine.launch import control
 from engine.launch import host_messages as hm
