@@ -20,7 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from engine.launch import host_messages as hm
 from engine.launch.control import Forget, PeerAddresses, Quit
@@ -34,7 +34,7 @@ CHANGED = object()
 """What `take` returns when something has changed on this host."""
 BEAT = 0.5
 """Seconds after which a call returns that has found nothing to say."""
-_FROM_RUN = (hm.Begin, hm.Relay, hm.RelayRequest, hm.RespawnThere, Forget, PeerAddresses, Quit)
+_FROM_RUN = (*get_args(hm.ToHost), Forget, PeerAddresses, Quit)
 
 Heard = tuple[int, float, int, list[bytes], bytes]
 """Frames of the run that are here; this end's clock; the number of the first of these frames; the
@@ -47,6 +47,8 @@ class Desk:
     def __init__(self) -> None:
         self.on_end: Callable[[], None] = lambda: None
         self.doing: Callable[[], list[Doing]] = list
+        self.stacks: tuple[str, ...] = ()
+        """For the next heartbeat."""
         self.given_up = False
         """Whether the lease has ended."""
         self._changed = threading.Condition()
@@ -94,10 +96,11 @@ class Desk:
         return here, now, first, frames, self._beat(now)
 
     def _beat(self, now: float) -> bytes:
-        if now < self._beats:
+        if now < self._beats and not self.stacks:
             return b""
         self._beats = now + BEAT
-        return encode(hm.HostBeat(now=now, doing=tuple(self.doing())))
+        stacks, self.stacks = self.stacks, ()
+        return encode(hm.HostBeat(now=now, doing=tuple(self.doing()), stacks=stacks))
 
     # --- the run's part ---------------------------------------------------------------------------
 

@@ -120,7 +120,7 @@ class HostedRun:
         return folder
 
     def _carry_out(self, supervisor: Supervisor, item: Any) -> None:
-        self._carried += item is not CHANGED
+        self._carried += not (item is CHANGED or isinstance(item, hm.StacksWanted))
         match item:
             case hm.Relay(instruction=instruction):
                 supervisor.tell(instruction)
@@ -129,6 +129,8 @@ class HostedRun:
                 self._asked[request.number] = supervisor.request(asked)
             case hm.RespawnThere(workers=workers):
                 supervisor.respawn(workers)
+            case hm.StacksWanted():
+                self._desk.stacks = tuple(supervisor.stacks())
             case control.PeerAddresses(entries=entries):
                 supervisor.meet(entries)
             case control.Forget():

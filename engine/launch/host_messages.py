@@ -4,6 +4,7 @@
     Begin (first)                     _begin                   HostedRun
     Relay, RelayRequest               tell, ask                HostedRun._carry_out
     RespawnThere, Forget              respawn, forget          the same
+    StacksWanted                      stacks                   the same
     PeerAddresses                     _spread_addresses        the same
     Quit                              close                    desk.py
 
@@ -74,6 +75,11 @@ class RespawnThere:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StacksWanted:
+    """The next heartbeat is to have the stacks of busy Workers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostUpdate:
     """What has happened on a host. endpoints: where its Workers' channels answer, if that has
     changed. opened: all of them are open. carried: how many of the run's messages it has carried
@@ -107,12 +113,15 @@ class HostEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostBeat:
-    """A heartbeat. now: by the host's monotonic clock. doing: what its Workers do."""
+    """A heartbeat. now: by the host's monotonic clock. doing: what its Workers do. stacks: those of
+    busy Workers, if they were wanted.
+    """
 
     now: float
     doing: tuple[Doing, ...] = ()
+    stacks: tuple[str, ...] = ()
 
 
-ToHost = Begin | Relay | RelayRequest | RespawnThere
+ToHost = Begin | Relay | RelayRequest | RespawnThere | StacksWanted
 ToRun = HostUpdate | HostReply | HostEnded | HostBeat
 Hosting = ToHost | ToRun

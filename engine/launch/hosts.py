@@ -50,6 +50,8 @@ from engine.run.workers import Ask, WorkerGone
 
 _GRACE = 10.0
 """Seconds for a host to say that its Workers have ended."""
+_STACKS = 1.0
+"""Seconds for stacks to come."""
 _DRAIN = 5.0
 """Seconds between two looks at which nodes are about to be taken away."""
 
@@ -328,8 +330,15 @@ class HostsWorkers:
         return [d for r in list(self._remotes.values()) for d in r.doing()]
 
     def stacks(self) -> list[str]:
-        """None: they are in the logs of the hosts' processes."""
-        return []
+        """Those of the busy Workers of every host that says them within a second."""
+        asked = list(self._remotes.values())
+        for remote in asked:
+            remote.link.stacks = ()
+            remote.link.say(hm.StacksWanted())
+        end = time.monotonic() + _STACKS
+        while time.monotonic() < end and not all(r.link.stacks for r in asked):
+            self._taken_away.wait(0.05)
+        return [stack for remote in asked for stack in remote.link.stacks]
 
     def _until(self, holds: Callable[[], bool]) -> None:
         """Take in messages of the other hosts until this holds. Raises what went wrong there."""

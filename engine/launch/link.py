@@ -94,6 +94,8 @@ class HostLink:
     def __init__(self, name: str, dial: Dial, lease: float, on_change: Callable[[], None]) -> None:
         self.name = name
         self.doing: tuple[Doing, ...] = ()
+        self.stacks: tuple[str, ...] = ()
+        """Those that came last."""
         self.ahead = math.inf
         """Seconds by which this host's clock is ahead, plus the time of the fastest message."""
         self.moved = 0
@@ -218,6 +220,7 @@ class HostLink:
     def _take_beat(self, beat: HostBeat) -> None:
         self.ahead = min(self.ahead, self._heard - beat.now)
         self.doing = tuple(replace(d, since=d.since + self.ahead) for d in beat.doing)
+        self.stacks = beat.stacks or self.stacks
 
     def _send(self) -> None:
         now = time.monotonic()
