@@ -1,0 +1,195 @@
+"""What several hosts cost: control messages through Ray, and the loss of a host, of a node and of
+the run's own process.
+
+    python -m benchmarks.hosts [--quick] [--json FILE]
+
+Owns: the measurements, on a Ray cluster of two simulated nodes of this machine. Does not own: the
+cluster (tests/kit/ray_clusters.py), how results are shown (report.py).
+
+A round trip is a request without Workers: from the loop to the part of the run on the other host,
+and back. Bytes of a Step are those of a small GRPO run whose generation is on the other host; before
+Ray, the same run had OWN_LINKS (commit b43574e, `dataflow host` on a loopback address).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from benchmarks.report import SideResult, machine, show, write_json
+from engine.api import run
+from engine.launch import host_messages as hm
+from engine.launch.hosts import HostsWorkers
+from engine.launch.ray import cluster, connect
+from engine.observe.runfolder import RunFolder
+from engine.options import RunOptions
+from tests.kit import host_plans, killable_run
+from tests.kit.processes import alive, wait_for
+from tests.kit.ray_clusters import RayNodes, ray_cluster, require_nothing_runs
+from tests.kit.run_graphs import small
+from tests.kit.runs import metrics, require_same_numbers
+from tests.kit.tiny_runs import save_tiny_inputs
+
+OWN_LINKS = 13_894.0
+LEASE = 10.0
+PIN = {"rollout": "gen@b", "train_policy": "train"}
+
+
+def main(*, quick: bool = False, json: Path | None = None) -> None:
+    """Measure, show, and write the numbers."""
+    where = machine()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        save_tiny_inputs(folder)
+        found = [*control(200 if quick else 2000), *steps(folder, 10 if quick else 40)]
+        found += losses(folder)
+    show("several hosts", found, where)
+    if json is not None:
+        write_json(json, found, where)
+
+
+# --- control --------------------------------------------------------------------------------------
+
+
+def control(count: int) -> Iterator[SideResult]:
+    """Round trips one after another, and many at once."""
+    with two_hosts() as workers:
+        remote = workers._remotes["b"]
+
+        def ask(number: int) -> None:
+            remote.send(hm.RelayRequest(number=number, workers=(), requests=()))
+
+        def hear(number: int) -> None:
+            workers._until(lambda: number in remote.replies)
+
+        trips = []
+        for number in range(1, count):
+            began = time.perf_counter()
+            ask(-number)
+            hear(-number)
+            trips.append(time.perf_counter() - began)
+        began = time.perf_counter()
+        for number in range(count, 3 * count):
+            ask(-number)
+        hear(1 - 3 * count)
+        rate = 2 * count / (time.perf_counter() - began)
+    median = statistics.median(trips) * 1e3
+    yield SideResult(name="round trip", value=median, unit="ms", goal=2.0, least=False)
+    yield SideResult(name="messages", value=rate, unit="a second", goal=1000.0)
+
+
+@contextmanager
+def two_hosts() -> Iterator[HostsWorkers]:
+    """Workers of two nodes, of kernels of nothing."""
+    with ray_cluster(), tempfile.TemporaryDirectory() as name:
+        connect("ray")
+        plan = replace(host_plans.plan(), cluster=cluster([]), hosts={"source": "a", "host": "b"})
+        with RunFolder.create("control", name) as folder:
+            folder.write_text("plan.json", plan.to_json())
+            workers = HostsWorkers(plan, folder, RunOptions(cluster="ray"))
+            try:
+                list(workers.open())
+                yield workers
+            finally:
+                workers.close()
+
+
+def steps(folder: Path, count: int) -> Iterator[SideResult]:
+    """Bytes of control messages a Step."""
+    with ray_cluster():
+        found = run(small(folder), options(folder, "bytes", count))
+    rows = [row["coordinator/bytes"] for row in metrics(found)]
+    ratio = statistics.median(rows) / OWN_LINKS
+    yield SideResult(name="bytes a Step / own links", value=ratio, unit="", goal=1.2, least=False)
+
+
+def options(folder: Path, name: str, count: int, **more: Any) -> RunOptions:
+    """Of a run whose generation is on the other host."""
+    usual: dict[str, Any] = {"threads": 1, "progress": False, "checkpoint_every": 2}
+    where: dict[str, Any] = {"pin": PIN, "cluster": "ray", "lease": LEASE}
+    given = usual | where | more
+    return RunOptions(steps=count, name=name, runs=folder / "runs", overwrite=True, **given)
+
+
+# --- losses ---------------------------------------------------------------------------------------
+
+
+def losses(folder: Path) -> Iterator[SideResult]:
+    """A host's process, its node and the run's process are killed."""
+    alone = run(small(folder), options(folder, "alone", 6, pin={}, cluster=None, workers="one"))
+    for what, pin, bounds in (
+        ("host's process", PIN, (2.0, 2.0, 60.0)),
+        ("node", PIN, (10.0, 10.0, 60.0)),
+        ("node of training", {"score": "main@a", "train_policy": "train@b"}, (10.0, 10.0, 60.0)),
+    ):
+        with ray_cluster() as nodes:
+            killed = Killed(nodes, what)
+            found = run(
+                small(folder), options(folder, "killed", 6, pin=pin), on_step=[killed.step]
+            )
+            require_same_numbers(found, alone)
+            for (name, value), goal in zip(killed.seconds().items(), bounds, strict=True):
+                named = f"{what} killed: {name}"
+                yield SideResult(name=named, value=value, unit="s", goal=goal, least=False)
+    yield driver(folder)
+
+
+class Killed:
+    """Kills what is on host b after Step 3, and watches what becomes of it."""
+
+    def __init__(self, nodes: RayNodes, what: str) -> None:
+        self._nodes, self._what = nodes, what
+        self._at: dict[str, float] = {}
+
+    def step(self, row: Mapping[str, float]) -> None:
+        """Of each Step."""
+        if row["step"] == 3 and not self._at:
+            self._kill()
+        elif row["step"] > 3:
+            self._at.setdefault("goes on", time.monotonic())
+
+    def _kill(self) -> None:
+        nodes = self._nodes
+        worker = "train" if "training" in self._what else "gen"
+        host, pid = nodes.host_of(worker), nodes.workers()[worker]
+        self._at["killed"] = time.monotonic()
+        if "node" in self._what:
+            nodes.remove("b")
+        else:
+            os.kill(host, signal.SIGKILL)
+        while alive(pid):
+            pass
+        self._at["gone"] = time.monotonic()
+        if "node" in self._what:
+            nodes.add("c")
+
+    def seconds(self) -> dict[str, float]:
+        """Since the kill."""
+        began = self._at["killed"]
+        return {name: at - began for name, at in self._at.items() if name != "killed"}
+
+
+def driver(folder: Path) -> SideResult:
+    """The run's process is killed: how long until nothing of it is left."""
+    with ray_cluster() as nodes:
+        given = options(folder, "driver", 10_000)
+        with killable_run.killable_run("small", folder, given) as process:
+            wait_for(process, "step 2")
+            process.kill()
+            took = require_nothing_runs(nodes, 60.0)
+    goal = LEASE + 10.0
+    return SideResult(name="run killed: all gone", value=took, unit="s", goal=goal, least=False)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
