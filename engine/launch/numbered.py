@@ -19,6 +19,8 @@ FRAME = 48_000
 """Bytes of the largest frame."""
 AT_ONCE = 88_000
 """Bytes of frames in one call."""
+_AROUND = 8
+"""Bytes that a call needs for each frame beside its own."""
 _MORE, _LAST = b"m", b"l"
 
 
@@ -60,7 +62,7 @@ class ToSend:
         """The number of the first of these frames, and as many as fit into one call."""
         start, size, found = self._next, 0, []
         for frame in islice(self._frames, start - self._first, None):
-            size += len(frame)
+            size += len(frame) + _AROUND
             if found and size > AT_ONCE:
                 break
             found.append(frame)

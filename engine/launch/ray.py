@@ -11,6 +11,8 @@ than Ray's limit for that (numbered.py).
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,6 +46,8 @@ except ImportError as error:
 
 _log = logging.getLogger(__name__)
 
+_KNOCK = 5.0
+"""Seconds for the address of a cluster to answer."""
 _LOOK = 120.0
 """Seconds for every node to say what it has."""
 _POLL = 0.25
@@ -68,6 +72,9 @@ def connect(where: str) -> None:
     """
     if ray.is_initialized():
         return
+    if where != "ray:local" and not _answers(os.environ.get("RAY_ADDRESS", "")):
+        problem = f"expected a Ray cluster at RAY_ADDRESS={os.environ['RAY_ADDRESS']}, found none"
+        raise RunError(f"--cluster {where}: {problem}. Fix: {_START}.")
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
         if where == "ray:local":
@@ -79,6 +86,18 @@ def connect(where: str) -> None:
         first = str(error).strip().partition("\n")[0]
         problem = f"expected a Ray cluster, found none: {first}"
         raise RunError(f"--cluster {where}: {problem}. Fix: {_START}.") from error
+
+
+def _answers(address: str) -> bool:
+    """Whether somebody is at an `address:port`, for which Ray would wait for minutes."""
+    host, _, port = address.rpartition(":")
+    if not port.isdigit() or "/" in host:
+        return True  # none, or a word of Ray's
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), _KNOCK):
+            return True
+    except OSError:
+        return False
 
 
 def cluster(paths: Sequence[str], **more: Any) -> Cluster:

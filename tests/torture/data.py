@@ -283,13 +283,12 @@ RIGHT: Mapping[str, Writer] = {
 
 # --- cluster files --------------------------------------------------------------------------------
 
-_HOST = '[hosts.a]\naddress = "10.0.0.1"\n'
-
-
+_HOST = "[hosts.a]\ncores = 4\nmemory_gib = 8\n"
 _ABSURD_OF_A_HOST = {
-    "port": "nan 0 -1 70000 7373.5 true",
-    "cores": "nan -2 2.5 0 1e9 inf",
+    "cores": "nan -2 2.5 0 1e9 inf true",
     "memory_gib": "nan inf -1 0 1e30",
+    "gpus": "nan -1 0 0.5 1e9 true",
+    "labels": '3 "gpu" {gpu=3} ["gpu"]',
 }
 
 
@@ -297,24 +296,35 @@ def _toml(data: bytes | str) -> Writer:
     return _jsonl(data, "cluster.toml")
 
 
+def _with(line: str) -> Writer:
+    """A host with this line in the place of its own of that key."""
+    key = line.partition(" =")[0]
+    kept = [said for said in _HOST.splitlines() if not said.startswith(key)]
+    return _toml("\n".join([*kept, line]) + "\n")
+
+
 CLUSTERS: Mapping[str, Writer] = {
     **{
-        f"lease = {v}": _toml(f"lease = {v}\n{_HOST}")
-        for v in ["nan", "inf", "-1", "0", "true", '"30"']
-    },
-    **{
-        f"{name} = {value}": _toml(f"{_HOST}{name} = {value}\n")
+        f"{name} = {value}": _with(f"{name} = {value}")
         for name, values in _ABSURD_OF_A_HOST.items()
         for value in values.split()
     },
-    "an address that is none": _toml('[hosts.a]\naddress = "host-a"\n'),
-    "an address of two hosts": _toml(_HOST + _HOST.replace("hosts.a", "hosts.b")),
+    **{
+        f"gpu_memory_gib = {value}": _toml(f"{_HOST}gpus = 2\ngpu_memory_gib = {value}\n")
+        for value in ["nan", "inf", "-80", "0", '"80"']
+    },
+    "no cores": _toml("[hosts.a]\nmemory_gib = 8\n"),
+    "no memory": _toml("[hosts.a]\ncores = 8\n"),
+    "GPUs without memory": _toml(_HOST + "gpus = 2\n"),
     "a key that is unknown": _toml(_HOST + "core = 2\n"),
-    "keys that are no path": _toml("keys = 3\n" + _HOST),
+    "an address, as of old": _toml(_HOST + 'address = "10.0.0.1"\n'),
+    "a lease, which is an option": _toml("lease = 30\n" + _HOST),
+    "a name that is none": _toml(_HOST.replace("hosts.a", 'hosts."a b"')),
     "hosts that are no tables": _toml("hosts = 3\n"),
-    "no TOML": _toml("lease = \n"),
+    "a host that is no table": _toml("[hosts]\na = 3\n"),
+    "no TOML": _toml("cores = \n"),
     "10,000 levels of TOML": _toml("x = " + "[" * 10_000 + "]" * 10_000),
-    "TOML that is no UTF-8": _toml(b"lease = 30 # \xff\n"),
+    "TOML that is no UTF-8": _toml(b"# \xff\n" + _HOST.encode()),
     "TOML with a byte order mark": _toml(b"\xef\xbb\xbf" + _HOST.encode()),
     "an empty cluster file": _toml(b""),
     "no cluster file": lambda folder: str(folder / "cluster.toml"),

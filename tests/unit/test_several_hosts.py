@@ -1,75 +1,36 @@
-"""Several hosts in one process: cluster and key files, pins, plans, lossy connections."""
+"""Several hosts in one process: cluster files, labels, pins, plans, options."""
 
 from __future__ import annotations
 
-import random
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from dataflow.errors import PlanError, RunError
+from dataflow.check import check
+from dataflow.errors import PlanError
 from engine import options as run_options
-from engine.channels.zmq.curve_keys import CurveKeyPair
-from engine.cli import main
+from engine.api import run
 from engine.launch.hosts import of_this_clock
-from engine.launch.keyfile import make_keys, read_keys
-from engine.launch.line import Line, aside, opened
 from engine.observe.reports import SpanOf
 from engine.options import RunOptions
-from engine.plan.cluster import PORT, Cluster, Host, read_cluster
+from engine.plan.cluster import Cluster, Host, read_cluster, with_first
 from engine.plan.explain import explain
+from engine.plan.placing import on_hosts
 from engine.plan.plan import Plan
+from engine.plan.planner import make_plan
 from tests.kit.graphs import small_grpo
-from tests.kit.plans import planned_on
+from tests.kit.plans import headers
 
 HOSTS = (
-    Host(name="a", address="10.0.0.1", cores=4, memory=24 * 2**30),
-    Host(name="b", address="10.0.0.2", cores=8, memory=2 * 2**30),
+    Host(name="a", cores=4, memory=24 * 2**30),
+    Host(name="b", cores=8, memory=2 * 2**30),
 )
-CLUSTER = Cluster(cores=4, memory=24 * 2**30, hosts=HOSTS)
-
-
-@settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32), messages=st.integers(1, 25), lost=st.floats(0.0, 0.7))
-def test_whatever_a_network_does_each_message_comes_once_and_in_order(
-    seed: int, messages: int, lost: float
-) -> None:
-    dice = random.Random(seed)
-    ends = (Line(b"run"), Line(b"run"))
-    said, came, way = (([], []) for _ in range(3))
-    now = 0.0
-    for turn in range(4000):
-        now += 0.5
-        calm = turn > 200
-        for me in (0, 1):
-            frames = [*ends[me].again(now), ends[me].aside(b"beat")]
-            if len(said[me]) < messages and dice.random() < 0.5:
-                said[me].append(b"%d" % len(said[me]))
-                frames.append(ends[me].say(said[me][-1], now))
-            for frame in frames:
-                copies = 1 if calm else dice.choices((0, 1, 2), (lost, 1.0, 0.3))[0]
-                way[me].extend([frame] * copies)
-            dice.shuffle(way[me])
-            for _ in range(len(way[me]) if calm else dice.randint(0, len(way[me]))):
-                bodies, beat = ends[1 - me].take(opened(way[me].pop()), now)
-                assert beat in (b"", b"beat")
-                came[1 - me].extend(bodies)
-        if all(len(s) == messages for s in said) and all(end.settled for end in ends):
-            break
-    assert came == (said[1], said[0])
-    assert all(end.settled for end in ends)
-
-
-@pytest.mark.parametrize(
-    "data", [b"", b"\x80\x04K\x01.", aside(b"run", b"x")[:-3], b"\x94" * 100_000]
-)
-def test_what_is_no_envelope_is_refused(data: bytes) -> None:
-    with pytest.raises(RunError, match="expected a message between hosts"):
-        opened(data)
+CLUSTER = with_first(HOSTS)
+LIVE = with_first([replace(host, node=host.name * 8) for host in HOSTS])
+"""As of a Ray cluster."""
 
 
 def test_spans_of_another_host_are_shown_in_this_ones_time() -> None:
@@ -79,33 +40,40 @@ def test_spans_of_another_host_are_shown_in_this_ones_time() -> None:
     assert of_this_clock(spans, float("inf")) == spans
 
 
-HOST_A = '[hosts.a]\naddress = "10.0.0.1"\n'
+# --- cluster files --------------------------------------------------------------------------------
+
+HOST_A = "[hosts.a]\ncores = 4\nmemory_gib = 8\n"
 
 
 def test_a_cluster_file(tmp_path: Path) -> None:
     path = tmp_path / "pair.toml"
-    path.write_text(f'{HOST_A}[hosts.b]\naddress = "10.0.0.2"\nmemory_gib = 2.5\nport = 99\n')
+    gpus = 'gpus = 2\ngpu_memory_gib = 80\nlabels = { gpu = "H100", zone = "x" }\n'
+    path.write_text(f"{HOST_A}[hosts.b]\ncores = 32\nmemory_gib = 2.5\n{gpus}")
     cluster = read_cluster(path)
     first, second = cluster.hosts
-    assert (first.name, first.port, first.known) == ("a", PORT, True), "the first is this one"
-    assert (second.name, second.port, second.memory, second.known) == ("b", 99, 5 * 2**29, False)
-    assert (cluster.lease, cluster.keys) == (30.0, tmp_path / "pair.keys")
-    assert cluster.cores == first.cores
+    assert first == Host(name="a", cores=4, memory=8 * 2**30)
+    assert (second.name, second.cores, second.memory) == ("b", 32, 5 * 2**29)
+    assert second.gpus == (80 * 2**30,) * 2
+    assert second.labels == {"gpu": "H100", "zone": "x"}
+    assert (cluster.cores, cluster.memory, cluster.gpus) == (4, 8 * 2**30, ())
+    assert not cluster.live
+    assert cluster.on("b") == Cluster(cores=32, memory=5 * 2**29, gpus=second.gpus)
 
 
 @pytest.mark.parametrize("text,told", [
     ("", "expected hosts, found none"),
     ("hosts = 3", "expected tables, found 3"),
-    ("[hosts.a]", "host a: expected the IP address by which others reach it, found None"),
-    ('[hosts.a]\naddress = "nowhere"', "found 'nowhere'"),
-    (HOST_A + "core = 2", r"unknown key 'core'\. Fix: cores\."),
+    (HOST_A + "core = 2", r"cluster\.toml:4: unknown key 'core'\. Fix: cores\."),
+    (HOST_A + 'address = "10.0.0.1"', r"cluster\.toml:4: unknown key 'address'\. Fix: "),
+    ("lease = 3\n" + HOST_A, r"cluster\.toml:1: unknown key 'lease'\. Fix: "),
+    ("[hosts.a]\ncores = 4", r"cluster\.toml: host a: memory_gib: expected GiB .*, found None"),
     (
-        HOST_A + "port = 70000",
-        r"cluster\.toml:3: host a: port: expected a port, 1 to 65535, found 70000",
+        HOST_A.replace("4", "70000"),
+        r"cluster\.toml:2: host a: cores: expected a number of cores, 1 to 65536, found 70000",
     ),
     (HOST_A.replace("a", '"a b"', 1), "host a b: expected a table of that name"),
-    ('lease = "long"\n' + HOST_A, r"toml:1: lease: expected seconds, 1 to 86400, found 'long'"),
-    ("private = 1\n" + HOST_A, "private: expected true or false, found 1"),
+    (HOST_A + "gpus = 2", r"host a: gpu_memory_gib: expected GiB of memory of each GPU.*None\. "),
+    (HOST_A + "labels = 3", r"cluster\.toml:4: host a: labels: expected texts by name, found 3"),
     ("[hosts", r"cluster\.toml: expected TOML: "),
 ])  # fmt: skip
 def test_a_cluster_file_that_cannot_be(tmp_path: Path, text: str, told: str) -> None:
@@ -114,75 +82,119 @@ def test_a_cluster_file_that_cannot_be(tmp_path: Path, text: str, told: str) -> 
         read_cluster(tmp_path / "cluster.toml")
 
 
-def test_a_key_file_is_its_owners_alone(tmp_path: Path) -> None:
-    path = tmp_path / "keys"
-    keys = make_keys(path, ["a", "b"])
-    assert read_keys(path) == keys
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert keys.run.secret.decode() not in repr(keys)
-    assert len({keys.run.public, *(k.public for k in keys.hosts.values())}) == 3
-    with pytest.raises(RunError, match=r"cannot be made: .*Fix: name another"):
-        make_keys(path, ["a"])
-    with pytest.raises(RunError, match=r"expected keys of host 'c', found those of a, b\. Fix: "):
-        keys.host("c")
-    path.chmod(0o640)
-    with pytest.raises(RunError, match=r"others can read it \(mode 640\)\. Fix: chmod 600"):
-        read_keys(path)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "[]", '{"run": 1}', '{"run": {"public": "x", "secret": "y"}, "hosts": {}}']
-)
-def test_what_is_no_key_file(tmp_path: Path, text: str) -> None:
-    (tmp_path / "keys").write_text(text)
-    with pytest.raises(RunError, match=r"expected what `dataflow keys` makes.*Fix: "):
-        read_keys(tmp_path / "keys")
-
-
-def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "cluster.toml"
-    path.write_text(HOST_A)
-    assert main(["keys", str(path)]) == 0
-    assert isinstance(read_keys(tmp_path / "cluster.keys").run, CurveKeyPair)
-    assert main(["keys", str(path)]) == 3
-    assert main(["keys"]) == 2
-    assert main(["host", str(path)]) == 2
-    assert main(["host", str(path), "c"]) == 1
-    told = "expected a host of the cluster file, found 'c'. Fix: one of a"
-    assert told in capsys.readouterr().err
-
-
-def test_a_host_does_not_answer_at_an_address_that_is_not_its_own(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "cluster.toml"
-    path.write_text(HOST_A.replace("10.0.0.1", "192.0.2.1"))
-    assert main(["keys", str(path)]) == 0
-    assert main(["host", str(path), "a"]) == 3
-    assert "host a: cannot answer at tcp://192.0.2.1:7373" in capfd.readouterr().err
+# --- pins and labels ------------------------------------------------------------------------------
 
 
 def test_pins_with_hosts() -> None:
-    pin = {"rollout": "g0@a, g1@b", "score": "g1", "train_policy": "train"}
+    pin = {"rollout": "g0@a, g1@gpu:H200", "score": "g1", "train_policy": "train"}
     placing = run_options.placing(RunOptions(pin=pin))
     assert placing.pin == {"rollout": ("g0", "g1"), "score": ("g1",), "train_policy": ("train",)}
-    assert placing.hosts == {"g0": "a", "g1": "b"}
+    assert placing.hosts == {"g0": "a", "g1": "gpu:H200"}
     with pytest.raises(PlanError, match=r"pin: g is on a and on b\. Fix: g@b everywhere"):
         run_options.placing(RunOptions(pin={"rollout": "g@a", "score": "g@b"}))
 
 
+def labelled(name: str, refused: str = "", **labels: str) -> Host:
+    return Host(name=name, cores=4, memory=2**34, labels=labels, refused=refused, node=name * 8)
+
+
+THREE = with_first([
+    labelled("a"),
+    labelled("b", gpu="H200", zone="x"),
+    labelled("c", gpu="H200", zone="y"),
+    labelled("d", "it lacks torch", gpu="H200", zone="x"),
+])  # fmt: skip
+
+
+def named(cluster: Cluster = THREE, **pin: str) -> tuple[dict[str, str], Cluster]:
+    """The host of each Worker, by these pins."""
+    placing, cluster = on_hosts(run_options.placing(RunOptions(pin=pin)), cluster)
+    return dict(placing.hosts), cluster
+
+
+def test_a_label_in_a_pin_is_a_host_that_has_it() -> None:
+    hosts, cluster = named(rollout="gen@zone:y", score="ops@a")
+    assert hosts == {"gen": "c", "ops": "a"}
+    assert cluster.host("c").label == ("zone", "y"), "so that another node with it may follow"
+    assert [cluster.host(name).label for name in "abd"] == [None] * 3
+
+
+def test_a_label_of_several_hosts_spreads_the_workers() -> None:
+    hosts, _ = named(rollout="g0@gpu:H200, g1@gpu:H200, g2@gpu:H200, g3@gpu:H200")
+    assert hosts == {"g0": "b", "g1": "c", "g2": "b", "g3": "c"}, "d is refused"
+    hosts, _ = named(rollout="g0@b, g1@gpu:H200")
+    assert hosts == {"g0": "b", "g1": "c"}
+
+
+def test_a_label_that_no_host_has_is_refused_with_those_that_there_are() -> None:
+    for label in ("gpu:H100", "zone:z", "rack:1"):
+        told = rf"pin: 'gen' expected a host of the cluster, found '{label}'\. Fix: "
+        with pytest.raises(PlanError, match=told):
+            planned(THREE, gen=label)
+    with pytest.raises(PlanError, match=r"found 'gpu:H20'\. Fix: gpu:H200"):
+        planned(THREE, gen="gpu:H20")
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_host_that_is_refused_is_refused_by_name() -> None:
+    with pytest.raises(PlanError, match=r"pin: 'gen' on host d: it lacks torch"):
+        planned(THREE, gen="d")
+    first = with_first([labelled("d", "it lacks torch"), labelled("a"), labelled("b")])
+    assert set(planned(first, gen="b").hosts.values()) == {"a", "b"}, "the first that can"
+
+
+# --- options --------------------------------------------------------------------------------------
+
+
 def test_options_with_a_cluster_come_back(tmp_path: Path) -> None:
     for options in (
-        RunOptions(cluster=tmp_path / "cluster.toml", pin={"rollout": "gen@b"}),
+        RunOptions(cluster="ray", pin={"rollout": "gen@gpu:H200"}, wait=3.0, lease=5.0),
+        RunOptions(cluster="ray:local", private=True),
+        RunOptions(cluster=str(tmp_path / "cluster.toml"), pin={"rollout": "gen@b"}),
         RunOptions(),
     ):
         assert run_options.from_json(run_options.to_json(options), {})[0] == options
 
 
+def test_a_cluster_file_is_found_from_any_folder() -> None:
+    written = run_options.to_json(RunOptions(cluster="pair.toml"))
+    assert run_options.from_json(written, {})[0].cluster == os.path.abspath("pair.toml")
+
+
+def test_an_address_is_told_where_it_goes() -> None:
+    told = r"options: --cluster: expected ray or ray:local, found 'ray:10\.0\.0\.1'\. Fix: "
+    for asks in (run_options.on_ray, run_options.to_json):
+        with pytest.raises(PlanError, match=rf"{told}RAY_ADDRESS=10\.0\.0\.1 and --cluster ray"):
+            asks(RunOptions(cluster="ray:10.0.0.1"))
+    assert not run_options.on_ray(RunOptions(cluster="ray/pair.toml"))
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("lease", 0.5), ("lease", float("nan")), ("wait", -1.0)]
+)
+def test_impossible_times_are_refused(option: str, value: float) -> None:
+    with pytest.raises(PlanError, match=rf"options: --{option}: expected . or more, found "):
+        run_options.placing(RunOptions(**{option: value}))
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_run_with_a_cluster_file_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    options = RunOptions(cluster="pair.toml", runs=tmp_path / "runs")
+    told = r"--cluster: a run takes ray or ray:local, found 'pair\.toml'.*Fix: --cluster ray"
+    with pytest.raises(PlanError, match=told):
+        run(small_grpo(beta=0.0), options)
+    assert not (tmp_path / "runs").exists()
+
+
+# --- plans ----------------------------------------------------------------------------------------
+
+
 def planned(cluster: Cluster = CLUSTER, gen: str = "b", max_lag: int = 0, **options: Any) -> Plan:
     """Generation is pinned to the Worker `gen` on this host."""
     options = {"pin": {"rollout": f"gen@{gen}"}} | options
-    return planned_on(cluster, small_grpo(beta=0.0, max_lag=max_lag), **options)
+    placing, cluster = on_hosts(run_options.placing(RunOptions(**options)), cluster)
+    graph = check(small_grpo(beta=0.0, max_lag=max_lag), headers)
+    return make_plan(graph, seed=0, placing=placing, cluster=cluster)
 
 
 @pytest.mark.usefixtures("tiny")
@@ -210,6 +222,22 @@ def test_all_on_the_first_host_is_no_plan_on_hosts() -> None:
     assert planned(inproc=True).hosts == {}
 
 
+@pytest.mark.usefixtures("tiny")
+def test_on_a_ray_cluster_every_worker_has_a_host() -> None:
+    assert LIVE.live
+    plan = planned(LIVE, gen="a")
+    assert set(plan.hosts) == set(plan.workers)
+    assert set(plan.hosts.values()) == {"a"}
+    assert planned(LIVE, inproc=True).hosts == {}
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_plan_by_labels_is_that_of_the_names() -> None:
+    labels = with_first([HOSTS[0], replace(HOSTS[1], labels={"zone": "x"})])
+    assert planned(labels, gen="zone:x").hosts == planned(gen="b").hosts
+    assert "8 threads on b: " in explain(planned(labels, gen="zone:x", max_lag=1))
+
+
 SMALL = replace(CLUSTER, hosts=(HOSTS[0], replace(HOSTS[1], cores=1, memory=2**20)))
 RANKS = {"pin": {"train_policy": "t0,t1@b"}, "ranks": {"train_policy": 2}}
 
@@ -221,7 +249,7 @@ RANKS = {"pin": {"train_policy": "t0,t1@b"}, "ranks": {"train_policy": 2}}
         {"gen": "c"},
         r"pin: 'gen' expected a host of the cluster, found 'c'\. Fix: one of a, b",
     ),
-    (Cluster(cores=1, memory=2**34), {}, r"no hosts are known\. Fix: --cluster"),
+    (Cluster(cores=1, memory=2**34), {}, r"no hosts are known\. Fix: --cluster ray"),
     (CLUSTER, RANKS, r"t0,t1 are on a, b, and have to be on one host\. Fix: t0@a t1@a"),
     (SMALL, {}, r"gen needs .*, host b has 0\.0 GiB"),
 ], ids=["unknown", "no hosts", "ranks on two", "too small"])  # fmt: skip

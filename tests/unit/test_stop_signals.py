@@ -235,29 +235,3 @@ def test_ctrl_c_while_the_command_is_imported_is_one_line(tmp_path: Path) -> Non
     command = [sys.executable, "-c", code + " sys.exit(main())", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
-
-
-HOST = """
-import os, signal, subprocess, sys, threading
-from pathlib import Path
-from engine.launch import host
-from engine.run.signals import StopSignals
-
-heard, start = threading.Event(), subprocess.Popen
-
-class Told(StopSignals):
-    def __init__(self, grace, kept, asked, doing):
-        super().__init__(grace, kept, lambda: (asked(), heard.set()), doing)
-
-def asked_just_before(*arguments, **options):
-    os.kill(os.getpid(), signal.SIGTERM)
-    heard.wait()
-    return start([sys.executable, "-c", "import sys; sys.stdin.read()"], **options)
-
-host._own_host, host.StopSignals, subprocess.Popen = lambda *_: None, Told, asked_just_before
-sys.exit(host.serve(Path("cluster.toml"), "a"))
-"""
-
-
-def test_a_host_that_is_asked_to_stop_while_it_begins_to_serve_stops() -> None:
-    assert status_of(HOST) == 143

@@ -30,7 +30,6 @@ from engine.checkpoint.room import warn_of_room
 from engine.checkpoint.safe import telling_what_is_safe
 from engine.checkpoint.store import CheckpointStore
 from engine.launch.control import Failed
-from engine.launch.keyfile import make_keys
 from engine.observe.events import StepEnded
 from engine.observe.logs import LogFile, logged
 from engine.observe.runfolder import RunFolder
@@ -114,7 +113,6 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "amended metrics": lambda f: _metrics(f, lambda lines: lines.amend(1, {"b": 2.0})),
     "checkpoint": lambda f: CheckpointStore(f / "checkpoints").write(2, _save, {}),
     "best version": lambda f: BestVersions(f, {"e": 1}).offer("e", 2, 0.5, _save),
-    "keys": lambda f: make_keys(f / "new.keys", ["a"]),
     "drawing": lambda f: write_where_asked("the drawing", f / "graph.json", "new"),
     "optimizer": _optimizer,
     "tokenizer": _tokenizer,

@@ -1,0 +1,141 @@
+"""Ray clusters of simulated nodes on this machine, and what runs on them.
+
+    with ray_cluster() as nodes:          # a, the head, and b, of one CPU each
+        run(graph, RunOptions(cluster="ray", pin={"rollout": "gen@b"}))
+
+It is started by the main thread. All that comes of it is marked, and gone afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.kit.nothing_left import require_gone
+from tests.kit.processes import MARK, command_of, ended, kill, marked, new_mark, parent_of
+
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_enable_metrics_collection": "0",
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",
+    "RAY_DISABLE_IMPORT_WARNING": "1",
+}
+_STORE = 80 * 2**20
+"""Bytes of each node's object store; a run uses none."""
+
+
+def needs_ray() -> None:
+    """Skips where Ray is not installed."""
+    pytest.importorskip("ray", reason="Ray is not installed (pip install 'dataflow-rl[ray]')")
+
+
+class RayNodes:
+    """A cluster. mark: that of its processes."""
+
+    def __init__(self, **head: Any) -> None:
+        """head: what the node a has, for Ray."""
+        from ray.cluster_utils import Cluster
+
+        self.mark = os.environ[MARK]
+        self._nodes: dict[str, Any] = {}
+        self._cluster = Cluster()
+        self.add("a", **head)
+
+    @property
+    def address(self) -> str:
+        return str(self._cluster.address)
+
+    def add(self, name: str, *, env: dict[str, str] | None = None, **what: Any) -> None:
+        """Start a node, and wait until it is there. env: added for its processes."""
+        head = {} if self._nodes else {"include_dashboard": False}
+        usual = {"num_cpus": 1, "object_store_memory": _STORE} | head
+        with _environment(env or {}):
+            self._nodes[name] = self._cluster.add_node(node_name=name, **usual | what)
+
+    def remove(self, name: str) -> None:
+        """Kill a node with everything on it, and tell nobody."""
+        node = self._nodes.pop(name)
+        below = self.of_node(node)
+        self._cluster.remove_node(node, allow_graceful=False)
+        kill(below)
+
+    def of_node(self, node: Any) -> list[int]:
+        """Ray's processes of the node of a simulated machine, which would die with that."""
+        raylets = [each.process.pid for each in node.all_processes.get("raylet", ())]
+        return [pid for pid in marked(self.mark) if _parent(pid) in raylets]
+
+    def workers(self) -> dict[str, int]:
+        """The processes of runs' Workers on all nodes, by name."""
+        named = {pid: command_of(pid) for pid in marked(self.mark)}
+        return {w[-1]: pid for pid, w in named.items() if "engine.launch.worker_process" in w}
+
+    def host_of(self, worker: str) -> int:
+        """The process of the host that a Worker is on."""
+        return parent_of(self.workers()[worker])
+
+    def hosts(self) -> list[int]:
+        """The processes of runs' hosts."""
+        found = {pid: command_of(pid) for pid in marked(self.mark)}
+        return [pid for pid, words in found.items() if words[:1] and "HostActor" in words[0]]
+
+    def close(self) -> None:
+        """End it, whatever is left of it."""
+        import ray
+
+        ray.shutdown()
+        self._cluster.shutdown()
+        kill(marked(self.mark))
+        require_gone(self.mark)
+
+
+def _parent(pid: int) -> int:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return parent_of(pid)
+    return 0
+
+
+@contextlib.contextmanager
+def _environment(more: dict[str, str]) -> Iterator[None]:
+    """This process's environment with more, which Ray's processes inherit."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in more.items():
+            patch.setenv(name, value)
+        yield
+
+
+@contextlib.contextmanager
+def ray_cluster(**what: Any) -> Iterator[RayNodes]:
+    """The nodes a (the head, which a run from this process begins on) and b, and RAY_ADDRESS.
+    what: each has, for Ray.
+    """
+    with _environment(QUIET | {MARK: new_mark()}):
+        nodes = RayNodes(**what)
+        with contextlib.ExitStack() as after:
+            after.callback(nodes.close)
+            nodes.add("b", **what)
+            after.enter_context(_environment({"RAY_ADDRESS": nodes.address}))
+            yield nodes
+
+
+def groups_left() -> list[str]:
+    """The placement groups of runs that were not given back."""
+    from ray.util import placement_group_table
+
+    found = placement_group_table().items()
+    return [f"{name} {said['state']}" for name, said in found if said["state"] != "REMOVED"]
+
+
+def require_nothing_runs(nodes: RayNodes, seconds: float) -> float:
+    """Hosts, Workers and placement groups are gone in time. Returns how long it took."""
+    began = time.monotonic()
+    for pid in (*nodes.workers().values(), *nodes.hosts()):
+        assert ended(pid, began + seconds - time.monotonic()), command_of(pid)
+    while left := groups_left():
+        assert time.monotonic() < began + seconds, f"placement groups are left: {left}"
+    return time.monotonic() - began

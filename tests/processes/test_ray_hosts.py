@@ -1,0 +1,384 @@
+"""Runs on the nodes of a Ray cluster on this machine: rows, deaths, errors, room, what is refused.
+
+test_ray_losses.py has nodes and processes that are lost, test_namespaces.py networks that are cut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from dataflow.errors import DataError, KernelError, PlanError, RunError
+from engine.api import plan
+from engine.channels.zmq.curve_keys import CurveKeyPair
+from engine.checkpoint.cut import read_rows
+from engine.coordinator import messages as m
+from engine.launch import host_messages as hm
+from engine.launch.supervisor import CONTROL_BYTES
+from engine.observe.runfolder import RunFolder
+from engine.options import RunOptions
+from engine.plan.plan import Plan
+from engine.run.workers import Save
+from tests.kit import host_plans
+from tests.kit.processes import call_python, kill
+from tests.kit.ray_clusters import RayNodes, groups_left, needs_ray, ray_cluster
+from tests.kit.run_graphs import small
+from tests.kit.tiny_runs import TinyRuns
+
+needs_ray()
+from engine.launch.hosts import HostsWorkers  # noqa: E402  (it imports Ray)
+from engine.launch.ray import Bundle, Room, cluster, connect  # noqa: E402
+
+pytestmark = pytest.mark.timeout(120)
+Start = Callable[..., contextlib.AbstractContextManager[HostsWorkers]]
+SOON = 30.0
+APART = {"source": "a", "host": "b"}
+BACK = {"source": "b", "host": "a"}
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[RayNodes]:
+    """Nodes a and b, which serve one test after another."""
+    with ray_cluster(num_cpus=2) as found:
+        yield found
+
+
+@pytest.fixture
+def start(tmp_path: Path, nodes: RayNodes) -> Iterator[Start]:
+    """Opens a plan's Workers on hosts a and b; afterwards Ray keeps nothing for them."""
+
+    @contextlib.contextmanager
+    def started(
+        where: dict[str, str],
+        planned: Plan | None = None,
+        *,
+        lease: float = 10.0,
+        name: str = "run",
+        private: bool = False,
+        wait: float = 60.0,
+    ) -> Iterator[HostsWorkers]:
+        connect("ray")
+        there = cluster([], lease=lease, private=private)
+        spread = replace(planned or host_plans.plan(), cluster=there, hosts=where)
+        with RunFolder.create(name, tmp_path) as folder:
+            folder.write_text("plan.json", spread.to_json())
+            workers = HostsWorkers(spread, folder, RunOptions(cluster="ray", wait=wait))
+            try:
+                workers.opened = list(workers.open())  # type: ignore[attr-defined]
+                yield workers
+            finally:
+                workers.close()
+
+    yield started
+    assert groups_left() == []
+
+
+def told_of_a_death(workers: HostsWorkers) -> m.WorkerLost:
+    """The event of a Worker that ends while all are idle."""
+    end = time.monotonic() + SOON
+    while time.monotonic() < end:
+        event = workers.next(SOON)
+        if isinstance(event, m.WorkerLost):
+            return event
+        workers._changed.wait(0.2)
+    pytest.fail("nobody told of it")
+
+
+@pytest.mark.parametrize(
+    "where,private", [(APART, False), (BACK, True)], ids=["from here", "to here, plainly"]
+)
+def test_rows_go_from_host_to_host(
+    start: Start, where: dict[str, str], private: bool, tmp_path: Path
+) -> None:
+    began = time.monotonic()
+    with start(where, private=private) as workers:
+        require_opened([each.event for each in workers.opened])  # type: ignore[attr-defined]
+        ref = host_plans.produced_block(workers)
+        workers.tell(host_plans.chunk_of(2, ref))
+        produced, done = host_plans.until(workers, m.ChunkDone)
+        assert isinstance(produced, m.Produced)
+        assert done.node == "doubled"
+        rewards = host_plans.gathered(produced.ref, "reward", producer="doubled")
+        (tmp_path / "rows").mkdir()
+        save = Save(directory=tmp_path, rows={"doubled": (ref.keys, rewards)})
+        nothing = {"host": None, "source": None}
+        assert workers.ask({"source": save, "host": Save(directory=tmp_path)}) == nothing
+        saved = read_rows(tmp_path / "rows" / "doubled.arrow").flat("reward")
+        assert saved.tolist() == [0.0, 2.0, 4.0, 6.0]
+        for block in (ref, produced.ref):
+            workers.tell(m.Release(worker=block.worker, blocks=(block.block,)))
+        assert workers.next() is None
+        assert not workers.busy
+        require_reports(workers)
+        spans = workers.spans()
+        assert {"source/numbers", "host/doubled"} <= {span.track for span in spans}
+        now = time.monotonic()
+        assert all(began - 5.0 < span.start <= span.end < now + 1.0 for span in spans)
+        assert {doing.worker for doing in workers.doing()} == {"source", "host"}
+
+
+def require_opened(events: list[Any]) -> None:
+    """Both Workers, and the source."""
+    assert {type(event) for event in events} == {m.SourceOpened, m.WorkerOpened}
+    opened = {event.worker for event in events if isinstance(event, m.WorkerOpened)}
+    assert opened == {"source", "host"}
+
+
+def require_reports(workers: HostsWorkers) -> None:
+    """What went between the hosts is measured as that."""
+    reports = {name: value for name, value, _ in workers.reports()}
+    assert {"time/doubled", "edge/zmq/bytes", CONTROL_BYTES} <= set(reports)
+    assert reports["edge/zmq/bytes"] > 0
+    assert "edge/shm/bytes" not in reports
+
+
+@pytest.mark.parametrize("where", [APART, BACK], ids=["the reader's", "the owner's"])
+def test_a_worker_of_a_host_that_dies_is_begun_again(
+    start: Start, nodes: RayNodes, where: dict[str, str]
+) -> None:
+    far, near = ("host", "source") if where is APART else ("source", "host")
+    with start(where) as workers:
+        old = host_plans.produced_block(workers)
+        kill([nodes.workers()[far]])
+        lost = told_of_a_death(workers)
+        assert (lost.worker, lost.epoch) == (far, 0)
+        assert "SIGKILL" in lost.error
+        workers.respawn([far])
+        assert host_plans.until(workers, m.WorkerOpened)[-1] == m.WorkerOpened(worker=far, epoch=1)
+        workers.tell(host_plans.chunk_of(3, old))
+        if near == "host":
+            began = time.monotonic()
+            assert host_plans.until(workers, m.FetchFailed)[-1].peer == "source"
+            waited = time.monotonic() - began
+            assert waited < 5.0, "word that it is gone came before the end of the lease"
+        else:
+            assert isinstance(host_plans.until(workers, m.ChunkDone)[0], m.Produced)
+        new = host_plans.produced_block(workers, 4)
+        workers.tell(host_plans.chunk_of(5, new))
+        assert isinstance(host_plans.until(workers, m.ChunkDone)[0], m.Produced)
+
+
+def test_an_error_of_another_host_arrives_as_what_it_was(start: Start) -> None:
+    with start(APART, host_plans.plan(host_plans.refuses)) as workers:
+        workers.tell(host_plans.chunk_of(1, host_plans.produced_block(workers), node="refuses"))
+        with pytest.raises(KernelError, match=r"refuses.*LookupError: nothing of the kind"):
+            host_plans.until(workers, m.ChunkDone)
+    with (
+        pytest.raises(DataError, match="closed today"),
+        start(BACK, host_plans.plan(source=host_plans.ClosedToday), name="2"),
+    ):
+        pytest.fail("it opened")
+
+
+@pytest.mark.parametrize("change,found", [
+    ({"folder": Path("/nowhere")}, "none"),
+    pytest.param({"planned": "another plan"}, "another one", marks=pytest.mark.long),
+])  # fmt: skip
+def test_a_run_folder_a_host_does_not_see(
+    start: Start, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], found: str
+) -> None:
+    begin = hm.Begin
+    monkeypatch.setattr(hm, "Begin", lambda **said: begin(**said | change))
+    told = rf"host [ab]: expected the run folder .* share, found {found}\. Fix: "
+    with pytest.raises(RunError, match=told), start(APART):
+        pytest.fail("it opened")
+
+
+# --- room -----------------------------------------------------------------------------------------
+
+
+def test_two_runs_at_one_time(start: Start) -> None:
+    """And none has anything of the other's."""
+    with start(APART) as one, start(APART, name="second") as two:
+        for workers in (one, two):
+            workers.tell(host_plans.chunk_of(2, host_plans.produced_block(workers)))
+        for workers in (one, two):
+            assert isinstance(host_plans.until(workers, m.ChunkDone)[0], m.Produced)
+
+
+def room_for(*names: str, wait: float = 60.0, **more: Any) -> Room:
+    """Two cores, so all, of each of these nodes."""
+    return Room([Bundle(host=name, cores=2, **more) for name in names], wait)
+
+
+def test_a_run_for_which_there_is_no_room_says_so_and_waits(
+    nodes: RayNodes, caplog: pytest.LogCaptureFixture
+) -> None:
+    del nodes
+    connect("ray")
+    first = room_for("a", "b")
+    assert first._settled.wait(SOON)
+    began = time.monotonic()
+    second = room_for("c", "d")
+    while not caplog.records:
+        assert not second._settled.wait(0.05), "there is no room"
+    assert time.monotonic() - began < 10.0
+    told = caplog.records[0].getMessage()
+    assert told.startswith("waiting for room in the Ray cluster: wanted c (2 CPU), d (2 CPU); ")
+    assert "nowhere free: c (2 CPU), d (2 CPU); there: " in told
+    assert {"a 0 of 2 CPU free", "b 0 of 2 CPU free"} <= set(
+        told.partition("there: ")[2].split("; ")
+    )
+    first.close()
+    assert second._settled.wait(SOON)
+    assert second._failure is None
+    second.close()
+    assert groups_left() == []
+
+
+@pytest.mark.parametrize(("bundle", "told"), [
+    ({"cores": 64}, r"wanted a \(1 CPU\), big \(64 CPU\); nowhere free: big \(64 CPU\); there: "),
+    ({"cores": 1, "gpus": 8}, r"nowhere free: big \(1 CPU, 8 GPU\); there: .*b 2 of 2 CPU"),
+])  # fmt: skip
+def test_what_finds_no_room_fails_after_the_wait(
+    nodes: RayNodes, bundle: dict[str, Any], told: str
+) -> None:
+    del nodes
+    connect("ray")
+    room = Room([Bundle(host="a", cores=1), Bundle(host="big", **bundle)], 1.0)
+    with pytest.raises(RunError, match=rf"no room within 1 s: .*{told}.*Fix: more nodes, .*--wait"):
+        room.dial("big")(threading.Event())
+    room.close()
+    assert groups_left() == []
+
+
+def test_nobody_waits_for_room_any_more_once_the_run_ends(nodes: RayNodes) -> None:
+    del nodes
+    connect("ray")
+    room, stop = Room([Bundle(host="big", cores=64)], 60.0), threading.Event()
+    stop.set()
+    assert room.dial("big")(stop) is None
+    room.close()
+    assert groups_left() == []
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+CONNECT = """
+from ray._private import services
+services.find_gcs_addresses = set  # which looks at all processes of the machine
+from engine.launch.ray import connect
+connect("ray")
+"""
+
+
+@pytest.mark.parametrize("address", ["", "127.0.0.1:9"])
+def test_where_no_cluster_is(tmp_path: Path, address: str) -> None:
+    where = {"RAY_ADDRESS": address, "RAY_TMPDIR": str(tmp_path)}
+    told = call_python("-c", CONNECT, env=where).stderr.splitlines()[-1]
+    assert "RunError: --cluster ray: expected a Ray cluster" in told
+    assert "Fix: `ray start --head`, or `ray symmetric-run`, starts one" in told
+
+
+def test_what_a_node_does_not_see_is_refused_by_name(nodes: RayNodes) -> None:
+    """A path that only this process has."""
+    del nodes
+    connect("ray")
+    mine = f"/proc/self/task/{os.getpid()}/comm"
+    with pytest.raises(RunError, match="no node of the Ray cluster can be used:") as caught:
+        cluster([mine])
+    for name in "ab":
+        expected = f"host {name}: expected {mine} as here (file of 0 bytes), found nothing. Fix: "
+        assert expected in str(caught.value)
+
+
+# --- strangers, GPUs ------------------------------------------------------------------------------
+
+
+def test_strangers_get_nothing(start: Start) -> None:
+    """At a Worker's port: without a key, with a wrong one, by a weaker mechanism."""
+    frames = (pickle.dumps(host_plans.PickleBomb("x")), b"", b"\x94\xc4\x00\x00\x00\xc4\x00" * 9)
+    with start(APART) as workers, contextlib.ExitStack() as stack:
+        ((_, endpoint, _),) = workers._remotes["b"].update.endpoints
+        poller = zmq.Poller()
+        for kind in ("no key", "plain", "a wrong key"):
+            asks = stack.enter_context(stranger(endpoint, kind))
+            poller.register(asks, zmq.POLLIN)
+            for frame in frames:
+                asks.send(frame, zmq.NOBLOCK)
+        assert not poller.poll(1500), "somebody answered"
+        workers.tell(host_plans.chunk_of(2, host_plans.produced_block(workers)))
+        produced = host_plans.until(workers, m.ChunkDone)[0]
+        assert isinstance(produced, m.Produced), "and nobody is disturbed"
+
+
+@contextlib.contextmanager
+def stranger(endpoint: str, kind: str) -> Iterator[zmq.Socket]:
+    """A peer that connects without belonging to the run."""
+    context = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    if kind == "a wrong key":
+        own, other = CurveKeyPair.make(), CurveKeyPair.make()
+        socket.setsockopt(zmq.CURVE_SERVERKEY, other.public)
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, own.public)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
+    elif kind == "plain":
+        socket.setsockopt(zmq.PLAIN_USERNAME, b"run")
+        socket.setsockopt(zmq.PLAIN_PASSWORD, b"run")
+    socket.connect(endpoint)
+    try:
+        yield socket
+    finally:
+        context.destroy(linger=0)
+
+
+def test_workers_see_the_gpus_that_ray_gives_their_host(
+    start: Start, nodes: RayNodes, tmp_path: Path
+) -> None:
+    """A node that believes it has two, of many."""
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 81920\necho 81920\n")
+    tool.chmod(0o755)
+    seen = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": "5,7"}
+    nodes.add("g", env=seen, num_gpus=2, labels={"ray.io/accelerator-type": "H200"})
+    try:
+        planned = replace(host_plans.plan(), devices={"source": (0,), "host": (1,)})
+        with start(dict.fromkeys(("source", "host"), "g"), planned) as workers:
+            host = workers._cluster.host("g")
+            assert (host.gpus, host.labels["gpu"]) == ((80 * 2**30,) * 2, "H200")
+            given = {name: environment_of(pid) for name, pid in nodes.workers().items()}
+        assert {n: e["CUDA_VISIBLE_DEVICES"] for n, e in given.items()} == {
+            "source": "5",
+            "host": "7",
+        }
+    finally:
+        nodes.remove("g")
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    said = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    return dict(line.split("=", 1) for line in said if "=" in line)
+
+
+def test_nodes_with_other_versions_are_refused_by_name(
+    nodes: RayNodes, tiny: TinyRuns, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The last test, since Ray takes a while to see that the nodes are gone again."""
+    connect("ray")
+    for name, package in (("c", "torch"), ("d", "dataflow_rl")):
+        info = tmp_path / name / f"{package}-9.9.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Name: {package}\nVersion: 9.9\n")
+        nodes.add(name, env={"PYTHONPATH": str(tmp_path / name)})
+    try:
+        for name, package in (("c", "torch"), ("d", "dataflow-rl")):
+            options = tiny.options(1, cluster="ray", pin={"rollout": f"gen@{name}"})
+            told = rf"pin: 'gen' on host {name}: expected {package} \S+ as here, found 9\.9\. Fix: "
+            with pytest.raises(PlanError, match=told):
+                plan(small(tiny.folder), options)
+        warnings = {record.getMessage().partition(":")[0] for record in caplog.records}
+        assert warnings == {"host c is left out", "host d is left out"}
+        assert not tiny.runs.exists() or not list(tiny.runs.iterdir())
+    finally:
+        for name in ("c", "d"):
+            nodes.remove(name)
