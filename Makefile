@@ -1,5 +1,5 @@
 # The commands that people type. Each is a script or a module; this file only names them.
-.PHONY: setup demo test test-long newcomer pythons chaos torture contracts peers bench curves clean
+.PHONY: setup demo cluster-demo test test-long newcomer pythons chaos torture contracts peers bench curves clean
 export PYTHON VLLM
 
 setup:
@@ -11,6 +11,10 @@ setup:
 demo: VLLM := $(if $(filter vllm,$(KERNEL)),1,$(VLLM))
 demo: setup
 	GOMP_SPINCOUNT=$${GOMP_SPINCOUNT:-10000} .venv/bin/python examples/demo.py $(if $(KERNEL),--kernel $(KERNEL))
+
+# Two simulated nodes of a Ray cluster, one of which dies: a minute.
+cluster-demo: setup
+	OMP_NUM_THREADS=1 .venv/bin/python examples/cluster_demo.py
 
 test: setup
 	scripts/check

@@ -29,6 +29,7 @@ TITLES = {
     "reward": "Rewards",
     "graph": "Graphs",
     "options": "The command line",
+    "hosts": "Several hosts",
 }
 
 HEAD = """# When something goes wrong
@@ -47,14 +48,59 @@ this page from commands that a test runs.
 | a run that was killed | `dataflow runs`; then `dataflow resume RUN_FOLDER` |
 | too little memory | `dataflow explain TARGET`: what each node holds |
 | a process that failed | `logs/<worker>.log` in the run folder |
+| another host that failed | `logs/host-<host>.log` there; [what Ray says](#what-a-ray-cluster-may-say) |
 | a breakpoint that is not reached | `--inproc` runs everything in one process |
 
+"""
+
+ON_RAY = """### What a Ray cluster may say
+
+Messages of `--cluster ray`, without their names and numbers; [clusters](clusters.md) has more.
+
+| message | meaning |
+|---|---|
+| `expected the package ray for --cluster ray, found none` | `pip install 'dataflow-rl[ray]'`, on \
+every node |
+| `expected a Ray cluster, found none` | no Ray runs on this machine, or RAY_ADDRESS names none: \
+`ray start --head`, or `--cluster ray:local`; where the cluster wants a token, RAY_AUTH_MODE and \
+the token are missing here ([security](clusters.md#security)) |
+| `no node of the Ray cluster can be used` | each node is named with its reason below |
+| `is left out` | a warning: the run goes on without this node, for the reason that follows; a \
+pin to it is an error |
+| `it has no cores` | the node was started with `--num-cpus=0` |
+| `expected an answer within` | the node takes no task: its machine is gone or overloaded, or its \
+environment has no dataflow-rl; Ray's own logs are in `session_latest/logs` of its temporary \
+folder |
+| `expected it to say what it has` | the task that asks the node has failed; mostly dataflow-rl \
+is missing there, or its environment is broken |
+| `as here, found` | another version of Python, torch or dataflow-rl on that node; or a model, \
+data or the runs folder is not at the same path there, or is another one |
+| `waiting for room in the Ray cluster` | a warning, every ten seconds: what is wanted, what of \
+it fits on no node, and what each node has free |
+| `no room within` | that lasted longer than `--wait`: other runs hold the cores or GPUs, or the \
+plan asks for more than there is. `ray status` shows who waits |
+| `expected its process to start` | the actor of that host ended as it started; the line says \
+why, and Ray's own logs more |
+| `it cannot be reached` | a warning: calls fail; the host is lost when the lease has ended, \
+unless it answers before |
+| `not heard of for` | the lease has ended: the host is lost. Its Workers begin again elsewhere, \
+and nothing is to be done |
+| `its Workers here are ended` | in the log of a host: the same, from its side; the run's process \
+is gone, or the network between them |
+| `was lost while something was asked of it` | a host was lost while the run waited for an \
+answer, as at a checkpoint; the run goes back to its last one |
+| `which all hosts have to share` | the host sees another folder, or none, at the path of the run \
+folder: `--runs` in a file system that all nodes mount |
+| `relative paths will not be found` | a warning in the log of a host: it has no folder of the \
+name of the one in which the run was started. Give absolute paths, or start it in a shared folder |
+| `is being taken away` | Ray drains the node: the run ends after this Step, with a checkpoint; \
+`dataflow resume` goes on |
 """
 
 
 def page() -> str:
     """The whole page."""
-    return HEAD + "\n".join(line for kind in TITLES for line in section(kind)) + "\n"
+    return HEAD + "\n".join(line for kind in TITLES for line in section(kind)) + "\n" + ON_RAY
 
 
 def section(kind: str) -> Iterator[str]:

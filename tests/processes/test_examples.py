@@ -1,6 +1,7 @@
 """Every example and every command of the README runs unchanged, at a small size.
 
-Examples run in this process, which imports torch once; one runs as a script.
+Examples run in this process, which imports torch once; those with Ray, which a process starts once,
+and one more run as scripts.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from dataflow.batch import Batch, Keys
 from dataflow.diff import diff
 from engine.api import Result
 from engine.cli import main as dataflow
-from tests.kit.processes import ROOT, call_python
+from tests.kit.processes import COMMAND_LINE, ROOT, call_python
 from tests.kit.runs import Rows, metrics
 
 EXAMPLES = ROOT / "examples"
@@ -45,6 +46,12 @@ PARTS = ("tiny", "character_model", "trl_reward", "verl_score")
 ELSEWHERE = ("demo", "demo_task")
 """Tested elsewhere."""
 
+SCRIPTS = ("cluster_demo",)
+"""Examples that run as scripts alone."""
+
+RAY = {"RAY_AUTH_MODE": "disabled"}
+"""Else Ray makes a token in the home of whoever runs the tests."""
+
 pytestmark = pytest.mark.timeout(240)
 
 
@@ -63,7 +70,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_every_example_is_run() -> None:
     there = {path.stem for path in EXAMPLES.glob("*.py")}
-    assert there == {*RUNS, *PARTS, *ELSEWHERE, "notebook"}
+    assert there == {*RUNS, *PARTS, *ELSEWHERE, *SCRIPTS, "notebook"}
 
 
 @pytest.mark.parametrize("name", ADDED)
@@ -197,9 +204,20 @@ def test_example_as_a_script(here: Path) -> None:
     assert done.stdout.startswith("step 1  short_digits 0.")
 
 
-def blocks(language: str, page: str = "README.md") -> list[str]:
-    """Blocks of a page that are marked to be run: ```bash run, ```python run."""
-    block = rf"^```{language} run\n(.*?)^```"
+@pytest.mark.long
+def test_cluster_demo(here: Path) -> None:
+    """A node is killed, and the run has the numbers of an undisturbed one."""
+    done = call_python("examples/cluster_demo.py", env=RAY)
+    assert done.returncode == 0, done.stdout + done.stderr
+    ended = "the node `generator` is dead", "Worker gen was lost: host generator"
+    for told in (*ended, "the node `substitute` is there", "the same to the bit"):
+        assert told in done.stdout + done.stderr
+    assert (here / "runs/cluster_demo/logs/host-generator.log").is_file()
+
+
+def blocks(language: str, page: str = "README.md", how: str = "run") -> list[str]:
+    """Blocks of a page that are marked to be run: ```bash run, ```python run, ```bash run on hosts."""
+    block = rf"^```{language} {how}\n(.*?)^```"
     return re.findall(block, (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
 
 
@@ -231,6 +249,39 @@ def test_commands_of_the_readme(here: Path) -> None:
         assert run_command(words) == 0, shlex.join(words)
     for block in blocks("python"):
         exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
+
+
+@contextmanager
+def simulated(*names: str) -> Iterator[str]:
+    """A Ray cluster with nodes of these names on this machine, as `ray start` makes one; its
+    address.
+    """
+    utils = pytest.importorskip("ray.cluster_utils")
+    first, *others = ({"num_cpus": 1, "node_name": name} for name in names)
+    cluster = utils.Cluster(initialize_head=True, head_node_args=first)
+    try:
+        for node in others:
+            cluster.add_node(**node)
+        yield cluster.address
+    finally:
+        cluster.shutdown()
+
+
+@pytest.mark.long
+def test_commands_of_the_readme_on_several_hosts(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each in a process of its own. `ray start` of the block before them is what is simulated."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    shown = [words for block in blocks("bash", how="run on hosts") for words in commands(block)]
+    assert shown
+    with simulated("a", "b") as address:
+        for words in shown:
+            assert words[0] == "dataflow"
+            env = RAY | {"RAY_ADDRESS": address}
+            done = call_python("-c", COMMAND_LINE, *words[1:], env=env)
+            assert done.returncode == 0, done.stdout + done.stderr
+    assert (here / "runs/hosts/logs/host-b.log").is_file()
 
 
 @pytest.mark.long

@@ -246,3 +246,12 @@ def test_a_page_is_what_its_script_writes(page: str, tmp_path: Path) -> None:
     done = call_python(f"scripts/{page}.py", str(file))
     assert done.returncode == 0, done.stderr
     assert file.read_text() == (ROOT / "docs" / f"{page}.md").read_text()
+
+
+def test_what_troubleshooting_quotes_of_hosts_is_in_the_code() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    table = page.partition("### What a Ray cluster may say")[2]
+    quoted = re.findall(r"^\| `(.*?)` \|", table, re.MULTILINE)
+    code = "".join(path.read_text() for path in (ROOT / "engine").rglob("*.py"))
+    assert len(quoted) > 15
+    assert [phrase for phrase in quoted if phrase not in code] == []
