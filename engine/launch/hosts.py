@@ -235,7 +235,9 @@ class HostsWorkers:
             asked = tuple(mine.values())
             remote.send(hm.RelayRequest(number=number, workers=tuple(mine), requests=asked))
         numbers = self._local.request(here)
-        self._until(lambda: self._local.replied(numbers) and all(number in r.replies for r in there))
+        self._until(
+            lambda: self._local.replied(numbers) and all(number in r.replies for r in there)
+        )
         found = self._local.replies(numbers)
         for remote in there:
             reply = remote.replies.pop(number)
