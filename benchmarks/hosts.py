@@ -7,8 +7,8 @@ Owns: the measurements, on a Ray cluster of two simulated nodes of this machine.
 cluster (tests/kit/ray_clusters.py), how results are shown (report.py).
 
 A round trip is a request without Workers: from the loop to the part of the run on the other host,
-and back. Bytes of a Step are those of a small GRPO run whose generation is on the other host; before
-Ray, the same run had OWN_LINKS (commit b43574e, `dataflow host` on a loopback address).
+and back. Bytes of a Step are those of a small GRPO run whose generation is on the other host; over
+links of our own the same run had OWN_LINKS (commit b43574e, `dataflow host` on a loopback address).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import signal
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -134,9 +134,7 @@ def losses(folder: Path) -> Iterator[SideResult]:
     ):
         with ray_cluster() as nodes:
             killed = Killed(nodes, what)
-            found = run(
-                small(folder), options(folder, "killed", 6, pin=pin), on_step=[killed.step]
-            )
+            found = run(small(folder), options(folder, "killed", 6, pin=pin), on_step=[killed.step])
             require_same_numbers(found, alone)
             for (name, value), goal in zip(killed.seconds().items(), bounds, strict=True):
                 named = f"{what} killed: {name}"

@@ -89,15 +89,13 @@ class AddressBook:
 
         def found() -> AddressEntry | None:
             entry = self._entries.get(peer)
-            known = entry is not None and (entry.epoch > epoch or bool(entry.meeting))
-            return entry if known else None
+            here = entry is not None and entry.epoch == epoch and entry.meeting
+            return entry if here or (entry is not None and entry.epoch > epoch) else None
 
         with self._changed:
-            self._changed.wait_for(found, timeout)
-            entry = found()
+            entry = self._changed.wait_for(found, timeout)
         if entry is None or entry.epoch != epoch:
-            gone = entry is not None
-            problem = "its process is gone" if gone else "it has not said where its ranks meet"
+            problem = "its process is gone, or it has not said where its ranks meet"
             raise PeerLost(peer, f"{problem}. Fix: look at what it says in its log.")
         return Address(endpoint=entry.meeting, key=entry.key or None)
 

@@ -147,10 +147,14 @@ def switched(
 
 
 @loss(scope="token")
-def deadly(now: Now, advantage: Tensors[Advantage], *, marker: str) -> Terms:
-    """In Step 3 the second rank of several kills itself, once: it leaves the marker file."""
+def deadly(now: Now, advantage: Tensors[Advantage], *, marker: str, untold: bool = False) -> Terms:
+    """In Step 3 the second rank of several kills itself, once: it leaves the marker file. untold:
+    it stops its Supervisor first, which would tell of it.
+    """
     if now.step == 3 and _is_second_rank() and not Path(marker).exists():
         Path(marker).touch()
+        if untold:
+            os.kill(os.getppid(), signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGKILL)
     return Terms(-now.logprobs * advantage["advantage"])
 

@@ -240,6 +240,31 @@ def test_a_plan_by_labels_is_that_of_the_names() -> None:
 
 SMALL = replace(CLUSTER, hosts=(HOSTS[0], replace(HOSTS[1], cores=1, memory=2**20)))
 RANKS = {"pin": {"train_policy": "t0,t1@b"}, "ranks": {"train_policy": 2}}
+TENSOR = {"pin": {"train_policy": "t0,t1@b"}, "tensor": {"train_policy": 2}}
+TURNS = {"pin": {"rollout": "gen@b", "train_policy": "train"}, "turns": (("gen", "train"),)}
+SHARES = {"ranks": {"train_policy": 2}, "tensor": {"train_policy": 2}}
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("shard", [False, True])
+def test_ranks_with_rows_of_their_own_may_be_on_several_hosts(shard: bool) -> None:
+    plan = planned(shard=shard, **RANKS)
+    assert {w: plan.host_of(w) for w in ("t0", "t1")} == {"t0": "a", "t1": "b"}
+    train = plan.node("train_policy")
+    assert (train.layout.data, train.layout.shard, train.layout.threads) == (2, shard, 4)
+    routes = {(e.producer, e.consumer): e.route for e in plan.edges}
+    assert routes["rollout", "train_policy"] == "zmq"
+    text = explain(plan)
+    assert "4 threads on b: train_policy (rank 1 of 2)" in text
+
+
+@pytest.mark.usefixtures("tiny")
+def test_each_share_of_tensor_ranks_is_on_one_host() -> None:
+    plan = planned(pin={"train_policy": "t0,t1,t2@b,t3@b"}, **SHARES)
+    assert plan.node("train_policy").shares == (("t0", "t1"), ("t2", "t3"))
+    with pytest.raises(PlanError, match=r"t0,t1 are on a, b, and have to be on one host") as told:
+        planned(pin={"train_policy": "t0,t1@b,t2,t3@b"}, **SHARES)
+    assert "t2,t3 are on a, b, and have to be on one host" in str(told.value)
 
 
 @pytest.mark.usefixtures("tiny")
@@ -250,9 +275,14 @@ RANKS = {"pin": {"train_policy": "t0,t1@b"}, "ranks": {"train_policy": 2}}
         r"pin: 'gen' expected a host of the cluster, found 'c'\. Fix: one of a, b",
     ),
     (Cluster(cores=1, memory=2**34), {}, r"no hosts are known\. Fix: --cluster ray"),
-    (CLUSTER, RANKS, r"t0,t1 are on a, b, and have to be on one host\. Fix: t0@a t1@a"),
+    (CLUSTER, TENSOR, r"t0,t1 are on a, b, and have to be on one host\. Fix: t0@a t1@a"),
+    (
+        CLUSTER,
+        TURNS,
+        r"turns: gen,train are on b, a, and have to be on one host\. Fix: gen@b train@b",
+    ),
     (SMALL, {}, r"gen needs .*, host b has 0\.0 GiB"),
-], ids=["unknown", "no hosts", "ranks on two", "too small"])  # fmt: skip
+], ids=["unknown", "no hosts", "tensor ranks on two", "turns on two", "too small"])  # fmt: skip
 def test_hosts_that_cannot_be(cluster: Cluster, asked: dict[str, Any], told: str) -> None:
     with pytest.raises(PlanError, match=told):
         planned(cluster, **asked)

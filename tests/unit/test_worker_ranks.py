@@ -1,0 +1,103 @@
+"""How ranks on several hosts find the first of them, and what is said of one that does not come."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import pytest
+
+from dataflow.errors import RunError
+from engine.channels.tensors.keyed_store import KeyedStore
+from engine.launch.control import Network, Open, PeerAddress, PeerAddresses, Seat
+from engine.launch.worker_channel import WorkerChannel, worker_channel
+from engine.launch.worker_ranks import far_store
+
+pytestmark = pytest.mark.timeout(60)
+
+NAMES = ["t0 on a", "t1 on b"]
+
+
+@contextmanager
+def rank(
+    number: int, *, epoch: int = 0, private: bool = False
+) -> Iterator[tuple[Open, WorkerChannel]]:
+    """A rank of two, alone on its host."""
+    name, seat = f"t{number}", Seat(rank=number, world=2, names=("t0", "t1"))
+    address = f"127.0.0.{number + 1}"
+    network = Network(worker=name, address=address, near=(name,), private=private, lease=5.0)
+    opened = Open(worker=name, epoch=epoch, plan=b"", outbox=1 << 20, seat=seat, network=network)
+    channel = worker_channel(opened)
+    yield opened, channel
+    if channel.meeting is not None:
+        channel.meeting.close()
+    channel.pairs.close()
+    channel.channel.close()
+
+
+def told(channel: WorkerChannel, opened: Open) -> PeerAddresses:
+    """What others are told of a Worker."""
+    bound = channel.bound
+    assert bound is not None
+    where = {"endpoint": bound.endpoint, "key": bound.key, "meeting": bound.meeting}
+    return PeerAddresses(entries=(PeerAddress(worker=opened.worker, epoch=opened.epoch, **where),))
+
+
+@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize("epoch", [0, 2])
+def test_ranks_meet_at_the_first_of_them_whoever_is_told_first(private: bool, epoch: int) -> None:
+    how = {"private": private, "epoch": epoch}
+    with rank(0, **how) as (first, here), rank(1, **how) as (second, there):
+        found: list[KeyedStore] = []
+        waits = threading.Thread(target=lambda: found.append(far_store(second, there, NAMES)))
+        waits.start()
+        mine = far_store(first, here, NAMES)
+        mine.set("here/0", "1")
+        there.write(told(here, first))
+        waits.join()
+        asks = threading.Thread(target=lambda: found[0].set("here/1", "1"))
+        asks.start()  # its key is not known there yet
+        here.write(told(there, second))
+        mine.wait(["here/0", "here/1"])
+        asks.join()
+        for store in (mine, *found):
+            store.close()
+        assert there.meeting is None
+        assert here.meeting is not None
+        assert here.meeting.endpoint.startswith("tcp://127.0.0.1:"), "its host's address"
+
+
+def test_a_first_rank_that_does_not_come_is_named_with_its_host() -> None:
+    expected = r"rank 1 of 2 \(t1 on b\): expected rank 0 \(t0 on a\) within 0\.2 s, found none"
+    with (
+        rank(1) as (opened, channel),
+        pytest.raises(RunError, match=rf"{expected}: .*not said where its ranks meet.* Fix: "),
+    ):
+        far_store(opened, channel, NAMES, timeout=0.2)
+
+
+def test_the_first_rank_of_another_life_is_not_the_one() -> None:
+    """An earlier one is not waited at; a later one means that this life is over."""
+    with rank(0, epoch=1) as (first, here), rank(1, epoch=2) as (second, there):
+        there.write(told(here, first))
+        with pytest.raises(RunError, match=r"within 0\.2 s, found none"):
+            far_store(second, there, NAMES, timeout=0.2)
+    with rank(0, epoch=1) as (first, here), rank(1, epoch=0) as (second, there):
+        there.write(told(here, first))
+        with pytest.raises(RunError, match="its process is gone"):
+            far_store(second, there, NAMES)
+
+
+def test_a_first_rank_that_ends_is_not_asked_any_more() -> None:
+    with rank(0) as (first, here), rank(1) as (second, there):
+        there.write(told(here, first))
+        here.write(told(there, second))
+        with closing(far_store(second, there, NAMES)) as store:
+            store.set("there", "1")
+            assert here.meeting is not None
+            here.meeting.close()
+            gone = PeerAddress(worker="t0", epoch=0, gone=True)
+            there.write(PeerAddresses(entries=(gone,)))
+            with pytest.raises(RunError, match="t0: its process is gone"):
+                store.get("never")
