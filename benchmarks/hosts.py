@@ -13,6 +13,7 @@ links of our own the same run had OWN_LINKS (commit b43574e, `dataflow host` on 
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import statistics
@@ -34,7 +35,7 @@ from engine.launch.ray import cluster, connect
 from engine.observe.runfolder import RunFolder
 from engine.options import RunOptions
 from tests.kit import host_plans, killable_run
-from tests.kit.processes import alive, wait_for
+from tests.kit.processes import ended, wait_for
 from tests.kit.ray_clusters import RayNodes, ray_cluster, require_nothing_runs
 from tests.kit.run_graphs import small
 from tests.kit.runs import metrics, require_same_numbers
@@ -134,7 +135,9 @@ def losses(folder: Path) -> Iterator[SideResult]:
     ):
         with ray_cluster() as nodes:
             killed = Killed(nodes, what)
+            logging.getLogger("engine").addHandler(killed)
             found = run(small(folder), options(folder, "killed", 6, pin=pin), on_step=[killed.step])
+            logging.getLogger("engine").removeHandler(killed)
             require_same_numbers(found, alone)
             for (name, value), goal in zip(killed.seconds().items(), bounds, strict=True):
                 named = f"{what} killed: {name}"
@@ -142,12 +145,18 @@ def losses(folder: Path) -> Iterator[SideResult]:
     yield driver(folder)
 
 
-class Killed:
+class Killed(logging.Handler):
     """Kills what is on host b after Step 3, and watches what becomes of it."""
 
     def __init__(self, nodes: RayNodes, what: str) -> None:
+        super().__init__(logging.WARNING)
         self._nodes, self._what = nodes, what
         self._at: dict[str, float] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """The run has something to say of the host."""
+        if self._at and "host b" in record.getMessage():
+            self._at.setdefault("noticed", time.monotonic())
 
     def step(self, row: Mapping[str, float]) -> None:
         """Of each Step."""
@@ -165,8 +174,7 @@ class Killed:
             nodes.remove("b")
         else:
             os.kill(host, signal.SIGKILL)
-        while alive(pid):
-            pass
+        ended(pid, 60.0)
         self._at["gone"] = time.monotonic()
         if "node" in self._what:
             nodes.add("c")
@@ -174,7 +182,7 @@ class Killed:
     def seconds(self) -> dict[str, float]:
         """Since the kill."""
         began = self._at["killed"]
-        return {name: at - began for name, at in self._at.items() if name != "killed"}
+        return {name: self._at[name] - began for name in ("noticed", "gone", "goes on")}
 
 
 def driver(folder: Path) -> SideResult:
