@@ -240,6 +240,7 @@ def test_a_plan_by_labels_is_that_of_the_names() -> None:
 
 SMALL = replace(CLUSTER, hosts=(HOSTS[0], replace(HOSTS[1], cores=1, memory=2**20)))
 RANKS = {"pin": {"train_policy": "t0,t1@b"}, "ranks": {"train_policy": 2}}
+GPU = replace(CLUSTER, hosts=(HOSTS[0], replace(HOSTS[1], gpus=(80 * 2**30,))))
 TENSOR = {"pin": {"train_policy": "t0,t1@b"}, "tensor": {"train_policy": 2}}
 TURNS = {"pin": {"rollout": "gen@b", "train_policy": "train"}, "turns": (("gen", "train"),)}
 SHARES = {"ranks": {"train_policy": 2}, "tensor": {"train_policy": 2}}
@@ -254,8 +255,11 @@ def test_ranks_with_rows_of_their_own_may_be_on_several_hosts(shard: bool) -> No
     assert (train.layout.data, train.layout.shard, train.layout.threads) == (2, shard, 4)
     routes = {(e.producer, e.consumer): e.route for e in plan.edges}
     assert routes["rollout", "train_policy"] == "zmq"
-    text = explain(plan)
-    assert "4 threads on b: train_policy (rank 1 of 2)" in text
+    assert "4 threads on b: train_policy (rank 1 of 2)" in explain(plan)
+    turned = replace(CLUSTER, hosts=(replace(HOSTS[0], cores=8), replace(HOSTS[1], cores=4)))
+    plan = planned(turned, shard=shard, **RANKS)
+    assert plan.node("train_policy").layout.threads == 4
+    assert not [note for note in plan.notes if "a part of" in note], "nobody computes meanwhile"
 
 
 @pytest.mark.usefixtures("tiny")
@@ -281,8 +285,9 @@ def test_each_share_of_tensor_ranks_is_on_one_host() -> None:
         TURNS,
         r"turns: gen,train are on b, a, and have to be on one host\. Fix: gen@b train@b",
     ),
+    (GPU, RANKS, r"train_policy: t1 have a GPU and t0 have none, and ranks .* Fix: t0@b\."),
     (SMALL, {}, r"gen needs .*, host b has 0\.0 GiB"),
-], ids=["unknown", "no hosts", "tensor ranks on two", "turns on two", "too small"])  # fmt: skip
+], ids=["unknown", "no hosts", "tensor ranks", "turns", "one GPU", "too small"])  # fmt: skip
 def test_hosts_that_cannot_be(cluster: Cluster, asked: dict[str, Any], told: str) -> None:
     with pytest.raises(PlanError, match=told):
         planned(cluster, **asked)

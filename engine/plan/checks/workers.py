@@ -44,10 +44,26 @@ def _world(node: PlannedNode, other: PlannedNode) -> Iterator[str]:
 
 
 def hosts(draft: Draft) -> Iterator[str]:
-    """Tensor ranks of one share, and Workers that take turns, are on one host."""
+    """Tensor ranks of one share, and Workers that take turns, are on one host; ranks on hosts of
+    one kind.
+    """
     groups = [(n.name, share) for n in draft.nodes if n.ranks > 1 for share in n.shares]
     for name, group in (*groups, *(("turns", group) for group in draft.turns)):
         found = dict.fromkeys(draft.host_of(w) for w in group)
         if len(found) > 1:
             together = f"{','.join(group)} are on {', '.join(found)}, and have to be on one host"
             yield f"{name}: {together}. Fix: {' '.join(f'{w}@{next(iter(found))}' for w in group)}."
+    yield from _unlike(draft)
+
+
+def _unlike(draft: Draft) -> Iterator[str]:
+    """Ranks reduce on their GPUs, or all in host memory."""
+    for node in (n for n in draft.nodes if n.ranks > 1):
+        with_gpus = [w for w in node.workers if draft.devices.get(w)]
+        without = [w for w in node.workers if w not in with_gpus]
+        if with_gpus and without:
+            here, there = ",".join(with_gpus), ",".join(without)
+            problem = f"{here} have a GPU and {there} have none, and ranks have to be alike"
+            first = draft.host_of(with_gpus[0])
+            fix = " ".join(f"{w}@{first}" for w in without)
+            yield f"{node.name}: {problem}. Fix: {fix}."

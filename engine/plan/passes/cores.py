@@ -31,7 +31,7 @@ def cores(draft: Draft) -> Draft:
 
 def _notes(draft: Draft, shares: Mapping[str, int]) -> Iterator[str]:
     totals, busy = _totals(draft), (n for n in draft.nodes if n.traits.computes)
-    parts = ", ".join(n.name for n in busy if shares[n.name] < totals[n.workers[0]])
+    parts = ", ".join(n.name for n in busy if shares[n.name] < min(totals[w] for w in n.workers))
     cores = "their host's cores" if draft.hosts else f"the {draft.cluster.cores} cores"
     if parts:
         why = "as others compute meanwhile; equal threads give equal bits"
