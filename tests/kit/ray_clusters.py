@@ -65,6 +65,29 @@ class RayNodes:
         self._cluster.remove_node(node, allow_graceful=False)
         kill(below)
 
+    def others(self) -> list[str]:
+        """The nodes that are there beside the head."""
+        return [name for name in self._nodes if name != "a"]
+
+    def drain(self, name: str, seconds: float) -> None:
+        """Tell Ray that a node will be taken away so soon, as a cloud does."""
+        import ray
+        from ray._raylet import GcsClient
+        from ray.core.generated import autoscaler_pb2
+
+        (node,) = [n["NodeID"] for n in ray.nodes() if n["NodeName"] == name and n["Alive"]]
+        why = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+        until = time.time_ns() // 10**6 + int(seconds * 1000)
+        accepted, problem = GcsClient(address=self.address).drain_node(node, why, "test", until)
+        assert accepted, problem
+
+    def stored(self) -> int:
+        """How many objects were ever put into the object stores of its nodes."""
+        from ray._private.internal_api import get_memory_info_reply, get_state_from_address
+
+        found = get_memory_info_reply(get_state_from_address(self.address))
+        return int(found.store_stats.cumulative_created_objects)
+
     def of_node(self, node: Any) -> list[int]:
         """Ray's processes of the node of a simulated machine, which would die with that."""
         raylets = [each.process.pid for each in node.all_processes.get("raylet", ())]
@@ -110,7 +133,7 @@ def _environment(more: dict[str, str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def ray_cluster(**what: Any) -> Iterator[RayNodes]:
+def ray_cluster(*, b: bool = True, **what: Any) -> Iterator[RayNodes]:
     """The nodes a (the head, which a run from this process begins on) and b, and RAY_ADDRESS.
     what: each has, for Ray.
     """
@@ -118,7 +141,8 @@ def ray_cluster(**what: Any) -> Iterator[RayNodes]:
         nodes = RayNodes(**what)
         with contextlib.ExitStack() as after:
             after.callback(nodes.close)
-            nodes.add("b", **what)
+            if b:
+                nodes.add("b", **what)
             after.enter_context(_environment({"RAY_ADDRESS": nodes.address}))
             yield nodes
 

@@ -265,8 +265,9 @@ def test_nobody_waits_for_room_any_more_once_the_run_ends(nodes: RayNodes) -> No
 # --- what is refused ------------------------------------------------------------------------------
 
 CONNECT = """
+from functools import cache
 from ray._private import services
-services.find_gcs_addresses = set  # which looks at all processes of the machine
+services.find_gcs_addresses = cache(lambda: set())  # which looks at all processes of the machine
 from engine.launch.ray import connect
 connect("ray")
 """

@@ -1,0 +1,224 @@
+"""Runs on a Ray cluster that lose a Worker, a host's process, a node, or their own process: the
+numbers of an undisturbed run, and nothing left.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dataflow.graph import Graph
+from engine.api import Result
+from engine.launch.link import HostLink
+from graphs.grpo import grpo
+from tests.kit.killable_run import killable_run
+from tests.kit.nothing_left import require_gone, shared_memory
+from tests.kit.processes import MARK, ended, kill, new_mark, wait_for
+from tests.kit.ray_clusters import (
+    QUIET,
+    RayNodes,
+    groups_left,
+    needs_ray,
+    ray_cluster,
+    require_nothing_runs,
+)
+from tests.kit.run_graphs import small, vowels
+from tests.kit.runs import metrics, require_same_numbers
+from tests.kit.tiny_runs import PROMPTS, TinyRuns
+
+needs_ray()
+from engine.launch.ray import _ActorCalls, connect  # noqa: E402  (it imports Ray)
+
+pytestmark = [pytest.mark.timeout(240), pytest.mark.long]
+LEASE = 10.0
+STEPS = 6
+USUAL = {"cluster": "ray", "lease": LEASE, "checkpoint_every": 2}
+GENERATES_THERE = {"rollout": "gen@zone:x", "train_policy": "train"}
+TRAINS_THERE = {"rollout": "gen", "score": "gen", "train_policy": "train@zone:x"}
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[RayNodes]:
+    """The node a; each test adds others, of the zone x, and loses them."""
+    with ray_cluster(b=False) as found:
+        yield found
+
+
+@pytest.fixture
+def there(nodes: RayNodes) -> Iterator[RayNodes]:
+    """The nodes a and b, and whatever a test has added."""
+    nodes.add("b", labels={"zone": "x"})
+    yield nodes
+    for name in nodes.others():
+        nodes.remove(name)
+    assert groups_left() == []
+
+
+def at_step(number: int, act: Callable[[], object]) -> Callable[[Mapping[str, float]], None]:
+    """For `on_step`: does it once, at this Step."""
+    left = [act]
+
+    def told(row: Mapping[str, float]) -> None:
+        if row["step"] == number and left:
+            left.pop()()
+
+    return told
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """The run in one process."""
+    alone = TinyRuns(folder=tiny_folder, runs=tmp_path_factory.mktemp("alone"))
+    return alone.run(small, STEPS, checkpoint_every=2)
+
+
+def log_of(run: Result) -> str:
+    return (run.folder / "logs" / "coordinator.log").read_text()
+
+
+def test_a_host_whose_process_is_killed_begins_again(
+    there: RayNodes, tiny: TinyRuns, undisturbed: Result
+) -> None:
+    """Its Workers end with it; it needs no lease, since its node is there."""
+    took: list[float] = []
+
+    def kill_the_host() -> None:
+        worker = there.workers()["gen"]
+        began = time.monotonic()
+        kill([there.host_of("gen")])
+        assert ended(worker, 2.0), "its Worker is there still"
+        took.append(time.monotonic() - began)
+
+    told = [at_step(3, kill_the_host)]
+    result = tiny.run(small, STEPS, pin=GENERATES_THERE, on_step=told, **USUAL)
+    assert took
+    require_same_numbers(result, undisturbed)
+    assert re.search(r"Worker gen was lost.*\n?.*host b: ", log_of(result))
+    assert "not heard of" not in log_of(result)
+
+
+@pytest.mark.parametrize("pin", [GENERATES_THERE, TRAINS_THERE], ids=["generates", "trains"])
+def test_a_node_that_is_lost_is_replaced_by_another(
+    there: RayNodes, tiny: TinyRuns, undisturbed: Result, pin: dict[str, str]
+) -> None:
+    """In the same command; one that trained goes back to its checkpoint."""
+
+    def lose_the_node() -> None:
+        there.remove("b")
+        there.add("c", labels={"zone": "x"})
+
+    told = [at_step(3, lose_the_node)]
+    result = tiny.run(small, STEPS, pin=pin, on_step=told, **USUAL)
+    require_same_numbers(result, undisturbed)
+    assert "host b: not heard of for" in log_of(result)
+
+
+def test_nothing_outlives_a_run_that_is_killed(there: RayNodes, tiny: TinyRuns) -> None:
+    connect("ray")
+    before = shared_memory()
+    options = tiny.options(1000, name="killed", pin=GENERATES_THERE, **USUAL)
+    with killable_run("small", tiny.folder, options) as run:
+        wait_for(run, "step 2")
+        assert set(there.workers()) == {"gen", "train"}
+        assert len(there.hosts()) == 2
+        assert groups_left()
+        run.kill()
+        require_nothing_runs(there, LEASE + 10.0)
+    assert shared_memory() <= before
+
+
+def test_a_node_that_is_about_to_be_taken_away_lets_the_run_end_its_step(
+    there: RayNodes, tiny: TinyRuns
+) -> None:
+    """The run stops with a checkpoint and names the host."""
+    told = [at_step(2, lambda: there.drain("b", seconds=100.0))]
+    result = tiny.run(small, 100_000, pin=GENERATES_THERE, on_step=told, **USUAL)
+    reason = "the node of host b is being taken away"
+    assert (result.signal, result.reason) == (signal.SIGTERM, reason)
+    assert result.checkpoint == result.folder / "checkpoints" / f"step_{result.step}"
+
+
+def test_all_in_one_command(tiny: TinyRuns, undisturbed: Result) -> None:
+    """`ray:local` starts Ray and ends it; the Workers are the same."""
+    mark = new_mark()
+    options = tiny.options(STEPS, name="local", cluster="ray:local", checkpoint_every=2)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (QUIET | {MARK: mark}).items():
+            patch.setenv(name, value)
+        with killable_run("small", tiny.folder, options) as run:
+            _, errors = run.communicate()
+            assert run.returncode == 0, errors
+    require_same_numbers(tiny.runs / "local", undisturbed)
+    require_gone(mark)
+
+
+# --- what passes through Ray ----------------------------------------------------------------------
+
+MARKER = "zqzqzqzq"
+INLINE = 100 * 1024
+"""Bytes pickled above which Ray puts an argument or a result into its object store."""
+
+
+@pytest.fixture(scope="module")
+def marked_graph(tiny_folder: Path) -> Graph:
+    """GRPO on prompts that contain a unique text."""
+    data = tiny_folder / "marked.parquet"
+    pq.write_table(pa.table({"prompt": [MARKER + prompt for prompt in PROMPTS]}), data)
+    base = str(tiny_folder / "model")
+    return grpo(base, str(data), vowels, n=4, batch=4, max_tokens=6, lr=1e-3)
+
+
+def overheard(patch: pytest.MonkeyPatch) -> list[Any]:
+    """All arguments and results of calls of hosts, from now on."""
+    found: list[Any] = []
+    say, take = _ActorCalls.say, HostLink._take
+
+    def said(calls: _ActorCalls, first: int, frames: list[bytes]) -> None:
+        found.append((first, frames))
+        say(calls, first, frames)
+
+    def taken(link: HostLink, done: Future[Any]) -> float:
+        if done.exception() is None:
+            found.append(done.result())
+        return take(link, done)
+
+    patch.setattr(_ActorCalls, "say", said)
+    patch.setattr(HostLink, "_take", taken)
+    return found
+
+
+def test_no_row_passes_through_ray(
+    there: RayNodes, marked_graph: Graph, tiny: TinyRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One process's bits although a remote Worker dies; nothing goes into the object store."""
+    one = tiny.run(marked_graph, 4, name="one")
+    heard = overheard(monkeypatch)
+    stored: list[int] = []
+    told = [
+        at_step(2, lambda: kill([there.workers()["gen"]])),
+        lambda _: stored.append(there.stored()),
+    ]
+    pin = {"rollout": "gen@b", "score": "ops@b", "train_policy": "train"}
+    two = tiny.run(marked_graph, 4, name="two", pin=pin, on_step=told, **USUAL)
+    require_same_numbers(two, one)
+    row = metrics(two)[-1]
+    assert min(row["edge/shm/bytes"], row["edge/zmq/bytes"], row["coordinator/bytes"]) > 0
+    assert "Worker gen was lost" in log_of(two)
+    assert len(heard) > 50
+    calls = [pickle.dumps(call, protocol=5) for call in heard]
+    assert max(map(len, calls)) < INLINE
+    assert stored == [0] * 4
+    marker = MARKER.encode()
+    assert not [call for call in calls if marker in call]
+    files = [path.read_bytes() for path in (two.folder / "samples").iterdir()]
+    assert any(marker in file for file in files), "where rows are, it is"
