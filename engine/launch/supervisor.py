@@ -71,6 +71,8 @@ class Supervisor:
         self._elsewhere: dict[str, control.PeerAddress] = {}
         self._requests = 0
         self._moved = 0
+        self._retiring: dict[ChildProcess, float] = {}
+        """When each of these is killed."""
         self._io = WorkerIO(self._groups, options.heartbeat, share.on_change)
 
     def open(self) -> Iterator[m.Event | m.From]:
@@ -78,19 +80,41 @@ class Supervisor:
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
             self._io.start()
-            self._start(dict.fromkeys(self._share.workers, 0))
+            there = [name for name in self._share.workers if name not in self._plan.spare]
+            self._start(dict.fromkeys(there, 0))
             opened = self._all_opened()
             undo.pop_all()
         yield from opened
 
     def respawn(self, workers: Sequence[str]) -> None:
         """Kill what is left of them, wait for its end, start the next incarnations."""
-        old = [self._io.children[name] for name in workers]
+        old = self._replaced(workers)
+        self._io.end(old)
+        epochs = {child.name: child.epoch + 1 for child in old}
+        self._start({name: epochs.get(name, 0) for name in workers})
+
+    def retire(self, workers: Sequence[str]) -> None:
+        """Ask them to end, as recorded rows are flushed then; `next` kills those that do not."""
+        end = time.monotonic() + _GRACE
+        for child in self._replaced(workers):
+            self._io.send(child, control.Quit())
+            self._retiring[child] = end
+
+    def _replaced(self, workers: Sequence[str]) -> list[ChildProcess]:
+        """Their incarnations, whose end is reported no more; none of one that was never there."""
+        old = [self._io.children[name] for name in workers if name in self._io.children]
         with self._io.changed:
             for child in old:
                 child.replaced = True
-        self._io.end(old)
-        self._start({child.name: child.epoch + 1 for child in old})
+        return old
+
+    def _kill_retiring(self) -> None:
+        now = time.monotonic()
+        for child, end in [*self._retiring.items()]:
+            if child.over.is_set():
+                del self._retiring[child]
+            elif now >= end:
+                child.kill()
 
     def close(self) -> None:
         """Ask all to end, kill those that do not, reap. Closing twice does nothing."""
@@ -220,6 +244,7 @@ class Supervisor:
 
     def next(self, timeout: float | None = None) -> m.Event | m.From | None:
         """The next event; None if none came in time, or none will. Raises what a kernel raised."""
+        self._kill_retiring()
         with self._io.changed:
             self._io.wait_for(lambda: self._io.events or not self._io.busy, timeout)
             event = self._io.events.popleft() if self._io.events else None
@@ -253,7 +278,7 @@ class Supervisor:
     def doing(self) -> list[Doing]:
         """By the last heartbeat of each; from any thread."""
         with self._io.changed:
-            return [c.doing for c in self._io.children.values()]
+            return [c.doing for c in self._io.children.values() if not c.over.is_set()]
 
     def stacks(self) -> list[str]:
         """The main thread's stack of each Worker that is doing something."""

@@ -20,7 +20,8 @@ class Placing:
 
     pin: the Workers of a node, several for its replicas or ranks. hosts: of Workers that are not on
     the first. inproc: all nodes are on `main`; of the rest only chunks count (also by replicas).
-    samples: what is recorded of a Step's rows.
+    least: of nodes whose replicas come and go, how many there are at the beginning; `replicas` are
+    the most. samples: what is recorded of a Step's rows.
     """
 
     workers: Spread = "auto"
@@ -28,6 +29,7 @@ class Placing:
     pin: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     together: tuple[tuple[str, ...], ...] = ()
     replicas: Mapping[str, int] = field(default_factory=dict)
+    least: Mapping[str, int] = field(default_factory=dict)
     chunks: Mapping[str, int] = field(default_factory=dict)
     ranks: Mapping[str, int] = field(default_factory=dict)
     tensor: Mapping[str, int] = field(default_factory=dict)
