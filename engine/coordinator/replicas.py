@@ -55,24 +55,30 @@ class _Replicas:
     """Those whose machine is taken away: wanted or not, they leave."""
     rule: BalanceRule = field(default_factory=BalanceRule)
     work: float = 0.0
+    changed: bool = True
+    """Whether one has come or gone in this Step, or it is the first: its times say little."""
 
     def are(self, *states: _State) -> list[str]:
         return [w for w in self.workers if self.state[w] in states]
 
     @property
     def steady(self) -> bool:
-        """Whether all that are wanted are there, and no others."""
-        return len(self.are("present")) == self.wanted and not self.are("joining", "leaving")
+        """Whether all that are wanted were there for the whole Step, and no others."""
+        return not self.changed and len(self.are("present")) == self.wanted
 
     def scale(self, count: int) -> None:
         self.wanted = min(max(count, self.least), len(self.workers))
 
     def leave(self, worker: str, end: float) -> None:
-        self.state[worker] = "leaving"
+        self.moves(worker, "leaving")
         self.ends.setdefault(worker, end)
 
+    def moves(self, worker: str, state: _State) -> None:
+        self.state[worker] = state
+        self.changed = True
+
     def end(self, worker: str) -> None:
-        self.state[worker] = "absent"
+        self.moves(worker, "absent")
         self.ends.pop(worker, None)
         self.going.discard(worker)
 
@@ -125,7 +131,7 @@ class Replicas:
         """It is there."""
         group = self._of.get(worker)
         if group is not None and group.state[worker] == "joining":
-            group.state[worker] = "present"
+            group.moves(worker, "present")
 
     def lost(self, worker: str) -> bool:
         """It has died. Whether it was leaving, so that it is not to begin again."""
@@ -135,7 +141,7 @@ class Replicas:
         if group.state[worker] == "leaving":
             group.end(worker)
             return True
-        group.state[worker] = "joining"
+        group.moves(worker, "joining")
         return False
 
     def moves(self, owes: Callable[[str], bool], keeps: Callable[[str], bool]) -> Moves:
@@ -188,11 +194,11 @@ class Replicas:
         """Those that begin; first of all those that were to leave stay."""
         short = group.wanted - len(group.are("joining", "present"))
         for worker in [w for w in group.are("leaving") if w not in group.going][: max(short, 0)]:
-            group.state[worker] = "present"
+            group.moves(worker, "present")
             del group.ends[worker]
             short -= 1
         for worker in group.are("absent")[: max(short, 0)]:
-            group.state[worker] = "joining"
+            group.moves(worker, "joining")
             yield worker
 
     @property
@@ -226,7 +232,7 @@ class Replicas:
                 there = group.wanted
                 more = group.rule.after_step(there, group.work / there, self._trained)
                 group.scale(there + more)
-            group.work = 0.0
+            group.work, group.changed = 0.0, bool(group.are("joining", "leaving"))
         self._trained = 0.0
         return {
             f"replicas/{node}": float(len(group.are("present")))
