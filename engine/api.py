@@ -41,6 +41,7 @@ from engine.options import RunOptions
 from engine.peek import first_rows, phase_with
 from engine.phases import place_of, run_phases
 from engine.plan.cluster import Cluster, read_cluster
+from engine.plan.elastic import elastic, least
 from engine.plan.explain import explain
 from engine.plan.placing import on_hosts
 from engine.plan.plan import Plan
@@ -160,7 +161,7 @@ def run(
     go = partial(_begun, planned, text, options, folder, begins)
     if wait:
         return go(hooks)
-    handle = RunHandle(folder.path, hooks.requests)
+    handle = RunHandle(folder.path, hooks.requests, _elastic(planned))
     handle.start(partial(go, replace(hooks, on_step=(handle.follow, *on_step))))
     return handle
 
@@ -182,6 +183,13 @@ def _begun(
         result = _through(planned, options, folder, hooks, begins)
         end.tell(result.reason, interrupted=result.interrupted)
     return result
+
+
+def _elastic(planned: Plan | ProgramPlan) -> dict[str, tuple[int, int]]:
+    """The least and most replicas of the nodes whose replicas come and go."""
+    plans = planned.phases if isinstance(planned, ProgramPlan) else [planned]
+    found = ((each, node) for each in plans for node in elastic(each))
+    return {node.name: (least(each, node), len(node.workers)) for each, node in found}
 
 
 def _source(graph: Runnable) -> Graph | Program:

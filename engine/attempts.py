@@ -305,6 +305,8 @@ class _Run:
             stored_at=self._stored_at,
             error_budget=self._options.error_budget,
             patience=self._options.watchdog,
+            grace=self._options.grace,
+            scaling=self._options.scaling,
         )
 
     def _workers(self, stack: ExitStack) -> Workers:
@@ -313,7 +315,9 @@ class _Run:
         if plan.hosts:
             from engine.launch.hosts import HostsWorkers
 
-            return stack.enter_context(_closed(HostsWorkers(plan, folder, options)))
+            # Without `retire`: the plan refuses ranges of replicas there.
+            hosts: Any = HostsWorkers(plan, folder, options)
+            return stack.enter_context(_closed(hosts))
         if not _alone(plan):
             from engine.launch.supervisor import Supervisor
 

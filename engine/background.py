@@ -3,6 +3,7 @@
     handle = run(graph, options, wait=False)
     handle.metrics["reward/mean"], handle.history
     handle.checkpoint()
+    handle.scale(rollout=4)
     handle.stop()
     result = handle.result()
 
@@ -22,7 +23,7 @@ from typing import Literal
 import pyarrow as pa
 
 from dataflow.display import Displayed
-from dataflow.errors import RunError
+from dataflow.errors import RunError, nearest_or_all
 from engine.attempts import Result
 from engine.observe.history import history
 from engine.run.requests import RunRequests
@@ -41,9 +42,16 @@ class RunHandle(Displayed):
 
     _page = "engine.pages:handle_page"
 
-    def __init__(self, folder: Path, requests: RunRequests) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        requests: RunRequests,
+        elastic: Mapping[str, tuple[int, int]] | None = None,
+    ) -> None:
+        """elastic: the least and most replicas of each node whose replicas come and go."""
         self.folder = folder
         self._requests = requests
+        self._elastic = dict(elastic or {})
         self._metrics: Mapping[str, float] = {}
         self._run: Future[Result] = Future()
 
@@ -79,6 +87,28 @@ class RunHandle(Displayed):
     def checkpoint(self) -> None:
         """Have a checkpoint written at the end of the Step under way; does not wait."""
         self._requests.checkpoint()
+
+    def scale(self, **replicas: int) -> None:
+        """Have so many replicas of these nodes, which the run began with `replicas="2..8"`; does
+        not wait. With `scaling="balance"` the rule goes on from there. Raises RunError for another
+        node, and for a number below its least or above its most.
+        """
+        for node, count in replicas.items():
+            self._refuse_scale(node, count)
+        self._requests.scale(replicas)
+
+    def _refuse_scale(self, node: str, count: int) -> None:
+        if node not in self._elastic:
+            fix = (
+                nearest_or_all(node, list(self._elastic)) or f"replicas={{{node!r}: '1..{count}'}}"
+            )
+            problem = f"expected a node with a range of replicas, found {node!r}"
+            raise RunError(f"{self.folder}: scale: {problem}. Fix: {fix}.")
+        least, most = self._elastic[node]
+        if not least <= count <= most:
+            fix = f"{node}={min(max(count, least), most)}"
+            problem = f"expected {least} to {most} replicas of {node}, found {count}"
+            raise RunError(f"{self.folder}: scale: {problem}. Fix: {fix}.")
 
     def result(self, timeout: float | None = None) -> Result:
         """Wait for the end. timeout: seconds, after which TimeoutError is raised and the run goes

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -64,8 +65,10 @@ class RunOptions:  # the fields' docstrings are the command line's help
     """The Worker of a node, or of its replicas (rollout=g0,g1@b,g2@gpu:H200), and on which host."""
     together: tuple[tuple[str, ...], ...] = ()
     """Nodes that share their Workers (rollout,score)."""
-    replicas: Mapping[str, int] = field(default_factory=dict)
-    """Workers that each do a part of a node's chunks (rollout=3)."""
+    replicas: Mapping[str, int | str] = field(default_factory=dict)
+    """Workers that each do a part of a node's chunks (rollout=3); 2..8: they join and leave."""
+    scaling: Literal["balance", "most", "fixed"] = "balance"
+    """How many of 2..8: balance, as training keeps up with; most, all; fixed, as scale() says."""
     chunks: Mapping[str, int] = field(default_factory=dict)
     """Parts that a node's rows of a Step are cut into (rollout=3); by default, its replicas."""
     ranks: Mapping[str, int] = field(default_factory=dict)
@@ -128,8 +131,10 @@ def placing(options: RunOptions) -> Placing:
     """What the planner is told of the options. Raises PlanError for an impossible value."""
     _refuse_absurd(options)
     pin, hosts = _pins(options.pin)
-    names = {f.name for f in fields(Placing)} - {"pin", "hosts"}
-    return Placing(pin=pin, hosts=hosts, **{name: getattr(options, name) for name in names})
+    most, least = _replicas(options.replicas)
+    own = {"pin": pin, "hosts": hosts, "replicas": most, "least": least}
+    names = {f.name for f in fields(Placing)} - own.keys()
+    return Placing(**own, **{name: getattr(options, name) for name in names})
 
 
 _LEAST = {
@@ -150,6 +155,29 @@ def _refuse_absurd(options: RunOptions) -> None:
             flag = f"--{option.name.replace('_', '-')}"
             problem = f"expected {least} or more, found {value}"
             raise PlanError(f"options: {flag}: {problem}. Fix: {flag} {least or 1}.")
+
+
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+
+
+def _replicas(asked: Mapping[str, int | str]) -> tuple[dict[str, int], dict[str, int]]:
+    """The most replicas of each node, and the least of those with a range. PlanError for what is
+    neither a number nor a range.
+    """
+    most: dict[str, int] = {}
+    least: dict[str, int] = {}
+    for node, count in asked.items():
+        found = _RANGE.fullmatch(count) if isinstance(count, str) else None
+        if found is not None:
+            least[node], most[node] = int(found.group(1)), int(found.group(2))
+        elif isinstance(count, int):
+            most[node] = count
+        elif count.isdecimal():
+            most[node] = int(count)
+        else:
+            problem = f"{node}: expected a number or a range such as 2..8, found {count!r}"
+            raise PlanError(f"replicas: {problem}. Fix: {node}=1..8.")
+    return most, least
 
 
 def _pins(asked: Mapping[str, str]) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:

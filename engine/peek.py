@@ -102,7 +102,7 @@ def _needed(plan: Plan, wanted: set[str], *, prompts: int) -> Plan:
     sources = [PlannedSource(name=n.name, batch=prompts) for n in nodes if n.work == "source"]
     models = [_as_its_base(m, names) for m in plan.models]
     kept = replace(plan, nodes=tuple(nodes), sources=tuple(sources), models=tuple(models))
-    return replace(kept, recorded=(), turns=())
+    return replace(kept, recorded=(), turns=(), spare=())
 
 
 def _sharing(plan: Plan, node: PlannedNode) -> str:

@@ -45,7 +45,10 @@ from engine.received import kept_options
 O1 = TypeVar("O1")
 _RUNNING = ("run", "peek")
 """Commands that run what a graph names; all others only look at it."""
-PLANNED = (*(f.name for f in fields(Placing) if f.name != "hosts"), "cluster", "threads", "seed")
+_WITHIN = ("hosts", "least")
+"""Of a Placing, what is within other options."""
+_PLACED = (f.name for f in fields(Placing) if f.name not in _WITHIN)
+PLANNED = (*_PLACED, "cluster", "threads", "seed")
 """Options that a plan is made of; a run folder's are the defaults where it is the TARGET."""
 _Classes = Sequence[type[Any]]
 _FLAT = (tyro.conf.OmitArgPrefixes,)

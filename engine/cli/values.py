@@ -8,9 +8,11 @@ values mean (the planner). A flag that is given several times adds to its values
 from __future__ import annotations
 
 import collections.abc
+import re
 import shlex
 import types
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
@@ -38,23 +40,45 @@ def _rule(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     if kind.type == Settings:
         return _settings()
     inside = get_args(kind.type)
-    known = kind.type_origin is Mapping and inside[0] is str and inside[1] in (str, int)
-    return _table(inside[1]) if known else None
+    known = kind.type_origin is Mapping and inside[0] is str and inside[1] in _VALUES
+    return _table(_VALUES[inside[1]]) if known else None
 
 
-def _table(value: type[str] | type[int]) -> PrimitiveConstructorSpec[Any]:
-    metavar, like = ("NAME=INT", "2") if value is int else ("NAME=NAME", "gen")
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """A value of a table. pattern: its text; like: one of them."""
+
+    metavar: str
+    pattern: str
+    like: str
+    read: Callable[[str], Any]
+
+
+_VALUES: Mapping[Any, _Value] = {
+    str: _Value("NAME=NAME", r".+", "gen", str),
+    int: _Value("NAME=INT", r"\d+", "2", int),
+    int | str: _Value(
+        "NAME=INT|INT..INT",
+        r"\d+(\.\.\d+)?",
+        "2..8",
+        lambda text: int(text) if text.isdigit() else text,
+    ),
+}
+
+
+def _table(value: _Value) -> PrimitiveConstructorSpec[Any]:
+    metavar = value.metavar
 
     def read(words: list[str]) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for word in words:
             name, equals, text = word.partition("=")
-            if not (name and equals and text) or (value is int and not text.isdigit()):
-                fix = f"{name or 'rollout'}={like}"
+            if not (name and equals and re.fullmatch(value.pattern, text)):
+                fix = f"{name or 'rollout'}={value.like}"
                 raise ValueError(f"expected {metavar}, found {word!r}. Fix: {fix}")
             if name in found:
                 raise ValueError(f"{name} is given twice. Fix: leave one out")
-            found[name] = value(text)
+            found[name] = value.read(text)
         return found
 
     return PrimitiveConstructorSpec(

@@ -212,6 +212,10 @@ class Blocks:
                 found.add(number)
         return frozenset(found)
 
+    def any_at(self, worker: str) -> bool:
+        """Whether a Worker keeps a block."""
+        return any(at == worker for at, _ in self._refs.values())
+
     def some_at(self, numbers: Iterable[int], workers: Iterable[str]) -> bool:
         """Whether one of these blocks is there, at one of these Workers."""
         return any(self._refs[number][0] in workers for number in numbers if number in self._refs)

@@ -13,7 +13,7 @@ checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from engine.coordinator import doubtful
 from engine.coordinator import messages as m
@@ -27,6 +27,11 @@ from engine.coordinator.refs import Key
 from engine.coordinator.settings import Restored, Settings
 from engine.plan.plan import Plan
 
+_WITHIN = (m.Wish, m.Checkpointed)
+"""What the loop may hear while it still carries out instructions: a Worker that ended meanwhile
+would be told the rest of them.
+"""
+
 
 class Coordinator:
     """Call `start` first, then `handle` for each event; both return instructions, in order."""
@@ -38,6 +43,7 @@ class Coordinator:
         self._livelock = Livelock(plan, self.sources.admissions, settings.patience)
         self._ranks = RankGroups(plan, self._run.outstanding)
         self._turns = DeviceTurns(plan, self._run.outstanding)
+        self._now = 0.0
         self._owed: list[Pending] = []
         """What the Worker that was lost last had not answered."""
         self._told: list[m.Instruction] = []
@@ -68,13 +74,15 @@ class Coordinator:
         self._run.begin(restored)
         return self._flush()
 
-    def in_order(self, message: m.Event | m.From) -> list[m.Event]:
-        """The events that this message lets through; handle each."""
+    def in_order(self, message: m.Event | m.From) -> Iterator[m.Event]:
+        """The events that this message lets through; handle each before the next is taken."""
         return self._run.recovery.in_order(message)
 
     def handle(self, event: m.Event, now: float) -> list[m.Instruction]:
         """Process one event. now: seconds, by any clock that only goes forward."""
+        self._now = now
         self.checkpoints.passes(now)
+        self._run.replicas.passes(now)
         asked = self._run.outstanding.heard(event)
         if isinstance(event, m.WorkerLost):
             if not self._run.recovery.lost(event):
@@ -86,13 +94,23 @@ class Coordinator:
             self._hear(each, asked)
         if (vain := self._livelock.seen(now)) and self.at == "gather":
             self._run.fail(vain)
+        if self._run.replicas.groups:
+            under_way = self._run.outstanding.chunks()
+            self._run.replicas.works(under_way, training=self.at == "step")
         return self._flush()
+
+    @property
+    def moving(self) -> bool:
+        """Whether TimePassed is to be told where nothing else comes: a replica joins or leaves."""
+        return self._run.replicas.moving and not self._run.over
 
     def _hear(self, event: m.Event, asked: Pending | None) -> None:
         if self.at == "gone":
             return
         if self.at != "finished":
             self._note(event, asked)
+            if not (self._run.over or isinstance(event, _WITHIN)):
+                self._move()
             self._run.advance()
         else:
             self._note_the_end(event, asked)
@@ -118,7 +136,8 @@ class Coordinator:
         """Who waits for whom, in words; for the watchdog and for a run that has stopped moving."""
         lines = [f"source {name}: has not opened" for name in sorted(self._run.unopened)]
         run = self._run
-        for part in (run.versions, self.sources, run.training, run.dispatch, run.recovery):
+        parts = (run.versions, self.sources, run.training, run.dispatch, run.recovery, run.replicas)
+        for part in parts:
             lines += part.waiting()
         if run.round is not None:
             lines += run.round.waiting()
@@ -141,14 +160,25 @@ class Coordinator:
                 self._lost(event)
             case m.WorkerOpened() if self._run.recovery.opened(event):
                 self._run.versions.opened(event.worker)
+                self._run.replicas.opened(event.worker)
             case m.Checkpointed():
                 self.checkpoints.stored(event.step)
             case m.SourceOpened():
                 self._opened(event)
+            case _:
+                self._note_wish(event)
+
+    def _note_wish(self, event: m.Event) -> None:
+        """What someone outside asks for."""
+        match event:
             case m.StopRequested():
                 self._run.stop(event.reason, at_once=event.at_once)
             case m.CheckpointRequested():
                 self.checkpoints.asked = True
+            case m.ScaleRequested():
+                self._run.replicas.scale(event.node, event.replicas)
+            case m.LeaveRequested():
+                self._leave(event.workers)
 
     def _ended(self, event: m.TaskEnd, asked: Pending) -> None:
         """The last answer to a task; of several ranks, the last one's."""
@@ -250,19 +280,51 @@ class Coordinator:
         if worker in self.plan.stateful:
             self._run.go_back(worker, event.error)
             return
+        if self._run.replicas.lost(worker):
+            self._run.recovery.stay_away(worker)
+            self._lose(worker, self._owed)
+            return
         if hopeless:
             self._run.fail(hopeless)
             return
         self._run.out.append(m.Respawn(workers=(worker,)))
+        self._lose(worker, self._owed)
+
+    def _lose(self, worker: str, owed: list[Pending]) -> None:
+        """What a Worker without state had and did: others need it, or it is done again."""
         gone = self._run.blocks.lose(worker)
         self._run.versions.lost(worker)
-        for asked in self._owed:
+        for asked in owed:
             self._undone(asked)
-        given_up = self._run.dispatch.lost(worker, self._owed, gone)
+        given_up = self._run.dispatch.lost(worker, owed, gone)
         self._run.undo_step(gone)
         self._run.assign(self.sources.lose(gone), 0)
         self._unissue(given_up)
         self.checkpoints.wanted = self.at == "checkpoint"
+
+    # --- replicas that come and go ----------------------------------------------------------------
+
+    def _leave(self, workers: Iterable[str]) -> None:
+        """Machines are taken away. With a Worker that has state the run will go back: from as near
+        as it can.
+        """
+        stay = self._run.replicas.leave(workers, self._now)
+        self.checkpoints.asked |= not self.plan.stateful.isdisjoint(stay)
+
+    def _move(self) -> None:
+        """Have replicas end and begin as is wanted now, before anything else is said."""
+        owes, keeps = self._run.outstanding.owes, self._run.blocks.any_at
+        ended, begun = self._run.replicas.moves(owes, keeps)
+        for worker in ended:
+            owed = self._run.outstanding.lost(worker)
+            self._ranks.lost(worker)
+            self._run.recovery.retire(worker)
+            self._run.out.append(m.Retire(workers=(worker,)))
+            self._lose(worker, owed)
+        for worker in begun:
+            self._run.recovery.begin(worker)
+        if begun:
+            self._run.out.append(m.Respawn(workers=tuple(begun)))
 
     def _unissue(self, chunks: Iterable[NodeChunk]) -> None:
         """Chunks above the cut came to nothing: other chunks make their rows."""

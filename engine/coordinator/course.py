@@ -34,6 +34,7 @@ from engine.coordinator.evaluation import EvaluationRound
 from engine.coordinator.messages import Finish, Instruction, Release, Rollback, StepClosed
 from engine.coordinator.outstanding import Outstanding
 from engine.coordinator.recovery import Recovery
+from engine.coordinator.replicas import Replicas
 from engine.coordinator.settings import Restored, Settings
 from engine.coordinator.sources import Sources
 from engine.coordinator.training import Training
@@ -57,7 +58,8 @@ class Course:
         self.outstanding = Outstanding()
         self.blocks = Blocks(weigh=any(n.chunks > 1 for n in plan.nodes))
         self.sources = Sources(plan, settings, self.blocks)
-        self.recovery = Recovery(plan.workers)
+        self.recovery = Recovery(plan.workers, plan.spare)
+        self.replicas = Replicas(plan, settings)
         self.versions = Versions(plan, self.outstanding)
         self.dispatch = Dispatch(plan, self.blocks, self.outstanding)
         self.training = Training(
@@ -122,8 +124,11 @@ class Course:
             self._beyond()
 
     def _able(self, node: PlannedNode, worker: str) -> bool:
-        """Whether a Worker can run chunks of a node: both it and the node's weights are there."""
-        return self.recovery.there(worker) and not self.versions.lacks(node.name, worker)
+        """Whether a Worker can run chunks of a node: both it and the node's weights are there, and
+        it is not leaving.
+        """
+        there = self.recovery.there(worker) and self.replicas.takes(worker)
+        return there and not self.versions.lacks(node.name, worker)
 
     def _beyond(self) -> None:
         """Go back to a checkpoint if rows are asked for that nothing else can restore."""
@@ -198,6 +203,7 @@ class Course:
             return False
         assert step.run is not None
         self._metrics = self.sources.metrics(step.run.taken, self.version)
+        self._metrics |= self.replicas.step_ended()
         self.version += 1
         self.dispatch.next_step()
         self.out += self.versions.publish(self.version)

@@ -32,7 +32,13 @@ from engine.coordinator.messages import RunChunk
 from engine.coordinator.outstanding import Outstanding, Pending
 from engine.coordinator.refs import Ref
 from engine.coordinator.tables import codes
+from engine.plan.elastic import elastic
 from engine.plan.plan import Plan, PlannedNode
+
+_AHEAD = 2
+"""Chunks that a replica of an elastic node has at most: one to run, one so that it need not wait.
+The others are for replicas that join.
+"""
 
 
 class Dispatch:
@@ -44,6 +50,7 @@ class Dispatch:
         self._outstanding = outstanding
         blocks.on_gone = self._gone
         self._again = {n.name for n in plan.nodes if len(plan.workers) > 1 and not n.lag}
+        self._elastic = {n.name for n in elastic(plan)}
         self._readers = {n.name for n in plan.nodes if any(use.trained for use in n.models)}
         self._parked: list[NodeChunk] = []
         self._maker: dict[int, NodeChunk] = {}
@@ -67,12 +74,16 @@ class Dispatch:
         """What can be told now. able: whether a worker can run chunks of a node."""
         found: list[RunChunk] = []
         left: list[NodeChunk] = []
+        has = Counter(self._outstanding.chunks()) if self._elastic else Counter()
         for chunk in self._parked:  # it grows by what has to be made again
-            there = self.there(chunk.holds)
-            workers = [w for w in chunk.node.workers if there and able(chunk.node, w)]
+            there, node = self.there(chunk.holds), chunk.node
+            workers = [w for w in node.workers if there and able(node, w)]
+            if node.name in self._elastic:
+                workers = [w for w in workers if has[node.name, w] < _AHEAD]
             if workers:
                 idlest = min(workers, key=self._outstanding.rows.__getitem__)
                 found.append(self._tell(chunk, idlest))
+                has[node.name, idlest] += 1
             else:
                 left.append(chunk)
         self._parked = left

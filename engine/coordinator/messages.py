@@ -9,7 +9,7 @@
     Load         Loaded
 
 Owns: these values, which can cross a process boundary. Does not own: what they say of rows
-(refs.py), nor how they are sent.
+(refs.py) and of replicas (replica_messages.py), nor how they are sent.
 """
 
 from __future__ import annotations
@@ -22,6 +22,13 @@ import numpy as np
 from dataflow.batch import Keys
 from dataflow.errors import GraphWarning
 from engine.coordinator.refs import Gather, Key, Ref, SourceCut
+from engine.coordinator.replica_messages import (
+    LeaveRequested,
+    Respawn,
+    Retire,
+    ScaleRequested,
+    TimePassed,
+)
 
 Inputs = Mapping[str, tuple[Gather, ...]]
 """For each input, what to gather."""
@@ -227,7 +234,8 @@ TaskEnd = ChunkDone | Stepped | Evaluated | Recorded | Offered | Loaded | FetchF
 """The last answer to a task; of several ranks, each one's last."""
 TaskEvent = Produced | Tombstoned | Reported | Prepared | TaskEnd
 FromWorker = TaskEvent | SourceOpened | WorkerOpened | Woken | Slept | Spilled | Probed
-Event = FromWorker | WorkerLost | Checkpointed | StopRequested | CheckpointRequested
+Wish = StopRequested | CheckpointRequested | ScaleRequested
+Event = FromWorker | WorkerLost | Checkpointed | Wish | LeaveRequested | TimePassed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -391,13 +399,6 @@ ToWorker = Task | Go | Release | Wake | Sleep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Respawn:
-    """Kill what is left of these Workers, and restart them with the next epoch."""
-
-    workers: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Rollback:
     """Only a checkpoint has what is lost: go back to the last one and restart every Worker."""
 
@@ -440,10 +441,10 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
-    """The run is over; `error` says why where it failed."""
+    """The run is over; error: why, where it failed."""
 
     reason: str
     error: str = ""
 
 
-Instruction = ToWorker | Respawn | Rollback | StepClosed | Warn | Checkpoint | Finish
+Instruction = ToWorker | Respawn | Retire | Rollback | StepClosed | Warn | Checkpoint | Finish

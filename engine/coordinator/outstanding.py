@@ -88,6 +88,10 @@ class Outstanding:
         told = self._of.get(m.RunChunk, {}).values()
         return [(a.chunk.node.name, a.task.worker) for a in told if a.chunk is not None]
 
+    def owes(self, worker: str) -> bool:
+        """Whether a Worker has not answered something, though it may wait for its devices."""
+        return any(worker in asked.parts for asked in self._asked.values())
+
     def busy(self, worker: str) -> bool:
         """Whether a Worker was told something that it has not ended."""
         return any(asked.parts.get(worker, "due") != "due" for asked in self._asked.values())

@@ -156,7 +156,7 @@ class RankGroups:
                 spare: list[m.Instruction] = [m.Release(worker=event.worker, blocks=(event.block,))]
                 return [], spare if event.block >= 0 else []
             case m.WorkerLost():
-                self._lost(event.worker)
+                self.lost(event.worker)
         return [event], []
 
     def _dropped(self, event: m.FetchFailed, asked: Pending) -> list[m.Event]:
@@ -170,7 +170,8 @@ class RankGroups:
         ended = asked is not None and not asked.parts
         return [replace(event, worker=self._groups[event.node].workers[0])] if ended else []
 
-    def _lost(self, worker: str) -> None:
+    def lost(self, worker: str) -> None:
+        """A Worker is gone, with its blocks."""
         self._lengths = {at: found for at, found in self._lengths.items() if at[0] != worker}
         self._free = {ref for ref in self._free if ref[0] != worker}
 

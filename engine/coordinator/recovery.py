@@ -2,8 +2,10 @@
 
     a worker is   waits for                    left by
     there         -                            WorkerLost -> down
+                                               its retirement -> absent
     down          its process, its kernels     WorkerOpened of the next epoch -> there
                                                WorkerLost -> down, with the epoch after that
+    absent        to be begun (replicas.py)    `begin` -> down
 
 Owns: incarnations, the order of what each one says, whose outbox spills, and the limit on deaths.
 Does not own: what a loss means for rows (prompt_table.py, dispatch.py), for weights (versions.py)
@@ -12,7 +14,7 @@ or for the Step (training.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from engine.coordinator.messages import Event, From, Spilled, WorkerLost, WorkerOpened
 from engine.coordinator.ordered_inbox import OrderedInbox
@@ -22,27 +24,31 @@ DEATHS = 3
 
 
 class Recovery:
-    """The Workers of a run. Each counts as there at first, in incarnation 0."""
+    """The Workers of a run. Each counts as there at first, in incarnation 0, but for spare ones."""
 
-    def __init__(self, workers: Iterable[str]) -> None:
+    def __init__(self, workers: Iterable[str], spare: Iterable[str] = ()) -> None:
         self._inboxes = {worker: OrderedInbox[Event]() for worker in workers}
-        self._down: set[str] = set()
+        self._absent = set(spare)
+        self._down = set(self._absent)
         self._spilling: set[str] = set()
         self._deaths: dict[str, list[str]] = {}
         """What each Worker died of since it last finished something."""
 
-    def in_order(self, event: Event | From) -> list[Event]:
-        """The events that this one lets through: a Worker in another process may repeat or overtake
-        itself, or be heard after its death.
+    def in_order(self, event: Event | From) -> Iterator[Event]:
+        """The events that this one lets through, each to be handled before the next: a Worker in
+        another process may repeat or overtake itself, or be heard after its end, to which one of
+        these events may lead.
         """
-        if isinstance(event, From):
-            found = self._inboxes[event.worker].take(event.epoch, event.number, event.event)
-        else:
-            found = [event]
-        for each in found:
+        if not isinstance(event, From):
+            yield event
+            return
+        inbox = self._inboxes[event.worker]
+        for each in inbox.take(event.epoch, event.number, event.event):
+            if inbox.epoch != event.epoch:
+                return
             if isinstance(each, Spilled):
                 (self._spilling.add if each.nbytes else self._spilling.discard)(each.worker)
-        return found
+            yield each
 
     @property
     def spilling(self) -> bool:
@@ -66,6 +72,22 @@ class Recovery:
             return False
         self._down.discard(event.worker)
         return True
+
+    def retire(self, worker: str) -> None:
+        """A Worker is ended, and nothing of this incarnation counts from now on."""
+        self._inboxes[worker].close()
+        self._spilling.discard(worker)
+        self._down.add(worker)
+        self._absent.add(worker)
+
+    def stay_away(self, worker: str) -> None:
+        """A Worker that was lost is not begun again: that death does not count."""
+        self._absent.add(worker)
+        self._deaths[worker].pop()
+
+    def begin(self, worker: str) -> None:
+        """An absent Worker is to open."""
+        self._absent.discard(worker)
 
     def there(self, worker: str) -> bool:
         """Whether a Worker can be told something."""
@@ -93,7 +115,9 @@ class Recovery:
     def waiting(self) -> list[str]:
         """For the watchdog, in words."""
         lines = [
-            f"worker {worker}: has died and is not open again" for worker in sorted(self._down)
+            f"worker {worker}: has died and is not open again"
+            for worker in sorted(self._down - self._absent)
+            if self._deaths.get(worker)
         ]
         for worker, inbox in self._inboxes.items():
             if inbox.missing is not None:

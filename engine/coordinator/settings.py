@@ -8,8 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from engine.coordinator.refs import Ref, SourceCut
+
+Scaling = Literal["balance", "most", "fixed"]
+"""Who decides how many replicas a node has: the rule in scaling.py; as many as there may be; nobody
+but who asks.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +29,7 @@ class Settings:
 
     error_budget: the share of admitted prompts that may be dropped (never less than 10 prompts).
     patience: seconds that a run may give prompts up in vain (livelock.py) before it fails; 0: for
-    ever.
+    ever. grace: seconds that a replica has to leave (replicas.py).
     """
 
     steps: int | None = None
@@ -33,6 +39,8 @@ class Settings:
     stored_at: float | None = None
     error_budget: float = 0.1
     patience: float = 0.0
+    grace: float = 60.0
+    scaling: Scaling = "fixed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

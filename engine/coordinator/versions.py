@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 
 from engine.coordinator.messages import Load, Loaded, Offer, Offered
 from engine.coordinator.outstanding import Outstanding
+from engine.plan.elastic import elastic
 from engine.plan.plan import Plan, PlannedModel, PlannedNode
 
 Place = tuple[str, str, str]
@@ -56,6 +57,10 @@ class Versions:
         """Who is to be told of the published version as soon as possible."""
         self._fresh: set[Place] = set()
         """Who has had no version since its Worker restarted."""
+        self._elastic = {n.name for n in elastic(plan)}
+        """Readers whose replicas nobody waits for until they have had a version."""
+        for worker in plan.spare:
+            self.lost(worker)
 
     # --- publishing -------------------------------------------------------------------------------
 
@@ -220,13 +225,14 @@ class Versions:
 
     @property
     def _loading(self) -> set[Place]:
-        """Who was told of a version, or is to be, and has not loaded it."""
+        """Who was told of a version, or is to be, and has not loaded it; no replica that joins."""
         loads = self._outstanding.tasks(Load)
         if not (loads or self._weights or self._owed):
             return set()
         told = {_place(load) for load in loads}
         held = {_place(m) for weights in self._weights.values() for m in weights.held}
-        return self._owed | told | held
+        late = (place for place in self._fresh if place[0] in self._elastic)
+        return (self._owed | told | held).difference(late)
 
     @property
     def loaded_everywhere(self) -> bool:

@@ -66,7 +66,10 @@ class Supervisor:
         self._plan = plan
         if share is None:
             workers, cluster = dict.fromkeys(plan.workers), plan.cluster or detect()
-            share = HostShare(workers=workers, cluster=cluster, on_change=lambda: None)
+            absent = dict.fromkeys(plan.spare, 0)
+            share = HostShare(
+                workers=workers, absent=absent, cluster=cluster, on_change=lambda: None
+            )
         self._share = share
         self._folder = folder
         self._options = options
@@ -75,6 +78,8 @@ class Supervisor:
         self._peers: dict[str, control.PeerAddress] = {}
         self._requests = 0
         self._moved = 0
+        self._retiring: dict[ChildProcess, float] = {}
+        """When each of these is killed."""
         leases = {w: each.lease for w, each in share.workers.items() if each and w in self._far}
         self._io = WorkerIO(self._groups, options.heartbeat, share.on_change, leases)
 
@@ -95,13 +100,33 @@ class Supervisor:
 
     def respawn(self, workers: Sequence[str]) -> None:
         """Kill what is left of them, wait for its end, start the next incarnations."""
-        old = {n: self._io.children[n] for n in workers if n in self._io.children}
+        old = self._replaced(workers)
+        self._io.end(old)
+        epochs = {child.name: child.epoch + 1 for child in old}
+        self._start({w: epochs[w] if w in epochs else self._share.absent[w] for w in workers})
+
+    def retire(self, workers: Sequence[str]) -> None:
+        """Ask them to end, as recorded rows are flushed then; `next` kills those that do not."""
+        end = time.monotonic() + _GRACE
+        for child in self._replaced(workers):
+            self._io.send(child, control.Quit())
+            self._retiring[child] = end
+
+    def _replaced(self, workers: Sequence[str]) -> list[ChildProcess]:
+        """Their incarnations, whose end is reported no more; none of one that was never there."""
+        old = [self._io.children[name] for name in workers if name in self._io.children]
         with self._io.changed:
-            for child in old.values():
+            for child in old:
                 child.replaced = True
-        self._io.end(list(old.values()))
-        absent = self._share.absent
-        self._start({n: old[n].epoch + 1 if n in old else absent[n] for n in workers})
+        return old
+
+    def _kill_retiring(self) -> None:
+        now = time.monotonic()
+        for child, end in [*self._retiring.items()]:
+            if child.over.is_set():
+                del self._retiring[child]
+            elif now >= end:
+                child.kill()
 
     def close(self) -> None:
         """Ask all to end, kill those that do not, reap. Closing twice does nothing."""
@@ -262,6 +287,7 @@ class Supervisor:
 
     def next(self, timeout: float | None = None) -> m.Event | m.From | None:
         """The next event; None if none came in time, or none will. Raises what a kernel raised."""
+        self._kill_retiring()
         with self._io.changed:
             self._io.wait_for(lambda: self._io.events or not self._io.busy, timeout)
             event = self._io.events.popleft() if self._io.events else None
@@ -295,7 +321,7 @@ class Supervisor:
     def doing(self) -> list[Doing]:
         """By the last heartbeat of each; from any thread."""
         with self._io.changed:
-            return [c.doing for c in self._io.children.values()]
+            return [c.doing for c in self._io.children.values() if not c.over.is_set()]
 
     def stacks(self) -> list[str]:
         """The main thread's stack of each Worker that is doing something."""

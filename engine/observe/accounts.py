@@ -29,7 +29,7 @@ class RunMetrics:
 
     takes = (
         *(events.Opened, events.WorkersMeasured, events.WritingBegan, events.WritingEnded),
-        *(m.Reported, m.ChunkDone, m.WorkerLost, m.StepClosed, m.Finish),
+        *(m.Reported, m.ChunkDone, m.WorkerLost, m.Retire, m.StepClosed, m.Finish),
     )
 
     def __init__(
@@ -68,11 +68,18 @@ class RunMetrics:
                     self._lines.sync()
             case events.WritingEnded():
                 self._accounts.written(event.end)
-            case events.InstructionTold(instruction=m.StepClosed() as closed):
-                self._close(closed, event.at)
-            case events.InstructionTold(instruction=m.Finish(error="")):
-                if self._evaluates and self._accounts.initial:
-                    self._write(0, dict(self._accounts.initial), again=False)
+            case events.InstructionTold():
+                self._told(event.instruction, event.at)
+
+    def _told(self, instruction: m.Instruction, now: float) -> None:
+        match instruction:
+            case m.Retire(workers=workers):
+                for worker in workers:
+                    self._chunks.lose(worker)
+            case m.StepClosed():
+                self._close(instruction, now)
+            case m.Finish(error="") if self._evaluates and self._accounts.initial:
+                self._write(0, dict(self._accounts.initial), again=False)
 
     def _close(self, closed: m.StepClosed, now: float) -> None:
         """Write the Step's row, or add an evaluation to the row that is there."""
@@ -206,9 +213,12 @@ class ChunkMetrics:
             case m.ChunkDone(id=chunk):
                 return _metrics(self._runs.pop(chunk, []))
             case m.WorkerLost(worker=worker):
-                kept = {c: said for c, said in self._runs.items() if said[0].worker != worker}
-                self._runs = kept
+                self.lose(worker)
         return ()
+
+    def lose(self, worker: str) -> None:
+        """A Worker is gone, and what it had under way is run again."""
+        self._runs = {c: said for c, said in self._runs.items() if said[0].worker != worker}
 
     def rest(self) -> Iterable[Report]:
         """As a Step closes: reports of chunks that have not ended, for rows that came before it."""

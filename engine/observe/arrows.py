@@ -91,7 +91,7 @@ class Arrows:
         nothing else counts.
         """
         if isinstance(event, m.WorkerLost):
-            self._lose(event.worker, at)
+            self.lose(event.worker, at)
         elif isinstance(event, m.TaskEnd):
             self._over.append(event)
 
@@ -189,7 +189,8 @@ class Arrows:
                 kept.clear()
         self._over, self._released, self._ended = [], [], False
 
-    def _lose(self, worker: str, at: float) -> None:
+    def lose(self, worker: str, at: float) -> None:
+        """A Worker is gone, or is ended now."""
         self._lost[worker] = at
         for number in [n for n, of in self._told.items() if of.pop(worker, None) and not of]:
             del self._told[number]

@@ -10,7 +10,14 @@ from __future__ import annotations
 import logging
 
 from dataflow.errors import GraphWarning, Origin, RunError
-from engine.coordinator.messages import Checkpoint, Evaluated, Tombstoned, Warn, WorkerLost
+from engine.coordinator.messages import (
+    Checkpoint,
+    Evaluated,
+    LeaveRequested,
+    Tombstoned,
+    Warn,
+    WorkerLost,
+)
 from engine.observe.events import (
     EventHeard,
     FailingSilently,
@@ -25,7 +32,7 @@ _log = logging.getLogger(__name__)
 class RunLog:
     """Shows and logs what is said in a run, in all of its attempts."""
 
-    takes = (Warn, WorkerLost, Tombstoned, WritingFailed, FailingSilently)
+    takes = (Warn, WorkerLost, LeaveRequested, Tombstoned, WritingFailed, FailingSilently)
 
     def __init__(self, *, strict: bool = False) -> None:
         self._strict = strict
@@ -39,6 +46,8 @@ class RunLog:
                 self.warn(warning)
             case EventHeard(event=WorkerLost(worker=worker, error=error)):
                 _log.warning("Worker %s was lost: %s", worker, error)
+            case EventHeard(event=LeaveRequested(workers=workers, reason=reason)):
+                _log.warning("%s will have to leave: %s", ", ".join(workers), reason)
             case EventHeard(event=Tombstoned(node=node, failed=True) as dropped):
                 self._dropped(node, dropped)
             case WritingFailed(of=Checkpoint(step=step), error=error):

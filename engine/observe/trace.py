@@ -76,7 +76,7 @@ class Trace:
     """
 
     takes = (
-        *(WorkersMeasured, WritingEnded, m.WorkerLost, m.Release, m.Rollback),
+        *(WorkersMeasured, WritingEnded, m.WorkerLost, m.Retire, m.Release, m.Rollback),
         *get_args(m.Task),
         *get_args(m.TaskEnd),
     )
@@ -99,6 +99,10 @@ class Trace:
     def take(self, event: RunEvent) -> None:
         """Of a run: spans of Workers, checkpoints, deaths (see `engine.observe.events`)."""
         match event:
+            case InstructionTold(instruction=m.Retire(workers=workers)):
+                for worker in workers:
+                    self._arrows.lose(worker, event.at)
+                    self.instant(f"{worker}/left", "left", event.at)
             case InstructionTold(instruction=told):
                 self._arrows.told(told)
             case EventHeard(event=m.WorkerLost(worker=worker, error=error) as lost):

@@ -23,7 +23,8 @@ class Placing:
 
     pin: the Workers of a node, several for its replicas or ranks. hosts: of Workers, by name or by
     a label (`gpu:H200`); all others are on the first. inproc: all nodes are on `main`; of the rest
-    only chunks count (also by replicas). samples: what is recorded of a Step's rows.
+    only chunks count (also by replicas). least: of nodes whose replicas come and go, how many there
+    are at the beginning; `replicas` are the most. samples: what is recorded of a Step's rows.
     """
 
     workers: Spread = "auto"
@@ -31,6 +32,7 @@ class Placing:
     pin: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     together: tuple[tuple[str, ...], ...] = ()
     replicas: Mapping[str, int] = field(default_factory=dict)
+    least: Mapping[str, int] = field(default_factory=dict)
     chunks: Mapping[str, int] = field(default_factory=dict)
     ranks: Mapping[str, int] = field(default_factory=dict)
     tensor: Mapping[str, int] = field(default_factory=dict)

@@ -286,6 +286,8 @@ class Decisions:
     """The worker that writes them."""
     turns: tuple[tuple[str, ...], ...] = ()
     """Groups of Workers that take turns with devices; each Worker is in one group at most."""
+    spare: tuple[str, ...] = ()
+    """Workers that are not there at the beginning; they join and leave (engine/plan/elastic.py)."""
     hosts: Mapping[str, str] = field(default_factory=dict)
     """The host of each Worker; empty if all are on this one."""
     devices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)

@@ -147,6 +147,7 @@ class _Wishes:
             pin=pin,
             together=tuple(group for group in groups if len(group) > 1),
             replicas=some(whole.replicas),
+            least=some(whole.least),
             chunks=some(whole.chunks),
             ranks=some(whole.ranks),
             tensor=some(whole.tensor),

@@ -353,7 +353,7 @@ def _alone(plan: Plan, there: set[str]) -> Plan:
         )
         for node in plan.nodes
     )
-    alone = replace(plan, nodes=nodes, recorded=(), recorder=WORKER, turns=(), hosts={})
+    alone = replace(plan, nodes=nodes, recorded=(), recorder=WORKER, turns=(), spare=(), hosts={})
     return replace(alone, devices={}, environments={})
 
 

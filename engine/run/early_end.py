@@ -1,4 +1,4 @@
-"""Requests to end a run before its last Step, or to write a checkpoint.
+"""Requests to end a run before its last Step, to write a checkpoint, or to have other replicas.
 
 Owns: turning a signal, a user's condition or wish, or a phase's threshold into one request. Does
 not own: signals (signals.py), wishes of a program (requests.py), what ending means (the
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from dataflow.program import Threshold
-from engine.coordinator.messages import CheckpointRequested, StopRequested
+from engine.coordinator.messages import StopRequested, Wish
 from engine.observe.events import EventHeard, RunEvent, StepEnded
 from engine.run.requests import RunRequests
 from engine.run.signals import StopSignals
@@ -41,6 +41,8 @@ class EarlyEnd:
         self._requests = requests
         self._said = False
         self._waiting: StopRequested | None = None
+        self._scaled = 0
+        """Wishes for replicas that the coordinator was told."""
 
     def pass_at_once(self) -> None:
         """The checkpoint from which the run goes on is where its threshold was reached."""
@@ -59,7 +61,7 @@ class EarlyEnd:
                     reason = f"its condition held after step {step}"
                     self._waiting = StopRequested(reason=reason, at_once=True)
 
-    def __call__(self) -> StopRequested | CheckpointRequested | None:
+    def __call__(self) -> Wish | None:
         """The next request that the coordinator has not been told."""
         if self._waiting is not None:
             asked, self._waiting = self._waiting, None
@@ -71,6 +73,9 @@ class EarlyEnd:
         if stopping is not None and not self._said:
             self._said = True
             return stopping
+        if (scaled := self._requests.scaled(self._scaled)) is not None:
+            self._scaled += 1
+            return scaled
         return self._requests.take_checkpoint()
 
 

@@ -8,9 +8,9 @@ Owns: the order of all that happens. Does not own: any decision (coordinator), a
 (engine/worker), where Workers are (engine/launch, engine/simulate), where files lie (files.py), nor
 what is made of it (subscribers to its events, engine/observe/events.py).
 
-What is the loop's own (StepClosed, Warn, Checkpoint, Respawn, Rollback, Finish) is carried out as
-soon as it is said. When no Worker has anything to do, no event is left and the coordinator has not
-finished, nothing will ever happen again: that is an error that says who waits for whom.
+What is the loop's own (StepClosed, Warn, Checkpoint, Respawn, Retire, Rollback, Finish) is carried
+out as soon as it is said. When no Worker has anything to do, no event is left and the coordinator
+has not finished, nothing will ever happen again: that is an error that says who waits for whom.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Loop:
     """One attempt at a run: from its beginning, or from a checkpoint of the store.
 
     events: who is told of what happens. stop: asked at each turn whether the run is to end early,
-    or to write a checkpoint, and answers each wish once. clock: seconds; a simulated one where the
-    Workers are.
+    to write a checkpoint, or to have other replicas, and answers each wish once. clock: seconds; a
+    simulated one where the Workers are.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Loop:
         workers: Workers,
         store: RunStore,
         events: e.EventStream,
-        stop: Callable[[], m.StopRequested | m.CheckpointRequested | None] = lambda: None,
+        stop: Callable[[], m.Wish | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._coordinator = coordinator
@@ -103,6 +103,8 @@ class Loop:
                 raise RunError(self._starved())
         if event is not None:
             self._hear(event)
+        elif self._coordinator.moving:  # nothing has moved, so that the watchdog is not told
+            self._carry_out(self._coordinator.handle(m.TimePassed(), self._clock()))
         if self._clock() - self._measured >= _MEASURED_EVERY:
             self._measure()
 
@@ -144,6 +146,8 @@ class Loop:
                     self._hear(m.Checkpointed(step=instruction.step))
             case m.Respawn():
                 self._workers.respawn(instruction.workers)
+            case m.Retire():
+                self._workers.retire(instruction.workers)
             case m.Finish() | m.Rollback():
                 self._workers.forget()  # what was still to be made is not wanted
                 self._end = instruction

@@ -100,7 +100,16 @@ class Workers(Protocol):
         ...
 
     def respawn(self, workers: Sequence[str]) -> None:
-        """Kill what is left of these and restart them, with the next epoch."""
+        """Kill what is left of these and start them with the next epoch; a spare one that was never
+        there with its first, 0. One for which there is no room opens when there is: until then the
+        Workers are busy.
+        """
+        ...
+
+    def retire(self, workers: Sequence[str]) -> None:
+        """End these, whatever they do, and report no loss; never blocks. What they were told is not
+        wanted. `respawn` may bring them back.
+        """
         ...
 
     def reports(self) -> list[Report]:

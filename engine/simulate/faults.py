@@ -1,5 +1,6 @@
-"""What goes wrong in a simulated run: which Worker dies or stops when, and how messages are delayed
-or doubled. All draws come from one generator of its own, so that a run with faults repeats exactly.
+"""What goes wrong in a simulated run: which Worker dies, stops or has to leave when, and how
+messages are delayed or doubled. All draws come from one generator of its own, so that a run with
+faults repeats exactly.
 
 Does not own: what follows from it (workers.py, simulated_worker.py).
 """
@@ -10,6 +11,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from engine.coordinator.replica_messages import LeaveRequested, ScaleRequested
+from engine.plan.elastic import elastic
+from engine.plan.plan import Plan
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultModel:
@@ -18,9 +23,10 @@ class FaultModel:
     deaths: how many at most. rate: the chance of one at each event that the coordinator hears.
     stateful: the chance that Workers with state are hit instead. stops: the share that stops first,
     and is killed if it does not go on within `patience`. again: the chance that a Worker is hit
-    again as it restarts or soon after. detect, respawn, fetch, delay: the longest time until a
-    death is noticed, of a restart, a fetch, a message. doubles: the share of messages that arrive
-    twice.
+    again as it restarts or soon after. scales, leaves: the chances, at each event, that another
+    number of replicas is asked for, and that the machines of some are taken away; moves: how often
+    at most. detect, respawn, fetch, delay: the longest time until a death is noticed, of a restart,
+    a fetch, a message. doubles: the share of messages that arrive twice.
     """
 
     seed: int = 0
@@ -30,6 +36,9 @@ class FaultModel:
     stops: float = 0.2
     patience: float = 30.0
     again: float = 0.25
+    scales: float = 0.0
+    leaves: float = 0.0
+    moves: int = 40
     detect: float = 1.0
     respawn: float = 5.0
     fetch: float = 0.3
@@ -53,6 +62,7 @@ class Fate:
         self._faults = faults
         self._draw = random.Random(faults.seed)
         self._left = faults.deaths
+        self._moves = faults.moves
 
     def strikes(self) -> bool:
         """Whether a Worker is hit at this event."""
@@ -77,6 +87,20 @@ class Fate:
             return None
         self._left -= 1
         return Blow(worker=worker, after=self.upto(2.0 * self._faults.respawn))
+
+    def moves(self, plan: Plan) -> list[LeaveRequested | ScaleRequested]:
+        """What is asked of replicas that come and go, at this event."""
+        found: list[LeaveRequested | ScaleRequested] = []
+        nodes = elastic(plan) if self._faults.scales or self._faults.leaves else ()
+        for node in nodes if self._moves > 0 else ():
+            if self._draw.random() < self._faults.scales:
+                count = self._draw.randint(0, len(node.workers) + 1)
+                found.append(ScaleRequested(node=node.name, replicas=count))
+            if self._draw.random() < self._faults.leaves:
+                some = self._draw.sample(node.workers, self._draw.randint(1, len(node.workers)))
+                found.append(LeaveRequested(workers=tuple(some), reason="simulated"))
+        self._moves -= len(found)
+        return found
 
     def arrivals(self) -> list[float]:
         """The delays, in seconds, after which a message arrives, once or twice."""

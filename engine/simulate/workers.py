@@ -64,6 +64,9 @@ class SimulatedWorkers:
         self._faults = faults or FaultModel()
         self._fate = Fate(faults) if faults is not None else None
         self._workers = {name: SimulatedWorker(self, name, 0) for name in plan.workers}
+        for name in plan.spare:  # as if it had ended, and its next epoch is the first
+            self._workers[name] = SimulatedWorker(self, name, -1)
+            self._workers[name].gone = True
         self._inbox: deque[m.Event | m.From] = deque()
         """Arrived, and not yet taken by the loop."""
         self._request = 0
@@ -78,7 +81,7 @@ class SimulatedWorkers:
 
     def open(self) -> Iterator[m.Event | m.From]:
         """Open all at once; what they tell of it comes by `next`."""
-        for worker in self._workers.values():
+        for worker in [w for w in self._workers.values() if not w.gone]:
             self._open(worker)
         return iter(())
 
@@ -133,6 +136,13 @@ class SimulatedWorkers:
             if self._fate is not None and self._hits[name] < 2:
                 self._hit(self._fate.strike_again(name))
 
+    def retire(self, workers: Sequence[str]) -> None:
+        """They end at once. What one had sent may still arrive."""
+        for name in workers:
+            self._lost.pop(name, None)
+            if not self._workers[name].gone:
+                self._workers[name].die()
+
     def reports(self) -> list[Any]:
         """Nothing: simulated Workers are not measured or watched."""
         return []
@@ -176,6 +186,8 @@ class SimulatedWorkers:
     def _arrive(self, message: m.From) -> None:
         self._inbox.append(message)
         self._strike()
+        if self._fate is not None and not self._over:
+            self._inbox.extend(self._fate.moves(self.plan))
 
     def _send(self, worker: SimulatedWorker, message: m.ToWorker | FileRequest) -> None:
         if self._fate is None:
@@ -240,6 +252,8 @@ class SimulatedWorkers:
         self.clock.after(self._upto(self._faults.detect), partial(self._find_lost, worker))
 
     def _find_lost(self, worker: SimulatedWorker) -> None:
+        if self._workers[worker.name] is not worker:  # it was replaced meanwhile
+            return
         event = m.WorkerLost(worker=worker.name, epoch=worker.epoch, error="killed")
         self._lost[worker.name] = event
         self._inbox.append(event)

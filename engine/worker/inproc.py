@@ -85,6 +85,10 @@ class InprocWorkers:
             f"{', '.join(workers)}: the only Worker is the process that would start it anew"
         )
 
+    def retire(self, workers: Sequence[str]) -> None:
+        """Never: the plan of one Worker has no spare ones."""
+        raise AssertionError(f"{', '.join(workers)}: the only Worker cannot leave")
+
     def reports(self) -> list[Report]:
         """Its metrics since the last call, and about once a second the memory of this process."""
         found, now = self._worker.reports(), time.monotonic()

@@ -20,6 +20,7 @@ from engine.simulate.behaviour import Outcomes
 from engine.simulate.simulation import Simulation
 from engine.simulate.store import SimulatedCheckpoint
 from tests.kit.plans import plan_of, planned_node
+from tests.schedules.elastic import elastic_case
 from tests.schedules.plans import ScheduleCase, drawn_case
 from tests.schedules.proof import Proof
 from tests.schedules.record import Past
@@ -93,6 +94,18 @@ def test_a_node_that_trains_rows_of_two_sources(seeds: range) -> None:
 def test_rows_of_two_sources_killed_and_resumed(seeds: range) -> None:
     for seed in seeds:
         killed_and_resumed(drawn_case(seed, own=True), seed)
+
+
+ELASTIC = [range(40)] + [
+    pytest.param(range(first, first + 48), marks=pytest.mark.long) for first in range(40, 1000, 48)
+]
+
+
+@pytest.mark.parametrize("seeds", ELASTIC, ids=str)
+def test_replicas_that_join_and_leave_change_nothing(seeds: range) -> None:
+    """As asked for, as their machines go, by the rule; and Workers die all the while."""
+    for seed in seeds:
+        prove(elastic_case(seed))
 
 
 @pytest.mark.parametrize("seed", ONCE_FAILED)

@@ -13,6 +13,7 @@ from engine.observe.events import Subscriber
 from engine.simulate.faults import FaultModel
 from engine.simulate.simulation import Simulation
 from engine.simulate.store import SimulatedCheckpoint
+from tests.schedules.elastic import fixed, with_moves
 from tests.schedules.plans import ScheduleCase
 from tests.schedules.proof import Proof
 from tests.schedules.record import Past, chunks, contents
@@ -59,6 +60,8 @@ def weathered(case: ScheduleCase) -> tuple[Simulation, Past | None, int]:
     deaths = 0
     for attempt in range(_ATTEMPTS):
         faults = drawn(draw, 0 if attempt == _ATTEMPTS - 1 else draw.choice((1, 2, 4, 8)))
+        if case.plan.spare:
+            faults = with_moves(draw, faults, last=attempt == _ATTEMPTS - 1)
         run = ended(begun(case, attempt, stored, faults))
         deaths += run.workers.deaths
         if not run.went_back:
@@ -89,7 +92,7 @@ def prove(case: ScheduleCase) -> int:
     run, past, deaths = weathered(case)
     Proof(case, run, past=past).all()
     if case.synchronous:
-        plain = ended(begun(case, 0))
+        plain = ended(begun(fixed(case), 0))
         Proof(case, plain).all()
         _same_as(case, run, plain, past)
     return deaths

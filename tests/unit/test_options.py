@@ -76,8 +76,8 @@ def test_tables_and_groups_are_given_as_words_and_may_be_repeated() -> None:
 
 
 @pytest.mark.parametrize(("flags", "message"), [
-    (["--replicas", "rollout"], "expected NAME=INT, found 'rollout'"),
-    (["--replicas", "rollout=two"], "expected NAME=INT, found 'rollout=two'"),
+    (["--replicas", "rollout"], "expected NAME=INT|INT..INT, found 'rollout'"),
+    (["--replicas", "rollout=two"], "expected NAME=INT|INT..INT, found 'rollout=two'"),
     (["--pin", "=gen"], "expected NAME=NAME, found '=gen'"),
     (["--pin", "a=b", "--pin", "a=c"], "a is given twice"),
     (["--together", "rollout"], "expected two names or more, found 'rollout'"),

@@ -37,10 +37,8 @@ def test_a_death_counts_once_and_opens_the_next_epoch() -> None:
     assert not recovery.opened(messages.WorkerOpened(worker="w", epoch=0))
     assert recovery.opened(messages.WorkerOpened(worker="w", epoch=1))
     assert recovery.there("w")
-    assert (
-        recovery.in_order(messages.From(worker="w", epoch=0, number=0, event=worker_lost("w")))
-        == []
-    )
+    stale = messages.From(worker="w", epoch=0, number=0, event=worker_lost("w"))
+    assert list(recovery.in_order(stale)) == []
 
 
 def test_deaths_without_anything_finished_are_hopeless_and_the_first_cause_is_told() -> None:

@@ -50,14 +50,14 @@ def spilled(nbytes: int, number: int, worker: str = "w", epoch: int = 0) -> From
 
 def test_a_worker_spills_until_it_says_that_it_does_not_or_is_gone() -> None:
     workers = Recovery(["w", "v"])
-    workers.in_order(spilled(5, 0))
-    workers.in_order(spilled(5, 0, worker="v"))
-    workers.in_order(spilled(0, 1))
+    list(workers.in_order(spilled(5, 0)))
+    list(workers.in_order(spilled(5, 0, worker="v")))
+    list(workers.in_order(spilled(0, 1)))
     assert workers.spilling
-    workers.in_order(spilled(7, 1))  # once more, and wrong
+    list(workers.in_order(spilled(7, 1)))  # once more, and wrong
     workers.lost(WorkerLost(worker="v", epoch=0, error="killed"))
     assert not workers.spilling
-    workers.in_order(spilled(3, 1, worker="v"))  # from beyond the grave
+    list(workers.in_order(spilled(3, 1, worker="v")))  # from beyond the grave
     assert not workers.spilling
 
 

@@ -54,7 +54,7 @@ class FlowFold:
         *(e.Opened, e.WorkersMeasured, e.WritingBegan, e.WritingEnded, e.WritingFailed),
         *(m.RunChunk, m.TrainStep, m.Evaluate, m.Record, m.Offer, m.Load, m.Release),
         *(m.Produced, m.Tombstoned, m.ChunkDone, m.Stepped, m.Evaluated, m.Recorded, m.Offered),
-        *(m.Loaded, m.FetchFailed, m.WorkerLost, m.StepClosed),
+        *(m.Loaded, m.FetchFailed, m.WorkerLost, m.WorkerOpened, m.Retire, m.StepClosed),
     )
 
     def __init__(
@@ -70,6 +70,8 @@ class FlowFold:
         self._plan, self._writer, self._cuts, self._wall = plan, writer, cuts, wall
         self._step, self._phase = begun, phase
         self._reasons = Reasons(plan)
+        self._away = set(plan.spare)
+        """Replicas that are not there, and so do not wait for anything."""
         self._edges, self._weights = EdgeQueues(plan), WeightQueues()
         self._activity: Activity | None = None
         self._start = 0.0
@@ -131,6 +133,11 @@ class FlowFold:
             case m.Release(worker=worker, blocks=blocks):
                 self._edges.released([(worker, block) for block in blocks])
                 return
+            case m.Retire(workers=workers):
+                for worker in workers:
+                    self._end(worker, now)
+                self._away.update(workers)
+                return
             case m.StepClosed(step=step):
                 self._step_closed(self._plan.first + step, now)
                 return
@@ -155,6 +162,8 @@ class FlowFold:
                 self._made.tombstones[event.node, event.failed].append(event)
             case m.WorkerLost(worker=worker, error=error):
                 self._lost(worker, error, now)
+            case m.WorkerOpened(worker=worker):
+                self._away.discard(worker)
             case _ if isinstance(event, m.TaskEnd):
                 self._answered(event, now)
 
@@ -172,10 +181,14 @@ class FlowFold:
                     self._made.chunks[node, worker] += 1
         self._active(now).ended(event.id, getattr(event, "worker", ""), now)
 
-    def _lost(self, worker: str, error: str, now: float) -> None:
+    def _end(self, worker: str, now: float) -> None:
+        """A Worker is gone, with what it was told and kept."""
         self._active(now).lost(worker, now)
         self._edges.lost(worker)
         self._weights.lost(worker)
+
+    def _lost(self, worker: str, error: str, now: float) -> None:
+        self._end(worker, now)
         lost = Lost(step=self._step, wall=self._wall(), worker=worker, error=error)
         self._writer.step(lost)
 
@@ -250,6 +263,8 @@ class FlowFold:
         for node in self._plan.nodes:
             for worker in node.workers:
                 mine = seconds.get((node.name, worker), nothing)
+                if worker in self._away and not mine.told:
+                    continue
                 waits = self._reasons.without_task(node.name, states, length - mine.told)
                 blames = _both(mine.blames, waits.blames)
                 made = self._made

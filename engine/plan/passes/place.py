@@ -29,6 +29,12 @@ from dataflow.model import Model
 from engine.plan.draft import Draft
 from engine.plan.kernel_needs import alike
 from engine.plan.passes.devices import devices
+from engine.plan.passes.spare import (
+    range_problems,
+    sharing_problems,
+    spare_notes,
+    spare_workers,
+)
 from engine.plan.passes.tensor import tensor_problems
 from engine.plan.placing import Placing
 from engine.plan.plan import PlannedNode
@@ -39,16 +45,22 @@ Workers = tuple[str, ...]
 
 def place(draft: Draft) -> Draft:
     """Workers and layouts of all nodes. Raises PlanError with every wish that cannot be met."""
-    problems = [*_unknown(draft), *_unfit(draft), *_unknown_hosts(draft)]
-    if problems:
-        raise PlanError("\n".join(f"place: {problem}" for problem in problems))
+    _refuse([*_unknown(draft), *_unfit(draft), *_unknown_hosts(draft)])
     nodes, turns = tuple(_split(draft)), draft.placing.turns
+    _refuse([*sharing_problems(draft, nodes, turns)])
     if draft.placing.inproc:
         nodes, turns = tuple(replace(n, workers=(MAIN,), layout=Layout()) for n in nodes), ()
-    hosts, notes = _hosts(draft, nodes), (*draft.notes, *_notes(draft))
+    hosts, spare = _hosts(draft, nodes), spare_workers(draft, nodes)
+    notes = (*draft.notes, *_notes(draft), *spare_notes(draft, nodes))
     recorder = _recorder(nodes)
     placed = replace(draft, nodes=nodes, turns=turns, recorder=recorder, hosts=hosts, notes=notes)
+    placed = replace(placed, spare=spare)
     return replace(placed, devices=devices(placed))
+
+
+def _refuse(problems: Sequence[str]) -> None:
+    if problems:
+        raise PlanError("\n".join(f"place: {problem}" for problem in problems))
 
 
 def above(nodes: Iterable[PlannedNode]) -> dict[str, frozenset[str]]:
@@ -270,6 +282,7 @@ def _unfit(draft: Draft) -> Iterator[str]:
     placing = draft.placing
     asked: list[tuple[Mapping[str, Any], _Problems]] = [
         (placing.replicas, _replicas),
+        (placing.least, range_problems),
         (placing.ranks, _ranks),
         (placing.tensor, tensor_problems),
         (placing.chunks, _chunks),

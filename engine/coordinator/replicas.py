@@ -1,0 +1,273 @@
+"""Replicas of nodes without state, which join and leave while the run goes on.
+
+    a replica is   waits for                                  left by
+    absent         to be wanted                               Respawn -> joining
+    joining        its process, its kernels                   WorkerOpened -> present
+                                                              not wanted: Retire -> absent
+    present        -                                          not wanted, or its machine is taken
+                                                              away -> leaving
+                                                              WorkerLost: Respawn -> joining
+    leaving        its chunks to end, its blocks to be        then, or when its time is over:
+                   needed no more                             Retire -> absent
+                                                              wanted again -> present
+                                                              WorkerLost -> absent
+
+Owns: how many are wanted, and these states. Does not own: what a Worker that ends takes with it
+(core.py), weights of one that has opened (versions.py), the rule for more or fewer (scaling.py).
+
+A replica that leaves gets no further chunk, and has `grace` seconds: what it still does or keeps
+after them is made again, as after a death. Then its Worker may join again, with the next epoch.
+Where nobody takes its machine away, it stays beyond them while a Step is trained on its rows: the
+run would have to go back to a checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from engine.coordinator.scaling import BalanceRule
+from engine.coordinator.settings import Settings
+from engine.plan.elastic import elastic, least, movable
+from engine.plan.plan import Plan, PlannedNode
+
+_State = Literal["absent", "joining", "present", "leaving"]
+Moves = tuple[list[str], list[str]]
+"""Workers that end, and that begin."""
+
+
+@dataclass(slots=True, eq=False)
+class _Replicas:
+    """Those of the nodes that share these Workers. wanted: how many there are to be. movable: those
+    that may leave. work: seconds that they ran chunks above the cut in this Step, added up.
+    """
+
+    nodes: list[PlannedNode]
+    workers: tuple[str, ...]
+    least: int
+    movable: frozenset[str]
+    wanted: int
+    state: dict[str, _State]
+    ends: dict[str, float] = field(default_factory=dict)
+    """When the time of one that leaves is over."""
+    going: set[str] = field(default_factory=set)
+    """Those whose machine is taken away: wanted or not, they leave."""
+    rule: BalanceRule = field(default_factory=BalanceRule)
+    work: float = 0.0
+    changed: bool = True
+    """Whether one has come or gone in this Step, or it is the first: its times say little."""
+
+    def are(self, *states: _State) -> list[str]:
+        return [w for w in self.workers if self.state[w] in states]
+
+    @property
+    def steady(self) -> bool:
+        """Whether all that are wanted were there for the whole Step, and no others."""
+        return not self.changed and len(self.are("present")) == self.wanted
+
+    def scale(self, count: int) -> None:
+        self.wanted = min(max(count, self.least), len(self.workers))
+
+    def leave(self, worker: str, end: float) -> None:
+        self.moves(worker, "leaving")
+        self.ends.setdefault(worker, end)
+
+    def moves(self, worker: str, state: _State) -> None:
+        self.state[worker] = state
+        self.changed = True
+
+    def end(self, worker: str) -> None:
+        self.moves(worker, "absent")
+        self.ends.pop(worker, None)
+        self.going.discard(worker)
+
+
+class Replicas:
+    """Of a plan; without spare Workers nothing here ever changes. present: node -> its replicas."""
+
+    def __init__(self, plan: Plan, settings: Settings) -> None:
+        self._settings = settings
+        self.groups = _groups(plan)
+        self._of = {w: group for group in self.groups for w in group.workers}
+        self._node = {n.name: group for group in self.groups for n in group.nodes}
+        self._streams = {n.name for n in elastic(plan) if n.region == "stream"}
+        self._working: list[_Replicas] = []
+        """Once for each replica that runs a chunk above the cut."""
+        self._training = False
+        self._trained = 0.0
+        """Seconds of this Step below the cut."""
+        self._now: float | None = None
+        for group in self.groups if settings.scaling == "most" else ():
+            group.scale(len(group.workers))
+
+    # --- what is wanted ---------------------------------------------------------------------------
+
+    def scale(self, node: str, count: int) -> None:
+        """So many replicas of a node, or as near to that as its least and most allow."""
+        if node in self._node:
+            self._node[node].scale(count)
+
+    def leave(self, workers: Iterable[str], now: float) -> list[str]:
+        """These have to end soon; others take their places. Returns those that cannot leave."""
+        stay = []
+        for worker in workers:
+            group = self._of.get(worker)
+            if group is None or worker not in group.movable:
+                stay.append(worker)
+            elif group.state[worker] != "absent":
+                group.going.add(worker)
+                group.leave(worker, now + self._settings.grace)
+        return stay
+
+    # --- who is there -----------------------------------------------------------------------------
+
+    def takes(self, worker: str) -> bool:
+        """Whether a Worker that is there is to be given chunks."""
+        group = self._of.get(worker)
+        return group is None or group.state[worker] != "leaving"
+
+    def opened(self, worker: str) -> None:
+        """It is there."""
+        group = self._of.get(worker)
+        if group is not None and group.state[worker] == "joining":
+            group.moves(worker, "present")
+
+    def lost(self, worker: str) -> bool:
+        """It has died. Whether it was leaving, so that it is not to begin again."""
+        group = self._of.get(worker)
+        if group is None:
+            return False
+        if group.state[worker] == "leaving":
+            group.end(worker)
+            return True
+        group.moves(worker, "joining")
+        return False
+
+    def moves(self, owes: Callable[[str], bool], keeps: Callable[[str], bool]) -> Moves:
+        """Who ends now, and who begins then. owes: whether a Worker has something to answer; keeps:
+        whether it has a block that is needed.
+        """
+        ended: list[str] = []
+        begun: list[str] = []
+        for group in self.groups:
+            for worker in group.are("leaving"):
+                if self._over(group, worker) or self._needless(group, worker, owes, keeps):
+                    group.end(worker)
+                    ended.append(worker)
+            ended += self._too_many(group)
+            begun += self._begun(group)
+        return ended, begun
+
+    def _over(self, group: _Replicas, worker: str) -> bool:
+        late = (self._now or 0.0) >= group.ends[worker]
+        return late and (worker in group.going or not self._training)
+
+    def _needless(
+        self,
+        group: _Replicas,
+        worker: str,
+        owes: Callable[[str], bool],
+        keeps: Callable[[str], bool],
+    ) -> bool:
+        """Whether nothing of it is needed but its place: all others leave, too, and somebody has to
+        do what there is to do.
+        """
+        alone = not group.are("absent", "joining", "present")
+        return not owes(worker) and (alone or not keeps(worker))
+
+    def _too_many(self, group: _Replicas) -> Iterator[str]:
+        """Those that nobody wants and that are not there yet. Lets the others leave."""
+        now = self._now or 0.0
+        more = len(group.are("joining", "present")) - group.wanted
+        may = [w for w in reversed(group.workers) if w in group.movable]
+        coming = [w for w in may if group.state[w] == "joining"]
+        there = [w for w in may if group.state[w] == "present"]
+        for worker in (*coming, *there)[: max(more, 0)]:
+            if worker in coming:
+                group.end(worker)
+                yield worker
+            else:
+                group.leave(worker, now + self._settings.grace)
+
+    def _begun(self, group: _Replicas) -> Iterator[str]:
+        """Those that begin; first of all those that were to leave stay."""
+        short = group.wanted - len(group.are("joining", "present"))
+        for worker in [w for w in group.are("leaving") if w not in group.going][: max(short, 0)]:
+            group.moves(worker, "present")
+            del group.ends[worker]
+            short -= 1
+        for worker in group.are("absent")[: max(short, 0)]:
+            group.moves(worker, "joining")
+            yield worker
+
+    @property
+    def moving(self) -> bool:
+        """Whether something is to be done here though nothing comes."""
+        return any(
+            group.are("leaving") or len(group.are("joining", "present")) != group.wanted
+            for group in self.groups
+        )
+
+    # --- time -------------------------------------------------------------------------------------
+
+    def passes(self, now: float) -> None:
+        """Note the time, and what it was spent on."""
+        seconds = now - (now if self._now is None else self._now)
+        self._now = now
+        for group in self._working:
+            group.work += seconds
+        self._trained += seconds if self._training else 0.0
+
+    def works(self, chunks: Iterable[tuple[str, str]], *, training: bool) -> None:
+        """What is under way from now on. chunks: (node, Worker); training: the Step itself."""
+        busy = {worker for node, worker in chunks if node in self._streams}
+        self._working = [self._of[worker] for worker in busy]
+        self._training = training
+
+    def step_ended(self) -> Mapping[str, float]:
+        """A Step is trained: decide whether there should be more or fewer. Returns its metrics."""
+        for group in self.groups:
+            if self._settings.scaling == "balance" and group.steady:
+                there = group.wanted
+                more = group.rule.after_step(there, group.work / there, self._trained)
+                group.scale(there + more)
+            group.work, group.changed = 0.0, bool(group.are("joining", "leaving"))
+        self._trained = 0.0
+        return {
+            f"replicas/{node}": float(len(group.are("present")))
+            for node, group in self._node.items()
+        }
+
+    def waiting(self) -> list[str]:
+        """For the watchdog, in words."""
+        lines = [
+            f"{group.nodes[0].name}: no replica of it is there"
+            for group in self.groups
+            if not group.are("present", "leaving")
+        ]
+        for worker, group in self._of.items():
+            if group.state[worker] == "joining":
+                lines.append(f"worker {worker}: is to join, and has not opened yet")
+            elif group.state[worker] == "leaving":
+                lines.append(f"worker {worker}: leaves, and gets no further chunk")
+        return lines
+
+
+def _groups(plan: Plan) -> list[_Replicas]:
+    """All nodes of the same Workers are scaled together."""
+    by_workers: dict[tuple[str, ...], list[PlannedNode]] = {}
+    for node in elastic(plan):
+        by_workers.setdefault(node.workers, []).append(node)
+    may = movable(plan)
+    return [
+        _Replicas(
+            nodes=nodes,
+            workers=workers,
+            least=least(plan, nodes[0]),
+            movable=may.intersection(workers),
+            wanted=least(plan, nodes[0]),
+            state={w: "absent" if w in plan.spare else "present" for w in workers},
+        )
+        for workers, nodes in by_workers.items()
+    ]

@@ -1,0 +1,257 @@
+"""Who is wanted, who begins, and when one that leaves is gone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine.coordinator import messages as m
+from engine.coordinator.core import Coordinator, Settings
+from engine.coordinator.replicas import Replicas
+from engine.plan.plan import Plan, PlannedSource
+from tests.kit.plans import plan_of, planned_node, ref
+
+
+def plan(**fields: Any) -> Plan:
+    """Columns on a, b, c and d, of which a and b are there at the beginning."""
+    nodes = (
+        planned_node("prompts", work="source", relation="source", workers=("data",)),
+        planned_node("score", "prompts", workers=("a", "b", "c", "d")),
+    )
+    return plan_of(*nodes, **{"spare": ("c", "d"), "recorder": "data"} | fields)
+
+
+class ByHand:
+    """Replicas whose Workers open at once. busy, keeps: those with something to do, or to keep."""
+
+    def __init__(self, planned: Plan | None = None, **settings: Any) -> None:
+        self.replicas = Replicas(planned or plan(), Settings(**{"grace": 10.0} | settings))
+        self.now = 0.0
+        self.busy: set[str] = set()
+        self.keeps: set[str] = set()
+
+    def moves(self, *, after: float = 0.0) -> tuple[list[str], list[str]]:
+        """Who ends and who begins; these open."""
+        self.now += after
+        self.replicas.passes(self.now)
+        ended, begun = self.replicas.moves(self.busy.__contains__, self.keeps.__contains__)
+        for worker in begun:
+            self.replicas.opened(worker)
+        return ended, begun
+
+    def leave(self, *workers: str) -> list[str]:
+        return self.replicas.leave(workers, self.now)
+
+    @property
+    def there(self) -> float:
+        return self.replicas.step_ended()["replicas/score"]
+
+
+def test_as_many_as_are_asked_for_between_the_least_and_the_most() -> None:
+    by_hand = ByHand()
+    assert by_hand.moves() == ([], [])
+    by_hand.replicas.scale("score", 9)
+    assert by_hand.moves() == ([], ["c", "d"])
+    assert by_hand.there == 4
+    by_hand.replicas.scale("score", 0)
+    assert by_hand.moves() == ([], [])
+    assert by_hand.moves() == (["c", "d"], [])
+    assert by_hand.there == 2
+    by_hand.replicas.scale("another", 4)
+    assert by_hand.moves() == ([], [])
+
+
+def test_one_that_leaves_gets_no_chunk_and_stays_until_it_is_not_needed() -> None:
+    by_hand = ByHand()
+    by_hand.replicas.scale("score", 3)
+    by_hand.moves()
+    by_hand.busy, by_hand.keeps = {"c"}, {"c"}
+    by_hand.replicas.scale("score", 2)
+    assert by_hand.moves() == ([], [])
+    assert not by_hand.replicas.takes("c")
+    assert by_hand.replicas.moving
+    assert by_hand.moves(after=5.0) == ([], [])
+    by_hand.busy = set()
+    assert by_hand.moves() == ([], [])
+    by_hand.keeps = set()
+    assert by_hand.moves() == (["c"], [])
+    assert not by_hand.replicas.moving
+
+
+def test_after_its_grace_it_is_ended_and_may_join_again() -> None:
+    by_hand = ByHand()
+    by_hand.replicas.scale("score", 3)
+    by_hand.moves()
+    by_hand.busy = {"c"}
+    by_hand.replicas.scale("score", 2)
+    by_hand.moves()
+    assert by_hand.moves(after=9.9) == ([], [])
+    assert by_hand.moves(after=0.1) == (["c"], [])
+    by_hand.replicas.scale("score", 3)
+    assert by_hand.moves() == ([], ["c"])
+    assert by_hand.replicas.takes("c")
+
+
+def test_one_that_is_wanted_again_stays() -> None:
+    by_hand = ByHand()
+    by_hand.replicas.scale("score", 3)
+    by_hand.moves()
+    by_hand.busy = {"c"}
+    by_hand.replicas.scale("score", 2)
+    by_hand.moves()
+    by_hand.replicas.scale("score", 4)
+    assert by_hand.moves(after=20.0) == (["c"], ["c", "d"]), "too late"
+    by_hand.replicas.scale("score", 3)
+    by_hand.busy = {"d"}
+    by_hand.moves()
+    by_hand.replicas.scale("score", 4)
+    assert by_hand.moves(after=1.0) == ([], [])
+    assert by_hand.replicas.takes("d")
+    assert by_hand.moves(after=20.0) == ([], [])
+
+
+def test_rows_that_a_step_is_trained_on_outlast_the_grace() -> None:
+    by_hand = ByHand()
+    by_hand.replicas.scale("score", 3)
+    by_hand.moves()
+    by_hand.keeps = {"c"}
+    by_hand.replicas.scale("score", 2)
+    by_hand.moves()
+    by_hand.replicas.works((), training=True)
+    assert by_hand.moves(after=60.0) == ([], [])
+    by_hand.leave("c")
+    assert by_hand.moves() == (["c"], []), "its machine does not wait"
+
+
+def test_where_a_machine_goes_another_place_is_taken_at_once() -> None:
+    by_hand = ByHand()
+    by_hand.busy = {"a", "b"}
+    assert by_hand.leave("a", "data") == ["data"]
+    assert by_hand.moves() == ([], ["c"])
+    assert by_hand.there == 2
+    by_hand.leave("b", "c")
+    assert by_hand.moves() == (["c"], ["c", "d"])
+    by_hand.replicas.scale("score", 4)
+    assert by_hand.moves(after=10.0) == (["a", "b"], ["a", "b"])
+
+
+def test_all_machines_go_and_nothing_is_left_but_their_places() -> None:
+    by_hand = ByHand(scaling="most")
+    by_hand.moves()
+    by_hand.busy, by_hand.keeps = {"a"}, {"a", "b", "c", "d"}
+    by_hand.leave("a", "b", "c", "d")
+    assert by_hand.moves() == (["b"], ["b"])
+    assert by_hand.moves() == ([], [])
+    assert by_hand.replicas.takes("b")
+    assert not by_hand.replicas.takes("a")
+
+
+def test_a_death_begins_again_unless_it_was_leaving() -> None:
+    by_hand = ByHand()
+    assert not by_hand.replicas.lost("a")
+    assert "a: is to join" in str(by_hand.replicas.waiting())
+    by_hand.replicas.opened("a")
+    by_hand.busy = {"b"}
+    by_hand.leave("b")
+    by_hand.moves()
+    assert by_hand.replicas.lost("b")
+    assert by_hand.moves() == ([], [])
+    assert by_hand.there == 2
+
+
+def test_a_worker_of_other_nodes_or_of_the_samples_never_leaves() -> None:
+    for fields in ({"recorder": "a"}, {"nodes": plan().nodes[1:]}):
+        by_hand = ByHand(plan_with(**fields))
+        assert by_hand.leave("a") == ["a"]
+        assert by_hand.moves() == ([], [])
+
+
+def plan_with(**fields: Any) -> Plan:
+    """With another recorder; or with a source in Worker a."""
+    if "recorder" in fields:
+        return plan(**fields)
+    source = planned_node("prompts", work="source", relation="source", workers=("a",))
+    return plan_of(source, *fields["nodes"], spare=("c", "d"), recorder="d2")
+
+
+def test_too_many_are_waited_for_before_those_that_are_there_leave() -> None:
+    replicas = Replicas(plan(), Settings())
+    replicas.scale("score", 4)
+    assert replicas.moves(lambda _: False, lambda _: False) == ([], ["c", "d"])
+    replicas.opened("c")
+    replicas.scale("score", 3)
+    assert replicas.moves(lambda _: False, lambda _: False) == (["d"], [])
+
+
+class WithWeights:
+    """A coordinator of one replica that reads no Model, answered by hand."""
+
+    def __init__(self) -> None:
+        source = plan().nodes[0]
+        score = planned_node("score", "prompts", workers=("a", "b"), chunking="ready", chunks=1)
+        sources = (PlannedSource(name="prompts", batch=1, max_lag=1, cohort=1),)
+        planned = plan_of(source, score, sources=sources, spare=("b",), recorder="data")
+        self.coordinator = Coordinator(planned, Settings(steps=9, grace=5.0))
+        self.told: list[m.Instruction] = self.coordinator.start()
+        self.hear(m.SourceOpened(node="prompts", rows=9))
+
+    def hear(self, event: m.Event, now: float = 0.0) -> None:
+        for each in self.coordinator.in_order(event):
+            self.told += self.coordinator.handle(each, now)
+
+    def new(self, kind: type) -> list[Any]:
+        found = [i for i in self.told if isinstance(i, kind)]
+        self.told = [i for i in self.told if not isinstance(i, kind)]
+        return found
+
+    def source_ends(self) -> None:
+        """The source makes what it was asked for."""
+        for number, chunk in enumerate(c for c in self.new(m.RunChunk) if c.node == "prompts"):
+            block = ref(chunk.keys, 100 + number + chunk.id, worker="data")
+            self.hear(m.Produced(id=chunk.id, node="prompts", ref=block))
+            self.hear(m.ChunkDone(id=chunk.id, node="prompts"))
+
+
+def test_a_chunk_given_up_is_run_by_another_and_its_late_answers_count_for_nothing() -> None:
+    by_hand = WithWeights()
+    by_hand.source_ends()
+    first, second = by_hand.new(m.RunChunk)
+    assert {first.worker, second.worker} == {"a"}
+    by_hand.hear(m.LeaveRequested(workers=("a",), reason="spot"))
+    (join,) = by_hand.new(m.Respawn)
+    assert join.workers == ("b",)
+    by_hand.hear(m.WorkerOpened(worker="b", epoch=0), 1.0)
+    assert by_hand.new(m.RunChunk) == []
+    assert "worker a: leaves" in "\n".join(by_hand.coordinator.waiting())
+    by_hand.hear(m.TimePassed(), 4.9)
+    assert by_hand.new(m.Retire) == []
+    by_hand.hear(m.TimePassed(), 5.0)
+    assert by_hand.new(m.Retire) == [m.Retire(workers=("a",))]
+    again = by_hand.new(m.RunChunk)
+    assert [c.worker for c in again] == ["b"] * len(again)
+    assert {k for c in again for k in c.keys.rows()} == {
+        k for c in (first, second) for k in c.keys.rows()
+    }
+    late = ref(first.keys, 7, worker="a")
+    said = m.Produced(id=first.id, node="score", ref=late)
+    by_hand.hear(m.From(worker="a", epoch=0, number=0, event=said))
+    by_hand.hear(m.WorkerLost(worker="a", epoch=0, error="its machine is gone"))
+    assert [i for i in by_hand.told if not isinstance(i, m.StepClosed)] == []
+
+
+def test_wishes_are_carried_out_with_the_next_event_not_within_an_instruction() -> None:
+    by_hand = WithWeights()
+    by_hand.hear(m.ScaleRequested(node="score", replicas=2))
+    assert by_hand.new(m.Respawn) == []
+    assert by_hand.coordinator.moving
+    by_hand.hear(m.TimePassed())
+    assert by_hand.new(m.Respawn) == [m.Respawn(workers=("b",))]
+
+
+@pytest.mark.parametrize("scaling", ["most", "fixed", "balance"])
+def test_a_plan_without_spare_workers_never_moves(scaling: Any) -> None:
+    replicas = Replicas(plan(spare=()), Settings(scaling=scaling))
+    replicas.scale("score", 1)
+    assert replicas.moves(lambda _: True, lambda _: False) == ([], [])
+    assert replicas.step_ended() == {}

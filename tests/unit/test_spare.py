@@ -1,0 +1,126 @@
+"""Plans in which replicas come and go: which Workers are spare, what is refused, what is said."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from dataflow.errors import PlanError
+from engine.options import RunOptions, from_json, placing, to_json
+from engine.plan.cluster import Cluster, Host
+from engine.plan.elastic import elastic, least, movable
+from engine.plan.explain import explain
+from engine.plan.plan import Plan
+from tests.kit.graphs import small_grpo
+from tests.kit.plans import placed, planned_on
+
+pytestmark = pytest.mark.usefixtures("tiny")
+ROLLOUT = ("rollout-0", "rollout-1", "rollout-2")
+
+
+def ranged(most: int = 3, few: int = 1, name: str = "rollout", **asked: Any) -> Plan:
+    return placed(small_grpo(), replicas={name: most}, least={name: few}, **asked)
+
+
+def test_a_range_has_a_place_for_each_and_begins_with_the_least() -> None:
+    plan = ranged(few=2)
+    rollout = plan.node("rollout")
+    assert rollout.workers == ROLLOUT
+    assert plan.spare == ROLLOUT[2:]
+    assert [n.name for n in elastic(plan)] == ["rollout"]
+    assert least(plan, rollout) == 2
+    assert movable(plan) == set(ROLLOUT)
+    fixed = placed(small_grpo(), replicas={"rollout": 3})
+    assert plan.nodes == fixed.nodes, "threads and chunks as of three"
+    assert fixed.spare == ()
+
+
+def test_explain_says_it_in_a_line_and_plan_json_names_them() -> None:
+    plan = ranged()
+    told = (
+        "rollout: 1 to 3 replicas; rollout-1 to rollout-2 are spare Workers, which join and leave"
+    )
+    assert told in " ".join(explain(plan).split())
+    assert json.loads(plan.to_json())["spare"] == list(ROLLOUT[1:])
+    one = ranged(most=2)
+    assert "rollout-1 is a spare Worker, which joins and leaves" in " ".join(explain(one).split())
+
+
+def test_nodes_together_come_and_go_together() -> None:
+    plan = ranged(together=(("rollout", "score"),))
+    assert plan.node("score").workers == ROLLOUT
+    assert [n.name for n in elastic(plan)] == ["rollout", "score"]
+
+
+def test_a_worker_that_others_need_is_none_that_leaves() -> None:
+    plan = ranged(together=(("rollout", "prompts"),))
+    assert plan.node("prompts").workers == ROLLOUT[:1]
+    assert movable(plan) == set(ROLLOUT[1:])
+
+
+def test_in_one_process_only_the_chunks_are_left() -> None:
+    plan = ranged(inproc=True)
+    assert plan.spare == ()
+    assert plan.node("rollout").chunks == 3
+
+
+def test_equal_ends_are_a_number() -> None:
+    assert ranged(most=3, few=3).spare == ()
+
+
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ("replicas: rollout=0..3: expected 1 replica or more at the beginning. Fix: rollout=1..3.",
+        {"few": 0}),
+    ("replicas: rollout=5..3: expected the least first. Fix: rollout=3..5.", {"few": 5}),
+    ("replicas: train_policy=3, but it is a train node. Fix: ranks: train_policy=3.",
+        {"name": "train_policy"}),
+    ("replicas: prompts=3, but it is a source", {"name": "prompts"}),
+    ("replicas: score is on rollout-1, which joins and leaves with rollout. Fix: together:"
+        " rollout,score.", {"pin": {"score": ("rollout-1",)}}),
+    ("turns: rollout-1 joins and leaves, and cannot take turns with devices. Fix: a number of"
+        " replicas, no range.", {"turns": (("rollout-1", "main"),)}),
+    ("pin: rollout on a,b has 3 replicas. Fix: rollout=a,b,a-1.", {"pin": {"rollout": ("a", "b")}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("told", "asked"), REFUSED, ids=[told[:40] for told, _ in REFUSED])
+def test_what_cannot_come_and_go(told: str, asked: dict[str, Any]) -> None:
+    with pytest.raises(PlanError) as caught:
+        ranged(**asked)
+    assert f"place: {told}" in str(caught.value)
+
+
+def test_two_ranges_of_nodes_together_are_one() -> None:
+    both = {"replicas": {"rollout": 3, "score": 3}, "together": (("rollout", "score"),)}
+    told = r"replicas: rollout=1..3 and score=2..3 share their Workers. Fix: score=1..3"
+    with pytest.raises(PlanError, match=told):
+        placed(small_grpo(), least={"rollout": 1, "score": 2}, **both)
+    both["replicas"]["score"] = 2
+    with pytest.raises(PlanError, match=r"score=1..2 share their Workers. Fix: score=1..3"):
+        placed(small_grpo(), least={"rollout": 1, "score": 1}, **both)
+
+
+def test_on_several_hosts_there_is_no_range_yet() -> None:
+    hosts = tuple(Host(name=n, address="10.0.0.1", cores=4, memory=2**34) for n in ("a", "b"))
+    cluster = Cluster(cores=4, memory=2**34, hosts=hosts)
+    asked = {"replicas": {"rollout": "1..3"}, "pin": {"score": "far@b"}}
+    with pytest.raises(PlanError, match=r"rollout has a range, .* one host only. Fix: rollout=1"):
+        planned_on(cluster, small_grpo(), **asked)
+
+
+@pytest.mark.parametrize(("text", "most", "few"), [
+    ("2..8", {"rollout": 8}, {"rollout": 2}), (3, {"rollout": 3}, {}), ("3", {"rollout": 3}, {}),
+])  # fmt: skip
+def test_a_range_is_a_text_in_python_too(text: Any, most: Any, few: Any) -> None:
+    options = RunOptions(replicas={"rollout": text})
+    assert (placing(options).replicas, placing(options).least) == (most, few)
+    assert from_json(to_json(options), {})[0].replicas == {"rollout": text}
+
+
+@pytest.mark.parametrize("text", ["2-8", "..8", "2..", "many", "-1"])
+def test_what_is_no_range_is_refused(text: str) -> None:
+    told = rf"replicas: rollout: expected a number or a range such as 2..8, found '{text}'"
+    with pytest.raises(PlanError, match=told):
+        placing(RunOptions(replicas={"rollout": text}))
