@@ -129,6 +129,8 @@ class HostedRun:
                 self._asked[request.number] = supervisor.request(asked)
             case hm.RespawnThere(workers=workers):
                 supervisor.respawn(workers)
+            case hm.RetireThere(workers=workers):
+                supervisor.retire(workers)
             case hm.StacksWanted():
                 self._desk.stacks = tuple(supervisor.stacks())
             case control.PeerAddresses(entries=entries):

@@ -3,7 +3,8 @@
     to the host                       sent by (hosts.py)       handled by (host.py)
     Begin (first)                     _begin                   HostedRun
     Relay, RelayRequest               tell, ask                HostedRun._carry_out
-    RespawnThere, Forget              respawn, forget          the same
+    RespawnThere, RetireThere         respawn, retire          the same
+    Forget                            forget                   the same
     StacksWanted                      stacks                   the same
     PeerAddresses                     _spread_addresses        the same
     Quit                              close                    desk.py
@@ -75,6 +76,13 @@ class RespawnThere:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RetireThere:
+    """End these Workers, and report no loss."""
+
+    workers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StacksWanted:
     """The next heartbeat is to have the stacks of busy Workers."""
 
@@ -122,6 +130,6 @@ class HostBeat:
     stacks: tuple[str, ...] = ()
 
 
-ToHost = Begin | Relay | RelayRequest | RespawnThere | StacksWanted
+ToHost = Begin | Relay | RelayRequest | RespawnThere | RetireThere | StacksWanted
 ToRun = HostUpdate | HostReply | HostEnded | HostBeat
 Hosting = ToHost | ToRun

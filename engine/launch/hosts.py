@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import signal
 import threading
 import time
 from collections import deque
@@ -33,7 +32,7 @@ from engine import options as run_options
 from engine.coordinator.messages import (
     Event,
     From,
-    StopRequested,
+    LeaveRequested,
     ToWorker,
     WorkerLost,
 )
@@ -110,12 +109,14 @@ class HostsWorkers:
         self._reports: list[Report] = []
         self._spans: list[SpanOf] = []
         self._addresses: dict[str, control.PeerAddress] = {}
-        self._epochs = dict.fromkeys(plan.workers, 0)
-        """Of each Worker's newest incarnation."""
+        self._next = dict.fromkeys(plan.workers, 1) | dict.fromkeys(plan.spare, 0)
+        """The epoch with which each Worker is begun the next time."""
         self._requests = self._moved = self._moved_before = 0
         self._closed = False
         self._remotes: dict[str, _Remote] = {}
-        """By host; none for one that is lost."""
+        """By host; none for one that is lost, or that has no Worker at the moment."""
+        self._leaving: list[_Remote] = []
+        """Hosts of spare Workers that were retired, until they have ended."""
         self._rooms: list[Room] = []
         self._elsewhere: dict[str, Room | None] = {}
         """Of each lost host the room in which its process begins again; None: a new one."""
@@ -128,10 +129,11 @@ class HostsWorkers:
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
             self._pickled = shipped(self._plan, "the plan of a run on several hosts")
-            hosts = dict.fromkeys(self._plan.hosts.values())
+            first = (w for w in self._plan.workers if w not in self._plan.spare)
+            hosts = dict.fromkeys(self._plan.hosts[w] for w in first)
             room = self._room([self._bundle(name) for name in hosts])
             for name in hosts:
-                self._begin(name, room, {})
+                self._begin(name, room, self._plan.spare)
             self._until(lambda: all(r.opened for r in self._remotes.values()))
             opened = [*self._events]
             self._events.clear()
@@ -141,9 +143,14 @@ class HostsWorkers:
             undo.pop_all()
         yield from opened
 
-    def _room(self, bundles: Sequence[Bundle]) -> Room:
-        self._rooms.append(Room(bundles, self._options.wait))
+    def _room(self, bundles: Sequence[Bundle], wait: float | None = None) -> Room:
+        self._rooms.append(Room(bundles, self._options.wait if wait is None else wait))
         return self._rooms[-1]
+
+    def _another_room(self, name: str) -> Room:
+        """Where a lost host begins again, or a spare Worker joins, however long that takes."""
+        joins = name in self._plan.spare
+        return self._room([self._bundle(name, again=True)], math.inf if joins else None)
 
     def _bundle(self, name: str, *, again: bool = False) -> Bundle:
         """What a host's Workers need. again: after it was lost, on any node."""
@@ -162,7 +169,7 @@ class HostsWorkers:
     def _workers_on(self, name: str) -> tuple[str, ...]:
         return tuple(w for w, host in self._plan.hosts.items() if host == name)
 
-    def _begin(self, name: str, room: Room, absent: Mapping[str, int]) -> None:
+    def _begin(self, name: str, room: Room, absent: Sequence[str]) -> None:
         """Start a host's process in this room. absent: Workers that are respawned later."""
         workers, lease = self._workers_on(name), self._cluster.lease
         link = HostLink(name, room.dial(name), lease, self._changed.set)
@@ -174,7 +181,7 @@ class HostsWorkers:
             planned=(self._folder.path / "plan.json").read_text(encoding="utf-8"),
             path=tuple(import_path()),
             networks=tuple(self._networks[w] for w in workers),
-            absent=absent,
+            absent={w: self._next[w] for w in absent if w in workers},
             lease=lease,
             options=run_options.to_json(self._options),
         )
@@ -184,16 +191,35 @@ class HostsWorkers:
         """Restart each on its host; a host that was lost begins again, without waiting for it."""
         by_host: dict[str, list[str]] = {}
         for worker in workers:
-            self._epochs[worker] += 1
             by_host.setdefault(self._plan.hosts[worker], []).append(worker)
         for name, here in by_host.items():
             if name not in self._remotes:
-                begins = {w: self._epochs[w] + (w not in here) for w in self._workers_on(name)}
-                room = self._elsewhere.pop(name) or self._room([self._bundle(name, again=True)])
-                self._begin(name, room, begins)
+                room = self._elsewhere.pop(name, None) or self._another_room(name)
+                self._begin(name, room, self._workers_on(name))
                 known = tuple(self._addresses.values())
                 self._remotes[name].send(control.PeerAddresses(entries=known))
             self._remotes[name].send(hm.RespawnThere(workers=tuple(here)))
+            for worker in here:
+                self._next[worker] += 1
+
+    def retire(self, workers: Sequence[str]) -> None:
+        """End each on its host; a host that was begun for a spare Worker ends with it."""
+        for worker in workers:
+            name = self._plan.hosts[worker]
+            remote = self._remotes.get(name)
+            if remote is not None and name in self._plan.spare:
+                del self._remotes[name]
+                self._leaving.append(remote)
+                remote.send(control.Quit())
+            elif remote is not None:
+                remote.send(hm.RetireThere(workers=(worker,)))
+
+    def _dismiss(self, remote: _Remote) -> None:
+        """Give back the room of a host that has ended, or was never reached."""
+        self._moved_before += remote.link.moved
+        remote.link.close()
+        remote.room.close()
+        self._rooms.remove(remote.room)
 
     def _lose(self, remote: _Remote, lost: HostLost) -> None:
         """A host is lost, so its Workers are."""
@@ -203,21 +229,21 @@ class HostsWorkers:
         self._elsewhere[remote.name] = remote.room if lost.ended else None
         if not lost.ended:
             avoid(remote.room.nodes.get(remote.name) or self._cluster.host(remote.name).node)
-        gone = {w: self._epochs[w] for w in remote.workers}
+        gone = {w: self._next[w] - 1 for w in remote.workers if self._next[w]}
         self._events += (WorkerLost(worker=w, epoch=n, error=str(lost)) for w, n in gone.items())
         self._tell([control.PeerAddress(worker=w, epoch=n, gone=True) for w, n in gone.items()])
         self._changed.set()
 
     def _watch_nodes(self) -> None:
         """Say so where a node is about to be taken away."""
-        told: set[str] = set()
+        told: list[_Remote] = []
         while not self._taken_away.wait(_DRAIN):
             leaving = draining()
             for name, remote in list(self._remotes.items()):
-                if name not in told and remote.room.nodes.get(name) in leaving:
-                    told.add(name)
-                    reason = f"the node of host {name} is being taken away"
-                    self._events.append(StopRequested(reason=reason, signal=signal.SIGTERM))
+                if remote not in told and remote.room.nodes.get(name) in leaving:
+                    told.append(remote)
+                    reason = f"the node of host {name} is taken away"
+                    self._events.append(LeaveRequested(workers=remote.workers, reason=reason))
                     self._changed.set()
 
     def close(self) -> None:
@@ -232,10 +258,12 @@ class HostsWorkers:
             for room in self._rooms:
                 after.callback(room.close)
             for remote in self._remotes.values():
-                after.callback(remote.link.close)
                 remote.send(control.Quit())
+            left = [*self._remotes.values(), *self._leaving]
+            for remote in left:
+                after.callback(remote.link.close)
             end = time.monotonic() + max(_GRACE, self._cluster.lease)
-            for remote in self._remotes.values():
+            for remote in left:
                 self._wait_for_end(remote, end)
 
     def _wait_for_end(self, remote: _Remote, end: float) -> None:
@@ -365,6 +393,16 @@ class HostsWorkers:
                 continue
             for message in heard:
                 self._heard(remote, message)
+        for remote in [r for r in self._leaving if self._has_left(r)]:
+            self._leaving.remove(remote)
+            self._dismiss(remote)
+
+    def _has_left(self, remote: _Remote) -> bool:
+        try:
+            heard = remote.link.hear()
+        except HostLost:
+            return True
+        return not remote.link.reached or any(isinstance(m, hm.HostEnded) for m in heard)
 
     def _heard(self, remote: _Remote, message: Any) -> None:
         match message:

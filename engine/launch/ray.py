@@ -11,6 +11,7 @@ than Ray's limit for that (numbered.py).
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import threading
@@ -291,8 +292,10 @@ class Room:
                 self._failure = RunError(f"--cluster ray: {problem}. {fix}.")
                 break
             if now > due:
-                due = now + _AGAIN
-                _log.warning("waiting for room in the Ray cluster: %s", self._told())
+                joins = self._wait == math.inf  # a replica more, which nobody waits for
+                due = now + (math.inf if joins else _AGAIN)
+                level = logging.INFO if joins else logging.WARNING
+                _log.log(level, "waiting for room in the Ray cluster: %s", self._told())
         self._settled.set()
 
     def _told(self) -> str:

@@ -33,6 +33,7 @@ from engine.plan.passes.spare import (
     range_problems,
     sharing_problems,
     spare_notes,
+    spare_places,
     spare_workers,
 )
 from engine.plan.passes.tensor import tensor_problems
@@ -51,10 +52,11 @@ def place(draft: Draft) -> Draft:
     if draft.placing.inproc:
         nodes, turns = tuple(replace(n, workers=(MAIN,), layout=Layout()) for n in nodes), ()
     hosts, spare = _hosts(draft, nodes), spare_workers(draft, nodes)
+    own, cluster = spare_places(draft, nodes, hosts)
     notes = (*draft.notes, *_notes(draft), *spare_notes(draft, nodes))
     recorder = _recorder(nodes)
-    placed = replace(draft, nodes=nodes, turns=turns, recorder=recorder, hosts=hosts, notes=notes)
-    placed = replace(placed, spare=spare)
+    placed = replace(draft, nodes=nodes, turns=turns, recorder=recorder, notes=notes)
+    placed = replace(placed, hosts=hosts | own, spare=spare, cluster=cluster)
     return replace(placed, devices=devices(placed))
 
 

@@ -1,4 +1,4 @@
-"""Which Workers of a plan are spare, and why a node cannot have a range of replicas.
+"""Which Workers of a plan are spare and where, and why a node cannot have a range of replicas.
 
 Owns: both. Does not own: which Workers there are (place.py), nor when a spare one joins
 (engine/coordinator/replicas.py).
@@ -9,8 +9,10 @@ whatever is there. The first 2 are there at the beginning. Nodes together with i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
+from engine.plan.cluster import Cluster
 from engine.plan.draft import Draft
 from engine.plan.plan import PlannedNode
 
@@ -20,6 +22,23 @@ def spare_workers(draft: Draft, nodes: Sequence[PlannedNode]) -> tuple[str, ...]
     least = draft.placing.least
     found = (n.workers[least[n.name] :] for n in nodes if n.name in least)
     return () if draft.placing.inproc else tuple(dict.fromkeys(w for some in found for w in some))
+
+
+def spare_places(
+    draft: Draft, nodes: Sequence[PlannedNode], hosts: Mapping[str, str]
+) -> tuple[dict[str, str], Cluster]:
+    """The host of each spare Worker that no pin names, on several hosts: one of its own, with the
+    Worker's name, wherever there is room when it joins. It is as the host of the first replica.
+    Returns them with the cluster that has them.
+    """
+    if not hosts:
+        return {}, draft.cluster
+    spare, pinned = spare_workers(draft, nodes), draft.placing.hosts
+    firsts = {w: hosts[n.workers[0]] for n in nodes for w in n.workers if w in spare}
+    own = {w: first for w, first in firsts.items() if w not in pinned}
+    made = (replace(draft.cluster.host(first), name=w, node="") for w, first in own.items())
+    cluster = replace(draft.cluster, hosts=(*draft.cluster.hosts, *made))
+    return {worker: worker for worker in own}, cluster
 
 
 def range_problems(draft: Draft, node: PlannedNode, least: int) -> Iterator[str]:
@@ -52,10 +71,6 @@ def sharing_problems(
         if shared := [w for w in group if w in spare]:
             problem = f"{shared[0]} joins and leaves, and cannot take turns with devices"
             yield f"turns: {problem}. Fix: a number of replicas, no range."
-    if draft.placing.hosts:
-        name, least = next(iter(draft.placing.least.items()))
-        problem = f"{name} has a range, and Workers join and leave on one host only"
-        yield f"replicas: {problem}. Fix: {name}={least}, or no @HOST in --pin."
 
 
 def _ranges(draft: Draft, nodes: Sequence[PlannedNode]) -> Iterator[str]:
