@@ -142,6 +142,7 @@ class HostsWorkers:
             return here is not None and all(r.opened for r in self._remotes.values())
 
         self._until(all_open)
+        self._spread_addresses()
         opened = [*(here or ()), *self._events]
         self._events.clear()
         return opened
