@@ -6,6 +6,7 @@ file (ranks.py), the stores and worlds (engine/channels), where the first rank i
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dataflow.errors import RunError
@@ -58,7 +59,7 @@ def far_store(
         book.meeting(first, opened.epoch, limit)
     except PeerLost as lost:
         raise RunError(_missing(seat, names, limit, lost)) from lost
-    find = lambda: book.meeting(first, opened.epoch, 0.0)  # noqa: E731
+    find = partial(book.meeting, first, opened.epoch, 0.0)
     return KeyedStore(MeetingClient(names[0], find, book.wait, channel.keys), timeout=limit)
 
 

@@ -99,9 +99,8 @@ def test_what_one_rank_alone_fails_with_ends_the_run_after_the_lease(
     tiny: TinyRuns, cluster: Path
 ) -> None:
     graph = with_score(tiny.folder, None, unlucky)
-    short = with_lease(cluster, 3.0)
     with pytest.raises(KernelError, match="out of luck"):
-        tiny.run(graph, 4, pin=SPREAD, cluster=short, **TWO)
+        tiny.run(graph, 4, pin=SPREAD, cluster=cluster, **TWO)
 
 
 def test_a_run_whose_rank_is_killed_between_steps_goes_on_and_back_to_one_host(
