@@ -41,7 +41,7 @@ from engine.coordinator.messages import (
 from engine.launch import control
 from engine.launch import host_messages as hm
 from engine.launch.link import HostLink, HostLost
-from engine.launch.ray import Bundle, Room, avoid, connect, draining
+from engine.launch.ray import Bundle, ClusterRoom, avoid, connect, draining
 from engine.launch.supervisor import CONTROL_BYTES
 from engine.observe.reports import Doing, Report, SpanOf
 from engine.observe.runfolder import RunFolder
@@ -66,7 +66,7 @@ class _Remote:
     """Another host as the loop sees it. sent: how many messages; update: the latest from it."""
 
     name: str
-    room: Room
+    room: ClusterRoom
     link: HostLink
     workers: tuple[str, ...]
     sent: int = 0
@@ -114,8 +114,8 @@ class HostsWorkers:
         self._closed = False
         self._remotes: dict[str, _Remote] = {}
         """By host; none for one that is lost."""
-        self._rooms: list[Room] = []
-        self._elsewhere: dict[str, Room | None] = {}
+        self._rooms: list[ClusterRoom] = []
+        self._elsewhere: dict[str, ClusterRoom | None] = {}
         """Of each lost host the room in which its process begins again; None: a new one."""
         self._pickled = b""
         self._taken_away = threading.Event()
@@ -140,8 +140,8 @@ class HostsWorkers:
             undo.pop_all()
         yield from opened
 
-    def _room(self, bundles: Sequence[Bundle]) -> Room:
-        self._rooms.append(Room(bundles, self._options.wait))
+    def _room(self, bundles: Sequence[Bundle]) -> ClusterRoom:
+        self._rooms.append(ClusterRoom(bundles, self._options.wait))
         return self._rooms[-1]
 
     def _bundle(self, name: str, *, again: bool = False) -> Bundle:
@@ -161,7 +161,7 @@ class HostsWorkers:
     def _workers_on(self, name: str) -> tuple[str, ...]:
         return tuple(w for w, host in self._plan.hosts.items() if host == name)
 
-    def _begin(self, name: str, room: Room, absent: Mapping[str, int]) -> None:
+    def _begin(self, name: str, room: ClusterRoom, absent: Mapping[str, int]) -> None:
         """Start a host's process in this room. absent: Workers that are respawned later."""
         workers, lease = self._workers_on(name), self._cluster.lease
         link = HostLink(name, room.dial(name), lease, self._changed.set)

@@ -232,7 +232,7 @@ class Bundle:
         return f"{self.host} ({self.cores} CPU{gpus})"
 
 
-class Room:
+class ClusterRoom:
     """A placement group: one bundle a host, each on another node. Its thread waits until it is
     there, and says so every ten seconds; after `wait` seconds it has failed. Which nodes it may
     have changes as nodes are lost: then another group takes its place.
