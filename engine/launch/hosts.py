@@ -39,7 +39,7 @@ from engine.coordinator.messages import (
 from engine.launch import control
 from engine.launch import host_messages as hm
 from engine.launch.link import HostLink, HostLost
-from engine.launch.ray import Bundle, Room, avoid, connect, draining
+from engine.launch.ray import Bundle, ClusterRoom, avoid, connect, draining
 from engine.launch.supervisor import CONTROL_BYTES
 from engine.observe.reports import Doing, Report, SpanOf
 from engine.observe.runfolder import RunFolder
@@ -66,7 +66,7 @@ class _Remote:
     """Another host as the loop sees it. sent: how many messages; update: the latest from it."""
 
     name: str
-    room: Room
+    room: ClusterRoom
     link: HostLink
     workers: tuple[str, ...]
     sent: int = 0
@@ -117,8 +117,8 @@ class HostsWorkers:
         """By host; none for one that is lost, or that has no Worker at the moment."""
         self._leaving: list[_Remote] = []
         """Hosts of spare Workers that were retired, until they have ended."""
-        self._rooms: list[Room] = []
-        self._elsewhere: dict[str, Room | None] = {}
+        self._rooms: list[ClusterRoom] = []
+        self._elsewhere: dict[str, ClusterRoom | None] = {}
         """Of each lost host the room in which its process begins again; None: a new one."""
         self._pickled = b""
         self._taken_away = threading.Event()
@@ -143,11 +143,11 @@ class HostsWorkers:
             undo.pop_all()
         yield from opened
 
-    def _room(self, bundles: Sequence[Bundle], wait: float | None = None) -> Room:
-        self._rooms.append(Room(bundles, self._options.wait if wait is None else wait))
+    def _room(self, bundles: Sequence[Bundle], wait: float | None = None) -> ClusterRoom:
+        self._rooms.append(ClusterRoom(bundles, self._options.wait if wait is None else wait))
         return self._rooms[-1]
 
-    def _another_room(self, name: str) -> Room:
+    def _another_room(self, name: str) -> ClusterRoom:
         """Where a lost host begins again, or a spare Worker joins, however long that takes."""
         joins = name in self._plan.spare
         return self._room([self._bundle(name, again=True)], math.inf if joins else None)
@@ -169,7 +169,7 @@ class HostsWorkers:
     def _workers_on(self, name: str) -> tuple[str, ...]:
         return tuple(w for w, host in self._plan.hosts.items() if host == name)
 
-    def _begin(self, name: str, room: Room, absent: Sequence[str]) -> None:
+    def _begin(self, name: str, room: ClusterRoom, absent: Sequence[str]) -> None:
         """Start a host's process in this room. absent: Workers that are respawned later."""
         workers, lease = self._workers_on(name), self._cluster.lease
         link = HostLink(name, room.dial(name), lease, self._changed.set)

@@ -1,16 +1,18 @@
-"""Two network namespaces of this machine as hosts, with a cable between them that can be cut.
+"""Two network namespaces of this machine as the nodes of a Ray cluster, with a cable between them
+that can be cut.
 
     python -m tests.chaos.namespaces
 
 A partition of 10 s heals within the lease; a longer one ends the run cleanly. Owns: the namespaces
-(held by processes, so that nothing is left when these end) and the runs across them. Does
-not own: the process of a run (tests/kit/killable_run.py). It needs root, and ip, nsenter and
-unshare.
+(held by processes, so that nothing is left when these end), a raylet in each, and the runs across
+them. Does not own: the process of a run (tests/kit/killable_run.py). It needs root, and ip, nsenter
+and unshare.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -26,15 +28,19 @@ from typing import Any
 from engine.api import run
 from engine.options import RunOptions
 from tests.kit import killable_run
-from tests.kit.host_processes import HostProcess, cluster_file, host, with_lease
-from tests.kit.processes import ROOT, wait_for
+from tests.kit.nothing_left import require_gone
+from tests.kit.processes import MARK, ROOT, command_of, ended, kill, marked, new_mark, wait_for
+from tests.kit.ray_clusters import QUIET
 from tests.kit.run_graphs import small
 from tests.kit.runs import require_same_numbers
 from tests.kit.tiny_runs import save_tiny_inputs
 
 ADDRESSES = {"a": "10.213.7.1", "b": "10.213.7.2"}
+CLUSTER = f"{ADDRESSES['a']}:6379"
 _DEVICE = "cable"
 PIN = {"rollout": "gen@b", "train_policy": "train"}
+_THERE = 60.0
+"""Seconds for a node to be there."""
 
 
 class Namespaces:
@@ -54,6 +60,7 @@ class Namespaces:
                 self.ip(name, f"addr add {address}/24 dev {_DEVICE}")
                 self.ip(name, "link set lo up")
                 self.ip(name, f"link set {_DEVICE} up")
+                self.ip(name, f"route add default dev {_DEVICE}")
         except OSError:
             self.close()
             raise
@@ -74,6 +81,13 @@ class Namespaces:
         """The words before a command that run it on this host."""
         return ["nsenter", "--net", f"--target={self._holders[name].pid}", "--"]
 
+    def has(self, name: str, pid: int) -> bool:
+        """Whether a process is on this host."""
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            spaces = (f"/proc/{each}/ns/net" for each in (pid, self._holders[name].pid))
+            return len({os.readlink(space) for space in spaces}) == 1
+        return False
+
     def ip(self, name: str, words: str) -> None:
         """Change this host's network."""
         _run([*self.within(name), "ip", *words.split()])
@@ -85,6 +99,7 @@ class Namespaces:
     def heal(self) -> None:
         """The cable is back."""
         self.ip("b", f"link set {_DEVICE} up")
+        self.ip("b", f"route replace default dev {_DEVICE}")
 
 
 def _holder() -> subprocess.Popen[bytes]:
@@ -99,10 +114,12 @@ def _holder() -> subprocess.Popen[bytes]:
 
 
 def why_not() -> str:
-    """Why namespaces cannot be created here; empty if they can."""
+    """Why namespaces with Ray cannot be had here; empty if they can."""
     missing = [tool for tool in ("ip", "nsenter", "unshare") if shutil.which(tool) is None]
     if missing:
         return f"no {', '.join(missing)} (packages iproute2 and util-linux)"
+    if importlib.util.find_spec("ray") is None:
+        return "Ray is not installed"
     if os.geteuid() != 0:
         return "network namespaces are made by root"
     try:
@@ -118,14 +135,62 @@ def _run(command: Sequence[str]) -> None:
         raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
-@dataclass(frozen=True)
+class Raylet:
+    """`ray start` on one host, with all that it has started; the head on a."""
+
+    def __init__(self, spaces: Namespaces, name: str, folder: str) -> None:
+        """folder: short, since names of sockets are."""
+        where = ["--head", "--port=6379"] if name == "a" else [f"--address={CLUSTER}"]
+        has = ["--num-cpus=1", f"--object-store-memory={80 * 2**20}", f"--node-name={name}"]
+        more = [f"--node-ip-address={ADDRESSES[name]}", f"--temp-dir={folder}", "--block"]
+        dashboard = ["--include-dashboard=false"] if name == "a" else []
+        self._mark = new_mark()
+        self._process = subprocess.Popen(
+            [
+                *(*spaces.within(name), sys.executable, "-m", "ray.scripts.scripts", "start"),
+                *(*where, *has, *more, *dashboard, "--disable-usage-stats"),
+            ],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=os.environ | QUIET | {"OMP_NUM_THREADS": "1", MARK: self._mark},
+        )
+        self._wait()
+
+    def _wait(self) -> None:
+        """Until it says that it is there; what it says later is read away."""
+        late = threading.Timer(_THERE, self._process.kill)
+        late.start()
+        assert self._process.stdout is not None
+        said = []
+        for line in self._process.stdout:
+            said.append(line)
+            if "Ray runtime started" in line:
+                break
+        else:
+            raise AssertionError(f"ray start ended: {''.join(said)}")
+        late.cancel()
+        threading.Thread(target=self._process.stdout.read, daemon=True).start()
+
+    def workers(self) -> list[int]:
+        """The processes of a run's Workers on this host."""
+        return [p for p in marked(self._mark) if "engine.launch.worker_process" in command_of(p)]
+
+    def close(self) -> None:
+        """End all of it."""
+        kill(marked(self._mark))
+        self._process.wait()
+        require_gone(self._mark)
+
+
+@dataclass
 class TwoHosts:
-    """The network, the folder of model and data, the cluster file, `dataflow host` on b."""
+    """The network, the folder of model and data, and the nodes."""
 
     spaces: Namespaces
     folder: Path
-    cluster: Path
-    there: HostProcess
+    nodes: dict[str, Raylet]
 
     def options(self, name: str, steps: int, **where: Any) -> RunOptions:
         usual = {"threads": 1, "progress": False, "checkpoint_every": 4, "workers": "one"}
@@ -135,35 +200,43 @@ class TwoHosts:
         """The folder of the run on one host."""
         return run(small(self.folder), self.options("alone", steps)).folder
 
-    def across(self, steps: int, *flags: str, lease: float = 30.0) -> subprocess.Popen[str]:
+    def across(self, steps: int, *flags: str, **how: Any) -> subprocess.Popen[str]:
         """The run on host a that uses host b: GRPO, generation on b, training here."""
-        cluster = with_lease(self.cluster, lease)
-        options = self.options("across", steps, pin=PIN, cluster=cluster)
+        options = self.options("across", steps, pin=PIN, cluster="ray", **how)
         words = killable_run.words("small", self.folder, options, *flags)
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         command = [*self.spaces.within("a"), sys.executable, *words]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        environment = os.environ | QUIET | {"OMP_NUM_THREADS": "1", "RAY_ADDRESS": CLUSTER}
         return subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
+
+    def begin_again(self) -> None:
+        """A new node b: Ray ends one that it has counted as lost."""
+        self.nodes.pop("b").close()
+        self.nodes["b"] = Raylet(self.spaces, "b", str(self.folder / "c"))
 
     def require_same(self, expected: Path) -> None:
         """Metrics and weights of the run across, to the bit; then no run folder is left."""
         require_same_numbers(self.folder / "runs" / "across", expected)
-        self.there.until("waiting for a run")
+        assert not [pid for node in self.nodes.values() for pid in node.workers()]
         shutil.rmtree(self.folder / "runs")
 
 
 @contextlib.contextmanager
-def two_hosts(folder: Path) -> Iterator[TwoHosts]:
-    """Both hosts, `dataflow host` on b, and model and data in the folder."""
-    save_tiny_inputs(folder)
-    with Namespaces() as spaces:
-        cluster = cluster_file(folder, addresses=ADDRESSES)
-        with host(cluster, "b", before=spaces.within("b")) as there:
-            yield TwoHosts(spaces, folder, cluster, there)
+def two_hosts() -> Iterator[TwoHosts]:
+    """Both hosts with a node each, and model and data in a folder."""
+    with contextlib.ExitStack() as after:
+        folder = Path(after.enter_context(tempfile.TemporaryDirectory(prefix="two-")))
+        save_tiny_inputs(folder)
+        spaces = after.enter_context(Namespaces())
+        nodes: dict[str, Raylet] = {}
+        after.callback(lambda: [node.close() for node in reversed(nodes.values())])
+        for name in ADDRESSES:
+            nodes[name] = Raylet(spaces, name, str(folder / name))
+        yield TwoHosts(spaces, folder, nodes)
 
 
 def require_success(process: subprocess.Popen[str]) -> None:
-    _, errors = process.communicate(timeout=120.0)
+    _, errors = process.communicate(timeout=180.0)
     assert process.returncode == 0, errors
 
 
@@ -180,24 +253,25 @@ def heals(hosts: TwoHosts, steps: int, seconds: float) -> None:
 
 
 def too_long(hosts: TwoHosts, steps: int, lease: float) -> float:
-    """Cut for longer than the lease: both sides end within the lease and 10 s, nothing of either is
-    left, and once it has healed a resume comes to the same end. Returns how long the run took to
-    end.
+    """Cut for longer than the lease: both sides end within the lease and 10 s, since b is nowhere
+    else, no Worker of either is left, and once it has healed a resume comes to the same end.
+    Returns how long the run took to end.
     """
     expected = hosts.alone(steps)
-    across = hosts.across(steps, lease=lease)
+    across = hosts.across(steps, lease=lease, wait=3.0)
     wait_for(across, f"step {steps // 2}")
-    workers = hosts.there.workers()
+    workers = hosts.nodes["b"].workers()
     assert workers
     hosts.spaces.cut()
     began = time.monotonic()
     _, errors = across.communicate(timeout=lease + 10.0)
     took = time.monotonic() - began
     assert across.returncode != 0
-    assert "host b: not heard of for" in errors.strip().splitlines()[-1], errors
-    hosts.there.until("waiting for a run", lease + 10.0 - took)
-    assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
+    assert "host b: not heard of for" in errors
+    assert "no room within 3 s" in errors.strip().splitlines()[-1], errors
+    assert all(ended(pid, began + lease + 10.0 - time.monotonic()) for pid in workers)
     hosts.spaces.heal()
+    hosts.begin_again()
     require_success(hosts.across(steps, "resume"))
     hosts.require_same(expected)
     return took
@@ -207,7 +281,7 @@ def main() -> None:
     if reason := why_not():
         print(f"skipped: {reason}")
         return
-    with tempfile.TemporaryDirectory() as folder, two_hosts(Path(folder)) as hosts:
+    with two_hosts() as hosts:
         heals(hosts, 24, 10.0)
         print("a partition of 10 s, lease 30 s: the Steps of one host, to the bit")
         took = f"both sides had ended after {too_long(hosts, 12, 12.0):.0f} s"

@@ -25,6 +25,7 @@ QUIET = {
     "RAY_enable_metrics_collection": "0",
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",
     "RAY_DISABLE_IMPORT_WARNING": "1",
+    "RAY_AUTH_MODE": "disabled",  # else `ray start` looks for a token in the home folder
 }
 _STORE = 80 * 2**20
 """Bytes of each node's object store; a run uses none."""

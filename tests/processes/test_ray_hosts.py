@@ -37,7 +37,7 @@ from tests.kit.tiny_runs import TinyRuns
 
 needs_ray()
 from engine.launch.hosts import HostsWorkers  # noqa: E402  (it imports Ray)
-from engine.launch.ray import Bundle, Room, cluster, connect  # noqa: E402
+from engine.launch.ray import Bundle, ClusterRoom, cluster, connect  # noqa: E402
 
 pytestmark = pytest.mark.timeout(120)
 Start = Callable[..., contextlib.AbstractContextManager[HostsWorkers]]
@@ -206,9 +206,9 @@ def test_two_runs_at_one_time(start: Start) -> None:
             assert isinstance(host_plans.until(workers, m.ChunkDone)[0], m.Produced)
 
 
-def room_for(*names: str, wait: float = 60.0, **more: Any) -> Room:
+def room_for(*names: str, wait: float = 60.0, **more: Any) -> ClusterRoom:
     """Two cores, so all, of each of these nodes."""
-    return Room([Bundle(host=name, cores=2, **more) for name in names], wait)
+    return ClusterRoom([Bundle(host=name, cores=2, **more) for name in names], wait)
 
 
 def test_a_run_for_which_there_is_no_room_says_so_and_waits(
@@ -245,7 +245,7 @@ def test_what_finds_no_room_fails_after_the_wait(
 ) -> None:
     del nodes
     connect("ray")
-    room = Room([Bundle(host="a", cores=1), Bundle(host="big", **bundle)], 1.0)
+    room = ClusterRoom([Bundle(host="a", cores=1), Bundle(host="big", **bundle)], 1.0)
     with pytest.raises(RunError, match=rf"no room within 1 s: .*{told}.*Fix: more nodes, .*--wait"):
         room.dial("big")(threading.Event())
     room.close()
@@ -255,7 +255,7 @@ def test_what_finds_no_room_fails_after_the_wait(
 def test_nobody_waits_for_room_any_more_once_the_run_ends(nodes: RayNodes) -> None:
     del nodes
     connect("ray")
-    room, stop = Room([Bundle(host="big", cores=64)], 60.0), threading.Event()
+    room, stop = ClusterRoom([Bundle(host="big", cores=64)], 60.0), threading.Event()
     stop.set()
     assert room.dial("big")(stop) is None
     room.close()

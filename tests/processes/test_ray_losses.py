@@ -25,7 +25,6 @@ from tests.kit.killable_run import killable_run
 from tests.kit.nothing_left import require_gone, shared_memory
 from tests.kit.processes import MARK, ended, kill, new_mark, wait_for
 from tests.kit.ray_clusters import (
-    QUIET,
     RayNodes,
     groups_left,
     needs_ray,
@@ -129,7 +128,7 @@ def test_nothing_outlives_a_run_that_is_killed(there: RayNodes, tiny: TinyRuns) 
     options = tiny.options(1000, name="killed", pin=GENERATES_THERE, **USUAL)
     with killable_run("small", tiny.folder, options) as run:
         wait_for(run, "step 2")
-        assert set(there.workers()) == {"gen", "train"}
+        assert {"gen", "train"} <= set(there.workers())
         assert len(there.hosts()) == 2
         assert groups_left()
         run.kill()
@@ -148,12 +147,13 @@ def test_a_node_that_is_about_to_be_taken_away_lets_the_run_end_its_step(
     assert result.checkpoint == result.folder / "checkpoints" / f"step_{result.step}"
 
 
-def test_all_in_one_command(tiny: TinyRuns, undisturbed: Result) -> None:
+def test_all_in_one_command(tiny: TinyRuns, undisturbed: Result, tmp_path: Path) -> None:
     """`ray:local` starts Ray and ends it; the Workers are the same."""
     mark = new_mark()
     options = tiny.options(STEPS, name="local", cluster="ray:local", checkpoint_every=2)
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (QUIET | {MARK: mark}).items():
+        patch.delenv("RAY_AUTH_MODE", raising=False)  # it makes a token, in the home folder
+        for name, value in {MARK: mark, "HOME": str(tmp_path)}.items():
             patch.setenv(name, value)
         with killable_run("small", tiny.folder, options) as run:
             _, errors = run.communicate()
@@ -203,7 +203,8 @@ def test_no_row_passes_through_ray(
     """One process's bits although a remote Worker dies; nothing goes into the object store."""
     one = tiny.run(marked_graph, 4, name="one")
     heard = overheard(monkeypatch)
-    stored: list[int] = []
+    connect("ray")
+    stored = [there.stored()]
     told = [
         at_step(2, lambda: kill([there.workers()["gen"]])),
         lambda _: stored.append(there.stored()),
@@ -217,7 +218,8 @@ def test_no_row_passes_through_ray(
     assert len(heard) > 50
     calls = [pickle.dumps(call, protocol=5) for call in heard]
     assert max(map(len, calls)) < INLINE
-    assert stored == [0] * 4
+    assert stored[0] + 6 >= stored[1], "the task and the actors"
+    assert stored[1:] == [stored[1]] * 4, "no call"
     marker = MARKER.encode()
     assert not [call for call in calls if marker in call]
     files = [path.read_bytes() for path in (two.folder / "samples").iterdir()]

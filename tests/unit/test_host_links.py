@@ -168,7 +168,7 @@ def test_whatever_calls_do_all_messages_come_once_and_in_order(
 # --- the lease ------------------------------------------------------------------------------------
 
 
-class Clock:
+class BothClock:
     """In the place of `time`, for both ends."""
 
     def __init__(self) -> None:
@@ -181,7 +181,7 @@ class Clock:
 class Ended:
     """Both ends without their threads, by one clock: how long each waits for the other."""
 
-    def __init__(self, clock: Clock, lease: float) -> None:
+    def __init__(self, clock: BothClock, lease: float) -> None:
         self.desk = Desk()
         self.desk.close()
         self.link = HostLink("b", lambda _: None, lease, lambda: None)
@@ -208,7 +208,7 @@ Fate = st.sampled_from(("comes back", "lost on the way", "lost on the way back",
 def test_the_lease_of_the_host_ends_first_whatever_delays(
     lease: float, calls: list[tuple[float, float, str]]
 ) -> None:
-    clock, late = Clock(), []
+    clock, late = BothClock(), []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(desk_module, "time", clock)
         patch.setattr(link_module, "time", clock)

@@ -4,6 +4,7 @@ replica, and after its Worker was killed in the middle of a chunk.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -15,6 +16,7 @@ import pytest
 from graphs.grpo import grpo
 from tests.kit.models import save_tiny
 from tests.kit.processes import ended, family, ticks, workers
+from tests.kit.ray_clusters import QUIET
 from tests.kit.rewards import exact
 from tests.kit.runs import column, require_each_row_once
 from tests.kit.tiny_runs import TinyRuns, save_tiny_inputs
@@ -67,6 +69,24 @@ def test_two_engines_give_the_bits_of_one(tiny: TinyRuns, whole: Any) -> None:
     for name in BITS:
         assert column(both, name) == column(whole, name), name
     require_each_row_once(both, 4 * STEPS, 4)
+
+
+@pytest.mark.skipif(TENSOR > 1, reason="the same as on one rank")
+def test_ray_and_vllm_are_in_one_environment(
+    tiny: TinyRuns, whole: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by `--cluster ray:local --kernel rollout=vllm`: the bits of the run without Ray."""
+    ray = pytest.importorskip("ray", reason="Ray is not installed")
+    for name, value in QUIET.items():
+        monkeypatch.setenv(name, value)
+    how = {"chunks": {"rollout": 2}, "cluster": "ray:local"} | ENGINE
+    try:
+        hosted = tiny.run(graph_of(tiny), STEPS, name="hosted", **how)
+    finally:
+        ray.shutdown()
+    for name in BITS:
+        assert column(hosted, name) == column(whole, name), name
+    assert json.loads((hosted.folder / "plan.json").read_text())["hosts"]
 
 
 @pytest.mark.parametrize("lag", [TENSOR - 1])
