@@ -17,7 +17,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ class Nodes:
         head = {"num_cpus": 1, "node_name": "trainer", "include_dashboard": False}
         self._cluster = Cluster(initialize_head=True, head_node_args=head)
         self._generator: Any = self._cluster.add_node(num_cpus=1, node_name="generator")
-        os.environ["RAY_ADDRESS"] = self._cluster.address
+        os.environ["RAY_ADDRESS"] = str(self._cluster.address)
 
     def replace_generator(self) -> None:
         """Kill the node that generates with all that is on it, and add another one."""
@@ -81,8 +81,8 @@ def disturbed(steps: int) -> Result:
     nodes = Nodes()
     say("two nodes are there: `trainer` trains, `generator` generates")
 
-    def after(metrics: dict[str, Any]) -> None:
-        say(f"Step {metrics['step']} is trained, reward {metrics['reward/mean']:.3f}")
+    def after(metrics: Mapping[str, float]) -> None:
+        say(f"Step {metrics['step']:.0f} is trained, reward {metrics['reward/mean']:.3f}")
         if metrics["step"] == steps // 2:
             nodes.replace_generator()
 
