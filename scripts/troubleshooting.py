@@ -48,7 +48,7 @@ this page from commands that a test runs.
 | a run that was killed | `dataflow runs`; then `dataflow resume RUN_FOLDER` |
 | too little memory | `dataflow explain TARGET`: what each node holds |
 | a process that failed | `logs/<worker>.log` in the run folder |
-| another host that failed | `logs/host-<host>.log`; [what Ray says](#what-a-ray-cluster-may-say) |
+| another host that failed | `logs/host-<host>.log` ; [messages](#what-a-ray-cluster-may-say) |
 | a breakpoint that is not reached | `--inproc` runs everything in one process |
 
 """

@@ -83,7 +83,7 @@ def connect(where: str) -> None:
             ray.init(address="local", num_cpus=cores, include_dashboard=False, **quiet)
         else:
             ray.init(address="auto", **quiet)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         first = str(error).strip().partition("\n")[0]
         problem = f"expected a Ray cluster, found none: {first}"
         raise RunError(f"--cluster {where}: {problem}. Fix: {_START}.") from error

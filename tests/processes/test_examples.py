@@ -216,7 +216,9 @@ def test_cluster_demo(here: Path) -> None:
 
 
 def blocks(language: str, page: str = "README.md", how: str = "run") -> list[str]:
-    """Blocks of a page that are to be run: ```bash run, ```python run, ```bash run on hosts."""
+    """Blocks of a page that are marked to be run: ```bash run, ```python run, and with another how
+    ```bash run on hosts.
+    """
     block = rf"^```{language} {how}\n(.*?)^```"
     return re.findall(block, (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
 

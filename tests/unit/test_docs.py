@@ -7,6 +7,7 @@ import re
 import subprocess
 import textwrap
 from collections.abc import Iterator
+from dataclasses import fields
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from dataflow.draw import draw
+from engine.options import RunOptions
+from engine.plan.cluster import read_cluster
 from graphs.grpo import grpo
 from tests.kit.processes import call_python
 
@@ -255,3 +258,36 @@ def test_what_troubleshooting_quotes_of_hosts_is_in_the_code() -> None:
     code = "".join(path.read_text() for path in (ROOT / "engine").rglob("*.py"))
     assert len(quoted) > 15
     assert [phrase for phrase in quoted if phrase not in code] == []
+
+
+def cluster_blocks(language: str) -> list[str]:
+    """The blocks of docs/clusters.md in one language."""
+    text = (ROOT / "docs" / "clusters.md").read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def test_the_files_for_clusters_are_well_formed(tmp_path: Path) -> None:
+    yaml = pytest.importorskip("yaml")
+    assert [yaml.safe_load(block).get("kind") for block in cluster_blocks("yaml")] == [
+        "RayJob",
+        None,
+    ]
+    for block in cluster_blocks("bash"):
+        done = subprocess.run(
+            ["bash", "-n"], input=block, text=True, capture_output=True, check=False
+        )
+        assert done.stderr == ""
+    (block,) = cluster_blocks("toml")
+    (tmp_path / "hosts.toml").write_text(block)
+    assert [host.name for host in read_cluster(tmp_path / "hosts.toml").hosts] == ["a", "b"]
+
+
+def test_flags_of_dataflow_for_clusters_are_options() -> None:
+    """Those of the lines with `dataflow`, and of the lines that go on there."""
+    known = {f"--{field.name.replace('_', '-')}" for field in fields(RunOptions)}
+    text = "\n".join(cluster_blocks("bash") + cluster_blocks("yaml")).replace("\\\n", " ")
+    lines = [
+        line for line in text.splitlines() if "dataflow r" in line or line.startswith("options=")
+    ]
+    found = {flag for line in lines for flag in re.findall(r"(?<!\S)\(?(--[a-z-]+)", line)}
+    assert {"--cluster", "--pin", "--grace", "--checkpoint-every"} <= found <= known
