@@ -84,7 +84,7 @@ class _Replicas:
 
 
 class Replicas:
-    """Of a plan; without spare Workers nothing here ever changes. present: node -> its replicas."""
+    """Of a plan; without spare Workers nothing here ever changes."""
 
     def __init__(self, plan: Plan, settings: Settings) -> None:
         self._settings = settings
@@ -125,7 +125,7 @@ class Replicas:
     def takes(self, worker: str) -> bool:
         """Whether a Worker that is there is to be given chunks."""
         group = self._of.get(worker)
-        return group is None or group.state[worker] != "leaving"
+        return group is None or group.state[worker] == "present"
 
     def opened(self, worker: str) -> None:
         """It is there."""

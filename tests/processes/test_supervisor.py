@@ -235,6 +235,43 @@ def test_a_death_may_be_told_of_before_what_was_said_last(
         assert isinstance(host_plans.until(supervisor, m.WorkerOpened)[-1], m.WorkerOpened)
 
 
+def test_a_spare_worker_joins_leaves_and_joins_again(start: Start) -> None:
+    """Whatever it does, its end is no loss; a kernel that never ends is killed."""
+    planned = replace(host_plans.plan(host_plans.hangs), spare=("host",))
+    with start(planned) as supervisor:
+        assert supervisor.pids().keys() == {"source"}
+        supervisor.respawn(["host"])
+        assert supervisor.busy
+        told = host_plans.until(supervisor, m.WorkerOpened)[-1]
+        assert told == m.WorkerOpened(worker="host", epoch=0)
+        tell_operator(supervisor, "hangs")
+        first = supervisor._io.children["host"]
+        supervisor.retire(["host"])
+        assert first.over.wait(SOON)
+        assert supervisor.next() is None
+        assert [each.worker for each in supervisor.doing()] == ["source"]
+        supervisor.respawn(["host"])
+        told = host_plans.until(supervisor, m.WorkerOpened)
+        assert told == [m.WorkerOpened(worker="host", epoch=1)]
+        supervisor.retire(["host"])
+        supervisor.respawn(["host"])  # before it has ended
+        told = host_plans.until(supervisor, m.WorkerOpened)
+        assert told == [m.WorkerOpened(worker="host", epoch=2)]
+
+
+def test_a_worker_that_does_not_end_when_it_leaves_is_killed(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.launch.supervisor._GRACE", 0.0)
+    with start(host_plans.plan()) as supervisor:
+        child = supervisor._io.children["host"]
+        kill([child.process.pid], signal.SIGSTOP)
+        supervisor.retire(["host"])
+        assert supervisor.next(0.1) is None
+        assert child.over.wait(SOON)
+        assert supervisor.next(0.1) is None
+
+
 def test_a_live_worker_can_be_begun_again(start: Start) -> None:
     """What is killed on purpose is not told of as lost."""
     with start(host_plans.plan(host_plans.hangs)) as supervisor:

@@ -14,6 +14,7 @@ from engine.observe.arrows import Arrow
 from engine.observe.events import WorkersMeasured
 from engine.observe.trace import Trace, read_trace
 from tests.kit.traces import sound_arrows
+from tests.schedules.elastic import elastic_case, with_moves
 from tests.schedules.plans import drawn_case
 from tests.schedules.watched import WatchedSpans
 from tests.schedules.weather import begun, drawn
@@ -53,6 +54,21 @@ def test_where_workers_die_no_arrow_is_wrong(seeds: range) -> None:
         for joined in watcher.joined:
             for arrow in joined.arrows:
                 require_right(watcher, arrow)
+
+
+def test_where_replicas_come_and_go_no_arrow_is_wrong() -> None:
+    retired = 0
+    for seed in range(20):
+        watcher, draw = WatchedSpans(), random.Random(f"arrows {seed}")
+        faults = with_moves(draw, drawn(draw, 2), last=False)
+        run = begun(elastic_case(seed), 0, faults=faults, watchers=[watcher])
+        run.run()
+        watcher.take(WorkersMeasured(at=0.0, reports=[], spans=[], doing=[]))
+        retired += sum(isinstance(said, m.Retire) for _, said in run.history.instructions)
+        for joined in watcher.joined:
+            for arrow in joined.arrows:
+                require_right(watcher, arrow)
+    assert retired > 10
 
 
 @pytest.mark.parametrize("seeds", SEEDS, ids=str)

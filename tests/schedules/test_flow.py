@@ -16,8 +16,10 @@ from engine.observe.flow.records import Flow, Record
 from engine.observe.flow.segments import read_live, read_steps
 from engine.observe.flow.waits import total
 from engine.observe.flow.writer import FlowWriter
+from engine.simulate.faults import FaultModel
 from engine.simulate.simulation import Simulation
-from tests.schedules.plans import drawn_case
+from tests.schedules.elastic import elastic_case, with_moves
+from tests.schedules.plans import ScheduleCase, drawn_case
 from tests.schedules.weather import begun, drawn
 
 SEEDS = [range(40), pytest.param(range(40, 200), marks=pytest.mark.long)]
@@ -28,6 +30,12 @@ def folded(seed: int, folder: Path, *, deaths: bool) -> tuple[Simulation, list[F
     """A run, its Flows of Steps and of seconds."""
     case = drawn_case(seed, up=seed % 3 == 0, own=seed % 5 == 0)
     faults = drawn(random.Random(f"flow {seed}"), 4) if deaths else None
+    return flows_of(case, faults, folder)
+
+
+def flows_of(
+    case: ScheduleCase, faults: FaultModel | None, folder: Path
+) -> tuple[Simulation, list[Flow], list[Flow]]:
     writer = FlowWriter(folder, after=0)
     run: Simulation
 
@@ -58,6 +66,32 @@ def test_figures_add_up(seeds: range, deaths: bool, tmp_path: Path) -> None:
         if run.finish is not None and not deaths:
             assert trained == list(range(1, run.history.closed + 1)), f"seed {seed}"
             _rows_are_those_of_the_run(run, steps)
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(10), pytest.param(range(10, 150), marks=pytest.mark.long)], ids=str
+)
+def test_figures_of_replicas_that_come_and_go_add_up(seeds: range, tmp_path: Path) -> None:
+    """One that was not there in a Step has no figures of it; one that worked then has some."""
+    away = 0
+    for seed in seeds:
+        case, draw = elastic_case(seed), random.Random(f"flow {seed}")
+        faults = with_moves(draw, drawn(draw, 2), last=False)
+        run, steps, seconds = flows_of(case, faults, tmp_path / f"{seed}")
+        for flow in (*steps, *seconds):
+            _adds_up(flow)
+        _follow_one_another(steps)
+        places = {f"{n.name}@{w}" for n in case.plan.nodes for w in n.workers}
+        away += sum(len(places - flow.nodes.keys()) for flow in steps)
+        ends = [at for at, said in run.history.instructions if isinstance(said, m.StepClosed)]
+        if steps and ends:
+            worked = {f"{e.node}@{e.ref.worker}" for e in _made(run, ends[-1])}
+            assert worked <= {name for flow in steps for name in flow.nodes}, f"seed {seed}"
+    assert away > 0
+
+
+def _made(run: Simulation, until: float) -> list[m.Produced]:
+    return [e for at, e in run.history.events if isinstance(e, m.Produced) and at < until]
 
 
 def _adds_up(flow: Flow) -> None:

@@ -96,8 +96,8 @@ def test_rows_of_two_sources_killed_and_resumed(seeds: range) -> None:
         killed_and_resumed(drawn_case(seed, own=True), seed)
 
 
-ELASTIC = [range(40)] + [
-    pytest.param(range(first, first + 48), marks=pytest.mark.long) for first in range(40, 1000, 48)
+ELASTIC = [range(24)] + [
+    pytest.param(range(first, first + 61), marks=pytest.mark.long) for first in range(24, 1000, 61)
 ]
 
 

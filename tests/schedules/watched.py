@@ -32,6 +32,10 @@ class WatchedSpans:
 
     def take(self, event: RunEvent) -> None:
         match event:
+            case InstructionTold(instruction=m.Retire(workers=workers)):
+                for worker in workers:
+                    self.arrows.lose(worker, event.at)
+                    self._since[worker] = event.at
             case InstructionTold(instruction=told):
                 self.arrows.told(told)
                 if isinstance(told, m.Task):

@@ -18,7 +18,7 @@ class ReplicaFlow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     for_rows: no input was complete. for_weights: a version was being loaded. for_turn: its Worker
     was busy with another node, or asleep. for_room: there was no room, as admission was full. idle:
-    there was nothing to wait for.
+    there was nothing to wait for, or the replica was not there.
     """
 
     busy: float = 0.0

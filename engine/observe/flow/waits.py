@@ -147,12 +147,22 @@ def total(flows: Iterable[Flow]) -> Flow:
     return msgspec.structs.replace(
         last,
         start=last.end - sum(flow.end - flow.start for flow in found),
-        nodes=_merged([flow.nodes for flow in found], _replicas),
+        nodes=_nodes(found),
         edges=_merged([flow.edges for flow in found], _edges),
         weights=_merged([flow.weights for flow in found], _weights),
         cuts=_merged([flow.cuts for flow in found], _cuts),
         workers=_merged([flow.workers for flow in found], lambda many: many[-1]),
     )
+
+
+def _nodes(found: list[Flow]) -> dict[str, ReplicaFlow]:
+    """A replica was idle in the stretches in which it was not there."""
+    merged = _merged([flow.nodes for flow in found], _replicas)
+    for name, replica in merged.items():
+        away = sum(flow.end - flow.start for flow in found if name not in flow.nodes)
+        if away > 0:
+            merged[name] = msgspec.structs.replace(replica, idle=replica.idle + away)
+    return merged
 
 
 T = TypeVar("T")
