@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import re
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,7 +32,7 @@ from engine.options import RunOptions
 from engine.plan.plan import Plan
 from engine.run.workers import Save
 from tests.kit import host_plans
-from tests.kit.processes import call_python, kill
+from tests.kit.processes import call_python, ended, kill
 from tests.kit.ray_clusters import RayNodes, groups_left, needs_ray, ray_cluster
 from tests.kit.run_graphs import small
 from tests.kit.tiny_runs import TinyRuns
@@ -180,6 +182,23 @@ def test_an_error_of_another_host_arrives_as_what_it_was(start: Start) -> None:
         pytest.fail("it opened")
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("lease", [5.0])
+def test_a_host_that_is_not_heard_of_is_lost_with_the_lease(
+    start: Start, nodes: RayNodes, lease: float
+) -> None:
+    """It does not go on once it wakes up."""
+    with start(APART, lease=lease) as workers:
+        worker, stopped = nodes.workers()["host"], nodes.host_of("host")
+        kill([stopped], signal.SIGSTOP)
+        lost = told_of_a_death(workers)
+        assert lost.worker == "host"
+        assert re.match(r"host b: not heard of for \d+ s \(the lease is 5 s\)$", lost.error)
+        kill([stopped], signal.SIGCONT)
+        assert ended(worker, 20.0), "its Worker goes on"
+        assert ended(stopped, 20.0), "it goes on"
+
+
 @pytest.mark.parametrize("change,found", [
     ({"folder": Path("/nowhere")}, "none"),
     pytest.param({"planned": "another plan"}, "another one", marks=pytest.mark.long),
@@ -192,6 +211,16 @@ def test_a_run_folder_a_host_does_not_see(
     told = rf"host [ab]: expected the run folder .* share, found {found}\. Fix: "
     with pytest.raises(RunError, match=told), start(APART):
         pytest.fail("it opened")
+
+
+def test_a_plan_is_for_what_the_nodes_have(nodes: RayNodes, tiny: TinyRuns) -> None:
+    del nodes
+    planned = plan(small(tiny.folder), tiny.options(1, pin={"rollout": "gen@b"}, cluster="ray"))
+    assert planned.cluster is not None
+    assert [(host.name, host.cores) for host in planned.cluster.hosts[:2]] == [("a", 2), ("b", 2)]
+    assert planned.hosts == {"main": "a", "gen": "b"}
+    assert {edge.route for edge in planned.edges} == {"inproc", "zmq"}
+    assert not list(tiny.runs.iterdir()), "the file that every node has to see is gone"
 
 
 # --- room -----------------------------------------------------------------------------------------

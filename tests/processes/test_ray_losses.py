@@ -23,7 +23,7 @@ from engine.launch.link import HostLink
 from graphs.grpo import grpo
 from tests.kit.killable_run import killable_run
 from tests.kit.nothing_left import require_gone, shared_memory
-from tests.kit.processes import MARK, ended, kill, new_mark, wait_for
+from tests.kit.processes import MARK, ended, go_on, kill, new_mark, wait_for
 from tests.kit.ray_clusters import (
     RayNodes,
     groups_left,
@@ -134,6 +134,26 @@ def test_nothing_outlives_a_run_that_is_killed(there: RayNodes, tiny: TinyRuns) 
         run.kill()
         require_nothing_runs(there, LEASE + 10.0)
     assert shared_memory() <= before
+
+
+def test_a_run_that_is_not_heard_of_is_ended_by_its_hosts(
+    there: RayNodes, tiny: TinyRuns, undisturbed: Result
+) -> None:
+    """And once it wakes up, they begin again."""
+    connect("ray")
+    options = tiny.options(STEPS, name="stopped", pin=GENERATES_THERE, **USUAL)
+    with killable_run("small", tiny.folder, options, "hold=3") as run:
+        wait_for(run, "step 3")
+        workers = there.workers().values()
+        run.send_signal(signal.SIGSTOP)
+        began = time.monotonic()
+        assert all(ended(pid, began + LEASE + 10.0 - time.monotonic()) for pid in workers)
+        run.send_signal(signal.SIGCONT)
+        go_on(run)
+        _, errors = run.communicate()
+        assert run.returncode == 0, errors
+    require_same_numbers(tiny.runs / "stopped", undisturbed)
+    require_nothing_runs(there, 10.0)
 
 
 def test_a_node_that_is_about_to_be_taken_away_lets_the_run_end_its_step(
