@@ -137,3 +137,15 @@ def require_each_row_once(run: Run, prompts: int, answers: int) -> None:
     for node in {row["node"] for row in rows}:
         of_node = [row for row in rows if row["node"] == node]
         require_whole_groups_once(of_node, prompts, answers)
+
+
+def require_none_lost(folder: Path, *, batch: int, answers: int, max_lag: int) -> None:
+    """Each row was trained at most once, groups are whole, and what is missing is on its way."""
+    rows = samples(folder).to_pylist()
+    keys = Counter((row["position"], row["sample"]) for row in rows)
+    assert max(keys.values()) == 1, "a row was trained twice"
+    groups = Counter(position for position, _ in keys)
+    assert set(groups.values()) == {answers}, "a group is not whole"
+    assert len(groups) == batch * len(metrics(folder))
+    missing = set(range(max(groups))) - groups.keys()
+    assert len(missing) <= max_lag * batch, f"lost: {sorted(missing)}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from dataflow.errors import RunError
 from engine.api import resume, run
 from tests.kit import run_graphs as graphs
-from tests.kit.runs import metrics, require_same_numbers, samples
+from tests.kit.runs import metrics, require_none_lost, require_same_numbers
 from tests.kit.scaled_runs import TOLD, Scaler, hangs_in_the_second, scaled
 from tests.kit.tiny_runs import TinyRuns
 
@@ -50,18 +49,6 @@ def test_with_a_lag_every_row_is_trained_once(tiny: TinyRuns) -> None:
     told = {"replicas": {"rollout": "1..3"}, "grace": 5.0}
     result = scaled(tiny, scaler, max_lag=1, **told).result(LONG)
     require_none_lost(result.folder, batch=6, answers=4, max_lag=1)
-
-
-def require_none_lost(folder: Path, *, batch: int, answers: int, max_lag: int) -> None:
-    """Each row was trained at most once, groups are whole, and what is missing is on its way."""
-    rows = samples(folder).to_pylist()
-    keys = Counter((row["position"], row["sample"]) for row in rows)
-    assert max(keys.values()) == 1, "a row was trained twice"
-    groups = Counter(position for position, _ in keys)
-    assert set(groups.values()) == {answers}, "a group is not whole"
-    assert len(groups) == batch * len(metrics(folder))
-    missing = set(range(max(groups))) - groups.keys()
-    assert len(missing) <= max_lag * batch, f"lost: {sorted(missing)}"
 
 
 def test_a_chunk_that_outlasts_the_grace_is_run_again_elsewhere(
