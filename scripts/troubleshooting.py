@@ -93,8 +93,8 @@ answer, as at a checkpoint; the run goes back to its last one |
 folder: `--runs` in a file system that all nodes mount |
 | `relative paths will not be found` | a warning in the log of a host: it has no folder of the \
 name of the one in which the run was started. Give absolute paths, or start it in a shared folder |
-| `is being taken away` | Ray drains the node: the run ends after this Step, with a checkpoint; \
-`dataflow resume` goes on |
+| `is taken away` | Ray drains the node: replicas that come and go leave it, and if a Worker \
+there has state, a checkpoint is written. Nothing is to be done if there are other nodes with room |
 """
 
 

@@ -4,8 +4,8 @@
     an event, a reply, an end (`next`, `ask`, ...)  the links, a time limit
 
 Owns: which host is told what, the Workers' epochs, spreading addresses and public keys of channels,
-what a lost host means. Does not own: links (link.py), room in the cluster (ray.py), the other end
-(host.py).
+what a lost host means. Does not own: links (link.py), rooms in the cluster (rooms.py), the
+other end (host.py).
 
 Rows go from Worker to Worker, never through here. A lost host is the death of its Workers. Those
 that are begun again begin on another node, or on the same one if only the host's process died.
@@ -14,6 +14,7 @@ that are begun again begin on another node, or on the same one if only the host'
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import threading
 import time
@@ -39,13 +40,16 @@ from engine.coordinator.messages import (
 from engine.launch import control
 from engine.launch import host_messages as hm
 from engine.launch.link import HostLink, HostLost
-from engine.launch.ray import Bundle, ClusterRoom, avoid, connect, draining
+from engine.launch.ray import ClusterRoom, connect, draining
+from engine.launch.rooms import HostRooms
 from engine.launch.supervisor import CONTROL_BYTES
 from engine.observe.reports import Doing, Report, SpanOf
 from engine.observe.runfolder import RunFolder
 from engine.options import RunOptions
 from engine.plan.plan import Plan
 from engine.run.workers import Ask, WorkerGone
+
+_log = logging.getLogger(__name__)
 
 _GRACE = 10.0
 """Seconds for a host to say that its Workers have ended."""
@@ -117,9 +121,7 @@ class HostsWorkers:
         """By host; none for one that is lost, or that has no Worker at the moment."""
         self._leaving: list[_Remote] = []
         """Hosts of spare Workers that were retired, until they have ended."""
-        self._rooms: list[ClusterRoom] = []
-        self._elsewhere: dict[str, ClusterRoom | None] = {}
-        """Of each lost host the room in which its process begins again; None: a new one."""
+        self._rooms = HostRooms(plan, options.wait)
         self._pickled = b""
         self._taken_away = threading.Event()
         connect(options.cluster or "")
@@ -131,7 +133,7 @@ class HostsWorkers:
             self._pickled = shipped(self._plan, "the plan of a run on several hosts")
             first = (w for w in self._plan.workers if w not in self._plan.spare)
             hosts = dict.fromkeys(self._plan.hosts[w] for w in first)
-            room = self._room([self._bundle(name) for name in hosts])
+            room = self._rooms.first(hosts)
             for name in hosts:
                 self._begin(name, room, self._plan.spare)
             self._until(lambda: all(r.opened for r in self._remotes.values()))
@@ -143,35 +145,9 @@ class HostsWorkers:
             undo.pop_all()
         yield from opened
 
-    def _room(self, bundles: Sequence[Bundle], wait: float | None = None) -> ClusterRoom:
-        self._rooms.append(ClusterRoom(bundles, self._options.wait if wait is None else wait))
-        return self._rooms[-1]
-
-    def _another_room(self, name: str) -> ClusterRoom:
-        """Where a lost host begins again, or a spare Worker joins, however long that takes."""
-        joins = name in self._plan.spare
-        return self._room([self._bundle(name, again=True)], math.inf if joins else None)
-
-    def _bundle(self, name: str, *, again: bool = False) -> Bundle:
-        """What a host's Workers need. again: after it was lost, on any node."""
-        host, plan = self._cluster.host(name), self._plan
-        layouts = {w: [n.layout for n in plan.nodes_on(w)] for w in self._workers_on(name)}
-        wide = (max(each.threads * each.inner for each in of) for of in layouts.values())
-        gpus = {gpu for worker in layouts for gpu in plan.devices.get(worker, ())}
-        return Bundle(
-            host=name,
-            cores=max(1, min(host.cores, sum(wide))),
-            gpus=len(gpus),
-            node="" if again else host.node,
-            label=host.label,
-        )
-
-    def _workers_on(self, name: str) -> tuple[str, ...]:
-        return tuple(w for w, host in self._plan.hosts.items() if host == name)
-
     def _begin(self, name: str, room: ClusterRoom, absent: Sequence[str]) -> None:
         """Start a host's process in this room. absent: Workers that are respawned later."""
-        workers, lease = self._workers_on(name), self._cluster.lease
+        workers, lease = self._rooms.workers_on(name), self._cluster.lease
         link = HostLink(name, room.dial(name), lease, self._changed.set)
         self._remotes[name] = remote = _Remote(name=name, room=room, link=link, workers=workers)
         begin = hm.Begin(
@@ -194,8 +170,7 @@ class HostsWorkers:
             by_host.setdefault(self._plan.hosts[worker], []).append(worker)
         for name, here in by_host.items():
             if name not in self._remotes:
-                room = self._elsewhere.pop(name, None) or self._another_room(name)
-                self._begin(name, room, self._workers_on(name))
+                self._begin(name, self._rooms.again(name), self._rooms.workers_on(name))
                 known = tuple(self._addresses.values())
                 self._remotes[name].send(control.PeerAddresses(entries=known))
             self._remotes[name].send(hm.RespawnThere(workers=tuple(here)))
@@ -218,17 +193,14 @@ class HostsWorkers:
         """Give back the room of a host that has ended, or was never reached."""
         self._moved_before += remote.link.moved
         remote.link.close()
-        remote.room.close()
-        self._rooms.remove(remote.room)
+        self._rooms.give_back(remote.room)
 
     def _lose(self, remote: _Remote, lost: HostLost) -> None:
         """A host is lost, so its Workers are."""
         del self._remotes[remote.name]
         self._moved_before += remote.link.moved
         remote.link.close()
-        self._elsewhere[remote.name] = remote.room if lost.ended else None
-        if not lost.ended:
-            avoid(remote.room.nodes.get(remote.name) or self._cluster.host(remote.name).node)
+        self._rooms.lost(remote.name, remote.room, ended=lost.ended)
         gone = {w: self._next[w] - 1 for w in remote.workers if self._next[w]}
         self._events += (WorkerLost(worker=w, epoch=n, error=str(lost)) for w, n in gone.items())
         self._tell([control.PeerAddress(worker=w, epoch=n, gone=True) for w, n in gone.items()])
@@ -243,6 +215,7 @@ class HostsWorkers:
                 if remote not in told and remote.room.nodes.get(name) in leaving:
                     told.append(remote)
                     reason = f"the node of host {name} is taken away"
+                    _log.warning("%s: what may leave it does", reason)
                     self._events.append(LeaveRequested(workers=remote.workers, reason=reason))
                     self._changed.set()
 
@@ -255,8 +228,7 @@ class HostsWorkers:
         self._closed = True
         self._taken_away.set()
         with contextlib.ExitStack() as after:
-            for room in self._rooms:
-                after.callback(room.close)
+            after.callback(self._rooms.close)
             for remote in self._remotes.values():
                 remote.send(control.Quit())
             left = [*self._remotes.values(), *self._leaving]
