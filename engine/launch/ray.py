@@ -109,8 +109,8 @@ def cluster(paths: Sequence[str], **more: Any) -> Cluster:
     own = ray.get_runtime_context().get_node_id()
     found = _looked({node["NodeID"]: node for node in alive}, paths)
     free = available_resources_per_node()
-    lost = [node for node, what in found.items() if isinstance(what, str)]
-    hosts, names = [], _names(alive, lost)
+    alive = [n for n in ray.nodes() if n["Alive"] and n["NodeID"] in found]  # some are gone by now
+    hosts, names = [], _names(alive)
     for node in sorted(alive, key=lambda n: (n["NodeID"] != own, names[n["NodeID"]])):
         what = found[node["NodeID"]]
         hosts.append(_host(node, names[node["NodeID"]], what, free.get(node["NodeID"], {})))
@@ -123,12 +123,10 @@ def cluster(paths: Sequence[str], **more: Any) -> Cluster:
     return with_first([*usable, *(h for h in hosts if h not in usable)], **more)
 
 
-def _names(nodes: Iterable[Mapping[str, Any]], last: Sequence[str] = ()) -> dict[str, str]:
-    """A name for each node: its own, else its machine's; with a number where several have it, as
-    where one that Ray has not missed yet was begun again. last: these are named after the others.
-    """
+def _names(nodes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """A name for each node: its own, else its machine's; with a number where several have it."""
     found: dict[str, str] = {}
-    for node in sorted(nodes, key=lambda n: (n["NodeID"] in last, n["NodeID"])):
+    for node in sorted(nodes, key=lambda n: n["NodeID"]):
         own, address = node["NodeName"], node["NodeManagerAddress"]
         name = own if own and own != address else node["NodeManagerHostname"]
         same = sum(other.partition("~")[0] == name for other in found.values())

@@ -59,6 +59,10 @@ class RayNodes:
         with _environment(env or {}):
             self._nodes[name] = self._cluster.add_node(node_name=name, **usual | what)
 
+    def end(self, name: str) -> None:
+        """End a node, of which Ray is told."""
+        self._cluster.remove_node(self._nodes.pop(name))
+
     def remove(self, name: str) -> None:
         """Kill a node with everything on it, and tell nobody."""
         node = self._nodes.pop(name)

@@ -36,7 +36,7 @@ from tests.kit.runs import metrics, require_same_numbers
 from tests.kit.tiny_runs import PROMPTS, TinyRuns
 
 needs_ray()
-from engine.launch.ray import _ActorCalls, connect  # noqa: E402  (it imports Ray)
+from engine.launch.ray import _ActorCalls, cluster, connect  # noqa: E402  (it imports Ray)
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.long]
 LEASE = 10.0
@@ -120,6 +120,16 @@ def test_a_node_that_is_lost_is_replaced_by_another(
     result = tiny.run(small, STEPS, pin=pin, on_step=told, **USUAL)
     require_same_numbers(result, undisturbed)
     assert "host b: not heard of for" in log_of(result)
+
+
+def test_a_node_that_begins_again_has_its_name(there: RayNodes) -> None:
+    """Also while Ray takes the lost one for alive."""
+    connect("ray")
+    there.remove("b")
+    there.add("b", labels={"zone": "y"})
+    hosts = {host.name: host for host in cluster([]).hosts}
+    assert list(hosts) == ["a", "b"]
+    assert (hosts["b"].labels["zone"], hosts["b"].refused) == ("y", "")
 
 
 def test_nothing_outlives_a_run_that_is_killed(there: RayNodes, tiny: TinyRuns) -> None:
