@@ -315,9 +315,7 @@ class _Run:
         if plan.hosts:
             from engine.launch.hosts import HostsWorkers
 
-            # Without `retire`: the plan refuses ranges of replicas there.
-            hosts: Any = HostsWorkers(plan, folder, options)
-            return stack.enter_context(_closed(hosts))
+            return stack.enter_context(_closed(HostsWorkers(plan, folder, options)))
         if not _alone(plan):
             from engine.launch.supervisor import Supervisor
 
