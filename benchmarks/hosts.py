@@ -1,5 +1,5 @@
-"""What several hosts cost: control messages through Ray, and the loss of a host, of a node and of
-the run's own process.
+"""What several hosts cost: control messages through Ray, a replica that joins, and the loss of a
+host, of a node and of the run's own process.
 
     python -m benchmarks.hosts [--quick] [--json FILE]
 
@@ -33,6 +33,7 @@ from engine.launch import host_messages as hm
 from engine.launch.hosts import HostsWorkers
 from engine.launch.ray import cluster, connect
 from engine.observe.runfolder import RunFolder
+from engine.observe.trace import read_trace
 from engine.options import RunOptions
 from tests.kit import host_plans, killable_run
 from tests.kit.processes import ended, wait_for
@@ -43,6 +44,7 @@ from tests.kit.tiny_runs import save_tiny_inputs
 
 OWN_LINKS = 13_894.0
 LEASE = 10.0
+JOINS = ("imports", "open", "load policy", "rollout")
 PIN = {"rollout": "gen@b", "train_policy": "train"}
 
 
@@ -53,7 +55,7 @@ def main(*, quick: bool = False, json: Path | None = None) -> None:
         folder = Path(name)
         save_tiny_inputs(folder)
         found = [*control(200 if quick else 2000), *steps(folder, 10 if quick else 40)]
-        found += losses(folder)
+        found += [*joins(folder), *losses(folder)]
     show("several hosts", found, where)
     if json is not None:
         write_json(json, found, where)
@@ -120,6 +122,33 @@ def options(folder: Path, name: str, count: int, **more: Any) -> RunOptions:
     where: dict[str, Any] = {"pin": PIN, "cluster": "ray", "lease": LEASE}
     given = usual | where | more
     return RunOptions(steps=count, name=name, runs=folder / "runs", overwrite=True, **given)
+
+
+def joins(folder: Path) -> Iterator[SideResult]:
+    """A second replica joins a run at max_lag 1: from the moment it is open to its first rows,
+    without the loading of weights; and what came before, mostly imports.
+    """
+    rows: list[float] = []
+
+    def long_enough(row: Mapping[str, float]) -> bool:
+        rows.append(row["replicas/rollout"])
+        return rows.count(2.0) == 40
+
+    more: dict[str, Any] = {"pin": {}, "replicas": {"rollout": "1..2"}, "scaling": "most"}
+    with ray_cluster():
+        graph = small(folder, max_lag=1)
+        found = run(graph, options(folder, "joins", 100_000, **more), until=long_enough)
+    (trace,) = (found.folder / "trace").iterdir()
+    spans = list(read_trace(trace))
+    (joined,) = (e["pid"] for e in spans if e["ph"] == "M" and e["args"]["name"] == "rollout-1")
+    own = [e for e in spans if e["ph"] == "X" and e["pid"] == joined]
+    first = {name: next(e for e in own if e["name"] == name) for name in JOINS}
+    opened = (first["open"]["ts"] + first["open"]["dur"]) / 1e6
+    rows_at = (first["rollout"]["ts"] + first["rollout"]["dur"]) / 1e6
+    value = rows_at - opened - first["load policy"]["dur"] / 1e6
+    yield SideResult(name="open to first rows", value=value, unit="s", goal=2.0, least=False)
+    before = opened - first["imports"]["ts"] / 1e6
+    yield SideResult(name="its process opens", value=before, unit="s")
 
 
 # --- losses ---------------------------------------------------------------------------------------
