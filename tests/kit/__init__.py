@@ -16,7 +16,7 @@
 | `tiny_runs` | the tiny model's folder, and short quiet runs on it |
 | `run_graphs`, `turn_graphs`, `device_graphs` | graphs for these runs, importable |
 | `plain_loop` | training as a plain loop over a Hugging Face model |
-| `host_plans`, `host_processes` | plans of Workers that start fast; loopback addresses as hosts |
+| `host_plans`, `ray_clusters` | plans of Workers that start fast; nodes of Ray on this machine |
 | `killable_run` | a run in a process of its own |
 | `runs` | what a run left in its folder, and whether two runs were the same |
 | `kept_runs` | run folders written by hand |
