@@ -32,6 +32,10 @@ _log = logging.getLogger(__name__)
 
 CHANGED = object()
 """What `take` returns when something has changed on this host."""
+_EARLIER = 0.9
+"""Of the lease, what passes until this end gives up: the Workers have to end, too, before the run
+counts the host as lost.
+"""
 BEAT = 0.5
 """Seconds after which a call returns that has found nothing to say."""
 _FROM_RUN = (*get_args(hm.ToHost), Forget, PeerAddresses, Quit)
@@ -77,7 +81,7 @@ class Desk:
                     self._end()
                     continue
                 if isinstance(message, hm.Begin):
-                    self._lease = message.lease
+                    self._lease = message.lease * _EARLIER
                 self._inbox.append(message)
             self._changed.notify_all()
 

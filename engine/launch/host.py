@@ -24,7 +24,7 @@ from engine import options as run_options
 from engine.launch import control
 from engine.launch import host_messages as hm
 from engine.launch.desk import CHANGED, Desk
-from engine.launch.supervisor import CONTROL_BYTES, HostShare, Supervisor
+from engine.launch.supervisor import CONTROL_BYTES, GRACE, HostShare, Supervisor
 from engine.observe.logs import LogFile
 from engine.observe.runfolder import RunFolder
 from engine.plan.cluster import detect
@@ -81,7 +81,9 @@ class HostedRun:
             self._wait_for_end()
         finally:
             if self._supervisor is not None:
-                self._supervisor.close()
+                # A lease that has ended leaves no time: others may begin in their place.
+                grace = 0.0 if self._desk.given_up else GRACE
+                self._supervisor.close(grace)
 
     def _wait_for_end(self) -> None:
         while self._desk.take() is not None:

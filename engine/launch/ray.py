@@ -10,15 +10,17 @@ than Ray's limit for that (numbered.py).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from dataflow.errors import PlanError, RunError
@@ -79,8 +81,9 @@ def connect(where: str) -> None:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
         if where == "ray:local":
-            cores = detect().cores
-            ray.init(address="local", num_cpus=cores, include_dashboard=False, **quiet)
+            with _token_for_us_alone():
+                cores = detect().cores
+                ray.init(address="local", num_cpus=cores, include_dashboard=False, **quiet)
         else:
             ray.init(address="auto", **quiet)
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
@@ -99,6 +102,16 @@ def _answers(address: str) -> bool:
             return True
     except OSError:
         return False
+
+
+@contextlib.contextmanager
+def _token_for_us_alone() -> Iterator[None]:
+    """The token that a new Ray may write is not for others of this machine."""
+    token = Path("~/.ray/auth_token").expanduser()
+    there = token.exists()
+    yield
+    if not there and token.exists():
+        token.chmod(0o600)
 
 
 def cluster(paths: Sequence[str], **more: Any) -> Cluster:

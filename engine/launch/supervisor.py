@@ -38,7 +38,7 @@ from engine.record.place import RecordPlace
 from engine.run.workers import Ask, WorkerGone
 
 _printed = logging.getLogger(PRINTED)
-_GRACE = 3.0
+GRACE = 3.0
 """Seconds to close kernels in."""
 CONTROL_BYTES = "coordinator/bytes"
 """The metric: bytes that the process of the run sent and received on control sockets."""
@@ -107,7 +107,7 @@ class Supervisor:
 
     def retire(self, workers: Sequence[str]) -> None:
         """Ask them to end, as recorded rows are flushed then; `next` kills those that do not."""
-        end = time.monotonic() + _GRACE
+        end = time.monotonic() + GRACE
         for child in self._replaced(workers):
             self._io.send(child, control.Quit())
             self._retiring[child] = end
@@ -128,14 +128,16 @@ class Supervisor:
             elif now >= end:
                 child.kill()
 
-    def close(self) -> None:
-        """Ask all to end, kill those that do not, reap. Closing twice does nothing."""
+    def close(self, grace: float = GRACE) -> None:
+        """Ask all to end, kill those that do not within these seconds, reap. Closing twice does
+        nothing.
+        """
         left = self._io.closing()
         if left is None:
             return
         for child in left:
             self._io.send(child, control.Quit())
-        end = time.monotonic() + _GRACE
+        end = time.monotonic() + grace
         for child in left:
             child.over.wait(max(0.0, end - time.monotonic()))
         self._io.end(left)
