@@ -91,7 +91,7 @@ def plan(graph: Runnable, options: RunOptions | None = None) -> Plan | ProgramPl
 
 def _cluster(options: RunOptions, source: Graph | Program) -> Cluster | None:
     """The hosts that a plan may use; None for this one alone."""
-    if options.cluster is None or options.inproc:
+    if options.cluster in (None, run_options.HERE) or options.inproc:
         return None
     if not run_options.on_ray(options):
         return read_cluster(Path(options.cluster))
@@ -102,7 +102,7 @@ def _cluster(options: RunOptions, source: Graph | Program) -> Cluster | None:
 
 def _refuse_file(options: RunOptions) -> None:
     """A cluster file tells of hosts, and starts nothing on them."""
-    if options.cluster is not None and not run_options.on_ray(options):
+    if options.cluster not in (None, run_options.HERE) and not run_options.on_ray(options):
         problem = f"a run takes ray or ray:local, found {options.cluster!r}, which is for explain"
         raise PlanError(f"options: --cluster: {problem}. Fix: --cluster ray.")
 

@@ -21,6 +21,9 @@ from dataflow.calls import constructs
 from dataflow.errors import PlanError, RunError, nearest
 from engine.plan.placing import Placing
 
+HERE = "none"
+"""The cluster of a run that is on no other host, though it was begun on some."""
+
 
 @constructs
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +87,7 @@ class RunOptions:  # the fields' docstrings are the command line's help
     verify: Literal["structure", "content"] = "structure"
     """What readers check of rows of their own host: structure; or content: hashes of them, too."""
     cluster: str | None = None
-    """Hosts: ray, those of a Ray cluster; ray:local, a new one here; for explain also a file."""
+    """Hosts: ray, a Ray cluster; ray:local, one begun here; none; for explain also a file."""
     wait: float = 600.0
     """Seconds to wait for room in the Ray cluster."""
     lease: float = 30.0
@@ -197,7 +200,7 @@ def _pins(asked: Mapping[str, str]) -> tuple[dict[str, tuple[str, ...]], dict[st
 def to_json(options: RunOptions, *, path: Sequence[str] = ()) -> str:
     """The options for a run folder. path: further folders that the run imports from."""
     data = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(options).items()}
-    if options.cluster is not None and not on_ray(options):
+    if options.cluster not in (None, HERE) and not on_ray(options):
         data["cluster"] = os.path.abspath(options.cluster)
     return json.dumps(data | {"path": list(path)}, indent=1)
 

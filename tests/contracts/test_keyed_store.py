@@ -26,6 +26,7 @@ from engine.channels.zmq.meeting import MeetingServer, StoreRequest, encoded
 from engine.channels.zmq.meeting_client import MeetingClient
 from tests.contracts.ranks import Door, keyed_client
 from tests.kit.host_plans import PickleBomb
+from tests.kit.strangers import stranger
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -111,7 +112,8 @@ def test_strangers_get_nothing(kind: str) -> None:
     allowed = {rank.public: "t1", other.public: "rollout"}
     server = MeetingServer("t0", ["t1"], bind="tcp://127.0.0.1:*", keys=own, allowed=allowed)
     address = Address(endpoint=server.endpoint, key=own.public)
-    with closing(server), stranger(address, kind, other) as asks:
+    keys = other if kind == "no rank's key" else None
+    with closing(server), stranger(address, kind, keys) as asks:
         for frame in frames_of_strangers():
             with contextlib.suppress(zmq.Again):  # there is no connection to send it over
                 asks.send(frame, zmq.NOBLOCK)
@@ -119,27 +121,6 @@ def test_strangers_get_nothing(kind: str) -> None:
         with closing(keyed_client((address, rank))) as store:
             assert not store.check(["taken"])
         assert server.refused.total() >= 1
-
-
-@contextlib.contextmanager
-def stranger(address: Address, kind: str, other: CurveKeyPair) -> Iterator[zmq.Socket]:
-    """A peer that is no rank of the group. other: the keys of another Worker of the run."""
-    context = zmq.Context()
-    socket = context.socket(zmq.DEALER)
-    if kind == "plain":
-        socket.setsockopt(zmq.PLAIN_USERNAME, b"run")
-        socket.setsockopt(zmq.PLAIN_PASSWORD, b"run")
-    elif kind != "no key":
-        keys = other if kind == "no rank's key" else CurveKeyPair.make()
-        assert address.key is not None
-        socket.setsockopt(zmq.CURVE_SERVERKEY, address.key)
-        socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
-        socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
-    socket.connect(address.endpoint)
-    try:
-        yield socket
-    finally:
-        context.destroy(linger=0)
 
 
 def test_what_is_no_request_is_refused_and_disturbs_nobody(door: Door, store: KeyedStore) -> None:

@@ -16,7 +16,9 @@
 | `tiny_runs` | the tiny model's folder, and short quiet runs on it |
 | `run_graphs`, `turn_graphs`, `device_graphs` | graphs for these runs, importable |
 | `plain_loop` | training as a plain loop over a Hugging Face model |
-| `host_plans`, `ray_clusters` | plans of Workers that start fast; nodes of Ray on this machine |
+| `host_plans` | plans of Workers that start fast |
+| `ray_clusters` | Ray clusters of simulated nodes on this machine |
+| `strangers` | peers at a run's ports that do not belong to it |
 | `killable_run` | a run in a process of its own |
 | `runs` | what a run left in its folder, and whether two runs were the same |
 | `kept_runs` | run folders written by hand |

@@ -148,11 +148,11 @@ def switched(
 
 @loss(scope="token")
 def deadly(now: Now, advantage: Tensors[Advantage], *, marker: str, untold: bool = False) -> Terms:
-    """In Step 3 the second rank of several kills itself, once: it leaves the marker file. untold:
-    it stops its Supervisor first, which would tell of it.
+    """In Step 3 the second rank of several kills itself, once: it leaves the marker file, with the
+    process of its Supervisor. untold: it stops that first, which would tell of it.
     """
     if now.step == 3 and _is_second_rank() and not Path(marker).exists():
-        Path(marker).touch()
+        Path(marker).write_text(str(os.getppid()))
         if untold:
             os.kill(os.getppid(), signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGKILL)

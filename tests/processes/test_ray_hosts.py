@@ -22,7 +22,7 @@ import zmq
 
 from dataflow.errors import DataError, KernelError, PlanError, RunError
 from engine.api import plan
-from engine.channels.zmq.curve_keys import CurveKeyPair
+from engine.channels.zmq.curve_keys import Address
 from engine.checkpoint.cut import read_rows
 from engine.coordinator import messages as m
 from engine.launch import host_messages as hm
@@ -35,6 +35,7 @@ from tests.kit import host_plans
 from tests.kit.processes import call_python, ended, kill
 from tests.kit.ray_clusters import RayNodes, groups_left, needs_ray, ray_cluster
 from tests.kit.run_graphs import small
+from tests.kit.strangers import stranger
 from tests.kit.tiny_runs import TinyRuns
 
 needs_ray()
@@ -329,10 +330,11 @@ def test_strangers_get_nothing(start: Start) -> None:
     """At a Worker's port: without a key, with a wrong one, by a weaker mechanism."""
     frames = (pickle.dumps(host_plans.PickleBomb("x")), b"", b"\x94\xc4\x00\x00\x00\xc4\x00" * 9)
     with start(APART) as workers, contextlib.ExitStack() as stack:
-        ((_, endpoint, _),) = workers._remotes["b"].update.endpoints
+        (there,) = workers._remotes["b"].endpoints
+        address = Address(endpoint=there.endpoint, key=there.key)
         poller = zmq.Poller()
         for kind in ("no key", "plain", "a wrong key"):
-            asks = stack.enter_context(stranger(endpoint, kind))
+            asks = stack.enter_context(stranger(address, kind))
             poller.register(asks, zmq.POLLIN)
             for frame in frames:
                 asks.send(frame, zmq.NOBLOCK)
@@ -340,26 +342,6 @@ def test_strangers_get_nothing(start: Start) -> None:
         workers.tell(host_plans.chunk_of(2, host_plans.produced_block(workers)))
         produced = host_plans.until(workers, m.ChunkDone)[0]
         assert isinstance(produced, m.Produced), "and nobody is disturbed"
-
-
-@contextlib.contextmanager
-def stranger(endpoint: str, kind: str) -> Iterator[zmq.Socket]:
-    """A peer that connects without belonging to the run."""
-    context = zmq.Context()
-    socket = context.socket(zmq.DEALER)
-    if kind == "a wrong key":
-        own, other = CurveKeyPair.make(), CurveKeyPair.make()
-        socket.setsockopt(zmq.CURVE_SERVERKEY, other.public)
-        socket.setsockopt(zmq.CURVE_PUBLICKEY, own.public)
-        socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
-    elif kind == "plain":
-        socket.setsockopt(zmq.PLAIN_USERNAME, b"run")
-        socket.setsockopt(zmq.PLAIN_PASSWORD, b"run")
-    socket.connect(endpoint)
-    try:
-        yield socket
-    finally:
-        context.destroy(linger=0)
 
 
 def test_workers_see_the_gpus_that_ray_gives_their_host(

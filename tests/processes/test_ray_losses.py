@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dataflow.graph import Graph
-from engine.api import Result
+from engine.api import Result, run
 from engine.launch.link import HostLink
 from graphs.grpo import grpo
 from tests.kit.killable_run import killable_run
@@ -32,7 +32,7 @@ from tests.kit.ray_clusters import (
     require_nothing_runs,
 )
 from tests.kit.run_graphs import small, vowels
-from tests.kit.runs import metrics, require_same_numbers
+from tests.kit.runs import metrics, require_same_numbers, steps_stored
 from tests.kit.tiny_runs import PROMPTS, TinyRuns
 
 needs_ray()
@@ -166,15 +166,28 @@ def test_a_run_that_is_not_heard_of_is_ended_by_its_hosts(
     require_nothing_runs(there, 10.0)
 
 
-def test_a_node_that_is_about_to_be_taken_away_lets_the_run_end_its_step(
+def test_a_node_that_is_about_to_be_taken_away_leaves_a_checkpoint(
     there: RayNodes, tiny: TinyRuns
 ) -> None:
-    """The run stops with a checkpoint and names the host."""
-    told = [at_step(2, lambda: there.drain("b", seconds=100.0))]
-    result = tiny.run(small, 100_000, pin=GENERATES_THERE, on_step=told, **USUAL)
-    reason = "the node of host b is being taken away"
-    assert (result.signal, result.reason) == (signal.SIGTERM, reason)
-    assert result.checkpoint == result.folder / "checkpoints" / f"step_{result.step}"
+    """With training on it; from that the run goes on once the node is gone."""
+    lost_at: list[float] = []
+
+    def goes_on(row: Mapping[str, float]) -> bool:
+        if row["step"] == 2 and not lost_at:
+            there.drain("b", seconds=3600.0)
+        if not lost_at and steps_stored(tiny.runs / "drained"):
+            lost_at.append(row["step"])
+            there.remove("b")
+            there.add("c", labels={"zone": "x"})
+        return bool(lost_at) and row["step"] == lost_at[0] + 3
+
+    usual = USUAL | {"checkpoint_every": 0}
+    options = tiny.options(100_000, name="drained", pin=TRAINS_THERE, **usual)
+    result = run(small(tiny.folder), options, until=goes_on)
+    log = log_of(result)
+    assert "the node of host b is taken away" in log
+    assert re.search(r"begins after step [1-9]", log), "it did not go on from its checkpoint"
+    require_same_numbers(result, tiny.run(small, result.step, name="whole"))
 
 
 def test_all_in_one_command(tiny: TinyRuns, undisturbed: Result, tmp_path: Path) -> None:
