@@ -163,7 +163,7 @@ def losses(folder: Path) -> Iterator[SideResult]:
         ("node of training", {"score": "main@a", "train_policy": "train@b"}, (10.0, 10.0, 60.0)),
     ):
         with ray_cluster() as nodes:
-            killed = Killed(nodes, what)
+            killed = KilledThere(nodes, what)
             logging.getLogger("engine").addHandler(killed)
             found = run(small(folder), options(folder, "killed", 6, pin=pin), on_step=[killed.step])
             logging.getLogger("engine").removeHandler(killed)
@@ -174,7 +174,7 @@ def losses(folder: Path) -> Iterator[SideResult]:
     yield driver(folder)
 
 
-class Killed(logging.Handler):
+class KilledThere(logging.Handler):
     """Kills what is on host b after Step 3, and watches what becomes of it."""
 
     def __init__(self, nodes: RayNodes, what: str) -> None:

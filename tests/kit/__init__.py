@@ -20,6 +20,7 @@
 | `ray_clusters` | Ray clusters of simulated nodes on this machine |
 | `strangers` | peers at a run's ports that do not belong to it |
 | `killable_run` | a run in a process of its own |
+| `scaled_runs` | runs whose replicas join and leave |
 | `runs` | what a run left in its folder, and whether two runs were the same |
 | `kept_runs` | run folders written by hand |
 | `processes` | starting, following, finding and ending processes |

@@ -74,7 +74,7 @@ LINES = [
     ("dataflow watch kept k", ["kept"]),
     ("dataflow watch --o", ["--open"]),
     ("dataflow report r", ["runs/kept"]),
-    ("dataflow run graphs.dapo:dapo --wa", ["--watchdog", "--watch"]),
+    ("dataflow run graphs.dapo:dapo --wa", ["--wait", "--watchdog", "--watch"]),
     ("dataflow resume runs/kept --no-wa", ["--no-watch"]),
     ("dataflow top --on", ["--once"]),
     ("dataflow resume runs/kept --no-o", []),

@@ -276,7 +276,7 @@ def test_explain_shows_the_route(tiny: None) -> None:
 
 def test_other_hosts_are_refused(tiny: None) -> None:
     size = {"cores": 8, "memory": 2**36}
-    there = tuple(Host(name=n, address=f"10.0.0.{i}", **size) for i, n in enumerate("xy"))
+    there = tuple(Host(name=n, **size) for i, n in enumerate("xy"))
     with pytest.raises(PlanError) as refused:
         planned(hosts=there, pin=APART | {"steered": "c@y"})
     where = (

@@ -366,8 +366,8 @@ def test_the_environment_is_the_kernels_but_for_what_the_user_set(
 
 def test_environments_are_those_of_each_workers_host() -> None:
     hosts = (
-        Host(name="a", address="10.0.0.1", cores=4, memory=2**36),
-        Host(name="b", address="10.0.0.2", cores=4, memory=2**36, gpus=(2**36,)),
+        Host(name="a", cores=4, memory=2**36),
+        Host(name="b", cores=4, memory=2**36, gpus=(2**36,)),
     )
     cluster = Cluster(cores=4, memory=2**36, hosts=hosts)
     plan = planned_on(cluster, small_grpo(), pin={"rollout": "gen@b"}, kernel={"rollout": "vllm"})

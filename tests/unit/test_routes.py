@@ -111,9 +111,7 @@ def test_what_collectives_cannot_do_is_refused() -> None:
         match=r"routes: .*'policy' between train and gen, which take turns.* Fix: weights=p",
     ):
         planned(pin=APART, turns=(("gen", "train"),), weights="collective")
-    there = tuple(
-        Host(name=n, address=f"10.0.0.{i}", cores=8, memory=2**36) for i, n in enumerate("ab")
-    )
+    there = tuple(Host(name=n, cores=8, memory=2**36) for i, n in enumerate("ab"))
     far = {"rollout": "gen@b", "train_policy": "train"}
     assert routes(planned(hosts=there, pin=far)) == PULL
     with pytest.raises(

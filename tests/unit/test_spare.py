@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -102,12 +103,18 @@ def test_two_ranges_of_nodes_together_are_one() -> None:
         placed(small_grpo(), least={"rollout": 1, "score": 1}, **both)
 
 
-def test_on_several_hosts_there_is_no_range_yet() -> None:
-    hosts = tuple(Host(name=n, address="10.0.0.1", cores=4, memory=2**34) for n in ("a", "b"))
+def test_on_several_hosts_a_spare_worker_has_a_host_of_its_own() -> None:
+    """As the first replica's: wherever there is room for it when it joins; unless it is pinned."""
+    hosts = tuple(Host(name=n, cores=4, memory=2**34, node=n * 8) for n in ("a", "b"))
     cluster = Cluster(cores=4, memory=2**34, hosts=hosts)
-    asked = {"replicas": {"rollout": "1..3"}, "pin": {"score": "far@b"}}
-    with pytest.raises(PlanError, match=r"rollout has a range, .* one host only. Fix: rollout=1"):
-        planned_on(cluster, small_grpo(), **asked)
+    asked = {"replicas": {"rollout": "1..3"}, "pin": {"rollout": "r0@b,r1,r2@a"}}
+    planned = planned_on(cluster, small_grpo(), **asked)
+    assert planned.spare == ("r1", "r2")
+    assert {w: planned.hosts[w] for w in ("r0", "r1", "r2")} == {"r0": "b", "r1": "r1", "r2": "a"}
+    assert planned.cluster is not None
+    own = planned.cluster.host("r1")
+    assert own == replace(hosts[1], name="r1", node="")
+    assert own.node == ""
 
 
 @pytest.mark.parametrize(("text", "most", "few"), [
