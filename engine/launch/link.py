@@ -149,6 +149,19 @@ class HostLink:
     # --- the thread -------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        with contextlib.ExitStack() as after:
+            after.push(self._raise_in_the_loop)
+            self._dial_and_converse()
+
+    def _raise_in_the_loop(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        """Let the loop raise what nobody expects here: else it would wait for ever."""
+        if error is None:
+            return False
+        _log.error("host %s: %s", self.name, error, exc_info=error)
+        self._fail(RunError(f"host {self.name}: internal error: {type(error).__name__}: {error}"))
+        return True
+
+    def _dial_and_converse(self) -> None:
         try:
             calls = self._dial(self._stop)
             if calls is None:

@@ -19,11 +19,11 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dataflow.errors import PlanError, RunError
+from engine.launch.bundle import GPU, KIND, NODE, Bundle, what_is_free
 from engine.launch.desk import Desk, Heard
 from engine.launch.link import Calls, Dial, Gone, HostLost, Unreachable
 from engine.plan.cluster import Cluster, Host, detect, with_first
@@ -55,14 +55,9 @@ _LOOK = 120.0
 """Seconds for every node to say what it has."""
 _POLL = 0.25
 """Seconds between two looks at what Ray is still doing."""
-_DETECTION = 60.0
-"""Seconds within which Ray finds out that a node is gone; by default it needs about 20."""
 _FIRST_WORD, _AGAIN = 3.0, 10.0
 """Seconds until a run that waits for room says so, and between two times."""
-GPU = "gpu"
-"""The label of a host that is the kind of its GPUs, which for Ray is a resource."""
-_NODE, _ACCELERATOR = "ray.io/node-id", "ray.io/accelerator-type"
-_KIND = "accelerator_type:"
+_ACCELERATOR = "ray.io/accelerator-type"
 _START = "`ray start --head`, or `ray symmetric-run`, starts one; or --cluster ray:local"
 
 
@@ -201,8 +196,8 @@ def _memories(seen: Sequence[int], count: int) -> tuple[int, ...]:
 
 def _labels(node: Mapping[str, Any]) -> dict[str, str]:
     """A node's labels, and as `gpu` the kind of its GPUs."""
-    found = {k: v for k, v in node.get("Labels", {}).items() if k != _NODE}
-    kinds = [r.removeprefix(_KIND) for r in node["Resources"] if r.startswith(_KIND)]
+    found = {k: v for k, v in node.get("Labels", {}).items() if k != NODE}
+    kinds = [r.removeprefix(KIND) for r in node["Resources"] if r.startswith(KIND)]
     kind = found.get(_ACCELERATOR) or next(iter(kinds), "")
     return found | ({GPU: kind} if kind else {})
 
@@ -210,44 +205,11 @@ def _labels(node: Mapping[str, Any]) -> dict[str, str]:
 # --- room -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bundle:
-    """What one host of the plan needs. node: the one that it has to be while that is there, if any;
-    label: one that its node has.
-    """
-
-    host: str
-    cores: int
-    gpus: int = 0
-    node: str = ""
-    label: tuple[str, str] | None = None
-
-    @property
-    def resources(self) -> dict[str, float]:
-        """As Ray names them."""
-        found = {"CPU": float(self.cores)} | ({"GPU": float(self.gpus)} if self.gpus else {})
-        if self.label is not None and self.label[0] == GPU:
-            found[f"{_KIND}{self.label[1]}"] = 0.001
-        return found
-
-    @property
-    def selector(self) -> dict[str, str]:
-        """The labels that its node must have, as Ray writes them."""
-        own = dict([self.label]) if self.label is not None and self.label[0] != GPU else {}
-        avoided = _avoided()
-        if self.node and self.node not in avoided and is_alive(self.node):
-            return own | {_NODE: self.node}
-        return own | ({_NODE: f"!in({','.join(avoided)})"} if avoided else {})
-
-    def __str__(self) -> str:
-        gpus = f", {self.gpus} GPU" if self.gpus else ""
-        return f"{self.host} ({self.cores} CPU{gpus})"
-
-
 class ClusterRoom:
     """A placement group: one bundle a host, each on another node. Its thread waits until it is
     there, and says so every ten seconds; after `wait` seconds it has failed. Which nodes it may
-    have changes as nodes are lost: then another group takes its place.
+    have changes as nodes are lost: until somebody is in it, another group then takes its place.
+    Later Ray places a bundle again whose node is gone, unless that had to be on this very node.
     """
 
     def __init__(self, bundles: Sequence[Bundle], wait: float) -> None:
@@ -259,8 +221,8 @@ class ClusterRoom:
         self._closed = threading.Event()
         self._failure: RunError | None = None
         self._group: Any = None
-        self._thread = threading.Thread(target=self._watch, name="room", daemon=True)
-        self._thread.start()
+        self._selectors: list[dict[str, str]] = []
+        self._thread = self._watched()
 
     def dial(self, host: str) -> Dial:
         """What waits for this host's process, and connects to it."""
@@ -277,6 +239,17 @@ class ClusterRoom:
 
         return dialled
 
+    def moves(self, host: str) -> bool:
+        """Whether Ray places a host's bundle again, elsewhere, once its node is gone."""
+        at = list(self._bundles).index(host)
+        return not self._selectors or self._selectors[at].get(NODE, "!").startswith("!")
+
+    def wait_again(self) -> None:
+        """Until every bundle has a node, and none that was lost: `dial` waits for that."""
+        self._settled.clear()
+        self._thread.join()
+        self._thread = self._watched()
+
     def close(self) -> None:
         """Give everything back, which ends the processes that are there."""
         self._closed.set()
@@ -285,21 +258,48 @@ class ClusterRoom:
             remove_placement_group(self._group)
 
     def _wanted(self) -> list[dict[str, str]]:
-        return [bundle.selector for bundle in self._bundles.values()]
+        alive, avoided = _alive(), _avoided()
+        return [bundle.selector(alive, avoided) for bundle in self._bundles.values()]
 
-    def _claimed(self, selectors: list[dict[str, str]]) -> Any:
+    def _claim(self) -> None:
+        """Ask for a group, in the place of one that has other selectors and nobody in it."""
+        if self.nodes or (selectors := self._wanted()) == self._selectors:
+            return
+        if self._group is not None:
+            remove_placement_group(self._group)
         wants = [bundle.resources for bundle in self._bundles.values()]
-        return placement_group(wants, strategy="STRICT_SPREAD", bundle_label_selector=selectors)
+        self._selectors = selectors
+        self._group = placement_group(
+            wants, strategy="STRICT_SPREAD", bundle_label_selector=selectors
+        )
+
+    def _is_placed(self) -> bool:
+        if not self._group.wait(_POLL):
+            return False
+        nodes = placement_group_table(self._group)["bundles_to_node_id"].values()
+        avoided = _avoided()
+        return all(node and node not in avoided for node in nodes)
+
+    def _watched(self) -> threading.Thread:
+        thread = threading.Thread(target=self._watch, name="room", daemon=True)
+        thread.start()
+        return thread
 
     def _watch(self) -> None:
+        try:
+            self._wait_for_nodes()
+        except RayError as error:
+            self._failure = RunError(f"--cluster ray: {error}. Fix: see what Ray says.")
+        finally:
+            self._settled.set()
+
+    def _wait_for_nodes(self) -> None:
         began, due = time.monotonic(), time.monotonic() + _FIRST_WORD
-        claimed = self._wanted()
-        self._group = self._claimed(claimed)
-        while not self._closed.is_set() and not self._group.wait(_POLL):
+        self._claim()
+        while not self._closed.is_set() and not self._is_placed():
             now = time.monotonic()
-            if (selectors := self._wanted()) != claimed:
-                remove_placement_group(self._group)
-                claimed, self._group = selectors, self._claimed(selectors)
+            self._claim()
+            self._closed.wait(_POLL)
             if now - began > self._wait:
                 fix = "Fix: more nodes, fewer or smaller Workers, or a longer --wait"
                 problem = f"no room within {self._wait:g} s: {self._told()}"
@@ -310,20 +310,15 @@ class ClusterRoom:
                 due = now + (math.inf if joins else _AGAIN)
                 level = logging.INFO if joins else logging.WARNING
                 _log.log(level, "waiting for room in the Ray cluster: %s", self._told())
-        self._settled.set()
 
     def _told(self) -> str:
         """What is wanted, which of it fits nowhere, and what is there."""
         nodes, free = _room()
-        alone = [b for b in self._bundles.values() if not any(_fits(b, n) for n in free.values())]
+        alone = [b for b in self._bundles.values() if not any(map(b.fits, free.values()))]
         wanted = ", ".join(map(str, self._bundles.values()))
         short = f"; nowhere free: {', '.join(map(str, alone))}" if alone else ""
-        there = "; ".join(_free(name, nodes[name], free[name]) for name in nodes)
+        there = "; ".join(f"{name} {what_is_free(nodes[name], free[name])}" for name in nodes)
         return f"wanted {wanted}{short}; there: {there}"
-
-
-def _fits(bundle: Bundle, free: Mapping[str, float]) -> bool:
-    return all(free.get(kind, 0.0) >= count for kind, count in bundle.resources.items())
 
 
 def _room() -> tuple[dict[str, Any], dict[str, Any]]:
@@ -334,37 +329,43 @@ def _room() -> tuple[dict[str, Any], dict[str, Any]]:
     return every, {names[n["NodeID"]]: left.get(n["NodeID"], {}) for n in alive}
 
 
-def _free(name: str, every: Mapping[str, float], free: Mapping[str, float]) -> str:
-    """`b 1 of 2 CPU, 0 of 1 GPU free`."""
-    kinds = [kind for kind in ("CPU", "GPU") if every.get(kind)] or ["CPU"]
-    shown = (f"{free.get(k, 0.0):g} of {every.get(k, 0.0):g} {k}" for k in kinds)
-    return f"{name} {', '.join(shown)} free"
-
-
-_lost: dict[str, float] = {}
-"""When this process lost a host on a node."""
+_lost: dict[str, Any] = {}
+"""What was asked of each node on which this process lost a host."""
 
 
 def avoid(node: str) -> None:
-    """Begin nothing on this node until Ray has had the time to find out whether it is alive: what
-    is scheduled onto a node that is gone, and that Ray takes for alive, is lost with it.
+    """Begin nothing on this node until it has answered: what is scheduled onto a node that is gone,
+    and that Ray takes for alive, is lost with it.
     """
-    _lost[node] = time.monotonic()
+    place = NodeAffinitySchedulingStrategy(node, soft=False)
+    asks = ray.remote(_is_there).options(num_cpus=0, max_retries=0, scheduling_strategy=place)
+    _lost[node] = asks.remote()
+
+
+def _is_there() -> None:
+    """What a node answers with."""
 
 
 def _avoided() -> list[str]:
-    since = time.monotonic() - _DETECTION
-    return sorted(node for node, at in _lost.items() if at > since)
+    """The nodes that have not answered yet. One that Ray knows to be gone is no longer among them:
+    nothing is scheduled onto it.
+    """
+    for node, asked in list(_lost.items()):
+        if ray.wait([asked], timeout=0)[0]:
+            _lost.pop(node, None)
+    return sorted(_lost)
 
 
-def is_alive(node: str) -> bool:
-    """Whether Ray takes a node for alive."""
-    return any(n["NodeID"] == node and n["Alive"] for n in ray.nodes())
+def _alive() -> frozenset[str]:
+    """The nodes that Ray takes for alive."""
+    return frozenset(n["NodeID"] for n in ray.nodes() if n["Alive"])
 
 
 def draining() -> frozenset[str]:
     """The nodes that are about to be taken away."""
-    return frozenset(cluster_state.get_draining_nodes())
+    with contextlib.suppress(RayError):  # the links hear of what is wrong
+        return frozenset(cluster_state.get_draining_nodes())
+    return frozenset()
 
 
 # --- a host's process -----------------------------------------------------------------------------
@@ -409,7 +410,7 @@ class _ActorCalls:
         """What the failure of a call says of the host."""
         if isinstance(error, ActorDiedError):
             last = str(error).strip().rpartition("\n")[2]
-            return Gone(last.partition(". ")[0].rstrip("."), ended=is_alive(self._node))
+            return Gone(last.partition(". ")[0].rstrip("."), ended=self._node in _alive())
         if isinstance(error, ActorUnavailableError):
             return Unreachable("it cannot be reached")
         return RunError(f"{type(error).__name__}: {error}")
@@ -442,7 +443,7 @@ def _started(host: str, group: Any, bundle: int, node: str, stop: threading.Even
     except RayError as error:
         last = str(error).strip().rpartition("\n")[2]
         problem = f"host {host}: expected its process to start, found {last}"
-        if not is_alive(node):
+        if node not in _alive():
             raise HostLost(problem, ended=False) from error
         raise RunError(problem) from error
     return _ActorCalls(actor, node)

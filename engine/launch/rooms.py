@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from engine.launch.ray import Bundle, ClusterRoom, avoid
+from engine.launch.bundle import Bundle
+from engine.launch.ray import ClusterRoom, avoid
 from engine.plan.plan import Plan
 
 
@@ -21,7 +22,7 @@ class HostRooms:
         self._wait = wait
         self._rooms: list[ClusterRoom] = []
         self._still_there: dict[str, ClusterRoom] = {}
-        """Of lost hosts whose process alone ended."""
+        """Of lost hosts whose process alone ended, or whose bundle Ray places again."""
 
     def workers_on(self, host: str) -> tuple[str, ...]:
         """The Workers that have a place on a host."""
@@ -33,7 +34,7 @@ class HostRooms:
 
     def again(self, host: str) -> ClusterRoom:
         """Where a lost host begins again, or a spare Worker joins, however long that takes."""
-        if there := self._still_there.pop(host, None):
+        if (there := self._still_there.pop(host, None)) is not None:
             return there
         joins = host in self._plan.spare
         return self._asked([self._bundle(host, again=True)], math.inf if joins else self._wait)
@@ -41,12 +42,15 @@ class HostRooms:
     def lost(self, host: str, room: ClusterRoom, *, ended: bool) -> None:
         """A host is lost. ended: its process ended, its node is still there."""
         assert self._plan.cluster is not None
+        if not ended:
+            avoid(room.nodes.get(host) or self._plan.cluster.host(host).node)
         if host in self._plan.spare:
             self.give_back(room)
         elif ended:
             self._still_there[host] = room
-        if not ended:
-            avoid(room.nodes.get(host) or self._plan.cluster.host(host).node)
+        elif room.moves(host):
+            room.wait_again()
+            self._still_there[host] = room
 
     def give_back(self, room: ClusterRoom) -> None:
         """Nothing runs there any more."""
