@@ -28,7 +28,7 @@ from engine.observe.ownfiles import own
 from engine.observe.reports import Doing
 from engine.run.watchdog import STACK_SIGNAL
 
-_MODULE = "engine.launch.worker_process"
+_MODULE = "engine.launched.worker_process"
 _BOOTSTRAP = (
     "from engine.launch.lifeline import die_with; die_with(int(sys.argv[4]));"
     f" from {_MODULE} import main; main(int(sys.argv[3]))"

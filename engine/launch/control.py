@@ -1,4 +1,4 @@
-"""The messages between the process of the run and a Worker's process.
+"""The messages between the process of the run and a Worker's process (engine/launched).
 
     to the Worker      sent by (supervisor.py)         handled by (worker_process.py)
     Open               _start, once, first             main

@@ -5,7 +5,7 @@
     STACK_WAIT seconds later    it is given up: it is stopped, or holds the interpreter's lock
 
 "Too long" is the option `heartbeat`, or FIRST_BEAT until the first one has come. Owns: this
-judgement. Does not own: sending heartbeats (worker_process.py), killing (worker_io.py).
+judgement. Does not own: sending heartbeats (engine/launched), killing (worker_io.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Data sockets between the Workers of this host, made before they are needed.
 
 Owns: whose rows an instruction or a request needs, connecting both ends. Does not own: what the
-ends do with their sockets (worker_channel.py), fetching (engine/channels).
+ends do with their sockets (engine/launched/worker_channel.py), fetching (engine/channels).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rank groups, and the file in which the Workers of a group or a pair meet.
 
 Owns: these files, which have no name and are visible to their Workers only, and which group is on
-several hosts. Does not own: where such a group meets (worker_ranks.py), their use
+several hosts. Does not own: where such a group meets (engine/launched), their use
 (engine/channels/tensors/world.py), the order of what ranks do (engine/coordinator/ranks.py).
 """
 

@@ -4,7 +4,7 @@
     an event, a reply, an end (`next`, `ask`, ...)  the I/O thread (worker_io.py), a time limit
 
 Owns: starting the processes, sending to them, closing. Does not own: which Worker runs what (plan),
-what follows from a loss (the coordinator), the other end (worker_process.py).
+what follows from a loss (the coordinator), the other end (engine/launched).
 
 The loop's thread starts every process: the kernel kills a child when the thread that started it
 ends, so no Worker outlives the run.

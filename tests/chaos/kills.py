@@ -164,7 +164,7 @@ def processes(trial: KilledRun, main: int) -> dict[int, str]:
         try:
             worker = kit.parent_of(
                 pid
-            ) == main and "engine.launch.worker_process" in kit.command_of(pid)
+            ) == main and "engine.launched.worker_process" in kit.command_of(pid)
             log = Path(os.readlink(f"/proc/{pid}/fd/1")).stem
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue

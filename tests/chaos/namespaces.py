@@ -175,7 +175,7 @@ class Raylet:
 
     def workers(self) -> list[int]:
         """The processes of a run's Workers on this host."""
-        return [p for p in marked(self._mark) if "engine.launch.worker_process" in command_of(p)]
+        return [p for p in marked(self._mark) if "engine.launched.worker_process" in command_of(p)]
 
     def close(self) -> None:
         """End all of it."""

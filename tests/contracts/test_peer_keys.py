@@ -17,7 +17,7 @@ from engine.channels.zmq.channel import ZmqChannel
 from engine.channels.zmq.curve_keys import CurveKeyPair, PeerKeys
 from engine.launch import control, wire
 from engine.launch.control_socket import ControlSocket
-from engine.launch.worker_process import WorkerProcess
+from engine.launched.worker_process import WorkerProcess
 from tests.contracts.pull_rows import rollouts
 
 pytestmark = pytest.mark.timeout(60)

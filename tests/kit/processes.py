@@ -144,7 +144,7 @@ def family(pid: int) -> list[int]:
 def workers() -> dict[str, int]:
     """The processes of a run's Workers that this one has started, by name, their last argument."""
     named = {pid: command_of(pid) for pid in children()}
-    return {w[-1]: pid for pid, w in named.items() if "engine.launch.worker_process" in w}
+    return {w[-1]: pid for pid, w in named.items() if "engine.launched.worker_process" in w}
 
 
 def of_session(session: int) -> list[int]:

@@ -101,7 +101,7 @@ class RayNodes:
     def workers(self) -> dict[str, int]:
         """The processes of runs' Workers on all nodes, by name."""
         named = {pid: command_of(pid) for pid in marked(self.mark)}
-        return {w[-1]: pid for pid, w in named.items() if "engine.launch.worker_process" in w}
+        return {w[-1]: pid for pid, w in named.items() if "engine.launched.worker_process" in w}
 
     def host_of(self, worker: str) -> int:
         """The process of the host that a Worker is on."""

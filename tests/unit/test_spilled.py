@@ -18,8 +18,8 @@ from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.recovery import Recovery
 from engine.launch.control import WorkerUpdate
 from engine.launch.control_socket import ControlSocket
-from engine.launch.updates import Updates
 from engine.launch.wire import decode
+from engine.launched.updates import Updates
 from engine.plan.plan import PlannedSource
 from tests.kit.plans import planned_node
 

@@ -23,8 +23,8 @@ from dataflow.errors import RunError
 from engine.coordinator import messages as m
 from engine.launch.control import Command, Quit, Request, WorkerUpdate
 from engine.launch.control_socket import LIMIT, ControlSocket
-from engine.launch.inbox import Inbox
 from engine.launch.wire import ASKS, CONTROL, EVENTS, HOSTING, INSTRUCTIONS, decode, encode
+from engine.launched.inbox import Inbox
 from engine.run.workers import Save
 from tests.kit.comparison import same_message
 

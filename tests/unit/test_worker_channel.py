@@ -14,7 +14,7 @@ from dataflow.batch import Batch, Keys
 from dataflow.errors import RunError
 from engine.channels.contract import BlockRequest
 from engine.launch.control import Open
-from engine.launch.worker_channel import WorkerChannel, worker_channel
+from engine.launched.worker_channel import WorkerChannel, worker_channel
 
 Verify = Literal["structure", "content"]
 

@@ -10,7 +10,7 @@ what.
 Owns: each Worker's queue as it was told, and the seconds of each state. Does not own: why a node
 has no task, nor what becomes of the figures (fold.py).
 
-A Worker carries out what it was told one after another (engine/launch/inbox.py), weights before
+A Worker carries out what it was told one after another (engine/launched/inbox.py), weights before
 queued chunks, so its first unanswered task is the one under way. An event costs a step or two
 here, whatever the number of Workers.
 """

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dataflow.errors import RunError
 from engine.channels.contract import PeerLost
 from engine.launch.control import Open, Seat
-from engine.launch.worker_channel import WorkerChannel
+from engine.launched.worker_channel import WorkerChannel
 from engine.plan.plan import Plan
 
 if TYPE_CHECKING:

@@ -37,9 +37,9 @@ from engine.coordinator.ordered_inbox import OrderedInbox
 from engine.launch import control
 from engine.launch.control_socket import ControlSocket, Frame
 from engine.launch.heartbeat import BEAT
-from engine.launch.inbox import Inbox
-from engine.launch.updates import Updates
 from engine.launch.wire import TO_WORKER, decode, encode
+from engine.launched.inbox import Inbox
+from engine.launched.updates import Updates
 from engine.observe.logs import output_that_cannot_fail, to_log
 from engine.observe.reports import Doing
 from engine.plan.plan import Plan
@@ -88,7 +88,7 @@ class WorkerProcess:
     def __init__(
         self, link: ControlSocket, opened: control.Open, descriptors: tuple[int, ...]
     ) -> None:
-        from engine.launch.worker_channel import worker_channel
+        from engine.launched.worker_channel import worker_channel
 
         self._link = link
         self._open = opened
@@ -201,7 +201,7 @@ class WorkerProcess:
             self._worker.close()
 
     def _begin(self) -> None:
-        from engine.launch.worker_ranks import ranks
+        from engine.launched.worker_ranks import ranks
         from engine.worker.newest import NewestRows
         from engine.worker.worker import Worker
 
