@@ -262,7 +262,7 @@ def test_a_spare_worker_joins_leaves_and_joins_again(start: Start) -> None:
 def test_a_worker_that_does_not_end_when_it_leaves_is_killed(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.launch.supervisor._GRACE", 0.0)
+    monkeypatch.setattr("engine.launch.supervisor.GRACE", 0.0)
     with start(host_plans.plan()) as supervisor:
         child = supervisor._io.children["host"]
         kill([child.process.pid], signal.SIGSTOP)
