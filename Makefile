@@ -56,6 +56,7 @@ bench: setup
 	.venv/bin/python -m benchmarks.data_plane --quick
 	.venv/bin/python -m benchmarks.against_trl --quick
 	.venv/bin/python -m benchmarks.watch --quick
+	.venv/bin/python -m benchmarks.hosts --quick
 	$(if $(VLLM),.venv/bin/python -m benchmarks.generate --quick)
 
 curves: setup

@@ -14,7 +14,6 @@ that are begun again begin on another node, or on the same one if only the host'
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import threading
 import time
@@ -48,8 +47,6 @@ from engine.observe.runfolder import RunFolder
 from engine.options import RunOptions
 from engine.plan.plan import Plan
 from engine.run.workers import Ask, WorkerGone
-
-_log = logging.getLogger(__name__)
 
 _GRACE = 10.0
 """Seconds for a host to say that its Workers have ended."""
@@ -215,7 +212,6 @@ class HostsWorkers:
                 if remote not in told and remote.room.nodes.get(name) in leaving:
                     told.append(remote)
                     reason = f"the node of host {name} is taken away"
-                    _log.warning("%s: what may leave it does", reason)
                     self._events.append(LeaveRequested(workers=remote.workers, reason=reason))
                     self._changed.set()
 
