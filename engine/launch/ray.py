@@ -82,7 +82,7 @@ def connect(where: str) -> None:
         else:
             ray.init(address="auto", **quiet)
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
-        first = str(error).strip().partition("\n")[0]
+        first = str(error).strip().partition("\n")[0].rstrip(".")
         problem = f"expected a Ray cluster, found none: {first}"
         raise RunError(f"--cluster {where}: {problem}. Fix: {_START}.") from error
 

@@ -31,7 +31,7 @@ def summary(plan: Plan, width: int) -> list[str]:
 
 def _machines(plan: Plan) -> str:
     assert plan.cluster is not None
-    hosts = dict.fromkeys(plan.hosts.values())
+    hosts = [h for h in dict.fromkeys(plan.hosts.values()) if h not in plan.spare]
     shown = [f"{host}: {plan.cluster.on(host).describe()}" for host in hosts]
     return "; ".join(shown) or plan.cluster.describe()
 
