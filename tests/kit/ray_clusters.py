@@ -93,6 +93,14 @@ class RayNodes:
         found = get_memory_info_reply(get_state_from_address(self.address))
         return int(found.store_stats.cumulative_created_objects)
 
+    def wait_until_free(self, cores: float) -> None:
+        """Until so many are free: what the run before had comes back a little after its end."""
+        import ray
+
+        end = time.monotonic() + 30.0
+        while (free := ray.available_resources().get("CPU", 0.0)) < cores:
+            assert time.monotonic() < end, f"{free:g} of {cores:g} cores are free"
+
     def of_node(self, node: Any) -> list[int]:
         """Ray's processes of the node of a simulated machine, which would die with that."""
         raylets = [each.process.pid for each in node.all_processes.get("raylet", ())]

@@ -215,7 +215,8 @@ def test_a_run_folder_a_host_does_not_see(
 
 
 def test_a_plan_is_for_what_the_nodes_have(nodes: RayNodes, tiny: TinyRuns) -> None:
-    del nodes
+    connect("ray")
+    nodes.wait_until_free(cores=4.0)
     planned = plan(small(tiny.folder), tiny.options(1, pin={"rollout": "gen@b"}, cluster="ray"))
     assert planned.cluster is not None
     assert [(host.name, host.cores) for host in planned.cluster.hosts[:2]] == [("a", 2), ("b", 2)]
