@@ -313,7 +313,8 @@ def peek(
     if isinstance(graph, Program):
         graph, node = phase_with(graph, node)
     graph.node(node)  # raises with the names that there are
-    return first_rows(plan(graph, options), node, rows)
+    here = run_options.on_this_host(options or RunOptions())
+    return first_rows(plan(graph, here), node, rows)
 
 
 def rerun(

@@ -130,6 +130,14 @@ def on_ray(options: RunOptions) -> bool:
     return True
 
 
+def on_this_host(options: RunOptions) -> RunOptions:
+    """The same without other hosts: for what runs in this process, whatever the run did."""
+    names = {
+        node: [w.partition("@")[0] for w in pins.split(",")] for node, pins in options.pin.items()
+    }
+    return replace(options, cluster=None, pin={n: ",".join(w) for n, w in names.items()})
+
+
 def placing(options: RunOptions) -> Placing:
     """What the planner is told of the options. Raises PlanError for an impossible value."""
     _refuse_absurd(options)

@@ -21,7 +21,7 @@ from dataflow.program import Program
 from dataflow.program_snapshot import read
 from dataflow.settings import edited
 from engine.observe.runfolder import RECORDED, installation, is_run
-from engine.options import RunOptions
+from engine.options import RunOptions, on_this_host
 from engine.plan.plan import Plan, PlannedNode
 from engine.received import kept_options, reading, text_of
 from engine.record.stored_rows import StoredRows
@@ -77,7 +77,7 @@ def open_recorded(
     or of a Program; DataError for damaged ones; GraphError, PlanError.
     """
     recorded = require_recorded(folder)
-    options, _ = kept_options(folder)
+    options = on_this_host(kept_options(folder)[0])
     with reading(folder / _GRAPH):
         graph = read(text_of(folder / _GRAPH), str(folder / _GRAPH))
     if isinstance(graph, Program):

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dataflow.graph import Graph
-from engine.api import Result, run
+from engine.api import Result, rerun, run
 from engine.launch.link import HostLink
 from graphs.grpo import grpo
 from tests.kit.killable_run import killable_run
@@ -88,7 +88,9 @@ def log_of(run: Result) -> str:
 def test_a_host_whose_process_is_killed_begins_again(
     there: RayNodes, tiny: TinyRuns, undisturbed: Result
 ) -> None:
-    """Its Workers end with it; it needs no lease, since its node is there."""
+    """Its Workers end with it; it needs no lease, since its node is there. And what was recorded
+    runs again without any Ray.
+    """
     took: list[float] = []
 
     def kill_the_host() -> None:
@@ -99,11 +101,15 @@ def test_a_host_whose_process_is_killed_begins_again(
         took.append(time.monotonic() - began)
 
     told = [at_step(3, kill_the_host)]
-    result = tiny.run(small, STEPS, pin=GENERATES_THERE, on_step=told, **USUAL)
+    usual = USUAL | {"record": "all", "pin": GENERATES_THERE}
+    result = tiny.run(small, STEPS, on_step=told, **usual)
     assert took
     require_same_numbers(result, undisturbed)
     assert re.search(r"Worker gen was lost.*\n?.*host b: ", log_of(result))
     assert "not heard of" not in log_of(result)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delattr("engine.ray_nodes.ray_cluster")  # nobody asks for nodes
+        assert rerun(result.folder, ["rollout", "train_policy"], 5).same
 
 
 @pytest.mark.parametrize("pin", [GENERATES_THERE, TRAINS_THERE], ids=["generates", "trains"])

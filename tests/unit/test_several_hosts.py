@@ -291,3 +291,12 @@ def test_each_share_of_tensor_ranks_is_on_one_host() -> None:
 def test_hosts_that_cannot_be(cluster: Cluster, asked: dict[str, Any], told: str) -> None:
     with pytest.raises(PlanError, match=told):
         planned(cluster, **asked)
+
+
+def test_what_runs_in_this_process_is_on_no_other_host() -> None:
+    pin = {"rollout": "g0@a, g1@gpu:H200", "score": "g1"}
+    here = run_options.on_this_host(RunOptions(cluster="ray", pin=pin, threads=3))
+    assert here.cluster is None
+    assert run_options.placing(here).pin == {"rollout": ("g0", "g1"), "score": ("g1",)}
+    assert run_options.placing(here).hosts == {}
+    assert here.threads == 3
