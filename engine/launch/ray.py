@@ -70,6 +70,7 @@ def connect(where: str) -> None:
     """
     if ray.is_initialized():
         return
+    _lost.clear()  # what was asked in a session that is over
     if where != "ray:local" and not _answers(os.environ.get("RAY_ADDRESS", "")):
         problem = f"expected a Ray cluster at RAY_ADDRESS={os.environ['RAY_ADDRESS']}, found none"
         raise RunError(f"--cluster {where}: {problem}. Fix: {_START}.")
@@ -164,20 +165,16 @@ def _looked(nodes: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Looked 
             fix = "Fix: install dataflow-rl there as here"
             found[asked[ref]] = f"expected it to say what it has, found {last}. {fix}."
     here = look(paths)
-    return {n: _refused(here, what) for n, what in found.items()}
-
-
-def _refused(here: Looked, there: Looked | str) -> Looked | str:
-    if isinstance(there, str):
-        return there
-    return refusal(here, there) or there
+    return {
+        node: what if isinstance(what, str) else refusal(here, what) or what
+        for node, what in found.items()
+    }
 
 
 def _host(node: Mapping[str, Any], name: str, what: Looked | str, free: Mapping[str, Any]) -> Host:
     """A node as a host: with what is free; where nothing is, with all, for which a run waits."""
     every = node["Resources"]
     cores, gpus = (int(free.get(k, 0) or every.get(k, 0)) for k in ("CPU", "GPU"))
-    known = isinstance(what, Looked)
     return Host(
         name=name,
         cores=cores,
@@ -185,7 +182,7 @@ def _host(node: Mapping[str, Any], name: str, what: Looked | str, free: Mapping[
         gpus=_memories(what.gpus, gpus) if isinstance(what, Looked) else (),
         labels=_labels(node),
         node=node["NodeID"],
-        refused="" if known else str(what),
+        refused=what if isinstance(what, str) else "",
     )
 
 
@@ -286,12 +283,17 @@ class ClusterRoom:
         return thread
 
     def _watch(self) -> None:
-        try:
+        with contextlib.ExitStack() as after:
+            after.callback(self._settled.set)
+            after.push(self._fail)
             self._wait_for_nodes()
-        except RayError as error:
-            self._failure = RunError(f"--cluster ray: {error}. Fix: see what Ray says.")
-        finally:
-            self._settled.set()
+
+    def _fail(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        """Let `dial` raise whatever goes wrong here: else it would wait for ever."""
+        if error is not None:
+            self._failure = RunError(f"--cluster ray: {type(error).__name__}: {error}")
+            self._failure.__cause__ = error
+        return True
 
     def _wait_for_nodes(self) -> None:
         began, due = time.monotonic(), time.monotonic() + _FIRST_WORD
@@ -403,8 +405,7 @@ class _ActorCalls:
         self._actor.say.remote(first, frames)
 
     def hear(self, count: int, known: float) -> Future[Heard]:
-        found: Future[Heard] = self._actor.hear.remote(count, known).future()
-        return found
+        return self._actor.hear.remote(count, known).future()
 
     def meaning(self, error: BaseException) -> RunError:
         """What the failure of a call says of the host."""

@@ -192,14 +192,15 @@ def test_an_error_arrives_with_its_names(tiny: TinyRuns, name: str) -> None:
 @pytest.fixture
 def watched_once_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """The watchdog counts from when all Workers are open, however long their imports take."""
-    opened, open_all, doing = threading.Event(), Supervisor._all_opened, Supervisor.doing
+    opened, open_all, doing = threading.Event(), Supervisor.opened, Supervisor.doing
 
-    def told(supervisor: Supervisor) -> Any:
-        events = open_all(supervisor)
-        opened.set()
+    def told(supervisor: Supervisor, timeout: float | None = 0.0) -> Any:
+        events = open_all(supervisor, timeout)
+        if events is not None:
+            opened.set()
         return events
 
-    monkeypatch.setattr(Supervisor, "_all_opened", told)
+    monkeypatch.setattr(Supervisor, "opened", told)
     monkeypatch.setattr(
         Supervisor, "doing", lambda self: doing(self) if opened.is_set() else object()
     )
