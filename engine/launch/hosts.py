@@ -288,14 +288,14 @@ class HostsWorkers:
         """A host that something is asked of. Raises WorkerGone if it is lost."""
         remote = self._remotes.get(host)
         if remote is None:
-            raise WorkerGone(worker, f"its host {host} was lost while something was asked of it")
+            raise _lost_meanwhile(worker, host)
         return remote
 
     def _reply(self, host: str, worker: str, number: int) -> dict[str, Any]:
         remote = self._asked(host, worker)
         self._until(lambda: number in remote.replies or self._remotes.get(host) is not remote)
         if number not in remote.replies:
-            raise WorkerGone(worker, f"its host {host} was lost while something was asked of it")
+            raise _lost_meanwhile(worker, host)
         reply = remote.replies.pop(number)
         if reply.gone:
             raise WorkerGone(reply.gone, reply.problem)
@@ -399,6 +399,10 @@ class HostsWorkers:
             self._addresses |= {entry.worker: entry for entry in new}
             for remote in self._remotes.values():
                 remote.send(control.PeerAddresses(entries=tuple(new)))
+
+
+def _lost_meanwhile(worker: str, host: str) -> WorkerGone:
+    return WorkerGone(worker, f"its host {host} was lost while something was asked of it")
 
 
 def _networks(plan: Plan) -> dict[str, control.Network]:

@@ -48,6 +48,17 @@ class ByHand:
         return self.replicas.step_ended()["replicas/score"]
 
 
+def one_leaves() -> ByHand:
+    """Of three replicas `c` is to end, and has something to do."""
+    by_hand = ByHand()
+    by_hand.replicas.scale("score", 3)
+    by_hand.moves()
+    by_hand.busy = {"c"}
+    by_hand.replicas.scale("score", 2)
+    by_hand.moves()
+    return by_hand
+
+
 def test_as_many_as_are_asked_for_between_the_least_and_the_most() -> None:
     by_hand = ByHand()
     assert by_hand.moves() == ([], [])
@@ -80,12 +91,7 @@ def test_one_that_leaves_gets_no_chunk_and_stays_until_it_is_not_needed() -> Non
 
 
 def test_after_its_grace_it_is_ended_and_may_join_again() -> None:
-    by_hand = ByHand()
-    by_hand.replicas.scale("score", 3)
-    by_hand.moves()
-    by_hand.busy = {"c"}
-    by_hand.replicas.scale("score", 2)
-    by_hand.moves()
+    by_hand = one_leaves()
     assert by_hand.moves(after=9.9) == ([], [])
     assert by_hand.moves(after=0.1) == (["c"], [])
     by_hand.replicas.scale("score", 3)
@@ -94,12 +100,7 @@ def test_after_its_grace_it_is_ended_and_may_join_again() -> None:
 
 
 def test_one_that_is_wanted_again_stays() -> None:
-    by_hand = ByHand()
-    by_hand.replicas.scale("score", 3)
-    by_hand.moves()
-    by_hand.busy = {"c"}
-    by_hand.replicas.scale("score", 2)
-    by_hand.moves()
+    by_hand = one_leaves()
     by_hand.replicas.scale("score", 4)
     assert by_hand.moves(after=20.0) == (["c"], ["c", "d"]), "too late"
     by_hand.replicas.scale("score", 3)

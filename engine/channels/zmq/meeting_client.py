@@ -22,7 +22,7 @@ from dataflow.errors import RunError
 from engine.channels.contract import PeerLost
 from engine.channels.zmq.curve_keys import Address, CurveKeyPair
 from engine.channels.zmq.meeting import StoreReply, StoreRequest, What, encoded
-from engine.channels.zmq.reader import LOST, dealer_socket, loss
+from engine.channels.zmq.reader import connected, dealer_socket, loss
 
 _log = logging.getLogger(__name__)
 
@@ -121,11 +121,7 @@ class _Line:
     def __init__(self, peer: str, dealer: zmq.Socket, endpoint: str) -> None:
         self._peer = peer
         self._socket = dealer
-        self._monitor: zmq.Socket = dealer.get_monitor_socket(LOST)
-        self._poller = zmq.Poller()
-        self._poller.register(dealer, zmq.POLLIN)
-        self._poller.register(self._monitor, zmq.POLLIN)
-        dealer.connect(endpoint)
+        self._monitor, self._poller = connected(dealer, endpoint)
 
     def answer(self, request: bytes, number: int, end: float) -> bytes:
         """The answer to a request, before a monotonic time. Raises PeerLost, TimeoutError."""

@@ -32,17 +32,23 @@ LOST = zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED | _DENIED
 """Events after which a connection has to be made anew."""
 
 
+def connected(dealer: zmq.Socket, endpoint: str) -> tuple[zmq.Socket, zmq.Poller]:
+    """Connect a socket. Returns what tells of its end (LOST), and a poller of both."""
+    monitor: zmq.Socket = dealer.get_monitor_socket(LOST)
+    poller = zmq.Poller()
+    poller.register(dealer, zmq.POLLIN)
+    poller.register(monitor, zmq.POLLIN)
+    dealer.connect(endpoint)
+    return monitor, poller
+
+
 class ZmqReader(PeerReader):
     """Rows of one peer's blocks. Not for several threads at once. dealer: not connected yet."""
 
     def __init__(self, peer: str, dealer: zmq.Socket, endpoint: str) -> None:
         super().__init__(peer)
         self._socket = dealer
-        self._monitor: zmq.Socket = dealer.get_monitor_socket(LOST)
-        self._poller = zmq.Poller()
-        self._poller.register(dealer, zmq.POLLIN)
-        self._poller.register(self._monitor, zmq.POLLIN)
-        dealer.connect(endpoint)
+        self._monitor, self._poller = connected(dealer, endpoint)
 
     def ask(self, requests: Requests) -> int:
         """See PeerReader; the request is queued until the peer is connected."""
