@@ -26,7 +26,7 @@ _STRETCH = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class DecodeBatch:
     """Rows to decode, int64 [rows]: tokens of each row's prompt, and of its answer, at least 1.
 
     shared: rows that share a prompt's cache, its group (1: none do). slots: rows at once. room:
@@ -60,7 +60,7 @@ class Decoded:
         return float(self.ends.max(initial=0.0))
 
 
-def decode(model: Sizes, where: Place, batch: Batch) -> Decoded:
+def decode(model: Sizes, where: Place, batch: DecodeBatch) -> Decoded:
     """Times of one replica's rows, in the order of their coming. Raises PlanError for a row that
     the cache cannot hold alone.
     """
@@ -75,7 +75,7 @@ def room(model: Sizes, where: Place, memory: int) -> int:
 class _Schedule:
     """One batch under way. A row's place in the cache counts from its begin to its end."""
 
-    def __init__(self, model: Sizes, where: Place, batch: Batch) -> None:
+    def __init__(self, model: Sizes, where: Place, batch: DecodeBatch) -> None:
         self._passes = Passes(model, where, "decode")
         self._prefill = Passes(model, where, "prefill")
         self._batch = batch

@@ -20,7 +20,7 @@ _BACKWARD = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Packed:
+class Microbatches:
     """Rows as they are fed. tokens: all together; keys: that they attend to; predicted: tokens that
     get logits; passes: micro-batches.
     """
@@ -34,7 +34,7 @@ class Packed:
 
 def packed(
     prompts: np.ndarray, answers: np.ndarray, *, budget: int, shared: int = 1, divisor: int = 1
-) -> Packed:
+) -> Microbatches:
     """Rows (int64 [rows]: tokens of each prompt and answer) in micro-batches of at most `budget`
     tokens, or of one larger row. shared: rows that share a prompt, which is fed once. divisor:
     ranks among which the rows are divided evenly; the result is one rank's.
@@ -45,7 +45,7 @@ def packed(
     keys -= float((prompts.astype(np.float64) ** 2).sum() / 2.0) * (1 - 1 / shared)
     mine = tokens / divisor
     passes = max(1, math.ceil(mine / max(budget, 1)))
-    return Packed(
+    return Microbatches(
         tokens=mine,
         keys=keys / divisor,
         predicted=float(answers.sum()) / divisor,
@@ -54,7 +54,7 @@ def packed(
     )
 
 
-def forward(model: Sizes, where: Place, rows: Packed) -> Time:
+def forward(model: Sizes, where: Place, rows: Microbatches) -> Time:
     """Passes without gradient over one rank's rows."""
     whole = _each(Passes(model, where, "forward"), rows)
     return whole + _gathered(model, where, rows.passes, 1)
@@ -63,7 +63,7 @@ def forward(model: Sizes, where: Place, rows: Packed) -> Time:
 def train(
     model: Sizes,
     where: Place,
-    rows: Packed,
+    rows: Microbatches,
     *,
     updates: int,
     epochs: int = 1,
@@ -74,7 +74,7 @@ def train(
     """
     passes = Passes(model, where, "train", times=1.0 + _BACKWARD + recomputed)
     count = max(rows.passes, -(-updates // epochs))  # an update has a micro-batch at least
-    rows = Packed(
+    rows = Microbatches(
         tokens=rows.tokens,
         keys=rows.keys,
         predicted=rows.predicted,
@@ -104,7 +104,7 @@ def update(model: Sizes, where: Place) -> Time:
     return Time(seconds=memory + link + hops, memory=memory, link=link, latency=hops)
 
 
-def _each(passes: Passes, rows: Packed) -> Time:
+def _each(passes: Passes, rows: Microbatches) -> Time:
     """All passes, each with an equal part."""
     n = rows.passes
     one = passes.at(
