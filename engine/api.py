@@ -40,7 +40,8 @@ from engine.observe.runfolder import RunFolder
 from engine.options import RunOptions
 from engine.peek import first_rows, phase_with
 from engine.phases import place_of, run_phases
-from engine.plan.cluster import Cluster, read_cluster
+from engine.plan.cluster import Cluster
+from engine.plan.cluster_file import read_cluster
 from engine.plan.elastic import elastic, least
 from engine.plan.explain import explain
 from engine.plan.placing import on_hosts

@@ -180,6 +180,7 @@ def _host(node: Mapping[str, Any], name: str, what: Looked | str, free: Mapping[
         cores=cores,
         memory=what.memory if isinstance(what, Looked) else 0,
         gpus=_memories(what.gpus, gpus) if isinstance(what, Looked) else (),
+        kind=what.kind if isinstance(what, Looked) else "",
         labels=_labels(node),
         node=node["NodeID"],
         refused=what if isinstance(what, str) else "",

@@ -16,7 +16,7 @@ import pytest
 
 from dataflow.draw import draw
 from engine.options import RunOptions
-from engine.plan.cluster import read_cluster
+from engine.plan.cluster_file import read_cluster
 from graphs.grpo import grpo
 from tests.kit.processes import call_python
 

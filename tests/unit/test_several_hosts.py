@@ -16,7 +16,8 @@ from engine.api import run
 from engine.launch.hosts import of_this_clock
 from engine.observe.reports import SpanOf
 from engine.options import RunOptions
-from engine.plan.cluster import Cluster, Host, read_cluster, with_first
+from engine.plan.cluster import Cluster, Host, with_first
+from engine.plan.cluster_file import read_cluster
 from engine.plan.explain import explain
 from engine.plan.placing import on_hosts
 from engine.plan.plan import Plan
