@@ -34,6 +34,7 @@ from engine.checkpoint.layouts import layout_changes
 from engine.checkpoint.provenance import ProvenanceDifference, ProvenanceRecord, provenance
 from engine.checkpoint.safe import telling_what_is_safe
 from engine.checkpoint.store import CheckpointStore, StoredCheckpoint
+from engine.cost.profile import read_profile
 from engine.finished import finished
 from engine.observe.ended import EndRecord
 from engine.observe.runfolder import RunFolder
@@ -62,14 +63,29 @@ Runnable = Graph | CheckedGraph | Program | CheckedProgram
 
 
 @overload
-def plan(graph: Graph | CheckedGraph, options: RunOptions | None = None) -> Plan: ...
+def plan(
+    graph: Graph | CheckedGraph,
+    options: RunOptions | None = None,
+    *,
+    profile: Path | None = None,
+) -> Plan: ...
 @overload
-def plan(graph: Program | CheckedProgram, options: RunOptions | None = None) -> ProgramPlan: ...
+def plan(
+    graph: Program | CheckedProgram,
+    options: RunOptions | None = None,
+    *,
+    profile: Path | None = None,
+) -> ProgramPlan: ...
 @overload
-def plan(graph: Runnable, options: RunOptions | None = None) -> Plan | ProgramPlan: ...
-def plan(graph: Runnable, options: RunOptions | None = None) -> Plan | ProgramPlan:
-    """Check and plan a graph, or every phase of a Program. Raises GraphError (with options.strict,
-    for warnings), PlanError.
+def plan(
+    graph: Runnable, options: RunOptions | None = None, *, profile: Path | None = None
+) -> Plan | ProgramPlan: ...
+def plan(
+    graph: Runnable, options: RunOptions | None = None, *, profile: Path | None = None
+) -> Plan | ProgramPlan:
+    """Check and plan a graph, or every phase of a Program. profile: a file of `dataflow profile`,
+    by whose rates seconds are predicted. Raises GraphError (with options.strict, for warnings),
+    PlanError.
     """
     options = options or RunOptions()
     checked = check(graph) if isinstance(graph, Graph | Program) else graph
@@ -79,6 +95,7 @@ def plan(graph: Runnable, options: RunOptions | None = None) -> Plan | ProgramPl
         placing, cluster = on_hosts(placing, cluster)
     told: dict[str, Any] = {"seed": options.seed, "threads": options.threads}
     told |= {"placing": placing, "cluster": cluster}
+    told["profile"] = None if profile is None else read_profile(profile)
     if isinstance(checked, CheckedProgram):
         _refuse_steps(options)
         planned = make_program_plan(checked, **told)

@@ -49,7 +49,7 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostLink:
+class ClusterLink:
     """Between two hosts or regions, or within one if both are the same: bytes a second and
     direction of each host, and seconds before the first byte arrives.
     """
@@ -68,7 +68,7 @@ class Cluster:
     gpus: tuple[int, ...] = ()
     kind: str = ""
     """Of the GPUs, as the catalogue names it; empty where it is not known."""
-    links: tuple[HostLink, ...] = ()
+    links: tuple[ClusterLink, ...] = ()
     """What is known of the ways between hosts; the others go at the rate of their network cards."""
     hosts: tuple[Host, ...] = ()
     """Those of a Ray cluster, or of a cluster file; the numbers above are those of the first."""
@@ -134,7 +134,8 @@ class Cluster:
 
     @cached_property
     def _ways(self) -> Mapping[frozenset[str], Link]:
-        return {frozenset(l.between): Link(rate=l.rate, delay=l.delay) for l in self.links}
+        ways = ((link.between, Link(rate=link.rate, delay=link.delay)) for link in self.links)
+        return {frozenset(ends): link for ends, link in ways}
 
 
 def detect() -> Cluster:

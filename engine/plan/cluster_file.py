@@ -39,7 +39,7 @@ from typing import Any
 from dataflow.errors import PlanError, nearest_or_all
 from engine.cost.devices import CPU, catalogue
 from engine.cost.transfers import NETWORK_DELAY
-from engine.plan.cluster import Cluster, Host, HostLink, with_first
+from engine.plan.cluster import Cluster, ClusterLink, Host, with_first
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _DEVICES = re.compile(r"([1-9][0-9]{0,3})x([A-Za-z0-9_-]+)")
@@ -110,7 +110,7 @@ def _gpus(file: _ClusterFile, table: str, said: Mapping[str, Any]) -> tuple[str,
     return kind, (known[kind],) * count
 
 
-def _links(file: _ClusterFile, tables: Any, known: Iterable[str]) -> Iterator[HostLink]:
+def _links(file: _ClusterFile, tables: Any, known: Iterable[str]) -> Iterator[ClusterLink]:
     if not isinstance(tables, list):
         problem = f"links: expected tables, found {tables!r}"
         raise file.wrong("", "links", problem, '[[links]] with between = ["a", "b"]')
@@ -122,7 +122,7 @@ def _links(file: _ClusterFile, tables: Any, known: Iterable[str]) -> Iterator[Ho
             if name not in names:
                 problem = f"between: expected hosts or regions of this file, found {name!r}"
                 raise file.wrong("links", "between", problem, nearest_or_all(name, names))
-        yield HostLink(
+        yield ClusterLink(
             between=(one, other),
             rate=file.value("links", said, "gigabits") * 1e9 / 8,
             delay=file.value("links", said, "delay_ms", NETWORK_DELAY * 1e3) / 1e3,

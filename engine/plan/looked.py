@@ -19,8 +19,8 @@ _PACKAGES = ("dataflow-rl", "torch")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looked:
-    """What is here: bytes of memory, of each GPU's memory, their kind; versions by name; by path, what is
-    there, empty for nothing.
+    """What is here: bytes of memory, of each GPU's memory, their kind; versions by name; by path,
+    what is there, empty for nothing.
     """
 
     memory: int
