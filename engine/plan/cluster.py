@@ -84,7 +84,9 @@ class Cluster:
 
     def describe(self) -> str:
         """`2 cores, 23.5 GiB, no GPU`."""
-        sizes = ", ".join(f"{size / 2**30:.0f} GiB" for size in self.gpus)
+        each = [f"{size / 2**30:.0f} GiB" for size in self.gpus]
+        alike = len(each) > 1 and len(set(each)) == 1
+        sizes = f"{each[0]} each" if alike else ", ".join(each)
         kind = f"{self.kind} " if self.kind else ""
         gpus = f"{len(self.gpus)} {kind}GPU ({sizes})" if self.gpus else "no GPU"
         return f"{self.cores} core{'s' * (self.cores != 1)}, {self.memory / 2**30:.1f} GiB, {gpus}"

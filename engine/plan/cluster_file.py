@@ -14,7 +14,7 @@ of devices (engine/cost/catalogue.toml).
     devices = "8xH100"        # of a kind that the catalogue knows
     region = "east"
     price = 98.32             # an hour, of each host
-    labels = { rack = "7" }   # --pin rollout=gen@rack:7
+    labels = { rack = "7" }   # --pin rollout=gen@rack:7, and @gpu:H100 of devices
 
     [hosts.c]
     cores = 32
@@ -81,7 +81,7 @@ def _hosts(file: _ClusterFile, name: str, said: Any) -> Iterator[Host]:
             kind=kind,
             region=file.value(table, said, "region", ""),
             price=float(file.value(table, said, "price", 0)),
-            labels=dict(file.value(table, said, "labels", {})),
+            labels=({"gpu": kind} if kind else {}) | dict(file.value(table, said, "labels", {})),
             table=name if "count" in said else "",
         )
 

@@ -85,7 +85,9 @@ def _way(plan: Plan, model: PlannedModel, reader: PlannedNode, writer: PlannedNo
     hosts = {plan.host_of(w) for w in (*reader.workers, *writer.workers)}
     far = model.route == "pull" and len(hosts) > 1
     carried = f"{_carried(model, reader, writer)}{' by zmq' if far else ''}"
-    return f"{writer.name} -> {reader.name}: {carried}; lag {lag}"
+    moves = model.seconds is not None and set(reader.workers) - {writer.workers[0]}
+    took = f"; {duration(model.seconds)} a version" if moves else ""
+    return f"{writer.name} -> {reader.name}: {carried}; lag {lag}{took}"
 
 
 def _carried(model: PlannedModel, reader: PlannedNode, writer: PlannedNode) -> str:
@@ -94,8 +96,7 @@ def _carried(model: PlannedModel, reader: PlannedNode, writer: PlannedNode) -> s
         return "alias, they take turns with one module"
     if set(reader.workers) <= {writer.workers[0]}:
         return "copy"
-    within = f" in {duration(model.seconds)}" if model.seconds is not None else ""
-    return f"copy in {_among(reader.workers)}, {_ROUTES[model.route]} {writer.workers[0]}{within}"
+    return f"copy in {_among(reader.workers)}, {_ROUTES[model.route]} {writer.workers[0]}"
 
 
 def _among(workers: Sequence[str]) -> str:
