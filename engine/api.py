@@ -34,7 +34,8 @@ from engine.checkpoint.layouts import layout_changes
 from engine.checkpoint.provenance import ProvenanceDifference, ProvenanceRecord, provenance
 from engine.checkpoint.safe import telling_what_is_safe
 from engine.checkpoint.store import CheckpointStore, StoredCheckpoint
-from engine.cost.profile import read_profile
+from engine.cost.devices import CPU
+from engine.cost.profile import Profile, read_profile
 from engine.finished import finished
 from engine.observe.ended import EndRecord
 from engine.observe.runfolder import RunFolder
@@ -95,7 +96,7 @@ def plan(
         placing, cluster = on_hosts(placing, cluster)
     told: dict[str, Any] = {"seed": options.seed, "threads": options.threads}
     told |= {"placing": placing, "cluster": cluster}
-    told["profile"] = None if profile is None else read_profile(profile)
+    told["profile"] = None if profile is None else _profile(profile, cluster)
     if isinstance(checked, CheckedProgram):
         _refuse_steps(options)
         planned = make_program_plan(checked, **told)
@@ -116,6 +117,20 @@ def _cluster(options: RunOptions, source: Graph | Program) -> Cluster | None:
     from engine.ray_nodes import ray_cluster  # here: Ray is not needed on one host
 
     return ray_cluster(options, source)
+
+
+def _profile(path: Path, cluster: Cluster | None) -> Profile:
+    """Of this machine; for a cluster file, of a kind of device that it names. Raises PlanError."""
+    if cluster is None or cluster.live:
+        return read_profile(path)
+    profile = read_profile(path, here=False)
+    kinds = {host.kind or CPU for host in cluster.hosts}
+    if profile.device.name not in kinds:
+        problem = f"expected one of {', '.join(sorted(kinds))}, found {profile.device.name}"
+        raise PlanError(
+            f"profile {path}: {problem}. Fix: measure it: dataflow profile GRAPH there."
+        )
+    return profile
 
 
 def _refuse_file(options: RunOptions) -> None:
