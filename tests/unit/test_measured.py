@@ -65,8 +65,8 @@ def _flow(step: int) -> Flow:
             "policy->rollout@rollout-1": WeightFlow(loads=1, seconds=0.5, bytes=MIB),
         },
         workers={
-            "rollout-0": WorkerFlow(peak=(700 + step) * MIB),
-            "train": WorkerFlow(peak=1200 * MIB),
+            "rollout-0": WorkerFlow(peak=(700 + step) * MIB, before=300 * MIB),
+            "train": WorkerFlow(peak=1200 * MIB, before=step * 300 * MIB),
         },
     )
 
@@ -81,6 +81,12 @@ def test_what_was_measured_stands_beside_what_was_predicted(
     assert max(map(len, section.splitlines())) <= width
     require_golden(f"explain/{name}.txt", section)
     assert "measured in" not in explain(lagging())
+
+
+def test_a_run_that_did_not_note_what_was_there_before_shows_whole_processes() -> None:
+    found = MeasuredRun(steps=1, flows=True, peaks={"train": 1200 * MIB})
+    text = explain(lagging(), measured={0: found})
+    assert "its libraries, 0.5 GB with torch, are not predicted" in text
 
 
 def test_of_a_run_without_events_the_seconds_are_shown(tmp_path: Path) -> None:
