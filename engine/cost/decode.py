@@ -69,8 +69,10 @@ def decode(model: Sizes, where: Place, batch: DecodeBatch) -> Decoded:
 
 
 def room(model: Sizes, where: Place, memory: int) -> int:
-    """Tokens whose keys and values fit into so many bytes of each rank's memory."""
-    return int(memory * where.tensor // max(1, model.cached_bytes))
+    """Tokens whose keys and values fit into so many bytes of each rank's memory; at least 1, which
+    no row fits into, since a batch's 0 stands for no limit.
+    """
+    return max(1, int(memory * where.tensor // max(1, model.cached_bytes)))
 
 
 def _require_room(batch: DecodeBatch) -> None:
