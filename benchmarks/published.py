@@ -26,7 +26,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.published_areal import Admission, asynchronous
+from benchmarks.published_areal import AdmissionRule, asynchronous
 from benchmarks.published_schedules import (
     Engines,
     Pool,
@@ -203,7 +203,7 @@ def _asynchronous(
     said: Mapping[str, Any], run: Mapping[str, Any], model: Sizes, *, exact: bool, steps: int
 ) -> float:
     engines, trainer = _sides(said, run, model, said["generating"], 1)
-    rule = Admission(eta=said["eta"], exact=exact)
+    rule = AdmissionRule(eta=said["eta"], exact=exact)
     return asynchronous(_rollouts(said), engines, trainer, rule, steps=steps, scale=SCALE).seconds
 
 

@@ -25,7 +25,7 @@ _STRETCH = 256
 
 
 @dataclass(slots=True, kw_only=True)
-class _Row:
+class _Answer:
     """One row under way. number: its place in the order of submission; begun: the version that it
     was submitted at; left: tokens that it still needs; tokens: that it has, with its prompt; since:
     the engine's passes before it came into its slot.
@@ -53,8 +53,8 @@ class _Engine:
     """Tokens to be fed before the next pass."""
     keys: float = 0.0
     """That they attend to."""
-    waiting: deque[_Row] = field(default_factory=deque[_Row])
-    active: dict[int, _Row] = field(default_factory=dict[int, _Row])
+    waiting: deque[_Answer] = field(default_factory=deque[_Answer])
+    active: dict[int, _Answer] = field(default_factory=dict[int, _Answer])
     soonest: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
 
     @property
@@ -62,7 +62,7 @@ class _Engine:
         """Rows that it has."""
         return len(self.active) + len(self.waiting)
 
-    def run(self, until: float) -> list[_Row]:
+    def run(self, until: float) -> list[_Answer]:
         """Passes until a row is finished, the cache is full, or it is `until`; finished rows."""
         self._admit()
         if self.fed:
@@ -105,8 +105,8 @@ class _Engine:
         self._leave(row)
         self.waiting.appendleft(row)
 
-    def _finished(self) -> list[_Row]:
-        found: list[_Row] = []
+    def _finished(self) -> list[_Answer]:
+        found: list[_Answer] = []
         while self.active and self._first_end() <= self.passes:
             row = self.active[heapq.heappop(self.soonest)[1]]
             self._leave(row)
@@ -122,7 +122,7 @@ class _Engine:
                 return last
             heapq.heappop(self.soonest)
 
-    def _leave(self, row: _Row) -> None:
+    def _leave(self, row: _Answer) -> None:
         made = self.passes - row.since
         del self.active[row.number]
         row.tokens, row.left = row.tokens + made, row.left - made
@@ -149,7 +149,7 @@ class Asynchronous:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Admission:
+class AdmissionRule:
     """AReaL's rule (section 5.1): row number n may begin while floor(n / rows) <= version + eta.
     exact: rows are only taken when no row can come to be trained later than that, which the rule
     alone does not promise, since finished rows overtake long ones.
@@ -159,7 +159,7 @@ class Admission:
     exact: bool = False
 
 
-class _Run:
+class _AsynchronousRun:
     """Engines that never wait for the trainer, and a trainer that takes finished rows."""
 
     def __init__(
@@ -167,7 +167,7 @@ class _Run:
         rollouts: Rollouts,
         engines: Engines,
         trainer: Trainer,
-        rule: Admission,
+        rule: AdmissionRule,
         *,
         scale: int,
         seed: int,
@@ -185,7 +185,7 @@ class _Run:
             for _ in range(engines.replicas // scale)
         ]
         self._version, self._submitted = 0, 0
-        self._finished: list[_Row] = []
+        self._finished: list[_Answer] = []
         self._untrained: Counter[int] = Counter()
         """Rows by the version that they were submitted at."""
         self._trained_at = 0.0
@@ -217,7 +217,7 @@ class _Run:
         allowed = (self._version + self._rule.eta + 1) * self._rows
         answers = self._rollouts.lengths.at(self._random.random(allowed - self._submitted))
         for answer in answers.tolist():
-            row = _Row(
+            row = _Answer(
                 number=self._submitted,
                 begun=self._version,
                 answer=answer,
@@ -263,14 +263,14 @@ def asynchronous(
     rollouts: Rollouts,
     engines: Engines,
     trainer: Trainer,
-    rule: Admission,
+    rule: AdmissionRule,
     *,
     steps: int,
     scale: int,
     seed: int = 0,
 ) -> Asynchronous:
     """A run of so many Steps, with one part in `scale` of the rows, engines and trainer ranks."""
-    run = _Run(rollouts, engines, trainer, rule, scale=scale, seed=seed)
+    run = _AsynchronousRun(rollouts, engines, trainer, rule, scale=scale, seed=seed)
     for _ in range(steps):
         run.step()
     half = steps // 2

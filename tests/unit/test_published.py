@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import published
 from benchmarks.published import Row, inputs, ordered, rows, sizes, table, with_ours
-from benchmarks.published_areal import Admission, asynchronous
+from benchmarks.published_areal import AdmissionRule, asynchronous
 from benchmarks.published_schedules import (
     Engines,
     Pool,
@@ -104,7 +104,7 @@ def test_every_row_with_a_published_number_names_its_source() -> None:
 def test_without_lag_the_asynchronous_run_is_the_synchronous_one() -> None:
     engines, trainer = sides()
     waiting = synchronous(ROLLOUTS, engines, trainer, batches=8)
-    run = asynchronous(ROLLOUTS, engines, trainer, Admission(eta=0), steps=16, scale=1)
+    run = asynchronous(ROLLOUTS, engines, trainer, AdmissionRule(eta=0), steps=16, scale=1)
     assert run.lag == 0
     assert run.seconds == pytest.approx(waiting, rel=0.05)
 
@@ -112,7 +112,7 @@ def test_without_lag_the_asynchronous_run_is_the_synchronous_one() -> None:
 @pytest.mark.parametrize("eta", [1, 2, 4])
 def test_only_the_exact_intake_bounds_the_lag(eta: int) -> None:
     plain, exact = (
-        asynchronous(ROLLOUTS, *sides(), Admission(eta=eta, exact=e), steps=12, scale=1)
+        asynchronous(ROLLOUTS, *sides(), AdmissionRule(eta=eta, exact=e), steps=12, scale=1)
         for e in (False, True)
     )
     assert exact.lag <= eta
@@ -124,7 +124,7 @@ def test_only_the_exact_intake_bounds_the_lag(eta: int) -> None:
 
 def test_equal_lengths_leave_nothing_to_overtake() -> None:
     rollouts = replace(ROLLOUTS, lengths=constant(1000))
-    run = asynchronous(rollouts, *sides(), Admission(eta=1), steps=8, scale=1)
+    run = asynchronous(rollouts, *sides(), AdmissionRule(eta=1), steps=8, scale=1)
     assert run.lag <= 1
 
 
@@ -132,8 +132,8 @@ def test_a_full_cache_sends_rows_back_and_every_row_is_trained_all_the_same() ->
     engines, trainer = sides()
     tight = replace(engines, memory=0.045)  # room for some ten rows
     assert tight.room < 30_000
-    wide = asynchronous(ROLLOUTS, engines, trainer, Admission(eta=1), steps=6, scale=1)
-    full = asynchronous(ROLLOUTS, tight, trainer, Admission(eta=1), steps=6, scale=1)
+    wide = asynchronous(ROLLOUTS, engines, trainer, AdmissionRule(eta=1), steps=6, scale=1)
+    full = asynchronous(ROLLOUTS, tight, trainer, AdmissionRule(eta=1), steps=6, scale=1)
     assert full.seconds > wide.seconds
 
 
