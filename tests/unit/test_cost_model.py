@@ -28,6 +28,7 @@ from engine.cost.models import Shape, formula
 from engine.cost.passes import Passes, Sizes, Time, operations
 from engine.cost.training import Microbatches, forward, packed, train, update
 from engine.cost.transfers import rows, weights
+from operators.kernels.torch.packing import first_fit_decreasing
 
 SHAPE = Shape(
     layers=24,
@@ -222,10 +223,25 @@ def test_packing_keeps_tokens_and_keys(
     assert found.keys * divisor == pytest.approx((lengths_**2).sum() / 2)
     assert found.predicted * divisor == pytest.approx(answers.sum())
     assert 1 <= found.passes <= max(1, math.ceil(len(lengths) / divisor))
-    assert found.passes * budget >= found.tokens or found.passes == math.ceil(
+    fitting = np.minimum(lengths_, budget).sum()
+    assert found.passes * budget * divisor >= fitting * (1 - 1e-9) or found.passes == math.ceil(
         len(lengths) / divisor
     )
     assert found.rows * divisor >= len(lengths)
+    assert found.passes * divisor >= (2 * lengths_ > budget).sum()
+
+
+@given(lengths=ROWS, budget=st.integers(300, 20000), shared=st.booleans())
+def test_there_are_no_more_micro_batches_than_training_makes(
+    lengths: list[tuple[int, int]], budget: int, shared: bool
+) -> None:
+    prompts, answers = arrays(lengths)
+    sizes = (prompts + answers).tolist()
+    if shared:
+        prompts[:] = prompts[0]
+        sizes = [int(prompts[0]), *answers.tolist()]
+    found = packed(prompts, answers, budget=budget, shared=len(answers) if shared else 1)
+    assert found.passes <= len(first_fit_decreasing(sizes, budget))
 
 
 @given(rows_=st.integers(1, 12), shared=st.sampled_from([1, 2, 8]), prompt=st.integers(0, 200))
