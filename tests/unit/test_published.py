@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import published
-from benchmarks.published import Row, inputs, ordered, rows, sizes, table, with_ours
+from benchmarks.published import Row, earl, inputs, ordered, rows, sizes, table, with_ours
 from benchmarks.published_areal import AdmissionRule, asynchronous
 from benchmarks.published_schedules import (
     Engines,
@@ -95,6 +95,13 @@ def test_earl_has_all_cells_and_the_cell_that_does_not_fit() -> None:
     assert len(cells) == 29
     assert sum(row.wrong for row in cells) == 29 - found()["earl/signs"].simulated
     assert found()["earl/32768x128/of_the_cache_with_tp_4"].simulated > 4
+
+
+def test_with_a_smaller_cache_all_of_earls_signs_are_right() -> None:
+    data = inputs()
+    for memory, right in ((0.9, 25), (0.74, 25), (0.7, 29)):
+        changed = {**data, "earl": {**data["earl"], "memory": memory}}
+        assert {row.name: row.simulated for row in earl(changed)}["earl/signs"] == right
 
 
 def test_every_row_with_a_published_number_names_its_source() -> None:
