@@ -13,7 +13,6 @@ first. With --json FILE the table is also written as FILE's `.table.md`.
 
 from __future__ import annotations
 
-import json as json_module
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import tyro
 from rich.console import Console
@@ -330,6 +330,15 @@ def table(found: Sequence[Row]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]
     return head, [(*c[:3], m, *c[3:]) for c, m in zip(cells, more, strict=True)]
 
 
+def read_ours(path: Path) -> dict[str, float]:
+    """Numbers by a row's name, from a JSON file. Raises DataError for anything else in it."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, float])
+    except (OSError, msgspec.DecodeError) as error:
+        problem = f"--ours {path}: expected a JSON object of numbers by a row's name"
+        raise DataError(f"{problem}, found {error}. Fix: write it.") from error
+
+
 def with_ours(found: Sequence[Row], ours: Mapping[str, float]) -> list[Row]:
     """The rows, with what this project's coordinator gives, by name. Raises DataError for a name
     that no row has.
@@ -363,7 +372,7 @@ def main(*, quick: bool = False, json: Path | None = None, ours: Path | None = N
     """
     found = rows(quick=quick)
     if ours is not None:
-        found = with_ours(found, json_module.loads(ours.read_text(encoding="utf-8")))
+        found = with_ours(found, read_ours(ours))
     head, cells = table(found)
     shown = Table(*head, title="Published and simulated")
     for row in cells:

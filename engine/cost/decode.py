@@ -145,8 +145,9 @@ class _Schedule:
             self._cached += held
             if self._begins[row] < 0:
                 self._begins[row] = self._now
+            prompt, made = self._prompts[row], self._made[row]
             fed += held  # a shared prompt is fed once, too
-            keys += held * (self._prompts[row] + self._made[row]) / 2.0
+            keys += self._kept * prompt * prompt / 2.0 + made * (prompt + made / 2.0)
         if fed:
             count = max(1, -(-int(fed) // self._batch.budget))
             self._spend(self._prefill.at(fed / count, keys / count, predicted=0.0), count)

@@ -71,7 +71,9 @@ class PassByPass:
                 self.active.append(waiting.pop(0))
                 self.begins[row] = self.now if self.begins[row] < 0 else self.begins[row]
                 fed += self.held(row, made)
-                keys += self.held(row, made) * (self.rows.prompts[row] + made[row]) / 2.0
+                prompt = int(self.rows.prompts[row])
+                keys += sum(range(prompt)) / self.rows.shared + prompt / self.rows.shared / 2.0
+                keys += sum(prompt + i + 0.5 for i in range(made[row]))
             if fed:
                 self.now += prefill.at(fed, keys, predicted=0.0).seconds
             rows, cached = len(self.active), self.cached(made)

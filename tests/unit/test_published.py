@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks import published
-from benchmarks.published import Row, earl, inputs, ordered, rows, sizes, table, with_ours
+from benchmarks.published import (
+    Row,
+    earl,
+    inputs,
+    ordered,
+    read_ours,
+    rows,
+    sizes,
+    table,
+    with_ours,
+)
 from benchmarks.published_areal import AdmissionRule, asynchronous
 from benchmarks.published_schedules import (
     Engines,
@@ -198,6 +209,18 @@ def test_what_our_coordinator_gives_is_a_column_where_there_is_any() -> None:
     assert {c[0]: c[3] for c in cells} == {"a": "2.5 x", "b": ""}
     with pytest.raises(DataError, match=r"--ours: .* Fix: "):
         with_ours(rows_, {"c": 1.0})
+
+
+def test_the_file_of_our_numbers_is_read_or_refused(tmp_path: Path) -> None:
+    path = tmp_path / "ours.json"
+    path.write_text('{"a": 2.5}')
+    assert read_ours(path) == {"a": 2.5}
+    for damaged in ("[1]", '{"a": "b"}', "{"):
+        path.write_text(damaged)
+        with pytest.raises(DataError, match=r"--ours .*ours\.json: expected .* Fix: "):
+            read_ours(path)
+    with pytest.raises(DataError, match=r"No such file"):
+        read_ours(tmp_path / "none.json")
 
 
 def test_lengths_are_those_of_the_log() -> None:
