@@ -64,12 +64,24 @@ def decode(model: Sizes, where: Place, batch: DecodeBatch) -> Decoded:
     """Times of one replica's rows, in the order of their coming. Raises PlanError for a row that
     the cache cannot hold alone.
     """
+    _require_room(batch)
     return _Schedule(model, where, batch).run()
 
 
 def room(model: Sizes, where: Place, memory: int) -> int:
-    """Tokens whose keys and values fit into so many bytes of each rank's memory."""
-    return int(memory * where.tensor // max(1, model.cached_bytes))
+    """Tokens whose keys and values fit into so many bytes of each rank's memory; at least 1, which
+    no row fits into, since a batch's 0 stands for no limit.
+    """
+    return max(1, int(memory * where.tensor // max(1, model.cached_bytes)))
+
+
+def _require_room(batch: DecodeBatch) -> None:
+    """A row that is alone has its whole prompt in the cache, whoever shares it later."""
+    longest = int((batch.prompts + batch.answers).max(initial=0))
+    if batch.room and longest > batch.room:
+        problem = f"expected room for the longest row, {longest:,} tokens"
+        found = f"found a cache of {batch.room:,}"
+        raise PlanError(f"generate: {problem}, {found}. Fix: more tensor ranks, or shorter rows.")
 
 
 class _Schedule:
@@ -80,30 +92,38 @@ class _Schedule:
         self._prefill = Passes(model, where, "prefill")
         self._batch = batch
         rows = len(batch.answers)
-        self._prompts = [int(p) for p in batch.prompts]
-        self._left = [int(a) for a in batch.answers]
+        self._prompts: list[int] = batch.prompts.tolist()
+        self._left: list[int] = batch.answers.tolist()
         self._made = [0] * rows
         self._kept = 1.0 / batch.shared
-        self._begins, self._ends = np.full(rows, -1.0), np.zeros(rows)
+        self._begins, self._ends = [-1.0] * rows, [0.0] * rows
         self._waiting = list(range(rows - 1, -1, -1))
-        self._active: list[tuple[int, int]] = []
-        """(the pass after which it has all its tokens, row), a heap."""
+        self._since: dict[int, int] = {}
+        """The pass before which each active row began."""
+        self._soonest: list[tuple[int, int]] = []
+        """(the pass after which it has all its tokens, row), a heap. Rows that were sent back are
+        still in it, under the pass that would have been their last.
+        """
         self._order: list[int] = []
         """Rows in the order of their begin; those that have ended are still in it."""
-        self._since: dict[int, int] = {}
-        """The pass before which a row began, and how much its prompt takes in the cache."""
         self._now, self._pass, self._cached = 0.0, 0, 0.0
-        self._time = Time()
+        self._compute = self._memory = self._link = self._latency = 0.0
         self._sent_back, self._busiest = 0, 0.0
 
     def run(self) -> Decoded:
-        while self._waiting or self._active:
+        while self._waiting or self._since:
             self._admit()
             self._advance()
         return Decoded(
-            begins=self._begins,
-            ends=self._ends,
-            time=self._time,
+            begins=np.array(self._begins, dtype=np.float64),
+            ends=np.array(self._ends, dtype=np.float64),
+            time=Time(
+                seconds=self._now,
+                compute=self._compute,
+                memory=self._memory,
+                link=self._link,
+                latency=self._latency,
+            ),
             passes=self._pass,
             sent_back=self._sent_back,
             busiest=self._busiest,
@@ -111,57 +131,60 @@ class _Schedule:
 
     def _admit(self) -> None:
         """Rows begin while there is a slot and room for their prompts."""
-        batch, fed, keys = self._batch, 0.0, 0.0
-        while self._waiting and len(self._active) < batch.slots:
+        most, slots, fed, keys = self._batch.room, self._batch.slots, 0.0, 0.0
+        while self._waiting and len(self._since) < slots:
             row = self._waiting[-1]
             held = self._held(row)
             # A token of each row's next pass has to find room, too.
-            if batch.room and self._cached + held + len(self._active) + 1 > batch.room:
-                if not self._active:
-                    self._refuse(row)
+            if most and self._since and self._cached + held + len(self._since) + 1 > most:
                 break
             self._waiting.pop()
             self._since[row] = self._pass
-            heapq.heappush(self._active, (self._pass + self._left[row], row))
+            heapq.heappush(self._soonest, (self._pass + self._left[row], row))
             self._order.append(row)
             self._cached += held
             if self._begins[row] < 0:
                 self._begins[row] = self._now
+            prompt, made = self._prompts[row], self._made[row]
             fed += held  # a shared prompt is fed once, too
-            keys += held * (self._prompts[row] + self._made[row]) / 2.0
+            keys += self._kept * prompt * prompt / 2.0 + made * (prompt + made / 2.0)
         if fed:
-            self._spend(self._feeding(fed, keys))
+            count = max(1, -(-int(fed) // self._batch.budget))
+            self._spend(self._prefill.at(fed / count, keys / count, predicted=0.0), count)
 
     def _held(self, row: int) -> float:
         """Tokens of the cache that a row takes as it begins."""
         return self._prompts[row] * self._kept + self._made[row]
 
-    def _feeding(self, fed: float, keys: float) -> Time:
-        count = max(1, -(-int(fed) // self._batch.budget))
-        return self._prefill.at(fed / count, keys / count, predicted=0.0).times(count)
-
     def _advance(self) -> None:
         """Passes until a row ends, the cache is full, or one pass no longer stands for them."""
-        rows = len(self._active)
-        if not rows:
-            return
-        passes = min(self._active[0][0] - self._pass, _STRETCH)
+        rows = len(self._since)
+        passes = min(self._first_end() - self._pass, _STRETCH)
         if self._batch.room:
             free = int((self._batch.room - self._cached) // rows)
-            if free < 1:
+            if free < 1 and rows > 1:
                 self._send_back()
                 return
-            passes = min(passes, free)
+            passes = min(passes, max(free, 1))
         middle = self._cached + rows * (passes - 1) / 2.0
-        one = self._passes.at(rows, middle + rows, cached=middle, rows=rows)
-        self._spend(one.times(passes))
+        self._spend(self._passes.at(rows, middle + rows, cached=middle, rows=rows), passes)
         self._pass += passes
         self._cached += rows * passes
         self._busiest = max(self._busiest, self._cached)
-        while self._active and self._active[0][0] <= self._pass:
-            _, row = heapq.heappop(self._active)
+        while self._since and self._first_end() <= self._pass:
+            _, row = heapq.heappop(self._soonest)
             self._ends[row] = self._now
             self._leave(row)
+
+    def _first_end(self) -> int:
+        """The pass after which the next row has all its tokens."""
+        soonest = self._soonest
+        while True:
+            last, row = soonest[0]
+            since = self._since.get(row)
+            if since is not None and since + self._left[row] == last:
+                return last
+            heapq.heappop(soonest)
 
     def _leave(self, row: int) -> int:
         """A row leaves its slot; returns its tokens since it began."""
@@ -174,25 +197,16 @@ class _Schedule:
         while self._order[-1] not in self._since:
             self._order.pop()
         row = self._order.pop()
-        if not self._order_has_another(row):
-            self._refuse(row)
         made = self._leave(row)
         self._made[row] += made
         self._left[row] -= made
-        self._active = [entry for entry in self._active if entry[1] != row]
-        heapq.heapify(self._active)
         self._waiting.append(row)
         self._sent_back += 1
 
-    def _order_has_another(self, row: int) -> bool:
-        return any(other != row for other in self._since)
-
-    def _refuse(self, row: int) -> None:
-        needed = self._prompts[row] + self._made[row] + self._left[row]
-        problem = f"expected room for the longest row, {needed:,} tokens"
-        found = f"found a cache of {self._batch.room:,}"
-        raise PlanError(f"generate: {problem}, {found}. Fix: more tensor ranks, or shorter rows.")
-
-    def _spend(self, time: Time) -> None:
-        self._now += time.seconds
-        self._time += time
+    def _spend(self, one: Time, count: int) -> None:
+        """So many passes, one after another."""
+        self._now += one.seconds * count
+        self._compute += one.compute * count
+        self._memory += one.memory * count
+        self._link += one.link * count
+        self._latency += one.latency * count

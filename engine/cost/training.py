@@ -36,15 +36,22 @@ def packed(
     prompts: np.ndarray, answers: np.ndarray, *, budget: int, shared: int = 1, divisor: int = 1
 ) -> Microbatches:
     """Rows (int64 [rows]: tokens of each prompt and answer) in micro-batches of at most `budget`
-    tokens, or of one larger row. shared: rows that share a prompt, which is fed once. divisor:
-    ranks among which the rows are divided evenly; the result is one rank's.
+    tokens, or of one larger row; as few as there can be, since no two rows above half of the budget
+    are in one. shared: rows that share a prompt, which is fed once. divisor: ranks among which the
+    rows are divided evenly; the result is one rank's.
     """
     tokens = float(prompts.sum()) / shared + float(answers.sum())
     lengths = prompts + answers
     keys = float((lengths.astype(np.float64) ** 2).sum() / 2.0)
     keys -= float((prompts.astype(np.float64) ** 2).sum() / 2.0) * (1 - 1 / shared)
     mine = tokens / divisor
-    passes = max(1, math.ceil(mine / max(budget, 1)))
+    alone = answers if shared > 1 else lengths
+    over = float(
+        np.maximum(alone - budget, 0).sum()
+    )  # a larger row is one micro-batch all the same
+    filled = math.ceil((mine - over / divisor) / max(budget, 1))
+    large = math.ceil(int((2 * alone > budget).sum()) / divisor)
+    passes = max(1, filled, large)
     return Microbatches(
         tokens=mine,
         keys=keys / divisor,

@@ -26,15 +26,15 @@ COLUMN_RATE = 2e8
 def weights(model: Sizes, writer: Place, reader: Place, way: Link, *, readers: int = 1) -> Time:
     """Until so many replicas have a version: taken out of the writer, over the way, put into each.
 
-    Each reader fetches by itself (a pull); the writer's ranks serve in parallel, and a rank's way
-    is shared by those that read from it.
+    Each reader fetches by itself (a pull), each of its ranks its part of the tensors. The writer's
+    ranks serve in parallel; one that serves several reader ranks serves them in turn.
     """
     size = float(model.weight_bytes)
     copied = size / writer.devices / writer.device.memory_rate
     copied += size / reader.tensor / reader.device.memory_rate
     servers = max(1, writer.data * writer.tensor)
-    turns = math.ceil(readers / servers)
-    link = turns * size / min(servers, reader.tensor) / way.rate
+    turns = math.ceil(readers * reader.tensor / servers)
+    link = turns * size / reader.tensor / way.rate
     return Time(seconds=copied + link + way.delay, memory=copied, link=link, latency=way.delay)
 
 

@@ -1,0 +1,241 @@
+"""The decoding schedule: against one that goes pass by pass, and what holds for every batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from dataflow.errors import PlanError
+from engine.cost.decode import DecodeBatch, Decoded, decode, room
+from engine.cost.devices import Place, device, place
+from engine.cost.distribution import lognormal
+from engine.cost.models import Shape
+from engine.cost.passes import Passes, Sizes
+
+SHAPE = Shape(
+    layers=28,
+    hidden=3584,
+    intermediate=18944,
+    heads=28,
+    kv_heads=4,
+    head_dim=128,
+    vocabulary=152064,
+    context=32768,
+    tied=False,
+)
+MODEL = Sizes(parameters=7_615_616_512, shape=SHAPE)
+H100 = place(device("H100"))
+
+LENGTHS = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 120)), max_size=24)
+
+
+def batch(
+    lengths: list[tuple[int, int]], *, slots: int = 256, room: int = 0, shared: int = 1
+) -> DecodeBatch:
+    """Rows of these prompts and answers."""
+    prompts, answers = (np.array([row[i] for row in lengths], dtype=np.int64) for i in (0, 1))
+    return DecodeBatch(prompts=prompts, answers=answers, slots=slots, room=room, shared=shared)
+
+
+@dataclass
+class PassByPass:
+    """The same rules as the schedule's, one pass after another, with lists."""
+
+    rows: DecodeBatch
+    now: float = 0.0
+    passes: int = 0
+    sent_back: int = 0
+    active: list[int] = field(default_factory=list[int])
+
+    def run(self) -> PassByPass:
+        decoding, prefill = Passes(MODEL, H100, "decode"), Passes(MODEL, H100, "prefill")
+        count = len(self.rows.answers)
+        waiting, made = list(range(count)), [0] * count
+        self.begins: list[float] = [-1.0] * count
+        self.ends = [0.0] * count
+        while waiting or self.active:
+            fed = keys = 0.0
+            while waiting and len(self.active) < self.rows.slots:
+                row = waiting[0]
+                cached = self.cached(made) + self.held(row, made)
+                if (
+                    self.active
+                    and self.rows.room
+                    and cached + len(self.active) + 1 > self.rows.room
+                ):
+                    break
+                self.active.append(waiting.pop(0))
+                self.begins[row] = self.now if self.begins[row] < 0 else self.begins[row]
+                fed += self.held(row, made)
+                prompt = int(self.rows.prompts[row])
+                keys += sum(range(prompt)) / self.rows.shared + prompt / self.rows.shared / 2.0
+                keys += sum(prompt + i + 0.5 for i in range(made[row]))
+            if fed:
+                self.now += prefill.at(fed, keys, predicted=0.0).seconds
+            rows, cached = len(self.active), self.cached(made)
+            if self.rows.room and rows > 1 and cached + rows > self.rows.room:
+                waiting.insert(0, self.active.pop())
+                self.sent_back += 1
+                continue
+            self.now += decoding.at(rows, cached + rows, cached=cached, rows=rows).seconds
+            self.passes += 1
+            for row in list(self.active):
+                made[row] += 1
+                if made[row] == self.rows.answers[row]:
+                    self.active.remove(row)
+                    self.ends[row] = self.now
+        return self
+
+    def held(self, row: int, made: list[int]) -> float:
+        return float(self.rows.prompts[row]) / self.rows.shared + made[row]
+
+    def cached(self, made: list[int]) -> float:
+        return sum(self.held(row, made) for row in self.active)
+
+
+def room_for(rows: DecodeBatch, times: float) -> int:
+    """Room for so many of the longest rows."""
+    return int(times * (rows.prompts + rows.answers).max(initial=1))
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    lengths=LENGTHS,
+    slots=st.integers(1, 26),
+    shared=st.sampled_from([1, 1, 4]),
+    times=st.sampled_from([0.0, 1.0, 1.5, 4.0]),
+)
+def test_it_is_the_schedule_that_goes_pass_by_pass(
+    lengths: list[tuple[int, int]], slots: int, shared: int, times: float
+) -> None:
+    rows = batch(lengths, slots=slots, shared=shared)
+    rows = replace(rows, room=room_for(rows, times))
+    found, one = decode(MODEL, H100, rows), PassByPass(rows).run()
+    assert (found.passes, found.sent_back) == (one.passes, one.sent_back)
+    np.testing.assert_allclose(found.begins, one.begins, rtol=1e-9)
+    np.testing.assert_allclose(found.ends, one.ends, rtol=1e-9)
+
+
+def holds(rows: DecodeBatch, found: Decoded) -> None:
+    """What is so for every batch."""
+    assert found.begins.shape == found.ends.shape == rows.answers.shape
+    assert (found.begins >= 0).all()
+    assert (found.begins < found.ends).all()
+    assert found.passes * min(rows.slots, max(len(rows.answers), 1)) >= rows.answers.sum()
+    assert found.passes >= rows.answers.max(initial=0)
+    assert found.seconds == pytest.approx(found.time.seconds)
+    assert found.time.seconds <= found.time.compute + found.time.memory + found.time.link + (
+        found.time.latency + 1e-9
+    )
+    if rows.room:
+        assert found.busiest <= rows.room + 1e-6
+    assert found.sent_back == 0 or rows.room
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(0, 400), st.integers(1, 4000)), max_size=40),
+    slots=st.integers(1, 50),
+    shared=st.sampled_from([1, 8]),
+    times=st.sampled_from([0.0, 1.0, 3.0, 20.0]),
+)
+def test_every_row_begins_before_it_ends_within_slots_and_room(
+    lengths: list[tuple[int, int]], slots: int, shared: int, times: float
+) -> None:
+    rows = batch(lengths, slots=slots, shared=shared)
+    rows = replace(rows, room=room_for(rows, times))
+    found = decode(MODEL, H100, rows)
+    holds(rows, found)
+    again = decode(MODEL, H100, rows)
+    assert np.array_equal(found.ends, again.ends)
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows=st.integers(1, 200), prompt=st.integers(0, 500), answer=st.integers(1, 900))
+def test_equal_rows_take_the_sum_of_their_passes(rows: int, prompt: int, answer: int) -> None:
+    found = decode(MODEL, H100, batch([(prompt, answer)] * rows))
+    decoding, prefill = Passes(MODEL, H100, "decode"), Passes(MODEL, H100, "prefill")
+    middle = rows * (prompt + (answer - 1) / 2.0)
+    closed = answer * decoding.at(rows, middle + rows, cached=middle, rows=rows).seconds
+    fed = rows * prompt
+    count = max(1, -(-fed // 16384))
+    if fed:
+        one = prefill.at(fed / count, fed * prompt / 2.0 / count, predicted=0.0)
+        closed += count * one.seconds
+    assert found.passes == answer
+    assert found.seconds == pytest.approx(closed)
+    assert found.busiest == rows * (prompt + answer)
+
+
+@settings(max_examples=60, deadline=None)
+@given(lengths=LENGTHS, more=st.tuples(st.integers(0, 40), st.integers(1, 120)), at=st.integers(0))
+def test_time_grows_with_rows_and_lengths(
+    lengths: list[tuple[int, int]], more: tuple[int, int], at: int
+) -> None:
+    before = decode(MODEL, H100, batch(lengths)).seconds
+    assert decode(MODEL, H100, batch([*lengths, more])).seconds >= before * (1 - 1e-9)
+    if lengths:
+        longer = list(lengths)
+        row = at % len(lengths)
+        longer[row] = (longer[row][0] + more[0], longer[row][1] + more[1])
+        assert decode(MODEL, H100, batch(longer)).seconds >= before * (1 - 1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(lengths=LENGTHS, times=st.floats(1.0, 12.0))
+@example(lengths=[(10, 100)] * 12, times=2.5)
+def test_room_for_all_is_never_slower_than_a_tight_cache(
+    lengths: list[tuple[int, int]], times: float
+) -> None:
+    rows = batch(lengths)
+    tight = replace(rows, room=room_for(rows, times))
+    wide = replace(rows, room=int((rows.prompts + rows.answers).sum()) + len(lengths) + 1)
+    assert decode(MODEL, H100, wide).seconds <= decode(MODEL, H100, tight).seconds * (1 + 1e-9)
+    assert decode(MODEL, H100, wide).seconds == decode(MODEL, H100, rows).seconds
+
+
+def test_a_faster_memory_makes_small_batches_faster() -> None:
+    rows = batch([(100, 1000)] * 8)
+    fast, slow = (decode(MODEL, place(device(name)), rows) for name in ("H200", "H100"))
+    assert fast.seconds < slow.seconds
+    assert slow.time.bound == "memory"
+
+
+def test_many_rows_are_bound_by_compute() -> None:
+    rows = replace(batch([(10, 20)] * 4096, slots=4096))
+    assert decode(MODEL, H100, rows).time.bound == "compute"
+
+
+@pytest.mark.parametrize("shared", [1, 8])
+def test_a_row_that_no_cache_holds_is_refused_before_it_starts(shared: int) -> None:
+    rows = batch([(5, 5), (100, 50), (5, 5)], room=149, shared=shared)
+    with pytest.raises(PlanError, match=r"longest row, 150 tokens.* cache of 149\. Fix: "):
+        decode(MODEL, H100, rows)
+    assert decode(MODEL, H100, replace(rows, room=150)).seconds > 0
+
+
+def test_a_tight_cache_of_many_rows_sends_back_and_ends() -> None:
+    answers = lognormal(3000, 0.9, 20000).spread(1024)
+    rows = DecodeBatch(prompts=np.full(1024, 500), answers=answers, room=100_000)
+    found = decode(MODEL, H100, rows)
+    assert found.sent_back > 1024
+    holds(rows, found)
+
+
+@given(memory=st.integers(-(1 << 34), 1 << 36), tensor=st.sampled_from([1, 2, 4]))
+def test_room_is_what_fits_and_never_the_word_for_no_limit(memory: int, tensor: int) -> None:
+    where: Place = place(device("H100"), tensor=tensor)
+    tokens = room(MODEL, where, memory)
+    assert tokens >= 1
+    assert tokens == 1 or tokens * MODEL.cached_bytes <= memory * tensor
+    if memory * tensor >= MODEL.cached_bytes:
+        assert (tokens + 1) * MODEL.cached_bytes > memory * tensor
+
+
+def test_no_rows_take_no_time() -> None:
+    found = decode(MODEL, H100, batch([]))
+    assert (found.seconds, found.passes, found.sent_back) == (0.0, 0, 0)

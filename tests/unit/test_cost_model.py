@@ -1,0 +1,371 @@
+"""The cost model's parts: devices, passes, training, transfers; what holds for all."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataflow.errors import PlanError
+from engine.cost.devices import (
+    CPU,
+    KINDS,
+    Kind,
+    Link,
+    Place,
+    catalogue,
+    coefficients,
+    device,
+    place,
+)
+from engine.cost.memory import gradient_bytes
+from engine.cost.models import Shape, formula
+from engine.cost.passes import Passes, Sizes, Time, operations
+from engine.cost.training import Microbatches, forward, packed, train, update
+from engine.cost.transfers import rows, weights
+from operators.kernels.torch.packing import first_fit_decreasing
+
+SHAPE = Shape(
+    layers=24,
+    hidden=896,
+    intermediate=4864,
+    heads=14,
+    kv_heads=2,
+    head_dim=64,
+    vocabulary=151936,
+    context=32768,
+    tied=True,
+)
+MODEL = Sizes(parameters=formula(SHAPE, {"model_type": "qwen2"}), shape=SHAPE)
+H100, CORE = device("H100"), device(CPU)
+
+NAMES = st.sampled_from(sorted(catalogue().devices))
+PASSES = st.sampled_from(KINDS)
+RANKS = st.sampled_from([1, 2, 4, 8])
+
+
+def seconds(time: Time) -> float:
+    """All of it, after what holds for every time."""
+    assert min(getattr(time, f.name) for f in fields(time)) >= 0.0
+    assert max(time.compute, time.memory) <= time.seconds * (1 + 1e-9)
+    parts = time.compute + time.memory + time.link + time.latency
+    assert time.seconds <= parts * (1 + 1e-9)
+    assert getattr(time, time.bound) >= 0.25 * time.seconds * (1 - 1e-9)
+    return time.seconds
+
+
+def at_most(less: float, more: float) -> bool:
+    """Whether one number is no more than the other, but for rounding."""
+    return less <= more * (1 + 1e-9)
+
+
+# Devices
+
+
+def test_every_device_says_where_its_numbers_come_from() -> None:
+    for name, found in catalogue().devices.items():
+        assert found.name == name
+        assert len(found.source) > 10
+        assert set(found.operations) == {"bfloat16", "float32"}
+        assert min(*found.operations.values(), found.memory_rate, found.link, found.network) > 0
+        assert found.is_gpu is (found.memory > 0) is (name != CPU)
+        assert found.network <= found.link
+
+
+@given(name=NAMES)
+def test_shares_of_a_rate_are_shares(name: str) -> None:
+    for kind, found in coefficients(device(name)).items():
+        assert kind in KINDS
+        assert all(0 < share <= 1 for share in (found.compute, found.reads, found.link))
+        assert min(found.step, found.layer, found.row, found.hop) >= 0
+        assert found.origin == "catalogue"
+
+
+def test_all_gpus_have_the_same_coefficients() -> None:
+    found = [coefficients(each) for each in catalogue().devices.values() if each.is_gpu]
+    assert len(found) >= 5
+    assert all(each == found[0] for each in found)
+
+
+@pytest.mark.parametrize(("said", "meant"), [("H10", "H100"), ("h200", "H200"), ("L40", "L40S")])
+def test_an_unknown_device_names_the_nearest_and_asks_for_a_profile(said: str, meant: str) -> None:
+    pattern = rf"device {said}: .*found '{said}'\. Fix: .*{meant}.*dataflow profile GRAPH"
+    with pytest.raises(PlanError, match=pattern):
+        device(said)
+
+
+def test_a_dtype_without_a_rate_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"device H100: .*'bfloat1'\. Fix: .*bfloat16"):
+        place(H100).operations("bfloat1")
+
+
+@given(cores=st.integers(1, 64), ranks=st.tuples(RANKS, RANKS, RANKS))
+def test_a_place_counts_its_ranks_and_cores(cores: int, ranks: tuple[int, int, int]) -> None:
+    data, tensor, context = ranks
+    where = place(CORE, cores=cores, data=data, tensor=tensor, context=context)
+    assert where.devices == data * tensor * context
+    assert where.operations("float32") == cores * CORE.operations["float32"]
+    assert where.between == CORE.link
+    assert replace(where, rate=5.0).between == 5.0
+
+
+# Passes
+
+
+@given(name=NAMES, kind=PASSES, tokens=st.integers(0, 1 << 17), more=st.integers(0, 1 << 17))
+def test_a_pass_grows_with_everything_it_is_given(
+    name: str, kind: Kind, tokens: int, more: int
+) -> None:
+    passes = Passes(MODEL, place(device(name)), kind)
+    given_: dict[str, Any] = {"tokens": tokens, "keys": 8 * tokens, "cached": tokens, "rows": 3.0}
+    given_["predicted"] = tokens / 2
+    before = seconds(passes.at(**given_))
+    for part in given_:
+        assert at_most(before, seconds(passes.at(**given_ | {part: given_[part] + more})))
+
+
+@given(kind=PASSES, tokens=st.integers(1, 1 << 17), name=NAMES)
+def test_a_pass_is_no_faster_than_the_rates_allow(kind: Kind, tokens: int, name: str) -> None:
+    where = place(device(name))
+    found = Passes(MODEL, where, kind).at(tokens, tokens * 100.0, cached=tokens * 10.0)
+    needed = operations(MODEL, tokens, tokens * 100.0, tokens)
+    assert found.seconds >= needed / where.operations(MODEL.dtype)
+    read = MODEL.read_bytes + tokens * 10.0 * MODEL.cached_bytes
+    assert found.seconds >= read / where.device.memory_rate
+    assert found.compute == pytest.approx(
+        needed / where.operations(MODEL.dtype) / where.coefficients[kind].compute
+    )
+
+
+@given(tensor=st.sampled_from([2, 4, 8]), tokens=st.integers(1, 1 << 16))
+def test_tensor_ranks_divide_work_and_pay_for_it(tensor: int, tokens: int) -> None:
+    one, many = (
+        Passes(MODEL, place(H100, tensor=t), "prefill").at(tokens, 0.0) for t in (1, tensor)
+    )
+    assert many.compute == pytest.approx(one.compute / tensor)
+    assert many.memory == pytest.approx(one.memory / tensor)
+    assert one.link == 0.0 < many.link
+    assert many.latency > one.latency
+    slow = Passes(MODEL, place(H100, tensor=tensor, rate=H100.link / 10), "prefill")
+    assert slow.at(tokens, 0.0).link == pytest.approx(10 * many.link)
+
+
+def test_the_cores_of_a_host_share_its_memory() -> None:
+    one, two = (Passes(MODEL, place(CORE, tensor=t), "decode").at(1, 0.0) for t in (1, 2))
+    assert one.memory == two.memory
+    assert two.compute == pytest.approx(one.compute / 2)
+
+
+@given(context=st.sampled_from([2, 4]), tokens=st.integers(1, 1 << 16))
+def test_context_ranks_divide_tokens(context: int, tokens: int) -> None:
+    one, many = (
+        Passes(MODEL, place(H100, context=c), "train").at(tokens, 0.0) for c in (1, context)
+    )
+    assert many.compute == pytest.approx(one.compute / context)
+    assert many.link > 0.0
+
+
+@given(times=st.floats(1.0, 4.0), tokens=st.integers(0, 1 << 16))
+def test_a_pass_that_counts_several_times_takes_as_long(times: float, tokens: int) -> None:
+    where = place(H100, tensor=2)
+    once, often = (
+        Passes(MODEL, where, "train", times=t).at(tokens, 10.0 * tokens) for t in (1.0, times)
+    )
+    assert often.seconds == pytest.approx(times * once.seconds)
+
+
+@given(
+    parts=st.lists(st.tuples(*[st.floats(0, 1e6)] * 5), min_size=1, max_size=5),
+    count=st.integers(0, 5),
+)
+def test_times_add_up(parts: list[tuple[float, ...]], count: int) -> None:
+    names = [f.name for f in fields(Time)]
+    times = [Time(**dict(zip(names, part, strict=True))) for part in parts]
+    whole = sum(times, Time()).times(count)
+    for i, name in enumerate(names):
+        assert getattr(whole, name) == pytest.approx(count * sum(part[i] for part in parts))
+
+
+def test_sizes_count_every_parameter_once() -> None:
+    embedding = SHAPE.vocabulary * SHAPE.hidden
+    assert MODEL.body + embedding == MODEL.parameters
+    apart = replace(SHAPE, tied=False)
+    whole = formula(apart, {"model_type": "qwen2"})
+    assert Sizes(parameters=whole, shape=apart).body == MODEL.body
+    scalar = Sizes(parameters=MODEL.body + embedding, shape=SHAPE, head="scalar")
+    assert scalar.head_parameters == SHAPE.hidden
+    assert MODEL.cached_bytes == 2 * 24 * 128 * 2
+
+
+# Training
+
+ROWS = st.lists(st.tuples(st.integers(0, 300), st.integers(1, 2000)), min_size=1, max_size=40)
+
+
+def arrays(lengths: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+    prompts, answers = zip(*lengths, strict=True)
+    return np.array(prompts, dtype=np.int64), np.array(answers, dtype=np.int64)
+
+
+@given(lengths=ROWS, budget=st.integers(1, 20000), divisor=RANKS)
+def test_packing_keeps_tokens_and_keys(
+    lengths: list[tuple[int, int]], budget: int, divisor: int
+) -> None:
+    prompts, answers = arrays(lengths)
+    found = packed(prompts, answers, budget=budget, divisor=divisor)
+    lengths_ = (prompts + answers).astype(np.float64)
+    assert found.tokens * divisor == pytest.approx(lengths_.sum())
+    assert found.keys * divisor == pytest.approx((lengths_**2).sum() / 2)
+    assert found.predicted * divisor == pytest.approx(answers.sum())
+    assert 1 <= found.passes <= max(1, math.ceil(len(lengths) / divisor))
+    fitting = np.minimum(lengths_, budget).sum()
+    assert found.passes * budget * divisor >= fitting * (1 - 1e-9) or found.passes == math.ceil(
+        len(lengths) / divisor
+    )
+    assert found.rows * divisor >= len(lengths)
+    assert found.passes * divisor >= (2 * lengths_ > budget).sum()
+
+
+@given(lengths=ROWS, budget=st.integers(300, 20000), shared=st.booleans())
+def test_there_are_no_more_micro_batches_than_training_makes(
+    lengths: list[tuple[int, int]], budget: int, shared: bool
+) -> None:
+    prompts, answers = arrays(lengths)
+    sizes = (prompts + answers).tolist()
+    if shared:
+        prompts[:] = prompts[0]
+        sizes = [int(prompts[0]), *answers.tolist()]
+    found = packed(prompts, answers, budget=budget, shared=len(answers) if shared else 1)
+    assert found.passes <= len(first_fit_decreasing(sizes, budget))
+
+
+@given(rows_=st.integers(1, 12), shared=st.sampled_from([1, 2, 8]), prompt=st.integers(0, 200))
+def test_a_shared_prompt_is_fed_once(rows_: int, shared: int, prompt: int) -> None:
+    count = rows_ * shared
+    prompts, answers = np.full(count, prompt), np.full(count, 50)
+    found = packed(prompts, answers, budget=1 << 20, shared=shared)
+    assert found.tokens == pytest.approx(rows_ * prompt + count * 50)
+    # A prompt's tokens attend to each other, an answer's to the prompt and to each other.
+    keys = rows_ * prompt**2 / 2 + count * (50 * prompt + 50**2 / 2)
+    assert found.keys == pytest.approx(keys)
+
+
+@settings(deadline=None)
+@given(lengths=ROWS, more=st.tuples(st.integers(0, 300), st.integers(1, 2000)), name=NAMES)
+def test_training_and_forward_passes_grow_with_rows(
+    lengths: list[tuple[int, int]], more: tuple[int, int], name: str
+) -> None:
+    where = place(device(name))
+    for one in (forward, lambda *args: train(*args, updates=2)):
+        before, after = (
+            seconds(one(MODEL, where, packed(*arrays(each), budget=8192)))
+            for each in (lengths, [*lengths, more])
+        )
+        assert at_most(before, after)
+
+
+@given(lengths=ROWS, updates=st.integers(1, 8), epochs=st.integers(1, 4))
+def test_training_is_more_than_a_forward_pass_and_grows_with_epochs_and_updates(
+    lengths: list[tuple[int, int]], updates: int, epochs: int
+) -> None:
+    where, fed = place(H100), packed(*arrays(lengths), budget=8192)
+
+    def trained(each: int, times: int, **how: bool) -> Time:
+        return train(MODEL, where, fed, updates=each * times, epochs=times, **how)
+
+    found = trained(updates, epochs)
+    one = seconds(found)
+    assert one > 2 * seconds(forward(MODEL, where, fed))
+    assert at_most(one, seconds(trained(updates + 1, epochs)))
+    assert one < seconds(trained(updates, epochs + 1))
+    assert found.compute == pytest.approx(epochs * trained(updates, 1).compute)
+    again = trained(updates, epochs, recomputed=True)
+    assert again.compute == pytest.approx(found.compute * 4 / 3)
+    assert one < seconds(again)
+
+
+def test_an_update_has_a_micro_batch_at_least() -> None:
+    fed = Microbatches(tokens=100.0, keys=0.0, predicted=100.0, passes=1, rows=4)
+    one, four = (train(MODEL, place(H100), fed, updates=u) for u in (1, 4))
+    latency = Passes(MODEL, place(H100), "train", times=3.0).at(1, 0.0).latency
+    assert four.latency == pytest.approx(one.latency + 3 * latency)
+
+
+@given(data=RANKS, tensor=RANKS, shard=st.booleans())
+def test_an_update_moves_the_gradients_round_the_data_ranks(
+    data: int, tensor: int, shard: bool
+) -> None:
+    where = place(H100, data=data, tensor=tensor, shard=shard)
+    found = update(MODEL, where)
+    seconds(found)
+    moved = found.link * H100.link * where.coefficients["train"].link
+    bytes_ = gradient_bytes(MODEL.parameters // tensor, MODEL.dtype)
+    assert moved == pytest.approx(2.0 * (data - 1) / data * bytes_)
+    whole = update(MODEL, replace(where, shard=False))
+    assert found.memory == pytest.approx(whole.memory / (data if shard else 1))
+
+
+@given(lengths=ROWS, data=st.sampled_from([2, 4, 8]))
+def test_sharded_weights_are_gathered_before_each_pass(
+    lengths: list[tuple[int, int]], data: int
+) -> None:
+    fed = packed(*arrays(lengths), budget=4096, divisor=data)
+    whole, parts = (
+        forward(MODEL, place(H100, data=data, shard=shard), fed) for shard in (False, True)
+    )
+    gathered = (parts.link - whole.link) * H100.link * coefficients(H100)["train"].link
+    assert gathered == pytest.approx(fed.passes * (data - 1) / data * MODEL.weight_bytes)
+
+
+# Transfers
+
+
+@given(
+    writer=st.tuples(RANKS, RANKS),
+    tensor=RANKS,
+    readers=st.integers(1, 64),
+    rate=st.floats(1e6, 1e12),
+    delay=st.floats(0, 10),
+)
+def test_weights_do_not_leave_or_arrive_faster_than_the_ways_allow(
+    writer: tuple[int, int], tensor: int, readers: int, rate: float, delay: float
+) -> None:
+    here, there = place(H100, data=writer[0], tensor=writer[1]), place(H100, tensor=tensor)
+    way = Link(rate=rate, delay=delay)
+    found = weights(MODEL, here, there, way, readers=readers)
+    seconds(found)
+    carried = found.link * rate * (1 + 1e-9)
+    assert carried * here.devices >= readers * MODEL.weight_bytes
+    assert carried * tensor >= MODEL.weight_bytes
+    assert found.latency == delay
+    assert at_most(found.link, weights(MODEL, here, there, way, readers=readers + 1).link)
+    wider = weights(MODEL, here, there, Link(rate=2 * rate, delay=delay), readers=readers)
+    assert wider.link == pytest.approx(found.link / 2)
+    more = place(H100, data=2 * writer[0], tensor=writer[1])
+    assert at_most(weights(MODEL, more, there, way, readers=readers).link, found.link)
+
+
+@given(
+    size=st.floats(0, 1e12),
+    senders=st.integers(1, 64),
+    readers=st.integers(1, 64),
+    messages=st.integers(1, 9),
+)
+def test_rows_go_over_as_many_ways_as_both_ends_have(
+    size: float, senders: int, readers: int, messages: int
+) -> None:
+    way = Link(rate=1e9, delay=0.5)
+    found = rows(size, way, senders=senders, readers=readers, messages=messages)
+    assert found.link * 1e9 * min(senders, readers) == pytest.approx(size)
+    assert found.latency == messages * 0.5
+    assert found.seconds == found.link + found.latency
+
+
+def test_places_are_what_they_are_made_of() -> None:
+    where = place(H100, data=2, tensor=4)
+    assert where == Place(device=H100, coefficients=coefficients(H100), data=2, tensor=4)
