@@ -21,7 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from dataflow.batch import Keys
-from engine.coordinator.refs import Gather, Ref
+from engine.coordinator.grouping import grouped, values_at
+from engine.coordinator.refs import Gather, Ref, Refs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,16 +139,15 @@ class Blocks:
         found = np.zeros(rows, dtype=np.int64)
         readings = [each for many in inputs.values() for each in many if each.keys is None]
         for reading in readings if self._weigh else ():
-            for index, number in enumerate(reading.numbers):
-                mine = np.flatnonzero(reading.block == index)
-                found[mine] = np.maximum(found[mine], self._tokens[number][reading.row[mine]])
+            blocks = [self._tokens[number] for number in reading.numbers]
+            np.maximum(found, values_at(blocks, reading.block, reading.row), out=found)
         return found
 
     def gather(self, reading: Reading) -> Gather:
         """Where these rows lie now, with the blocks numbered from 0. All have to be there."""
         if self._moved and not self._moved.keys().isdisjoint(reading.numbers):
             reading = self._followed(reading)
-        refs = tuple(self._refs[n] for n in reading.numbers)
+        refs = Refs(self._refs[n] for n in reading.numbers)
         return Gather(
             producer=reading.producer,
             columns=reading.columns,
@@ -167,10 +167,13 @@ class Blocks:
         moved = True
         while moved:
             moved = False
-            for number in [n for n in np.unique(block).tolist() if n in self._moved]:
-                mine, (numbers, rows) = block == number, self._moved[number]
-                block[mine], row[mine] = numbers[row[mine]], rows[row[mine]]
-                moved = True
+            here, index = np.unique(block, return_inverse=True)
+            parts = grouped(index, len(here))
+            for number, mine in zip(here.tolist(), parts, strict=True):
+                if number in self._moved:
+                    numbers, rows = self._moved[number]
+                    block[mine], row[mine] = numbers[row[mine]], rows[row[mine]]
+                    moved = True
         return self.reading(reading.producer, reading.columns, block, row, reading.keys)
 
     # --- losses -----------------------------------------------------------------------------------
