@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from tests.contracts.ranks import Place, RankPool
+from tests.contracts.ranks import ListeningPlace, RankPool
 
 
 @pytest.fixture(scope="module")
@@ -19,6 +19,6 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[RankPool]:
 
 
 @pytest.fixture
-def listener() -> Iterator[Place]:
-    with closing(Place()) as place:
+def listener() -> Iterator[ListeningPlace]:
+    with closing(ListeningPlace()) as place:
         yield place

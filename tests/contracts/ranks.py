@@ -23,7 +23,7 @@ from engine.channels.zmq.meeting import MeetingServer
 from engine.channels.zmq.meeting_client import MeetingClient
 
 
-class Place:
+class ListeningPlace:
     """Where the ends of a pair meet: each process takes a descriptor of its own."""
 
     def __init__(self, descriptor: int | None = None) -> None:
@@ -41,8 +41,8 @@ class Place:
         return _place, (DupFd(self._file),)
 
 
-def _place(descriptor: Any) -> Place:
-    return Place(descriptor.detach())
+def _place(descriptor: Any) -> ListeningPlace:
+    return ListeningPlace(descriptor.detach())
 
 
 LIMIT = 60.0

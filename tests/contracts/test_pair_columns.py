@@ -31,7 +31,7 @@ from engine.channels.tensors.columns import ColumnStore
 from engine.channels.tensors.hashes import of_tensors
 from engine.channels.tensors.pairs import TensorPairs
 from engine.channels.tensors.world import meeting_place
-from tests.contracts.ranks import LIMIT, Place, RankPool
+from tests.contracts.ranks import LIMIT, ListeningPlace, RankPool
 
 pytestmark = pytest.mark.timeout(120)
 RANKS = 2
@@ -138,7 +138,7 @@ def _not_asked(peer: str, sequence: int, requests: Sequence[BlockRequest]) -> No
 def serve(
     rank: int,
     port: int,
-    listening: Place,
+    listening: ListeningPlace,
     requests: Connection,
     device: str = "cpu",
     content: bool = False,
@@ -156,7 +156,7 @@ def serve(
 def read(
     rank: int,
     port: int,
-    at: Place,
+    at: ListeningPlace,
     requests: Connection,
     asked: list[list[BlockRequest]],
     longer: int = 0,
@@ -193,7 +193,7 @@ def read(
 
 
 def transferred(
-    ranks: RankPool, listener: Place, asked: list[list[BlockRequest]], longer: int = 0
+    ranks: RankPool, listener: ListeningPlace, asked: list[list[BlockRequest]], longer: int = 0
 ) -> tuple[list[str], int, list[str]]:
     mine, theirs = Pipe()
     ranks.tell(0, serve, listener, mine)
@@ -201,7 +201,9 @@ def transferred(
     return ranks.answers([0, 1])[1]
 
 
-def test_the_rows_that_are_asked_for_come_and_no_others(ranks: RankPool, listener: Place) -> None:
+def test_the_rows_that_are_asked_for_come_and_no_others(
+    ranks: RankPool, listener: ListeningPlace
+) -> None:
     said, moved, devices = transferred(ranks, listener, ASKED)
     assert said == ["True"] * len(ASKED)
     assert moved == sum(t.nbytes for many in ASKED for t in expected(many))
@@ -209,7 +211,7 @@ def test_the_rows_that_are_asked_for_come_and_no_others(ranks: RankPool, listene
 
 
 def served_with_hashes(
-    rank: int, port: int, listening: Place, requests: Connection, changed: int
+    rank: int, port: int, listening: ListeningPlace, requests: Connection, changed: int
 ) -> None:
     """changed: the transfers whose last value changes after it was hashed."""
     number = itertools.count()
@@ -226,7 +228,7 @@ def served_with_hashes(
 
 @pytest.mark.parametrize("changed", [-1, 2])
 def test_with_hashes_what_was_changed_on_its_way_is_refused(
-    ranks: RankPool, listener: Place, changed: int
+    ranks: RankPool, listener: ListeningPlace, changed: int
 ) -> None:
     mine, theirs = Pipe()
     ranks.tell(0, served_with_hashes, listener, mine, changed)
@@ -247,7 +249,9 @@ def test_with_hashes_what_was_changed_on_its_way_is_refused(
     )
 
 
-def test_ends_that_do_not_agree_on_values_both_fail(ranks: RankPool, listener: Place) -> None:
+def test_ends_that_do_not_agree_on_values_both_fail(
+    ranks: RankPool, listener: ListeningPlace
+) -> None:
     """No world is used again after that: its ends would not mean the same transfers any more."""
     said, moved, _ = transferred(ranks, listener, ASKED[:2], 1)
     assert said[0].startswith("RunError: "), said
@@ -262,7 +266,7 @@ def test_ends_that_do_not_agree_on_values_both_fail(ranks: RankPool, listener: P
     BlockRequest(worker="made", block=1, columns=("other",)),
 ], ids=["block", "row", "column"])  # fmt: skip
 def test_a_wrong_request_ends_the_world(
-    ranks: RankPool, listener: Place, wrong: BlockRequest
+    ranks: RankPool, listener: ListeningPlace, wrong: BlockRequest
 ) -> None:
     mine, theirs = Pipe()
     ranks.tell(0, serve, listener, mine)
@@ -270,7 +274,9 @@ def test_a_wrong_request_ends_the_world(
     assert "made: receive 0 with reads did not end" in ranks.answers([0, 1])[1]
 
 
-def ask_wrongly(rank: int, port: int, at: Place, requests: Connection, wrong: BlockRequest) -> str:
+def ask_wrongly(
+    rank: int, port: int, at: ListeningPlace, requests: Connection, wrong: BlockRequest
+) -> str:
     pairs = TensorPairs(
         "reads", lambda peer, sequence, wanted: requests.send((sequence, wanted)), timeout=20
     )
@@ -326,17 +332,17 @@ def test_rows_are_picked_on_the_device() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_two_workers_on_one_device_go_by_the_host(listener: Place) -> None:
+def test_two_workers_on_one_device_go_by_the_host(listener: ListeningPlace) -> None:
     assert on_devices(listener, ("0", "0")) == (["True"] * len(ASKED), {"cpu"})
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_two_devices_send_by_nccl(listener: Place) -> None:
+def test_two_devices_send_by_nccl(listener: ListeningPlace) -> None:
     assert on_devices(listener, ("0", "1")) == (["True"] * len(ASKED), {"cuda:0"})
 
 
-def on_devices(listener: Place, devices: tuple[str, str]) -> tuple[list[str], set[str]]:
+def on_devices(listener: ListeningPlace, devices: tuple[str, str]) -> tuple[list[str], set[str]]:
     """Both ends in their own processes, each of which sees one device."""
     pool = RankPool(2)
     try:
@@ -359,8 +365,8 @@ def seeing(
 def both(
     rank: int,
     port: int,
-    listening: Place,
-    at: Place,
+    listening: ListeningPlace,
+    at: ListeningPlace,
     hears: Connection,
     tells: Connection,
     count: int,
@@ -395,10 +401,10 @@ def both(
 
 
 def test_two_that_read_from_each_other_do_not_wait_for_each_other(
-    ranks: RankPool, listener: Place
+    ranks: RankPool, listener: ListeningPlace
 ) -> None:
     (mine, to_mine), (theirs, to_theirs) = Pipe(), Pipe()
-    with closing(Place()) as other:
+    with closing(ListeningPlace()) as other:
         ranks.tell(0, both, listener, other, mine, to_theirs, 12)
         ranks.tell(1, both, other, listener, theirs, to_mine, 12)
         assert ranks.answers([0, 1]) == [True, True]

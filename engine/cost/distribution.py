@@ -1,0 +1,83 @@
+"""How long rows are: distributions of token counts, and draws from them.
+
+Owns: the distributions, their survival curves and keyed draws. Does not own: the greatest lengths
+(lengths.py), what a row of some length costs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+from dataflow.errors import PlanError
+
+POINTS = 1024
+"""Equally likely lengths by which a continuous distribution is represented."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LengthDistribution:
+    """So many equally likely lengths, ascending; int64, at least one, none below 1."""
+
+    lengths: np.ndarray
+
+    @property
+    def mean(self) -> float:
+        """Tokens of a row, in the mean."""
+        return float(self.lengths.mean())
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row."""
+        return int(self.lengths[-1])
+
+    def survival(self, tokens: np.ndarray) -> np.ndarray:
+        """float64: the share of rows that are longer than so many tokens."""
+        return 1.0 - np.searchsorted(self.lengths, tokens, side="right") / len(self.lengths)
+
+    def at(self, quantiles: np.ndarray) -> np.ndarray:
+        """int64: the length at each quantile, 0 to 1, so that uniform draws become lengths."""
+        index = np.floor(quantiles * len(self.lengths)).astype(np.int64)
+        return self.lengths[np.clip(index, 0, len(self.lengths) - 1)]
+
+    def spread(self, rows: int) -> np.ndarray:
+        """int64 [rows]: lengths that stand for so many rows, in an order of no meaning, the same at
+        each call.
+        """
+        middle = (np.arange(rows) + 0.5) / rows
+        # Long and short rows come mixed, as in a batch: a fixed permutation by the golden ratio.
+        order = np.argsort(np.modf(np.arange(rows) * 0.6180339887498949)[0], kind="stable")
+        return self.at(middle)[order]
+
+    def capped(self, tokens: int) -> LengthDistribution:
+        """With every row cut at so many tokens."""
+        return LengthDistribution(np.minimum(self.lengths, tokens))
+
+
+def constant(tokens: int) -> LengthDistribution:
+    """Every row has so many tokens. Raises PlanError below 1."""
+    return of_lengths(np.array([tokens]))
+
+
+def lognormal(median: float, sigma: float, longest: int) -> LengthDistribution:
+    """exp(N(ln median, sigma)), cut at `longest`. Raises PlanError for impossible values."""
+    if not (median >= 1 and sigma >= 0 and longest >= 1):
+        problem = "expected a median and a greatest length of at least 1 and a sigma of at least 0"
+        found = f"found {median:g}, {longest}, {sigma:g}"
+        raise PlanError(f"lengths: {problem}, {found}. Fix: lognormal:3000,0.9,20000.")
+    normal = NormalDist(float(np.log(median)), sigma) if sigma else None
+    middle = (np.arange(POINTS) + 0.5) / POINTS
+    values = [normal.inv_cdf(q) for q in middle] if normal else [float(np.log(median))] * POINTS
+    tokens = np.clip(np.rint(np.exp(values)), 1, longest)
+    return LengthDistribution(np.sort(tokens).astype(np.int64))
+
+
+def of_lengths(lengths: np.ndarray) -> LengthDistribution:
+    """That of rows that were seen. Raises PlanError where there are none, or one below 1."""
+    if len(lengths) == 0 or lengths.min() < 1:
+        found = "none" if len(lengths) == 0 else f"one of {lengths.min()}"
+        problem = f"expected lengths of at least 1 token, found {found}"
+        raise PlanError(f"lengths: {problem}. Fix: give those of a run with rows.")
+    return LengthDistribution(np.sort(np.asarray(lengths, dtype=np.int64)))

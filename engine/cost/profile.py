@@ -1,0 +1,206 @@
+"""What was measured of Models on this machine, and the coefficients fitted to it, as a file.
+
+Owns: the data, its file, and the refusal of a file of another machine, installation or format.
+Does not own: measuring and fitting (engine/profile), the formulas (passes.py and its neighbours).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+import msgspec
+
+from dataflow.errors import PlanError
+from engine.cost.devices import Coefficients, Device, Kind
+from engine.cost.machine import Fingerprint, this_installation, this_machine
+from engine.cost.passes import Sizes
+
+FORMAT = 1
+"""Of the file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileCell:
+    """One measurement. rows with prompts and answers of so many tokens; samples: answers of one
+    prompt. cores: threads. slots, budget: rows at once, and tokens of a micro-batch or prefill.
+    seconds: median; None where there was not enough memory. cpu: median of the process's CPU
+    seconds. fitted: what the fitted coefficients say. peak: bytes above the memory before the
+    kernel was opened; 0 where not measured. estimated: what the memory formulas say, before
+    any correction.
+    """
+
+    rows: int
+    prompt: int
+    answer: int
+    samples: int = 1
+    cores: int = 1
+    slots: int = 0
+    budget: int = 0
+    seconds: float | None = None
+    cpu: float = 0.0
+    fitted: float | None = None
+    peak: int = 0
+    estimated: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Live tokens: each prompt once, all answers."""
+        return -(-self.rows // self.samples) * self.prompt + self.rows * self.answer
+
+    @property
+    def error(self) -> float | None:
+        """Fitted over measured, less one."""
+        if self.seconds is None or self.fitted is None:
+            return None
+        return self.fitted / self.seconds - 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakCorrection:
+    """Of predicted peak bytes: base + factor x what the formulas say."""
+
+    base: int = 0
+    factor: float = 1.0
+
+    def of(self, size: int) -> int:
+        """The corrected peak."""
+        return math.ceil(self.base + self.factor * size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfiledNode:
+    """One kind of pass of one Model. model: `model_key`; kernel: `torch` or `vllm`; cores: threads
+    that it was fitted at; node: which node of the graph was measured.
+    """
+
+    model: str
+    kind: Kind
+    kernel: str = "torch"
+    cores: int = 1
+    node: str = ""
+    coefficients: Coefficients
+    peak: PeakCorrection = field(default_factory=PeakCorrection)
+    cells: tuple[ProfileCell, ...] = ()
+
+    @property
+    def worst(self) -> float:
+        """The greatest relative error of the fit, of all cells with a time."""
+        return max((abs(e) for c in self.cells if (e := c.error) is not None), default=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Measured on one machine with one installation. beside: how much longer a kernel takes while
+    the host's other cores are busy. functions: seconds a row of users' functions and column
+    operators, by node.
+    """
+
+    machine: Fingerprint
+    installation: Fingerprint
+    device: Device
+    nodes: tuple[ProfiledNode, ...] = ()
+    beside: float = 1.0
+    functions: Mapping[str, float] = field(default_factory=dict)
+    format: int = FORMAT
+
+    def coefficients(
+        self, model: str, kind: Kind, *, cores: int = 0, kernel: str = ""
+    ) -> Coefficients | None:
+        """Of a Model (`model_key`); None where it was not measured. cores: of one rank; the nearest
+        that was measured counts. kernel: any, where none is said.
+        """
+        found = self.node(model, kind, cores=cores, kernel=kernel)
+        return None if found is None else found.coefficients
+
+    def peak(
+        self, model: str, kind: Kind, *, cores: int = 0, kernel: str = ""
+    ) -> PeakCorrection | None:
+        """How the peak bytes of such passes are corrected; None where they were not measured."""
+        found = self.node(model, kind, cores=cores, kernel=kernel)
+        return None if found is None else found.peak
+
+    def node(
+        self, model: str, kind: Kind, *, cores: int = 0, kernel: str = ""
+    ) -> ProfiledNode | None:
+        """The entry that `coefficients` reads."""
+        fitting = [
+            n
+            for n in self.nodes
+            if n.model == model and n.kind == kind and kernel in ("", n.kernel)
+        ]
+        wanted = cores or 1
+        return min(fitting, key=lambda n: abs(math.log(n.cores / wanted)), default=None)
+
+
+def model_key(model: Sizes) -> str:
+    """What counts of a Model for its times: shape, dtype, head; in words."""
+    shape = ", ".join(f"{f.name} {getattr(model.shape, f.name)}" for f in fields(model.shape))
+    return f"{shape}, {model.parameters} parameters, {model.dtype}, {model.head}"
+
+
+def read_profile(path: Path) -> Profile:
+    """The profile in a file. Raises PlanError for one that is missing, damaged, of another format,
+    or stale: measured on another machine, or with another installation.
+    """
+    profile = _read(path)
+    for what, here, there in (
+        ("machine", this_machine(), profile.machine),
+        ("installation", this_installation(), profile.installation),
+    ):
+        if here.digest != there.digest:
+            problem = f"expected a profile of this {what} ({here.words}), found {there.words}"
+            raise _refused(path, problem)
+    return profile
+
+
+def write_profile(path: Path, profile: Profile) -> None:
+    """Write it as JSON. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = msgspec.json.format(msgspec.json.encode(profile), indent=1)
+    path.write_bytes(data + b"\n")
+
+
+def _read(path: Path) -> Profile:
+    """Whatever machine it is of."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise _refused(path, f"expected a profile, found {error.strerror}") from error
+    try:
+        found = msgspec.json.decode(data, type=_Begin).format
+        if found != FORMAT:
+            raise _refused(path, f"expected format {FORMAT}, found {found}")
+        profile = msgspec.json.decode(data, type=Profile)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _refused(path, f"expected what dataflow profile writes, found: {error}") from error
+    for problem in _impossible(profile):
+        raise _refused(path, problem)
+    return profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Begin:
+    """What files of every format have."""
+
+    format: int
+
+
+def _impossible(profile: Profile) -> Iterator[str]:
+    """Numbers that no measurement gives."""
+    rates = (*profile.device.operations.values(), profile.device.memory_rate, profile.beside)
+    if min(rates) <= 0:
+        yield f"expected rates above 0, found {min(rates):g}"
+    for entry in profile.nodes:
+        c = entry.coefficients
+        parts = (c.step, c.layer, c.row, c.hop, float(entry.peak.base))
+        if min(c.compute, c.reads, c.link, entry.peak.factor, entry.cores) <= 0 or min(parts) < 0:
+            yield f"{entry.kind} of {entry.node}: expected shares above 0 and seconds of 0 or more"
+    if min(profile.functions.values(), default=0.0) < 0:
+        yield "expected seconds of functions of 0 or more"
+
+
+def _refused(path: Path, problem: str) -> PlanError:
+    return PlanError(f"profile {path}: {problem}. Fix: dataflow profile GRAPH --out {path}.")

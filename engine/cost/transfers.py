@@ -1,0 +1,34 @@
+"""Seconds of what moves between places: weights of a version, and rows.
+
+Owns: the formulas. Does not own: which way there is between two places (engine/plan), how many
+bytes rows have (bytes.py).
+"""
+
+from __future__ import annotations
+
+import math
+
+from engine.cost.devices import Link, Place
+from engine.cost.passes import Sizes, Time
+
+
+def weights(model: Sizes, writer: Place, reader: Place, way: Link, *, readers: int = 1) -> Time:
+    """Until so many replicas have a version: taken out of the writer, over the way, put into each.
+
+    Each reader fetches by itself (a pull); the writer's ranks serve in parallel, and a rank's way
+    is shared by those that read from it.
+    """
+    size = float(model.weight_bytes)
+    copied = size / writer.devices / writer.device.memory_rate
+    copied += size / reader.tensor / reader.device.memory_rate
+    servers = max(1, writer.data * writer.tensor)
+    turns = math.ceil(readers / servers)
+    link = turns * size / min(servers, reader.tensor) / way.rate
+    return Time(seconds=copied + link + way.delay, memory=copied, link=link, latency=way.delay)
+
+
+def rows(size: float, way: Link, *, senders: int = 1, readers: int = 1, messages: int = 1) -> Time:
+    """Of so many bytes of rows, which senders and readers divide among them evenly."""
+    link = size / (way.rate * max(1, min(senders, readers)))
+    latency = way.delay * messages
+    return Time(seconds=link + latency, link=link, latency=latency)
