@@ -5,8 +5,8 @@ prompt with all of its rows), nor what its weight stands for.
 
 The largest differencing method of Karmarkar and Karp (1982) for any number of parts, and beside it
 longest-processing-time (Graham 1969): neither is better for every input, so the better of both is
-taken. Differencing holds an array of items x parts: above `MOST_DIFFERENCED` longest-processing-time
-alone decides, so that the split depends on sizes and weights and on nothing else.
+taken. Differencing holds an array of items x parts: above `MOST_DIFFERENCED` of these the other
+decides alone. So the split depends on the weights and the number of parts, and on nothing else.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 
 MOST_DIFFERENCED = 1 << 20
-"""Greatest product of items and parts that differencing is tried for: 8 MB, and about 50 ms."""
+"""Greatest product of items and parts for which differencing is tried: 8 MB, and 0.02 to 0.12 s."""
 
 _Tree = int | tuple["_Tree", "_Tree", np.ndarray]
 """An index into the first partitions; or two merged ones, and the order of the merged parts."""

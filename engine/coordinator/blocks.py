@@ -22,7 +22,7 @@ import numpy as np
 
 from dataflow.batch import Keys
 from engine.coordinator.grouping import grouped, values_at
-from engine.coordinator.refs import Gather, Ref, Refs
+from engine.coordinator.refs import Gather, Ref
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,7 +147,7 @@ class Blocks:
         """Where these rows lie now, with the blocks numbered from 0. All have to be there."""
         if self._moved and not self._moved.keys().isdisjoint(reading.numbers):
             reading = self._followed(reading)
-        refs = Refs(self._refs[n] for n in reading.numbers)
+        refs = tuple(self._refs[n] for n in reading.numbers)
         return Gather(
             producer=reading.producer,
             columns=reading.columns,

@@ -1,7 +1,7 @@
 """Rows by what they belong to, without a pass over all rows for each block or share.
 
 Owns: these two functions on arrays, deterministic and pure. Does not own: what a group stands for:
-a block (blocks.py), the rows of a rank (ranks.py), a chunk (tables.py).
+a block (blocks.py), a share (ranks.py), a chunk (tables.py).
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ def values_at(blocks: Sequence[np.ndarray], block: np.ndarray, row: np.ndarray) 
     blocks: integers, one array a block. block, row: integers [rows]. The work is linear in rows and
     blocks, but for a sort.
     """
+    if not len(row):
+        return np.zeros(0, dtype=np.int64)
     if len(blocks) == 1:
         return blocks[0][row].astype(np.int64)
     sizes = [len(each) for each in blocks]
