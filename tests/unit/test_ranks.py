@@ -131,7 +131,8 @@ def test_each_row_is_with_one_rank_prompts_whole_tokens_even(
     for each in shares:
         assert each.mine is not None
         assert (np.diff(each.mine) > 0).all()
-        assert (each.id, each.step, each.keys) == (message.id, message.step, message.keys)
+        assert (each.id, each.step, each.total) == (message.id, message.step, len(message.keys))
+        assert each.keys.rows() == message.keys.take(each.mine).rows()
         [gather] = each.inputs["rows"]
         assert keys_of(ref_of, gather) == message.keys.take(each.mine).rows()
         assert sorted(set(gather.block.tolist())) == list(range(len(gather.refs)))
