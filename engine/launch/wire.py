@@ -5,6 +5,7 @@ Owns: the codec of events, instructions, requests and control messages. Does not
 
     message   [name of its class, {field: value}]
     array     [dtype, bytes]; one dimension, of the dtypes below
+              [dtype, narrower dtype, bytes], of whole numbers that have room in fewer bytes
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import msgspec
 import numpy as np
 
 from dataflow.errors import RunError
-from engine.coordinator.messages import Event, From, ToWorker, WorkerLost
+from engine.coordinator.messages import Event, From, ToWorker, TrainStep, WorkerLost
 from engine.launch import control
 from engine.launch import host_messages as hm
 from engine.run.workers import Ask
@@ -47,6 +48,10 @@ _INSIDE: dict[type, tuple[str, tuple[type, ...]]] = {
     hm.HostUpdate: ("events", (From, WorkerLost)),
 }
 """Messages with a field that holds a message of several classes, or a tuple: field, classes."""
+_NARROWED = (TrainStep,)
+"""Messages whose arrays are sent in as few bytes as hold them: one goes to each of many ranks, with
+an entry a row. For others the 7 us an array are not worth it.
+"""
 _WRONG = (msgspec.DecodeError, RecursionError, ValueError, TypeError, OverflowError)
 """All that bytes from outside can raise here."""
 
@@ -58,14 +63,15 @@ def encode(message: Any) -> bytes:
         problem = f"expected one of {', '.join(_CLASSES)}, found a {name}"
         raise RunError(f"control message: {problem}. Fix: put it in wire.py.")
     try:
-        return _ENCODER.encode((name, _plain(message)))
+        encoder = _NARROWING if isinstance(message, _NARROWED) else _ENCODER
+        return encoder.encode((name, _plain(message)))
     except (TypeError, ValueError, OverflowError) as error:
         fix = "Fix: see its class for what each field is."
         raise RunError(f"control message {name}: {error}. {fix}") from error
 
 
 def decode(data: bytes | bytearray | memoryview, among: Sequence[type] | None = None) -> Any:
-    """The message, of one of these classes; arrays are views of the bytes. Raises RunError."""
+    """The message, of one of these classes; arrays may be views of the bytes. Raises RunError."""
     try:
         return _decode(data, among)
     except _WRONG as error:
@@ -131,6 +137,16 @@ def _to_plain(value: Any) -> Any:
     raise TypeError(f"a {type(value).__name__} cannot be sent")
 
 
+def _to_narrow(value: Any) -> Any:
+    """The same, with whole numbers in the fewest bytes that hold all of them."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and value.size:
+        low, high = int(value.min()), int(value.max())
+        narrow = np.min_scalar_type(high if low >= 0 else -1 - max(high, -1 - low))
+        if value.ndim == 1 and narrow.itemsize < value.itemsize:
+            return value.dtype.str, narrow.str, value.astype(narrow).data
+    return _to_plain(value)
+
+
 def _from_plain(kind: type, value: Any) -> Any:
     if kind is Path:
         if not isinstance(value, str):
@@ -141,8 +157,12 @@ def _from_plain(kind: type, value: Any) -> Any:
     match value:
         case [str() as name, bytes() as data] if name in _DTYPES:
             return np.frombuffer(data, _DTYPES[name])
+        case [str() as name, str() as sent, bytes() as data] if {name, sent} <= _DTYPES.keys():
+            if np.can_cast(_DTYPES[sent], _DTYPES[name], "safe"):
+                return np.frombuffer(data, _DTYPES[sent]).astype(_DTYPES[name])
     raise ValueError("an array that is not of one dimension and a known dtype")
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_to_plain)
+_NARROWING = msgspec.msgpack.Encoder(enc_hook=_to_narrow)
 _OUTER = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])

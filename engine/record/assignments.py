@@ -7,8 +7,8 @@ A line of a file is one of:
 
     event       name        of                   has
     chunk       -           RunChunk             node, worker, step, keys
-    train       -           TrainStep            the same; of a rank its own keys, with mine, total: where
-                                                 these are among how many rows of the Step
+    train       -           TrainStep            the same; of a rank's own rows, mine, total:
+                                                 where they are among how many of the Step
     evaluate    -           Evaluate             the same; step: the version
     set         row set     the train before it  keys, mine, total
     gather      input       the task before it   producer, columns, keys (none: the task's), owners

@@ -90,6 +90,25 @@ def test_every_class_comes_back_as_it_was(kind: type) -> None:
     comes_back()
 
 
+WHOLE = [np.dtype(kind) for kind in ("u1", "i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8")]
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), kind=st.sampled_from(WHOLE))
+def test_what_ranks_are_told_comes_back_exactly_in_no_more_bytes(
+    data: st.DataObject, kind: np.dtype[Any]
+) -> None:
+    least, most = int(np.iinfo(kind).min), int(np.iinfo(kind).max)
+    low = data.draw(st.sampled_from([0, 0, -1, -129, least]))
+    high = data.draw(st.sampled_from([1, 127, 128, 255, 256, 1 << 31, 1 << 33, most]))
+    ends = st.integers(max(low, least), min(high, most))
+    mine = np.resize(np.array(data.draw(st.lists(ends, min_size=1, max_size=4)), dtype=kind), 64)
+    sent = encode(train_step(Keys.of([]), mine=mine))
+    assert same_message(decode(sent).mine, mine)
+    fits = [k for k in WHOLE if np.iinfo(k).min <= mine.min() and mine.max() <= np.iinfo(k).max]
+    assert len(sent) <= 200 + 64 * min(k.itemsize for k in fits)
+
+
 def test_numbers_of_numpy_and_strided_arrays_are_sent() -> None:
     message = decode(encode(run_chunk(np.int64(3), Keys.of(np.arange(8)[::2]))))
     assert message.id == 3
@@ -150,7 +169,18 @@ def test_what_no_class_has_is_refused(body: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [["<U4", b"1234"], ["<i8", b"1234"], ["|O", b"12345678"], [[[[[]]]]], "text", 3]
+    "wrong",
+    [
+        ["<i2", "<i8", b"12345678"],
+        ["<u8", "|i1", b"1"],
+        ["<i8", "|S1", b"1"],
+        ["<U4", b"1234"],
+        ["<i8", b"1234"],
+        ["|O", b"12345678"],
+        [[[[[]]]]],
+        "text",
+        3,
+    ],
 )
 def test_arrays_of_other_forms_are_refused(wrong: Any) -> None:
     keys = {"position": wrong, "sample": ["<i4", b""], "attempt": ["<i4", b""]}
