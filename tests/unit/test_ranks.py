@@ -235,6 +235,7 @@ def test_shares_are_those_of_a_pass_for_each_block_and_share(
     wanted = shares(message.keys.position, tokens, world)
     for share, each in enumerate(shares_of(ranks(world), message, weighed)):
         rows = np.flatnonzero(wanted == share)
+        assert each.mine is not None
         assert np.array_equal(each.mine, rows)
         (own,) = each.inputs["rows"]
         assert [(own.refs[b], r) for b, r in zip(own.block, own.row, strict=True)] == [
