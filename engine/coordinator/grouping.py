@@ -1,7 +1,7 @@
 """Rows by what they belong to, without a pass over all rows for each block or share.
 
 Owns: these two functions on arrays, deterministic and pure. Does not own: what a group stands for:
-a block (blocks.py), a share (ranks.py), a chunk (tables.py).
+a block (blocks.py), a share (ranks.py), a chunk (tables.py), a request (engine/worker/assemble.py).
 """
 
 from __future__ import annotations
