@@ -26,7 +26,7 @@ from tests.kit.kernels import FakeSession
 from tests.kit.training import PG
 
 
-class Table:
+class SharedSums:
     """Where ranks that are threads put what is summed."""
 
     def __init__(self, world: int) -> None:
@@ -37,7 +37,7 @@ class Table:
 class ThreadRanks(Ranks):
     """Ranks of which each is a thread; they only sum numbers."""
 
-    def __init__(self, table: Table, rank: int, tensor: int) -> None:
+    def __init__(self, table: SharedSums, rank: int, tensor: int) -> None:
         self.rank, self.world, self.tensor = rank, len(table.given), tensor
         self._node, self._table = "train_policy", table
 
@@ -92,7 +92,7 @@ def test_ranks_have_the_minibatches_and_weights_of_one(
     wanted, _ = parts(step_set(keys, trained, AssignedRows(keys=keys)), alone, how)
 
     shares = [np.flatnonzero(np.repeat(owners, n) == share) for share in range(3)]
-    table = Table(3 * tensor)
+    table = SharedSums(3 * tensor)
 
     def one(rank: int) -> tuple[list[tuple[Part, Keys]], EveryRow]:
         mine = shares[rank // tensor]
@@ -121,7 +121,7 @@ def require_same(found: Weights, wanted: Weights) -> None:
 
 
 def test_rows_that_no_rank_has_are_an_error_on_each() -> None:
-    table, keys = Table(2), Keys.of(range(4))
+    table, keys = SharedSums(2), Keys.of(range(4))
 
     def one(rank: int) -> str:
         mine = np.array([[0, 1], [3]][rank])
