@@ -62,6 +62,8 @@ class RankGroups:
         """For each of these blocks, how many fetches."""
         self._free: set[tuple[str, int]] = set()
         """Blocks that only such a fetch keeps."""
+        self._lacking: dict[int, str] = {}
+        """id -> a rank that was not prepared when this was last looked at."""
 
     # --- what the core says -----------------------------------------------------------------------
 
@@ -172,6 +174,7 @@ class RankGroups:
     def _dropped(self, event: m.FetchFailed, asked: Pending) -> list[m.Event]:
         """A rank cannot fetch its rows: the core hears the first one that says so."""
         first = asked.wanted
+        self._lacking.pop(event.id, None)
         self._outstanding.give_up(asked)
         return [event] if first else []
 
@@ -201,12 +204,23 @@ class RankGroups:
 
     def _prepared(self, asked: Pending | None) -> list[m.Instruction]:
         """Once all ranks are prepared, they begin."""
-        if asked is None or not asked.wanted or set(asked.parts.values()) != {"prepared"}:
+        if asked is None or not asked.wanted or self._lacks_one(asked):
             return []
         task = asked.task
         assert isinstance(task, m.TrainStep)
+        del self._lacking[task.id]
         self._outstanding.begin(asked)
         return [m.Go(id=task.id, node=task.node, worker=rank) for rank in asked.parts]
+
+    def _lacks_one(self, asked: Pending) -> bool:
+        """Whether a rank is not prepared yet. All are looked at only when the one that was seen
+        last has become so: ranks answer in about the order in which they are told.
+        """
+        parts, seen = asked.parts, self._lacking.get(asked.task.id, "")
+        if parts.get(seen, "prepared") == "prepared":
+            seen = next((rank for rank in reversed(parts) if parts[rank] != "prepared"), "")
+            self._lacking[asked.task.id] = seen
+        return bool(seen)
 
     def waiting(self) -> list[str]:
         """For the watchdog, in words."""
