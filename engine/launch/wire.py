@@ -4,13 +4,14 @@ Owns: the codec of events, instructions, requests and control messages. Does not
 (control.py, host_messages.py), framing (control_socket.py).
 
     message   [name of its class, {field: value}]
+              [name of its class, bytes], of a TrainStep for one of several ranks: these, deflated
     array     [dtype, bytes]; one dimension, of the dtypes below
-              [dtype, narrower dtype, bytes], of whole numbers that have room in fewer bytes
 """
 
 from __future__ import annotations
 
 import dataclasses
+import zlib
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -48,11 +49,12 @@ _INSIDE: dict[type, tuple[str, tuple[type, ...]]] = {
     hm.HostUpdate: ("events", (From, WorkerLost)),
 }
 """Messages with a field that holds a message of several classes, or a tuple: field, classes."""
-_NARROWED = (TrainStep,)
-"""Messages whose arrays are sent in as few bytes as hold them: one goes to each of many ranks, with
-an entry a row. For others the 7 us an array are not worth it.
-"""
-_WRONG = (msgspec.DecodeError, RecursionError, ValueError, TypeError, OverflowError)
+_INFLATED = 1 << 28
+"""Bytes that deflated ones may become: 256 MiB, millions of rows. More are sent as they are."""
+_WRONG = (
+    *(msgspec.DecodeError, zlib.error),
+    *(RecursionError, ValueError, TypeError, OverflowError),
+)
 """All that bytes from outside can raise here."""
 
 
@@ -63,15 +65,16 @@ def encode(message: Any) -> bytes:
         problem = f"expected one of {', '.join(_CLASSES)}, found a {name}"
         raise RunError(f"control message: {problem}. Fix: put it in wire.py.")
     try:
-        encoder = _NARROWING if isinstance(message, _NARROWED) else _ENCODER
-        return encoder.encode((name, _plain(message)))
+        if isinstance(message, TrainStep) and message.mine is not None:
+            return _ENCODER.encode((name, _deflated(_ENCODER.encode(message))))
+        return _ENCODER.encode((name, _plain(message)))
     except (TypeError, ValueError, OverflowError) as error:
         fix = "Fix: see its class for what each field is."
         raise RunError(f"control message {name}: {error}. {fix}") from error
 
 
 def decode(data: bytes | bytearray | memoryview, among: Sequence[type] | None = None) -> Any:
-    """The message, of one of these classes; arrays may be views of the bytes. Raises RunError."""
+    """The message, of one of these classes; arrays are views of the bytes. Raises RunError."""
     try:
         return _decode(data, among)
     except _WRONG as error:
@@ -85,7 +88,25 @@ def _decode(data: Any, among: Sequence[type] | None) -> Any:
     kind = _CLASSES.get(name)
     if kind is None or (among is not None and kind not in among):
         raise ValueError(f"the class {name[:60]!r}")
-    return _decoder(kind)(body)
+    return _decoder(kind)(_inflated(body) if kind is TrainStep else body)
+
+
+def _deflated(body: bytes) -> bytes | msgspec.Raw:
+    """One message goes to each of perhaps a thousand ranks; most of its bytes are zeros of small
+    numbers and names that come again.
+    """
+    return zlib.compress(body, 1) if len(body) <= _INFLATED else msgspec.Raw(body)
+
+
+def _inflated(body: msgspec.Raw) -> bytes | msgspec.Raw:
+    """The fields. Raises ValueError for bytes that become too many, and what zlib raises."""
+    if bytes(memoryview(body)[:1]) not in _BYTES:
+        return body
+    inflating = zlib.decompressobj()
+    found = inflating.decompress(msgspec.msgpack.decode(body, type=bytes), _INFLATED)
+    if not inflating.eof:
+        raise ValueError(f"deflated bytes that end too early or become more than {_INFLATED}")
+    return found
 
 
 def _plain(message: Any) -> Any:
@@ -137,16 +158,6 @@ def _to_plain(value: Any) -> Any:
     raise TypeError(f"a {type(value).__name__} cannot be sent")
 
 
-def _to_narrow(value: Any) -> Any:
-    """The same, with whole numbers in the fewest bytes that hold all of them."""
-    if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and value.size:
-        low, high = int(value.min()), int(value.max())
-        narrow = np.min_scalar_type(high if low >= 0 else -1 - max(high, -1 - low))
-        if value.ndim == 1 and narrow.itemsize < value.itemsize:
-            return value.dtype.str, narrow.str, value.astype(narrow).data
-    return _to_plain(value)
-
-
 def _from_plain(kind: type, value: Any) -> Any:
     if kind is Path:
         if not isinstance(value, str):
@@ -157,12 +168,10 @@ def _from_plain(kind: type, value: Any) -> Any:
     match value:
         case [str() as name, bytes() as data] if name in _DTYPES:
             return np.frombuffer(data, _DTYPES[name])
-        case [str() as name, str() as sent, bytes() as data] if {name, sent} <= _DTYPES.keys():
-            if np.can_cast(_DTYPES[sent], _DTYPES[name], "safe"):
-                return np.frombuffer(data, _DTYPES[sent]).astype(_DTYPES[name])
     raise ValueError("an array that is not of one dimension and a known dtype")
 
 
+_BYTES = (b"\xc4", b"\xc5", b"\xc6")
+"""How bytes begin in msgpack."""
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_to_plain)
-_NARROWING = msgspec.msgpack.Encoder(enc_hook=_to_narrow)
 _OUTER = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])

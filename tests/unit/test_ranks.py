@@ -173,40 +173,41 @@ def test_the_first_rank_of_a_share_fetches_its_rows_and_gives_them(
             assert (given.refs, given.row.tolist()) == (own.refs, own.row.tolist())
 
 
-def prompts_in_blocks(prompts: int, n: int, node: str = "learn") -> tuple[m.TrainStep, list[Ref]]:
-    """An assignment with the inputs of GRPO, with a block of each producer for each prompt."""
+def grpo_step(prompts: int, n: int, together: int) -> tuple[m.TrainStep, list[Ref]]:
+    """An assignment with the inputs of GRPO, and blocks of so many rows from 512 Workers."""
     keys = Keys.of(range(1_000_000, 1_000_000 + prompts)).expand(n)
     lengths = np.random.default_rng(0).lognormal(6, 1, len(keys)).astype(np.int64)
     refs = [
         Ref(
-            worker=f"rollout-{prompt % 512}",
-            block=70_000 + prompt,
-            keys=keys.take(rows := np.arange(prompt * n, (prompt + 1) * n)),
+            worker=f"rollout-{number * 37 % 512}",
+            block=number * 7919 % 1_000_003,
+            keys=keys.take(rows := np.arange(number * together, (number + 1) * together)),
             lengths=lengths[rows],
-            version=np.zeros(n, dtype=np.int32),
+            version=np.zeros(together, dtype=np.int32),
         )
-        for prompt in range(prompts)
+        for number in range(len(keys) // together)
     ]
     gather = Gather(
         producer="rollout",
         columns=("prompt_ids", "completion_ids", "completion_mask", "sampler_logprobs", "version"),
         refs=tuple((r.worker, r.block) for r in refs),
-        block=np.repeat(np.arange(prompts, dtype=np.int32), n),
-        row=np.tile(np.arange(n, dtype=np.int32), prompts),
+        block=np.repeat(np.arange(len(refs), dtype=np.int32), together),
+        row=np.tile(np.arange(together, dtype=np.int32), len(refs)),
     )
     own = replace(gather, producer="advantage", columns=("advantage",))
     inputs = {"rows": (gather,), "clipped_policy_loss.advantage": (own,)}
-    told = m.TrainStep(id=12345, node=node, worker="t0", step=500, keys=keys, inputs=inputs)
+    told = m.TrainStep(id=12345, node="learn", worker="t0", step=500, keys=keys, inputs=inputs)
     return told, refs
 
 
 @pytest.mark.parametrize(
-    ("world", "prompts", "n"), [(1024, 4096, 16), (64, 512, 16), (16, 64, 8), (2, 64, 4)]
+    ("world", "prompts", "n", "together"),
+    [(1024, 4096, 16, 16), (1024, 4096, 16, 1), (64, 512, 16, 1), (16, 64, 8, 8), (2, 8, 1, 1)],
 )
 def test_what_one_rank_is_told_has_at_most_40_bytes_a_row_of_its_share(
-    world: int, prompts: int, n: int
+    world: int, prompts: int, n: int, together: int
 ) -> None:
-    message, refs = prompts_in_blocks(prompts, n)
+    message, refs = grpo_step(prompts, n, together)
     groups = ranks(world)
     groups.kept(refs)
     groups.outstanding.ask(message)
