@@ -128,31 +128,32 @@ class Chunk:
 class AssignedRows:
     """Which rows of one set an Assignment has.
 
-    keys: of the rows in its inputs. If the node has several ranks, `whole` has the keys of all rows
-    of the Step, and `mine` this rank's ascending indices into them; each row is in exactly one
-    share, so on layout.tensor ranks.
+    keys: of the rows in its inputs. If the node has several ranks, `total` is the number of the
+    set's rows in the Step, and `mine` this rank's ascending indices among them; each row is in
+    exactly one share, so on layout.tensor ranks. What a rank needs of the others' rows, it asks
+    them for, by the session's group.
     """
 
     keys: Keys
-    whole: Keys | None = None
     mine: np.ndarray | None = None
+    total: int | None = None
 
     @property
-    def every(self) -> Keys:
-        """The keys of all ranks' rows."""
-        return self.keys if self.whole is None else self.whole
+    def count(self) -> int:
+        """How many rows all ranks have."""
+        return len(self.keys) if self.total is None else self.total
 
     @property
     def indices(self) -> np.ndarray:
         """Where this rank's rows are among them, ascending."""
-        return np.arange(len(self.every)) if self.mine is None else self.mine
+        return np.arange(self.count) if self.mine is None else self.mine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
     """The rows of one Step for a train node. `inputs` as in Chunk.
 
-    keys, whole, mine: of the rows in the input `rows`, as in AssignedRows. others: the same of the
+    keys, mine, total: of the rows in the input `rows`, as in AssignedRows. others: the same of the
     row sets that terms of the loss have of their own, by the input that has their rows. A set
     without a row in this Step has no inputs, on no rank.
     """
@@ -161,15 +162,15 @@ class Assignment:
     step: int
     keys: Keys
     inputs: Mapping[str, Batch]
-    whole: Keys | None = None
     mine: np.ndarray | None = None
+    total: int | None = None
     others: Mapping[str, AssignedRows] = field(default_factory=dict)
 
     def rows_of(self, row_set: str) -> AssignedRows | None:
         """The rows of a set, by the input that has them; None for one that has none."""
-        own = AssignedRows(keys=self.keys, whole=self.whole, mine=self.mine)
+        own = AssignedRows(keys=self.keys, mine=self.mine, total=self.total)
         found = own if row_set == "rows" else self.others.get(row_set)
-        return found if found is not None and len(found.every) else None
+        return found if found is not None and found.count else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ prompt with all of its rows), nor what its weight stands for.
 
 The largest differencing method of Karmarkar and Karp (1982) for any number of parts, and beside it
 longest-processing-time (Graham 1969): neither is better for every input, so the better of both is
-taken.
+taken. Differencing holds an array of items x parts: above `MOST_DIFFERENCED` of these the other
+decides alone. So the split depends on the weights and the number of parts, and on nothing else.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ import heapq
 from collections.abc import Sequence
 
 import numpy as np
+
+MOST_DIFFERENCED = 1 << 20
+"""Greatest product of items and parts for which differencing is tried: 8 MB, and 0.02 to 0.12 s."""
 
 _Tree = int | tuple["_Tree", "_Tree", np.ndarray]
 """An index into the first partitions; or two merged ones, and the order of the merged parts."""
@@ -34,11 +38,11 @@ def balanced(
         )
     if parts == 1 or not len(items):
         return np.zeros(len(items), dtype=np.int64)
+    greedy = longest_first(items, parts, equal_counts=equal_counts)
+    if len(items) * parts > MOST_DIFFERENCED:
+        return greedy
     order = np.argsort(-items, kind="stable")
-    found = [
-        _differenced(items, order, parts, equal_counts),
-        longest_first(items, parts, equal_counts=equal_counts),
-    ]
+    found = [_differenced(items, order, parts, equal_counts), greedy]
     return min(found, key=lambda part: int(totals(items, part, parts).max()))
 
 

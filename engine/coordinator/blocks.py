@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dataflow.batch import Keys
+from engine.coordinator.grouping import grouped, values_at
 from engine.coordinator.refs import Gather, Ref
 
 
@@ -138,9 +139,8 @@ class Blocks:
         found = np.zeros(rows, dtype=np.int64)
         readings = [each for many in inputs.values() for each in many if each.keys is None]
         for reading in readings if self._weigh else ():
-            for index, number in enumerate(reading.numbers):
-                mine = np.flatnonzero(reading.block == index)
-                found[mine] = np.maximum(found[mine], self._tokens[number][reading.row[mine]])
+            blocks = [self._tokens[number] for number in reading.numbers]
+            np.maximum(found, values_at(blocks, reading.block, reading.row), out=found)
         return found
 
     def gather(self, reading: Reading) -> Gather:
@@ -167,10 +167,13 @@ class Blocks:
         moved = True
         while moved:
             moved = False
-            for number in [n for n in np.unique(block).tolist() if n in self._moved]:
-                mine, (numbers, rows) = block == number, self._moved[number]
-                block[mine], row[mine] = numbers[row[mine]], rows[row[mine]]
-                moved = True
+            here, index = np.unique(block, return_inverse=True)
+            parts = grouped(index, len(here))
+            for number, mine in zip(here.tolist(), parts, strict=True):
+                if number in self._moved:
+                    numbers, rows = self._moved[number]
+                    block[mine], row[mine] = numbers[row[mine]], rows[row[mine]]
+                    moved = True
         return self.reading(reading.producer, reading.columns, block, row, reading.keys)
 
     # --- losses -----------------------------------------------------------------------------------

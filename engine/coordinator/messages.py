@@ -21,7 +21,7 @@ import numpy as np
 
 from dataflow.batch import Keys
 from dataflow.errors import GraphWarning
-from engine.coordinator.refs import Gather, Key, Ref, SourceCut
+from engine.coordinator.refs import Gather, Key, OwnRows, Ref, SourceCut
 from engine.coordinator.replica_messages import (
     LeaveRequested,
     Respawn,
@@ -267,20 +267,12 @@ class RunChunk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class OwnRows:
-    """Rows of a Step that terms of a loss have of their own. keys, mine: as in TrainStep."""
-
-    keys: Keys
-    mine: np.ndarray | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainStep:
     """Train a node on the rows of a Step; each rank of a node gets a message of the same id.
 
-    keys: all of the node's own rows in the Step. mine: which of them (ascending indices) this rank
-    gets, None for all; the gathers of `inputs` cover these rows alone. others: the same of each
-    other row set, by the input with its rows; a set without a row has no inputs. giver: where
+    keys, mine, total: of the node's own rows, as in OwnRows; of the Step's other rows a rank is
+    told nothing but how many there are. inputs: gathers of these rows alone. others: the other row
+    sets, by the input with their rows; a set without a row in the Step has no inputs. giver: where
     several ranks have the same rows (tensor), the one that fetches them and broadcasts them to the
     others after Go; the others' inputs have no gathers.
     """
@@ -292,6 +284,7 @@ class TrainStep:
     keys: Keys
     inputs: Inputs
     mine: np.ndarray | None = None
+    total: int | None = None
     others: Mapping[str, OwnRows] = field(default_factory=dict)
     giver: str = ""
 

@@ -23,10 +23,14 @@ No rank enters a collective before Go, so a row that cannot be fetched never lea
 hanging in one. A rank drops a prepared assignment when it is told the next one. A lost rank takes a
 part of the train state with it: the core answers with Rollback. The core releases the rows of a
 dropped assignment at once; here their blocks are kept until no rank may still fetch them.
+
+A rank is told the keys of its share's rows alone: what it costs to tell all ranks does not grow
+with rows x ranks, and neither does the work here.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TypeGuard
@@ -36,8 +40,9 @@ import numpy as np
 from dataflow.batch import Keys
 from dataflow.loss_terms import ROWS
 from engine.coordinator import messages as m
+from engine.coordinator.grouping import grouped, values_at
 from engine.coordinator.outstanding import Outstanding, Pending
-from engine.coordinator.refs import Gather, Ref
+from engine.coordinator.refs import Gather, OwnRows, Ref
 from engine.coordinator.tables import shares
 from engine.plan.plan import Plan, PlannedNode
 
@@ -53,8 +58,12 @@ class RankGroups:
         """Tokens of each row of the blocks that a rank group may be given."""
         self._fetching: dict[tuple[int, str], frozenset[tuple[str, int]]] = {}
         """(id, rank) -> the blocks (worker, number) that it may still fetch."""
+        self._awaited: Counter[tuple[str, int]] = Counter()
+        """For each of these blocks, how many fetches."""
         self._free: set[tuple[str, int]] = set()
         """Blocks that only such a fetch keeps."""
+        self._lacking: dict[int, str] = {}
+        """id -> a rank that was not prepared when this was last looked at."""
 
     # --- what the core says -----------------------------------------------------------------------
 
@@ -81,35 +90,39 @@ class RankGroups:
     def _assigned(self, message: m.TrainStep) -> list[m.Instruction]:
         group = self._groups[message.node]
         self._outstanding.ask_all(message, group.workers)
-        share_of = self._shares(message, group)
+        of_share = self._shares(message, group)
         told: list[m.TrainStep] = []
         for share, ranks in enumerate(group.shares):
-            rows = {name: np.flatnonzero(of == share) for name, of in share_of.items()}
+            rows = {name: every[share] for name, every in of_share.items()}
             own = _share(message, ranks[0], group, rows)
             told += [own] if len(ranks) == 1 else _given(own, ranks)
         for each in told:
-            refs = (
-                ref for gathers in each.inputs.values() for gather in gathers for ref in gather.refs
-            )
-            self._fetching[each.id, each.worker] = frozenset(refs)
+            self._await(each)
         return [*told]
+
+    def _await(self, message: m.TrainStep) -> None:
+        """A rank may fetch these rows until it has answered."""
+        every = (gather for gathers in message.inputs.values() for gather in gathers)
+        refs = frozenset(ref for gather in every for ref in gather.refs)
+        self._fetching[message.id, message.worker] = refs
+        self._awaited.update(refs)
 
     def _released(self, message: m.Release) -> list[m.Instruction]:
         """Release what no rank may still fetch."""
-        awaited = frozenset[tuple[str, int]]().union(*self._fetching.values())
-        self._free |= awaited.intersection((message.worker, block) for block in message.blocks)
+        refs = ((message.worker, block) for block in message.blocks)
+        self._free.update(ref for ref in refs if ref in self._awaited)
         now = tuple(block for block in message.blocks if (message.worker, block) not in self._free)
         return [replace(message, blocks=now)] if now else []
 
-    def _shares(self, message: m.TrainStep, group: PlannedNode) -> dict[str, np.ndarray]:
-        """int64 [rows] for each row set: the share of each row. Each set is split by itself."""
+    def _shares(self, message: m.TrainStep, group: PlannedNode) -> dict[str, list[np.ndarray]]:
+        """For each row set, the rows of each share, ascending. Each set is split by itself."""
         keys = {ROWS: message.keys} | {name: own.keys for name, own in message.others.items()}
-        found: dict[str, np.ndarray] = {}
+        count, found = len(group.shares), dict[str, list[np.ndarray]]()
         for name, inputs in group.row_sets.items():
             if name in keys:
                 there = (i.name for i in inputs if i.name in message.inputs)
                 gathers = {i: message.inputs[i] for i in there}
-                found[name] = self._split(keys[name], gathers, len(group.shares))
+                found[name] = grouped(self._split(keys[name], gathers, count), count)
         return found
 
     def _split(
@@ -122,13 +135,12 @@ class RankGroups:
         return shares(keys.position, tokens, count)
 
     def _tokens(self, gather: Gather) -> np.ndarray:
-        """int64 [rows]: tokens of each row that is gathered."""
+        """int64 [rows]: tokens of each row that is gathered; 0 in a block that nobody weighed."""
         found = np.zeros(len(gather.block), dtype=np.int64)
-        for number, ref in enumerate(gather.refs):
-            lengths = self._lengths.get(ref)
-            if lengths is not None:
-                mine = gather.block == number
-                found[mine] = lengths[gather.row[mine]]
+        known = np.array([ref in self._lengths for ref in gather.refs], dtype=bool)
+        blocks = [self._lengths.get(ref, found[:0]) for ref in gather.refs]
+        there = known[gather.block]
+        found[there] = values_at(blocks, gather.block[there], gather.row[there])
         return found
 
     # --- what the world says ----------------------------------------------------------------------
@@ -162,6 +174,7 @@ class RankGroups:
     def _dropped(self, event: m.FetchFailed, asked: Pending) -> list[m.Event]:
         """A rank cannot fetch its rows: the core hears the first one that says so."""
         first = asked.wanted
+        self._lacking.pop(event.id, None)
         self._outstanding.give_up(asked)
         return [event] if first else []
 
@@ -180,19 +193,34 @@ class RankGroups:
 
     def _answered(self, event: m.Prepared | m.FetchFailed) -> list[m.Instruction]:
         """A rank has fetched its rows, or dropped them: release the blocks that only it kept."""
-        self._fetching.pop((event.id, event.worker), None)
-        done = self._free.difference(*self._fetching.values())
+        refs = self._fetching.pop((event.id, event.worker), frozenset())
+        self._awaited.subtract(refs)
+        gone = {ref for ref in refs if not self._awaited[ref]}
+        for ref in gone:
+            del self._awaited[ref]
+        done = self._free & gone
         self._free -= done
         return [m.Release(worker=worker, blocks=(block,)) for worker, block in sorted(done)]
 
     def _prepared(self, asked: Pending | None) -> list[m.Instruction]:
         """Once all ranks are prepared, they begin."""
-        if asked is None or not asked.wanted or set(asked.parts.values()) != {"prepared"}:
+        if asked is None or not asked.wanted or self._lacks_one(asked):
             return []
         task = asked.task
         assert isinstance(task, m.TrainStep)
+        del self._lacking[task.id]
         self._outstanding.begin(asked)
         return [m.Go(id=task.id, node=task.node, worker=rank) for rank in asked.parts]
+
+    def _lacks_one(self, asked: Pending) -> bool:
+        """Whether a rank is not prepared yet. All are looked at only when the one that was seen
+        last has become so: ranks answer in about the order in which they are told.
+        """
+        parts, seen = asked.parts, self._lacking.get(asked.task.id, "")
+        if parts.get(seen, "prepared") == "prepared":
+            seen = next((rank for rank in reversed(parts) if parts[rank] != "prepared"), "")
+            self._lacking[asked.task.id] = seen
+        return bool(seen)
 
     def waiting(self) -> list[str]:
         """For the watchdog, in words."""
@@ -213,14 +241,30 @@ def _producers(nodes: Iterable[PlannedNode]) -> frozenset[str]:
 def _share(
     message: m.TrainStep, worker: str, group: PlannedNode, rows: Mapping[str, np.ndarray]
 ) -> m.TrainStep:
-    """What one rank is told: all keys, and the gathers of its own rows of each set."""
+    """What one rank is told: the keys and gathers of its own rows of each set, and where these are
+    among how many.
+    """
     sets = {i.name: i.row_set for i in group.inputs}
     inputs = {
         name: tuple(_part(gather, rows[sets.get(name, ROWS)]) for gather in gathers)
         for name, gathers in message.inputs.items()
     }
-    others = {name: replace(own, mine=rows[name]) for name, own in message.others.items()}
-    return replace(message, worker=worker, inputs=inputs, mine=rows[ROWS], others=others)
+    others = {name: _own(own.keys, rows[name]) for name, own in message.others.items()}
+    own = _own(message.keys, rows[ROWS])
+    return replace(
+        message,
+        worker=worker,
+        keys=own.keys,
+        mine=own.mine,
+        total=own.total,
+        inputs=inputs,
+        others=others,
+    )
+
+
+def _own(keys: Keys, rows: np.ndarray) -> OwnRows:
+    """These rows of a set with all of these keys."""
+    return OwnRows(keys=keys.take(rows), mine=rows, total=len(keys))
 
 
 def _given(message: m.TrainStep, ranks: tuple[str, ...]) -> list[m.TrainStep]:

@@ -1,7 +1,7 @@
 """Rows by reference: what the coordinator knows of them, and how it says where they lie.
 
-Owns: Ref, Gather, and the cut of a source. Plain values that can cross a process boundary. Does not
-own: the messages that carry them (messages.py), nor any row.
+Owns: Ref, Gather, OwnRows, and the cut of a source. Plain values that can cross a process boundary.
+Does not own: the messages that carry them (messages.py), nor any row.
 """
 
 from __future__ import annotations
@@ -47,6 +47,20 @@ class Gather:
     block: np.ndarray
     row: np.ndarray
     keys: Keys | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OwnRows:
+    """Rows of one row set of a train node in a Step.
+
+    keys: of the rows that a Worker gets. Where several ranks share the set, mine: where these are
+    among all of its rows in the Step (ascending indices), and total: how many those are; None for
+    one that gets all.
+    """
+
+    keys: Keys
+    mine: np.ndarray | None = None
+    total: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

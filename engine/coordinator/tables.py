@@ -15,6 +15,7 @@ import numpy as np
 
 from dataflow.batch import Keys
 from engine.coordinator.balance import balanced
+from engine.coordinator.grouping import grouped
 from engine.coordinator.refs import Ref
 from engine.plan.lag import NO_VERSION
 from engine.plan.plan import Fetch, PlannedInput, PlannedNode
@@ -195,7 +196,7 @@ def by_prompt(positions: np.ndarray, tokens: np.ndarray, parts: int) -> list[np.
     if parts == 1 or not tokens.any():
         return prompt_runs(positions, parts)
     share = shares(positions, tokens, parts)
-    found = [np.flatnonzero(share == part) for part in range(parts)]
+    found = grouped(share, parts)
     return sorted((rows for rows in found if len(rows)), key=lambda rows: int(rows[0]))
 
 

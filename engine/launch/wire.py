@@ -4,12 +4,14 @@ Owns: the codec of events, instructions, requests and control messages. Does not
 (control.py, host_messages.py), framing (control_socket.py).
 
     message   [name of its class, {field: value}]
+              [name of its class, bytes], of a TrainStep for one of several ranks: these, deflated
     array     [dtype, bytes]; one dimension, of the dtypes below
 """
 
 from __future__ import annotations
 
 import dataclasses
+import zlib
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -19,7 +21,7 @@ import msgspec
 import numpy as np
 
 from dataflow.errors import RunError
-from engine.coordinator.messages import Event, From, ToWorker, WorkerLost
+from engine.coordinator.messages import Event, From, ToWorker, TrainStep, WorkerLost
 from engine.launch import control
 from engine.launch import host_messages as hm
 from engine.run.workers import Ask
@@ -47,7 +49,12 @@ _INSIDE: dict[type, tuple[str, tuple[type, ...]]] = {
     hm.HostUpdate: ("events", (From, WorkerLost)),
 }
 """Messages with a field that holds a message of several classes, or a tuple: field, classes."""
-_WRONG = (msgspec.DecodeError, RecursionError, ValueError, TypeError, OverflowError)
+_INFLATED = 1 << 28
+"""Bytes that deflated ones may become: 256 MiB, millions of rows. More are sent as they are."""
+_WRONG = (
+    *(msgspec.DecodeError, zlib.error),
+    *(RecursionError, ValueError, TypeError, OverflowError),
+)
 """All that bytes from outside can raise here."""
 
 
@@ -58,6 +65,8 @@ def encode(message: Any) -> bytes:
         problem = f"expected one of {', '.join(_CLASSES)}, found a {name}"
         raise RunError(f"control message: {problem}. Fix: put it in wire.py.")
     try:
+        if isinstance(message, TrainStep) and message.mine is not None:
+            return _ENCODER.encode((name, _deflated(_ENCODER.encode(message))))
         return _ENCODER.encode((name, _plain(message)))
     except (TypeError, ValueError, OverflowError) as error:
         fix = "Fix: see its class for what each field is."
@@ -79,7 +88,25 @@ def _decode(data: Any, among: Sequence[type] | None) -> Any:
     kind = _CLASSES.get(name)
     if kind is None or (among is not None and kind not in among):
         raise ValueError(f"the class {name[:60]!r}")
-    return _decoder(kind)(body)
+    return _decoder(kind)(_inflated(body) if kind is TrainStep else body)
+
+
+def _deflated(body: bytes) -> bytes | msgspec.Raw:
+    """One message goes to each of perhaps a thousand ranks; most of its bytes are zeros of small
+    numbers and names that come again.
+    """
+    return zlib.compress(body, 1) if len(body) <= _INFLATED else msgspec.Raw(body)
+
+
+def _inflated(body: msgspec.Raw) -> bytes | msgspec.Raw:
+    """The fields. Raises ValueError for bytes that become too many, and what zlib raises."""
+    if bytes(memoryview(body)[:1]) not in _BYTES:
+        return body
+    inflating = zlib.decompressobj()
+    found = inflating.decompress(msgspec.msgpack.decode(body, type=bytes), _INFLATED)
+    if not inflating.eof:
+        raise ValueError(f"deflated bytes that end too early or become more than {_INFLATED}")
+    return found
 
 
 def _plain(message: Any) -> Any:
@@ -144,5 +171,7 @@ def _from_plain(kind: type, value: Any) -> Any:
     raise ValueError("an array that is not of one dimension and a known dtype")
 
 
+_BYTES = (b"\xc4", b"\xc5", b"\xc6")
+"""How bytes begin in msgpack."""
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_to_plain)
 _OUTER = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])

@@ -138,8 +138,7 @@ class Arrows:
                 given = {"chunk": task.id, "given": len(task.keys)}
                 return {**given, "positions": _positions(task.keys)}
             case m.TrainStep():
-                rows = len(task.keys) if task.mine is None else len(task.mine)
-                step = self._first + task.step
+                step, rows = self._first + task.step, len(task.keys)
                 return {"step": step, "rows": rows, "positions": _positions(task.keys)}
             case m.Evaluate():
                 return {"version": task.version, "rows": len(task.keys)}

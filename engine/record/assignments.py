@@ -7,9 +7,10 @@ A line of a file is one of:
 
     event       name        of                   has
     chunk       -           RunChunk             node, worker, step, keys
-    train       -           TrainStep            the same; mine: which of the keys the rank has
+    train       -           TrainStep            the same; of a rank's own rows, mine, total:
+                                                 where they are among how many of the Step
     evaluate    -           Evaluate             the same; step: the version
-    set         row set     the train before it  keys, mine
+    set         row set     the train before it  keys, mine, total
     gather      input       the task before it   producer, columns, keys (none: the task's), owners
     made        -           Produced             keys of rows that a chunk made
     stepped     -           Stepped              digest of the weights after it (first rank)
@@ -45,6 +46,7 @@ SCHEMA = pa.schema([
     ("node", pa.utf8()), ("worker", pa.utf8()), ("step", pa.int64()), ("again", pa.bool_()),
     ("columns", pa.list_(pa.utf8())), ("digest", pa.utf8()),
     ("position", _POSITIONS), ("sample", _SAMPLES), ("attempt", _SAMPLES), ("mine", _SAMPLES),
+    ("total", pa.int64()),
     ("of_position", _POSITIONS), ("of_sample", _SAMPLES), ("of_attempt", _SAMPLES),
 ])  # fmt: skip
 
@@ -65,6 +67,7 @@ class ToldLine:
     digest: str = ""
     keys: Keys | None = None
     mine: np.ndarray | None = None
+    total: int | None = None
     owners: Keys | None = None
 
 
@@ -134,11 +137,12 @@ class Assignments:
                 self._train(told)
 
     def _train(self, told: m.TrainStep) -> None:
-        self._task("train", told, self._first + told.step, told.keys, told.mine)
-        own = {ROWS: _own(told)}
+        share = {"mine": told.mine, "total": told.total}
+        self._task("train", told, self._first + told.step, told.keys, **share)
+        own = {ROWS: told.keys}
         for name, rows in told.others.items():
-            own[name] = _own(rows)
-            self._add(told.id, "set", name=name, keys=rows.keys, mine=rows.mine)
+            own[name] = rows.keys
+            self._add(told.id, "set", name=name, keys=rows.keys, mine=rows.mine, total=rows.total)
         row_sets = self._row_sets[told.node]
         self._gathers(told.id, told.inputs, lambda name: own[row_sets.get(name, ROWS)])
 
@@ -148,11 +152,11 @@ class Assignments:
         told: m.RunChunk | m.TrainStep | m.Evaluate,
         step: int,
         keys: Keys,
-        mine: np.ndarray | None = None,
+        **share: Any,
     ) -> None:
         again = isinstance(told, m.RunChunk) and told.again
         given = {"node": told.node, "worker": told.worker, "step": step, "again": again}
-        self._add(told.id, event, keys=keys, mine=mine, **given)
+        self._add(told.id, event, keys=keys, **given, **share)
 
     def _gathers(self, task: int, inputs: m.Inputs, own: Callable[[str], Keys]) -> None:
         for name, gathers in inputs.items():
@@ -206,11 +210,6 @@ class Assignments:
             pending.result()
 
 
-def _own(rows: m.TrainStep | m.OwnRows) -> Keys:
-    """The keys of the rows of a set that this rank has."""
-    return rows.keys if rows.mine is None else rows.keys.take(rows.mine)
-
-
 def _same(a: Keys, b: Keys) -> bool:
     pairs = ((a.position, b.position), (a.sample, b.sample), (a.attempt, b.attempt))
     return all(np.array_equal(x, y) for x, y in pairs)
@@ -228,7 +227,7 @@ def table_of(lines: Sequence[ToldLine]) -> pa.Table:
     columns = {
         name: pa.array([getattr(line, name) for line in lines], kind)
         for name, kind in zip(SCHEMA.names, SCHEMA.types, strict=True)
-        if name in ("life", "id", "event", "name", "node", "worker", "step", "again", "digest")
+        if not pa.types.is_list(kind)
     }
     columns["columns"] = pa.array([line.columns for line in lines], pa.list_(pa.utf8()))
     columns["mine"] = _lists([line.mine for line in lines], np.int32)

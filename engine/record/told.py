@@ -249,11 +249,9 @@ def _add_heard(task: RecordedTask, line: Mapping[str, Any]) -> None:
 
 
 def _assigned(line: Mapping[str, Any]) -> AssignedRows:
-    whole, mine = _keys(line), line["mine"]
-    assert whole is not None
-    if mine is None:
-        return AssignedRows(keys=whole)
-    return AssignedRows(keys=whole.take(mine), whole=whole, mine=mine)
+    keys = _keys(line)
+    assert keys is not None
+    return AssignedRows(keys=keys, mine=line["mine"], total=line["total"])
 
 
 def _keys(line: Mapping[str, Any], prefix: str = "") -> Keys | None:

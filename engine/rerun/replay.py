@@ -188,7 +188,7 @@ class Replay:
 
     def _train(self, task: RecordedTask, inputs: m.Inputs) -> ReplayedTask:
         own = {
-            name: m.OwnRows(keys=rows.keys if rows.whole is None else rows.whole, mine=rows.mine)
+            name: m.OwnRows(keys=rows.keys, mine=rows.mine, total=rows.total)
             for name, rows in task.rows.items()
         }
         told = m.TrainStep(
@@ -198,6 +198,7 @@ class Replay:
             step=task.step,
             keys=own[ROWS].keys,
             mine=own[ROWS].mine,
+            total=own[ROWS].total,
             inputs=inputs,
             others={name: rows for name, rows in own.items() if name != ROWS},
         )

@@ -8,13 +8,14 @@ this happens (workers.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from dataflow.batch import Keys
 from dataflow.errors import RunError
-from engine.coordinator.messages import Go, TrainStep
+from engine.coordinator.messages import Go, OwnRows, TrainStep
 from engine.plan.plan import Plan
 
 Versions = dict[str, np.ndarray]
@@ -63,15 +64,15 @@ class SimulatedRanks:
             return None
         del self._ended[message.node, message.id]
         parts = self._once(message.node, parts)
-        _require_once(message.node, len(message.keys), [m.mine for m, _ in parts])
-        others = {}
-        for name, own in message.others.items():
-            rows = [m.others[name].mine for m, _ in parts]
-            _require_once(f"{message.node}.{name}", len(own.keys), rows)
-            others[name] = replace(own, mine=None)
+        told = [m for m, _ in parts]
+        others = {
+            name: OwnRows(keys=_together(f"{message.node}.{name}", [m.others[name] for m in told]))
+            for name in message.others
+        }
+        one = {"worker": self._ranks[message.node][0], "mine": None, "total": None, "inputs": {}}
+        keys = _together(message.node, told)
         whole = {name: np.concatenate([v[name] for _, v in parts]) for name in versions}
-        first = self._ranks[message.node][0]
-        return replace(message, worker=first, mine=None, inputs={}, others=others), whole
+        return replace(message, keys=keys, others=others, **one), whole
 
     def _once(
         self, node: str, parts: list[tuple[TrainStep, Versions]]
@@ -132,16 +133,22 @@ class Devices:
         self._awake.discard(worker)
 
 
-def _require_once(what: str, count: int, mine: list[np.ndarray | None]) -> None:
-    """Raises RunError unless each of so many rows is one of the shares'."""
-    rows = np.sort(np.concatenate([rows for rows in mine if rows is not None]))
-    if not np.array_equal(rows, np.arange(count)):
-        raise RunError(f"{what}: of {count} rows, the ranks had {rows.tolist()}")
+def _together(what: str, shares: Sequence[TrainStep | OwnRows]) -> Keys:
+    """The keys of a row set, in its order. Raises RunError unless each of its rows is one of the
+    shares'.
+    """
+    counts = {share.total for share in shares}
+    mine = np.concatenate([share.mine for share in shares if share.mine is not None])
+    rows, order = np.sort(mine), np.argsort(mine)
+    if counts != {len(rows)} or not np.array_equal(rows, np.arange(len(rows))):
+        raise RunError(f"{what}: of {counts} rows, the ranks had {rows.tolist()}")
+    return Keys.concat([share.keys for share in shares]).take(order)
 
 
 def _require_same_rows(rank: TrainStep, first: TrainStep) -> None:
     assert rank.mine is not None
     assert first.mine is not None
-    if rank.giver != first.worker or not np.array_equal(rank.mine, first.mine):
+    same = np.array_equal(rank.mine, first.mine) and rank.keys.rows() == first.keys.rows()
+    if rank.giver != first.worker or not same:
         had = f"{rank.worker} had the rows {rank.mine} of {rank.giver}"
         raise RunError(f"{rank.node}: {had}, not {first.worker}'s {first.mine}")

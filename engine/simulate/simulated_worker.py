@@ -213,9 +213,8 @@ class SimulatedWorker:
         sets: dict[str, m.TrainStep | m.OwnRows] = {ROWS: message, **message.others}
         for name, inputs in self._world.nodes[message.node].row_sets.items():
             rows = sets.get(name)
-            if rows is not None and len(rows.keys):
-                keys = rows.keys if rows.mine is None else rows.keys.take(rows.mine)
-                self._world.outbox.check(keys, message.inputs, inputs)
+            if rows is not None and (rows.total or len(rows.keys)):
+                self._world.outbox.check(rows.keys, message.inputs, inputs)
             elif found := [i.name for i in inputs if i.name in message.inputs]:
                 raise RunError(f"{message.node}: {name} has no row, and inputs {found}")
 

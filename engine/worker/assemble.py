@@ -16,6 +16,7 @@ import pyarrow as pa
 from dataflow.batch import Batch, Keys, Ragged
 from dataflow.device import offsets_of, taken
 from engine.channels.contract import BlockRequest, Pull
+from engine.coordinator.grouping import grouped
 from engine.coordinator.refs import Gather
 from engine.worker.device_columns import DeviceColumns
 
@@ -64,15 +65,13 @@ def collect(
 
 def requests(gather: Gather) -> list[BlockRequest]:
     """One request for each block of a gather: the rows that it needs of it, in its order."""
-    one = len(gather.refs) == 1
+    if len(gather.refs) == 1:
+        rows = [gather.row]
+    else:
+        rows = [gather.row[mine] for mine in grouped(gather.block, len(gather.refs))]
     return [
-        BlockRequest(
-            worker=worker,
-            block=block,
-            columns=gather.columns,
-            rows=gather.row if one else gather.row[gather.block == number],
-        )
-        for number, (worker, block) in enumerate(gather.refs)
+        BlockRequest(worker=worker, block=block, columns=gather.columns, rows=own)
+        for (worker, block), own in zip(gather.refs, rows, strict=True)
     ]
 
 

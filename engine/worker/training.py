@@ -66,8 +66,8 @@ class WorkerTraining:
             step=message.step,
             keys=own[ROWS].keys,
             inputs=self._fetched(message, own) if fetches else {},
-            whole=own[ROWS].whole,
             mine=own[ROWS].mine,
+            total=own[ROWS].total,
             others={name: rows for name, rows in own.items() if name != ROWS},
         )
         if self._kernels.nodes[message.node].ranks == 1:
@@ -171,9 +171,7 @@ class WorkerTraining:
 
 def _assigned(rows: m.TrainStep | m.OwnRows) -> AssignedRows:
     """Which rows of a set this rank has."""
-    if rows.mine is None:
-        return AssignedRows(keys=rows.keys)
-    return AssignedRows(keys=rows.keys.take(rows.mine), whole=rows.keys, mine=rows.mine)
+    return AssignedRows(keys=rows.keys, mine=rows.mine, total=rows.total)
 
 
 def _count(assignment: Assignment) -> int:

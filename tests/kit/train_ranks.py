@@ -112,10 +112,10 @@ def part(given: Assignment, case: Case, share: int) -> Assignment:
         theirs = _rows_of(demos.keys, case.own, share)
         inputs[OWN] = demos.take(theirs)
         keys = demos.keys.take(theirs)
-        others[OWN] = AssignedRows(keys=keys, whole=demos.keys, mine=theirs)
+        others[OWN] = AssignedRows(keys=keys, mine=theirs, total=len(demos))
     keys = given.keys.take(mine)
-    whole = {"whole": given.keys, "mine": mine}
-    return replace(given, keys=keys, inputs=inputs, others=others, **whole)
+    own = {"mine": mine, "total": len(given.keys)}
+    return replace(given, keys=keys, inputs=inputs, others=others, **own)
 
 
 def _rows_of(keys: Keys, owners: Sequence[int], share: int) -> np.ndarray:

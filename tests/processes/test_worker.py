@@ -261,9 +261,9 @@ def test_metrics_of_a_chunk_come_with_its_rows_and_not_of_those_that_are_made_ag
 
 def train_step(name: str, task: int, **fields: Any) -> m.TrainStep:
     """Rows 1 and 4 of 6."""
-    usual = {"node": "train_policy", "step": 2, "keys": Keys.of(range(6)), "inputs": {}}
     mine = np.array([1, 4])
-    return m.TrainStep(id=task, worker=name, mine=mine, **usual | fields)
+    usual = {"node": "train_policy", "step": 2, "keys": Keys.of(mine), "inputs": {}}
+    return m.TrainStep(id=task, worker=name, mine=mine, total=6, **usual | fields)
 
 
 def trained(worker: Worker, *messages: m.TrainStep) -> None:
@@ -288,7 +288,7 @@ def test_a_rank_waits_for_go_and_forgets_what_was_told_before(
     (assignment,) = kernel.asked
     assert assignment.sequence == 5
     assert assignment.keys.position.tolist() == [1, 4]
-    assert assignment.whole.position.tolist() == list(range(6))
+    assert (assignment.mine.tolist(), assignment.total) == ([1, 4], 6)
     reported = {name for name, _, _ in worker.reports()}
     wanted = {"train/of_the_step", "train/of_the_session", "time/train_policy"}
     assert reported & wanted == (wanted if first else set()), "the first speaks for all"

@@ -123,7 +123,6 @@ def _rows_are_those_of_the_run(run: Simulation, steps: list[Flow]) -> None:
     told: Counter[str] = Counter()
     for _, said in run.history.instructions:
         if isinstance(said, m.TrainStep):
-            own = said.keys if said.mine is None else said.mine
-            told[f"{said.node}@{said.worker}"] += len(own)
+            told[f"{said.node}@{said.worker}"] += len(said.keys)
     for name, rows in told.items():
         assert whole.nodes[name].rows == rows, name

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.coordinator.balance import balanced, longest_first, totals
+from engine.coordinator import balance
+from engine.coordinator.balance import MOST_DIFFERENCED, balanced, longest_first, totals
 
 WEIGHTS = st.lists(st.integers(0, 2000), max_size=60)
 
@@ -49,6 +50,30 @@ def test_differencing_beats_longest_first_where_it_is_known_to() -> None:
     items = np.array([8, 7, 6, 5, 4])
     assert totals(items, longest_first(items, 2), 2).max() == 17
     assert totals(items, balanced(items, 2), 2).max() == 16
+
+
+def test_differencing_ends_where_items_times_parts_are_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    items = np.array([8, 7, 6, 5, 4])
+    monkeypatch.setattr(balance, "MOST_DIFFERENCED", 10)
+    assert totals(items, balanced(items, 2), 2).max() == 16
+    monkeypatch.setattr(balance, "MOST_DIFFERENCED", 9)
+    assert np.array_equal(balanced(items, 2), longest_first(items, 2))
+
+
+def test_a_cohort_for_thousands_of_parts_is_split_longest_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(*_: object) -> None:
+        raise AssertionError("it was tried for too many items and parts")
+
+    monkeypatch.setattr(balance, "_differenced", refused)
+    items = np.random.default_rng(2).lognormal(6, 1, 4096).astype(np.int64)
+    for parts in (MOST_DIFFERENCED // 4096 + 1, 4096):
+        part = balanced(items, parts)
+        assert np.array_equal(part, longest_first(items, parts))
+        assert totals(items, part, parts).max() <= 1.1 * max(items.max(), items.sum() / parts)
 
 
 def test_long_tailed_items_are_even_to_a_percent_with_equal_counts_to_a_fifth() -> None:

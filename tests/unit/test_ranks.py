@@ -17,6 +17,8 @@ from engine.coordinator import messages as m
 from engine.coordinator.outstanding import Outstanding
 from engine.coordinator.ranks import RankGroups
 from engine.coordinator.refs import Gather, Ref
+from engine.coordinator.tables import shares
+from engine.launch.wire import encode
 from engine.plan.plan import Fetch, Plan, PlannedInput, PlannedModel, PlannedNode
 
 BLOCKS = 3
@@ -131,7 +133,8 @@ def test_each_row_is_with_one_rank_prompts_whole_tokens_even(
     for each in shares:
         assert each.mine is not None
         assert (np.diff(each.mine) > 0).all()
-        assert (each.id, each.step, each.keys) == (message.id, message.step, message.keys)
+        assert (each.id, each.step, each.total) == (message.id, message.step, len(message.keys))
+        assert each.keys.rows() == message.keys.take(each.mine).rows()
         [gather] = each.inputs["rows"]
         assert keys_of(ref_of, gather) == message.keys.take(each.mine).rows()
         assert sorted(set(gather.block.tolist())) == list(range(len(gather.refs)))
@@ -168,6 +171,109 @@ def test_the_first_rank_of_a_share_fetches_its_rows_and_gives_them(
         if given is not None:
             (own,) = wanted.inputs["rows"]
             assert (given.refs, given.row.tolist()) == (own.refs, own.row.tolist())
+
+
+def grpo_step(prompts: int, n: int, together: int) -> tuple[m.TrainStep, list[Ref]]:
+    """An assignment with the inputs of GRPO, and blocks of so many rows from 512 Workers."""
+    keys = Keys.of(range(1_000_000, 1_000_000 + prompts)).expand(n)
+    lengths = np.random.default_rng(0).lognormal(6, 1, len(keys)).astype(np.int64)
+    refs = [
+        Ref(
+            worker=f"rollout-{number * 37 % 512}",
+            block=number * 7919 % 1_000_003,
+            keys=keys.take(rows := np.arange(number * together, (number + 1) * together)),
+            lengths=lengths[rows],
+            version=np.zeros(together, dtype=np.int32),
+        )
+        for number in range(len(keys) // together)
+    ]
+    gather = Gather(
+        producer="rollout",
+        columns=("prompt_ids", "completion_ids", "completion_mask", "sampler_logprobs", "version"),
+        refs=tuple((r.worker, r.block) for r in refs),
+        block=np.repeat(np.arange(len(refs), dtype=np.int32), together),
+        row=np.tile(np.arange(together, dtype=np.int32), len(refs)),
+    )
+    own = replace(gather, producer="advantage", columns=("advantage",))
+    inputs = {"rows": (gather,), "clipped_policy_loss.advantage": (own,)}
+    told = m.TrainStep(id=12345, node="learn", worker="t0", step=500, keys=keys, inputs=inputs)
+    return told, refs
+
+
+@pytest.mark.parametrize(
+    ("world", "prompts", "n", "together"),
+    [(1024, 4096, 16, 16), (1024, 4096, 16, 1), (64, 512, 16, 1), (16, 64, 8, 8), (2, 8, 1, 1)],
+)
+def test_what_one_rank_is_told_has_at_most_40_bytes_a_row_of_its_share(
+    world: int, prompts: int, n: int, together: int
+) -> None:
+    message, refs = grpo_step(prompts, n, together)
+    groups = ranks(world)
+    groups.kept(refs)
+    groups.outstanding.ask(message)
+    rows = 0
+    for each in groups.told([message]):
+        assert isinstance(each, m.TrainStep)
+        assert len(encode(each)) <= 256 + 40 * len(each.keys)
+        rows += len(each.keys)
+    assert rows == len(message.keys)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), world=st.integers(2, 4))
+def test_shares_are_those_of_a_pass_for_each_block_and_share(
+    data: st.DataObject, world: int
+) -> None:
+    """Rows in any blocks, of which nobody may have weighed some."""
+    lengths = data.draw(st.lists(st.integers(0, 300), min_size=1, max_size=15))
+    message, refs = assignment(lengths)
+    weighed = [ref for ref in refs if data.draw(st.booleans())]
+    tokens = np.zeros(len(lengths), dtype=np.int64)
+    (gather,) = message.inputs["rows"]
+    for ref in weighed:
+        mine = gather.block == gather.refs.index((ref.worker, ref.block))
+        tokens[mine] = ref.lengths[gather.row[mine]]
+    wanted = shares(message.keys.position, tokens, world)
+    for share, each in enumerate(shares_of(ranks(world), message, weighed)):
+        rows = np.flatnonzero(wanted == share)
+        assert each.mine is not None
+        assert np.array_equal(each.mine, rows)
+        (own,) = each.inputs["rows"]
+        assert [(own.refs[b], r) for b, r in zip(own.block, own.row, strict=True)] == [
+            (gather.refs[b], r) for b, r in zip(gather.block[rows], gather.row[rows], strict=True)
+        ]
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_a_block_is_released_with_the_last_that_may_fetch_it(data: st.DataObject) -> None:
+    """Any assignments, answers and releases; the naive rule looks at all fetches each time."""
+    groups, fetching = ranks(3), dict[tuple[int, str], set[tuple[str, int]]]()
+    kept = {("gen", 10 + block) for block in range(BLOCKS)}
+    released = set[tuple[str, int]]()
+    freed = set[tuple[str, int]]()
+    for id in range(data.draw(st.integers(1, 3))):
+        message, refs = assignment([5] * data.draw(st.integers(1, 7)), id=id)
+        if kept - freed >= {(ref.worker, ref.block) for ref in refs}:
+            for each in shares_of(groups, message, refs):
+                gathers = each.inputs["rows"]
+                fetching[id, each.worker] = {ref for gather in gathers for ref in gather.refs}
+        for _ in range(data.draw(st.integers(0, 4))):
+            said: list[m.Instruction] = []
+            if fetching and data.draw(st.booleans()):
+                task, worker = data.draw(st.sampled_from(sorted(fetching)))
+                del fetching[task, worker]
+                gone = m.FetchFailed(id=task, worker=worker, peer="gen2")
+                said = groups.answers(gone)[1]
+            elif left := sorted(kept - freed):
+                block = data.draw(st.sampled_from(left))
+                freed.add(block)
+                said = groups.told([m.Release(worker=block[0], blocks=(block[1],))])
+            awaited = set[tuple[str, int]]().union(*fetching.values())
+            now = {(r.worker, b) for r in said if isinstance(r, m.Release) for b in r.blocks}
+            assert not now & released
+            released |= now
+            assert released == freed - awaited
 
 
 def test_ranks_that_are_given_rows_hold_no_block_back_and_begin_with_all() -> None:

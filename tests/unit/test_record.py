@@ -129,14 +129,17 @@ def test_a_share_of_a_step_comes_back(tmp_path: Path) -> None:
     mine = np.array([0, 2], np.int32)
     own = Gather(**{**vars_of(whole.inputs["rows"][0]), "block": np.zeros(2, int), "row": mine})
     share = m.TrainStep(
-        id=1, node="learn", worker="main", step=1, keys=whole.keys, inputs={"rows": (own,)},
-        mine=mine, others={"demos": m.OwnRows(keys=Keys.of([9]))},
+        id=1, node="learn", worker="main", step=1, keys=whole.keys.take(mine),
+        inputs={"rows": (own,)}, mine=mine, total=len(whole.keys),
+        others={"demos": m.OwnRows(keys=Keys.of([9]))},
     )  # fmt: skip
     tell(assignments, chunk(0, 1, 2, 3), made(0, block), share, stepped(1, 1), closed(1))
     assignments.close()
     task = Told.read(tmp_path, PLAN).tasks[-1]
     assert task.keys.position.tolist() == [1, 3]
-    assert task.rows["rows"].every.position.tolist() == [1, 2, 3]
+    rows = task.rows["rows"]
+    assert rows.mine is not None
+    assert (rows.mine.tolist(), rows.count) == ([0, 2], 3)
     assert task.rows["demos"].keys.position.tolist() == [9]
     assert task.gathers[0].keys is task.keys
 

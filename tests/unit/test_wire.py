@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from dataflow.batch import Keys
 from dataflow.errors import RunError
 from engine.coordinator import messages as m
+from engine.launch import wire
 from engine.launch.control import Command, Quit, Request, WorkerUpdate
 from engine.launch.control_socket import LIMIT, ControlSocket
 from engine.launch.wire import ASKS, CONTROL, EVENTS, HOSTING, INSTRUCTIONS, decode, encode
@@ -117,6 +118,47 @@ def test_changed_bytes_are_an_error_or_a_message() -> None:
             except RunError:
                 refused += 1
     assert refused > len(good)
+
+
+def for_a_rank(rows: int = 40) -> m.TrainStep:
+    return train_step(Keys.of(range(rows)), mine=np.arange(rows) * 3, total=3 * rows)
+
+
+def test_what_ranks_are_told_is_deflated_and_comes_back() -> None:
+    keys = Keys.of(range(1 << 40, (1 << 40) + 64))
+    every, part = train_step(keys), train_step(keys, mine=np.arange(64) * 7, total=448)
+    for message in (every, part, Command(epoch=0, number=1, instruction=part)):
+        assert same_message(decode(encode(message)), message)
+    assert len(encode(part)) < len(encode(every)) / 2
+
+
+def test_changed_deflated_bytes_are_an_error_or_a_message() -> None:
+    good = encode(for_a_rank())
+    refused = 0
+    for at in range(len(good)):
+        for bit in range(8):
+            changed = bytearray(good)
+            changed[at] ^= 1 << bit
+            try:
+                assert type(decode(bytes(changed))) in CLASSES
+            except RunError:
+                refused += 1
+    assert refused > 7 * len(good), "there is a checksum"
+    for end in range(len(good)):
+        with pytest.raises(RunError):
+            decode(good[:end])
+
+
+def test_deflated_bytes_that_become_too_many_are_refused_and_not_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    deflated = encode(for_a_rank())
+    monkeypatch.setattr(wire, "_INFLATED", 500)
+    with pytest.raises(RunError, match="become more than 500"):
+        decode(deflated)
+    sent = encode(for_a_rank())
+    assert len(sent) > len(deflated)
+    assert same_message(decode(sent), for_a_rank())
 
 
 class Bomb:

@@ -32,8 +32,7 @@ class StretchCounts:
 
     def train(self, message: m.TrainStep, lags: np.ndarray, tokens: int) -> None:
         """A train node, or a rank of it, gets its rows."""
-        own = len(message.keys) if message.mine is None else len(message.mine)
-        self.rows_of(message.node, message.worker, own, tokens)
+        self.rows_of(message.node, message.worker, len(message.keys), tokens)
         before = self.lags.get(message.node, [])
         found = np.bincount(lags, minlength=len(before))
         found[: len(before)] += np.array(before, dtype=found.dtype)

@@ -15,6 +15,7 @@ import numpy as np
 
 from dataflow.loss_terms import ROWS
 from engine.coordinator import messages as m
+from engine.coordinator.grouping import values_at
 from engine.coordinator.refs import Gather, Ref
 from engine.plan.lag import NO_VERSION
 from engine.plan.plan import Plan
@@ -143,16 +144,11 @@ class EdgeQueues:
 
     def _looked_up(self, gather: Gather) -> tuple[np.ndarray, np.ndarray] | None:
         """int64 [rows] each: the gathered rows' versions and lengths; None for a block unknown."""
-        version = np.zeros(len(gather.row), dtype=np.int64)
-        lengths = np.zeros(len(gather.row), dtype=np.int64)
-        for number, block in enumerate(gather.refs):
-            kept = self._blocks.get(block)
-            if kept is None:
-                return None
-            here = gather.block == number
-            version[here] = kept.ref.version[gather.row[here]]
-            lengths[here] = kept.ref.lengths[gather.row[here]]
-        return version, lengths
+        kept = [self._blocks[ref].ref for ref in gather.refs if ref in self._blocks]
+        if len(kept) < len(gather.refs):
+            return None
+        version = values_at([ref.version for ref in kept], gather.block, gather.row)
+        return version, values_at([ref.lengths for ref in kept], gather.block, gather.row)
 
 
 _NEVER = np.iinfo(np.int64).max

@@ -79,25 +79,25 @@ class Ranks:
         return self.rank % self.tensor == 0
 
     def whole(self, mine: np.ndarray, numbers: np.ndarray, rows: int) -> np.ndarray:
-        """int64 [rows]: a number for each row of the Step; each rank gives those of its own rows
-        (indices `mine`).
+        """int64 [kinds, rows]: numbers of each row of the Step; each rank gives those of its own
+        rows (indices `mine`), int64 [kinds, own rows].
 
         Raises KernelError on every rank if a row is not on the ranks of exactly one share.
         """
         if self.world == 1:
             return numbers
-        table = np.zeros((2, rows), dtype=np.int64)
-        table[0, mine], table[1, mine] = numbers, 1
-        found = self._sum(torch.from_numpy(table)).numpy()
-        if (found[1] != self.tensor).any():
-            row = int(np.argmax(found[1] != self.tensor))
+        table = np.zeros((len(numbers) + 1, rows), dtype=np.int64)
+        table[:-1, mine], table[-1, mine] = numbers, 1
+        *found, holders = self._sum(torch.from_numpy(table)).numpy()
+        if (holders != self.tensor).any():
+            row = int(np.argmax(holders != self.tensor))
             many = {1: "one"}.get(self.tensor, str(self.tensor))
             raise KernelError(
                 f"{self._node}: expected each of {rows} rows with exactly {many} of {self.world}"
-                f" ranks, found row {row} with {found[1][row]}. Fix: assignments of one sequence"
+                f" ranks, found row {row} with {holders[row]}. Fix: assignments of one sequence"
                 " number on all ranks."
             )
-        return found[0] // self.tensor
+        return np.stack(found) // self.tensor
 
     def together(self, parts: Sequence[T] = (), idle: Callable[[], None] | None = None) -> Turns[T]:
         """A block that may fail on one rank alone: see Turns."""

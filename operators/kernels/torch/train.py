@@ -60,7 +60,7 @@ from operators.kernels.torch.slices import Slices
 from operators.kernels.torch.steprows import now_of, step_rows, tensors_of
 from operators.kernels.torch.temperatures import Temperature, of_rows
 from operators.kernels.torch.train_settings import RowSet, TrainSettings
-from operators.kernels.torch.updates import Part, StepSet, StepUpdate, parts_of
+from operators.kernels.torch.updates import EveryRow, Part, StepSet, StepUpdate, parts_of
 
 OPTIMIZER_FILE = "optimizer.pt"
 
@@ -169,10 +169,9 @@ class TorchTrain(Sleeper, Probeable):
 
     def _drawn(self, assignment: Assignment, read: StepSet) -> Iterator[tuple[Part, Keys]]:
         """The rows of a set in each update."""
-        assigned = read.assigned
-        trained = self._ranks.whole(assigned.indices, read.rows.trained, len(assigned.every))
+        every = EveryRow.of(read, self._ranks)
         settings, name, step = self._settings, self._name, assignment.step
-        return parts_of(read, trained, settings, seed=self._seed, node=name, step=step)
+        return parts_of(read, every, settings, seed=self._seed, node=name, step=step)
 
     def _update(self, update: StepUpdate) -> None:
         """One optimizer step; skipped, and counted, if no row has a trained token."""

@@ -1,7 +1,8 @@
 """The updates of a Step: which rows of each row set make each of them, and what they weigh.
 
-Owns: one set's minibatches and their denominators, each counted over that set alone. Does not own:
-how a minibatch is drawn (minibatches.py), what a denominator is (reduce.py), the update (train.py).
+Owns: one set's minibatches and their denominators, each counted over that set alone, and what ranks
+ask each other for that. Does not own: how a minibatch is drawn (minibatches.py), what a denominator
+is (reduce.py), the update (train.py).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataflow.batch import Keys
 from dataflow.kernel import AssignedRows
 from dataflow.loss_terms import ROWS
 from operators.kernels.torch.minibatches import minibatches
+from operators.kernels.torch.parallel import Ranks
 from operators.kernels.torch.reduce import MetricSums, Weights, count_weights
 from operators.kernels.torch.steprows import TrainRows
 from operators.kernels.torch.train_settings import RowSet, TrainSettings
@@ -27,6 +29,25 @@ class StepSet:
     of: RowSet
     rows: TrainRows
     assigned: AssignedRows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EveryRow:
+    """What is known of a set's rows on all ranks: keys, and int64 [rows] trained tokens of each."""
+
+    keys: Keys
+    trained: np.ndarray
+
+    @staticmethod
+    def of(read: StepSet, ranks: Ranks) -> EveryRow:
+        """Asked of all ranks, each of which knows its own rows: 40 bytes a row of the Step in one
+        sum. Raises KernelError, on every rank, where they do not have each row once.
+        """
+        own = read.assigned.keys
+        mine = np.stack([own.position, own.sample, own.attempt, read.rows.trained])
+        found = ranks.whole(read.assigned.indices, mine, read.assigned.count)
+        position, sample, attempt, trained = found
+        return EveryRow(Keys.of(position, sample, attempt), trained)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,20 +82,18 @@ class StepUpdate:
 
 def parts_of(
     read: StepSet,
-    trained: np.ndarray,
+    every: EveryRow,
     settings: TrainSettings,
     *,
     seed: int,
     node: str,
     step: int,
 ) -> Iterator[tuple[Part, Keys]]:
-    """A set's rows in each update, with the keys of those on all ranks. trained int64 [rows]: the
-    trained tokens of each row of all ranks.
-    """
-    of, whole, mine = read.of, read.assigned.every, read.assigned.indices
-    groups = np.unique(whole.position, return_inverse=True)[1]
+    """A set's rows in each update, with the keys of those on all ranks."""
+    of, mine = read.of, read.assigned.indices
+    groups = np.unique(every.keys.position, return_inverse=True)[1]
     drawn = minibatches(
-        whole.position,
+        every.keys.position,
         epochs=settings.epochs,
         count=settings.minibatches,
         seed=seed,
@@ -83,7 +102,7 @@ def parts_of(
     )
     for minibatch in drawn:
         weights = count_weights(
-            trained,
+            every.trained,
             groups,
             minibatch,
             aggregate=settings.aggregate,
@@ -91,4 +110,4 @@ def parts_of(
             constant=of.constant,
         )
         picked = np.flatnonzero(np.isin(mine, minibatch))
-        yield Part(of, read.rows, picked, weights.of(mine)), whole.take(minibatch)
+        yield Part(of, read.rows, picked, weights.of(mine)), every.keys.take(minibatch)
