@@ -95,8 +95,7 @@ class Coordinator:
         if (vain := self._livelock.seen(now)) and self.at == "gather":
             self._run.fail(vain)
         if self._run.replicas.groups:
-            under_way = self._run.outstanding.chunks()
-            self._run.replicas.works(under_way, training=self.at == "step")
+            self._run.replicas.training = self.at == "step"
         return self._flush()
 
     @property
