@@ -124,9 +124,7 @@ class Dispatch:
         self._news = True
         return found
 
-    def _idlest_of(
-        self, node: PlannedNode, able: Callable[[PlannedNode, str], bool]
-    ) -> str | None:
+    def _idlest_of(self, node: PlannedNode, able: Callable[[PlannedNode, str], bool]) -> str | None:
         if node.name not in self._elastic:
             return self._idlest.choose(node.name, lambda worker: able(node, worker))
         has = self._outstanding.under_way

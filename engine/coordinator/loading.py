@@ -14,7 +14,7 @@ Place = tuple[str, str, str]
 """(reader, model, worker)."""
 
 
-class Loading:
+class StillLoading:
     """elastic: readers whose replicas nobody waits for until they have had a version.
 
     readers: for each reader that is waited for, in how many places.

@@ -46,11 +46,17 @@ class Recovery:
             return
         inbox = self._inboxes[event.worker]
         for each in inbox.take(event.epoch, event.number, event.event):
-            if inbox.epoch != event.epoch:
+            if not self.counts(event):
                 return
             if isinstance(each, Spilled):
                 (self._spilling.add if each.nbytes else self._spilling.discard)(each.worker)
             yield each
+
+    def counts(self, message: Event | From) -> bool:
+        """Whether the process that says this has not been ended meanwhile."""
+        return not isinstance(message, From) or (
+            self._inboxes[message.worker].epoch == message.epoch
+        )
 
     @property
     def spilling(self) -> bool:

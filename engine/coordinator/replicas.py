@@ -232,9 +232,7 @@ class Replicas:
     @property
     def moving(self) -> bool:
         """Whether something is to be done here though nothing comes."""
-        return any(
-            group.count["leaving"] or group.coming != group.wanted for group in self.groups
-        )
+        return any(group.count["leaving"] or group.coming != group.wanted for group in self.groups)
 
     # --- time -------------------------------------------------------------------------------------
 
@@ -261,13 +259,10 @@ class Replicas:
                 there = group.wanted
                 more = group.rule.after_step(there, group.work / there, self._trained)
                 group.scale(there + more)
-            group.work, group.changed = 0.0, bool(
-                group.count["joining"] or group.count["leaving"]
-            )
+            group.work, group.changed = 0.0, bool(group.count["joining"] or group.count["leaving"])
         self._trained = 0.0
         return {
-            f"replicas/{node}": float(group.count["present"])
-            for node, group in self._node.items()
+            f"replicas/{node}": float(group.count["present"]) for node, group in self._node.items()
         }
 
     def waiting(self) -> list[str]:

@@ -23,11 +23,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from engine.coordinator.messages import Load, Loaded, Offer, Offered
-from engine.coordinator.loading import Loading, Place
+from engine.coordinator.loading import Place, StillLoading
 from engine.coordinator.outstanding import Outstanding
 from engine.coordinator.recovery import nobody_considers
 from engine.plan.elastic import elastic
 from engine.plan.plan import Plan, PlannedModel, PlannedNode
+
 
 @dataclass(slots=True, eq=False)
 class _Weights:
@@ -57,7 +58,7 @@ class Versions:
         """By Worker, who is to be told of the published version as soon as possible."""
         self._due: set[str] = set()
         """The Workers of these that are there."""
-        self._loading = Loading(n.name for n in elastic(plan))
+        self._loading = StillLoading(n.name for n in elastic(plan))
         self._reads: Counter[tuple[str, int]] = Counter()
         """Blocks of weights that are being loaded."""
         outstanding.on_load = self._moved
