@@ -44,8 +44,8 @@ class Pending:
 
 
 class Outstanding:
-    """on_load: called with each Load when it is asked (1) and when it is over (-1). on_chunk: all are
-    called with the node and Worker of each chunk, likewise.
+    """on_load: called with each Load when it is asked (1) and when it is over (-1). on_chunk: all
+    are called with the node and Worker of each chunk, likewise.
     """
 
     def __init__(self) -> None:

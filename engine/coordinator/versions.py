@@ -22,8 +22,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from engine.coordinator.messages import Load, Loaded, Offer, Offered
 from engine.coordinator.loading import Place, StillLoading
+from engine.coordinator.messages import Load, Loaded, Offer, Offered
 from engine.coordinator.outstanding import Outstanding
 from engine.coordinator.recovery import nobody_considers
 from engine.plan.elastic import elastic

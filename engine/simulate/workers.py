@@ -34,8 +34,8 @@ from engine.simulate.store import SavedRows
 
 class SimulatedWorkers:
     """See `engine.run.workers.Workers`. Its public attributes are the world that its Workers share.
-    rows: of each source in one pass. disk: files of rows of the checkpoint to resume from. together:
-    the loop is so slow that up to so many messages wait when it takes the first.
+    rows: of each source in one pass. disk: files of rows of the checkpoint to resume from.
+    together: the loop is so slow that up to so many messages wait when it takes the first.
     """
 
     def __init__(
@@ -97,8 +97,8 @@ class SimulatedWorkers:
         self._send(worker, instruction)
 
     def next(self, timeout: float | None = None) -> m.Event | m.From | None:
-        """The next message, after whatever simulated time that takes; None if none will come, or with
-        a timeout of 0 if none has.
+        """The next message, after whatever simulated time that takes; None if none will come, or
+        with a timeout of 0 if none has.
         """
         if timeout != 0.0:
             wanted = self._slow.randint(1, self._together) if self._together > 1 else 1

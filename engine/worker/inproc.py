@@ -45,8 +45,8 @@ class InprocWorkers:
         yield WorkerOpened(worker=self._worker.name, epoch=0)
 
     def next(self, timeout: float | None = None) -> Event | None:
-        """The next event; None where nothing is left to do. Takes as long as the kernel does, but for
-        a timeout of 0: then None where the next one is still to be made. Raises what a kernel
+        """The next event; None where nothing is left to do. Takes as long as the kernel does, but
+        for a timeout of 0: then None where the next one is still to be made. Raises what a kernel
         raises.
         """
         if self._heard:

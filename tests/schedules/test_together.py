@@ -1,4 +1,4 @@
-"""Schedules in which the coordinator is slow, and takes together what waits: every promise holds."""
+"""Schedules in which the coordinator is slow and takes together what waits: every promise holds."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_these_schedules_have_groups_and_losses_beside_them(
         return handle(self, events, now)
 
     monkeypatch.setattr(Coordinator, "handle_together", noted)
-    for seed in SEEDS[0]:
+    for seed in range(20):
         prove(slow(seed))
     assert sum(size > 1 for size in sizes) > 1000
     assert max(sizes) > 30
