@@ -1,6 +1,7 @@
 """The coordinator: the one that decides. Pure: events in, instructions out.
 
-    handle(event, now) -> instructions        no sockets, no clock, no tensors, no rows
+    handle(event, now) -> instructions            no sockets, no clock, no tensors, no rows
+    handle_together(events, now) -> instructions  the same for what has come meanwhile
 
 Owns: what an event means, and what is lost with a Worker. Does not own: when the run moves on
 (course.py), the loop that carries messages (engine/run), nor any Worker.
@@ -13,7 +14,7 @@ checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from engine.coordinator import doubtful
 from engine.coordinator import messages as m
@@ -31,6 +32,15 @@ _WITHIN = (m.Wish, m.Checkpointed)
 """What the loop may hear while it still carries out instructions: a Worker that ended meanwhile
 would be told the rest of them.
 """
+
+_TOGETHER = (m.Produced, m.ChunkDone, m.Reported, m.Loaded, m.Prepared, m.Woken, m.Slept)
+"""What says only what has become of something that was asked: the run may move on after several of
+these as well as after each. All others are handled alone, as what they mean depends on how far the
+run is.
+"""
+
+Heard = tuple[str, m.Event]
+"""An event, and before it its sender, where messages are numbered; else ""."""
 
 
 class Coordinator:
@@ -78,25 +88,60 @@ class Coordinator:
         """The events that this message lets through; handle each before the next is taken."""
         return self._run.recovery.in_order(message)
 
+    def groups(self, messages: Iterable[m.Event | m.From], most: int) -> Iterator[list[Heard]]:
+        """The events that these messages let through, in order, in groups of at most so many that
+        may be handled together; handle each before the next is taken. A message is taken when it
+        is needed.
+        """
+        group: list[Heard] = []
+        recovery = self._run.recovery
+        for message in messages:
+            sender, said = _said(message)
+            if group and not isinstance(said, _TOGETHER):
+                yield group
+                group = []
+            for event in recovery.in_order(message):
+                if isinstance(event, _TOGETHER):
+                    group.append((sender, event))
+                    if len(group) == most:
+                        yield group
+                        group = []
+                    continue
+                if group:  # one that was early, and whose turn has come
+                    yield group
+                    group = []
+                if recovery.counts(message):
+                    yield [(sender, event)]
+        if group:
+            yield group
+
     def handle(self, event: m.Event, now: float) -> list[m.Instruction]:
         """Process one event. now: seconds, by any clock that only goes forward."""
+        return self.handle_together((event,), now)
+
+    def handle_together(self, events: Sequence[m.Event], now: float) -> list[m.Instruction]:
+        """Process a group of `groups`: take note of each, then move on once."""
         self._now = now
         self.checkpoints.passes(now)
         self._run.replicas.passes(now)
-        asked = self._run.outstanding.heard(event)
-        if isinstance(event, m.WorkerLost):
-            if not self._run.recovery.lost(event):
-                return []
-            self._owed = self._run.outstanding.lost(event.worker)
-        heard, told = self._ranks.heard(event, asked)
-        self._told += [*self._turns.heard(event), *told]
-        for each in heard:
-            self._hear(each, asked)
+        moves = heard = False
+        for event in events:
+            asked = self._run.outstanding.heard(event)
+            if isinstance(event, m.WorkerLost):
+                if not self._run.recovery.lost(event):
+                    return []
+                self._owed = self._run.outstanding.lost(event.worker)
+            found, told = self._ranks.heard(event, asked)
+            self._told += [*self._turns.heard(event), *told]
+            for each in found:
+                heard |= self.at != "gone"
+                moves |= self._hear(each, asked)
+        if heard:
+            self._go_on(may_move=moves)
         if (vain := self._livelock.seen(now)) and self.at == "gather":
             self._run.fail(vain)
         if self._run.replicas.groups:
-            under_way = self._run.outstanding.chunks()
-            self._run.replicas.works(under_way, training=self.at == "step")
+            self._run.replicas.training = self.at == "step"
         return self._flush()
 
     @property
@@ -104,16 +149,21 @@ class Coordinator:
         """Whether TimePassed is to be told where nothing else comes: a replica joins or leaves."""
         return self._run.replicas.moving and not self._run.over
 
-    def _hear(self, event: m.Event, asked: Pending | None) -> None:
+    def _hear(self, event: m.Event, asked: Pending | None) -> bool:
+        """Take note of an event; whether replicas may end and begin after it."""
         if self.at == "gone":
-            return
-        if self.at != "finished":
-            self._note(event, asked)
-            if not (self._run.over or isinstance(event, _WITHIN)):
-                self._move()
-            self._run.advance()
-        else:
+            return False
+        if self.at == "finished":
             self._note_the_end(event, asked)
+            return False
+        self._note(event, asked)
+        return not isinstance(event, _WITHIN)
+
+    def _go_on(self, *, may_move: bool) -> None:
+        """Move on as far as is possible without a further event."""
+        if may_move and not self._run.over:
+            self._move()
+        self._run.advance()
         self._run.release()
 
     def _note_the_end(self, event: m.Event, asked: Pending | None) -> None:
@@ -339,3 +389,7 @@ class Coordinator:
         out = self._told + self._turns.told(self._ranks.told(self._run.out))
         self._told, self._run.out = [], []
         return out
+
+
+def _said(message: m.Event | m.From) -> Heard:
+    return (message.worker, message.event) if isinstance(message, m.From) else ("", message)

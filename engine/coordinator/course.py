@@ -62,6 +62,9 @@ class Course:
         self.replicas = Replicas(plan, settings)
         self.versions = Versions(plan, self.outstanding)
         self.dispatch = Dispatch(plan, self.blocks, self.outstanding)
+        for part in (self.recovery, self.replicas, self.versions):
+            part.on_able = self.dispatch.consider
+        self.outstanding.on_chunk.append(self.replicas.runs)
         self.training = Training(
             plan, self.blocks, self.dispatch, self.outstanding, self.sources.tables
         )

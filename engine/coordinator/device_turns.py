@@ -46,10 +46,13 @@ class _Turn:
     held: list[m.Task] = field(default_factory=list)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _SharedDevices:
-    """One set of devices. turns: who waits, longest first; while it wakes, the holder is first."""
+    """One set of devices. place: among all. turns: who waits, longest first; while it wakes, the
+    holder is first.
+    """
 
+    place: int
     state: Literal["free", "waking", "held", "sleeping"] = "free"
     holder: str = ""
     turns: deque[_Turn] = field(default_factory=deque)
@@ -69,7 +72,7 @@ class DeviceTurns:
 
     def __init__(self, plan: Plan, outstanding: Outstanding) -> None:
         self._outstanding = outstanding
-        self._shared = [_SharedDevices() for _ in plan.turns]
+        self._shared = [_SharedDevices(place) for place in range(len(plan.turns))]
         mates = zip(plan.turns, self._shared, strict=True)
         self._devices_of = {name: devices for names, devices in mates for name in names}
         self._in_lock_step = frozenset(n.name for n in plan.nodes if n.ranks > 1)
@@ -84,7 +87,7 @@ class DeviceTurns:
         if isinstance(instruction, m.Respawn):
             for worker in instruction.workers:
                 self._lost(worker)
-            return [instruction, *(each for d in self._shared for each in self._moved(d))]
+            return [instruction, *self._all_moved(instruction.workers)]
         if not isinstance(instruction, m.Task):
             return [instruction]
         devices = self._devices_of.get(instruction.worker)
@@ -117,7 +120,22 @@ class DeviceTurns:
                 self._devices_of[event.worker].free()
             case m.WorkerLost():
                 self._lost(event.worker)
-        return [each for devices in self._shared for each in self._moved(devices)]
+        said = isinstance(event, m.Woken | m.Slept | m.WorkerLost)
+        return self._all_moved((event.worker,) if said else ())
+
+    def _all_moved(self, workers: Iterable[str]) -> list[m.Instruction]:
+        """Hand on the devices of these Workers, and of those that have answered something: all that
+        can have changed.
+        """
+        eased = self._outstanding.eased()
+        if not self._shared:
+            return []
+        found = {
+            devices.place: devices
+            for worker in eased.union(workers)
+            if (devices := self._devices_of.get(worker)) is not None
+        }
+        return [each for place in sorted(found) for each in self._moved(found[place])]
 
     def _lost(self, worker: str) -> None:
         """A Worker is gone, and waits for nothing: the core asks again for what it still wants."""

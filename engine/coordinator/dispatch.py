@@ -7,9 +7,10 @@
                                                                  or given up
     ended        a reader of rows that were lost                 such a reader -> parked
 
-Owns: the choice of a replica; keeping what a chunk reads until it has ended; and the lineage, by
-which rows that died with a Worker are made again. Does not own: which rows make a chunk
-(readiness.py, step.py), what becomes of its output (core.py), nor who is alive (recovery.py).
+Owns: which chunk is next; keeping what a chunk reads until it has ended; and the lineage, by which
+rows that died with a Worker are made again. Does not own: the choice of a replica (idlest.py),
+which rows make a chunk (readiness.py, step.py), what becomes of its output (core.py), nor who is
+alive (recovery.py).
 
 A chunk runs again whole, with the same keys, where that gives the same rows: above the cut of a
 synchronous source, below the cut, and in an evaluation; if it reads a trained Model, only until the
@@ -19,8 +20,7 @@ reader asks for lost rows. Elsewhere a lost chunk is given up, and its prompt ta
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter
+from collections import deque
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -28,8 +28,10 @@ import numpy as np
 from dataflow.batch import Keys
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.chunk import NodeChunk
+from engine.coordinator.idlest import Idlest
 from engine.coordinator.messages import RunChunk
 from engine.coordinator.outstanding import Outstanding, Pending
+from engine.coordinator.parked import Parked
 from engine.coordinator.refs import Ref
 from engine.coordinator.tables import codes
 from engine.plan.elastic import elastic
@@ -52,7 +54,15 @@ class Dispatch:
         self._again = {n.name for n in plan.nodes if len(plan.workers) > 1 and not n.lag}
         self._elastic = {n.name for n in elastic(plan)}
         self._readers = {n.name for n in plan.nodes if any(use.trained for use in n.models)}
-        self._parked: list[NodeChunk] = []
+        self._idlest = Idlest(plan.nodes, outstanding.rows)
+        outstanding.on_chunk.append(self._rows_moved)
+        self._parked = Parked()
+        self._news = False
+        """Whether a chunk was parked since the last look."""
+        self._unended: dict[str, set[NodeChunk]] = {}
+        """By region, the chunks of nodes without lag whose metrics are still to come."""
+        self._lost: set[int] = set()
+        """Blocks that are gone and have not been made again."""
         self._maker: dict[int, NodeChunk] = {}
         """Block -> the chunk that made it, if that may run again."""
         self._suspects: set[str] = set()
@@ -68,26 +78,63 @@ class Dispatch:
         """Take a chunk up."""
         self._blocks.hold(chunk.holds)
         chunk.step, chunk.again = step, chunk.node.name in self._again
-        self._parked.append(chunk)
+        self._park(chunk)
+
+    def consider(self, worker: str) -> None:
+        """A Worker may be able to run what it could not: it is there, or has its weights."""
+        self._idlest.touch(worker)
 
     def tell(self, able: Callable[[PlannedNode, str], bool]) -> list[RunChunk]:
-        """What can be told now. able: whether a worker can run chunks of a node."""
+        """What can be told now. able: whether a worker can run chunks of a node; whoever it becomes
+        true of is considered.
+        """
+        if not self._parked:
+            return []
+        if self._lost or self._suspects:
+            return self._tell_readable(able)
+        if not (self._news or self._idlest.changed):
+            return []
+        self._news = False
+        found: list[RunChunk] = []
+        full: set[str] = set()
+        while (chunk := self._parked.first(but=full)) is not None:
+            worker = self._idlest_of(chunk.node, able)
+            if worker is None:
+                full.add(chunk.node.name)
+            else:
+                found.append(self._tell(self._parked.pop(chunk.node.name), worker))
+        return found
+
+    def _tell_readable(self, able: Callable[[PlannedNode, str], bool]) -> list[RunChunk]:
+        """The same where a chunk may have to wait for what it reads, and later ones need not."""
         found: list[RunChunk] = []
         left: list[NodeChunk] = []
-        has = Counter(self._outstanding.chunks()) if self._elastic else Counter()
-        for chunk in self._parked:  # it grows by what has to be made again
-            there, node = self.there(chunk.holds), chunk.node
-            workers = [w for w in node.workers if there and able(node, w)]
-            if node.name in self._elastic:
-                workers = [w for w in workers if has[node.name, w] < _AHEAD]
-            if workers:
-                idlest = min(workers, key=self._outstanding.rows.__getitem__)
-                found.append(self._tell(chunk, idlest))
-                has[node.name, idlest] += 1
-            else:
+        chunks = deque(self._parked.take())
+        while chunks:
+            chunk = chunks.popleft()
+            there = self.there(chunk.holds)
+            worker = self._idlest_of(chunk.node, able) if there else None
+            if worker is None:
                 left.append(chunk)
-        self._parked = left
+            else:
+                found.append(self._tell(chunk, worker))
+            chunks.extend(self._parked.take())  # what has to be made again
+        for chunk in left:
+            self._parked.add(chunk)
+        self._news = True
         return found
+
+    def _idlest_of(self, node: PlannedNode, able: Callable[[PlannedNode, str], bool]) -> str | None:
+        if node.name not in self._elastic:
+            return self._idlest.choose(node.name, lambda worker: able(node, worker))
+        has = self._outstanding.under_way
+        return self._idlest.choose(
+            node.name, lambda worker: has[node.name, worker] < _AHEAD and able(node, worker)
+        )
+
+    def _rows_moved(self, node: str, worker: str, more: int) -> None:
+        del node, more
+        self._idlest.touch(worker)
 
     def _tell(self, chunk: NodeChunk, worker: str) -> RunChunk:
         """Give a chunk to a replica."""
@@ -125,7 +172,10 @@ class Dispatch:
 
     def _park(self, chunk: NodeChunk) -> None:
         chunk.state = "parked"
-        self._parked.append(chunk)
+        self._parked.add(chunk)
+        self._news = True
+        if not (chunk.closed or chunk.node.lag):
+            self._unended.setdefault(chunk.node.region, set()).add(chunk)
 
     # --- what comes of it -------------------------------------------------------------------------
 
@@ -156,6 +206,7 @@ class Dispatch:
 
     def _end(self, chunk: NodeChunk) -> None:
         chunk.state = "ended"
+        self._never_ends(chunk)
         self._blocks.let_go(chunk.remade)
         chunk.remade.clear()
         self._forget(chunk)
@@ -167,6 +218,7 @@ class Dispatch:
             chunk.holds = frozenset()
 
     def _gone(self, number: int) -> None:
+        self._lost.discard(number)
         chunk = self._maker.pop(number, None)
         if chunk is not None:
             del chunk.made[number]
@@ -195,27 +247,29 @@ class Dispatch:
                     " depend on nothing but its rows and the draws of its session."
                 )
             self._blocks.move(number, numbers[at], rows[at])
+            self._lost.discard(number)
         return ""
 
     def unended(self, region: str) -> bool:
         """Whether a chunk of this region, of a node without lag, has never ended, so that metrics
         of it are still to come.
         """
-        told = (a.chunk for a in self._outstanding.of(RunChunk) if a.chunk is not None)
-        return any(
-            not chunk.closed and chunk.node.region == region and not chunk.node.lag
-            for chunk in itertools.chain(told, self._parked)
-        )
+        return bool(self._unended.get(region))
+
+    def _never_ends(self, chunk: NodeChunk) -> None:
+        """It has ended, or nobody waits for it."""
+        self._unended.get(chunk.node.region, set()).discard(chunk)
 
     # --- losses -----------------------------------------------------------------------------------
 
     def lost(self, worker: str, owed: Iterable[Pending], blocks: frozenset[int]) -> list[NodeChunk]:
         """A Worker is gone, with what it owed and these blocks. Returns the given-up chunks."""
         self._suspects.discard(worker)
+        self._lost |= blocks
+        self._news = True
         found = [chunk for asked in owed for chunk in self.undone(asked)]
-        short = [c for c in self._parked if not c.again and not blocks.isdisjoint(c.holds)]
+        short = self._parked.take_if(lambda c: not (c.again or blocks.isdisjoint(c.holds)))
         for chunk in short:
-            self._parked.remove(chunk)
             self._end(chunk)
         return found + short
 
@@ -240,9 +294,10 @@ class Dispatch:
     def abandon(self, whose: Callable[[PlannedNode], bool]) -> None:
         """Give up the chunks of these nodes; the results of those under way are discarded."""
         for asked in self._outstanding.of(RunChunk):
-            asked.wanted = asked.chunk is None or not whose(asked.chunk.node)
-        for chunk in [c for c in self._parked if whose(c.node)]:
-            self._parked.remove(chunk)
+            if asked.chunk is not None and whose(asked.chunk.node):
+                asked.wanted = False
+                self._never_ends(asked.chunk)
+        for chunk in self._parked.take_if(lambda c: whose(c.node)):
             self._end(chunk)
 
     def next_step(self) -> None:
@@ -261,9 +316,9 @@ class Dispatch:
             replicas = f"one of {', '.join(chunk.node.workers)}"
             what = f"rows that {', '.join(lost)} had" if lost else replicas
             lines.append(f"{chunk.node.name}: a chunk of {len(chunk.keys)} rows waits for {what}")
-        told = Counter(self._outstanding.chunks())
         return lines + [
-            f"{node}: chunks under way at {w}: {count}" for (node, w), count in told.items()
+            f"{node}: chunks under way at {worker}: {count}"
+            for (node, worker), count in self._outstanding.under_way.items()
         ]
 
 

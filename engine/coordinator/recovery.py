@@ -14,7 +14,7 @@ or for the Step (training.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from engine.coordinator.messages import Event, From, Spilled, WorkerLost, WorkerOpened
 from engine.coordinator.ordered_inbox import OrderedInbox
@@ -31,6 +31,8 @@ class Recovery:
         self._absent = set(spare)
         self._down = set(self._absent)
         self._spilling: set[str] = set()
+        self.on_able: Callable[[str], None] = nobody_considers
+        """Called with a Worker that is there again."""
         self._deaths: dict[str, list[str]] = {}
         """What each Worker died of since it last finished something."""
 
@@ -44,11 +46,17 @@ class Recovery:
             return
         inbox = self._inboxes[event.worker]
         for each in inbox.take(event.epoch, event.number, event.event):
-            if inbox.epoch != event.epoch:
+            if not self.counts(event):
                 return
             if isinstance(each, Spilled):
                 (self._spilling.add if each.nbytes else self._spilling.discard)(each.worker)
             yield each
+
+    def counts(self, message: Event | From) -> bool:
+        """Whether the process that says this has not been ended meanwhile."""
+        return not isinstance(message, From) or (
+            self._inboxes[message.worker].epoch == message.epoch
+        )
 
     @property
     def spilling(self) -> bool:
@@ -71,6 +79,7 @@ class Recovery:
         if event.epoch != self._inboxes[event.worker].epoch or event.worker not in self._down:
             return False
         self._down.discard(event.worker)
+        self.on_able(event.worker)
         return True
 
     def retire(self, worker: str) -> None:
@@ -125,3 +134,8 @@ class Recovery:
                     f"worker {worker}: its message {inbox.missing} has not come, later ones have"
                 )
         return lines
+
+
+def nobody_considers(worker: str) -> None:
+    """What is called where nobody wants to know."""
+    del worker

@@ -23,10 +23,12 @@ run would have to go back to a checkpoint.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from engine.coordinator.recovery import nobody_considers
 from engine.coordinator.scaling import BalanceRule
 from engine.coordinator.settings import Settings
 from engine.plan.elastic import elastic, least, movable
@@ -49,22 +51,37 @@ class _Replicas:
     movable: frozenset[str]
     wanted: int
     state: dict[str, _State]
+    on_able: Callable[[str], None]
+    """Called with one that gets chunks from now on."""
     ends: dict[str, float] = field(default_factory=dict)
     """When the time of one that leaves is over."""
     going: set[str] = field(default_factory=set)
     """Those whose machine is taken away: wanted or not, they leave."""
     rule: BalanceRule = field(default_factory=BalanceRule)
     work: float = 0.0
+    working: int = 0
+    """Those that run a chunk above the cut."""
     changed: bool = True
     """Whether one has come or gone in this Step, or it is the first: its times say little."""
+    count: Counter[_State] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.count = Counter(self.state.values())
 
     def are(self, *states: _State) -> list[str]:
+        if not any(self.count[state] for state in states):
+            return []
         return [w for w in self.workers if self.state[w] in states]
+
+    @property
+    def coming(self) -> int:
+        """How many are there, or are to join."""
+        return self.count["joining"] + self.count["present"]
 
     @property
     def steady(self) -> bool:
         """Whether all that are wanted were there for the whole Step, and no others."""
-        return not self.changed and len(self.are("present")) == self.wanted
+        return not self.changed and self.count["present"] == self.wanted
 
     def scale(self, count: int) -> None:
         self.wanted = min(max(count, self.least), len(self.workers))
@@ -74,8 +91,12 @@ class _Replicas:
         self.ends.setdefault(worker, end)
 
     def moves(self, worker: str, state: _State) -> None:
+        self.count[self.state[worker]] -= 1
+        self.count[state] += 1
         self.state[worker] = state
         self.changed = True
+        if state == "present":
+            self.on_able(worker)
 
     def end(self, worker: str) -> None:
         self.moves(worker, "absent")
@@ -88,13 +109,16 @@ class Replicas:
 
     def __init__(self, plan: Plan, settings: Settings) -> None:
         self._settings = settings
-        self.groups = _groups(plan)
+        self.groups = _groups(plan, lambda worker: self.on_able(worker))
         self._of = {w: group for group in self.groups for w in group.workers}
         self._node = {n.name: group for group in self.groups for n in group.nodes}
         self._streams = {n.name for n in elastic(plan) if n.region == "stream"}
-        self._working: list[_Replicas] = []
-        """Once for each replica that runs a chunk above the cut."""
-        self._training = False
+        self._chunks: Counter[str] = Counter()
+        """Chunks above the cut that each replica runs."""
+        self.training = False
+        """Whether the Step itself is under way."""
+        self.on_able: Callable[[str], None] = nobody_considers
+        """Called with a replica that is to be given chunks from now on."""
         self._trained = 0.0
         """Seconds of this Step below the cut."""
         self._now: float | None = None
@@ -161,7 +185,7 @@ class Replicas:
 
     def _over(self, group: _Replicas, worker: str) -> bool:
         late = (self._now or 0.0) >= group.ends[worker]
-        return late and (worker in group.going or not self._training)
+        return late and (worker in group.going or not self.training)
 
     def _needless(
         self,
@@ -173,17 +197,19 @@ class Replicas:
         """Whether nothing of it is needed but its place: all others leave, too, and somebody has to
         do what there is to do.
         """
-        alone = not group.are("absent", "joining", "present")
+        alone = not (group.count["absent"] or group.coming)
         return not owes(worker) and (alone or not keeps(worker))
 
     def _too_many(self, group: _Replicas) -> Iterator[str]:
         """Those that nobody wants and that are not there yet. Lets the others leave."""
         now = self._now or 0.0
-        more = len(group.are("joining", "present")) - group.wanted
+        more = group.coming - group.wanted
+        if more <= 0:
+            return
         may = [w for w in reversed(group.workers) if w in group.movable]
         coming = [w for w in may if group.state[w] == "joining"]
         there = [w for w in may if group.state[w] == "present"]
-        for worker in (*coming, *there)[: max(more, 0)]:
+        for worker in (*coming, *there)[:more]:
             if worker in coming:
                 group.end(worker)
                 yield worker
@@ -192,22 +218,21 @@ class Replicas:
 
     def _begun(self, group: _Replicas) -> Iterator[str]:
         """Those that begin; first of all those that were to leave stay."""
-        short = group.wanted - len(group.are("joining", "present"))
-        for worker in [w for w in group.are("leaving") if w not in group.going][: max(short, 0)]:
+        short = group.wanted - group.coming
+        if short <= 0:
+            return
+        for worker in [w for w in group.are("leaving") if w not in group.going][:short]:
             group.moves(worker, "present")
             del group.ends[worker]
             short -= 1
-        for worker in group.are("absent")[: max(short, 0)]:
+        for worker in group.are("absent")[:short]:
             group.moves(worker, "joining")
             yield worker
 
     @property
     def moving(self) -> bool:
         """Whether something is to be done here though nothing comes."""
-        return any(
-            group.are("leaving") or len(group.are("joining", "present")) != group.wanted
-            for group in self.groups
-        )
+        return any(group.count["leaving"] or group.coming != group.wanted for group in self.groups)
 
     # --- time -------------------------------------------------------------------------------------
 
@@ -215,15 +240,17 @@ class Replicas:
         """Note the time, and what it was spent on."""
         seconds = now - (now if self._now is None else self._now)
         self._now = now
-        for group in self._working:
-            group.work += seconds
-        self._trained += seconds if self._training else 0.0
+        for group in self.groups:
+            group.work += seconds * group.working
+        self._trained += seconds if self.training else 0.0
 
-    def works(self, chunks: Iterable[tuple[str, str]], *, training: bool) -> None:
-        """What is under way from now on. chunks: (node, Worker); training: the Step itself."""
-        busy = {worker for node, worker in chunks if node in self._streams}
-        self._working = [self._of[worker] for worker in busy]
-        self._training = training
+    def runs(self, node: str, worker: str, more: int) -> None:
+        """A Worker has a chunk of this node more (1), or less (-1)."""
+        if node not in self._streams:
+            return
+        self._chunks[worker] += more
+        if self._chunks[worker] == max(more, 0):  # its first one, or its last
+            self._of[worker].working += more
 
     def step_ended(self) -> Mapping[str, float]:
         """A Step is trained: decide whether there should be more or fewer. Returns its metrics."""
@@ -232,11 +259,10 @@ class Replicas:
                 there = group.wanted
                 more = group.rule.after_step(there, group.work / there, self._trained)
                 group.scale(there + more)
-            group.work, group.changed = 0.0, bool(group.are("joining", "leaving"))
+            group.work, group.changed = 0.0, bool(group.count["joining"] or group.count["leaving"])
         self._trained = 0.0
         return {
-            f"replicas/{node}": float(len(group.are("present")))
-            for node, group in self._node.items()
+            f"replicas/{node}": float(group.count["present"]) for node, group in self._node.items()
         }
 
     def waiting(self) -> list[str]:
@@ -244,7 +270,7 @@ class Replicas:
         lines = [
             f"{group.nodes[0].name}: no replica of it is there"
             for group in self.groups
-            if not group.are("present", "leaving")
+            if not (group.count["present"] or group.count["leaving"])
         ]
         for worker, group in self._of.items():
             if group.state[worker] == "joining":
@@ -254,12 +280,12 @@ class Replicas:
         return lines
 
 
-def _groups(plan: Plan) -> list[_Replicas]:
+def _groups(plan: Plan, on_able: Callable[[str], None]) -> list[_Replicas]:
     """All nodes of the same Workers are scaled together."""
     by_workers: dict[tuple[str, ...], list[PlannedNode]] = {}
     for node in elastic(plan):
         by_workers.setdefault(node.workers, []).append(node)
-    may = movable(plan)
+    may, spare = movable(plan), frozenset(plan.spare)
     return [
         _Replicas(
             nodes=nodes,
@@ -267,7 +293,8 @@ def _groups(plan: Plan) -> list[_Replicas]:
             least=least(plan, nodes[0]),
             movable=may.intersection(workers),
             wanted=least(plan, nodes[0]),
-            state={w: "absent" if w in plan.spare else "present" for w in workers},
+            state={w: "absent" if w in spare else "present" for w in workers},
+            on_able=on_able,
         )
         for workers, nodes in by_workers.items()
     ]

@@ -8,9 +8,9 @@
     owed          its Worker to be there again,    Load
                   the writer not to be training
 
-Owns: what a publish tells each Worker of each reader, which of them have not loaded it yet,
-and the blocks that weights travel in. Does not own: when a version is published (core.py),
-nor how the bytes travel.
+Owns: what a publish tells each Worker of each reader, and the blocks that weights travel in. Does
+not own: when a version is published (core.py), who has not loaded it yet (loading.py), nor how the
+bytes travel.
 
 A reader loads straight from a writer of one rank in its own Worker; for all others the writer's
 Worker makes a block at once (Offer), so that it can go on training.
@@ -18,16 +18,16 @@ Worker makes a block at once (Offer), so that it can go on training.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
+from engine.coordinator.loading import Place, StillLoading
 from engine.coordinator.messages import Load, Loaded, Offer, Offered
 from engine.coordinator.outstanding import Outstanding
+from engine.coordinator.recovery import nobody_considers
 from engine.plan.elastic import elastic
 from engine.plan.plan import Plan, PlannedModel, PlannedNode
-
-Place = tuple[str, str, str]
-"""(reader, model, worker)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,6 +46,7 @@ class Versions:
         self._models = plan.models
         self._nodes = {n.name: n for n in plan.nodes}
         self._writers = {m.name: m.writer for m in plan.models if m.writer}
+        self._readers = _readers(plan)
         self._late = {n.name for n in plan.nodes if n.lag}
         """Readers that may use an older version while they load this one."""
         self._published = 0
@@ -53,12 +54,16 @@ class Versions:
         """(model, version) -> what is on its way."""
         self._gone: list[tuple[str, int]] = []
         self._down: set[str] = set()
-        self._owed: set[Place] = set()
-        """Who is to be told of the published version as soon as possible."""
-        self._fresh: set[Place] = set()
-        """Who has had no version since its Worker restarted."""
-        self._elastic = {n.name for n in elastic(plan)}
-        """Readers whose replicas nobody waits for until they have had a version."""
+        self._owed: dict[str, set[Place]] = {}
+        """By Worker, who is to be told of the published version as soon as possible."""
+        self._due: set[str] = set()
+        """The Workers of these that are there."""
+        self._loading = StillLoading(n.name for n in elastic(plan))
+        self._reads: Counter[tuple[str, int]] = Counter()
+        """Blocks of weights that are being loaded."""
+        outstanding.on_load = self._moved
+        self.on_able: Callable[[str], None] = nobody_considers
+        """Called with a Worker that has a version, after it had none."""
         for worker in plan.spare:
             self.lost(worker)
 
@@ -102,9 +107,9 @@ class Versions:
         """Tell at once who can load on the spot; for the others offer the Model, unless it is."""
         for message in messages:
             place = _place(message)
-            self._owed.discard(place)
+            self._settle(place)
             if message.worker in self._down:
-                self._owed.add(place)
+                self._owe(place)
                 continue
             if self._on_the_spot(message):
                 yield self._asked(message)
@@ -115,6 +120,7 @@ class Versions:
                 yield self._offer(written, message)
             if weights.offered is None:
                 weights.held.append(message)
+                self._loading.add(place)
             else:
                 yield self._addressed(message, weights.offered)
 
@@ -148,7 +154,9 @@ class Versions:
         if isinstance(event, Offered):
             return self._offered(event, (task.model, task.version))
         if isinstance(task, Load) and task.version == self._published:
-            self._fresh.discard(_place(task))
+            place = _place(task)
+            self._loading.has_one(place)
+            self.on_able(place[2])
         self._let_go()
         return []
 
@@ -160,6 +168,8 @@ class Versions:
             return []
         weights.offered = event
         told = [self._addressed(message, event) for message in weights.held]
+        for message in weights.held:
+            self._loading.drop(_place(message))
         weights.held = []
         self._let_go()
         return told
@@ -171,25 +181,26 @@ class Versions:
         goes back to a checkpoint), so everything that it read can be loaded again.
         """
         self._down.add(worker)
-        for model in self._models:
-            for reader in model.readers if model.writer else ():
-                if worker in self._nodes[reader].workers:
-                    place = (reader, model.name, worker)
-                    self._owed.add(place)
-                    self._fresh.add(place)
+        self._due.discard(worker)
+        for reader, model in self._readers.get(worker, ()):
+            place = (reader, model, worker)
+            self._loading.has_none(place)
+            self._owe(place)
         for weights in self._weights.values():
-            weights.held = [message for message in weights.held if message.worker != worker]
+            for message in [message for message in weights.held if message.worker == worker]:
+                weights.held.remove(message)
+                self._loading.drop(_place(message))
         self._let_go()
 
     def opened(self, worker: str) -> None:
         """It is there again."""
         self._down.discard(worker)
+        if worker in self._owed:
+            self._due.add(worker)
 
     def lacks(self, node: str, worker: str) -> bool:
         """Whether a node still lacks a Model in a Worker that restarted."""
-        return bool(self._fresh) and any(
-            (reader, at) == (node, worker) for reader, _, at in self._fresh
-        )
+        return self._loading.lacks(node, worker)
 
     def bring(self, *, may_offer: bool) -> list[Offer | Load]:
         """Tell who is owed the published version.
@@ -200,21 +211,21 @@ class Versions:
         later readers do not need this very version.
         """
         found: list[Offer | Load] = []
-        if not self._owed:
+        if not self._due:
             return found
-        for place in sorted(place for place in self._owed if place[2] not in self._down):
+        for place in sorted(place for worker in self._due for place in self._owed[worker]):
             model = place[1]
             if may_offer or (model, self._published) in self._weights:
                 found += self._bring(model, [self._load(place, self._published)])
         return found
 
     def _let_go(self) -> None:
-        reads = {(load.source, load.block) for load in self._outstanding.tasks(Load)}
         for key, weights in [*self._weights.items()]:
             found = weights.offered
-            if found is not None and not weights.held and (found.worker, found.block) not in reads:
-                del self._weights[key]
-                self._gone.append((found.worker, found.block))
+            if found is None or weights.held or self._reads[found.worker, found.block]:
+                continue
+            del self._weights[key]
+            self._gone.append((found.worker, found.block))
 
     def drain(self) -> list[tuple[str, int]]:
         """(worker, block) of weights that everybody has loaded; each is returned once."""
@@ -223,26 +234,41 @@ class Versions:
 
     # --- who has it -------------------------------------------------------------------------------
 
-    @property
-    def _loading(self) -> set[Place]:
-        """Who was told of a version, or is to be, and has not loaded it; no replica that joins."""
-        loads = self._outstanding.tasks(Load)
-        if not (loads or self._weights or self._owed):
-            return set()
-        told = {_place(load) for load in loads}
-        held = {_place(m) for weights in self._weights.values() for m in weights.held}
-        late = (place for place in self._fresh if place[0] in self._elastic)
-        return (self._owed | told | held).difference(late)
+    def _owe(self, place: Place) -> None:
+        """It is to be told of the published version, as soon as its Worker is there."""
+        owed = self._owed.setdefault(place[2], set())
+        if place not in owed:
+            owed.add(place)
+            self._loading.add(place)
+        if place[2] not in self._down:
+            self._due.add(place[2])
+
+    def _settle(self, place: Place) -> None:
+        """It is told, or put off."""
+        owed = self._owed.get(place[2], set())
+        if place in owed:
+            owed.discard(place)
+            self._loading.drop(place)
+        if not owed:
+            self._owed.pop(place[2], None)
+            self._due.discard(place[2])
+
+    def _moved(self, load: Load, more: int) -> None:
+        """One is loading more (1), or less (-1)."""
+        (self._loading.add if more > 0 else self._loading.drop)(_place(load))
+        self._reads[load.source, load.block] += more
+        if not self._reads[load.source, load.block]:
+            del self._reads[load.source, load.block]
 
     @property
     def loaded_everywhere(self) -> bool:
         """Whether every reader has the published version."""
-        return not self._loading
+        return not self._loading.readers
 
     @property
     def settled(self) -> bool:
         """Whether every reader that needs exactly the published version has it."""
-        return all(reader in self._late for reader, _, _ in self._loading)
+        return self._loading.readers.keys() <= self._late
 
     @property
     def offered(self) -> bool:
@@ -253,7 +279,7 @@ class Versions:
 
     def behind(self, nodes: Iterable[PlannedNode]) -> bool:
         """Whether one of these nodes has not loaded the published version yet."""
-        late = {reader for reader, _, _ in self._loading}
+        late = self._loading.readers
         return bool(late) and any(node.name in late for node in nodes)
 
     def waiting(self) -> list[str]:
@@ -265,9 +291,20 @@ class Versions:
         ]
         return lines + [
             f"{reader} in {worker}: has not loaded {model!r} version {self._published}"
-            for reader, model, worker in sorted(self._loading)
+            for reader, model, worker in sorted(self._loading.places())
         ]
 
 
 def _place(message: Load) -> Place:
     return message.reader, message.model, message.worker
+
+
+def _readers(plan: Plan) -> dict[str, list[tuple[str, str]]]:
+    """Worker -> (reader, model) of each Model with a writer that is read there."""
+    nodes = {n.name: n for n in plan.nodes}
+    found: dict[str, list[tuple[str, str]]] = {}
+    for model in plan.models:
+        for reader in model.readers if model.writer else ():
+            for worker in dict.fromkeys(nodes[reader].workers):
+                found.setdefault(worker, []).append((reader, model.name))
+    return found

@@ -4,6 +4,9 @@
     the next event of some Worker           that Worker
     answers about files (ask)               the Workers asked
 
+What has come meanwhile is handled together where that makes no difference (`Coordinator.groups`),
+so that the cost of an event falls as more of them wait.
+
 Owns: the order of all that happens. Does not own: any decision (coordinator), any kernel
 (engine/worker), where Workers are (engine/launch, engine/simulate), where files lie (files.py), nor
 what is made of it (subscribers to its events, engine/observe/events.py).
@@ -16,7 +19,7 @@ has not finished, nothing will ever happen again: that is an error that says who
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from dataflow.errors import RunError
@@ -28,6 +31,9 @@ from engine.run.workers import WorkerGone, Workers
 
 _TICK = 0.2
 """Seconds after which the loop sees a Ctrl-C although no event has come."""
+
+TOGETHER = 256
+"""Messages that are taken at most before the loop looks at anything else."""
 
 _MEASURED_EVERY = 1.0
 """Seconds between two looks at what Workers have measured, where no Step ends meanwhile."""
@@ -41,7 +47,8 @@ class Loop:
 
     events: who is told of what happens. stop: asked at each turn whether the run is to end early,
     to write a checkpoint, or to have other replicas, and answers each wish once. clock: seconds; a
-    simulated one where the Workers are.
+    simulated one where the Workers are. together: so many messages at most are handled together; 1:
+    each alone.
     """
 
     def __init__(
@@ -52,6 +59,7 @@ class Loop:
         events: e.EventStream,
         stop: Callable[[], m.Wish | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
+        together: int = TOGETHER,
     ) -> None:
         self._coordinator = coordinator
         self._workers = workers
@@ -59,10 +67,11 @@ class Loop:
         self._events = events
         self._stop = stop
         self._clock = clock
+        self._together = together
         self._end: m.Finish | m.Rollback | None = None
         self._measured = clock()
         self.heard = 0
-        """Messages that have come: while it grows, something moves."""
+        """Events that were heard: while it grows, something moves."""
         self.untold: list[m.Instruction] = []
         """What was said after the end, and not carried out."""
 
@@ -80,7 +89,7 @@ class Loop:
             return m.Rollback(worker=gone.worker, error=str(gone))
         self._carry_out(self._coordinator.start(restored))
         for event in opened:
-            self._hear(event)
+            self._hear((event,))
         self._measure()
         self._events.emit(e.Opened(at=self._clock()))
         while self._end is None:
@@ -102,7 +111,7 @@ class Loop:
             if event is None:
                 raise RunError(self._starved())
         if event is not None:
-            self._hear(event)
+            self._hear(self._come(event))
         elif self._coordinator.moving:  # nothing has moved, so that the watchdog is not told
             self._carry_out(self._coordinator.handle(m.TimePassed(), self._clock()))
         if self._clock() - self._measured >= _MEASURED_EVERY:
@@ -111,18 +120,29 @@ class Loop:
     def _stops(self) -> bool:
         asked = self._stop()
         if asked is not None:
-            self._hear(asked)
+            self._hear((asked,))
         return asked is not None
 
-    def _hear(self, message: m.Event | m.From) -> None:
-        worker = message.worker if isinstance(message, m.From) else ""
-        self.heard += 1
-        for event in self._coordinator.in_order(message):
-            for take in self._events[type(event)]:
-                take(e.EventHeard(at=self._clock(), event=event, worker=worker))
-            if isinstance(event, m.Evaluated):  # its version is there until the next Step
-                self._write(event, self._store.keep_best)
-            self._carry_out(self._coordinator.handle(event, self._clock()))
+    def _come(self, first: m.Event | m.From) -> Iterator[m.Event | m.From]:
+        """A message, and what has come behind it by the time that it is asked for."""
+        yield first
+        for _ in range(self._together - 1):
+            message = self._workers.next(0.0) if self._end is None else None
+            if message is None:
+                return
+            yield message
+
+    def _hear(self, messages: Iterable[m.Event | m.From]) -> None:
+        for group in self._coordinator.groups(messages, self._together):
+            for worker, event in group:
+                self.heard += 1
+                for take in self._events[type(event)]:
+                    take(e.EventHeard(at=self._clock(), event=event, worker=worker))
+                if isinstance(event, m.Evaluated) and self._end is None:
+                    # its version is there until the next Step
+                    self._write(event, self._store.keep_best)
+            events = [event for _, event in group]
+            self._carry_out(self._coordinator.handle_together(events, self._clock()))
 
     def _carry_out(self, instructions: Iterable[m.Instruction]) -> None:
         for instruction in instructions:
@@ -143,7 +163,7 @@ class Loop:
                 pass  # a subscriber shows it
             case m.Checkpoint():
                 if self._write(instruction, self._store.write):
-                    self._hear(m.Checkpointed(step=instruction.step))
+                    self._hear((m.Checkpointed(step=instruction.step),))
             case m.Respawn():
                 self._workers.respawn(instruction.workers)
             case m.Retire():

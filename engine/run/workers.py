@@ -77,9 +77,9 @@ class Workers(Protocol):
         ...
 
     def next(self, timeout: float | None = None) -> Event | From | None:
-        """The next event, in order for each Worker. None: none came within `timeout` seconds, or
-        `busy` is false and none will come. Raises a kernel's error: of the same class, with node,
-        row and traceback in its text.
+        """The next event, in order for each Worker. None: none came within `timeout` seconds (0:
+        none has come yet), or `busy` is false and none will come. Raises a kernel's error: of the
+        same class, with node, row and traceback in its text.
         """
         ...
 

@@ -28,7 +28,8 @@ class _Killed(Exception):
 
 class Simulation:
     """A run from its beginning, or from a checkpoint. rows: of each source in one pass. watchers:
-    who is told of what happens.
+    who is told of what happens. together: the coordinator is so slow that up to so many messages
+    wait, and takes them together; 1: each is heard alone, when it comes.
     """
 
     def __init__(
@@ -42,13 +43,14 @@ class Simulation:
         faults: FaultModel | None = None,
         latest: SimulatedCheckpoint | None = None,
         watchers: Sequence[Subscriber] = (),
+        together: int = 1,
     ) -> None:
         self.coordinator = Coordinator(plan, settings)
         closed, disk = (latest.message.step, latest.rows) if latest is not None else (0, None)
         self.history = history = History(closed=closed)
         self.store = MemoryStore(plan, latest)
         self.faulty = faults is not None
-        self._watchers = watchers
+        self._watchers, self._together = watchers, together
         self.workers = SimulatedWorkers(
             plan,
             history,
@@ -57,6 +59,7 @@ class Simulation:
             outcomes=outcomes,
             faults=faults,
             disk=disk,
+            together=together,
         )
         self.finish: m.Finish | None = None
         self.went_back = False
@@ -83,7 +86,11 @@ class Simulation:
 
         stream = EventStream(self.history, self.workers, *self._watchers)
         stream.on(kill, *get_args(m.Event))
-        loop = Loop(self.coordinator, self.workers, self.store, stream, stop, lambda: self.now)
+        loop = Loop(
+            *(self.coordinator, self.workers, self.store, stream, stop),
+            clock=lambda: self.now,
+            together=self._together,
+        )
         try:
             self.went_back = isinstance(loop.run(), m.Rollback)
         except _Killed:

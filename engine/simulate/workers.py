@@ -35,6 +35,7 @@ from engine.simulate.store import SavedRows
 class SimulatedWorkers:
     """See `engine.run.workers.Workers`. Its public attributes are the world that its Workers share.
     rows: of each source in one pass. disk: files of rows of the checkpoint to resume from.
+    together: the loop is so slow that up to so many messages wait when it takes the first.
     """
 
     def __init__(
@@ -47,12 +48,15 @@ class SimulatedWorkers:
         outcomes: Outcomes,
         faults: FaultModel | None = None,
         disk: Mapping[Path, SavedRows] | None = None,
+        together: int = 1,
     ) -> None:
         self.plan = plan
         self.nodes = {n.name: n for n in plan.nodes}
         self.history = history
         self.durations = durations
         self.times = Random(durations.seed)
+        self._together = together
+        self._slow = Random(durations.seed)
         self.outcomes = outcomes
         self.disk = disk or {}
         self.clock = VirtualClock()
@@ -93,12 +97,14 @@ class SimulatedWorkers:
         self._send(worker, instruction)
 
     def next(self, timeout: float | None = None) -> m.Event | m.From | None:
-        """The next message, after whatever simulated time that takes; None if none will come."""
-        del timeout
-        while not self._inbox:
-            if not self.clock.step():
-                return None
-        return self._inbox.popleft()
+        """The next message, after whatever simulated time that takes; None if none will come, or
+        with a timeout of 0 if none has.
+        """
+        if timeout != 0.0:
+            wanted = self._slow.randint(1, self._together) if self._together > 1 else 1
+            while len(self._inbox) < wanted and self.clock.step():
+                pass
+        return self._inbox.popleft() if self._inbox else None
 
     @property
     def busy(self) -> bool:

@@ -45,11 +45,13 @@ class InprocWorkers:
         yield WorkerOpened(worker=self._worker.name, epoch=0)
 
     def next(self, timeout: float | None = None) -> Event | None:
-        """The next event; None where nothing is left to do. Takes as long as the kernel does.
-        Raises what it raises.
+        """The next event; None where nothing is left to do. Takes as long as the kernel does, but
+        for a timeout of 0: then None where the next one is still to be made. Raises what a kernel
+        raises.
         """
-        del timeout
-        return self._heard.popleft() if self._heard else self._made()
+        if self._heard:
+            return self._heard.popleft()
+        return None if timeout == 0.0 else self._made()
 
     def _made(self) -> Event | None:
         """Go on with what is under way, then with what was told, until an event comes of it."""

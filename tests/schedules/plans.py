@@ -22,13 +22,14 @@ from tests.schedules.draft import POLICY, TARGET, NodeRows, PlanDraft
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleCase:
-    """Everything that decides a run, but for its timing."""
+    """Everything that decides a run, but for its timing. together: as a Simulation's."""
 
     seed: int
     plan: Plan
     settings: Settings
     rows: dict[str, int]
     outcomes: Outcomes
+    together: int = 1
 
     @property
     def synchronous(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from engine.observe.events import Subscriber
 from engine.simulate.faults import FaultModel
@@ -31,7 +32,7 @@ def begun(
 ) -> Simulation:
     """A run of the case, with one of its timings, from a checkpoint or from the beginning."""
     how = {"durations": case.timing(timing), "outcomes": case.outcomes, "faults": faults}
-    how |= {"watchers": watchers}
+    how |= {"watchers": watchers, "together": case.together}
     return Simulation(case.plan, case.settings, rows=case.rows, latest=stored, **how)
 
 
@@ -92,7 +93,7 @@ def prove(case: ScheduleCase) -> int:
     run, past, deaths = weathered(case)
     Proof(case, run, past=past).all()
     if case.synchronous:
-        plain = ended(begun(fixed(case), 0))
+        plain = ended(begun(replace(fixed(case), together=1), 0))
         Proof(case, plain).all()
         _same_as(case, run, plain, past)
     return deaths
@@ -124,7 +125,7 @@ def require_same_at_any_time(case: ScheduleCase, one: Simulation) -> None:
 
     With two sources the run ends when one has ended, wherever the other is.
     """
-    other = ended(begun(case, 1))
+    other = ended(begun(replace(case, together=1), 1))
     require_same_steps(one, other)
     if case.whole_cohorts:
         first, second = chunks(one), chunks(other)

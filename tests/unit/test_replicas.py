@@ -119,7 +119,7 @@ def test_rows_that_a_step_is_trained_on_outlast_the_grace() -> None:
     by_hand.keeps = {"c"}
     by_hand.replicas.scale("score", 2)
     by_hand.moves()
-    by_hand.replicas.works((), training=True)
+    by_hand.replicas.training = True
     assert by_hand.moves(after=60.0) == ([], [])
     by_hand.leave("c")
     assert by_hand.moves() == (["c"], []), "its machine does not wait"
