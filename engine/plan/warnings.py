@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from dataflow.errors import GraphWarning
+from engine.plan.by_worker import nodes_by_worker
 from engine.plan.plan import Plan, PlannedNode
 
 _HOUR = 3600.0
@@ -18,7 +19,7 @@ def step_seconds(plan: Plan) -> tuple[float, str] | None:
     """Predicted seconds a Step, and the slowest Worker if all overlap, else ""; None if unknown."""
     if not _predicted(plan):
         return None
-    by = {w: _seconds(plan.nodes_on(w)) for w in plan.workers}
+    by = {w: _seconds(nodes) for w, nodes in nodes_by_worker(plan.nodes).items()}
     slowest = max(by, key=by.__getitem__)
     overlap = len(by) > 1 and all(s.max_lag for s in plan.sources)
     return (by[slowest], slowest) if overlap else (_seconds(plan.nodes), "")

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from engine.cost.memory import HOST_PARTS, host_peak, lasting, peak
+from engine.plan.by_worker import nodes_by_worker, workers_by_host
 from engine.plan.cluster import Cluster
 from engine.plan.draft import Draft
 from engine.plan.plan import PlannedNode
@@ -21,8 +22,9 @@ Parts = tuple[str, ...]
 
 def memory(draft: Draft) -> Iterator[str]:
     """The peaks of each Worker and of each host fit, on GPUs and in host memory."""
-    for host in dict.fromkeys(map(draft.host_of, draft.workers)):
-        nodes = {w: draft.nodes_on(w) for w in draft.workers if draft.host_of(w) == host}
+    by_worker = nodes_by_worker(draft.nodes)
+    for host, here in workers_by_host(draft, draft.workers).items():
+        nodes = {w: by_worker[w] for w in here}
         turns = [[w for w in group if w in nodes] for group in draft.turns]
         cluster, where = draft.cluster.on(host), f"host {host}" if host else "this host"
         if cluster.gpus:

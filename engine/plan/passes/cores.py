@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from engine.plan.by_worker import turns_by_worker, workers_by_host
 from engine.plan.draft import Draft
 from engine.plan.passes.place import above
 from engine.plan.plan import PlannedNode
@@ -40,7 +41,9 @@ def _notes(draft: Draft, shares: Mapping[str, int]) -> Iterator[str]:
 
 def _totals(draft: Draft) -> dict[str, int]:
     """The cores of each Worker's host."""
-    return {w: draft.cluster.on(draft.host_of(w)).cores for w in draft.workers}
+    hosts = workers_by_host(draft, draft.workers)
+    cores = {host: draft.cluster.on(host).cores for host in hosts}
+    return {w: cores[draft.host_of(w)] for w in draft.workers}
 
 
 def _shares(draft: Draft) -> dict[str, int]:
@@ -48,9 +51,11 @@ def _shares(draft: Draft) -> dict[str, int]:
     totals, busy = _totals(draft), [n for n in draft.nodes if n.traits.computes]
     computing = {w for n in busy for w in n.workers}
     shares = {w: cores if w in computing or not computing else 1 for w, cores in totals.items()}
-    for worker, beside in _beside(draft, busy):
-        count = _at_once(draft, beside, worker)
-        shares[worker] = min(shares[worker], max(1, totals[worker] // count))
+    for node, beside in _beside(busy, above(draft.nodes)):
+        counts = _at_once(draft, beside)
+        for worker in node.workers:
+            count = counts[draft.host_of(worker)]
+            shares[worker] = min(shares[worker], max(1, totals[worker] // count))
     _level(draft, shares)
     return {n.name: shares[n.workers[0]] for n in draft.nodes}
 
@@ -62,19 +67,19 @@ def _level(draft: Draft, shares: dict[str, int]) -> None:
             shares |= dict.fromkeys(node.workers, min(shares[w] for w in node.workers))
 
 
-def _beside(draft: Draft, busy: Sequence[PlannedNode]) -> Iterator[tuple[str, set[str]]]:
-    """The Workers of each node, and those that can compute at the same time, itself included."""
-    uppers = above(draft.nodes)
+def _beside(
+    busy: Sequence[PlannedNode], uppers: dict[str, frozenset[str]]
+) -> Iterator[tuple[PlannedNode, set[str]]]:
+    """Each node, and the Workers that can compute at the same time, its own included."""
     for node in busy:
         others = (o for o in busy if node is o or _overlap(node, o, uppers))
-        beside = {w for o in others for w in o.workers}
-        yield from ((worker, beside) for worker in node.workers)
+        yield node, {w for o in others for w in o.workers}
 
 
-def _at_once(draft: Draft, beside: Iterable[str], worker: str) -> int:
-    """How many of these Workers compute at once on its host; a group that takes turns is one."""
-    here = (w for w in beside if draft.host_of(w) == draft.host_of(worker))
-    return len({draft.turns_of(w) or w for w in here})
+def _at_once(draft: Draft, beside: Iterable[str]) -> dict[str, int]:
+    """How many of these Workers compute at once on each host; a group that takes turns is one."""
+    turns, hosts = turns_by_worker(draft.turns), workers_by_host(draft, beside)
+    return {host: len({turns.get(w, w) for w in here}) for host, here in hosts.items()}
 
 
 def _overlap(one: PlannedNode, other: PlannedNode, uppers: dict[str, frozenset[str]]) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from engine.plan.by_worker import turns_by_worker, workers_by_host
 from engine.plan.draft import Draft
 
 Unit = tuple[str, ...]
@@ -19,11 +20,13 @@ Unit = tuple[str, ...]
 def devices(draft: Draft) -> dict[str, tuple[int, ...]]:
     """The GPUs of each Worker; too few where a host has too few, which a check refuses."""
     ranks = inner_ranks(draft)
-    units = dict.fromkeys(draft.turns_of(w) or (w,) for w in ranks)
+    turns = turns_by_worker(draft.turns)
+    # A group of Workers on several hosts is on the first one's; a check refuses it.
+    firsts = {next(w for w in u if w in ranks): u for u in (turns.get(w, (w,)) for w in ranks)}
     found: dict[str, tuple[int, ...]] = {}
-    for host in dict.fromkeys(map(draft.host_of, ranks)):
-        here = [u for u in units if draft.host_of(next(w for w in u if w in ranks)) == host]
-        found |= _given(here, ranks, len(draft.cluster.on(host).gpus))
+    for host, here in workers_by_host(draft, firsts).items():
+        units = [firsts[w] for w in here]
+        found |= _given(units, ranks, len(draft.cluster.on(host).gpus))
     return {w: found[w] for w in ranks if w in found}
 
 

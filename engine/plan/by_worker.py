@@ -1,0 +1,35 @@
+"""Look-ups by Worker of a whole plan, each in one pass: asked for one by one they are quadratic.
+
+Owns: the look-ups. Does not own: what they are asked for (passes/, checks/).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from engine.plan.plan import Decisions, PlannedNode
+
+Group = tuple[str, ...]
+"""Workers that take turns with devices."""
+
+
+def nodes_by_worker(nodes: Iterable[PlannedNode]) -> dict[str, list[PlannedNode]]:
+    """The nodes that each Worker runs, or has a rank of, in running order."""
+    found: dict[str, list[PlannedNode]] = {}
+    for node in nodes:
+        for worker in dict.fromkeys(node.workers):
+            found.setdefault(worker, []).append(node)
+    return found
+
+
+def turns_by_worker(turns: Sequence[Group]) -> dict[str, Group]:
+    """The group of each Worker that takes turns: the first, where it is in several."""
+    return {worker: group for group in reversed(turns) for worker in group}
+
+
+def workers_by_host(plan: Decisions, workers: Iterable[str]) -> dict[str, list[str]]:
+    """These Workers by their host, in their order; under the empty name if all are on this one."""
+    found: dict[str, list[str]] = {}
+    for worker in workers:
+        found.setdefault(plan.host_of(worker), []).append(worker)
+    return found

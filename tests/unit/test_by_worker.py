@@ -1,0 +1,37 @@
+"""Look-ups by Worker of a whole plan say what the plan says of each Worker."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.plan.by_worker import nodes_by_worker, turns_by_worker, workers_by_host
+from engine.plan.cluster import Host, with_first
+from tests.kit.graphs import small_grpo
+from tests.kit.plans import placed, plan_of, planned_node, planned_on
+
+pytestmark = pytest.mark.usefixtures("tiny")
+HOSTS = with_first([Host(name=n, cores=8, memory=2**36, gpus=(2**36,) * 8) for n in "abcd"])
+
+
+def test_look_ups_by_worker_are_those_of_each_worker() -> None:
+    gen, train = [f"g{i}@{'abcd'[i % 4]}" for i in range(16)], [f"t{i}@b" for i in range(4)]
+    turns = (("t0", "g1"), ("t1", "g5"))
+    pin = {"rollout": ",".join(gen), "train_policy": ",".join(train)}
+    plan = planned_on(HOSTS, small_grpo(max_lag=1), pin=pin, turns=turns)
+    assert nodes_by_worker(plan.nodes) == {w: plan.nodes_on(w) for w in plan.workers}
+    found = turns_by_worker(plan.turns)
+    assert [found.get(w, ()) for w in plan.workers] == [plan.turns_of(w) for w in plan.workers]
+    hosts = workers_by_host(plan, plan.workers)
+    assert {w: host for host, here in hosts.items() for w in here} == dict(plan.hosts)
+    assert list(hosts) == list(dict.fromkeys(map(plan.host_of, plan.workers)))
+
+
+def test_a_worker_in_two_groups_has_the_first_as_in_a_plan() -> None:
+    plan = plan_of(planned_node("a", workers=("x", "y", "z")), turns=(("x", "y"), ("y", "z")))
+    assert turns_by_worker(plan.turns)["y"] == plan.turns_of("y") == ("x", "y")
+
+
+def test_threads_of_workers_on_one_host_are_shared_among_those_there() -> None:
+    graph = small_grpo(max_lag=1)
+    plan = placed(graph, cores=8, pin={"rollout": ("g0", "g1", "g2"), "train_policy": ("train",)})
+    assert {plan.node(n).layout.threads for n in ("rollout", "train_policy")} == {2}
