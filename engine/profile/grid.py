@@ -1,0 +1,179 @@
+"""Which nodes of a plan are measured, and on which rows.
+
+Owns: the choice of nodes, and the grid of threads x rows x lengths of each. Does not own: the rows
+themselves (generated.py), measuring them (measuring.py).
+
+One node is measured for each Model (by shape, dtype and head), kind of pass and kernel: others with
+the same have the same times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from dataflow.model import Model
+from engine.cost import memory
+from engine.cost.devices import Kind
+from engine.cost.lengths import Lengths
+from engine.cost.memory import Work
+from engine.cost.models import model_cost
+from engine.cost.passes import Sizes
+from engine.cost.profile import ProfileCell, model_key
+from engine.plan.lengths import all_lengths
+from engine.plan.plan import Plan, PlannedNode
+
+LENGTHS = (1 / 8, 1 / 2, 1.0)
+"""Of the greatest lengths of the plan, as shares."""
+GROUPS = (1 / 16, 1 / 4, 1.0)
+"""Of the prompts of a Step."""
+QUICK = (1 / 4, 1.0)
+MOST_ROWS = 512
+"""Of one cell: a profile is fitted to passes, of which more rows only make more."""
+MOST_TOKENS = 512
+"""Of a prompt or an answer, for the same reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfiledWork:
+    """What one child process measures: a node with so many threads. of: its plan's number."""
+
+    of: int
+    node: str
+    kind: Kind
+    model: Sizes
+    kernel: str
+    cores: int
+    epochs: int = 1
+    updates: int = 1
+    cells: tuple[ProfileCell, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, Kind, str]:
+        """What counts for its times, besides the cores."""
+        return model_key(self.model), self.kind, self.kernel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkippedNode:
+    """A node that computes with a Model, and why it is not measured."""
+
+    node: str
+    why: str
+
+
+def works(
+    plans: Sequence[Plan], *, quick: bool, on_gpu: bool
+) -> tuple[list[ProfiledWork], list[SkippedNode]]:
+    """What is measured of these plans, and what is not."""
+    found: dict[tuple[str, Kind, str], list[ProfiledWork]] = {}
+    skipped: list[SkippedNode] = []
+    for number, plan in enumerate(plans):
+        lengths = _lengths(plan)
+        for node in plan.nodes:
+            if not node.traits.computes:
+                continue
+            made = _work(plan, number, node, lengths[node.name], quick=quick)
+            if isinstance(made, SkippedNode):
+                skipped.append(made)
+            elif made.key not in found:
+                cores = [made.cores] if on_gpu else _cores(made.cores, quick=quick)
+                found[made.key] = [replace(made, cores=count) for count in cores]
+    return [each for many in found.values() for each in many], skipped
+
+
+def _lengths(plan: Plan) -> dict[str, Lengths]:
+    assert plan.program is not None
+    states = [s for s in plan.program.states if isinstance(s, Model)]
+    return all_lengths(plan.program, {s.name: model_cost(s.base, s.head).shape for s in states})
+
+
+def _cores(planned: int, *, quick: bool) -> list[int]:
+    """Threads: what is planned, and with more time one, and powers of four between."""
+    if quick or planned == 1:
+        return [planned]
+    steps = range(math.ceil(math.log(planned, 4)))
+    return sorted({4**power for power in steps} | {planned})
+
+
+def _work(
+    plan: Plan, number: int, node: PlannedNode, lengths: Lengths, *, quick: bool
+) -> ProfiledWork | SkippedNode:
+    assert plan.program is not None
+    use = next(u for u in node.models if u.param != "tokenizer")
+    model = next(s for s in plan.program.states if s.name == use.model)
+    assert isinstance(model, Model)
+    if node.layout.partial or node.ranks > 1:
+        return SkippedNode(node=node.name, why="several ranks share its Model")
+    cost = model_cost(model.base, model.head)
+    if cost.parameters is None or cost.shape is None:
+        return SkippedNode(node=node.name, why=cost.why)
+    params = plan.program.node(node.name).params
+    epochs = int(params.get("epochs", 1))
+    sizes = Sizes(
+        parameters=cost.parameters, shape=cost.shape, dtype=model.dtype, head=model.head
+    )
+    work = ProfiledWork(
+        of=number,
+        node=node.name,
+        kind=_kind(node),
+        model=sizes,
+        kernel="vllm" if "vllm" in node.kernel else "torch",
+        cores=node.layout.threads,
+        epochs=epochs,
+        updates=epochs * int(params.get("minibatches", 1)),
+    )
+    cells = {cell: None for cell in _cells(plan, node, lengths, cost.shape.context, quick=quick)}
+    sized = (replace(cell, estimated=estimated(work, cell)) for cell in cells)
+    return replace(work, cells=tuple(sorted(sized, key=lambda cell: cell.estimated)))
+
+
+def _kind(node: PlannedNode) -> Kind:
+    if node.traits.generates:
+        return "decode"
+    return "train" if node.work == "train" else "forward"
+
+
+def _cells(
+    plan: Plan, node: PlannedNode, lengths: Lengths, context: int, *, quick: bool
+) -> Iterator[ProfileCell]:
+    """A grid up to the rows of a Step; generation also of one token each, which is its prefill."""
+    generates = node.traits.generates
+    samples = max(1, node.rows // max(1, node.inner)) if generates else max(1, node.inner)
+    batch = next((s.batch for s in plan.sources if s.name == node.source), 1)
+    most = max(1, min(batch, MOST_ROWS // samples))
+    answer = max(1, min(lengths.completion, MOST_TOKENS))
+    prompt = max(1, min(lengths.prompt, MOST_TOKENS, (context or 2 * MOST_TOKENS) - answer))
+    for share in QUICK if quick else GROUPS:
+        for part in QUICK if quick else LENGTHS:
+            answers = [max(1, round(part * answer))]
+            if generates and part == 1.0:
+                answers.append(1)
+            for tokens in answers:
+                yield ProfileCell(
+                    rows=max(1, round(share * most)) * samples,
+                    prompt=max(1, round(part * prompt)),
+                    answer=tokens,
+                    samples=samples,
+                    slots=node.layout.slots,
+                    budget=node.layout.tokens,
+                )
+
+
+def estimated(work: ProfiledWork, cell: ProfileCell) -> int:
+    """Peak bytes by the formulas: weights, and all that the node holds as it runs."""
+    model = work.model
+    lengths = Lengths(prompt=cell.prompt, completion=cell.answer)
+    prompts = -(-cell.rows // cell.samples)
+    done = Work(
+        lengths=lengths, prompts=prompts, rows=cell.rows, budget=cell.budget, slots=cell.slots
+    )
+    shape, dtype = model.shape, model.dtype
+    if work.kind == "train":
+        parts = memory.train_parts(model.parameters, shape, done, dtype, model.head)
+    elif work.kind == "decode":
+        parts = memory.decode_parts(shape, done, dtype)
+    else:
+        parts = memory.forward_parts(shape, done, dtype, model.head)
+    return memory.peak([parts | {"weights": model.weight_bytes}])
