@@ -6,11 +6,10 @@ Owns: the flags and the table. Does not own: measuring (engine/profile), the fil
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dataflow.program import Program
 from dataflow.shown import one_line
 from engine.cli.flags import graph_and
 from engine.cli.screen import say
@@ -29,6 +28,8 @@ class ProfileOptions(RunOptions):
     """The file that is written, for --profile."""
     quick: bool = False
     """Measure fewer sizes, and each less often: in seconds, for a first look."""
+    longest: float = 5.0
+    """Seconds of one call of a kernel; sizes that should take longer are left out."""
     function_steps: int = 3
     """Steps of the short run that times functions and rewards; 0: none is timed."""
 
@@ -38,12 +39,14 @@ def main(arguments: Sequence[str]) -> int:
     graph, options = graph_and(ProfileOptions, "profile", arguments)
     from engine.api import plan  # here: it imports what runs kernels
     from engine.cost.profile import write_profile
+    from engine.plan.program_plan import ProgramPlan
     from engine.profile.profiling import ProfileRequest, profiled
 
     planned = plan(graph, options)
-    plans = planned.phases if isinstance(graph, Program) else [planned]
+    plans = planned.phases if isinstance(planned, ProgramPlan) else [planned]
     repeats = 3 if options.quick else 5
-    request = ProfileRequest(quick=options.quick, repeats=repeats, steps=options.function_steps)
+    how = {"repeats": repeats, "longest": options.longest, "steps": options.function_steps}
+    request = ProfileRequest(quick=options.quick, **how)
     tell = (lambda text: say(f"measuring {text}")) if options.progress else (lambda text: None)
     made = profiled(graph, plans, _of_run(options), request, tell)
     write_profile(options.out, made.profile)
@@ -53,8 +56,6 @@ def main(arguments: Sequence[str]) -> int:
 
 def _of_run(options: ProfileOptions) -> RunOptions:
     """Without what is the profile's own."""
-    from dataclasses import fields
-
     return RunOptions(**{f.name: getattr(options, f.name) for f in fields(RunOptions)})
 
 

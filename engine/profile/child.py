@@ -43,9 +43,7 @@ class ChildResult:
     short: bool = False
 
 
-def in_child(
-    task: Task, *, threads: int, needed: Mapping[str, str], title: str
-) -> ChildResult:
+def in_child(task: Task, *, threads: int, needed: Mapping[str, str], title: str) -> ChildResult:
     """Run a task in a fresh interpreter with so many threads. needed: of its environment. Raises
     what the task raises, and RunError for a process that ends otherwise.
     """

@@ -16,12 +16,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from engine.cost import training
-from engine.cost.decode import DecodeBatch, decode
-from engine.cost.devices import Coefficients, Device, Kind, Place, coefficients
+from engine.cost.devices import Coefficients, Device, Kind, coefficients
 from engine.cost.profile import PeakCorrection
-from engine.profile.grid import ProfiledWork
-from engine.profile.measuring import MeasuredCell
+from engine.profile.predicting import MeasuredCell, ProfiledWork, seconds
 
 Named = tuple[Kind, str]
 """A coefficient of a kind of pass."""
@@ -45,6 +42,10 @@ _PULL = 0.01
 _BOUNDS = (1e-9, 1e3)
 _ROUNDS = 60
 _SHIFT = 1e-4
+_STRIDE = 2.0
+"""How far a step may move a coefficient, as a logarithm."""
+_MOST_DAMPING = 1e8
+_GAIN = 1e-9
 _MARGIN = 1.05
 """By which a peak is predicted above the greatest that was measured: it differs from run to run."""
 
@@ -68,32 +69,12 @@ def fitted(
 
     def residuals(x: np.ndarray) -> np.ndarray:
         how = _with(start, named, np.exp(x))
-        said = [predicted(work, of, how, cell) for cell in timed]
+        said = [seconds(work, of, how, cell) for cell in timed]
         return np.concatenate([np.log(said) - measured, _PULL * (x - origin)])
 
     found = _with(start, named, np.exp(least_squares(residuals, origin))) if timed else start
-    said = [predicted(work, of, found, cell) if cell.cell.seconds else None for cell in cells]
+    said = [seconds(work, of, found, cell) if cell.cell.seconds else None for cell in cells]
     return {kind: replace(found[kind], origin="fitted") for kind in kinds_of(work.kind)}, said
-
-
-def predicted(
-    work: ProfiledWork, of: Device, how: Mapping[Kind, Coefficients], cell: MeasuredCell
-) -> float:
-    """Seconds of a cell's rows, by the formulas."""
-    where = Place(device=of, coefficients=how, cores=1 if of.is_gpu else work.cores)
-    prompts, answers = np.array(cell.prompts), np.array(cell.answers)
-    said = cell.cell
-    if work.kind == "decode":
-        slots, budget = said.slots, said.budget
-        batch = DecodeBatch(
-            prompts=prompts, answers=answers, shared=said.samples, slots=slots, budget=budget
-        )
-        return decode(work.model, where, batch).seconds
-    rows = training.packed(prompts, answers, budget=said.budget, shared=said.samples)
-    if work.kind == "train":
-        how_often = {"updates": work.updates, "epochs": work.epochs}
-        return training.train(work.model, where, rows, **how_often).seconds
-    return training.forward(work.model, where, rows).seconds
 
 
 def _started(work: ProfiledWork, of: Device) -> dict[Kind, Coefficients]:
@@ -118,9 +99,7 @@ def _with(
     return found
 
 
-def least_squares(
-    residuals: Callable[[np.ndarray], np.ndarray], start: np.ndarray
-) -> np.ndarray:
+def least_squares(residuals: Callable[[np.ndarray], np.ndarray], start: np.ndarray) -> np.ndarray:
     """The point with the least sum of squares near `start`, by Levenberg and Marquardt's damped
     steps; each coordinate within the logarithms of _BOUNDS.
     """
@@ -132,18 +111,17 @@ def least_squares(
             [(residuals(x + _SHIFT * unit) - at) / _SHIFT for unit in np.eye(len(x))], axis=1
         )
         square, downhill = slopes.T @ slopes, slopes.T @ at
-        moved = False
-        while damping < 1e8 and not moved:
+        before = float(at @ at)
+        while damping < _MOST_DAMPING:
             damped = square + damping * np.diag(np.diag(square) + 1e-12)
-            tried = np.clip(x - np.clip(np.linalg.solve(damped, downhill), -2.0, 2.0), low, high)
+            step = np.clip(np.linalg.solve(damped, downhill), -_STRIDE, _STRIDE)
+            tried = np.clip(x - step, low, high)
             there = residuals(tried)
-            moved = float(there @ there) < float(at @ at)
-            damping *= 0.3 if moved else 4.0
-        if not moved:
-            break
-        gained = float(at @ at) - float(there @ there)
-        x, at = tried, there
-        if gained < 1e-9:
+            if float(there @ there) < before:
+                x, at, damping = tried, there, 0.3 * damping
+                break
+            damping *= 4.0
+        if before - float(at @ at) < _GAIN:
             break
     return x
 

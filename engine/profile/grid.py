@@ -14,45 +14,26 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from dataflow.model import Model
-from engine.cost import memory
-from engine.cost.devices import Kind
+from engine.cost.devices import Device, Kind, coefficients
 from engine.cost.lengths import Lengths
-from engine.cost.memory import Work
 from engine.cost.models import model_cost
 from engine.cost.passes import Sizes
-from engine.cost.profile import ProfileCell, model_key
+from engine.cost.profile import ProfileCell
 from engine.plan.lengths import all_lengths
 from engine.plan.plan import Plan, PlannedNode
+from engine.profile.predicting import ProfiledWork, as_planned, peak_bytes, seconds
 
 LENGTHS = (1 / 8, 1 / 2, 1.0)
 """Of the greatest lengths of the plan, as shares."""
 GROUPS = (1 / 16, 1 / 4, 1.0)
 """Of the prompts of a Step."""
 QUICK = (1 / 4, 1.0)
+_LEAST = 4
+"""Cells that are measured however long they take."""
 MOST_ROWS = 512
 """Of one cell: a profile is fitted to passes, of which more rows only make more."""
 MOST_TOKENS = 512
 """Of a prompt or an answer, for the same reason."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProfiledWork:
-    """What one child process measures: a node with so many threads. of: its plan's number."""
-
-    of: int
-    node: str
-    kind: Kind
-    model: Sizes
-    kernel: str
-    cores: int
-    epochs: int = 1
-    updates: int = 1
-    cells: tuple[ProfileCell, ...] = ()
-
-    @property
-    def key(self) -> tuple[str, Kind, str]:
-        """What counts for its times, besides the cores."""
-        return model_key(self.model), self.kind, self.kernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +45,11 @@ class SkippedNode:
 
 
 def works(
-    plans: Sequence[Plan], *, quick: bool, on_gpu: bool
+    plans: Sequence[Plan], of: Device, *, quick: bool, longest: float
 ) -> tuple[list[ProfiledWork], list[SkippedNode]]:
-    """What is measured of these plans, and what is not."""
+    """What is measured of these plans on such devices, and what is not. longest: seconds of a cell,
+    by the catalogue; those that would take longer are left out.
+    """
     found: dict[tuple[str, Kind, str], list[ProfiledWork]] = {}
     skipped: list[SkippedNode] = []
     for number, plan in enumerate(plans):
@@ -78,8 +61,9 @@ def works(
             if isinstance(made, SkippedNode):
                 skipped.append(made)
             elif made.key not in found:
-                cores = [made.cores] if on_gpu else _cores(made.cores, quick=quick)
-                found[made.key] = [replace(made, cores=count) for count in cores]
+                cores = [made.cores] if of.is_gpu else _cores(made.cores, quick=quick)
+                each = (replace(made, cores=count) for count in cores)
+                found[made.key] = [_short(work, of, longest) for work in each]
     return [each for many in found.values() for each in many], skipped
 
 
@@ -111,9 +95,7 @@ def _work(
         return SkippedNode(node=node.name, why=cost.why)
     params = plan.program.node(node.name).params
     epochs = int(params.get("epochs", 1))
-    sizes = Sizes(
-        parameters=cost.parameters, shape=cost.shape, dtype=model.dtype, head=model.head
-    )
+    sizes = Sizes(parameters=cost.parameters, shape=cost.shape, dtype=model.dtype, head=model.head)
     work = ProfiledWork(
         of=number,
         node=node.name,
@@ -123,10 +105,24 @@ def _work(
         cores=node.layout.threads,
         epochs=epochs,
         updates=epochs * int(params.get("minibatches", 1)),
+        entropy=any(t.function.entropy for t in params["loss"].terms)
+        if "loss" in params
+        else False,
     )
-    cells = {cell: None for cell in _cells(plan, node, lengths, cost.shape.context, quick=quick)}
-    sized = (replace(cell, estimated=estimated(work, cell)) for cell in cells)
+    cells = dict.fromkeys(_cells(plan, node, lengths, cost.shape.context, quick=quick))
+    sized = (replace(cell, estimated=peak_bytes(work, cell)) for cell in cells)
     return replace(work, cells=tuple(sorted(sized, key=lambda cell: cell.estimated)))
+
+
+def _short(work: ProfiledWork, of: Device, longest: float) -> ProfiledWork:
+    """With the cells that take no longer; the four smallest in any case."""
+    how = coefficients(of)
+    kept = [
+        cell
+        for place, cell in enumerate(work.cells)
+        if place < _LEAST or seconds(work, of, how, as_planned(cell)) <= longest
+    ]
+    return replace(work, cells=tuple(kept))
 
 
 def _kind(node: PlannedNode) -> Kind:
@@ -159,21 +155,3 @@ def _cells(
                     slots=node.layout.slots,
                     budget=node.layout.tokens,
                 )
-
-
-def estimated(work: ProfiledWork, cell: ProfileCell) -> int:
-    """Peak bytes by the formulas: weights, and all that the node holds as it runs."""
-    model = work.model
-    lengths = Lengths(prompt=cell.prompt, completion=cell.answer)
-    prompts = -(-cell.rows // cell.samples)
-    done = Work(
-        lengths=lengths, prompts=prompts, rows=cell.rows, budget=cell.budget, slots=cell.slots
-    )
-    shape, dtype = model.shape, model.dtype
-    if work.kind == "train":
-        parts = memory.train_parts(model.parameters, shape, done, dtype, model.head)
-    elif work.kind == "decode":
-        parts = memory.decode_parts(shape, done, dtype)
-    else:
-        parts = memory.forward_parts(shape, done, dtype, model.head)
-    return memory.peak([parts | {"weights": model.weight_bytes}])

@@ -24,7 +24,7 @@ from dataflow.kernel import Assignment, Chunk, KernelNode
 from engine.cost.profile import ProfileCell
 from engine.plan.plan import Plan
 from engine.profile import generated
-from engine.profile.grid import ProfiledWork
+from engine.profile.predicting import MeasuredCell, ProfiledWork
 from engine.worker.counted import cuda_in_use
 from engine.worker.kernel_loader import kernel_class, kernel_node
 from engine.worker.session import NodeSession
@@ -33,15 +33,6 @@ _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
 """Written to clear_refs, this sets the greatest resident memory to what it is now (proc(5))."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredCell:
-    """A cell with what was measured, and the tokens of each row that the kernel really had."""
-
-    cell: ProfileCell
-    prompts: tuple[int, ...] = ()
-    answers: tuple[int, ...] = ()
 
 
 _Lengths = tuple[Sequence[int], ...]
@@ -62,9 +53,7 @@ class _Run:
     failed: bool = False
 
 
-def measure(
-    plan: Plan, work: ProfiledWork, *, repeats: int, busy: bool
-) -> Iterator[MeasuredCell]:
+def measure(plan: Plan, work: ProfiledWork, *, repeats: int, busy: bool) -> Iterator[MeasuredCell]:
     """Each cell, measured. busy: others use the machine, so CPU seconds count where the kernel has
     one thread. Raises KernelError, DataError where the kernel refuses rows that were drawn.
     """

@@ -22,8 +22,9 @@ from engine.plan.plan import Plan
 from engine.profile.child import ChildResult, in_child
 from engine.profile.fitting import fitted, kinds_of, peak_correction
 from engine.profile.functions import seconds_a_row
-from engine.profile.grid import ProfiledWork, SkippedNode, works
-from engine.profile.measuring import MeasuredCell, measure
+from engine.profile.grid import SkippedNode, works
+from engine.profile.measuring import measure
+from engine.profile.predicting import MeasuredCell, ProfiledWork
 from engine.profile.rates import MachineRates, measured_rates
 
 BUSY = 1.5
@@ -34,12 +35,13 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileRequest:
-    """How much is measured. repeats: of each cell; steps: of the short run for functions, 0 for no
-    run.
+    """How much is measured. repeats: of each cell; longest: seconds that one may take; steps: of
+    the short run for functions, 0 for no run.
     """
 
     quick: bool = False
     repeats: int = 5
+    longest: float = 5.0
     steps: int = 3
 
 
@@ -77,7 +79,7 @@ def profiled(
     say("rates of the machine")
     rates: MachineRates = _only(_child(_rates, cores, threads=cores, title="rates"))
     found = _Found()
-    wanted, skipped = works(plans, quick=request.quick, on_gpu=rates.device.is_gpu)
+    wanted, skipped = works(plans, rates.device, quick=request.quick, longest=request.longest)
     found.skipped += skipped
     for work in wanted:
         threads = f"{work.cores} thread{'s' * (work.cores != 1)}"
