@@ -10,7 +10,7 @@ the same have the same times.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dataflow.model import Model
@@ -29,7 +29,7 @@ GROUPS = (1 / 16, 1 / 4, 1.0)
 """Of the prompts of a Step."""
 QUICK = (1 / 4, 1.0)
 _LEAST = 4
-"""Cells that are measured however long they take."""
+"""Prompts of the largest cell, before its rows become shorter."""
 MOST_ROWS = 512
 """Of one cell: a profile is fitted to passes, of which more rows only make more."""
 MOST_TOKENS = 512
@@ -48,7 +48,7 @@ def works(
     plans: Sequence[Plan], of: Device, *, quick: bool, longest: float
 ) -> tuple[list[ProfiledWork], list[SkippedNode]]:
     """What is measured of these plans on such devices, and what is not. longest: seconds of a cell,
-    by the catalogue; those that would take longer are left out.
+    by the catalogue; a grid whose largest would take longer has fewer rows, then shorter ones.
     """
     found: dict[tuple[str, Kind, str], list[ProfiledWork]] = {}
     skipped: list[SkippedNode] = []
@@ -57,13 +57,15 @@ def works(
         for node in plan.nodes:
             if not node.traits.computes:
                 continue
-            made = _work(plan, number, node, lengths[node.name], quick=quick)
+            made = _work(plan, number, node)
             if isinstance(made, SkippedNode):
                 skipped.append(made)
             elif made.key not in found:
+                largest = _largest(plan, node, lengths[node.name], made.model.shape.context)
+                largest = _short(replace(made, cores=1), of, largest, longest)
+                sized = _grid(made, largest, quick=quick)
                 cores = [made.cores] if of.is_gpu else _cores(made.cores, quick=quick)
-                each = (replace(made, cores=count) for count in cores)
-                found[made.key] = [_short(work, of, longest) for work in each]
+                found[made.key] = [replace(made, cores=count, cells=sized) for count in cores]
     return [each for many in found.values() for each in many], skipped
 
 
@@ -81,9 +83,8 @@ def _cores(planned: int, *, quick: bool) -> list[int]:
     return sorted({4**power for power in steps} | {planned})
 
 
-def _work(
-    plan: Plan, number: int, node: PlannedNode, lengths: Lengths, *, quick: bool
-) -> ProfiledWork | SkippedNode:
+def _work(plan: Plan, number: int, node: PlannedNode) -> ProfiledWork | SkippedNode:
+    """What there is to measure of a node; as yet without cells."""
     assert plan.program is not None
     use = next(u for u in node.models if u.param != "tokenizer")
     model = next(s for s in plan.program.states if s.name == use.model)
@@ -96,7 +97,7 @@ def _work(
     params = plan.program.node(node.name).params
     epochs = int(params.get("epochs", 1))
     sizes = Sizes(parameters=cost.parameters, shape=cost.shape, dtype=model.dtype, head=model.head)
-    work = ProfiledWork(
+    return ProfiledWork(
         of=number,
         node=node.name,
         kind=_kind(node),
@@ -105,24 +106,8 @@ def _work(
         cores=node.layout.threads,
         epochs=epochs,
         updates=epochs * int(params.get("minibatches", 1)),
-        entropy=any(t.function.entropy for t in params["loss"].terms)
-        if "loss" in params
-        else False,
+        entropy="loss" in params and any(t.function.entropy for t in params["loss"].terms),
     )
-    cells = dict.fromkeys(_cells(plan, node, lengths, cost.shape.context, quick=quick))
-    sized = (replace(cell, estimated=peak_bytes(work, cell)) for cell in cells)
-    return replace(work, cells=tuple(sorted(sized, key=lambda cell: cell.estimated)))
-
-
-def _short(work: ProfiledWork, of: Device, longest: float) -> ProfiledWork:
-    """With the cells that take no longer; the four smallest in any case."""
-    how = coefficients(of)
-    kept = [
-        cell
-        for place, cell in enumerate(work.cells)
-        if place < _LEAST or seconds(work, of, how, as_planned(cell)) <= longest
-    ]
-    return replace(work, cells=tuple(kept))
 
 
 def _kind(node: PlannedNode) -> Kind:
@@ -131,27 +116,53 @@ def _kind(node: PlannedNode) -> Kind:
     return "train" if node.work == "train" else "forward"
 
 
-def _cells(
-    plan: Plan, node: PlannedNode, lengths: Lengths, context: int, *, quick: bool
-) -> Iterator[ProfileCell]:
-    """A grid up to the rows of a Step; generation also of one token each, which is its prefill."""
-    generates = node.traits.generates
-    samples = max(1, node.rows // max(1, node.inner)) if generates else max(1, node.inner)
+def _largest(plan: Plan, node: PlannedNode, lengths: Lengths, context: int) -> ProfileCell:
+    """A Step's rows at the greatest lengths, within bounds."""
+    samples = max(1, node.inner)
+    if node.traits.generates:
+        samples = max(1, node.rows // samples)
     batch = next((s.batch for s in plan.sources if s.name == node.source), 1)
-    most = max(1, min(batch, MOST_ROWS // samples))
     answer = max(1, min(lengths.completion, MOST_TOKENS))
-    prompt = max(1, min(lengths.prompt, MOST_TOKENS, (context or 2 * MOST_TOKENS) - answer))
+    room = (context or 2 * MOST_TOKENS) - answer
+    return ProfileCell(
+        rows=max(1, min(batch, MOST_ROWS // samples)) * samples,
+        prompt=max(1, min(lengths.prompt, MOST_TOKENS, room)),
+        answer=answer,
+        samples=samples,
+        slots=node.layout.slots,
+        budget=node.layout.tokens,
+    )
+
+
+def _short(work: ProfiledWork, of: Device, cell: ProfileCell, longest: float) -> ProfileCell:
+    """One that takes no longer: with fewer prompts, and where one takes longer, shorter ones."""
+    how = coefficients(of)
+    while seconds(work, of, how, as_planned(cell)) > longest:
+        if cell.rows > _LEAST * cell.samples:
+            cell = replace(cell, rows=cell.rows // cell.samples // 2 * cell.samples)
+        elif cell.answer + cell.prompt > 2:
+            shorter = {"prompt": max(1, cell.prompt // 2), "answer": max(1, cell.answer // 2)}
+            cell = replace(cell, **shorter)
+        else:
+            break
+    return cell
+
+
+def _grid(work: ProfiledWork, largest: ProfileCell, *, quick: bool) -> tuple[ProfileCell, ...]:
+    """Parts of the largest, in ascending order of what they should need; generation also of one
+    token a row, which is its prefill.
+    """
+    prompts = largest.rows // largest.samples
+    cells: dict[ProfileCell, None] = {}
     for share in QUICK if quick else GROUPS:
         for part in QUICK if quick else LENGTHS:
-            answers = [max(1, round(part * answer))]
-            if generates and part == 1.0:
-                answers.append(1)
-            for tokens in answers:
-                yield ProfileCell(
-                    rows=max(1, round(share * most)) * samples,
-                    prompt=max(1, round(part * prompt)),
+            answer = max(1, round(part * largest.answer))
+            for tokens in (answer, 1) if work.kind == "decode" else (answer,):
+                cell = replace(
+                    largest,
+                    rows=max(1, round(share * prompts)) * largest.samples,
+                    prompt=max(1, round(part * largest.prompt)),
                     answer=tokens,
-                    samples=samples,
-                    slots=node.layout.slots,
-                    budget=node.layout.tokens,
                 )
+                cells[replace(cell, estimated=peak_bytes(work, cell))] = None
+    return tuple(sorted(cells, key=lambda cell: (cell.estimated, cell.tokens)))
