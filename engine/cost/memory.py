@@ -94,16 +94,13 @@ def gradient_bytes(parameters: int, dtype: str) -> int:
     return parameters * (_FLOAT + (0 if dtype == "float32" else WIDTHS[dtype]))
 
 
-def gathered_keys(work: Work) -> float:
+def gathered_keys(row: int) -> float:
     """Keys that attention gathers for a block of queries, over its queries: those of all ancestors
     of the block's first token, and the block itself (kernels/torch/shared_attention.py). Blocks are
-    a quarter of a row long; a prompt's tokens see half of it in the mean, an answer's the prompt
-    and half of the answer.
+    a quarter of a row of so many tokens; three quarters of it lie before them, between a half
+    (answers without a prompt) and all of it (short answers to long prompts).
     """
-    prompt, answer = work.lengths.prompt, work.lengths.completion
-    fed = max(1, work.fed)
-    depth = work.prompts * prompt * prompt / 2 + work.rows * answer * (prompt + answer / 2)
-    return 1.0 + depth / fed / max(_SHORTEST_BLOCK, work.lengths.row / 4)
+    return 1.0 + 0.75 * row / max(_SHORTEST_BLOCK, row / 4)
 
 
 def token_activations(shape: Shape, dtype: str, gathered: float = 1.0) -> int:
@@ -179,7 +176,7 @@ def decode_parts(shape: Shape, work: Work, dtype: str) -> dict[str, int]:
 
 def forward_parts(shape: Shape, work: Work, dtype: str, head: str) -> dict[str, int]:
     """Of a forward pass without gradient over finished rows."""
-    token = token_forward(shape, dtype, gathered_keys(work))
+    token = token_forward(shape, dtype, gathered_keys(work.lengths.row))
     parts = {"activations": work.at_once * token}
     if head == "lm":
         held = 2 * logit_bytes(shape, work.predicted, backward=False)
@@ -194,7 +191,7 @@ def train_parts(
     gradients, optimizer = gradient_bytes(parameters, dtype), optimizer_bytes(parameters, dtype)
     parts = {"gradients": gradients, "optimizer": optimizer}
     if shape is not None:
-        token = token_activations(shape, dtype, gathered_keys(work))
+        token = token_activations(shape, dtype, gathered_keys(work.lengths.row))
         parts["activations"] = work.at_once * token
         if head == "lm":
             held = logit_bytes(shape, work.predicted, backward=True, entropy=work.entropy)

@@ -41,7 +41,7 @@ _Call = Callable[[], _Lengths]
 
 
 @dataclass(slots=True, kw_only=True)
-class _Run:
+class _CellRun:
     """A cell under way. call: does the work once."""
 
     cell: ProfileCell
@@ -76,7 +76,7 @@ def measure(plan: Plan, work: ProfiledWork, *, repeats: int, busy: bool) -> Iter
         yield _told(run, work.cores, busy=busy)
 
 
-def _told(run: _Run, cores: int, *, busy: bool) -> MeasuredCell:
+def _told(run: _CellRun, cores: int, *, busy: bool) -> MeasuredCell:
     if run.failed:
         return MeasuredCell(cell=replace(run.cell, cores=cores))
     cpu = median(run.cpu)
@@ -86,7 +86,7 @@ def _told(run: _Run, cores: int, *, busy: bool) -> MeasuredCell:
     return MeasuredCell(cell=cell, prompts=tuple(prompts), answers=tuple(answers))
 
 
-def _called(run: _Run) -> bool:
+def _called(run: _CellRun) -> bool:
     """Call once; whether there was enough memory."""
     cuda = cuda_in_use()
     try:
@@ -128,22 +128,24 @@ class _Opened:
         self._modules: dict[str, Any] = {}
         self._kernels: list[Any] = []
 
-    def run(self, cell: ProfileCell) -> _Run:
+    def run(self, cell: ProfileCell) -> _CellRun:
         """An open kernel and rows for it. One of generation has the cell's lengths as parameters;
         all others share one.
         """
         if self._kind == "decode":
-            return _Run(cell=cell, call=_generation(self._open(_asked(self._node, cell)), cell))
+            return _CellRun(cell=cell, call=_generation(self._open(_asked(self._node, cell)), cell))
         kernel = self._kernels[0] if self._kernels else self._open(self._node)
         if self._kind == "train":
-            return _Run(cell=cell, call=_training(kernel, cell, self._node))
-        return _Run(cell=cell, call=_forward(kernel, cell, self._node))
+            return _CellRun(cell=cell, call=_training(kernel, cell, self._node))
+        return _CellRun(cell=cell, call=_forward(kernel, cell, self._node))
 
     def _open(self, node: KernelNode) -> Any:
         names = {use.model: use.module for use in self._planned.models}
         kernel = self._class()
         self._kernels.append(kernel)
-        kernel.open(node, self._layout, _Rows(node.name, self._plan.seed, self._modules, names))
+        kernel.open(
+            node, self._layout, _MeasuredSession(node.name, self._plan.seed, self._modules, names)
+        )
         return kernel
 
     def close(self) -> None:
@@ -152,7 +154,7 @@ class _Opened:
             self._kernels.pop().close()
 
 
-class _Rows(NodeSession):
+class _MeasuredSession(NodeSession):
     """A session in which no row may fail: its time would not be measured."""
 
     def tombstone(self, key: tuple[int, int, int], error: str, *, failed: bool = True) -> None:
