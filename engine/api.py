@@ -34,13 +34,16 @@ from engine.checkpoint.layouts import layout_changes
 from engine.checkpoint.provenance import ProvenanceDifference, ProvenanceRecord, provenance
 from engine.checkpoint.safe import telling_what_is_safe
 from engine.checkpoint.store import CheckpointStore, StoredCheckpoint
+from engine.cost.devices import CPU
+from engine.cost.profile import Profile, read_profile
 from engine.finished import finished
 from engine.observe.ended import EndRecord
 from engine.observe.runfolder import RunFolder
 from engine.options import RunOptions
 from engine.peek import first_rows, phase_with
 from engine.phases import place_of, run_phases
-from engine.plan.cluster import Cluster, read_cluster
+from engine.plan.cluster import Cluster
+from engine.plan.cluster_file import read_cluster
 from engine.plan.elastic import elastic, least
 from engine.plan.explain import explain
 from engine.plan.placing import on_hosts
@@ -61,14 +64,29 @@ Runnable = Graph | CheckedGraph | Program | CheckedProgram
 
 
 @overload
-def plan(graph: Graph | CheckedGraph, options: RunOptions | None = None) -> Plan: ...
+def plan(
+    graph: Graph | CheckedGraph,
+    options: RunOptions | None = None,
+    *,
+    profile: Path | None = None,
+) -> Plan: ...
 @overload
-def plan(graph: Program | CheckedProgram, options: RunOptions | None = None) -> ProgramPlan: ...
+def plan(
+    graph: Program | CheckedProgram,
+    options: RunOptions | None = None,
+    *,
+    profile: Path | None = None,
+) -> ProgramPlan: ...
 @overload
-def plan(graph: Runnable, options: RunOptions | None = None) -> Plan | ProgramPlan: ...
-def plan(graph: Runnable, options: RunOptions | None = None) -> Plan | ProgramPlan:
-    """Check and plan a graph, or every phase of a Program. Raises GraphError (with options.strict,
-    for warnings), PlanError.
+def plan(
+    graph: Runnable, options: RunOptions | None = None, *, profile: Path | None = None
+) -> Plan | ProgramPlan: ...
+def plan(
+    graph: Runnable, options: RunOptions | None = None, *, profile: Path | None = None
+) -> Plan | ProgramPlan:
+    """Check and plan a graph, or every phase of a Program. profile: a file of `dataflow profile`,
+    by whose rates seconds are predicted. Raises GraphError (with options.strict, for warnings),
+    PlanError.
     """
     options = options or RunOptions()
     checked = check(graph) if isinstance(graph, Graph | Program) else graph
@@ -78,6 +96,7 @@ def plan(graph: Runnable, options: RunOptions | None = None) -> Plan | ProgramPl
         placing, cluster = on_hosts(placing, cluster)
     told: dict[str, Any] = {"seed": options.seed, "threads": options.threads}
     told |= {"placing": placing, "cluster": cluster}
+    told["profile"] = None if profile is None else _profile(profile, cluster)
     if isinstance(checked, CheckedProgram):
         _refuse_steps(options)
         planned = make_program_plan(checked, **told)
@@ -98,6 +117,20 @@ def _cluster(options: RunOptions, source: Graph | Program) -> Cluster | None:
     from engine.ray_nodes import ray_cluster  # here: Ray is not needed on one host
 
     return ray_cluster(options, source)
+
+
+def _profile(path: Path, cluster: Cluster | None) -> Profile:
+    """Of this machine; for a cluster file, of a kind of device that it names. Raises PlanError."""
+    if cluster is None or cluster.live:
+        return read_profile(path)
+    profile = read_profile(path, here=False)
+    kinds = {host.kind or CPU for host in cluster.hosts}
+    if profile.device.name not in kinds:
+        problem = f"expected one of {', '.join(sorted(kinds))}, found {profile.device.name}"
+        raise PlanError(
+            f"profile {path}: {problem}. Fix: measure it: dataflow profile GRAPH there."
+        )
+    return profile
 
 
 def _refuse_file(options: RunOptions) -> None:

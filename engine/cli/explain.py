@@ -21,6 +21,8 @@ from engine.options import RunOptions
 class ExplainOptions(RunOptions):
     """Options of run, which a plan may depend on, and what to print beside it."""
 
+    profile: Path | None = None
+    """Measured rates of this machine (dataflow profile), by which seconds are predicted."""
     measured: Path | None = None
     """A run folder: print its seconds, memory and bytes beside those that were predicted."""
 
@@ -32,6 +34,6 @@ def main(arguments: Sequence[str]) -> int:
     from engine.plan.explain import WIDTH, explain
 
     measured = None if options.measured is None else read_measured(options.measured)
-    planned, width = plan(graph, options), screen_width(WIDTH)
+    planned, width = plan(graph, options, profile=options.profile), screen_width(WIDTH)
     say(explain(planned, measured=measured, width=width), end="")
     return 0

@@ -141,17 +141,20 @@ def model_key(model: Sizes) -> str:
     return f"{shape}, {model.parameters} parameters, {model.dtype}, {model.head}"
 
 
-def read_profile(path: Path) -> Profile:
-    """The profile in a file. Raises PlanError for one that is missing, damaged, of another format,
-    or stale: measured on another machine, or with another installation.
+def read_profile(path: Path, *, here: bool = True) -> Profile:
+    """The profile in a file. here: whether it is for this machine. Raises PlanError for one that is
+    missing, damaged, of another format, or, if it is for here, stale: measured on another machine,
+    or with another installation.
     """
     profile = _read(path)
-    for what, here, there in (
+    if not here:
+        return profile
+    for what, this, there in (
         ("machine", this_machine(), profile.machine),
         ("installation", this_installation(), profile.installation),
     ):
-        if here.digest != there.digest:
-            problem = f"expected a profile of this {what} ({here.words}), found {there.words}"
+        if this.digest != there.digest:
+            problem = f"expected a profile of this {what} ({this.words}), found {there.words}"
             raise _refused(path, problem)
     return profile
 

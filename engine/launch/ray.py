@@ -175,20 +175,17 @@ def _host(node: Mapping[str, Any], name: str, what: Looked | str, free: Mapping[
     """A node as a host: with what is free; where nothing is, with all, for which a run waits."""
     every = node["Resources"]
     cores, gpus = (int(free.get(k, 0) or every.get(k, 0)) for k in ("CPU", "GPU"))
+    seen = what if isinstance(what, Looked) else Looked(memory=0, gpus=())
     return Host(
         name=name,
         cores=cores,
-        memory=what.memory if isinstance(what, Looked) else 0,
-        gpus=_memories(what.gpus, gpus) if isinstance(what, Looked) else (),
+        memory=seen.memory,
+        gpus=(seen.gpus * gpus)[:gpus],  # of a node with fewer free ones, so many
+        kind=seen.kind,
         labels=_labels(node),
         node=node["NodeID"],
         refused=what if isinstance(what, str) else "",
     )
-
-
-def _memories(seen: Sequence[int], count: int) -> tuple[int, ...]:
-    """Bytes of each of so many GPUs, of those that are seen."""
-    return tuple(seen[i % len(seen)] for i in range(count)) if seen else ()
 
 
 def _labels(node: Mapping[str, Any]) -> dict[str, str]:

@@ -80,10 +80,13 @@ def _measured(rows: list[dict[str, float]], flows: list[Flow]) -> MeasuredRun:
         for name, value in row.items():
             seconds[name].append(value)
     peaks: Counter[str] = Counter()
+    grown: Counter[str] = Counter()
     devices: Counter[str] = Counter()
     moved: Counter[str] = Counter()
     for flow in flows:
         peaks |= Counter({name: worker.peak for name, worker in flow.workers.items()})
+        opened = {name: worker for name, worker in flow.workers.items() if worker.before}
+        grown |= Counter({name: each.peak - each.before for name, each in opened.items()})
         devices |= Counter({name: node.device_peak for name, node in flow.nodes.items()})
         moved.update({name: edge.bytes for name, edge in flow.edges.items()})
     return MeasuredRun(
@@ -91,6 +94,7 @@ def _measured(rows: list[dict[str, float]], flows: list[Flow]) -> MeasuredRun:
         seconds={name: statistics.fmean(values) for name, values in seconds.items()},
         flows=bool(flows),
         peaks=dict(peaks),
+        grown=dict(grown),
         device_peaks=dict(devices),
         edges={name: size / len(flows) for name, size in moved.items()},
         weights=_weights(flows),

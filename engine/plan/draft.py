@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from dataflow.graph import Graph
+from engine.cost.profile import Profile
 from engine.plan.cluster import Cluster
 from engine.plan.placing import Placing
 from engine.plan.plan import Decisions
@@ -26,5 +27,7 @@ class Draft(Decisions):
     threads: int | None = None
     """Of each kernel; None for all that its Worker has."""
     placing: Placing = field(default_factory=Placing)
+    profile: Profile | None = None
+    """Whose measured rates count before the catalogue's."""
     dataset: Mapping[str, Mapping[str, pa.DataType]] = field(default_factory=dict)
     """Source node -> the columns of its data."""

@@ -19,12 +19,13 @@ _PACKAGES = ("dataflow-rl", "torch")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looked:
-    """What is here: bytes of memory, of each GPU's memory; versions by name; by path, what is
-    there, empty for nothing.
+    """What is here: bytes of memory, of each GPU's memory, their kind; versions by name; by path,
+    what is there, empty for nothing.
     """
 
     memory: int
     gpus: tuple[int, ...]
+    kind: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     paths: Mapping[str, str] = field(default_factory=dict)
 
@@ -36,6 +37,7 @@ def look(paths: Iterable[str]) -> Looked:
     return Looked(
         memory=machine.memory,
         gpus=machine.gpus,
+        kind=machine.kind,
         versions={"Python": ".".join(platform.python_version_tuple()[:2]), **versions},
         paths={path: stamp(path) for path in paths},
     )

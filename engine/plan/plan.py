@@ -22,6 +22,7 @@ from dataflow.operator import TRAITS, Traits, Work
 from dataflow.program import Carried
 from dataflow.regions import Region
 from engine.plan.cluster import Cluster
+from engine.plan.estimated import Estimate
 
 FORMAT = 1
 
@@ -77,23 +78,6 @@ class ModelUse:
     """Whether a weight edge brings the Model's versions."""
     module: str = ""
     """Uses of one name in one Worker share a module (the writer's, for an alias)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """Greatest predicted cost of a node: bytes by part, seconds a Step (None if unknown)."""
-
-    bytes: Mapping[str, int] = field(default_factory=dict)
-    seconds: float | None = None
-
-    @property
-    def total(self) -> int:
-        """All parts together."""
-        return sum(self.bytes.values())
-
-    def on_each(self, devices: int) -> Estimate:
-        """Of one of so many devices, among which the node is divided."""
-        return replace(self, bytes={p: -(-size // devices) for p, size in self.bytes.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +203,8 @@ class PlannedEdge:
     route: str
     device: tuple[str, ...] = ()
     """Columns whose values stay on devices and travel by collectives."""
+    seconds: float | None = None
+    """Of moving them; None where a device is not known."""
     saved: int = 0
     """Bytes of declared columns that stay, since nobody downstream reads them."""
 
@@ -239,6 +225,8 @@ class PlannedModel:
     parameters: int | None = None
     route: Literal["pull", "collective"] = "pull"
     """How versions reach readers in other Workers; a follower has its leader's."""
+    seconds: float | None = None
+    """Until each reader in another Worker has a version; None without one, or if unknown."""
 
     @property
     def copied(self) -> tuple[str, ...]:

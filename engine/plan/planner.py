@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 from dataflow.check import CheckedGraph
+from engine.cost.profile import Profile
 from engine.plan.cluster import Cluster, detect
 from engine.plan.draft import Draft
 from engine.plan.passes import PASSES
@@ -25,12 +26,13 @@ def make_plan(
     placing: Placing | None = None,
     cluster: Cluster | None = None,
     phase: PlannedPhase | None = None,
+    profile: Profile | None = None,
 ) -> Plan:
     """Decide everything about a checked graph on a cluster (None: this host). threads: of each
     kernel (None: all cores of its Worker). placing: None for one Worker. phase: its place in a
-    Program. Raises PlanError.
+    Program. profile: measured rates, by which seconds are predicted. Raises PlanError.
     """
-    draft = _draft(checked, seed, threads, placing, cluster, phase)
+    draft = replace(_draft(checked, seed, threads, placing, cluster, phase), profile=profile)
     for run in PASSES:
         draft = run(draft)
     graph, decided = draft.graph, {f.name: getattr(draft, f.name) for f in fields(Decisions)}

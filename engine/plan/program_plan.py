@@ -16,6 +16,7 @@ from dataflow.display import Displayed
 from dataflow.errors import GraphWarning, PlanError
 from dataflow.program import Carried, Lineage, Program
 from dataflow.randomness import stream_seed
+from engine.cost.profile import Profile
 from engine.plan.cluster import Cluster, detect
 from engine.plan.placing import Placing
 from engine.plan.plan import Plan, PlannedPhase
@@ -66,6 +67,7 @@ def make_program_plan(
     threads: int | None = None,
     placing: Placing | None = None,
     cluster: Cluster | None = None,
+    profile: Profile | None = None,
 ) -> ProgramPlan:
     """Plan every phase for one machine. A wish for places counts in the phases that have its nodes.
     Raises PlanError, which names the phase.
@@ -91,6 +93,7 @@ def make_program_plan(
                 placing=wishes.of(number, graph, machine),
                 cluster=machine,
                 phase=phase,
+                profile=profile,
             )
         except PlanError as error:
             raise PlanError(f"{program.label(number)}: {error}") from error

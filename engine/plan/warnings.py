@@ -41,7 +41,7 @@ def slow_steps(plan: Plan) -> Iterator[GraphWarning]:
         return
     node = max(plan.nodes, key=lambda n: n.estimate.seconds or 0.0)
     whole, here = found[0] / _HOUR, (node.estimate.seconds or 0.0) / _HOUR
-    problem = f"a Step may take about {whole:,.1f} hours at the greatest lengths, by rough rates; "
+    problem = f"a Step may take about {whole:,.1f} hours at the greatest lengths; "
     yield GraphWarning(
         rule="slow_step",
         where=node.name,

@@ -65,6 +65,12 @@ class FlowCounts:
         self._lock = threading.Lock()
         self._bytes: Counter[str] = Counter()
         self._peaks: dict[str, int] = {}
+        self._before = 0
+
+    def opening(self) -> None:
+        """Its kernels are opened now: what the process has before is not theirs."""
+        with self._lock:
+            self._before = _resident()
 
     def taken(self, producer: str, consumer: str, nbytes: int) -> None:
         """A node has taken bytes of a producer's rows."""
@@ -86,8 +92,10 @@ class FlowCounts:
         with self._lock:
             counts, self._bytes = self._bytes, Counter()
             peaks, self._peaks = self._peaks, {}
+            before, self._before = self._before, 0
         found = [(FLOW + name, float(size), 1.0) for name, size in counts.items()]
         worker = self._worker
+        found += [(f"{FLOW}before/{worker}", float(before), 1.0)] if before else []
         return found + [(f"{FLOW}node_peak/{n}@{worker}", float(b), 1.0) for n, b in peaks.items()]
 
 

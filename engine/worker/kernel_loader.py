@@ -83,6 +83,12 @@ class OpenKernels:
     def __getitem__(self, node: str) -> Any:
         return self.by_node[node]
 
+    def load(self) -> None:
+        """Import every kernel, so that what opening takes is theirs and not their libraries'."""
+        for node in self.nodes.values():
+            with self._timing.during(node.name, "imports", counted=False):
+                kernel_class(node)
+
     def open(self) -> Iterator[SourceOpened]:
         """Open every kernel, in running order; a source says how many rows it has."""
         program, phase = self._plan.program, self._plan.phase
@@ -90,9 +96,7 @@ class OpenKernels:
         starts = phase.starts if phase else None
         for node in self.nodes.values():
             session = self.sessions[node.name] = self._session(node)
-            with self._timing.during(node.name, "imports", counted=False):
-                kernel = kernel_class(node)()
-            self.by_node[node.name] = kernel
+            kernel = self.by_node[node.name] = kernel_class(node)()
             with self.during(node.name, "open"):
                 told = kernel_node(node, program, inproc=self._inproc, starts=starts)
                 kernel.open(told, node.layout, session)

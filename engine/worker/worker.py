@@ -84,6 +84,8 @@ class Worker:
 
     def open(self) -> Iterator[m.Event]:
         """Open every kernel. A Worker that takes turns on its devices then sleeps."""
+        self.kernels.load()
+        self.counts.opening()
         yield from self.kernels.open()
         if any(self.name in group for group in self._plan.turns):
             self.kernels.sleep()

@@ -67,6 +67,7 @@ def test_a_run_tells_what_flowed(tiny: TinyRuns, workers: str) -> None:
     assert (weights.offered, weights.loaded, weights.loads) == (3, 3, 4)
     assert bool(weights.bytes) == (workers == "apart")
     assert all(0 < worker.memory <= worker.peak * 1.05 for worker in whole.workers.values())
+    assert all(0 < worker.before <= worker.peak * 1.05 for worker in whole.workers.values())
     (cut,) = whole.cuts.values()
     assert (cut.wanted, cut.room, cut.lags) == (4, 4, [48])
 

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from dataflow.errors import PlanError
 from dataflow.schema import Rollout
-from engine.cost import memory, time
+from engine.cost import memory
 from engine.cost.bytes import column_bytes, data_bytes, value_bytes
 from engine.cost.lengths import ASSUMED_PROMPT, Lengths, of_rollout
 from engine.cost.memory import Work
@@ -228,27 +228,6 @@ def test_longer_rows_never_need_less(work: Work, more: int) -> None:
 def test_a_micro_batch_is_within_its_budget_or_one_row(work: Work) -> None:
     assert work.at_once <= max(work.budget, work.lengths.row)
     assert work.at_once <= work.fed
-
-
-def test_training_is_six_operations_a_parameter_and_token() -> None:
-    work = Work(lengths=Lengths(prompt=1, completion=1), prompts=100, rows=100)
-    parameters = 10**9
-    once = time.train_seconds(parameters, SHAPE, work, epochs=1, cores=1, head="lm")
-    assert once == pytest.approx(6 * parameters * work.fed / time.CORE_RATE, rel=1e-5)
-    longer = time.train_seconds(parameters, SHAPE, work, epochs=4, cores=2, head="lm")
-    assert longer == pytest.approx(2 * once)
-
-
-def test_an_embedding_that_is_only_looked_up_costs_nothing() -> None:
-    looked_up = SHAPE.vocabulary * SHAPE.hidden
-    assert time.matmul_parameters(1000, SHAPE, "lm") == 1000 - looked_up
-
-
-def test_decoding_a_few_rows_waits_for_memory() -> None:
-    one = Work(lengths=Lengths(prompt=1, completion=10), prompts=1, rows=1)
-    parameters = 10**9
-    seconds = time.decode_seconds(parameters, SHAPE, one, cores=64, dtype="float32")
-    assert seconds == pytest.approx(10 * 4 * parameters / time.MEMORY_RATE, rel=0.01)
 
 
 def test_the_formula_needs_no_file() -> None:

@@ -78,3 +78,13 @@ def test_without_a_gpu_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
         "flow/peak/w",
         "flow/outbox/w",
     }
+
+
+def test_what_the_process_had_before_its_kernels_is_told_once() -> None:
+    counts = FlowCounts("w")
+    counts.opening()
+    ((name, nbytes, weight),) = counts.reports()
+    assert (name, weight) == ("flow/before/w", 1.0)
+    most = {name: value for name, value, _ in memory_reports("w")}["flow/peak/w"]
+    assert 1 << 20 < nbytes <= most * 1.05, "the kernel counts both roughly"
+    assert counts.reports() == []

@@ -16,7 +16,7 @@ import pytest
 
 from dataflow.draw import draw
 from engine.options import RunOptions
-from engine.plan.cluster import read_cluster
+from engine.plan.cluster_file import read_cluster
 from graphs.grpo import grpo
 from tests.kit.processes import call_python
 
@@ -260,9 +260,9 @@ def test_what_troubleshooting_quotes_of_hosts_is_in_the_code() -> None:
     assert [phrase for phrase in quoted if phrase not in code] == []
 
 
-def cluster_blocks(language: str) -> list[str]:
-    """The blocks of docs/clusters.md in one language."""
-    text = (ROOT / "docs" / "clusters.md").read_text()
+def cluster_blocks(language: str, page: str = "clusters") -> list[str]:
+    """The blocks of a page in one language."""
+    text = (ROOT / "docs" / f"{page}.md").read_text()
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
@@ -280,6 +280,14 @@ def test_the_files_for_clusters_are_well_formed(tmp_path: Path) -> None:
     (block,) = cluster_blocks("toml")
     (tmp_path / "hosts.toml").write_text(block)
     assert [host.name for host in read_cluster(tmp_path / "hosts.toml").hosts] == ["a", "b"]
+
+
+def test_the_machines_of_the_page_on_costs_are_a_cluster(tmp_path: Path) -> None:
+    (block,) = cluster_blocks("toml", "cost")
+    (tmp_path / "hosts.toml").write_text(block)
+    cluster = read_cluster(tmp_path / "hosts.toml")
+    assert [len(host.gpus) for host in cluster.hosts] == [8] * 6
+    assert cluster.way("train-0", "rollout-3").delay == 0.03
 
 
 def test_flags_of_dataflow_for_clusters_are_options() -> None:

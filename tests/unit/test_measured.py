@@ -65,8 +65,8 @@ def _flow(step: int) -> Flow:
             "policy->rollout@rollout-1": WeightFlow(loads=1, seconds=0.5, bytes=MIB),
         },
         workers={
-            "rollout-0": WorkerFlow(peak=(700 + step) * MIB),
-            "train": WorkerFlow(peak=1200 * MIB),
+            "rollout-0": WorkerFlow(peak=(700 + step) * MIB, before=300 * MIB),
+            "train": WorkerFlow(peak=1200 * MIB, before=step * 300 * MIB),
         },
     )
 
@@ -83,6 +83,12 @@ def test_what_was_measured_stands_beside_what_was_predicted(
     assert "measured in" not in explain(lagging())
 
 
+def test_a_run_that_did_not_note_what_was_there_before_shows_whole_processes() -> None:
+    found = MeasuredRun(steps=1, flows=True, peaks={"train": 1200 * MIB})
+    text = explain(lagging(), measured={0: found})
+    assert "its libraries, 0.5 GB with torch, are not predicted" in text
+
+
 def test_of_a_run_without_events_the_seconds_are_shown(tmp_path: Path) -> None:
     run = a_run_of_grpo_lag(tmp_path / "run", events=False)
     text = explain(lagging(), measured=read_measured(run))
@@ -90,7 +96,7 @@ def test_of_a_run_without_events_the_seconds_are_shown(tmp_path: Path) -> None:
     assert "bytes and memory: the run kept none, as it has no events/" in section
     assert "memory at most" not in section
     (line,) = [line for line in section.splitlines() if line.startswith("  rollout")]
-    assert line.split()[-4:] == ["22", "s", "-52", "%"]
+    assert line.split()[-4:] == ["22", "s", "-46", "%"]
 
 
 def test_a_run_of_another_graph_has_nothing_beside_it() -> None:

@@ -13,10 +13,13 @@ from dataflow.check import check
 from dataflow.errors import PlanError
 from engine import options as run_options
 from engine.api import run
+from engine.cost.devices import Link, device
+from engine.cost.transfers import NETWORK_DELAY
 from engine.launch.hosts import of_this_clock
 from engine.observe.reports import SpanOf
 from engine.options import RunOptions
-from engine.plan.cluster import Cluster, Host, read_cluster, with_first
+from engine.plan.cluster import Cluster, Host, kind_of, with_first
+from engine.plan.cluster_file import read_cluster
 from engine.plan.explain import explain
 from engine.plan.placing import on_hosts
 from engine.plan.plan import Plan
@@ -60,8 +63,75 @@ def test_a_cluster_file(tmp_path: Path) -> None:
     assert cluster.on("b") == Cluster(cores=32, memory=5 * 2**29, gpus=second.gpus)
 
 
+FLEET = """
+[hosts.cpu]
+cores = 8
+memory_gib = 64
+region = "west"
+
+[hosts.h]
+count = 2
+cores = 192
+memory_gib = 2048
+devices = "8xH100"
+region = "east"
+price = 98.5
+
+[[links]]
+between = ["east", "west"]
+gigabits = 10
+delay_ms = 30
+
+[[links]]
+between = ["h", "h"]
+gigabits = 3200
+"""
+
+
+def test_a_cluster_file_with_kinds_of_devices(tmp_path: Path) -> None:
+    (tmp_path / "fleet.toml").write_text(FLEET)
+    cluster = read_cluster(tmp_path / "fleet.toml")
+    assert [host.name for host in cluster.hosts] == ["cpu", "h-0", "h-1"]
+    h = cluster.host("h-1")
+    assert (h.kind, h.region, h.price, h.table) == ("H100", "east", 98.5, "h")
+    assert h.gpus == (81559 * 2**20,) * 8
+    assert h.labels == {"gpu": "H100"}
+    assert cluster.on("h-1").describe().endswith("8 H100 GPU (80 GiB each)")
+
+
+def test_ways_between_hosts(tmp_path: Path) -> None:
+    (tmp_path / "fleet.toml").write_text(FLEET)
+    cluster = read_cluster(tmp_path / "fleet.toml")
+    assert cluster.way("cpu", "h-1") == cluster.way("h-0", "cpu") == Link(rate=1.25e9, delay=0.03)
+    assert cluster.way("h-0", "h-1") == Link(rate=400e9, delay=NETWORK_DELAY)
+    slower = with_first(cluster.hosts).way("h-0", "cpu")
+    assert slower == Link(rate=device("cpu").network, delay=NETWORK_DELAY)
+    cards = with_first(cluster.hosts).way("h-0", "h-1")
+    assert cards.rate == 8 * device("H100").network
+
+
+@pytest.mark.parametrize("name,kind", [
+    ("NVIDIA H100 80GB HBM3", "H100"),
+    ("NVIDIA A100-SXM4-80GB", "A100"),
+    ("NVIDIA L40S", "L40S"),
+    ("NVIDIA L40", ""),
+    ("NVIDIA GeForce RTX 4090", ""),
+])  # fmt: skip
+def test_what_a_gpu_calls_itself(name: str, kind: str) -> None:
+    assert kind_of(name) == kind
+
+
 @pytest.mark.parametrize("text,told", [
     ("", "expected hosts, found none"),
+    (HOST_A + 'devices = "8xB7"', r"toml:4: host a: devices: .*, found 'B7'\. Fix: .*profile"),
+    (HOST_A + 'devices = "H100"', r"toml:4: host a: devices: expected a number and a kind of GPU"),
+    (HOST_A + 'devices = "1xH100"\ngpus = 1', "expected devices or gpus, found both"),
+    (HOST_A + "count = 0", r"toml:4: host a: count: expected a number of hosts, .* found 0"),
+    (HOST_A + "price = -1", "price: expected a price an hour, above 0, found -1"),
+    (HOST_A + "[links]\na = 1", "links: expected tables"),
+    (HOST_A + '[[links]]\nbetween = ["a", "c"]', "between: expected hosts or regions .* found 'c'"),
+    (HOST_A + '[[links]]\nbetween = ["a", "a"]', r"links: gigabits: .*|gigabits: expected Gb"),
+    (HOST_A + '[[links]]\nbetwen = ["a", "a"]', "unknown key 'betwen'. Fix: between"),
     ("hosts = 3", "expected tables, found 3"),
     (HOST_A + "core = 2", r"cluster\.toml:4: unknown key 'core'\. Fix: cores\."),
     (HOST_A + 'address = "10.0.0.1"', r"cluster\.toml:4: unknown key 'address'\. Fix: "),

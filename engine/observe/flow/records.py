@@ -89,6 +89,8 @@ class WorkerFlow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Resident, of its process."""
     peak: int = 0
     """Greatest resident, since it began."""
+    before: int = 0
+    """Resident before its kernels were opened."""
     outbox: int = 0
     device: int = 0
     """Allocated on its GPU."""

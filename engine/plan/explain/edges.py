@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 
 from dataflow.model import Model
 from dataflow.shown import shown_bytes
-from engine.plan.explain.layout import Line, count, named, side_by_side, widest, wrapped
-from engine.plan.plan import Plan, PlannedModel, PlannedNode
+from engine.plan.explain.layout import Line, count, duration, named, side_by_side, widest, wrapped
+from engine.plan.plan import Plan, PlannedEdge, PlannedModel, PlannedNode
 
 
 def edges(plan: Plan) -> Iterator[Line]:
@@ -20,16 +20,21 @@ def edges(plan: Plan) -> Iterator[Line]:
         return
     shown = [f"{e.producer} -> {e.consumer}" for e in plan.edges]
     width, evaluated = widest(shown, 44), {n.name for n in plan.nodes if n.region == "evaluation"}
-    widths = [10, 10, len("inproc")]
-    yield side_by_side(["", "moved", "saved", "route", "columns"], [width, *widths, 7])
+    widths = [10, 10, 7, len("inproc")]
+    yield side_by_side(["", "moved", "saved", "seconds", "route", "columns"], [width, *widths, 7])
     for name, edge in zip(shown, plan.edges, strict=True):
-        moved = [shown_bytes(edge.bytes), shown_bytes(edge.saved)]
-        moved = ["evaluation", ""] if edge.consumer in evaluated else moved
+        moved = [shown_bytes(edge.bytes), shown_bytes(edge.saved), _seconds(edge)]
+        moved = ["evaluation", "", ""] if edge.consumer in evaluated else moved
         first = side_by_side([*moved, edge.route], widths)
         first = first.ljust(sum(widths) + 2 * (len(widths) - 1))
         yield from named(name, width, first, tail=", ".join(edge.columns))
     moved, saved = sum(e.bytes for e in plan.edges), sum(e.saved for e in plan.edges)
     yield side_by_side(["all", shown_bytes(moved), shown_bytes(saved)], [width, 10, 10])
+
+
+def _seconds(edge: PlannedEdge) -> str:
+    """Nothing within a Worker, where values are passed as they are."""
+    return duration(edge.seconds) if edge.seconds else "-"
 
 
 def weights(plan: Plan) -> Iterator[Line]:
@@ -80,7 +85,9 @@ def _way(plan: Plan, model: PlannedModel, reader: PlannedNode, writer: PlannedNo
     hosts = {plan.host_of(w) for w in (*reader.workers, *writer.workers)}
     far = model.route == "pull" and len(hosts) > 1
     carried = f"{_carried(model, reader, writer)}{' by zmq' if far else ''}"
-    return f"{writer.name} -> {reader.name}: {carried}; lag {lag}"
+    moves = model.seconds is not None and set(reader.workers) - {writer.workers[0]}
+    took = f"; {duration(model.seconds)} a version" if moves else ""
+    return f"{writer.name} -> {reader.name}: {carried}; lag {lag}{took}"
 
 
 def _carried(model: PlannedModel, reader: PlannedNode, writer: PlannedNode) -> str:

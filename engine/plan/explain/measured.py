@@ -33,14 +33,16 @@ class MeasuredRun:
     """What a run, or one phase of it, measured. steps: how many. seconds: by node, of a Step.
 
     The rest is empty without flows, in a run that kept no `events/`. peaks: by Worker, the most
-    bytes resident. device_peaks: by `node@worker`, the most bytes on its GPU. edges: by
-    `producer->consumer`, bytes of a Step. weights: by `model->reader@worker`.
+    bytes resident. grown: the same less what was there before its kernels were opened.
+    device_peaks: by `node@worker`, the most bytes on its GPU. edges: by `producer->consumer`, bytes
+    of a Step. weights: by `model->reader@worker`.
     """
 
     steps: int = 0
     seconds: Mapping[str, float] = field(default_factory=dict)
     flows: bool = False
     peaks: Mapping[str, int] = field(default_factory=dict)
+    grown: Mapping[str, int] = field(default_factory=dict)
     device_peaks: Mapping[str, int] = field(default_factory=dict)
     edges: Mapping[str, float] = field(default_factory=dict)
     weights: Mapping[str, MeasuredWeights] = field(default_factory=dict)
@@ -93,7 +95,8 @@ def _seconds(plan: Plan, found: MeasuredRun) -> Iterator[Line]:
 def _memory(plan: Plan, found: MeasuredRun) -> Iterator[Line]:
     rows = []
     for worker in (w for w in plan.workers if w in found.peaks):
-        predicted, took = _resident(plan, worker), found.peaks[worker]
+        predicted = _resident(plan, worker)
+        took = found.grown.get(worker, found.peaks[worker])
         rows.append((worker, _bytes(predicted, took)))
     for node in plan.nodes:
         for worker in node.workers:
@@ -101,7 +104,10 @@ def _memory(plan: Plan, found: MeasuredRun) -> Iterator[Line]:
                 predicted = _on_device(plan, node, worker)
                 rows.append((f"{node.name}@{worker}, GPU", _bytes(predicted, took)))
     yield from _table("memory at most", rows)
-    if rows:
+    if rows and all(worker in found.grown for worker in found.peaks):
+        text = "a Worker's is what its process has grown by since its kernels were opened"
+        yield from wrapped(text, after=2)
+    elif rows:
         text = (
             "a Worker's is that of its process; its libraries, 0.5 GB with torch, are not predicted"
         )

@@ -53,7 +53,7 @@ def _share(node: PlannedNode, worker: str) -> str:
     return f"{node.name} ({'rank' if node.ranks > 1 else 'replica'} {at} of {count})"
 
 
-HEADS = ("region", "rows", "on", "peak", "seconds")
+HEADS = ("region", "rows", "on", "peak", "seconds", "bound")
 """What `cells` says of a node."""
 
 
@@ -61,7 +61,7 @@ def nodes(plan: Plan) -> Iterator[Line]:
     """A table of all nodes."""
     owners = [n for n in plan.nodes if "weights" in n.estimate.bytes]
     name_width = widest(n.name for n in plan.nodes)
-    widths = [10, 16, 30, 10, 9]
+    widths = [10, 16, 30, 10, 9, 7]
     yield side_by_side(["", *HEADS], [name_width, *widths])
     for node in plan.nodes:
         yield from named(node.name, name_width, side_by_side(cells(plan, node), widths))
@@ -74,7 +74,8 @@ def cells(plan: Plan, node: PlannedNode) -> list[str]:
     batch = {s.name: s.batch for s in plan.sources}
     size = "unknown" if unknown(plan, [node]) else shown_bytes(node.estimate.total)
     rows = _all_rows(plan, node, batch)
-    return [node.region, rows, _on(node), size, duration(node.estimate.seconds)]
+    seconds = duration(node.estimate.seconds)
+    return [node.region, rows, _on(node), size, seconds, node.estimate.bound]
 
 
 def _all_rows(plan: Plan, node: PlannedNode, batch: Mapping[str, int]) -> str:

@@ -94,9 +94,22 @@ def _time(plan: Plan) -> Iterator[str]:
     if found is None:
         return
     seconds, slowest = found
-    rates = "by rough rates, good for comparing nodes; users' functions not counted"
-    whose = f", those of {slowest} while others overlap," if slowest else ""
-    yield f"at most about {duration(seconds)} a Step{whose} {rates}"
+    whose = f", those of {slowest} while others overlap" if slowest else ""
+    yield f"at most about {duration(seconds)} a Step{whose}, {_rates(plan)}"
+
+
+def _rates(plan: Plan) -> str:
+    """Where they come from, and what they leave out."""
+    timed = [n for n in plan.nodes if n.estimate.seconds is not None]
+    models = {n.estimate.origin for n in timed if n.traits.computes}
+    text = "by rates of a profile, of the catalogue where it has none"
+    if models == {"fitted"}:
+        text = "by rates fitted to a profile"
+    elif models <= {"catalogue"}:
+        text = "by the catalogue's rates, good for comparing nodes"
+    users = (n for n in plan.nodes if n.estimate.seconds is None and not n.traits.computes)
+    left = any(n.region != "evaluation" for n in users)
+    return f"{text}; users' functions not counted" if left else text
 
 
 def program(plan: Plan) -> Graph:

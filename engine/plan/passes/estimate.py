@@ -1,6 +1,7 @@
-"""What the plan should cost: memory and seconds of nodes, bytes of edges, parameters of Models.
+"""What the plan should cost: memory of nodes, bytes of edges, parameters of Models.
 
-Owns: the numbers that go into the formulas. Does not own: these (engine/cost), or whether it fits.
+Owns: the numbers that go into the formulas. Does not own: these (engine/cost), seconds (timed.py),
+or whether it fits.
 """
 
 from __future__ import annotations
@@ -12,17 +13,20 @@ import pyarrow as pa
 
 from dataflow.device import declared
 from dataflow.loss import LossTerm
+from dataflow.loss_terms import ROWS
 from dataflow.model import Model
 from dataflow.node import Node
 from dataflow.schema import Schema
-from engine.cost import memory, time
+from engine.cost import memory
 from engine.cost.bytes import column_bytes, data_bytes, row_bytes
 from engine.cost.memory import Work
 from engine.cost.models import ModelCost, model_cost
 from engine.plan.draft import Draft
+from engine.plan.estimated import Estimate
 from engine.plan.kernel_needs import needs_of
 from engine.plan.lengths import all_lengths
-from engine.plan.plan import Estimate, PlannedEdge, PlannedNode
+from engine.plan.passes.timed import timed
+from engine.plan.plan import PlannedEdge, PlannedNode
 
 Columns = tuple[str, ...]
 
@@ -43,7 +47,8 @@ def estimate(draft: Draft) -> Draft:
     nodes = tuple(replace(n, estimate=cost.node(n)) for n in draft.nodes)
     models = tuple(replace(m, parameters=cost.models[m.name].parameters) for m in draft.models)
     edges, notes = tuple(cost.edges()), (*draft.notes, *cost.notes())
-    return replace(draft, nodes=nodes, edges=edges, models=models, notes=notes)
+    known = replace(draft, nodes=nodes, edges=edges, models=models, notes=notes)
+    return timed(known, cost.models, cost.work)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +92,7 @@ class _Cost:
             if route := self._offering.get(planned.name):
                 parts["snapshot" if route == "pull" else "copies"] = 2 * weights
         parts |= self._rows(planned)
-        return Estimate(bytes=parts, seconds=self._seconds(planned, use))
+        return Estimate(bytes=parts)
 
     def _rows(self, planned: PlannedNode) -> dict[str, int]:
         """Of rows that wait: columns in host memory, and columns on the device."""
@@ -144,40 +149,17 @@ class _Cost:
         made = -(-prompts // planned.layout.replicas)
         return made * planned.rows * row_bytes(self._columns[planned.name], columns)
 
-    def _seconds(self, planned: PlannedNode, use: _Use | None) -> float | None:
-        """None if unknown: users' functions, evaluations, unknown Models, GPUs (no rate)."""
-        if planned.region == "evaluation" or planned.work == "evaluate":
-            return None
-        if planned.traits.computes:
-            gpus = self._draft.cluster.gpus
-            return self._model_seconds(planned, use) if use and not gpus else None
-        operator = self._nodes[planned.name].operator
-        if operator.parts or not operator.built_in:
-            return None
-        moved = [e.bytes for e in self._edges_of(planned)] or [self._kept(planned, planned.returns)]
-        return time.column_seconds(sum(moved))
-
-    def _model_seconds(self, planned: PlannedNode, use: _Use) -> float | None:
-        """None if the Model's size is unknown."""
-        shape, parameters = use.cost.shape, use.cost.parameters
-        if shape is None or parameters is None:
-            return None
-        cores = min(planned.layout.threads * planned.layout.inner, self._draft.cluster.cores)
-        if planned.work == "train":
-            epochs, head = self._nodes[planned.name].params["epochs"], use.model.head
-            how = {"epochs": epochs, "cores": cores, "head": head}
-            sets = self._sets(planned)
-            return sum(time.train_seconds(parameters, shape, work, **how) for work in sets)
-        work = self._work(planned)
-        if planned.traits.generates:
-            return time.decode_seconds(parameters, shape, work, cores=cores, dtype=use.model.dtype)
-        return time.forward_seconds(parameters, shape, work, cores=cores, head=use.model.head)
-
     def _use(self, planned: PlannedNode) -> _Use | None:
         found = next((u for u in planned.models if u.param != "tokenizer"), None)
         if found is None or planned.work == "evaluate":
             return None
         return _Use(self._states[found.model], self.models[found.model])
+
+    def work(self, planned: PlannedNode) -> dict[str, Work]:
+        """What one replica (of a train node, one rank) does in a Step, by row set."""
+        if planned.work == "train":
+            return dict(zip(planned.row_sets, self._sets(planned), strict=True))
+        return {ROWS: self._work(planned)}
 
     def _work(self, planned: PlannedNode) -> Work:
         lengths, layout = self._lengths[planned.name], planned.layout
@@ -270,8 +252,6 @@ class _Cost:
                 yield f"{name}: {assumed}: {lengths.bound}"
             if node.operator.reads_text:
                 yield f"{name}: rows tokenised anew, assumed to be as long as they are"
-        if self._draft.cluster.gpus:
-            yield "no seconds are predicted for a GPU: its rate is not known"
 
 
 def _listed(node: Node, returns: Columns) -> int:

@@ -1,0 +1,34 @@
+"""What a node should cost at most, as its plan says it.
+
+Owns: the data type. Does not own: the numbers (passes/estimate.py, passes/timed.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from engine.cost.devices import Origin
+from engine.cost.passes import Bound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Greatest predicted cost of a node: bytes by part, seconds a Step (None if unknown), what
+    bounds these (empty for a node without a Model), and where the rates come from.
+    """
+
+    bytes: Mapping[str, int] = field(default_factory=dict)
+    seconds: float | None = None
+    bound: Bound | Literal[""] = ""
+    origin: Origin = "catalogue"
+
+    @property
+    def total(self) -> int:
+        """All parts together."""
+        return sum(self.bytes.values())
+
+    def on_each(self, devices: int) -> Estimate:
+        """Of one of so many devices, among which the node is divided."""
+        return replace(self, bytes={p: -(-size // devices) for p, size in self.bytes.items()})

@@ -1,0 +1,161 @@
+"""A plan's decisions put into the formulas: places, rates and ways of known plans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dataflow.errors import PlanError
+from engine.cost import decode as schedule
+from engine.cost import training, transfers
+from engine.cost.devices import Coefficients, Kind, coefficients, device, place
+from engine.cost.machine import this_installation, this_machine
+from engine.cost.passes import Sizes
+from engine.cost.profile import Profile, ProfiledNode, model_key
+from engine.plan.cluster import Cluster, ClusterLink, Host, with_first
+from engine.plan.costs import RowLengths, plan_costs
+from engine.plan.explain import explain
+from engine.plan.plan import Plan
+from tests.kit.graphs import grpo_graph
+from tests.kit.plans import grpo_plan, placed, planned_on
+
+pytestmark = pytest.mark.usefixtures("tiny")
+
+GPUS = Cluster(cores=16, memory=2**38, gpus=(80 * 2**30,) * 2, kind="H100")
+
+
+def lengths(rows: int, prompt: int = 20, answer: int = 30) -> RowLengths:
+    return RowLengths(np.full(rows, prompt), np.full(rows, answer))
+
+
+def profile_of(model: Sizes, name: str = "cpu", **functions: float) -> Profile:
+    """One in which every pass takes a second, whatever it does."""
+    second = Coefficients(
+        compute=1e9, reads=1e9, step=1.0, layer=0.0, row=0.0, link=1.0, hop=0.0, origin="fitted"
+    )
+    kinds: tuple[Kind, ...] = ("decode", "prefill", "forward", "train")
+    nodes = [ProfiledNode(model=model_key(model), kind=k, coefficients=second) for k in kinds]
+    return Profile(
+        machine=this_machine(),
+        installation=this_installation(),
+        device=device(name),
+        nodes=tuple(nodes),
+        functions=functions,
+    )
+
+
+def test_a_node_stands_where_its_plan_has_it() -> None:
+    costs = plan_costs(placed(grpo_graph(), cores=8, workers="apart", threads=3))
+    where = costs.place("rollout")
+    assert (where.device.name, where.cores, where.devices) == ("cpu", 3, 1)
+    assert costs.origin("rollout") == "catalogue"
+
+
+def test_on_a_gpu_of_a_known_kind_seconds_are_those_of_the_formulas() -> None:
+    plan = planned_on(GPUS, grpo_graph())
+    costs, model = plan_costs(plan), plan_costs(plan).sizes("rollout")
+    assert model is not None
+    where = costs.place("rollout")
+    assert (where.device, where.cores) == (device("H100"), 1)
+    rows, layout = lengths(64), plan.node("rollout").layout
+    batch = schedule.DecodeBatch(
+        prompts=rows.prompts, answers=rows.answers, shared=8, slots=layout.slots, budget=16384
+    )
+    by_hand = schedule.decode(model, place(device("H100")), batch)
+    assert costs.decode("rollout", rows).seconds == pytest.approx(by_hand.seconds)
+    estimate = plan.node("rollout").estimate
+    assert estimate.seconds is not None
+    assert (estimate.bound, estimate.origin) == ("latency", "catalogue")
+
+
+def test_training_is_that_of_one_rank_with_all_updates_of_the_step() -> None:
+    plan = placed(grpo_graph(minibatches=4), cores=4, threads=2, ranks={"train_policy": 2})
+    costs, rows = plan_costs(plan), lengths(512)
+    model, where = costs.sizes("train_policy"), costs.place("train_policy")
+    assert model is not None
+    assert (where.data, where.cores) == (2, 2)
+    fed = training.packed(rows.prompts, rows.answers, budget=16384, shared=8, divisor=2)
+    by_hand = training.train(model, where, fed, updates=4)
+    assert costs.train("train_policy", {"rows": rows}).seconds == pytest.approx(by_hand.seconds)
+
+
+def test_what_was_measured_goes_before_the_catalogue() -> None:
+    plain = grpo_plan()
+    model = plan_costs(plain).sizes("rollout")
+    assert model is not None
+    costs = plan_costs(plain, profile_of(model, score=0.25))
+    assert costs.origin("train_policy") == "fitted"
+    found = costs.decode("rollout", lengths(8))
+    assert found.seconds == pytest.approx(31.0, rel=1e-3), "a prefill and 30 passes"
+    assert costs.function("score", 8) == 2.0
+    assert plan_costs(plain).function("score", 8) is None
+
+
+def test_a_profile_of_another_kind_of_device_changes_nothing() -> None:
+    plain = grpo_plan()
+    model = plan_costs(plain).sizes("rollout")
+    assert model is not None
+    costs = plan_costs(plain, profile_of(model, "H100"))
+    assert costs.place("rollout").coefficients == coefficients(device("cpu"))
+    assert costs.origin("rollout") == "catalogue"
+
+
+def test_a_profile_has_the_rates_of_a_gpu_that_the_catalogue_does_not_know() -> None:
+    unknown = replace(GPUS, kind="B7")
+    plan = planned_on(unknown, grpo_graph())
+    costs = plan_costs(plan)
+    assert costs.unpriced("rollout") == "nobody has measured a B7 GPU"
+    with pytest.raises(PlanError, match=r"device B7: expected .* catalogue.*dataflow profile"):
+        costs.place("rollout")
+    model = costs.sizes("rollout")
+    assert model is not None
+    measured = profile_of(model)
+    known = plan_costs(plan, replace(measured, device=replace(device("H100"), name="B7")))
+    assert known.unpriced("rollout") == ""
+    assert known.place("rollout").device.name == "B7"
+
+
+def on_two_hosts(**links: Any) -> Plan:
+    size: Mapping[str, Any] = {"cores": 8, "memory": 2**38}
+    hosts = [
+        Host(name=name, **size, gpus=(80 * 2**30,) * 4, kind="A100", region=region)
+        for name, region in (("a", "east"), ("b", "west"))
+    ]
+    pin = {"rollout": "gen@a", "train_policy": "train@b"}
+    return planned_on(with_first(hosts, **links), grpo_graph(), workers="apart", pin=pin)
+
+
+def test_ways_between_workers() -> None:
+    costs = plan_costs(on_two_hosts())
+    card = device("A100").network
+    assert costs.link("gen", "train").rate == card, "one of four cards"
+    assert costs.link("gen", "gen").delay == 0.0
+    near = plan_costs(placed(grpo_graph(), workers="apart"))
+    assert near.link("rollout", "data").rate == device("cpu").link
+    assert near.rows(1e6, "data", "data").seconds == 0.0
+
+
+def test_a_slow_link_is_what_weights_and_rows_wait_for() -> None:
+    slow = ClusterLink(between=("east", "west"), rate=1e6, delay=0.5)
+    fast, far = plan_costs(on_two_hosts()), plan_costs(plan := on_two_hosts(links=(slow,)))
+    model = next(m for m in plan.models if m.name == "policy")
+    took = far.weights(model, "gen")
+    assert took.bound == "link"
+    assert took.seconds > 1.5 > fast.weights(model, "gen").seconds
+    assert far.rows(1e6, "gen", "train").seconds == pytest.approx(1e6 / 0.25e6 + 0.5)
+    assert model.seconds == pytest.approx(took.seconds)
+    assert "a version" in explain(plan)
+    edge = next(e for e in plan.edges if (e.producer, e.consumer) == ("rollout", "train_policy"))
+    assert edge.seconds is not None
+    assert edge.seconds > 0.5
+
+
+def test_column_functions_take_time_by_their_bytes() -> None:
+    plan = grpo_plan()
+    costs = plan_costs(plan)
+    moved = sum(e.bytes for e in plan.edges if e.consumer == "advantage")
+    assert costs.function("advantage", 512) == pytest.approx(moved / transfers.COLUMN_RATE)
