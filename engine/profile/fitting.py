@@ -44,6 +44,8 @@ _ROUNDS = 60
 _SHIFT = 1e-4
 _STRIDE = 2.0
 """How far a step may move a coefficient, as a logarithm."""
+_AWAY = 2.5
+"""From the catalogue's, as a logarithm: another start's coefficient."""
 _MOST_DAMPING = 1e8
 _GAIN = 1e-9
 _MARGIN = 1.05
@@ -72,9 +74,22 @@ def fitted(
         said = [seconds(work, of, how, cell) for cell in timed]
         return np.concatenate([np.log(said) - measured, _PULL * (x - origin)])
 
-    found = _with(start, named, np.exp(least_squares(residuals, origin))) if timed else start
+    found = _with(start, named, np.exp(_best(residuals, origin, named))) if timed else start
     said = [seconds(work, of, found, cell) if cell.cell.seconds else None for cell in cells]
     return {kind: replace(found[kind], origin="fitted") for kind in kinds_of(work.kind)}, said
+
+
+def _best(
+    residuals: Callable[[np.ndarray], np.ndarray], origin: np.ndarray, named: Sequence[Named]
+) -> np.ndarray:
+    """The best of several starts: where memory bounds no pass, nothing says which way its rate has
+    to go until it does, and the same of compute.
+    """
+    found = [least_squares(residuals, origin)]
+    for which in ("reads", "compute"):
+        shift = np.array([-_AWAY if name == which else 0.0 for _, name in named])
+        found.append(least_squares(residuals, origin + shift))
+    return min(found, key=lambda x: float(np.square(residuals(x)).sum()))
 
 
 def _started(work: ProfiledWork, of: Device) -> dict[Kind, Coefficients]:

@@ -23,7 +23,7 @@ _LOGPROB = -2.0
 
 
 def prompts(cell: ProfileCell, vocabulary: int) -> Batch:
-    """As token ids, of which each has another first one, so that no two share a beginning."""
+    """As token ids, drawn at random, so that what prompts have in common is soon over."""
     count = -(-cell.rows // cell.samples)
     ids = _ids(np.random.default_rng(0), count * cell.prompt, vocabulary)
     columns = {"prompt": Ragged(ids, np.arange(count + 1) * cell.prompt)}

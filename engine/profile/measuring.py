@@ -41,7 +41,7 @@ _Call = Callable[[], _Lengths]
 
 
 @dataclass(slots=True, kw_only=True)
-class _CellRun:
+class CellRun:
     """A cell under way. call: does the work once."""
 
     cell: ProfileCell
@@ -51,6 +51,35 @@ class _CellRun:
     cpu: list[float] = field(default_factory=list)
     peak: int = 0
     failed: bool = False
+
+    def called(self) -> bool:
+        """Call once; whether there was enough memory."""
+        cuda = cuda_in_use()
+        try:
+            cpu, begun = time.process_time(), time.perf_counter()
+            self.lengths = self.call()
+            if cuda is not None:
+                cuda.synchronize()
+            self.seconds.append(time.perf_counter() - begun)
+            self.cpu.append(time.process_time() - cpu)
+        except (MemoryError, RuntimeError) as error:
+            if not _is_memory(error):
+                raise
+            self.failed = True
+            gc.collect()
+            if cuda is not None:
+                cuda.empty_cache()
+        return not self.failed
+
+    def told(self, cores: int, *, busy: bool) -> MeasuredCell:
+        """What came of it, by so many threads."""
+        if self.failed:
+            return MeasuredCell(cell=replace(self.cell, cores=cores))
+        cpu = median(self.cpu)
+        seconds = cpu if busy and cores == 1 and not cuda_in_use() else median(self.seconds)
+        prompts, answers = self.lengths
+        cell = replace(self.cell, cores=cores, seconds=seconds, cpu=cpu, peak=self.peak)
+        return MeasuredCell(cell=cell, prompts=tuple(prompts), answers=tuple(answers))
 
 
 def measure(plan: Plan, work: ProfiledWork, *, repeats: int, busy: bool) -> Iterator[MeasuredCell]:
@@ -63,47 +92,17 @@ def measure(plan: Plan, work: ProfiledWork, *, repeats: int, busy: bool) -> Iter
     runs = [opened.run(cell) for cell in work.cells]
     for run in runs:
         memory.again()
-        if _called(run) and _called(run):  # twice: the allocator scatters what is left over
+        if run.called() and run.called():  # twice: the allocator scatters what is left over
             run.peak = memory.most
         run.seconds.clear()
         run.cpu.clear()
     for _ in range(repeats):
         for run in runs:
             if not run.failed:
-                _called(run)
+                run.called()
     opened.close()
     for run in runs:
-        yield _told(run, work.cores, busy=busy)
-
-
-def _told(run: _CellRun, cores: int, *, busy: bool) -> MeasuredCell:
-    if run.failed:
-        return MeasuredCell(cell=replace(run.cell, cores=cores))
-    cpu = median(run.cpu)
-    seconds = cpu if busy and cores == 1 and not cuda_in_use() else median(run.seconds)
-    prompts, answers = run.lengths
-    cell = replace(run.cell, cores=cores, seconds=seconds, cpu=cpu, peak=run.peak)
-    return MeasuredCell(cell=cell, prompts=tuple(prompts), answers=tuple(answers))
-
-
-def _called(run: _CellRun) -> bool:
-    """Call once; whether there was enough memory."""
-    cuda = cuda_in_use()
-    try:
-        cpu, begun = time.process_time(), time.perf_counter()
-        run.lengths = run.call()
-        if cuda is not None:
-            cuda.synchronize()
-        run.seconds.append(time.perf_counter() - begun)
-        run.cpu.append(time.process_time() - cpu)
-    except (MemoryError, RuntimeError) as error:
-        if not _is_memory(error):
-            raise
-        run.failed = True
-        gc.collect()
-        if cuda is not None:
-            cuda.empty_cache()
-    return not run.failed
+        yield run.told(work.cores, busy=busy)
 
 
 def _is_memory(error: BaseException) -> bool:
@@ -128,16 +127,16 @@ class _Opened:
         self._modules: dict[str, Any] = {}
         self._kernels: list[Any] = []
 
-    def run(self, cell: ProfileCell) -> _CellRun:
+    def run(self, cell: ProfileCell) -> CellRun:
         """An open kernel and rows for it. One of generation has the cell's lengths as parameters;
         all others share one.
         """
         if self._kind == "decode":
-            return _CellRun(cell=cell, call=_generation(self._open(_asked(self._node, cell)), cell))
+            return CellRun(cell=cell, call=_generation(self._open(_asked(self._node, cell)), cell))
         kernel = self._kernels[0] if self._kernels else self._open(self._node)
         if self._kind == "train":
-            return _CellRun(cell=cell, call=_training(kernel, cell, self._node))
-        return _CellRun(cell=cell, call=_forward(kernel, cell, self._node))
+            return CellRun(cell=cell, call=_training(kernel, cell, self._node))
+        return CellRun(cell=cell, call=_forward(kernel, cell, self._node))
 
     def _open(self, node: KernelNode) -> Any:
         names = {use.model: use.module for use in self._planned.models}
