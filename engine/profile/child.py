@@ -32,6 +32,9 @@ _BOOTSTRAP = (
     f" from {_MODULE} import main; main(sys.argv[3])"
 )
 _TAIL = 2000
+_SHARE = 0.8
+"""Of the available memory that a process may take: others want some meanwhile."""
+_GROUP = Path("/sys/fs/cgroup")
 Task = Callable[[], Iterator[Any]]
 
 
@@ -97,11 +100,20 @@ def _tell(file: BinaryIO, value: Any) -> None:
 
 
 def _limit_memory() -> None:
-    """Let an allocation that the host has no memory for fail, and not end other processes."""
-    free = _meminfo("MemAvailable")
+    """Let an allocation that the host has no memory for fail here, before the operating system ends
+    some process for it.
+    """
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (free + used, hard))
+    resource.setrlimit(resource.RLIMIT_DATA, (int(_SHARE * _available()) + used, hard))
+
+
+def _available() -> int:
+    """Bytes that processes can still have, of the host or of the group that it limits."""
+    free, most, taken = _meminfo("MemAvailable"), _GROUP / "memory.max", _GROUP / "memory.current"
+    if most.is_file() and (limit := most.read_text().strip()).isdigit():
+        free = min(free, int(limit) - int(taken.read_text()))
+    return max(0, free)
 
 
 def _meminfo(name: str) -> int:
