@@ -44,6 +44,8 @@ CHUNK_LOGITS = 1 << 26
 
 _SHORTEST_BLOCK = 40
 """Queries of a block of attention at least (kernels/torch/shared_attention.py)."""
+_FIRST_ROOM = 8
+"""Tokens of an answer that a cache begins with (kernels/torch/cache.py)."""
 _ID = 8
 _FLOAT = 4
 WIDTHS = {"float32": 4, "bfloat16": 2}
@@ -157,21 +159,32 @@ def kv_bytes(shape: Shape, work: Work, dtype: str) -> int:
     """
     slots = min(work.slots, work.rows)
     groups = min(work.prompts, -(-slots * work.prompts // max(1, work.rows)) + 1)
-    room = 8 << max(0, (-(-work.lengths.completion // 8) - 1).bit_length())
-    tokens = groups * work.lengths.prompt + slots * room
+    tokens = groups * work.lengths.prompt + slots * _room(work)
     return 2 * shape.layers * shape.kv * WIDTHS[dtype] * tokens
 
 
 def decode_parts(shape: Shape, work: Work, dtype: str) -> dict[str, int]:
-    """Of generation: the cache, a prefill's activations, the logits of a token for each slot."""
+    """Of generation: the cache, a prefill's activations, the logits of a token for each slot.
+
+    Where all rows have slots, all prompts are fed before the rows' part of the cache grows, so that
+    a prefill counts as far as it takes more than that.
+    """
     prefill = min(work.prompts * work.lengths.prompt, max(work.budget, work.lengths.prompt))
-    slots = min(work.slots, work.rows)
+    slots, token = min(work.slots, work.rows), token_forward(shape, dtype)
+    fed = prefill * token
+    if work.rows <= work.slots:
+        fed -= 2 * shape.layers * shape.kv * WIDTHS[dtype] * slots * (_room(work) - _FIRST_ROOM)
     return {
         "kv_cache": kv_bytes(shape, work, dtype),
-        "activations": max(prefill, slots) * token_forward(shape, dtype),
+        "activations": max(fed, slots * token),
         # Sampling holds logits, their softmax and their running sum.
         "logits": 3 * slots * shape.vocabulary * _FLOAT,
     }
+
+
+def _room(work: Work) -> int:
+    """Tokens of an answer that the cache of the torch kernel has room for."""
+    return _FIRST_ROOM << max(0, (-(-work.lengths.completion // _FIRST_ROOM) - 1).bit_length())
 
 
 def forward_parts(shape: Shape, work: Work, dtype: str, head: str) -> dict[str, int]:
