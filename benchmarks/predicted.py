@@ -7,8 +7,8 @@ Owns: the Models and sizes, and the comparison. Does not own: measuring and fitt
 
 Nodes: of each Model and kind of pass, one size is held out between those of the profile's grid. It
 is measured in the same rounds as the grid, in one process, so that profile and runs interleave; the
-coefficients are fitted without it. Steps: a profile is made, then graphs run, and what `simulate`
-says of the same rows stands beside what they took.
+coefficients are fitted without it. Steps of one Worker: a run before the profile and one after it;
+the formulas' seconds of the rows that they had, node by node, stand beside what their Steps took.
 """
 
 from __future__ import annotations
@@ -19,31 +19,39 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from json import loads
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import tyro
 
 from benchmarks.report import SideResult, machine, show, write_json
 from benchmarks.settings import TEXT_TOKENS, character_tokenizer
-from engine.api import plan
+from engine.api import plan, run
 from engine.cost.devices import Device
 from engine.cost.profile import ProfileCell
 from engine.options import RunOptions
-from engine.plan.plan import Plan
+from engine.plan.costs import PlanCosts, RowLengths, plan_costs
+from engine.plan.plan import Plan, PlannedNode
 from engine.profile.child import in_child
 from engine.profile.fitting import fitted, peak_correction
 from engine.profile.grid import works
 from engine.profile.measuring import measure
 from engine.profile.predicting import MeasuredCell, ProfiledWork, peak_bytes, seconds
-from engine.profile.profiling import BUSY
+from engine.profile.profiling import BUSY, ProfileRequest, profiled
 from engine.profile.rates import measured_rates
 from graphs.grpo import grpo
 
 SECONDS_GOAL = 15.0
 """Percent by which predicted seconds of a node may differ."""
+STEP_GOAL = 10.0
+"""The same of a Step."""
+WARM = 2
+"""Steps that do not count."""
 PEAK_GOAL = 1.25
 """Predicted over measured peak bytes, which must be 1 at least."""
 
@@ -180,6 +188,69 @@ def node_results(
             yield _goal(f"{where}: the same, at least", found.peaks, "", 1.0, least=True)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSeconds:
+    """Of one Step: as measured, and as predicted for its rows."""
+
+    measured: float
+    predicted: float
+
+
+def step_results(
+    folder: Path, size: ModelSize, threads: int, *, quick: bool
+) -> Iterator[SideResult]:
+    """A Step of one Worker, whose nodes take turns."""
+    base, data = make(folder, size)
+    graph = grpo(base, data, digits, n=8, batch=16, max_tokens=64, beta=0.04)
+    options = RunOptions(threads=threads, workers="one", progress=False)
+    of = plan(graph, options)
+    assert isinstance(of, Plan)
+    steps = WARM + (4 if quick else 8)
+
+    def ran(name: str) -> Path:
+        how = {"steps": steps, "runs": folder / "runs", "name": name}
+        return run(graph, replace(options, **how)).folder
+
+    before = ran("before")
+    request = ProfileRequest(quick=quick, repeats=3 if quick else 5, longest=1.0 if quick else 3.0)
+    profile = profiled(graph, [of], options, request, lambda told: None).profile
+    costs = plan_costs(of, profile)
+    found = [each for path in (before, ran("after")) for each in _steps(path, of, costs)]
+    measured = median(each.measured for each in found)
+    off = median(100.0 * (each.predicted / each.measured - 1.0) for each in found)
+    where = f"Step of one Worker, {size.name}"
+    yield _goal(f"{where}: seconds measured", 1e3 * measured, "ms")
+    yield _goal(f"{where}: predicted", 1e3 * median(each.predicted for each in found), "ms")
+    yield _goal(f"{where}: error", abs(off), "%", STEP_GOAL)
+
+
+def _steps(folder: Path, of: Plan, costs: PlanCosts) -> Iterator[StepSeconds]:
+    """Each Step after the warm-up."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    taken = {row["step"]: row["time/step"] for row in map(loads, lines) if "time/step" in row}
+    for path in sorted((folder / "samples").glob("step_*.parquet")):
+        rows = pq.read_table(path).sort_by([("position", "ascending"), ("sample", "ascending")])
+        step = int(path.stem.removeprefix("step_"))
+        if step > WARM and step in taken:
+            # A character is a token of the tokenizer that `make` saves.
+            prompts = np.array([len(text) for text in rows["prompt"].to_pylist()])
+            lengths = RowLengths(prompts, rows["length"].to_numpy().astype(np.int64))
+            predicted = sum(_node(costs, of, node, lengths) for node in of.nodes)
+            yield StepSeconds(measured=taken[step], predicted=predicted)
+
+
+def _node(costs: PlanCosts, of: Plan, node: PlannedNode, rows: RowLengths) -> float:
+    """Seconds of a node in one Step, all rows at once."""
+    if node.traits.generates:
+        return costs.decode(node.name, rows).seconds
+    if node.work == "train":
+        return costs.train(node.name, {"rows": rows}).seconds
+    if node.traits.computes:
+        return costs.forward(node.name, rows).seconds
+    batch = next(s.batch for s in of.sources if s.name == node.source)
+    return costs.function(node.name, batch * node.rows) or 0.0
+
+
 def _rates(cores: int) -> Iterator[Any]:
     yield measured_rates(cores)
 
@@ -202,6 +273,9 @@ def main(quick: bool = False, json: Path | None = None, threads: int = 1) -> Non
     with tempfile.TemporaryDirectory() as made:
         models = MODELS[:2] if quick else MODELS
         results = list(node_results(Path(made), models, threads, quick=quick))
+        results += step_results(Path(made), MODELS[0], threads, quick=quick)
+        if not quick:
+            results += step_results(Path(made), MODELS[1], threads, quick=quick)
     show("predicted against measured", results, where)
     if json is not None:
         write_json(json, results, where)
