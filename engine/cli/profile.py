@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dataflow.shown import one_line
+from dataflow.storage import writing
 from engine.cli.flags import graph_and
 from engine.cli.screen import say
+from engine.cli.target import UsageError
 from engine.options import RunOptions
 
 if TYPE_CHECKING:
@@ -37,6 +40,7 @@ class ProfileOptions(RunOptions):
 def main(arguments: Sequence[str]) -> int:
     """Plan, measure, write; prints what was fitted, and how well."""
     graph, options = graph_and(ProfileOptions, "profile", arguments)
+    _refuse_absurd(options)
     from engine.api import plan  # here: it imports what runs kernels
     from engine.cost.profile import write_profile
     from engine.plan.program_plan import ProgramPlan
@@ -49,9 +53,23 @@ def main(arguments: Sequence[str]) -> int:
     request = ProfileRequest(quick=options.quick, **how)
     tell = (lambda text: say(f"measuring {text}")) if options.progress else (lambda text: None)
     made = profiled(graph, plans, _of_run(options), request, tell)
-    write_profile(options.out, made.profile)
+    with writing("the profile", options.out):
+        write_profile(options.out, made.profile)
     say("\n".join(shown(made, options.out)))
     return 0
+
+
+def _refuse_absurd(options: ProfileOptions) -> None:
+    """Before anything is measured. Raises UsageError."""
+    found = [
+        ("--out", options.out, options.out.is_dir(), "the name of a file", "here.json"),
+        ("--longest", options.longest, not 0 < options.longest < inf, "more than 0", "5"),
+        ("--function-steps", options.function_steps, options.function_steps < 0, "0 or more", "3"),
+    ]
+    for flag, value, wrong, expected, fix in found:
+        if wrong:
+            problem = f"{flag}: expected {expected}, found {value}"
+            raise UsageError("dataflow profile", problem, f"{flag} {fix}")
 
 
 def _of_run(options: ProfileOptions) -> RunOptions:
