@@ -122,8 +122,11 @@ def _largest(plan: Plan, node: PlannedNode, lengths: Lengths, context: int) -> P
     if node.traits.generates:
         samples = max(1, node.rows // samples)
     batch = next((s.batch for s in plan.sources if s.name == node.source), 1)
+    context = context or 2 * MOST_TOKENS
     answer = max(1, min(lengths.completion, MOST_TOKENS))
-    room = (context or 2 * MOST_TOKENS) - answer
+    if lengths.row > context:  # both are guesses, or one is
+        answer = max(1, min(answer, context // 2))
+    room = context - answer
     return ProfileCell(
         rows=max(1, min(batch, MOST_ROWS // samples)) * samples,
         prompt=max(1, min(lengths.prompt, MOST_TOKENS, room)),

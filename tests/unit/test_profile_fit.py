@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,6 +28,7 @@ from engine.profile.predicting import (
     peak_bytes,
     seconds,
 )
+from graphs.sft import sft
 from tests.kit.graphs import grpo_graph
 from tests.kit.plans import planned
 
@@ -165,6 +168,15 @@ def test_what_is_measured_of_a_plan() -> None:
         assert all(cell.prompt + cell.answer <= each.model.shape.context for cell in each.cells)
         assert all(cell.estimated == peak_bytes(each, cell) for cell in each.cells)
     assert any(cell.answer == 1 for each in found for cell in each.cells)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_rows_fit_the_positions_of_a_model_whose_lengths_nobody_knows() -> None:
+    config = Path("tiny/config.json")
+    short = json.loads(config.read_text()) | {"max_position_embeddings": 600}
+    config.write_text(json.dumps(short))  # 512 + 512 are assumed
+    found, _ = works([planned(sft("tiny", "demos.jsonl"))], CPU, quick=True, longest=1e3)
+    assert max((c.prompt + c.answer, c.prompt) for c in found[0].cells) == (600, 300)
 
 
 @pytest.mark.usefixtures("tiny")
