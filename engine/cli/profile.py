@@ -63,7 +63,7 @@ def _refuse_absurd(options: ProfileOptions) -> None:
     """Before anything is measured. Raises UsageError."""
     found = [
         ("--out", options.out, options.out.is_dir(), "the name of a file", "here.json"),
-        ("--longest", options.longest, not 0 < options.longest < inf, "more than 0", "5"),
+        ("--longest", options.longest, not 0 < options.longest < inf, "some seconds", "5"),
         ("--function-steps", options.function_steps, options.function_steps < 0, "0 or more", "3"),
     ]
     for flag, value, wrong, expected, fix in found:

@@ -328,8 +328,6 @@ FOLDER_FIRST = "resume: expected the run's folder first. Fix: dataflow resume ru
 TARGET_FIRST = "check: expected TARGET first, found nothing. Fix: dataflow check TARGET [flags]."
 NO_FOLDER = "no folder 'nowhere'. Fix: the run folder, such as runs/NAME."
 NO_FLAG = "no graph function takes '--epohs'. Fix: see --help."
-NO_SECONDS = "--longest: expected more than 0, found 0.0. Fix: --longest 5."
-NO_FILE = "--out: expected the name of a file, found .. Fix: --out here.json."
 NODE_NEXT = "expected a node's name after TARGET. Fix: dataflow peek TARGET NODE [flags]."
 TRL_NAME = "dataflow check: unknown flag '--num-generations' (TRL's name). Fix: --n."
 
@@ -342,9 +340,6 @@ TRL_NAME = "dataflow check: unknown flag '--num-generations' (TRL's name). Fix: 
     (["check", "tiny_graphs.py:no_graph"], 2, f"{NO_GRAPH} Fix: return Graph(...)."),
     (["check", "graphs.grpo:grpo", "--num-generations", "8"], 2, TRL_NAME),
     (["peek", TARGET], 2, f"dataflow peek: {NODE_NEXT}"),
-    (["profile"], 2, f"dataflow {TARGET_FIRST.replace('check', 'profile')}"),
-    (["profile", TARGET, *DATA, "--longest", "0"], 2, f"dataflow profile: {NO_SECONDS}"),
-    (["profile", TARGET, *DATA, "--out", "."], 2, f"dataflow profile: {NO_FILE}"),
     (["resume"], 2, f"dataflow {FOLDER_FIRST}"),
     (["resume", "nowhere"], 2, f"dataflow resume: {NO_FOLDER}"),
     (["draw", "tiny_graphs.py:interrupted"], 130, "interrupted"),

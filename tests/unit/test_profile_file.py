@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataflow.errors import PlanError
+from engine.cli import main
 from engine.cost import profile as files
 from engine.cost.devices import Coefficients, device
 from engine.cost.machine import fingerprint, this_installation, this_machine
@@ -194,6 +195,28 @@ def test_impossible(tmp_path: Path, profile: Profile, found: str) -> None:
     path = tmp_path / "this.json"
     write_profile(path, profile)
     assert found in refused(path)
+
+
+TARGET = ("graphs.grpo:grpo", "--base", "b", "--data", "d.jsonl", "--reward-fn", "math:sqrt")
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--longest", "0"), "--longest: expected some seconds, found 0.0. Fix: --longest 5."),
+        (("--longest", "inf"), "--longest: expected some seconds, found inf. Fix: --longest 5."),
+        (("--out", "."), "--out: expected the name of a file, found .. Fix: --out here.json."),
+        (
+            ("--function-steps", "-1"),
+            "--function-steps: expected 0 or more, found -1. Fix: --function-steps 3.",
+        ),
+    ],
+)
+def test_flags_are_refused_before_anything_is_measured(
+    capsys: pytest.CaptureFixture[str], flags: tuple[str, str], told: str
+) -> None:
+    assert main(["profile", *TARGET, *flags]) == 2
+    assert capsys.readouterr().err == f"dataflow profile: {told}\n"
 
 
 def test_coefficients_are_of_the_nearest_cores() -> None:
