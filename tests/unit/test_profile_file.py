@@ -197,7 +197,7 @@ def test_impossible(tmp_path: Path, profile: Profile, found: str) -> None:
     assert found in refused(path)
 
 
-TARGET = ("graphs.grpo:grpo", "--base", "b", "--data", "d.jsonl", "--reward-fn", "math:sqrt")
+TARGET = ("graphs.sft:sft", "--base", "b", "--data", "d.jsonl")
 
 
 @pytest.mark.parametrize(
