@@ -23,17 +23,20 @@ from engine.profile.predicting import MeasuredCell, ProfiledWork, seconds
 Named = tuple[Kind, str]
 """A coefficient of a kind of pass."""
 
+_OF_A_PASS = ("compute", "attention", "reads", "step", "row")
 _FITTED: Mapping[Kind, tuple[Named, ...]] = {
     "decode": (
         ("prefill", "compute"),
+        ("prefill", "attention"),
         ("prefill", "step"),
         ("decode", "compute"),
+        ("decode", "attention"),
         ("decode", "reads"),
         ("decode", "step"),
         ("decode", "row"),
     ),
-    "forward": tuple(("forward", name) for name in ("compute", "reads", "step", "row")),
-    "train": tuple(("train", name) for name in ("compute", "reads", "step", "row")),
+    "forward": tuple(("forward", name) for name in _OF_A_PASS),
+    "train": tuple(("train", name) for name in _OF_A_PASS),
 }
 _LEAST_ROW = 1e-7
 """Seconds of a row where the catalogue has none: a start for a logarithm."""

@@ -136,15 +136,12 @@ def test_damaged(tmp_path: Path, data: bytes, found: str) -> None:
     assert found in refused(path)
 
 
-@pytest.mark.parametrize("cut", [1, 100, 700])
+@pytest.mark.parametrize("cut", [2, 100, 700, 1500])
 def test_cut_off(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "this.json"
     write_profile(path, made())
     path.write_bytes(path.read_bytes()[:-cut])
-    if cut > 1:
-        assert "truncated" in refused(path)
-    else:  # the line's end alone
-        assert read_profile(path) == made()
+    assert "expected what dataflow profile writes, found: " in refused(path)
 
 
 def test_of_another_machine(tmp_path: Path) -> None:
@@ -179,6 +176,10 @@ def test_stale_once_a_formula_changes(tmp_path: Path, monkeypatch: pytest.Monkey
         (made(device=replace(device("cpu"), operations={"float32": 0.0})), "rates above 0"),
         (
             made(nodes=(entry(coefficients=replace(COEFFICIENTS, compute=0.0)),)),
+            "train of train_policy: expected shares above 0",
+        ),
+        (
+            made(nodes=(entry(coefficients=replace(COEFFICIENTS, attention=-0.1)),)),
             "train of train_policy: expected shares above 0",
         ),
         (
