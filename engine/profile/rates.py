@@ -1,10 +1,11 @@
 """What this machine's processors reach: products, copies, and beside each other.
 
-Owns: short measurements with torch. Does not own: what models reach of them (fitting.py).
+Owns: short measurements. Does not own: what models reach of them (fitting.py).
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -13,12 +14,15 @@ from multiprocessing import get_context
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from engine.cost.devices import CPU, Device, catalogue, device
 
 _SIDE = 1024
 """Of the square matrices of a CPU; on a GPU eight times as many."""
 _COPIED = 256 << 20
 _REPEATS = 5
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _DTYPES = ("float32", "bfloat16")
 
 
@@ -98,21 +102,21 @@ def _beside(cores: int) -> float:
     """The seconds of one core's products, with all cores at work over alone."""
     if cores < 2:
         return 1.0
+    os.environ.update(dict.fromkeys(_THREADS, "1"))  # of the processes that are started here
     with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
-        list(pool.map(one_core, [0.1] * cores))  # every process is there, and has torch
+        list(pool.map(one_core, [0.1] * cores))  # every process is there
         alone = pool.submit(one_core, 1.0).result()
         together = median(pool.map(one_core, [1.0] * cores))
     return max(1.0, together / alone)
 
 
 def one_core(seconds: float) -> float:
-    """Mean seconds of one product with one thread, over about so many seconds."""
-    import torch
-
-    torch.set_num_threads(1)
-    one = torch.ones(_SIDE // 2, _SIDE // 2)
+    """Mean seconds of one product with one thread, over about so many seconds. NumPy's, which is
+    there much sooner than torch.
+    """
+    one = np.ones((_SIDE // 2, _SIDE // 2), np.float32)
     begun, count = time.perf_counter(), 0
     while time.perf_counter() - begun < seconds:
-        torch.mm(one, one)
+        np.matmul(one, one)
         count += 1
     return (time.perf_counter() - begun) / max(1, count)
