@@ -208,7 +208,7 @@ def step_results(
     steps = WARM + (4 if quick else 8)
 
     def ran(name: str) -> Path:
-        how = {"steps": steps, "runs": folder / "runs", "name": name}
+        how = {"steps": steps, "runs": folder / f"runs {size.name}", "name": name}
         return run(graph, replace(options, **how)).folder
 
     before = ran("before")
