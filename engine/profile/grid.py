@@ -89,8 +89,6 @@ def _work(plan: Plan, number: int, node: PlannedNode) -> ProfiledWork | SkippedN
     use = next(u for u in node.models if u.param != "tokenizer")
     model = next(s for s in plan.program.states if s.name == use.model)
     assert isinstance(model, Model)
-    if node.layout.partial or node.ranks > 1:
-        return SkippedNode(node=node.name, why="several ranks share its Model")
     cost = model_cost(model.base, model.head)
     if cost.parameters is None or cost.shape is None:
         return SkippedNode(node=node.name, why=cost.why)

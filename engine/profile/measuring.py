@@ -122,7 +122,8 @@ class _Opened:
         starts = plan.phase.starts if plan.phase else None
         self._class = kernel_class(self._planned)
         self._node = kernel_node(self._planned, plan.program, starts=starts)
-        self._layout = replace(self._planned.layout, replicas=1, data=1, threads=work.cores)
+        one = {"replicas": 1, "data": 1, "tensor": 1, "context": 1, "shard": False}
+        self._layout = replace(self._planned.layout, threads=work.cores, **one)
         self._kind = work.kind
         self._modules: dict[str, Any] = {}
         self._kernels: list[Any] = []
