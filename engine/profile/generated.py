@@ -42,13 +42,12 @@ def inputs(cell: ProfileCell, node: KernelNode, vocabulary: int) -> dict[str, Ba
         schema: type[Schema] = node.schemas[name]
         columns: dict[str, Any] = {}
         for column in (schema.columns[c] for c in reads if c in schema.columns):
-            if column.name not in tokens:
+            made = tokens.get(column.name)
+            if made is None:
                 made = _drawn(draw, column, cell, len(keys), vocabulary)
-                if not column.name.endswith("_ids"):
-                    columns[column.name] = made
-                    continue
+            if column.name.endswith("_ids"):  # the same in every input
                 tokens[column.name] = made
-            columns[column.name] = tokens[column.name]
+            columns[column.name] = made
         found[name] = Batch.make(keys, columns, schema)
     return found
 
