@@ -58,6 +58,7 @@ bench: setup
 	.venv/bin/python -m benchmarks.watch --quick
 	.venv/bin/python -m benchmarks.hosts --quick
 	.venv/bin/python -m benchmarks.published --quick
+	.venv/bin/python -m benchmarks.predicted --quick
 	$(if $(VLLM),.venv/bin/python -m benchmarks.generate --quick)
 
 curves: setup

@@ -87,6 +87,13 @@ PROJECT = (  # made by init, with the three commands of its README
 LOOKING = (
     _in_mine("dataflow run mine.py:graph --help", "--max-tokens", "--steps", "temperature=1.0"),
     _in_mine("dataflow explain mine.py:graph", "where streaming ends"),
+    NewcomerStep(
+        "dataflow profile mine.py:graph --quick --threads 1 --out here.json",
+        ("the fit is off by", "us a row", "written to here.json"),
+        makes="here.json",
+        folder=MINE,
+    ),
+    _in_mine("dataflow explain mine.py:graph --threads 1 --profile here.json", "fitted"),
     _in_mine("dataflow peek mine.py:graph score --rows 2", "reward"),
     NewcomerStep("dataflow draw mine.py:graph --out graph.svg", makes="graph.svg", folder=MINE),
     _in_mine(f"COLUMNS=60 dataflow check mine.py:graph | {FITS}", "every rule holds"),

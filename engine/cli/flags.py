@@ -43,7 +43,7 @@ from engine.plan.placing import Placing
 from engine.received import kept_options
 
 O1 = TypeVar("O1")
-_RUNNING = ("run", "peek")
+_RUNNING = ("run", "peek", "profile")
 """Commands that run what a graph names; all others only look at it."""
 _WITHIN = ("hosts", "least")
 """Of a Placing, what is within other options."""

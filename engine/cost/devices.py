@@ -48,9 +48,10 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coefficients:
-    """What passes of one kind reach. compute, reads, link: shares of the device's rates. Seconds:
-    step, of a pass outside the layers; layer, of the launches of each; row, of each row in a pass;
-    hop, of a collective before its first byte.
+    """What passes of one kind reach. compute, reads, link: shares of the device's rates; attention:
+    of the operations a second that products with weights reach, how much those with keys do.
+    Seconds: step, of a pass outside the layers; layer, of the launches of each; row, of each row in
+    a pass; hop, of a collective before its first byte.
     """
 
     compute: float
@@ -60,6 +61,7 @@ class Coefficients:
     row: float
     link: float
     hop: float
+    attention: float = 1.0
     origin: Origin = "catalogue"
 
 

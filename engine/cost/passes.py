@@ -132,7 +132,7 @@ class Passes:
             reads *= where.tensor
         self._token = 2.0 * model.body / rate
         self._predicted = 2.0 * model.head_parameters / rate
-        self._key = 4.0 * shape.layers * shape.attention / rate
+        self._key = 4.0 * shape.layers * shape.attention / (rate * c.attention)
         self._weights = times * model.read_bytes / reads
         self._cached = model.cached_bytes / reads
         self._row = c.row

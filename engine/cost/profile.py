@@ -199,7 +199,8 @@ def _impossible(profile: Profile) -> Iterator[str]:
     for entry in profile.nodes:
         c = entry.coefficients
         parts = (c.step, c.layer, c.row, c.hop, float(entry.peak.base))
-        if min(c.compute, c.reads, c.link, entry.peak.factor, entry.cores) <= 0 or min(parts) < 0:
+        shares = (c.compute, c.reads, c.link, c.attention, entry.peak.factor, entry.cores)
+        if min(shares) <= 0 or min(parts) < 0:
             yield f"{entry.kind} of {entry.node}: expected shares above 0 and seconds of 0 or more"
     if min(profile.functions.values(), default=0.0) < 0:
         yield "expected seconds of functions of 0 or more"

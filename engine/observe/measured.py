@@ -22,9 +22,7 @@ EVENTS = "events"
 
 def read_measured(folder: Path) -> dict[int, MeasuredRun]:
     """By phase of a Program; 0 is a graph alone. Raises DataError for a folder without metrics."""
-    rows: dict[int, list[dict[str, float]]] = defaultdict(list)
-    for phase, row in _rows(folder):
-        rows[phase].append(row)
+    rows = seconds_by_step(folder)
     flows: dict[int, list[Flow]] = defaultdict(list)
     for record in read_steps(folder / EVENTS):
         if isinstance(record, Flow):
@@ -41,6 +39,14 @@ def node_seconds(folder: Path) -> dict[str, float]:
         for name, value in row.items():
             found.setdefault(f"{phase}/{name}" if phase else name, []).append(value)
     return {name: statistics.fmean(values) for name, values in found.items()}
+
+
+def seconds_by_step(folder: Path) -> dict[int, list[dict[str, float]]]:
+    """Phase (0: a graph alone) -> of each Step, node -> seconds. Raises DataError without any."""
+    found: dict[int, list[dict[str, float]]] = defaultdict(list)
+    for phase, row in _rows(folder):
+        found[phase].append(row)
+    return dict(found)
 
 
 def _rows(folder: Path) -> Iterator[tuple[int, dict[str, float]]]:

@@ -1,0 +1,117 @@
+"""`dataflow profile TARGET`: measure a plan's Models on this machine, and write what was fitted.
+
+Owns: the flags and the table. Does not own: measuring (engine/profile), the file (engine/cost).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dataflow.shown import one_line
+from dataflow.storage import writing
+from engine.cli.flags import graph_and
+from engine.cli.screen import say
+from engine.cli.target import UsageError
+from engine.options import RunOptions
+
+if TYPE_CHECKING:
+    from engine.cost.profile import ProfileCell, ProfiledNode
+    from engine.profile.profiling import MadeProfile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileOptions(RunOptions):
+    """Options of run, which a plan may depend on, and how much is measured."""
+
+    out: Path = Path("profile.json")
+    """The file that is written, for --profile."""
+    quick: bool = False
+    """Measure fewer sizes, and each less often: in seconds, for a first look."""
+    longest: float = 5.0
+    """Seconds of one call of a kernel; sizes that should take longer are left out."""
+    function_steps: int = 3
+    """Steps of the short run that times functions and rewards; 0: none is timed."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Plan, measure, write; prints what was fitted, and how well."""
+    graph, options = graph_and(ProfileOptions, "profile", arguments)
+    _refuse_absurd(options)
+    from engine.api import plan  # here: it imports what runs kernels
+    from engine.cost.profile import write_profile
+    from engine.plan.program_plan import ProgramPlan
+    from engine.profile.profiling import ProfileRequest, profiled
+
+    planned = plan(graph, options)
+    plans = planned.phases if isinstance(planned, ProgramPlan) else [planned]
+    repeats = 3 if options.quick else 5
+    how = {"repeats": repeats, "longest": options.longest, "steps": options.function_steps}
+    request = ProfileRequest(quick=options.quick, **how)
+    tell = (lambda text: say(f"measuring {text}")) if options.progress else (lambda text: None)
+    made = profiled(graph, plans, _of_run(options), request, tell)
+    with writing("the profile", options.out):
+        write_profile(options.out, made.profile)
+    say("\n".join(shown(made, options.out)))
+    return 0
+
+
+def _refuse_absurd(options: ProfileOptions) -> None:
+    """Before anything is measured. Raises UsageError."""
+    found = [
+        ("--out", options.out, options.out.is_dir(), "the name of a file", "here.json"),
+        ("--longest", options.longest, not 0 < options.longest < inf, "some seconds", "5"),
+        ("--function-steps", options.function_steps, options.function_steps < 0, "0 or more", "3"),
+    ]
+    for flag, value, wrong, expected, fix in found:
+        if wrong:
+            problem = f"{flag}: expected {expected}, found {value}"
+            raise UsageError("dataflow profile", problem, f"{flag} {fix}")
+
+
+def _of_run(options: ProfileOptions) -> RunOptions:
+    """Without what is the profile's own."""
+    return RunOptions(**{f.name: getattr(options, f.name) for f in fields(RunOptions)})
+
+
+def shown(made: MadeProfile, path: Path) -> Iterator[str]:
+    """What was measured of the machine, then each kind of pass, then functions."""
+    profile = made.profile
+    rates = ", ".join(f"{rate / 1e9:.0f} GFLOP/s {t}" for t, rate in _rates(made))
+    yield f"profile of {profile.machine.words}"
+    yield f"a core or GPU: {rates}; memory {profile.device.memory_rate / 1e9:.1f} GB/s"
+    yield f"beside busy cores a kernel takes {profile.beside:.2f} times as long"
+    yield f"load before: {made.load:.1f}"
+    if made.busy:
+        yield "others use this machine: of kernels with one thread, CPU seconds count"
+    for entry in (entry for entry in profile.nodes if entry.cells):
+        yield from _node(entry)
+    for skipped in made.skipped:
+        yield f"{one_line(skipped.node)}: not measured: {one_line(skipped.why)}"
+    for name, seconds in profile.functions.items():
+        yield f"{one_line(name)}: {1e6 * seconds:.1f} us a row"
+    yield f"written to {path}: --profile {path}"
+
+
+def _rates(made: MadeProfile) -> list[tuple[str, float]]:
+    return sorted(made.profile.device.operations.items())
+
+
+def _node(entry: ProfiledNode) -> Iterator[str]:
+    threads = f"{entry.cores} thread{'s' * (entry.cores != 1)}"
+    worst = f"the fit is off by {100 * entry.worst:.0f} % at most"
+    yield f"{one_line(entry.node)} ({entry.kind}, {threads}): {worst}"
+    for cell in entry.cells:
+        yield f"  {_cell(cell)}"
+
+
+def _cell(cell: ProfileCell) -> str:
+    size = f"{cell.rows:>4} rows of {cell.prompt} + {cell.answer} tokens"
+    if cell.seconds is None:
+        return f"{size}: out of memory"
+    told = f"{1e3 * cell.seconds:.1f} ms"
+    told += f", fitted {1e3 * cell.fitted:.1f}" if cell.fitted is not None else ""
+    return f"{size}: {told}; peak {cell.peak / 2**20:.0f} MiB"

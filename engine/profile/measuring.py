@@ -1,0 +1,245 @@
+"""Seconds and peak bytes of one node's real kernel, cell by cell, in this process.
+
+Owns: opening the kernel as a Worker does, the calls, their clocks, the peak. Does not own: rows
+(generated.py), the process (child.py), the kernel.
+
+The cells come in ascending order of what they should need. The first round tells the peaks, since
+memory that a smaller cell needed stays with the process; the rounds after it tell the seconds,
+every cell once a round, so that whatever slows the machine for a while slows all cells.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from dataflow.batch import Batch
+from dataflow.errors import DataError
+from dataflow.kernel import Assignment, Chunk, KernelNode
+from engine.cost.profile import ProfileCell
+from engine.plan.plan import Plan
+from engine.profile import generated
+from engine.profile.predicting import MeasuredCell, ProfiledWork
+from engine.worker.counted import cuda_in_use
+from engine.worker.kernel_loader import kernel_class, kernel_node
+from engine.worker.session import NodeSession
+
+_STATUS = Path("/proc/self/status")
+_CLEAR = Path("/proc/self/clear_refs")
+_RESET_PEAK = "5"
+"""Written to clear_refs, this sets the greatest resident memory to what it is now (proc(5))."""
+
+
+_Lengths = tuple[Sequence[int], ...]
+"""Tokens of each row's prompt, and of its answer."""
+_Call = Callable[[], _Lengths]
+
+
+@dataclass(slots=True, kw_only=True)
+class CellRun:
+    """A cell under way. call: does the work once."""
+
+    cell: ProfileCell
+    call: _Call
+    lengths: _Lengths = ((), ())
+    seconds: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+    peak: int = 0
+    failed: bool = False
+
+    def called(self) -> bool:
+        """Call once; whether there was enough memory."""
+        cuda = cuda_in_use()
+        try:
+            cpu, begun = time.process_time(), time.perf_counter()
+            self.lengths = self.call()
+            if cuda is not None:
+                cuda.synchronize()
+            self.seconds.append(time.perf_counter() - begun)
+            self.cpu.append(time.process_time() - cpu)
+        except (MemoryError, RuntimeError) as error:
+            if not _is_memory(error):
+                raise
+            self.failed = True
+            gc.collect()
+            if cuda is not None:
+                cuda.empty_cache()
+        return not self.failed
+
+    def told(self, cores: int, *, busy: bool) -> MeasuredCell:
+        """What came of it, by so many threads."""
+        if self.failed:
+            return MeasuredCell(cell=replace(self.cell, cores=cores))
+        cpu = median(self.cpu)
+        seconds = cpu if busy and cores == 1 and not cuda_in_use() else median(self.seconds)
+        prompts, answers = self.lengths
+        cell = replace(self.cell, cores=cores, seconds=seconds, cpu=cpu, peak=self.peak)
+        return MeasuredCell(cell=cell, prompts=tuple(prompts), answers=tuple(answers))
+
+
+def measure(plan: Plan, work: ProfiledWork, *, repeats: int, busy: bool) -> Iterator[MeasuredCell]:
+    """Each cell, measured. busy: others use the machine, so CPU seconds count where the kernel has
+    one thread. Raises KernelError, DataError where the kernel refuses rows that were drawn.
+    """
+    memory = ProcessPeak()
+    opened = _Opened(plan, work)
+    memory.begin()
+    runs = [opened.run(cell) for cell in work.cells]
+    for run in runs:
+        memory.again()
+        if run.called() and run.called():  # twice: the allocator scatters what is left over
+            run.peak = memory.most
+        run.seconds.clear()
+        run.cpu.clear()
+    for _ in range(repeats):
+        for run in runs:
+            if not run.failed:
+                run.called()
+    opened.close()
+    for run in runs:
+        yield run.told(work.cores, busy=busy)
+
+
+def _is_memory(error: BaseException) -> bool:
+    """Whether it says that there was not enough memory, on the host or on a GPU."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    said = str(error)
+    return "out of memory" in said or "can't allocate memory" in said
+
+
+class _Opened:
+    """The node's kernel class, and a session whose modules all its kernels share."""
+
+    def __init__(self, plan: Plan, work: ProfiledWork) -> None:
+        assert plan.program is not None
+        self._plan, self._planned = plan, plan.node(work.node)
+        starts = plan.phase.starts if plan.phase else None
+        self._class = kernel_class(self._planned)
+        self._node = kernel_node(self._planned, plan.program, starts=starts)
+        one = {"replicas": 1, "data": 1, "tensor": 1, "context": 1, "shard": False}
+        self._layout = replace(self._planned.layout, threads=work.cores, **one)
+        self._kind = work.kind
+        self._modules: dict[str, Any] = {}
+        self._kernels: list[Any] = []
+
+    def run(self, cell: ProfileCell) -> CellRun:
+        """An open kernel and rows for it. One of generation has the cell's lengths as parameters;
+        all others share one.
+        """
+        if self._kind == "decode":
+            return CellRun(cell=cell, call=_generation(self._open(_asked(self._node, cell)), cell))
+        kernel = self._kernels[0] if self._kernels else self._open(self._node)
+        if self._kind == "train":
+            return CellRun(cell=cell, call=_training(kernel, cell, self._node))
+        return CellRun(cell=cell, call=_forward(kernel, cell, self._node))
+
+    def _open(self, node: KernelNode) -> Any:
+        names = {use.model: use.module for use in self._planned.models}
+        kernel = self._class()
+        self._kernels.append(kernel)
+        kernel.open(
+            node, self._layout, _MeasuredSession(node.name, self._plan.seed, self._modules, names)
+        )
+        return kernel
+
+    def close(self) -> None:
+        """Close all kernels."""
+        while self._kernels:
+            self._kernels.pop().close()
+
+
+class _MeasuredSession(NodeSession):
+    """A session in which no row may fail: its time would not be measured."""
+
+    def tombstone(self, key: tuple[int, int, int], error: str, *, failed: bool = True) -> None:
+        """Raises DataError."""
+        raise DataError(f"row {key}: {error}")
+
+
+def _asked(node: KernelNode, cell: ProfileCell) -> KernelNode:
+    """The node with the cell's lengths, returning every column."""
+    lengths = {"n": cell.samples, "max_tokens": cell.answer, "max_prompt_tokens": cell.prompt}
+    return replace(node, params={**node.params, **lengths}, returns=())
+
+
+def _generation(kernel: Any, cell: ProfileCell) -> _Call:
+    rows = generated.prompts(cell, kernel.vocabulary)
+    chunk = Chunk(id=0, step=1, keys=rows.keys, inputs={"prompt": rows})
+
+    def call() -> _Lengths:
+        made = Batch.concat(list(kernel.run(chunk))).sorted()
+        return tuple(_tokens(made, name) for name in ("prompt_ids", "completion_ids"))
+
+    return call
+
+
+def _forward(kernel: Any, cell: ProfileCell, node: KernelNode) -> _Call:
+    found = generated.inputs(cell, node, kernel.vocabulary)
+    rows = found["rows"]
+    chunk = Chunk(id=0, step=1, keys=rows.keys, inputs=found)
+
+    def call() -> _Lengths:
+        list(kernel.run(chunk))
+        return tuple(_tokens(rows, name) for name in ("prompt_ids", "completion_ids"))
+
+    return call
+
+
+def _training(kernel: Any, cell: ProfileCell, node: KernelNode) -> _Call:
+    """Of the node's own rows; not those that terms of its loss have besides."""
+    found = generated.inputs(cell, node, kernel.vocabulary)
+    rows = found["rows"]
+    step = max(1, int(node.params.get("start", 0)))
+    assignment = Assignment(sequence=1, step=step, keys=rows.keys, inputs=found)
+
+    def call() -> _Lengths:
+        kernel.step(assignment)
+        return tuple(_tokens(rows, name) for name in ("prompt_ids", "completion_ids"))
+
+    return call
+
+
+def _tokens(rows: Batch, column: str) -> Sequence[int]:
+    return rows.ragged(column).lengths.tolist()
+
+
+class ProcessPeak:
+    """The most memory of this process above what it had at the beginning: on the host the greatest
+    resident memory, on a GPU what torch's allocator gave out.
+    """
+
+    def __init__(self) -> None:
+        self._base = 0
+
+    def begin(self) -> None:
+        """Count from here."""
+        gc.collect()
+        self._base = _status("VmRSS")
+
+    def again(self) -> None:
+        """Forget the peak so far, not where it is counted from."""
+        _CLEAR.write_text(_RESET_PEAK)
+        cuda = cuda_in_use()
+        if cuda is not None:
+            cuda.reset_peak_memory_stats()
+
+    @property
+    def most(self) -> int:
+        """Bytes, since `again`."""
+        cuda = cuda_in_use()
+        return _status("VmHWM") - self._base if cuda is None else cuda.max_memory_allocated()
+
+
+def _status(name: str) -> int:
+    """A size of /proc/self/status, in bytes."""
+    for line in _STATUS.read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key == name:
+            return int(value.split()[0]) << 10
+    raise KeyError(name)

@@ -1,0 +1,160 @@
+"""A profile of the plan of a graph, measured here.
+
+Owns: the order of measurements, and what becomes of each. Does not own: any of them, the file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from dataflow.errors import DataError, KernelError
+from dataflow.graph import Graph
+from dataflow.program import Program
+from engine.cost.devices import Device, Kind
+from engine.cost.machine import this_installation, this_machine
+from engine.cost.profile import Profile, ProfileCell, ProfiledNode, model_key
+from engine.options import RunOptions
+from engine.plan.plan import Plan
+from engine.profile.child import ChildResult, in_child
+from engine.profile.fitting import fitted, kinds_of, peak_correction
+from engine.profile.functions import seconds_a_row
+from engine.profile.grid import SkippedNode, works
+from engine.profile.measuring import measure
+from engine.profile.predicting import MeasuredCell, ProfiledWork
+from engine.profile.rates import MachineRates, measured_rates
+
+BUSY = 1.5
+"""Load of the machine before the profile from which others are taken to use it."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileRequest:
+    """How much is measured. repeats: of each cell; longest: seconds that one may take; steps: of
+    the short run for functions, 0 for no run.
+    """
+
+    quick: bool = False
+    repeats: int = 5
+    longest: float = 5.0
+    steps: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeProfile:
+    """skipped: nodes that were not measured. load: the machine's, before. busy: whether CPU seconds
+    were taken for kernels with one thread.
+    """
+
+    profile: Profile
+    skipped: tuple[SkippedNode, ...] = ()
+    load: float = 0.0
+    busy: bool = False
+
+
+@dataclass(slots=True)
+class _Found:
+    nodes: list[ProfiledNode] = field(default_factory=list)
+    skipped: list[SkippedNode] = field(default_factory=list)
+
+
+def profiled(
+    graph: Graph | Program,
+    plans: Sequence[Plan],
+    options: RunOptions,
+    request: ProfileRequest,
+    say: Say,
+) -> MadeProfile:
+    """Measure and fit. plans: of the graph, or of each phase. say: is told what is measured next.
+    Raises RunError for a process that fails, and what a run of the graph raises.
+    """
+    load = os.getloadavg()[0]
+    busy = load > BUSY
+    cores = len(os.sched_getaffinity(0))
+    say("rates of the machine")
+    rates: MachineRates = _only(_child(_rates, cores, threads=cores, title="rates"))
+    found = _Found()
+    wanted, skipped = works(plans, rates.device, quick=request.quick, longest=request.longest)
+    found.skipped += skipped
+    for work in wanted:
+        threads = f"{work.cores} thread{'s' * (work.cores != 1)}"
+        say(f"{work.node}: {work.kind}, {len(work.cells)} sizes, {threads}")
+        _measured(plans[work.of], work, rates.device, request.repeats, found, busy=busy)
+    functions: dict[str, float] = {}
+    if request.steps:
+        say(f"functions: a run of {request.steps} Steps")
+        task = (seconds_a_row, graph, options, plans, request.steps)
+        functions = _only(_child(*task, threads=cores, title="functions"))
+    profile = Profile(
+        machine=this_machine(),
+        installation=this_installation(),
+        device=rates.device,
+        nodes=tuple(found.nodes),
+        beside=rates.beside,
+        functions=functions,
+    )
+    return MadeProfile(profile=profile, skipped=tuple(found.skipped), load=load, busy=busy)
+
+
+def _rates(cores: int) -> Iterator[MachineRates]:
+    yield measured_rates(cores)
+
+
+def _child(
+    task: Callable[..., Iterator[Any]], *given: Any, threads: int, title: str, **named: Any
+) -> ChildResult:
+    needed = named.pop("needed", {})
+    return in_child(partial(task, *given, **named), threads=threads, needed=needed, title=title)
+
+
+def _only(result: ChildResult) -> Any:
+    return result.told[0]
+
+
+def _measured(
+    plan: Plan, work: ProfiledWork, of: Device, repeats: int, found: _Found, *, busy: bool
+) -> None:
+    """Measure a node and add what is known of it."""
+    worker = plan.node(work.node).workers[0]
+    try:
+        result = _child(
+            measure, plan, work,
+            repeats=repeats, busy=busy, threads=work.cores, title=work.node,
+            needed=plan.environments.get(worker, {}),
+        )  # fmt: skip
+    except (KernelError, DataError) as error:
+        found.skipped.append(SkippedNode(node=work.node, why=str(error)))
+        return
+    cells: list[MeasuredCell] = list(result.told)
+    lost = work.cells[len(cells) :] if result.short else ()
+    cells += [MeasuredCell(cell=replace(cell, cores=work.cores)) for cell in lost]
+    how, said = fitted(work, of, cells)
+    kept = tuple(_kept(c, s) for c, s in zip(cells, said, strict=True))
+    correction = peak_correction(cells)
+    kinds: list[Kind] = list(kinds_of(work.kind))
+    for kind in kinds:
+        found.nodes.append(
+            ProfiledNode(
+                model=model_key(work.model),
+                kind=kind,
+                kernel=work.kernel,
+                cores=1 if of.is_gpu else work.cores,
+                node=work.node,
+                coefficients=how[kind],
+                peak=correction,
+                cells=kept if kind == work.kind else (),
+            )
+        )
+
+
+def _kept(cell: MeasuredCell, said: float | None) -> ProfileCell:
+    """The cell with the fit's seconds, and with the tokens that answers really had."""
+    if not cell.answers:
+        return cell.cell
+    mean = round(sum(cell.answers) / len(cell.answers))
+    return replace(cell.cell, fitted=said, answer=max(1, mean))

@@ -1,0 +1,122 @@
+"""What this machine's processors reach: products, copies, and beside each other.
+
+Owns: short measurements. Does not own: what models reach of them (fitting.py).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from engine.cost.devices import CPU, Device, catalogue, device
+
+_SIDE = 1024
+"""Of the square matrices of a CPU; on a GPU eight times as many."""
+_COPIED = 256 << 20
+_REPEATS = 5
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_DTYPES = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineRates:
+    """device: as it was measured. beside: how much longer a product takes on one core while all
+    others do the same.
+    """
+
+    device: Device
+    beside: float
+
+
+def measured_rates(cores: int) -> MachineRates:
+    """Of this process's GPU, if it sees one, else of one core and the host's memory."""
+    import torch
+
+    if torch.cuda.is_available():
+        return MachineRates(device=_gpu(torch), beside=1.0)
+    torch.set_num_threads(1)
+    operations = {dtype: _products(torch, dtype, "cpu", _SIDE) for dtype in _DTYPES}
+    torch.set_num_threads(cores)
+    known = device(CPU)
+    found = Device(
+        name=CPU,
+        operations=operations,
+        memory_rate=_copies(torch, "cpu"),
+        link=known.link,
+        network=known.network,
+        source="measured: square products on one core, copies on all; links of the catalogue",
+    )
+    return MachineRates(device=found, beside=_beside(cores))
+
+
+def _gpu(torch: Any) -> Device:
+    """Named as in the catalogue, where that has its kind; its links are not measured."""
+    name, memory = torch.cuda.get_device_name(0), torch.cuda.get_device_properties(0).total_memory
+    kinds = [kind for kind in catalogue().devices if kind in name.replace("-", " ").split()]
+    known = device(kinds[0]) if kinds else None
+    return Device(
+        name=kinds[0] if kinds else name,
+        operations={dtype: _products(torch, dtype, "cuda", 8 * _SIDE) for dtype in _DTYPES},
+        memory=int(memory),
+        memory_rate=_copies(torch, "cuda"),
+        link=known.link if known else device(CPU).link,
+        network=known.network if known else device(CPU).network,
+        source=f"measured on {name}: square products, copies",
+    )
+
+
+def _products(torch: Any, dtype: str, where: str, side: int) -> float:
+    """Operations a second of a product of square matrices."""
+    one = torch.ones(side, side, dtype=getattr(torch, dtype), device=where)
+    return 2.0 * side**3 / _seconds(torch, lambda: one @ one)
+
+
+def _copies(torch: Any, where: str) -> float:
+    """Bytes a second that are read and written as one tensor is copied to another."""
+    source = torch.ones(_COPIED, dtype=torch.uint8, device=where)
+    target = torch.empty_like(source)
+    return 2.0 * _COPIED / _seconds(torch, lambda: target.copy_(source))
+
+
+def _seconds(torch: Any, work: Callable[[], Any]) -> float:
+    """The median of some calls, after one that does not count."""
+    found: list[float] = []
+    for _ in range(_REPEATS + 1):
+        begun = time.perf_counter()
+        work()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        found.append(time.perf_counter() - begun)
+    return median(found[1:])
+
+
+def _beside(cores: int) -> float:
+    """The seconds of one core's products, with all cores at work over alone."""
+    if cores < 2:
+        return 1.0
+    os.environ.update(dict.fromkeys(_THREADS, "1"))  # of the processes that are started here
+    with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
+        list(pool.map(one_core, [0.1] * cores))  # every process is there
+        alone = pool.submit(one_core, 1.0).result()
+        together = median(pool.map(one_core, [1.0] * cores))
+    return max(1.0, together / alone)
+
+
+def one_core(seconds: float) -> float:
+    """Mean seconds of one product with one thread, over about so many seconds. NumPy's, which is
+    there much sooner than torch.
+    """
+    one = np.ones((_SIDE // 2, _SIDE // 2), np.float32)
+    begun, count = time.perf_counter(), 0
+    while time.perf_counter() - begun < seconds:
+        np.matmul(one, one)
+        count += 1
+    return (time.perf_counter() - begun) / max(1, count)

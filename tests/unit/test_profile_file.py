@@ -1,0 +1,252 @@
+"""A profile's file: what is written is read, and what is not this machine's is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataflow.errors import PlanError
+from engine.cli import main
+from engine.cost import profile as files
+from engine.cost.devices import Coefficients, device
+from engine.cost.machine import fingerprint, this_installation, this_machine
+from engine.cost.models import Shape
+from engine.cost.passes import Sizes
+from engine.cost.profile import (
+    PeakCorrection,
+    Profile,
+    ProfileCell,
+    ProfiledNode,
+    model_key,
+    read_profile,
+    write_profile,
+)
+
+SHAPE = Shape(
+    layers=2, hidden=64, intermediate=96, heads=4, kv_heads=2, head_dim=16, vocabulary=98,
+    context=512, tied=True,
+)  # fmt: skip
+SIZES = Sizes(parameters=100_000, shape=SHAPE, dtype="float32")
+COEFFICIENTS = Coefficients(
+    compute=0.4, reads=0.5, step=1e-3, layer=0.0, row=1e-5, link=0.5, hop=1e-4, origin="fitted"
+)
+CELL = ProfileCell(rows=8, prompt=16, answer=32, samples=4, seconds=0.5, cpu=0.5, fitted=0.55)
+TOO_LARGE = ProfileCell(rows=10**6, prompt=16, answer=32)
+
+
+def entry(**changes: object) -> ProfiledNode:
+    """Of training, unless changed."""
+    whole = ProfiledNode(
+        model=model_key(SIZES),
+        kind="train",
+        node="train_policy",
+        coefficients=COEFFICIENTS,
+        peak=PeakCorrection(base=1 << 20, factor=1.1),
+        cells=(CELL, TOO_LARGE),
+    )
+    return replace(whole, **changes)
+
+
+def made(**changes: object) -> Profile:
+    """A profile of this machine."""
+    whole = Profile(
+        machine=this_machine(),
+        installation=this_installation(),
+        device=device("cpu"),
+        nodes=(entry(), entry(kind="forward", node="reference"), entry(cores=4)),
+        beside=1.2,
+        functions={"score": 1e-5},
+    )
+    return replace(whole, **changes)
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "this.json"
+    write_profile(path, made())
+    assert read_profile(path) == made()
+
+
+def test_an_out_of_memory_cell_is_a_value(tmp_path: Path) -> None:
+    path = tmp_path / "this.json"
+    write_profile(path, made())
+    cells = read_profile(path).nodes[0].cells
+    assert cells == (CELL, TOO_LARGE)
+    assert [cell.seconds for cell in cells] == [0.5, None]
+    assert [cell.error for cell in cells] == [pytest.approx(0.1), None]
+    assert read_profile(path).nodes[0].worst == pytest.approx(0.1)
+
+
+@given(
+    st.floats(1e-6, 1e3), st.floats(0, 10), st.integers(0, 2**40), st.floats(0.01, 10),
+    st.dictionaries(st.text(max_size=8), st.floats(0, 1e3), max_size=3),
+)  # fmt: skip
+def test_every_number_survives(
+    compute: float, step: float, base: int, factor: float, functions: dict[str, float]
+) -> None:
+    node = entry(
+        coefficients=replace(COEFFICIENTS, compute=compute, step=step),
+        peak=PeakCorrection(base=base, factor=factor),
+    )
+    profile = made(nodes=(node,), functions=functions)
+    data = msgspec.json.encode(profile)
+    assert msgspec.json.decode(data, type=Profile) == profile
+
+
+def refused(path: Path) -> str:
+    """The one error that reading it gives."""
+    with pytest.raises(PlanError) as caught:
+        read_profile(path)
+    told = str(caught.value)
+    assert told.startswith(f"profile {path}: ")
+    assert ": expected " in told
+    assert told.endswith(f". Fix: dataflow profile GRAPH --out {path}.")
+    assert "\n" not in told
+    return told
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    assert "No such file" in refused(tmp_path / "none.json")
+
+
+def test_a_folder(tmp_path: Path) -> None:
+    assert "Is a directory" in refused(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        (b"", "found: Input data was truncated"),
+        (b"\xff\xfe", "found: "),
+        (b"[1, 2]", "found: Expected `object`, got `array`"),
+        (b"[" * 100_000, "found: "),
+        (b"{}", "missing required field `format`"),
+        (b'{"format": 1}', "missing required field `machine`"),
+        (b'{"format": "1"}', "Expected `int`, got `str` - at `$.format`"),
+        (b'{"format": 2}', "expected format 1, found 2"),
+    ],
+)
+def test_damaged(tmp_path: Path, data: bytes, found: str) -> None:
+    path = tmp_path / "this.json"
+    path.write_bytes(data)
+    assert found in refused(path)
+
+
+@pytest.mark.parametrize("cut", [2, 100, 700, 1500])
+def test_cut_off(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "this.json"
+    write_profile(path, made())
+    path.write_bytes(path.read_bytes()[:-cut])
+    assert "expected what dataflow profile writes, found: " in refused(path)
+
+
+def test_of_another_machine(tmp_path: Path) -> None:
+    path = tmp_path / "this.json"
+    write_profile(path, made(machine=fingerprint("an abacus, 1 core, 0 GiB")))
+    told = refused(path)
+    assert f"of this machine ({this_machine().words})" in told
+    assert "found an abacus, 1 core, 0 GiB" in told
+
+
+def test_of_another_installation(tmp_path: Path) -> None:
+    path = tmp_path / "this.json"
+    write_profile(path, made(installation=fingerprint("torch 0.1")))
+    told = refused(path)
+    assert f"of this installation ({this_installation().words})" in told
+    assert "found torch 0.1" in told
+
+
+def test_stale_once_a_formula_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "this.json"
+    write_profile(path, made())
+    changed = fingerprint(this_installation().words.replace("cost format 1", "cost format 2"))
+    monkeypatch.setattr(files, "this_installation", lambda: changed)
+    assert "cost format 1" in refused(path)
+
+
+@pytest.mark.parametrize(
+    ("profile", "found"),
+    [
+        (made(beside=0.0), "expected rates above 0, found 0"),
+        (made(device=replace(device("cpu"), memory_rate=-1.0)), "rates above 0, found -1"),
+        (made(device=replace(device("cpu"), operations={"float32": 0.0})), "rates above 0"),
+        (
+            made(nodes=(entry(coefficients=replace(COEFFICIENTS, compute=0.0)),)),
+            "train of train_policy: expected shares above 0",
+        ),
+        (
+            made(nodes=(entry(coefficients=replace(COEFFICIENTS, attention=-0.1)),)),
+            "train of train_policy: expected shares above 0",
+        ),
+        (
+            made(nodes=(entry(coefficients=replace(COEFFICIENTS, step=-1e-3)),)),
+            "train of train_policy: expected shares above 0 and seconds of 0 or more",
+        ),
+        (made(nodes=(entry(peak=PeakCorrection(factor=0.0)),)), "train of train_policy"),
+        (made(nodes=(entry(peak=PeakCorrection(base=-1)),)), "train of train_policy"),
+        (made(nodes=(entry(cores=0),)), "train of train_policy"),
+        (made(functions={"score": -1.0}), "seconds of functions of 0 or more"),
+    ],
+)
+def test_impossible(tmp_path: Path, profile: Profile, found: str) -> None:
+    path = tmp_path / "this.json"
+    write_profile(path, profile)
+    assert found in refused(path)
+
+
+TARGET = ("graphs.sft:sft", "--base", "b", "--data", "d.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--longest", "0"), "--longest: expected some seconds, found 0.0. Fix: --longest 5."),
+        (("--longest", "inf"), "--longest: expected some seconds, found inf. Fix: --longest 5."),
+        (("--out", "."), "--out: expected the name of a file, found .. Fix: --out here.json."),
+        (
+            ("--function-steps", "-1"),
+            "--function-steps: expected 0 or more, found -1. Fix: --function-steps 3.",
+        ),
+    ],
+)
+def test_flags_are_refused_before_anything_is_measured(
+    capsys: pytest.CaptureFixture[str], flags: tuple[str, str], told: str
+) -> None:
+    assert main(["profile", *TARGET, *flags]) == 2
+    assert capsys.readouterr().err == f"dataflow profile: {told}\n"
+
+
+def test_coefficients_are_of_the_nearest_cores() -> None:
+    one, four = replace(COEFFICIENTS, compute=0.1), replace(COEFFICIENTS, compute=0.4)
+    profile = made(nodes=(entry(coefficients=one), entry(coefficients=four, cores=4)))
+    key = model_key(SIZES)
+    assert [profile.coefficients(key, "train", cores=n) for n in (0, 1, 3, 4, 64)] == [
+        one, one, four, four, four,
+    ]  # fmt: skip
+
+
+def test_what_was_not_measured_has_no_coefficients() -> None:
+    profile = made()
+    assert profile.coefficients(model_key(SIZES), "decode") is None
+    assert profile.peak(model_key(SIZES), "decode") is None
+    assert profile.coefficients(model_key(SIZES), "train", kernel="vllm") is None
+    wider = replace(SIZES, shape=replace(SHAPE, hidden=128))
+    assert profile.coefficients(model_key(wider), "train") is None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(SIZES, dtype="bfloat16"),
+        replace(SIZES, head="scalar"),
+        replace(SIZES, parameters=100_001),
+        replace(SIZES, shape=replace(SHAPE, kv_heads=4)),
+    ],
+)
+def test_the_key_of_a_model_tells_it_from_others(other: Sizes) -> None:
+    assert model_key(other) != model_key(SIZES)
+    assert model_key(SIZES) == model_key(replace(SIZES))

@@ -1,0 +1,279 @@
+"""From measured cells to coefficients: what a fit recovers, and which cells a profile measures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataflow.kernel import KernelNode
+from dataflow.schema import Advantage, Rollout
+from engine.cost.devices import Coefficients, Kind, coefficients, device
+from engine.cost.models import Shape
+from engine.cost.passes import Sizes
+from engine.cost.profile import ProfileCell, model_key
+from engine.profile import generated, measuring
+from engine.profile.fitting import fitted, least_squares, peak_correction
+from engine.profile.grid import works
+from engine.profile.predicting import (
+    MeasuredCell,
+    ProfiledWork,
+    as_planned,
+    peak_bytes,
+    seconds,
+)
+from graphs.sft import sft
+from tests.kit.graphs import grpo_graph
+from tests.kit.plans import planned
+
+CPU = device("cpu")
+SHAPE = Shape(
+    layers=4, hidden=256, intermediate=768, heads=8, kv_heads=8, head_dim=32, vocabulary=98,
+    context=1024, tied=True,
+)  # fmt: skip
+SIZES = Sizes(parameters=3_500_000, shape=SHAPE, dtype="float32")
+
+
+def work(kind: Kind, **changes: object) -> ProfiledWork:
+    """Of a Model of 4 x 256."""
+    whole = ProfiledWork(of=0, node="n", kind=kind, model=SIZES, kernel="torch", cores=1)
+    return replace(whole, **changes)
+
+
+def cells(*answers: int) -> list[ProfileCell]:
+    """Rows and lengths in all combinations."""
+    return [
+        ProfileCell(rows=rows, prompt=prompt, answer=answer, samples=8, slots=256, budget=16384)
+        for rows in (8, 32, 128)
+        for prompt in (16, 128)
+        for answer in answers
+    ]
+
+
+def truth(**shares: float) -> dict[Kind, Coefficients]:
+    """What the made-up machine reaches: some times what the catalogue says."""
+    return {
+        kind: replace(
+            c,
+            compute=c.compute * shares.get("compute", 1.0),
+            reads=c.reads * shares.get("reads", 1.0),
+            step=c.step * shares.get("step", 1.0),
+        )
+        for kind, c in coefficients(CPU).items()
+    }
+
+
+def measured(of: ProfiledWork, how: Mapping[Kind, Coefficients], cell: ProfileCell) -> MeasuredCell:
+    """A cell that takes just what the formulas say with these coefficients."""
+    plain = as_planned(cell)
+    return replace(plain, cell=replace(cell, seconds=seconds(of, CPU, how, plain)))
+
+
+@pytest.mark.parametrize("kind", ["decode", "forward", "train"])
+@pytest.mark.parametrize(
+    "shares",
+    [{}, {"compute": 0.3}, {"compute": 2.0, "step": 0.5}, {"step": 6.0}, {"reads": 0.1}],
+)
+def test_a_fit_predicts_sizes_that_it_has_not_seen(kind: Kind, shares: dict[str, float]) -> None:
+    of, how = work(kind, updates=2), truth(**shares)
+    seen = [measured(of, how, cell) for cell in cells(1, 32)]
+    found, said = fitted(of, CPU, seen)
+    for cell, told in zip(seen, said, strict=True):
+        assert told == pytest.approx(cell.cell.seconds, rel=0.05)
+    for cell in (cells(16)[3], cells(24)[4]):
+        wanted = seconds(of, CPU, how, as_planned(cell))
+        complete: dict[Kind, Coefficients] = {**coefficients(CPU), **found}
+        assert seconds(of, CPU, complete, as_planned(cell)) == pytest.approx(wanted, rel=0.05)
+    assert {c.origin for c in found.values()} == {"fitted"}
+    assert set(found) == ({"decode", "prefill"} if kind == "decode" else {kind})
+
+
+def test_a_cell_without_enough_memory_counts_for_nothing() -> None:
+    of = work("forward")
+    seen = [measured(of, truth(), cell) for cell in cells(8)]
+    lost = MeasuredCell(cell=replace(seen[-1].cell, seconds=None))
+    both, said = fitted(of, CPU, [*seen, lost])
+    assert both == fitted(of, CPU, seen)[0]
+    assert said[-1] is None
+
+
+def test_without_any_time_the_catalogue_stays() -> None:
+    of = work("forward")
+    lost = [MeasuredCell(cell=cell) for cell in cells(8)]
+    found, said = fitted(of, CPU, lost)
+    known = coefficients(CPU)["forward"]
+    assert found["forward"].compute == known.compute
+    assert said == [None] * len(lost)
+
+
+def test_least_squares_finds_the_bottom_of_a_valley() -> None:
+    def banana(x: np.ndarray) -> np.ndarray:  # Rosenbrock's
+        return np.array([10.0 * (x[1] - x[0] ** 2), 1.0 - x[0]])
+
+    assert least_squares(banana, np.array([-1.2, 1.0])) == pytest.approx([1.0, 1.0], abs=1e-3)
+
+
+sizes = st.lists(st.tuples(st.integers(1, 2**36), st.integers(1, 2**36)), min_size=1, max_size=12)
+
+
+@given(sizes)
+def test_no_measured_peak_is_above_its_prediction(pairs: list[tuple[int, int]]) -> None:
+    seen = [peaked(peak, estimated) for peak, estimated in pairs]
+    found = peak_correction(seen)
+    assert found.base >= 0
+    assert found.factor > 0
+    assert all(found.of(cell.cell.estimated) >= cell.cell.peak for cell in seen)
+
+
+@given(st.integers(0, 2**30), st.floats(0.1, 2.5), st.lists(st.integers(2**20, 2**34), min_size=1))
+def test_peaks_on_a_line_are_predicted_tightly(
+    base: int, factor: float, estimates: list[int]
+) -> None:
+    seen = [peaked(int(base + factor * size), size) for size in estimates]
+    found = peak_correction(seen)
+    for cell in seen:
+        assert 1.0 <= found.of(cell.cell.estimated) / cell.cell.peak <= 1.25
+
+
+def peaked(peak: int, estimated: int) -> MeasuredCell:
+    """A cell of which only the peak matters."""
+    cell = ProfileCell(rows=1, prompt=1, answer=1, peak=peak, estimated=estimated)
+    return MeasuredCell(cell=cell)
+
+
+def test_without_peaks_nothing_is_corrected() -> None:
+    found = peak_correction([MeasuredCell(cell=cells(8)[0])])
+    assert (found.base, found.factor) == (0, 1.0)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_what_is_measured_of_a_plan() -> None:
+    plan = planned(grpo_graph())
+    found, skipped = works([plan], CPU, quick=False, longest=1.0)
+    names = {(each.node, each.kind) for each in found}
+    assert ("rollout", "decode") in names
+    assert ("train_policy", "train") in names
+    assert skipped == []
+    for each in found:
+        estimates = [cell.estimated for cell in each.cells]
+        assert estimates == sorted(estimates)
+        assert len(set(each.cells)) == len(each.cells)
+        assert all(cell.rows % cell.samples == 0 for cell in each.cells)
+        assert all(cell.prompt + cell.answer <= each.model.shape.context for cell in each.cells)
+        assert all(cell.estimated == peak_bytes(each, cell) for cell in each.cells)
+    assert any(cell.answer == 1 for each in found for cell in each.cells)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_rows_fit_the_positions_of_a_model_whose_lengths_nobody_knows() -> None:
+    config = Path("tiny/config.json")
+    short = json.loads(config.read_text()) | {"max_position_embeddings": 600}
+    config.write_text(json.dumps(short))  # 512 + 512 are assumed
+    found, _ = works([planned(sft("tiny", "demos.jsonl"))], CPU, quick=True, longest=1e3)
+    assert max((c.prompt + c.answer, c.prompt) for c in found[0].cells) == (600, 300)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_model_is_measured_once_for_each_kind_of_pass() -> None:
+    plan = planned(grpo_graph())
+    once, _ = works([plan], CPU, quick=True, longest=1.0)
+    twice, _ = works([plan, plan], CPU, quick=True, longest=1.0)
+    assert [each.key for each in twice] == [each.key for each in once]
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_shorter_limit_gives_smaller_cells_not_fewer() -> None:
+    plan = planned(grpo_graph())
+    long, short = (works([plan], CPU, quick=False, longest=s)[0] for s in (1e3, 0.1))
+    assert [(w.node, w.cores) for w in long] == [(w.node, w.cores) for w in short]
+    for one, other in zip(long, short, strict=True):
+        assert max(c.tokens for c in other.cells) < max(c.tokens for c in one.cells)
+        assert len(other.cells) >= len(one.cells) // 2
+
+
+def reading(**reads: tuple[str, ...]) -> KernelNode:
+    """A node that reads columns of a Rollout and of advantages."""
+    schemas = {"rows": Rollout, "loss.advantage": Advantage}
+    named = {name.replace("_at_", "."): columns for name, columns in reads.items()}
+    return KernelNode(name="n", operator="train", reads=named, schemas=schemas)
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 9), st.integers(1, 9))
+def test_generated_rows_have_the_cells_lengths(
+    prompts: int, samples: int, prompt: int, answer: int
+) -> None:
+    cell = ProfileCell(rows=prompts * samples, prompt=prompt, answer=answer, samples=samples)
+    names = ("prompt_ids", "completion_ids", "completion_mask", "sampler_logprobs")
+    node = reading(rows=names, loss_at_advantage=("advantage",))
+    found = generated.inputs(cell, node, 50)
+    rows = found["rows"]
+    assert len(rows) == cell.rows
+    assert rows.ragged("prompt_ids").lengths.tolist() == [prompt] * cell.rows
+    for name in names[1:]:
+        assert rows.ragged(name).lengths.tolist() == [answer] * cell.rows
+    assert found["loss.advantage"].ragged("advantage").lengths.tolist() == [answer] * cell.rows
+    assert rows.ragged("completion_ids").values.max() < 50
+    assert (rows.ragged("completion_mask").values == 1).all()
+    ids = rows.ragged("prompt_ids").values.reshape(prompts, samples, prompt)
+    assert (ids == ids[:, :1]).all(), "samples of one prompt have one prompt"
+
+
+def test_prompts_come_as_token_ids() -> None:
+    cell = ProfileCell(rows=12, prompt=7, answer=1, samples=4)
+    made = generated.prompts(cell, 50)
+    assert made.ragged("prompt").lengths.tolist() == [7, 7, 7]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes")],
+)
+def test_too_little_memory_is_a_value(error: Exception) -> None:
+    def call() -> tuple[list[int], list[int]]:
+        raise error
+
+    run = measuring.CellRun(cell=cells(8)[0], call=call)
+    assert not run.called()
+    assert run.failed
+    assert run.told(1, busy=False).cell.seconds is None
+
+
+def test_any_other_error_is_one() -> None:
+    def call() -> tuple[list[int], list[int]]:
+        raise RuntimeError("shapes differ")
+
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        measuring.CellRun(cell=cells(8)[0], call=call).called()
+
+
+def test_seconds_are_medians_and_cpu_seconds_where_others_are_busy() -> None:
+    run = measuring.CellRun(cell=cells(8)[0], call=lambda: ([1], [2]))
+    run.seconds, run.cpu = [9.0, 1.0, 2.0], [0.5, 0.6, 8.0]
+    assert run.told(1, busy=False).cell.seconds == 2.0
+    assert run.told(1, busy=True).cell.seconds == 0.6
+    assert run.told(2, busy=True).cell.seconds == 2.0
+    assert run.told(2, busy=True).cell.cores == 2
+
+
+def test_the_peak_is_what_came_on_top() -> None:
+    peak = measuring.ProcessPeak()
+    peak.begin()
+    peak.again()
+    held = np.ones(64 << 20, np.uint8)
+    assert 60 << 20 < peak.most < 200 << 20
+    del held
+    peak.again()
+    assert peak.most < 60 << 20
+
+
+def test_models_that_differ_are_told_apart() -> None:
+    other = replace(SIZES, dtype="bfloat16")
+    assert work("train").key == work("train", cores=2).key
+    assert work("train").key != work("train", model=other).key
+    assert work("train").key[0] == model_key(SIZES)
