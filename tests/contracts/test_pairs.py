@@ -24,7 +24,7 @@ from engine.channels.shm.channel import ShmChannel
 from engine.channels.tensors.pairs import TensorPairs
 from engine.weights.pieces import DTYPES, to_batch
 from engine.weights.snapshot import room, snapshot, verified
-from tests.contracts.ranks import LIMIT, Place, RankPool
+from tests.contracts.ranks import LIMIT, ListeningPlace, RankPool
 
 pytestmark = pytest.mark.timeout(120)
 RANKS = 2
@@ -163,7 +163,7 @@ def test_a_request_without_a_world_changes_nothing(caplog: pytest.LogCaptureFixt
         pairs.receive("gen", asks_of(1), lambda device: [])
 
 
-def writer(listening: Place, versions: dict[int, list[Piece]], **how: Any) -> TensorPairs:
+def writer(listening: ListeningPlace, versions: dict[int, list[Piece]], **how: Any) -> TensorPairs:
     """A Worker that keeps these versions, met once."""
     pairs = TensorPairs("train", _nobody, **how)
     pairs.meet("gen", listening.end(), writes=True)
@@ -176,7 +176,7 @@ def _nobody(peer: str, sequence: int, requests: Sequence[BlockRequest]) -> None:
     raise AssertionError(f"{peer} is asked for {requests}")
 
 
-def serve(rank: int, port: int, listening: Place, requests: Connection, count: int) -> int:
+def serve(rank: int, port: int, listening: ListeningPlace, requests: Connection, count: int) -> int:
     """Answers this many requests, then waits until the reader is done."""
     pairs = writer(listening, {7: weights(1), 9: weights(2)})
     for _ in range(count):
@@ -186,7 +186,7 @@ def serve(rank: int, port: int, listening: Place, requests: Connection, count: i
     return count
 
 
-def reader(listening: Place, requests: Connection, timeout: float = 20.0) -> TensorPairs:
+def reader(listening: ListeningPlace, requests: Connection, timeout: float = 20.0) -> TensorPairs:
     pairs = TensorPairs(
         "gen", lambda peer, sequence, wanted: requests.send((sequence, wanted)), timeout=timeout
     )
@@ -195,7 +195,7 @@ def reader(listening: Place, requests: Connection, timeout: float = 20.0) -> Ten
 
 
 def read(
-    rank: int, port: int, at: Place, requests: Connection, blocks: tuple[int, ...]
+    rank: int, port: int, at: ListeningPlace, requests: Connection, blocks: tuple[int, ...]
 ) -> tuple[list[str], int]:
     """For each block, whether it came unchanged, or the error."""
     pairs, said = reader(at, requests), []
@@ -226,7 +226,9 @@ def ends(
         ranks.tell(rank, tasks[rank], *arguments[rank])
 
 
-def test_versions_come_in_the_order_they_are_asked_for(ranks: RankPool, listener: Place) -> None:
+def test_versions_come_in_the_order_they_are_asked_for(
+    ranks: RankPool, listener: ListeningPlace
+) -> None:
     mine, theirs = Pipe()
     ends(ranks, (serve, read), (listener, mine, 3), (listener, theirs, (9, 7, 9)))
     count, (said, moved) = ranks.answers([0, 1])
@@ -234,7 +236,9 @@ def test_versions_come_in_the_order_they_are_asked_for(ranks: RankPool, listener
     assert moved == 3 * sum(t.numel() * t.element_size() for t in snapshot(weights(1))[2])
 
 
-def test_a_block_that_is_gone_ends_the_world_for_both(ranks: RankPool, listener: Place) -> None:
+def test_a_block_that_is_gone_ends_the_world_for_both(
+    ranks: RankPool, listener: ListeningPlace
+) -> None:
     mine, theirs = Pipe()
     ends(ranks, (serve, read), (listener, mine, 2), (listener, theirs, (7, 8, 7)))
     _, (said, _) = ranks.answers([0, 1])
@@ -243,7 +247,7 @@ def test_a_block_that_is_gone_ends_the_world_for_both(ranks: RankPool, listener:
     assert said[2].startswith("PeerLost: train: expected its process"), said
 
 
-def late(rank: int, port: int, at: Place, requests: Connection) -> str:
+def late(rank: int, port: int, at: ListeningPlace, requests: Connection) -> str:
     """Asks, and is not answered."""
     pairs = reader(at, requests, 1.0)
     with pytest.raises(PeerLost) as lost:
@@ -252,7 +256,7 @@ def late(rank: int, port: int, at: Place, requests: Connection) -> str:
     return str(lost.value)
 
 
-def test_a_writer_that_does_not_come_is_lost(ranks: RankPool, listener: Place) -> None:
+def test_a_writer_that_does_not_come_is_lost(ranks: RankPool, listener: ListeningPlace) -> None:
     mine, theirs = Pipe()
     ranks.tell(1, late, listener, theirs)
     assert mine.recv()[0] == 0
@@ -263,7 +267,7 @@ def test_a_writer_that_does_not_come_is_lost(ranks: RankPool, listener: Place) -
     )
 
 
-def anew(rank: int, port: int, first: Place, second: Place) -> list[str]:
+def anew(rank: int, port: int, first: ListeningPlace, second: ListeningPlace) -> list[str]:
     """Both ends in one process, the reader twice: its second incarnation has a new world."""
     said = []
     pairs = writer(first, {7: weights(1)}, timeout=20)
@@ -282,13 +286,13 @@ def anew(rank: int, port: int, first: Place, second: Place) -> list[str]:
     return said
 
 
-def test_a_reader_that_begins_anew_is_met_anew(ranks: RankPool, listener: Place) -> None:
-    with closing(Place()) as again:
+def test_a_reader_that_begins_anew_is_met_anew(ranks: RankPool, listener: ListeningPlace) -> None:
+    with closing(ListeningPlace()) as again:
         ranks.tell(0, anew, listener, again)
         assert ranks.answers([0]) == [["of.float64"] * 2]
 
 
-def test_a_writer_that_is_killed_is_lost_at_once(ranks: RankPool, listener: Place) -> None:
+def test_a_writer_that_is_killed_is_lost_at_once(ranks: RankPool, listener: ListeningPlace) -> None:
     """Last, as it costs a process: it is killed between the first version and the second."""
     to_writer, writers = Pipe()
     from_reader, readers = Pipe()
@@ -302,7 +306,7 @@ def test_a_writer_that_is_killed_is_lost_at_once(ranks: RankPool, listener: Plac
     assert isinstance(ranks.answers([0])[0], EOFError)
 
 
-def on_device(rank: int, port: int, listening: Place) -> list[str]:
+def on_device(rank: int, port: int, listening: ListeningPlace) -> list[str]:
     """Both ends in one process, with weights on one device: payloads go through the host."""
     pairs = TensorPairs("train", _nobody, timeout=20)
     pairs.meet("gen", listening.end(), writes=True)
@@ -320,13 +324,13 @@ def on_device(rank: int, port: int, listening: Place) -> list[str]:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_two_workers_on_one_device_go_by_the_host(listener: Place) -> None:
+def test_two_workers_on_one_device_go_by_the_host(listener: ListeningPlace) -> None:
     digest, kept, came = on_device(0, 0, listener)
     assert digest == to_batch(weights(1))[1]
     assert (kept, came) == ("cuda:0", "cpu")
 
 
-def served_on_device(rank: int, port: int, listening: Place, requests: Connection) -> str:
+def served_on_device(rank: int, port: int, listening: ListeningPlace, requests: Connection) -> str:
     """The writer on the first device."""
     os.environ["CUDA_VISIBLE_DEVICES"] = "0"
     pairs = writer(listening, {}, timeout=20)
@@ -337,7 +341,7 @@ def served_on_device(rank: int, port: int, listening: Place, requests: Connectio
     return ""
 
 
-def read_on_device(rank: int, port: int, at: Place, requests: Connection) -> list[str]:
+def read_on_device(rank: int, port: int, at: ListeningPlace, requests: Connection) -> list[str]:
     """The reader on the second."""
     os.environ["CUDA_VISIBLE_DEVICES"] = "1"
     pairs = reader(at, requests)
@@ -351,7 +355,7 @@ def read_on_device(rank: int, port: int, at: Place, requests: Connection) -> lis
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_two_devices_send_by_nccl(listener: Place) -> None:
+def test_two_devices_send_by_nccl(listener: ListeningPlace) -> None:
     pool = RankPool(2)
     try:
         mine, theirs = Pipe()
@@ -365,7 +369,7 @@ def test_nobody_keeps_descriptors_of_worlds_that_never_were() -> None:
     before = len(os.listdir("/proc/self/fd"))
     pairs = TensorPairs("train", _nobody)
     for _ in range(3):
-        with closing(Place()) as listening:
+        with closing(ListeningPlace()) as listening:
             pairs.meet("gen", listening.end(), writes=True)
     pairs.close()
     assert len(os.listdir("/proc/self/fd")) == before, LIMIT

@@ -22,7 +22,7 @@ from dataflow.errors import RunError
 from engine.channels.contract import PeerLost
 from engine.channels.tensors.collective import CollectiveChannel
 from engine.channels.tensors.world import LOCK_STEP, leave, rendezvous, wait_for_all, world
-from tests.contracts.ranks import LIMIT, Place, RankPool, client
+from tests.contracts.ranks import LIMIT, ListeningPlace, RankPool, client
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -140,7 +140,7 @@ def test_a_rank_that_does_not_come_is_named(ranks: RankPool) -> None:
     assert all("none of rank 2" in said for said in ranks.do(2, incomplete))
 
 
-def group_of(rank: int, port: int, place: Place) -> tuple[list[float], list[int], str]:
+def group_of(rank: int, port: int, place: ListeningPlace) -> tuple[list[float], list[int], str]:
     """The replica's world: at its own meeting place; a mesh of it; twice; another next to it."""
     store = rendezvous(place.end(), timeout=20)
     group = world(rank, 2, store)
@@ -157,7 +157,7 @@ def group_of(rank: int, port: int, place: Place) -> tuple[list[float], list[int]
 
 
 def test_the_group_of_a_replica_makes_a_mesh_and_is_one_in_a_process(ranks: RankPool) -> None:
-    with closing(Place()) as place:
+    with closing(ListeningPlace()) as place:
         for value, mesh, refused in ranks.do(2, group_of, place):
             assert (value, mesh) == ([3.0], [0, 1])
             assert "one world in a process" in refused
@@ -200,7 +200,7 @@ def open_sockets() -> set[str]:
     return listening & {os.readlink(path) for path in files}
 
 
-def met(rank: int, port: int, place: Place) -> tuple[int, str]:
+def met(rank: int, port: int, place: ListeningPlace) -> tuple[int, str]:
     before = open_sockets()
     descriptor = place.end()
     store = rendezvous(descriptor, timeout=20)
@@ -210,7 +210,7 @@ def met(rank: int, port: int, place: Place) -> tuple[int, str]:
 
 def test_ranks_meet_where_nobody_else_can_come(ranks: RankPool) -> None:
     """Not at a port, nor in a named file: only holders of a descriptor get in."""
-    with closing(Place()) as place:
+    with closing(ListeningPlace()) as place:
         for listening, name in ranks.do(2, met, place):
             assert listening == 0
             assert name == "/memfd:dataflow-rendezvous (deleted)"

@@ -24,17 +24,17 @@ def lose(monkeypatch: pytest.MonkeyPatch) -> Lose:
     """Coordinators that lose the train node's Worker when they close these Steps, each n times."""
 
     def begin(*steps: int, times: int = 1) -> list[int]:
-        handle, lost = Coordinator.handle, []
+        handle, lost = Coordinator.handle_together, []
 
-        def losing(self: Coordinator, event: Any, now: float) -> Any:
-            told = handle(self, event, now)
+        def losing(self: Coordinator, events: Any, now: float) -> Any:
+            told = handle(self, events, now)
             closed = [each.step for each in told if isinstance(each, StepClosed)]
             if closed and closed[0] in steps and lost.count(closed[0]) < times:
                 lost.append(closed[0])
                 return [Rollback(worker="train", error="process 7 was killed by SIGKILL")]
             return told
 
-        monkeypatch.setattr(Coordinator, "handle", losing)
+        monkeypatch.setattr(Coordinator, "handle_together", losing)
         return lost
 
     return begin

@@ -100,13 +100,13 @@ def test_an_operator_that_hangs_is_named_by_the_watchdog(
 def test_a_run_in_which_nothing_can_move_says_who_waits(
     tiny: TinyRuns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handle = Coordinator.handle
+    handle = Coordinator.handle_together
 
-    def forgetful(self: Coordinator, event: Any, now: float) -> Any:
-        told = handle(self, event, now)
+    def forgetful(self: Coordinator, events: Any, now: float) -> Any:
+        told = handle(self, events, now)
         return [each for each in told if getattr(each, "node", "") != "score"]
 
-    monkeypatch.setattr(Coordinator, "handle", forgetful)
+    monkeypatch.setattr(Coordinator, "handle_together", forgetful)
     with pytest.raises(RunError) as caught:
         tiny.run(run_graphs.small, 2)
     told = str(caught.value)
