@@ -6,6 +6,7 @@ the formulas (passes.py, decode.py, training.py, transfers.py), measured coeffic
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -141,6 +142,12 @@ def device(name: str) -> Device:
     problem = f"expected a device of the catalogue, found {name!r}"
     fix = f"{nearest_or_all(name, list(known))}, or measure it: dataflow profile GRAPH on it"
     raise PlanError(f"device {name}: {problem}. Fix: {fix}.")
+
+
+def kind_of(name: str) -> str:
+    """The catalogue's name of a GPU that calls itself `NVIDIA A100-SXM4-80GB`; empty if unknown."""
+    words = re.split(r"[^A-Za-z0-9]+", name)
+    return next((kind for kind in catalogue().devices if kind in words), "")
 
 
 def coefficients(of: Device) -> Mapping[Kind, Coefficients]:

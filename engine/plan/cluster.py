@@ -7,7 +7,6 @@ Owns: the data, and detecting cores, memory and GPUs of this host. Does not own:
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dataflow.errors import PlanError, nearest_or_all
-from engine.cost.devices import CPU, Link, catalogue, device
+from engine.cost.devices import CPU, Link, catalogue, device, kind_of
 from engine.cost.transfers import NETWORK_DELAY
 
 LEASE = 30.0
@@ -32,7 +31,7 @@ class Host:
     memory: int
     gpus: tuple[int, ...] = ()
     kind: str = ""
-    """Of its GPUs, as the catalogue names it; empty where it is not known."""
+    """Of its GPUs, as the catalogue or they themselves name it; empty where it is not known."""
     region: str = ""
     price: float = 0.0
     """An hour; 0 where nobody has said."""
@@ -67,7 +66,7 @@ class Cluster:
     memory: int
     gpus: tuple[int, ...] = ()
     kind: str = ""
-    """Of the GPUs, as the catalogue names it; empty where it is not known."""
+    """Of the GPUs, as the catalogue or they themselves name it; empty where it is not known."""
     links: tuple[ClusterLink, ...] = ()
     """What is known of the ways between hosts; the others go at the rate of their network cards."""
     hosts: tuple[Host, ...] = ()
@@ -147,12 +146,6 @@ def detect() -> Cluster:
     return Cluster(cores=cores, memory=_memory(), gpus=gpus, kind=kind)
 
 
-def kind_of(name: str) -> str:
-    """The catalogue's name of a GPU that calls itself `NVIDIA A100-SXM4-80GB`; empty if unknown."""
-    words = re.split(r"[^A-Za-z0-9]+", name)
-    return next((kind for kind in catalogue().devices if kind in words), "")
-
-
 def with_first(hosts: Sequence[Host], **more: Any) -> Cluster:
     """A cluster of these hosts, whose numbers are those of the first."""
     first = hosts[0]
@@ -170,7 +163,9 @@ def _memory() -> int:
 
 
 def _gpus() -> tuple[tuple[int, ...], str]:
-    """Bytes of memory of each, and their kind, if it is known and the same of all."""
+    """Bytes of memory of each, and their kind if it is the same of all: as the catalogue names it,
+    else by their own name, as a profile of them does.
+    """
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return (), ""
@@ -179,7 +174,7 @@ def _gpus() -> tuple[tuple[int, ...], str]:
     if found.returncode != 0:
         return (), ""
     said = [line.partition(",") for line in found.stdout.splitlines()]
-    said = [(size.strip(), name) for size, _, name in said if size.strip().isdigit()]
-    kinds = {kind_of(name) for _, name in said}
+    said = [(size.strip(), name.strip()) for size, _, name in said if size.strip().isdigit()]
+    kinds = {kind_of(name) or name for _, name in said}
     kind = kinds.pop() if len(kinds) == 1 else ""
     return tuple(int(size) * 2**20 for size, _ in said), kind

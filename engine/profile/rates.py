@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.cost.devices import CPU, Device, catalogue, device
+from engine.cost.devices import CPU, Device, device, kind_of
 
 _SIDE = 1024
 """Of the square matrices of a CPU; on a GPU eight times as many."""
@@ -60,10 +60,10 @@ def measured_rates(cores: int) -> MachineRates:
 def _gpu(torch: Any) -> Device:
     """Named as in the catalogue, where that has its kind; its links are not measured."""
     name, memory = torch.cuda.get_device_name(0), torch.cuda.get_device_properties(0).total_memory
-    kinds = [kind for kind in catalogue().devices if kind in name.replace("-", " ").split()]
-    known = device(kinds[0]) if kinds else None
+    kind = kind_of(name)
+    known = device(kind) if kind else None
     return Device(
-        name=kinds[0] if kinds else name,
+        name=kind or name,
         operations={dtype: _products(torch, dtype, "cuda", 8 * _SIDE) for dtype in _DTYPES},
         memory=int(memory),
         memory_rate=_copies(torch, "cuda"),

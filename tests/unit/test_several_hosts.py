@@ -13,12 +13,12 @@ from dataflow.check import check
 from dataflow.errors import PlanError
 from engine import options as run_options
 from engine.api import run
-from engine.cost.devices import Link, device
+from engine.cost.devices import Link, device, kind_of
 from engine.cost.transfers import NETWORK_DELAY
 from engine.launch.hosts import of_this_clock
 from engine.observe.reports import SpanOf
 from engine.options import RunOptions
-from engine.plan.cluster import Cluster, Host, kind_of, with_first
+from engine.plan.cluster import Cluster, Host, detect, with_first
 from engine.plan.cluster_file import read_cluster
 from engine.plan.explain import explain
 from engine.plan.placing import on_hosts
@@ -370,3 +370,20 @@ def test_what_runs_in_this_process_is_on_no_other_host() -> None:
     assert run_options.placing(here).pin == {"rollout": ("g0", "g1"), "score": ("g1",)}
     assert run_options.placing(here).hosts == {}
     assert here.threads == 3
+
+
+@pytest.mark.parametrize("names,kind", [
+    (["NVIDIA H100 80GB HBM3"] * 2, "H100"),
+    (["NVIDIA GeForce RTX 4090"], "NVIDIA GeForce RTX 4090"),
+    (["NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 4090"], ""),
+])  # fmt: skip
+def test_gpus_that_are_here_have_a_kind_that_a_profile_can_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str], kind: str
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    lines = "\n".join(f"24564, {name}" for name in names)
+    tool.write_text(f"#!/bin/sh\ncat <<'END'\n{lines}\nEND\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    found = detect()
+    assert (found.gpus, found.kind) == ((24564 * 2**20,) * len(names), kind)
