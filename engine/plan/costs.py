@@ -244,7 +244,9 @@ class PlanCosts:
     def _placed(self, node: PlannedNode) -> Place:
         kind, layout = self._kind(node.workers[0]), node.layout
         of = self._device(kind)
-        hosts = {self._decided.host_of(w) for w in node.workers[: node.ranks]}
+        first, *others = node.workers[: node.ranks]
+        home = self._decided.host_of(first)
+        far = [w for w in others if self._decided.host_of(w) != home]
         return Place(
             device=of,
             coefficients=self._coefficients(node, of),
@@ -253,7 +255,7 @@ class PlanCosts:
             tensor=layout.tensor * layout.inner,
             context=layout.context,
             shard=layout.shard,
-            rate=of.network if len(hosts) > 1 else 0.0,
+            rate=min((self.link(first, w).rate for w in far), default=0.0),
         )
 
     def _device(self, kind: str) -> Device:

@@ -119,14 +119,14 @@ def test_a_profile_has_the_rates_of_a_gpu_that_the_catalogue_does_not_know() -> 
     assert known.place("rollout").device.name == "B7"
 
 
-def on_two_hosts(**links: Any) -> Plan:
+def on_two_hosts(links: tuple[ClusterLink, ...] = (), **asked: Any) -> Plan:
     size: Mapping[str, Any] = {"cores": 8, "memory": 2**38}
     hosts = [
         Host(name=name, **size, gpus=(80 * 2**30,) * 4, kind="A100", region=region)
         for name, region in (("a", "east"), ("b", "west"))
     ]
-    pin = {"rollout": "gen@a", "train_policy": "train@b"}
-    return planned_on(with_first(hosts, **links), grpo_graph(), workers="apart", pin=pin)
+    asked = {"pin": {"rollout": "gen@a", "train_policy": "train@b"}} | asked
+    return planned_on(with_first(hosts, links=links), grpo_graph(), workers="apart", **asked)
 
 
 def test_ways_between_workers() -> None:
@@ -152,6 +152,18 @@ def test_a_slow_link_is_what_weights_and_rows_wait_for() -> None:
     edge = next(e for e in plan.edges if (e.producer, e.consumer) == ("rollout", "train_policy"))
     assert edge.seconds is not None
     assert edge.seconds > 0.5
+
+
+def test_ranks_on_two_hosts_reduce_at_the_rate_of_the_way_between_them() -> None:
+    pin = {"rollout": "gen@a", "train_policy": "t0@a,t1@b"}
+    ranks = {"train_policy": 2}
+    slow = ClusterLink(between=("east", "west"), rate=4e6)
+    near, far = (
+        plan_costs(on_two_hosts(pin=pin, ranks=ranks, links=links)).place("train_policy").rate
+        for links in ((), (slow,))
+    )
+    assert near == device("A100").network
+    assert far == 1e6, "one of four cards"
 
 
 def test_column_functions_take_time_by_their_bytes() -> None:
