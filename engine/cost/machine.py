@@ -25,6 +25,8 @@ COST_FORMAT = 1
 PACKAGES = ("torch", "numpy", "pyarrow", "transformers", "vllm", "dataflow-rl")
 """Whose versions may change a measured time."""
 
+MEMINFO = Path("/proc/meminfo")
+
 _PATIENCE = 30.0
 """Seconds for nvidia-smi; the first call after a start of the machine loads the driver."""
 
@@ -97,11 +99,17 @@ def _processor() -> str:
     return platform.machine()
 
 
+def proc_bytes(path: Path, name: str) -> int:
+    """A size that the kernel tells as `name: 123 kB`, in bytes. Raises KeyError without it."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        key, _, value = line.partition(":")
+        if key == name:
+            return int(value.split()[0]) << 10
+    raise KeyError(name)
+
+
 def _memory() -> int:
     """GiB of the machine, rounded: kernels keep back a little that differs between their
     versions.
     """
-    for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("MemTotal:"):
-            return round(int(line.split()[1]) / 2**20)
-    return 0
+    return round(proc_bytes(MEMINFO, "MemTotal") / 2**30)

@@ -23,6 +23,7 @@ import cloudpickle
 
 from dataflow.errors import DataflowError, RunError
 from dataflow.importing import interpreter
+from engine.cost.machine import MEMINFO, proc_bytes
 from engine.launch.child import environment
 from engine.observe.ownfiles import own
 
@@ -110,15 +111,11 @@ def _limit_memory() -> None:
 
 def _available() -> int:
     """Bytes that processes can still have, of the host or of the group that it limits."""
-    free, most, taken = _meminfo("MemAvailable"), _GROUP / "memory.max", _GROUP / "memory.current"
+    free, most, taken = (
+        proc_bytes(MEMINFO, "MemAvailable"),
+        _GROUP / "memory.max",
+        _GROUP / "memory.current",
+    )
     if most.is_file() and (limit := most.read_text().strip()).isdigit():
         free = min(free, int(limit) - int(taken.read_text()))
     return max(0, free)
-
-
-def _meminfo(name: str) -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        key, _, value = line.partition(":")
-        if key == name:
-            return int(value.split()[0]) << 10
-    raise KeyError(name)

@@ -21,6 +21,7 @@ from typing import Any
 from dataflow.batch import Batch
 from dataflow.errors import DataError
 from dataflow.kernel import Assignment, Chunk, KernelNode
+from engine.cost.machine import proc_bytes
 from engine.cost.profile import ProfileCell
 from engine.plan.plan import Plan
 from engine.profile import generated
@@ -220,7 +221,7 @@ class ProcessPeak:
     def begin(self) -> None:
         """Count from here."""
         gc.collect()
-        self._base = _status("VmRSS")
+        self._base = proc_bytes(_STATUS, "VmRSS")
 
     def again(self) -> None:
         """Forget the peak so far, not where it is counted from."""
@@ -233,13 +234,8 @@ class ProcessPeak:
     def most(self) -> int:
         """Bytes, since `again`."""
         cuda = cuda_in_use()
-        return _status("VmHWM") - self._base if cuda is None else cuda.max_memory_allocated()
-
-
-def _status(name: str) -> int:
-    """A size of /proc/self/status, in bytes."""
-    for line in _STATUS.read_text().splitlines():
-        key, _, value = line.partition(":")
-        if key == name:
-            return int(value.split()[0]) << 10
-    raise KeyError(name)
+        return (
+            proc_bytes(_STATUS, "VmHWM") - self._base
+            if cuda is None
+            else cuda.max_memory_allocated()
+        )
