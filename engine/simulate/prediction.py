@@ -1,0 +1,72 @@
+"""What a simulated run came to: its Steps, who did what when, the coordinator's load.
+
+Owns: the data, as plain values. Does not own: how it is found (predict.py), what is said of it
+(report.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from engine.plan.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedSpan:
+    """A Worker did one thing, from `start` to `end`, in simulated seconds.
+
+    what: chunk, train, prepare, load, offer, wake, sleep, evaluate, record. fetch: seconds at its
+    start in which rows or weights travelled. told: when the coordinator asked for it. cause: the
+    number of the span (its place in `Prediction.spans`) whose end made the coordinator ask; -1 for
+    none. busy: seconds of it in which the device computed.
+    """
+
+    worker: str
+    what: str
+    node: str
+    step: int
+    start: float
+    end: float
+    told: float
+    cause: int = -1
+    fetch: float = 0.0
+    busy: float = 0.0
+    rows: int = 0
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedStep:
+    """One Step. rows, tokens (prompts and answers): what was trained on. lag: by reader, the mean
+    number of versions between what a row was made with and what it was trained into.
+    """
+
+    step: int
+    start: float
+    end: float
+    rows: int
+    tokens: int
+    lag: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorLoad:
+    """What the coordinator itself did; seconds: of CPU, measured."""
+
+    events: int
+    instructions: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Of one plan. seconds: simulated, of the whole run. spans: in the order in which they ended;
+    empty where nobody asked for them.
+    """
+
+    plan: Plan
+    seconds: float
+    steps: tuple[SimulatedStep, ...]
+    spans: tuple[SimulatedSpan, ...]
+    coordinator: CoordinatorLoad
