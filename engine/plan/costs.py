@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -34,7 +35,7 @@ from engine.cost.devices import (
 )
 from engine.cost.models import ModelCost, model_cost
 from engine.cost.passes import Sizes, Time
-from engine.cost.profile import Profile, model_key
+from engine.cost.profile import PeakCorrection, Profile, model_key
 from engine.plan.cluster import Cluster
 from engine.plan.plan import Decisions, Plan, PlannedModel, PlannedNode
 
@@ -105,12 +106,21 @@ class PlanCosts:
     def origin(self, node: str) -> Origin:
         """Where the rates of a node's passes come from."""
         of = self.place(node).coefficients
-        planned = self._nodes[node]
-        kinds: tuple[Kind, ...] = ("decode", "prefill")
-        if not planned.traits.generates:
-            kinds = ("train",) if planned.work == "train" else ("forward",)
+        kind = kind_of_pass(self._nodes[node])
+        kinds: tuple[Kind, ...] = ("decode", "prefill") if kind == "decode" else (kind,)
         found: list[Origin] = list({of[kind].origin for kind in kinds})
         return found[0] if len(found) == 1 else "catalogue"
+
+    def peak(self, node: str) -> PeakCorrection | None:
+        """How the peak bytes of a node's passes are corrected; None where they were not measured on
+        such a device.
+        """
+        planned, model = self._nodes[node], self.sizes(node)
+        kind = self._kind(planned.workers[0])
+        if model is None or self._profile is None or self._measured(kind) is None:
+            return None
+        how = _measured_with(planned, gpu=kind != CPU)
+        return self._profile.peak(model_key(model), kind_of_pass(planned), **how)
 
     @property
     def beside(self) -> float:
@@ -274,8 +284,7 @@ class PlanCosts:
         found, model = dict(coefficients(of)), self.sizes(node.name)
         if self._profile is None or model is None or self._profile.device.name != of.name:
             return found
-        kernel = "vllm" if "vllm" in node.kernel else "torch"
-        how = {"cores": 1 if of.is_gpu else node.layout.threads, "kernel": kernel}
+        how = _measured_with(node, gpu=of.is_gpu)
         for kind in KINDS:
             if measured := self._profile.coefficients(model_key(model), kind, **how):
                 found[kind] = measured
@@ -292,6 +301,23 @@ class PlanCosts:
         gpus = self._decided.devices.get(worker)
         there = len(self._cluster.on(self._decided.host_of(worker)).gpus)
         return len(gpus) / there if gpus and there else 1.0
+
+
+def kind_of_pass(node: PlannedNode) -> Kind:
+    """What a node that computes with a Model does with it most."""
+    if node.traits.generates:
+        return "decode"
+    return "train" if node.work == "train" else "forward"
+
+
+def kernel_family(node: PlannedNode) -> str:
+    """Whose kernel runs it: each is measured apart."""
+    return "vllm" if "vllm" in node.kernel else "torch"
+
+
+def _measured_with(node: PlannedNode, *, gpu: bool) -> dict[str, Any]:
+    """By what a profile tells the entries of one Model and kind of pass apart."""
+    return {"cores": 1 if gpu else node.layout.threads, "kernel": kernel_family(node)}
 
 
 def plan_costs(plan: Plan, profile: Profile | None = None) -> PlanCosts:
