@@ -50,6 +50,10 @@ class RowLengths:
     def __len__(self) -> int:
         return len(self.answers)
 
+    def take(self, rows: np.ndarray) -> RowLengths:
+        """Some rows, by number or by a mask."""
+        return RowLengths(self.prompts[rows], self.answers[rows])
+
 
 class PlanCosts:
     """Seconds of a plan's parts. profile: whose rates count for devices of its kind, before the
@@ -167,11 +171,13 @@ class PlanCosts:
     def forward(self, node: str, rows: RowLengths) -> Time:
         """One rank's share of a replica's rows."""
         planned = self._nodes[node]
-        fed = self._fed(planned, rows, planned.inner)
+        fed = self._fed(planned, rows, planned.inner, planned.layout.data)
         return training.forward(self._sizes(node), self.place(node), fed)
 
-    def train(self, node: str, sets: Mapping[str, RowLengths]) -> Time:
-        """One rank's share of a Step, whose rows are given by row set (`rows` for its own)."""
+    def train(self, node: str, sets: Mapping[str, RowLengths], *, share: bool = False) -> Time:
+        """One rank's share of a Step, whose rows are given by row set (`rows` for its own). share:
+        they are those of the rank alone.
+        """
         planned, model, where = self._nodes[node], self._sizes(node), self.place(node)
         params = self._graph.node(node).params
         epochs = int(params["epochs"])
@@ -179,17 +185,20 @@ class PlanCosts:
         whole = Time()
         for name, rows in sets.items():
             gates = [i.gate for i in planned.row_sets[name]]
-            fed = self._fed(planned, rows, max(self._nodes[g].rows for g in gates))
+            inner = max(self._nodes[g].rows for g in gates)
+            fed = self._fed(planned, rows, inner, 1 if share else planned.layout.data)
             own = updates if name == ROWS else 0
             whole += training.train(model, where, fed, epochs=epochs, updates=own)
         return whole
 
     def weights(self, model: PlannedModel, worker: str, readers: int = 1) -> Time:
-        """Until a version has come from its writer to a Worker; so many fetch it at once."""
+        """Until a version has come from its writer to a Worker; so many fetch it at once. No time
+        in a Worker that has no module of its own, or where nobody knows the size.
+        """
         sizes = self.sizes_of(model.name)
-        if sizes is None or not model.writer:
+        reader = next((r for r in model.copied if worker in self._nodes[r].workers), None)
+        if sizes is None or reader is None or not model.writer:
             return Time()
-        reader = next(r for r in model.copied if worker in self._nodes[r].workers)
         way = self.link(self._nodes[model.writer].workers[0], worker)
         if model.route == "collective" and not way.delay > transfers.HOST_DELAY:
             way = replace(way, rate=self.place(model.writer).between)
@@ -246,9 +255,10 @@ class PlanCosts:
         """Rows that share a prompt."""
         return max(1, node.rows // max(1, node.inner))
 
-    def _fed(self, node: PlannedNode, rows: RowLengths, shared: int) -> training.Microbatches:
-        layout = node.layout
-        how = {"budget": layout.tokens, "shared": max(1, shared), "divisor": layout.data}
+    def _fed(
+        self, node: PlannedNode, rows: RowLengths, shared: int, divisor: int
+    ) -> training.Microbatches:
+        how = {"budget": node.layout.tokens, "shared": max(1, shared), "divisor": divisor}
         return training.packed(rows.prompts, rows.answers, **how)
 
     def _placed(self, node: PlannedNode) -> Place:
