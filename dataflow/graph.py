@@ -53,7 +53,8 @@ class Graph(Displayed):
         for sink in sinks:
             _require_sink(self, sink)
         self.nodes: tuple[Node, ...] = tuple(_reach(sinks))
-        self._named = {node.name: node for node in reversed(self.nodes)}  # the first of a name
+        # The first of a name; a name that is no text is what the check refuses.
+        self._named = {n.name: n for n in reversed(self.nodes) if isinstance(n.name, str)}
         self.digest = _digest(self)
 
     def __eq__(self, other: object) -> bool:

@@ -5,7 +5,8 @@ said of the outcome (report.py).
 
     predict(plan, steps=5, lengths=..., seconds={"score": 0.002}).steps
 
-All messages that come at one time are handled together. The same plan, lengths and seed give the
+Messages that come within a ten-thousandth of the longest node's time are handled together, so that
+times are as exact as that. The same plan, lengths and seed give the
 same Prediction to the bit, but for the seconds that the coordinator itself took.
 """
 
@@ -38,6 +39,8 @@ from engine.simulate.workers import SimulatedWorkers
 
 _TOGETHER = 1 << 16
 """Messages that are handled together at most."""
+_EXACT = 1e-4
+"""Of the longest node's seconds: within it messages are handled together."""
 _AHEAD = 8
 """Batches of a source's data beyond those that a run can ask for."""
 
@@ -65,7 +68,7 @@ def predict(
         rows={s.name: s.batch * (steps + s.max_lag + _AHEAD) for s in plan.sources},
         kernels=times,
         outcomes=Outcomes(),
-        together=0,
+        within=_EXACT * max((n.estimate.seconds or 0.0 for n in plan.nodes), default=0.0),
         log=spans,
         proving=False,
     )
