@@ -68,9 +68,10 @@ class Graph(Displayed):
 
     def node(self, name: str) -> Node:
         """The node of that name. Raises GraphError that lists the names."""
-        if name not in self._named:
+        found = self._named.get(name) if isinstance(name, str) else None
+        if found is None:
             raise GraphError(self._unknown("node", name))
-        return self._named[name]
+        return found
 
     def port(self, name: str, schema: type[S], index: int = 0) -> Port[S]:
         """The output of a node, checked against the schema that the caller expects."""

@@ -38,8 +38,8 @@ class SimulatedWorkers:
     """See `engine.run.workers.Workers`. Its public attributes are the world that its Workers share.
     rows: of each source in one pass. disk: files of rows of the checkpoint to resume from.
     together: the loop is so slow that up to so many messages wait when it takes the first. within:
-    so many seconds that it waits for more after the first. log: of spans, if they are wanted. proving: whether to check that all
-    that is told makes sense.
+    so many seconds that it waits for more after the first; below 0, not at all. log: whether spans
+    are wanted. proving: whether to check that all that is told makes sense.
     """
 
     def __init__(
