@@ -65,7 +65,7 @@ def predict(
     world = SimulatedWorkers(
         plan,
         _NoNotes(),
-        rows={s.name: s.batch * (steps + s.max_lag + _AHEAD) for s in plan.sources},
+        rows=_rows(plan, steps),
         kernels=times,
         outcomes=Outcomes(),
         within=_EXACT * max((n.estimate.seconds or 0.0 for n in plan.nodes), default=0.0),
@@ -93,6 +93,15 @@ def predict(
             events=record.events, instructions=record.instructions, seconds=coordinator.seconds
         ),
     )
+
+
+def _rows(plan: Plan, steps: int) -> dict[str, int]:
+    """Of each source: more than can be asked for; of an evaluation's as many as have slots."""
+    found = {s.name: s.batch * (steps + s.max_lag + _AHEAD) for s in plan.sources}
+    for node in (n for n in plan.nodes if n.work == "source" and n.name not in found):
+        reads = [n for n in plan.nodes if n.source == node.name and n.traits.generates]
+        found[node.name] = max((n.layout.slots for n in reads), default=1)
+    return found
 
 
 def _steps(record: _Record, times: PricedTimes) -> Iterator[SimulatedStep]:
