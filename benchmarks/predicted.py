@@ -7,8 +7,8 @@ Owns: the Models and sizes, and the comparison. Does not own: measuring and fitt
 
 Nodes: of each Model and kind of pass, one size is held out between those of the profile's grid. It
 is measured in the same rounds as the grid, in one process, so that profile and runs interleave; the
-coefficients are fitted without it. Steps of one Worker: a run before the profile and one after it;
-the formulas' seconds of the rows that they had, node by node, stand beside what their Steps took.
+coefficients are fitted without it. Steps of one Worker, of overlap and of replicas: a run of each
+before the profile and one after it; what `simulate` says of them stands beside what they took.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from json import loads
 from pathlib import Path
-from statistics import median
+from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -33,10 +33,10 @@ from benchmarks.report import SideResult, machine, show, write_json
 from benchmarks.settings import TEXT_TOKENS, character_tokenizer
 from engine.api import plan, run
 from engine.cost.devices import Device
+from engine.cost.distribution import LengthDistribution, of_lengths
 from engine.cost.profile import ProfileCell
 from engine.options import RunOptions
-from engine.plan.costs import PlanCosts, RowLengths, plan_costs
-from engine.plan.plan import Plan, PlannedNode
+from engine.plan.plan import Plan
 from engine.profile.child import in_child
 from engine.profile.fitting import fitted, peak_correction
 from engine.profile.grid import works
@@ -44,6 +44,7 @@ from engine.profile.measuring import measure
 from engine.profile.predicting import MeasuredCell, ProfiledWork, peak_bytes, seconds
 from engine.profile.profiling import BUSY, ProfileRequest, profiled
 from engine.profile.rates import measured_rates
+from engine.simulate.predict import predict
 from graphs.grpo import grpo
 
 SECONDS_GOAL = 15.0
@@ -189,66 +190,91 @@ def node_results(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepSeconds:
-    """Of one Step: as measured, and as predicted for its rows."""
+class Placed:
+    """A way of placing the graph. options: of the run."""
 
-    measured: float
-    predicted: float
+    name: str
+    max_lag: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+PLACES = (
+    Placed(name="one Worker", options={"workers": "one"}),
+    Placed(name="overlap at lag 1", max_lag=1, options={"workers": "auto"}),
+    Placed(name="two replicas", options={"workers": "apart", "replicas": {"rollout": 2}}),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RunRows:
+    """How long the rows of some runs were."""
+
+    prompts: LengthDistribution
+    answers: LengthDistribution
 
 
 def step_results(
     folder: Path, size: ModelSize, threads: int, *, quick: bool
 ) -> Iterator[SideResult]:
-    """A Step of one Worker, whose nodes take turns."""
+    """A Step of each placement. All run before the profile and after it; each is simulated with
+    rows as long as those that it had.
+    """
     base, data = make(folder, size)
-    graph = grpo(base, data, digits, n=8, batch=16, max_tokens=64, beta=0.04)
-    options = RunOptions(threads=threads, workers="one", progress=False)
-    of = plan(graph, options)
-    assert isinstance(of, Plan)
-    steps = WARM + (4 if quick else 8)
+    steps = WARM + (4 if quick else 10)
+    graphs = {
+        at.name: grpo(
+            base, data, digits, n=8, batch=16, max_tokens=64, beta=0.04, max_lag=at.max_lag
+        )
+        for at in PLACES
+    }
+    common: dict[str, Any] = {"threads": threads, "progress": False}
+    options = {at.name: RunOptions(**common, **at.options) for at in PLACES}
+    runs = folder / f"runs {size.name}"
 
-    def ran(name: str) -> Path:
-        how = {"steps": steps, "runs": folder / f"runs {size.name}", "name": name}
-        return run(graph, replace(options, **how)).folder
+    def ran(when: str) -> dict[str, Path]:
+        how = {"steps": steps, "runs": runs}
+        told = {n: replace(options[n], **how, name=f"{n} {when}".replace(" ", "-")) for n in graphs}
+        return {name: run(graph, told[name]).folder for name, graph in graphs.items()}
 
     before = ran("before")
+    first = PLACES[0].name
+    plans = {name: plan(graph, options[name]) for name, graph in graphs.items()}
     request = ProfileRequest(quick=quick, repeats=3 if quick else 5, longest=1.0 if quick else 3.0)
-    profile = profiled(graph, [of], options, request, lambda told: None).profile
-    costs = plan_costs(of, profile)
-    found = [each for path in (before, ran("after")) for each in _steps(path, of, costs)]
-    measured = median(each.measured for each in found)
-    off = median(100.0 * (each.predicted / each.measured - 1.0) for each in found)
-    where = f"Step of one Worker, {size.name}"
-    yield _goal(f"{where}: seconds measured", 1e3 * measured, "ms")
-    yield _goal(f"{where}: predicted", 1e3 * median(each.predicted for each in found), "ms")
-    yield _goal(f"{where}: error", abs(off), "%", STEP_GOAL)
+    one = plans[first]
+    assert isinstance(one, Plan)
+    profile = profiled(graphs[first], [one], options[first], request, lambda told: None).profile
+    after = ran("after")
+    for name, planned_graph in plans.items():
+        assert isinstance(planned_graph, Plan)
+        taken = [t for folder in (before[name], after[name]) for t in _taken(folder)]
+        found = predict(
+            planned_graph,
+            steps=steps,
+            lengths=_rows([before[name], after[name]]),
+            profile=profile,
+            spans=False,
+        )
+        expected = mean(step.end - step.start for step in found.steps if step.step > WARM)
+        off = 100.0 * (expected / mean(taken) - 1.0)
+        where = f"Step of {name}, {size.name}"
+        print(f"{where}: {mean(taken)} {expected}", file=sys.stderr, flush=True)
+        yield _goal(f"{where}: seconds measured", 1e3 * mean(taken), "ms")
+        yield _goal(f"{where}: predicted", 1e3 * expected, "ms")
+        yield _goal(f"{where}: error", abs(off), "%", STEP_GOAL)
 
 
-def _steps(folder: Path, of: Plan, costs: PlanCosts) -> Iterator[StepSeconds]:
-    """Each Step after the warm-up."""
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    taken = {row["step"]: row["time/step"] for row in map(loads, lines) if "time/step" in row}
-    for path in sorted((folder / "samples").glob("step_*.parquet")):
-        rows = pq.read_table(path).sort_by([("position", "ascending"), ("sample", "ascending")])
-        step = int(path.stem.removeprefix("step_"))
-        if step > WARM and step in taken:
-            # A character is a token of the tokenizer that `make` saves.
-            prompts = np.array([len(text) for text in rows["prompt"].to_pylist()])
-            lengths = RowLengths(prompts, rows["length"].to_numpy().astype(np.int64))
-            predicted = sum(_node(costs, of, node, lengths) for node in of.nodes)
-            yield StepSeconds(measured=taken[step], predicted=predicted)
+def _taken(folder: Path) -> list[float]:
+    """Seconds of each Step after the warm-up."""
+    lines = map(loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [row["time/step"] for row in lines if row["step"] > WARM and "time/step" in row]
 
 
-def _node(costs: PlanCosts, of: Plan, node: PlannedNode, rows: RowLengths) -> float:
-    """Seconds of a node in one Step, all rows at once."""
-    if node.traits.generates:
-        return costs.decode(node.name, rows).seconds
-    if node.work == "train":
-        return costs.train(node.name, {"rows": rows}).seconds
-    if node.traits.computes:
-        return costs.forward(node.name, rows).seconds
-    batch = next(s.batch for s in of.sources if s.name == node.source)
-    return costs.function(node.name, batch * node.rows) or 0.0
+def _rows(folders: Sequence[Path]) -> RunRows:
+    """A character is a token of the tokenizer that `make` saves."""
+    tables = [pq.read_table(p) for f in folders for p in (f / "samples").glob("step_*.parquet")]
+    prompts = [len(text) for table in tables for text in table["prompt"].to_pylist()]
+    answers = [length for table in tables for length in table["length"].to_pylist()]
+    return RunRows(of_lengths(np.array(prompts)), of_lengths(np.array(answers)))
 
 
 def _rates(cores: int) -> Iterator[Any]:
