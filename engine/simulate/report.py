@@ -46,7 +46,7 @@ def report(found: PredictionSummary, *, given: Iterable[str] = (), width: int = 
         section(f"nodes, {when}: {_WHY}", _nodes(found)),
         section(f"devices, {when}", _devices(found)),
         section("lag: versions from what made a row to what trained it", _lag(found)),
-        section(_path_title(found), _path(found)),
+        section(f"critical path of Step {found.last}: what it waited for", _path(found)),
         section("coordinator", _coordinator(found)),
         section("where seconds come from", _rates(found.plan, given)),
     ]
@@ -86,8 +86,8 @@ def _used(plan: Plan) -> dict[str, set[int]]:
 
 
 def _when(found: PredictionSummary) -> str:
-    last = found.first + len(found.seconds) - 1 - (len(found.seconds) > 1)
-    return f"Step {last}" if last == found.first else f"Steps {found.first} to {last}"
+    first, last = found.first, found.last
+    return f"Step {last}" if last == first else f"Steps {first} to {last}"
 
 
 def _steps(found: PredictionSummary) -> Iterator[Line]:
@@ -163,11 +163,6 @@ def _lag(found: PredictionSummary) -> Iterator[Line]:
     for reader, lag in found.lag.items():
         text = f"{lag.mean:.2f} in the mean, {lag.greatest:.2f} in the Step with most"
         yield from named(reader, width, text)
-
-
-def _path_title(found: PredictionSummary) -> str:
-    last = found.first + len(found.seconds) - 1 - (len(found.seconds) > 1)
-    return f"critical path of Step {last}: what it waited for, one after another"
 
 
 def _path(found: PredictionSummary) -> Iterator[Line]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
@@ -49,12 +50,13 @@ class ReaderLag:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionSummary:
     """All that is said of a Prediction. seconds: of each Step, from the end of the one before.
-    nodes, devices, path: empty where its spans were not kept. first: the first Step that counts.
+    nodes, devices, path: empty where its spans were not kept. first, last: the Steps that count.
     """
 
     plan: Plan
     seconds: tuple[float, ...]
     first: int
+    last: int
     step: float
     rows: float
     tokens: float
@@ -76,7 +78,7 @@ class PredictionSummary:
 def summary_of(found: Prediction) -> PredictionSummary:
     """The figures of a run with a Step or more."""
     ends = [0.0, *(step.end for step in found.steps)]
-    seconds = [after - before for before, after in zip(ends, ends[1:], strict=False)]
+    seconds = [after - before for before, after in pairwise(ends)]
     after = 1 if len(seconds) > 1 else 0
     counted = found.steps[after:]
     step = fmean(seconds[after:])
@@ -86,6 +88,7 @@ def summary_of(found: Prediction) -> PredictionSummary:
         plan=found.plan,
         seconds=tuple(seconds),
         first=counted[0].step,
+        last=counted[-1].step,
         step=step,
         rows=fmean(each.rows for each in counted),
         tokens=tokens,
