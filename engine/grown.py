@@ -105,9 +105,7 @@ def _fresh(name: str, taken: set[str]) -> Iterator[str]:
 # --- devices --------------------------------------------------------------------------------------
 
 
-def with_devices(
-    graph: Graph, options: RunOptions, before: Cluster, after: Cluster
-) -> RunOptions:
+def with_devices(graph: Graph, options: RunOptions, before: Cluster, after: Cluster) -> RunOptions:
     """With as many times more Workers of each node as there are devices: of nodes that compute with
     a Model or have several, if a pin or a number says their Workers. Raises PlanError where that
     comes to no whole Workers, or says of none on which host they are.

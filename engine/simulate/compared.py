@@ -6,7 +6,7 @@ there are (engine/simulating.py), the figures (summed.py), axes and lines (dataf
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from dataflow.draw.chart import Points, charts
 from dataflow.shown import one_line, printable, shown_bytes
 from dataflow.width import folded
 from engine.plan.checks.memory import rooms
-from engine.plan.explain.layout import WIDTH, Line, duration, laid, side_by_side, wrapped
+from engine.plan.explain.layout import WIDTH, Line, count, duration, laid, wrapped
 from engine.plan.plan import Plan
 from engine.simulate.report import percent
 from engine.simulate.summed import PredictionSummary, as_data
@@ -31,60 +31,46 @@ class ComparedPlan:
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """Of the table."""
-
-    cells: tuple[str, ...]
-    why: str = ""
-
-
 _HEADS = ("Step", "speedup", "tokens/s", "busy", "cost a Step", "fullest memory")
 
 
 def table(plans: Sequence[ComparedPlan], *, width: int = WIDTH) -> str:
-    """A line for each plan, and below it why it cannot be. At least one plan."""
-    first = next((p.found for p in plans if p.found is not None), None)
-    names = list(plans[0].values)
-    rows = [_Row((*names, *_HEADS)), *(_row(plan, first) for plan in plans)]
-    columns = zip(*(row.cells for row in rows if not row.why), strict=True)
-    widths = [max(map(len, column)) for column in columns]
-    for i, _ in enumerate(names):
-        widths[i] = max(widths[i], *(len(row.cells[i]) for row in rows))
-    lines = [text for row in rows for line in _lines(row, widths) for text in laid(line, width)]
-    title = f"{_title(plans)}, each with the same rows"
-    if first is not None:
-        title += "; speedup over the first that fits"
-    return printable("\n".join([*folded(title, width).split("\n"), *lines]) + "\n")
+    """A line for each plan; of one that cannot be, why not. At least one plan."""
+    first = next((plan.found for plan in plans if plan.found is not None), None)
+    heads = (*plans[0].values, *_HEADS)
+    rows = [(plan, _cells(plan, first)) for plan in plans]
+    widths = [len(head) for head in heads]
+    for _, cells in rows:
+        widths[: len(cells)] = map(max, widths, map(len, cells))
+    lines: list[Line] = [_line(heads, widths)]
+    for plan, cells in rows:
+        found = _line(cells, widths)
+        lines += wrapped(f"{found}  {one_line(plan.why)}", after=4) if plan.why else [found]
+    title = f"{_title(plans)}, all with the same rows; speedup over the first that fits"
+    body = [f"  {text}" for line in lines for text in laid(line, width - 2)]
+    return printable("\n".join([*folded(title, width).split("\n"), *body]) + "\n")
 
 
 def _title(plans: Sequence[ComparedPlan]) -> str:
     name = next((one_line(p.found.plan.graph) for p in plans if p.found is not None), "")
-    told = f"{len(plans)} plans" if len(plans) > 1 else "1 plan"
+    told = count(len(plans), "plan")
     return f"{name}: {told}" if name else told
 
 
-def _row(plan: ComparedPlan, first: PredictionSummary | None) -> _Row:
+def _cells(plan: ComparedPlan, first: PredictionSummary | None) -> tuple[str, ...]:
     values, found = tuple(plan.values.values()), plan.found
     if found is None or first is None:
-        return _Row(values, plan.why)
+        return values
     speedup = first.step / found.step if found.step else 0.0
     busy = percent(found.busy) if found.busy is not None else "-"
     spent = "-" if found.cost.unpriced else f"{found.cost.step:,.3g}"
-    cells = (duration(found.step), f"{speedup:.2f}", f"{found.rate:,.0f}", busy, spent)
-    return _Row((*values, *cells, _memory(found.plan)))
+    told = (duration(found.step), f"{speedup:.2f}", f"{found.rate:,.0f}", busy, spent)
+    return (*values, *told, _memory(found.plan))
 
 
-def _lines(row: _Row, widths: Sequence[int]) -> Iterator[Line]:
-    if not row.why:
-        cells = [c.ljust(w) if c == row.cells[0] else c.rjust(w) for c, w in _fitted(row, widths)]
-        yield side_by_side(cells, widths)
-        return
-    yield from wrapped(f"{side_by_side(row.cells, widths)}  {one_line(row.why)}", after=4)
-
-
-def _fitted(row: _Row, widths: Sequence[int]) -> Iterator[tuple[str, int]]:
-    yield from zip(row.cells, widths, strict=False)
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """Numbers end below each other."""
+    return "  ".join(cell.rjust(wide) for cell, wide in zip(cells, widths, strict=False))
 
 
 def _memory(plan: Plan) -> str:
@@ -98,7 +84,8 @@ def _memory(plan: Plan) -> str:
 def compared_data(plans: Sequence[ComparedPlan], given: Sequence[str] = ()) -> dict[str, Any]:
     """All of it as plain values: `plans`, each with `values`, and with `why` or its figures."""
     each = (
-        {"values": dict(p.values)} | ({"why": p.why} if p.found is None else as_data(p.found, given))
+        {"values": dict(p.values)}
+        | ({"why": p.why} if p.found is None else as_data(p.found, given))
         for p in plans
     )
     return {"plans": list(each)}
@@ -113,7 +100,7 @@ def picture(plans: Sequence[ComparedPlan]) -> str:
     """
     first = next(iter(plans[0].values))
     labels = list(dict.fromkeys(plan.values[first] for plan in plans))
-    panels = {
+    panels: dict[str, Callable[[PredictionSummary], float | None]] = {
         "seconds a Step": lambda found: found.step,
         "tokens/s": lambda found: found.rate,
         "busy devices, %": lambda found: 100 * found.busy if found.busy is not None else None,
@@ -121,11 +108,14 @@ def picture(plans: Sequence[ComparedPlan]) -> str:
     }
     shown = {title: _series(plans, first, labels, of) for title, of in panels.items()}
     known = {title: lines for title, lines in shown.items() if any(lines.values())}
-    return charts(f"{_title(plans)} over {first}", known, [f"{each}" for each in labels])
+    return charts(f"{_title(plans)} over {first}", known, labels)
 
 
 def _series(
-    plans: Sequence[ComparedPlan], first: str, labels: Sequence[str], of: Any
+    plans: Sequence[ComparedPlan],
+    first: str,
+    labels: Sequence[str],
+    of: Callable[[PredictionSummary], float | None],
 ) -> dict[str, Points]:
     """Points of each line, at the numbers of their labels."""
     found: dict[str, list[tuple[float, float]]] = {}
