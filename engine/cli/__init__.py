@@ -27,6 +27,7 @@ COMMANDS = {
     "check": "prove that a graph or a Program can be run, and draw it",
     "draw": "draw a graph: text, Mermaid, DOT or SVG",
     "explain": "show the plan: devices, memory, seconds, what was rejected",
+    "simulate": "run a plan in simulated time: seconds, utilisation, cost, what-if",
     "profile": "measure a plan's Models here, and write what their passes take",
     "run": "run a graph or a Program",
     "resume": "go on from a run folder's last checkpoint",
@@ -43,7 +44,7 @@ COMMANDS = {
 }
 """Command -> what it does. Each is a module here, imported when it is asked for."""
 
-LOOKING = ("check", "draw", "explain", "diff")
+LOOKING = ("check", "draw", "explain", "simulate", "diff")
 """Commands that look at a graph and run nothing of it."""
 
 _FAILED_RUN = (RunError, KernelError, CheckpointError)

@@ -51,6 +51,8 @@ _PLACED = (f.name for f in fields(Placing) if f.name not in _WITHIN)
 PLANNED = (*_PLACED, "cluster", "threads", "seed")
 """Options that a plan is made of; a run folder's are the defaults where it is the TARGET."""
 _Classes = Sequence[type[Any]]
+_TEXTS = ("--set", "--what-if", "--what_if")
+"""Flags with the names of nodes and parameters in their texts."""
 _FLAT = (tyro.conf.OmitArgPrefixes,)
 _PLAIN = (str, int, float, bool, types.NoneType)
 
@@ -220,7 +222,7 @@ def refuse_peer_names(command: str, arguments: Sequence[str], known: Known) -> N
     of_flag = ""
     for word in arguments:
         of_flag = word if word.startswith("--") else of_flag
-        if of_flag == "--set" and word != of_flag:  # NODE.PARAM=VALUE, which settings read
+        if of_flag in _TEXTS and word != of_flag:  # NODE.PARAM=VALUE, which settings read
             continue
         written = word.partition("=")[0].lstrip("+")
         name = written.removeprefix("--").replace("-", "_")

@@ -19,7 +19,7 @@ from dataflow.width import screen_width
 from engine.cli.flags import graph_and
 from engine.cli.screen import say
 from engine.cli.target import UsageError, is_received, load_target
-from engine.cli.values import Settings
+from engine.cli.values import Spreads
 from engine.options import RunOptions
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class SimulateOptions(RunOptions):
     """Seconds a row of rewards and functions of your own (score=0.002)."""
     profile: Path | None = None
     """Measured rates of the devices (dataflow profile)."""
-    what_if: Settings = ()
+    what_if: Spreads = ()
     """Compare plans: devices=8..64, rollout=1..8 (its Workers), threads=2,4, rollout.max_lag=0,1."""
     json: Path | None = None
     """A file for all figures."""

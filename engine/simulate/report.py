@@ -33,7 +33,7 @@ _FEW = 8
 _PARTS = 12
 """Parts of a critical path that are said."""
 _HEADS = ("busy", "rows", "weights", "others", "idle")
-_CELLS = [7, 7, 8, 7, 7]
+_CELLS = (7, 7, 7, 7, 7, 7)
 _WHY = "busy: the device computes; rows, weights: until these are there; others: other nodes' work"
 
 
@@ -46,7 +46,7 @@ def report(found: PredictionSummary, *, given: Iterable[str] = (), width: int = 
         section(f"nodes, {when}: {_WHY}", _nodes(found)),
         section(f"devices, {when}", _devices(found)),
         section("lag: versions from what made a row to what trained it", _lag(found)),
-        section(f"critical path of Step {found.last}: what it waited for", _path(found)),
+        section(f"critical path of Step {found.used}: what it waited for", _path(found)),
         section("coordinator", _coordinator(found)),
         section("where seconds come from", _rates(found.plan, given)),
     ]
@@ -86,7 +86,7 @@ def _used(plan: Plan) -> dict[str, set[int]]:
 
 
 def _when(found: PredictionSummary) -> str:
-    first, last = found.first, found.last
+    first, last = found.first, found.used
     return f"Step {last}" if last == first else f"Steps {first} to {last}"
 
 
@@ -99,7 +99,7 @@ def _steps(found: PredictionSummary) -> Iterator[Line]:
         least, most = duration(min(rest)), duration(max(rest))
         spread = f" ({least} to {most})" if least != most else ""
         yield from named("then", width, f"{duration(found.step)} a Step{spread}")
-        if len(rest) <= _FEW:
+        if 1 < len(rest) <= _FEW:
             yield from named("", width, " ".join(duration(each) for each in rest))
     yield from named("rows", width, f"{found.rows:,.0f} of {found.tokens:,.0f} tokens a Step")
     yield from named("speed", width, f"{found.rate:,.0f} tokens/s")
@@ -119,11 +119,15 @@ def _nodes(found: PredictionSummary) -> Iterator[Line]:
     if not found.nodes:
         return
     width = widest(use.node for use in found.nodes)
-    heads = side_by_side(["Workers", *_HEADS], [8, *_CELLS])
-    yield side_by_side(["", heads], [width, 0])
+    yield side_by_side(["", _row(["Workers", *_HEADS], _CELLS)], [width, 0])
     for use in found.nodes:
         cells = [f"{use.workers:,}", *_shares(use.shares)]
-        yield from named(use.node, width, side_by_side(cells, [8, *_CELLS]))
+        yield from named(use.node, width, _row(cells, _CELLS))
+
+
+def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """Numbers end below each other."""
+    return "  ".join(cell.rjust(wide) for cell, wide in zip(cells, widths, strict=True))
 
 
 def _shares(shares: TimeShares) -> list[str]:
@@ -143,8 +147,13 @@ def _devices(found: PredictionSummary) -> Iterator[Line]:
         groups.setdefault((use.kind, use.nodes), []).append(use)
     if not groups:
         return
-    widths = [max(8, *(len(kind) + 8 for kind, _ in groups)), 7, 15, 7, 8, 7]
-    yield side_by_side(["", "busy", "least to most", "rows", "weights", "idle"], widths)
+    width, widths = (
+        widest(f"{len(u):,} {kind}" for (kind, _), u in groups.items()),
+        (7, 15, 7, 7, 7),
+    )
+    yield side_by_side(
+        ["", _row(["busy", "least to most", "rows", "weights", "idle"], widths)], [width, 0]
+    )
     for (kind, nodes), uses in groups.items():
         mean = TimeShares()
         for use in uses:
@@ -153,9 +162,8 @@ def _devices(found: PredictionSummary) -> Iterator[Line]:
         each = [use.shares.busy for use in uses]
         spread = f"{100 * min(each):.1f} to {100 * max(each):.1f} %"
         rest = (percent(mean.rows), percent(mean.weights), percent(mean.idle))
-        cells = [f"{len(uses):,} {kind}", percent(mean.busy), spread, *rest]
-        yield side_by_side(cells, widths)
-        yield from wrapped(", ".join(nodes), indent=2)
+        cells = [percent(mean.busy), spread, *rest]
+        yield from named(f"{len(uses):,} {kind}", width, _row(cells, widths), tail=", ".join(nodes))
 
 
 def _lag(found: PredictionSummary) -> Iterator[Line]:

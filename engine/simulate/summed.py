@@ -3,8 +3,9 @@
 Owns: the figures, and their form in JSON. Does not own: how they are said (report.py), how plans
 are compared by them (compared.py).
 
-The first Step has nothing to overlap with, so means and shares are those of the Steps after it; of
-a single Step they are its own.
+The first Step has nothing to overlap with, so means are those of the Steps after it; of a single
+Step they are its own. In the last one nothing is made for a next one, so of three Steps or more
+the shares of time, and the critical path, leave it out, too.
 """
 
 from __future__ import annotations
@@ -50,13 +51,15 @@ class ReaderLag:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionSummary:
     """All that is said of a Prediction. seconds: of each Step, from the end of the one before.
-    nodes, devices, path: empty where its spans were not kept. first, last: the Steps that count.
+    nodes, devices, path: empty where its spans were not kept. first, last: the Steps that
+    count; `used` is the last of those that nodes, devices and path are of.
     """
 
     plan: Plan
     seconds: tuple[float, ...]
     first: int
     last: int
+    used: int
     step: float
     rows: float
     tokens: float
@@ -83,12 +86,14 @@ def summary_of(found: Prediction) -> PredictionSummary:
     counted = found.steps[after:]
     step = fmean(seconds[after:])
     tokens = fmean(each.tokens for each in counted)
-    use = Utilisation(found.plan, found.spans, ends[after], ends[-1]) if found.spans else None
+    until = max(after + 1, len(seconds) - 1)
+    use = Utilisation(found.plan, found.spans, ends[after], ends[until]) if found.spans else None
     return PredictionSummary(
         plan=found.plan,
         seconds=tuple(seconds),
         first=counted[0].step,
         last=counted[-1].step,
+        used=found.steps[until - 1].step,
         step=step,
         rows=fmean(each.rows for each in counted),
         tokens=tokens,
@@ -96,16 +101,15 @@ def summary_of(found: Prediction) -> PredictionSummary:
         nodes=tuple(use.nodes()) if use else (),
         devices=tuple(use.devices()) if use else (),
         lag=_lags(counted),
-        path=_path(found, ends[-2]),
+        path=_path(found, found.steps[until - 1], ends[until - 1]) if use else (),
         coordinator=found.coordinator,
         whole=found.seconds,
         cost=_cost(found.plan, step),
     )
 
 
-def _path(found: Prediction, start: float) -> tuple[CriticalSum, ...]:
-    """Of the last Step."""
-    return tuple(summed(CriticalPaths(found.spans).path(found.steps[-1], start)))
+def _path(found: Prediction, step: SimulatedStep, start: float) -> tuple[CriticalSum, ...]:
+    return tuple(summed(CriticalPaths(found.spans).path(step, start)))
 
 
 def _lags(steps: Sequence[SimulatedStep]) -> dict[str, ReaderLag]:
@@ -153,6 +157,7 @@ def as_data(found: PredictionSummary, given: Iterable[str] = ()) -> dict[str, An
             "seconds": list(found.seconds),
             "mean": found.step,
             "from": found.first,
+            "shares_until": found.used,
             "rows": found.rows,
             "tokens": found.tokens,
             "tokens_per_second": found.rate,
