@@ -1,4 +1,4 @@
-"""`dataflow simulate TARGET`: what a plan's Steps should take, simulated; of several plans, a table.
+"""`dataflow simulate TARGET`: a plan's Steps in simulated time; of several plans, a table.
 
 Owns: the flags, what is printed and written. Does not own: planning and simulating
 (engine/simulating.py), what is said of it (engine/simulate).
@@ -43,7 +43,7 @@ class SimulateOptions(RunOptions):
     profile: Path | None = None
     """Measured rates of the devices (dataflow profile)."""
     what_if: Spreads = ()
-    """Compare plans: devices=8..64, rollout=1..8 (its Workers), threads=2,4, rollout.max_lag=0,1."""
+    """Compare plans: rollout=1..8 (Workers), devices=8..64, threads=2,4, rollout.max_lag=0,1."""
     json: Path | None = None
     """A file for all figures."""
     timeline: Path | None = None
