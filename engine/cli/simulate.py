@@ -157,10 +157,13 @@ def _refuse_absurd(options: SimulateOptions) -> None:
 
 def _rows(options: SimulateOptions) -> SimulatedRows:
     """What is simulated, whatever the plan."""
+    from engine.seen_rows import seen_rows
     from engine.simulating import SimulatedRows
 
+    seen = seen_rows(options.lengths, options.prompts)
     return SimulatedRows(
+        lengths=seen,
         steps=options.steps or 0,
-        seconds=options.seconds,
+        seconds={**seen.seconds, **options.seconds},
         profile=options.profile,
     )
