@@ -149,7 +149,7 @@ def _of_trace(path: Path) -> SeenRows:
         columns = ", ".join(table.column_names[:8]) or "none"
         problem = f"expected a column {' or '.join(_COLUMNS['answers'][:3])}, found {columns}"
         raise DataError(f"trace {path}: {problem}. Fix: rename one, completion_tokens.")
-    return SeenRows(**found)
+    return SeenRows(prompts=found.get("prompts"), answers=found["answers"])
 
 
 def _tokens(path: Path, name: str, column: pa.ChunkedArray) -> LengthDistribution:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -31,6 +31,7 @@ from engine.plan.cluster import Cluster
 from engine.plan.cluster_file import read_cluster
 from engine.plan.plan import Plan
 from engine.plan.scaled import scaled
+from engine.seen_rows import SeenRows
 from engine.simulate.compared import ComparedPlan
 from engine.simulate.predict import predict
 from engine.simulate.prediction import Prediction
@@ -52,9 +53,9 @@ class SimulatedRows:
     nodes that are users' functions. profile: a file of `dataflow profile`.
     """
 
-    lengths: Any = None
+    lengths: SeenRows = SeenRows()
     steps: int = STEPS
-    seconds: Mapping[str, float] | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
     profile: Path | None = None
 
 
@@ -117,7 +118,7 @@ def _simulated(plan: Plan, rows: SimulatedRows, *, spans: bool) -> Prediction:
         lengths=rows.lengths,
         seed=plan.seed,
         profile=profile,
-        seconds=rows.seconds or {},
+        seconds=rows.seconds,
         spans=spans,
     )
 

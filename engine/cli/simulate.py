@@ -72,12 +72,12 @@ def _one(base: Variant, rows: SimulatedRows, options: SimulateOptions) -> int:
     from engine.simulating import simulate
 
     found = simulate(base.graph, base.options, rows, devices=base.devices)
-    figures = summary_of(found)
+    figures, told = summary_of(found), _told(rows, options)
     if options.json is not None:
-        write_json(options.json, as_data(figures, options.seconds))
+        write_json(options.json, as_data(figures, told))
     if options.timeline is not None:
         write_timeline(options.timeline, found)
-    say(report(figures, given=options.seconds, width=screen_width(WIDTH)), end="")
+    say(report(figures, told=told, width=screen_width(WIDTH)), end="")
     return 0
 
 
@@ -98,7 +98,7 @@ def _several(
     )
     fits = any(plan.found for plan in plans)
     if options.json is not None:
-        write_json(options.json, compared_data(plans, options.seconds))
+        write_json(options.json, compared_data(plans, _told(rows, options)))
     if options.picture is not None and fits:
         with writing("the picture", options.picture):
             options.picture.write_text(picture(plans), encoding="utf-8")
@@ -167,3 +167,8 @@ def _rows(options: SimulateOptions) -> SimulatedRows:
         seconds={**seen.seconds, **options.seconds},
         profile=options.profile,
     )
+
+
+def _told(rows: SimulatedRows, options: SimulateOptions) -> dict[str, str]:
+    """Where the seconds come from that no plan has."""
+    return {n: "given" if n in options.seconds else "measured" for n in rows.seconds}

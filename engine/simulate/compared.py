@@ -81,11 +81,13 @@ def _memory(plan: Plan) -> str:
     return f"{shown_bytes(room.need)} of {shown_bytes(room.bytes)}"
 
 
-def compared_data(plans: Sequence[ComparedPlan], given: Sequence[str] = ()) -> dict[str, Any]:
+def compared_data(
+    plans: Sequence[ComparedPlan], told: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """All of it as plain values: `plans`, each with `values`, and with `why` or its figures."""
     each = (
         {"values": dict(p.values)}
-        | ({"why": p.why} if p.found is None else as_data(p.found, given))
+        | ({"why": p.why} if p.found is None else as_data(p.found, told or {}))
         for p in plans
     )
     return {"plans": list(each)}

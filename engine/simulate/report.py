@@ -7,7 +7,7 @@ several plans beside each other (compared.py).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from dataflow.shown import one_line, printable
@@ -28,6 +28,7 @@ from engine.simulate.critical import WAIT, CriticalSum
 from engine.simulate.summed import PredictionSummary, per_event, rates
 from engine.simulate.utilisation import DeviceUse, TimeShares
 
+_NOBODY: Mapping[str, str] = {}
 _FEW = 8
 """Steps that are said one by one."""
 _PARTS = 12
@@ -37,8 +38,10 @@ _CELLS = (7, 7, 7, 7, 7, 7)
 _WHY = "busy: the device computes; rows, weights: until these are there; others: other nodes' work"
 
 
-def report(found: PredictionSummary, *, given: Iterable[str] = (), width: int = WIDTH) -> str:
-    """All of it. given: nodes whose seconds the caller gave."""
+def report(
+    found: PredictionSummary, *, told: Mapping[str, str] = _NOBODY, width: int = WIDTH
+) -> str:
+    """All of it. told: see `summed.rates`."""
     section = partial(_section, width=width)
     when = _when(found)
     sections = [
@@ -48,7 +51,7 @@ def report(found: PredictionSummary, *, given: Iterable[str] = (), width: int = 
         section("lag: versions from what made a row to what trained it", _lag(found)),
         section(f"critical path of Step {found.used}: what it waited for", _path(found)),
         section("coordinator", _coordinator(found)),
-        section("where seconds come from", _rates(found.plan, given)),
+        section("where seconds come from", _rates(found.plan, told)),
     ]
     return printable("\n\n".join("\n".join(lines) for lines in sections if lines) + "\n")
 
@@ -208,15 +211,15 @@ def _coordinator(found: PredictionSummary) -> Iterator[Line]:
     yield from wrapped(f"{told}; {busy}, {share} of the simulated time", after=2)
 
 
-def _rates(plan: Plan, given: Iterable[str]) -> Iterator[Line]:
+def _rates(plan: Plan, told: Mapping[str, str]) -> Iterator[Line]:
     words = {
-        "measured": "measured",
+        "measured": "measured in a run",
         "fitted": "fitted to a profile",
         "catalogue": "the catalogue's rates",
         "given": "given by --seconds",
     }
     width = max(map(len, words.values()))
-    for origin, nodes in rates(plan, given).items():
+    for origin, nodes in rates(plan, told).items():
         yield from named(words[origin], width, "", tail=_names(nodes))
 
 

@@ -11,7 +11,7 @@ the shares of time, and the critical path, leave it out, too.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from statistics import fmean
@@ -26,6 +26,7 @@ from engine.simulate.utilisation import DeviceUse, NodeUse, TimeShares, Utilisat
 
 FORMAT = 1
 HOUR = 3600.0
+_NOBODY: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,10 +145,8 @@ def write_json(path: Any, found: Mapping[str, Any]) -> None:
         path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
-def as_data(found: PredictionSummary, given: Iterable[str] = ()) -> dict[str, Any]:
-    """The figures as plain values, keys as docs/cost.md lists them. given: nodes whose seconds the
-    caller gave.
-    """
+def as_data(found: PredictionSummary, told: Mapping[str, str] = _NOBODY) -> dict[str, Any]:
+    """The figures as plain values, keys as docs/cost.md lists them. told: see `rates`."""
     load = found.coordinator
     return {
         "format": FORMAT,
@@ -177,7 +176,7 @@ def as_data(found: PredictionSummary, given: Iterable[str] = ()) -> dict[str, An
             "share": load.seconds / found.whole if found.whole else 0.0,
         },
         "cost": {"known": not found.cost.unpriced, **asdict(found.cost)},
-        "rates": {name: list(nodes) for name, nodes in rates(found.plan, given).items()},
+        "rates": {name: list(nodes) for name, nodes in rates(found.plan, told).items()},
     }
 
 
@@ -191,12 +190,13 @@ def per_event(load: CoordinatorLoad) -> float:
     return load.seconds / load.events if load.events else 0.0
 
 
-def rates(plan: Plan, given: Iterable[str] = ()) -> dict[str, list[str]]:
-    """Where seconds come from -> the nodes; those that have none are left out."""
+def rates(plan: Plan, told: Mapping[str, str] = _NOBODY) -> dict[str, list[str]]:
+    """Where seconds come from -> the nodes; those that have none are left out. told: `given` or
+    `measured` for nodes whose seconds were said beside the plan.
+    """
     found: dict[str, list[str]] = {}
-    said = frozenset(given)
     for node in plan.nodes:
-        origin = "given" if node.name in said else node.estimate.origin
-        if node.name in said or node.estimate.seconds is not None:
+        if node.name in told or node.estimate.seconds is not None:
+            origin = told.get(node.name, node.estimate.origin)
             found.setdefault(origin, []).append(node.name)
     return found

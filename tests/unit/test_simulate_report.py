@@ -35,8 +35,8 @@ pytestmark = pytest.mark.usefixtures("tiny")
 
 def test_a_report() -> None:
     found = summary_of(two_steps())
-    require_golden("simulate/three.txt", report(found, given=["score"]))
-    narrow = report(found, given=["score"], width=60)
+    require_golden("simulate/three.txt", report(found, told={"score": "given"}))
+    narrow = report(found, told={"score": "given"}, width=60)
     assert max(map(len, narrow.splitlines())) <= 60
 
 
@@ -214,7 +214,7 @@ def test_a_cost_needs_all_prices() -> None:
 
 
 def test_figures_as_json_are_those_of_the_page(tmp_path: Path) -> None:
-    data = json.loads(json.dumps(as_data(summary_of(two_steps()), ["score"])))
+    data = json.loads(json.dumps(as_data(summary_of(two_steps()), {"score": "given"})))
     assert data["format"] == 1
     assert data["steps"]["seconds"] == [10.0, 10.0]
     assert data["steps"]["tokens_per_second"] == 400.0
