@@ -53,7 +53,7 @@ class SimulatedRows:
     nodes that are users' functions. profile: a file of `dataflow profile`.
     """
 
-    lengths: SeenRows = SeenRows()
+    lengths: SeenRows = field(default_factory=SeenRows)
     steps: int = STEPS
     seconds: Mapping[str, float] = field(default_factory=dict)
     profile: Path | None = None
