@@ -110,6 +110,12 @@ class RunOptions:  # the fields' docstrings are the command line's help
     """Seconds of silence after which a Worker's process is killed and counts as lost."""
 
 
+_WITHIN = ("hosts", "least")
+"""Of a Placing, what is within other options."""
+_PLACED = (f.name for f in fields(Placing) if f.name not in _WITHIN)
+PLANNED = (*_PLACED, "cluster", "threads", "seed")
+"""Options that a plan is made of; a run folder's are the defaults where it is the TARGET."""
+
 OF_ITS_START: Mapping[str, str] = {
     "seed": "every draw that is still to come depends on it",
     "name": "the folder says which run goes on",

@@ -83,8 +83,8 @@ def distribution(text: str, flag: str = "--lengths") -> LengthDistribution:
     if found is not None:
         return lognormal(float(found[1]), float(found[2]), int(found[3]))
     like = _LIKE if flag == "--lengths" else "200 or lognormal:200,0.5,1000"
-    problem = f"expected {like}, found {text!r}"
-    raise PlanError(f"options: {flag}: {problem}. Fix: {flag} lognormal:3000,0.9,20000.")
+    fix = "lognormal:3000,0.9,20000" if flag == "--lengths" else "lognormal:200,0.5,1000"
+    raise PlanError(f"options: {flag}: expected {like}, found {text!r}. Fix: {flag} {fix}.")
 
 
 # --- a run ----------------------------------------------------------------------------------------

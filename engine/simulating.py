@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import Any, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -81,7 +81,17 @@ def simulate(
     """
     variant = Variant(graph=one_graph(graph), options=options or RunOptions(), devices=devices)
     rows = rows or SimulatedRows()
+    _refuse_unknown(variant.graph, rows.seconds)
     return _simulated(planned(variant, rows), rows, spans=spans)
+
+
+def _refuse_unknown(graph: Graph, seconds: Mapping[str, float]) -> None:
+    """Raises PlanError for seconds of a node that the graph does not have."""
+    names = [node.name for node in graph.nodes]
+    for node in seconds:
+        if node not in names:
+            problem = f"expected a node of the graph, found {node!r}"
+            raise PlanError(f"seconds: {problem}. Fix: {nearest_or_all(node, names)}.")
 
 
 def one_graph(graph: Graph | Program) -> Graph:
@@ -143,6 +153,9 @@ def what_if(
     """
     values = _values(asked)
     rows = rows or SimulatedRows()
+    _refuse_unknown(base.graph, rows.seconds)
+    if DEVICES in values:
+        cluster_of(base.options)
     make = make or (lambda texts: edited(base.graph, [f"{k}={v}" for k, v in texts.items()]))
     found: list[ComparedPlan] = []
     failed: PlanError | None = None
@@ -242,18 +255,17 @@ def _is_of_graph(key: str, base: Variant, parameters: Sequence[str]) -> bool:
     nothing at all.
     """
     head, dot, node = key.partition(".")
-    options = {f.name for f in fields(RunOptions)}
     counted = countable(base.graph, base.options)
-    if key == DEVICES or key in counted or key.replace("-", "_") in options:
+    if key == DEVICES or key in counted or key.replace("-", "_") in run_options.PLANNED:
         return False
     if key.replace("-", "_") in parameters:
         return True
     nodes = [each.name for each in base.graph.nodes]
     if dot and head in nodes:
         return True
-    if dot and head in options and node in nodes:
+    if dot and head in run_options.PLANNED and node in nodes:
         return False
-    known = [DEVICES, *counted, *parameters, *sorted(options)]
+    known = [DEVICES, *counted, *parameters, *run_options.PLANNED]
     near = nearest_or_all(key, known) if not dot else nearest_or_all(head, nodes)
     problem = "expected devices, a node, a Worker, a flag or NODE.PARAM"
     raise PlanError(f"what-if: {problem}, found {key!r}. Fix: {near}.")
@@ -280,9 +292,18 @@ def _with_option(options: RunOptions, key: str, value: str) -> RunOptions:
     try:
         found = msgspec.convert(said, hint, strict=False)
     except msgspec.ValidationError as error:
-        problem = f"{key}: {str(error)[0].lower()}{str(error)[1:]}, found {value!r}"
-        raise PlanError(f"what-if: {problem}. Fix: see dataflow run --help.") from error
+        expected, fix = _expected(hint)
+        problem = f"{key}: expected {expected}, found {value!r}"
+        raise PlanError(f"what-if: {problem}. Fix: {key}={fix}.") from error
     return replace(options, **{name: found})
+
+
+def _expected(hint: Any) -> tuple[str, str]:
+    """What an option takes, and values of it."""
+    literals = [value for value in get_args(hint) if isinstance(value, str)]
+    if literals:
+        return f"one of {', '.join(literals)}", ",".join(literals[:2])
+    return ("true or false", "true,false") if hint is bool else ("a whole number", "1,2,4")
 
 
 def _class(hint: Any) -> type:

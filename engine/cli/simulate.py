@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
     from engine.simulating import Variant, one_graph  # here: it imports what runs kernels
 
     base = Variant(graph=one_graph(graph), options=_of_run(options), devices=options.devices)
-    rows = _rows(options)
+    rows = _rows(options, {node.name for node in base.graph.nodes})
     if not options.what_if:
         return _one(base, rows, options)
     return _several(base, rows, options, arguments)
@@ -155,8 +155,8 @@ def _refuse_absurd(options: SimulateOptions) -> None:
             raise UsageError("dataflow simulate", problem, f"--{flag} simulated.{flag}")
 
 
-def _rows(options: SimulateOptions) -> SimulatedRows:
-    """What is simulated, whatever the plan."""
+def _rows(options: SimulateOptions, nodes: Collection[str]) -> SimulatedRows:
+    """What is simulated, whatever the plan. nodes: of the graph; a run's may have others."""
     from engine.seen_rows import seen_rows
     from engine.simulating import SimulatedRows
 
@@ -164,7 +164,7 @@ def _rows(options: SimulateOptions) -> SimulatedRows:
     return SimulatedRows(
         lengths=seen,
         steps=options.steps or 0,
-        seconds={**seen.seconds, **options.seconds},
+        seconds={n: s for n, s in seen.seconds.items() if n in nodes} | dict(options.seconds),
         profile=options.profile,
     )
 

@@ -14,9 +14,9 @@ from dataflow.draw.chart import Points, charts
 from dataflow.shown import one_line, printable, shown_bytes
 from dataflow.width import folded
 from engine.plan.checks.memory import rooms
-from engine.plan.explain.layout import WIDTH, Line, count, duration, laid, wrapped
+from engine.plan.explain.layout import WIDTH, Line, count, laid, wrapped
 from engine.plan.plan import Plan
-from engine.simulate.report import percent
+from engine.simulate.report import exact, percent
 from engine.simulate.summed import PredictionSummary, as_data
 
 
@@ -64,7 +64,7 @@ def _cells(plan: ComparedPlan, first: PredictionSummary | None) -> tuple[str, ..
     speedup = first.step / found.step if found.step else 0.0
     busy = percent(found.busy) if found.busy is not None else "-"
     spent = "-" if found.cost.unpriced else f"{found.cost.step:,.3g}"
-    told = (duration(found.step), f"{speedup:.2f}", f"{found.rate:,.0f}", busy, spent)
+    told = (exact(found.step), f"{speedup:.2f}", f"{found.rate:,.0f}", busy, spent)
     return (*values, *told, _memory(found.plan))
 
 

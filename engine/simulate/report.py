@@ -16,7 +16,6 @@ from engine.plan.explain.layout import (
     WIDTH,
     Line,
     count,
-    duration,
     laid,
     named,
     side_by_side,
@@ -97,16 +96,23 @@ def _steps(found: PredictionSummary) -> Iterator[Line]:
     """Seconds, speed, cost."""
     first, *rest = found.seconds
     width = 7
-    yield from named("first", width, f"{duration(first)}, with nothing to overlap with")
+    yield from named("first", width, f"{exact(first)}, with nothing to overlap with")
     if rest:
-        least, most = duration(min(rest)), duration(max(rest))
+        least, most = exact(min(rest)), exact(max(rest))
         spread = f" ({least} to {most})" if least != most else ""
-        yield from named("then", width, f"{duration(found.step)} a Step{spread}")
+        yield from named("then", width, f"{exact(found.step)} a Step{spread}")
         if 1 < len(rest) <= _FEW:
-            yield from named("", width, " ".join(duration(each) for each in rest))
+            yield from named("", width, ", ".join(exact(each) for each in rest))
     yield from named("rows", width, f"{found.rows:,.0f} of {found.tokens:,.0f} tokens a Step")
     yield from named("speed", width, f"{found.rate:,.0f} tokens/s")
     yield from named("cost", width, cost(found))
+
+
+def exact(seconds: float) -> str:
+    """`139 ms`, `8.12 s`, `1,234 s`: three figures."""
+    if seconds < 0.0995:
+        return f"{seconds * 1e3:.3g} ms"
+    return f"{seconds:,.0f} s" if seconds >= 999.5 else f"{seconds:.3g} s"
 
 
 def cost(found: PredictionSummary) -> str:
@@ -182,11 +188,11 @@ def _path(found: PredictionSummary) -> Iterator[Line]:
     width = widest(map(_part_name, shown))
     for part in (part for part in found.path if part in shown):
         share = percent(part.seconds / whole) if whole else "-"
-        text = side_by_side([duration(part.seconds).rjust(8), share.rjust(7)], [8, 7])
+        text = side_by_side([exact(part.seconds).rjust(8), share.rjust(7)], [8, 7])
         yield from named(_part_name(part), width, text, tail=_part_tail(part))
     if len(found.path) > len(shown):
         rest = whole - sum(part.seconds for part in shown)
-        yield f"and {count(len(found.path) - len(shown), 'other')}: {duration(rest)}"
+        yield f"and {count(len(found.path) - len(shown), 'other')}: {exact(rest)}"
 
 
 def _part_name(part: CriticalSum) -> str:
@@ -198,7 +204,7 @@ def _part_name(part: CriticalSum) -> str:
 
 def _part_tail(part: CriticalSum) -> str:
     times = f"{part.count:,} times" if part.count > 1 else ""
-    fetched = f"{duration(part.fetch)} of it under way" if part.fetch > 0 else ""
+    fetched = f"{exact(part.fetch)} of it under way" if part.fetch > 0 else ""
     return ", ".join(filter(None, (times, fetched)))
 
 
@@ -207,7 +213,7 @@ def _coordinator(found: PredictionSummary) -> Iterator[Line]:
     share = percent(load.seconds / found.whole) if found.whole else "-"
     each = f"{1e6 * per_event(load):.0f} us an event"
     told = f"{count(load.events, 'event')}, {count(load.instructions, 'instruction')}"
-    busy = f"{duration(load.seconds)} of CPU measured here: {each}"
+    busy = f"{exact(load.seconds)} of CPU measured here: {each}"
     yield from wrapped(f"{told}; {busy}, {share} of the simulated time", after=2)
 
 

@@ -122,7 +122,9 @@ def _lags(steps: Sequence[SimulatedStep]) -> dict[str, ReaderLag]:
 def _cost(plan: Plan, step: float) -> StepCost:
     """Of the hosts that have Workers."""
     hosts = list(_hosts(plan))
-    unpriced = tuple(host.name for host in hosts if not host.price) or (() if hosts else ("here",))
+    unpriced = tuple(host.name for host in hosts if not host.price) or (
+        () if hosts else ("this machine",)
+    )
     hour = 0.0 if unpriced else sum(host.price for host in hosts)
     return StepCost(hosts=len(hosts), hour=hour, step=hour * step / HOUR, unpriced=unpriced)
 

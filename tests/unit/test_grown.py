@@ -141,9 +141,8 @@ def test_a_grown_plan_is_on_the_grown_hosts() -> None:
     graph = grpo_graph(max_lag=1, batch=64)
     options = with_devices(graph, RunOptions(pin=pins), before, after)
     placed, cluster = on_hosts(placing(options), after)
-    assert {placed.hosts[worker] for worker in placed.pin["rollout"]} == {
-        f"gen-{i}" for i in range(4)
-    }
+    west = {f"gen-{i}" for i in range(4)}
+    assert {placed.hosts[worker] for worker in placed.pin["rollout"]} == west
     plan = planned_on(cluster, graph, pin={n: pin_text(placed.pin[n], placed.hosts) for n in pins})
     assert len(plan.node("train_policy").workers) == 4
     assert {plan.host_of(w) for w in plan.node("rollout").workers} == west
