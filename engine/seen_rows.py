@@ -31,7 +31,6 @@ from engine.cost.distribution import LengthDistribution, constant, lognormal, of
 from engine.observe.measured import seconds_by_step
 from engine.observe.runfolder import is_run
 from engine.observe.samples import read_samples
-from engine.profile.functions import WARM
 
 _COLUMNS: Mapping[str, Sequence[str]] = {
     "prompts": (
@@ -45,6 +44,8 @@ _COLUMNS: Mapping[str, Sequence[str]] = {
 }
 """What the columns are called by OpenAI's usage records, Mooncake, Azure, BurstGPT, Vidur, others.
 """
+_WARM = 1
+"""Steps of a run that do not count: functions load what they need in the first."""
 _LIKE = "512, lognormal:3000,0.9,20000, a run folder or a trace"
 _LOGNORMAL = re.compile(r"lognormal:(\d+(?:\.\d+)?),(\d+(?:\.\d+)?),(\d+)")
 
@@ -114,7 +115,7 @@ def _functions(folder: Path) -> dict[str, float]:
     plan = _plan(folder / "plan.json")
     batches = {source["name"]: source["batch"] for source in plan["sources"]}
     rows = seconds_by_step(folder).get(0, [])
-    steps = rows[WARM:] or rows
+    steps = rows[_WARM:] or rows
     found: dict[str, float] = {}
     for node in plan["nodes"]:
         values = [step[node["name"]] for step in steps if node["name"] in step]

@@ -43,6 +43,10 @@ STEPS = 5
 DEVICES = "devices"
 """The key of `--what-if` that is no name of the graph or of an option."""
 
+_GROUPS = ("together", "turns")
+CHANGEABLE = tuple(name for name in run_options.PLANNED if name not in _GROUPS)
+"""Options that one value of a text gives."""
+
 Make = Callable[[Mapping[str, str]], Graph]
 """The graph with parameters of its function, or of its nodes, as these texts say."""
 
@@ -256,16 +260,16 @@ def _is_of_graph(key: str, base: Variant, parameters: Sequence[str]) -> bool:
     """
     head, dot, node = key.partition(".")
     counted = countable(base.graph, base.options)
-    if key == DEVICES or key in counted or key.replace("-", "_") in run_options.PLANNED:
+    if key == DEVICES or key in counted or key.replace("-", "_") in CHANGEABLE:
         return False
     if key.replace("-", "_") in parameters:
         return True
     nodes = [each.name for each in base.graph.nodes]
     if dot and head in nodes:
         return True
-    if dot and head in run_options.PLANNED and node in nodes:
+    if dot and head in CHANGEABLE and node in nodes:
         return False
-    known = [DEVICES, *counted, *parameters, *run_options.PLANNED]
+    known = [DEVICES, *counted, *parameters, *CHANGEABLE]
     near = nearest_or_all(key, known) if not dot else nearest_or_all(head, nodes)
     problem = "expected devices, a node, a Worker, a flag or NODE.PARAM"
     raise PlanError(f"what-if: {problem}, found {key!r}. Fix: {near}.")
