@@ -87,7 +87,7 @@ class RunOptions:  # the fields' docstrings are the command line's help
     verify: Literal["structure", "content"] = "structure"
     """What readers check of rows of their own host: structure; or content: hashes of them, too."""
     cluster: str | None = None
-    """Hosts: ray, a Ray cluster; ray:local, one begun here; none; for explain also a file."""
+    """Hosts: ray, a Ray cluster; ray:local, one begun here; none; to explain or simulate a file."""
     wait: float = 600.0
     """Seconds to wait for room in the Ray cluster."""
     lease: float = 30.0

@@ -34,7 +34,7 @@ _PARTS = 12
 """Parts of a critical path that are said."""
 _HEADS = ("busy", "rows", "weights", "others", "idle")
 _CELLS = (7, 7, 7, 7, 7, 7)
-_WHY = "busy: the device computes; rows, weights: until these are there; others: other nodes' work"
+_WHY = "busy: the device computes; rows, weights: until these are there; others: other nodes there"
 
 
 def report(
