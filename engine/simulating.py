@@ -161,12 +161,12 @@ def what_if(
     if DEVICES in values:
         cluster_of(base.options)
     make = make or (lambda texts: edited(base.graph, [f"{k}={v}" for k, v in texts.items()]))
+    chosen = [dict(zip(values, each, strict=True)) for each in product(*values.values())]
+    variants = [changed(base, texts, make, parameters) for texts in chosen]
     found: list[ComparedPlan] = []
-    failed: PlanError | None = None
-    for chosen in product(*values.values()):
-        texts = dict(zip(values, chosen, strict=True))
+    failed: list[PlanError] = []
+    for texts, variant in zip(chosen, variants, strict=True):
         tell(", ".join(f"{key}={value}" for key, value in texts.items()))
-        variant = changed(base, texts, make, parameters)
         try:
             plan = planned(variant, rows)
         except (PlanError, GraphError) as error:
@@ -176,10 +176,10 @@ def what_if(
             figures = summary_of(_simulated(plan, rows, spans=True))
             found.append(ComparedPlan(values=texts, found=figures))
         except PlanError as error:
-            failed = failed or error
+            failed.append(error)
             found.append(ComparedPlan(values=texts, why=_first_line(error)))
-    if failed is not None and not any(plan.found for plan in found):
-        raise failed
+    if failed and not any(plan.found for plan in found):
+        raise failed[0]
     return found
 
 

@@ -109,6 +109,10 @@ FOLDERS = (  # run folders and their graph.json are targets
     _in_mine("dataflow draw runs/mine/graph.json", "generate(policy, n=8"),
     _in_mine("dataflow explain runs/mine", "64 completions a Step"),
     _in_mine("dataflow explain runs/mine/graph.json", "64 completions a Step"),
+    _in_mine(
+        "dataflow simulate runs/mine --lengths runs/mine --steps 3 --what-if score=1,2",
+        "2 plans, all with the same rows", "tokens/s",
+    ),
     _in_mine("dataflow diff mine.py:graph runs/mine/graph.json", "no difference"),
     _in_mine(
         "dataflow run runs/mine --steps 3 --name warm --set rollout.temperature=1.2 --log-every 2",

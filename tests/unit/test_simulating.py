@@ -12,11 +12,12 @@ import pytest
 
 from dataflow.errors import GraphError, PlanError
 from dataflow.graph import Graph
+from dataflow.program import Program
 from dataflow.settings import edited
 from engine.cli import main
 from engine.observe.trace import read_trace
 from engine.options import RunOptions
-from engine.simulating import MOST, Variant, changed, spread, what_if
+from engine.simulating import MOST, Variant, changed, simulate, spread, what_if
 from tests.kit.comparison import require_golden
 from tests.kit.graphs import grpo_graph
 
@@ -126,6 +127,11 @@ def test_a_parameter_that_a_node_does_not_have() -> None:
 def test_texts_that_make_no_plans(asked: list[str], told: str) -> None:
     with pytest.raises(PlanError, match=told):
         what_if(Variant(graph=grpo_graph(), options=RunOptions()), asked)
+
+
+def test_a_program_is_not_simulated() -> None:
+    with pytest.raises(PlanError, match="expected a graph, found a Program of 2 phases"):
+        simulate(Program((grpo_graph(), 1), (grpo_graph(), 2)))
 
 
 # --- the command ----------------------------------------------------------------------------------
