@@ -31,7 +31,7 @@ class Graph(Displayed):
     other (`dialect=` of theirs is None). It changes no algorithm: neither clip nor baseline.
     """
 
-    __slots__ = ("dialect", "digest", "name", "nodes", "origin", "sinks")
+    __slots__ = ("_named", "dialect", "digest", "name", "nodes", "origin", "sinks")
     _page = "dataflow.draw.pages:graph_page"
 
     def __init__(
@@ -53,6 +53,7 @@ class Graph(Displayed):
         for sink in sinks:
             _require_sink(self, sink)
         self.nodes: tuple[Node, ...] = tuple(_reach(sinks))
+        self._named = {node.name: node for node in reversed(self.nodes)}  # the first of a name
         self.digest = _digest(self)
 
     def __eq__(self, other: object) -> bool:
@@ -66,10 +67,9 @@ class Graph(Displayed):
 
     def node(self, name: str) -> Node:
         """The node of that name. Raises GraphError that lists the names."""
-        for node in self.nodes:
-            if node.name == name:
-                return node
-        raise GraphError(self._unknown("node", name))
+        if name not in self._named:
+            raise GraphError(self._unknown("node", name))
+        return self._named[name]
 
     def port(self, name: str, schema: type[S], index: int = 0) -> Port[S]:
         """The output of a node, checked against the schema that the caller expects."""

@@ -13,7 +13,14 @@ BLOCK = 32
 """Tokens of a block, the unit in which memory is given to a row."""
 
 MOST = 4 << 30
-"""The most bytes for all rows, unless one needs more: the others wait until there is room."""
+"""The most bytes for all rows, unless one needs more: the others wait until there is room. On a
+GPU of its own an engine may have more (`most_beside`).
+"""
+
+GPU_SHARE = 0.8
+"""Of a GPU's memory, for weights and cache together: the rest is for what passes (AReaL's
+configurations say 0.8, vLLM 0.9 with what passes).
+"""
 
 UNSTATED_PROMPT = 4096
 """Tokens of a prompt for which there is room where `max_prompt_tokens` is not given."""
@@ -26,15 +33,22 @@ def longest_row(lengths: Lengths, context: int) -> int:
     return min(whole, context) if context else whole
 
 
-def cache_bytes(shape: Shape, lengths: Lengths, *, rows: int, longest: int, dtype: str) -> int:
-    """Of so many rows at once, in whole blocks: at least the longest, and all within MOST.
+def most_beside(weights: int, memory: int) -> int:
+    """The most bytes of one rank's cache beside so many of weights, on a GPU that it has alone."""
+    return max(MOST, int(GPU_SHARE * memory) - weights)
+
+
+def cache_bytes(
+    shape: Shape, lengths: Lengths, *, rows: int, longest: int, dtype: str, most: int = MOST
+) -> int:
+    """Of so many rows at once, in whole blocks: at least the longest, and all within `most`.
 
     A token has 2 * layers * key heads * head dim numbers (Pope et al., arXiv:2211.05102, section
     2); a block more a row, since blocks are given before they are needed.
     """
     token = 2 * shape.layers * shape.kv * WIDTHS[dtype]
     row, one = (_blocks(tokens) * BLOCK * token for tokens in (lengths.row, longest))
-    return max(one, min(rows * row, MOST))
+    return max(one, min(rows * row, most))
 
 
 def _blocks(tokens: int) -> int:

@@ -10,6 +10,8 @@ are shared, whether it all fits (engine/plan).
     cache           always                the same: keys and values, of a fixed size
     outbox          always                nodes that make rows
     device_columns  always                nodes that make columns declared `device`
+    libraries       always                where a profile tells: what the libraries of its kernels
+                                          take when they are first used
     snapshot        always                train whose weights others pull: two versions
     copies          always                the same by collectives, on the writer's device
     gradients       while the node runs   train
@@ -18,8 +20,8 @@ are shared, whether it all fits (engine/plan).
     kv_cache        while the node runs   decode
 
 Nodes of one Worker take turns: its peak is what it always holds and the most that one node adds. A
-node's parts are those in each of its Workers. Losses of allocators, the interpreter and its
-libraries (some 0.5 GB with torch) are not counted.
+node's parts are those in each of its Workers. The interpreter and its libraries (some 0.5 GB with
+torch) are not counted, and what an allocator scatters only where a profile tells.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from engine.cost.models import Shape
 
 LASTING = (
     *("weights", "optimizer", "engine", "cache"),
-    *("outbox", "device_columns", "snapshot", "copies"),
+    *("outbox", "device_columns", "snapshot", "copies", "libraries"),
 )
 """Parts that are held between the calls of a node."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -34,7 +35,7 @@ from engine.cost.devices import (
 )
 from engine.cost.models import ModelCost, model_cost
 from engine.cost.passes import Sizes, Time
-from engine.cost.profile import Profile, model_key
+from engine.cost.profile import PeakCorrection, Profile, model_key
 from engine.plan.cluster import Cluster
 from engine.plan.plan import Decisions, Plan, PlannedModel, PlannedNode
 
@@ -48,6 +49,10 @@ class RowLengths:
 
     def __len__(self) -> int:
         return len(self.answers)
+
+    def take(self, rows: np.ndarray) -> RowLengths:
+        """Some rows, by number or by a mask."""
+        return RowLengths(self.prompts[rows], self.answers[rows])
 
 
 class PlanCosts:
@@ -105,12 +110,21 @@ class PlanCosts:
     def origin(self, node: str) -> Origin:
         """Where the rates of a node's passes come from."""
         of = self.place(node).coefficients
-        planned = self._nodes[node]
-        kinds: tuple[Kind, ...] = ("decode", "prefill")
-        if not planned.traits.generates:
-            kinds = ("train",) if planned.work == "train" else ("forward",)
+        kind = kind_of_pass(self._nodes[node])
+        kinds: tuple[Kind, ...] = ("decode", "prefill") if kind == "decode" else (kind,)
         found: list[Origin] = list({of[kind].origin for kind in kinds})
         return found[0] if len(found) == 1 else "catalogue"
+
+    def peak(self, node: str) -> PeakCorrection | None:
+        """How the peak bytes of a node's passes are corrected; None where they were not measured on
+        such a device.
+        """
+        planned, model = self._nodes[node], self.sizes(node)
+        kind = self._kind(planned.workers[0])
+        if model is None or self._profile is None or self._measured(kind) is None:
+            return None
+        how = _measured_with(planned, gpu=kind != CPU)
+        return self._profile.peak(model_key(model), kind_of_pass(planned), **how)
 
     @property
     def beside(self) -> float:
@@ -157,11 +171,13 @@ class PlanCosts:
     def forward(self, node: str, rows: RowLengths) -> Time:
         """One rank's share of a replica's rows."""
         planned = self._nodes[node]
-        fed = self._fed(planned, rows, planned.inner)
+        fed = self._fed(planned, rows, planned.inner, planned.layout.data)
         return training.forward(self._sizes(node), self.place(node), fed)
 
-    def train(self, node: str, sets: Mapping[str, RowLengths]) -> Time:
-        """One rank's share of a Step, whose rows are given by row set (`rows` for its own)."""
+    def train(self, node: str, sets: Mapping[str, RowLengths], *, share: bool = False) -> Time:
+        """One rank's share of a Step, whose rows are given by row set (`rows` for its own). share:
+        they are those of the rank alone.
+        """
         planned, model, where = self._nodes[node], self._sizes(node), self.place(node)
         params = self._graph.node(node).params
         epochs = int(params["epochs"])
@@ -169,17 +185,20 @@ class PlanCosts:
         whole = Time()
         for name, rows in sets.items():
             gates = [i.gate for i in planned.row_sets[name]]
-            fed = self._fed(planned, rows, max(self._nodes[g].rows for g in gates))
+            inner = max(self._nodes[g].rows for g in gates)
+            fed = self._fed(planned, rows, inner, 1 if share else planned.layout.data)
             own = updates if name == ROWS else 0
             whole += training.train(model, where, fed, epochs=epochs, updates=own)
         return whole
 
     def weights(self, model: PlannedModel, worker: str, readers: int = 1) -> Time:
-        """Until a version has come from its writer to a Worker; so many fetch it at once."""
+        """Until a version has come from its writer to a Worker; so many fetch it at once. No time
+        in a Worker that has no module of its own, or where nobody knows the size.
+        """
         sizes = self.sizes_of(model.name)
-        if sizes is None or not model.writer:
+        reader = next((r for r in model.copied if worker in self._nodes[r].workers), None)
+        if sizes is None or reader is None or not model.writer:
             return Time()
-        reader = next(r for r in model.copied if worker in self._nodes[r].workers)
         way = self.link(self._nodes[model.writer].workers[0], worker)
         if model.route == "collective" and not way.delay > transfers.HOST_DELAY:
             way = replace(way, rate=self.place(model.writer).between)
@@ -236,9 +255,10 @@ class PlanCosts:
         """Rows that share a prompt."""
         return max(1, node.rows // max(1, node.inner))
 
-    def _fed(self, node: PlannedNode, rows: RowLengths, shared: int) -> training.Microbatches:
-        layout = node.layout
-        how = {"budget": layout.tokens, "shared": max(1, shared), "divisor": layout.data}
+    def _fed(
+        self, node: PlannedNode, rows: RowLengths, shared: int, divisor: int
+    ) -> training.Microbatches:
+        how = {"budget": node.layout.tokens, "shared": max(1, shared), "divisor": divisor}
         return training.packed(rows.prompts, rows.answers, **how)
 
     def _placed(self, node: PlannedNode) -> Place:
@@ -274,8 +294,7 @@ class PlanCosts:
         found, model = dict(coefficients(of)), self.sizes(node.name)
         if self._profile is None or model is None or self._profile.device.name != of.name:
             return found
-        kernel = "vllm" if "vllm" in node.kernel else "torch"
-        how = {"cores": 1 if of.is_gpu else node.layout.threads, "kernel": kernel}
+        how = _measured_with(node, gpu=of.is_gpu)
         for kind in KINDS:
             if measured := self._profile.coefficients(model_key(model), kind, **how):
                 found[kind] = measured
@@ -292,6 +311,23 @@ class PlanCosts:
         gpus = self._decided.devices.get(worker)
         there = len(self._cluster.on(self._decided.host_of(worker)).gpus)
         return len(gpus) / there if gpus and there else 1.0
+
+
+def kind_of_pass(node: PlannedNode) -> Kind:
+    """What a node that computes with a Model does with it most."""
+    if node.traits.generates:
+        return "decode"
+    return "train" if node.work == "train" else "forward"
+
+
+def kernel_family(node: PlannedNode) -> str:
+    """Whose kernel runs it: each is measured apart."""
+    return "vllm" if "vllm" in node.kernel else "torch"
+
+
+def _measured_with(node: PlannedNode, *, gpu: bool) -> dict[str, Any]:
+    """By what a profile tells the entries of one Model and kind of pass apart."""
+    return {"cores": 1 if gpu else node.layout.threads, "kernel": kernel_family(node)}
 
 
 def plan_costs(plan: Plan, profile: Profile | None = None) -> PlanCosts:

@@ -19,6 +19,7 @@ from engine.cost.lengths import Lengths
 from engine.cost.models import model_cost
 from engine.cost.passes import Sizes
 from engine.cost.profile import ProfileCell
+from engine.plan.costs import kernel_family, kind_of_pass
 from engine.plan.lengths import all_lengths
 from engine.plan.plan import Plan, PlannedNode
 from engine.profile.predicting import ProfiledWork, as_planned, peak_bytes, seconds
@@ -98,20 +99,14 @@ def _work(plan: Plan, number: int, node: PlannedNode) -> ProfiledWork | SkippedN
     return ProfiledWork(
         of=number,
         node=node.name,
-        kind=_kind(node),
+        kind=kind_of_pass(node),
         model=sizes,
-        kernel="vllm" if "vllm" in node.kernel else "torch",
+        kernel=kernel_family(node),
         cores=node.layout.threads,
         epochs=epochs,
         updates=epochs * int(params.get("minibatches", 1)),
         entropy="loss" in params and any(t.function.entropy for t in params["loss"].terms),
     )
-
-
-def _kind(node: PlannedNode) -> Kind:
-    if node.traits.generates:
-        return "decode"
-    return "train" if node.work == "train" else "forward"
 
 
 def _largest(plan: Plan, node: PlannedNode, lengths: Lengths, context: int) -> ProfileCell:

@@ -1,15 +1,13 @@
 """How a simulated Worker runs a chunk: in which batches its rows come, when, with which version.
 
-Does not own: when a chunk begins (simulated_worker.py), how long a row takes, whether it fails or
-is kept (behaviour.py).
+Does not own: when a chunk begins (simulated_worker.py), how long a row takes (kernel_times.py),
+whether it fails or is kept (behaviour.py).
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,13 +36,16 @@ class ChunkRuns:
         """A reader has this version from now on."""
         self._loads.setdefault(node, []).append((self._world.clock.now, version))
 
-    def run(self, chunk: RunChunk, end: Callable[[], None]) -> None:
-        """Produce a chunk's rows in batches as they finish, some failing; then call `end`."""
+    def run(self, chunk: RunChunk, end: Callable[[], None]) -> tuple[float, int, int]:
+        """Produce a chunk's rows in batches as they finish, some failing; then call `end`. Returns
+        how long that takes, its rows, and their tokens where they are known.
+        """
         world, worker, name = self._world, self._worker, chunk.node
         node, begun, keys = world.nodes[name], world.clock.now, chunk.keys
         if node.relation in ("expand", "source"):
             keys = keys.expand(node.rows // node.inner)
-        starts, ends = self._times_of(node, len(keys))
+        lengths = world.kernels.lengths(chunk, node)
+        starts, ends = world.kernels.rows(node, len(keys), lengths)
         failed = world.outcomes.failed(name, keys) | _without_any(node, chunk)
         wanted = ~failed & (world.outcomes.kept(name, keys) if node.relation == "subset" else True)
 
@@ -54,14 +55,18 @@ class ChunkRuns:
             if node.traits.generates:  # its first version counts as 0
                 versions = [max(version, 0) for version in versions]
             aged = ages(world.plan, name, np.array(versions, np.int32))
-            ref = world.outbox.keep(worker.name, name, keys.take(good), aged)
+            sizes = None if lengths is None else lengths.take(good)
+            ref = world.outbox.keep(worker.name, name, keys.take(good), aged, sizes)
             worker.say(Produced(id=chunk.id, node=name, ref=ref))
             for key in keys.take(batch[failed[batch]]).rows():
                 worker.say(Tombstoned(id=chunk.id, node=name, key=key, error="simulated"))
 
-        for batch in self._batches(ends):
+        for batch in world.kernels.batches(ends):
             worker.after(max(ends[batch].tolist(), default=0.0), partial(produce, batch))
-        worker.after(max(ends.tolist(), default=0.0), end)
+        seconds = max(ends.tolist(), default=0.0)
+        worker.after(seconds, end)
+        tokens = 0 if lengths is None else int(lengths.prompts.sum() + lengths.answers.sum())
+        return seconds, len(keys), tokens
 
     def note_read(self, chunk: RunChunk, begun: float) -> None:
         """Note which versions a chunk that ends now has read."""
@@ -69,29 +74,7 @@ class ChunkRuns:
         first, last = self._version(name, begun), self._version(name, self._world.clock.now)
         if first != NO_VERSION:
             read = ModelRead(node=name, region=region, step=step, first=first, last=last)
-            self._world.history.reads.append(read)
-
-    def _times_of(self, node: PlannedNode, rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """Seconds from the chunk's start to each row's start and end, in the free slots."""
-        durations, times = self._world.durations, self._world.times
-        free = [0.0] * (durations.slots if node.traits.generates else 1)
-        starts, ends = np.zeros(rows), np.zeros(rows)
-        for row in range(rows):
-            starts[row] = heapq.heappop(free)
-            ends[row] = starts[row] + durations.of_row(node.name, times)
-            heapq.heappush(free, float(ends[row]))
-        return starts, ends
-
-    def _batches(self, ends: np.ndarray) -> Iterator[np.ndarray]:
-        """The rows in the order in which they end, cut at random; at times after an empty batch."""
-        draw, order = self._world.times, np.argsort(ends, kind="stable")
-        parts = draw.choice((1, 1, 2, len(order)))
-        cuts = {draw.randint(0, len(order)) for _ in range(parts - 1)} | {0, len(order)}
-        if draw.random() < 0.1:
-            yield order[:0]
-        for first, last in pairwise(sorted(cuts)):
-            rows = order[first:last]
-            yield rows[draw.sample(range(len(rows)), len(rows))]
+            self._world.history.note_read(read)
 
     def _version(self, node: str, start: float) -> int:
         """The version that a row begun at `start` is made with, or NO_VERSION."""

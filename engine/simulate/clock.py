@@ -28,6 +28,11 @@ class VirtualClock:
         """Whether nothing is scheduled."""
         return not self._actions
 
+    @property
+    def more(self) -> bool:
+        """Whether something else is to happen now."""
+        return bool(self._actions) and self._actions[0][0] <= self.now
+
     def step(self) -> bool:
         """Run the next action; False where none is left."""
         if not self._actions:

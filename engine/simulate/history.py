@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import get_args
+from typing import Protocol, get_args
 
 import numpy as np
 
@@ -27,6 +27,22 @@ class ModelRead:
     last: int
 
 
+class Notes(Protocol):
+    """Who is told what simulated Workers know, and no event says."""
+
+    def note_read(self, read: ModelRead) -> None:
+        """A chunk has ended."""
+        ...
+
+    def note_trained(self, message: m.TrainStep, versions: dict[str, np.ndarray]) -> None:
+        """All ranks of a node have done their updates; the rows are those of all."""
+        ...
+
+    def note_samples(self, step: int, keys: Mapping[str, Keys]) -> None:
+        """The recorder has written a Step's samples."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class History:
     """The record of one run. instructions, events: with their times."""
@@ -41,6 +57,18 @@ class History:
     closed: int = 0
     """The last Step that was closed."""
     end: m.Finish | m.Rollback | None = None
+
+    def note_read(self, read: ModelRead) -> None:
+        """See Notes."""
+        self.reads.append(read)
+
+    def note_trained(self, message: m.TrainStep, versions: dict[str, np.ndarray]) -> None:
+        """See Notes."""
+        self.trained.append((message, versions))
+
+    def note_samples(self, step: int, keys: Mapping[str, Keys]) -> None:
+        """See Notes."""
+        self.samples[step] = keys
 
     takes = (*get_args(m.Event), *get_args(m.Instruction))
 

@@ -15,6 +15,7 @@ from dataflow.batch import Keys
 from dataflow.errors import RunError
 from engine.coordinator.joined import shifted
 from engine.coordinator.refs import Gather, Ref
+from engine.plan.costs import RowLengths
 from engine.plan.plan import PlannedInput
 
 
@@ -25,6 +26,8 @@ class SimulatedBlock:
     node: str
     keys: Keys
     version: np.ndarray
+    lengths: RowLengths | None = None
+    """Tokens of each row; None where nobody needs them."""
 
 
 class SimulatedOutboxes:
@@ -36,11 +39,21 @@ class SimulatedOutboxes:
         """Blocks of dead Workers: a reader that had fetched one still sees it."""
         self._made = 0
 
-    def keep(self, worker: str, node: str, keys: Keys, version: np.ndarray) -> Ref:
+    def keep(
+        self,
+        worker: str,
+        node: str,
+        keys: Keys,
+        version: np.ndarray,
+        sizes: RowLengths | None = None,
+    ) -> Ref:
         """Keep rows; version int32 [rows]."""
         self._made += 1
-        self.blocks[worker, self._made] = SimulatedBlock(node, keys, version)
-        lengths = 1 + (keys.position * 31 + keys.sample) % 17  # any, but the same for a row
+        self.blocks[worker, self._made] = SimulatedBlock(node, keys, version, sizes)
+        if sizes is not None:
+            lengths = sizes.prompts + sizes.answers
+        else:
+            lengths = 1 + (keys.position * 31 + keys.sample) % 17  # any, but the same for a row
         made = (keys.position * 1009 + keys.sample) * 1013 + keys.attempt
         # It stands for a row's content: the same for the same draws and weights.
         block, digest = self._made, (made * 1019 + version).astype(np.uint64)
@@ -120,6 +133,10 @@ class SimulatedOutboxes:
         blocks = self._blocks(gather)
         rows = zip(gather.block.tolist(), gather.row.tolist(), strict=True)
         return np.array([blocks[b].version[r] for b, r in rows], dtype=np.int32)
+
+    def of(self, gather: Gather) -> list[SimulatedBlock]:
+        """The blocks that a gather names, in its order. Raises RunError for one that is gone."""
+        return self._blocks(gather)
 
     def _blocks(self, gather: Gather) -> list[SimulatedBlock]:
         what = f"a gather from {gather.producer}"

@@ -18,8 +18,8 @@ class SimulatedSpan:
 
     what: chunk, train, prepare, load, offer, wake, sleep, evaluate, record. fetch: seconds at its
     start in which rows or weights travelled. told: when the coordinator asked for it. cause: the
-    number of the span (its place in `Prediction.spans`) whose end made the coordinator ask; -1 for
-    none. busy: seconds of it in which the device computed.
+    number of the span (its place in `Prediction.spans`) whose rows or end made the coordinator ask,
+    and which may go on after that; -1 for none. busy: seconds of it in which the device computed.
     """
 
     worker: str
@@ -61,7 +61,7 @@ class CoordinatorLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """Of one plan. seconds: simulated, of the whole run. spans: in the order in which they ended;
+    """Of one plan. seconds: simulated, of the whole run. spans: in the order in which they began;
     empty where nobody asked for them.
     """
 

@@ -10,7 +10,8 @@
     FileRequest (of the loop)   a time            an answer to the loop; also while asleep
 
 Owns: carrying out one instruction after another, and checks that it can be carried out. Does not
-own: when it dies and which messages arrive (workers.py), times and outcomes (behaviour.py).
+own: when it dies and which messages arrive (workers.py), times (kernel_times.py), outcomes
+(behaviour.py).
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from engine.coordinator.refs import Gather
 from engine.run.workers import Ask, KeepRows, Restore, Save, SaveWeights, WorkerGone
 from engine.simulate.chunks import ChunkRuns
 from engine.simulate.groups import Work
+from engine.simulate.kernel_times import Rows
+from engine.simulate.spans import NOBODY
 
 if TYPE_CHECKING:
     from engine.simulate.store import SavedRows
@@ -38,8 +41,6 @@ if TYPE_CHECKING:
 Done = Callable[[], None]
 Task = Callable[[Done], None]
 """Begins something, and calls its argument once that has ended."""
-
-Rows = m.RunChunk | m.TrainStep | m.Evaluate | m.Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class SimulatedWorker:
         self.opened = self.gone = False
         self._world = world
         self._plan = world.plan
-        self._durations = world.durations
+        self._times = world.kernels
         self._chunks = ChunkRuns(self, world)
         self._stopped_until = 0.0
         self._put_off: deque[Done] = deque()
@@ -79,6 +80,8 @@ class SimulatedWorker:
         self._first: deque[Task] = deque()
         self._busy = False
         self._loaded_at = 0.0
+        self._span = NOBODY
+        """What it does now."""
 
     def die(self) -> None:
         """It loses what it was doing and what it kept."""
@@ -118,9 +121,9 @@ class SimulatedWorker:
         while self._put_off and not self.gone:
             self._put_off.popleft()()
 
-    def say(self, event: m.Event) -> None:
-        """Send an event to the coordinator."""
-        self._world.say(self, event)
+    def say(self, event: m.Event, span: int | None = None) -> None:
+        """Send an event to the coordinator. span: which it comes from; None: what it does now."""
+        self._world.say(self, event, self._span if span is None else span)
 
     def obey(self, message: m.ToWorker | FileRequest) -> None:
         """Take up an instruction or a request."""
@@ -132,14 +135,14 @@ class SimulatedWorker:
             case m.Load():
                 self._load(message)
             case m.Wake():
-                self._wake()
+                self._wake(message)
             case m.Sleep():
-                self._sleep()
+                self._sleep(message)
             case m.Release():
                 self._world.outbox.release(self.name, message.blocks)
             case m.Go():
                 prepared = self._world.groups.begin(message)
-                self._enqueue(partial(self._train, prepared), first=True)
+                self._enqueue(partial(self._go, message, prepared), first=True)
             case _:
                 self._take_rows(message)
 
@@ -189,10 +192,29 @@ class SimulatedWorker:
 
     def _idle(self) -> None:
         self._busy = False
+        self._ended(self._span)
         self._next()
+
+    def _begun(self, what: str, node: str, step: int, message: object) -> int:
+        """A span begins, if they are wanted."""
+        log = self._world.log
+        return NOBODY if log is None else log.begin(self.name, what, node, step, message)
+
+    def _ended(self, span: int) -> None:
+        if self._world.log is not None and span != NOBODY:
+            self._world.log.end(span)
+        if span == self._span:
+            self._span = NOBODY
+
+    def _computed(self, seconds: float, rows: int = 0, tokens: int = 0) -> None:
+        """What it does now keeps its device busy for so long."""
+        if self._world.log is not None and self._span != NOBODY:
+            self._world.log.computed(self._span, seconds, rows, tokens)
 
     def _check(self, message: Rows) -> None:
         """Raises RunError for rows that are wrong, gone without a death, or given by a rank."""
+        if not self._world.proving:
+            return
         if isinstance(message, m.TrainStep) and message.giver not in ("", self.name):
             if any(message.inputs.values()):
                 problem = f"{self.name} is to fetch what {message.giver} gives it"
@@ -222,6 +244,8 @@ class SimulatedWorker:
         """Fetch what a message names and go on; FetchFailed if a Worker that kept it died."""
 
         def end() -> None:
+            if self._world.log is not None:
+                self._world.log.fetched(self._span)
             if peer := self._world.outbox.absent(gathers(message.inputs)):
                 self.say(m.FetchFailed(id=message.id, worker=self.name, peer=peer))
                 done()
@@ -229,7 +253,8 @@ class SimulatedWorker:
                 then(done)
 
         self._check(message)
-        self.after(self._world.fetching(), end)
+        self._span = self._begun(*_described(message), message)
+        self.after(self._world.fetching(message), end)
 
     def _run_chunk(self, chunk: m.RunChunk, done: Done) -> None:
         begun = self._world.clock.now
@@ -240,21 +265,32 @@ class SimulatedWorker:
             self.say(m.ChunkDone(id=chunk.id, node=chunk.node))
             done()
 
-        self._chunks.run(chunk, end)
+        self._computed(*self._chunks.run(chunk, end))
+
+    def _go(self, go: m.Go, prepared: m.TrainStep, done: Done) -> None:
+        """A rank begins what it is prepared for."""
+        self._span = self._begun("train", prepared.node, prepared.step, go)
+        self._train(prepared, done)
 
     def _train(self, message: m.TrainStep, done: Done) -> None:
         def end() -> None:
             self._check(message)
-            outbox, groups = self._world.outbox, self._world.groups
-            versions = {g.producer: outbox.versions(g) for g in gathers(message.inputs)}
-            whole = (message, versions) if message.mine is None else groups.ended(message, versions)
-            if whole is not None:
-                self._world.history.trained.append(whole)
+            if self._world.proving:
+                self._note_trained(message)
             number, node, step = message.id, message.node, message.step
             self.say(m.Stepped(id=number, node=node, step=step, worker=self.name))
             done()
 
-        self._with_all(("train", message.node, message.id), self._durations.train, end)
+        seconds = self._times.train(message)
+        self._computed(seconds, len(message.keys))
+        self._with_all(("train", message.node, message.id), seconds, end)
+
+    def _note_trained(self, message: m.TrainStep) -> None:
+        outbox, groups = self._world.outbox, self._world.groups
+        versions = {g.producer: outbox.versions(g) for g in gathers(message.inputs)}
+        whole = (message, versions) if message.mine is None else groups.ended(message, versions)
+        if whole is not None:
+            self._world.history.note_trained(*whole)
 
     def _prepare(self, message: m.TrainStep, done: Done) -> None:
         """Prepare a rank: it has its rows, and may begin when the others have theirs."""
@@ -264,7 +300,7 @@ class SimulatedWorker:
             self.say(m.Prepared(id=message.id, node=message.node, worker=self.name))
             done()
 
-        self.after(self._world.vary(self._durations.load), end)
+        self.after(self._times.prepare(message), end)
 
     def _read_and_answer(
         self, message: m.Evaluate | m.Record, answer: m.Evaluated | m.Recorded, done: Done
@@ -272,11 +308,11 @@ class SimulatedWorker:
         def end() -> None:
             self._check(message)
             if isinstance(message, m.Record):
-                self._world.history.samples[message.step] = message.keys
+                self._world.history.note_samples(message.step, message.keys)
             self.say(answer)
             done()
 
-        self.after(self._world.vary(self._durations.store), end)
+        self.after(self._times.answer(message), end)
 
     def _do_files(self, asked: FileRequest, done: Done) -> None:
         match asked.request:
@@ -285,7 +321,7 @@ class SimulatedWorker:
             case SaveWeights(node=node):
                 self._save(asked, (node,), done)
             case Restore():
-                self._answer_after(self._world.vary(self._durations.store), asked, None, done)
+                self._answer_after(self._times.files(), asked, None, done)
             case KeepRows(file=file):
                 ref = self._world.outbox.keep(self.name, file.stem, *self._world.disk[file])
                 self._answer_after(0.0, asked, ref, done)
@@ -294,7 +330,7 @@ class SimulatedWorker:
         """Save one node after another, each with all of its ranks; then the rows, if any."""
         if left:
             save = partial(self._save, asked, left[1:], done)
-            self._with_all(("save", left[0], asked.number), self._durations.store, save)
+            self._with_all(("save", left[0], asked.number), self._times.files(), save)
             return
         request = asked.request
         answer = self._rows_of(request) if isinstance(request, Save) else None
@@ -323,11 +359,12 @@ class SimulatedWorker:
             self.say(m.Offered(id=message.id, worker=self.name, block=block, digest=""))
             done()
 
-        self._with_all(("offer", message.writer, message.id), self._durations.load, end)
+        self._span = self._begun("offer", message.writer, message.version, message)
+        self._with_all(("offer", message.writer, message.id), self._times.offer(message), end)
 
     def _with_all(self, what: Work, seconds: float, end: Done) -> None:
         """Take a time, then call `end`; a node with ranks starts when all have come to this."""
-        begin = partial(self.after, self._world.vary(seconds), end)
+        begin = partial(self.after, seconds, end)
         if self._world.nodes[what[1]].ranks > 1:
             self._world.groups.meet(what, self.name, begin)
         else:
@@ -336,41 +373,69 @@ class SimulatedWorker:
     def _load(self, message: m.Load) -> None:
         """Load weights before queued chunks, and at once in a reader that may be interrupted."""
         self._world.devices.check(self.name)
-        seconds, now = self._world.vary(self._durations.load), self._world.clock.now
-        if self._durations.loads == "interrupt":
+        seconds, now = self._times.load(message), self._world.clock.now
+        if self._times.interrupts(message.reader):
             self._loaded_at = max(now + seconds, self._loaded_at)  # one after another
-            self.after(self._loaded_at - now, partial(self._loaded, message, lambda: None))
+            span = self._begun("load", message.reader, message.version, message)
+            ended = partial(self._ended, span)
+            self.after(self._loaded_at - now, partial(self._loaded, message, span, ended))
             return
-        load = partial(self._loaded, message)
-        self._enqueue(lambda done: self.after(seconds, partial(load, done)), first=True)
 
-    def _loaded(self, message: m.Load, done: Done) -> None:
+        def load(done: Done) -> None:
+            self._span = self._begun("load", message.reader, message.version, message)
+            self.after(seconds, partial(self._loaded, message, self._span, done))
+
+        self._enqueue(load, first=True)
+
+    def _loaded(self, message: m.Load, span: int, done: Done) -> None:
         if message.source:
             model = message.leader or message.model
             self._world.outbox.check_offer(message.source, message.block, model, message.version)
         if not message.leader or self._world.nodes[message.reader].traits.generates:
             self._chunks.loaded(message.reader, message.version)
-        self.say(m.Loaded(id=message.id, worker=self.name))
+        self.say(m.Loaded(id=message.id, worker=self.name), span)
         done()
 
-    def _wake(self) -> None:
+    def _wake(self, message: m.Wake) -> None:
         self._world.devices.wake(self.name)
-        seconds = self._world.vary(self._durations.load)
-        self.after(seconds, lambda: self.say(m.Woken(worker=self.name)))
+        span = self._begun("wake", "", 0, message)
 
-    def _sleep(self) -> None:
+        def end() -> None:
+            self.say(m.Woken(worker=self.name), span)
+            self._ended(span)
+
+        self.after(self._times.turn(self.name), end)
+
+    def _sleep(self, message: m.Sleep) -> None:
         """Give the devices back. Raises RunError if it has work that it cannot drop."""
 
+        def sleep(done: Done) -> None:
+            self._span = self._begun("sleep", "", 0, message)
+            self.after(self._times.turn(self.name), partial(end, done))
+
         def end(done: Done) -> None:
+            span = self._span
             self._world.devices.sleep(self.name)
             done()
-            self.say(m.Slept(worker=self.name))
+            self.say(m.Slept(worker=self.name), span)
 
         self._world.groups.give_up(self.name)
         if self._first or not all(each.asked for each in self._queue):
             raise RunError(f"worker {self.name} was sent to sleep with work to do")
-        vary, load = self._world.vary, self._durations.load
-        self._enqueue(lambda done: self.after(vary(load), partial(end, done)))
+        self._enqueue(sleep)
+
+
+def _described(message: Rows) -> tuple[str, str, int]:
+    """What a span of it is called, its node, and its Step."""
+    match message:
+        case m.RunChunk(node=node, step=step):
+            return "chunk", node, step
+        case m.TrainStep(node=node, step=step, mine=mine):
+            return ("train" if mine is None else "prepare"), node, step
+        case m.Evaluate(node=node, version=version):
+            return "evaluate", node, version
+        case m.Record(step=step):
+            return "record", "", step
 
 
 def gathers(inputs: Mapping[str, tuple[Gather, ...]]) -> list[Gather]:

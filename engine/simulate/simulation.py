@@ -18,6 +18,7 @@ from engine.run.loop import Loop
 from engine.simulate.behaviour import Durations, Outcomes
 from engine.simulate.faults import FaultModel
 from engine.simulate.history import History
+from engine.simulate.kernel_times import RandomTimes
 from engine.simulate.store import MemoryStore, SimulatedCheckpoint
 from engine.simulate.workers import SimulatedWorkers
 
@@ -55,11 +56,12 @@ class Simulation:
             plan,
             history,
             rows=rows,
-            durations=durations,
+            kernels=RandomTimes(durations),
             outcomes=outcomes,
             faults=faults,
             disk=disk,
             together=together,
+            slow=durations.seed,
         )
         self.finish: m.Finish | None = None
         self.went_back = False

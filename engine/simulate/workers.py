@@ -1,7 +1,7 @@
 """The Workers of a simulated run: their messages take time, and they die, stop and restart.
 
 Owns: simulated time, which passes while the loop (engine/run/loop.py) waits; messages on their way.
-Does not own: what a Worker does (simulated_worker.py), how long that takes (behaviour.py), which
+Does not own: what a Worker does (simulated_worker.py), how long that takes (kernel_times.py), which
 Worker is hit when (faults.py).
 
 Without faults every message arrives at once. With them it is delayed, may come twice, and may come
@@ -22,44 +22,52 @@ from engine.coordinator import messages as m
 from engine.observe.events import EventHeard, InstructionTold, RunEvent
 from engine.plan.plan import Plan
 from engine.run.workers import Ask, WorkerGone
-from engine.simulate.behaviour import Durations, Outcomes
+from engine.simulate.behaviour import Outcomes
 from engine.simulate.clock import VirtualClock
 from engine.simulate.faults import Blow, Fate, FaultModel
 from engine.simulate.groups import Devices, SimulatedRanks
-from engine.simulate.history import History
+from engine.simulate.history import Notes
+from engine.simulate.kernel_times import KernelTimes, Rows
 from engine.simulate.outbox import SimulatedOutboxes
 from engine.simulate.simulated_worker import FileRequest, SimulatedWorker
+from engine.simulate.spans import NOBODY, SpanLog
 from engine.simulate.store import SavedRows
 
 
 class SimulatedWorkers:
     """See `engine.run.workers.Workers`. Its public attributes are the world that its Workers share.
     rows: of each source in one pass. disk: files of rows of the checkpoint to resume from.
-    together: the loop is so slow that up to so many messages wait when it takes the first.
+    together: the loop is so slow that up to so many messages wait when it takes the first; 0: all
+    that come at one time do. log: of spans, if they are wanted. proving: whether to check that all
+    that is told makes sense.
     """
 
     def __init__(
         self,
         plan: Plan,
-        history: History,
+        history: Notes,
         *,
         rows: Mapping[str, int],
-        durations: Durations,
+        kernels: KernelTimes,
         outcomes: Outcomes,
         faults: FaultModel | None = None,
         disk: Mapping[Path, SavedRows] | None = None,
         together: int = 1,
+        slow: int = 0,
+        log: bool = False,
+        proving: bool = True,
     ) -> None:
         self.plan = plan
         self.nodes = {n.name: n for n in plan.nodes}
         self.history = history
-        self.durations = durations
-        self.times = Random(durations.seed)
+        self.kernels = kernels
+        self.proving = proving
         self._together = together
-        self._slow = Random(durations.seed)
+        self._slow = Random(slow)
         self.outcomes = outcomes
         self.disk = disk or {}
         self.clock = VirtualClock()
+        self.log = SpanLog(self.clock) if log else None
         self.outbox = SimulatedOutboxes()
         self.groups = SimulatedRanks(plan)
         self.devices = Devices(plan)
@@ -94,6 +102,8 @@ class SimulatedWorkers:
         worker = self._workers[instruction.worker]
         if not worker.opened:
             raise RunError(f"worker {worker.name} was not open yet for {instruction}")
+        if self.log is not None:
+            self.log.told(instruction)
         self._send(worker, instruction)
 
     def next(self, timeout: float | None = None) -> m.Event | m.From | None:
@@ -104,7 +114,14 @@ class SimulatedWorkers:
             wanted = self._slow.randint(1, self._together) if self._together > 1 else 1
             while len(self._inbox) < wanted and self.clock.step():
                 pass
-        return self._inbox.popleft() if self._inbox else None
+            while not self._together and self.clock.more and self.clock.step():
+                pass
+        if not self._inbox:
+            return None
+        message = self._inbox.popleft()
+        if self.log is not None:
+            self.log.heard(message)
+        return message
 
     @property
     def busy(self) -> bool:
@@ -158,8 +175,10 @@ class SimulatedWorkers:
     def close(self) -> None:
         """There are no processes."""
 
-    def say(self, worker: SimulatedWorker, event: m.Event) -> None:
-        """A Worker says something."""
+    def say(self, worker: SimulatedWorker, event: m.Event, span: int = NOBODY) -> None:
+        """A Worker says something, within a span."""
+        if self.log is not None:
+            self.log.said(event, span)
         if self._fate is None:
             self._inbox.append(event)
             return
@@ -173,13 +192,9 @@ class SimulatedWorkers:
         if number == self._request:
             self._answers[worker] = answer
 
-    def fetching(self) -> float:
+    def fetching(self, message: Rows) -> float:
         """How long a fetch takes."""
-        return self._upto(self._faults.fetch)
-
-    def vary(self, seconds: float) -> float:
-        """About so many seconds."""
-        return seconds * self.times.lognormvariate(0.0, self.durations.tail)
+        return self.kernels.fetch(message) + self._upto(self._faults.fetch)
 
     def _open(self, worker: SimulatedWorker) -> None:
         worker.opened = True
@@ -187,7 +202,7 @@ class SimulatedWorkers:
         for node in self.plan.nodes:
             if node.work == "source" and worker.name in node.workers:
                 event = m.SourceOpened(node=node.name, rows=self._rows[node.name])
-                worker.after(self.vary(self.durations.load), partial(self.say, worker, event))
+                worker.after(self.kernels.open(), partial(self.say, worker, event))
 
     def _arrive(self, message: m.From) -> None:
         self._inbox.append(message)

@@ -15,6 +15,7 @@ from dataflow.batch import Keys
 from dataflow.check import check
 from dataflow.graph import Graph
 from engine.coordinator.refs import Ref
+from engine.cost.profile import Profile
 from engine.options import RunOptions, placing
 from engine.plan.cluster import Cluster
 from engine.plan.lag import NO_VERSION
@@ -74,11 +75,13 @@ def placed(
     cores: int = 4,
     memory: int = 24 * 2**30,
     threads: int | None = None,
+    profile: Profile | None = None,
     **asked: Any,
 ) -> Plan:
     """A plan by a Placing; asked: its fields."""
     known, cluster = check(graph, headers), Cluster(cores=cores, memory=memory)
-    return make_plan(known, seed=0, threads=threads, placing=Placing(**asked), cluster=cluster)
+    how: dict[str, Any] = {"placing": Placing(**asked), "cluster": cluster, "profile": profile}
+    return make_plan(known, seed=0, threads=threads, **how)
 
 
 def planned_on(cluster: Cluster, graph: Graph, **options: Any) -> Plan:

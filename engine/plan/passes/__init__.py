@@ -10,6 +10,7 @@ from collections.abc import Callable
 from engine.plan.draft import Draft
 from engine.plan.passes.batching import batching
 from engine.plan.passes.cores import cores
+from engine.plan.passes.correct import correct
 from engine.plan.passes.engines import engines
 from engine.plan.passes.estimate import estimate
 from engine.plan.passes.kernels import choose_kernels
@@ -33,5 +34,6 @@ PASSES: tuple[Callable[[Draft], Draft], ...] = (
     modules,  # after place: nodes share a module within a Worker only
     engines,  # after place: nodes share an engine within a Worker only; before estimate: its size
     estimate,  # after every decision: memory is counted for each Worker, modules once
+    correct,  # after estimate: by the peaks that a profile measured
     verify,  # last: changes nothing
 )

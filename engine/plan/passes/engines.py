@@ -8,14 +8,16 @@ An engine is started once, for all nodes that share it: its rows are as long as 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from dataflow.model import Model
 from dataflow.needs import Needs
 from dataflow.shown import shown_bytes
-from engine.cost.cache import cache_bytes, longest_row
+from engine.cost.cache import MOST, cache_bytes, longest_row, most_beside
 from engine.cost.lengths import Lengths
+from engine.cost.memory import WIDTHS
 from engine.cost.models import model_cost
 from engine.plan.draft import Draft
 from engine.plan.kernel_needs import engines as all_engines
@@ -27,8 +29,8 @@ from engine.plan.plan import PlannedNode
 def engines(draft: Draft) -> Draft:
     """Size each engine; say what a kernel needs of its Worker's process, and what engines mean."""
     found = all_engines(draft)
-    lengths = _lengths(draft) if found else {}
-    sized = {n.name: n for nodes in found for n in _sized(draft, nodes, lengths)}
+    lengths, alone = (_lengths(draft), _alone(draft)) if found else ({}, {})
+    sized = {n.name: n for nodes in found for n in _sized(draft, nodes, lengths, alone)}
     nodes = tuple(sized.get(n.name, n) for n in draft.nodes)
     told = [
         note for group in found for note in _notes(draft, [sized[n.name] for n in group], lengths)
@@ -56,23 +58,48 @@ def _lengths(draft: Draft) -> dict[str, Lengths]:
 
 
 def _sized(
-    draft: Draft, nodes: Sequence[PlannedNode], lengths: Mapping[str, Lengths]
+    draft: Draft,
+    nodes: Sequence[PlannedNode],
+    lengths: Mapping[str, Lengths],
+    alone: Mapping[str, int],
 ) -> list[PlannedNode]:
-    """The nodes of an engine with its size; as they are where their Model's shape is unknown."""
+    """The nodes of an engine with its size; as they are where their Model's shape is unknown.
+    alone: memory of the GPUs that a Worker has to itself.
+    """
     model = next(s for s in draft.graph.states if s.name == model_of(nodes[0]))
-    shape = model_cost(model.base).shape if isinstance(model, Model) else None
-    if shape is None or not needs_of(draft.graph, nodes[0]).cache:
+    cost = model_cost(model.base) if isinstance(model, Model) else None
+    shape = cost.shape if cost is not None else None
+    if cost is None or shape is None or not needs_of(draft.graph, nodes[0]).cache:
         return list(nodes)
     assert isinstance(model, Model)
     dtype = model.dtype
     longest = max(longest_row(lengths[n.name], shape.context) for n in nodes)
-    part = shape.part(nodes[0].layout.inner)
-    sizes = (
-        cache_bytes(part, lengths[n.name], rows=_rows(draft, n), longest=longest, dtype=dtype)
-        for n in nodes
-    )
+    ranks = nodes[0].layout.inner
+    weights = (cost.parameters or 0) * WIDTHS[dtype] // ranks
+    gpus = [alone.get(worker) for node in nodes for worker in node.workers]
+    most = min(MOST if gpu is None else most_beside(weights, gpu) for gpu in gpus)
+    how = {"longest": longest, "dtype": dtype, "most": most}
+    part = shape.part(ranks)
+    sizes = (cache_bytes(part, lengths[n.name], rows=_rows(draft, n), **how) for n in nodes)
     size = max(sizes)
     return [replace(n, layout=replace(n.layout, cache_bytes=size, longest=longest)) for n in nodes]
+
+
+def _alone(draft: Draft) -> dict[str, int]:
+    """Worker -> memory of its smallest GPU, of those that share theirs only with Workers that are
+    asleep meanwhile.
+    """
+    turns = {worker: group for group in draft.turns for worker in group}
+    on: dict[tuple[str, int], set[str | tuple[str, ...]]] = defaultdict(set)
+    for worker, gpus in draft.devices.items():
+        for index in gpus:
+            on[draft.host_of(worker), index].add(turns.get(worker, worker))
+    found: dict[str, int] = {}
+    for worker, gpus in draft.devices.items():
+        host = draft.host_of(worker)
+        if gpus and all(len(on[host, index]) == 1 for index in gpus):
+            found[worker] = min(draft.cluster.on(host).gpus[index] for index in gpus)
+    return found
 
 
 def _rows(draft: Draft, node: PlannedNode) -> int:

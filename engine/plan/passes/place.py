@@ -78,6 +78,7 @@ def _split(draft: Draft) -> Iterator[PlannedNode]:
     """Each node with its Workers: several are ranks of a train node, replicas of any other."""
     placing = draft.placing
     places = _places(draft)
+    shared = {name: names for names in alike(draft) for name in names}
     for node in draft.nodes:
         workers, train = places[node.name], node.work == "train"
         tensor = placing.tensor.get(node.name, 1) if train else 1
@@ -85,16 +86,17 @@ def _split(draft: Draft) -> Iterator[PlannedNode]:
             replicas=1 if train else len(workers),
             data=len(workers) // tensor if train else 1,
             tensor=tensor,
-            inner=_inner(draft, node, places),
+            inner=_inner(draft, node, shared.get(node.name, ()), places),
             shard=train and placing.shard and len(workers) > 1,
         )
         chunks = placing.chunks.get(node.name, layout.replicas)
         yield replace(node, workers=workers, layout=layout, chunks=chunks)
 
 
-def _inner(draft: Draft, node: PlannedNode, places: Mapping[str, Workers]) -> int:
-    """The tensor ranks of the engine that a node shares; 1 without one."""
-    mine = next((names for names in alike(draft) if node.name in names), ())
+def _inner(
+    draft: Draft, node: PlannedNode, mine: Sequence[str], places: Mapping[str, Workers]
+) -> int:
+    """The tensor ranks of the engine that a node shares with some of `mine`; 1 without one."""
     beside = (name for name in mine if set(places[name]) & set(places[node.name]))
     return max((draft.placing.tensor.get(name, 1) for name in beside), default=1)
 

@@ -1,0 +1,67 @@
+"""How much memory an engine's cache gets, by what else is on its devices."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.cost.cache import GPU_SHARE, MOST, cache_bytes
+from engine.cost.lengths import Lengths
+from engine.cost.models import model_cost
+from engine.plan.cluster import Cluster
+from engine.plan.plan import Plan
+from tests.kit.graphs import small_grpo
+from tests.kit.plans import CONFIG, planned_on
+
+pytestmark = pytest.mark.usefixtures("tiny", "all_installed")
+GPU = 400 << 30
+LAYERS = 512
+"""So that the rows of all slots need more than MOST."""
+
+
+@pytest.fixture(autouse=True)
+def many_layers(tiny: None) -> None:
+    (Path("tiny") / "config.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": LAYERS}))
+
+
+def plan(gpus: int, **asked: Any) -> Plan:
+    cluster = Cluster(cores=16, memory=2**42, gpus=(GPU,) * gpus, kind="H100" if gpus else "")
+    graph = small_grpo(batch=64, n=8, max_tokens=900)
+    return planned_on(cluster, graph, kernel={"rollout": "vllm"}, workers="apart", **asked)
+
+
+def cache(of: Plan) -> int:
+    return of.node("rollout").layout.cache_bytes
+
+
+def test_on_a_host_an_engine_keeps_to_its_limit() -> None:
+    assert MOST - 2**28 < cache(plan(0)) <= MOST
+
+
+def test_on_a_gpu_of_its_own_it_has_what_weights_leave() -> None:
+    found = plan(4)
+    weights = found.node("rollout").estimate.bytes["weights"]
+    assert len(set(found.devices.values())) == 3, "one each"
+    assert MOST < cache(found) <= GPU_SHARE * GPU - weights
+
+
+def test_beside_workers_that_are_awake_it_keeps_to_its_limit() -> None:
+    assert MOST - 2**28 < cache(plan(1)) <= MOST
+
+
+def test_in_turns_it_has_the_memory_of_those_that_sleep() -> None:
+    pins = {"rollout": "gen", "train_policy": "train", "reference": "train"}
+    assert cache(plan(1, pin=pins, turns=(("gen", "train"),))) > MOST
+
+
+def test_no_more_than_the_rows_need() -> None:
+    shape = model_cost("tiny").shape
+    assert shape is not None
+    row = Lengths(prompt=100, completion=100)
+    how: dict[str, Any] = {"longest": 200, "dtype": "float32"}
+    assert cache_bytes(shape, row, rows=1, most=GPU, **how) == cache_bytes(
+        shape, row, rows=1, **how
+    )
