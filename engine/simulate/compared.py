@@ -43,9 +43,12 @@ def table(plans: Sequence[ComparedPlan], *, width: int = WIDTH) -> str:
     for _, cells in rows:
         widths[: len(cells)] = map(max, widths, map(len, cells))
     lines: list[Line] = [_line(heads, widths)]
+    before = ""
     for plan, cells in rows:
-        found = _line(cells, widths)
-        lines += wrapped(f"{found}  {one_line(plan.why)}", after=4) if plan.why else [found]
+        found, why = _line(cells, widths), one_line(plan.why)
+        told = "the same" if why == before else why
+        lines += wrapped(f"{found}  {told}", after=4) if why else [found]
+        before = why
     title = f"{_title(plans)}, all with the same rows; speedup over the first that fits"
     body = [f"  {text}" for line in lines for text in laid(line, width - 2)]
     return printable("\n".join([*folded(title, width).split("\n"), *body]) + "\n")

@@ -18,6 +18,7 @@ from statistics import fmean
 from typing import Any
 
 from dataflow.storage import writing
+from engine.cost.devices import CPU
 from engine.plan.cluster import Host
 from engine.plan.plan import Plan
 from engine.simulate.critical import CriticalPaths, CriticalSum, summed
@@ -75,8 +76,12 @@ class PredictionSummary:
 
     @property
     def busy(self) -> float | None:
-        """The share of the devices' time in which they compute; None where it is not known."""
-        return fmean(use.shares.busy for use in self.devices) if self.devices else None
+        """The share of the GPUs' time (without any, the Workers') in which they compute; None where
+        it is not known.
+        """
+        gpus = [use.shares.busy for use in self.devices if use.kind != CPU]
+        each = gpus or [use.shares.busy for use in self.devices]
+        return fmean(each) if each else None
 
 
 def summary_of(found: Prediction) -> PredictionSummary:
