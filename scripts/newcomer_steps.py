@@ -96,7 +96,9 @@ LOOKING = (
     _in_mine("dataflow explain mine.py:graph --threads 1 --profile here.json", "fitted"),
     _in_mine(
         "dataflow simulate mine.py:graph --threads 1 --profile here.json --steps 3",
-        "tokens/s", "critical path of Step 2", "us an event",
+        "tokens/s",
+        "critical path of Step 2",
+        "us an event",
     ),
     _in_mine("dataflow peek mine.py:graph score --rows 2", "reward"),
     NewcomerStep("dataflow draw mine.py:graph --out graph.svg", makes="graph.svg", folder=MINE),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from heapq import heapreplace
 from typing import Literal
 
 from engine.plan.cluster import Cluster
@@ -50,12 +51,25 @@ def on_hosts(placing: Placing, cluster: Cluster) -> tuple[Placing, Cluster]:
     """
     named, taken = dict(placing.hosts), Counter(placing.hosts.values())
     labels: dict[str, tuple[str, str]] = {}
+    queues: dict[str, list[tuple[int, int, str]]] = {}
     for worker, label in placing.hosts.items():
         key, _, value = label.partition(":")
-        having = [h for h in cluster.hosts if not h.refused and h.labels.get(key) == value]
-        if having:
-            named[worker] = name = min(having, key=lambda h: taken[h.name]).name
+        if label not in queues:
+            having = (h for h in cluster.hosts if not h.refused and h.labels.get(key) == value)
+            queues[label] = sorted((taken[h.name], i, h.name) for i, h in enumerate(having))
+        if name := _idlest(queues[label], taken):
+            named[worker] = name
             taken[name] += 1
             labels[name] = (key, value)
     hosts = tuple(replace(h, label=labels.get(h.name)) for h in cluster.hosts)
     return replace(placing, hosts=named), replace(cluster, hosts=hosts)
+
+
+def _idlest(queue: list[tuple[int, int, str]], taken: Mapping[str, int]) -> str:
+    """The host of a heap of (Workers, place in the cluster, name) with fewest Workers; empty if
+    there is none. What others have taken since is found as it comes to the top.
+    """
+    while queue and queue[0][0] < taken[queue[0][2]]:
+        _, place, name = queue[0]
+        heapreplace(queue, (taken[name], place, name))
+    return queue[0][2] if queue else ""
