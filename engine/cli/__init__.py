@@ -44,7 +44,7 @@ COMMANDS = {
 }
 """Command -> what it does. Each is a module here, imported when it is asked for."""
 
-LOOKING = ("check", "draw", "explain", "simulate", "diff")
+LOOKING = ("check", "draw", "explain", "diff")
 """Commands that look at a graph and run nothing of it."""
 
 _FAILED_RUN = (RunError, KernelError, CheckpointError)

@@ -62,7 +62,7 @@ def predict(
     world = SimulatedWorkers(
         plan,
         _NoNotes(),
-        rows={s.name: s.batch * (steps + s.max_lag + _AHEAD) for s in plan.sources},
+        rows=_rows(plan, steps),
         kernels=times,
         outcomes=Outcomes(),
         together=0,
@@ -90,6 +90,14 @@ def predict(
             events=record.events, instructions=record.instructions, seconds=coordinator.seconds
         ),
     )
+
+
+def _rows(plan: Plan, steps: int) -> dict[str, int]:
+    """Of each source: enough for the Steps; none of one that is evaluated, since how many it has
+    nobody knows without its data.
+    """
+    none = {n.name: 0 for n in plan.nodes if n.work == "source"}
+    return none | {s.name: s.batch * (steps + s.max_lag + _AHEAD) for s in plan.sources}
 
 
 def _steps(record: _Record, times: PricedTimes) -> Iterator[SimulatedStep]:

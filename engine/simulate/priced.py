@@ -358,11 +358,13 @@ def _require_known(plan: Plan, costs: PlanCosts, seconds: Mapping[str, float]) -
 
 
 def _unknown(plan: Plan, costs: PlanCosts, node: PlannedNode, seconds: Mapping[str, float]) -> str:
-    if node.work == "evaluate":
-        return ""
+    if node.region == "evaluation" or node.work == "evaluate":
+        return ""  # without its data nobody knows how many rows there are, and there are none
     if node.traits.computes:
         why = costs.unpriced(node.name)
         fix = "measure it: dataflow profile GRAPH there, and --profile FILE"
+        if costs.sizes(node.name) is None:
+            fix = "a base with a config.json and safetensors"
         return f"simulate: {node.name}: {why}. Fix: {fix}." if why else ""
     if node.name in seconds or costs.function(node.name, 1) is not None:
         return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,21 @@ import pytest
 
 from dataflow.errors import GraphError, PlanError
 from dataflow.graph import Graph
+from dataflow.model import Model
 from dataflow.program import Program
 from dataflow.settings import edited
 from engine.cli import main
 from engine.observe.trace import read_trace
 from engine.options import RunOptions
+from engine.plan.cluster import Cluster
+from engine.seen_rows import seen_rows
+from engine.simulate.predict import predict
+from engine.simulate.summed import summary_of
 from engine.simulating import MOST, Variant, changed, simulate, spread, what_if
 from tests.kit.comparison import require_golden
-from tests.kit.graphs import grpo_graph
+from tests.kit.graphs import grpo_graph, small_ppo
+from tests.kit.plans import planned
+from tests.right_graphs import preferring_while_exploring, two_generators, with_evaluation
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
@@ -132,6 +139,25 @@ def test_texts_that_make_no_plans(asked: list[str], told: str) -> None:
 def test_a_program_is_not_simulated() -> None:
     with pytest.raises(PlanError, match="expected a graph, found a Program of 2 phases"):
         simulate(Program((grpo_graph(), 1), (grpo_graph(), 2)))
+
+
+@pytest.mark.parametrize(
+    "make", [grpo_graph, small_ppo, with_evaluation, preferring_while_exploring, two_generators]
+)
+def test_graphs_of_all_kinds_are_simulated(make: Callable[[], Graph], tmp_path: Path) -> None:
+    graph = make()
+    for model in (state for state in graph.states if isinstance(state, Model)):
+        if not (tmp_path / model.base).exists():
+            (tmp_path / model.base).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / model.base).symlink_to(tmp_path / "tiny")
+    plan = planned(graph, Cluster(cores=64, memory=2**40))
+    functions = [n.name for n in plan.nodes if not n.traits.computes and n.work != "train"]
+    rows = seen_rows("16", "8")
+    found = predict(plan, steps=3, lengths=rows, seconds=dict.fromkeys(functions, 1e-3))
+    figures = summary_of(found)
+    path = sum(part.seconds for part in figures.path)
+    assert path == pytest.approx(figures.seconds[figures.used - 1])
+    assert figures.rate > 0
 
 
 # --- the command ----------------------------------------------------------------------------------
