@@ -18,6 +18,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from dataflow.check import check
 from dataflow.errors import GraphError, PlanError, nearest_or_all
 from dataflow.graph import Graph
 from dataflow.program import Program
@@ -152,12 +153,13 @@ def what_if(
     """Simulate the plans of all combinations of values, each with the same rows. asked: texts
     `KEY=2..16` or `KEY=a,b,c`; what a KEY may be: see docs/cost.md. make, parameters: how to make
     the graph with other values of these, and of parameters of its nodes. tell: of each plan before
-    it is simulated. Raises PlanError for a KEY or value that means nothing, and where no plan could
-    be simulated, though some fit.
+    it is simulated. Raises GraphError for a graph that is wrong as it is, PlanError for a KEY or
+    value that means nothing, and where no plan could be simulated, though some fit.
     """
     values = _values(asked)
     rows = rows or SimulatedRows()
     _refuse_unknown(base.graph, rows.seconds)
+    check(base.graph)
     if DEVICES in values:
         cluster_of(base.options)
     make = make or (lambda texts: edited(base.graph, [f"{k}={v}" for k, v in texts.items()]))

@@ -270,6 +270,18 @@ def test_where_no_plan_fits_the_table_says_why() -> None:
     assert "16  verify: gen needs 90 GiB" in text
 
 
+def test_what_is_the_same_as_above_is_not_said_again() -> None:
+    first, second, last = three_plans()
+    text = table([first, last, replace(last, values={"rollout": "32"}), second])
+    assert text.count("needs 90 GiB") == 1
+    assert "32  the same\n" in text
+
+
+def test_plans_with_other_seeds_have_other_rows() -> None:
+    plans = [replace(plan, values={"seed": "1"}) for plan in three_plans()]
+    assert "the same rows" not in table(plans)
+
+
 def test_plans_in_a_picture() -> None:
     drawn = picture(three_plans())
     for title in ("seconds a Step", "tokens/s", "busy devices, %", "cost a Step"):
