@@ -159,9 +159,9 @@ def what_if(
     values = _values(asked)
     rows = rows or SimulatedRows()
     _refuse_unknown(base.graph, rows.seconds)
-    check(base.graph)
     if DEVICES in values:
         cluster_of(base.options)
+    check(base.graph)
     make = make or (lambda texts: edited(base.graph, [f"{k}={v}" for k, v in texts.items()]))
     chosen = [dict(zip(values, each, strict=True)) for each in product(*values.values())]
     variants = [changed(base, texts, make, parameters) for texts in chosen]
