@@ -53,7 +53,8 @@ class Graph(Displayed):
         for sink in sinks:
             _require_sink(self, sink)
         self.nodes: tuple[Node, ...] = tuple(_reach(sinks))
-        self._named = {node.name: node for node in reversed(self.nodes)}  # the first of a name
+        # The first of a name; a name that is no text is what the check refuses.
+        self._named = {n.name: n for n in reversed(self.nodes) if isinstance(n.name, str)}
         self.digest = _digest(self)
 
     def __eq__(self, other: object) -> bool:
@@ -67,9 +68,10 @@ class Graph(Displayed):
 
     def node(self, name: str) -> Node:
         """The node of that name. Raises GraphError that lists the names."""
-        if name not in self._named:
+        found = self._named.get(name) if isinstance(name, str) else None
+        if found is None:
             raise GraphError(self._unknown("node", name))
-        return self._named[name]
+        return found
 
     def port(self, name: str, schema: type[S], index: int = 0) -> Port[S]:
         """The output of a node, checked against the schema that the caller expects."""

@@ -5,10 +5,10 @@ Owns: the data type. Does not own: the options (engine/options.py), the decision
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from heapq import heapreplace
 from typing import Literal
 
 from engine.plan.cluster import Cluster
@@ -51,25 +51,30 @@ def on_hosts(placing: Placing, cluster: Cluster) -> tuple[Placing, Cluster]:
     """
     named, taken = dict(placing.hosts), Counter(placing.hosts.values())
     labels: dict[str, tuple[str, str]] = {}
-    queues: dict[str, list[tuple[int, int, str]]] = {}
+    having: dict[str, list[tuple[int, int]]] = {}
+    """Label -> (Workers, place in the cluster) of its hosts, a heap; some are out of date."""
     for worker, label in placing.hosts.items():
         key, _, value = label.partition(":")
-        if label not in queues:
-            having = (h for h in cluster.hosts if not h.refused and h.labels.get(key) == value)
-            queues[label] = sorted((taken[h.name], i, h.name) for i, h in enumerate(having))
-        if name := _idlest(queues[label], taken):
-            named[worker] = name
+        if label not in having:
+            known = enumerate(cluster.hosts)
+            fit = [i for i, h in known if not h.refused and h.labels.get(key) == value]
+            having[label] = sorted((taken[cluster.hosts[i].name], i) for i in fit)
+        if having[label]:
+            named[worker] = name = _idlest(having[label], cluster, taken)
             taken[name] += 1
             labels[name] = (key, value)
     hosts = tuple(replace(h, label=labels.get(h.name)) for h in cluster.hosts)
     return replace(placing, hosts=named), replace(cluster, hosts=hosts)
 
 
-def _idlest(queue: list[tuple[int, int, str]], taken: Mapping[str, int]) -> str:
-    """The host of a heap of (Workers, place in the cluster, name) with fewest Workers; empty if
-    there is none. What others have taken since is found as it comes to the top.
+def _idlest(heap: list[tuple[int, int]], cluster: Cluster, taken: Mapping[str, int]) -> str:
+    """The host with fewest Workers, the first of several. Counts only grow, so that an entry that
+    is out of date is too early, never too late.
     """
-    while queue and queue[0][0] < taken[queue[0][2]]:
-        _, place, name = queue[0]
-        heapreplace(queue, (taken[name], place, name))
-    return queue[0][2] if queue else ""
+    while True:
+        count, place = heap[0]
+        name = cluster.hosts[place].name
+        if taken[name] == count:
+            heapq.heapreplace(heap, (count + 1, place))
+            return name
+        heapq.heapreplace(heap, (taken[name], place))

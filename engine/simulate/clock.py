@@ -5,6 +5,7 @@ they were scheduled, so that a run repeats exactly.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable
 
 
@@ -29,9 +30,9 @@ class VirtualClock:
         return not self._actions
 
     @property
-    def more(self) -> bool:
-        """Whether something else is to happen now."""
-        return bool(self._actions) and self._actions[0][0] <= self.now
+    def next(self) -> float:
+        """When something else happens; infinite where nothing does."""
+        return self._actions[0][0] if self._actions else math.inf
 
     def step(self) -> bool:
         """Run the next action; False where none is left."""

@@ -5,7 +5,8 @@ said of the outcome (report.py).
 
     predict(plan, steps=5, lengths=..., seconds={"score": 0.002}).steps
 
-All messages that come at one time are handled together. The same plan, lengths and seed give the
+Messages that come within a ten-thousandth of the longest node's time are handled together, so that
+times are as exact as that. The same plan, lengths and seed give the
 same Prediction to the bit, but for the seconds that the coordinator itself took.
 """
 
@@ -38,6 +39,8 @@ from engine.simulate.workers import SimulatedWorkers
 
 _TOGETHER = 1 << 16
 """Messages that are handled together at most."""
+_EXACT = 1e-4
+"""Of the longest node's seconds: within it messages are handled together."""
 _AHEAD = 8
 """Batches of a source's data beyond those that a run can ask for."""
 
@@ -65,7 +68,7 @@ def predict(
         rows=_rows(plan, steps),
         kernels=times,
         outcomes=Outcomes(),
-        together=0,
+        within=_EXACT * max((n.estimate.seconds or 0.0 for n in plan.nodes), default=0.0),
         log=spans,
         proving=False,
     )
@@ -93,11 +96,12 @@ def predict(
 
 
 def _rows(plan: Plan, steps: int) -> dict[str, int]:
-    """Of each source: enough for the Steps; none of one that is evaluated, since how many it has
-    nobody knows without its data.
-    """
-    none = {n.name: 0 for n in plan.nodes if n.work == "source"}
-    return none | {s.name: s.batch * (steps + s.max_lag + _AHEAD) for s in plan.sources}
+    """Of each source: more than can be asked for; of an evaluation's as many as have slots."""
+    found = {s.name: s.batch * (steps + s.max_lag + _AHEAD) for s in plan.sources}
+    for node in (n for n in plan.nodes if n.work == "source" and n.name not in found):
+        reads = [n for n in plan.nodes if n.source == node.name and n.traits.generates]
+        found[node.name] = max((n.layout.slots for n in reads), default=1)
+    return found
 
 
 def _steps(record: _Record, times: PricedTimes) -> Iterator[SimulatedStep]:

@@ -358,8 +358,8 @@ def _require_known(plan: Plan, costs: PlanCosts, seconds: Mapping[str, float]) -
 
 
 def _unknown(plan: Plan, costs: PlanCosts, node: PlannedNode, seconds: Mapping[str, float]) -> str:
-    if node.region == "evaluation" or node.work == "evaluate":
-        return ""  # without its data nobody knows how many rows there are, and there are none
+    if node.work == "evaluate":
+        return ""
     if node.traits.computes:
         why = costs.unpriced(node.name)
         fix = "measure it: dataflow profile GRAPH there, and --profile FILE"

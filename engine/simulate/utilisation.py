@@ -82,7 +82,6 @@ class Utilisation:
         self, plan: Plan, spans: Iterable[SimulatedSpan], start: float, end: float
     ) -> None:
         self._plan, self._whole = plan, end - start
-        self._simulated = [node for node in plan.nodes if node.region != "evaluation"]
         by_worker: dict[str, list[SimulatedSpan]] = defaultdict(list)
         for span in spans:
             by_worker[span.worker].append(span)
@@ -93,9 +92,9 @@ class Utilisation:
         """Worker -> node -> seconds; under the empty name those of nodes that are none."""
 
     def nodes(self) -> Iterator[NodeUse]:
-        """Each node of the plan but those of evaluations, which are not simulated."""
+        """Each node of the plan, in its order."""
         totals = {worker: _sum(nodes.values()) for worker, nodes in self._seconds.items()}
-        for node in self._simulated:
+        for node in self._plan.nodes:
             found = TimeShares()
             for worker in node.workers:
                 own = self._seconds.get(worker, {}).get(node.name, TimeShares())
@@ -108,7 +107,7 @@ class Utilisation:
     def devices(self) -> Iterator[DeviceUse]:
         """Each device that some Worker has; those of several Workers have their shares together."""
         nodes: dict[str, list[str]] = defaultdict(list)
-        for node in self._simulated:
+        for node in self._plan.nodes:
             for worker in node.workers:
                 nodes[worker].append(node.name)
         on: dict[tuple[str, str], list[str]] = defaultdict(list)

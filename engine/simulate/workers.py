@@ -37,9 +37,9 @@ from engine.simulate.store import SavedRows
 class SimulatedWorkers:
     """See `engine.run.workers.Workers`. Its public attributes are the world that its Workers share.
     rows: of each source in one pass. disk: files of rows of the checkpoint to resume from.
-    together: the loop is so slow that up to so many messages wait when it takes the first; 0: all
-    that come at one time do. log: of spans, if they are wanted. proving: whether to check that all
-    that is told makes sense.
+    together: the loop is so slow that up to so many messages wait when it takes the first. within:
+    so many seconds that it waits for more after the first; below 0, not at all. log: whether spans
+    are wanted. proving: whether to check that all that is told makes sense.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class SimulatedWorkers:
         disk: Mapping[Path, SavedRows] | None = None,
         together: int = 1,
         slow: int = 0,
+        within: float = -1.0,
         log: bool = False,
         proving: bool = True,
     ) -> None:
@@ -64,6 +65,7 @@ class SimulatedWorkers:
         self.proving = proving
         self._together = together
         self._slow = Random(slow)
+        self._within = within
         self.outcomes = outcomes
         self.disk = disk or {}
         self.clock = VirtualClock()
@@ -114,7 +116,8 @@ class SimulatedWorkers:
             wanted = self._slow.randint(1, self._together) if self._together > 1 else 1
             while len(self._inbox) < wanted and self.clock.step():
                 pass
-            while not self._together and self.clock.more and self.clock.step():
+            until = self.clock.now + self._within
+            while self.clock.next <= until and self.clock.step():
                 pass
         if not self._inbox:
             return None

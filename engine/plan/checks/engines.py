@@ -5,8 +5,9 @@ Owns: engines and their devices. Does not own: who shares one (engine/plan/kerne
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from engine.plan.by_worker import nodes_by_worker
 from engine.plan.draft import Draft
 from engine.plan.kernel_needs import engines as all_engines
 from engine.plan.kernel_needs import kernel_name
@@ -15,17 +16,20 @@ from engine.plan.plan import PlannedNode
 
 def engines(draft: Draft) -> Iterator[str]:
     """Nothing else computes beside an engine, and its nodes ask for the same ranks of it."""
+    on = nodes_by_worker(draft.nodes)
     for nodes in all_engines(draft):
-        yield from _alone(draft, nodes)
+        yield from _alone(draft, nodes, on)
         yield from _one_split(draft, nodes)
         yield from _devices(draft, nodes)
 
 
-def _alone(draft: Draft, nodes: Sequence[PlannedNode]) -> Iterator[str]:
+def _alone(
+    draft: Draft, nodes: Sequence[PlannedNode], on: Mapping[str, Sequence[PlannedNode]]
+) -> Iterator[str]:
     first, names = nodes[0], {n.name for n in nodes}
     kernel = kernel_name(draft.graph.node(first.name).operator, first.kernel)
     for worker in dict.fromkeys(w for n in nodes for w in n.workers):
-        beside = [n.name for n in draft.nodes_on(worker) if n.traits.computes]
+        beside = [n.name for n in on[worker] if n.traits.computes]
         if others := [name for name in beside if name not in names]:
             problem = f"{first.name} by {kernel} is in {worker} with {', '.join(others)}"
             own = f"pin {first.name} to a worker in which nothing else computes"

@@ -1,0 +1,210 @@
+"""Plans in simulated time: the coordinator is real, and kernels take what the cost model says."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+
+from dataflow.batch import Keys
+from dataflow.errors import PlanError
+from dataflow.graph import Graph
+from dataflow.model import Model
+from engine.cost.distribution import LengthDistribution, constant, lognormal
+from engine.plan.cluster import Cluster
+from engine.plan.costs import RowLengths, plan_costs
+from engine.plan.plan import Plan
+from engine.simulate.lengths import DrawnLengths
+from engine.simulate.predict import predict
+from engine.simulate.prediction import Prediction
+from tests.kit.graphs import grpo_graph, small_ppo
+from tests.kit.plans import CONFIG, placed, planned_on
+from tests.right_graphs import RIGHT
+
+pytestmark = pytest.mark.usefixtures("tiny")
+SCORED = {"score": 1e-4}
+EXACT = 2e-3
+"""Of a Step: messages that come nearly together are handled together."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    prompts: LengthDistribution | None = None
+    answers: LengthDistribution | None = None
+
+
+ROWS = Seen(constant(20), lognormal(10, 0.6, 32))
+
+
+def predicted(plan: Plan, steps: int = 4, **asked: Any) -> Prediction:
+    return predict(plan, **{"steps": steps, "lengths": ROWS, "seconds": SCORED} | asked)
+
+
+def seconds(found: Prediction) -> list[float]:
+    return [step.end - step.start for step in found.steps]
+
+
+def test_a_step_of_one_worker_is_the_sum_of_its_nodes() -> None:
+    plan = placed(grpo_graph(batch=8, n=4, max_tokens=32), workers="one")
+    found = predicted(plan, lengths=Seen(constant(20), constant(16)))
+    costs = plan_costs(plan)
+    rows = RowLengths(np.full(32, 20), np.full(32, 16))
+    wanted = (
+        costs.decode("rollout", rows).seconds + costs.train("train_policy", {"rows": rows}).seconds
+    )
+    wanted += 32 * SCORED["score"]
+    wanted += (costs.function("prompts", 8) or 0.0) + (costs.function("advantage", 32) or 0.0)
+    assert seconds(found) == pytest.approx([wanted] * 4, rel=EXACT)
+    assert [(s.rows, s.tokens) for s in found.steps] == [(32, 32 * 36)] * 4
+    assert [s.lag for s in found.steps] == [{"rollout": 0.0}] * 4
+
+
+def test_equal_seeds_give_equal_bytes() -> None:
+    plan = placed(grpo_graph(max_lag=1), workers="auto")
+    one, two, other = (predicted(plan, seed=seed) for seed in (3, 3, 4))
+    same = replace(two, coordinator=replace(two.coordinator, seconds=one.coordinator.seconds))
+    assert repr(one) == repr(same)
+    assert [s.tokens for s in one.steps] != [s.tokens for s in other.steps]
+
+
+def test_plans_see_the_same_rows() -> None:
+    graph = grpo_graph(batch=16, n=4)
+    one, four = (
+        predicted(placed(graph, workers="apart", replicas={"rollout": count})) for count in (1, 4)
+    )
+    assert [s.tokens for s in one.steps] == [s.tokens for s in four.steps]
+    generated = [
+        sum(span.tokens for span in found.spans if span.node == "rollout") for found in (one, four)
+    ]
+    assert generated[0] == generated[1] > 0
+
+
+def test_overlap_takes_as_long_as_the_slower_side() -> None:
+    graph = grpo_graph(batch=32, n=8, max_tokens=32, max_lag=1)
+    found = predicted(placed(graph, cores=2, workers="auto", threads=1), steps=8)
+    busy: dict[str, float] = defaultdict(float)
+    for span in found.spans:
+        busy[span.node] += span.busy
+    slower = max(busy["rollout"], busy["train_policy"]) / 8
+    steady = np.mean(seconds(found)[3:])
+    assert slower * 0.9 < steady < 0.9 * (busy["rollout"] + busy["train_policy"]) / 8
+    assert all(0 < s.lag["rollout"] <= 1 for s in found.steps[2:])
+
+
+def test_two_replicas_generate_in_less_time() -> None:
+    graph = grpo_graph(batch=64, n=8, max_tokens=32)
+    one, two = (
+        predicted(placed(graph, workers="apart", threads=1, replicas={"rollout": count}))
+        for count in (1, 2)
+    )
+
+    def generating(found: Prediction) -> float:
+        return max(s.busy for s in found.spans if s.node == "rollout")
+
+    assert 0.4 < generating(two) / generating(one) < 0.75
+    assert sum(seconds(two)) < sum(seconds(one))
+
+
+def test_ranks_divide_a_step() -> None:
+    graph = grpo_graph(batch=64, n=8, max_tokens=32)
+    one, two = (
+        predicted(placed(graph, cores=8, workers="apart", threads=1, ranks={"train_policy": count}))
+        for count in (1, 2)
+    )
+    took = [max(s.busy for s in found.spans if s.what == "train") for found in (one, two)]
+    assert 0.4 < took[1] / took[0] < 0.7
+    assert [s.tokens for s in one.steps] == [s.tokens for s in two.steps]
+
+
+def save_any(base: Path) -> None:
+    """A model directory that does for everything: long rows, scores, chats."""
+    base.mkdir(parents=True)
+    (base / "config.json").write_text(json.dumps({**CONFIG, "max_position_embeddings": 65536}))
+    sizes = {"model.body": (400_000,), "lm_head.weight": (98, 128), "score.weight": (1, 128)}
+    save_file(
+        {name: np.zeros(size, np.float32) for name, size in sizes.items()},
+        base / "model.safetensors",
+    )
+    (base / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"<eos>": 0}}}))
+    said = {"eos_token": "<eos>", "chat_template": "{{ messages }}"}
+    (base / "tokenizer_config.json").write_text(json.dumps(said))
+
+
+@pytest.mark.parametrize("build", RIGHT, ids=lambda build: build.__name__)
+def test_every_graph_can_be_simulated(build: Callable[[], Graph]) -> None:
+    graph = build()
+    for base in {state.base for state in graph.states if isinstance(state, Model)} - {"tiny"}:
+        save_any(Path(base))
+    plan = placed(graph, workers="auto")
+    others = (n for n in plan.nodes if not n.traits.computes)
+    functions = {n.name: 1e-4 for n in others if n.work not in ("train", "evaluate")}
+    found = predict(plan, steps=2, lengths=ROWS, seconds=functions)
+    assert [s.step for s in found.steps] == [1, 2]
+    assert all(s.end > s.start and s.rows > 0 for s in found.steps)
+
+
+def test_spans_of_a_worker_do_not_overlap_and_causes_come_before() -> None:
+    found = predicted(placed(small_ppo(), workers="apart", replicas={"rollout": 2}))
+    by_worker: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for span in found.spans:
+        assert span.told <= span.start <= span.end
+        assert span.busy <= span.end - span.start + 1e-12
+        if span.cause >= 0:
+            assert found.spans[span.cause].start <= span.told
+        if span.what != "load":
+            by_worker[span.worker].append((span.start, span.end))
+    for spans in by_worker.values():
+        spans.sort()
+        assert all(a[1] <= b[0] + 1e-12 for a, b in pairwise(spans))
+
+
+def test_nodes_whose_time_nobody_knows_are_an_error() -> None:
+    plan = placed(grpo_graph())
+    with pytest.raises(PlanError, match=r"simulate: score: .* found none\. Fix: --seconds score="):
+        predict(plan, steps=1)
+    with pytest.raises(PlanError, match=r"seconds: expected a node .*'scor'\. Fix: score"):
+        predict(plan, steps=1, seconds={"scor": 1.0})
+    with pytest.raises(PlanError, match="score: expected seconds a row"):
+        predict(plan, steps=1, seconds={"score": -1.0})
+    unknown = planned_on(Cluster(cores=8, memory=2**36, gpus=(2**36,), kind="B7"), grpo_graph())
+    with pytest.raises(PlanError, match=r"rollout: nobody has measured a B7 GPU\. Fix: measure"):
+        predict(unknown, steps=1, seconds=SCORED)
+
+
+def test_without_lengths_rows_are_as_long_as_they_may_be() -> None:
+    plan = placed(grpo_graph(batch=4, n=2, max_tokens=32))
+    found = predict(plan, steps=1, seconds=SCORED)
+    assert found.steps[0].tokens == 8 * (512 + 32)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    position=st.integers(0, 2**40),
+    seed=st.integers(0, 2**31),
+    median=st.integers(1, 10**6),
+)
+def test_lengths_are_within_what_the_graph_allows(position: int, seed: int, median: int) -> None:
+    plan = _PLANS.setdefault("grpo", placed(grpo_graph(max_tokens=32)))
+    given_rows = Seen(lognormal(median, 1.0, 10**7), lognormal(median, 1.0, 10**7))
+    drawn = DrawnLengths(plan, given_rows, seed)
+    positions, samples = position + np.repeat(np.arange(3), 4), np.tile(np.arange(4), 3)
+    keys = Keys(positions, samples, np.zeros_like(samples))
+    answers, prompts = drawn.answers("rollout", keys), drawn.prompts("prompts", keys)
+    assert ((answers >= 1) & (answers <= 32)).all()
+    assert ((prompts >= 1) & (prompts <= drawn.greatest("prompts").prompt)).all()
+    assert len(set(prompts[:4].tolist())) == 1, "a prompt is as long in every sample"
+    some = [5, 2, 7]
+    assert drawn.answers("rollout", keys.take(np.array(some))).tolist() == answers[some].tolist()
+
+
+_PLANS: dict[str, Plan] = {}
