@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from tests.right_graphs import preferring_while_exploring, two_generators, with_
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
+ROOT = Path(__file__).resolve().parents[2]
 HOSTS = """
 [hosts.train]
 cores = 32
@@ -276,3 +279,20 @@ def test_what_is_refused(
     text = " ".join(simulated(capsys, *target, *more, code=code).split())
     assert told in text
     assert "Fix: " in text
+
+
+def test_it_imports_no_torch(target: list[str], tmp_path: Path) -> None:
+    heavy = "heavy = {'torch', 'transformers', 'vllm'} & set(sys.modules)"
+    call = f"import sys; from engine.cli import main; code = main(sys.argv[1:]); {heavy}"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{call}; sys.exit(str(heavy) if heavy else code)"]
+        + ["simulate", *target, *FIRST, "--steps", "1"],
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "1 simulated Step" in done.stdout
