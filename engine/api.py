@@ -69,6 +69,7 @@ def plan(
     options: RunOptions | None = None,
     *,
     profile: Path | None = None,
+    cluster: Cluster | None = None,
 ) -> Plan: ...
 @overload
 def plan(
@@ -76,22 +77,31 @@ def plan(
     options: RunOptions | None = None,
     *,
     profile: Path | None = None,
+    cluster: Cluster | None = None,
 ) -> ProgramPlan: ...
 @overload
 def plan(
-    graph: Runnable, options: RunOptions | None = None, *, profile: Path | None = None
+    graph: Runnable,
+    options: RunOptions | None = None,
+    *,
+    profile: Path | None = None,
+    cluster: Cluster | None = None,
 ) -> Plan | ProgramPlan: ...
 def plan(
-    graph: Runnable, options: RunOptions | None = None, *, profile: Path | None = None
+    graph: Runnable,
+    options: RunOptions | None = None,
+    *,
+    profile: Path | None = None,
+    cluster: Cluster | None = None,
 ) -> Plan | ProgramPlan:
     """Check and plan a graph, or every phase of a Program. profile: a file of `dataflow profile`,
-    by whose rates seconds are predicted. Raises GraphError (with options.strict, for warnings),
-    PlanError.
+    by whose rates seconds are predicted. cluster: hosts in the place of those that the options
+    name. Raises GraphError (with options.strict, for warnings), PlanError.
     """
     options = options or RunOptions()
     checked = check(graph) if isinstance(graph, Graph | Program) else graph
     placing = run_options.placing(options)
-    cluster = _cluster(options, _source(checked))
+    cluster = cluster or _cluster(options, _source(checked))
     if cluster is not None:
         placing, cluster = on_hosts(placing, cluster)
     told: dict[str, Any] = {"seed": options.seed, "threads": options.threads}

@@ -87,7 +87,7 @@ class RunOptions:  # the fields' docstrings are the command line's help
     verify: Literal["structure", "content"] = "structure"
     """What readers check of rows of their own host: structure; or content: hashes of them, too."""
     cluster: str | None = None
-    """Hosts: ray, a Ray cluster; ray:local, one begun here; none; for explain also a file."""
+    """Hosts: ray, a Ray cluster; ray:local, one begun here; none; to explain or simulate a file."""
     wait: float = 600.0
     """Seconds to wait for room in the Ray cluster."""
     lease: float = 30.0
@@ -109,6 +109,12 @@ class RunOptions:  # the fields' docstrings are the command line's help
     heartbeat: float = 30.0
     """Seconds of silence after which a Worker's process is killed and counts as lost."""
 
+
+_WITHIN = ("hosts", "least")
+"""Of a Placing, what is within other options."""
+_PLACED = (f.name for f in fields(Placing) if f.name not in _WITHIN)
+PLANNED = (*_PLACED, "cluster", "threads", "seed")
+"""Options that a plan is made of; a run folder's are the defaults where it is the TARGET."""
 
 OF_ITS_START: Mapping[str, str] = {
     "seed": "every draw that is still to come depends on it",

@@ -94,6 +94,12 @@ LOOKING = (
         folder=MINE,
     ),
     _in_mine("dataflow explain mine.py:graph --threads 1 --profile here.json", "fitted"),
+    _in_mine(
+        "dataflow simulate mine.py:graph --threads 1 --profile here.json --steps 3",
+        "tokens/s",
+        "critical path of Step 2",
+        "us an event",
+    ),
     _in_mine("dataflow peek mine.py:graph score --rows 2", "reward"),
     NewcomerStep("dataflow draw mine.py:graph --out graph.svg", makes="graph.svg", folder=MINE),
     _in_mine(f"COLUMNS=60 dataflow check mine.py:graph | {FITS}", "every rule holds"),
@@ -105,6 +111,10 @@ FOLDERS = (  # run folders and their graph.json are targets
     _in_mine("dataflow draw runs/mine/graph.json", "generate(policy, n=8"),
     _in_mine("dataflow explain runs/mine", "64 completions a Step"),
     _in_mine("dataflow explain runs/mine/graph.json", "64 completions a Step"),
+    _in_mine(
+        "dataflow simulate runs/mine --lengths runs/mine --steps 3 --what-if score=1,2",
+        "2 plans, all with the same rows", "tokens/s",
+    ),
     _in_mine("dataflow diff mine.py:graph runs/mine/graph.json", "no difference"),
     _in_mine(
         "dataflow run runs/mine --steps 3 --name warm --set rollout.temperature=1.2 --log-every 2",

@@ -1,6 +1,6 @@
-"""A chart of metrics over Steps, as an SVG picture.
+"""Charts as SVG pictures: of metrics over Steps, and of what differs between things with labels.
 
-Owns: its axes, lines and colours. Does not own: which metrics are worth a chart.
+Owns: axes, lines and colours. Does not own: which metrics are worth a chart.
 """
 
 from __future__ import annotations
@@ -28,13 +28,45 @@ def chart(title: str, lines: Mapping[str, Points]) -> str:
     Lines beyond the number of COLOURS are left out, and the title says so.
     """
     shown = {name: list(thinned(points)) for name, points in list(lines.items())[: len(COLOURS)]}
-    left_out = len(lines) - len(shown)
-    title += f" ({left_out} more not shown)" if left_out else ""
+    title = _titled(title, lines)
     frame = _Frame([point for points in shown.values() for point in points])
     body = [words_at(_LEFT, 18, title, "name"), *frame.axes()]
     for colour, points in zip(COLOURS, shown.values(), strict=False):
         body += frame.line(points, colour)
     return document(_SIZE.width, _SIZE.height, title, [*body, *_legend(list(shown))])
+
+
+def charts(title: str, panels: Mapping[str, Mapping[str, Points]], labels: Sequence[str]) -> str:
+    """Charts side by side, two in a row, from 0 up: points at the numbers of their labels, each
+    with a dot. Every panel has at least one value, all finite and none below 0.
+    """
+    wide, rows = min(2, len(panels)) * _SIZE.width, -(-len(panels) // 2)
+    body = [words_at(_LEFT, 24, title, "name")]
+    for number, (name, lines) in enumerate(panels.items()):
+        x, y = (number % 2) * _SIZE.width, 32 + (number // 2) * _SIZE.height
+        body += [
+            f'<g transform="translate({x:.0f} {y:.0f})">',
+            *_panel(name, lines, labels),
+            "</g>",
+        ]
+    return document(wide, 36 + rows * _SIZE.height, title, body)
+
+
+def _panel(title: str, lines: Mapping[str, Points], labels: Sequence[str]) -> Iterator[str]:
+    shown = dict(list(lines.items())[: len(COLOURS)])
+    points = [point for points in shown.values() for point in points]
+    frame = _Frame([*points, (0.0, 0.0), (len(labels) - 1.0, 0.0)])
+    yield words_at(_LEFT, 18, _titled(title, lines), "name")
+    yield from frame.axes(labels)
+    for colour, own in zip(COLOURS, shown.values(), strict=False):
+        yield from frame.line(own, colour) if len(own) > 1 else ()
+        yield from frame.dots(own, colour)
+    yield from _legend(list(shown))
+
+
+def _titled(title: str, lines: Mapping[str, Points]) -> str:
+    left_out = len(lines) - len(COLOURS)
+    return f"{title} ({left_out} more not shown)" if left_out > 0 else title
 
 
 def thinned(points: Points) -> Iterator[tuple[float, float]]:
@@ -58,8 +90,10 @@ class _Frame:
             room = abs(self._low) * 0.1 or 1.0
             self._low, self._high = self._low - room, self._high + room
 
-    def axes(self) -> Iterator[str]:
-        """Lines at the least, the middle and the greatest value, and the Steps below."""
+    def axes(self, labels: Sequence[str] = ()) -> Iterator[str]:
+        """Lines at the least, the middle and the greatest value, and the labels below; without
+        labels the first and the last Step.
+        """
         right, bottom = _SIZE.width - _RIGHT, _SIZE.height - _BOTTOM
         for value in (self._low, (self._low + self._high) / 2, self._high):
             y = self._y(value)
@@ -68,9 +102,27 @@ class _Frame:
             label = f"{value:.3g}"
             x = _LEFT - 6 - _LETTER * len(label)
             yield words_at(x, y + 3.5, label, "soft")
+        if labels:
+            yield from self._ticks(labels, bottom + 14)
+            return
         yield words_at(_LEFT, bottom + 14, f"step {self._first:g}", "soft")
         label = f"{self._last:g}"
         yield words_at(right - _LETTER * len(label), bottom + 14, label, "soft")
+
+    def _ticks(self, labels: Sequence[str], y: float) -> Iterator[str]:
+        """The labels below their points, as many as there is room for."""
+        room = (_SIZE.width - _LEFT - _RIGHT) / max(1, len(labels) - 1)
+        every = math.ceil((max(map(len, labels)) + 1) * _LETTER / room)
+        right = _SIZE.width
+        for number, label in list(enumerate(labels))[::every]:
+            wide = _LETTER * len(label)
+            yield words_at(min(self._x(number) - wide / 2, right - wide), y, label, "soft")
+
+    def dots(self, points: Points, colour: str) -> Iterator[str]:
+        """A dot for each."""
+        for step, value in points:
+            place = f'cx="{self._x(step):.1f}" cy="{self._y(value):.1f}"'
+            yield f'<circle {place} r="2.5" fill="{colour}"/>'
 
     def line(self, points: Points, colour: str) -> Iterator[str]:
         """A line; a value between two gaps is a dot."""

@@ -27,6 +27,7 @@ COMMANDS = {
     "check": "prove that a graph or a Program can be run, and draw it",
     "draw": "draw a graph: text, Mermaid, DOT or SVG",
     "explain": "show the plan: devices, memory, seconds, what was rejected",
+    "simulate": "run a plan in simulated time: seconds, utilisation, cost, what-if",
     "profile": "measure a plan's Models here, and write what their passes take",
     "run": "run a graph or a Program",
     "resume": "go on from a run folder's last checkpoint",

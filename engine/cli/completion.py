@@ -57,7 +57,7 @@ complete -c dataflow -f -a '(_dataflow)'
 SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 """Shell -> what it reads at its start; the first line says how."""
 
-_GRAPHS = ("check", "draw", "explain", "profile", "run")
+_GRAPHS = ("check", "draw", "explain", "simulate", "profile", "run")
 _TARGETS = (*_GRAPHS, "peek", "diff")
 
 

@@ -38,19 +38,15 @@ from engine.cli.target import (
     run_folder,
 )
 from engine.cli.values import FUNCTION, gathered, number_or_schedule, registry, takes_function
-from engine.options import RunOptions
-from engine.plan.placing import Placing
+from engine.options import PLANNED, RunOptions
 from engine.received import kept_options
 
 O1 = TypeVar("O1")
 _RUNNING = ("run", "peek", "profile")
 """Commands that run what a graph names; all others only look at it."""
-_WITHIN = ("hosts", "least")
-"""Of a Placing, what is within other options."""
-_PLACED = (f.name for f in fields(Placing) if f.name not in _WITHIN)
-PLANNED = (*_PLACED, "cluster", "threads", "seed")
-"""Options that a plan is made of; a run folder's are the defaults where it is the TARGET."""
 _Classes = Sequence[type[Any]]
+_TEXTS = ("--set", "--what-if", "--what_if")
+"""Flags with the names of nodes and parameters in their texts."""
 _FLAT = (tyro.conf.OmitArgPrefixes,)
 _PLAIN = (str, int, float, bool, types.NoneType)
 
@@ -220,7 +216,7 @@ def refuse_peer_names(command: str, arguments: Sequence[str], known: Known) -> N
     of_flag = ""
     for word in arguments:
         of_flag = word if word.startswith("--") else of_flag
-        if of_flag == "--set" and word != of_flag:  # NODE.PARAM=VALUE, which settings read
+        if of_flag in _TEXTS and word != of_flag:  # NODE.PARAM=VALUE, which settings read
             continue
         written = word.partition("=")[0].lstrip("+")
         name = written.removeprefix("--").replace("-", "_")

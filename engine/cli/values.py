@@ -25,6 +25,8 @@ FUNCTION = "MODULE:FUNCTION"
 """How a function is named on the command line."""
 Settings = tuple[str, ...]
 """Texts NODE.PARAM=VALUE."""
+Spreads = Sequence[str]
+"""Texts KEY=VALUES, several values of what --set and other flags give one."""
 
 
 def registry() -> ConstructorRegistry:
@@ -38,7 +40,9 @@ def _rule(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     if kind.type == Groups:
         return _groups()
     if kind.type == Settings:
-        return _settings()
+        return _texts("NODE.PARAM=VALUE", "rollout.top_p=0.9")
+    if kind.type == Spreads:
+        return _texts("KEY=VALUES", "rollout=1..8")
     inside = get_args(kind.type)
     known = kind.type_origin is Mapping and inside[0] is str and inside[1] in _VALUES
     return _table(_VALUES[inside[1]]) if known else None
@@ -57,6 +61,7 @@ class _Value:
 _VALUES: Mapping[Any, _Value] = {
     str: _Value("NAME=NAME", r".+", "gen", str),
     int: _Value("NAME=INT", r"\d+", "2", int),
+    float: _Value("NAME=FLOAT", r"[0-9.]+(e[+-]?\d+)?", "0.002", float),
     int | str: _Value(
         "NAME=INT|INT..INT",
         r"\d+(\.\.\d+)?",
@@ -108,15 +113,15 @@ def _groups() -> PrimitiveConstructorSpec[Any]:
     )
 
 
-def _settings() -> PrimitiveConstructorSpec[Any]:
+def _texts(form: str, like: str) -> PrimitiveConstructorSpec[Any]:
     def read(words: list[str]) -> Settings:
         if not words:
-            raise ValueError("expected NODE.PARAM=VALUE, found nothing. Fix: rollout.top_p=0.9")
+            raise ValueError(f"expected {form}, found nothing. Fix: {like}")
         return tuple(words)
 
     return PrimitiveConstructorSpec(
         nargs="*",
-        metavar="NODE.PARAM=VALUE ...",
+        metavar=f"{form} ...",
         instance_from_str=read,
         is_instance=lambda found: isinstance(found, tuple),
         str_from_instance=list,
@@ -182,6 +187,8 @@ def _several(options: Sequence[type[Any]]) -> list[str]:
     """Flags of the fields of option classes that are a table, groups or settings."""
     hints = (hint for kind in options for hint in get_type_hints(kind).items())
     several = (
-        name for name, hint in hints if hint in (Groups, Settings) or get_origin(hint) is Mapping
+        name
+        for name, hint in hints
+        if hint in (Groups, Settings, Spreads) or get_origin(hint) is Mapping
     )
     return [f"--{name.replace('_', '-')}" for name in several]

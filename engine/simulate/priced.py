@@ -363,6 +363,8 @@ def _unknown(plan: Plan, costs: PlanCosts, node: PlannedNode, seconds: Mapping[s
     if node.traits.computes:
         why = costs.unpriced(node.name)
         fix = "measure it: dataflow profile GRAPH there, and --profile FILE"
+        if costs.sizes(node.name) is None:
+            fix = "a base with a config.json and safetensors"
         return f"simulate: {node.name}: {why}. Fix: {fix}." if why else ""
     if node.name in seconds or costs.function(node.name, 1) is not None:
         return ""

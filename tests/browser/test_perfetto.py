@@ -9,8 +9,11 @@ import pytest
 from playwright.sync_api import Browser
 
 from engine.observe.trace import read_trace
+from engine.simulate.timeline import write_timeline
 from tests.kit import run_graphs as graphs
 from tests.kit.perfetto import opened
+from tests.kit.plans import save_tiny_header
+from tests.kit.simulated import two_steps
 from tests.kit.tiny_runs import TinyRuns
 from tests.kit.traces import sound_arrows
 
@@ -70,3 +73,23 @@ def test_perfetto_reads_what_a_kill_left(browser: Browser, tiny: TinyRuns, tmp_p
     with opened(browser, torn) as trace:
         assert trace.query(WRONG) == []
         assert len(trace.query("select * from flow")) == len(sound_arrows(read_trace(path)))
+
+
+def test_perfetto_opens_the_timeline_of_a_simulated_run(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny_header(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    found = two_steps()
+    write_timeline(tmp_path / "timeline.json", found)
+    with opened(browser, tmp_path / "timeline.json") as trace:
+        assert trace.query(WRONG) == []
+        slices = trace.query(
+            "select slice.name as name, thread.name as worker, slice.depth as depth"
+            " from slice join thread_track on thread_track.id = slice.track_id"
+            " join thread using (utid)"
+        )
+    assert {row["worker"] for row in slices} == {"steps", *found.plan.workers}
+    names = Counter(row["name"] for row in slices)
+    assert (names["rollout"], names["load rollout"], names["fetch"]) == (4, 2, 2)
+    assert {row["depth"] for row in slices if row["name"] == "fetch"} == {1}, "within its span"

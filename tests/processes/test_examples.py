@@ -246,7 +246,7 @@ def test_commands_of_the_readme(here: Path) -> None:
     shown = [words for block in blocks("bash") for words in commands(block)]
     subcommands = {words[1] for words in shown if words[0] == "dataflow"}
     known = {"check", "draw", "explain", "run", "resume", "peek", "diff", "graphs", "test", "runs"}
-    known |= {"profile"}
+    known |= {"profile", "simulate"}
     assert subcommands >= known
     for words in shown:
         assert run_command(words) == 0, shlex.join(words)

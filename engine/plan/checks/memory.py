@@ -6,13 +6,14 @@ Owns: the comparison, and the message. Does not own: any number (passes/estimate
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from engine.cost.memory import HOST_PARTS, host_peak, lasting, peak
 from engine.plan.by_worker import nodes_by_worker, workers_by_host
 from engine.plan.cluster import Cluster
 from engine.plan.draft import Draft
-from engine.plan.plan import PlannedNode
+from engine.plan.plan import Decisions, PlannedNode
 
 Nodes = Mapping[str, list[PlannedNode]]
 """Of each Worker."""
@@ -20,37 +21,78 @@ Turns = Sequence[Sequence[str]]
 Parts = tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryRoom:
+    """A GPU, or a host without one: its Workers, its bytes, those that they need together at most.
+    without: parts that lie elsewhere.
+    """
+
+    workers: Nodes
+    where: str
+    bytes: int
+    need: int
+    without: Parts = ()
+
+
 def memory(draft: Draft) -> Iterator[str]:
     """The peaks of each Worker and of each host fit, on GPUs and in host memory."""
-    by_worker = nodes_by_worker(draft.nodes)
-    for host, here in workers_by_host(draft, draft.workers).items():
+    for here in _hosts(draft, draft.cluster):
+        for room in _rooms(draft, here):
+            yield from _fits(room)
+        if here.cluster.gpus:
+            yield from _beside_gpus(here.nodes, here.turns, here.cluster)
+
+
+def rooms(decided: Decisions, cluster: Cluster) -> Iterator[MemoryRoom]:
+    """Of every GPU, and of hosts without one, that some Worker is on."""
+    for here in _hosts(decided, cluster):
+        yield from _rooms(decided, here)
+
+
+class _Here(NamedTuple):
+    """A host, as its Workers have it."""
+
+    nodes: Nodes
+    turns: Turns
+    cluster: Cluster
+    where: str
+
+
+def _hosts(decided: Decisions, cluster: Cluster) -> Iterator[_Here]:
+    by_worker = nodes_by_worker(decided.nodes)
+    for host, here in workers_by_host(decided, decided.workers).items():
         nodes = {w: by_worker[w] for w in here}
-        turns = [[w for w in group if w in nodes] for group in draft.turns]
-        cluster, where = draft.cluster.on(host), f"host {host}" if host else "this host"
-        if cluster.gpus:
-            yield from _on_gpus(draft, nodes, turns, cluster, where)
-            yield from _beside_gpus(nodes, turns, cluster)
-        else:
-            need = host_peak(_parts(nodes), turns)
-            yield from _fits(nodes, where, cluster.memory, need)
+        turns = [[w for w in group if w in nodes] for group in decided.turns]
+        yield _Here(nodes, turns, cluster.on(host), f"host {host}" if host else "this host")
+
+
+def _rooms(decided: Decisions, here: _Here) -> Iterator[MemoryRoom]:
+    if here.cluster.gpus:
+        yield from _gpus(decided, here)
+    else:
+        need = host_peak(_parts(here.nodes), here.turns)
+        yield MemoryRoom(here.nodes, here.where, here.cluster.memory, need)
 
 
 def _parts(nodes: Nodes) -> dict[str, list[Mapping[str, int]]]:
     return {w: [n.estimate.bytes for n in those] for w, those in nodes.items()}
 
 
-def _on_gpus(
-    draft: Draft, nodes: Nodes, turns: Turns, cluster: Cluster, where: str
-) -> Iterator[str]:
+def _gpus(decided: Decisions, host: _Here) -> Iterator[MemoryRoom]:
     """Workers by their GPU; those without one count with the first."""
-    having = {w: draft.devices.get(w, (0,)) for w in nodes}
-    for index in dict.fromkeys(i for w in nodes for i in having[w]):
-        here = {w: _on_each(nodes[w], len(having[w])) for w in nodes if index in having[w]}
-        mine = [[w for w in group if w in here] for group in turns]
+    nodes, gpus = host.nodes, host.cluster.gpus
+    having = {w: decided.devices.get(w, (0,)) for w in nodes}
+    on: dict[int, list[str]] = {}
+    for worker, numbers in having.items():
+        for index in numbers:
+            on.setdefault(index, []).append(worker)
+    for index, workers in on.items():
+        here = {w: _on_each(nodes[w], len(having[w])) for w in workers}
+        mine = [[w for w in group if w in here] for group in host.turns]
         need = host_peak(_parts(here), mine, without=HOST_PARTS, gives_back=True)
-        gpu = "the GPU" if len(cluster.gpus) == 1 else f"GPU {index}"
-        gpu += "" if where == "this host" else f" of {where}"
-        yield from _fits(here, gpu, cluster.gpus[index], need, HOST_PARTS)
+        gpu = "the GPU" if len(gpus) == 1 else f"GPU {index}"
+        gpu += "" if host.where == "this host" else f" of {host.where}"
+        yield MemoryRoom(here, gpu, gpus[index], need, HOST_PARTS)
 
 
 def _on_each(nodes: list[PlannedNode], devices: int) -> list[PlannedNode]:
@@ -67,10 +109,11 @@ def _beside_gpus(nodes: Nodes, turns: Turns, cluster: Cluster) -> Iterator[str]:
         yield f"{', '.join(nodes)}: {problem}. Fix: a lower batch or max_lag."
 
 
-def _fits(workers: Nodes, where: str, room: int, need: int, without: Parts = ()) -> Iterator[str]:
-    """A Worker alone, else all together, if they need more than the room (bytes) at a place."""
-    if need <= room:
+def _fits(at: MemoryRoom) -> Iterator[str]:
+    """A Worker alone, else all together, if they need more than there is."""
+    if at.need <= at.bytes:
         return
+    workers, room, need, without = at.workers, at.bytes, at.need, at.without
     alone = {w: peak(parts, without=without) for w, parts in _parts(workers).items()}
     single = next((w for w, size in alone.items() if size > room or len(workers) == 1), "")
     if single:
@@ -80,7 +123,7 @@ def _fits(workers: Nodes, where: str, room: int, need: int, without: Parts = ())
     largest = _largest([workers[single]] if single else workers.values(), without)
     shown = ", ".join(f"{part} of {name} {_gib(size)}" for size, part, name in largest)
     fix = _smaller(largest[0][1]) + ("" if single else ", or fewer workers")
-    yield f"{told}, {where} has {_gib(room)}: {shown}. Fix: {fix}."
+    yield f"{told}, {at.where} has {_gib(room)}: {shown}. Fix: {fix}."
 
 
 def _largest(workers: Iterable[list[PlannedNode]], without: Parts) -> list[tuple[int, str, str]]:

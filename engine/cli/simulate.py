@@ -1,0 +1,174 @@
+"""`dataflow simulate TARGET`: a plan's Steps in simulated time; of several plans, a table.
+
+Owns: the flags, what is printed and written. Does not own: planning and simulating
+(engine/simulating.py), what is said of it (engine/simulate).
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dataflow.graph import Graph
+from dataflow.storage import writing
+from dataflow.width import screen_width
+from engine.cli.flags import graph_and
+from engine.cli.screen import say
+from engine.cli.target import UsageError, is_received, load_target
+from engine.cli.values import Spreads
+from engine.options import RunOptions
+
+if TYPE_CHECKING:
+    from engine.simulating import SimulatedRows, Variant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulateOptions(RunOptions):
+    """Options of run, which a plan may depend on, and what is simulated."""
+
+    steps: int | None = 5
+    """Steps that are simulated."""
+    devices: int | None = None
+    """As many devices as that, of the cluster file's kinds, and Workers in proportion."""
+    lengths: str = ""
+    """Tokens of answers: 512, lognormal:3000,0.9,20000, a run folder or a trace; else the most."""
+    prompts: str = ""
+    """Tokens of prompts: 200 or lognormal:200,0.5,1000; else as --lengths says, or the most."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Seconds a row of rewards and functions of your own (score=0.002)."""
+    profile: Path | None = None
+    """Measured rates of the devices (dataflow profile)."""
+    what_if: Spreads = ()
+    """Compare plans: rollout=1..8 (Workers), devices=8..64, threads=2,4, rollout.max_lag=0,1."""
+    json: Path | None = None
+    """A file for all figures."""
+    timeline: Path | None = None
+    """A file with who did what when, which Perfetto opens."""
+    picture: Path | None = None
+    """With --what-if: an SVG file of the comparison."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Plan, simulate, print; 1 where no plan that was asked for fits."""
+    graph, options = graph_and(SimulateOptions, "simulate", arguments)
+    _refuse_absurd(options)
+    from engine.simulating import Variant, one_graph  # here: it imports what runs kernels
+
+    base = Variant(graph=one_graph(graph), options=_of_run(options), devices=options.devices)
+    rows = _rows(options, {node.name for node in base.graph.nodes})
+    if not options.what_if:
+        return _one(base, rows, options)
+    return _several(base, rows, options, arguments)
+
+
+def _one(base: Variant, rows: SimulatedRows, options: SimulateOptions) -> int:
+    from engine.simulate.report import WIDTH, report
+    from engine.simulate.summed import as_data, summary_of, write_json
+    from engine.simulate.timeline import write_timeline
+    from engine.simulating import simulate
+
+    found = simulate(base.graph, base.options, rows, devices=base.devices)
+    figures, told = summary_of(found), _told(rows, options)
+    if options.json is not None:
+        write_json(options.json, as_data(figures, told))
+    if options.timeline is not None:
+        write_timeline(options.timeline, found)
+    say(report(figures, told=told, width=screen_width(WIDTH)), end="")
+    return 0
+
+
+def _several(
+    base: Variant, rows: SimulatedRows, options: SimulateOptions, arguments: Sequence[str]
+) -> int:
+    from engine.simulate.compared import WIDTH, compared_data, picture, table
+    from engine.simulate.summed import write_json
+    from engine.simulating import what_if
+
+    plans = what_if(
+        base,
+        options.what_if,
+        rows,
+        make=_maker(arguments),
+        parameters=_parameters(arguments[0]),
+        tell=(lambda text: say(f"simulating {text}")) if options.progress else (lambda text: None),
+    )
+    fits = any(plan.found for plan in plans)
+    if options.json is not None:
+        write_json(options.json, compared_data(plans, _told(rows, options)))
+    if options.picture is not None and fits:
+        with writing("the picture", options.picture):
+            options.picture.write_text(picture(plans), encoding="utf-8")
+    say(table(plans, width=screen_width(WIDTH)), end="")
+    return 0 if fits else 1
+
+
+def _parameters(target: str) -> list[str]:
+    """Those of the graph's function."""
+    if is_received(target):
+        return []
+    return list(inspect.signature(load_target(target).function).parameters)
+
+
+def _maker(arguments: Sequence[str]) -> Callable[[Mapping[str, str]], Graph]:
+    """Makes the graph as this command line does, with some flags and settings more."""
+
+    def make(texts: Mapping[str, str]) -> Graph:
+        from engine.simulating import one_graph
+
+        settings = [f"{key}={value}" for key, value in texts.items() if "." in key]
+        flags = [w for k, v in texts.items() if "." not in k for w in (f"--{k}", v)]
+        more = [*flags, *(["--set", *settings] if settings else [])]
+        return one_graph(graph_and(SimulateOptions, "simulate", [*arguments, *more])[0])
+
+    return make
+
+
+def _of_run(options: SimulateOptions) -> RunOptions:
+    """Without what is the simulation's own."""
+    return RunOptions(**{f.name: getattr(options, f.name) for f in fields(RunOptions)})
+
+
+def _refuse_absurd(options: SimulateOptions) -> None:
+    """Before anything is planned. Raises UsageError."""
+    steps, several = options.steps, bool(options.what_if)
+    wrong = [s for s in options.seconds.items() if not 0 <= s[1] < math.inf]
+    name, seconds = wrong[0] if wrong else ("score", 0)
+    found = [
+        ("--steps", steps, steps is None or steps < 1, "1 Step or more", "5"),
+        ("--seconds", f"{name}={seconds}", bool(wrong), "some seconds a row", f"{name}=0.002"),
+        ("--timeline", "--what-if", several and options.timeline is not None, "one plan", ""),
+        ("--picture", "one plan", not several and options.picture is not None, "--what-if", ""),
+    ]
+    for flag, value, is_wrong, expected, fix in found:
+        if is_wrong:
+            problem = f"{flag}: expected {expected}, found {value}"
+            told = f"{flag} {fix}" if fix else f"leave {flag} out"
+            raise UsageError("dataflow simulate", problem, told)
+    for flag in ("json", "timeline", "picture"):
+        path: Path | None = getattr(options, flag)
+        if path is not None and path.is_dir():
+            problem = f"--{flag}: expected the name of a file, found {path}"
+            raise UsageError("dataflow simulate", problem, f"--{flag} simulated.{flag}")
+
+
+def _rows(options: SimulateOptions, nodes: Collection[str]) -> SimulatedRows:
+    """What is simulated, whatever the plan. nodes: of the graph; a run's may have others."""
+    from engine.seen_rows import seen_rows
+    from engine.simulating import SimulatedRows
+
+    seen = seen_rows(options.lengths, options.prompts)
+    return SimulatedRows(
+        lengths=seen,
+        steps=options.steps or 0,
+        seconds={n: s for n, s in seen.seconds.items() if n in nodes} | dict(options.seconds),
+        profile=options.profile,
+    )
+
+
+def _told(rows: SimulatedRows, options: SimulateOptions) -> dict[str, str]:
+    """Where the seconds come from that no plan has."""
+    return {n: "given" if n in options.seconds else "measured" for n in rows.seconds}

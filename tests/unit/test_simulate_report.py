@@ -1,0 +1,317 @@
+"""What is said of simulated runs that are written by hand: figures, critical paths, timelines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataflow.draw.chart import COLOURS, charts
+from engine.observe.trace import read_trace
+from engine.plan.cluster import Host, with_first
+from engine.plan.plan import Plan
+from engine.simulate.compared import ComparedPlan, compared_data, picture, table
+from engine.simulate.critical import WAIT, CriticalPaths, summed
+from engine.simulate.prediction import (
+    Prediction,
+    SimulatedSpan,
+)
+from engine.simulate.report import report
+from engine.simulate.summed import PredictionSummary, as_data, summary_of
+from engine.simulate.timeline import write_timeline
+from engine.simulate.utilisation import TimeShares, Utilisation
+from tests.kit.comparison import require_golden
+from tests.kit.graphs import grpo_graph
+from tests.kit.plans import planned_on
+from tests.kit.simulated import GIB, plan_of_three, span, two_steps
+
+pytestmark = pytest.mark.usefixtures("tiny")
+
+
+def test_a_report() -> None:
+    found = summary_of(two_steps())
+    require_golden("simulate/three.txt", report(found, told={"score": "given"}))
+    narrow = report(found, told={"score": "given"}, width=60)
+    assert max(map(len, narrow.splitlines())) <= 60
+
+
+def test_a_single_step_is_its_own_mean() -> None:
+    whole = two_steps()
+    one = replace(whole, steps=whole.steps[:1], spans=whole.spans[:6])
+    found = summary_of(one)
+    assert (found.first, found.last, found.step) == (1, 1, 10.0)
+    assert "nodes, Step 1:" in report(found)
+
+
+def test_without_spans_the_rest_is_said() -> None:
+    found = summary_of(two_steps(spans=()))
+    assert (found.nodes, found.devices, found.busy) == ((), (), None)
+    text = report(found)
+    assert "400 tokens/s" in text
+    assert "nodes" not in text
+    assert "critical path" not in text
+
+
+# --- utilisation ----------------------------------------------------------------------------------
+
+
+def test_where_time_goes() -> None:
+    found = summary_of(two_steps())
+    node = {use.node: use.shares for use in found.nodes}
+    assert node["rollout"].busy == pytest.approx(0.3), "2 and 4 of 2 x 10 seconds"
+    assert node["rollout"].weights == pytest.approx(0.1), "a load each; nobody waited before it"
+    assert node["rollout"].idle == pytest.approx(0.6)
+    assert node["train_policy"].busy == pytest.approx(0.4)
+    assert node["train_policy"].rows == pytest.approx(0.6), "until the rewards were there"
+    assert node["score"].rows == pytest.approx(0.5)
+    assert node["advantage"].others == pytest.approx(0.6), "of score, on the same Worker"
+
+
+def test_what_lies_outside_of_the_time_that_counts_is_left_out() -> None:
+    spans = [span("train", "train", "train_policy", 0.0, 8.0, fetch=2.0, busy=4.0)]
+    use = {u.node: u for u in Utilisation(plan_of_three(), spans, 4.0, 6.0).nodes()}
+    shares = use["train_policy"].shares
+    assert (shares.rows, shares.busy) == (pytest.approx(0.25), pytest.approx(0.5))
+
+
+def test_workers_on_one_device_have_it_together() -> None:
+    hosts = [Host(name="a", cores=16, memory=2**38, gpus=(80 * GIB,), kind="H100")]
+    pins = {"rollout": "gen@a", "train_policy": "train@a"}
+    plan = planned_on(with_first(hosts), grpo_graph(), pin=pins, turns=(("gen", "train"),))
+    spans = [
+        span("gen", "chunk", "rollout", 0.0, 4.0),
+        span("train", "train", "train_policy", 4.0, 10.0),
+    ]
+    (gpu, *_) = (d for d in Utilisation(plan, spans, 0.0, 10.0).devices() if d.kind == "H100")
+    assert gpu.shares.busy == pytest.approx(1.0)
+    assert set(gpu.nodes) >= {"rollout", "train_policy"}
+
+
+WORKERS = {"gen0": "rollout", "gen1": "rollout", "train": "train_policy", "data": "score"}
+
+
+@st.composite
+def any_spans(draw: st.DrawFn) -> list[SimulatedSpan]:
+    """Of each Worker one after another, with gaps."""
+    found: list[SimulatedSpan] = []
+    whats = st.sampled_from(["chunk", "train", "load", "offer", "wake", "record"])
+    part = st.floats(0, 1)
+    for worker, node in WORKERS.items():
+        at = 0.0
+        for _ in range(draw(st.integers(0, 4))):
+            start = at + draw(st.floats(0, 5))
+            at = start + draw(st.floats(0.001, 5))
+            long = at - start
+            more = {"fetch": long * draw(part), "busy": long * draw(part)}
+            found.append(span(worker, draw(whats), node, start, at, **more))
+    return found
+
+
+@given(spans=any_spans(), start=st.floats(0, 10), long=st.floats(0.1, 30))
+def test_shares_add_up(spans: Sequence[SimulatedSpan], start: float, long: float) -> None:
+    use = Utilisation(PLAN[0], spans, start, start + long)
+    shares = [u.shares for u in use.nodes()] + [u.shares for u in use.devices()]
+    assert len(shares) == len(PLAN[0].nodes) + 4
+    for each in shares:
+        parts = [getattr(each, f.name) for f in fields(TimeShares)]
+        assert sum(parts) == pytest.approx(1.0)
+        assert min(parts) >= 0.0
+
+
+PLAN: list[Plan] = []
+
+
+@pytest.fixture(autouse=True)
+def known_plan(tiny: None) -> None:
+    """Made once: every example of a property reads it."""
+    if not PLAN:
+        PLAN.append(plan_of_three())
+
+
+# --- the critical path ----------------------------------------------------------------------------
+
+
+def path(found: Prediction, step: int = 2) -> list[tuple[str, float]]:
+    """(node, or what no node did; seconds) of each part."""
+    start = found.steps[step - 2].end if step > 1 else 0.0
+    parts = CriticalPaths(found.spans).path(found.steps[step - 1], start)
+    return [(part.node or part.what, part.seconds) for part in parts]
+
+
+def test_a_path_goes_by_what_each_waited_for() -> None:
+    assert path(two_steps()) == [
+        ("rollout", 1.0),
+        ("rollout", 4.0),
+        ("score", 1.0),
+        ("train_policy", 4.0),
+    ], "the slower replica, which was told to begin while it loaded"
+
+
+def test_a_path_through_the_first_span_of_all() -> None:
+    assert path(two_steps(), 1) == [
+        ("prompts", 0.5),
+        ("rollout", 4.0),
+        ("score", 0.5),
+        ("train_policy", 5.0),
+    ], "advantage took no time"
+
+
+def test_a_path_ends_where_the_step_before_did() -> None:
+    """Generation of an earlier Step, which goes on in this one, counts from its beginning."""
+    spans = [
+        span("gen0", "chunk", "rollout", 3.0, 14.0),
+        span("train", "train", "train_policy", 14.0, 18.0, cause=0, step=2),
+    ]
+    assert path(two_steps(spans=spans)) == [
+        ("rollout", 4.0),
+        ("train_policy", 4.0),
+        (WAIT, 2.0),
+    ]
+
+
+def test_what_nobody_did_is_said() -> None:
+    spans = [span("train", "train", "train_policy", 15.0, 20.0, step=2)]
+    assert path(two_steps(spans=spans)) == [(WAIT, 5.0), ("train_policy", 5.0)]
+    assert path(two_steps(spans=[])) == [(WAIT, 10.0)]
+
+
+def test_rows_that_came_before_their_chunk_ended() -> None:
+    """Training began on a chunk's first rows; the chunk counts as far as that."""
+    spans = [
+        span("gen0", "chunk", "rollout", 10.0, 19.0, step=2),
+        span("train", "train", "train_policy", 14.0, 20.0, cause=0, step=2),
+    ]
+    assert path(two_steps(spans=spans)) == [("rollout", 4.0), ("train_policy", 6.0)]
+
+
+@given(spans=any_spans(), cause=st.lists(st.integers(-1, 15), min_size=16, max_size=16))
+def test_a_path_adds_up_to_the_step(spans: Sequence[SimulatedSpan], cause: list[int]) -> None:
+    ordered = sorted(spans, key=lambda each: each.end)
+    made = [
+        replace(s, step=2, cause=c if c < i else -1, told=s.start - (i % 2))
+        for i, (s, c) in enumerate(zip(ordered, cause, strict=False))
+    ]
+    found = two_steps(PLAN[0], made)
+    parts = CriticalPaths(found.spans).path(found.steps[1], 10.0)
+    assert sum(part.seconds for part in parts) == pytest.approx(10.0)
+    assert [part.end for part in parts[:-1]] == pytest.approx([part.start for part in parts[1:]])
+    assert sum(part.seconds for part in summed(parts)) == pytest.approx(10.0)
+
+
+# --- cost, JSON, timeline -------------------------------------------------------------------------
+
+
+def test_a_cost_needs_all_prices() -> None:
+    assert summary_of(two_steps()).cost.step == pytest.approx(2 * 36.0 * 10 / 3600)
+    unknown = summary_of(two_steps(plan_of_three(price=0.0)))
+    assert unknown.cost.unpriced == ("b", "a") or unknown.cost.unpriced == ("a", "b")
+    assert "not known: no price an hour of" in report(unknown)
+
+
+def test_figures_as_json_are_those_of_the_page(tmp_path: Path) -> None:
+    data = json.loads(json.dumps(as_data(summary_of(two_steps()), {"score": "given"})))
+    assert data["format"] == 1
+    assert data["steps"]["seconds"] == [10.0, 10.0]
+    assert data["steps"]["tokens_per_second"] == 400.0
+    assert data["nodes"]["train_policy"]["busy"] == pytest.approx(0.4)
+    assert data["lag"] == {"rollout": {"mean": 0.25, "greatest": 0.25}}
+    assert data["critical_path"][0]["node"] == "rollout"
+    assert data["coordinator"]["seconds_per_event"] == pytest.approx(5e-5)
+    assert data["cost"]["known"]
+    assert data["rates"]["given"] == ["score"]
+    assert set(data["devices"]["a:0"]) == {"kind", "nodes", "busy", "rows", "weights", "idle"}
+
+
+def test_a_timeline_has_a_track_for_each_worker(tmp_path: Path) -> None:
+    whole = two_steps()
+    write_timeline(tmp_path / "t.json", whole)
+    events = read_trace(tmp_path / "t.json")
+    tracks = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert tracks == {"steps", "data", "gen0", "gen1", "train"}
+    spans = [e for e in events if e["ph"] == "X"]
+    fetched = sum(s.fetch > 0 for s in whole.spans)
+    assert len(spans) == len(whole.spans) + fetched + len(whole.steps)
+    names = {e["name"] for e in spans}
+    assert {"rollout", "load rollout", "fetch", "Step 2", "train_policy"} <= names
+    ((at, long),) = {(e["ts"], e["dur"]) for e in spans if e["name"] == "Step 2"}
+    assert (at, long) == (10e6, 10e6)
+
+
+# --- plans beside each other ----------------------------------------------------------------------
+
+
+def faster(found: PredictionSummary, times: float) -> PredictionSummary:
+    cost = replace(found.cost, step=found.cost.step / times)
+    return replace(found, step=found.step / times, rate=found.rate * times, cost=cost)
+
+
+def three_plans() -> list[ComparedPlan]:
+    found = summary_of(two_steps())
+    return [
+        ComparedPlan(values={"rollout": "1"}, found=found),
+        ComparedPlan(values={"rollout": "2"}, found=faster(found, 1.6)),
+        ComparedPlan(values={"rollout": "16"}, why="verify: gen needs 90 GiB, GPU 0 has 80 GiB."),
+    ]
+
+
+def test_plans_in_a_table() -> None:
+    text = table(three_plans())
+    require_golden("simulate/plans.txt", text)
+    assert max(map(len, table(three_plans(), width=60).splitlines())) <= 60
+
+
+def test_where_no_plan_fits_the_table_says_why() -> None:
+    text = table(three_plans()[2:])
+    assert "16  verify: gen needs 90 GiB" in text
+
+
+def test_what_is_the_same_as_above_is_not_said_again() -> None:
+    first, second, last = three_plans()
+    text = table([first, last, replace(last, values={"rollout": "32"}), second])
+    assert text.count("needs 90 GiB") == 1
+    assert "32  the same\n" in text
+
+
+def test_plans_with_other_seeds_have_other_rows() -> None:
+    plans = [replace(plan, values={"seed": "1"}) for plan in three_plans()]
+    assert "the same rows" not in table(plans)
+
+
+def test_plans_in_a_picture() -> None:
+    drawn = picture(three_plans())
+    for title in ("seconds a Step", "tokens/s", "busy devices, %", "cost a Step"):
+        assert f">{title}</text>" in drawn
+    assert drawn.count("<circle") == 8, "two that fit in four panels"
+    assert ">16</text>" in drawn, "the value that does not fit has its place"
+
+
+def test_a_line_for_each_combination_of_the_other_values() -> None:
+    base = three_plans()[0].found
+    assert base is not None
+    plans = [
+        ComparedPlan(values={"rollout": n, "threads": t}, found=faster(base, float(n)))
+        for n in ("1", "2", "4")
+        for t in ("2", "4")
+    ]
+    drawn = picture(plans)
+    assert ">threads=2</text>" in drawn
+    assert drawn.count("<polyline") == 8
+
+
+def test_plans_as_json() -> None:
+    data = compared_data(three_plans())
+    assert [plan["values"] for plan in data["plans"]] == [{"rollout": n} for n in ("1", "2", "16")]
+    assert data["plans"][0]["steps"]["mean"] == 10.0
+    assert data["plans"][2]["why"].startswith("verify: ")
+
+
+def test_charts_of_one_label_and_of_too_many_lines() -> None:
+    lines = {f"line {i}": [(0.0, 1.0)] for i in range(len(COLOURS) + 2)}
+    drawn = charts("all", {"seconds": lines}, ["2"])
+    assert "seconds (2 more not shown)" in drawn
+    assert drawn.count("<circle") == len(COLOURS)
