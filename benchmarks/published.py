@@ -1,10 +1,11 @@
 """Published results beside what this project's cost model gives for the same systems.
 
-    python -m benchmarks.published [--quick] [--json FILE] [--ours FILE]
+    python -m benchmarks.published [--quick] [--json FILE]
 
 Owns: which results are compared, and the table. Does not own: the inputs and their sources
-(published.toml), the systems' schedules (published_schedules.py, published_areal.py), the
-coefficients, which are those of the catalogue for every row (engine/cost/catalogue.toml).
+(published.toml), the systems' schedules (published_schedules.py, published_areal.py), what our own
+coordinator gives (published_ours.py), the coefficients, which are those of the catalogue for every
+row (engine/cost/catalogue.toml).
 
 A row's error is how far the simulated number is from the published one, in per cent of it. Rows
 that miss their goal come first, then EARL's cells of the wrong sign, then the others, the worst
@@ -20,13 +21,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import tyro
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.published_areal import AdmissionRule, asynchronous
+from benchmarks.published_ours import areal_by_us
 from benchmarks.published_schedules import (
     Engines,
     Pool,
@@ -42,7 +43,6 @@ from benchmarks.published_schedules import (
     synchronous,
 )
 from benchmarks.report import SideResult, machine, write_json
-from dataflow.errors import DataError, nearest_or_all
 from engine.cost.distribution import lognormal
 from engine.cost.models import Shape, formula
 from engine.cost.passes import Sizes
@@ -330,24 +330,12 @@ def table(found: Sequence[Row]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]
     return head, [(*c[:3], m, *c[3:]) for c, m in zip(cells, more, strict=True)]
 
 
-def read_ours(path: Path) -> dict[str, float]:
-    """Numbers by a row's name, from a JSON file. Raises DataError for anything else in it."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, float])
-    except (OSError, msgspec.DecodeError) as error:
-        problem = f"--ours {path}: expected a JSON object of numbers by a row's name"
-        raise DataError(f"{problem}, found {error}. Fix: write it.") from error
-
-
-def with_ours(found: Sequence[Row], ours: Mapping[str, float]) -> list[Row]:
-    """The rows, with what this project's coordinator gives, by name. Raises DataError for a name
-    that no row has.
-    """
-    for name in ours:
-        known = [row.name for row in found]
-        if name not in known:
-            fix = nearest_or_all(name, known)
-            raise DataError(f"--ours: expected the name of a row, found {name!r}. Fix: {fix}.")
+def with_ours(found: Sequence[Row], data: Mapping[str, Any]) -> list[Row]:
+    """The rows, with what this project's coordinator gives where that was planned."""
+    said = data["areal"]
+    ours = dict(
+        pair for run in said["runs"] for pair in areal_by_us(said, run, sizes(data, run["model"]))
+    )
     return [replace(row, ours=ours.get(row.name)) for row in found]
 
 
@@ -366,13 +354,16 @@ def _number(value: float | None, unit: str) -> str:
     return f"{value:.0f} {unit}" if abs(value) >= 100 else f"{value:.3g} {unit}"
 
 
-def main(*, quick: bool = False, json: Path | None = None, ours: Path | None = None) -> None:
-    """Print published beside simulated. quick: shorter runs. ours: a JSON object, by a row's name
-    what `dataflow simulate` gave for that system's graph; it becomes a column.
+def main(*, quick: bool = False, json: Path | None = None) -> None:
+    """Print published beside simulated.
+
+    Args:
+        quick: shorter runs, and without this project's own coordinator.
+        json: also write the results there, as a list of {name, value, unit, goal, holds}.
     """
     found = rows(quick=quick)
-    if ours is not None:
-        found = with_ours(found, read_ours(ours))
+    if not quick:
+        found = with_ours(found, inputs())
     head, cells = table(found)
     shown = Table(*head, title="Published and simulated")
     for row in cells:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,13 +14,12 @@ from benchmarks.published import (
     earl,
     inputs,
     ordered,
-    read_ours,
     rows,
     sizes,
     table,
-    with_ours,
 )
 from benchmarks.published_areal import AdmissionRule, asynchronous
+from benchmarks.published_ours import areal_by_us
 from benchmarks.published_schedules import (
     Engines,
     Pool,
@@ -35,7 +33,6 @@ from benchmarks.published_schedules import (
     streamed,
     synchronous,
 )
-from dataflow.errors import DataError
 from engine.cost.distribution import constant, lognormal
 from engine.cost.passes import Sizes
 
@@ -204,23 +201,23 @@ def test_a_goal_with_two_bounds_is_two_results() -> None:
 def test_what_our_coordinator_gives_is_a_column_where_there_is_any() -> None:
     rows_ = [Row(name="a", published=2.0, simulated=3.0), Row(name="b", published=1, simulated=1)]
     assert "with this coordinator" not in table(rows_)[0]
-    head, cells = table(with_ours(rows_, {"a": 2.5}))
+    head, cells = table([replace(rows_[0], ours=2.5), rows_[1]])
     assert head[3] == "with this coordinator"
     assert {c[0]: c[3] for c in cells} == {"a": "2.5 x", "b": ""}
-    with pytest.raises(DataError, match=r"--ours: .* Fix: "):
-        with_ours(rows_, {"c": 1.0})
 
 
-def test_the_file_of_our_numbers_is_read_or_refused(tmp_path: Path) -> None:
-    path = tmp_path / "ours.json"
-    path.write_text('{"a": 2.5}')
-    assert read_ours(path) == {"a": 2.5}
-    for damaged in ("[1]", '{"a": "b"}', "{"):
-        path.write_text(damaged)
-        with pytest.raises(DataError, match=r"--ours .*ours\.json: expected .* Fix: "):
-            read_ours(path)
-    with pytest.raises(DataError, match=r"No such file"):
-        read_ours(tmp_path / "none.json")
+def test_our_coordinator_runs_a_published_run_where_it_fits() -> None:
+    said = inputs()["areal"] | {"rows": 256}
+    run = {"model": "1_5B", "gpus": 16}
+    found = dict(areal_by_us(said, run, small()))
+    assert set(found) == {
+        "areal/1_5B/synchronous_step",
+        "areal/1_5B/asynchronous_step",
+        "areal/1_5B/asynchronous",
+    }
+    assert found["areal/1_5B/asynchronous"] > 1.0
+    large = dict(areal_by_us(said, {"model": "32B", "gpus": 16}, sizes(inputs(), "32B")))
+    assert large == {}, "activations of 28,000 tokens"
 
 
 def test_lengths_are_those_of_the_log() -> None:
