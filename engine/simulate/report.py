@@ -48,7 +48,7 @@ def report(
         section(f"nodes, {when}: {_WHY}", _nodes(found)),
         section(f"devices, {when}", _devices(found)),
         section("lag: versions from what made a row to what trained it", _lag(found)),
-        section(f"critical path of Step {found.used}: what it waited for", _path(found)),
+        section(f"critical path of Step {found.last}: what it waited for", _path(found)),
         section("coordinator", _coordinator(found)),
         section("where seconds come from", _rates(found.plan, told)),
     ]
@@ -88,7 +88,7 @@ def _used(plan: Plan) -> dict[str, set[int]]:
 
 
 def _when(found: PredictionSummary) -> str:
-    first, last = found.first, found.used
+    first, last = found.first, found.last
     return f"Step {last}" if last == first else f"Steps {first} to {last}"
 
 
@@ -98,11 +98,14 @@ def _steps(found: PredictionSummary) -> Iterator[Line]:
     width = 7
     yield from named("first", width, f"{exact(first)}, with nothing to overlap with")
     if rest:
-        least, most = exact(min(rest)), exact(max(rest))
+        between = rest[:-1] or rest
+        least, most = exact(min(between)), exact(max(between))
         spread = f" ({least} to {most})" if least != most else ""
         yield from named("then", width, f"{exact(found.step)} a Step{spread}")
-        if 1 < len(rest) <= _FEW:
-            yield from named("", width, ", ".join(exact(each) for each in rest))
+        if 1 < len(between) <= _FEW:
+            yield from named("", width, ", ".join(exact(each) for each in between))
+        if between != rest:
+            yield from named("last", width, f"{exact(rest[-1])}, with nothing to make for a next")
     yield from named("rows", width, f"{found.rows:,.0f} of {found.tokens:,.0f} tokens a Step")
     yield from named("speed", width, f"{found.rate:,.0f} tokens/s")
     yield from named("cost", width, cost(found))

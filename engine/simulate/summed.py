@@ -3,9 +3,9 @@
 Owns: the figures, and their form in JSON. Does not own: how they are said (report.py), how plans
 are compared by them (compared.py).
 
-The first Step has nothing to overlap with, so means are those of the Steps after it; of a single
-Step they are its own. In the last one nothing is made for a next one, so of three Steps or more
-the shares of time, and the critical path, leave it out, too.
+The first Step has nothing to overlap with; in the last one nothing is made for a next one, and what
+comes at a run's end is done. So neither counts where there are others: means and shares are those
+of the Steps between, of two Steps those of the second.
 """
 
 from __future__ import annotations
@@ -54,14 +54,13 @@ class ReaderLag:
 class PredictionSummary:
     """All that is said of a Prediction. seconds: of each Step, from the end of the one before.
     nodes, devices, path: empty where its spans were not kept. first, last: the Steps that
-    count; `used` is the last of those that nodes, devices and path are of.
+    count; the path is that of the last of them.
     """
 
     plan: Plan
     seconds: tuple[float, ...]
     first: int
     last: int
-    used: int
     step: float
     rows: float
     tokens: float
@@ -89,17 +88,16 @@ def summary_of(found: Prediction) -> PredictionSummary:
     ends = [0.0, *(step.end for step in found.steps)]
     seconds = [after - before for before, after in pairwise(ends)]
     after = 1 if len(seconds) > 1 else 0
-    counted = found.steps[after:]
-    step = fmean(seconds[after:])
-    tokens = fmean(each.tokens for each in counted)
     until = max(after + 1, len(seconds) - 1)
+    counted = found.steps[after:until]
+    step = fmean(seconds[after:until])
+    tokens = fmean(each.tokens for each in counted)
     use = Utilisation(found.plan, found.spans, ends[after], ends[until]) if found.spans else None
     return PredictionSummary(
         plan=found.plan,
         seconds=tuple(seconds),
         first=counted[0].step,
         last=counted[-1].step,
-        used=found.steps[until - 1].step,
         step=step,
         rows=fmean(each.rows for each in counted),
         tokens=tokens,
@@ -163,7 +161,7 @@ def as_data(found: PredictionSummary, told: Mapping[str, str] = _NOBODY) -> dict
             "seconds": list(found.seconds),
             "mean": found.step,
             "from": found.first,
-            "shares_until": found.used,
+            "until": found.last,
             "rows": found.rows,
             "tokens": found.tokens,
             "tokens_per_second": found.rate,

@@ -315,3 +315,14 @@ def test_charts_of_one_label_and_of_too_many_lines() -> None:
     drawn = charts("all", {"seconds": lines}, ["2"])
     assert "seconds (2 more not shown)" in drawn
     assert drawn.count("<circle") == len(COLOURS)
+
+
+def test_of_three_steps_the_one_between_counts() -> None:
+    """In the last one something is done once, at the run's end."""
+    whole = two_steps()
+    third = replace(whole.steps[1], step=3, start=20.0, end=50.0)
+    found = summary_of(replace(whole, steps=(*whole.steps, third), seconds=50.0))
+    assert (found.first, found.last, found.step) == (2, 2, 10.0)
+    text = report(found)
+    assert "last     30 s, with nothing to make for a next" in text
+    assert "critical path of Step 2" in text

@@ -159,7 +159,7 @@ def test_graphs_of_all_kinds_are_simulated(make: Callable[[], Graph], tmp_path: 
     found = predict(plan, steps=3, lengths=rows, seconds=dict.fromkeys(functions, 1e-3))
     figures = summary_of(found)
     path = sum(part.seconds for part in figures.path)
-    assert path == pytest.approx(figures.seconds[figures.used - 1])
+    assert path == pytest.approx(figures.seconds[figures.last - 1])
     assert figures.rate > 0
 
 
@@ -199,7 +199,7 @@ def test_a_plan_is_simulated(
         parts = [share for share in shares.values() if isinstance(share, float)]
         assert sum(parts) == pytest.approx(1.0)
     path = sum(part["seconds"] for part in figures["critical_path"])
-    assert path == pytest.approx(figures["steps"]["seconds"][figures["steps"]["shares_until"] - 1])
+    assert path == pytest.approx(figures["steps"]["seconds"][figures["steps"]["until"] - 1])
     events = read_trace(tmp_path / "timeline.json")
     assert {"gen", "train"} <= {e["args"]["name"] for e in events if e["name"] == "thread_name"}
 
