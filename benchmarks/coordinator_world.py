@@ -39,7 +39,7 @@ _TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class WorldLoad:
     """A run: Steps of so many prompts and samples of each, on so many Workers that generate, whose
     rows of a Step are cut into so many chunks. ranks: of the train node.
     """
@@ -105,7 +105,7 @@ class Spent:
 class World:
     """A coordinator and its Workers. together: so many messages wait whenever it looks."""
 
-    def __init__(self, load: Load, together: int) -> None:
+    def __init__(self, load: WorldLoad, together: int) -> None:
         self._load = load
         self._together = together
         self._plan = load.plan()
