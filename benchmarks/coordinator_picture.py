@@ -32,7 +32,9 @@ def picture(curves: Mapping[str, Points]) -> str:
         *_axes(workers, high),
     ]
     for colour, (name, points) in zip(COLOURS, curves.items(), strict=True):
-        lines += _line(name, [(_x(count, workers), _y(each, high)) for count, each in points], colour)
+        lines += _line(
+            name, [(_x(count, workers), _y(each, high)) for count, each in points], colour
+        )
     return "\n".join([*lines, "</g>", "</svg>"]) + "\n"
 
 

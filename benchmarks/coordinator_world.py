@@ -206,7 +206,9 @@ class World:
             case m.Record():
                 yield m.Recorded(id=task.id)
             case m.Offer():
-                yield m.Offered(id=task.id, worker=task.worker, block=self._block(task.worker), digest="")
+                yield m.Offered(
+                    id=task.id, worker=task.worker, block=self._block(task.worker), digest=""
+                )
             case m.Load():
                 self._version = task.version
                 yield m.Loaded(id=task.id, worker=task.worker)

@@ -32,7 +32,15 @@ from engine.coordinator.prompts import (
 )
 from engine.coordinator.readiness import Readiness
 from engine.coordinator.refs import Key, Ref, SourceCut
-from engine.coordinator.tables import ABSENT, NO_BLOCK, PENDING, PRESENT, RowTable, StepRows, states_in
+from engine.coordinator.tables import (
+    ABSENT,
+    NO_BLOCK,
+    PENDING,
+    PRESENT,
+    RowTable,
+    StepRows,
+    states_in,
+)
 from engine.plan.lag import NO_VERSION
 from engine.plan.plan import PlannedNode
 

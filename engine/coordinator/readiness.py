@@ -122,7 +122,7 @@ class Readiness:
         """The prompts that changed, and the chunks that can run now and could not before; passes
         absent rows on downstream.
         """
-        slots = np.fromiter(self._dirty, dtype=np.int64, count=len(self._dirty))
+        slots = np.array([*self._dirty], dtype=np.int64)
         slots = self._prompts.sorted(slots[self._prompts.status[slots] == RUNNING])
         found: list[NodeChunk] = []
         for node in self._nodes[1:] if len(slots) else ():
