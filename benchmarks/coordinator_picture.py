@@ -6,6 +6,7 @@ Owns: the layout. Does not own: the numbers (coordinator.py).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from html import escape
 from math import ceil, log
 
 WIDTH, HEIGHT, LEFT, TOP = 460, 240, 60, 60
@@ -53,7 +54,8 @@ def _axes(workers: Sequence[int], high: int) -> Iterator[str]:
         yield f'<text x="-8" y="{y + 4:.1f}" text-anchor="end" fill="#99a">{value}</text>'
     for count in workers:
         x = _x(count, workers)
-        yield f'<text x="{x:.1f}" y="{HEIGHT + 20}" text-anchor="middle" fill="#99a">{count:,}</text>'
+        where = f'x="{x:.1f}" y="{HEIGHT + 20}" text-anchor="middle"'
+        yield f'<text {where} fill="#99a">{count:,}</text>'
 
 
 def _line(name: str, points: Sequence[tuple[float, float]], colour: str) -> Iterator[str]:
@@ -61,4 +63,4 @@ def _line(name: str, points: Sequence[tuple[float, float]], colour: str) -> Iter
     yield f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>'
     yield from (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in points)
     x, y = points[-1]
-    yield f'<text x="{x + 10:.1f}" y="{y + 4:.1f}" fill="{colour}">{name}</text>'
+    yield f'<text x="{x + 10:.1f}" y="{y + 4:.1f}" fill="{colour}">{escape(name)}</text>'

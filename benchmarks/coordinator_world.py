@@ -121,6 +121,7 @@ class World:
         self._version = 0
         self._closed = 0
         self.assignments: list[m.TrainStep] = []
+        """What ranks were told of each Step."""
 
     def run(self, most: int = 1 << 62) -> Spent:
         """Until the Steps are closed, or about so many events are heard."""
@@ -187,6 +188,8 @@ class World:
                 self._begin(each)
 
     def _begin(self, task: m.Task | m.Go) -> None:
+        if isinstance(task, m.TrainStep):
+            self.assignments.append(task)
         if task.worker not in self._todo:
             self._todo[task.worker] = deque()
             self._turns.append(task.worker)
@@ -198,11 +201,10 @@ class World:
                 yield from self._rows(task)
                 yield m.ChunkDone(id=task.id, node=task.node)
             case m.TrainStep() if self._load.ranks > 1:
-                self.assignments.append(task)
                 yield m.Prepared(id=task.id, node=task.node, worker=task.worker)
             case m.TrainStep() | m.Go():
-                step = self._closed + 1
-                yield m.Stepped(id=task.id, node=task.node, step=step, worker=task.worker)
+                done = self._closed + 1
+                yield m.Stepped(id=task.id, node=task.node, step=done, worker=task.worker)
             case m.Record():
                 yield m.Recorded(id=task.id)
             case m.Offer():
