@@ -35,36 +35,33 @@ MOST_DEARER, FIRST = 1.5, 64
 """An event with the most Workers, in those of an event with this many."""
 COHORT, COHORT_SECONDS = 10_000, 1.5
 RANK_BYTES, ROW_BYTES = 256, 40
-_QUICK = 2500
-"""Events of each run."""
+_QUICK = 12_000
+"""Events of each case."""
 
 
-def crowd(workers: int) -> WorldLoad:
-    """The Steps of the curves."""
-    return WorldLoad(prompts=10_000, samples=4, workers=workers, chunks=min(workers, 5000))
-
-
-def spent(load: WorldLoad, together: int, most: int) -> float:
-    """Microseconds an event."""
-    return World(load, together).run(most).each
+def crowd(workers: int, prompts: int) -> WorldLoad:
+    """A Step of the curves."""
+    chunks = min(workers, prompts // 2)
+    return WorldLoad(prompts=prompts, samples=4, workers=workers, chunks=chunks)
 
 
 def cases(most: int) -> Iterator[SideResult]:
     """Events on 64 Workers, with their goals."""
     for name, load in CASES.items():
         for how, together in TOGETHER.items():
-            each = spent(load, together, most)
+            each = World(load, together).run(most).each
             yield SideResult(
                 name=f"{name}/{how}", value=each, unit="us/event", goal=GOALS[how], least=False
             )
 
 
-def curves(most: int) -> dict[str, list[tuple[int, float]]]:
+def curves(prompts: int) -> dict[str, list[tuple[int, float]]]:
     """(Workers, microseconds an event), by how many wait together."""
     found: dict[str, list[tuple[int, float]]] = {how: [] for how in TOGETHER}
     for workers in WORKERS:
         for how, together in TOGETHER.items():
-            found[how].append((workers, spent(crowd(workers), together, most)))
+            spent = World(crowd(workers, prompts), together).run()
+            found[how].append((workers, spent.each))
     return found
 
 
@@ -89,23 +86,34 @@ def cohort(size: int) -> float:
     return World(load, 128).run(2 * size).longest
 
 
-def rank_bytes(prompts: int, ranks: int) -> int:
-    """Bytes that a rank is told of a Step beyond those for the rows of its share, at most."""
+def told_to_a_rank(prompts: int, ranks: int) -> SideResult:
+    """Bytes of what one rank is told of a Step: of all ranks, those that are nearest to the goal or
+    farthest beyond.
+    """
     world = World(WorldLoad(prompts=prompts, samples=16, ranks=ranks), 128)
     world.run()
-    return max(len(encode(told)) - ROW_BYTES * len(told.keys) for told in world.assignments)
+    most = {told.worker: RANK_BYTES + ROW_BYTES * len(told.keys) for told in world.assignments}
+    sizes = {told.worker: len(encode(told)) for told in world.assignments}
+    rank = max(sizes, key=lambda worker: sizes[worker] - most[worker])
+    return SideResult(
+        name=f"told to one of {ranks:,} ranks of a Step of {prompts:,} x 16",
+        value=sizes[rank],
+        unit="bytes",
+        goal=most[rank],
+        least=False,
+    )
 
 
 def main(*, quick: bool = False, json: Path | None = None, picture_to: Path | None = None) -> None:
     """Measure.
 
     Args:
-        quick: the first events of each run, and smaller sizes of the rest; not to be quoted.
+        quick: the first events of each case, and smaller sizes of the rest; not to be quoted.
         json: also write the results there, as a list of {name, value, unit, goal, holds}.
         picture_to: also draw the curves there, as SVG.
     """
     most = _QUICK if quick else 1 << 62
-    lines = curves(most)
+    lines = curves(400 if quick else 10_000)
     size, prompts, ranks = (2000, 128, 16) if quick else (COHORT, 4096, 1024)
     found = [
         *cases(most),
@@ -117,13 +125,7 @@ def main(*, quick: bool = False, json: Path | None = None, picture_to: Path | No
             goal=COHORT_SECONDS,
             least=False,
         ),
-        SideResult(
-            name=f"told to one of {ranks:,} ranks, beyond {ROW_BYTES} bytes a row",
-            value=rank_bytes(prompts, ranks),
-            unit="bytes",
-            goal=RANK_BYTES,
-            least=False,
-        ),
+        told_to_a_rank(prompts, ranks),
     ]
     where = machine()
     show("coordinator", found, where)

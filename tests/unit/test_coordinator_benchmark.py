@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.coordinator import RANK_BYTES, of_curves, rank_bytes
+from benchmarks.coordinator import of_curves, told_to_a_rank
 from benchmarks.coordinator_picture import picture
 from benchmarks.coordinator_world import World, WorldLoad
 
@@ -36,7 +36,9 @@ def test_each_rank_is_told_of_its_share_in_few_bytes() -> None:
     assert sorted(row for share in shares for row in share) == [
         (position, sample, 0) for position in range(16) for sample in range(4)
     ]
-    assert rank_bytes(64, 4) <= RANK_BYTES
+    result = told_to_a_rank(64, 4)
+    assert result.goal == 256 + 40 * 64 * 16 / 4
+    assert result.holds
 
 
 def test_the_ratio_is_that_of_the_most_workers_to_64() -> None:
