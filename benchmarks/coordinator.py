@@ -1,6 +1,6 @@
 """The coordinator alone: CPU time of an event, of a cohort, and bytes told to a rank.
 
-    python -m benchmarks.coordinator [--quick] [--json FILE] [--picture FILE]
+    python -m benchmarks.coordinator [--quick] [--json FILE] [--picture-to FILE]
 
 Owns: what is measured, and the goals. Does not own: the Workers that answer (coordinator_world.py),
 the picture (coordinator_picture.py), how results are shown (report.py).
