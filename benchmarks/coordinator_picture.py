@@ -15,6 +15,8 @@ COLOURS = ("#2f6fb3", "#d4953a", "#5aa469")
 _STYLE = 'font-family="Inter, Helvetica, Arial, sans-serif" font-size="12"'
 _UNIT = 20
 """Microseconds between two lines."""
+_APART = 14
+"""Between two names."""
 Points = Sequence[tuple[int, float]]
 
 
@@ -32,9 +34,12 @@ def picture(curves: Mapping[str, Points]) -> str:
         f'<g transform="translate({LEFT},{TOP})">',
         *_axes(workers, high),
     ]
-    for colour, (name, points) in zip(COLOURS, curves.items(), strict=True):
-        lines += _line(
-            name, [(_x(count, workers), _y(each, high)) for count, each in points], colour
+    ends = apart([_y(points[-1][1], high) for points in curves.values()])
+    for colour, end, (name, points) in zip(COLOURS, ends, curves.items(), strict=True):
+        at = [(_x(count, workers), _y(each, high)) for count, each in points]
+        lines += _line(at, colour)
+        lines.append(
+            f'<text x="{WIDTH + 10}" y="{end + 4:.1f}" fill="{colour}">{escape(name)}</text>'
         )
     return "\n".join([*lines, "</g>", "</svg>"]) + "\n"
 
@@ -58,9 +63,16 @@ def _axes(workers: Sequence[int], high: int) -> Iterator[str]:
         yield f'<text {where} fill="#99a">{count:,}</text>'
 
 
-def _line(name: str, points: Sequence[tuple[float, float]], colour: str) -> Iterator[str]:
+def apart(ends: Sequence[float]) -> list[float]:
+    """The same heights, moved up where one would stand in the way of another below it."""
+    found = list(ends)
+    below = float(HEIGHT + _APART)
+    for place in sorted(range(len(ends)), key=lambda place: -ends[place]):
+        below = found[place] = min(ends[place], below - _APART)
+    return found
+
+
+def _line(points: Sequence[tuple[float, float]], colour: str) -> Iterator[str]:
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     yield f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>'
     yield from (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in points)
-    x, y = points[-1]
-    yield f'<text x="{x + 10:.1f}" y="{y + 4:.1f}" fill="{colour}">{escape(name)}</text>'

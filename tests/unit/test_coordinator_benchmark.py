@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks.coordinator import of_curves, told_to_a_rank
-from benchmarks.coordinator_picture import picture
+from benchmarks.coordinator_picture import apart, picture
 from benchmarks.coordinator_world import World, WorldLoad
 
 
@@ -58,3 +58,8 @@ def test_the_picture_has_a_line_and_a_name_for_each_curve() -> None:
     assert {"a < b", "8", "512", "60"} <= set(words)
     ends = [line.get("points", "").split()[-1] for line in lines]
     assert ends == ["460.0,76.0"] * 3
+
+
+def test_names_of_lines_that_end_near_each_other_stand_apart() -> None:
+    assert apart([100.0, 200.0, 195.0]) == [100.0, 200.0, 186.0]
+    assert apart([76.0, 76.0, 76.0]) == [76.0, 62.0, 48.0]
