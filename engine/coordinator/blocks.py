@@ -72,6 +72,11 @@ class Blocks:
             self._done.append(number)
         return number
 
+    def unwanted(self, number: int) -> None:
+        """Nothing needs a block that was just added: the next `drain` frees it."""
+        self._needed[number] = 0
+        self._done.append(number)
+
     def __len__(self) -> int:
         return len(self._needed)
 
@@ -242,6 +247,9 @@ def _indexed(blocks: np.ndarray) -> tuple[list[int], np.ndarray]:
     """The numbers that occur, ascending, and for each entry the index of its number (int32)."""
     if not len(blocks):
         return [], np.zeros(0, dtype=np.int32)
+    first = int(blocks[0])
+    if len(blocks) == 1:
+        return [first], np.zeros(1, dtype=np.int32)
     first = int(blocks.min())
     if first == int(blocks.max()):
         return [first], np.zeros(len(blocks), dtype=np.int32)

@@ -37,6 +37,9 @@ from engine.coordinator import messages as m
 from engine.coordinator.outstanding import Outstanding
 from engine.plan.plan import Plan
 
+_SAID = (m.Woken, m.Slept, m.WorkerLost)
+"""Events that say of a Worker whether it has its devices."""
+
 
 @dataclass(slots=True)
 class _Turn:
@@ -113,6 +116,8 @@ class DeviceTurns:
 
     def heard(self, event: m.Event) -> list[m.Instruction]:
         """What an event lets go on, once the ledger has noted it."""
+        if not isinstance(event, _SAID):
+            return self._all_moved(())
         match event:
             case m.Woken():
                 self._devices_of[event.worker].state = "held"
@@ -120,16 +125,15 @@ class DeviceTurns:
                 self._devices_of[event.worker].free()
             case m.WorkerLost():
                 self._lost(event.worker)
-        said = isinstance(event, m.Woken | m.Slept | m.WorkerLost)
-        return self._all_moved((event.worker,) if said else ())
+        return self._all_moved((event.worker,))
 
     def _all_moved(self, workers: Iterable[str]) -> list[m.Instruction]:
         """Hand on the devices of these Workers, and of those that have answered something: all that
         can have changed.
         """
-        eased = self._outstanding.eased()
         if not self._shared:
             return []
+        eased = self._outstanding.eased()
         found = {
             devices.place: devices
             for worker in eased.union(workers)

@@ -27,6 +27,8 @@ from engine.coordinator import messages as m
 from engine.coordinator.chunk import NodeChunk
 
 T = TypeVar("T", bound=m.Task)
+_NO_END = (m.Produced, m.Tombstoned, m.Reported)
+"""Answers after which everything that was owed is owed still."""
 Part = Literal["due", "told", "prepared", "begun"]
 
 
@@ -122,10 +124,10 @@ class Outstanding:
 
     def heard(self, event: m.Event) -> Pending | None:
         """What this answers, once that is noted; None for no task, or one that is forgotten."""
+        if isinstance(event, _NO_END):  # most events
+            return self._asked.get(event.id)
         asked = self._asked.get(event.id) if isinstance(event, m.TaskEvent) else None
         match event:
-            case m.Produced() | m.Tombstoned() | m.Reported():
-                pass
             case m.Prepared() if asked is not None and asked.wanted:
                 self._set(asked, event.worker, "prepared")
             case m.Prepared() | m.Stepped() | m.Offered() | m.Loaded() | m.FetchFailed():

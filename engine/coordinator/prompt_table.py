@@ -32,7 +32,15 @@ from engine.coordinator.prompts import (
 )
 from engine.coordinator.readiness import Readiness
 from engine.coordinator.refs import Key, Ref, SourceCut
-from engine.coordinator.tables import ABSENT, NO_BLOCK, PENDING, PRESENT, RowTable, StepRows
+from engine.coordinator.tables import (
+    ABSENT,
+    NO_BLOCK,
+    PENDING,
+    PRESENT,
+    RowTable,
+    StepRows,
+    states_in,
+)
 from engine.plan.lag import NO_VERSION
 from engine.plan.plan import PlannedNode
 
@@ -76,6 +84,8 @@ class PromptTable:
         """Rows have come; returns the block's number. Rows of a retired prompt or an older attempt,
         and duplicates, are dropped.
         """
+        if len(ref.keys) == 1:
+            return self._produced_one(node, ref)
         table = self._tables[node]
         slots = self.prompts.find(ref.keys)
         samples = ref.keys.sample
@@ -86,6 +96,19 @@ class PromptTable:
         slots = slots[rows]
         table.put(slots, samples[rows], number, rows.astype(np.int32), ref)
         self._readiness.changed(node, slots)
+        return number
+
+    def _produced_one(self, node: str, ref: Ref) -> int:
+        """The same for a block of one row, as small arrays cost ten times a number."""
+        keys, table = ref.keys, self._tables[node]
+        slot = self.prompts.find_one(keys.position.item(), keys.attempt.item())
+        sample = keys.sample.item()
+        number = self.blocks.add(ref, 1)
+        awaited = slot >= 0 and sample < table.rows
+        if awaited and table.put_one(slot, sample, number, ref.version.item()):
+            self._readiness.changed_one(node, slot)
+        else:
+            self.blocks.unwanted(number)
         return number
 
     def closed(self, node: PlannedNode, keys: Keys) -> Key | None:
@@ -136,7 +159,9 @@ class PromptTable:
         """Finish, reject or drop the prompts of which every row has come or never will."""
         done = slots
         for node in reversed(self.nodes):  # the last ones are the last to be decided
-            done = done[(self._tables[node.name].state[done] != PENDING).all(axis=1)]
+            state = self._tables[node.name].state[done]
+            if PENDING in states_in(state):
+                done = done[(state != PENDING).all(axis=1)]
             if not len(done):
                 return
         self.prompts.move(done, FINISHED)

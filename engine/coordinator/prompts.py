@@ -44,6 +44,8 @@ class PromptStates:
         self.failed = np.zeros(FIRST_SLOTS, dtype=bool)
         self.admissions = 0
         self._by_position: tuple[np.ndarray, np.ndarray] | None = None
+        self._slot_of: dict[int, int] = {}
+        """The same, for one position at a time."""
 
     def admit(self, positions: Sequence[int], attempts: Sequence[int], version: int) -> np.ndarray:
         """Admit prompts as one cohort that can begin with a version; returns their slots."""
@@ -58,6 +60,7 @@ class PromptStates:
         self.admissions += len(slots)
         self.next = max(self.next, max(positions, default=-1) + 1)
         self._by_position = None
+        self._slot_of.update(zip(positions, slots.tolist(), strict=True))
         return slots
 
     @property
@@ -99,6 +102,13 @@ class PromptStates:
         same = (positions[at] == keys.position) & (self.attempt[slots] == keys.attempt)
         return np.where(same & (self.status[slots] == RUNNING), slots, -1)
 
+    def find_one(self, position: int, attempt: int) -> int:
+        """The same for one prompt, without arrays."""
+        slot = self._slot_of.get(position, -1)
+        if slot >= 0 and (self.status.item(slot) != RUNNING or self.attempt.item(slot) != attempt):
+            return -1
+        return slot
+
     def sorted(self, slots: np.ndarray) -> np.ndarray:
         """In the order of their positions."""
         return slots[np.argsort(self.position[slots])] if len(slots) > 1 else slots
@@ -123,6 +133,8 @@ class PromptStates:
         """Forget these prompts."""
         self.move(slots, FREE)
         self._by_position = None
+        for position in self.position[slots].tolist():
+            del self._slot_of[position]
 
     def cut_state(self, again: Sequence[tuple[int, int]]) -> SourceCut:
         """Every position's fate. again: (position, attempt) that wait to be admitted again."""

@@ -155,8 +155,9 @@ class RankGroups:
     ) -> tuple[list[m.Event], list[m.Instruction]]:
         """What the core is to hear, and what the ranks are to be told. asked: what this answers."""
         match event:
-            case m.Produced() if event.node in self._weighed:
-                self.kept((event.ref,))
+            case m.Produced() | m.ChunkDone():  # most events
+                if isinstance(event, m.Produced) and event.node in self._weighed:
+                    self.kept((event.ref,))
             case m.Prepared():
                 return [], [*self._answered(event), *self._prepared(asked)]
             case m.Stepped() if event.node in self._groups:

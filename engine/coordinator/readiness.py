@@ -27,6 +27,7 @@ from engine.coordinator.tables import (
     input_state,
     longer,
     read_by,
+    states_in,
 )
 from engine.plan.plan import PlannedNode
 
@@ -48,8 +49,11 @@ class Readiness:
         self._gates = {n.name: frozenset(n.gates) for n in nodes}
         self._uppers = uppers(nodes)
         self._issued = {n.name: np.zeros((FIRST_SLOTS, n.inner), dtype=bool) for n in nodes}
-        self._dirty = np.zeros(FIRST_SLOTS, dtype=bool)
+        self._dirty: set[int] = set()
+        """Slots."""
         self._touched: set[str] = set()
+        self._waits: dict[tuple[str, int], int] = {}
+        """(node, cohort) -> the slot of a prompt of it that was not decided when last looked at."""
         self._unmade = False
         """Whether lost rows are being made again: a gate may then be there, and the bytes not."""
 
@@ -57,17 +61,22 @@ class Readiness:
 
     def changed(self, node: str, slots: np.ndarray) -> None:
         """Rows of a node have come, or never will."""
-        self._dirty[slots] = True
+        self._dirty.update(slots.tolist())
+        self._touched.add(node)
+
+    def changed_one(self, node: str, slot: int) -> None:
+        """A row of a node has come."""
+        self._dirty.add(slot)
         self._touched.add(node)
 
     def changed_all(self) -> None:
         """A cohort no longer waits for prompts that are gone."""
-        self._dirty[self._prompts.slots(RUNNING)] = True
+        self._dirty.update(self._prompts.slots(RUNNING).tolist())
         self._touched.update(n.name for n in self._nodes)
 
     def settled(self) -> None:
         """Nothing has changed."""
-        self._dirty[:] = False
+        self._dirty.clear()
         self._touched.clear()
 
     def give_up(self, node: str, slots: np.ndarray) -> None:
@@ -89,7 +98,7 @@ class Readiness:
             )
             return [ready] if len(prompts) else []
         self._issued[node.name][at, samples] = False
-        self._dirty[at] = True
+        self._dirty.update(at.tolist())
         self._touched.update(node.gates)
         return []
 
@@ -97,12 +106,15 @@ class Readiness:
         """Forget these prompts."""
         for issued in self._issued.values():
             issued[slots] = False
-        self._dirty[slots] = False
+        if self._dirty:
+            self._dirty.difference_update(slots.tolist())
+        if self._waits:
+            gone = set(slots.tolist())
+            self._waits = {k: slot for k, slot in self._waits.items() if slot not in gone}
 
     def grow(self, slots: int) -> None:
         """Room for this many slots."""
         self._issued = {name: longer(old, slots) for name, old in self._issued.items()}
-        self._dirty = longer(self._dirty, slots)
 
     # --- what can begin ---------------------------------------------------------------------------
 
@@ -110,8 +122,8 @@ class Readiness:
         """The prompts that changed, and the chunks that can run now and could not before; passes
         absent rows on downstream.
         """
-        running = self._prompts.status == RUNNING
-        slots = self._prompts.sorted(np.flatnonzero(self._dirty & running))
+        slots = np.array([*self._dirty], dtype=np.int64)
+        slots = self._prompts.sorted(slots[self._prompts.status[slots] == RUNNING])
         found: list[NodeChunk] = []
         for node in self._nodes[1:] if len(slots) else ():
             if not self._touched.isdisjoint(self._gates[node.name]):
@@ -127,29 +139,51 @@ class Readiness:
     def _ready(self, node: PlannedNode, slots: np.ndarray) -> Iterator[NodeChunk]:
         """The chunks of a node that can begin, now that rows of these prompts are decided."""
         state = self._input_state(node, slots)
-        if (state == ABSENT).any():
+        there = states_in(state)
+        if ABSENT in there:
             self._pass_on_absent(node, slots, state)
-        if node.chunking == "cohort":
-            whole = slots[(state != PENDING).all(axis=1)]
-            if len(whole):
-                yield from self._whole_cohorts(node, whole)
+        cohorts = node.chunking == "cohort"
+        if PENDING in there and (cohorts or node.scope == "group"):
+            decided = (state != PENDING).all(axis=1)
+            slots, state = slots[decided], state[decided]
+        if not len(slots):
+            return
+        if cohorts:
+            yield from self._whole_cohorts(node, slots)
             return
         ready = (state == PRESENT) & ~self._issued[node.name][slots]
-        if node.scope == "group":
-            ready &= (state != PENDING).all(axis=1)[:, None]
         if ready.any():
             yield from self._issue(node, slots, ready)
 
     def _whole_cohorts(self, node: PlannedNode, slots: np.ndarray) -> Iterator[NodeChunk]:
         """The chunks of each cohort of these prompts of which every row is decided."""
-        for number in np.unique(self._prompts.cohort[slots]):
+        for number in sorted(set(self._prompts.cohort[slots].tolist())):
+            if self._still_waits(node, number):
+                continue
             mates = self._prompts.sorted(
                 np.flatnonzero((self._prompts.status == RUNNING) & (self._prompts.cohort == number))
             )
             state = self._input_state(node, mates)
+            if PENDING in states_in(state):
+                pending = mates[(state == PENDING).any(axis=1)]
+                self._waits[node.name, number] = int(pending[-1])  # as rows come about in order
+                continue
             ready = (state == PRESENT) & ~self._issued[node.name][mates]
-            if (state != PENDING).all() and ready.any():
+            if ready.any():
                 yield from self._issue(node, mates, ready)
+
+    def _still_waits(self, node: PlannedNode, number: int) -> bool:
+        """Whether the prompt that a cohort was seen to wait for is still not decided: all others
+        are looked at only once it is.
+        """
+        slot = self._waits.pop((node.name, number), -1)
+        prompts = self._prompts
+        if slot < 0 or prompts.status[slot] != RUNNING or prompts.cohort[slot] != number:
+            return False
+        waits = PENDING in states_in(self._input_state(node, np.array([slot])))
+        if waits:
+            self._waits[node.name, number] = slot
+        return waits
 
     def _input_state(self, node: PlannedNode, slots: np.ndarray) -> np.ndarray:
         """uint8 [slots, inner]: PRESENT if every input has come, ABSENT if one never will."""

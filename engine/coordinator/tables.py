@@ -63,6 +63,16 @@ class RowTable:
         self.row[slots, samples] = rows
         self.version[slots, samples] = ref.version[rows]
 
+    def put_one(self, slot: int, sample: int, number: int, version: int) -> bool:
+        """The one row of a block has come; False, and nothing changes, where it is not awaited."""
+        if self.state[slot, sample] != PENDING:
+            return False
+        self.state[slot, sample] = PRESENT
+        self.block[slot, sample] = number
+        self.row[slot, sample] = 0
+        self.version[slot, sample] = version
+        return True
+
     def lies_in(self, slots: np.ndarray, blocks: frozenset[int]) -> np.ndarray:
         """Boolean [slots, rows]: the rows that have come, in one of these blocks."""
         return np.isin(self.block[slots], list(blocks)) & (self.state[slots] == PRESENT)
@@ -80,6 +90,11 @@ class RowTable:
         self.version[slots] = NO_VERSION
         self.given_up[slots] = False
         return had[had != NO_BLOCK]
+
+
+def states_in(state: np.ndarray) -> bytes:
+    """The states that occur, to ask `PENDING in`: for a few rows a tenth of the time of `any`."""
+    return state.astype(np.uint8, copy=False).tobytes()
 
 
 def input_state(
@@ -109,6 +124,8 @@ def input_state(
             wide = np.repeat(gate, i.ratio, axis=1) if i.ratio > 1 else gate
         if found is None:
             found = wide
+        elif ABSENT not in states_in(wide) and ABSENT not in states_in(found):
+            found = np.minimum(found, wide)
         else:
             found = np.where((wide == first) | (found == first), first, rest(found, wide))
     assert found is not None  # only a source has no input, and a source is never asked
