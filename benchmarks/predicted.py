@@ -190,7 +190,7 @@ def node_results(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class PlacedGraph:
     """A way of placing the graph. options: of the run."""
 
     name: str
@@ -199,9 +199,9 @@ class Placed:
 
 
 PLACES = (
-    Placed(name="one Worker", options={"workers": "one"}),
-    Placed(name="overlap at lag 1", max_lag=1, options={"workers": "auto"}),
-    Placed(name="two replicas", options={"workers": "apart", "replicas": {"rollout": 2}}),
+    PlacedGraph(name="one Worker", options={"workers": "one"}),
+    PlacedGraph(name="overlap at lag 1", max_lag=1, options={"workers": "auto"}),
+    PlacedGraph(name="two replicas", options={"workers": "apart", "replicas": {"rollout": 2}}),
 )
 
 
