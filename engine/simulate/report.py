@@ -95,17 +95,14 @@ def _when(found: PredictionSummary) -> str:
 def _steps(found: PredictionSummary) -> Iterator[Line]:
     """Seconds, speed, cost."""
     first, *rest = found.seconds
-    width = 7
+    width, each = 7, found.between
     yield from named("first", width, f"{exact(first)}, with nothing to overlap with")
     if rest:
-        between = rest[:-1] or rest
-        least, most = exact(min(between)), exact(max(between))
+        least, most = exact(min(each)), exact(max(each))
         spread = f" ({least} to {most})" if least != most else ""
         yield from named("then", width, f"{exact(found.step)} a Step{spread}")
-        if 1 < len(between) <= _FEW:
-            yield from named("", width, ", ".join(exact(each) for each in between))
-        if between != rest:
-            yield from named("last", width, f"{exact(rest[-1])}, with nothing to make for a next")
+        if 1 < len(rest) <= _FEW:
+            yield from named("", width, ", ".join(exact(seconds) for seconds in rest))
     yield from named("rows", width, f"{found.rows:,.0f} of {found.tokens:,.0f} tokens a Step")
     yield from named("speed", width, f"{found.rate:,.0f} tokens/s")
     yield from named("cost", width, cost(found))

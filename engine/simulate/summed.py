@@ -5,7 +5,8 @@ are compared by them (compared.py).
 
 The first Step has nothing to overlap with; in the last one nothing is made for a next one, and what
 comes at a run's end is done. So neither counts where there are others: means and shares are those
-of the Steps between, of two Steps those of the second.
+of the Steps between, of two Steps those of the second. With a lag, batches of 1 + lag Steps may be
+made together, so that long and short Steps alternate: then as many count as are whole turns.
 """
 
 from __future__ import annotations
@@ -52,13 +53,14 @@ class ReaderLag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionSummary:
-    """All that is said of a Prediction. seconds: of each Step, from the end of the one before.
-    nodes, devices, path: empty where its spans were not kept. first, last: the Steps that
-    count; the path is that of the last of them.
+    """All that is said of a Prediction. seconds: of each Step, from the end of the one before;
+    between: of those that count, from `first` to `last`, which the path is of. nodes, devices,
+    path: empty where its spans were not kept. whole: the run's seconds.
     """
 
     plan: Plan
     seconds: tuple[float, ...]
+    between: tuple[float, ...]
     first: int
     last: int
     step: float
@@ -87,8 +89,7 @@ def summary_of(found: Prediction) -> PredictionSummary:
     """The figures of a run with a Step or more."""
     ends = [0.0, *(step.end for step in found.steps)]
     seconds = [after - before for before, after in pairwise(ends)]
-    after = 1 if len(seconds) > 1 else 0
-    until = max(after + 1, len(seconds) - 1)
+    after, until = _counted(found.plan, len(seconds))
     counted = found.steps[after:until]
     step = fmean(seconds[after:until])
     tokens = fmean(each.tokens for each in counted)
@@ -96,6 +97,7 @@ def summary_of(found: Prediction) -> PredictionSummary:
     return PredictionSummary(
         plan=found.plan,
         seconds=tuple(seconds),
+        between=tuple(seconds[after:until]),
         first=counted[0].step,
         last=counted[-1].step,
         step=step,
@@ -110,6 +112,14 @@ def summary_of(found: Prediction) -> PredictionSummary:
         whole=found.seconds,
         cost=_cost(found.plan, step),
     )
+
+
+def _counted(plan: Plan, steps: int) -> tuple[int, int]:
+    """Of so many Steps, the first that counts and the one after the last."""
+    after = 1 if steps > 1 else 0
+    until = max(after + 1, steps - 1)
+    turn = 1 + max((source.max_lag for source in plan.sources), default=0)
+    return (until - (until - after) // turn * turn if until - after > turn else after), until
 
 
 def _path(found: Prediction, step: SimulatedStep, start: float) -> tuple[CriticalSum, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from engine.cost.distribution import LengthDistribution, constant, lognormal
 from engine.plan.cluster import Cluster
 from engine.plan.costs import RowLengths, plan_costs
 from engine.plan.plan import Plan
-from engine.seen_rows import SeenRows
 from engine.simulate.lengths import DrawnLengths
 from engine.simulate.predict import predict
 from engine.simulate.prediction import Prediction
@@ -38,11 +37,13 @@ EXACT = 2e-3
 """Of a Step: messages that come nearly together are handled together."""
 
 
-def seen(prompts: LengthDistribution, answers: LengthDistribution) -> SeenRows:
-    return SeenRows(prompts=prompts, answers=answers)
+@dataclass(frozen=True)
+class SeenLengths:
+    prompts: LengthDistribution | None = None
+    answers: LengthDistribution | None = None
 
 
-ROWS = seen(constant(20), lognormal(10, 0.6, 32))
+ROWS = SeenLengths(constant(20), lognormal(10, 0.6, 32))
 
 
 def predicted(plan: Plan, steps: int = 4, **asked: Any) -> Prediction:
@@ -55,7 +56,7 @@ def seconds(found: Prediction) -> list[float]:
 
 def test_a_step_of_one_worker_is_the_sum_of_its_nodes() -> None:
     plan = placed(grpo_graph(batch=8, n=4, max_tokens=32), workers="one")
-    found = predicted(plan, lengths=seen(constant(20), constant(16)))
+    found = predicted(plan, lengths=SeenLengths(constant(20), constant(16)))
     costs = plan_costs(plan)
     rows = RowLengths(np.full(32, 20), np.full(32, 16))
     wanted = (
@@ -194,7 +195,7 @@ def test_without_lengths_rows_are_as_long_as_they_may_be() -> None:
 )
 def test_lengths_are_within_what_the_graph_allows(position: int, seed: int, median: int) -> None:
     plan = _PLANS.setdefault("grpo", placed(grpo_graph(max_tokens=32)))
-    given_rows = seen(lognormal(median, 1.0, 10**7), lognormal(median, 1.0, 10**7))
+    given_rows = SeenLengths(lognormal(median, 1.0, 10**7), lognormal(median, 1.0, 10**7))
     drawn = DrawnLengths(plan, given_rows, seed)
     positions, samples = position + np.repeat(np.arange(3), 4), np.tile(np.arange(4), 3)
     keys = Keys(positions, samples, np.zeros_like(samples))

@@ -324,5 +324,13 @@ def test_of_three_steps_the_one_between_counts() -> None:
     found = summary_of(replace(whole, steps=(*whole.steps, third), seconds=50.0))
     assert (found.first, found.last, found.step) == (2, 2, 10.0)
     text = report(found)
-    assert "last     30 s, with nothing to make for a next" in text
+    assert "then     10 s a Step\n           10 s, 30 s\n" in text
     assert "critical path of Step 2" in text
+
+
+def test_steps_that_alternate_count_by_whole_turns() -> None:
+    """At lag 1, two batches may be made together."""
+    whole, ends = two_steps(), [9.0, 10.0, 14.0, 15.0, 19.0]
+    steps = [replace(whole.steps[0], step=i + 1, end=end) for i, end in enumerate(ends)]
+    found = summary_of(replace(whole, steps=tuple(steps)))
+    assert (found.first, found.last, found.step) == (3, 4, 2.5)
