@@ -19,7 +19,7 @@ from pathlib import Path
 import tyro
 
 from benchmarks.coordinator_picture import picture
-from benchmarks.coordinator_world import AnsweringWorld, WorldLoad
+from benchmarks.coordinator_world import CoordinatorWorld, WorldLoad
 from benchmarks.report import SideResult, machine, show, write_json
 from engine.launch.wire import encode
 
@@ -49,7 +49,7 @@ def cases(most: int) -> Iterator[SideResult]:
     """Events on 64 Workers, with their goals."""
     for name, load in CASES.items():
         for how, together in TOGETHER.items():
-            each = AnsweringWorld(load, together).run(most).each
+            each = CoordinatorWorld(load, together).run(most).each
             yield SideResult(
                 name=f"{name}/{how}", value=each, unit="us/event", goal=GOALS[how], least=False
             )
@@ -60,7 +60,7 @@ def curves(prompts: int) -> dict[str, list[tuple[int, float]]]:
     found: dict[str, list[tuple[int, float]]] = {how: [] for how in TOGETHER}
     for workers in WORKERS:
         for how, together in TOGETHER.items():
-            spent = AnsweringWorld(crowd(workers, prompts), together).run()
+            spent = CoordinatorWorld(crowd(workers, prompts), together).run()
             found[how].append((workers, spent.each))
     return found
 
@@ -83,14 +83,14 @@ def of_curves(found: dict[str, list[tuple[int, float]]]) -> Iterator[SideResult]
 def cohort(size: int) -> float:
     """CPU seconds of the dearest turn where a cohort of so many chunks gets as many replicas."""
     load = WorldLoad(prompts=size, samples=2, workers=size, chunks=size)
-    return AnsweringWorld(load, 128).run(2 * size).longest
+    return CoordinatorWorld(load, 128).run(2 * size).longest
 
 
 def told_to_a_rank(prompts: int, ranks: int) -> SideResult:
     """Bytes of what one rank is told of a Step: of all ranks, those that are nearest to the goal or
     farthest beyond.
     """
-    world = AnsweringWorld(WorldLoad(prompts=prompts, samples=16, ranks=ranks), 128)
+    world = CoordinatorWorld(WorldLoad(prompts=prompts, samples=16, ranks=ranks), 128)
     world.run()
     most = {told.worker: RANK_BYTES + ROW_BYTES * len(told.keys) for told in world.assignments}
     sizes = {told.worker: len(encode(told)) for told in world.assignments}

@@ -102,7 +102,7 @@ class Spent:
         self.longest = max(self.longest, seconds)
 
 
-class AnsweringWorld:
+class CoordinatorWorld:
     """A coordinator and its Workers. together: so many messages wait whenever it looks."""
 
     def __init__(self, load: WorldLoad, together: int) -> None:

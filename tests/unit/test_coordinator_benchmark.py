@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.coordinator import of_curves, told_to_a_rank
 from benchmarks.coordinator_picture import apart, picture
-from benchmarks.coordinator_world import AnsweringWorld, WorldLoad
+from benchmarks.coordinator_world import CoordinatorWorld, WorldLoad
 
 
 @pytest.mark.parametrize("together", [1, 7, 128])
@@ -17,7 +17,7 @@ def test_every_row_is_trained_once_and_every_event_is_counted(
     together: int, workers: int, chunks: int
 ) -> None:
     load = WorldLoad(prompts=12, samples=4, workers=workers, chunks=chunks, steps=2)
-    world = AnsweringWorld(load, together)
+    world = CoordinatorWorld(load, together)
     spent = world.run()
     first, second = (step.keys.rows() for step in world.assignments)
     assert len(first) == len({*first, *second}) - len(second) == 48
@@ -29,7 +29,7 @@ def test_every_row_is_trained_once_and_every_event_is_counted(
 
 def test_each_rank_is_told_of_its_share_in_few_bytes() -> None:
     load = WorldLoad(prompts=16, samples=4, workers=4, chunks=4, ranks=4)
-    world = AnsweringWorld(load, 32)
+    world = CoordinatorWorld(load, 32)
     world.run()
     shares = [told.keys.rows() for told in world.assignments]
     assert len(shares) == 4
