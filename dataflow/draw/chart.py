@@ -99,7 +99,7 @@ class _Frame:
             y = self._y(value)
             ends = f'x1="{_LEFT}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}"'
             yield f'<line class="axis" {ends}/>'
-            label = f"{value:.3g}"
+            label = f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
             x = _LEFT - 6 - _LETTER * len(label)
             yield words_at(x, y + 3.5, label, "soft")
         if labels:
