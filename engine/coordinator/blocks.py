@@ -39,6 +39,8 @@ class Reading:
     keys: Keys | None = None
 
 
+_SPARSE = 16
+"""Where so many numbers for each row lie between the least and the greatest, sorting is cheaper."""
 Readings = Mapping[str, tuple[Reading, ...]]
 """What to gather for each input."""
 
@@ -250,10 +252,13 @@ def _indexed(blocks: np.ndarray) -> tuple[list[int], np.ndarray]:
     first = int(blocks[0])
     if len(blocks) == 1:
         return [first], np.zeros(1, dtype=np.int32)
-    first = int(blocks.min())
-    if first == int(blocks.max()):
+    first, last = int(blocks.min()), int(blocks.max())
+    if first == last:
         return [first], np.zeros(len(blocks), dtype=np.int32)
-    there = np.zeros(int(blocks.max()) - first + 1, dtype=bool)
+    if last - first > _SPARSE * len(blocks):
+        numbers, index = np.unique(blocks, return_inverse=True)
+        return numbers.tolist(), index.astype(np.int32)
+    there = np.zeros(last - first + 1, dtype=bool)
     there[blocks - first] = True
     index = np.cumsum(there, dtype=np.int32) - np.int32(1)
     return (np.flatnonzero(there) + first).tolist(), index[blocks - first]

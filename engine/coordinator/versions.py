@@ -87,7 +87,8 @@ class Versions:
         for reader in model.readers:
             for worker in self._nodes[reader].workers:
                 alias = reader in model.aliases and worker in writer.workers
-                yield replace(self._load((reader, model.name, worker), version), alias=alias)
+                load = self._load((reader, model.name, worker), version)
+                yield replace(load, alias=True) if alias else load
 
     def _follows(self, model: PlannedModel, version: int) -> Iterator[Load]:
         for reader in model.readers:
@@ -141,8 +142,15 @@ class Versions:
         return task
 
     def _addressed(self, message: Load, offered: Offered) -> Load:
-        where = {"source": offered.worker, "block": offered.block, "digest": offered.digest}
-        return self._asked(replace(message, **where))
+        task = replace(
+            message,
+            id=self._outstanding.new_id(),
+            source=offered.worker,
+            block=offered.block,
+            digest=offered.digest,
+        )
+        self._outstanding.ask(task)
+        return task
 
     def _on_the_spot(self, message: Load) -> bool:
         return message.alias or self._nodes[message.writer].workers == (message.worker,)

@@ -90,7 +90,7 @@ def test_too_old_counts_from_the_version_that_the_step_starts_from() -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.integers(0, 40), max_size=30))
+@given(st.lists(st.integers(0, 40) | st.integers(0, 4000), max_size=30))
 def test_counting_and_indexing_are_those_of_unique(values: list[int]) -> None:
     array = np.array(values, dtype=np.int64)
     numbers, index, counts = np.unique(array, return_inverse=True, return_counts=True)
