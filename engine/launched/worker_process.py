@@ -30,6 +30,7 @@ from typing import Any, NoReturn
 import cloudpickle
 
 from dataflow.kernel import PRINTED
+from dataflow.pandas_later import keep_pandas_out
 from dataflow.signals import left_to_the_run
 from engine.channels.contract import PeerLost
 from engine.coordinator import messages as m
@@ -206,6 +207,7 @@ class WorkerProcess:
         from engine.worker.worker import Worker
 
         opened, plan = self._open, cloudpickle.loads(self._open.plan)
+        keep_pandas_out()  # unless the user's functions have it
         group, cast = ranks(opened, plan, self._descriptors, self._channel)
         self._worker = Worker(
             opened.worker,
