@@ -30,7 +30,8 @@ from engine.run.watchdog import STACK_SIGNAL
 
 _MODULE = "engine.launched.worker_process"
 _BOOTSTRAP = (
-    "from engine.launch.lifeline import die_with; die_with(int(sys.argv[4]));"
+    "import gc; gc.disable();"  # imports make no garbage; the Worker turns it on
+    " from engine.launch.lifeline import die_with; die_with(int(sys.argv[4]));"
     f" from {_MODULE} import main; main(int(sys.argv[3]))"
 )
 _SPINS = "10000"

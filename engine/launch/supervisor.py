@@ -22,6 +22,7 @@ from typing import Any
 from dataflow.errors import RunError
 from dataflow.kernel import PRINTED
 from dataflow.shipping import shipped
+from engine.channels.descriptors import exhausted, make_room_for_children
 from engine.coordinator import messages as m
 from engine.launch import control
 from engine.launch.child import ChildProcess, environment
@@ -94,6 +95,7 @@ class Supervisor:
 
     def begin(self) -> None:
         """Start all at once, without waiting for any."""
+        make_room_for_children(len(self._share.workers))
         self._io.start()
         here = (w for w in self._share.workers if w not in self._share.absent)
         self._start(dict.fromkeys(here, 0))
@@ -165,11 +167,10 @@ class Supervisor:
             log, env = self._folder.log(name), environment(threads, devices, given)
             return ChildProcess(name, epoch, environment=env, log=log)
         except OSError as error:
-            more = "allow more processes and open files (ulimit -u, ulimit -n)"
-            problem = f"expected its process to start, found: {error}"
-            raise RunError(
-                f"worker {name}: {problem}. Fix: {more}, or plan fewer workers."
-            ) from error
+            fix = "Fix: allow more processes (ulimit -u)"
+            found = exhausted(error) or f"{error}. {fix}"
+            problem = f"expected its process to start, found: {found}"
+            raise RunError(f"worker {name}: {problem}, or plan fewer workers.") from error
 
     def _send_open(self, child: ChildProcess, plan: bytes, meeting: Meeting | None) -> None:
         opened = control.Open(

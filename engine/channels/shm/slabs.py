@@ -15,7 +15,6 @@ import errno
 import fcntl
 import mmap
 import os
-import resource
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from dataflow.errors import StorageError
+from engine.channels.descriptors import more_files
 
 ALIGNMENT = 64
 SHARED = 8 << 20
@@ -203,8 +203,7 @@ class SlabPool:
         memory, disk = self.nbytes >> 20, self.spilled >> 20
         have = f"{len(self._slabs)} slabs, {memory} MiB in memory and {disk} on disk"
         if error.errno in (errno.EMFILE, errno.ENFILE):
-            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-            fix = f"ulimit -n {hard} (now {soft})"
+            fix = more_files()
         elif on_disk:
             fix = f"free space in {self._directory}, another folder by TMPDIR, or a smaller batch"
         else:
