@@ -1,7 +1,7 @@
 """Kernels of nothing: rows of the right shape, computed from nothing and without torch.
 
-A Worker with one of them is all that the engine needs of a Worker, and nothing else. A reward says
-whether its process has imported torch.
+A Worker with one of them has what the engine needs of a Worker, and nothing else. A reward tells
+what its process has imported that no such Worker needs.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from dataflow.batch import Batch, Keys, Ragged
 from dataflow.kernel import Assignment, Chunk, KernelNode, Layout, Piece, Session
 from dataflow.schema import Advantage, Prompt, Reward, Rollout, Schema
 
-TORCH = "reward/torch"
-"""A column, and with `/mean` behind it a metric: of how many rows the Worker had imported torch."""
+HEAVY = ("torch", "transformers", "zmq", "pandas", "pyarrow.parquet", "pyarrow.dataset", "asyncio")
+"""Modules that take memory and time."""
+IMPORTED = "reward/imported"
+"""A column, and with `/mean` behind it a metric: how many of `HEAVY` a row's Worker has imported."""
 _TOKENS = 4
 
 
@@ -76,13 +78,13 @@ class EmptyGenerate(EmptyReader):
 
 
 class EmptyReward(EmptyKernel):
-    """Tells whether torch is there."""
+    """Tells what is imported."""
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
         keys = chunk.keys
         parity = (keys.sample % 2).astype(np.float32)
-        torch = np.full(len(keys), "torch" in sys.modules, np.float32)
-        columns = {"reward": parity, TORCH: torch}
+        imported = np.full(len(keys), sum(name in sys.modules for name in HEAVY), np.float32)
+        columns = {"reward": parity, IMPORTED: imported}
         yield Batch.make(keys, columns, Reward)
 
 
