@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from engine.cost.memory import HOST_PARTS, host_peak, lasting, peak
-from engine.plan.by_worker import nodes_by_worker, workers_by_host
+from engine.plan.by_worker import Group, nodes_by_worker, turns_by_worker, workers_by_host
 from engine.plan.cluster import Cluster
 from engine.plan.draft import Draft
 from engine.plan.plan import PlannedNode
@@ -22,13 +22,13 @@ Parts = tuple[str, ...]
 
 def memory(draft: Draft) -> Iterator[str]:
     """The peaks of each Worker and of each host fit, on GPUs and in host memory."""
-    by_worker = nodes_by_worker(draft.nodes)
+    by_worker, by_turns = nodes_by_worker(draft.nodes), turns_by_worker(draft.turns)
     for host, here in workers_by_host(draft, draft.workers).items():
         nodes = {w: by_worker[w] for w in here}
-        turns = [[w for w in group if w in nodes] for group in draft.turns]
+        turns = _groups(by_turns, nodes)
         cluster, where = draft.cluster.on(host), f"host {host}" if host else "this host"
         if cluster.gpus:
-            yield from _on_gpus(draft, nodes, turns, cluster, where)
+            yield from _on_gpus(draft, nodes, by_turns, cluster, where)
             yield from _beside_gpus(nodes, turns, cluster)
         else:
             need = host_peak(_parts(nodes), turns)
@@ -39,14 +39,27 @@ def _parts(nodes: Nodes) -> dict[str, list[Mapping[str, int]]]:
     return {w: [n.estimate.bytes for n in those] for w, those in nodes.items()}
 
 
+def _groups(by_turns: Mapping[str, Group], workers: Iterable[str]) -> list[list[str]]:
+    """Those of these Workers that take turns with one another. by_turns: the group of each."""
+    found: dict[Group, list[str]] = {}
+    for worker in workers:
+        if worker in by_turns:
+            found.setdefault(by_turns[worker], []).append(worker)
+    return list(found.values())
+
+
 def _on_gpus(
-    draft: Draft, nodes: Nodes, turns: Turns, cluster: Cluster, where: str
+    draft: Draft, nodes: Nodes, by_turns: Mapping[str, Group], cluster: Cluster, where: str
 ) -> Iterator[str]:
     """Workers by their GPU; those without one count with the first."""
     having = {w: draft.devices.get(w, (0,)) for w in nodes}
-    for index in dict.fromkeys(i for w in nodes for i in having[w]):
-        here = {w: _on_each(nodes[w], len(having[w])) for w in nodes if index in having[w]}
-        mine = [[w for w in group if w in here] for group in turns]
+    on: dict[int, list[str]] = {}
+    for worker, indices in having.items():
+        for index in dict.fromkeys(indices):
+            on.setdefault(index, []).append(worker)
+    for index, workers in on.items():
+        here = {w: _on_each(nodes[w], len(having[w])) for w in workers}
+        mine = _groups(by_turns, here)
         need = host_peak(_parts(here), mine, without=HOST_PARTS, gives_back=True)
         gpu = "the GPU" if len(cluster.gpus) == 1 else f"GPU {index}"
         gpu += "" if where == "this host" else f" of {where}"
