@@ -1,4 +1,5 @@
-"""Check and plan of a graph of 1,000 nodes, and the import of a graph file in a fresh process.
+"""Check and plan of a graph of 1,000 nodes, the plan of 10,000 Workers, and the import of a graph
+file in a fresh process.
 
     python -m benchmarks.check_and_plan [--quick] [--json FILE]
 
@@ -6,7 +7,8 @@ Owns: the graphs that are measured, and the goals. Does not own: how results are
 (report.py).
 
 There are two graphs, as different things are slow: a chain, in which each node depends on all
-before it, and a fan, in which every node reads one rollout and feeds one sum.
+before it, and a fan, in which every node reads one rollout and feeds one sum. A small graph on many
+Workers, each placed by hand, shows what grows with those.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ from dataflow.node import Port
 from dataflow.schema import Reward, Rollout
 from engine.plan.cluster import Cluster
 from engine.plan.explain import explain
+from engine.plan.placing import Placing
+from engine.plan.plan import Plan
 from engine.plan.planner import make_plan
 from operators.advantage import add, group_advantage, overlong_penalty
 from operators.data import prompts
@@ -39,7 +43,9 @@ from operators.reward import reward
 from operators.train import train
 
 NODES = 1000
+WORKERS = 10_000
 CLUSTER = Cluster(cores=2, memory=2**40)
+ROOMY = Cluster(cores=2, memory=2**50)
 POLICY = Model("policy", "models/policy", trainable=True)
 
 _IMPORT = """
@@ -76,8 +82,20 @@ def fan(nodes: int) -> Graph:
     return _trained("fan", rollout, add(*scores), terms)
 
 
-def _rollout() -> Port[Rollout]:
-    return generate(POLICY, prompts("train.parquet", batch=64), n=8, max_tokens=64, name="rollout")
+def by_hand(workers: int) -> tuple[Graph, Placing]:
+    """Half of the Workers generate, the rest score, but for one with all other nodes."""
+    rollout = _rollout(batch=workers)
+    graph = _trained("by_hand", rollout, reward(lengths, rollout, name="score"))
+    generating = workers // 2
+    pin = dict.fromkeys(("prompts", "advantage", "train_policy"), ("train",))
+    pin["rollout"] = tuple(f"gen-{i}" for i in range(generating))
+    pin["score"] = tuple(f"score-{i}" for i in range(workers - generating - 1))
+    return graph, Placing(pin=pin)
+
+
+def _rollout(batch: int = 64) -> Port[Rollout]:
+    source = prompts("train.parquet", batch=batch)
+    return generate(POLICY, source, n=8, max_tokens=64, name="rollout")
 
 
 def _trained(
@@ -145,6 +163,7 @@ def results(repeats: int) -> list[SideResult]:
                 name=f"{name}/explain", value=seconds(lambda p=plan: explain(p), repeats), unit="s"
             )
         )
+    found += placed(repeats)
     theirs, all_of_it = imported(repeats)
     found.append(
         SideResult(name="import graphs.grpo", value=all_of_it, unit="s", goal=0.5, least=False)
@@ -152,6 +171,23 @@ def results(repeats: int) -> list[SideResult]:
     return [
         *found,
         SideResult(name="import graphs.grpo/of it numpy and pyarrow", value=theirs, unit="s"),
+    ]
+
+
+def placed(repeats: int) -> list[SideResult]:
+    """Plan and explain of many Workers."""
+    graph, placing = by_hand(WORKERS)
+    checked = check(graph, _columns)
+
+    def planned() -> Plan:
+        return make_plan(checked, seed=0, threads=1, placing=placing, cluster=ROOMY)
+
+    plan, name = planned(), f"{WORKERS:,} Workers placed by hand"
+    assert len(plan.workers) == WORKERS
+    parts = {"plan": seconds(planned, repeats), "explain": seconds(lambda: explain(plan), repeats)}
+    return [
+        SideResult(name=f"{name}/{part}", value=value, unit="s", goal=2.0, least=False)
+        for part, value in parts.items()
     ]
 
 

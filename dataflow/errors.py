@@ -7,7 +7,6 @@ process exit code (the command line).
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -104,6 +103,8 @@ class GraphWarning(Fault):
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name closest to `name`, or None if none is close."""
+    import difflib  # here: few processes have such an error
+
     found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return found[0] if found else None
 

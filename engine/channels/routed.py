@@ -18,14 +18,17 @@ import logging
 import threading
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from dataflow.errors import RunError
 from engine.channels.contract import BlockRequest, MovedBytes, PeerLost, Requests
 from engine.channels.shm.channel import ShmChannel
-from engine.channels.zmq.channel import ZmqChannel
 from engine.channels.zmq.curve_keys import Address, PeerKeys
+
+if TYPE_CHECKING:  # zmq takes 3 MiB, and is for several hosts
+    from engine.channels.zmq.channel import ZmqChannel
 
 _log = logging.getLogger(__name__)
 

@@ -15,7 +15,6 @@ import importlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import metadata
 from typing import Any
 
 from dataflow.dialect import with_dialects
@@ -112,6 +111,12 @@ def provenance(graph: Graph | Program, *, script: str = "") -> Provenance:
     return _of_graph(graph, script)
 
 
+def _version() -> str:
+    from importlib import metadata  # here: no Worker needs it
+
+    return metadata.version("dataflow-rl")
+
+
 def _of_program(program: Program, script: str) -> Provenance:
     nodes: dict[str, Values] = {}
     models: dict[str, Values] = {}
@@ -128,7 +133,7 @@ def _of_program(program: Program, script: str) -> Provenance:
         trains += [f"{number}/{name}" for name in own.trains]
         places |= {_numbered(name, number): place for name, place in own.places.items()}
         parts |= {_numbered(name, number): part for name, part in own.parts.items()}
-    version = metadata.version("dataflow-rl")
+    version = _version()
     return Provenance(
         nodes=nodes,
         models=models,
@@ -165,7 +170,7 @@ def _of_graph(graph: Graph, script: str) -> Provenance:
         sources=sources_of(graph, files, script),
         trains=tuple(sink.name for sink in graph.sinks),
         places=files.places,
-        version=metadata.version("dataflow-rl"),
+        version=_version(),
         parts=files.parts,
     )
 

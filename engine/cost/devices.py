@@ -7,11 +7,9 @@ the formulas (passes.py, decode.py, training.py, transfers.py), measured coeffic
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.resources import files
 from typing import Any, Literal
 
 from dataflow.errors import PlanError, nearest_or_all
@@ -124,6 +122,9 @@ class Catalogue:
 @cache
 def catalogue() -> Catalogue:
     """The catalogue that comes with the package."""
+    import tomllib  # both here: every Worker has this module, none reads the file
+    from importlib.resources import files
+
     text = files("engine.cost").joinpath("catalogue.toml").read_text(encoding="utf-8")
     data: dict[str, Any] = tomllib.loads(text)
     devices = {name: _device(name, said) for name, said in data["devices"].items()}

@@ -30,13 +30,18 @@ from engine.run.watchdog import STACK_SIGNAL
 
 _MODULE = "engine.launched.worker_process"
 _BOOTSTRAP = (
-    "from engine.launch.lifeline import die_with; die_with(int(sys.argv[4]));"
+    "import gc; gc.disable();"  # imports make no garbage; the Worker turns it on
+    " from engine.launch.lifeline import die_with; die_with(int(sys.argv[4]));"
     f" from {_MODULE} import main; main(int(sys.argv[3]))"
 )
 _SPINS = "10000"
 _COPIES = "glibc.cpu.x86_non_temporal_threshold=0x200000"
 """Copies of 2 MiB and more bypass the cache, since another process reads the rows later: 16 MiB
 take 2.0 to 2.3 ms instead of 2.8 (benchmarks/data_plane.py). Only glibc on x86 reads this.
+"""
+_ON_DEMAND = "0"
+"""Of MIMALLOC_ARENA_EAGER_COMMIT: Arrow's allocator takes memory as it is used, not 4 MiB of huge
+pages for its first array. Of hundreds of Workers on a host that counts.
 """
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _TAIL_LINES = 20
@@ -171,7 +176,12 @@ def environment(
     needed: what its kernels need.
     """
     # Waiting threads spin briefly and then sleep, since other processes want the cores.
-    given = {"GOMP_SPINCOUNT": _SPINS, "GLIBC_TUNABLES": _COPIES, **needed}
+    given = {
+        "GOMP_SPINCOUNT": _SPINS,
+        "GLIBC_TUNABLES": _COPIES,
+        "MIMALLOC_ARENA_EAGER_COMMIT": _ON_DEMAND,
+        **needed,
+    }
     found = given | os.environ | {"OMP_NUM_THREADS": str(threads)}
     if devices:
         seen = os.environ.get("CUDA_VISIBLE_DEVICES")

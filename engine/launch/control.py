@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Literal
 
 from dataflow import errors
+from engine.channels.descriptors import exhausted
 from engine.coordinator.messages import From, ToWorker
 from engine.coordinator.refs import Ref
 from engine.observe.reports import Doing, Report, SpanOf
@@ -206,6 +207,8 @@ class Failed:
         if isinstance(error, errors.DataflowError):
             kind = next((k for k in type(error).__mro__ if k in _KINDS), errors.RunError)
             return Failed(kind=kind.__name__, text=str(error))
+        if isinstance(error, OSError) and (found := exhausted(error)) is not None:
+            return Failed(kind=errors.RunError.__name__, text=f"worker {who}: {found}.")
         raised = " ".join(f"{type(error).__name__}: {error}".split())
         fix = "Fix: report it with the traceback at the end of its log."
         text = f"worker {who}: internal error: {raised}. {fix}"

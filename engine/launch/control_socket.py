@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dataflow.errors import RunError
+from engine.channels.descriptors import more_files
 
 LIMIT = 1 << 28
 """Bytes of the largest frame."""
@@ -80,8 +81,7 @@ class ControlSocket:
             return None
         self._take(ancillary)
         if flags & socket.MSG_CTRUNC:
-            fix = "Fix: raise the limit of open files (ulimit -n)."
-            raise RunError(f"control socket: descriptors were cut off. {fix}")
+            raise RunError(f"control socket: descriptors were cut off. Fix: {more_files()}.")
         if not data:
             return None
         self.moved += len(data)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterable, Mapping
 
+from dataflow.errors import RunError
+from engine.channels.descriptors import exhausted
 from engine.coordinator import messages as m
 from engine.coordinator.refs import Gather
 from engine.launch.child import ChildProcess
@@ -48,8 +50,12 @@ def connect(
         if peer is None or peer.gone or (name, peer.epoch) in child.connected:
             continue
         child.connected.add((name, peer.epoch))
-        asks, serves = socket.socketpair()
-        meeting = Meeting((name, child.name)) if (name, child.name) in worlds else None
+        try:
+            asks, serves = socket.socketpair()
+            meeting = Meeting((name, child.name)) if (name, child.name) in worlds else None
+        except OSError as error:
+            problem = f"worker {child.name}: expected a socket to {name}, found: "
+            raise RunError(f"{problem}{exhausted(error) or error}.") from error
         tensors = meeting is not None
         for end, other, sock in ((peer, child, serves), (child, peer, asks)):
             where = (meeting.descriptor(),) if meeting else ()

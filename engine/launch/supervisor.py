@@ -2,6 +2,7 @@
 
     waits for                                       unblocked by
     an event, a reply, an end (`next`, `ask`, ...)  the I/O thread (worker_io.py), a time limit
+    the first words of others (many start)          the I/O thread
 
 Owns: starting the processes, sending to them, closing. Does not own: which Worker runs what (plan),
 what follows from a loss (the coordinator), the other end (engine/launched).
@@ -22,6 +23,7 @@ from typing import Any
 from dataflow.errors import RunError
 from dataflow.kernel import PRINTED
 from dataflow.shipping import shipped
+from engine.channels.descriptors import exhausted, make_room_for_children
 from engine.coordinator import messages as m
 from engine.launch import control
 from engine.launch.child import ChildProcess, environment
@@ -40,6 +42,10 @@ from engine.run.workers import Ask, WorkerGone
 _printed = logging.getLogger(PRINTED)
 GRACE = 3.0
 """Seconds to close kernels in."""
+_AT_ONCE = 4
+"""Processes that start at the same time, for each core."""
+_LEAST_AT_ONCE = 16
+"""So many on any host."""
 CONTROL_BYTES = "coordinator/bytes"
 """The metric: bytes that the process of the run sent and received on control sockets."""
 
@@ -94,6 +100,7 @@ class Supervisor:
 
     def begin(self) -> None:
         """Start all at once, without waiting for any."""
+        make_room_for_children(len(self._share.workers))
         self._io.start()
         here = (w for w in self._share.workers if w not in self._share.absent)
         self._start(dict.fromkeys(here, 0))
@@ -144,18 +151,30 @@ class Supervisor:
         self._io.close()
 
     def _start(self, epochs: Mapping[str, int]) -> None:
-        """Start these Workers and send them the plan, without waiting for any."""
+        """Start these Workers and send them the plan, without waiting for any to be open."""
         near = {w: group for w, group in self._groups.items() if w not in self._far}
         meeting = meetings(list(epochs), near)
         plan = shipped(self._plan, "the plan of a run with several workers")
         try:
             for name, epoch in epochs.items():
+                self._let_others_start()
                 child = self._child(name, epoch)
                 self._send_open(child, plan, meeting.get(name))
                 self._io.watch(child)
         finally:
             for each in meeting.values():
                 each.close()
+
+    def _let_others_start(self) -> None:
+        """Wait while many have not spoken yet: hundreds at once would hinder one another until none
+        speaks in time.
+        """
+        at_once = max(_LEAST_AT_ONCE, _AT_ONCE * self._share.cluster.cores)
+        children = self._io.children
+        with self._io.changed:
+            self._io.wait_for(
+                lambda: sum(not (c.spoke or c.gone) for c in children.values()) < at_once
+            )
 
     def _child(self, name: str, epoch: int) -> ChildProcess:
         layouts = [n.layout for n in self._plan.nodes if name in n.workers]
@@ -165,11 +184,10 @@ class Supervisor:
             log, env = self._folder.log(name), environment(threads, devices, given)
             return ChildProcess(name, epoch, environment=env, log=log)
         except OSError as error:
-            more = "allow more processes and open files (ulimit -u, ulimit -n)"
-            problem = f"expected its process to start, found: {error}"
-            raise RunError(
-                f"worker {name}: {problem}. Fix: {more}, or plan fewer workers."
-            ) from error
+            fix = "Fix: allow more processes (ulimit -u)"
+            found = exhausted(error) or f"{error}. {fix}"
+            problem = f"expected its process to start, found: {found}"
+            raise RunError(f"worker {name}: {problem}, or plan fewer workers.") from error
 
     def _send_open(self, child: ChildProcess, plan: bytes, meeting: Meeting | None) -> None:
         opened = control.Open(

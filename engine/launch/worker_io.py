@@ -232,7 +232,7 @@ class WorkerIO:
     def _hear(self, child: ChildProcess, message: control.ToSupervisor) -> None:
         with self.changed:
             child.heard = time.monotonic()
-            child.spoke = True
+            first, child.spoke = not child.spoke, True
             match message:
                 case control.WorkerUpdate():
                     self._take(child, message)
@@ -243,7 +243,8 @@ class WorkerIO:
                     self.replies[number] = message
                 case control.Beat(doing=doing):
                     child.doing = doing
-                    return
+                    if not first:
+                        return
                 case control.Failed():
                     self._failures.add(child, message.error(), child.heard)
                     judged = self._failures.judged(self.children, child.heard)

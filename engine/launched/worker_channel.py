@@ -10,16 +10,19 @@ import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from engine.channels.contract import PeerLost
 from engine.channels.routed import AddressBook, AddressEntry, RoutedChannel
 from engine.channels.shm.channel import ShmChannel
 from engine.channels.tensors.pairs import TensorPairs
-from engine.channels.zmq.channel import ZmqChannel
 from engine.channels.zmq.curve_keys import CurveKeyPair, any_port
-from engine.channels.zmq.meeting import MeetingServer
 from engine.launch.control import ChannelBound, Connect, Network, Open, PeerAddress, PeerAddresses
 from engine.observe.reports import Report
+
+if TYPE_CHECKING:  # zmq takes 3 MiB, and is for several hosts
+    from engine.channels.zmq.channel import ZmqChannel
+    from engine.channels.zmq.meeting import MeetingServer
 
 
 class PeerSockets:
@@ -134,6 +137,8 @@ def _meeting(
     """For the first of ranks on several hosts."""
     if opened.seat is None or not opened.seat.names or opened.seat.rank:
         return None
+    from engine.channels.zmq.meeting import MeetingServer
+
     return MeetingServer(
         opened.worker,
         opened.seat.names,
@@ -151,6 +156,8 @@ def _far(
     book: AddressBook,
     shm: ShmChannel,
 ) -> ZmqChannel:
+    from engine.channels.zmq.channel import ZmqChannel
+
     return ZmqChannel(
         opened.worker,
         opened.epoch,

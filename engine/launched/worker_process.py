@@ -30,8 +30,10 @@ from typing import Any, NoReturn
 import cloudpickle
 
 from dataflow.kernel import PRINTED
+from dataflow.pandas_later import keep_pandas_out
 from dataflow.signals import left_to_the_run
 from engine.channels.contract import PeerLost
+from engine.channels.descriptors import make_room_for_peers
 from engine.coordinator import messages as m
 from engine.coordinator.ordered_inbox import OrderedInbox
 from engine.launch import control
@@ -206,6 +208,9 @@ class WorkerProcess:
         from engine.worker.worker import Worker
 
         opened, plan = self._open, cloudpickle.loads(self._open.plan)
+        keep_pandas_out()  # unless the user's functions have it
+        make_room_for_peers(len(plan.workers))
+        gc.enable()  # off since the start (engine/launch/child.py)
         group, cast = ranks(opened, plan, self._descriptors, self._channel)
         self._worker = Worker(
             opened.worker,

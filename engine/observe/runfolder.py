@@ -29,7 +29,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -290,6 +289,8 @@ def _some(names: list[str]) -> str:
 
 def installation() -> Mapping[str, Any]:
     """Python, platform, versions of installed packages, and the working directory's git commit."""
+    from importlib import metadata  # here: no Worker needs it
+
     found = metadata.distributions()
     changed = bool(_git("status", "--porcelain", "-uno"))
     return {

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from dataflow.batch import Batch, Ragged
 from dataflow.errors import DataError
@@ -144,6 +143,8 @@ class SampleWriter:
         if self._phase:
             phases = pa.array(np.full(len(whole), self._phase), pa.int32())
             whole = whole.add_column(1, "phase", phases)
+        import pyarrow.parquet as pq  # here: of all Workers one writes samples
+
         with replacing(f"the samples of step {step}", path, whole.nbytes) as file:
             pq.write_table(whole, file, compression="zstd")
         return path
@@ -213,6 +214,8 @@ def read_samples(directory: Path) -> pa.Table:
 
 
 def _read(path: Path) -> pa.Table:
+    import pyarrow.parquet as pq  # here: as above
+
     try:
         return pq.ParquetFile(path).read()
     except (pa.ArrowException, OSError) as error:

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from dataflow.batch import KEYS, Batch
 from dataflow.errors import DataError
@@ -165,6 +164,8 @@ def _write(place: RecordPlace, worker: str, chunks: list[EndedChunk]) -> None:
 
 def write_rows(table: pa.Table, file: BinaryIO) -> None:
     """Recorded rows as Parquet. Nested fields keep their names."""
+    import pyarrow.parquet as pq  # here: a Worker that records nothing needs none of it
+
     pq.write_table(table, file, compression="zstd", use_compliant_nested_type=False)
 
 

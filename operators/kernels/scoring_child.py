@@ -8,7 +8,6 @@ torch. Also runs in the kernel's own process, for breakpoints (inproc).
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import faulthandler
 import inspect
@@ -22,7 +21,7 @@ import traceback
 from collections.abc import Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import msgspec
@@ -43,6 +42,9 @@ from operators.kernels.scoring_frames import (
     shown,
 )
 from operators.rewards import RewardFn, wants
+
+if TYPE_CHECKING:  # as in operators/rewards.py
+    import asyncio
 
 CONVERSATIONAL = b"conversational"
 """Schema metadata: prompts are message lists, so completions become message lists, too."""
@@ -168,6 +170,8 @@ class Scorer:
         made = self._fn(**keywords)
         if not inspect.isawaitable(made):
             return made
+        import asyncio
+
         self._runner = self._runner or asyncio.Runner()
         if self._thread is None and _has_running_loop():
             self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reward")
@@ -186,6 +190,8 @@ class Scorer:
 
 
 def _has_running_loop() -> bool:
+    import asyncio
+
     return asyncio._get_running_loop() is not None
 
 

@@ -64,10 +64,25 @@ def test_small_regions_share_a_slab_and_free_it_together(pool) -> None:
     some = [pool.allocate(1000) for _ in range(10)]
     assert {r.slab.number for r in some} == {some[0].slab.number}
     assert [r.offset % 64 for r in some] == [0] * 10
-    assert pool.nbytes == slabs.SHARED
+    assert pool.nbytes == slabs.FIRST
     for region in some:
         pool.let_go(region)
     assert pool.allocate(1000).offset == 0
+
+
+def test_slabs_of_small_regions_grow_with_what_is_kept_alone(pool) -> None:
+    """Few regions at a time take two slabs, however many come; many take ever larger ones."""
+    before = pool.allocate(slabs.FIRST // 2)
+    for _ in range(40):
+        region = pool.allocate(slabs.FIRST // 2)
+        pool.let_go(before)
+        before = region
+    assert pool.nbytes <= 3 * slabs.FIRST
+    kept = [pool.allocate(slabs.SMALL) for _ in range(40)]
+    sizes = list(dict.fromkeys(region.slab.size for region in kept))
+    assert sizes == sorted(sizes)
+    assert sizes[-1] == slabs.SHARED
+    assert len({region.slab.number for region in kept}) < 10
 
 
 @settings(max_examples=40, deadline=None)
@@ -102,15 +117,15 @@ def test_freed_memory_is_poisoned(pool) -> None:
 def test_the_size_is_sealed_and_others_cannot_write(pool) -> None:
     descriptor = pool.allocate(100).slab.descriptor
     assert slabs.is_sealed(descriptor)
-    for size in (0, 2 * slabs.SHARED):
+    for size in (0, 2 * slabs.FIRST):
         with pytest.raises(PermissionError):
             os.ftruncate(descriptor, size)
     if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & slabs.F_SEAL_FUTURE_WRITE:
         with pytest.raises(PermissionError):
-            mmap.mmap(descriptor, slabs.SHARED)
+            mmap.mmap(descriptor, slabs.FIRST)
         with pytest.raises(PermissionError):
             os.pwrite(descriptor, b"x", 0)
-    mmap.mmap(descriptor, slabs.SHARED, prot=mmap.PROT_READ).close()
+    mmap.mmap(descriptor, slabs.FIRST, prot=mmap.PROT_READ).close()
 
 
 def test_beyond_the_limit_it_spills_to_a_file_without_a_name(tmp_path) -> None:

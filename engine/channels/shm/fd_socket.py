@@ -18,6 +18,7 @@ import time
 from collections import deque
 
 from dataflow.errors import RunError
+from engine.channels.descriptors import more_files
 
 LARGEST = 64 << 20
 """Bytes of one message, at most; rows are never sent here."""
@@ -56,7 +57,7 @@ class FdSocket:
             self._out.append((data, None if descriptor is None else os.dup(descriptor)))
         except OSError as error:
             problem = f"expected a free file descriptor, found {error}"
-            raise RunError(f"{problem}. Fix: a higher ulimit -n") from error
+            raise RunError(f"{problem}. Fix: {more_files()}") from error
         self.waiting += len(data)
 
     def flush(self) -> bool:
@@ -108,7 +109,7 @@ class FdSocket:
             raise SocketClosed(str(error)) from error
         self.descriptors.extend(descriptors)
         if flags & socket.MSG_CTRUNC:
-            raise RunError("the descriptor of a message was lost. Fix: a higher ulimit -n")
+            raise RunError(f"the descriptor of a message was lost. Fix: {more_files()}")
         if not data:
             raise SocketClosed("end of file")
         self._in += data

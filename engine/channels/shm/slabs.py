@@ -15,7 +15,6 @@ import errno
 import fcntl
 import mmap
 import os
-import resource
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,10 +24,15 @@ import numpy as np
 import pyarrow as pa
 
 from dataflow.errors import StorageError
+from engine.channels.descriptors import more_files
 
 ALIGNMENT = 64
 SHARED = 8 << 20
-"""Bytes of a slab that small regions share."""
+"""Bytes, at most, of a slab that small regions share."""
+FIRST = 256 << 10
+"""Bytes of the first of them. Each further one has twice as many, so that a Worker with few rows
+takes little: of hundreds on a host that counts.
+"""
 SMALL = 1 << 20
 """The largest region that shares a slab."""
 POISON = 0xA5
@@ -91,6 +95,8 @@ class SlabPool:
         self._slabs: dict[int, Slab] = {}
         self._idle: list[Slab] = []
         self._shared: Slab | None = None
+        self._growing = FIRST
+        """Bytes of the next new slab that small regions share."""
         self._next = 0
         self._gone: list[int] = []
 
@@ -147,8 +153,19 @@ class SlabPool:
         """The shared slab if it has room, else a free or new one in its place."""
         if self._shared is None or self._shared.used + length > self._shared.size:
             self._shared = None  # the old one is free once its last region goes
-            self._shared = self._take(SHARED)
+            self._shared = self._another_shared(length)
         return self._shared
+
+    def _another_shared(self, length: int) -> Slab:
+        """The largest free slab that is not too large, else a new one, larger than those before."""
+        fitting = [s for s in self._idle if length <= s.size <= 2 * SHARED]
+        if fitting:
+            slab = max(fitting, key=lambda s: s.size)
+            self._idle.remove(slab)
+            return slab
+        size = max(self._growing, _size_class(length))
+        self._growing = min(2 * size, SHARED)
+        return self._make(size)
 
     def _take(self, size: int) -> Slab:
         """The smallest free slab of at most twice the size, else a new one."""
@@ -186,8 +203,7 @@ class SlabPool:
         memory, disk = self.nbytes >> 20, self.spilled >> 20
         have = f"{len(self._slabs)} slabs, {memory} MiB in memory and {disk} on disk"
         if error.errno in (errno.EMFILE, errno.ENFILE):
-            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-            fix = f"ulimit -n {hard} (now {soft})"
+            fix = more_files()
         elif on_disk:
             fix = f"free space in {self._directory}, another folder by TMPDIR, or a smaller batch"
         else:

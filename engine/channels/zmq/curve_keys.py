@@ -11,8 +11,6 @@ import threading
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import zmq
-
 from dataflow.errors import RunError
 
 
@@ -26,6 +24,8 @@ class CurveKeyPair:
     @staticmethod
     def make() -> CurveKeyPair:
         """A new pair."""
+        import zmq  # here: a Worker of one host knows of keys, and has none
+
         public, secret = zmq.curve_keypair()
         return CurveKeyPair(public=public, secret=secret)
 

@@ -5,7 +5,7 @@ Owns: turns and columns on devices. Does not own: which Worker has which device 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 from dataflow.device import declared
 from dataflow.errors import nearest_or_all
@@ -16,22 +16,27 @@ from engine.plan.plan import PlannedEdge
 def turns(draft: Draft) -> Iterator[str]:
     """Workers that take turns exist, each in one group; no ranks of one node among them."""
     seen: set[str] = set()
+    there = dict.fromkeys(draft.workers)
+    ranked = [(node, set(node.workers)) for node in draft.nodes if node.ranks > 1]
     for group in draft.turns:
         shown = ",".join(group)
         for worker in group:
-            yield from _member(draft, shown, worker, seen)
+            yield from _member(there, shown, worker, seen)
             seen.add(worker)
         if len(group) < 2:
             yield f"{shown}: one worker, which has nobody to take turns with. Fix: leave it out."
-        for node in draft.nodes:
-            if node.ranks > 1 and len(set(node.workers) & set(group)) > 1:
+        for node, ranks in ranked:
+            if len(ranks & set(group)) > 1:
                 problem = f"{shown}: these are ranks of {node.name}, which act together"
                 yield f"{problem}. Fix: pin {node.name} to workers of different groups."
 
 
-def _member(draft: Draft, shown: str, worker: str, seen: set[str]) -> Iterator[str]:
-    if worker not in draft.workers:
-        fix = nearest_or_all(worker, draft.workers)
+def _member(
+    there: Mapping[str, object], shown: str, worker: str, seen: Collection[str]
+) -> Iterator[str]:
+    """there: all Workers."""
+    if worker not in there:
+        fix = nearest_or_all(worker, list(there))
         yield f"{shown}: expected a worker, found {worker!r}. Fix: {fix}."
     elif worker in seen:
         fix = "one group of all that share its devices"

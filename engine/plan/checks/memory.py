@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from engine.cost.memory import HOST_PARTS, host_peak, lasting, peak
-from engine.plan.by_worker import nodes_by_worker, workers_by_host
+from engine.plan.by_worker import Group, nodes_by_worker, turns_by_worker, workers_by_host
 from engine.plan.cluster import Cluster
 from engine.plan.draft import Draft
 from engine.plan.plan import Decisions, PlannedNode
@@ -40,7 +40,7 @@ def memory(draft: Draft) -> Iterator[str]:
         for room in _rooms(draft, here):
             yield from _fits(room)
         if here.cluster.gpus:
-            yield from _beside_gpus(here.nodes, here.turns, here.cluster)
+            yield from _beside_gpus(here.nodes, _groups(here.by_turns, here.nodes), here.cluster)
 
 
 def rooms(decided: Decisions, cluster: Cluster) -> Iterator[MemoryRoom]:
@@ -53,29 +53,37 @@ class _Here(NamedTuple):
     """A host, as its Workers have it."""
 
     nodes: Nodes
-    turns: Turns
+    by_turns: Mapping[str, Group]
     cluster: Cluster
     where: str
 
 
 def _hosts(decided: Decisions, cluster: Cluster) -> Iterator[_Here]:
-    by_worker = nodes_by_worker(decided.nodes)
+    by_worker, by_turns = nodes_by_worker(decided.nodes), turns_by_worker(decided.turns)
     for host, here in workers_by_host(decided, decided.workers).items():
         nodes = {w: by_worker[w] for w in here}
-        turns = [[w for w in group if w in nodes] for group in decided.turns]
-        yield _Here(nodes, turns, cluster.on(host), f"host {host}" if host else "this host")
+        yield _Here(nodes, by_turns, cluster.on(host), f"host {host}" if host else "this host")
 
 
 def _rooms(decided: Decisions, here: _Here) -> Iterator[MemoryRoom]:
     if here.cluster.gpus:
         yield from _gpus(decided, here)
     else:
-        need = host_peak(_parts(here.nodes), here.turns)
+        need = host_peak(_parts(here.nodes), _groups(here.by_turns, here.nodes))
         yield MemoryRoom(here.nodes, here.where, here.cluster.memory, need)
 
 
 def _parts(nodes: Nodes) -> dict[str, list[Mapping[str, int]]]:
     return {w: [n.estimate.bytes for n in those] for w, those in nodes.items()}
+
+
+def _groups(by_turns: Mapping[str, Group], workers: Iterable[str]) -> list[list[str]]:
+    """Those of these Workers that take turns with one another. by_turns: the group of each."""
+    found: dict[Group, list[str]] = {}
+    for worker in workers:
+        if worker in by_turns:
+            found.setdefault(by_turns[worker], []).append(worker)
+    return list(found.values())
 
 
 def _gpus(decided: Decisions, host: _Here) -> Iterator[MemoryRoom]:
@@ -88,7 +96,7 @@ def _gpus(decided: Decisions, host: _Here) -> Iterator[MemoryRoom]:
             on.setdefault(index, []).append(worker)
     for index, workers in on.items():
         here = {w: _on_each(nodes[w], len(having[w])) for w in workers}
-        mine = [[w for w in group if w in here] for group in host.turns]
+        mine = _groups(host.by_turns, here)
         need = host_peak(_parts(here), mine, without=HOST_PARTS, gives_back=True)
         gpu = "the GPU" if len(gpus) == 1 else f"GPU {index}"
         gpu += "" if host.where == "this host" else f" of {host.where}"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from dataflow.model import Model
 from dataflow.shown import shown_bytes
 from engine.cost.memory import HOST_PARTS, WIDTHS, lasting, peak
+from engine.plan.by_worker import nodes_by_worker
 from engine.plan.explain.layout import Line, duration, named, side_by_side, widest, wrapped
 from engine.plan.explain.memory import unknown
 from engine.plan.plan import Plan, PlannedModel, PlannedNode
@@ -93,15 +94,15 @@ def _seconds(plan: Plan, found: MeasuredRun) -> Iterator[Line]:
 
 
 def _memory(plan: Plan, found: MeasuredRun) -> Iterator[Line]:
-    rows = []
+    rows, on = [], nodes_by_worker(plan.nodes)
     for worker in (w for w in plan.workers if w in found.peaks):
-        predicted = _resident(plan, worker)
+        predicted = _resident(plan, worker, on[worker])
         took = found.grown.get(worker, found.peaks[worker])
         rows.append((worker, _bytes(predicted, took)))
     for node in plan.nodes:
         for worker in node.workers:
             if took := found.device_peaks.get(f"{node.name}@{worker}"):
-                predicted = _on_device(plan, node, worker)
+                predicted = _on_device(plan, node, worker, on[worker])
                 rows.append((f"{node.name}@{worker}, GPU", _bytes(predicted, took)))
     yield from _table("memory at most", rows)
     if rows and all(worker in found.grown for worker in found.peaks):
@@ -118,19 +119,19 @@ def _on_gpu(plan: Plan, worker: str) -> bool:
     return bool(plan.cluster and plan.cluster.on(plan.host_of(worker)).gpus)
 
 
-def _resident(plan: Plan, worker: str) -> int | None:
+def _resident(plan: Plan, worker: str, nodes: Sequence[PlannedNode]) -> int | None:
     """The most that its nodes need of the host's memory; None if a Model's size is unknown."""
-    nodes = plan.nodes_on(worker)
     if _on_gpu(plan, worker):
         return sum(n.estimate.bytes.get(part, 0) for n in nodes for part in HOST_PARTS)
     return None if unknown(plan, nodes) else peak(n.estimate.bytes for n in nodes)
 
 
-def _on_device(plan: Plan, node: PlannedNode, worker: str) -> int | None:
-    """The most there is on each GPU of a Worker while the node computes: what others hold there,
-    too.
+def _on_device(
+    plan: Plan, node: PlannedNode, worker: str, nodes: Sequence[PlannedNode]
+) -> int | None:
+    """The most there is on each GPU of a Worker while one of its nodes computes: what others hold
+    there, too.
     """
-    nodes = plan.nodes_on(worker)
     if unknown(plan, nodes):
         return None
     devices = len(plan.devices.get(worker, (0,)))

@@ -5,11 +5,12 @@ Owns: the words. Does not own: the numbers (engine/cost).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from dataflow.shown import shown_bytes
 from engine.cost.memory import HOST_PARTS, host_peak, lasting, peak
+from engine.plan.by_worker import nodes_by_worker, workers_by_host
 from engine.plan.cluster import Cluster
 from engine.plan.plan import Plan, PlannedNode
 
@@ -17,43 +18,50 @@ from engine.plan.plan import Plan, PlannedNode
 def totals(plan: Plan) -> Iterator[str]:
     """Totals against each host's memory; several Workers have lines in their own section."""
     if len(plan.workers) == 1:
-        yield from (f"{plan.workers[0]}: {text}" for text in holds(plan, plan.workers[0]))
+        told = holds(plan, plan.workers[0], plan.nodes, alone=True)
+        yield from (f"{plan.workers[0]}: {text}" for text in told)
         return
     if names := unknown(plan, plan.nodes):
         yield f"all workers: memory unknown, since the parameters of {', '.join(names)} are"
     elif plan.cluster:
-        for host in dict.fromkeys(map(plan.host_of, plan.workers)):
-            yield from _host_memory(plan, plan.cluster.on(host), host)
+        on = nodes_by_worker(plan.nodes)
+        for host, workers in workers_by_host(plan, plan.workers).items():
+            here = {worker: on[worker] for worker in workers}
+            yield from _host_memory(plan, plan.cluster.on(host), host, here)
 
 
-def _host_memory(plan: Plan, cluster: Cluster, host: str) -> Iterator[str]:
-    """What the Workers of one host need together."""
+def _host_memory(
+    plan: Plan, cluster: Cluster, host: str, workers: Mapping[str, Sequence[PlannedNode]]
+) -> Iterator[str]:
+    """What the Workers of one host, with their nodes, need together."""
     if cluster.gpus:
         return
-    workers = [w for w in plan.workers if plan.host_of(w) == host]
-    parts = {w: [n.estimate.bytes for n in plan.nodes_on(w)] for w in workers}
+    parts = {w: [n.estimate.bytes for n in nodes] for w, nodes in workers.items()}
     turns = [group for group in plan.turns if group[0] in workers]
     most = f"at most {shown_bytes(host_peak(parts, turns))}"
     told = f"{host}: {', '.join(workers)}, {most}" if host else f"all workers: {most} on this host"
     yield f"{told}, of {shown_bytes(cluster.memory)}"
 
 
-def holds(plan: Plan, worker: str) -> Iterator[str]:
-    """What a Worker needs at most."""
-    nodes = plan.nodes_on(worker)
+def holds(
+    plan: Plan, worker: str, nodes: Sequence[PlannedNode], *, alone: bool = False
+) -> Iterator[str]:
+    """What a Worker with these nodes needs at most. alone: there is no other."""
     if names := unknown(plan, nodes):
         without = f"without them {shown_bytes(peak(n.estimate.bytes for n in nodes))}"
         yield f"memory unknown, since the parameters of {', '.join(names)} are; {without}"
     elif plan.cluster and plan.cluster.on(plan.host_of(worker)).gpus:
-        yield from _on_gpu(plan, plan.cluster, worker)
-    elif plan.cluster and len(plan.workers) == 1:
+        yield from _on_gpu(plan, plan.cluster, worker, nodes)
+    elif plan.cluster and alone:
         yield f"{_peak(nodes)}, of {shown_bytes(plan.cluster.memory)}"
     else:
         yield _peak(nodes)
 
 
-def _on_gpu(plan: Plan, cluster: Cluster, worker: str) -> Iterator[str]:
-    nodes, there = plan.nodes_on(worker), cluster.on(plan.host_of(worker))
+def _on_gpu(
+    plan: Plan, cluster: Cluster, worker: str, nodes: Sequence[PlannedNode]
+) -> Iterator[str]:
+    there = cluster.on(plan.host_of(worker))
     host, numbers = plan.host_of(worker), list(plan.devices.get(worker, (0,)))
     each = f"each of GPU {', '.join(map(str, numbers))}" if len(numbers) > 1 else ""
     gpu = each or ("the GPU" if len(there.gpus) == 1 else f"GPU {numbers[0]}")

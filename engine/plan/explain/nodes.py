@@ -11,6 +11,7 @@ from dataflow.kernel import Layout
 from dataflow.loss_terms import ROWS
 from dataflow.regions import regions
 from dataflow.shown import shown_bytes
+from engine.plan.by_worker import nodes_by_worker
 from engine.plan.explain.layout import Line, count, duration, named, side_by_side, widest, wrapped
 from engine.plan.explain.memory import holds, unknown
 from engine.plan.explain.summary import program
@@ -21,23 +22,34 @@ def workers(plan: Plan) -> Iterator[Line]:
     """Of several Workers: what each does, and what it needs."""
     if len(plan.workers) == 1:
         return
-    width = widest(plan.workers)
-    for worker in plan.workers:
-        yield from named(worker, width, _tasks(plan, worker))
-        for text in holds(plan, worker):
+    width, numbers = widest(plan.workers), _numbers(plan)
+    for worker, nodes in nodes_by_worker(plan.nodes).items():
+        yield from named(worker, width, _tasks(plan, worker, nodes, numbers))
+        for text in holds(plan, worker, nodes):
             yield from wrapped(text, indent=width + 2, after=2)
     for group in plan.turns:
         turns = f"{', '.join(group)}: on the same devices, one is awake at a time"
         yield from wrapped(turns, after=2)
 
 
-def _tasks(plan: Plan, worker: str) -> str:
+def _numbers(plan: Plan) -> dict[tuple[str, str], int]:
+    """Which of a node's Workers each is, by node and Worker."""
+    places = ((n.name, list(enumerate(n.workers))) for n in plan.nodes)
+    return {(name, worker): i for name, workers in places for i, worker in reversed(workers)}
+
+
+def _tasks(
+    plan: Plan,
+    worker: str,
+    nodes: Sequence[PlannedNode],
+    numbers: Mapping[tuple[str, str], int],
+) -> str:
     """Its threads, its host where there are several, and all that it does."""
-    nodes = plan.nodes_on(worker)
     threads = _threads(max((n.layout for n in nodes), key=lambda each: each.threads * each.inner))
     where = f" on {plan.hosts[worker]}" if plan.hosts else ""
+    shares = (_share(n, numbers[n.name, worker]) for n in nodes)
     records = ["the samples"] if worker == plan.recorder else []
-    return f"{threads}{where}: {', '.join([*(_share(n, worker) for n in nodes), *records])}"
+    return f"{threads}{where}: {', '.join([*shares, *records])}"
 
 
 def _threads(layout: Layout) -> str:
@@ -46,11 +58,12 @@ def _threads(layout: Layout) -> str:
     return f"{ranks}{count(layout.threads, 'thread')}"
 
 
-def _share(node: PlannedNode, worker: str) -> str:
-    at, count = node.workers.index(worker), len(node.workers)
+def _share(node: PlannedNode, number: int) -> str:
+    """The part of a node that its Worker of this number has."""
+    count = len(node.workers)
     if count == 1:
         return node.name
-    return f"{node.name} ({'rank' if node.ranks > 1 else 'replica'} {at} of {count})"
+    return f"{node.name} ({'rank' if node.ranks > 1 else 'replica'} {number} of {count})"
 
 
 HEADS = ("region", "rows", "on", "peak", "seconds", "bound")
