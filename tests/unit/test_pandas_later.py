@@ -34,7 +34,10 @@ assert pa.array([pandas.NA], from_pandas=True).null_count == 1
 """
 
 
-@pytest.mark.parametrize("code", [_HIDDEN, _HIDDEN + _KNOWN, _HIDDEN + _ASKED, _EARLIER],
-                         ids=["hidden", "imported later", "asked for", "imported earlier"])  # fmt: skip
+@pytest.mark.parametrize(
+    "code",
+    [_HIDDEN, _HIDDEN + _KNOWN, _HIDDEN + _ASKED, _EARLIER],
+    ids=["hidden", "imported later", "asked for", "imported earlier"],
+)
 def test_arrow_knows_pandas_once_it_is_imported(code: str) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
