@@ -87,12 +87,12 @@ def by_hand(workers: int) -> tuple[Graph, Placing]:
     rollout = _rollout(batch=workers)
     graph = _trained("by_hand", rollout, reward(lengths, rollout, name="score"))
     generating = workers // 2
-    pin: dict[str, tuple[str, ...]] = dict.fromkeys(
-        ("prompts", "advantage", "train_policy"), ("train",)
-    )
-    pin["rollout"] = tuple(f"gen-{i}" for i in range(generating))
-    pin["score"] = tuple(f"score-{i}" for i in range(workers - generating - 1))
-    return graph, Placing(pin=pin)
+    pin = {name: ("train",) for name in ("prompts", "advantage", "train_policy")}
+    replicas = {
+        "rollout": tuple(f"gen-{i}" for i in range(generating)),
+        "score": tuple(f"score-{i}" for i in range(workers - generating - 1)),
+    }
+    return graph, Placing(pin=pin | replicas)
 
 
 def _rollout(batch: int = 64) -> Port[Rollout]:

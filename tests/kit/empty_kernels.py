@@ -20,7 +20,7 @@ from dataflow.schema import Advantage, Prompt, Reward, Rollout, Schema
 HEAVY = ("torch", "transformers", "zmq", "pandas", "pyarrow.parquet", "pyarrow.dataset", "asyncio")
 """Modules that take memory and time."""
 IMPORTED = "reward/imported"
-"""A column, and with `/mean` behind it a metric: how many of HEAVY a row's Worker has."""
+"""A column, and with `/mean` behind it a metric: how many of `HEAVY` a row's Worker has."""
 _TOKENS = 4
 
 

@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Looked:
+class WorkersSeen:
     """What /proc says of a run's Workers. private: MiB of each. files: most open ones."""
 
     workers: int
@@ -43,9 +43,9 @@ class Looked:
     with_torch: list[int]
 
     @staticmethod
-    def now() -> Looked:
+    def now() -> WorkersSeen:
         pids = [pid for pid in children() if "engine.launched.worker_process" in command_of(pid)]
-        return Looked(
+        return WorkersSeen(
             workers=len(pids),
             private=sum(map(_private, pids)) / len(pids) / 1024,
             files=max(_open_files(str(pid)) for pid in pids),
@@ -93,7 +93,7 @@ def test_many_workers_of_nothing_run_twenty_steps(
     def look(row: object) -> None:
         times.append(time.monotonic() - began)
         if len(times) == STEPS:
-            looked.append(Looked.now())
+            looked.append(WorkersSeen.now())
 
     result = run_of(plan, tmp_path / "runs", STEPS, StepHooks(on_step=(look,)))
     (found,) = looked
