@@ -87,7 +87,8 @@ def by_hand(workers: int) -> tuple[Graph, Placing]:
     rollout = _rollout(batch=workers)
     graph = _trained("by_hand", rollout, reward(lengths, rollout, name="score"))
     generating = workers // 2
-    pin = {name: ("train",) for name in ("prompts", "advantage", "train_policy")}
+    pin: dict[str, tuple[str, ...]] = {"prompts": ("train",), "advantage": ("train",)}
+    pin["train_policy"] = ("train",)
     replicas = {
         "rollout": tuple(f"gen-{i}" for i in range(generating)),
         "score": tuple(f"score-{i}" for i in range(workers - generating - 1)),
