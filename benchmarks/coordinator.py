@@ -14,6 +14,7 @@ Workers half have one under way.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import tyro
@@ -53,6 +54,29 @@ def cases(most: int) -> Iterator[SideResult]:
             yield SideResult(
                 name=f"{name}/{how}", value=each, unit="us/event", goal=GOALS[how], least=False
             )
+
+
+def in_turns(prompts: int) -> Iterator[SideResult]:
+    """Pairs of Workers that take turns with a device: with the most of them, and with few."""
+    for how, together in TOGETHER.items():
+        each = {
+            workers: CoordinatorWorld(
+                replace(crowd(workers // 2, prompts), workers=workers, turns=True), together
+            )
+            .run()
+            .each
+            for workers in (FIRST, WORKERS[-1])
+        }
+        for workers, microseconds in each.items():
+            name = f"{workers // 2:,} devices with two Workers each/{how}"
+            yield SideResult(name=name, value=microseconds, unit="us/event")
+        yield SideResult(
+            name=f"{WORKERS[-1] // 2:,} such devices to {FIRST // 2}/{how}",
+            value=each[WORKERS[-1]] / each[FIRST],
+            unit="ratio",
+            goal=MOST_DEARER,
+            least=False,
+        )
 
 
 def curves(prompts: int) -> dict[str, list[tuple[int, float]]]:
@@ -118,6 +142,7 @@ def main(*, quick: bool = False, json: Path | None = None, picture_to: Path | No
     found = [
         *cases(most),
         *of_curves(lines),
+        *in_turns(400 if quick else 10_000),
         SideResult(
             name=f"a cohort of {size:,} chunks on {size:,} replicas",
             value=cohort(size),

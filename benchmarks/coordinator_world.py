@@ -38,10 +38,15 @@ CLUSTER = Cluster(cores=1 << 15, memory=2**60)
 _TOKENS = 64
 
 
+Told = m.Task | m.Go | m.Wake | m.Sleep
+"""What a Worker answers."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldLoad:
     """A run: Steps of so many prompts and samples of each, on so many Workers that generate, whose
-    rows of a Step are cut into so many chunks. ranks: of the train node.
+    rows of a Step are cut into so many chunks. ranks: of the train node. turns: half of the Workers
+    compute a reference's log-probs, each in turns with one that generates, on the same device.
     """
 
     prompts: int
@@ -50,6 +55,7 @@ class WorldLoad:
     chunks: int = 64
     ranks: int = 1
     steps: int = 1
+    turns: bool = False
 
     def plan(self) -> Plan:
         """GRPO with a lag of one Step: generation, its reward and training are not in step."""
@@ -58,7 +64,13 @@ class WorldLoad:
             chunks={"rollout": self.chunks},
             ranks={"train_policy": self.ranks} if self.ranks > 1 else {},
         )
-        checked = _checked(self.prompts, self.samples)
+        if self.turns:
+            pairs = [(f"gen-{i}", f"ref-{i}") for i in range(self.workers // 2)]
+            generating, referring = zip(*pairs, strict=True)
+            chunks: dict[str, int] = {"rollout": self.chunks, "reference": self.chunks}
+            pin = {"rollout": generating, "reference": referring}
+            placing = Placing(pin=pin, chunks=chunks, turns=tuple(pairs))
+        checked = _checked(self.prompts, self.samples, 0.04 if self.turns else 0.0)
         return make_plan(checked, seed=0, threads=1, placing=placing, cluster=CLUSTER)
 
 
@@ -68,7 +80,7 @@ def reward(completions: Sequence[str]) -> list[float]:
 
 
 @cache
-def _checked(prompts: int, samples: int) -> CheckedGraph:
+def _checked(prompts: int, samples: int, beta: float) -> CheckedGraph:
     columns = {"prompt": pa.utf8(), "answer": pa.utf8()}
     graph = grpo(
         "models/policy",
@@ -78,6 +90,7 @@ def _checked(prompts: int, samples: int) -> CheckedGraph:
         batch=prompts,
         max_tokens=_TOKENS,
         max_lag=1,
+        beta=beta,
     )
     return check(graph, lambda data, split: columns)
 
@@ -184,10 +197,10 @@ class CoordinatorWorld:
                 raise RuntimeError(f"the run ends: {each}")
             elif isinstance(each, m.Checkpoint):
                 self._carry_out(self._heard([m.Checkpointed(step=each.step)])[0])
-            elif isinstance(each, m.Task | m.Go):
+            elif isinstance(each, m.Task | m.Go | m.Wake | m.Sleep):
                 self._begin(each)
 
-    def _begin(self, task: m.Task | m.Go) -> None:
+    def _begin(self, task: Told) -> None:
         if isinstance(task, m.TrainStep):
             self.assignments.append(task)
         if task.worker not in self._todo:
@@ -195,7 +208,7 @@ class CoordinatorWorld:
             self._turns.append(task.worker)
         self._todo[task.worker].append(self._answers(task))
 
-    def _answers(self, task: m.Task | m.Go) -> Iterator[m.Event]:
+    def _answers(self, task: Told) -> Iterator[m.Event]:
         match task:
             case m.RunChunk():
                 yield from self._rows(task)
@@ -214,6 +227,10 @@ class CoordinatorWorld:
             case m.Load():
                 self._version = task.version
                 yield m.Loaded(id=task.id, worker=task.worker)
+            case m.Wake():
+                yield m.Woken(worker=task.worker)
+            case m.Sleep():
+                yield m.Slept(worker=task.worker)
 
     def _rows(self, task: m.RunChunk) -> Iterator[m.Produced]:
         """Each row alone."""
