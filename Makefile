@@ -25,6 +25,7 @@ test: setup
 test-long: setup
 	scripts/test -m long
 	scripts/test-vllm --long
+	scripts/test-many
 
 # The commands of a newcomer, from the built wheel; the same with other Pythons, where they are found.
 newcomer: setup
