@@ -83,7 +83,6 @@ def shown(made: MadeProfile, path: Path) -> Iterator[str]:
     rates = ", ".join(f"{rate / 1e9:.0f} GFLOP/s {t}" for t, rate in _rates(made))
     yield f"profile of {profile.machine.words}"
     yield f"a core or GPU: {rates}; memory {profile.device.memory_rate / 1e9:.1f} GB/s"
-    yield f"beside busy cores a kernel takes {profile.beside:.2f} times as long"
     yield f"load before: {made.load:.1f}"
     if made.busy:
         yield "others use this machine: of kernels with one thread, CPU seconds count"
@@ -103,7 +102,8 @@ def _rates(made: MadeProfile) -> list[tuple[str, float]]:
 def _node(entry: ProfiledNode) -> Iterator[str]:
     threads = f"{entry.cores} thread{'s' * (entry.cores != 1)}"
     worst = f"the fit is off by {100 * entry.worst:.0f} % at most"
-    yield f"{one_line(entry.node)} ({entry.kind}, {threads}): {worst}"
+    beside = f"; beside busy cores {entry.beside:.2f} times as long" if entry.beside > 1.0 else ""
+    yield f"{one_line(entry.node)} ({entry.kind}, {threads}): {worst}{beside}"
     for cell in entry.cells:
         yield f"  {_cell(cell)}"
 

@@ -73,7 +73,8 @@ class PeakCorrection:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfiledNode:
     """One kind of pass of one Model. model: `model_key`; kernel: `torch` or `vllm`; cores: threads
-    that it was fitted at; node: which node of the graph was measured.
+    that it was fitted at; node: which node of the graph was measured; beside: how much longer it
+    takes while the host's other cores do the same.
     """
 
     model: str
@@ -83,6 +84,7 @@ class ProfiledNode:
     node: str = ""
     coefficients: Coefficients
     peak: PeakCorrection = field(default_factory=PeakCorrection)
+    beside: float = 1.0
     cells: tuple[ProfileCell, ...] = ()
 
     @property
@@ -93,16 +95,14 @@ class ProfiledNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """Measured on one machine with one installation. beside: how much longer a kernel takes while
-    the host's other cores are busy. functions: seconds a row of users' functions and column
-    operators, by node.
+    """Measured on one machine with one installation. functions: seconds a row of users' functions
+    and column operators, by node.
     """
 
     machine: Fingerprint
     installation: Fingerprint
     device: Device
     nodes: tuple[ProfiledNode, ...] = ()
-    beside: float = 1.0
     functions: Mapping[str, float] = field(default_factory=dict)
     format: int = FORMAT
 
@@ -193,7 +193,7 @@ class _Begin:
 
 def _impossible(profile: Profile) -> Iterator[str]:
     """Numbers that no measurement gives."""
-    rates = (*profile.device.operations.values(), profile.device.memory_rate, profile.beside)
+    rates = (*profile.device.operations.values(), profile.device.memory_rate)
     if min(rates) <= 0:
         yield f"expected rates above 0, found {min(rates):g}"
     for entry in profile.nodes:
@@ -202,6 +202,9 @@ def _impossible(profile: Profile) -> Iterator[str]:
         shares = (c.compute, c.reads, c.link, c.attention, entry.peak.factor, entry.cores)
         if min(shares) <= 0 or min(parts) < 0:
             yield f"{entry.kind} of {entry.node}: expected shares above 0 and seconds of 0 or more"
+        if not entry.beside >= 1.0:
+            where = f"{entry.kind} of {entry.node}: beside busy cores"
+            yield f"{where}: expected 1 or more times as long, found {entry.beside:g}"
     if min(profile.functions.values(), default=0.0) < 0:
         yield "expected seconds of functions of 0 or more"
 

@@ -35,7 +35,7 @@ from engine.cost.devices import (
 )
 from engine.cost.models import ModelCost, model_cost
 from engine.cost.passes import Sizes, Time
-from engine.cost.profile import PeakCorrection, Profile, model_key
+from engine.cost.profile import PeakCorrection, Profile, ProfiledNode, model_key
 from engine.plan.cluster import Cluster
 from engine.plan.plan import Decisions, Plan, PlannedModel, PlannedNode
 
@@ -119,17 +119,24 @@ class PlanCosts:
         """How the peak bytes of a node's passes are corrected; None where they were not measured on
         such a device.
         """
+        entry = self._entry(node)
+        return None if entry is None else entry.peak
+
+    def _entry(self, node: str) -> ProfiledNode | None:
+        """What a profile says of a node's passes on such a device."""
         planned, model = self._nodes[node], self.sizes(node)
         kind = self._kind(planned.workers[0])
         if model is None or self._profile is None or self._measured(kind) is None:
             return None
         how = _measured_with(planned, gpu=kind != CPU)
-        return self._profile.peak(model_key(model), kind_of_pass(planned), **how)
+        return self._profile.node(model_key(model), kind_of_pass(planned), **how)
 
-    @property
-    def beside(self) -> float:
-        """How much longer a kernel takes while the host's other cores are busy, as was measured."""
-        return self._profile.beside if self._profile is not None else 1.0
+    def beside(self, node: str) -> float:
+        """How much longer a node's kernel takes while the host's other cores are busy, as was
+        measured; 1 on a GPU.
+        """
+        entry = self._entry(node)
+        return 1.0 if entry is None or self.place(node).device.is_gpu else entry.beside
 
     def link(self, one: str, other: str) -> Link:
         """The way from a Worker to another."""

@@ -26,6 +26,7 @@ from engine.profile.grid import SkippedNode, works
 from engine.profile.measuring import measure
 from engine.profile.predicting import MeasuredCell, ProfiledWork
 from engine.profile.rates import MachineRates, measured_rates
+from engine.profile.side_by_side import beside
 
 BUSY = 1.5
 """Load of the machine before the profile from which others are taken to use it."""
@@ -84,7 +85,7 @@ def profiled(
     for work in wanted:
         threads = f"{work.cores} thread{'s' * (work.cores != 1)}"
         say(f"{work.node}: {work.kind}, {len(work.cells)} sizes, {threads}")
-        _measured(plans[work.of], work, rates.device, request.repeats, found, busy=busy)
+        _measured(plans[work.of], work, rates.device, request.repeats, found, busy=busy, host=cores)
     functions: dict[str, float] = {}
     if request.steps:
         say(f"functions: a run of {request.steps} Steps")
@@ -95,7 +96,6 @@ def profiled(
         installation=this_installation(),
         device=rates.device,
         nodes=tuple(found.nodes),
-        beside=rates.beside,
         functions=functions,
     )
     return MadeProfile(profile=profile, skipped=tuple(found.skipped), load=load, busy=busy)
@@ -117,15 +117,22 @@ def _only(result: ChildResult) -> Any:
 
 
 def _measured(
-    plan: Plan, work: ProfiledWork, of: Device, repeats: int, found: _Found, *, busy: bool
+    plan: Plan,
+    work: ProfiledWork,
+    of: Device,
+    repeats: int,
+    found: _Found,
+    *,
+    busy: bool,
+    host: int,
 ) -> None:
-    """Measure a node and add what is known of it."""
-    worker = plan.node(work.node).workers[0]
+    """Measure a node and add what is known of it. host: cores of this machine."""
+    needed = plan.environments.get(plan.node(work.node).workers[0], {})
     try:
         result = _child(
             measure, plan, work,
             repeats=repeats, busy=busy, threads=work.cores, title=work.node,
-            needed=plan.environments.get(worker, {}),
+            needed=needed,
         )  # fmt: skip
     except (KernelError, DataError) as error:
         found.skipped.append(SkippedNode(node=work.node, why=str(error)))
@@ -136,6 +143,7 @@ def _measured(
     how, said = fitted(work, of, cells)
     kept = tuple(_kept(c, s) for c, s in zip(cells, said, strict=True))
     correction = peak_correction(cells)
+    slower = 1.0 if of.is_gpu else beside(plan, work, cells, host, needed)
     kinds: list[Kind] = list(kinds_of(work.kind))
     for kind in kinds:
         found.nodes.append(
@@ -147,6 +155,7 @@ def _measured(
                 node=work.node,
                 coefficients=how[kind],
                 peak=correction,
+                beside=slower,
                 cells=kept if kind == work.kind else (),
             )
         )

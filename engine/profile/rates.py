@@ -1,20 +1,15 @@
-"""What this machine's processors reach: products, copies, and beside each other.
+"""What this machine's processors reach: products and copies.
 
 Owns: short measurements. Does not own: what models reach of them (fitting.py).
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 from statistics import median
 from typing import Any
-
-import numpy as np
 
 from engine.cost.devices import CPU, Device, device, kind_of
 
@@ -22,18 +17,14 @@ _SIDE = 1024
 """Of the square matrices of a CPU; on a GPU eight times as many."""
 _COPIED = 256 << 20
 _REPEATS = 5
-_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _DTYPES = ("float32", "bfloat16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineRates:
-    """device: as it was measured. beside: how much longer a product takes on one core while all
-    others do the same.
-    """
+    """device: as it was measured."""
 
     device: Device
-    beside: float
 
 
 def measured_rates(cores: int) -> MachineRates:
@@ -41,7 +32,7 @@ def measured_rates(cores: int) -> MachineRates:
     import torch
 
     if torch.cuda.is_available():
-        return MachineRates(device=_gpu(torch), beside=1.0)
+        return MachineRates(device=_gpu(torch))
     torch.set_num_threads(1)
     operations = {dtype: _products(torch, dtype, "cpu", _SIDE) for dtype in _DTYPES}
     torch.set_num_threads(cores)
@@ -54,7 +45,7 @@ def measured_rates(cores: int) -> MachineRates:
         network=known.network,
         source="measured: square products on one core, copies on all; links of the catalogue",
     )
-    return MachineRates(device=found, beside=_beside(cores))
+    return MachineRates(device=found)
 
 
 def _gpu(torch: Any) -> Device:
@@ -96,27 +87,3 @@ def _seconds(torch: Any, work: Callable[[], Any]) -> float:
             torch.cuda.synchronize()
         found.append(time.perf_counter() - begun)
     return median(found[1:])
-
-
-def _beside(cores: int) -> float:
-    """The seconds of one core's products, with all cores at work over alone."""
-    if cores < 2:
-        return 1.0
-    os.environ.update(dict.fromkeys(_THREADS, "1"))  # of the processes that are started here
-    with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
-        list(pool.map(one_core, [0.1] * cores))  # every process is there
-        alone = pool.submit(one_core, 1.0).result()
-        together = median(pool.map(one_core, [1.0] * cores))
-    return max(1.0, together / alone)
-
-
-def one_core(seconds: float) -> float:
-    """Mean seconds of one product with one thread, over about so many seconds. NumPy's, which is
-    there much sooner than torch.
-    """
-    one = np.ones((_SIDE // 2, _SIDE // 2), np.float32)
-    begun, count = time.perf_counter(), 0
-    while time.perf_counter() - begun < seconds:
-        np.matmul(one, one)
-        count += 1
-    return (time.perf_counter() - begun) / max(1, count)

@@ -61,7 +61,9 @@ class PricedTimes:
         self._seconds = seconds
         _require_known(plan, costs, seconds)
         self._ways = _Ways(plan, costs)
-        self._beside = {n.name: costs.beside if _beside(plan, n) else 1.0 for n in plan.nodes}
+        self._beside = {
+            n.name: costs.beside(n.name) if _crowded(plan, n) else 1.0 for n in plan.nodes
+        }
         self._models = {model.name: model for model in plan.models}
         self._makes_prompts = {
             n.name for n in plan.program.nodes if any(issubclass(s, TokenPrompt) for s in n.schemas)
@@ -330,7 +332,7 @@ def _at_least_one(lengths: RowLengths) -> RowLengths:
     return RowLengths(lengths.prompts, np.maximum(lengths.answers, 1))
 
 
-def _beside(plan: Plan, node: PlannedNode) -> bool:
+def _crowded(plan: Plan, node: PlannedNode) -> bool:
     """Whether other Workers of a CPU compute while this node does: those of other replicas and
     ranks, and, where streams run ahead, those of other nodes.
     """

@@ -59,7 +59,6 @@ def made(**changes: object) -> Profile:
         installation=this_installation(),
         device=device("cpu"),
         nodes=(entry(), entry(kind="forward", node="reference"), entry(cores=4)),
-        beside=1.2,
         functions={"score": 1e-5},
     )
     return replace(whole, **changes)
@@ -171,7 +170,7 @@ def test_stale_once_a_formula_changes(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("profile", "found"),
     [
-        (made(beside=0.0), "expected rates above 0, found 0"),
+        (made(nodes=(entry(beside=0.9),)), "expected 1 or more times as long, found 0.9"),
         (made(device=replace(device("cpu"), memory_rate=-1.0)), "rates above 0, found -1"),
         (made(device=replace(device("cpu"), operations={"float32": 0.0})), "rates above 0"),
         (
