@@ -7,13 +7,16 @@ Owns: the Models and sizes, and the comparison. Does not own: measuring and fitt
 
 Nodes: of each Model and kind of pass, one size is held out between those of the profile's grid. It
 is measured in the same rounds as the grid, in one process, so that profile and runs interleave; the
-coefficients are fitted without it. Steps of one Worker, of overlap and of replicas: a run of each
-before the profile and one after it; what `simulate` says of them stands beside what they took.
+coefficients are fitted without it. Steps of one Worker, of overlap and of replicas: runs and
+profiles take turns; what `simulate` says after a profile stands beside what the runs before and
+after it took, and the median of such ratios counts. On a machine with GPUs the Models are
+larger, and the Steps are of one Worker.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,8 +24,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from json import loads
 from pathlib import Path
-from statistics import mean
-from typing import Any
+from statistics import median
+from string import ascii_letters
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -31,10 +35,13 @@ import tyro
 
 from benchmarks.report import SideResult, machine, show, write_json
 from benchmarks.settings import TEXT_TOKENS, character_tokenizer
+from dataflow.graph import Graph
+from dataflow.model import Model
 from engine.api import plan, run
 from engine.cost.devices import Device
 from engine.cost.distribution import LengthDistribution, of_lengths
-from engine.cost.profile import ProfileCell
+from engine.cost.machine import gpus
+from engine.cost.profile import Profile, ProfileCell
 from engine.options import RunOptions
 from engine.plan.plan import Plan
 from engine.profile.child import in_child
@@ -45,7 +52,13 @@ from engine.profile.predicting import MeasuredCell, ProfiledWork, peak_bytes, se
 from engine.profile.profiling import BUSY, ProfileRequest, profiled
 from engine.profile.rates import measured_rates
 from engine.simulate.predict import predict
-from graphs.grpo import grpo
+from operators.advantage import group_advantage
+from operators.data import prompts
+from operators.forward import logprobs
+from operators.generate import generate
+from operators.losses import clipped_policy_loss
+from operators.reward import reward
+from operators.train import train
 
 SECONDS_GOAL = 15.0
 """Percent by which predicted seconds of a node may differ."""
@@ -53,17 +66,23 @@ STEP_GOAL = 10.0
 """The same of a Step."""
 WARM = 2
 """Steps that do not count."""
+STEPS = 8
+ROUNDS = 3
+"""Profiles, each between two runs of every placement."""
 PEAK_GOAL = 1.25
 """Predicted over measured peak bytes, which must be 1 at least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
-    """A Qwen2 of random weights."""
+    """A Qwen2 of random weights. head: numbers of each of its heads."""
 
     name: str
     layers: int
     hidden: int
+    head: int = 32
+    vocabulary: int = len(TEXT_TOKENS)
+    dtype: Literal["float32", "bfloat16"] = "float32"
 
 
 MODELS = (
@@ -71,6 +90,15 @@ MODELS = (
     ModelSize(name="4 x 256", layers=4, hidden=256),
     ModelSize(name="8 x 512", layers=8, hidden=512),
 )
+_BIG: dict[str, Any] = {"head": 64, "vocabulary": 16384, "dtype": "bfloat16"}
+ON_GPU = (
+    ModelSize(name="8 x 512", layers=8, hidden=512, **_BIG),
+    ModelSize(name="12 x 1024", layers=12, hidden=1024, **_BIG),
+    ModelSize(name="16 x 1536", layers=16, hidden=1536, **_BIG),
+)
+BATCH = 16
+BATCH_ON_GPU = 64
+"""Prompts of a Step, each with 8 answers."""
 
 
 def make(folder: Path, size: ModelSize) -> tuple[str, str]:
@@ -80,15 +108,18 @@ def make(folder: Path, size: ModelSize) -> tuple[str, str]:
 
     base, data = folder / size.name.replace(" ", ""), folder / "prompts.parquet"
     torch.manual_seed(0)
+    more = (f"<{at}>" for at in range(size.vocabulary - len(TEXT_TOKENS)))
+    tokens = (*TEXT_TOKENS[:-1], *more, TEXT_TOKENS[-1])
     config = Qwen2Config(
-        vocab_size=len(TEXT_TOKENS), hidden_size=size.hidden, intermediate_size=3 * size.hidden,
-        num_hidden_layers=size.layers, num_attention_heads=size.hidden // 32,
-        num_key_value_heads=size.hidden // 32, max_position_embeddings=1024,
-        tie_word_embeddings=True, eos_token_id=len(TEXT_TOKENS) - 1,
+        vocab_size=len(tokens), hidden_size=size.hidden, intermediate_size=3 * size.hidden,
+        num_hidden_layers=size.layers, num_attention_heads=size.hidden // size.head,
+        num_key_value_heads=size.hidden // size.head, max_position_embeddings=1024,
+        tie_word_embeddings=True, eos_token_id=len(tokens) - 1,
     )  # fmt: skip
-    Qwen2ForCausalLM(config).save_pretrained(base)
-    character_tokenizer(TEXT_TOKENS).save_pretrained(base)
-    texts = ["abcdefgh" * (8 + place % 9) + str(place) for place in range(256)]
+    Qwen2ForCausalLM(config).to(getattr(torch, size.dtype)).save_pretrained(base)
+    character_tokenizer(tokens).save_pretrained(base)
+    draw = random.Random(0)  # with nothing in common, as `simulate` assumes
+    texts = ["".join(draw.choices(ascii_letters, k=64 + 8 * (at % 9))) for at in range(256)]
     pq.write_table(pa.table({"prompt": texts, "answer": texts}), data)
     return str(base), str(data)
 
@@ -98,10 +129,26 @@ def digits(completions: list[str], **columns: object) -> list[float]:
     return [sum(c.isdigit() for c in text) / max(1, len(text)) for text in completions]
 
 
-def planned(base: str, data: str, threads: int) -> Plan:
-    """Of GRPO with a reference, so that all kinds of pass are there."""
-    graph = grpo(base, data, digits, n=8, batch=16, max_tokens=128, beta=0.04)
-    found = plan(graph, RunOptions(threads=threads, workers="one"))
+def graph(base: str, data: str, size: ModelSize, *, max_tokens: int, max_lag: int = 0) -> Graph:
+    """GRPO with a reference, so that all kinds of pass are there."""
+    policy = Model("policy", base, trainable=True, dtype=size.dtype)
+    prompt = prompts(data, batch=BATCH_ON_GPU if gpus() else BATCH)
+    rollout = generate(policy, prompt, n=8, max_tokens=max_tokens, max_lag=max_lag, name="rollout")
+    score = reward(digits, rollout, name="score")
+    reference = logprobs(Model("reference", base, dtype=size.dtype), rollout)
+    advantage = group_advantage(rollout, score, name="advantage")
+    loss = clipped_policy_loss(advantage, reference=reference, beta=0.04)
+    return Graph("predicted", train(policy, rollout, loss=loss, lr=1e-6))
+
+
+def planned(base: str, data: str, size: ModelSize, threads: int) -> Plan:
+    """Of one Worker."""
+    one = RunOptions(threads=threads, workers="one")
+    return _plan(graph(base, data, size, max_tokens=128), one)
+
+
+def _plan(of: Graph, options: RunOptions) -> Plan:
+    found = plan(of, options)
     assert isinstance(found, Plan)
     return found
 
@@ -173,7 +220,7 @@ def node_results(
     busy = os.getloadavg()[0] > BUSY
     rates = in_child(partial(_rates, threads), threads=threads, needed={}, title="rates").told[0]
     for size in models:
-        of = planned(*make(folder, size), threads)
+        of = planned(*make(folder, size), size, threads)
         longest = 1.0 if quick else 3.0
         wanted, _ = works([of], rates.device, quick=quick, longest=longest)
         for work in (work for work in wanted if work.cores == threads):
@@ -216,51 +263,52 @@ class RunRows:
 def step_results(
     folder: Path, size: ModelSize, threads: int, *, quick: bool
 ) -> Iterator[SideResult]:
-    """A Step of each placement. All run before the profile and after it; each is simulated with
-    rows as long as those that it had.
+    """A Step of each placement. Profiles and runs of all placements take turns; a profile's
+    prediction, with rows as long as the runs had, stands beside the runs before and after it.
     """
     base, data = make(folder, size)
-    steps = WARM + (4 if quick else 10)
-    graphs = {
-        at.name: grpo(
-            base, data, digits, n=8, batch=16, max_tokens=64, beta=0.04, max_lag=at.max_lag
-        )
-        for at in PLACES
-    }
+    places = PLACES[:1] if gpus() else PLACES
+    graphs = {at.name: graph(base, data, size, max_tokens=64, max_lag=at.max_lag) for at in places}
     common: dict[str, Any] = {"threads": threads, "progress": False}
-    options = {at.name: RunOptions(**common, **at.options) for at in PLACES}
-    runs = folder / f"runs {size.name}"
+    options = {at.name: RunOptions(**common, **at.options) for at in places}
+    plans = {name: _plan(graphs[name], options[name]) for name in graphs}
+    request = ProfileRequest(quick=True, repeats=3, longest=1.0)
+    first = places[0].name
 
-    def ran(when: str) -> dict[str, Path]:
-        how = {"steps": steps, "runs": runs}
-        told = {n: replace(options[n], **how, name=f"{n} {when}".replace(" ", "-")) for n in graphs}
-        return {name: run(graph, told[name]).folder for name, graph in graphs.items()}
+    def ran(turn: int) -> dict[str, Path]:
+        how = {"steps": STEPS, "runs": folder / f"runs {size.name}"}
+        named = {
+            n: replace(options[n], **how, name=f"{n} {turn}".replace(" ", "-")) for n in graphs
+        }
+        return {name: run(graph, named[name]).folder for name, graph in graphs.items()}
 
-    before = ran("before")
-    first = PLACES[0].name
-    plans = {name: plan(graph, options[name]) for name, graph in graphs.items()}
-    request = ProfileRequest(quick=quick, repeats=3 if quick else 5, longest=1.0 if quick else 3.0)
-    one = plans[first]
-    assert isinstance(one, Plan)
-    profile = profiled(graphs[first], [one], options[first], request, lambda told: None).profile
-    after = ran("after")
-    for name, planned_graph in plans.items():
-        assert isinstance(planned_graph, Plan)
-        taken = [t for folder in (before[name], after[name]) for t in _taken(folder)]
-        found = predict(
-            planned_graph,
-            steps=steps,
-            lengths=_rows([before[name], after[name]]),
-            profile=profile,
-            spans=False,
-        )
-        expected = mean(step.end - step.start for step in found.steps if step.step > WARM)
-        off = 100.0 * (expected / mean(taken) - 1.0)
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in graphs}
+    before = ran(0)
+    for turn in range(1, 2 if quick else ROUNDS + 1):
+        made = profiled(graphs[first], [plans[first]], options[first], request, lambda told: None)
+        after = ran(turn)
+        for name in graphs:
+            pair = before[name], after[name]
+            found[name].append((_measured(pair), _expected(plans[name], made.profile, pair)))
+            print(f"{size.name}, {name}: {found[name][-1]}", file=sys.stderr, flush=True)
+        before = after
+    for name, pairs in found.items():
         where = f"Step of {name}, {size.name}"
-        print(f"{where}: {mean(taken)} {expected}", file=sys.stderr, flush=True)
-        yield _goal(f"{where}: seconds measured", 1e3 * mean(taken), "ms")
-        yield _goal(f"{where}: predicted", 1e3 * expected, "ms")
+        off = 100.0 * (median(expected / taken for taken, expected in pairs) - 1.0)
+        yield _goal(f"{where}: seconds measured", 1e3 * median(m for m, _ in pairs), "ms")
+        yield _goal(f"{where}: predicted", 1e3 * median(e for _, e in pairs), "ms")
         yield _goal(f"{where}: error", abs(off), "%", STEP_GOAL)
+
+
+def _measured(folders: Sequence[Path]) -> float:
+    """Median seconds of a Step of these runs, after the warm-up."""
+    return median(taken for folder in folders for taken in _taken(folder))
+
+
+def _expected(of: Plan, profile: Profile, folders: Sequence[Path]) -> float:
+    """The same as `simulate` says, with rows as long as those of these runs."""
+    found = predict(of, steps=STEPS, lengths=_rows(folders), profile=profile, spans=False)
+    return median(step.end - step.start for step in found.steps if step.step > WARM)
 
 
 def _taken(folder: Path) -> list[float]:
@@ -287,21 +335,29 @@ def _goal(
     return SideResult(name=name, value=value, unit=unit, goal=goal, least=least)
 
 
-def main(quick: bool = False, json: Path | None = None, threads: int = 1) -> None:
-    """Print predicted beside measured. quick: fewer sizes and repeats, the two smaller Models.
+def main(
+    quick: bool = False,
+    json: Path | None = None,
+    threads: int = 1,
+    nodes: tuple[int, ...] | None = None,
+    steps: tuple[int, ...] | None = None,
+) -> None:
+    """Print predicted beside measured.
 
     Args:
-        quick: Fewer sizes and repeats, and the two smaller Models.
+        quick: Fewer sizes, repeats and rounds, and one Model less.
         json: Where to write the numbers.
         threads: Of each kernel.
+        nodes: Models whose nodes are measured, by place; by default all three.
+        steps: Models whose Steps are; by default the two smaller ones.
     """
-    where = machine()
+    where, models = machine(), ON_GPU if gpus() else MODELS
+    sizes = models[: 2 if quick else 3] if nodes is None else [models[at] for at in nodes]
+    stepped = models[: 1 if quick else 2] if steps is None else [models[at] for at in steps]
     with tempfile.TemporaryDirectory() as made:
-        models = MODELS[:2] if quick else MODELS
-        results = list(node_results(Path(made), models, threads, quick=quick))
-        results += step_results(Path(made), MODELS[0], threads, quick=quick)
-        if not quick:
-            results += step_results(Path(made), MODELS[1], threads, quick=quick)
+        results = list(node_results(Path(made), sizes, threads, quick=quick))
+        for size in stepped:
+            results += step_results(Path(made), size, threads, quick=quick)
     show("predicted against measured", results, where)
     if json is not None:
         write_json(json, results, where)

@@ -92,6 +92,7 @@ def shown(made: MadeProfile, path: Path) -> Iterator[str]:
         yield f"{one_line(skipped.node)}: not measured: {one_line(skipped.why)}"
     for name, seconds in profile.functions.items():
         yield f"{one_line(name)}: {1e6 * seconds:.1f} us a row"
+    yield f"a message, until what follows begins: {1e3 * profile.message:.1f} ms"
     yield f"written to {path}: --profile {path}"
 
 

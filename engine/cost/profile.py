@@ -17,6 +17,7 @@ from dataflow.errors import PlanError
 from engine.cost.devices import Coefficients, Device, Kind
 from engine.cost.machine import Fingerprint, this_installation, this_machine
 from engine.cost.passes import Sizes
+from engine.cost.transfers import MESSAGE
 
 FORMAT = 1
 """Of the file."""
@@ -96,7 +97,7 @@ class ProfiledNode:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """Measured on one machine with one installation. functions: seconds a row of users' functions
-    and column operators, by node.
+    and column operators, by node. message: seconds from what a Worker says until what follows.
     """
 
     machine: Fingerprint
@@ -104,6 +105,7 @@ class Profile:
     device: Device
     nodes: tuple[ProfiledNode, ...] = ()
     functions: Mapping[str, float] = field(default_factory=dict)
+    message: float = MESSAGE
     format: int = FORMAT
 
     def coefficients(
@@ -205,6 +207,8 @@ def _impossible(profile: Profile) -> Iterator[str]:
         if not entry.beside >= 1.0:
             where = f"{entry.kind} of {entry.node}: beside busy cores"
             yield f"{where}: expected 1 or more times as long, found {entry.beside:g}"
+    if not profile.message >= 0:
+        yield f"expected seconds of a message of 0 or more, found {profile.message:g}"
     if min(profile.functions.values(), default=0.0) < 0:
         yield "expected seconds of functions of 0 or more"
 

@@ -138,6 +138,11 @@ class PlanCosts:
         entry = self._entry(node)
         return 1.0 if entry is None or self.place(node).device.is_gpu else entry.beside
 
+    @property
+    def message(self) -> float:
+        """Seconds from what a Worker tells the coordinator until what follows from it begins."""
+        return transfers.MESSAGE if self._profile is None else self._profile.message
+
     def link(self, one: str, other: str) -> Link:
         """The way from a Worker to another."""
         here, there = self._decided.host_of(one), self._decided.host_of(other)

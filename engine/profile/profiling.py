@@ -21,7 +21,7 @@ from engine.options import RunOptions
 from engine.plan.plan import Plan
 from engine.profile.child import ChildResult, in_child
 from engine.profile.fitting import fitted, kinds_of, peak_correction
-from engine.profile.functions import seconds_a_row
+from engine.profile.functions import RunTimes, run_times
 from engine.profile.grid import SkippedNode, works
 from engine.profile.measuring import measure
 from engine.profile.predicting import MeasuredCell, ProfiledWork
@@ -86,17 +86,18 @@ def profiled(
         threads = f"{work.cores} thread{'s' * (work.cores != 1)}"
         say(f"{work.node}: {work.kind}, {len(work.cells)} sizes, {threads}")
         _measured(plans[work.of], work, rates.device, request.repeats, found, busy=busy, host=cores)
-    functions: dict[str, float] = {}
+    timed = RunTimes()
     if request.steps:
         say(f"functions: a run of {request.steps} Steps")
-        task = (seconds_a_row, graph, options, plans, request.steps)
-        functions = _only(_child(*task, threads=cores, title="functions"))
+        task = (run_times, graph, options, plans, request.steps)
+        timed = _only(_child(*task, threads=cores, title="functions"))
     profile = Profile(
         machine=this_machine(),
         installation=this_installation(),
         device=rates.device,
         nodes=tuple(found.nodes),
-        functions=functions,
+        functions=timed.functions,
+        message=timed.message,
     )
     return MadeProfile(profile=profile, skipped=tuple(found.skipped), load=load, busy=busy)
 

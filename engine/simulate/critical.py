@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 from engine.simulate.prediction import SimulatedSpan, SimulatedStep
 
+MESSAGE = "message"
+"""Time between what was waited for and what followed from it: the coordinator had to hear of it."""
 WAIT = "wait"
 """Time in which nothing that is known of was waited for."""
 _SAME = 1e-9
@@ -72,7 +74,7 @@ class CriticalPaths:
             seen.add(number)
             span = self._spans[number]
             if span.end < at - _SAME:
-                yield _waited(max(span.end, start), at)
+                yield _waited(max(span.end, start), at, MESSAGE)
             at = min(at, span.end)
             begun = max(span.start, start)
             if at > begun:
@@ -88,7 +90,7 @@ class CriticalPaths:
             at = min(at, begun)
             number = self._before(number, seen)
         if at > start + _SAME:
-            yield _waited(start, at)
+            yield _waited(start, at, WAIT)
 
     def _last(self, step: SimulatedStep, start: float) -> int | None:
         """The span of a Step that ended last in its time."""
@@ -118,8 +120,8 @@ class CriticalPaths:
         return found if busy else None
 
 
-def _waited(start: float, end: float) -> CriticalPart:
-    return CriticalPart(worker="", node="", what=WAIT, start=start, end=end)
+def _waited(start: float, end: float, what: str) -> CriticalPart:
+    return CriticalPart(worker="", node="", what=what, start=start, end=end)
 
 
 def summed(path: Iterable[CriticalPart]) -> list[CriticalSum]:

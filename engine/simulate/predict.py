@@ -69,6 +69,7 @@ def predict(
         kernels=times,
         outcomes=Outcomes(),
         within=_EXACT * max((n.estimate.seconds or 0.0 for n in plan.nodes), default=0.0),
+        message=costs.message,
         log=spans,
         proving=False,
     )

@@ -23,7 +23,7 @@ from engine.plan.explain.layout import (
     wrapped,
 )
 from engine.plan.plan import Plan
-from engine.simulate.critical import WAIT, CriticalSum
+from engine.simulate.critical import MESSAGE, WAIT, CriticalSum
 from engine.simulate.summed import PredictionSummary, per_event, rates
 from engine.simulate.utilisation import DeviceUse, TimeShares
 
@@ -199,6 +199,8 @@ def _part_name(part: CriticalSum) -> str:
     """`rollout`; `load rollout` of what is no work on rows."""
     if part.what == WAIT:
         return "nothing known"
+    if part.what == MESSAGE:
+        return "messages"
     return part.node if part.what in ("chunk", "train") else f"{part.what} {part.node}".strip()
 
 

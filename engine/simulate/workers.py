@@ -4,8 +4,9 @@ Owns: simulated time, which passes while the loop (engine/run/loop.py) waits; me
 Does not own: what a Worker does (simulated_worker.py), how long that takes (kernel_times.py), which
 Worker is hit when (faults.py).
 
-Without faults every message arrives at once. With them it is delayed, may come twice, and may come
-after its sender's death; numbers put that right at both ends (engine/coordinator/ordered_inbox.py).
+Without faults all messages take the same time, or none. With them a message is delayed, may come
+twice, and may come after its sender's death; numbers put that right at both ends
+(engine/coordinator/ordered_inbox.py).
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ class SimulatedWorkers:
     """See `engine.run.workers.Workers`. Its public attributes are the world that its Workers share.
     rows: of each source in one pass. disk: files of rows of the checkpoint to resume from.
     together: the loop is so slow that up to so many messages wait when it takes the first. within:
-    so many seconds that it waits for more after the first; below 0, not at all. log: whether spans
-    are wanted. proving: whether to check that all that is told makes sense.
+    so many seconds that it waits for more after the first; below 0, not at all. message: seconds
+    that one takes, without faults. log: whether spans are wanted. proving: whether to check that
+    all that is told makes sense.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class SimulatedWorkers:
         together: int = 1,
         slow: int = 0,
         within: float = -1.0,
+        message: float = 0.0,
         log: bool = False,
         proving: bool = True,
     ) -> None:
@@ -66,6 +69,7 @@ class SimulatedWorkers:
         self._together = together
         self._slow = Random(slow)
         self._within = within
+        self._message = message
         self.outcomes = outcomes
         self.disk = disk or {}
         self.clock = VirtualClock()
@@ -182,6 +186,9 @@ class SimulatedWorkers:
         """A Worker says something, within a span."""
         if self.log is not None:
             self.log.said(event, span)
+        if self._fate is None and self._message:
+            self.clock.after(self._message, partial(self._inbox.append, event))
+            return
         if self._fate is None:
             self._inbox.append(event)
             return

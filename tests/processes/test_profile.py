@@ -14,6 +14,7 @@ import pytest
 from dataflow.errors import DataError, RunError
 from engine.cli import main
 from engine.cost.profile import ProfiledNode, read_profile
+from engine.cost.transfers import MESSAGE
 from engine.profile.child import in_child
 from tests.kit.tiny_runs import TinyRuns
 
@@ -95,6 +96,8 @@ def test_a_profile_of_a_graph(tiny: TinyRuns, capsys: pytest.CaptureFixture[str]
         _is_measured(entry)
     assert {"score", "advantage"} <= set(found.functions)
     assert found.functions["score"] >= 0.01, "letters() sleeps"
+    assert 0.0 < found.message < 0.1, "of the run, whose nodes are in one Worker"
+    assert found.message != MESSAGE
     assert found.device.name == "cpu"
     assert f"written to {path}: --profile {path}" in said
 

@@ -98,19 +98,27 @@ def kill_after(process: subprocess.Popen[str], step: int, seconds: float) -> Non
     require_ended(there)
 
 
-@pytest.mark.parametrize("pattern", [
-    "checkpoints/.tmp-step_4/train_policy/model.safetensors",
-    pytest.param("checkpoints/.tmp-step_4", marks=pytest.mark.long),
-    pytest.param("checkpoints/.tmp-step_4/manifest.json", marks=pytest.mark.long),
-    pytest.param("checkpoints/step_4", marks=pytest.mark.long),
-    pytest.param("checkpoints/best_evaluate/.tmp-*", marks=pytest.mark.long),
-    pytest.param("samples/.step_000003.parquet.tmp", marks=pytest.mark.long),
+@pytest.mark.parametrize("pattern,later", [
+    ("checkpoints/.tmp-step_4/train_policy/model.safetensors", "checkpoints/step_4"),
+    pytest.param("checkpoints/.tmp-step_4", "checkpoints/step_4", marks=pytest.mark.long),
+    pytest.param(
+        "checkpoints/.tmp-step_4/manifest.json", "checkpoints/step_4", marks=pytest.mark.long
+    ),
+    pytest.param("checkpoints/step_4", "checkpoints/step_4", marks=pytest.mark.long),
+    pytest.param(
+        "checkpoints/best_evaluate/.tmp-*", "checkpoints/best_evaluate/*", marks=pytest.mark.long
+    ),
+    pytest.param(
+        "samples/.step_000003.parquet.tmp", "samples/step_000003.parquet", marks=pytest.mark.long
+    ),
 ])  # fmt: skip
 def test_killed_as_a_file_is_written(
-    tiny: TinyRuns, killed: Path, whole: Whole, pattern: str
+    tiny: TinyRuns, killed: Path, whole: Whole, pattern: str, later: str
 ) -> None:
-    with killable(tiny, "evaluated") as process:
-        while not list(killed.glob(pattern)) and process.poll() is None:
+    """Or soon after: who looks for a file may miss it. The run waits at Step 6 for the kill."""
+    with killable(tiny, "evaluated", "hold=6") as process:
+        while not (list(killed.glob(pattern)) or list(killed.glob(later))):
+            assert process.poll() is None
             os.sched_yield()
         process.kill()
         process.wait()

