@@ -21,8 +21,8 @@ from dataflow.errors import PlanError
 from dataflow.graph import Graph
 from dataflow.model import Model
 from engine.cost.distribution import LengthDistribution, constant, lognormal
-from engine.plan.cluster import Cluster
 from engine.cost.transfers import MESSAGE
+from engine.plan.cluster import Cluster
 from engine.plan.costs import RowLengths, plan_costs
 from engine.plan.plan import Plan
 from engine.simulate.lengths import DrawnLengths
