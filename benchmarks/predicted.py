@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from json import loads
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from string import ascii_letters
 from typing import Any, Literal
 
@@ -41,6 +41,7 @@ from engine.api import plan, run
 from engine.cost.devices import Device
 from engine.cost.distribution import LengthDistribution, of_lengths
 from engine.cost.machine import gpus
+from engine.cost.nearby import measured_over_fitted
 from engine.cost.profile import Profile, ProfileCell
 from engine.options import RunOptions
 from engine.plan.plan import Plan
@@ -204,9 +205,11 @@ def compared(
         if s is not None and c.cell.seconds
     ]
     assert out.cell.seconds is not None
+    known = [replace(c.cell, fitted=s) for c, s in zip(grid, said, strict=True)]
+    off = measured_over_fitted(known, left.rows, mean(out.prompts), mean(out.answers))
     return NodeComparison(
         measured=out.cell.seconds,
-        predicted=seconds(work, device, how, out),
+        predicted=seconds(work, device, how, out) * off,
         peak=out.cell.peak,
         predicted_peak=peak_correction(grid).of(out.cell.estimated),
         worst=max(errors),

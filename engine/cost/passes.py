@@ -89,7 +89,7 @@ class Time:
         )
 
     def times(self, count: float) -> Time:
-        """So many, one after another."""
+        """So many, one after another; or so many times as long."""
         return Time(
             seconds=self.seconds * count,
             compute=self.compute * count,

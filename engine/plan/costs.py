@@ -34,6 +34,7 @@ from engine.cost.devices import (
     device,
 )
 from engine.cost.models import ModelCost, model_cost
+from engine.cost.nearby import measured_over_fitted
 from engine.cost.passes import Sizes, Time
 from engine.cost.profile import PeakCorrection, Profile, ProfiledNode, model_key
 from engine.plan.cluster import Cluster
@@ -74,6 +75,7 @@ class PlanCosts:
         self._known = models or {n: model_cost(m.base, m.head) for n, m in self._states.items()}
         self._nodes = {n.name: n for n in decided.nodes}
         self._places: dict[str, Place] = {}
+        self._entries: dict[str, ProfiledNode | None] = {}
 
     # --- where ------------------------------------------------------------------------------------
 
@@ -124,6 +126,11 @@ class PlanCosts:
 
     def _entry(self, node: str) -> ProfiledNode | None:
         """What a profile says of a node's passes on such a device."""
+        if node not in self._entries:
+            self._entries[node] = self._profiled(node)
+        return self._entries[node]
+
+    def _profiled(self, node: str) -> ProfiledNode | None:
         planned, model = self._nodes[node], self.sizes(node)
         kind = self._kind(planned.workers[0])
         if model is None or self._profile is None or self._measured(kind) is None:
@@ -178,13 +185,14 @@ class PlanCosts:
             room=room,
             budget=layout.tokens,
         )
-        return decode(model, where, batch)
+        return decode(model, where, batch).times(self._off(node, rows))
 
     def forward(self, node: str, rows: RowLengths) -> Time:
         """One rank's share of a replica's rows."""
         planned = self._nodes[node]
         fed = self._fed(planned, rows, planned.inner, planned.layout.data)
-        return training.forward(self._sizes(node), self.place(node), fed)
+        time = training.forward(self._sizes(node), self.place(node), fed)
+        return time.times(self._off(node, rows, planned.layout.data))
 
     def train(self, node: str, sets: Mapping[str, RowLengths], *, share: bool = False) -> Time:
         """One rank's share of a Step, whose rows are given by row set (`rows` for its own). share:
@@ -200,7 +208,8 @@ class PlanCosts:
             inner = max(self._nodes[g].rows for g in gates)
             fed = self._fed(planned, rows, inner, 1 if share else planned.layout.data)
             own = updates if name == ROWS else 0
-            whole += training.train(model, where, fed, epochs=epochs, updates=own)
+            time = training.train(model, where, fed, epochs=epochs, updates=own)
+            whole += time.times(self._off(node, rows, 1 if share else planned.layout.data))
         return whole
 
     def weights(self, model: PlannedModel, worker: str, readers: int = 1) -> Time:
@@ -262,6 +271,14 @@ class PlanCosts:
             problem = f"expected a Model of known size, found {self.unpriced(node)}"
             raise PlanError(f"{node}: {problem}. Fix: a base with a config.json and safetensors.")
         return found
+
+    def _off(self, node: str, rows: RowLengths, divisor: int = 1) -> float:
+        """What a profile has measured of rows like a rank's of these, over what its fit says."""
+        entry = self._entry(node)
+        if entry is None or not len(rows):
+            return 1.0
+        lengths = float(rows.prompts.mean()), float(rows.answers.mean())
+        return measured_over_fitted(entry.cells, len(rows) / divisor, *lengths)
 
     def _samples(self, node: PlannedNode) -> int:
         """Rows that share a prompt."""
