@@ -16,7 +16,7 @@ from tests.schedules.test_schedules import killed_and_resumed
 from tests.schedules.weather import prove, prove_undisturbed
 
 SEEDS = [range(start, start + 20) for start in range(0, 100, 20)] + [
-    pytest.param(range(start, start + 50), marks=pytest.mark.long) for start in range(100, 1000, 50)
+    pytest.param(range(start, start + 50), marks=pytest.mark.long) for start in range(100, 400, 50)
 ]
 
 
@@ -47,7 +47,7 @@ def test_replicas_that_come_and_go_change_nothing(seeds: range) -> None:
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(12), pytest.param(range(12, 100), marks=pytest.mark.long)], ids=str
+    "seeds", [range(12), pytest.param(range(12, 50), marks=pytest.mark.long)], ids=str
 )
 def test_killed_and_resumed(seeds: range) -> None:
     for seed in seeds:

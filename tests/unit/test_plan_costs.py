@@ -15,7 +15,7 @@ from engine.cost import training, transfers
 from engine.cost.devices import Coefficients, Kind, coefficients, device, place
 from engine.cost.machine import this_installation, this_machine
 from engine.cost.passes import Sizes
-from engine.cost.profile import Profile, ProfiledNode, model_key
+from engine.cost.profile import Profile, ProfileCell, ProfiledNode, model_key
 from engine.plan.cluster import Cluster, ClusterLink, Host, with_first
 from engine.plan.costs import RowLengths, plan_costs
 from engine.plan.explain import explain
@@ -171,3 +171,24 @@ def test_column_functions_take_time_by_their_bytes() -> None:
     costs = plan_costs(plan)
     moved = sum(e.bytes for e in plan.edges if e.consumer == "advantage")
     assert costs.function("advantage", 512) == pytest.approx(moved / transfers.COLUMN_RATE)
+
+
+def test_what_a_fit_leaves_over_at_a_measured_size_counts_at_it() -> None:
+    plan = placed(grpo_graph(beta=0.04), workers="one")
+    model = plan_costs(plan).sizes("rollout")
+    assert model is not None
+    fit = profile_of(model)
+    cell = ProfileCell(rows=16, prompt=20, answer=30, seconds=2.0, fitted=1.0)
+    left = replace(fit, nodes=tuple(replace(node, cells=(cell,)) for node in fit.nodes))
+    without, with_cells = plan_costs(plan, fit), plan_costs(plan, left)
+    rows = lengths(16)
+    for costs, factor in ((without, 1.0), (with_cells, 2.0)):
+        decoded = costs.decode("rollout", rows)
+        again = without.decode("rollout", rows)
+        assert decoded.ends.tolist() == pytest.approx((factor * again.ends).tolist())
+        assert costs.forward("reference", rows).seconds == pytest.approx(
+            factor * without.forward("reference", rows).seconds
+        )
+        assert costs.train("train_policy", {"rows": rows}).seconds == pytest.approx(
+            factor * without.train("train_policy", {"rows": rows}).seconds
+        )
