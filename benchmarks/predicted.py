@@ -43,6 +43,7 @@ from engine.cost.distribution import LengthDistribution, of_lengths
 from engine.cost.machine import gpus
 from engine.cost.nearby import measured_over_fitted
 from engine.cost.profile import Profile, ProfileCell
+from engine.observe.measured import node_seconds
 from engine.options import RunOptions
 from engine.plan.plan import Plan
 from engine.profile.child import in_child
@@ -293,7 +294,8 @@ def step_results(
         for name in graphs:
             pair = before[name], after[name]
             found[name].append((_measured(pair), _expected(plans[name], made.profile, pair)))
-            print(f"{size.name}, {name}: {found[name][-1]}", file=sys.stderr, flush=True)
+            told = {node: round(taken, 4) for node, taken in node_seconds(after[name]).items()}
+            print(f"{size.name}, {name}: {found[name][-1]}; {told}", file=sys.stderr, flush=True)
         before = after
     for name, pairs in found.items():
         where = f"Step of {name}, {size.name}"

@@ -6,7 +6,8 @@ the formulas (engine/cost), the draws (lengths.py), who waits for whom (simulate
 Assumed, where a real run may differ: a replica takes its chunks one after another, each decoded
 from its start with a cache of its own; new weights that interrupt an answer cost no second prefill;
 rows come from several Workers one after another, as fast as the reader's way is; while several
-Workers of a host compute, each takes as much longer as a profile has measured.
+Workers of a host compute, each takes as much longer as a profile has measured, and the coordinator
+and functions take no cores from them; equal work takes equal time.
 """
 
 from __future__ import annotations
