@@ -26,7 +26,7 @@ from engine.profile.grid import SkippedNode, works
 from engine.profile.measuring import measure
 from engine.profile.predicting import MeasuredCell, ProfiledWork
 from engine.profile.rates import MachineRates, measured_rates
-from engine.profile.side_by_side import beside
+from engine.profile.side_by_side import MeasuredWork, beside
 
 BUSY = 1.5
 """Load of the machine before the profile from which others are taken to use it."""
@@ -61,6 +61,7 @@ class MadeProfile:
 @dataclass(slots=True)
 class _Found:
     nodes: list[ProfiledNode] = field(default_factory=list)
+    works: list[MeasuredWork] = field(default_factory=list)
     skipped: list[SkippedNode] = field(default_factory=list)
 
 
@@ -85,7 +86,10 @@ def profiled(
     for work in wanted:
         threads = f"{work.cores} thread{'s' * (work.cores != 1)}"
         say(f"{work.node}: {work.kind}, {len(work.cells)} sizes, {threads}")
-        _measured(plans[work.of], work, rates.device, request.repeats, found, busy=busy, host=cores)
+        _measured(plans[work.of], work, rates.device, request.repeats, found, busy=busy)
+    if not rates.device.is_gpu:
+        say("the same beside busy cores")
+        _crowded(found, cores, quick=request.quick)
     timed = RunTimes()
     if request.steps:
         say(f"functions: a run of {request.steps} Steps")
@@ -125,9 +129,8 @@ def _measured(
     found: _Found,
     *,
     busy: bool,
-    host: int,
 ) -> None:
-    """Measure a node and add what is known of it. host: cores of this machine."""
+    """Measure a node and add what is known of it."""
     needed = plan.environments.get(plan.node(work.node).workers[0], {})
     try:
         result = _child(
@@ -141,10 +144,10 @@ def _measured(
     cells: list[MeasuredCell] = list(result.told)
     lost = work.cells[len(cells) :] if result.short else ()
     cells += [MeasuredCell(cell=replace(cell, cores=work.cores)) for cell in lost]
+    found.works.append(MeasuredWork(plan=plan, work=work, cells=tuple(cells), needed=needed))
     how, said = fitted(work, of, cells)
     kept = tuple(_kept(c, s) for c, s in zip(cells, said, strict=True))
     correction = peak_correction(cells)
-    slower = 1.0 if of.is_gpu else beside(plan, work, cells, host, needed)
     kinds: list[Kind] = list(kinds_of(work.kind))
     for kind in kinds:
         found.nodes.append(
@@ -156,10 +159,18 @@ def _measured(
                 node=work.node,
                 coefficients=how[kind],
                 peak=correction,
-                beside=slower,
                 cells=kept if kind == work.kind else (),
             )
         )
+
+
+def _crowded(found: _Found, cores: int, *, quick: bool) -> None:
+    """Add to each node how much longer it takes beside busy cores."""
+    slower = beside(found.works, cores, quick=quick)
+    of = {(*w.work.key, w.work.cores): s for w, s in zip(found.works, slower, strict=True)}
+    for at, node in enumerate(found.nodes):
+        kind = "decode" if node.kind == "prefill" else node.kind
+        found.nodes[at] = replace(node, beside=of[node.model, kind, node.kernel, node.cores])
 
 
 def _kept(cell: MeasuredCell, said: float | None) -> ProfileCell:

@@ -1,17 +1,18 @@
-"""How much longer a real kernel takes while the host's other cores run the same.
+"""How much longer real kernels take while the host's other cores run the same.
 
-Owns: running several processes of one node at the same time, then one alone. Does not own: what a
+Owns: running processes of the same nodes at the same time, and then one alone. Does not own: what a
 process measures (measuring.py), which nodes there are (grid.py).
+
+A process takes several seconds to start, so that each measures all nodes, one after another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
-from typing import Any
 
 from engine.plan.plan import Plan
 from engine.profile.child import in_child
@@ -21,46 +22,71 @@ from engine.profile.predicting import MeasuredCell, ProfiledWork
 _LONGEST = 0.5
 """Seconds of the call that is repeated, at most, if there is one so short."""
 _SECONDS = 4.0
-"""Of all repeats, about: the processes do not begin at the same moment."""
+"""Of all repeats of a node, about: the processes do not begin at the same moment."""
+_QUICK_SECONDS = 2.0
 _LEAST, _MOST = 5, 60
 
 
-def beside(
-    plan: Plan,
-    work: ProfiledWork,
-    cells: Sequence[MeasuredCell],
-    cores: int,
-    needed: Mapping[str, str],
-) -> float:
-    """Seconds of a call with all cores at work, over alone; 1 where only one such kernel has room,
-    or where nothing was measured.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredWork:
+    """A node that was measured alone. needed: of its process's environment."""
+
+    plan: Plan
+    work: ProfiledWork
+    cells: tuple[MeasuredCell, ...]
+    needed: Mapping[str, str]
+
+    @property
+    def process(self) -> tuple[object, ...]:
+        """Nodes for which it is equal may be in one process."""
+        return self.work.cores, self.work.kernel, tuple(sorted(self.needed.items()))
+
+    @property
+    def typical(self) -> float:
+        """Seconds of its longest call that is not too long; 0 where nothing was measured."""
+        known = [c.cell.seconds for c in self.cells if c.cell.seconds]
+        short = [seconds for seconds in known if seconds <= _LONGEST]
+        return max(short) if short else min(known, default=0.0)
+
+
+def beside(measured: Sequence[MeasuredWork], cores: int, *, quick: bool) -> list[float]:
+    """Of each, seconds of a call with all cores at work, over alone; 1 where only one such kernel
+    has room, or where nothing was measured. quick: alone is what it took before.
     """
-    together = cores // max(1, work.cores)
-    known = [c for c in cells if c.cell.seconds]
-    if together < 2 or not known:
-        return 1.0
-    cell = _typical(known)
-    assert cell.cell.seconds is not None
-    repeats = min(_MOST, max(_LEAST, round(_SECONDS / cell.cell.seconds)))
-    one = replace(work, cells=(replace(cell.cell, seconds=None, cpu=0.0, peak=0),))
-    # Wall-clock seconds, whoever else is there: that is what is asked.
-    task = partial(measure, plan, one, repeats=repeats, busy=False)
-    run = partial(_seconds, task, work, needed)
-    with ThreadPoolExecutor(together) as pool:
-        crowded = list(pool.map(lambda _: run(), range(together)))
-    return max(1.0, median(crowded) / run())
+    found = [1.0] * len(measured)
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for number, each in enumerate(measured):
+        if each.typical and cores // max(1, each.work.cores) > 1:
+            groups.setdefault(each.process, []).append(number)
+    for numbers in groups.values():
+        some = [measured[number] for number in numbers]
+        crowded = _together(some, cores // some[0].work.cores, quick=quick)
+        alone = [each.typical for each in some] if quick else _together(some, 1, quick=quick)
+        for number, slow, fast in zip(numbers, crowded, alone, strict=True):
+            found[number] = max(1.0, slow / fast)
+    return found
 
 
-def _typical(cells: Sequence[MeasuredCell]) -> MeasuredCell:
-    """The longest that is not too long."""
-    short = [c for c in cells if (c.cell.seconds or 0.0) <= _LONGEST]
-    if short:
-        return max(short, key=lambda c: c.cell.seconds or 0.0)
-    return min(cells, key=lambda c: c.cell.seconds or 0.0)
+def _together(some: Sequence[MeasuredWork], processes: int, *, quick: bool) -> list[float]:
+    """Median seconds of a call of each, in so many processes at the same time."""
+    first = some[0]
+    task = partial(_calls, [(each.plan, *_repeated(each, quick=quick)) for each in some])
+    how = {"threads": first.work.cores, "needed": first.needed, "title": first.work.node}
+    with ThreadPoolExecutor(processes) as pool:
+        told = list(pool.map(lambda _: in_child(task, **how).told, range(processes)))
+    return [median(seconds) for seconds in zip(*told, strict=True)]
 
 
-def _seconds(
-    task: Callable[[], Iterator[Any]], work: ProfiledWork, needed: Mapping[str, str]
-) -> float:
-    told = in_child(task, threads=work.cores, needed=needed, title=work.node).told
-    return float(told[0].cell.seconds)
+def _repeated(each: MeasuredWork, *, quick: bool) -> tuple[ProfiledWork, int]:
+    """The one call of a node, and how often."""
+    cell = next(c.cell for c in each.cells if c.cell.seconds == each.typical)
+    lasting = _QUICK_SECONDS if quick else _SECONDS
+    repeats = min(_MOST, max(_LEAST, round(lasting / each.typical)))
+    return replace(each.work, cells=(replace(cell, seconds=None, cpu=0.0, peak=0),)), repeats
+
+
+def _calls(asked: Sequence[tuple[Plan, ProfiledWork, int]]) -> Iterator[float]:
+    """Wall-clock seconds, whoever else is there: that is what is asked."""
+    for plan, work, repeats in asked:
+        for cell in measure(plan, work, repeats=repeats, busy=False):
+            yield cell.cell.seconds or 0.0

@@ -110,6 +110,7 @@ def letters(completions: list[str], **columns: object) -> list[float]:
 
 def _is_measured(entry: ProfiledNode) -> None:
     assert entry.coefficients.origin == "fitted"
+    assert 1.0 <= entry.beside < 50.0
     assert bool(entry.cells) == (entry.kind != "prefill")
     for cell in entry.cells:
         assert cell.seconds is not None

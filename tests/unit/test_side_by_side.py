@@ -1,0 +1,90 @@
+"""Which processes run beside each other, and what comes of it; no kernel runs here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from engine.cost.models import Shape
+from engine.cost.passes import Sizes
+from engine.cost.profile import ProfileCell
+from engine.profile import side_by_side
+from engine.profile.child import ChildResult
+from engine.profile.predicting import MeasuredCell, ProfiledWork
+from engine.profile.side_by_side import MeasuredWork, beside
+from tests.kit.plans import grpo_plan
+
+pytestmark = pytest.mark.usefixtures("tiny")
+SHAPE = Shape(
+    layers=2, hidden=64, intermediate=96, heads=4, kv_heads=2, head_dim=16, vocabulary=98,
+    context=512, tied=True,
+)  # fmt: skip
+CELL = ProfileCell(rows=8, prompt=16, answer=32, seconds=0.1)
+
+
+def node(*seconds: float | None, cores: int = 1, needed: Mapping[str, str] = {}) -> MeasuredWork:
+    """One whose sizes took so long."""
+    sizes = Sizes(parameters=100_000, shape=SHAPE, dtype="float32")
+    work = ProfiledWork(of=0, node="n", kind="train", model=sizes, kernel="torch", cores=cores)
+    cells = tuple(MeasuredCell(cell=replace(CELL, seconds=each)) for each in seconds)
+    return MeasuredWork(plan=grpo_plan(), work=work, cells=cells, needed=needed)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """(nodes, threads) of each process; the first two take half as long again as those after."""
+    found: list[tuple[int, int]] = []
+
+    def in_child(task: Callable[[], Iterator[Any]], *, threads: int, **_: Any) -> ChildResult:
+        asked = task.args[0]  # type: ignore[attr-defined]
+        found.append((len(asked), threads))
+        slower = 1.5 if len(found) <= 2 else 1.0
+        return ChildResult(told=tuple(slower * w.cells[0].estimated for _, w, _ in asked))
+
+    monkeypatch.setattr(side_by_side, "in_child", in_child)
+    return found
+
+
+def estimated(of: MeasuredWork, seconds: int) -> MeasuredWork:
+    """One whose calls take so long, whatever was measured before."""
+    cells = tuple(replace(c, cell=replace(c.cell, estimated=seconds)) for c in of.cells)
+    return replace(of, cells=cells)
+
+
+def test_all_nodes_are_in_one_process_a_core_and_then_alone(started: list[tuple[int, int]]) -> None:
+    nodes = [estimated(node(0.1), 2), estimated(node(0.2), 4)]
+    assert beside(nodes, 2, quick=False) == [1.5, 1.5]
+    assert started == [(2, 1)] * 3
+
+
+def test_quick_takes_what_was_measured_before(started: list[tuple[int, int]]) -> None:
+    assert beside([estimated(node(0.5), 1)], 2, quick=True) == [3.0]
+    assert started == [(1, 1)] * 2
+
+
+def test_what_is_faster_beside_others_is_as_fast(started: list[tuple[int, int]]) -> None:
+    assert beside([estimated(node(0.5), 0)], 2, quick=True) == [1.0]
+
+
+def test_other_threads_and_variables_are_other_processes(started: list[tuple[int, int]]) -> None:
+    nodes = [node(0.1), node(0.1, needed={"A": "b"}), node(0.1, cores=2), node(0.1, cores=4)]
+    beside([estimated(each, 1) for each in nodes], 4, quick=True)
+    assert sorted(started) == [(1, 1)] * 8 + [(1, 2)] * 2, "four threads are alone"
+
+
+def test_nothing_runs_where_nothing_was_measured(started: list[tuple[int, int]]) -> None:
+    assert beside([node(None), node(), node(0.1, cores=2)], 2, quick=False) == [1.0] * 3
+    assert started == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "typical"),
+    [((0.1, 0.4, 3.0), 0.4), ((2.0, 3.0), 2.0), ((None, 0.2), 0.2), ((None,), 0.0)],
+)
+def test_the_longest_call_that_is_not_too_long_counts(
+    seconds: tuple[float | None, ...], typical: float
+) -> None:
+    assert node(*seconds).typical == typical
