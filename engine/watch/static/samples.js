@@ -24,6 +24,7 @@ export class Samples {
   #filters = { order: "newest", q: "", node: "", finish: "", step: "" };
   #total = 0;
   #pages = new Map();
+  #kept = new Map(); // what is in sight while it is asked for anew
   #shown = new Map();
   #generation = 0;
   #active = 0;
@@ -131,13 +132,16 @@ export class Samples {
   /** Asks for the rows anew. keep: those in sight stay until the others are there. */
   async reload({ keep = false } = {}) {
     this.#timer = 0;
-    this.#generation += 1;
+    const generation = (this.#generation += 1);
     if (!keep) this.#list.scrollTop = 0;
     if (!keep) this.#active = 0;
-    const kept = this.#pages;
+    if (!keep) this.#kept = new Map();
+    else if (!this.#kept.size) this.#kept = this.#pages;
     this.#pages = new Map();
     const found = await this.#fetch(0);
-    if (!found && keep) this.#pages = kept;
+    if (generation !== this.#generation) return; // asked for anew meanwhile
+    if (!found && keep) this.#pages = this.#kept;
+    this.#kept = new Map();
     soon(this.#draw);
   }
 
@@ -179,7 +183,8 @@ export class Samples {
   }
 
   #rowAt(i) {
-    return this.#pages.get(Math.floor(i / PAGE))?.[i % PAGE] ?? null;
+    const page = Math.floor(i / PAGE);
+    return (this.#pages.get(page) ?? this.#kept.get(page))?.[i % PAGE] ?? null;
   }
 
   #draw = () => {
