@@ -253,23 +253,23 @@ def heals(hosts: TwoHosts, steps: int, seconds: float) -> None:
 
 
 def too_long(hosts: TwoHosts, steps: int, lease: float) -> float:
-    """Cut for longer than the lease: both sides end within the lease and 10 s, since b is nowhere
+    """Cut for longer than the lease: both sides end within the lease and 15 s, since b is nowhere
     else, no Worker of either is left, and once it has healed a resume comes to the same end.
-    Returns how long the run took to end.
+    Returns how long the run took to end. On a busy machine Ray takes a second for free cores.
     """
     expected = hosts.alone(steps)
-    across = hosts.across(steps, lease=lease, wait=1.0)
+    across = hosts.across(steps, lease=lease, wait=4.0)
     wait_for(across, f"step {steps // 2}")
     workers = hosts.nodes["b"].workers()
     assert workers
     hosts.spaces.cut()
     began = time.monotonic()
-    _, errors = across.communicate(timeout=lease + 10.0)
+    _, errors = across.communicate(timeout=lease + 15.0)
     took = time.monotonic() - began
     assert across.returncode != 0
     assert "host b: not heard of for" in errors
-    assert "no room within 1 s" in errors.strip().splitlines()[-1], errors
-    assert all(ended(pid, began + lease + 10.0 - time.monotonic()) for pid in workers)
+    assert "no room within 4 s" in errors.strip().splitlines()[-1], errors
+    assert all(ended(pid, began + lease + 15.0 - time.monotonic()) for pid in workers)
     hosts.spaces.heal()
     hosts.begin_again()
     require_success(hosts.across(steps, "resume"))
