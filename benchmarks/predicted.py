@@ -206,7 +206,7 @@ def compared(
         if s is not None and c.cell.seconds
     ]
     assert out.cell.seconds is not None
-    known = [replace(c.cell, fitted=s) for c, s in zip(grid, said, strict=True)]
+    known = [c.kept(s) for c, s in zip(grid, said, strict=True)]
     off = measured_over_fitted(known, left.rows, mean(out.prompts), mean(out.answers))
     return NodeComparison(
         measured=out.cell.seconds,
@@ -222,13 +222,13 @@ def node_results(
 ) -> Iterator[SideResult]:
     """Each Model's nodes."""
     busy = os.getloadavg()[0] > BUSY
-    rates = in_child(partial(_rates, threads), threads=threads, needed={}, title="rates").told[0]
+    device = in_child(partial(_rates, threads), threads=threads, needed={}, title="rates").told[0]
     for size in models:
         of = planned(*make(folder, size), size, threads)
         longest = 1.0 if quick else 3.0
-        wanted, _ = works([of], rates.device, quick=quick, longest=longest)
+        wanted, _ = works([of], device, quick=quick, longest=longest)
         for work in (work for work in wanted if work.cores == threads):
-            found = compared(of, work, rates.device, 3 if quick else 5, busy=busy)
+            found = compared(of, work, device, 3 if quick else 5, busy=busy)
             where = f"{work.kind}, {size.name}"
             print(f"{where}: {found}", file=sys.stderr, flush=True)
             yield _goal(f"{where}: seconds measured", 1e3 * found.measured, "ms")

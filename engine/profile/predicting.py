@@ -7,7 +7,7 @@ Owns: how one node's settings and rows are put into the formulas. Does not own: 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -50,6 +50,13 @@ class MeasuredCell:
     cell: ProfileCell
     prompts: tuple[int, ...] = ()
     answers: tuple[int, ...] = ()
+
+    def kept(self, said: float | None) -> ProfileCell:
+        """The cell with the fit's seconds, and with the tokens that answers really had."""
+        if not self.answers:
+            return self.cell
+        mean = round(sum(self.answers) / len(self.answers))
+        return replace(self.cell, fitted=said, answer=max(1, mean))
 
 
 def seconds(

@@ -16,7 +16,7 @@ from dataflow.graph import Graph
 from dataflow.program import Program
 from engine.cost.devices import Device, Kind
 from engine.cost.machine import this_installation, this_machine
-from engine.cost.profile import Profile, ProfileCell, ProfiledNode, model_key
+from engine.cost.profile import Profile, ProfiledNode, model_key
 from engine.options import RunOptions
 from engine.plan.plan import Plan
 from engine.profile.child import ChildResult, in_child
@@ -25,7 +25,7 @@ from engine.profile.functions import RunTimes, run_times
 from engine.profile.grid import SkippedNode, works
 from engine.profile.measuring import measure
 from engine.profile.predicting import MeasuredCell, ProfiledWork
-from engine.profile.rates import MachineRates, measured_rates
+from engine.profile.rates import measured_rates
 from engine.profile.side_by_side import MeasuredWork, beside
 
 BUSY = 1.5
@@ -79,15 +79,15 @@ def profiled(
     busy = load > BUSY
     cores = len(os.sched_getaffinity(0))
     say("rates of the machine")
-    rates: MachineRates = _only(_child(_rates, cores, threads=cores, title="rates"))
+    device: Device = _only(_child(_rates, cores, threads=cores, title="rates"))
     found = _Found()
-    wanted, skipped = works(plans, rates.device, quick=request.quick, longest=request.longest)
+    wanted, skipped = works(plans, device, quick=request.quick, longest=request.longest)
     found.skipped += skipped
     for work in wanted:
         threads = f"{work.cores} thread{'s' * (work.cores != 1)}"
         say(f"{work.node}: {work.kind}, {len(work.cells)} sizes, {threads}")
-        _measured(plans[work.of], work, rates.device, request.repeats, found, busy=busy)
-    if not rates.device.is_gpu:
+        _measured(plans[work.of], work, device, request.repeats, found, busy=busy)
+    if not device.is_gpu:
         say("the same beside busy cores")
         _crowded(found, cores, quick=request.quick)
     timed = RunTimes()
@@ -98,7 +98,7 @@ def profiled(
     profile = Profile(
         machine=this_machine(),
         installation=this_installation(),
-        device=rates.device,
+        device=device,
         nodes=tuple(found.nodes),
         functions=timed.functions,
         message=timed.message,
@@ -106,7 +106,7 @@ def profiled(
     return MadeProfile(profile=profile, skipped=tuple(found.skipped), load=load, busy=busy)
 
 
-def _rates(cores: int) -> Iterator[MachineRates]:
+def _rates(cores: int) -> Iterator[Device]:
     yield measured_rates(cores)
 
 
@@ -146,7 +146,7 @@ def _measured(
     cells += [MeasuredCell(cell=replace(cell, cores=work.cores)) for cell in lost]
     found.works.append(MeasuredWork(plan=plan, work=work, cells=tuple(cells), needed=needed))
     how, said = fitted(work, of, cells)
-    kept = tuple(_kept(c, s) for c, s in zip(cells, said, strict=True))
+    kept = tuple(c.kept(s) for c, s in zip(cells, said, strict=True))
     correction = peak_correction(cells)
     kinds: list[Kind] = list(kinds_of(work.kind))
     for kind in kinds:
@@ -167,15 +167,9 @@ def _measured(
 def _crowded(found: _Found, cores: int, *, quick: bool) -> None:
     """Add to each node how much longer it takes beside busy cores."""
     slower = beside(found.works, cores, quick=quick)
-    of = {(*w.work.key, w.work.cores): s for w, s in zip(found.works, slower, strict=True)}
-    for at, node in enumerate(found.nodes):
-        kind = "decode" if node.kind == "prefill" else node.kind
-        found.nodes[at] = replace(node, beside=of[node.model, kind, node.kernel, node.cores])
-
-
-def _kept(cell: MeasuredCell, said: float | None) -> ProfileCell:
-    """The cell with the fit's seconds, and with the tokens that answers really had."""
-    if not cell.answers:
-        return cell.cell
-    mean = round(sum(cell.answers) / len(cell.answers))
-    return replace(cell.cell, fitted=said, answer=max(1, mean))
+    of = {
+        (model_key(w.work.model), kind, w.work.kernel, w.work.cores): factor
+        for w, factor in zip(found.works, slower, strict=True)
+        for kind in kinds_of(w.work.kind)
+    }
+    found.nodes = [replace(n, beside=of[n.model, n.kind, n.kernel, n.cores]) for n in found.nodes]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -20,24 +19,17 @@ _REPEATS = 5
 _DTYPES = ("float32", "bfloat16")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineRates:
-    """device: as it was measured."""
-
-    device: Device
-
-
-def measured_rates(cores: int) -> MachineRates:
+def measured_rates(cores: int) -> Device:
     """Of this process's GPU, if it sees one, else of one core and the host's memory."""
     import torch
 
     if torch.cuda.is_available():
-        return MachineRates(device=_gpu(torch))
+        return _gpu(torch)
     torch.set_num_threads(1)
     operations = {dtype: _products(torch, dtype, "cpu", _SIDE) for dtype in _DTYPES}
     torch.set_num_threads(cores)
     known = device(CPU)
-    found = Device(
+    return Device(
         name=CPU,
         operations=operations,
         memory_rate=_copies(torch, "cpu"),
@@ -45,7 +37,6 @@ def measured_rates(cores: int) -> MachineRates:
         network=known.network,
         source="measured: square products on one core, copies on all; links of the catalogue",
     )
-    return MachineRates(device=found)
 
 
 def _gpu(torch: Any) -> Device:
