@@ -24,11 +24,14 @@ from engine.plan.lengths import all_lengths
 from engine.plan.plan import Plan, PlannedNode
 from engine.profile.predicting import ProfiledWork, as_planned, peak_bytes, seconds
 
-LENGTHS = (1 / 8, 1 / 2, 1.0)
-"""Of the greatest lengths of the plan, as shares."""
+LENGTHS = ((1 / 8, 1 / 8), (1 / 2, 1 / 2), (1 / 8, 1.0), (1.0, 1.0))
+"""Of the greatest prompt and answer of the plan, as shares. Answers are not always short beside
+prompts, and a token of one costs other work than a token of the other.
+"""
 GROUPS = (1 / 16, 1 / 4, 1.0)
 """Of the prompts of a Step."""
-QUICK = (1 / 4, 1.0)
+QUICK_LENGTHS = ((1 / 4, 1 / 4), (1 / 4, 1.0), (1.0, 1.0))
+QUICK_GROUPS = (1 / 4, 1.0)
 _LEAST = 4
 """Prompts of the largest cell, before its rows become shorter."""
 MOST_ROWS = 512
@@ -150,14 +153,14 @@ def _grid(work: ProfiledWork, largest: ProfileCell, *, quick: bool) -> tuple[Pro
     """
     prompts = largest.rows // largest.samples
     cells: dict[ProfileCell, None] = {}
-    for share in QUICK if quick else GROUPS:
-        for part in QUICK if quick else LENGTHS:
-            answer = max(1, round(part * largest.answer))
+    for share in QUICK_GROUPS if quick else GROUPS:
+        for of_prompt, of_answer in QUICK_LENGTHS if quick else LENGTHS:
+            answer = max(1, round(of_answer * largest.answer))
             for tokens in (answer, 1) if work.kind == "decode" else (answer,):
                 cell = replace(
                     largest,
                     rows=max(1, round(share * prompts)) * largest.samples,
-                    prompt=max(1, round(part * largest.prompt)),
+                    prompt=max(1, round(of_prompt * largest.prompt)),
                     answer=tokens,
                 )
                 cells[replace(cell, estimated=peak_bytes(work, cell))] = None

@@ -168,6 +168,11 @@ def test_what_is_measured_of_a_plan() -> None:
         assert all(cell.prompt + cell.answer <= each.model.shape.context for cell in each.cells)
         assert all(cell.estimated == peak_bytes(each, cell) for cell in each.cells)
     assert any(cell.answer == 1 for each in found for cell in each.cells)
+    training = next(each.cells for each in found if each.kind == "train")
+    by_answers = sorted(training, key=lambda cell: cell.answer / cell.prompt)
+    assert by_answers[-1].answer / by_answers[-1].prompt > (
+        4 * by_answers[0].answer / by_answers[0].prompt
+    )
 
 
 @pytest.mark.usefixtures("tiny")

@@ -27,6 +27,7 @@ from dataflow.kernel import Piece
 from dataflow.model import Model
 from dataflow.model_files import CONFIG, is_path, listing, near_directory, positions_of, read_object
 from operators.kernels.torch.attention import ATTENTION
+from operators.kernels.torch.host_memory import keep_freed_memory
 from operators.kernels.torch.packable import require_packable
 from operators.kernels.torch.quiet import quiet
 from operators.kernels.torch.saving import exact_folder
@@ -62,6 +63,8 @@ def load_model(model: Model, device: str | torch.device | None = None) -> PreTra
     require_sound(where, model, module, Loading.of(info))
     _without_dropout(module)
     module = module.to(device or default_device()).eval()
+    if module.device.type == "cpu":
+        keep_freed_memory()
     require_packable(where, module)
     return module
 
