@@ -8,9 +8,9 @@ Owns: the Models and sizes, and the comparison. Does not own: measuring and fitt
 Nodes: of each Model and kind of pass, one size is held out between those of the profile's grid. It
 is measured in the same rounds as the grid, in one process, so that profile and runs interleave; the
 coefficients are fitted without it. Steps of one Worker, of overlap and of replicas: runs and
-profiles take turns; what `simulate` says after a profile stands beside what the runs before and
-after it took, and the median of such ratios counts. On a machine with GPUs the Models are
-larger, and the Steps are of one Worker.
+profiles take turns, five of each. The median of what `simulate` says after a profile stands beside
+the median of what the runs before and after it took: a machine that is shared is now faster and now
+slower for minutes. On a machine with GPUs the Models are larger, and the Steps are of one Worker.
 """
 
 from __future__ import annotations
@@ -269,7 +269,7 @@ def step_results(
     folder: Path, size: ModelSize, threads: int, *, quick: bool
 ) -> Iterator[SideResult]:
     """A Step of each placement. Profiles and runs of all placements take turns; a profile's
-    prediction, with rows as long as the runs had, stands beside the runs before and after it.
+    prediction has rows as long as those of the runs before and after it.
     """
     base, data = make(folder, size)
     places = PLACES[:1] if gpus() else PLACES
@@ -300,10 +300,10 @@ def step_results(
         before = after
     for name, pairs in found.items():
         where = f"Step of {name}, {size.name}"
-        off = 100.0 * (median(expected / taken for taken, expected in pairs) - 1.0)
-        yield _goal(f"{where}: seconds measured", 1e3 * median(m for m, _ in pairs), "ms")
-        yield _goal(f"{where}: predicted", 1e3 * median(e for _, e in pairs), "ms")
-        yield _goal(f"{where}: error", abs(off), "%", STEP_GOAL)
+        taken, expected = (median(each) for each in zip(*pairs, strict=True))
+        yield _goal(f"{where}: seconds measured", 1e3 * taken, "ms")
+        yield _goal(f"{where}: predicted", 1e3 * expected, "ms")
+        yield _goal(f"{where}: error", 100.0 * abs(expected / taken - 1.0), "%", STEP_GOAL)
 
 
 def _measured(folders: Sequence[Path]) -> float:
