@@ -27,7 +27,7 @@ FORMAT = 1
 class ProfileCell:
     """One measurement. rows with prompts and answers of so many tokens; samples: answers of one
     prompt. cores: threads. slots, budget: rows at once, and tokens of a micro-batch or prefill.
-    seconds: median; None where there was not enough memory. cpu: median of the process's CPU
+    seconds: mean; None where there was not enough memory. cpu: mean of the process's CPU
     seconds. fitted: what the fitted coefficients say. peak: bytes above the memory before the
     kernel was opened; 0 where not measured. estimated: what the memory formulas say, before
     any correction.

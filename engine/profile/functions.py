@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 from typing import Any
 
 from dataflow.graph import Graph
@@ -65,12 +65,12 @@ def _of_graph(graph: Graph, options: RunOptions, plan: Plan, steps: int) -> RunT
     for node in plan.nodes:
         values = [row[node.name] for row in rows[WARM:] if node.name in row]
         if not node.traits.computes and node.traits.chunked and values:
-            found[node.name] = median(values) / _rows(plan, node.name)
+            found[node.name] = fmean(values) / _rows(plan, node.name)
     between = [row[_ENGINE] for row in rows[WARM:] if _ENGINE in row]
     if not between:
         return RunTimes(functions=found)
     # In one Worker nodes follow each other, and new weights follow the last.
-    return RunTimes(functions=found, message=median(between) / (len(plan.nodes) + 1))
+    return RunTimes(functions=found, message=fmean(between) / (len(plan.nodes) + 1))
 
 
 def _rows(plan: Plan, name: str) -> int:

@@ -5,7 +5,9 @@ Owns: opening the kernel as a Worker does, the calls, their clocks, the peak. Do
 
 The cells come in ascending order of what they should need. The first round tells the peaks, since
 memory that a smaller cell needed stays with the process; the rounds after it tell the seconds,
-every cell once a round, so that whatever slows the machine for a while slows all cells.
+every cell once a round, so that whatever slows the machine for a while slows all cells. The mean
+counts, not the median: a Step's seconds are a sum, which slow moments of a shared machine lengthen
+as often as they come.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 from typing import Any
 
 from dataflow.batch import Batch
@@ -76,8 +78,8 @@ class CellRun:
         """What came of it, by so many threads."""
         if self.failed:
             return MeasuredCell(cell=replace(self.cell, cores=cores))
-        cpu = median(self.cpu)
-        seconds = cpu if busy and cores == 1 and not cuda_in_use() else median(self.seconds)
+        cpu = fmean(self.cpu)
+        seconds = cpu if busy and cores == 1 and not cuda_in_use() else fmean(self.seconds)
         prompts, answers = self.lengths
         cell = replace(self.cell, cores=cores, seconds=seconds, cpu=cpu, peak=self.peak)
         return MeasuredCell(cell=cell, prompts=tuple(prompts), answers=tuple(answers))
