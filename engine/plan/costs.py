@@ -145,6 +145,10 @@ class PlanCosts:
         entry = self._entry(node)
         return 1.0 if entry is None or self.place(node).device.is_gpu else entry.beside
 
+    def cores(self, worker: str) -> int:
+        """Of the host that a Worker is on."""
+        return self._cluster.on(self._decided.host_of(worker)).cores
+
     @property
     def message(self) -> float:
         """Seconds from what a Worker tells the coordinator until what follows from it begins."""

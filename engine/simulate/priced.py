@@ -6,8 +6,9 @@ the formulas (engine/cost), the draws (lengths.py), who waits for whom (simulate
 Assumed, where a real run may differ: a replica takes its chunks one after another, each decoded
 from its start with a cache of its own; new weights that interrupt an answer cost no second prefill;
 rows come from several Workers one after another, as fast as the reader's way is; while several
-Workers of a host compute, each takes as much longer as a profile has measured, and the coordinator
-and functions take no cores from them; equal work takes equal time.
+Workers of a host compute, each takes as much longer as a profile has measured; a function shares a
+core with one of them where they have all, and neither it nor the coordinator slows them; equal work
+takes equal time.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from engine.simulate.kernel_times import Rows, Times
 from engine.simulate.lengths import DrawnLengths
 from engine.simulate.outbox import SimulatedOutboxes
 
+_SHARES = 2.0
+"""How much longer a function takes that has half of a core."""
 _KEPT = 1 << 14
 """Chunks whose times are remembered at most: equal rows have equal times."""
 
@@ -65,6 +68,7 @@ class PricedTimes:
         self._beside = {
             n.name: costs.beside(n.name) if _crowded(plan, n) else 1.0 for n in plan.nodes
         }
+        self._squeezed = {n.name for n in plan.nodes if _squeezed(plan, costs, n)}
         self._models = {model.name: model for model in plan.models}
         self._makes_prompts = {
             n.name for n in plan.program.nodes if any(issubclass(s, TokenPrompt) for s in n.schemas)
@@ -127,8 +131,10 @@ class PricedTimes:
 
     def _function(self, node: PlannedNode, rows: int) -> float:
         if node.name in self._seconds:
-            return self._seconds[node.name] * rows
-        return self._costs.function(node.name, rows) or 0.0
+            seconds = self._seconds[node.name] * rows
+        else:
+            seconds = self._costs.function(node.name, rows) or 0.0
+        return seconds * (_SHARES if node.name in self._squeezed else 1.0)
 
     def batches(self, ends: np.ndarray) -> Iterator[np.ndarray]:
         """Rows that end at the same time."""
@@ -342,7 +348,27 @@ def _crowded(plan: Plan, node: PlannedNode) -> bool:
     if len(node.workers) > 1:
         return True
     others = {w for n in plan.nodes if n.traits.computes for w in n.workers}
-    return any(s.max_lag for s in plan.sources) and others != set(node.workers)
+    return _runs_ahead(plan) and others != set(node.workers)
+
+
+def _squeezed(plan: Plan, costs: PlanCosts, node: PlannedNode) -> bool:
+    """Whether Workers that compute keep all cores of a function's host busy while it runs."""
+    if node.traits.computes or not _runs_ahead(plan):
+        return False
+    host = plan.host_of(node.workers[0])
+    threads = {
+        worker: n.layout.threads
+        for n in plan.nodes
+        for worker in n.workers
+        if n.traits.computes and worker not in plan.devices and plan.host_of(worker) == host
+    }
+    own = set(threads) <= set(node.workers)
+    return not own and sum(threads.values()) >= costs.cores(node.workers[0])
+
+
+def _runs_ahead(plan: Plan) -> bool:
+    """Whether one node works for a Step while another does for the next."""
+    return any(s.max_lag for s in plan.sources)
 
 
 def _require_known(plan: Plan, costs: PlanCosts, seconds: Mapping[str, float]) -> None:

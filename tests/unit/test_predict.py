@@ -103,6 +103,16 @@ def test_overlap_takes_as_long_as_the_slower_side() -> None:
     assert all(0 < s.lag["rollout"] <= 1 for s in found.steps[2:])
 
 
+def test_a_function_shares_a_core_where_others_keep_all_busy() -> None:
+    graph = grpo_graph(batch=8, n=8, max_tokens=32, max_lag=1)
+    took = {}
+    for cores in (2, 3):
+        plan = placed(graph, cores=cores, workers="auto", threads=1)
+        spans = predicted(plan, seconds={"score": 1e-3}).spans
+        took[cores] = sum(span.busy for span in spans if span.node == "score")
+    assert took[2] == pytest.approx(2 * took[3])
+
+
 def test_two_replicas_generate_in_less_time() -> None:
     graph = grpo_graph(batch=64, n=8, max_tokens=32)
     one, two = (
