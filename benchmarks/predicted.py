@@ -15,7 +15,6 @@ slower for minutes. On a machine with GPUs the Models are larger, and the Steps 
 
 from __future__ import annotations
 
-import os
 import random
 import sys
 import tempfile
@@ -51,8 +50,9 @@ from engine.profile.child import in_child
 from engine.profile.fitting import fitted, peak_correction
 from engine.profile.grid import works
 from engine.profile.measuring import measure
+from engine.profile.others import Others, disturbs
 from engine.profile.predicting import MeasuredCell, ProfiledWork, peak_bytes, seconds
-from engine.profile.profiling import BUSY, ProfileRequest, profiled
+from engine.profile.profiling import ProfileRequest, profiled
 from engine.profile.rates import measured_rates
 from engine.simulate.predict import predict
 from operators.advantage import group_advantage
@@ -222,8 +222,9 @@ def node_results(
     folder: Path, models: Sequence[ModelSize], threads: int, *, quick: bool
 ) -> Iterator[SideResult]:
     """Each Model's nodes."""
-    busy = os.getloadavg()[0] > BUSY
+    others = Others()
     device = in_child(partial(_rates, threads), threads=threads, needed={}, title="rates").told[0]
+    busy = disturbs(others.cores())
     for size in models:
         of = planned(*make(folder, size), size, threads)
         longest = 1.0 if quick else 3.0
@@ -277,7 +278,7 @@ def step_results(
     common: dict[str, Any] = {"threads": threads, "progress": False}
     options = {at.name: RunOptions(**common, **at.options) for at in places}
     plans = {name: _plan(graphs[name], options[name]) for name in graphs}
-    request = ProfileRequest(quick=True, repeats=3, longest=1.0)
+    request = ProfileRequest(quick=True, repeats=3, longest=1.0, steps=STEPS - WARM)
     first = places[0].name
 
     def ran(turn: int) -> dict[str, Path]:

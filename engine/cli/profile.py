@@ -83,7 +83,7 @@ def shown(made: MadeProfile, path: Path) -> Iterator[str]:
     rates = ", ".join(f"{rate / 1e9:.0f} GFLOP/s {t}" for t, rate in _rates(made))
     yield f"profile of {profile.machine.words}"
     yield f"a core or GPU: {rates}; memory {profile.device.memory_rate / 1e9:.1f} GB/s"
-    yield f"load before: {made.load:.1f}"
+    yield f"cores that others used: {made.others:.1f}"
     if made.busy:
         yield "others use this machine: of kernels with one thread, CPU seconds count"
     for entry in (entry for entry in profile.nodes if entry.cells):
@@ -104,7 +104,8 @@ def _node(entry: ProfiledNode) -> Iterator[str]:
     threads = f"{entry.cores} thread{'s' * (entry.cores != 1)}"
     worst = f"the fit is off by {100 * entry.worst:.0f} % at most"
     beside = f"; beside busy cores {entry.beside:.2f} times as long" if entry.beside > 1.0 else ""
-    yield f"{one_line(entry.node)} ({entry.kind}, {threads}): {worst}{beside}"
+    in_run = f"; in a run {entry.in_run:.2f} times as long" if entry.in_run != 1.0 else ""
+    yield f"{one_line(entry.node)} ({entry.kind}, {threads}): {worst}{beside}{in_run}"
     for cell in entry.cells:
         yield f"  {_cell(cell)}"
 

@@ -75,7 +75,8 @@ class PeakCorrection:
 class ProfiledNode:
     """One kind of pass of one Model. model: `model_key`; kernel: `torch` or `vllm`; cores: threads
     that it was fitted at; node: which node of the graph was measured; beside: how much longer it
-    takes while the host's other cores do the same.
+    takes while the host's other cores do the same; in_run: how much longer than its measured calls,
+    in a run of the graph.
     """
 
     model: str
@@ -86,6 +87,7 @@ class ProfiledNode:
     coefficients: Coefficients
     peak: PeakCorrection = field(default_factory=PeakCorrection)
     beside: float = 1.0
+    in_run: float = 1.0
     cells: tuple[ProfileCell, ...] = ()
 
     @property
@@ -207,6 +209,9 @@ def _impossible(profile: Profile) -> Iterator[str]:
         if not entry.beside >= 1.0:
             where = f"{entry.kind} of {entry.node}: beside busy cores"
             yield f"{where}: expected 1 or more times as long, found {entry.beside:g}"
+        if not 0 < entry.in_run < math.inf:
+            where = f"{entry.kind} of {entry.node}: in a run"
+            yield f"{where}: expected more than 0 times as long, found {entry.in_run:g}"
     if not profile.message >= 0:
         yield f"expected seconds of a message of 0 or more, found {profile.message:g}"
     if min(profile.functions.values(), default=0.0) < 0:

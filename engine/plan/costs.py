@@ -121,10 +121,10 @@ class PlanCosts:
         """How the peak bytes of a node's passes are corrected; None where they were not measured on
         such a device.
         """
-        entry = self._entry(node)
+        entry = self.entry(node)
         return None if entry is None else entry.peak
 
-    def _entry(self, node: str) -> ProfiledNode | None:
+    def entry(self, node: str) -> ProfiledNode | None:
         """What a profile says of a node's passes on such a device."""
         if node not in self._entries:
             self._entries[node] = self._profiled(node)
@@ -142,7 +142,7 @@ class PlanCosts:
         """How much longer a node's kernel takes while the host's other cores are busy, as was
         measured; 1 on a GPU.
         """
-        entry = self._entry(node)
+        entry = self.entry(node)
         return 1.0 if entry is None or self.place(node).device.is_gpu else entry.beside
 
     def cores(self, worker: str) -> int:
@@ -277,12 +277,14 @@ class PlanCosts:
         return found
 
     def _off(self, node: str, rows: RowLengths, divisor: int = 1) -> float:
-        """What a profile has measured of rows like a rank's of these, over what its fit says."""
-        entry = self._entry(node)
+        """What a profile has measured of rows like a rank's of these, over what its fit says, with
+        what a run adds.
+        """
+        entry = self.entry(node)
         if entry is None or not len(rows):
             return 1.0
         lengths = float(rows.prompts.mean()), float(rows.answers.mean())
-        return measured_over_fitted(entry.cells, len(rows) / divisor, *lengths)
+        return entry.in_run * measured_over_fitted(entry.cells, len(rows) / divisor, *lengths)
 
     def _samples(self, node: PlannedNode) -> int:
         """Rows that share a prompt."""

@@ -21,15 +21,14 @@ from engine.options import RunOptions
 from engine.plan.plan import Plan
 from engine.profile.child import ChildResult, in_child
 from engine.profile.fitting import fitted, kinds_of, peak_correction
-from engine.profile.functions import RunTimes, run_times
 from engine.profile.grid import SkippedNode, works
+from engine.profile.in_run import compared
 from engine.profile.measuring import measure
+from engine.profile.others import Others, disturbs
 from engine.profile.predicting import MeasuredCell, ProfiledWork
 from engine.profile.rates import measured_rates
+from engine.profile.short_run import ShortRun, short_runs
 from engine.profile.side_by_side import MeasuredWork, beside
-
-BUSY = 1.5
-"""Load of the machine before the profile from which others are taken to use it."""
 
 Say = Callable[[str], None]
 
@@ -48,13 +47,13 @@ class ProfileRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeProfile:
-    """skipped: nodes that were not measured. load: the machine's, before. busy: whether CPU seconds
-    were taken for kernels with one thread.
+    """skipped: nodes that were not measured. others: cores that other processes used at the begin.
+    busy: whether CPU seconds were taken for kernels with one thread.
     """
 
     profile: Profile
     skipped: tuple[SkippedNode, ...] = ()
-    load: float = 0.0
+    others: float = 0.0
     busy: bool = False
 
 
@@ -75,11 +74,12 @@ def profiled(
     """Measure and fit. plans: of the graph, or of each phase. say: is told what is measured next.
     Raises RunError for a process that fails, and what a run of the graph raises.
     """
-    load = os.getloadavg()[0]
-    busy = load > BUSY
     cores = len(os.sched_getaffinity(0))
     say("rates of the machine")
+    others = Others()
     device: Device = _only(_child(_rates, cores, threads=cores, title="rates"))
+    used = others.cores()
+    busy = disturbs(used)
     found = _Found()
     wanted, skipped = works(plans, device, quick=request.quick, longest=request.longest)
     found.skipped += skipped
@@ -90,20 +90,38 @@ def profiled(
     if not device.is_gpu:
         say("the same beside busy cores")
         _crowded(found, cores, quick=request.quick)
-    timed = RunTimes()
-    if request.steps:
-        say(f"functions: a run of {request.steps} Steps")
-        task = (run_times, graph, options, plans, request.steps)
-        timed = _only(_child(*task, threads=cores, title="functions"))
     profile = Profile(
         machine=this_machine(),
         installation=this_installation(),
         device=device,
         nodes=tuple(found.nodes),
-        functions=timed.functions,
-        message=timed.message,
     )
-    return MadeProfile(profile=profile, skipped=tuple(found.skipped), load=load, busy=busy)
+    if request.steps:
+        say(f"a run of {request.steps} Steps")
+        profile = _with_runs(profile, graph, options, plans, request.steps, busy=busy)
+    return MadeProfile(profile=profile, skipped=tuple(found.skipped), others=used, busy=busy)
+
+
+def _with_runs(
+    profile: Profile,
+    graph: Graph | Program,
+    options: RunOptions,
+    plans: Sequence[Plan],
+    steps: int,
+    *,
+    busy: bool,
+) -> Profile:
+    """With what a run of each phase tells. Of a Program the first phase that has a function counts.
+    busy: others use the machine, and what they take is not the Model's.
+    """
+    task = (short_runs, graph, options, plans, steps)
+    cores = len(os.sched_getaffinity(0))
+    runs: Sequence[ShortRun] = _child(*task, threads=cores, title="a short run").told
+    functions: dict[str, float] = {}
+    for plan, run in zip(plans, runs, strict=True):
+        functions = {**run.functions(plan), **functions}
+    timed = replace(profile, functions=functions, message=runs[0].message)
+    return timed if busy else compared(timed, plans, runs)
 
 
 def _rates(cores: int) -> Iterator[Device]:

@@ -51,7 +51,7 @@ class MeasuredWork:
 
 def beside(measured: Sequence[MeasuredWork], cores: int, *, quick: bool) -> list[float]:
     """Of each, seconds of a call with all cores at work, over alone; 1 where only one such kernel
-    has room, or where nothing was measured. quick: alone is what it took before.
+    has room, or where nothing was measured. quick: fewer calls.
     """
     found = [1.0] * len(measured)
     groups: dict[tuple[object, ...], list[int]] = {}
@@ -61,7 +61,7 @@ def beside(measured: Sequence[MeasuredWork], cores: int, *, quick: bool) -> list
     for numbers in groups.values():
         some = [measured[number] for number in numbers]
         crowded = _together(some, cores // some[0].work.cores, quick=quick)
-        alone = [each.typical for each in some] if quick else _together(some, 1, quick=quick)
+        alone = _together(some, 1, quick=quick)
         for number, slow, fast in zip(numbers, crowded, alone, strict=True):
             found[number] = max(1.0, slow / fast)
     return found
