@@ -34,7 +34,7 @@ class ProfileOptions(RunOptions):
     longest: float = 5.0
     """Seconds of one call of a kernel; sizes that should take longer are left out."""
     function_steps: int = 3
-    """Steps of the short run that times functions and rewards; 0: none is timed."""
+    """Steps of a short run, which times functions, and all nodes as a run has them; 0: no run."""
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -75,8 +75,8 @@ class PeakCorrection:
 class ProfiledNode:
     """One kind of pass of one Model. model: `model_key`; kernel: `torch` or `vllm`; cores: threads
     that it was fitted at; node: which node of the graph was measured; beside: how much longer it
-    takes while the host's other cores do the same; in_run: how much longer than its measured calls,
-    in a run of the graph.
+    takes while the host's other cores do the same; in_run: how much longer in a run of the graph
+    than when one call follows another.
     """
 
     model: str

@@ -9,7 +9,7 @@ memory is asked for anew, and a Worker does more than to call kernels.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -28,21 +28,21 @@ _Passes = tuple[str, Kind, str]
 
 
 def compared(profile: Profile, plans: Sequence[Plan], runs: Sequence[ShortRun]) -> Profile:
-    """The profile with `in_run` of all passes that runs of these plans had, on a device of one's
-    own; of what several ranks do together, or of rows of unknown length, nothing is known. Raises
-    PlanError for a node whose time nobody knows.
+    """The profile with `in_run` of all passes that runs of these plans had. Of what several ranks
+    do together nothing is known, nor of rows of unknown length, nor of evaluations, whose rows the
+    prediction does not know.
     """
-    measured: Counter[_Passes] = Counter()
-    predicted: Counter[_Passes] = Counter()
+    measured: defaultdict[_Passes, float] = defaultdict(float)
+    predicted: defaultdict[_Passes, float] = defaultdict(float)
     for plan, run in zip(plans, runs, strict=True):
         costs, expected = plan_costs(plan, profile), _expected(plan, profile, run)
-        for node in (n for n in plan.nodes if n.ranks == 1 and n.name in expected):
+        for node in (n for n in plan.nodes if n.name in expected):
             entry = costs.entry(node.name)
-            if entry is not None and node.name in run.seconds:
-                measured[_passes(entry)] += run.seconds[node.name] * node.rows
+            if entry is not None and node.ranks == 1 and node.region != "evaluation":
+                measured[_passes(entry)] += run.seconds.get(node.name, 0.0) * node.rows
                 predicted[_passes(entry)] += expected[node.name] * node.rows
-    longer = {passes: measured[passes] / predicted[passes] for passes in predicted}
-    nodes = (replace(n, in_run=longer.get(_passes(n), n.in_run)) for n in profile.nodes)
+    longer = {each: measured[each] / predicted[each] for each in predicted if measured[each]}
+    nodes = (replace(n, in_run=n.in_run * longer.get(_passes(n), 1.0)) for n in profile.nodes)
     return replace(profile, nodes=tuple(nodes))
 
 
@@ -51,12 +51,16 @@ def _passes(entry: ProfiledNode) -> _Passes:
 
 
 def _expected(plan: Plan, profile: Profile, run: ShortRun) -> dict[str, float]:
-    """Seconds a row, by node, of rows as long as the run's."""
-    if run.rows is None or not run.steps:
+    """Seconds a row, by node, of rows as long as the run's; none if a Model's size is unknown."""
+    costs = plan_costs(plan, profile)
+    computing = [n.name for n in plan.nodes if n.traits.computes and n.work != "evaluate"]
+    if run.rows is None or any(costs.unpriced(name) for name in computing):
         return {}
-    seconds: Counter[str] = Counter()
-    rows: Counter[str] = Counter()
-    found = predict(plan, steps=WARM + _STEPS, lengths=run.rows, profile=profile)
+    others = [n.name for n in plan.nodes if not n.traits.computes and n.work != "train"]
+    given = {name: run.seconds.get(name, 0.0) for name in others}
+    seconds: defaultdict[str, float] = defaultdict(float)
+    rows: defaultdict[str, float] = defaultdict(float)
+    found = predict(plan, steps=WARM + _STEPS, lengths=run.rows, profile=profile, seconds=given)
     begin = found.steps[WARM - 1].end
     for span in found.spans:
         if span.start >= begin and span.what in ("chunk", "train"):

@@ -26,7 +26,7 @@ _TIMES = 8
 class Others:
     """From its making on. This process and its children that have ended are not others."""
 
-    _begun: float = field(default_factory=time.monotonic)
+    _begun: float = field(default_factory=lambda: time.monotonic())
     _all: float = field(default_factory=lambda: _all_seconds())
     _own: float = field(default_factory=lambda: _own_seconds())
 

@@ -36,7 +36,7 @@ Say = Callable[[str], None]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileRequest:
     """How much is measured. repeats: of each cell; longest: seconds that one may take; steps: of
-    the short run for functions, 0 for no run.
+    the short run, 0 for no run.
     """
 
     quick: bool = False

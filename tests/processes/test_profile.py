@@ -93,6 +93,8 @@ def test_a_profile_of_a_graph(tiny: TinyRuns, capsys: pytest.CaptureFixture[str]
     }  # fmt: skip
     for (node, kind), entry in entries.items():
         assert f"{node} ({kind}, 1 thread)" in said or kind == "prefill"
+        longer = f"; in a run {entry.in_run:.2f} times as long"
+        assert (longer in said) == (kind != "prefill"), "of decoding, whose seconds have both"
         _is_measured(entry)
     assert {"score", "advantage"} <= set(found.functions)
     assert found.functions["score"] >= 0.01, "letters() sleeps"

@@ -171,6 +171,7 @@ def test_stale_once_a_formula_changes(tmp_path: Path, monkeypatch: pytest.Monkey
     ("profile", "found"),
     [
         (made(nodes=(entry(beside=0.9),)), "expected 1 or more times as long, found 0.9"),
+        (made(nodes=(entry(in_run=0.0),)), "in a run: expected more than 0 times as long, found 0"),
         (made(device=replace(device("cpu"), memory_rate=-1.0)), "rates above 0, found -1"),
         (made(device=replace(device("cpu"), operations={"float32": 0.0})), "rates above 0"),
         (
