@@ -28,12 +28,13 @@ _Passes = tuple[str, Kind, str]
 
 
 def compared(profile: Profile, plans: Sequence[Plan], runs: Sequence[ShortRun]) -> Profile:
-    """The profile with `in_run` of all passes that runs of these plans had. Of what several ranks
-    do together nothing is known, nor of rows of unknown length, nor of evaluations, whose rows the
-    prediction does not know.
+    """The profile with `in_run` of all passes that runs of these plans had, and with functions as
+    long as they take alone. Of what several ranks do together nothing is known, nor of rows of
+    unknown length, nor of evaluations, whose rows the prediction does not know.
     """
     measured: defaultdict[_Passes, float] = defaultdict(float)
     predicted: defaultdict[_Passes, float] = defaultdict(float)
+    alone: dict[str, float] = {}
     for plan, run in zip(plans, runs, strict=True):
         costs, expected = plan_costs(plan, profile), _expected(plan, profile, run)
         for node in (n for n in plan.nodes if n.name in expected):
@@ -41,9 +42,11 @@ def compared(profile: Profile, plans: Sequence[Plan], runs: Sequence[ShortRun]) 
             if entry is not None and node.ranks == 1 and node.region != "evaluation":
                 measured[_passes(entry)] += run.seconds.get(node.name, 0.0) * node.rows
                 predicted[_passes(entry)] += expected[node.name] * node.rows
+        for name in run.functions(plan).keys() & expected.keys():  # a prediction says how crowded
+            alone.setdefault(name, run.seconds[name] ** 2 / expected[name])
     longer = {each: measured[each] / predicted[each] for each in predicted if measured[each]}
     nodes = (replace(n, in_run=n.in_run * longer.get(_passes(n), 1.0)) for n in profile.nodes)
-    return replace(profile, nodes=tuple(nodes))
+    return replace(profile, nodes=tuple(nodes), functions={**profile.functions, **alone})
 
 
 def _passes(entry: ProfiledNode) -> _Passes:

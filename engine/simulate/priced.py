@@ -13,6 +13,7 @@ takes equal time.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -356,14 +357,12 @@ def _squeezed(plan: Plan, costs: PlanCosts, node: PlannedNode) -> bool:
     if node.traits.computes or not _runs_ahead(plan):
         return False
     host = plan.host_of(node.workers[0])
-    threads = {
-        worker: n.layout.threads
-        for n in plan.nodes
-        for worker in n.workers
-        if n.traits.computes and worker not in plan.devices and plan.host_of(worker) == host
-    }
+    threads: Counter[str] = Counter()  # of the node of a Worker that has most
+    for n in (n for n in plan.nodes if n.traits.computes):
+        here = (w for w in n.workers if w not in plan.devices and plan.host_of(w) == host)
+        threads |= Counter(dict.fromkeys(here, n.layout.threads))
     own = set(threads) <= set(node.workers)
-    return not own and sum(threads.values()) >= costs.cores(node.workers[0])
+    return not own and threads.total() >= costs.cores(node.workers[0])
 
 
 def _runs_ahead(plan: Plan) -> bool:

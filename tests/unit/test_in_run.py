@@ -89,6 +89,14 @@ def test_what_is_compared_is_predicted_from_then_on() -> None:
     assert in_run(again) == pytest.approx(dict.fromkeys(longer, 4.0), rel=0.05)
 
 
+def test_a_function_that_shared_its_core_takes_half_as_long_alone() -> None:
+    """Predictions of such a plan say twice as long again."""
+    crowded = measured(grpo_graph(max_lag=1), cores=2, workers="auto", threads=1)
+    for of, share in ((crowded, 0.5), (measured(grpo_graph()), 1.0)):
+        found = compared(of.profile, [of.plan], [run(of, {})])
+        assert found.functions["score"] == pytest.approx(share * SCORED)
+
+
 def test_rows_of_unknown_length_say_nothing() -> None:
     of = measured(grpo_graph())
     blind = replace(run(of, {"rollout": 2.0}), rows=None)
