@@ -1,6 +1,7 @@
-"""How much longer passes of a Model take in a run than when one call follows another.
+"""What a short run tells of other runs: seconds of functions, and how much longer passes of a Model
+take in a run than when one call follows another.
 
-Owns: the comparison of a short run with what is predicted of it. Does not own: the run
+Owns: the comparison of the run with what is predicted of it. Does not own: the run
 (short_run.py), the prediction (engine/simulate).
 
 In a run other nodes have had the caches meanwhile, rows have other lengths in each Step, so that
@@ -19,6 +20,7 @@ from engine.plan.costs import plan_costs
 from engine.plan.plan import Plan
 from engine.profile.short_run import WARM, ShortRun
 from engine.simulate.predict import predict
+from engine.simulate.priced import SHARES, squeezed
 
 _STEPS = 16
 """That are simulated: rows are drawn, and their mean has to be that of the run's."""
@@ -27,14 +29,30 @@ _Passes = tuple[str, Kind, str]
 """A Model (`model_key`), what is done with it, and by which kernel, on however many threads."""
 
 
+def functions_alone(
+    profile: Profile, plans: Sequence[Plan], runs: Sequence[ShortRun]
+) -> dict[str, float]:
+    """Seconds a row of the nodes that compute with no Model, had each a core of its own: a run that
+    keeps all cores busy lengthens them, and so will a prediction. Of the phases of a Program the
+    first that has a node counts.
+    """
+    found: dict[str, float] = {}
+    for plan, run in zip(plans, runs, strict=True):
+        costs = plan_costs(plan, profile)
+        for node in (n for n in plan.nodes if not n.traits.computes and n.traits.chunked):
+            if node.name in run.seconds:
+                shares = SHARES if squeezed(plan, costs, node) else 1.0
+                found.setdefault(node.name, run.seconds[node.name] / shares)
+    return found
+
+
 def compared(profile: Profile, plans: Sequence[Plan], runs: Sequence[ShortRun]) -> Profile:
-    """The profile with `in_run` of all passes that runs of these plans had, and with functions as
-    long as they take alone. Of what several ranks do together nothing is known, nor of rows of
-    unknown length, nor of evaluations, whose rows the prediction does not know.
+    """The profile with `in_run` of all passes that runs of these plans had. Of what several ranks
+    do together nothing is known, nor of rows of unknown length, nor of evaluations, whose rows the
+    prediction does not know.
     """
     measured: defaultdict[_Passes, float] = defaultdict(float)
     predicted: defaultdict[_Passes, float] = defaultdict(float)
-    alone: dict[str, float] = {}
     for plan, run in zip(plans, runs, strict=True):
         costs, expected = plan_costs(plan, profile), _expected(plan, profile, run)
         for node in (n for n in plan.nodes if n.name in expected):
@@ -42,11 +60,9 @@ def compared(profile: Profile, plans: Sequence[Plan], runs: Sequence[ShortRun]) 
             if entry is not None and node.ranks == 1 and node.region != "evaluation":
                 measured[_passes(entry)] += run.seconds.get(node.name, 0.0) * node.rows
                 predicted[_passes(entry)] += expected[node.name] * node.rows
-        for name in run.functions(plan).keys() & expected.keys():  # a prediction says how crowded
-            alone.setdefault(name, run.seconds[name] ** 2 / expected[name])
     longer = {each: measured[each] / predicted[each] for each in predicted if measured[each]}
     nodes = (replace(n, in_run=n.in_run * longer.get(_passes(n), 1.0)) for n in profile.nodes)
-    return replace(profile, nodes=tuple(nodes), functions={**profile.functions, **alone})
+    return replace(profile, nodes=tuple(nodes))
 
 
 def _passes(entry: ProfiledNode) -> _Passes:
@@ -60,7 +76,7 @@ def _expected(plan: Plan, profile: Profile, run: ShortRun) -> dict[str, float]:
     if run.rows is None or any(costs.unpriced(name) for name in computing):
         return {}
     others = [n.name for n in plan.nodes if not n.traits.computes and n.work != "train"]
-    given = {name: run.seconds.get(name, 0.0) for name in others}
+    given = {name: profile.functions.get(name, 0.0) for name in others}
     seconds: defaultdict[str, float] = defaultdict(float)
     rows: defaultdict[str, float] = defaultdict(float)
     found = predict(plan, steps=WARM + _STEPS, lengths=run.rows, profile=profile, seconds=given)

@@ -22,7 +22,7 @@ from engine.plan.plan import Plan
 from engine.profile.child import ChildResult, in_child
 from engine.profile.fitting import fitted, kinds_of, peak_correction
 from engine.profile.grid import SkippedNode, works
-from engine.profile.in_run import compared
+from engine.profile.in_run import compared, functions_alone
 from engine.profile.measuring import measure
 from engine.profile.others import Others, disturbs
 from engine.profile.predicting import MeasuredCell, ProfiledWork
@@ -111,15 +111,13 @@ def _with_runs(
     *,
     busy: bool,
 ) -> Profile:
-    """With what a run of each phase tells. Of a Program the first phase that has a function counts.
-    busy: others use the machine, and what they take is not the Model's.
+    """With what a run of each phase tells. busy: others use the machine, and what they take is not
+    the Model's.
     """
     task = (short_runs, graph, options, plans, steps)
     cores = len(os.sched_getaffinity(0))
     runs: Sequence[ShortRun] = _child(*task, threads=cores, title="a short run").told
-    functions: dict[str, float] = {}
-    for plan, run in zip(plans, runs, strict=True):
-        functions = {**run.functions(plan), **functions}
+    functions = functions_alone(profile, plans, runs)
     timed = replace(profile, functions=functions, message=runs[0].message)
     return timed if busy else compared(timed, plans, runs)
 

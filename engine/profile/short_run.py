@@ -45,11 +45,6 @@ class ShortRun:
     steps: int = 0
     rows: SeenRows | None = None
 
-    def functions(self, plan: Plan) -> dict[str, float]:
-        """Seconds a row of the nodes that compute with no Model."""
-        of = [n.name for n in plan.nodes if not n.traits.computes and n.traits.chunked]
-        return {name: self.seconds[name] for name in of if name in self.seconds}
-
 
 def short_runs(
     graph: Graph | Program, options: RunOptions, plans: Sequence[Plan], steps: int

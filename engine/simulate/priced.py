@@ -32,7 +32,7 @@ from engine.simulate.kernel_times import Rows, Times
 from engine.simulate.lengths import DrawnLengths
 from engine.simulate.outbox import SimulatedOutboxes
 
-_SHARES = 2.0
+SHARES = 2.0
 """How much longer a function takes that has half of a core."""
 _KEPT = 1 << 14
 """Chunks whose times are remembered at most: equal rows have equal times."""
@@ -69,7 +69,7 @@ class PricedTimes:
         self._beside = {
             n.name: costs.beside(n.name) if _crowded(plan, n) else 1.0 for n in plan.nodes
         }
-        self._squeezed = {n.name for n in plan.nodes if _squeezed(plan, costs, n)}
+        self._squeezed = {n.name for n in plan.nodes if squeezed(plan, costs, n)}
         self._models = {model.name: model for model in plan.models}
         self._makes_prompts = {
             n.name for n in plan.program.nodes if any(issubclass(s, TokenPrompt) for s in n.schemas)
@@ -135,7 +135,7 @@ class PricedTimes:
             seconds = self._seconds[node.name] * rows
         else:
             seconds = self._costs.function(node.name, rows) or 0.0
-        return seconds * (_SHARES if node.name in self._squeezed else 1.0)
+        return seconds * (SHARES if node.name in self._squeezed else 1.0)
 
     def batches(self, ends: np.ndarray) -> Iterator[np.ndarray]:
         """Rows that end at the same time."""
@@ -352,7 +352,7 @@ def _crowded(plan: Plan, node: PlannedNode) -> bool:
     return _runs_ahead(plan) and others != set(node.workers)
 
 
-def _squeezed(plan: Plan, costs: PlanCosts, node: PlannedNode) -> bool:
+def squeezed(plan: Plan, costs: PlanCosts, node: PlannedNode) -> bool:
     """Whether Workers that compute keep all cores of a function's host busy while it runs."""
     if node.traits.computes or not _runs_ahead(plan):
         return False

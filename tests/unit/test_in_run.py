@@ -14,7 +14,7 @@ from engine.cost.machine import this_installation, this_machine
 from engine.cost.profile import Profile, ProfiledNode, model_key
 from engine.plan.costs import kind_of_pass, plan_costs
 from engine.plan.plan import Plan
-from engine.profile.in_run import compared
+from engine.profile.in_run import compared, functions_alone
 from engine.profile.short_run import ShortRun
 from engine.seen_rows import SeenRows
 from engine.simulate.predict import predict
@@ -93,8 +93,8 @@ def test_a_function_that_shared_its_core_takes_half_as_long_alone() -> None:
     """Predictions of such a plan say twice as long again."""
     crowded = measured(grpo_graph(max_lag=1), cores=2, workers="auto", threads=1)
     for of, share in ((crowded, 0.5), (measured(grpo_graph()), 1.0)):
-        found = compared(of.profile, [of.plan], [run(of, {})])
-        assert found.functions["score"] == pytest.approx(share * SCORED)
+        found = functions_alone(of.profile, [of.plan], [run(of, {})])
+        assert found == {"score": pytest.approx(share * SCORED)}
 
 
 def test_rows_of_unknown_length_say_nothing() -> None:
