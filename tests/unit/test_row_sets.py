@@ -186,6 +186,11 @@ def test_minibatches_divide_each_source() -> None:
 
 Gradient = dict[str, Tensor]
 
+# What the same sum in another order may differ by in float32, relative to the greatest number.
+# Kernels for AVX2 and for AVX-512 round differently: 2e-7 to 1.3e-6 was seen. A wrong gradient
+# is off by more than 1e-2, which the tests below assert of the gradient without the second loss.
+ROUNDING = 1e-5
+
 
 def gradient(
     monkeypatch: pytest.MonkeyPatch, base: str, term: Loss, given: Assignment, **params: Any
@@ -231,7 +236,7 @@ def test_the_gradient_is_the_sum_of_both_losses_gradients(
     one = Assignment(sequence=1, step=1, keys=rows.keys.take(mine), inputs=part)
     alone = gradient(monkeypatch, base, PG, one, temperature=0.7, **how)
     other = gradient(monkeypatch, base, SUPERVISED, assignment(shown.take(theirs)), **how)
-    assert off(both, added(alone, other, 0.3)) < 1e-6
+    assert off(both, added(alone, other, 0.3)) < ROUNDING
     assert off(both, alone) > 1e-2, "the second loss changes nothing: this compares nothing"
 
 
@@ -265,7 +270,7 @@ def test_a_set_without_a_row_leaves_the_other_to_be_trained(
         if empty == OWN
         else gradient(monkeypatch, base, 0.3 * SUPERVISED, assignment(shown))
     )
-    assert off(found, alone) < 1e-6
+    assert off(found, alone) < ROUNDING
     metrics = opened(base, PG + 0.3 * SHOWN).step(left)
     gone = "loss/supervised_loss" if empty == OWN else "loss/policy_gradient_loss"
     assert gone not in metrics
