@@ -17,8 +17,8 @@ _SPARE = 256
 """Of libraries, logs, and what is on its way."""
 _OF_A_PEER = 4
 """Of one peer: a socket each way, and a file for tensors, which may come before it is taken."""
-_OF_A_CHILD = 2
-"""Of one process that the Supervisor starts: its control socket, and its end."""
+_OF_A_CHILD = 3
+"""Of one process that the Supervisor starts: its control socket, its handle, its exit code."""
 
 
 def make_room_for_peers(workers: int) -> None:

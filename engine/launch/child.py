@@ -1,7 +1,7 @@
 """One Worker process as the Supervisor sees it: one incarnation, from start to end.
 
-Owns: the process, its control socket, its log file. Does not own: messages (control.py), when it is
-started (supervisor.py), when it is read and reaped (worker_io.py).
+Owns: its control socket, its log file, its environment. Does not own: messages (control.py), how it
+is started (starter.py) and when (supervisor.py), when it is read and reaped (worker_io.py).
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO
@@ -23,6 +22,7 @@ from dataflow.importing import interpreter
 from dataflow.signals import held_back
 from dataflow.storage import writing
 from engine.launch.control_socket import ControlSocket
+from engine.launch.process import FreshProcess, StartedProcess
 from engine.launch.wire import encode
 from engine.observe.ownfiles import own
 from engine.observe.reports import Doing
@@ -50,6 +50,19 @@ _STACK_BYTES = 1 << 16
 _STACK_LINES = 12
 
 
+Start = Callable[[int, BinaryIO], StartedProcess]
+"""Starts a process with this descriptor, its end of the control socket, and this output."""
+
+
+def fresh(
+    worker: str, descriptor: int, output: BinaryIO, environment: Mapping[str, str]
+) -> FreshProcess:
+    """A Worker's process with an interpreter of its own."""
+    command = interpreter(_BOOTSTRAP, _MODULE, str(descriptor), str(os.getpid()), worker)
+    with held_back():
+        return FreshProcess(command, descriptor, output, environment)
+
+
 class ChildProcess:
     """A started process, guarded by the Supervisor's lock.
 
@@ -60,25 +73,16 @@ class ChildProcess:
     heard: when something last came (its start, until it `spoke`).
     """
 
-    def __init__(self, name: str, epoch: int, *, environment: Mapping[str, str], log: Path) -> None:
+    def __init__(self, name: str, epoch: int, *, start: Start, log: Path) -> None:
         """Start it. It is killed when the calling thread ends."""
         self.name = name
         self.epoch = epoch
         self._log = log
         mine, theirs = socket.socketpair()
-        with contextlib.ExitStack() as undo, theirs, _appended(log) as output, held_back():
+        with contextlib.ExitStack() as undo, theirs, appended(log) as output:
             undo.callback(mine.close)
             self._log_start = output.tell()
-            arguments = [str(theirs.fileno()), str(os.getpid()), name]
-            self.process = subprocess.Popen(
-                interpreter(_BOOTSTRAP, _MODULE, *arguments),
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=environment,
-            )
-            self.ends = os.pidfd_open(self.process.pid)
+            self.process = start(theirs.fileno(), output)
             undo.pop_all()
         mine.setblocking(False)
         self.link = ControlSocket(mine)
@@ -94,6 +98,11 @@ class ChildProcess:
         self.connected: set[tuple[str, int]] = set()
         self.endpoint, self.meeting, self.key = "", "", b""
         self.over = threading.Event()
+
+    @property
+    def ends(self) -> int:
+        """A descriptor that can be read once it has ended."""
+        return self.process.ends
 
     @property
     def busy(self) -> bool:
@@ -131,7 +140,6 @@ class ChildProcess:
         """Once it has ended: close its sockets and say how it ended."""
         code = self.process.wait()
         self.link.close()
-        os.close(self.ends)
         how = f"was killed by {_name(-code)}" if code < 0 else f"ended with exit code {code}"
         stack = self.stack()
         stood = f"\n  it{stack}" if stack else self._last_lines()
@@ -162,7 +170,8 @@ def _name(number: int) -> str:
     return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
-def _appended(log: Path) -> BinaryIO:
+def appended(log: Path) -> BinaryIO:
+    """A Worker's log, to write at its end."""
     with writing("the log of a Worker", log):
         return open(log, "ab", opener=own)
 

@@ -20,16 +20,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dataflow.errors import RunError
 from dataflow.kernel import PRINTED
 from dataflow.shipping import shipped
-from engine.channels.descriptors import exhausted, make_room_for_children
+from engine.channels.descriptors import make_room_for_children
 from engine.coordinator import messages as m
 from engine.launch import control
-from engine.launch.child import ChildProcess, environment
+from engine.launch.child import ChildProcess
 from engine.launch.heartbeat import stacks
 from engine.launch.peers import connect
 from engine.launch.ranks import Meeting, far_seat, groups, meetings, spanning
+from engine.launch.starter import Starter
 from engine.launch.worker_io import WorkerIO
 from engine.observe.reports import Doing, Report, SpanOf
 from engine.observe.runfolder import RunFolder
@@ -79,6 +79,7 @@ class Supervisor:
         self._share = share
         self._folder = folder
         self._options = options
+        self._starter = Starter(plan, share.workers, folder)
         self._groups = groups(plan)
         self._far = spanning(self._groups, share.workers)
         self._peers: dict[str, control.PeerAddress] = {}
@@ -149,6 +150,7 @@ class Supervisor:
             child.over.wait(max(0.0, end - time.monotonic()))
         self._io.end(left)
         self._io.close()
+        self._starter.close()
 
     def _start(self, epochs: Mapping[str, int]) -> None:
         """Start these Workers and send them the plan, without waiting for any to be open."""
@@ -156,9 +158,10 @@ class Supervisor:
         meeting = meetings(list(epochs), near)
         plan = shipped(self._plan, "the plan of a run with several workers")
         try:
-            for name, epoch in epochs.items():
+            self._starter.prepare(epochs)
+            for name in sorted(epochs, key=self._starter.forked):  # templates import meanwhile
                 self._let_others_start()
-                child = self._child(name, epoch)
+                child = self._starter.start(name, epochs[name], self._raise_failure)
                 self._send_open(child, plan, meeting.get(name))
                 self._io.watch(child)
         finally:
@@ -176,18 +179,9 @@ class Supervisor:
                 lambda: sum(not (c.spoke or c.gone) for c in children.values()) < at_once
             )
 
-    def _child(self, name: str, epoch: int) -> ChildProcess:
-        layouts = [n.layout for n in self._plan.nodes if name in n.workers]
-        threads = max((layout.threads for layout in layouts), default=1)
-        devices, given = self._plan.devices.get(name, ()), self._plan.environments.get(name, {})
-        try:
-            log, env = self._folder.log(name), environment(threads, devices, given)
-            return ChildProcess(name, epoch, environment=env, log=log)
-        except OSError as error:
-            fix = "Fix: allow more processes (ulimit -u)"
-            found = exhausted(error) or f"{error}. {fix}"
-            problem = f"expected its process to start, found: {found}"
-            raise RunError(f"worker {name}: {problem}, or plan fewer workers.") from error
+    def _raise_failure(self) -> None:
+        with self._io.changed:
+            self._io.wait_for(lambda: True)
 
     def _send_open(self, child: ChildProcess, plan: bytes, meeting: Meeting | None) -> None:
         opened = control.Open(

@@ -58,8 +58,8 @@ class WorkerIO:
         self._failures = Failures(groups, far)
         self._heartbeat = heartbeat
         self._on_change = on_change
-        self._watched: dict[int, ChildProcess] = {}
-        """By process id, until they are reaped; a Worker that is restarting may have two."""
+        self._watched: dict[ChildProcess, None] = {}
+        """In order, until they are reaped; a Worker that is restarting may have two."""
         self._moved = 0
         self._closing = False
         self._wake_end, self._woken_end = socket.socketpair()
@@ -75,7 +75,7 @@ class WorkerIO:
         """Watch the new incarnation of its Worker."""
         with self.changed:
             self.children[child.name] = child
-            self._watched[child.process.pid] = child
+            self._watched[child] = None
         self._wake()
 
     def send(
@@ -111,7 +111,7 @@ class WorkerIO:
     @property
     def moved(self) -> int:
         """With `changed` held: bytes sent and received on control sockets so far."""
-        return self._moved + sum(c.link.moved for c in self._watched.values())
+        return self._moved + sum(c.link.moved for c in self._watched)
 
     def closing(self) -> list[ChildProcess] | None:
         """Report no end from now on. Returns the children that are left, None if called before."""
@@ -119,7 +119,7 @@ class WorkerIO:
             if self._closing:
                 return None
             self._closing = True
-            return list(self._watched.values())
+            return list(self._watched)
 
     def end(self, children: Sequence[ChildProcess]) -> None:
         """Kill them and wait until they are reaped: by the I/O thread if it runs, else here."""
@@ -176,7 +176,7 @@ class WorkerIO:
     def _register(self, selector: selectors.BaseSelector) -> None:
         """Watch new children; wait for room only where something is left to send."""
         with self.changed:
-            children = list(self._watched.values())
+            children = list(self._watched)
         known = selector.get_map()
         for child in children:
             if child.ends not in known:
@@ -209,7 +209,7 @@ class WorkerIO:
                 pass
         error = child.reap()
         with self.changed:
-            del self._watched[child.process.pid]
+            del self._watched[child]
             self._moved += child.link.moved
             if not (self._closing or child.replaced):
                 epoch = child.epoch
@@ -269,7 +269,7 @@ class WorkerIO:
         now = time.monotonic()
         with self.changed:
             failed = self._failures.judged(self.children, now)
-            children = [c for c in self._watched.values() if not c.lost]
+            children = [c for c in self._watched if not c.lost]
             given_up = silent(children, before, now, self._heartbeat)
         for child in given_up:
             child.kill()

@@ -162,9 +162,7 @@ def processes(trial: KilledRun, main: int) -> dict[int, str]:
     kinds = {}
     for pid in kit.marked(trial.mark):
         try:
-            worker = kit.parent_of(
-                pid
-            ) == main and "engine.launched.worker_process" in kit.command_of(pid)
+            worker = kit.is_worker(pid)
             log = Path(os.readlink(f"/proc/{pid}/fd/1")).stem
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue

@@ -29,7 +29,7 @@ from engine.api import run
 from engine.options import RunOptions
 from tests.kit import killable_run
 from tests.kit.nothing_left import require_gone
-from tests.kit.processes import MARK, ROOT, command_of, ended, kill, marked, new_mark, wait_for
+from tests.kit.processes import MARK, ROOT, ended, is_worker, kill, marked, new_mark, wait_for
 from tests.kit.ray_clusters import QUIET
 from tests.kit.run_graphs import small
 from tests.kit.runs import require_same_numbers
@@ -175,7 +175,7 @@ class Raylet:
 
     def workers(self) -> list[int]:
         """The processes of a run's Workers on this host."""
-        return [p for p in marked(self._mark) if "engine.launched.worker_process" in command_of(p)]
+        return [pid for pid in marked(self._mark) if is_worker(pid)]
 
     def close(self) -> None:
         """End all of it."""

@@ -18,6 +18,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND_LINE = "import sys; from engine.cli import main; sys.exit(main())"
 """`python -c` with this is `dataflow`."""
+_WORKER, _TEMPLATE = "engine.launched.worker_process", "engine.launched.template_process"
 MARK = "DATAFLOW_TEST_MARK"
 """A variable in the environment of a process, which all that it starts inherit."""
 
@@ -112,6 +113,12 @@ def parent_of(pid: int) -> int:
     return int(_fields(Path(f"/proc/{pid}"))[1])
 
 
+def await_stopped(pid: int) -> None:
+    """Until a process that was sent SIGSTOP stands still, our child or not."""
+    while _fields(Path(f"/proc/{pid}"))[0] not in "tT":
+        os.sched_yield()
+
+
 def ticks(pid: int) -> int:
     """Hundredths of a second that a process has computed."""
     fields = _fields(Path(f"/proc/{pid}"))
@@ -136,15 +143,35 @@ def children(parent: int | None = None) -> list[int]:
     return [pid for pid in pids if not any("resource_tracker" in w for w in command_of(pid))]
 
 
+def descendants(pid: int) -> list[int]:
+    """The children of a process, theirs, and so on."""
+    return [each for child in children(pid) for each in (child, *descendants(child))]
+
+
 def family(pid: int) -> list[int]:
     """A process and all that come of it."""
-    return [pid, *(each for child in children(pid) for each in family(child))]
+    return [pid, *descendants(pid)]
 
 
-def workers() -> dict[str, int]:
-    """The processes of a run's Workers that this one has started, by name, their last argument."""
-    named = {pid: command_of(pid) for pid in children()}
-    return {w[-1]: pid for pid, w in named.items() if "engine.launched.worker_process" in w}
+def workers(mark: str | None = None) -> dict[str, int]:
+    """The processes of a run's Workers, by name, their last argument: of those that come of this
+    process, or have this mark.
+    """
+    found = descendants(os.getpid()) if mark is None else marked(mark)
+    return {command_of(pid)[-1]: pid for pid in found if is_worker(pid)}
+
+
+def is_worker(pid: int) -> bool:
+    """Whether it is a Worker's process. What a user's function forks in one is none."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return _WORKER in command_of(pid) and _WORKER not in command_of(parent_of(pid))
+    return False
+
+
+def host_of(pid: int) -> int:
+    """The process whose Supervisor started a Worker's: its parent, or that of its template."""
+    parent = parent_of(pid)
+    return parent_of(parent) if _TEMPLATE in command_of(parent) else parent
 
 
 def of_session(session: int) -> list[int]:

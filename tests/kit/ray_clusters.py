@@ -17,7 +17,17 @@ from typing import Any
 import pytest
 
 from tests.kit.nothing_left import require_gone
-from tests.kit.processes import MARK, command_of, ended, kill, marked, new_mark, parent_of
+from tests.kit.processes import (
+    MARK,
+    command_of,
+    ended,
+    host_of,
+    kill,
+    marked,
+    new_mark,
+    parent_of,
+    workers,
+)
 
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -108,12 +118,11 @@ class RayNodes:
 
     def workers(self) -> dict[str, int]:
         """The processes of runs' Workers on all nodes, by name."""
-        named = {pid: command_of(pid) for pid in marked(self.mark)}
-        return {w[-1]: pid for pid, w in named.items() if "engine.launched.worker_process" in w}
+        return workers(self.mark)
 
     def host_of(self, worker: str) -> int:
         """The process of the host that a Worker is on."""
-        return parent_of(self.workers()[worker])
+        return host_of(self.workers()[worker])
 
     def hosts(self) -> list[int]:
         """The processes of runs' hosts."""

@@ -7,6 +7,7 @@ import os
 import pytest
 
 from tests.kit.nothing_left import nothing_is_left  # noqa: F401  (a fixture)
+from tests.kit.supervisors import start  # noqa: F401  (a fixture)
 from tests.kit.tiny_runs import tiny, tiny_folder  # noqa: F401  (fixtures)
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")

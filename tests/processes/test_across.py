@@ -22,7 +22,7 @@ from tests.kit import run_graphs as graphs
 from tests.kit import runs
 from tests.kit.killable_run import killable_run, require_stopped
 from tests.kit.nothing_left import require_ended
-from tests.kit.processes import KillWorkers, children, wait_for, wait_for_error
+from tests.kit.processes import KillWorkers, descendants, wait_for, wait_for_error
 from tests.kit.tiny_runs import TinyRuns
 
 pytestmark = pytest.mark.timeout(240)
@@ -104,7 +104,7 @@ def test_ctrl_c_reaches_every_process_and_the_run_decides_what_it_means(
     options = tiny.options(100_000, name="killed", workers="auto", checkpoint_every=2)
     with killable_run("lagging", tiny.folder, options) as process:
         wait_for(process, "step 3")
-        there = children(process.pid)
+        there = descendants(process.pid)
         os.killpg(process.pid, signal.SIGINT)
         wait_for_error(process, "Ctrl-C again")
         if presses == 2:

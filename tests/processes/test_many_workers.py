@@ -20,7 +20,7 @@ from engine.attempts import StepHooks
 from tests.kit.empty_kernels import IMPORTED
 from tests.kit.empty_plans import ANSWERS, empty_plan, run_of
 from tests.kit.plans import save_tiny_header
-from tests.kit.processes import children, command_of
+from tests.kit.processes import workers
 from tests.kit.runs import metrics
 
 WORKERS = int(os.environ.get("MANY_WORKERS", "32"))
@@ -44,7 +44,7 @@ class WorkersSeen:
 
     @staticmethod
     def now() -> WorkersSeen:
-        pids = [pid for pid in children() if "engine.launched.worker_process" in command_of(pid)]
+        pids = [*workers().values()]
         return WorkersSeen(
             workers=len(pids),
             private=sum(map(_private, pids)) / len(pids) / 1024,

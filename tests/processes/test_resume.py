@@ -89,7 +89,7 @@ def test_killed_at_random_and_resumed(
 def kill_after(process: subprocess.Popen[str], step: int, seconds: float) -> None:
     """SIGKILL some time after it held at a Step; the kernel ends the reward processes with it."""
     kit.wait_for(process, f"step {step}")
-    there = kit.children(process.pid)
+    there = kit.descendants(process.pid)
     kit.go_on(process)
     if not kit.ended_within(process, seconds):
         process.kill()
@@ -160,7 +160,7 @@ def test_one_ctrl_c_ends_the_step_and_a_resume_goes_on(
 ) -> None:
     with killable(tiny, "followed", "hold=3") as process:
         kit.wait_for(process, "step 3")
-        there = kit.children(process.pid)
+        there = kit.descendants(process.pid)
         assert (summary(killed).state, summary(killed).step) == ("running", 3)
         process.send_signal(signal.SIGINT)
         assert "Ctrl-C again" in require_stopped(process, killed, "Ctrl-C", 130)
@@ -178,9 +178,7 @@ def test_a_signal_to_all_processes_of_a_run_ends_the_step_and_a_resume_goes_on(
     told = "SIGTERM: stopping after this Step with a checkpoint, within 60 s; another signal to"
     with killable(tiny, "evaluated", "hold=3", workers="apart") as process:
         kit.wait_for(process, "step 3")
-        there = [
-            pid for child in kit.children(process.pid) for pid in (child, *kit.children(child))
-        ]
+        there = kit.descendants(process.pid)
         for pid in (process.pid, *there):
             os.kill(pid, signal.SIGTERM)
         assert f"{told} stop now" in require_stopped(process, killed, "SIGTERM", 143)
@@ -193,7 +191,7 @@ def test_two_ctrl_c_end_at_once(tiny: TinyRuns, killed: Path) -> None:
     """In a Step that never ends, so that it is the second that ends the run."""
     with killable(tiny, "stuck") as process:
         kit.wait_for_error(process, "reward 'says_and_hangs' printed: hangs")
-        there = kit.children(process.pid)
+        there = kit.descendants(process.pid)
         process.send_signal(signal.SIGINT)
         kit.wait_for_error(process, "Ctrl-C again")
         process.send_signal(signal.SIGINT)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import random
@@ -13,7 +12,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,40 +27,16 @@ from engine.coordinator import messages as m
 from engine.launch.control import Open
 from engine.launch.supervisor import CONTROL_BYTES, Supervisor
 from engine.launch.wire import encode
-from engine.observe.runfolder import RunFolder
-from engine.options import RunOptions
 from engine.plan.plan import Plan
 from engine.run.workers import KeepRows, Save, WorkerGone
 from operators.kernels.scoring_process import Children
 from tests.kit import host_plans
-from tests.kit.nothing_left import descriptors, require_no_sockets, shared_memory
-from tests.kit.processes import children, ended, kill
+from tests.kit.nothing_left import descriptors
+from tests.kit.processes import await_stopped, children, ended, kill
+from tests.kit.supervisors import Start
 
 pytestmark = pytest.mark.timeout(180)
-Start = Callable[..., contextlib.AbstractContextManager[Supervisor]]
 SOON = 20.0
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Opens a Supervisor; afterwards no process, descriptor or name of it may be left."""
-
-    @contextlib.contextmanager
-    def started(planned: Plan, **options: Any) -> Iterator[Supervisor]:
-        with RunFolder.create("run", tmp_path) as folder:
-            supervisor = Supervisor(planned, folder, RunOptions(**options))
-            try:
-                supervisor.opened = list(supervisor.open())  # type: ignore[attr-defined]
-                yield supervisor
-            finally:
-                supervisor.close()
-
-    before, names = descriptors(), shared_memory()
-    yield started
-    assert not children()
-    assert descriptors() == before
-    assert shared_memory() == names
-    require_no_sockets(tmp_path)
 
 
 def kill_worker(supervisor: Supervisor, worker: str) -> m.WorkerLost:
@@ -332,7 +306,7 @@ def test_a_worker_that_stands_still_is_killed(start: Start) -> None:
     with start(host_plans.plan(host_plans.hangs), heartbeat=3.0) as supervisor:
         ref, source = host_plans.produced_block(supervisor), supervisor.pids()["source"]
         os.kill(source, signal.SIGSTOP)
-        os.waitid(os.P_PID, source, os.WSTOPPED | os.WNOWAIT)  # else it may still answer
+        await_stopped(source)  # else it may still answer
         supervisor.tell(host_plans.chunk_of(1, ref, node="hangs"))
         # host waits for the source's answer, and hears its end, too
         heard = host_plans.until(supervisor, m.WorkerLost, m.FetchFailed)

@@ -1,0 +1,41 @@
+"""Supervisors of a test's own plan, whose Workers start fast."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.launch.supervisor import Supervisor
+from engine.observe.runfolder import RunFolder
+from engine.options import RunOptions
+from engine.plan.plan import Plan
+from tests.kit.nothing_left import descriptors, require_no_sockets, shared_memory
+from tests.kit.processes import children
+
+Start = Callable[..., contextlib.AbstractContextManager[Supervisor]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Opens a Supervisor; afterwards no process, descriptor or name of it may be left."""
+
+    @contextlib.contextmanager
+    def started(planned: Plan, **options: Any) -> Iterator[Supervisor]:
+        with RunFolder.create("run", tmp_path) as folder:
+            supervisor = Supervisor(planned, folder, RunOptions(**options))
+            try:
+                supervisor.opened = list(supervisor.open())  # type: ignore[attr-defined]
+                yield supervisor
+            finally:
+                supervisor.close()
+
+    before, names = descriptors(), shared_memory()
+    yield started
+    assert not children()
+    assert descriptors() == before
+    assert shared_memory() == names
+    require_no_sockets(tmp_path)

@@ -1,0 +1,180 @@
+"""Workers that are forked from a template: what they have of it, how they end, what ends them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import re
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dataflow.errors import RunError
+from dataflow.schema import Prompt, Reward
+from dataflow.user import Columns, operator
+from engine.coordinator import messages as m
+from engine.launch import template
+from engine.launch.starter import Starter
+from engine.plan.plan import Plan
+from tests.kit import host_plans, run_graphs, runs
+from tests.kit.processes import children, command_of, ended, parent_of, workers
+from tests.kit.supervisors import Start
+from tests.kit.tiny_runs import TinyRuns
+
+pytestmark = pytest.mark.timeout(180)
+SOON = 20.0
+
+
+def templates() -> list[int]:
+    """The templates that this process has started."""
+    return [pid for pid in children() if "engine.launched.template_process" in command_of(pid)]
+
+
+def alone(planned: Plan) -> Plan:
+    """Each Worker with an environment of its own."""
+    return replace(planned, environments={"host": {"OF_THE_HOST": "1"}})
+
+
+def test_workers_with_one_environment_come_of_one_template(start: Start) -> None:
+    with start(host_plans.plan()) as supervisor:
+        (pid,) = templates()
+        assert workers() == supervisor.pids()
+        assert {parent_of(worker) for worker in workers().values()} == {pid}
+        logs = {n: os.readlink(f"/proc/{worker}/fd/1") for n, worker in workers().items()}
+        assert {name: Path(log).stem for name, log in logs.items()} == {n: n for n in workers()}
+
+
+@pytest.mark.parametrize("planned", [host_plans.plan(threads=2), alone(host_plans.plan())])
+def test_a_worker_whose_environment_no_other_has_has_an_interpreter_of_its_own(
+    start: Start, planned: Plan
+) -> None:
+    with start(planned) as supervisor:
+        assert templates() == []
+        assert {parent_of(pid) for pid in supervisor.pids().values()} == {os.getpid()}
+        assert workers() == supervisor.pids()
+
+
+def test_a_forked_worker_has_nothing_open_of_another(start: Start) -> None:
+    """Else the end of one would be noticed only after that of all."""
+    with start(host_plans.plan()) as supervisor:
+        first, second = (sockets(pid) for pid in supervisor.pids().values())
+        assert first
+        assert not first & second
+        assert not (first | second) & sockets(templates()[0])
+
+
+def sockets(pid: int) -> set[str]:
+    """The sockets, pipes and polls that a process has open."""
+    found = {os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()}
+    return {each for each in found if each.startswith(("socket:", "pipe:"))}
+
+
+@operator()
+def draws(prompt: Columns[Prompt]) -> Columns[Reward]:
+    """Prints a number of the generator that Python has for all, and one of NumPy's."""
+    print(f"drew {random.random()} and {np.random.random()}")
+    return host_plans.doubled.fn(prompt)
+
+
+def test_forked_workers_draw_different_numbers(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of generators that nobody has seeded, as in interpreters of their own."""
+    monkeypatch.setattr(Starter, "_modules", lambda *_: ["numpy.random"])
+    with start(host_plans.plan(draws)) as supervisor:
+        for number in range(3):
+            if number:
+                supervisor.respawn(["host"])
+                host_plans.until(supervisor, m.WorkerOpened)
+            ref = host_plans.produced_block(supervisor, number=number)
+            supervisor.tell(host_plans.chunk_of(1, ref, node="draws"))
+            host_plans.until(supervisor, m.ChunkDone)
+        drawn = re.findall(r"drew (\S+) and (\S+)", supervisor._folder.log("host").read_text())
+    assert [len(set(each)) for each in zip(*drawn, strict=True)] == [3, 3]
+
+
+@pytest.mark.parametrize("end, told", [
+    (lambda pid: os.kill(pid, signal.SIGKILL), "was killed by SIGKILL"),
+    (lambda pid: os.kill(pid, signal.SIGSEGV), "was killed by SIGSEGV"),
+], ids=["SIGKILL", "SIGSEGV"])  # fmt: skip
+def test_the_end_of_a_forked_worker_is_told_as_it_was(
+    start: Start, end: Callable[[int], None], told: str
+) -> None:
+    with start(host_plans.plan()) as supervisor:
+        end(supervisor.pids()["host"])
+        assert supervisor._io.children["host"].over.wait(SOON)
+        (death,) = host_plans.until(supervisor, m.WorkerLost)
+        assert (death.worker, told in death.error) == ("host", True)
+        supervisor.respawn(["host"])
+        host_plans.until(supervisor, m.WorkerOpened)
+        assert len(templates()) == 1
+        assert workers() == supervisor.pids()
+
+
+def test_with_a_template_its_workers_end_and_others_come_of_a_new_one(start: Start) -> None:
+    with start(host_plans.plan()) as supervisor:
+        before, (pid,) = supervisor.pids(), templates()
+        os.kill(pid, signal.SIGKILL)
+        assert all(child.over.wait(SOON) for child in supervisor._io.children.values())
+        heard = [host_plans.until(supervisor, m.WorkerLost)[-1] for _ in before]
+        assert {death.worker for death in heard} == set(before)
+        assert all(ended(worker, SOON) for worker in before.values())
+        supervisor.respawn(list(before))
+        for _ in before:
+            host_plans.until(supervisor, m.WorkerOpened)
+        assert pid not in templates()
+        assert workers() == supervisor.pids()
+        assert len(host_plans.produced_block(supervisor).keys) == 4
+
+
+def test_another_environment_is_another_template(
+    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A process that is started later has what this one has then."""
+    with start(host_plans.plan()) as supervisor:
+        monkeypatch.setenv("SET_LATER", "1")
+        monkeypatch.chdir(tmp_path)
+        supervisor.respawn(["host"])
+        host_plans.until(supervisor, m.WorkerOpened)
+        new, old = (f"/proc/{supervisor.pids()[name]}" for name in ("host", "source"))
+        assert b"SET_LATER=1" in Path(new, "environ").read_bytes().split(b"\0")
+        assert b"SET_LATER=1" not in Path(old, "environ").read_bytes().split(b"\0")
+        assert os.readlink(f"{new}/cwd") == str(tmp_path) != os.readlink(f"{old}/cwd")
+        assert len(templates()) == 2
+
+
+def test_a_template_that_cannot_import_is_told_of(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template, "_BOOTSTRAP", "raise SystemExit('no interpreter today')")
+    told = "worker source: expected a process that imports for it and others, found that it ended"
+    with pytest.raises(RunError, match=told) as caught, start(host_plans.plan()):
+        pass
+    log = str(caught.value).rpartition("see the end of ")[2].rstrip(".")
+    assert Path(log).read_text() == "no interpreter today\n" * 2
+
+
+@pytest.mark.long
+def test_a_run_goes_on_after_the_death_of_a_template(
+    tiny: TinyRuns, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All of its Workers are lost at once; the numbers are those of a run without a death."""
+    graph = partial(run_graphs.small, max_lag=0)
+    whole = tiny.run(graph, 6, name="whole", checkpoint_every=2)
+    killed: list[int] = []
+
+    def kill(row: dict[str, float]) -> None:
+        if row["step"] == 3 and not killed:
+            killed.extend(templates())
+            os.kill(killed[0], signal.SIGKILL)
+
+    caplog.set_level(logging.WARNING)
+    result = tiny.run(graph, 6, name="killed", checkpoint_every=2, workers="apart", on_step=[kill])
+    assert len(killed) == 1
+    runs.require_same_runs(result, whole)
