@@ -59,6 +59,7 @@ bench: setup
 	.venv/bin/python -m benchmarks.against_trl --quick
 	.venv/bin/python -m benchmarks.watch --quick
 	.venv/bin/python -m benchmarks.hosts --quick
+	.venv/bin/python -m benchmarks.starts --quick
 	.venv/bin/python -m benchmarks.published --quick
 	.venv/bin/python -m benchmarks.predicted --quick
 	.venv/bin/python -m benchmarks.simulate --quick

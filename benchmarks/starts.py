@@ -54,7 +54,7 @@ class Started:
 
 def started(planned: Plan, folder: Path, options: RunOptions) -> Started:
     """Start the Workers once, and a generator once more."""
-    with RunFolder.create("starts", folder) as runs, supervised(planned, runs, options) as workers:
+    with RunFolder.create("starts", folder, overwrite=True) as runs, supervised(planned, runs, options) as workers:
         began = monotonic()
         for _ in workers.open():
             pass
@@ -64,8 +64,8 @@ def started(planned: Plan, folder: Path, options: RunOptions) -> Started:
         own = statistics.mean(_mib(pid, "Private_") for pid in pids)
         began = monotonic()
         workers.respawn([next(w for w in workers.pids() if w.startswith("rollout"))])
-        while not isinstance(workers.next(), WorkerOpened):
-            pass
+        while not isinstance(getattr(workers.next(60.0), "event", None), WorkerOpened):
+            assert workers.busy, "the Worker was not opened again"
         return Started(all=everything, again=monotonic() - began, memory=memory, own=own)
 
 

@@ -53,15 +53,15 @@ def test_no_orphan_when_the_process_of_the_run_is_killed(tmp_path: Path) -> None
     with script(tmp_path, BUSY) as (run, mark):
         assert run.stdout is not None
         assert run.stdout.readline() == "open\n"
-        # the run, two Workers, a reward function of one, and its keeper
-        assert len(marked(mark)) == 5
+        # the run, a template, two Workers, a reward function of one, and its keeper
+        assert len(marked(mark)) == 6
         run.kill()
         run.wait()
         require_gone(mark)
         require_no_sockets(tmp_path)
 
 
-@pytest.mark.parametrize("others", [0, 1, 2])
+@pytest.mark.parametrize("others", [0, 1, 2, 3])
 def test_no_orphan_when_it_is_killed_while_it_starts_them(tmp_path: Path, others: int) -> None:
     with script(tmp_path, STARTS) as (run, mark):
         assert run.stdout is not None
