@@ -54,7 +54,10 @@ class Started:
 
 def started(planned: Plan, folder: Path, options: RunOptions) -> Started:
     """Start the Workers once, and a generator once more."""
-    with RunFolder.create("starts", folder, overwrite=True) as runs, supervised(planned, runs, options) as workers:
+    with (
+        RunFolder.create("starts", folder, overwrite=True) as runs,
+        supervised(planned, runs, options) as workers,
+    ):
         began = monotonic()
         for _ in workers.open():
             pass
