@@ -40,8 +40,7 @@ class Starter:
         self._plan = plan
         self._folder = folder
         self._threads = {w: _threads(plan, w) for w in workers}
-        plain = (n for w, n in self._threads.items() if self._is_plain(w))
-        self._alike = Counter(plain)
+        self._alike = Counter(n for w, n in self._threads.items() if self._is_plain(w))
         self._templates: dict[_Key, Template] = {}
 
     def forked(self, worker: str) -> bool:
@@ -100,7 +99,8 @@ class Starter:
 
     def _modules(self, worker: str) -> list[str]:
         """Of the kernels of all that are forked from its template."""
-        alike = {w for w, n in self._threads.items() if n == self._threads[worker]}
+        threads = self._threads[worker]
+        alike = {w for w, n in self._threads.items() if n == threads and self.forked(w)}
         names = {n.kernel.partition(":")[0] for n in self._plan.nodes if alike & {*n.workers}}
         return sorted(name for name in names if name.startswith(_OURS))
 
