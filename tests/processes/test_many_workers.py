@@ -25,9 +25,9 @@ from tests.kit.runs import metrics
 
 WORKERS = int(os.environ.get("MANY_WORKERS", "32"))
 STEPS = 20
-ROOM = 38 << 20
+ROOM = 24 << 20
 """Bytes that a Worker takes of the machine's memory, with its shared memory."""
-PRIVATE = 36.0
+PRIVATE = 28.0
 """MiB of its own that a Worker may have: with any of the heavy modules it would have more."""
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
