@@ -187,7 +187,7 @@ def test_minibatches_divide_each_source() -> None:
 Gradient = dict[str, Tensor]
 
 # What the same sum in another order may differ by in float32, relative to the greatest number.
-# Kernels for AVX2 and for AVX-512 round differently: 2e-7 to 1.3e-6 was seen. A wrong gradient
+# Kernels for other instruction sets round differently: 2e-7 to 1.3e-6 was seen. A wrong gradient
 # is off by more than 1e-2, which the tests below assert of the gradient without the second loss.
 ROUNDING = 1e-5
 
