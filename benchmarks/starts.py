@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -56,7 +56,7 @@ def started(planned: Plan, folder: Path, options: RunOptions) -> Started:
     """Start the Workers once, and a generator once more."""
     with (
         RunFolder.create("starts", folder, overwrite=True) as runs,
-        supervised(planned, runs, options) as workers,
+        closing(Supervisor(planned, runs, options)) as workers,
     ):
         began = monotonic()
         for _ in workers.open():
@@ -70,16 +70,6 @@ def started(planned: Plan, folder: Path, options: RunOptions) -> Started:
         while not isinstance(getattr(workers.next(60.0), "event", None), WorkerOpened):
             assert workers.busy, "the Worker was not opened again"
         return Started(all=everything, again=monotonic() - began, memory=memory, own=own)
-
-
-@contextmanager
-def supervised(planned: Plan, folder: RunFolder, options: RunOptions) -> Iterator[Supervisor]:
-    """A Supervisor, closed afterwards."""
-    supervisor = Supervisor(planned, folder, options)
-    try:
-        yield supervisor
-    finally:
-        supervisor.close()
 
 
 def _templates(workers: Supervisor) -> list[int]:

@@ -19,7 +19,6 @@ from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from dataflow.importing import interpreter
-from dataflow.signals import held_back
 from dataflow.storage import writing
 from engine.launch.control_socket import ControlSocket
 from engine.launch.process import FreshProcess, StartedProcess
@@ -59,8 +58,7 @@ def fresh(
 ) -> FreshProcess:
     """A Worker's process with an interpreter of its own."""
     command = interpreter(_BOOTSTRAP, _MODULE, str(descriptor), str(os.getpid()), worker)
-    with held_back():
-        return FreshProcess(command, descriptor, output, environment)
+    return FreshProcess(command, descriptor, output, environment)
 
 
 class ChildProcess:

@@ -1,4 +1,4 @@
-"""The process of one Worker, however it was started, as the Supervisor sees it.
+"""The process of a Worker, however it was started, or of a template, as the Supervisor sees it.
 
 Owns: its signals, its end and its exit code. Does not own: whether it is forked (starter.py), what
 is said to it (child.py).
@@ -15,6 +15,8 @@ import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from typing import BinaryIO, Protocol
+
+from dataflow.signals import held_back
 
 STATUS = struct.Struct("<i")
 """How a template says the exit code of a process that it has forked; negative: the signal."""
@@ -45,15 +47,18 @@ class FreshProcess:
         output: BinaryIO,
         environment: Mapping[str, str],
     ) -> None:
-        """descriptor: the only one that it inherits, beside its output."""
-        self._process = subprocess.Popen(
-            command,
-            pass_fds=[descriptor],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-        )
+        """descriptor: the only one that it inherits, beside its output. No stop signal reaches it
+        before it says so.
+        """
+        with held_back():
+            self._process = subprocess.Popen(
+                command,
+                pass_fds=[descriptor],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+            )
         self.pid = self._process.pid
         self.ends = os.pidfd_open(self.pid)
 

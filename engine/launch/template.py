@@ -16,16 +16,15 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import socket
 import struct
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from typing import BinaryIO
 
 from dataflow.importing import interpreter
-from dataflow.signals import held_back
 from engine.launch.control_socket import ControlSocket
-from engine.launch.process import ForkedProcess
+from engine.launch.process import ForkedProcess, FreshProcess
 
 FORKED = struct.Struct("<ii")
 """The answer: process id and error number, one of which is 0."""
@@ -51,17 +50,11 @@ class Template:
     ) -> None:
         """Start it, without waiting. modules: what it imports. output: of what importing prints."""
         mine, theirs = socket.socketpair()
-        with contextlib.ExitStack() as undo, theirs, held_back():
+        with contextlib.ExitStack() as undo, theirs:
             undo.callback(mine.close)
             arguments = [str(theirs.fileno()), str(os.getpid()), " ".join(modules)]
-            self.process = subprocess.Popen(
-                interpreter(_BOOTSTRAP, _MODULE, *arguments),
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=environment,
-            )
+            command = interpreter(_BOOTSTRAP, _MODULE, *arguments)
+            self.process = FreshProcess(command, theirs.fileno(), output, environment)
             undo.pop_all()
         self._link = ControlSocket(mine)
 
@@ -101,5 +94,5 @@ class Template:
     def close(self) -> None:
         """End it. What it forked must have ended before."""
         self._link.close()
-        self.process.kill()
+        self.process.send_signal(signal.SIGKILL)
         self.process.wait()
