@@ -7,6 +7,10 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
+
+from tests.kit.cost_records import cost_records
+
 for _name in ("COLUMNS", "LINES", "NO_COLOR"):
     os.environ.pop(_name, None)
     # Importing readline, as pytest does, sets the first two behind the back of os.environ, and
@@ -15,3 +19,13 @@ for _name in ("COLUMNS", "LINES", "NO_COLOR"):
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # which a process that is started inherits
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Measure what tests cost, where the environment asks for it."""
+    records = cost_records(suite=config.getoption("-m") or "all")
+    # With xdist its first process runs no test.
+    if records is not None and not (
+        config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
+    ):
+        config.pluginmanager.register(records)
