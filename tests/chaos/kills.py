@@ -36,7 +36,12 @@ from engine.attempts import FRUITLESS
 from engine.options import RunOptions
 from tests.kit import processes as kit
 from tests.kit.killable_run import GRAPHS, words
-from tests.kit.nothing_left import require_gone, require_no_sockets, shared_memory
+from tests.kit.nothing_left import (
+    left_in_shared_memory,
+    require_gone,
+    require_no_sockets,
+    shared_memory,
+)
 from tests.kit.runs import column, require_each_row_once, require_same_numbers, steps_recorded
 from tests.kit.tiny_runs import save_tiny_inputs
 
@@ -248,7 +253,7 @@ def main() -> None:
             if trial.case not in references:
                 references[trial.case] = undisturbed(trial.case, folder, folder / "undisturbed")
             by_kind.update(carried_out(trial, references[trial.case]))
-    left = shared_memory() - names
+    left = left_in_shared_memory(names)
     assert not left, f"shared memory is left: {left}"
     print(f"survived {by_kind.total()} kills: {dict(by_kind)}")
 

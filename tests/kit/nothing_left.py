@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,6 +15,8 @@ from tests.kit.processes import children, command_of, ended, marked
 
 GONE_WITHIN = 10.0
 """Seconds within which every process of a run must be gone after its end."""
+_SHARED = "/dev/shm"
+_IN_MAPS = re.compile(rf" {_SHARED}/(\S+)$", re.MULTILINE)
 
 
 @pytest.fixture
@@ -48,7 +52,40 @@ def shared_memory() -> set[str]:
     """Names in shared memory, of any program, but for the semaphores of multiprocessing's pools:
     nothing that a run starts makes one, and a test beside this one may.
     """
-    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.mp-")}
+    return {name for name in os.listdir(_SHARED) if not name.startswith("sem.mp-")}
+
+
+def left_in_shared_memory(before: set[str]) -> set[str]:
+    """Names that are new and that no other process holds.
+
+    What runs beside this process has names of its own there (vLLM, Ray and Chromium do), and holds
+    them; what is left is held by nobody, or by this process.
+    """
+    new_names = shared_memory() - before
+    if not new_names:
+        return set()
+    return (new_names - _held_by_others()) & shared_memory()
+
+
+def _held_by_others() -> set[str]:
+    """Names in shared memory that another process has open or mapped."""
+    names: set[str] = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        if int(process.name) == os.getpid():
+            continue
+        # It may end while we look, or be another user's.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            names |= set(_IN_MAPS.findall((process / "maps").read_text(errors="replace")))
+            names |= set(_open_names(process))
+    return names
+
+
+def _open_names(process: Path) -> Iterator[str]:
+    for descriptor in (process / "fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed while we look
+            folder, _, name = os.readlink(descriptor).rpartition("/")
+            if folder == _SHARED:
+                yield name
 
 
 def require_no_sockets(folder: Path) -> None:

@@ -13,7 +13,12 @@ from engine.launch.supervisor import Supervisor
 from engine.observe.runfolder import RunFolder
 from engine.options import RunOptions
 from engine.plan.plan import Plan
-from tests.kit.nothing_left import descriptors, require_no_sockets, shared_memory
+from tests.kit.nothing_left import (
+    descriptors,
+    left_in_shared_memory,
+    require_no_sockets,
+    shared_memory,
+)
 from tests.kit.processes import children
 
 Start = Callable[..., contextlib.AbstractContextManager[Supervisor]]
@@ -37,5 +42,5 @@ def start(tmp_path: Path) -> Iterator[Start]:
     yield started
     assert not children()
     assert descriptors() == before
-    assert shared_memory() == names
+    assert left_in_shared_memory(names) == set()
     require_no_sockets(tmp_path)

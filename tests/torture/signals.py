@@ -40,7 +40,7 @@ from pathlib import Path
 
 from engine.checkpoint.store import CheckpointStore
 from tests.chaos.kills import REPEATED
-from tests.kit.nothing_left import require_gone, shared_memory
+from tests.kit.nothing_left import left_in_shared_memory, require_gone, shared_memory
 from tests.kit.processes import COMMAND_LINE, MARK, ended_within, kill, marked, start_python
 from tests.kit.runs import (
     column,
@@ -54,6 +54,8 @@ from tests.torture.outcome import CaseResult, timed
 
 STEPS, BATCH, SAMPLES = 8, 4, 2
 _SECONDS_OF_RESUME = 150.0
+_NAMES_IN_MEMORY = ("dataflow", "torch_", "psm_", "pymp-")
+"""How the names begin that a run could leave in shared memory; others are of other programs."""
 _REWARD = """def vowels(completions, **columns):
     return [sum(letter in 'aeiouAEIOU' for letter in text) / 6 for text in completions]
 """
@@ -174,11 +176,14 @@ def _result(case: SignalCase, folder: Path, references: Mapping[str, Path]) -> C
     trial = _trial(case, folder, f"{case.seed}")
 
     def carried_out() -> tuple[str, str]:
-        before, fault = _shared(), ""
+        before, fault = shared_memory(), ""
         try:
             _carry_out(trial)
             _prove(trial, references)
-            assert not (new := sorted(_shared() - before)), f"left in shared memory: {new}"
+            in_memory = sorted(
+                name for name in left_in_shared_memory(before) if name.startswith(_NAMES_IN_MEMORY)
+            )
+            assert not in_memory, f"left in shared memory: {in_memory}"
             left = sorted(path.name for path in trial.temporary.iterdir())
             assert not left, f"temporary files are left: {left}"
         except AssertionError as error:
@@ -195,12 +200,6 @@ def _trial(case: SignalCase, folder: Path, name: str) -> SignalledRun:
     trial = SignalledRun(case=case, folder=folder, runs=folder / f"runs_{name}", mark=mark)
     trial.temporary.mkdir(parents=True)
     return trial
-
-
-def _shared() -> set[str]:
-    """Names in shared memory that a run could have left; those of other programs are none of it."""
-    ours = ("dataflow", "torch_", "psm_", "pymp-")
-    return {name for name in shared_memory() if name.startswith(ours)}
 
 
 def _carry_out(trial: SignalledRun) -> None:
