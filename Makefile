@@ -1,5 +1,5 @@
 # The commands that people type. Each is a script or a module; this file only names them.
-.PHONY: setup demo cluster-demo test test-long newcomer pythons chaos torture contracts peers bench curves clean
+.PHONY: setup demo cluster-demo test test-long test-all newcomer pythons chaos torture contracts peers bench curves clean
 export PYTHON VLLM
 
 setup:
@@ -16,16 +16,23 @@ demo: setup
 cluster-demo: setup
 	OMP_NUM_THREADS=1 .venv/bin/python examples/cluster_demo.py
 
+# APART="browser vllm" leaves these out: .ci/run does, and runs them beside other parts.
 test: setup
 	scripts/check
 	scripts/test
-	scripts/test-browser
-	scripts/test-vllm
+	$(if $(filter browser,$(APART)),,scripts/test-browser)
+	$(if $(filter vllm,$(APART)),,scripts/test-vllm)
 
+# All that takes minutes, what .ci/run runs in every third turn alone (scripts/ci_parts.py) included.
 test-long: setup
 	scripts/test -m long
 	scripts/test-vllm --long
+	scripts/pythons types 3.13
 	scripts/test-many
+
+test-all: test test-long newcomer
+	scripts/torture --short
+	scripts/chaos short
 
 # The commands of a newcomer, from the built wheel; the same with other Pythons, where they are found.
 newcomer: setup
