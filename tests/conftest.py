@@ -23,7 +23,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # which a process that is
 
 def pytest_configure(config: pytest.Config) -> None:
     """Measure what tests cost, where the environment asks for it."""
-    records = cost_records(suite=config.getoption("-m") or "all")
+    # .ci/run tells each of its parts its name: two of them run the same marker.
+    records = cost_records(suite=os.environ.get("CI_PART") or config.getoption("-m") or "all")
     # With xdist its first process runs no test.
     if records is not None and not (
         config.getoption("numprocesses", None) and not hasattr(config, "workerinput")

@@ -1,0 +1,291 @@
+"""scripts/ci_*.py: the order of parts, what a failure or a signal leaves, what is recorded."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import shlex
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit.cost_records import TestCost
+from tests.kit.processes import MARK, call_python, marked, new_mark
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = ROOT / "scripts"
+
+
+@pytest.fixture(autouse=True)
+def _scripts_are_importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+
+
+@pytest.fixture
+def ci(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The scheduler's module, where parts run in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return importlib.import_module("ci_scheduler")
+
+
+@pytest.fixture
+def parts_file() -> Any:
+    """The module with the committed list of parts."""
+    return importlib.import_module("ci_parts")
+
+
+def shell(text: str) -> str:
+    """A part's command that runs this in a shell."""
+    return f"sh -c {shlex.quote(text)}"
+
+
+def scheduler(ci: Any, *parts: Any, **variables: str) -> Any:
+    return ci.Scheduler(parts, Path.cwd(), {**os.environ, **variables})
+
+
+def logging_part(ci: Any, name: str, lane: str, *needs: str) -> Any:
+    """It notes in a file when it begins and ends."""
+    command = shell(f"echo begin {name} >> log; echo end {name} >> log")
+    return ci.CiPart(name=name, command=command, lane=lane, needs=needs)
+
+
+def test_parts_of_a_lane_run_one_after_the_other_once_their_needs_have_passed(ci: Any) -> None:
+    parts = [
+        logging_part(ci, "setup", "one"),
+        logging_part(ci, "late", "one", "setup"),
+        logging_part(ci, "last", "one", "late"),
+    ]
+    assert scheduler(ci, *parts).run() == 0
+    log = Path("log").read_text().splitlines()
+    names = ("setup", "late", "last")
+    assert log == [f"{moment} {name}" for name in names for moment in ("begin", "end")]
+
+
+def test_a_part_that_waits_lets_a_later_one_of_its_lane_go_first(ci: Any) -> None:
+    parts = [
+        logging_part(ci, "setup", "one"),
+        logging_part(ci, "second", "one", "setup"),
+        logging_part(ci, "waits", "two", "second"),
+        logging_part(ci, "free", "two"),
+    ]
+    assert scheduler(ci, *parts).run() == 0
+    log = Path("log").read_text().splitlines()
+    assert log.index("end second") < log.index("begin waits")
+    assert log.index("end free") < log.index("begin waits")
+
+
+def test_lanes_run_beside_each_other(ci: Any) -> None:
+    """Each of two parts waits for the other, so neither would end alone."""
+    os.mkfifo("pipe")
+    writer = ci.CiPart(name="writer", command=shell("echo word > pipe"), lane="one")
+    reader = ci.CiPart(name="reader", command="cat pipe", lane="two")
+    assert scheduler(ci, writer, reader).run() == 0
+    assert Path("reader.txt").read_text() == "word\n"
+
+
+@pytest.mark.parametrize("resists", [False, True])
+def test_a_failure_is_shown_last_and_ends_all_other_parts(
+    ci: Any, resists: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = new_mark()
+    os.mkfifo("pipe")
+    if resists:
+        monkeypatch.setattr(ci, "GRACE", 0.0)
+    trap = "trap '' INT; " if resists else ""
+    beside = f"{trap}setsid sleep 1000 & sleep 1000 & echo go > pipe; wait"
+    fails = "echo printed; echo also printed >&2; read line < pipe; exit 3"
+    run = scheduler(
+        ci,
+        ci.CiPart(name="beside", command=shell(beside), lane="two"),
+        ci.CiPart(name="fails", command=shell(fails), lane="one"),
+        ci.CiPart(name="never", command="touch never", lane="one"),
+        **{MARK: mark},
+    )
+    assert run.run() == 1
+    assert marked(mark) == []
+    assert not Path("never").exists()
+    outcomes = {part.name: part.outcome for part in run.times(0).parts}
+    assert outcomes == {"fails": ci.FAILED, "beside": ci.STOPPED}
+    run.print_failures()
+    *_, heading, first, second, empty, last = capsys.readouterr().out.splitlines()
+    assert heading == "ci: fails: all of its output:"
+    assert (first, second, empty) == ("printed", "also printed", "")
+    assert last.startswith("ci: fails: failed after ")
+
+
+def test_a_part_that_passes_is_a_line_and_what_pytest_said_last(
+    ci: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    says = "echo much; echo '=== 12 passed, 3 skipped in 1.50s ==='; echo more"
+    part = ci.CiPart(name="tests", command=shell(says), lane="one")
+    assert scheduler(ci, part).run() == 0
+    started, passed, ending = capsys.readouterr().out.splitlines()
+    assert started.startswith("ci: tests: started: sh -c ")
+    assert passed.startswith("ci: tests: passed in ")
+    assert ending == "    12 passed, 3 skipped in 1.50s"
+    assert ci.ending_lines("a\nlast line\n") == ["last line"]
+    assert ci.ending_lines("") == []
+
+
+def test_a_process_that_outlives_a_part_that_passed_is_killed(ci: Any) -> None:
+    mark = new_mark()
+    part = ci.CiPart(name="leaves", command=shell("setsid sleep 1000 &"), lane="one")
+    assert scheduler(ci, part, **{MARK: mark}).run() == 0
+    assert marked(mark) == []
+
+
+def test_a_part_that_always_ends_is_waited_for_where_others_are_stopped(
+    ci: Any,
+) -> None:
+    """It waits for what the other part does when it is interrupted."""
+    os.mkfifo("pipe")
+    os.mkfifo("started")
+    installs = "echo go > started; read line < pipe; touch installed"
+    stopped = "trap 'echo go > pipe; exit 1' INT; read line < started; kill -INT $PPID"
+    run = scheduler(
+        ci,
+        ci.CiPart(name="installs", command=shell(installs), lane="one", always_ends=True),
+        ci.CiPart(name="tests", command=shell(f"{stopped}; sleep 1000 & wait"), lane="two"),
+    )
+    assert run.run() == 128 + signal.SIGINT
+    outcomes = {part.name: part.outcome for part in run.times(0).parts}
+    assert outcomes == {"installs": ci.PASSED, "tests": ci.STOPPED}
+    assert Path("installed").exists()
+
+
+def test_a_part_ignores_no_signal_that_is_to_end_it(ci: Any) -> None:
+    """Python ignores SIGPIPE, and a process inherits what is ignored."""
+    command = "grep SigIgn /proc/self/status"
+    part = ci.CiPart(name="part", command=command, lane="one")
+    assert scheduler(ci, part).run() == 0
+    ignored = int(Path("part.txt").read_text().split()[1], 16)
+    assert [number for number in ci.STOP_SIGNALS if ignored >> (number - 1) & 1] == []
+    assert not ignored >> (signal.SIGPIPE - 1) & 1
+
+
+INTERRUPTED = f"""
+import os, sys
+from pathlib import Path
+sys.path.insert(0, {str(SCRIPTS)!r})
+from ci_scheduler import CiPart, Scheduler
+part = CiPart(name="part", command=sys.argv[1], lane="one")
+sys.exit(Scheduler([part], Path.cwd(), os.environ).run())
+"""
+
+
+@pytest.mark.parametrize("name", ["INT", "TERM"])
+def test_a_signal_ends_all_parts(name: str, tmp_path: Path) -> None:
+    mark = new_mark()
+    command = shell(f"setsid sleep 1000 & kill -{name} $PPID; exec sleep 1000")
+    done = call_python("-c", INTERRUPTED, command, env={MARK: mark}, cwd=tmp_path)
+    assert done.returncode == 128 + signal.Signals[f"SIG{name}"], done.stderr
+    assert "ci: part: stopped" in done.stdout
+    assert marked(mark) == []
+
+
+def test_parts_of_a_third_run_in_every_third_turn_and_nobody_waits_for_them_in_others(
+    ci: Any,
+) -> None:
+    parts = [
+        ci.CiPart(name="always", command="true", lane="one"),
+        ci.CiPart(name="third", command="true", lane="one", third=1),
+        ci.CiPart(name="after", command="true", lane="one", needs=("always", "third")),
+    ]
+    names = {turn: [part.name for part in ci.due_parts(parts, turn)] for turn in range(5)}
+    assert [turn for turn in names if "third" in names[turn]] == [1, 4]
+    assert names[0] == ["always", "after"]
+    assert ci.due_parts(parts, 2)[-1].needs == ("always",)
+    assert scheduler(ci, *ci.due_parts(parts, 2)).run() == 0
+
+
+def test_a_part_that_needs_a_later_one_is_refused(ci: Any) -> None:
+    early = ci.CiPart(name="early", command="true", lane="one", needs=("late",))
+    late = ci.CiPart(name="late", command="true", lane="one")
+    with pytest.raises(ValueError, match=r"part 'early': .* found \['late'\]"):
+        scheduler(ci, early, late)
+    with pytest.raises(ValueError, match="part 'late': expected once"):
+        scheduler(ci, late, late)
+
+
+def test_what_parts_took_is_a_table_and_json(ci: Any) -> None:
+    run = scheduler(
+        ci,
+        ci.CiPart(name="first", command="true", lane="one"),
+        ci.CiPart(name="second", command="true", lane="two", needs=("first",)),
+    )
+    assert run.run() == 0
+    times = run.times(7)
+    times.save(Path("parts.json"))
+    assert ci.CiTimes.load(Path("parts.json")) == times
+    fields = json.loads(Path("parts.json").read_text())
+    assert fields["turn"] == 7
+    assert [part["name"] for part in fields["parts"]] == ["first", "second"]
+    assert set(fields["whole"]) == {"name", "lane", "outcome", "wall", "cpu", "idle"}
+    head, *rows = ci.times_table([*times.parts, times.whole]).splitlines()
+    assert " ".join(head.split()) == "part outcome wall s CPU s cores busy idle"
+    assert [row.split()[:2] for row in rows] == [
+        ["first", "passed"],
+        ["second", "passed"],
+        ["whole", "passed"],
+    ]
+
+
+def test_busy_cores_are_cpu_seconds_a_second(ci: Any) -> None:
+    part = ci.PartTimes(name="a", lane="one", outcome="passed", wall=4.0, cpu=6.0, idle=0.25)
+    assert part.busy_cores == 1.5
+    assert ci.times_table([part]).splitlines()[1].split()[-4:] == ["4.0", "6.0", "1.50", "25%"]
+
+
+def test_the_report_adds_up_tests_by_file_and_suite(ci: Any) -> None:
+    report = importlib.import_module("ci_times")
+    costs = [
+        TestCost(suite="test", test="a.py::one", wall=5.0, own=1.0, children=3.0),
+        TestCost(suite="test", test="a.py::two", wall=1.0, own=0.5, children=0.0),
+        TestCost(suite="long", test="b.py::one", wall=9.0, own=8.0, children=0.0),
+        TestCost(suite="test", test="(collecting)", wall=2.0, own=2.0, children=0.0),
+    ]
+    long, test = report.cost_sums(costs, lambda cost: cost.suite)
+    assert (test.tests, test.wall, test.own, test.children) == (2, 8.0, 3.5, 3.0)
+    assert (long.tests, long.own) == (1, 8.0)
+    idle, busy = (
+        ci.PartTimes(name=name, lane="one", outcome="passed", wall=1.0, cpu=1.0, idle=share)
+        for name, share in (("idle", 0.9), ("busy", 0.1))
+    )
+    text = report.report(costs, ci.CiTimes(turn=3, parts=(busy, idle), whole=busy))
+    by_test, by_file, by_suite, parts = text.split("\n\n")
+    assert by_test.splitlines()[2].split()[-1] == "b.py::one"
+    assert [line.split()[-1] for line in by_file.splitlines()[2:]] == [
+        "b.py",
+        "a.py",
+        "(collecting)",
+    ]
+    assert [line.split()[-1] for line in by_suite.splitlines()[2:]] == ["long", "test"]
+    assert [line.split()[0] for line in parts.splitlines()[2:]] == ["idle", "busy", "busy"]
+
+
+def test_the_committed_parts_can_run_in_each_turn(ci: Any, parts_file: Any) -> None:
+    due = {turn: ci.due_parts(parts_file.PARTS, turn) for turn in range(ci.THIRDS)}
+    for parts in due.values():
+        ci.require_order(parts)
+    names = {part.name for parts in due.values() for part in parts}
+    assert names == {part.name for part in parts_file.PARTS}
+    commands = [shlex.split(part.command) for part in parts_file.PARTS]
+    scripts = [words[0] for words in commands if words[0] != "make"]
+    assert all(os.access(ROOT / script, os.X_OK) for script in scripts)
+    assert any(words[:2] == ["make", "test"] for words in commands)
+    assert int(parts_file.TURN.read_text()) >= 0
+
+
+def test_each_part_stands_in_the_table_of_contributing(parts_file: Any) -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    table = text.partition("## Which suite proves what")[2].partition("\n## ")[0]
+    turns = dict(re.findall(r"^\| `([\w.-]+)` \|.*\| ([^|]+) \|$", table, re.MULTILINE))
+    expected = {
+        part.name: "always" if part.third is None else f"turn % 3 = {part.third}"
+        for part in parts_file.PARTS
+    }
+    assert turns == expected
