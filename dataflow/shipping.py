@@ -12,7 +12,7 @@ import os
 import pickle
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -32,8 +32,11 @@ def by_value() -> Iterator[None]:
     not find.
     """
     with _SHIPPING, contextlib.ExitStack() as after:
+        folders = import_path()
         # A module can have two names: in a spawned process, __main__ is __mp_main__ too.
-        for module in filter(_loaded_by_path, dict.fromkeys(list(sys.modules.values()))):
+        for module in dict.fromkeys(list(sys.modules.values())):
+            if not _loaded_by_path(module, folders):
+                continue
             cloudpickle.register_pickle_by_value(module)
             after.callback(cloudpickle.unregister_pickle_by_value, module)
         yield
@@ -51,9 +54,9 @@ def shipped(value: Any, what: str) -> bytes:
             ) from error
 
 
-def _loaded_by_path(module: ModuleType) -> bool:
+def _loaded_by_path(module: ModuleType, folders: Sequence[str]) -> bool:
     """Whether a module came from a file that an import of its name would not find (mostly the
-    user's graph file).
+    user's graph file). folders: those that are imported from.
     """
     file, name = getattr(module, "__file__", None), getattr(module, "__name__", "__main__")
     if (
@@ -66,7 +69,7 @@ def _loaded_by_path(module: ModuleType) -> bool:
     tail = name.replace(".", os.sep)
     places = (
         os.path.join(root, tail + end)
-        for root in import_path()
+        for root in folders
         for end in (f"{os.sep}__init__.py", ".py")
     )
     # The receiver looks in this order, too.

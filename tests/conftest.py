@@ -4,11 +4,13 @@ ends what they start, also where a shell has started the tests in the background
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 
 import pytest
 
+from tests.kit import forked
 from tests.kit.cost_records import cost_records
 
 for _name in ("COLUMNS", "LINES", "NO_COLOR"):
@@ -22,11 +24,20 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # which a process that is
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Measure what tests cost, where the environment asks for it."""
+    """Measure what tests cost, where the environment asks for it, and fork what they start, unless
+    TEST_FORKS=0.
+    """
+    if os.environ.get("TEST_FORKS") != "0":
+        forked.install()
     # .ci/run tells each of its parts its name: two of them run the same marker.
     records = cost_records(suite=os.environ.get("CI_PART") or config.getoption("-m") or "all")
     # With xdist its first process runs no test.
-    if records is not None and not (
-        config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
-    ):
+    runs_tests = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
+    if records is not None and runs_tests:
         config.pluginmanager.register(records)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported out of every later collection of garbage: runs ask for many."""
+    gc.collect()
+    gc.freeze()

@@ -289,17 +289,30 @@ def _some(names: list[str]) -> str:
 
 def installation() -> Mapping[str, Any]:
     """Python, platform, versions of installed packages, and the working directory's git commit."""
-    from importlib import metadata  # here: no Worker needs it
-
-    found = metadata.distributions()
     changed = bool(_git("status", "--porcelain", "-uno"))
     return {
         "format": FORMAT,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {d.metadata["Name"]: d.version for d in found if d.metadata["Name"]},
+        "packages": _package_versions(),
         "git": {"commit": _git("rev-parse", "HEAD"), "changed": changed},
     }
+
+
+def _package_versions() -> dict[str, str]:
+    """Versions of installed packages by name, from the first lines of their METADATA: importlib
+    would parse all of it, with the description, for each field.
+    """
+    from importlib import metadata  # here: no Worker needs it
+
+    versions = {}
+    for distribution in metadata.distributions():
+        text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
+        header = text.partition("\n\n")[0].splitlines()
+        fields = dict(line.partition(": ")[::2] for line in header)
+        if "Name" in fields and "Version" in fields:
+            versions[fields["Name"]] = fields["Version"]
+    return versions
 
 
 def _git(*command: str) -> str | None:

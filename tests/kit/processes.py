@@ -15,10 +15,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.kit.forked import MODULE as FORK_SERVER
+from tests.kit.forked import ForkedPython
+
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND_LINE = "import sys; from engine.cli import main; sys.exit(main())"
 """`python -c` with this is `dataflow`."""
 _WORKER, _TEMPLATE = "engine.launched.worker_process", "engine.launched.template_process"
+_SERVERS = (FORK_SERVER, "multiprocessing.resource_tracker", "multiprocessing.forkserver")
 MARK = "DATAFLOW_TEST_MARK"
 """A variable in the environment of a process, which all that it starts inherit."""
 
@@ -26,12 +30,14 @@ MARK = "DATAFLOW_TEST_MARK"
 def start_python(
     *words: object, env: Mapping[str, str] | None = None, path: Iterable[Path] = (), **how: Any
 ) -> subprocess.Popen[str]:
-    """Start Python with one thread. env, path: added for it (path: folders to import from)."""
+    """Start Python with one thread, forked where that changes nothing (forked.py). env, path: added
+    for it (path: folders to import from).
+    """
     folders = os.pathsep.join(map(str, (ROOT, *path)))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": folders, **(env or {})}
     usual = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     command = [sys.executable, *map(str, words)]
-    return subprocess.Popen(command, env=environment, errors="replace", **usual | how)
+    return ForkedPython(command, env=environment, errors="replace", **usual | how)
 
 
 def call_python(
@@ -110,7 +116,9 @@ def _matching(holds: Any) -> list[int]:
 
 
 def parent_of(pid: int) -> int:
-    return int(_fields(Path(f"/proc/{pid}"))[1])
+    """Its parent; of what a fork server forked, the process that the server serves."""
+    parent = int(_fields(Path(f"/proc/{pid}"))[1])
+    return parent_of(parent) if FORK_SERVER in command_of(parent) else parent
 
 
 def await_stopped(pid: int) -> None:
@@ -126,21 +134,25 @@ def ticks(pid: int) -> int:
 
 
 def command_of(pid: int) -> list[str]:
-    """Its words; empty if it is gone."""
+    """Its words, without empty ones; none if it is gone."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")[:-1]
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+        return [word for word in words if word]
     return []
 
 
 def children(parent: int | None = None) -> list[int]:
     """The children of this process (or another), including zombies.
 
-    Without multiprocessing's tracker, which stays forever once a test has used that module in this
-    process.
+    Without what stays forever once a test has needed it: servers of forks, whose own children count
+    instead, and the tracker of multiprocessing.
     """
     of = parent or os.getpid()
     pids = _matching(lambda process: int(_fields(process)[1]) == of)
-    return [pid for pid in pids if not any("resource_tracker" in w for w in command_of(pid))]
+    commands = {pid: " ".join(command_of(pid)) for pid in pids}
+    servers = [pid for pid, words in commands.items() if any(s in words for s in _SERVERS)]
+    forked = [pid for server in servers for pid in children(server)]
+    return [*(pid for pid in pids if pid not in servers), *forked]
 
 
 def descendants(pid: int) -> list[int]:

@@ -1,0 +1,269 @@
+"""Commands and Workers as forks of a process that has imported, in the place of interpreters.
+
+Owns: `ForkedPopen`, a `subprocess.Popen` that asks a fork server where it can; which commands that
+are; the server of this process. Does not own: the server's side (fork_server.py).
+
+    forked                                       an interpreter of its own
+    a Worker, a template, a rank of a rerun      all other commands that this process starts
+    what `start_python` starts                   those with interpreter flags, or with another value
+                                                 of a variable that is read as Python starts
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dataflow.importing import interpreter
+
+MODULE = "tests.kit.fork_server"
+MOST_REQUEST = 1 << 17
+"""Bytes of a request."""
+MOST_DESCRIPTORS = 32
+"""Of a request."""
+_MOST_ANSWER = 64
+_ROOM = "x" * (1 << 15)
+"""As long as the words and the variables that a forked process can show."""
+_ROOT = Path(__file__).resolve().parents[2]
+_OURS = (
+    "engine.launched.worker_process",
+    "engine.launched.template_process",
+    "engine.rerun.other_ranks",
+)
+_START, _TITLE = interpreter("", "")[3], 4
+"""How a command of `interpreter` begins, and which of its words says what is started."""
+_READ_LATER = frozenset(
+    ["PYTHONPATH", "PYTHONBREAKPOINT", "PYTHONSTARTUP", "GOMP_SPINCOUNT", "OMP_NUM_THREADS"]
+)
+_READ_AT_START = (
+    "ATEN_", "CUDA_", "GOMP_", "HF_", "KMP_", "LD_", "MALLOC_", "MKL_", "OMP_", "PYTHON", "RAY_",
+    "TORCH_", "TRANSFORMERS_", "VLLM_",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkRequest:
+    """A command: the words after the interpreter's name. targets: the number that each descriptor
+    of the message is to have. blocked, ignored: signals. session: whether it leads one of its own.
+    """
+
+    words: Sequence[str]
+    environment: dict[str, str]
+    folder: str
+    targets: Sequence[int]
+    blocked: Sequence[int]
+    ignored: Sequence[int]
+    session: bool
+
+    def encoded(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+
+def new_address() -> str:
+    return f"dataflow-forks-{os.getpid()}-{os.urandom(8).hex()}"
+
+
+def listener(address: str) -> socket.socket:
+    """A socket in Linux's abstract space of names, where requests arrive."""
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listening.bind(f"\0{address}")
+    listening.listen(64)
+    return listening
+
+
+class _OwnServer:
+    """Where this process asks for forks; the server is started with the first one."""
+
+    def __init__(self) -> None:
+        self.installed = False
+        self.off = 0
+        self._address = ""
+        self._lock = threading.Lock()
+        self._start_environment: Mapping[str, str] = {}
+
+    def serve_from(self, address: str) -> None:
+        """Ask there from now on, in a process that was just forked."""
+        self.installed = True
+        self._address = address
+        self._lock = threading.Lock()
+        self._start_environment = _read_at_start(os.environ)
+
+    def forget(self) -> None:
+        """After a fork that no server made: what a server forks is no child of this process."""
+        self.installed = False
+
+    def forks(self, words: Sequence[str], environment: Mapping[str, str]) -> bool:
+        """Whether it would fork this command, in this environment."""
+        if not self.installed or self.off or words[0] != sys.executable or len(words) < 2:
+            return False
+        kind = words[2] if words[1] == "-P" else words[1]
+        if kind.startswith("-") and kind not in ("-c", "-m"):
+            return False
+        expected = self._start_environment if self._address else _read_at_start(os.environ)
+        return _read_at_start(environment) == expected
+
+    def connect(self) -> socket.socket:
+        with self._lock:
+            if not self._address:
+                self._start_environment = _read_at_start(os.environ)
+                self._address = _started_server()
+        asking = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        asking.connect(f"\0{self._address}")
+        return asking
+
+
+_own = _OwnServer()
+serve_from = _own.serve_from
+
+
+def _read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
+    """Of an environment what a fork cannot change any more."""
+    names = (name for name in environment if name.startswith(_READ_AT_START))
+    return {name: environment[name] for name in names if name not in _READ_LATER}
+
+
+def _started_server() -> str:
+    """Start this process's own, and say where it listens."""
+    address = new_address()
+    own = {"OMP_NUM_THREADS": "1", "ROOM_FOR_VARIABLES": _ROOM}
+    environment = {k: v for k, v in (os.environ | own).items() if k != "PYTHONPATH"}
+    with listener(address) as listening:
+        words = ["-m", MODULE, str(listening.fileno()), str(os.getpid()), _ROOM]
+        _RealPopen(
+            [sys.executable, *words],
+            pass_fds=[listening.fileno()],
+            stdin=subprocess.DEVNULL,
+            cwd=_ROOT,
+            env=environment,
+        ).returncode = 0  # nobody waits for it: it ends after this process
+    return address
+
+
+_RealPopen = subprocess.Popen
+
+
+class ForkedPopen(_RealPopen):  # type: ignore[type-arg]
+    """A `subprocess.Popen` whose process is forked where that changes nothing but the time.
+
+    It replaces what subprocess calls for a child's start and end (CPython 3.11 to 3.14).
+    """
+
+    _asking: socket.socket | None = None
+
+    def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, *others: Any) -> None:
+        (
+            _, pass_fds, cwd, env, _, _, shell,
+            p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite,
+            _, gid, gids, uid, umask, start_new_session, process_group,
+        ) = others  # fmt: skip
+        words = [os.fspath(word) for word in args] if not isinstance(args, str) else [args]
+        environment = dict(os.environ if env is None else env)
+        plain = not (shell or preexec_fn or executable) and (gid, gids, uid) == (None, None, None)
+        asked = self._asks(words) and plain and umask < 0 and process_group < 0
+        if not asked or not _own.forks(words, environment):
+            super()._execute_child(args, executable, preexec_fn, *others)  # type: ignore[misc]
+            return
+        streams = [
+            p2cread if p2cread >= 0 else 0,
+            c2pwrite if c2pwrite >= 0 else 1,
+            errwrite if errwrite >= 0 else 2,
+        ]
+        given = sorted(pass_fds)
+        request = ForkRequest(
+            words=words[1:],
+            environment=environment,
+            folder=os.path.abspath(cwd or os.getcwd()),
+            targets=[0, 1, 2, *given],
+            blocked=sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+            ignored=[n for n in _STOPS if signal.getsignal(n) is signal.SIG_IGN],
+            session=start_new_session,
+        )
+        self._asking = asking = _own.connect()
+        socket.send_fds(asking, [request.encoded()], [*streams, *given])
+        answer = self._answer()
+        if answer < 0:
+            asking.close()
+            raise OSError(-answer, os.strerror(-answer))
+        self.pid = answer
+        self._child_created = True
+        self._close_pipe_fds(  # type: ignore[attr-defined]
+            p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite
+        )
+
+    def _asks(self, words: Sequence[str]) -> bool:
+        """Of commands that the product starts: whether it is one of those that import much."""
+        of_product = len(words) > _TITLE and words[1:3] == ["-P", "-c"]
+        return of_product and words[3].startswith(_START) and words[_TITLE] in _OURS
+
+    def _answer(self) -> int:
+        assert self._asking is not None
+        answer = self._asking.recv(_MOST_ANSWER)
+        if not answer:
+            raise OSError("the fork server has ended")
+        return int(json.loads(answer))
+
+    def _internal_poll(self, *others: Any, **how: Any) -> int | None:
+        if self._asking is None:
+            return super()._internal_poll(*others, **how)  # type: ignore[misc,no-any-return]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._wait(0.0)
+        return self.returncode
+
+    def _wait(self, timeout: float | None) -> int:
+        if self._asking is None:
+            return super()._wait(timeout)  # type: ignore[misc,no-any-return]
+        # One thread waits, as with a real child; to others it is then a matter of their time.
+        if not self._waitpid_lock.acquire(timeout=-1 if timeout is None else timeout):  # type: ignore[attr-defined]
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        try:
+            if self.returncode is None:
+                self._await_answer(timeout)
+                self.returncode = self._answer()
+                self._asking.close()
+        finally:
+            self._waitpid_lock.release()  # type: ignore[attr-defined]
+        return self.returncode
+
+    def _await_answer(self, timeout: float | None) -> None:
+        ready = select.poll()
+        ready.register(self._asking, select.POLLIN)  # type: ignore[arg-type]
+        if not ready.poll(None if timeout is None else max(0.0, timeout) * 1e3):
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+
+
+class ForkedPython(ForkedPopen):
+    """Of `start_python`: forked whatever it does."""
+
+    def _asks(self, words: Sequence[str]) -> bool:
+        return True
+
+
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def install() -> None:
+    """Let this process fork what it starts from now on, until it is itself a fork."""
+    _own.installed = True
+    subprocess.Popen = ForkedPopen  # type: ignore[misc]
+    os.register_at_fork(after_in_child=_own.forget)
+
+
+@contextlib.contextmanager
+def own_interpreters() -> Iterator[None]:
+    """While this is open, this process starts interpreters: for tests of just that."""
+    _own.off += 1
+    try:
+        yield
+    finally:
+        _own.off -= 1
