@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 
@@ -41,3 +42,10 @@ def pytest_collection_finish() -> None:
     """Leave what was imported out of every later collection of garbage: runs ask for many."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def own_interpreters() -> Iterator[None]:
+    """Of all that the test starts, for what a fork would show otherwise."""
+    with forked.own_interpreters():
+        yield

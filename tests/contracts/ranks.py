@@ -1,11 +1,10 @@
 """Processes as ranks: each calls functions by name, and answers.
 
-Owns: spawning, asking all at once with a time limit, killing. Does not own: any check.
+Owns: starting, asking all at once with a time limit, killing. Does not own: any check.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import time
@@ -21,6 +20,7 @@ from engine.channels.tensors.world import meeting_place
 from engine.channels.zmq.curve_keys import Address, CurveKeyPair
 from engine.channels.zmq.meeting import MeetingServer
 from engine.channels.zmq.meeting_client import MeetingClient
+from tests.kit.forked import forking
 
 
 class ListeningPlace:
@@ -80,16 +80,16 @@ class RankPool:
     """
 
     def __init__(self, count: int, *, keyed: bool = False) -> None:
-        spawn = multiprocessing.get_context("spawn")
+        context = forking()
         # Rank 0 would keep the store; here the test does, so that any rank may be killed.
         store = TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
         self._door = Door() if keyed else None
         where = (self._door.address, self._door.keys) if self._door else None
         self.store: Store = store if where is None else keyed_client(where)
-        pipes = [spawn.Pipe() for _ in range(count)]
+        pipes = [context.Pipe() for _ in range(count)]
         self._pipes = [mine for mine, _ in pipes]
         self._processes = [
-            spawn.Process(target=_serve, args=(rank, store.port, theirs, where), daemon=True)
+            context.Process(target=_serve, args=(rank, store.port, theirs, where), daemon=True)
             for rank, (_, theirs) in enumerate(pipes)
         ]
         for process in self._processes:

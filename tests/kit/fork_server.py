@@ -37,38 +37,12 @@ from typing import Any, NoReturn
 
 from engine.launch import lifeline
 from tests.kit import forked
-from tests.kit.forked import MOST_DESCRIPTORS, MOST_REQUEST, ForkRequest, listener
+from tests.kit.forked import IMPORTED, MOST_DESCRIPTORS, MOST_REQUEST, ForkRequest, listener
 
 _FIRST_FREE = 600
 """Descriptors of a request lie from here on until each has its own number."""
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """A server ignores them: they are meant for the process that it serves."""
-_IMPORTED = (
-    "torch",
-    "torch.distributed.tensor",
-    "torch.optim",
-    "transformers.modeling_utils",
-    "transformers.models.llama.modeling_llama",
-    "transformers.models.qwen2.modeling_qwen2",
-    "transformers.models.qwen3.modeling_qwen3",
-    "engine.api",
-    "engine.cli",
-    "engine.cli.diff",
-    "engine.cli.resume",
-    "engine.cli.run",
-    "engine.launched.template_process",
-    "engine.launched.worker_channel",
-    "engine.launched.worker_process",
-    "engine.launched.worker_ranks",
-    "engine.rerun.other_ranks",
-    "engine.worker.newest",
-    "engine.worker.worker",
-    "operators.kernels.data",
-    "operators.kernels.torch.forward",
-    "operators.kernels.torch.generate",
-    "operators.kernels.torch.reduce",
-    "operators.kernels.torch.train",
-)
 
 
 @dataclass(slots=True, eq=False)
@@ -331,7 +305,7 @@ def main(descriptor: int, served: int) -> None:
     for number in _STOPS:
         signal.signal(number, signal.SIG_IGN)
     _installed[:] = sys.path[1:]  # `python -m` has put the folder of the repository first
-    for name in _IMPORTED:
+    for name in IMPORTED:
         importlib.import_module(name)
     forked.install()
     gc.collect()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import select
 import signal
@@ -22,12 +23,40 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
 from dataflow.importing import interpreter
 
 MODULE = "tests.kit.fork_server"
+IMPORTED = (
+    "torch",
+    "torch.distributed.tensor",
+    "torch.optim",
+    "transformers.modeling_utils",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.qwen2.modeling_qwen2",
+    "transformers.models.qwen3.modeling_qwen3",
+    "engine.api",
+    "engine.cli",
+    "engine.cli.diff",
+    "engine.cli.resume",
+    "engine.cli.run",
+    "engine.launched.template_process",
+    "engine.launched.worker_channel",
+    "engine.launched.worker_process",
+    "engine.launched.worker_ranks",
+    "engine.rerun.other_ranks",
+    "engine.worker.newest",
+    "engine.worker.worker",
+    "operators.kernels.data",
+    "operators.kernels.torch.forward",
+    "operators.kernels.torch.generate",
+    "operators.kernels.torch.reduce",
+    "operators.kernels.torch.train",
+)
+"""What commands, Workers and ranks need, and takes long to import."""
 MOST_REQUEST = 1 << 17
 """Bytes of a request."""
 MOST_DESCRIPTORS = 32
@@ -36,6 +65,7 @@ _MOST_ANSWER = 64
 _ROOM = "x" * (1 << 15)
 """As long as the words and the variables that a forked process can show."""
 _ROOT = Path(__file__).resolve().parents[2]
+_PYTHON = sys.executable
 _OURS = (
     "engine.launched.worker_process",
     "engine.launched.template_process",
@@ -105,7 +135,7 @@ class _OwnServer:
 
     def forks(self, words: Sequence[str], environment: Mapping[str, str]) -> bool:
         """Whether it would fork this command, in this environment."""
-        if not self.installed or self.off or words[0] != sys.executable or len(words) < 2:
+        if not self.installed or self.off or words[0] != _PYTHON or len(words) < 2:
             return False
         kind = words[2] if words[1] == "-P" else words[1]
         if kind.startswith("-") and kind not in ("-c", "-m"):
@@ -257,6 +287,13 @@ def install() -> None:
     _own.installed = True
     subprocess.Popen = ForkedPopen  # type: ignore[misc]
     os.register_at_fork(after_in_child=_own.forget)
+
+
+def forking() -> ForkServerContext:
+    """A context of multiprocessing whose processes are forked from one that has imported."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*IMPORTED])
+    return context
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +16,7 @@ from dataflow.loss import Loss, LossTerm
 from dataflow.model import Model
 from operators import losses
 from operators.kernels.torch.train import TorchTrain
+from tests.kit.forked import forking
 from tests.kit.kernels import FakeSession, open_kernel
 from tests.kit.rows import token_column
 
@@ -93,9 +93,9 @@ def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
 
 def as_ranks(world: int, main: Callable[..., None], *arguments: Any, limit: float) -> None:
     """Call main(rank, *arguments) in a process for each rank; all end within `limit` seconds."""
-    spawn = multiprocessing.get_context("spawn")
+    context = forking()
     ranks = [
-        spawn.Process(target=main, args=(number, *arguments), daemon=True)
+        context.Process(target=main, args=(number, *arguments), daemon=True)
         for number in range(world)
     ]
     try:

@@ -91,6 +91,7 @@ except ChildProcessError:
 """
 
 
+@pytest.mark.usefixtures("own_interpreters")
 def test_a_run_that_ends_leaves_no_watcher_and_none_of_its_signals_ends_the_process() -> None:
     done = call_python("-c", LEAVES_NO_WATCHER)
     assert (done.returncode, done.stdout) == (0, "alone\n")

@@ -101,6 +101,7 @@ def test_rows_from_a_file_and_rows_to_a_file(start: Start, tmp_path: Path) -> No
         assert (tmp_path / "rows" / "numbers.arrow").is_file()
 
 
+@pytest.mark.usefixtures("own_interpreters")
 def test_threads_are_in_the_environment_before_torch_can_be(start: Start) -> None:
     with start(host_plans.plan(host_plans.environment, threads=3)) as supervisor:
         tell_operator(supervisor, "environment")
