@@ -430,16 +430,21 @@ def _kept_best(plan: Plan) -> dict[str, int]:
 
 @contextmanager
 def _settled_memory() -> Iterator[Callable[[Opened], None]]:
-    """Keep what imports and opening made out of the garbage collector's walks."""
+    """Keep what imports and opening made out of the garbage collector's walks, in a process that
+    has not seen to that itself: what it froze would be thawed at the end.
+    """
+    settles = not gc.get_freeze_count()
 
     def take(event: Opened) -> None:
-        gc.collect()
-        gc.freeze()
+        if settles:
+            gc.collect()
+            gc.freeze()
 
     try:
         yield take
     finally:
-        gc.unfreeze()
+        if settles:
+            gc.unfreeze()
 
 
 def _why(end: Finish | Rollback) -> str:

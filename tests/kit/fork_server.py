@@ -96,6 +96,8 @@ class _ForkServer:
             asker.close()
         else:
             if not pid:
+                # What Python would close as it forgets these has other uses there.
+                _never_closed.extend((self, asker))
                 return lambda: _become(request, descriptors, server)
             fork = _Fork(pid, asker, os.pidfd_open(pid))
             self._selector.register(fork.handle, selectors.EVENT_READ, fork)
@@ -141,11 +143,12 @@ def _become(request: ForkRequest, descriptors: Sequence[int], server: int) -> No
             os.setsid()
         _take_environment(request.environment)
         os.chdir(request.folder)
-        _show(request.words, request.environment)
-        _serve_own_forks()
-        _live_with(server)
+        words = [str(server) if word == request.parent else word for word in request.words]
+        _show(words, request.environment)
+        if not request.alone:
+            _serve_own_forks()
         _take_signals(request)
-        code = _ended(lambda: _run(request.words))
+        code = _ended(lambda: _run(words))
     finally:
         os._exit(code)
 
@@ -222,18 +225,6 @@ def _serve(listening: socket.socket, served: int) -> NoReturn:
         os._exit(1)
 
 
-def _live_with(server: int) -> None:
-    """Let `die_with` of a forked process mean its server, which dies with the process that asked.
-    What this process forks itself is its own child.
-    """
-    process, real = os.getpid(), lifeline.die_with
-
-    def die_with(parent: int) -> None:
-        real(server if os.getpid() == process else parent)
-
-    lifeline.die_with = die_with
-
-
 def _ended(command: Callable[[], Any]) -> int:
     """Run it as an interpreter does, to the exit code."""
     code = 0
@@ -298,6 +289,8 @@ def _import_from(first: Sequence[str]) -> None:
 
 
 _installed: list[str] = []
+"""Where an interpreter looks after PYTHONPATH."""
+_never_closed: list[object] = []
 
 
 def main(descriptor: int, served: int) -> None:

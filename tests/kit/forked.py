@@ -4,9 +4,9 @@ Owns: `ForkedPopen`, a `subprocess.Popen` that asks a fork server where it can; 
 are; the server of this process. Does not own: the server's side (fork_server.py).
 
     forked                                       an interpreter of its own
-    a Worker, a template, a rank of a rerun      all other commands that this process starts
-    what `start_python` starts                   those with interpreter flags, or with another value
-                                                 of a variable that is read as Python starts
+    a Worker, a template, a reward's process     all other commands that this process starts
+    a rank of a rerun, what `start_python`       those with interpreter flags, or with another value
+    starts                                       of a variable that is read as Python starts
 """
 
 from __future__ import annotations
@@ -66,10 +66,12 @@ _ROOM = "x" * (1 << 15)
 """As long as the words and the variables that a forked process can show."""
 _ROOT = Path(__file__).resolve().parents[2]
 _PYTHON = sys.executable
+_KEEPER = "operators.kernels.scoring_keeper"
 _OURS = (
     "engine.launched.worker_process",
     "engine.launched.template_process",
     "engine.rerun.other_ranks",
+    _KEEPER,
 )
 _START, _TITLE = interpreter("", "")[3], 4
 """How a command of `interpreter` begins, and which of its words says what is started."""
@@ -84,17 +86,21 @@ _READ_AT_START = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkRequest:
-    """A command: the words after the interpreter's name. targets: the number that each descriptor
-    of the message is to have. blocked, ignored: signals. session: whether it leads one of its own.
+    """A command: the words after the interpreter's name. parent: the word that stands for its
+    parent's process id, as whoever asks knows it. targets: the number that each descriptor of the
+    message is to have. blocked, ignored: signals. session: whether it leads one of its own. alone:
+    whether it has no fork server, since it waits for the end of all its children.
     """
 
     words: Sequence[str]
+    parent: str
     environment: dict[str, str]
     folder: str
     targets: Sequence[int]
     blocked: Sequence[int]
     ignored: Sequence[int]
     session: bool
+    alone: bool
 
     def encoded(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -157,6 +163,17 @@ _own = _OwnServer()
 serve_from = _own.serve_from
 
 
+def forks(words: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Whether this process would fork these words, for an interpreter, in this environment."""
+    return _own.forks([_PYTHON, *words], environment)
+
+
+def _is_of_product(words: Sequence[str]) -> bool:
+    """Whether the product starts this, and imports much in it."""
+    ours = len(words) > _TITLE and words[1:3] == ["-P", "-c"] and words[3].startswith(_START)
+    return ours and words[_TITLE] in _OURS
+
+
 def _read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
     """Of an environment what a fork cannot change any more."""
     names = (name for name in environment if name.startswith(_READ_AT_START))
@@ -189,6 +206,8 @@ class ForkedPopen(_RealPopen):  # type: ignore[type-arg]
     It replaces what subprocess calls for a child's start and end (CPython 3.11 to 3.14).
     """
 
+    _any = False
+    """Whether it forks all commands, not only those of the product that import much."""
     _asking: socket.socket | None = None
 
     def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, *others: Any) -> None:
@@ -200,7 +219,8 @@ class ForkedPopen(_RealPopen):  # type: ignore[type-arg]
         words = [os.fspath(word) for word in args] if not isinstance(args, str) else [args]
         environment = dict(os.environ if env is None else env)
         plain = not (shell or preexec_fn or executable) and (gid, gids, uid) == (None, None, None)
-        asked = self._asks(words) and plain and umask < 0 and process_group < 0
+        of_product = _is_of_product(words)
+        asked = (of_product or self._any) and plain and umask < 0 and process_group < 0
         if not asked or not _own.forks(words, environment):
             super()._execute_child(args, executable, preexec_fn, *others)  # type: ignore[misc]
             return
@@ -218,6 +238,8 @@ class ForkedPopen(_RealPopen):  # type: ignore[type-arg]
             blocked=sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
             ignored=[n for n in _STOPS if signal.getsignal(n) is signal.SIG_IGN],
             session=start_new_session,
+            parent=str(os.getpid()) if of_product else "",
+            alone=of_product and words[_TITLE] == _KEEPER,
         )
         self._asking = asking = _own.connect()
         socket.send_fds(asking, [request.encoded()], [*streams, *given])
@@ -230,11 +252,6 @@ class ForkedPopen(_RealPopen):  # type: ignore[type-arg]
         self._close_pipe_fds(  # type: ignore[attr-defined]
             p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite
         )
-
-    def _asks(self, words: Sequence[str]) -> bool:
-        """Of commands that the product starts: whether it is one of those that import much."""
-        of_product = len(words) > _TITLE and words[1:3] == ["-P", "-c"]
-        return of_product and words[3].startswith(_START) and words[_TITLE] in _OURS
 
     def _answer(self) -> int:
         assert self._asking is not None
@@ -275,8 +292,7 @@ class ForkedPopen(_RealPopen):  # type: ignore[type-arg]
 class ForkedPython(ForkedPopen):
     """Of `start_python`: forked whatever it does."""
 
-    def _asks(self, words: Sequence[str]) -> bool:
-        return True
+    _any = True
 
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -121,6 +121,7 @@ def test_async_functions_are_awaited() -> None:
         assert rewards(kernel, answers(["x", "xyz"])) == [1.0, 3.0]
 
 
+@pytest.mark.usefixtures("own_interpreters")
 def test_the_child_imports_no_torch_and_its_prints_reach_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
