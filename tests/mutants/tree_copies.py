@@ -31,6 +31,10 @@ class TreeCopy:
                 shutil.copy2(source, target, follow_symlinks=False)
         (folder / ".venv").symlink_to(ROOT / ".venv")
 
+    @staticmethod
+    def original(file: str) -> str:
+        return (ROOT / file).read_text(encoding="utf-8")
+
     def read(self, file: str) -> str:
         return (self.folder / file).read_text(encoding="utf-8")
 
