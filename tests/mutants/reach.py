@@ -23,8 +23,12 @@ from tests.mutants.pytest_records import RECORDS
 from tests.mutants.tree_copies import TreeCopy
 
 REACHED = Path(__file__).parent / "reached.json"
-MOST = 60
-"""Tests of one fault that are kept."""
+BUDGET = 20.0
+"""Seconds of the tests that a fault is tried on."""
+QUICK, QUICK_IN_ALL, MOST_QUICK = 0.5, 8.0, 80
+"""A quick test takes at most so many seconds; all quick ones of a fault so many, and so many are
+taken: the rest of the budget is for tests with processes.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +114,23 @@ def added_up(before: Reach, new: Reach, faults: Iterable[CodeFault]) -> Reach:
 
 
 def choose(tests: Iterable[str], seconds: Mapping[str, float]) -> tuple[str, ...]:
-    """Choose up to MOST of the tests that reach a line, in turn from each file, its quickest first,
-    and each function of it once before it comes with further parameters. The quickest runs first.
+    """Choose tests that reach a line, for BUDGET seconds as recorded, so that a busy machine tries
+    no others: first quick ones, then longer ones, in turn from each file. The quickest runs first.
+    """
+    turns = _in_turn(tests, seconds)
+    quick = [test for test in turns if seconds[test] <= QUICK]
+    others = [test for test in turns if seconds[test] > QUICK]
+    chosen = _within(quick, seconds, QUICK_IN_ALL)[:MOST_QUICK]
+    left = BUDGET - sum(seconds[test] for test in chosen)
+    chosen += _within(others, seconds, left)
+    # One that takes longer than the budget is better than none.
+    chosen = chosen or turns[:1]
+    return tuple(sorted(chosen, key=lambda test: (seconds[test], test)))
+
+
+def _in_turn(tests: Iterable[str], seconds: Mapping[str, float]) -> list[str]:
+    """The quickest test of each file, then the second of each; a function comes once before it
+    comes with further parameters.
     """
     by_file: dict[str, list[tuple[int, float, str]]] = defaultdict(list)
     times: dict[str, int] = defaultdict(int)
@@ -123,5 +142,14 @@ def choose(tests: Iterable[str], seconds: Mapping[str, float]) -> tuple[str, ...
     for entries in by_file.values():
         for turn, (_, duration, test) in enumerate(sorted(entries)):
             turns.append((turn, duration, test))
-    chosen = [test for _, _, test in sorted(turns)[:MOST]]
-    return tuple(sorted(chosen, key=lambda test: (seconds[test], test)))
+    return [test for _, _, test in sorted(turns)]
+
+
+def _within(tests: Iterable[str], seconds: Mapping[str, float], most: float) -> list[str]:
+    """Those that fit into so many seconds, the earlier ones first."""
+    chosen: list[str] = []
+    for test in tests:
+        if seconds[test] <= most:
+            most -= seconds[test]
+            chosen.append(test)
+    return chosen

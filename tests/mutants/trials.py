@@ -22,8 +22,10 @@ from tests.mutants.pytest_records import RECORDS, SECONDS
 from tests.mutants.tree_copies import TreeCopy
 from tests.mutants.verdicts import Verdict
 
-BUDGET = 20.0
-"""After so many seconds of a fault's tests no other begins."""
+LATEST = 60.0
+"""After so many seconds no other test begins: they were chosen to take a third of that
+(reach.py).
+"""
 SLOWER = 4.0
 """A test may take so many times as long as it took when it was recorded, as two trials share the
 machine; a fault that makes it take longer is caught by that.
@@ -68,7 +70,7 @@ def _tried(
     command += ["-p", "no:cacheprovider", "-p", "tests.mutants.pytest_records"]
     command += [f"--basetemp={scratch / 'tests'}", *tests]
     mark = new_mark()
-    chosen = {RECORDS: str(records), SECONDS: f"{BUDGET:g}", MARK: mark}
+    chosen = {RECORDS: str(records), SECONDS: f"{LATEST:g}", MARK: mark}
     begin = time.monotonic()
     with (scratch / "output").open("w") as output:
         process = subprocess.Popen(
@@ -81,7 +83,7 @@ def _tried(
             start_new_session=True,
         )
         try:
-            status = process.wait(BUDGET + limit + START)
+            status = process.wait(LATEST + limit + START)
         except subprocess.TimeoutExpired:
             status = None
         finally:

@@ -21,7 +21,7 @@ from tests.mutants.code_faults import (
     with_fault,
 )
 from tests.mutants.line_probes import statement_line, with_probes
-from tests.mutants.reach import MOST, Reach, added_up, choose, reach_of, read_reach, write_reach
+from tests.mutants.reach import BUDGET, Reach, added_up, choose, reach_of, read_reach, write_reach
 from tests.mutants.verdicts import Verdict, no_longer_caught, read_caught, write_caught
 
 FAULTS = read_faults()
@@ -136,11 +136,12 @@ def test_records_add_up_and_tests_that_failed_are_left_out() -> None:
 
 def test_every_file_and_function_has_its_turn() -> None:
     many = {f"a.py::x[{number}]": 0.1 + number / 1e4 for number in range(200)}
-    seconds = many | {"a.py::y": 1.0, "b.py::z": 5.0, "c.py::w": 9.0}
+    seconds = many | {"a.py::y": 1.0, "b.py::z": 5.0, "c.py::w": 19.0}
     chosen = choose(seconds, seconds)
-    assert len(chosen) == MOST
-    assert {"a.py::y", "b.py::z", "c.py::w"} <= set(chosen)
-    assert chosen[-1] == "c.py::w"
+    assert {"a.py::x[0]", "a.py::y", "b.py::z"} <= set(chosen)
+    assert chosen[-1] == "b.py::z", "another 19 seconds would be too many"
+    assert sum(seconds[test] for test in chosen) <= BUDGET
+    assert choose(["d.py::v"], {"d.py::v": 50.0}) == ("d.py::v",)
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
