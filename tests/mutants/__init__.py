@@ -12,4 +12,5 @@ that the same faults are caught before and after.
 | `pytest_records` | a plugin: what each test came to, and the end after so many seconds |
 | `reach` | recording, and the choice of tests for each fault |
 | `trials` | running one fault's tests, and ending all that hangs |
+| `verdicts` | what became of each fault, and what was caught before |
 """

@@ -22,7 +22,7 @@ from tests.mutants.reach import Reach, added_up, read_reach, record, write_reach
 from tests.mutants.tree_copies import TreeCopy
 from tests.mutants.trials import try_fault
 from tests.mutants.verdicts import (
-    Verdict,
+    TrialVerdict,
     no_longer_caught,
     read_caught,
     summary,
@@ -91,7 +91,7 @@ def _chosen(faults: Sequence[CodeFault], names: Sequence[str]) -> list[CodeFault
     return [by_name[name] for name in names] if names else list(faults)
 
 
-def _verdicts(faults: Sequence[CodeFault]) -> Iterator[Verdict]:
+def _verdicts(faults: Sequence[CodeFault]) -> Iterator[TrialVerdict]:
     """Try each fault, AT_ONCE side by side, each in a copy of its own."""
     reach = read_reach()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
@@ -99,7 +99,7 @@ def _verdicts(faults: Sequence[CodeFault]) -> Iterator[Verdict]:
         for number in range(AT_ONCE):
             copies.put(TreeCopy(Path(folder) / f"tree-{number}"))
 
-        def tried(fault: CodeFault) -> Verdict:
+        def tried(fault: CodeFault) -> TrialVerdict:
             copy = copies.get()
             try:
                 return try_fault(fault, reach.tests.get(fault.name, ()), reach.seconds, copy)

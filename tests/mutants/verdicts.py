@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Literal
 
 CAUGHT = Path(__file__).parent / "caught.json"
-Outcome = Literal["caught", "hung", "survived", "not reached"]
+Outcome = Literal["caught", "hung", "survived", "not reached", "not run"]
 _NOTICED = frozenset({"caught", "hung"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class TrialVerdict:
     """hung: a test did not end, and all was killed, which counts as caught. by: the test that
-    failed. seconds: of the trial, with pytest's start. ran: tests that ended.
+    failed. not run: pytest refused its tests. seconds: of the trial, with pytest's start. ran: tests that ended.
     """
 
     fault: str
@@ -34,7 +34,7 @@ class Verdict:
         return self.outcome in _NOTICED
 
 
-def verdict_line(verdict: Verdict) -> str:
+def verdict_line(verdict: TrialVerdict) -> str:
     """A line of the table."""
     how = f"({verdict.ran} tests)"
     if verdict.noticed:
@@ -42,7 +42,7 @@ def verdict_line(verdict: Verdict) -> str:
     return f"{verdict.fault:<34} {verdict.seconds:6.1f} s  {verdict.outcome:<11} {how}"
 
 
-def summary(verdicts: Sequence[Verdict]) -> str:
+def summary(verdicts: Sequence[TrialVerdict]) -> str:
     """How many are of each outcome."""
     counts = Counter(verdict.outcome for verdict in verdicts)
     total = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
@@ -54,7 +54,7 @@ def read_caught(path: Path = CAUGHT) -> Mapping[str, str]:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
-def write_caught(verdicts: Iterable[Verdict], path: Path = CAUGHT) -> None:
+def write_caught(verdicts: Iterable[TrialVerdict], path: Path = CAUGHT) -> None:
     """Note these verdicts as the state to hold; of faults that were not tried what stands there."""
     caught = dict(read_caught(path))
     for verdict in verdicts:
@@ -65,6 +65,8 @@ def write_caught(verdicts: Iterable[Verdict], path: Path = CAUGHT) -> None:
     path.write_text(text, encoding="ascii")
 
 
-def no_longer_caught(verdicts: Iterable[Verdict], before: Mapping[str, str]) -> list[Verdict]:
+def no_longer_caught(
+    verdicts: Iterable[TrialVerdict], before: Mapping[str, str]
+) -> list[TrialVerdict]:
     """Those that some test caught before, and none does now."""
     return [each for each in verdicts if each.fault in before and not each.noticed]

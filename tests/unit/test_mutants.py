@@ -22,7 +22,7 @@ from tests.mutants.code_faults import (
 )
 from tests.mutants.line_probes import statement_line, with_probes
 from tests.mutants.reach import BUDGET, Reach, added_up, choose, reach_of, read_reach, write_reach
-from tests.mutants.verdicts import Verdict, no_longer_caught, read_caught, write_caught
+from tests.mutants.verdicts import TrialVerdict, no_longer_caught, read_caught, write_caught
 
 FAULTS = read_faults()
 LEAST = 80
@@ -154,14 +154,14 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 def test_only_what_was_caught_before_can_be_lost(tmp_path: Path) -> None:
     path = tmp_path / "caught.json"
-    hung = Verdict(fault="two", outcome="hung")
-    write_caught([Verdict(fault="one", outcome="caught", by="a::x"), hung], path)
-    write_caught([Verdict(fault="three", outcome="survived")], path)
+    hung = TrialVerdict(fault="two", outcome="hung")
+    write_caught([TrialVerdict(fault="one", outcome="caught", by="a::x"), hung], path)
+    write_caught([TrialVerdict(fault="three", outcome="survived")], path)
     before = read_caught(path)
     assert before == {"one": "a::x", "two": "a time-out"}
     now = [
-        Verdict(fault="one", outcome="not reached"),
-        Verdict(fault="two", outcome="caught", by="a::y"),
-        Verdict(fault="three", outcome="survived"),
+        TrialVerdict(fault="one", outcome="not reached"),
+        TrialVerdict(fault="two", outcome="caught", by="a::y"),
+        TrialVerdict(fault="three", outcome="survived"),
     ]
     assert no_longer_caught(now, before) == now[:1]
