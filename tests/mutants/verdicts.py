@@ -20,7 +20,8 @@ _NOTICED = frozenset({"caught", "hung"})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialVerdict:
     """hung: a test did not end, and all was killed, which counts as caught. by: the test that
-    failed. not run: pytest refused its tests. seconds: of the trial, with pytest's start. ran: tests that ended.
+    failed. not run: pytest refused its tests. seconds: of the trial, with pytest's start. ran:
+    tests that ended.
     """
 
     fault: str
