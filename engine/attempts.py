@@ -430,9 +430,8 @@ def _kept_best(plan: Plan) -> dict[str, int]:
 
 @contextmanager
 def _settled_memory() -> Iterator[Callable[[Opened], None]]:
-    """Keep what imports and opening made out of the garbage collector's walks, in a process that
-    has not seen to that itself: what it froze would be thawed at the end.
-    """
+    """Keep what imports and opening made out of the garbage collector's walks."""
+    # What the process itself has frozen would be thawed at the end.
     settles = not gc.get_freeze_count()
 
     def take(event: Opened) -> None:

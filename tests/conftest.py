@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -20,14 +22,19 @@ for _name in ("COLUMNS", "LINES", "NO_COLOR"):
     # processes that tests start would have them.
     os.unsetenv(_name)
 
+_MEMORY = Path("/dev/shm")
+_ROOM = 4 << 30
+"""Bytes that must be free; all tests together leave less than half of that."""
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # which a process that is started inherits
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Measure what tests cost, where the environment asks for it, and fork what they start, unless
-    TEST_FORKS=0.
+    """Measure what tests cost, where the environment asks for it; fork what they start, unless
+    TEST_FORKS=0; keep their folders in memory, where there is room.
     """
+    _keep_folders_in_memory()
     if os.environ.get("TEST_FORKS") != "0":
         forked.install()
     # .ci/run tells each of its parts its name: two of them run the same marker.
@@ -36,6 +43,14 @@ def pytest_configure(config: pytest.Config) -> None:
     runs_tests = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
     if records is not None and runs_tests:
         config.pluginmanager.register(records)
+
+
+def _keep_folders_in_memory() -> None:
+    """Runs wait until the disk has their checkpoints: a hundredth of a second for each file."""
+    if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _ROOM:
+        folder = _MEMORY / f"dataflow-tests-{os.getuid()}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(folder))
 
 
 def pytest_collection_finish() -> None:

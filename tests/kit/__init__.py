@@ -24,6 +24,9 @@
 | `runs` | what a run left in its folder, and whether two runs were the same |
 | `kept_runs` | run folders written by hand |
 | `processes` | starting, following, finding and ending processes |
+| `forked`, `fork_server` | commands and Workers as forks of a process that has imported |
+| `shown_path` | a script that prints what an interpreter has set for it |
+| `cost_records` | what each test costs |
 | `nothing_left` | that nothing of a run is left |
 | `comparison` | equality of messages that hold arrays; golden files |
 | `files` | small data files |
