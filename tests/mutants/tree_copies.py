@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.mutants.code_faults import ROOT
 
-_LEFT_OUT = ("TEST_COSTS", "PYTEST_ADDOPTS", "PYTEST_CURRENT_TEST", "PYTHONDONTWRITEBYTECODE")
+_LEFT_OUT = ("PYTEST_ADDOPTS", "PYTEST_CURRENT_TEST", "PYTHONDONTWRITEBYTECODE")
 """Variables that would change what a run of pytest in a copy does."""
 
 
