@@ -68,7 +68,8 @@ def main() -> int:
     """Run the parts of this turn, print what each took; the output of a part that fails is last."""
     os.chdir(ROOT)
     turn = int(TURN.read_text())
-    environment = dict(os.environ)
+    # Tests that only repeat, and schedules of chaos, are taken in turn, too.
+    environment = os.environ | {"CI_TURN": str(turn)}
     times_folder = os.environ.get("CI_TIMES")
     with _output_folder(times_folder) as folder:
         if times_folder:

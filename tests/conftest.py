@@ -15,6 +15,7 @@ import pytest
 
 from tests.kit import forked
 from tests.kit.cost_records import cost_records
+from tests.kit.turns import left_out
 
 for _name in ("COLUMNS", "LINES", "NO_COLOR"):
     os.environ.pop(_name, None)
@@ -51,6 +52,14 @@ def _keep_folders_in_memory() -> None:
         folder = _MEMORY / f"dataflow-tests-{os.getuid()}"
         folder.mkdir(mode=0o700, exist_ok=True)
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(folder))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out tests that only repeat what others prove, and whose turn it is not."""
+    others = left_out(items)
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in set(others)]
 
 
 def pytest_collection_finish() -> None:

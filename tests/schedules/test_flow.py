@@ -18,11 +18,15 @@ from engine.observe.flow.waits import total
 from engine.observe.flow.writer import FlowWriter
 from engine.simulate.faults import FaultModel
 from engine.simulate.simulation import Simulation
+from tests.kit.turns import REPEATS
 from tests.schedules.elastic import elastic_case, with_moves
 from tests.schedules.plans import ScheduleCase, drawn_case
 from tests.schedules.weather import begun, drawn
 
-SEEDS = [range(40), pytest.param(range(40, 200), marks=pytest.mark.long)]
+SEEDS = [
+    range(20),
+    *(pytest.param(range(start, start + 60), marks=REPEATS) for start in range(20, 200, 60)),
+]
 KINDS = ("busy", "for_rows", "for_weights", "for_turn", "for_room", "idle")
 
 
@@ -69,7 +73,9 @@ def test_figures_add_up(seeds: range, deaths: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(10), pytest.param(range(10, 150), marks=pytest.mark.long)], ids=str
+    "seeds",
+    [range(10), *(pytest.param(range(n, n + 45), marks=REPEATS) for n in (10, 55, 100))],
+    ids=str,
 )
 def test_figures_of_replicas_that_come_and_go_add_up(seeds: range, tmp_path: Path) -> None:
     """One that was not there in a Step has no figures of it; one that worked then has some."""

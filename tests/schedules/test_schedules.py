@@ -1,6 +1,7 @@
 """A thousand random schedules: every promise of the coordinator holds, at any timing, any death.
 
-A failing seed prints how to replay it; SCHEDULE_SEEDS=first:end runs other seeds than 0:1000.
+The first two hundred are in `make test`, the others repeat them with other seeds. A failing seed
+prints how to replay it; SCHEDULE_SEEDS=first:end runs other seeds than 0:1000.
 Workers die in those that are odd; `python -m tests.schedules.many` runs very many of that kind.
 """
 
@@ -20,6 +21,7 @@ from engine.simulate.behaviour import Outcomes
 from engine.simulate.simulation import Simulation
 from engine.simulate.store import SimulatedCheckpoint
 from tests.kit.plans import plan_of, planned_node
+from tests.kit.turns import REPEATS
 from tests.schedules.elastic import elastic_case
 from tests.schedules.plans import ScheduleCase, drawn_case
 from tests.schedules.proof import Proof
@@ -27,7 +29,15 @@ from tests.schedules.record import Past
 from tests.schedules.weather import begun, ended, prove, prove_undisturbed, require_same_steps
 
 FIRST, END = (int(x) for x in os.environ.get("SCHEDULE_SEEDS", "0:1000").split(":"))
-MANY = [range(start, min(start + 25, END)) for start in range(FIRST, END, 25)]
+MANY = [
+    range(start, min(start + 25, END))
+    if start < FIRST + 200
+    else pytest.param(range(start, min(start + 25, END)), marks=REPEATS)
+    for start in range(FIRST, END, 25)
+]
+KILLED = [range(25)] + [
+    pytest.param(range(start, start + 25), marks=REPEATS) for start in range(200, 1000, 200)
+]
 ONCE_FAILED = (
     *(1255, 2051, 3263, 8187, 8550, 8605, 14360, 15399),
     *(28085, 32171, 33441, 35189, 36616, 38862, 67521, 73180),
@@ -62,18 +72,14 @@ def test_workers_that_die_change_nothing(seeds: range) -> None:
             prove(case)
 
 
-@pytest.mark.parametrize(
-    "seeds", [range(12), pytest.param(range(12, 52), marks=pytest.mark.long)], ids=str
-)
+@pytest.mark.parametrize("seeds", [range(12), pytest.param(range(12, 52), marks=REPEATS)], ids=str)
 def test_numbers_that_go_up_wait_for_all_of_their_rows(seeds: range) -> None:
     """Two generations and mean_over, with selections and failures; Workers die in odd seeds."""
     for seed in seeds:
         (prove if seed % 2 else prove_undisturbed)(drawn_case(seed, up=True))
 
 
-@pytest.mark.parametrize(
-    "seeds", [range(30), pytest.param(range(30, 130), marks=pytest.mark.long)], ids=str
-)
+@pytest.mark.parametrize("seeds", [range(30), pytest.param(range(30, 130), marks=REPEATS)], ids=str)
 def test_rows_side_by_side_are_one_group(seeds: range) -> None:
     """Concats of generations: ragged, nested, across the cut; Workers die in odd seeds."""
     for seed in seeds:
@@ -81,23 +87,21 @@ def test_rows_side_by_side_are_one_group(seeds: range) -> None:
         (prove if seed % 2 else prove_undisturbed)(case)
 
 
-@pytest.mark.parametrize(
-    "seeds", [range(16), pytest.param(range(16, 76), marks=pytest.mark.long)], ids=str
-)
+@pytest.mark.parametrize("seeds", [range(16), pytest.param(range(16, 76), marks=REPEATS)], ids=str)
 def test_a_node_that_trains_rows_of_two_sources(seeds: range) -> None:
     """Each source has its batch in every Step and its own lag; Workers die in odd seeds."""
     for seed in seeds:
         (prove if seed % 2 else prove_undisturbed)(drawn_case(seed, own=True))
 
 
-@pytest.mark.parametrize("seeds", [range(6), pytest.param(range(6, 40), marks=pytest.mark.long)])
+@pytest.mark.parametrize("seeds", [range(6), pytest.param(range(6, 40), marks=REPEATS)])
 def test_rows_of_two_sources_killed_and_resumed(seeds: range) -> None:
     for seed in seeds:
         killed_and_resumed(drawn_case(seed, own=True), seed)
 
 
 ELASTIC = [range(24)] + [
-    pytest.param(range(first, first + 61), marks=pytest.mark.long) for first in range(24, 1000, 61)
+    pytest.param(range(first, first + 61), marks=REPEATS) for first in range(24, 1000, 61)
 ]
 
 
@@ -113,7 +117,7 @@ def test_what_once_failed_holds(seed: int) -> None:
     prove(drawn_case(seed))
 
 
-@pytest.mark.parametrize("seeds", MANY[::8], ids=str)
+@pytest.mark.parametrize("seeds", KILLED, ids=str)
 def test_killed_and_resumed(seeds: range) -> None:
     for seed in seeds:
         with replayable(seed) as case:

@@ -10,13 +10,14 @@ import pytest
 
 from engine.coordinator import messages as m
 from engine.coordinator.core import Coordinator
+from tests.kit.turns import REPEATS
 from tests.schedules.elastic import elastic_case
 from tests.schedules.plans import ScheduleCase, drawn_case
 from tests.schedules.test_schedules import killed_and_resumed
 from tests.schedules.weather import prove, prove_undisturbed
 
-SEEDS = [range(start, start + 20) for start in range(0, 100, 20)] + [
-    pytest.param(range(start, start + 50), marks=pytest.mark.long) for start in range(100, 400, 50)
+SEEDS = [range(start, start + 20) for start in range(0, 40, 20)] + [
+    pytest.param(range(start, start + 40), marks=REPEATS) for start in range(40, 400, 40)
 ]
 
 
@@ -46,9 +47,7 @@ def test_replicas_that_come_and_go_change_nothing(seeds: range) -> None:
         prove(replace(elastic_case(seed), together=(2, 5, 30, 1000)[seed % 4]))
 
 
-@pytest.mark.parametrize(
-    "seeds", [range(12), pytest.param(range(12, 50), marks=pytest.mark.long)], ids=str
-)
+@pytest.mark.parametrize("seeds", [range(12), pytest.param(range(12, 50), marks=REPEATS)], ids=str)
 def test_killed_and_resumed(seeds: range) -> None:
     for seed in seeds:
         killed_and_resumed(slow(seed), seed)

@@ -1,0 +1,28 @@
+"""Tests that only repeat what others prove, with other seeds or graphs: a third of them in a turn.
+
+Owns: the mark, and which of them a turn of `.ci/run` leaves out. Does not own: the number of the
+turn (.ci/turn).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import pytest
+
+VARIABLE = "CI_TURN"
+"""Names the turn; without it all run."""
+TURNS = 3
+"""After so many every test has run."""
+REPEATS = (pytest.mark.long, pytest.mark.repeats)
+"""Marks of such a test: `make test` leaves it out."""
+
+
+def left_out(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """The repeating tests that are not of this turn."""
+    turn = os.environ.get(VARIABLE)
+    if turn is None:
+        return []
+    repeating = [item for item in items if item.get_closest_marker("repeats")]
+    return [item for place, item in enumerate(repeating) if place % TURNS != int(turn) % TURNS]
