@@ -32,12 +32,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # which a process that is
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Measure what tests cost, where the environment asks for it; fork what they start, unless
-    TEST_FORKS=0; keep their folders in memory, where there is room.
+    """Measure what tests cost, where the environment asks for it; fork what they start; keep their
+    folders in memory, where there is room.
     """
     _keep_folders_in_memory()
-    if os.environ.get("TEST_FORKS") != "0":
-        forked.install()
+    forked.install()
     # .ci/run tells each of its parts its name: two of them run the same marker.
     records = cost_records(suite=os.environ.get("CI_PART") or config.getoption("-m") or "all")
     # With xdist its first process runs no test.

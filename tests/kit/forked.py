@@ -299,7 +299,11 @@ _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def install() -> None:
-    """Let this process fork what it starts from now on, until it is itself a fork."""
+    """Let this process fork what it starts from now on, until it is itself a fork. TEST_FORKS=0 in
+    the environment: it starts interpreters, as without this.
+    """
+    if os.environ.get("TEST_FORKS") == "0":
+        return
     _own.installed = True
     subprocess.Popen = ForkedPopen  # type: ignore[misc]
     os.register_at_fork(after_in_child=_own.forget)

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from tests.kit import forked
 from tests.kit.processes import call_python
 from tests.torture.outcome import CaseResult, table
 
@@ -41,6 +42,7 @@ def main() -> int:
     options = parser.parse_args()
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup, which what is started inherits
         signal.signal(signal.SIGHUP, lambda number, frame: None)
+    forked.install()
     if options.part and len(options.part) == 1:
         part = importlib.import_module(f"tests.torture.{options.part[0]}")
         results = part.torture(options.short, options.seed)

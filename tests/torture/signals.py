@@ -40,6 +40,7 @@ from pathlib import Path
 
 from engine.checkpoint.store import CheckpointStore
 from tests.chaos.kills import REPEATED
+from tests.kit.forked import own_interpreters
 from tests.kit.nothing_left import left_in_shared_memory, require_gone, shared_memory
 from tests.kit.processes import COMMAND_LINE, MARK, ended_within, kill, marked, start_python
 from tests.kit.runs import (
@@ -235,7 +236,8 @@ def _next_command(trial: SignalledRun) -> list[str]:
 def _start(trial: SignalledRun, command: list[str]) -> subprocess.Popen[str]:
     own = {MARK: trial.mark, "TMPDIR": str(trial.temporary)}
     how = {"cwd": trial.folder, "stderr": subprocess.STDOUT, "start_new_session": True}
-    return start_python("-c", COMMAND_LINE, *command, env=own, path=[trial.folder], **how)
+    with own_interpreters():  # signals come while it imports, too
+        return start_python("-c", COMMAND_LINE, *command, env=own, path=[trial.folder], **how)
 
 
 def _undisturbed(trial: SignalledRun, command: list[str]) -> int:
