@@ -15,6 +15,7 @@ import pytest
 
 from tests.kit import forked
 from tests.kit.cost_records import cost_records
+from tests.kit.parallel_tests import parallel_tests
 from tests.kit.turns import left_out
 
 for _name in ("COLUMNS", "LINES", "NO_COLOR"):
@@ -39,10 +40,8 @@ def pytest_configure(config: pytest.Config) -> None:
     forked.install()
     # .ci/run tells each of its parts its name: two of them run the same marker.
     records = cost_records(suite=os.environ.get("CI_PART") or config.getoption("-m") or "all")
-    # With xdist its first process runs no test.
-    runs_tests = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
-    if records is not None and runs_tests:
-        config.pluginmanager.register(records)
+    for plugin in filter(None, (records, parallel_tests())):
+        config.pluginmanager.register(plugin)
 
 
 def _keep_folders_in_memory() -> None:

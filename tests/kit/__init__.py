@@ -26,6 +26,7 @@
 | `processes` | starting, following, finding and ending processes |
 | `forked`, `fork_server` | commands and Workers as forks of a process that has imported |
 | `shown_path` | a script that prints what an interpreter has set for it |
+| `parallel_tests` | tests on several processes |
 | `turns` | tests that only repeat, of which `.ci/run` takes a third |
 | `cost_records` | what each test costs |
 | `nothing_left` | that nothing of a run is left |

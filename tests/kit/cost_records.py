@@ -1,7 +1,7 @@
 """What each test costs: seconds, CPU seconds of its own process and of all that it started.
 
 Owns: measuring, and one line of JSON for each test in a file. Does not own: adding up and printing
-(scripts/ci-times). Active where TEST_COSTS names a file; each process of xdist appends to it.
+(scripts/ci-times). Active where TEST_COSTS names a file; each test process appends to it.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class CostRecords:
 
     @pytest.hookimpl
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Collecting is a line of its own: each process of xdist does all of it."""
+        """Collecting is a line of its own."""
         if session.items:
             self._append("(collecting)", _Moment(self._last.wall, 0.0, 0.0))
 

@@ -20,7 +20,7 @@ from tests.kit.kernels import FakeSession, open_kernel
 from tests.kit.models import save_tiny
 
 # Not in a process with other tests, nor where `make setup VLLM=1` has not been run.
-apart = "PYTEST_XDIST_WORKER" not in os.environ and find_spec("vllm") is not None
+apart = int(os.environ.get("TEST_WORKERS") or 0) < 2 and find_spec("vllm") is not None
 collect_ignore_glob = [] if apart else ["test_*.py"]
 
 KIND = os.environ.get("DATAFLOW_VLLM_KIND", "qwen2")
