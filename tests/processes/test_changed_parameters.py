@@ -41,6 +41,13 @@ def untrained(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return tiny.run(edited(evaluated(tiny_folder), [LATE]), UNTRAINED).folder
 
 
+@pytest.fixture(scope="module")
+def unchanged(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the whole run that nothing is changed in; to be read alone."""
+    tiny = TinyRuns(folder=tiny_folder, runs=tmp_path_factory.mktemp("unchanged"))
+    return tiny.run(edited(evaluated(tiny_folder), [LATE]), WHOLE).folder
+
+
 TRAINING = ["train_policy.lr=0.01", "train_policy.epochs=2", "train_policy.minibatches=2"]
 GENERATION = ["rollout.n=2", "rollout.max_tokens=4", "rollout.temperature=0.7"]
 LONG = [
@@ -71,7 +78,7 @@ LONG = [
     ids=" ".join,
 )
 def test_from_its_step_on_a_value_holds_as_if_it_always_had(
-    tiny: TinyRuns, untrained: Path, settings: list[str]
+    tiny: TinyRuns, untrained: Path, unchanged: Path, settings: list[str]
 ) -> None:
     changed = Path(shutil.copytree(untrained, tiny.runs / "changed"))
     wanted = tiny.run(edited(evaluated(tiny.folder), [LATE, *settings]), WHOLE, name="wanted")
@@ -81,7 +88,6 @@ def test_from_its_step_on_a_value_holds_as_if_it_always_had(
     assert sampled(changed, UNTRAINED) == sampled(wanted, UNTRAINED)
     of_changed, of_wanted = weights(changed), weights(wanted)
     assert {k: of_wanted[k] for k in of_changed} == of_changed
-    unchanged = tiny.run(edited(evaluated(tiny.folder), [LATE]), WHOLE, name="unchanged")
     assert rows_from(changed, UNTRAINED) != rows_from(unchanged, UNTRAINED), "it changed nothing"
 
 

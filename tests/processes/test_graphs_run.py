@@ -18,8 +18,14 @@ from tests.kit import algorithms, plain_algorithms, runs
 from tests.kit import plain_loop as loop
 from tests.kit.plain_algorithms import PlainRun
 from tests.kit.tiny_runs import TinyRuns
+from tests.kit.turns import REPEATS
 
 pytestmark = pytest.mark.timeout(180)
+
+
+ALIKE = ("decoupled_ppo", "dr_grpo", "gspo", "max_rl", "opo", "reinforce_pp_baseline")
+"""Whose plan has the nodes of another one's, which runs: they repeat it with another loss."""
+SHAPES = [pytest.param(n, marks=REPEATS) if n in ALIKE else n for n in algorithms.NAMES]
 
 
 def require_three_steps(result: runs.Run, name: str) -> None:
@@ -104,7 +110,7 @@ def moved_apart(learner: loop.Learner, saved: Path) -> float:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", algorithms.NAMES)
+@pytest.mark.parametrize("name", SHAPES)
 def test_each_runs_with_every_node_apart(tiny: TinyRuns, name: str) -> None:
     graph = algorithms.small(name, tiny.folder)
     apart = tiny.run(graph, workers="apart", name="apart")
@@ -113,7 +119,7 @@ def test_each_runs_with_every_node_apart(tiny: TinyRuns, name: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", algorithms.NAMES)
+@pytest.mark.parametrize("name", SHAPES)
 def test_each_generation_may_lag(tiny: TinyRuns, name: str) -> None:
     graph = algorithms.small(name, tiny.folder)
     if not algorithms.generates(graph):

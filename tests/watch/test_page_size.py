@@ -18,6 +18,7 @@ LARGEST = 200 << 20
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("own_interpreters")  # a fork's memory has what it shares
 @pytest.mark.timeout(480)
 def test_ten_million_figures_take_less_than_200_mib(tmp_path: Path) -> None:
     run = watched_run(tmp_path / "big", steps=1, samples=0, events=False)
