@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.parallel_tests import NUMBER
+
 RECORDS = "MUTANTS_RECORDS"
 """The file."""
 SECONDS = "MUTANTS_SECONDS"
@@ -30,6 +32,8 @@ class OutcomeRecords:
     @pytest.hookimpl
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add up setup, call and teardown. A test that was skipped has not passed."""
+        if NUMBER in os.environ:  # a test process, whose reports the first one has, too
+            return
         test = report.nodeid
         self._seconds[test] = self._seconds.get(test, 0.0) + report.duration
         if not report.passed:
@@ -62,9 +66,9 @@ class TimeBudget:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register what the environment asks for; with xdist in its first process alone."""
+    """Register what the environment asks for."""
     path, seconds = os.environ.get(RECORDS), os.environ.get(SECONDS)
-    if path and not hasattr(config, "workerinput"):
+    if path:
         config.pluginmanager.register(OutcomeRecords(Path(path)))
     if seconds:
         config.pluginmanager.register(TimeBudget(float(seconds)))
