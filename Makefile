@@ -17,15 +17,16 @@ cluster-demo: setup
 	OMP_NUM_THREADS=1 .venv/bin/python examples/cluster_demo.py
 
 # APART="browser vllm" leaves these out: .ci/run does, and runs them beside other parts.
+# What one runs ten times a day.
 test: setup
 	scripts/check
 	scripts/test
-	$(if $(filter browser,$(APART)),,scripts/test-browser)
-	$(if $(filter vllm,$(APART)),,scripts/test-vllm)
 
 # All that takes minutes, what .ci/run runs in every third turn alone (scripts/ci_parts.py) included.
 test-long: setup
 	scripts/test -m long
+	scripts/test-browser
+	scripts/test-vllm
 	scripts/test-vllm --long
 	scripts/pythons types 3.13
 	scripts/test-many

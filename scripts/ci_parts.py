@@ -30,9 +30,7 @@ PARTS = (
     # Uses apt alone, so it need not wait for the environment. Killed, apt would leave packages that
     # are not configured.
     CiPart(name="chromium", lane=WAITS, command="scripts/chromium", always_ends=True),
-    # What developers run; the parts that it leaves out here follow below, where they can run beside
-    # others.
-    CiPart(name="test", lane=COMPUTES, needs=("setup",), command="make test APART='browser vllm'"),
+    CiPart(name="test", lane=COMPUTES, needs=("setup",), command="make test"),
     CiPart(name="long", lane=COMPUTES, needs=("setup",), command="scripts/test -m long"),
     CiPart(name="vllm", lane=COMPUTES, needs=("setup",), command="scripts/test-vllm"),
     CiPart(
