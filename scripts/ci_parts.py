@@ -40,10 +40,16 @@ PARTS = (
         command="scripts/test-vllm --long",
         third=1,
     ),
-    CiPart(name="browser", lane=WAITS, needs=("setup", "chromium"), command="scripts/test-browser"),
     CiPart(name="torture", lane=WAITS, needs=("setup",), command="scripts/torture --short"),
     CiPart(name="chaos", lane=WAITS, needs=("setup",), command="scripts/chaos short"),
     CiPart(name="newcomer", lane=WAITS, needs=("setup",), command="scripts/newcomer"),
+    # Chromium's own processes take a core, so one test process is enough.
+    CiPart(
+        name="browser",
+        lane=WAITS,
+        needs=("setup", "chromium"),
+        command="env TEST_WORKERS=1 scripts/test-browser",
+    ),
     CiPart(
         name="types-newest",
         lane=WAITS,
@@ -74,7 +80,8 @@ def main() -> int:
             costs = folder / "tests.jsonl"
             costs.unlink(missing_ok=True)  # each process of pytest appends to it
             environment["TEST_COSTS"] = str(costs)
-        scheduler = Scheduler(due_parts(PARTS, turn), folder, environment)
+        keep_going = os.environ.get("CI_KEEP_GOING") == "1"
+        scheduler = Scheduler(due_parts(PARTS, turn), folder, environment, keep_going=keep_going)
         exit_code = scheduler.run()
         times = scheduler.times(turn)
         if times_folder:

@@ -144,12 +144,20 @@ def require_order(parts: Iterable[CiPart]) -> None:
 
 
 class Scheduler:
-    """Runs parts once. folder: receives what each part prints, in NAME.txt."""
+    """Runs parts once. folder: receives what each part prints, in NAME.txt. keep_going: whether a
+    part that fails ends only those that need it.
+    """
 
     def __init__(
-        self, parts: Sequence[CiPart], folder: Path, environment: Mapping[str, str]
+        self,
+        parts: Sequence[CiPart],
+        folder: Path,
+        environment: Mapping[str, str],
+        *,
+        keep_going: bool = False,
     ) -> None:
         require_order(parts)
+        self._keep_going = keep_going
         self._folder = folder
         self._mark = uuid.uuid4().hex
         self._environment = {**environment, MARK: self._mark}
@@ -162,7 +170,8 @@ class Scheduler:
         self._stopping = False
 
     def run(self) -> int:
-        """Run the parts until all have passed, one has failed or a signal came.
+        """Run the parts until all have ended, one has failed (unless it keeps going) or a signal
+        came.
 
         Afterwards no process of a part is left. Returns the exit code.
         """
@@ -170,7 +179,7 @@ class Scheduler:
             self._selector.register(signals, selectors.EVENT_READ)
             try:
                 self._start_ready()
-                while self._running and not self._failed() and not self._stop_signals:
+                while self._running and not self._is_over():
                     self._await_event()
                     self._start_ready()
             finally:
@@ -196,6 +205,10 @@ class Scheduler:
             print(self._output(part.name))
             _say(f"{part.name}: failed after {part.wall:.0f} s; its output stands above")
 
+    def _is_over(self) -> bool:
+        """Whether no further part starts and those that run are stopped."""
+        return bool(self._stop_signals or (self._failed() and not self._keep_going))
+
     def _failed(self) -> list[PartTimes]:
         return [each for each in self._ended if each.outcome == FAILED]
 
@@ -207,9 +220,9 @@ class Scheduler:
 
     def _start_ready(self) -> None:
         """Start in each free lane the first part whose needs have passed."""
-        if self._failed() or self._stop_signals:
+        if self._is_over():
             return
-        passed = {each.name for each in self._ended}
+        passed = {each.name for each in self._ended if each.outcome == PASSED}
         for part in tuple(self._waiting):
             busy_lanes = {each.part.lane for each in self._running}
             if part.lane not in busy_lanes and passed.issuperset(part.needs):

@@ -10,6 +10,9 @@ from pathlib import Path
 
 from tests.kit.processes import COMMAND_LINE, limited, start_python
 
+LIMIT = 1800.0
+"""Seconds: one server serves all tests, however busy the machine is."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
@@ -36,7 +39,7 @@ class Served:
 def served(root: Path, *, port: int = 0) -> Iterator[Served]:
     """The server of all runs below a folder; it is killed at the end."""
     words = ["-c", COMMAND_LINE, "watch", "--root", root, "--port", port]
-    with limited(start_python(*words), 220.0) as process:
+    with limited(start_python(*words), LIMIT) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         line = process.stdout.readline().strip()

@@ -117,6 +117,18 @@ def test_a_failure_is_shown_last_and_ends_all_other_parts(
     assert last.startswith("ci: fails: failed after ")
 
 
+def test_where_it_keeps_going_a_failure_ends_only_what_needs_it(ci: Any) -> None:
+    parts = [
+        ci.CiPart(name="fails", command="false", lane="one"),
+        ci.CiPart(name="never", command="touch never", lane="one", needs=("fails",)),
+        ci.CiPart(name="goes on", command="true", lane="one"),
+    ]
+    run = ci.Scheduler(parts, Path.cwd(), os.environ, keep_going=True)
+    assert run.run() == 1
+    outcomes = {part.name: part.outcome for part in run.times(0).parts}
+    assert outcomes == {"fails": ci.FAILED, "goes on": ci.PASSED}
+
+
 def test_a_part_that_passes_is_a_line_and_what_pytest_said_last(
     ci: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
