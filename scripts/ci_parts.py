@@ -43,12 +43,11 @@ PARTS = (
     CiPart(name="torture", lane=WAITS, needs=("setup",), command="scripts/torture --short"),
     CiPart(name="chaos", lane=WAITS, needs=("setup",), command="scripts/chaos short"),
     CiPart(name="newcomer", lane=WAITS, needs=("setup",), command="scripts/newcomer"),
-    # Chromium's own processes take a core, so one test process is enough.
     CiPart(
         name="browser",
         lane=WAITS,
         needs=("setup", "chromium"),
-        command="env TEST_WORKERS=1 scripts/test-browser",
+        command="scripts/test-browser",
     ),
     CiPart(
         name="types-newest",
