@@ -305,11 +305,13 @@ def _package_versions() -> dict[str, str]:
     """
     from importlib import metadata  # here: no Worker needs it
 
-    versions = {}
+    versions: dict[str, str] = {}
     for distribution in metadata.distributions():
         text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
-        header = text.partition("\n\n")[0].splitlines()
-        fields = dict(line.partition(": ")[::2] for line in header)
+        fields: dict[str, str] = {}
+        for line in text.partition("\n\n")[0].splitlines():
+            name, _, value = line.partition(": ")
+            fields.setdefault(name, value)
         if "Name" in fields and "Version" in fields:
             versions[fields["Name"]] = fields["Version"]
     return versions

@@ -234,7 +234,9 @@ def _next_command(trial: SignalledRun) -> list[str]:
 
 
 def _start(trial: SignalledRun, command: list[str]) -> subprocess.Popen[str]:
-    own = {MARK: trial.mark, "TMPDIR": str(trial.temporary)}
+    # Importing torch makes that folder among the temporary ones, where nothing says another place.
+    torch = {"TORCHINDUCTOR_CACHE_DIR": str(trial.folder / "inductor")}
+    own = {MARK: trial.mark, "TMPDIR": str(trial.temporary), **torch}
     how = {"cwd": trial.folder, "stderr": subprocess.STDOUT, "start_new_session": True}
     with own_interpreters():  # signals come while it imports, too
         return start_python("-c", COMMAND_LINE, *command, env=own, path=[trial.folder], **how)
