@@ -156,6 +156,7 @@ def test_a_promise_catches_what_breaks_it(part: Any, promise: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.repeats
 @pytest.mark.parametrize("part, promise", MUTANTS)
 def test_and_no_other_promise_is_broken_by_it(part: Any, promise: str) -> None:
     verdicts = contract(part, examples=FEW).verdicts()

@@ -31,6 +31,7 @@ from tests.kit import architecture_ranks
 from tests.kit.architectures import ARCHITECTURES, WINDOW, tiny
 from tests.kit.rows import ragged
 from tests.kit.training import as_ranks
+from tests.kit.turns import REPEATS
 
 REFUSED = ("bloom", "falcon", "falcon-alibi", "stablelm")
 """Architectures that do not use transformers' attention interface."""
@@ -43,13 +44,13 @@ USUAL = [
     "gemma2", "gemma3", "gpt2", "gpt_neox", "gpt_oss", "llama3", "mistral-window", "olmo2", "opt",
     "phi", "phi3", "qwen2-window", "qwen3_moe",
 ]  # fmt: skip
-"""One of each kind; the long tests have all, with tied and untied embeddings."""
+"""One of each kind; the long tests have all, those of tied embeddings in turn."""
 
 EVERY = [
     pytest.param(name, tied, id=f"{name}-{'tied' if tied else 'untied'}", marks=marks)
     for name in SUPPORTED
     for tied in (True, False)
-    for marks in [() if name in USUAL and not tied else pytest.mark.long]
+    for marks in [REPEATS if tied else () if name in USUAL else pytest.mark.long]
 ]
 
 Made = Callable[[str, bool], Path]
