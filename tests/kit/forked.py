@@ -118,7 +118,7 @@ def listener(address: str) -> socket.socket:
     return listening
 
 
-class _OwnServer:
+class _ForkClient:
     """Where this process asks for forks; the server is started with the first one."""
 
     def __init__(self) -> None:
@@ -159,13 +159,13 @@ class _OwnServer:
         return asking
 
 
-_own = _OwnServer()
-serve_from = _own.serve_from
+_client = _ForkClient()
+serve_from = _client.serve_from
 
 
 def forks(words: Sequence[str], environment: Mapping[str, str]) -> bool:
     """Whether this process would fork these words, for an interpreter, in this environment."""
-    return _own.forks([_PYTHON, *words], environment)
+    return _client.forks([_PYTHON, *words], environment)
 
 
 def _is_of_product(words: Sequence[str]) -> bool:
@@ -183,8 +183,8 @@ def _read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
 def _started_server() -> str:
     """Start this process's own, and say where it listens."""
     address = new_address()
-    own = {"OMP_NUM_THREADS": "1", "ROOM_FOR_VARIABLES": _ROOM}
-    environment = {k: v for k, v in (os.environ | own).items() if k != "PYTHONPATH"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "ROOM_FOR_VARIABLES": _ROOM}
+    environment.pop("PYTHONPATH", None)  # each fork has its own
     with listener(address) as listening:
         words = ["-m", MODULE, str(listening.fileno()), str(os.getpid()), _ROOM]
         _RealPopen(
@@ -203,7 +203,7 @@ _RealPopen = subprocess.Popen
 class ForkedPopen(_RealPopen):  # type: ignore[type-arg]
     """A `subprocess.Popen` whose process is forked where that changes nothing but the time.
 
-    It replaces what subprocess calls for a child's start and end (CPython 3.11 to 3.14).
+    It replaces what subprocess calls for a child's start and end: private names of CPython 3.11's.
     """
 
     _any = False
@@ -220,8 +220,8 @@ class ForkedPopen(_RealPopen):  # type: ignore[type-arg]
         environment = dict(os.environ if env is None else env)
         plain = not (shell or preexec_fn or executable) and (gid, gids, uid) == (None, None, None)
         of_product = _is_of_product(words)
-        asked = (of_product or self._any) and plain and umask < 0 and process_group < 0
-        if not asked or not _own.forks(words, environment):
+        may_fork = (of_product or self._any) and plain and umask < 0 and process_group < 0
+        if not may_fork or not _client.forks(words, environment):
             super()._execute_child(args, executable, preexec_fn, *others)  # type: ignore[misc]
             return
         streams = [
@@ -229,20 +229,20 @@ class ForkedPopen(_RealPopen):  # type: ignore[type-arg]
             c2pwrite if c2pwrite >= 0 else 1,
             errwrite if errwrite >= 0 else 2,
         ]
-        given = sorted(pass_fds)
+        passed = sorted(pass_fds)
         request = ForkRequest(
             words=words[1:],
             environment=environment,
             folder=os.path.abspath(cwd or os.getcwd()),
-            targets=[0, 1, 2, *given],
+            targets=[0, 1, 2, *passed],
             blocked=sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
             ignored=[n for n in _STOPS if signal.getsignal(n) is signal.SIG_IGN],
             session=start_new_session,
             parent=str(os.getpid()) if of_product else "",
             alone=of_product and words[_TITLE] == _KEEPER,
         )
-        self._asking = asking = _own.connect()
-        socket.send_fds(asking, [request.encoded()], [*streams, *given])
+        self._asking = asking = _client.connect()
+        socket.send_fds(asking, [request.encoded()], [*streams, *passed])
         answer = self._answer()
         if answer < 0:
             asking.close()
@@ -304,9 +304,9 @@ def install() -> None:
     """
     if os.environ.get("TEST_FORKS") == "0":
         return
-    _own.installed = True
+    _client.installed = True
     subprocess.Popen = ForkedPopen  # type: ignore[misc]
-    os.register_at_fork(after_in_child=_own.forget)
+    os.register_at_fork(after_in_child=_client.forget)
 
 
 def forking() -> ForkServerContext:
@@ -319,8 +319,8 @@ def forking() -> ForkServerContext:
 @contextlib.contextmanager
 def own_interpreters() -> Iterator[None]:
     """While this is open, this process starts interpreters: for tests of just that."""
-    _own.off += 1
+    _client.off += 1
     try:
         yield
     finally:
-        _own.off -= 1
+        _client.off -= 1
