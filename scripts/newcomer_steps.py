@@ -23,7 +23,7 @@ SOURCES = (
     "requirements/cpu.lock", "scripts/setup", "Makefile", "README.md", "CHANGELOG.md", "LICENSE",
 )  # fmt: skip
 """Some of what the source distribution has."""
-LIMIT = 120.0
+LIMIT = 600.0
 """Seconds after which a step has failed."""
 
 
