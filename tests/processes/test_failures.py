@@ -88,9 +88,9 @@ def test_an_error_budget_that_is_spent_stops_the_run(
 def test_an_operator_that_hangs_is_named_by_the_watchdog(
     tiny: TinyRuns, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    told = r"nothing has moved for 3 s; main is in run_graphs.py:\d+ hangs \(chunk \d+, 8 rows\)"
+    told = r"nothing has moved for 8 s; main is in run_graphs.py:\d+ hangs \(chunk \d+, 8 rows\)"
     with pytest.raises(RunError, match=told):
-        tiny.run(run_graphs.with_score(tiny.folder, run_graphs.hangs), 2, watchdog=3.0)
+        tiny.run(run_graphs.with_score(tiny.folder, run_graphs.hangs), 2, watchdog=8.0)
     shown = capfd.readouterr().err
     assert "advantage: " in shown, "who waits for it"
     assert "run_graphs.py" in shown, "where it hangs"
