@@ -144,9 +144,9 @@ def _become(request: ForkRequest, descriptors: Sequence[int], server: int) -> No
         _take_environment(request.environment)
         os.chdir(request.folder)
         words = [str(server) if word == request.parent else word for word in request.words]
-        _show(words, request.environment)
         if not request.alone:
-            _serve_own_forks()
+            _serve_own_forks()  # before this process shows what is no server's
+        _show(words, request.environment)
         _take_signals(request)
         code = _ended(lambda: _run(words))
     finally:
