@@ -242,6 +242,7 @@ def run_command(words: list[str]) -> int:
     return call_python(*words[1:]).returncode
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)  # `dataflow profile` measures for minutes where others use the cores
 def test_commands_of_the_readme(here: Path) -> None:
     shown = [words for block in blocks("bash") for words in commands(block)]

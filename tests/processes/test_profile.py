@@ -77,6 +77,7 @@ def total_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+@pytest.mark.long
 def test_a_profile_of_a_graph(tiny: TinyRuns, capsys: pytest.CaptureFixture[str]) -> None:
     path = tiny.runs / "profile.json"
     data = ("--data", str(tiny.folder / "train.parquet"), "--base", str(tiny.folder / "model"))
