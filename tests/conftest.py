@@ -11,6 +11,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.kit import forked
@@ -23,6 +24,10 @@ for _name in ("COLUMNS", "LINES", "NO_COLOR"):
     # Importing readline, as pytest does, sets the first two behind the back of os.environ, and
     # processes that tests start would have them.
     os.unsetenv(_name)
+
+# How long an example takes depends on what else the machine does.
+hypothesis.settings.register_profile("tests", deadline=None)
+hypothesis.settings.load_profile("tests")
 
 _MEMORY = Path("/dev/shm")
 _ROOM = 4 << 30
@@ -47,7 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def _keep_folders_in_memory() -> None:
     """Runs wait until the disk has their checkpoints: a hundredth of a second for each file."""
     if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _ROOM:
-        folder = _MEMORY / f"dataflow-tests-{os.getuid()}"
+        folder = _MEMORY / f"t{os.getuid()}"  # short: the path of a socket has 107 bytes
         folder.mkdir(mode=0o700, exist_ok=True)
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(folder))
 

@@ -201,7 +201,7 @@ def _become(session: pytest.Session, number: int) -> None:
         captures.stop_global_capturing()
         captures.start_global_capturing()
     folders: Any = config._tmp_path_factory  # type: ignore[attr-defined]
-    folders._basetemp = folders.getbasetemp() / f"process-{number}"
+    folders._basetemp = folders.getbasetemp() / f"p{number}"
     folders._basetemp.mkdir(mode=0o700, exist_ok=True)
     os.environ[NUMBER] = str(number)
 
