@@ -26,7 +26,9 @@ for _name in ("COLUMNS", "LINES", "NO_COLOR"):
     os.unsetenv(_name)
 
 # How long an example takes depends on what else the machine does.
-hypothesis.settings.register_profile("tests", deadline=None)
+hypothesis.settings.register_profile(
+    "tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("tests")
 
 _MEMORY = Path("/dev/shm")
