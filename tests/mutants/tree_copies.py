@@ -49,6 +49,6 @@ class TreeCopy:
 
     def environment(self, **more: str) -> dict[str, str]:
         """Have this copy imported, before what is installed; also by processes that tests start."""
-        kept = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
+        inherited = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
         usual = {"PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1"}
-        return {**kept, **usual, **more}
+        return {**inherited, **usual, **more}

@@ -68,8 +68,8 @@ def test_failures_and_lost_processes_are_told_and_the_others_go_on(tmp_path: Pat
     assert ran(tmp_path) == set(range(30))
     failed = re.findall(r"FAILED test_it\.py::test_it\[(\d+)\]", text)
     assert sorted(map(int, failed)) == [0, 14, 15, 29]
-    told = ("too great", "the last", "its process ended with signal SIGKILL", "exit code 3")
-    assert [words for words in told if words not in text] == []
+    expected = ("too great", "the last", "its process ended with signal SIGKILL", "exit code 3")
+    assert [words for words in expected if words not in text] == []
     # What a test printed is shown where it failed, and nowhere else.
     assert sorted(re.findall("printed by (.*)", text)) == ["0", "29"]
 
