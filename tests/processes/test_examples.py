@@ -52,7 +52,7 @@ SCRIPTS = ("cluster_demo",)
 RAY = {"RAY_AUTH_MODE": "disabled"}
 """Else Ray makes a token in the home of whoever runs the tests."""
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture
