@@ -77,7 +77,7 @@ def few_open_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-@pytest.mark.usefixtures("few_open_files")
+@pytest.mark.usefixtures("few_open_files", "own_interpreters")
 def test_many_workers_of_nothing_run_twenty_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
