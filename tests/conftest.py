@@ -61,10 +61,10 @@ def _keep_folders_in_memory() -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out tests that only repeat what others prove, and whose turn it is not."""
-    others = left_out(items)
+    others = set(left_out(items))
     if others:
-        config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if item not in set(others)]
+        config.hook.pytest_deselected(items=[*others])
+        items[:] = [item for item in items if item not in others]
 
 
 def pytest_collection_finish() -> None:

@@ -187,8 +187,9 @@ def host_of(pid: int) -> int:
 
 
 def of_session(session: int) -> list[int]:
-    """Processes of a session that have not ended."""
-    return _matching(lambda process: int(_fields(process)[3]) == session and _runs(process))
+    """Processes of a session that have not ended, but for servers of forks."""
+    pids = _matching(lambda process: int(_fields(process)[3]) == session and _runs(process))
+    return [pid for pid in pids if FORK_SERVER not in command_of(pid)]
 
 
 def marked(mark: str) -> list[int]:

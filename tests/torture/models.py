@@ -29,7 +29,6 @@ from engine.cli import main as dataflow
 from tests.kit.models import save_tiny
 from tests.kit.processes import (
     COMMAND_LINE,
-    FORK_SERVER,
     ROOT,
     call_python,
     command_of,
@@ -174,16 +173,11 @@ def in_a_process_of_its_own(case: ModelCase, folder: Path, *more: str) -> Comman
 
 
 def left_of(session: int) -> list[str]:
-    """Processes of a session that have not ended a second later, but for this one and servers of
-    forks.
-    """
+    """Processes of a session that have not ended a second later, this one excepted."""
     end = time.monotonic() + 1.0
     while (left := set(of_session(session)) - {os.getpid()}) and time.monotonic() < end:
         time.sleep(0.05)
-    commands = {pid: command_of(pid) for pid in sorted(left)}
-    return [
-        f"{pid} {' '.join(words)}" for pid, words in commands.items() if FORK_SERVER not in words
-    ]
+    return [f"{pid} {' '.join(command_of(pid))}" for pid in sorted(left)]
 
 
 def fault_of(case: ModelCase, folder: Path, call: Callable[[], CommandResult]) -> tuple[str, str]:
