@@ -192,6 +192,7 @@ def test_drawn_nodes_of_a_run_with_ranks_at_a_lag_give_its_bits(tiny: TinyRuns) 
 
 
 @LONG
+@pytest.mark.usefixtures("own_interpreters")  # the function looks for ranks among its children
 def test_a_rank_that_dies_is_named(tiny: TinyRuns, monkeypatch: pytest.MonkeyPatch) -> None:
     make = partial(run_graphs.small, fn=kills_other_ranks)
     how: dict[str, Any] = {"ranks": {"train_policy": 2}, "workers": "auto"}
