@@ -30,6 +30,8 @@ class TreeCopy:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(source, target, follow_symlinks=False)
         (folder / ".venv").symlink_to(ROOT / ".venv")
+        # Some tests ask git which files there are.
+        subprocess.check_call(["git", "init", "--quiet"], cwd=folder)
 
     @staticmethod
     def original(file: str) -> str:
