@@ -14,13 +14,12 @@ from engine.observe.arrows import Arrow
 from engine.observe.events import WorkersMeasured
 from engine.observe.trace import Trace, read_trace
 from tests.kit.traces import sound_arrows
-from tests.kit.turns import REPEATS
 from tests.schedules.elastic import elastic_case, with_moves
 from tests.schedules.plans import drawn_case
 from tests.schedules.watched import WatchedSpans
 from tests.schedules.weather import begun, drawn
 
-SEEDS = [range(30), *(pytest.param(range(n, n + 30), marks=REPEATS) for n in (30, 60, 90))]
+SEEDS = [range(15), range(15, 30)]
 
 
 def watched(seed: int, *, deaths: bool) -> WatchedSpans:

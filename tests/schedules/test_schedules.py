@@ -1,154 +1,72 @@
-"""A thousand random schedules: every promise of the coordinator holds, at any timing, any death.
+"""Random schedules of each kind: every promise of the coordinator holds, at any timing, any death.
 
-The first two hundred are in `make test`, the others repeat them with other seeds. A failing seed
-prints how to replay it; SCHEDULE_SEEDS=first:end runs other seeds than 0:1000.
-Workers die in those that are odd; `python -m tests.schedules.many` runs very many of that kind.
+A few seeds of each kind; `python -m tests.schedules.many` runs others, and replays one that failed.
 """
 
 from __future__ import annotations
 
-import os
-import random
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Sequence
 
 import pytest
 
-from engine.coordinator.core import Settings
+from engine.coordinator import messages as m
+from engine.coordinator.core import Coordinator, Settings
 from engine.plan.plan import ModelUse, PlannedModel, PlannedSource, with_lags
 from engine.simulate.behaviour import Outcomes
-from engine.simulate.simulation import Simulation
-from engine.simulate.store import SimulatedCheckpoint
 from tests.kit.plans import plan_of, planned_node
-from tests.kit.turns import REPEATS
-from tests.schedules.elastic import elastic_case
-from tests.schedules.plans import ScheduleCase, drawn_case
+from tests.schedules.kinds import KINDS, slow_case
+from tests.schedules.many import replay
+from tests.schedules.plans import ScheduleCase
 from tests.schedules.proof import Proof
-from tests.schedules.record import Past
-from tests.schedules.weather import begun, ended, prove, prove_undisturbed, require_same_steps
+from tests.schedules.weather import begun, ended, prove
 
-FIRST, END = (int(x) for x in os.environ.get("SCHEDULE_SEEDS", "0:1000").split(":"))
-MANY = [
-    range(start, min(start + 25, END))
-    if start < FIRST + 200
-    else pytest.param(range(start, min(start + 25, END)), marks=REPEATS)
-    for start in range(FIRST, END, 25)
-]
-KILLED = [range(25)] + [
-    pytest.param(range(start, start + 25), marks=REPEATS) for start in range(200, 1000, 200)
-]
+SEEDS = {"undisturbed": 80, "deaths": 80}
+"""How many of a kind, if not 20: these two take half as long as the others."""
+AT_ONCE = 10
 ONCE_FAILED = (
     *(1255, 2051, 3263, 8187, 8550, 8605, 14360, 15399),
     *(28085, 32171, 33441, 35189, 36616, 38862, 67521, 73180),
 )
-"""Seeds beyond those with which `python -m tests.schedules.many` found what was wrong."""
-
-
-@contextmanager
-def replayable(seed: int) -> Iterator[ScheduleCase]:
-    """The case of a seed; a failure says how to see it again."""
-    passed = False
-    try:
-        yield drawn_case(seed)
-        passed = True
-    finally:
-        if not passed:
-            again = f"SCHEDULE_SEEDS={seed}:{seed + 1} pytest tests/schedules"
-            print(f"seed {seed} failed; to replay: {again}")
-
-
-@pytest.mark.parametrize("seeds", MANY, ids=str)
-def test_every_promise_holds(seeds: range) -> None:
-    for seed in range(seeds.start + seeds.start % 2, seeds.stop, 2):
-        with replayable(seed) as case:
-            prove_undisturbed(case)
-
-
-@pytest.mark.parametrize("seeds", MANY, ids=str)
-def test_workers_that_die_change_nothing(seeds: range) -> None:
-    for seed in range(seeds.start + 1 - seeds.start % 2, seeds.stop, 2):
-        with replayable(seed) as case:
-            prove(case)
-
-
-@pytest.mark.parametrize("seeds", [range(12), pytest.param(range(12, 52), marks=REPEATS)], ids=str)
-def test_numbers_that_go_up_wait_for_all_of_their_rows(seeds: range) -> None:
-    """Two generations and mean_over, with selections and failures; Workers die in odd seeds."""
-    for seed in seeds:
-        (prove if seed % 2 else prove_undisturbed)(drawn_case(seed, up=True))
-
-
-@pytest.mark.parametrize("seeds", [range(30), pytest.param(range(30, 130), marks=REPEATS)], ids=str)
-def test_rows_side_by_side_are_one_group(seeds: range) -> None:
-    """Concats of generations: ragged, nested, across the cut; Workers die in odd seeds."""
-    for seed in seeds:
-        case = drawn_case(seed, beside=True, up=seed % 3 == 0)
-        (prove if seed % 2 else prove_undisturbed)(case)
-
-
-@pytest.mark.parametrize("seeds", [range(16), pytest.param(range(16, 76), marks=REPEATS)], ids=str)
-def test_a_node_that_trains_rows_of_two_sources(seeds: range) -> None:
-    """Each source has its batch in every Step and its own lag; Workers die in odd seeds."""
-    for seed in seeds:
-        (prove if seed % 2 else prove_undisturbed)(drawn_case(seed, own=True))
-
-
-@pytest.mark.parametrize("seeds", [range(6), pytest.param(range(6, 40), marks=REPEATS)])
-def test_rows_of_two_sources_killed_and_resumed(seeds: range) -> None:
-    for seed in seeds:
-        killed_and_resumed(drawn_case(seed, own=True), seed)
-
-
-ELASTIC = [range(24)] + [
-    pytest.param(range(first, first + 61), marks=REPEATS) for first in range(24, 1000, 61)
+"""Seeds with deaths, beyond the others, by which `python -m tests.schedules.many` found faults."""
+FEW = [
+    (kind, range(first, first + AT_ONCE))
+    for kind in KINDS
+    for first in range(0, SEEDS.get(kind, 20), AT_ONCE)
 ]
 
 
-@pytest.mark.parametrize("seeds", ELASTIC, ids=str)
-def test_replicas_that_join_and_leave_change_nothing(seeds: range) -> None:
-    """As asked for, as their machines go, by the rule; and Workers die all the while."""
+@pytest.mark.parametrize(("kind", "seeds"), [*FEW, ("deaths", ONCE_FAILED)], ids=str)
+def test_every_promise_holds(kind: str, seeds: Sequence[int]) -> None:
     for seed in seeds:
-        prove(elastic_case(seed))
+        try:
+            KINDS[kind](seed)
+        except BaseException:
+            print(f"to see it again: {replay(kind, seed)}")
+            raise
 
 
-@pytest.mark.parametrize("seed", ONCE_FAILED)
-def test_what_once_failed_holds(seed: int) -> None:
-    prove(drawn_case(seed))
+def test_slow_schedules_have_groups_and_losses_beside_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the kinds with a slow coordinator would say nothing."""
+    sizes: list[int] = []
+    beside = 0
+    last: Sequence[m.Event] = ()
+    handle = Coordinator.handle_together
 
+    def noted(self: Coordinator, events: Sequence[m.Event], now: float) -> list[m.Instruction]:
+        nonlocal beside, last
+        sizes.append(len(events))
+        beside += isinstance(events[0], m.WorkerLost) and len(last) > 1
+        last = events
+        return handle(self, events, now)
 
-@pytest.mark.parametrize("seeds", KILLED, ids=str)
-def test_killed_and_resumed(seeds: range) -> None:
-    for seed in seeds:
-        with replayable(seed) as case:
-            killed_and_resumed(case, seed)
-
-
-def killed_and_resumed(case: ScheduleCase, seed: int) -> None:
-    draw = random.Random(seed)
-    often = replace(case.settings, checkpoint_every=draw.choice((1, 2)))
-    case = replace(case, settings=often)
-    whole = ended(begun(case, 0))
-    run, past = survived(case, whole, draw)
-    Proof(case, run, past=past).all()
-    if case.synchronous and past is not None:
-        require_same_steps(run, whole, past)
-
-
-def survived(
-    case: ScheduleCase, whole: Simulation, draw: random.Random
-) -> tuple[Simulation, Past | None]:
-    """The last of some runs, each resumed from the last checkpoint of the killed one before."""
-    past: Past | None = None
-    stored: SimulatedCheckpoint | None = None
-    for timing in range(1, draw.choice((2, 3)) + 1):
-        run = begun(case, timing, stored)
-        left = draw.randrange(len(whole.history.events))
-        run.run(until=lambda run=run, left=left: len(run.history.events) >= left)
-        if run.store.stored:
-            stored = run.store.stored[-1]
-            past = Proof(case, run, past=past).past_of(stored)
-    return ended(begun(case, 0, stored)), past
+    monkeypatch.setattr(Coordinator, "handle_together", noted)
+    for seed in range(20):
+        prove(slow_case(seed))
+    assert sum(size > 1 for size in sizes) > 1000
+    assert max(sizes) > 30
+    assert beside > 5
 
 
 def overtaken(policy: str, max_lag: int, seed: int) -> float:

@@ -1,0 +1,106 @@
+"""Kinds of random schedules; each proves every promise of the coordinator for the case of a seed.
+
+    undisturbed   nobody dies, at any timing                  deaths    Workers die
+    up            numbers that wait for all of their rows     beside    concats of generations
+    own           a node that trains rows of two sources      elastic   replicas join and leave
+    resumed       killed, and resumed from a checkpoint
+    slow          the coordinator takes together what waits
+
+Owns: what a kind is. Does not own: cases (plans.py, elastic.py), what has to hold (proof.py), which
+seeds are tried (test_schedules.py: few of each kind; many.py: others in each run).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+from engine.simulate.simulation import Simulation
+from engine.simulate.store import SimulatedCheckpoint
+from tests.schedules.elastic import elastic_case
+from tests.schedules.plans import ScheduleCase, drawn_case
+from tests.schedules.proof import Proof
+from tests.schedules.record import Past
+from tests.schedules.weather import begun, ended, prove, prove_undisturbed, require_same_steps
+
+_TOGETHER = (2, 5, 30, 1000)
+"""So many messages wait for a slow coordinator."""
+
+
+def slow_case(seed: int) -> ScheduleCase:
+    """A case of which a few messages wait, or very many."""
+    draw = random.Random(f"slow {seed}")
+    case = drawn_case(seed, up=seed % 4 == 1, beside=seed % 5 == 2, own=seed % 7 == 3)
+    return replace(case, together=draw.choice(_TOGETHER))
+
+
+def _with_deaths_in_odd_seeds(case: ScheduleCase) -> None:
+    (prove if case.seed % 2 else prove_undisturbed)(case)
+
+
+def _up(seed: int) -> None:
+    """Two generations and mean_over, with selections and failures."""
+    _with_deaths_in_odd_seeds(drawn_case(seed, up=True))
+
+
+def _beside(seed: int) -> None:
+    """Concats of generations: ragged, nested, across the cut."""
+    _with_deaths_in_odd_seeds(drawn_case(seed, beside=True, up=seed % 3 == 0))
+
+
+def _own(seed: int) -> None:
+    """Each source has its batch in every Step and its own lag."""
+    _with_deaths_in_odd_seeds(drawn_case(seed, own=True))
+
+
+def _elastic(seed: int) -> None:
+    """As asked for, as their machines go, by the rule; and Workers die all the while."""
+    prove(elastic_case(seed))
+
+
+def _slow_elastic(seed: int) -> None:
+    prove(replace(elastic_case(seed), together=_TOGETHER[seed % len(_TOGETHER)]))
+
+
+def _killed_and_resumed(case: ScheduleCase) -> None:
+    draw = random.Random(case.seed)
+    often = replace(case.settings, checkpoint_every=draw.choice((1, 2)))
+    case = replace(case, settings=often)
+    whole = ended(begun(case, 0))
+    run, past = _survived(case, whole, draw)
+    Proof(case, run, past=past).all()
+    if case.synchronous and past is not None:
+        require_same_steps(run, whole, past)
+
+
+def _survived(
+    case: ScheduleCase, whole: Simulation, draw: random.Random
+) -> tuple[Simulation, Past | None]:
+    """The last of some runs, each resumed from the last checkpoint of the killed one before."""
+    past: Past | None = None
+    stored: SimulatedCheckpoint | None = None
+    for timing in range(1, draw.choice((2, 3)) + 1):
+        run = begun(case, timing, stored)
+        left = draw.randrange(len(whole.history.events))
+        run.run(until=lambda run=run, left=left: len(run.history.events) >= left)
+        if run.store.stored:
+            stored = run.store.stored[-1]
+            past = Proof(case, run, past=past).past_of(stored)
+    return ended(begun(case, 0, stored)), past
+
+
+KINDS: dict[str, Callable[[int], object]] = {
+    "undisturbed": lambda seed: prove_undisturbed(drawn_case(seed)),
+    "deaths": lambda seed: prove(drawn_case(seed)),
+    "up": _up,
+    "beside": _beside,
+    "own": _own,
+    "elastic": _elastic,
+    "resumed": lambda seed: _killed_and_resumed(drawn_case(seed)),
+    "own resumed": lambda seed: _killed_and_resumed(drawn_case(seed, own=True)),
+    "slow": lambda seed: prove_undisturbed(slow_case(seed)),
+    "slow deaths": lambda seed: prove(slow_case(seed)),
+    "slow elastic": _slow_elastic,
+    "slow resumed": lambda seed: _killed_and_resumed(slow_case(seed)),
+}
