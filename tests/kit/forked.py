@@ -47,6 +47,7 @@ IMPORTED = (
     "engine.launched.worker_channel",
     "engine.launched.worker_process",
     "engine.launched.worker_ranks",
+    "engine.profile.measuring",
     "engine.rerun.other_ranks",
     "engine.worker.newest",
     "engine.worker.worker",
@@ -71,6 +72,7 @@ _OURS = (
     "engine.launched.worker_process",
     "engine.launched.template_process",
     "engine.rerun.other_ranks",
+    "engine.profile.child",
     _KEEPER,
 )
 _START, _TITLE = interpreter("", "")[3], 4
