@@ -19,8 +19,7 @@ cluster-demo: setup
 # APART="browser vllm" leaves these out: .ci/run does, and runs them beside other parts.
 # What one runs ten times a day.
 test: setup
-	scripts/check
-	scripts/test
+	scripts/check-and-test
 
 # All that takes minutes, what .ci/run runs in every third turn alone (scripts/ci_parts.py) included.
 test-long: setup

@@ -87,15 +87,9 @@ PROJECT = (  # made by init, with the three commands of its README
 LOOKING = (
     _in_mine("dataflow run mine.py:graph --help", "--max-tokens", "--steps", "temperature=1.0"),
     _in_mine("dataflow explain mine.py:graph", "where streaming ends"),
-    NewcomerStep(
-        "dataflow profile mine.py:graph --quick --threads 1 --out here.json",
-        ("the fit is off by", "us a row", "written to here.json"),
-        makes="here.json",
-        folder=MINE,
-    ),
-    _in_mine("dataflow explain mine.py:graph --threads 1 --profile here.json", "fitted"),
     _in_mine(
-        "dataflow simulate mine.py:graph --threads 1 --profile here.json --steps 3",
+        "dataflow simulate mine.py:graph --threads 1 --steps 3"
+        " --seconds score=0.001 brevity=0.001 greedy_score=0.001",
         "tokens/s",
         "critical path of Step 2",
         "us an event",
