@@ -13,11 +13,13 @@ NODES = ("prompts", "rollout", "train_policy", "record")
 
 def trace(*spans: tuple[str, str, float, float]) -> list[dict[str, Any]]:
     """Events of spans (node, name, start, end), in seconds; each node has a process of its own."""
-    thread = {"ph": "M", "name": "thread_name", "tid": 0}
-    events = [thread | {"pid": 1 + i, "args": {"name": node}} for i, node in enumerate(NODES)]
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "thread_name", "pid": node, "tid": 0, "args": {"name": node}}
+        for node in NODES
+    ]
     for node, what, start, end in spans:
         times = {"ts": 1e6 * start, "dur": 1e6 * (end - start)}
-        events.append({"ph": "X", "name": what, "pid": 1 + NODES.index(node), "tid": 0, **times})
+        events.append({"ph": "X", "name": what, "pid": node, "tid": 0, **times})
     return events
 
 
@@ -36,18 +38,18 @@ def test_a_step_goes_from_end_to_end_of_training_and_its_rest_is_what_no_node_ha
     assert step.rest == pytest.approx(0.6)
 
 
+def steps(*times: tuple[float, float]) -> list[TracedStep]:
+    """Steps of these seconds, and of their nodes."""
+    return [TracedStep(seconds=seconds, nodes=nodes) for seconds, nodes in times]
+
+
 def test_ratios_are_medians_over_pairs_of_steps() -> None:
-    one = [
-        TracedStep(seconds=1.0, nodes=0.9),
-        TracedStep(seconds=2.0, nodes=1.9),
-        TracedStep(seconds=4.0, nodes=3.9),
-    ]
-    times = ((1.5, 1.0), (2.2, 2.0), (12.0, 11.0))
-    slower = [TracedStep(seconds=seconds, nodes=nodes) for seconds, nodes in times]
-    by_name = {r.name: r for r in results({"one": one, "apart": slower})}
-    assert by_name["apart/ratio"].value == pytest.approx(1.5)
-    assert by_name["apart/ratio"].holds is False
+    one = steps((1.0, 0.9), (2.0, 1.9), (4.0, 3.9))
+    slower = steps((1.5, 1.0), (2.2, 2.0), (12.0, 11.0))
+    found = {r.name: r for r in results({"one": one, "apart": slower})}
+    assert found["apart/ratio"].value == pytest.approx(1.5)
+    assert found["apart/ratio"].holds is False
     # The rests 0.5, 0.2 and 1.0 beside what the nodes take in one process: 1.4 / 1, 2.1 / 2, 4.9 /
     # 4.
-    assert by_name["apart/ratio, nodes as in one"].value == pytest.approx(1.225)
-    assert by_name["apart/rest"].value == pytest.approx(500.0)
+    assert found["apart/ratio, nodes as in one"].value == pytest.approx(1.225)
+    assert found["apart/rest"].value == pytest.approx(500.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,8 +21,9 @@ from engine.coordinator.prompts import DROPPED, FINISHED, REJECTED, RUNNING
 from engine.coordinator.refs import SourceCut
 from engine.coordinator.tables import StepRows, by_prompt
 from engine.plan.lag import NO_VERSION
-from engine.plan.plan import PlannedNode, PlannedSource
+from engine.plan.plan import Plan, PlannedNode, PlannedSource
 from engine.simulate.behaviour import Outcomes
+from engine.simulate.simulation import Simulation
 from tests.kit.plans import plan_of, planned_node, ref
 from tests.kit.simulations import simulation
 
@@ -54,27 +56,19 @@ def test_exact_is_the_rule_as_it_is_written(
 @given(data=st.data(), batch=st.integers(1, 3), max_lag=st.integers(0, 3))
 def test_exact_never_strands_a_group(data: st.DataObject, batch: int, max_lag: int) -> None:
     """No group is trained too old, and when all have finished a Step can be formed."""
-    begun: list[int] = []
-    done: list[bool] = []
+    running: list[int] = []
+    finished: list[int] = []
+    bounds = {"batch": batch, "max_lag": max_lag}
     for version in range(8):
-        begun += [version] * ((1 + max_lag) * batch - len(begun))
-        done += [False] * (len(begun) - len(done))
+        running += [version] * ((1 + max_lag) * batch - len(running) - len(finished))
         taken = np.zeros(0, dtype=np.int64)
-        finished: list[int] = []
         while not len(taken):
-            waiting = [i for i, d in enumerate(done) if not d]
-            assert waiting or not begun or not finished, "all have finished, yet no Step is formed"
-            done[data.draw(st.sampled_from(waiting))] = True
-            finished = [i for i, d in enumerate(done) if d]
-            begun_by = [
-                ages([begun[i] for i, d in enumerate(done) if d is f]) for f in (True, False)
-            ]
-            bounds = {"batch": batch, "max_lag": max_lag, "version": version}
-            taken = intake.exact(*begun_by, **bounds, last=False)
-        gone = {finished[i] for i in taken}
-        assert all(version - begun[i] <= max_lag for i in gone)
-        begun = [b for i, b in enumerate(begun) if i not in gone]
-        done = [d for i, d in enumerate(done) if i not in gone]
+            assert running, "all have finished, yet no Step is formed"
+            finished.append(running.pop(data.draw(st.integers(0, len(running) - 1))))
+            groups = ages(finished), ages(running)
+            taken = intake.exact(*groups, **bounds, version=version, last=False)
+        assert all(version - finished[i] <= max_lag for i in taken)
+        finished = [age for i, age in enumerate(finished) if i not in taken]
 
 
 def test_a_short_batch_is_taken_only_at_the_end() -> None:
@@ -104,19 +98,13 @@ def test_a_block_goes_when_no_row_is_wanted_and_no_chunk_reads_it() -> None:
     blocks = Blocks()
     number = blocks.add(ref([0, 1], block=9), 2)
     blocks.hold([number])
-    blocks.drop(np.array([number]))
-    blocks.drop(np.array([number]))
+    blocks.drop(np.array([number, number]))
     assert blocks.drain() == {}
     blocks.let_go([number])
     assert blocks.drain() == {"w": (9,)}
-    assert blocks.drain() == {}
     assert len(blocks) == 0
-
-
-def test_a_block_of_which_nothing_is_wanted_goes_at_once() -> None:
-    blocks = Blocks()
     blocks.add(ref([0], block=3), 0)
-    assert blocks.drain() == {"w": (3,)}
+    assert blocks.drain() == {"w": (3,)}, "nothing of it is wanted"
 
 
 def test_step_rows_find_an_ancestor_by_its_ratio() -> None:
@@ -175,9 +163,9 @@ def test_tokens_are_those_of_the_longest_input() -> None:
 
 
 def test_a_long_prompt_has_a_chunk_to_itself() -> None:
-    table, _, _ = with_prompts(3, node("logprobs", "rollout", chunks=2))
-    keys = Keys.of([0, 0, 1, 1, 2, 2], [0, 1] * 3)
-    table.produced("rollout", replace(ref(keys), lengths=np.array([1, 1, 50, 50, 2, 2])))
+    table, _ = with_prompts(3, node("logprobs", "rollout", chunks=2))
+    lengths = np.array([1, 1, 50, 50, 2, 2])
+    table.produced("rollout", replace(ref(both(0, 1, 2)), lengths=lengths))
     first, second = table.pump()
     assert first.keys.position.tolist() == [0, 0, 2, 2]
     assert second.keys.position.tolist() == [1, 1]
@@ -192,9 +180,15 @@ PROMPTS = node("prompts", relation="source", rows=1, inner=1, work="source")
 ROLLOUT = node("rollout", "prompts", relation="expand", inner=1, work="decode")
 
 
-def lane(*more: PlannedNode) -> tuple[PromptTable, Blocks]:
-    nodes, blocks = (PROMPTS, ROLLOUT, *more), Blocks(weigh=True)
-    return PromptTable("prompts", nodes, [nodes[-1].name], blocks), blocks
+def lane(*more: PlannedNode, cut: Sequence[str] = ()) -> PromptTable:
+    """cut: what crosses it, by default the last node."""
+    nodes = (PROMPTS, ROLLOUT, *more)
+    return PromptTable("prompts", nodes, cut or [nodes[-1].name], Blocks(weigh=True))
+
+
+def both(*prompts: int) -> Keys:
+    """The keys of both rows of each prompt."""
+    return Keys.of(prompts).expand(2)
 
 
 def feed(table: PromptTable, name: str, keys: Keys, version: int = NO_VERSION) -> list:
@@ -203,98 +197,104 @@ def feed(table: PromptTable, name: str, keys: Keys, version: int = NO_VERSION) -
 
 
 def with_prompts(
-    count: int, *more: PlannedNode, version: int = 0
-) -> tuple[PromptTable, Blocks, list[NodeChunk]]:
+    count: int, *more: PlannedNode, version: int = 0, cut: Sequence[str] = ()
+) -> tuple[PromptTable, list[NodeChunk]]:
     """This many prompts, admitted and read, and what is then ready."""
-    table, blocks = lane(*more)
+    table = lane(*more, cut=cut)
     table.admit(range(count), [0] * count, version)
-    return table, blocks, feed(table, "prompts", Keys.of(range(count)))
+    return table, feed(table, "prompts", Keys.of(range(count)))
+
+
+def prompts(table: PromptTable, status: int) -> list[int]:
+    """The positions of the prompts of this status."""
+    return table.prompts.position[table.prompts.slots(status)].tolist()
+
+
+def versions(table: PromptTable) -> list[int]:
+    """Of the rows of finished prompts."""
+    return table.versions(table.prompts.slots(FINISHED)).tolist()
+
+
+def made_with(table: PromptTable) -> list[int]:
+    """The version that counts as the age of each finished prompt."""
+    return table.prompts.begun[table.prompts.slots(FINISHED)].tolist()
 
 
 def test_a_cohort_begins_when_all_of_it_is_there() -> None:
-    table, _ = lane()
+    table = lane()
     assert table.admit([0, 1], [0, 0], 0).keys.rows() == [(0, 0, 0), (1, 0, 0)]
     assert feed(table, "prompts", Keys.of([1])) == []
     (ready,) = feed(table, "prompts", Keys.of([0]))
     assert ready.node.name == "rollout"
     assert ready.keys.rows() == [(0, 0, 0), (1, 0, 0)]
-    assert table.prompts.count[RUNNING] == 2
+    assert prompts(table, RUNNING) == [0, 1]
 
 
 def test_rows_that_come_twice_or_of_an_older_attempt_are_let_go() -> None:
-    table, blocks = lane()
+    table, again = lane(), Keys.of([0], attempt=[1])
     table.admit([0], [1], 0)
-    feed(table, "prompts", Keys.of([0], attempt=[0]))
-    feed(table, "prompts", Keys.of([7]))
-    assert len(blocks.drain()["w"]) == 2
-    feed(table, "prompts", Keys.of([0], attempt=[1]))
-    feed(table, "prompts", Keys.of([0], attempt=[1]))
-    assert len(blocks.drain()["w"]) == 1
+    for keys, released in ((Keys.of([0]), 1), (Keys.of([7]), 1), (again, 0), (again, 1)):
+        feed(table, "prompts", keys)
+        assert len(table.blocks.drain().get("w", ())) == released
 
 
 def test_a_prompt_is_as_old_as_its_oldest_row() -> None:
-    table, _, _ = with_prompts(1, version=3)
+    table, _ = with_prompts(1, version=3)
     feed(table, "rollout", Keys.of([0], [1]), version=5)
     feed(table, "rollout", Keys.of([0], [0]), version=4)
-    assert table.prompts.count[FINISHED] == 1
-    assert table.prompts.begun[table.prompts.slots(FINISHED)].tolist() == [4]
-    assert sorted(table.versions(table.prompts.slots(FINISHED)).tolist()) == [4, 5]
+    assert made_with(table) == [4]
+    assert sorted(versions(table)) == [4, 5]
 
 
 def test_the_node_that_came_first_counts_for_the_age_as_well() -> None:
-    table, _, _ = with_prompts(1, node("again", "rollout"), version=1)
-    feed(table, "rollout", Keys.of([0, 0], [0, 1]), version=2)
-    feed(table, "again", Keys.of([0, 0], [0, 1]), version=6)
-    assert table.prompts.begun[table.prompts.slots(FINISHED)].tolist() == [2]
-    assert table.versions(table.prompts.slots(FINISHED)).tolist() == [2, 2]
+    table, _ = with_prompts(1, node("again", "rollout"), version=1)
+    feed(table, "rollout", both(0), version=2)
+    feed(table, "again", both(0), version=6)
+    assert made_with(table) == [2]
+    assert versions(table) == [2, 2]
 
 
 def test_rows_of_every_generation_count_for_the_age_whatever_their_number() -> None:
     more = node("more", "prompts", relation="expand", rows=3, inner=1, work="decode")
-    table = PromptTable(
-        "prompts", (PROMPTS, ROLLOUT, more), ["rollout", "more"], Blocks(weigh=True)
-    )
-    table.admit([0], [0], 1)
-    feed(table, "prompts", Keys.of([0]))
-    feed(table, "rollout", Keys.of([0, 0], [0, 1]), version=2)
-    feed(table, "more", Keys.of([0, 0, 0], [0, 1, 2]), version=6)
-    assert table.versions(table.prompts.slots(FINISHED)).tolist() == [2, 2, 6, 6, 6]
+    table, _ = with_prompts(1, more, version=1, cut=["rollout", "more"])
+    feed(table, "rollout", both(0), version=2)
+    feed(table, "more", Keys.of([0]).expand(3), version=6)
+    assert versions(table) == [2, 2, 6, 6, 6]
 
 
 def test_a_refilling_select_that_keeps_nothing_rejects_the_prompt() -> None:
-    table, blocks, _ = with_prompts(2, node("keep", "rollout", relation="subset", refill=True))
-    (ready,) = feed(table, "rollout", Keys.of([0, 0, 1, 1], [0, 1, 0, 1]))
+    table, _ = with_prompts(2, node("keep", "rollout", relation="subset", refill=True))
+    (ready,) = feed(table, "rollout", both(0, 1))
     feed(table, "keep", Keys.of([1], [1]))
     assert table.closed(ready.node, ready.keys) is None
     assert table.pump() == []
-    assert table.prompts.position[table.prompts.slots(REJECTED)].tolist() == [0]
-    assert table.prompts.position[table.prompts.slots(FINISHED)].tolist() == [1]
-    assert table.rows("keep", table.prompts.slots(FINISHED)).keys.rows() == [(1, 1, 0)]
+    assert (prompts(table, REJECTED), prompts(table, FINISHED)) == ([0], [1])
+    assert table.stored("keep").keys.rows() == [(1, 1, 0)]
     table.retire(table.prompts.slots(REJECTED, FINISHED))
-    assert len(blocks.drain()["w"]) == 3
+    assert len(table.blocks.drain()["w"]) == 3
     assert (table.prompts.watermark, table.prompts.outstanding) == (2, 0)
 
 
 def test_a_failed_row_drops_its_group_once_and_frees_the_cohort() -> None:
-    table, _, _ = with_prompts(2, node("score", "rollout"))
+    table, _ = with_prompts(2, node("score", "rollout"))
     assert feed(table, "rollout", Keys.of([0, 1, 1], [0, 0, 1])) == []
     assert table.drop("rollout", 0, 0)
     assert not table.drop("rollout", 0, 0)
     assert not table.drop("rollout", 0, 1)
     (ready,) = table.pump()
-    assert ready.keys.rows() == [(1, 0, 0), (1, 1, 0)]
-    assert table.prompts.position[table.prompts.slots(DROPPED)].tolist() == [0]
+    assert ready.keys.rows() == both(1).rows()
+    assert prompts(table, DROPPED) == [0]
 
 
 def test_a_chunk_that_ends_without_a_row_names_it() -> None:
-    table, _, (ready,) = with_prompts(1)
+    table, (ready,) = with_prompts(1)
     feed(table, "rollout", Keys.of([0], [0]))
     assert table.closed(ready.node, ready.keys) == (0, 1, 0)
 
 
 def test_given_back_prompts_are_not_retired() -> None:
-    table, _, _ = with_prompts(3)
-    feed(table, "rollout", Keys.of([0, 1, 2]).expand(2))
+    table, _ = with_prompts(3)
+    feed(table, "rollout", both(0, 1, 2))
     zero, one, two = table.prompts.slots(FINISHED)
     table.retire(np.array([zero, two]))
     assert table.again(np.array([one])) == [(1, 1)]
@@ -303,25 +303,25 @@ def test_given_back_prompts_are_not_retired() -> None:
 
 
 def test_more_prompts_than_slots() -> None:
-    table, blocks, _ = with_prompts(300)
-    feed(table, "rollout", Keys.of(range(300)).expand(2), version=2)
-    assert table.prompts.count[FINISHED] == 300
-    assert (table.versions(table.prompts.slots(FINISHED)) == 2).all()
+    table, _ = with_prompts(300)
+    feed(table, "rollout", both(*range(300)), version=2)
+    assert versions(table) == [2] * 600
     table.retire(table.prompts.slots(FINISHED))
-    assert len(blocks.drain()["w"]) == 2
+    assert len(table.blocks.drain()["w"]) == 2
 
 
 def test_a_cut_is_taken_up_with_its_rows() -> None:
-    table, _ = lane(node("keep", "rollout", relation="subset"))
+    table = lane(node("keep", "rollout", relation="subset"))
     running, finished = ((5, 0, 1), (8, 0, 0)), ((4, 0, 0), (7, 0, 2))
     cut = SourceCut(next=9, watermark=4, retired=(6,), running=running, finished=finished)
+    whole = Keys.of([4, 7], attempt=[0, 2])
     rows = {
-        "prompts": ref(Keys.of([4, 7], attempt=[0, 2]), block=1),
-        "rollout": ref(Keys.of([4, 7], attempt=[0, 2]).expand(2), block=2, version=3),
+        "prompts": ref(whole, block=1),
+        "rollout": ref(whole.expand(2), block=2, version=3),
         "keep": ref(Keys.of([7], [1], [2]), block=3),
     }
     assert table.restore(cut, rows, 5) == [(5, 2), (8, 1)]
-    assert table.prompts.begun[table.prompts.slots(FINISHED)].tolist() == [3, 3]
+    assert made_with(table) == [3, 3]
     assert table.stored("keep").keys.rows() == [(7, 1, 2)]
     assert table.prompts.cut_state([(5, 2), (8, 1)]) == cut
 
@@ -332,13 +332,19 @@ SOURCE = PlannedSource(name="prompts", batch=2)
 PLAN = plan_of(PROMPTS, ROLLOUT, KEEP, TRAIN, sources=(SOURCE,))
 
 
+def error_of(plan: Plan, outcomes: Outcomes) -> tuple[str, Simulation]:
+    """With what a run ended, and the run."""
+    run = simulation(plan, settings=Settings(steps=2), outcomes=outcomes)
+    finish = run.run()
+    assert finish is not None
+    return finish.error, run
+
+
 @pytest.mark.parametrize("max_lag", [0, 2])
 def test_a_filter_that_keeps_nothing_ends_the_run(max_lag: int) -> None:
     plan = plan_of(*PLAN.nodes, sources=(replace(SOURCE, max_lag=max_lag),))
-    run = simulation(plan, settings=Settings(steps=2), outcomes=Outcomes(keep={"keep": 0.0}))
-    finish = run.run()
-    assert finish is not None
-    assert "keep kept 0 of" in finish.error
+    error, run = error_of(plan, Outcomes(keep={"keep": 0.0}))
+    assert "keep kept 0 of" in error
     assert not run.workers.outbox.blocks
     chunks = [told for _, told in run.history.instructions if isinstance(told, m.RunChunk)]
     admitted = sum(len(chunk.keys) for chunk in chunks if chunk.node == "prompts")
@@ -346,11 +352,9 @@ def test_a_filter_that_keeps_nothing_ends_the_run(max_lag: int) -> None:
 
 
 def test_the_error_budget_ends_the_run_with_the_first_cause() -> None:
-    run = simulation(PLAN, settings=Settings(steps=9), outcomes=Outcomes(fail={"rollout": 1.0}))
-    finish = run.run()
-    assert finish is not None
-    assert "more than the error budget of 10%" in finish.error
-    assert "the first: rollout row (0, " in finish.error
+    error, _ = error_of(PLAN, Outcomes(fail={"rollout": 1.0}))
+    assert "more than the error budget of 10%" in error
+    assert "the first: rollout row (0, " in error
 
 
 def test_a_stop_ends_the_run_after_the_step_under_way() -> None:
@@ -400,22 +404,20 @@ def test_waiting_says_who_waits_for_whom() -> None:
 
 def test_a_prompt_whose_fate_is_known_still_runs_where_others_do() -> None:
     """Otherwise it depends on timing whether the chunk of `second` has its rows."""
-    table, _ = lane(
+    table, _ = with_prompts(
+        2,
         node("keep", "rollout", relation="subset", refill=True),
         node("first", "rollout"),
         node("second", "first"),
         node("join", "second", "keep"),
     )
-    both = Keys.of([0, 1]).expand(2)
-    table.admit([0, 1], [0, 0], 0)
-    feed(table, "prompts", Keys.of([0, 1]))
-    keep, first = feed(table, "rollout", both)
-    feed(table, "keep", Keys.of([1, 1], [0, 1]))
+    keep, _ = feed(table, "rollout", both(0, 1))
+    feed(table, "keep", both(1))
     assert table.closed(keep.node, keep.keys) is None
     assert table.pump() == []
-    assert table.prompts.count[RUNNING] == 2
-    (second,) = feed(table, "first", first.keys)
-    assert second.keys.rows() == both.rows()
-    (joined,) = feed(table, "second", both)
-    assert joined.keys.rows() == [(1, 0, 0), (1, 1, 0)]
-    assert table.prompts.position[table.prompts.slots(REJECTED)].tolist() == [0]
+    assert prompts(table, RUNNING) == [0, 1]
+    (second,) = feed(table, "first", both(0, 1))
+    assert second.keys.rows() == both(0, 1).rows()
+    (joined,) = feed(table, "second", both(0, 1))
+    assert joined.keys.rows() == both(1).rows()
+    assert prompts(table, REJECTED) == [0]
