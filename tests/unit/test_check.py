@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -44,6 +45,7 @@ from tests.right_graphs import RIGHT
 from tests.wrong_graphs import (
     calls,
     concats,
+    doubtful,
     held_out,
     kept,
     numbers,
@@ -76,17 +78,18 @@ MODULES = (
 WRONG = [f for module in MODULES for f in graphs_of(module)]
 
 
-def refusal(make: Callable[[], Graph]) -> str:
-    """The message with which a graph is refused, while it is built or when it is checked."""
+@cache
+def refusal(make: Callable[[], Graph]) -> GraphError:
+    """How a graph is refused, while it is built or when it is checked."""
     real_files = make.__name__ == "missing_data_file"
     with pytest.raises(GraphError) as caught:
         check(make(), None if real_files else headers)
-    return f"{caught.value}\n"
+    return caught.value
 
 
 @pytest.mark.parametrize("make", WRONG, ids=lambda f: f.__name__)
 def test_a_wrong_graph_is_refused_with_this_message(make: Callable[[], Graph]) -> None:
-    require_golden(f"check/{make.__name__}.txt", refusal(make))
+    require_golden(f"check/{make.__name__}.txt", f"{refusal(make)}\n")
 
 
 def checked(make: Callable[[], Graph]) -> CheckedGraph:
@@ -103,53 +106,46 @@ def test_a_right_graph_passes(make: Callable[[], Graph]) -> None:
 
 
 def test_every_rule_refuses_something() -> None:
-    found = set()
-    for make in WRONG:
-        try:
-            check(make(), headers)
-        except GraphError as error:
-            found |= {fault.rule for fault in error.faults}
-    assert found >= {
+    assert {fault.rule for make in WRONG for fault in refusal(make).faults} >= {
         "names", "parameters", "columns", "rows", "groups", "normalised",
         "state", "versions", "liveness", "clocks", "held_out", "vocabulary",
     }  # fmt: skip
 
 
 def test_faults_are_in_the_order_of_the_lines() -> None:
-    with pytest.raises(GraphError) as caught:
-        check(wires.several_faults_at_once(), headers)
-    lines = [fault.origin.line for fault in caught.value.faults if fault.origin]
+    faults = refusal(wires.several_faults_at_once).faults
+    lines = [fault.origin.line for fault in faults if fault.origin]
     assert len(lines) == 5
     assert lines == sorted(lines)
 
 
+SAID = "64 prompts x 8 = 512 completions a Step, 4 updates of 128 (train_policy)"
+FEWER = "at most 64 prompts x 8 = 512 completions a Step, 5 updates of 102 (train_policy)"
+
+
 def test_sizes_are_said_as_a_user_counts_them() -> None:
-    sizes = checked(right_graphs.plain_grpo).sizes["prompts"]
-    expected = "64 prompts x 8 = 512 completions a Step, 4 updates of 128 (train_policy)"
-    assert sizes.describe() == expected
-    (size,) = sizes.trains
-    assert (size.rows, size.group, size.full) == (512, 8, True)
-    assert (size.updates, size.rows_an_update) == (4, 128)
+    assert checked(right_graphs.plain_grpo).sizes["prompts"].describe() == SAID
+    assert checked(right_graphs.expert_iteration).sizes["prompts"].describe() == FEWER
+    held_out = checked(right_graphs.with_evaluation).sizes["held_out"]
+    assert held_out.describe() == "to the end, for evaluation"
 
 
-def test_epochs_multiply_updates_and_an_evaluation_has_no_size() -> None:
-    assert [t.updates for t in checked(right_graphs.plain_ppo).sizes["prompts"].trains] == [16, 16]
-    sizes = checked(right_graphs.with_evaluation).sizes
-    assert (sizes["held_out"].prompts, sizes["held_out"].trains) == (None, ())
-
-
-def test_a_selection_of_pairs_has_two_rows_a_prompt_and_one_of_rows_may_leave_fewer() -> None:
-    (pairs,) = checked(right_graphs.online_dpo).sizes["prompts"].trains
-    assert (pairs.group, pairs.rows, pairs.full) == (2, 128, True)
-    sizes = checked(right_graphs.expert_iteration).sizes["prompts"]
-    assert not sizes.trains[0].full
-    assert "at most 64 prompts x 8" in sizes.describe()
-
-
-def test_a_source_of_pairs_has_two_rows_a_prompt() -> None:
-    sizes = checked(right_graphs.offline_dpo).sizes["preferences"]
-    (pairs,) = sizes.trains
-    assert (pairs.group, pairs.rows, pairs.full, pairs.rows_an_update) == (2, 128, True, 32)
+@pytest.mark.parametrize(("make", "source", "trained"), [
+    (right_graphs.plain_grpo, "prompts", [(8, 512, True, 4, 128)]),
+    (right_graphs.plain_ppo, "prompts", [(1, 256, True, 16, 64)] * 2),
+    (right_graphs.online_dpo, "prompts", [(2, 128, True, 1, 128)]),
+    (right_graphs.offline_dpo, "preferences", [(2, 128, True, 4, 32)]),
+    (right_graphs.expert_iteration, "prompts", [(8, 512, False, 5, 102)]),
+    (right_graphs.with_evaluation, "held_out", []),
+], ids=["rows", "epochs", "pairs chosen", "pairs", "rows chosen", "evaluation"])  # fmt: skip
+def test_sizes_of_what_is_trained(
+    make: Callable[[], Graph], source: str, trained: list[tuple[int | bool, ...]]
+) -> None:
+    """Rows of a group, rows of a Step and whether it is sure to have them, updates and their
+    rows."""
+    sizes = checked(make).sizes[source].trains
+    found = [(s.group, s.rows, s.full, s.updates, s.rows_an_update) for s in sizes]
+    assert found == trained
 
 
 def test_lags_and_the_bound_that_follows() -> None:
@@ -164,10 +160,10 @@ def test_a_reader_of_a_follower_has_a_lag_and_one_of_a_frozen_model_has_none() -
     assert "reference" not in checked(right_graphs.plain_grpo).lag
 
 
-def test_an_evaluation_reads_one_version() -> None:
-    known = checked(right_graphs.with_evaluation)
-    assert known.lag["held_out_rollout"] == 0
-    assert known.regions.of["held_out_rollout"] == "evaluation"
+def test_an_evaluation_reads_one_version_whatever_lag_it_asks_for() -> None:
+    known = checked(doubtful.lag_of_an_evaluation)
+    assert known.lag["held"] == 0
+    assert known.regions.of["held"] == "evaluation"
 
 
 def test_columns_of_a_port_are_its_own_and_the_data_that_its_rows_descend_from() -> None:
@@ -185,27 +181,13 @@ def test_the_type_of_a_prompt_is_that_of_the_file() -> None:
 
 
 def test_dialects_and_what_is_not_read_are_told() -> None:
-    graph = grpo(TINY, TRAIN, exact)
-    known = check(graph, headers)
+    known = check(grpo(TINY, TRAIN, exact), headers)
     assert known.dialects == {"advantage": "trl", "train_policy.clipped_policy_loss": "trl"}
     told = "train_policy: 'reference' is not read: clipped_policy_loss has beta=0.0"
     assert [note.partition(" ")[2] for note in known.notes] == [told]
     assert told in known.describe()
     assert known.warnings == ()
     assert checked(right_graphs.plain_grpo).notes == ()
-
-
-def test_lags_of_nothing_are_warned_of() -> None:
-    rollout = right_graphs.sampled(n=1)
-    frozen = logprobs(Model("frozen", "models/tiny"), rollout, max_lag=3)
-    advantage = right_graphs.teacher_advantage(rollout, frozen)
-    objective = right_graphs.policy_gradient_loss(advantage)
-    sink = train(right_graphs.policy, rollout, loss=objective, lr=1e-6, intake="drop")
-    warnings = check(Graph("g", sink), headers).warnings
-    assert [w.problem for w in warnings] == [
-        "max_lag changes nothing: Model 'frozen' is never trained",
-        "intake='drop' changes nothing: no row may lag",
-    ]
 
 
 def test_every_cycle_of_a_right_graph_holds_a_token() -> None:
@@ -226,21 +208,6 @@ def test_lag_adds_tokens() -> None:
     assert held["train_policy", "Model 'policy'"] == 0
 
 
-def test_the_lag_of_an_evaluation_is_warned_of() -> None:
-    policy, rollout = right_graphs.policy, right_graphs.sampled()
-    advantage = right_graphs.group_advantage(rollout, reward(exact, rollout))
-    objective = right_graphs.clipped_policy_loss(advantage)
-    test = prompts("data/test.parquet", name="test")
-    held = generate(policy, test, max_tokens=8, max_lag=2, name="held")
-    score = reward(exact, held, name="held_reward")
-    sink = right_graphs.evaluate(policy, score, every=5)
-    known = check(Graph("g", train(policy, rollout, loss=objective, lr=1e-6), sink), headers)
-    (warning,) = known.warnings
-    told = str(warning).partition(" ")[2]
-    assert told.startswith("generate 'held': max_lag changes nothing: an evaluation reads")
-    assert known.lag["held"] == 0
-
-
 def test_the_description_names_sizes_staleness_and_the_cut() -> None:
     text = checked(right_graphs.areal).describe()
     assert "16 = 1,024 completions a Step, 4 updates of 256" in text
@@ -248,27 +215,31 @@ def test_the_description_names_sizes_staleness_and_the_cut() -> None:
     assert "proximal: after the cut, it reads 'policy' at lag 0" in text
 
 
-def a_prompt_file(folder: Path, line: str) -> Graph:
+def check_file(folder: Path, line: str) -> CheckedGraph:
+    """Check a graph on a file of this line."""
     file = folder / "train.jsonl"
     file.write_text(line + "\n", encoding="utf-8")
-    return grpo("models/tiny", str(file), exact)
+    return check(grpo(TINY, str(file), exact))
 
 
 def test_data_files_are_read_for_their_columns(tmp_path: Path) -> None:
-    known = check(a_prompt_file(tmp_path, '{"prompt": "2+2", "answer": "4"}'))
+    known = check_file(tmp_path, '{"prompt": "2+2", "answer": "4"}')
     assert known.columns["prompts", 0] == {"prompt": pa.utf8(), "answer": pa.utf8()}
 
 
-def test_a_file_without_prompts_is_a_fault_of_the_source(tmp_path: Path) -> None:
-    told = r"prompts: .*expected a column 'prompt'.*Fix: rename 'question' to 'prompt'"
-    with pytest.raises(GraphError, match=told):
-        check(a_prompt_file(tmp_path, '{"question": "2+2", "answer": "4"}'))
+NO_PROMPT = r"prompts: .*expected a column 'prompt'.*Fix: rename 'question' to 'prompt'"
+NO_ANSWER = r"reward 'score': wants 'answer', prompts 'train\.jsonl' has: prompt"
 
 
-def test_a_file_without_the_answer_is_a_fault_of_the_reward(tmp_path: Path) -> None:
-    told = r"reward 'score': wants 'answer', prompts 'train\.jsonl' has: prompt"
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [('{"question": "2+2", "answer": "4"}', NO_PROMPT), ('{"prompt": "2+2"}', NO_ANSWER)],
+)
+def test_a_column_that_a_file_lacks_is_a_fault_of_who_reads_it(
+    tmp_path: Path, line: str, told: str
+) -> None:
     with pytest.raises(GraphError, match=told):
-        check(a_prompt_file(tmp_path, '{"prompt": "2+2"}'))
+        check_file(tmp_path, line)
 
 
 def test_a_column_that_a_reward_can_do_without_is_not_asked_for() -> None:
@@ -283,11 +254,13 @@ def test_a_users_operator_asks_for_its_dataset_columns() -> None:
         check(right_graphs.language_model_judge(), lambda data, split: {"prompt": pa.utf8()})
 
 
+WORDS, OTHERS = str(states.TOKENIZERS / "words"), str(states.TOKENIZERS / "others")
+
+
 def test_demonstrations_have_the_vocabulary_of_the_model_trained_on_them() -> None:
-    words, others = (str(states.TOKENIZERS / name) for name in ("words", "others"))
-    student, other = Model("student", words, trainable=True), Model("other", others)
+    student = Model("student", WORDS, trainable=True)
     rows = demonstrations("data/demos.jsonl", batch=8)
-    gap = logprobs(other, rows)
+    gap = logprobs(Model("other", OTHERS), rows)
 
     @operator()
     def weigh(rows: Columns[Completion], gap: Columns[Logprobs]) -> Columns[Advantage]:
@@ -305,11 +278,10 @@ def test_demonstrations_have_the_vocabulary_of_the_model_trained_on_them() -> No
 
 
 def test_a_selected_port_keeps_its_own_tokenizer() -> None:
-    words, others = (str(states.TOKENIZERS / name) for name in ("words", "others"))
-    policy = Model("policy", words, trainable=True)
+    policy = Model("policy", WORDS, trainable=True)
     rollout = generate(policy, prompts("data/train.parquet", batch=8), n=4, max_tokens=8)
     kept = select(rollout, where=best_of(reward(exact, rollout)))
-    teacher = logprobs(Model("teacher", others), kept)
+    teacher = logprobs(Model("teacher", OTHERS), kept)
     loss = right_graphs.policy_gradient_loss(right_graphs.teacher_advantage(kept, teacher))
     sink = train(policy, kept, loss=loss, lr=1e-6)
     with pytest.raises(GraphError, match="logprobs 'teacher': vocabulary"):
@@ -362,9 +334,8 @@ def test_a_graph_of_a_thousand_nodes_is_checked() -> None:
     advantage = right_graphs.returns(rows, score)
     loss = right_graphs.policy_gradient_loss(advantage)
     sink = train(right_graphs.policy, rows, loss=loss, lr=1e-6)
-    graph = Graph("deep", sink)
-    assert len(graph.nodes) > 900
-    known = check(graph, headers)
+    known = check(Graph("deep", sink), headers)
+    assert len(known.graph.nodes) > 900
     domain = known.domains.of_node(known.graph.sinks[0])
     assert domain is not None
     # The prompts, their answers, what each select keeps.
