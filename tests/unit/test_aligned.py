@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataflow.aligned import misaligned
-from dataflow.batch import Batch, Keys, Ragged
+from dataflow.batch import Batch, Keys
 from dataflow.errors import KernelError
 from dataflow.graph import Graph
 from dataflow.model import Model
@@ -26,36 +26,32 @@ from operators.reward import reward
 from operators.train import train
 from tests.kit.rewards import zero
 
-KINDS = {"completion_mask": np.uint8, "completion_ids": np.int32, "prompt_ids": np.int32}
-
 
 def rows(schema: type[Schema], **lengths: Sequence[int]) -> Batch:
     """Rows with so many zeros in these columns; positions 10, 11, ..."""
-    columns = {}
+    columns, counts = {}, ()
     for name, counts in lengths.items():
-        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        columns[name] = Ragged(np.zeros(int(offsets[-1]), KINDS.get(name, np.float32)), offsets)
+        columns[name] = [[0] * count for count in counts]
     return Batch.make(Keys.of(range(10, 10 + len(counts))), columns, schema)
 
 
 LENGTHS = st.lists(st.integers(0, 4), min_size=1, max_size=5)
 
 
-@given(LENGTHS, st.data())
-@settings(max_examples=60, deadline=None)
-def test_the_first_row_that_differs_is_found(lengths: list[int], data: st.DataObject) -> None:
-    other = [data.draw(st.integers(n, n + data.draw(st.integers(0, 1)))) for n in lengths]
-    ports = [
-        ("rollout", rows(Rollout, prompt_ids=[9] * len(lengths), completion_mask=lengths), Rollout),
-        ("old", rows(Logprobs, logprobs=other), Logprobs),
-    ]
-    found = misaligned(ports)
-    differ = [i for i, (a, b) in enumerate(zip(lengths, other, strict=True)) if a != b]
-    if not differ:
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 1)), min_size=1, max_size=5))
+@settings(max_examples=60)
+def test_the_first_row_that_differs_is_found(drawn: list[tuple[int, int]]) -> None:
+    """drawn: tokens of each row, and how many more its log-probs have."""
+    lengths, other = [n for n, _ in drawn], [n + more for n, more in drawn]
+    made = rows(Rollout, prompt_ids=[9] * len(lengths), completion_mask=lengths)
+    found = misaligned(
+        [("rollout", made, Rollout), ("old", rows(Logprobs, logprobs=other), Logprobs)]
+    )
+    if lengths == other:
         assert found is None
         return
     assert found is not None
-    assert (found.row, found.axis) == (differ[0], "T")
+    assert (found.row, found.axis) == ([more for _, more in drawn].index(1), "T")
     told = (
         f"expected one value for every completion token, found {lengths[found.row]} in"
         f" 'rollout.completion_mask' and {other[found.row]} in 'old.logprobs'"
@@ -118,11 +114,11 @@ def test_what_a_train_node_reads_is_compared() -> None:
 
 
 def test_what_a_function_returns_is_compared_with_what_it_read() -> None:
-    guard, read = Alignment(advantage.node), TWO
-    guard.require_made(read.keys, rows(Advantage, advantage=[2, 3]), {"rollout": read})
+    guard, inputs = Alignment(advantage.node), {"rollout": TWO}
+    guard.require_made(TWO.keys, rows(Advantage, advantage=[2, 3]), inputs)
     told = r"weighed: row \(position, sample, attempt\) \(10, 0, 0\): "
     with pytest.raises(KernelError, match=told):
-        guard.require_made(read.keys, rows(Advantage, advantage=[1, 3]), {"rollout": read})
+        guard.require_made(TWO.keys, rows(Advantage, advantage=[1, 3]), inputs)
 
 
 def test_rows_with_ids_of_their_own_are_compared_among_themselves() -> None:

@@ -20,7 +20,7 @@ from engine.cost import memory
 from engine.cost.bytes import column_bytes, data_bytes, value_bytes
 from engine.cost.lengths import ASSUMED_PROMPT, Lengths, of_rollout
 from engine.cost.memory import Work
-from engine.cost.models import Shape, formula, model_cost
+from engine.cost.models import Shape, model_cost
 
 HEADS = {"heads": 4, "kv_heads": 2, "head_dim": 2}
 SHAPE = Shape(layers=2, hidden=8, intermediate=24, **HEADS, vocabulary=10, context=64, tied=False)
@@ -38,7 +38,7 @@ def config(kind: str, *sizes: int, **more: Any) -> dict[str, Any]:
 
 
 TIED = {"tie_word_embeddings": True}
-SMALL = config("llama", 8, 2, 4, 2, 24, 10)
+SMALL = config("qwen2", 8, 2, 4, 2, 24, 10)
 PUBLISHED = {
     "Qwen2-0.5B": (config("qwen2", 896, 24, 14, 2, 4864, 151936, **TIED), 494_032_768),
     "Llama-3.1-8B": (config("llama", 4096, 32, 32, 8, 14336, 128256), 8_030_261_248),
@@ -51,12 +51,11 @@ PUBLISHED = {
 
 
 def saved(folder: Path, settings: dict[str, Any], **tensors: tuple[int, ...]) -> str:
-    folder.mkdir(parents=True, exist_ok=True)
+    """A model directory; with tensors it has weights, of zeros."""
     (folder / "config.json").write_text(json.dumps(settings))
-    if tensors:
-        zeros = {name: np.zeros(shape, np.float32) for name, shape in tensors.items()}
-        arrays = {name.replace("__", "."): array for name, array in zeros.items()}
-        save_file(arrays, folder / "model.safetensors")
+    zeros = {name.replace("__", "."): np.zeros(tensors[name], np.float32) for name in tensors}
+    if zeros:
+        save_file(zeros, folder / "model.safetensors")
     return str(folder)
 
 
@@ -74,17 +73,19 @@ def test_a_scalar_head_is_a_vector_and_a_bias_instead_of_the_vocabulary(tmp_path
     assert scalar == language - 10 * 8 + 8 + 1
 
 
-def test_headers_are_counted_exactly_and_go_before_the_formula(tmp_path: Path) -> None:
-    weights = {"model__embed": (10, 8), "model__rotary_emb__inv_freq": (4,)}
-    base = saved(tmp_path, SMALL, **weights, lm_head__weight=(10, 8))
-    assert model_cost(base).parameters == 160
-    assert model_cost(base, "scalar").parameters == 80 + 9
+LARGE, HEAD = (10, 8), {"lm_head__weight": (10, 8)}
 
 
-def test_a_tied_head_is_counted_once_even_where_the_file_has_it_twice(tmp_path: Path) -> None:
-    settings = config("qwen2", 8, 2, 4, 2, 24, 10, **TIED)
-    base = saved(tmp_path, settings, model__embed=(10, 8), lm_head__weight=(10, 8))
-    assert model_cost(base).parameters == 80
+@pytest.mark.parametrize(("settings", "tensors", "head", "count"), [
+    (SMALL, {"model__rotary_emb__inv_freq": (4,), **HEAD}, "lm", 160),
+    (SMALL, HEAD, "scalar", 80 + 9),
+    (SMALL | TIED, HEAD, "lm", 80),
+], ids=["its own head", "a scalar head", "a tied head that the file has twice"])  # fmt: skip
+def test_headers_are_counted_exactly_and_go_before_the_formula(
+    tmp_path: Path, settings: Any, tensors: Any, head: Any, count: int
+) -> None:
+    base = saved(tmp_path, settings, model__embed=LARGE, **tensors)
+    assert model_cost(base, head).parameters == count
 
 
 def test_a_changed_directory_is_read_again(tmp_path: Path) -> None:
@@ -119,12 +120,12 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
         model_cost(base)
 
 
-def test_token_columns_have_an_offset_and_a_value_a_token() -> None:
-    lengths = Lengths(prompt=5, completion=7)
-    sizes = {c.name: column_bytes(c, lengths) for c in Rollout.columns.values()}
-    assert sizes["prompt_ids"] == 8 + 5 * 4
-    assert sizes["completion_mask"] == 8 + 7
-    assert sizes["sampler_logprobs"] == 8 + 7 * 4
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("prompt_ids", 8 + 5 * 4), ("completion_mask", 8 + 7), ("sampler_logprobs", 8 + 7 * 4)],
+)
+def test_token_columns_have_an_offset_and_a_value_a_token(name: str, size: int) -> None:
+    assert column_bytes(Rollout.columns[name], Lengths(prompt=5, completion=7)) == size
 
 
 @pytest.mark.parametrize(
@@ -142,19 +143,21 @@ def test_text_of_a_prompt_grows_with_it_and_other_text_does_not() -> None:
 
 
 def test_a_prompt_without_a_bound_is_assumed_and_fits_the_context() -> None:
-    assert of_rollout(32, None).prompt == ASSUMED_PROMPT
-    assert "max_prompt_tokens" in of_rollout(32, None).bound
-    assert of_rollout(32, None).clipped(128).prompt == 96
-    given_bound = of_rollout(32, 100)
-    assert (given_bound.prompt, given_bound.bound) == (100, "")
-    assert given_bound.clipped(64) is given_bound
+    assumed, stated = of_rollout(32, None), of_rollout(32, 100)
+    assert assumed.prompt == ASSUMED_PROMPT
+    assert "max_prompt_tokens" in assumed.bound
+    assert assumed.clipped(128).prompt == 96
+    assert (stated.prompt, stated.bound, stated.clipped(64)) == (100, "", stated)
 
 
-def test_optimizer_and_gradients_of_narrow_weights_are_wide() -> None:
-    assert memory.optimizer_bytes(10, "float32") == 80
-    assert memory.optimizer_bytes(10, "bfloat16") == 120
-    assert memory.gradient_bytes(10, "float32") == 40
-    assert memory.gradient_bytes(10, "bfloat16") == 60
+@pytest.mark.parametrize(("dtype", "optimizer", "gradients"), [
+    ("float32", 80, 40), ("bfloat16", 120, 60),
+])  # fmt: skip
+def test_optimizer_and_gradients_of_narrow_weights_are_wide(
+    dtype: str, optimizer: int, gradients: int
+) -> None:
+    assert memory.optimizer_bytes(10, dtype) == optimizer
+    assert memory.gradient_bytes(10, dtype) == gradients
 
 
 @pytest.mark.parametrize(
@@ -192,10 +195,11 @@ def test_workers_of_a_host_add_up_but_for_those_that_take_turns() -> None:
         "train": [{"weights": 5, "optimizer": 10, "activations": 30, "snapshot": 2}],
         "other": [{"weights": 3, "logits": 4}],
     }
-    turns, on_gpu = [("gen", "train")], {"without": memory.HOST_PARTS, "gives_back": True}
+    turns = [("gen", "train")]
     assert memory.host_peak(workers) == 46 + 47 + 7
     assert memory.host_peak(workers, turns) == (6 + 17 + 40) + 7, "what lasts stays on a host"
-    assert memory.host_peak(workers, turns, **on_gpu) == max(45, 45) + 7
+    on_gpu = memory.host_peak(workers, turns, without=memory.HOST_PARTS, gives_back=True)
+    assert on_gpu == max(45, 45) + 7
 
 
 works = st.builds(
@@ -208,19 +212,21 @@ works = st.builds(
 )
 
 
+PARTS = {
+    "decode": lambda work: memory.decode_parts(SHAPE, work, "float32"),
+    "forward": lambda work: memory.forward_parts(SHAPE, work, "float32", "lm"),
+    "train": lambda work: memory.train_parts(1000, SHAPE, work, "float32", "lm"),
+}
+
+
+@pytest.mark.parametrize("kind", PARTS)
 @settings(max_examples=50)
 @given(works, st.integers(1, 100))
-def test_longer_rows_never_need_less(work: Work, more: int) -> None:
+def test_longer_rows_never_need_less(kind: str, work: Work, more: int) -> None:
     short = work.lengths
     lengths = Lengths(prompt=short.prompt + more, completion=short.completion + more)
-    longer = replace(work, lengths=lengths)
-    for make in (
-        lambda w: memory.decode_parts(SHAPE, w, "float32"),
-        lambda w: memory.forward_parts(SHAPE, w, "float32", "lm"),
-        lambda w: memory.train_parts(1000, SHAPE, w, "float32", "lm"),
-    ):
-        before, after = make(work), make(longer)
-        assert sum(after.values()) >= sum(before.values())
+    longer = PARTS[kind](replace(work, lengths=lengths))
+    assert sum(longer.values()) >= sum(PARTS[kind](work).values())
 
 
 @settings(max_examples=50)
@@ -228,11 +234,3 @@ def test_longer_rows_never_need_less(work: Work, more: int) -> None:
 def test_a_micro_batch_is_within_its_budget_or_one_row(work: Work) -> None:
     assert work.at_once <= max(work.budget, work.lengths.row)
     assert work.at_once <= work.fed
-
-
-def test_the_formula_needs_no_file() -> None:
-    settings, parameters = PUBLISHED["Llama-3.1-8B"]
-    heads = {"heads": 32, "kv_heads": 8, "head_dim": 128}
-    sizes = {"layers": 32, "hidden": 4096, "intermediate": 14336, "vocabulary": 128256}
-    shape = Shape(**heads, **sizes, context=4096, tied=False)
-    assert formula(shape, settings) == parameters

@@ -20,7 +20,7 @@ from operators.data_files import (
     read_table,
 )
 from operators.data_sources import row_count
-from operators.kernels.data import open_demonstrations, open_rows
+from operators.kernels.data import SourceRows, open_demonstrations, open_rows
 from operators.kernels.preferences import open_preferences
 from operators.kernels.text import prompts_of
 from tests.kit.files import save_jsonl
@@ -42,8 +42,7 @@ def test_csv_columns_are_text_unless_each_value_is_a_number(tmp_path: Path) -> N
         "p,true,2024-01-02,10,,2,x\n"
     )
     data = save(tmp_path / "a.csv", text)
-    found = read_table(data).to_pydict()
-    assert found == {
+    assert read_table(data).to_pydict() == {
         "prompt": ['a, "b"\nc', "p"],
         "answer": ["yes", "true"],
         "day": ["2024-01-01", "2024-01-02"],
@@ -75,7 +74,7 @@ def test_csv_messages_are_parsed_if_the_first_value_is_a_list_of_them(tmp_path: 
     data = save(tmp_path / "a.csv", f'messages,answer\n"{said}","[1]"\n"{said}",[]\n')
     rows = open_demonstrations(data)
     assert rows.shape == "messages"
-    assert prompts_of(rows.take(np.array([1])).column("messages")) == [[USER, ASSISTANT]]
+    assert texts(rows, "messages") == [[USER, ASSISTANT]] * 2
     assert read_table(data).column("answer").to_pylist() == ["[1]", "[]"]
     torn = save(tmp_path / "b.csv", f'messages,answer\n"{said}",1\n"[{{""role"": 1",2\n')
     with pytest.raises(DataError, match=r"b\.csv: row 1, column 'messages'.*Fix:"):
@@ -136,19 +135,21 @@ def forms(folder: Path, column: str, *rows: list[dict[str, Any]]) -> list[str]:
     return [str(folder / f"a.{ending}") for ending in ("jsonl", "parquet", "csv")]
 
 
+def texts(rows: SourceRows, column: str) -> list[Any]:
+    """A column of all rows."""
+    return prompts_of(rows.take(np.arange(len(rows))).column(column))
+
+
 @pytest.mark.parametrize("column", ["conversations", "messages"])
 def test_sharegpt_messages_are_read_as_messages(tmp_path: Path, column: str) -> None:
-    system = {"role": "system", "content": "short"}
+    whole = [{"role": "system", "content": "short"}, USER, ASSISTANT, USER]
     for data in forms(tmp_path, column, [HUMAN, GPT], [SYSTEM, HUMAN, GPT, HUMAN]):
         assert list(demonstration_columns(data)) == ["messages"]
-        rows = open_demonstrations(data)
-        turns = prompts_of(rows.take(np.array([0, 1])).column("messages"))
-        assert turns == [[USER, ASSISTANT], [system, USER, ASSISTANT, USER]], data
+        assert texts(open_demonstrations(data), "messages") == [[USER, ASSISTANT], whole], data
         assert list(prompt_columns(data)) == ["prompt", "messages"]
         asked = open_rows(data)
         assert asked.table.column("messages").type == columns_of(data)["messages"]
-        turns = prompts_of(asked.take(np.array([0, 1])).column("prompt"))
-        assert turns == [[USER], [system, USER, ASSISTANT, USER]], data
+        assert texts(asked, "prompt") == [[USER], whole], data
 
 
 def test_sharegpt_roles_may_be_written_as_ours_and_nulls_stay(tmp_path: Path) -> None:
@@ -164,10 +165,9 @@ def test_sharegpt_roles_may_be_written_as_ours_and_nulls_stay(tmp_path: Path) ->
 
 def test_an_unknown_role_is_named_with_its_row(tmp_path: Path) -> None:
     odd = {"from": "narrator", "value": "Once"}
+    found = forms(tmp_path, "conversations", [HUMAN, GPT], [HUMAN, odd])
     places = (r"a\.jsonl:2", r"a\.parquet: row 1", r"a\.csv: row 1")
-    for data, place in zip(
-        forms(tmp_path, "conversations", [HUMAN, GPT], [HUMAN, odd]), places, strict=True
-    ):
+    for data, place in zip(found, places, strict=True):
         with pytest.raises(DataError, match=rf"{place}: conversations: .*found 'narrator'.*Fix:"):
             open_demonstrations(data)
 
