@@ -121,7 +121,7 @@ def test_several_workers_say_how_busy_they_were() -> None:
     assert busy == pytest.approx(1.0), "counted once a Step"
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     parts=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 5)), max_size=12),
     cuts=st.sets(st.integers(1, 100), max_size=4),

@@ -77,7 +77,7 @@ def require_tokens(found: Ragged, wanted: list[float], *, atol: float) -> None:
 
 
 seeds = given(seed=st.integers(0, 2**20))
-few = settings(max_examples=8, deadline=None)
+few = settings(max_examples=8)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
