@@ -20,6 +20,7 @@ from dataflow.diff import diff
 from dataflow.draw import draw
 from dataflow.errors import GraphError
 from dataflow.graph import Graph
+from dataflow.node import Port
 from dataflow.schema import Reward, Rollout, column
 from dataflow.snapshot import fingerprint, from_json, modules, to_json
 from dataflow.user import Columns, operator
@@ -52,15 +53,14 @@ def test_every_right_graph_is_the_same_by_its_declarations(make: Callable[[], Gr
     found = from_json(written, imports=False)
     assert found == graph
     assert to_json(found) == written
-    assert fingerprint(found) == fingerprint(graph)
     for form in ("text", "mermaid", "dot", "svg"):
         assert draw(found, form) == draw(graph, form)
-    checked = check(graph, _columns), check(found, _columns)
-    assert checked[0].describe() == checked[1].describe()
-    plans = [plan(each) for each in checked]
-    assert explain(plans[0]) == explain(plans[1])
-    assert plans[0].digest == fingerprint(graph)
-    assert str(diff(graph, found)) == str(diff(graph, graph))
+    known, looked = check(graph, _columns), check(found, _columns)
+    assert known.describe() == looked.describe()
+    made = plan(known)
+    assert explain(made) == explain(plan(looked))
+    assert made.digest == fingerprint(graph)
+    assert not diff(graph, found).nodes
 
 
 class NotedReward(Reward):
@@ -91,28 +91,36 @@ class Rule:
         raise AssertionError("it is only looked at")
 
 
+def _trained(name: str, rollout: Port[Rollout], score: Port[Reward]) -> Graph:
+    loss = clipped_policy_loss(group_advantage(rollout, score))
+    return Graph(name, train(policy, rollout, loss=loss, lr=1e-6))
+
+
 def _own_parts(*fns: Any, word: str = "y") -> Graph:
     rollout = sampled()
-    score = noted(rollout, reward(list(fns), rollout), word=word)
-    loss = clipped_policy_loss(group_advantage(rollout, score))
-    return Graph("own", train(policy, rollout, loss=loss, lr=1e-6))
+    return _trained("own", rollout, noted(rollout, reward(list(fns), rollout), word=word))
+
+
+def _read(graph: Graph) -> Graph:
+    """The graph by its declarations, which are drawn and written as the graph is."""
+    found = from_json(to_json(graph), imports=False)
+    assert draw(found) == draw(graph)
+    assert to_json(found) == to_json(graph)
+    return found
 
 
 def test_user_schemas_operators_and_rewards_stand_in_for_themselves() -> None:
     graph = _own_parts(exact, Rule(0.5))
-    found = from_json(to_json(graph), imports=False)
+    found = _read(graph)
     (schema,) = found.node("noted").schemas
     assert schema is not Twice
     assert issubclass(schema, Reward)
     assert schema.describe() == Twice.describe()
-    assert schema is from_json(to_json(graph), imports=False).node("noted").schemas[0]
-    assert draw(found) == draw(graph)
-    assert to_json(found) == to_json(graph)
+    assert schema is _read(graph).node("noted").schemas[0]
     told = "it was read without being imported, and cannot be called"
     with pytest.raises(GraphError, match=told):
         found.node("reward").params["fns"][0](completions=[])
-    other = to_json(_own_parts(exact, Rule(0.5), word="z"))
-    assert diff(found, from_json(other, imports=False)).nodes
+    assert diff(found, _read(_own_parts(exact, Rule(0.5), word="z"))).nodes
 
 
 def test_a_graph_of_local_functions_can_be_looked_at() -> None:
@@ -122,12 +130,8 @@ def test_a_graph_of_local_functions_can_be_looked_at() -> None:
 
     rollout = sampled()
     score = halved(reward([exact, lambda completions: [1.0 for _ in completions]], rollout))
-    loss = clipped_policy_loss(group_advantage(rollout, score))
-    graph = Graph("local", train(policy, rollout, loss=loss, lr=1e-6))
-    found = from_json(to_json(graph), imports=False)
-    assert draw(found) == draw(graph)
-    assert to_json(found) == to_json(graph)
-    assert check(found, _columns).describe() == check(graph, _columns).describe()
+    graph = _trained("local", rollout, score)
+    assert check(_read(graph), _columns).describe() == check(graph, _columns).describe()
 
 
 def _forged(change: Change, graph: Graph | None = None) -> str:
@@ -253,7 +257,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_any_part_may_be_anything(data: st.DataObject) -> None:
     """It becomes a graph, or an error of the family or one that `received.reading` makes one."""
@@ -300,15 +304,15 @@ def test_the_modules_that_a_run_of_it_imports_are_known_before() -> None:
 def test_what_is_imported_is_said_with_its_place_and_nothing_is_imported_for_it(
     loud: Path, tmp_path: Path
 ) -> None:
-    file = tmp_path / "graph.json"
+    file, behind = tmp_path / "graph.json", tmp_path / "behind"
     file.write_text(_forged(CHANGES["function"], grpo("m", "d", exact)), encoding="utf-8")
     assert imports(file) == [f"imports {LOUD} from {tmp_path / LOUD}.py"]
-    (tmp_path / "behind").mkdir()
-    (tmp_path / f"{LOUD}.py").rename(tmp_path / "behind" / f"{LOUD}.py")
+    behind.mkdir()
+    (tmp_path / f"{LOUD}.py").rename(behind / f"{LOUD}.py")
     assert imports(file) == [f"imports {LOUD} from nowhere: it is not found"]
-    assert imports(file, [str(tmp_path / "behind")]) == [
-        f"imports {LOUD} from {tmp_path / 'behind' / LOUD}.py",
-        f"what these import is also looked for in {tmp_path / 'behind'}",
+    assert imports(file, [str(behind)]) == [
+        f"imports {LOUD} from {behind / LOUD}.py",
+        f"what these import is also looked for in {behind}",
     ]
     assert not loud.exists()
 
