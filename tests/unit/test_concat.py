@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,7 +34,7 @@ from dataflow.schema import (
 )
 from engine.coordinator.joined import joined_state
 from engine.coordinator.tables import ABSENT, PRESENT, RowTable
-from engine.plan.plan import PlannedInput
+from engine.plan.plan import Plan
 from operators.answers import answers
 from operators.concat import concat
 from operators.data import prompts
@@ -51,7 +50,7 @@ from operators.losses import clipped_policy_loss, policy_gradient_loss, supervis
 from operators.select import best_of, select
 from tests.kit.graphs import DATA, compared, graph_of, policy, scored
 from tests.kit.kernels import FakeSession, open_kernel, rows_chunk
-from tests.kit.plans import planned, planned_node
+from tests.kit.plans import headers, planned, planned_input, planned_node
 from tests.kit.rows import padded_logprobs, plain, random_rows
 from tests.unit.test_data import BOS, CHATML, EOS, ids, row, save_tokenizer
 
@@ -95,50 +94,41 @@ def test_the_same_parts_in_the_same_order_are_the_same_rows() -> None:
     flat, turned = concat(first, second, third, name="flat"), concat(second, first, third)
     graph = graph_of(left, supervised_loss() + policy_gradient_loss(compared(flat)))
     domains = Domains(graph)
-    rows = domains.of(left)
-    assert rows is not None
+    rows: Any = domains.of(left)
     assert rows is domains.of(flat)
     assert (rows.width, rows.group_size, rows.ragged) == (7, 7, None)
-    asked_rows = domains.of(asked)
-    assert asked_rows is not None
-    assert rows.descends_from(asked_rows)
+    assert rows.descends_from(domains.of(asked))
     assert domains.of_node(turned.node) is None, "not in the graph"
     made = Samplers(graph, domains).of(flat)
-    assert [makers[0].name for makers in made] == ["first"] * 4 + ["second"] * 2 + ["third"]
+    assert made == ((first.node,),) * 4 + ((second.node,),) * 2 + ((third.node,),)
 
 
-@pytest.mark.usefixtures("tiny")
 def test_a_selected_part_makes_the_group_ragged_and_smaller() -> None:
     first, second, asked = two()
     kept = select(second, where=best_of(scored(second), k=1))
-    rows = concat(first, kept, answers(asked, column="answer"))
+    rows: Any = concat(first, kept, answers(asked, column="answer"))
     graph = graph_of(rows, supervised_loss())
-    domain = Domains(graph).of(rows)
-    assert domain is not None
-    assert (domain.width, domain.group_size) == (7, 7)
-    assert domain.ragged is kept.node
-    assert [d.node for d in domain.selections()] == [kept.node]
+    domain: Any = Domains(graph).of(rows)
+    assert (domain.width, domain.group_size, domain.ragged) == (7, 7, kept.node)
+    assert [each.node for each in domain.selections()] == [kept.node]
     made = Samplers(graph, Domains(graph)).of(rows)
-    assert [[m.name for m in makers] for makers in made] == [["first"]] * 4 + [["second"]] * 2 + [
-        []
-    ]
+    assert made == ((first.node,),) * 4 + ((second.node,),) * 2 + ((),)
 
 
-def trained(rows: Port[Completion], **params: Any) -> dict[str, Any]:
-    old = logprobs(policy, rows, name="old")
-    loss = clipped_policy_loss(compared(rows), old=old)  # type: ignore[arg-type]
-    plan = planned(graph_of(rows, loss, epochs=2, **params))  # type: ignore[arg-type]
-    assert plan.program is not None
-    assert plan.program.node("old").params["temperature"] == (1.0,) * 4 + (0.5,) * 2
-    return {"notes": plan.notes} | plan.program.node("train_policy").params
+def planned_with_old(rows: Port[Any], **params: Any) -> Plan:
+    """old: the log-probs of the rows, computed again."""
+    loss = clipped_policy_loss(compared(rows), old=logprobs(policy, rows, name="old"))
+    return planned(graph_of(rows, loss, **params))
 
 
 @pytest.mark.usefixtures("tiny")
 def test_each_sample_is_trained_at_its_samplers_temperature() -> None:
-    params = trained(concat(*two()[:2]), aggregate="constant", minibatches=2)
-    assert params["temperature"] == (1.0,) * 4 + (0.5,) * 2
-    assert params["sampler_temperature"] == params["temperature"]
-    assert "train_policy: temperature 1.0 of first, 0.5 of second" in params["notes"]
+    plan: Any = planned_with_old(concat(*two()[:2]), epochs=2, aggregate="constant", minibatches=2)
+    params = plan.program.node("train_policy").params
+    each = (1.0,) * 4 + (0.5,) * 2
+    assert params["temperature"] == params["sampler_temperature"] == each
+    assert plan.program.node("old").params["temperature"] == each
+    assert "train_policy: temperature 1.0 of first, 0.5 of second" in plan.notes
     assert params["own_samples"] is True
     names = ("minibatches", "max_tokens", "step_rows")
     rows = RowSet(name="rows", loss=supervised_loss(), **{n: params[n] for n in names})
@@ -147,32 +137,24 @@ def test_each_sample_is_trained_at_its_samplers_temperature() -> None:
 
 @pytest.mark.usefixtures("tiny")
 def test_equal_temperatures_are_one_number_and_old_is_left_out() -> None:
-    first, second, _ = two(temperature=1.0, max_tokens=32)
-    rows = concat(first, second)
-    old = logprobs(policy, rows, name="old")
-    plan = planned(graph_of(rows, clipped_policy_loss(compared(rows), old=old)))
-    assert plan.program is not None
+    plan: Any = planned_with_old(concat(*two(temperature=1.0, max_tokens=32)[:2]))
     params = plan.program.node("train_policy").params
     assert (params["temperature"], params["max_tokens"]) == (1.0, 32)
     assert "old" not in [node.name for node in plan.nodes]
 
 
 def test_the_check_knows_the_sizes() -> None:
-    first, second, _ = two()
-    rows = concat(first, second)
+    rows = concat(*two()[:2])
     graph = graph_of(rows, clipped_policy_loss(compared(rows)))
-    (size,) = check(graph, lambda *_: {"prompt": pa.utf8(), "answer": pa.utf8()}).sizes.values()
+    (size,) = check(graph, headers).sizes.values()
     assert size.describe() == "8 prompts x 6 = 48 completions a Step, 1 update of 48 (train_policy)"
 
 
 def test_no_row_of_a_dropped_prompt_goes_on_into_a_group_that_lacks_some() -> None:
     """Prompt 0 was given up in `a`, a refilling select kept nothing of prompt 1."""
     parts = (planned_node("a"), planned_node("b", relation="subset", refill=True))
-    sides = ({"offset": 0, "width": 2}, {"offset": 2, "width": 1})
-    inputs = tuple(
-        PlannedInput(name=n.name, gate=n.name, **side) for n, side in zip(parts, sides, strict=True)
-    )
-    node = replace(planned_node("c"), relation="concat", rows=3, inner=3, inputs=inputs)
+    inputs = planned_input("a", offset=0, width=2), planned_input("b", offset=2, width=1)
+    node = planned_node("c", *inputs, relation="concat", rows=3, inner=3)
     tables = {"a": RowTable(2, 3), "b": RowTable(1, 3)}
     tables["a"].state[:] = [[ABSENT, ABSENT], [PRESENT, PRESENT], [PRESENT, ABSENT]]
     tables["a"].given_up[0] = True
@@ -187,25 +169,28 @@ def test_no_row_of_a_dropped_prompt_goes_on_into_a_group_that_lacks_some() -> No
 SAMPLES = st.lists(st.sets(st.integers(0, 3)), min_size=2, max_size=4)
 
 
+def concatenated(keys: Keys, schema: type[Schema], *returns: str, **parts: Batch) -> Batch:
+    """What the kernel makes of two parts: `part0` of this schema, `part1` without its columns."""
+    kernel, (base, *_) = ConcatRows(), schema.__bases__
+    schemas = {"part0": schema, "part1": base}
+    node = KernelNode(name="c", operator="concat", returns=returns, schemas=schemas)
+    kernel.open(node, Layout(), FakeSession())
+    (made,) = kernel.run(Chunk(id=0, step=0, keys=keys, inputs=parts))
+    return made
+
+
 @given(SAMPLES, SAMPLES)
 def test_rows_come_by_key_with_what_they_lack_filled_in(
     first: list[set[int]], second: list[set[int]]
 ) -> None:
     """Random rows of two inputs: the second's samples are 4 and more."""
-    schemas = {"part0": TruncatedRollout, "part1": Rollout}
-    parts = {
-        "part0": _part([(p, s) for p, some in enumerate(first) for s in sorted(some)], mass=-0.5),
-        "part1": _part([(p, s + 4) for p, some in enumerate(second) for s in sorted(some)]),
-    }
-    whole = Keys.concat([part.keys for part in parts.values()])
-    keys = whole.take(whole.order())
-    kernel = ConcatRows()
-    returns = ("completion_ids", "sampler_mass")
-    node = KernelNode(name="c", operator="concat", returns=returns, schemas=schemas)
-    kernel.open(node, Layout(), FakeSession())
-    if not len(keys):
+    left = [(prompt, sample) for prompt, some in enumerate(first) for sample in sorted(some)]
+    right = [(prompt, sample + 4) for prompt, some in enumerate(second) for sample in sorted(some)]
+    if not left + right:
         return
-    (made,) = kernel.run(Chunk(id=0, step=0, keys=keys, inputs=parts))
+    parts = {"part0": _part(left, mass=-0.5), "part1": _part(right)}
+    keys = Keys.of(*zip(*sorted(left + right), strict=True))
+    made = concatenated(keys, TruncatedRollout, "completion_ids", "sampler_mass", **parts)
     assert made.keys.rows() == keys.rows()
     for index, (position, sample, _) in enumerate(made.keys.rows()):
         assert made.ragged("completion_ids")[index].tolist() == [position, sample]
@@ -217,16 +202,12 @@ def _part(rows: list[tuple[int, int]], mass: float | None = None) -> Batch:
     columns: dict[str, Any] = {"completion_ids": [list(each) for each in rows]}
     if mass is not None:
         columns["sampler_mass"] = [[mass, mass]] * len(rows)
-    return Batch.make(keys, columns, TruncatedRollout if mass is not None else Rollout)
+    return Batch.make(keys, columns, TruncatedRollout)
 
 
 def test_nothing_that_is_read_yields_keys_alone() -> None:
-    kernel = ConcatRows()
-    schemas = {"part0": Reward, "part1": Reward}
-    node = KernelNode(name="c", operator="concat", schemas=schemas)
-    kernel.open(node, Layout(), FakeSession())
     keys = Keys.of([1, 1], [0, 1])
-    (made,) = kernel.run(Chunk(id=0, step=0, keys=keys, inputs={}))
+    made = concatenated(keys, TruncatedRollout)
     assert (made.keys.rows(), made.names) == (keys.rows(), [])
 
 
@@ -237,31 +218,31 @@ def test_logprobs_are_at_each_samples_own_temperature(
     """Rows of one prompt share its last token, whose logits are read at three temperatures."""
     monkeypatch.setattr(heads, "CHUNK", chunk)
     rows, heat = random_rows(4, 3), (1.0, 0.7, 2.0)
-    kernel: Any = TorchLogprobs()
-    open_kernel(kernel, Model("m", base), temperature=heat)
-    (made,) = kernel.run(rows_chunk(rows))
-    found = made.ragged("logprobs")
+    (made,) = open_kernel(TorchLogprobs(), base, temperature=heat).run(rows_chunk(rows))
     with torch.no_grad():
         wanted = [padded_logprobs(plain(base), rows, each) for each in heat]
-    assert set(rows.keys.sample.tolist()) == {0, 1, 2}
-    for index, sample in enumerate(rows.keys.sample.tolist()):
-        np.testing.assert_allclose(found[index], wanted[sample][index].numpy(), atol=2e-5)
+    samples, found = rows.keys.sample.tolist(), made.ragged("logprobs")
+    assert set(samples) == {0, 1, 2}
+    for index, sample in enumerate(samples):
+        np.testing.assert_allclose(found[index], wanted[sample][index], atol=2e-5)
 
 
 def answered(base: str, prompt: pa.Array, said: pa.Array, **params: Any) -> list[Any]:
-    """The rows that the kernel makes."""
-    kernel, session = DatasetAnswers(), FakeSession()
-    models = {"tokenizer": Model("policy", base)}
-    given_params = {"column": "gold", "overlong": "error"} | params
-    node = KernelNode(name="answers", operator="answers", params=given_params, models=models)
-    kernel.open(node, Layout(), session)
-    keys = Keys.of(range(len(prompt)))
-    records = pa.RecordBatch.from_arrays([prompt, said], names=["prompt", "gold"])
-    batches = list(
-        kernel.run(Chunk(id=0, step=0, keys=keys, inputs={"prompt": Batch(keys, records)}))
+    """The rows that the kernel makes, then the keys of those that it drops."""
+    session, keys = FakeSession(), Keys.of(range(len(prompt)))
+    node = KernelNode(
+        name="answers",
+        operator="answers",
+        params={"column": "gold", "overlong": "error"} | params,
+        models={"tokenizer": Model("policy", base)},
     )
-    made = [row(batch, i) for batch in batches for i in range(len(batch))]
-    return [*made, *[key for key, _ in session.tombstones]]
+    kernel = DatasetAnswers()
+    kernel.open(node, Layout(), session)
+    rows = Batch(keys, pa.RecordBatch.from_arrays([prompt, said], names=["prompt", "gold"]))
+    made: list[Any] = []
+    for batch in kernel.run(Chunk(id=0, step=0, keys=keys, inputs={"prompt": rows})):
+        made += [row(batch, i) for i in range(len(batch))]
+    return made + [key for key, _ in session.tombstones]
 
 
 @pytest.fixture(scope="module")
@@ -277,14 +258,14 @@ def test_answers_are_tokenised_as_demonstrations_are(words: str) -> None:
 
 
 def test_overlong_answers_are_dropped_or_cut(words: str) -> None:
-    given_rows = pa.array(["ab", "x"]), pa.array(["cdef", "y"])
+    rows = words, pa.array(["ab", "x"]), pa.array(["cdef", "y"])
     how = {"positions": 4, "positions_of": "policy"}
     with pytest.raises(DataError, match=r"answers: row .* expected at most 4 tokens"):
-        answered(words, *given_rows, **how)
-    kept, dropped = answered(words, *given_rows, overlong="drop", **how)
+        answered(*rows, **how)
+    kept, dropped = answered(*rows, overlong="drop", **how)
     assert kept == ([BOS, *ids("x")], [*ids("y"), EOS], [1, 1], "y")
     assert dropped == (0, 0, 0)
-    cut, _ = answered(words, *given_rows, overlong="truncate", **how)
+    cut, _ = answered(*rows, overlong="truncate", **how)
     assert cut == ([BOS, *ids("ab")], ids("c"), [1], "c")
 
 
@@ -297,11 +278,9 @@ def test_an_answer_to_messages_is_the_assistants_turn(
     talks = save_tokenizer(tmp_path_factory.mktemp("talks"), template=CHATML)
     (found,) = answered(talks, TALK, pa.array(["b"]))
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    wanted = load_tokenizer(talks).encode_conversations([turns], [1], True)
-    assert found[0] == wanted.prompt[0].tolist()
-    assert found[1] == wanted.completion[0].tolist()
-    assert found[2] == wanted.mask[0].tolist()
-    assert found[3] == "b"
+    pairs = load_tokenizer(talks).encode_conversations([turns], [1], True)
+    tokens = [each[0].tolist() for each in (pairs.prompt, pairs.completion, pairs.mask)]
+    assert found == (*tokens, "b")
 
 
 @pytest.mark.parametrize(
