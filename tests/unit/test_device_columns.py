@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,12 @@ from dataflow.check import check
 from dataflow.errors import DataError, GraphError, PlanError
 from dataflow.graph import Graph
 from dataflow.loss import Now, Tensors, Terms, loss
+from dataflow.node import Port
 from dataflow.schema import Reward, Rollout, Schema, column
 from dataflow.user import Columns, operator
 from engine.channels.tensors.hashes import of_tensors, on_device
 from engine.plan.cluster import Cluster, Host
-from engine.plan.explain import explain
 from engine.plan.plan import Plan
-from engine.plan.planner import make_plan
 from engine.worker.digest import row_digests
 from operators.losses import policy_gradient_loss
 from operators.reward import reward
@@ -40,27 +40,22 @@ class DeviceFloats(Schema):
     norm = column(pa.float32())
 
 
-def distinct(lengths: Sequence[int], start: int = 0) -> Batch:
+def distinct(lengths: Sequence[int]) -> Batch:
     """Rows whose values are all different."""
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     count, rows = int(offsets[-1]), len(lengths)
-    vectors = torch.arange(start, start + 3 * count, dtype=torch.float32).reshape(-1, 3)
     columns = {
-        "hidden": Ragged(vectors, offsets),
-        "top": Ragged(torch.arange(start, start + count), offsets),
-        "total": torch.arange(start, start + rows, dtype=torch.float64),
-        "norm": np.arange(start, start + rows, dtype=np.float32),
+        "hidden": Ragged(torch.arange(3.0 * count).reshape(-1, 3), offsets),
+        "top": Ragged(torch.arange(count), offsets),
+        "total": torch.arange(rows, dtype=torch.float64),
+        "norm": np.arange(rows, dtype=np.float32),
     }
-    return Batch.make(Keys.of(range(start, start + rows)), columns, DeviceFloats)
+    return Batch.make(Keys.of(range(rows)), columns, DeviceFloats)
 
 
-def values(batch: Batch) -> list[tuple[Any, ...]]:
+def values(batch: Batch) -> list[dict[str, Any]]:
     """Row by row, as Python has them."""
-    hidden, top, total = (batch.tensor(name) for name in ("hidden", "top", "total"))
-    return [
-        (hidden[i].tolist(), top[i].tolist(), total[i].tolist(), batch.flat("norm")[i])
-        for i in range(len(batch))
-    ]
+    return batch.on_host().records.to_pylist()
 
 
 def test_a_schema_says_what_is_on_a_device() -> None:
@@ -89,25 +84,24 @@ def test_nulls_and_other_places_are_refused() -> None:
             reward = column(pa.float32(), device=True)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data(), st.lists(st.integers(0, 4), min_size=1, max_size=6))
 def test_rows_keep_their_values(data: st.DataObject, lengths: list[int]) -> None:
-    batch = distinct(lengths)
-    rows = np.array(
-        data.draw(st.lists(st.integers(0, len(lengths) - 1), max_size=8)), dtype=np.int64
-    )
+    batch, count = distinct(lengths), len(lengths)
     expected = values(batch)
-    assert values(batch.take(rows)) == [expected[i] for i in rows]
-    cut = data.draw(st.integers(0, len(lengths)))
-    halves = [batch.take(np.arange(cut)), batch.take(np.arange(cut, len(lengths)))]
-    joined = Batch.concat(halves)
+    for i, row in enumerate(expected):
+        for name in ("hidden", "top"):
+            assert row[name] == batch.tensor(name)[i].tolist()
+        assert (row["total"], row["norm"]) == (batch.device["total"][i], batch.flat("norm")[i])
+    chosen = np.array(data.draw(st.lists(st.integers(0, count - 1), max_size=8)), dtype=np.int64)
+    part = batch.take(chosen)
+    assert values(part) == [expected[i] for i in chosen]
+    assert (row_digests(part) == row_digests(batch)[chosen]).all()
+    cut = data.draw(st.integers(0, count))
+    joined = Batch.concat([batch.take(np.arange(cut)), batch.take(np.arange(cut, count))])
     assert values(joined) == expected
     assert (row_digests(joined) == row_digests(batch)).all()
-    assert (row_digests(batch.take(rows)) == row_digests(batch)[rows]).all()
-    host = batch.on_host()
-    assert not host.device
-    assert host.array("hidden").to_pylist() == [row[0] for row in expected]
-    assert host.array("total").to_pylist() == [row[2][0] for row in expected]
+    assert not batch.on_host().device
 
 
 def test_neighbours_are_views_and_columns_are_shared() -> None:
@@ -120,19 +114,29 @@ def test_neighbours_are_views_and_columns_are_shared() -> None:
     assert batch.nbytes > sum(t.nbytes for t in batch.device.values()) == 6 * 12 + 6 * 8 + 4 * 8
 
 
-def test_columns_are_asked_for_where_they_are() -> None:
-    batch = distinct([2, 1])
-    with pytest.raises(DataError, match=r"'hidden' is declared device.* Fix: batch\.tensor"):
-        batch.ragged("hidden")
-    with pytest.raises(DataError, match="'norm' is not declared device"):
-        batch.tensor("norm")
-    with pytest.raises(DataError, match="no column 'other'"):
-        batch.tensor("other")
-    told = r"columns on a device: hidden, top, total\. Fix: batch\.on_host"
+SOMEWHERE_ELSE: dict[str, tuple[Callable[[Batch], Any], str]] = {
+    "on the host": (
+        lambda batch: batch.ragged("hidden"),
+        r"'hidden' is declared device.* Fix: batch\.tensor",
+    ),
+    "on a device": (lambda batch: batch.tensor("norm"), "'norm' is not declared device"),
+    "nowhere": (lambda batch: batch.tensor("other"), "no column 'other'"),
+    "in a file": (
+        Batch.with_keys,
+        r"columns on a device: hidden, top, total\. Fix: batch\.on_host",
+    ),
+    "for other rows": (
+        lambda batch: Batch(batch.keys, batch.records, {"top": torch.zeros(2)}),
+        "its rows have 3 values, found 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("where", SOMEWHERE_ELSE)
+def test_columns_are_asked_for_where_they_are(where: str) -> None:
+    ask, told = SOMEWHERE_ELSE[where]
     with pytest.raises(DataError, match=told):
-        batch.with_keys()
-    with pytest.raises(DataError, match="its rows have 3 values, found 2"):
-        Batch(batch.keys, batch.records, {"top": torch.zeros(2)})
+        ask(distinct([2, 1]))
 
 
 TWO = np.array([0, 1, 2])
@@ -164,36 +168,37 @@ def test_what_is_not_as_declared_is_refused(name: str) -> None:
 
 def test_a_users_function_sees_tensors() -> None:
     columns = Columns(distinct([2, 1]), DeviceFloats)
-    assert isinstance(columns["total"], torch.Tensor)
-    hidden = columns["hidden"]
-    assert hidden.values.shape == (3, 3)
-    assert hidden.lengths.tolist() == [2, 1]
-    doubled = columns.set(hidden=hidden.like(hidden.values * 2))
-    assert doubled["hidden"].values.tolist() == (hidden.values * 2).tolist()
-    assert doubled["total"].data_ptr() == columns["total"].data_ptr()
+    hidden, total = columns["hidden"], columns["total"]
+    assert isinstance(total, torch.Tensor)
+    assert (hidden.values.shape, hidden.lengths.tolist()) == ((3, 3), [2, 1])
     grown = torch.zeros(2, dtype=torch.float64, requires_grad=True) + 1
-    assert not columns.set(total=grown)["total"].requires_grad
+    changed = columns.set(hidden=hidden.like(hidden.values * 2), total=grown)
+    assert torch.equal(changed["hidden"].values, hidden.values * 2)
+    assert changed["top"].values.data_ptr() == columns["top"].values.data_ptr()
+    assert not changed["total"].requires_grad
 
 
-@settings(max_examples=20, deadline=None)
-@given(
-    st.lists(st.integers(0, 3), min_size=1, max_size=6),
-    st.sampled_from(["float32", "float16", "uint8", "int64"]),
-)
-def test_hashes_on_a_device_are_of_rows_wherever_they_lie(lengths: list[int], dtype: str) -> None:
+DTYPES = [torch.float32, torch.float16, torch.uint8, torch.int64]
+
+
+@settings(max_examples=20)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=6), st.sampled_from(DTYPES))
+def test_hashes_on_a_device_are_of_rows_wherever_they_lie(
+    lengths: list[int], dtype: torch.dtype
+) -> None:
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    whole = Ragged(torch.zeros(int(offsets[-1]), 2, dtype=getattr(torch, dtype)), offsets)
+    whole = Ragged(torch.zeros(int(offsets[-1]), 2, dtype=dtype), offsets)
     hashed = on_device(whole)
     assert len(set(hashed.tolist())) == len(set(lengths)), "zeros of one length are equal"
-    if whole.values.numel():
+    if any(lengths):
         whole.values[-1, -1] = 1
-        last = int(np.flatnonzero(np.array(lengths))[-1])
-        assert np.flatnonzero(on_device(whole) != hashed).tolist() == [last]
+        changed = np.flatnonzero(on_device(whole) != hashed).tolist()
+        assert changed == [np.flatnonzero(lengths)[-1]]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "uint8", "int64"])
-def test_hashes_of_tensors_are_of_their_bits_in_their_order(dtype: str) -> None:
-    whole = torch.arange(24).to(getattr(torch, dtype)).reshape(4, 6)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_hashes_of_tensors_are_of_their_bits_in_their_order(dtype: torch.dtype) -> None:
+    whole = torch.arange(24).to(dtype).reshape(4, 6)
     turned = whole.T.contiguous().T  # the same numbers, which lie otherwise
     one, same, part, none = of_tensors([whole, turned, whole[1:], whole[:0]])
     assert one == same
@@ -233,8 +238,11 @@ def graph() -> Graph:
     return graph_of(rollout, policy_gradient_loss(compared(rollout, score)) + beside(hidden))
 
 
+CLUSTER = Cluster(cores=8, memory=2**36)
+
+
 def planned(hosts: tuple[Host, ...] = (), **options: Any) -> Plan:
-    return planned_on(Cluster(cores=8, memory=2**36, hosts=hosts), graph(), **options)
+    return planned_on(replace(CLUSTER, hosts=hosts), graph(), **options)
 
 
 APART = {"rollout": "gen", "states": "a,b", "steered": "c", "train_policy": "train"}
@@ -266,24 +274,14 @@ def test_worlds_are_of_those_who_read_and_of_the_recorder(tiny: None) -> None:
     assert not planned(workers="one").worlds
 
 
-def test_explain_shows_the_route(tiny: None) -> None:
-    shown = explain(planned(pin=APART))
-    assert "shm + collective (hidden, top, total)" in shown
-    assert "device_columns" in shown
-    assert max(map(len, shown.splitlines())) <= 120
-    assert "collective" not in explain(planned(workers="one"))
-
-
 def test_other_hosts_are_refused(tiny: None) -> None:
-    size = {"cores": 8, "memory": 2**36}
-    there = tuple(Host(name=n, **size) for i, n in enumerate("xy"))
-    with pytest.raises(PlanError) as refused:
-        planned(hosts=there, pin=APART | {"steered": "c@y"})
-    where = (
-        "device: states in a has hidden, top, total on a device of x, steered in c reads it on y:"
+    there = (Host(name="x", cores=8, memory=2**36), Host(name="y", cores=8, memory=2**36))
+    told = (
+        r"device: states in a has hidden, top, total on a device of x, steered in c reads it on y:"
+        r" collectives stay.* Fix: pin states=a@y\."
     )
-    assert f"{where} collectives stay" in str(refused.value)
-    assert "Fix: pin states=a@y." in str(refused.value)
+    with pytest.raises(PlanError, match=told):
+        planned(hosts=there, pin=APART | {"steered": "c@y"})
 
 
 def test_turns_are_refused(tiny: None) -> None:
@@ -296,13 +294,15 @@ def sees(completions: Sequence[str], seen: Sequence[float]) -> list[float]:
     raise AssertionError("only checked")
 
 
+def trained_on(rollout: Port[Rollout], score: Port[Reward] | None = None) -> Graph:
+    return graph_of(rollout, policy_gradient_loss(compared(rollout, score)))
+
+
 def test_a_reward_function_cannot_read_a_device(tiny: None) -> None:
     rollout = looked(sampled())
-    score = reward(sees, rollout, name="score")
-    wrong = graph_of(rollout, policy_gradient_loss(compared(rollout, score)))
     told = r"wants 'seen', which 'looked' has on a device. Fix: an @operator"
     with pytest.raises(GraphError, match=told):
-        check(wrong, headers)
+        check(trained_on(rollout, reward(sees, rollout, name="score")), headers)
 
 
 class Numbered(Rollout):
@@ -315,8 +315,6 @@ def numbered(rollout: Columns[Rollout]) -> Columns[Numbered]:
 
 
 def test_what_is_recorded_is_on_no_device(tiny: None) -> None:
-    rollout = numbered(sampled())
-    wrong = graph_of(rollout, policy_gradient_loss(compared(rollout)))
     told = "device: numbered: 'prompt' is recorded of each Step, from the host"
     with pytest.raises(PlanError, match=told):
-        make_plan(check(wrong, headers), seed=0, cluster=Cluster(cores=8, memory=2**36))
+        planned_on(CLUSTER, trained_on(numbered(sampled())))
