@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
@@ -38,20 +40,23 @@ def test_pairs_alternate_and_share_a_seed() -> None:
     assert calls == [("ours", 7), ("trl", 7), ("trl", 8), ("ours", 8)]
 
 
+def compared(workload: str, ours: list[float], trl: list[float]) -> dict[str, report.SideResult]:
+    """The results of two sides of these speeds, by name."""
+    sides = (FixedSide("ours", ours), FixedSide("trl", trl))
+    pairs = against_trl.run_paired(sides, RUN, pairs=len(ours))
+    return {result.name: result for result in against_trl.results(workload, sides, pairs)}
+
+
 def test_the_ratio_is_the_median_over_pairs_not_of_medians() -> None:
-    sides = (FixedSide("ours", [20.0, 90.0, 200.0]), FixedSide("trl", [10.0, 30.0, 200.0]))
-    found = against_trl.results("short", sides, against_trl.run_paired(sides, RUN, pairs=3))
-    by_name = {result.name: result for result in found}
-    assert by_name["short/ours_to_trl/ratio"].value == 2.0
-    assert by_name["short/ours_to_trl/ratio"].holds is True
-    assert by_name["short/ours_to_trl/ratio_least"].value == 1.0
-    assert by_name["short/trl/samples_per_second"].value == 30.0
+    found = compared("short", [20.0, 90.0, 200.0], [10.0, 30.0, 200.0])
+    assert found["short/ours_to_trl/ratio"].value == 2.0
+    assert found["short/ours_to_trl/ratio"].holds is True
+    assert found["short/ours_to_trl/ratio_least"].value == 1.0
+    assert found["short/trl/samples_per_second"].value == 30.0
 
 
 def test_long_tail_is_held_to_its_slot_waste() -> None:
-    sides = (FixedSide("ours", [30.0]), FixedSide("trl", [10.0]))
-    pairs = against_trl.run_paired(sides, RUN, pairs=1)
-    found = {r.name: r for r in against_trl.results("long_tail", sides, pairs)}
+    found = compared("long_tail", [30.0], [10.0])
     assert found["long_tail/ours_to_trl/ratio"].holds is True
     assert found["long_tail/ours_to_trl/waste"].holds is False
 
@@ -64,15 +69,14 @@ def test_a_goal_holds_on_its_side(value: float, least: bool, holds: bool) -> Non
 
 
 def test_json_is_a_list_of_the_five_fields(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "found.json"
-    where = report.machine()
+    path, where = tmp_path / "deep" / "found.json", report.machine()
     report.write_json(path, [report.SideResult(name="a", value=1.0, unit="ms")], where)
     expected = [{"name": "a", "value": 1.0, "unit": "ms", "goal": None, "holds": None}]
     assert json.loads(path.read_text()) == expected
-    assert json.loads((tmp_path / "deep" / "found.machine.json").read_text())["cores"] >= 1
+    assert json.loads(path.with_suffix(".machine.json").read_text())["cores"] >= 1
     table = path.with_suffix(".md").read_text()
     assert str(where) in table
-    assert table.splitlines()[-1] == "| a | 1 | ms |  |  |"
+    assert table.endswith("| a | 1 | ms |  |  |\n")
 
 
 def test_the_clock_leaves_the_warm_up_out() -> None:
@@ -117,10 +121,7 @@ def test_a_saved_tokenizer_still_has_one_token_a_character(
 
 
 def test_digit_pairs_are_reversed() -> None:
-    import random
-
-    stream = settings.digit_pairs(random.Random(3))
-    rows = [next(stream) for _ in range(50)]
+    rows = list(itertools.islice(settings.digit_pairs(random.Random(3)), 50))
     assert all(prompt == answer[::-1] + "=" for prompt, answer in rows)
     assert {len(answer) for _, answer in rows} == {3, 4, 5, 6}
 
@@ -135,21 +136,23 @@ def test_the_data_planes_batch_has_the_size_and_form_that_are_quoted() -> None:
     assert data_plane.views(large) == 2 * large.num_rows + 5 * tokens
 
 
-def test_the_data_planes_goals_are_least_shares_and_most_milliseconds() -> None:
-    for seconds, share, holds in ((1e-3, 0.1, False), (1e-4, 0.9, True)):
-        timed = data_plane.Timed(seconds=seconds, of_memcpy=share)
-        sizes = dict.fromkeys(data_plane.SIZES, timed)
-        found = {"shm, one copy": sizes, "shm, built in the slab": sizes}
-        held = [r.holds for r in data_plane.results(found) if r.holds is not None]
-        assert held == [holds] * 4
-
-
-def test_the_data_planes_goals_beside_bare_zmq_are_a_most_and_a_least_share(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("seconds", "share", "holds"), [(1e-3, 0.1, False), (1e-4, 0.9, True)])
+def test_the_data_planes_goals_are_least_shares_and_most_milliseconds(
+    seconds: float, share: float, holds: bool
 ) -> None:
-    for value, holds in ((0.5, [True, False]), (0.95, [True, True]), (1.5, [False, True])):
-        monkeypatch.setattr(data_plane, "alternated", lambda *_, value=value: value)
-        found = data_plane.side_by_side((), data_plane.ROUNDS)
-        assert [r.holds for r in found] == holds
-        assert {r.value for r in found} == {value}
+    timed = data_plane.Timed(seconds=seconds, of_memcpy=share)
+    sizes = dict.fromkeys(data_plane.SIZES, timed)
+    found = data_plane.results({"shm, one copy": sizes, "shm, built in the slab": sizes})
+    assert [r.holds for r in found if r.holds is not None] == [holds] * 4
+
+
+@pytest.mark.parametrize(
+    ("value", "holds"), [(0.5, [True, False]), (0.95, [True, True]), (1.5, [False, True])]
+)
+def test_the_data_planes_goals_beside_bare_zmq_are_a_most_and_a_least_share(
+    monkeypatch: pytest.MonkeyPatch, value: float, holds: list[bool]
+) -> None:
+    monkeypatch.setattr(data_plane, "alternated", lambda *_: value)
+    found = data_plane.side_by_side((), data_plane.ROUNDS)
+    assert [(r.value, r.holds) for r in found] == [(value, each) for each in holds]
     assert not data_plane.side_by_side(("reshard",), data_plane.ROUNDS)
