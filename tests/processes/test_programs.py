@@ -14,7 +14,8 @@ import torch
 
 from dataflow.errors import CheckpointError, GraphError, PlanError, RunError
 from dataflow.model import Model
-from dataflow.program import Phase, Program
+from dataflow.node import Node
+from dataflow.program import Phase, Program, Threshold
 from dataflow.program_snapshot import read
 from engine.api import Result, peek, plan, resume
 from engine.cli import main
@@ -58,26 +59,30 @@ def whole(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Result
     return tiny.run(two_phases(tiny_folder), None, name="whole", checkpoint_every=2, keep=10)
 
 
+@pytest.fixture
+def copy(whole: Result, tiny: TinyRuns) -> Path:
+    """Its folder, to be changed."""
+    return Path(shutil.copytree(whole.folder, tiny.runs / "whole"))
+
+
 def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
 
 
 def of_phase(run: Result, number: int) -> list[dict[str, Any]]:
     """The rows of a phase as its graph alone would have them."""
-    rows = [dict(row) for row in timeless(metrics(run)) if row["phase"] == number]
-    first = rows[0]["step"] - 1
-    return [{**row, "step": row["step"] - first} for row in rows]
-
-
-def without_phase(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{k: v for k, v in row.items() if k != "phase"} for row in rows]
+    rows = [row for row in timeless(metrics(run)) if row["phase"] == number]
+    before = rows[0]["step"] - 1
+    for row in rows:
+        row["step"] -= before
+        del row["phase"]
+    return rows
 
 
 # one phase after another
 
 
 def test_steps_go_on_and_each_line_names_its_phase(whole: Result) -> None:
-    assert whole.step == ALL
     assert column(whole, "step") == list(range(1, ALL + 1))
     assert column(whole, "phase") == [1] * WARM_STEPS + [2] * STEPS
     assert steps_stored(whole) == [2, 3, 5, 7, 8], "by the Steps of each phase, and at its end"
@@ -86,8 +91,6 @@ def test_steps_go_on_and_each_line_names_its_phase(whole: Result) -> None:
     assert sorted(p.name for p in (whole.folder / "trace").iterdir()) == [
         "run_0_phase_1.json", "run_1_phase_2.json",
     ]  # fmt: skip
-    plans = json.loads((whole.folder / "plan.json").read_text())["phases"]
-    assert [p["graph"] for p in plans] == ["sft", "grpo"]
     assert "phase 2 of 2: grpo, 5 Steps" in (whole.folder / "plan.txt").read_text()
     kept = json.loads((whole.folder / "checkpoints/step_7/manifest.json").read_text())["meta"]
     assert kept == {"graph": "grpo", "phase": 2, "boundaries": [3]}
@@ -95,7 +98,7 @@ def test_steps_go_on_and_each_line_names_its_phase(whole: Result) -> None:
 
 def test_the_first_phase_is_the_run_of_its_graph(whole: Result, tiny: TinyRuns) -> None:
     alone = tiny.run(warm, WARM_STEPS)
-    assert without_phase(of_phase(whole, 1)) == timeless(metrics(alone))
+    assert of_phase(whole, 1) == timeless(metrics(alone))
     boundary = whole.folder / "checkpoints" / f"step_{WARM_STEPS}" / "train_policy"
     assert files(boundary) == files(alone.trained["policy"])
 
@@ -109,7 +112,7 @@ def test_the_next_one_is_that_of_its_graph_on_the_weights_so_far(
     boundary = whole.folder / "checkpoints" / f"step_{WARM_STEPS}" / "train_policy"
     graph = reinforced(tiny.folder, str(boundary), copied=False)
     alone = tiny.run(graph, STEPS, seed=phase_seed(0, 2))
-    assert without_phase(of_phase(whole, 2)) == timeless(metrics(alone))
+    assert of_phase(whole, 2) == timeless(metrics(alone))
     assert files(whole.trained["policy"]) == files(alone.trained["policy"])
     assert "eval/initial/vowels" in of_phase(whole, 2)[0]
     assert of_phase(whole, 2)[0]["optim/lr"] == pytest.approx(1e-3, rel=0.2)
@@ -119,32 +122,22 @@ def test_the_next_one_is_that_of_its_graph_on_the_weights_so_far(
     assert int(best.name[5:]) == WARM_STEPS + int(other.name[5:])
 
 
-def test_its_draws_are_not_those_of_the_phase_before(tiny: TinyRuns) -> None:
-    """Two phases of one graph, of which neither learns, see other prompts and say other things."""
+def test_its_draws_are_not_those_of_the_phase_before() -> None:
+    """Of any two phases, and of any two runs; the first phase's are those of its graph alone."""
     assert phase_seed(5, 1) == 5
     assert len({phase_seed(seed, n) for seed in range(20) for n in range(1, 20)}) == 19 * 20
-    graph = small(tiny.folder)
-    said = samples(tiny.run(Program((graph, 1), (graph, 1)), None)).to_pylist()
-    first, second = ([r["completion"] for r in said if r["phase"] == n] for n in (1, 2))
-    assert first != second
 
 
 @pytest.mark.long
 def test_in_workers_of_their_own_the_bits_are_the_same(whole: Result, tiny: TinyRuns) -> None:
-    apart = tiny.run(two_phases, None, workers="apart", checkpoint_every=2, keep=10, name="whole")
-    assert without_phase(of_phase(apart, 2)) == without_phase(of_phase(whole, 2))
-    assert files(apart.trained["policy"]) == files(whole.trained["policy"])
-    assert samples(apart).equals(samples(whole))
+    apart = tiny.run(two_phases, None, workers="apart", checkpoint_every=2, keep=10)
+    require_same_runs(apart, whole)
 
 
-def test_a_frozen_copy_stays_while_its_leader_learns(tiny: TinyRuns) -> None:
-    """Outside of a Program it is the leader as it was at Step 0: its base."""
-    copied, fixed = (
-        tiny.run(reinforced(tiny.folder, copied=c), 3, name=str(c)) for c in (True, False)
-    )
-    assert timeless(metrics(copied)) == timeless(metrics(fixed))
-    shown = json.loads((copied.folder / "plan.json").read_text())["models"]
-    assert [(m["name"], m["follows"]) for m in shown] == [("policy", ""), ("near", "")]
+def test_outside_of_a_program_a_frozen_copy_is_its_leaders_base(tiny: TinyRuns) -> None:
+    copied = plan(reinforced(tiny.folder), tiny.options())
+    fixed = plan(reinforced(tiny.folder, copied=False), tiny.options())
+    assert copied.models == fixed.models
 
 
 # optimizers
@@ -157,12 +150,11 @@ def moments(run: Result, step: int) -> list[float]:
     return sorted({float(of["step"]) for of in state.values()})
 
 
-@pytest.mark.parametrize("workers", ["one", pytest.param("apart", marks=pytest.mark.long)])
-def test_an_optimizer_goes_on_only_where_it_is_asked_to(tiny: TinyRuns, workers: str) -> None:
+def test_an_optimizer_goes_on_only_where_it_is_asked_to(tiny: TinyRuns) -> None:
     graph = warm(tiny.folder)
-    anew = tiny.run(Program((graph, 2), (graph, 1)), None, name="anew", workers=workers)
+    anew = tiny.run(Program((graph, 2), (graph, 1)), None, name="anew")
     asked = Phase(graph, 1, optimizers=("policy",))
-    on = tiny.run(Program((graph, 2), asked), None, name="on", workers=workers)
+    on = tiny.run(Program((graph, 2), asked), None, name="on")
     assert moments(anew, 3) == [1.0]
     assert moments(on, 3) == [3.0]
     assert metrics(anew)[-1]["loss/supervised_loss"] == metrics(on)[-1]["loss/supervised_loss"]
@@ -186,63 +178,49 @@ def test_an_absent_model_keeps_its_weights_through_retention(tiny: TinyRuns) -> 
 
 def test_a_trained_model_is_only_read_in_the_next_phase(tiny: TinyRuns) -> None:
     """It has its weights there, and none of the same base has them."""
-    base = str(tiny.folder / "model")
     held = prompts(str(tiny.folder / "test.parquet"), shuffle=False, name="held_out")
-    plain, learnt = Model("plain", base), Model("policy", base)
-    said = [generate(m, held, max_tokens=6, temperature=0.0, name=m.name) for m in (plain, learnt)]
-    scores = [reward(code_points, rollout, name=f"of_{rollout.node.name}") for rollout in said]
-    looks = [
-        evaluate(model, score, every=1, name=f"look_{model.name}")
-        for model, score in zip((plain, learnt), scores, strict=True)
-    ]
-    second = taught(tiny.folder, "student").extend(*looks)
+
+    def look(name: str) -> Node:
+        model = Model(name, str(tiny.folder / "model"))
+        answers = generate(model, held, max_tokens=6, temperature=0.0, name=name)
+        score = reward(code_points, answers, name=f"of_{name}")
+        return evaluate(model, score, every=1, name=f"look_{name}")
+
+    second = taught(tiny.folder, "student").extend(look("plain"), look("policy"))
     program = Program((warm(tiny.folder), 8), (second, 1))
     planned = plan(program, tiny.options(None))
     modules = {n.name: n.models[0].module for n in planned.phases[1].nodes if n.models}
     assert modules["plain"] != modules["policy"]
-    run = tiny.run(program, None)
-    row = metrics(run)[-1]
+    row = metrics(tiny.run(program, None))[-1]
     assert row["eval/look_plain/reward"] != row["eval/look_policy/reward"]
 
 
 def test_a_follower_goes_on_where_it_was_left(tiny: TinyRuns) -> None:
     run = tiny.run(Program((followed(tiny.folder), 2), (followed(tiny.folder), 1)), None, keep=10)
-    slow = [
-        files(run.folder / "checkpoints" / f"step_{step}" / "followers" / "slow") for step in (2, 3)
-    ]
-    assert slow[0] == slow[1], "it moves every second Step of a phase"
-    past = [
-        state_of(run.folder / "checkpoints" / f"step_{step}" / "followers" / "past")
-        for step in (2, 3)
-    ]
-    assert all(torch.equal(past[0][name], past[1][name]) for name in past[0])
+    before, after = (run.folder / "checkpoints" / f"step_{n}" / "followers" for n in (2, 3))
+    assert files(before / "slow") == files(after / "slow"), "it moves every second Step of a phase"
+    past, later = state_of(before / "past"), state_of(after / "past")
+    assert all(torch.equal(past[name], later[name]) for name in past)
 
 
 # thresholds and data
 
 
-def test_a_threshold_ends_its_phase(tiny: TinyRuns) -> None:
-    run = tiny.run(early, None)
-    assert column(run, "phase") == [1, 2, 2]
-    assert run.reason == "all steps are done"
-    assert resume(cut_back(run, 1)).step == 3
-    assert column(run, "phase") == [1, 2, 2]
-
-
-def test_a_threshold_of_the_last_phase_ends_the_run(tiny: TinyRuns) -> None:
-    program = early(tiny.folder)
-    run = tiny.run(Program(program.phases[1], program.phases[0]), None)
-    assert (run.step, run.reason) == (3, "reached optim/lr >= 0.01")
+def test_a_threshold_ends_its_phase_and_the_last_one_the_run(tiny: TinyRuns) -> None:
+    ends = early(tiny.folder).phases[0]
+    run = tiny.run(Program(ends, ends), None)
+    assert column(run, "phase") == [1, 2]
+    cut_back(run.folder, 1)
     again = resume(run.folder)
-    assert (again.step, again.reason) == (3, "nothing to do, as all 2 phases are done")
+    assert column(run, "phase") == [1, 2]
+    assert (again.step, again.reason) == (2, "reached optim/lr >= 0.01")
+    assert resume(run.folder).reason == "nothing to do, as all 2 phases are done"
 
 
 def test_a_threshold_whose_metric_never_comes(tiny: TinyRuns) -> None:
     """A misspelt name makes no longer phase, nor does a resume pass."""
-    program = early(tiny.folder, metric="optim/lrr")
-    program = Program(
-        Phase(warm(tiny.folder), 2, until=program.phases[0].until), (small(tiny.folder), 1)
-    )
+    ends = Phase(warm(tiny.folder), 2, until=Threshold("optim/lrr", at_least=1e-2))
+    program = Program(ends, (small(tiny.folder), 1))
     said = "phase 1 'sft': its threshold is of 'optim/lrr', and no Step of it had that metric"
     with pytest.raises(RunError, match=f"{said}. Fix: until=Threshold\\('optim/lr'"):
         tiny.run(program, None)
@@ -253,46 +231,28 @@ def test_a_threshold_whose_metric_never_comes(tiny: TinyRuns) -> None:
 def test_a_phase_without_steps_is_one_pass_over_its_data(tiny: TinyRuns) -> None:
     run = tiny.run(Program((warm(tiny.folder), None), (warm(tiny.folder), 1)), None)
     assert column(run, "phase") == [1] * 4 + [2], "24 rows in batches of 6"
-    assert resume(cut_back(run, 4)).step == 5
+    cut_back(run.folder, 4)
+    assert resume(run.folder).step == 5
 
 
 # resumed
 
 
-def cut_back(run: Result, step: int) -> Path:
-    """The folder as a kill after this Step's checkpoint would have left it."""
-    for later in steps_stored(run):
+def cut_back(folder: Path, step: int) -> None:
+    """Leave what a kill after this Step's checkpoint would have left."""
+    for later in steps_stored(folder):
         if later > step:
-            shutil.rmtree(run.folder / "checkpoints" / f"step_{later}")
-    return run.folder
+            shutil.rmtree(folder / "checkpoints" / f"step_{later}")
 
 
 @pytest.mark.parametrize("step", [
     pytest.param(2, id="first", marks=pytest.mark.long), pytest.param(3, id="boundary"),
     pytest.param(5, id="second"), pytest.param(8, id="end", marks=pytest.mark.long),
 ])  # fmt: skip
-def test_resumed_in_any_phase_the_bits_are_the_same(
-    whole: Result, tiny: TinyRuns, step: int
-) -> None:
-    copy = tiny.runs / "whole"
-    shutil.copytree(whole.folder, copy)
-    for later in (s for s in steps_stored(copy) if s > step):
-        shutil.rmtree(copy / "checkpoints" / f"step_{later}")
+def test_resumed_in_any_phase_the_bits_are_the_same(whole: Result, copy: Path, step: int) -> None:
+    cut_back(copy, step)
     assert resume(copy).step == ALL
     require_same_runs(copy, whole)
-
-
-@pytest.mark.parametrize("step", [
-    5, pytest.param(1, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.long),
-    pytest.param(4, marks=pytest.mark.long), pytest.param(7, marks=pytest.mark.long),
-])  # fmt: skip
-def test_killed_in_any_phase_and_resumed(whole: Result, tiny: TinyRuns, step: int) -> None:
-    options = tiny.options(None, name="whole", checkpoint_every=2, keep=10)
-    with killable_run("program", tiny.folder, options, f"hold={step}") as process:
-        kit.wait_for(process, f"step {step}")
-        process.kill()
-    assert resume(tiny.runs / "whole").step == ALL
-    require_same_runs(tiny.runs / "whole", whole)
 
 
 def test_ctrl_c_ends_the_run_and_not_only_its_phase(whole: Result, tiny: TinyRuns) -> None:
@@ -309,28 +269,21 @@ def test_ctrl_c_ends_the_run_and_not_only_its_phase(whole: Result, tiny: TinyRun
     require_same_runs(tiny.runs / "whole", whole)
 
 
-def test_a_damaged_boundary_is_refused_where_its_weights_are_needed(
-    whole: Result, tiny: TinyRuns
-) -> None:
-    copy = tiny.runs / "whole"
-    shutil.copytree(whole.folder, copy)
+def test_a_damaged_boundary_is_refused_where_its_weights_are_needed(copy: Path) -> None:
     damaged = copy / "checkpoints" / "step_3" / "train_policy" / "model.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-8])
     with pytest.raises(CheckpointError, match=r"step_3: cannot be used: .* has .* bytes"):
         resume(copy)
 
 
-def test_a_program_that_changed_is_refused(whole: Result, tiny: TinyRuns) -> None:
-    copy = tiny.runs / "whole"
-    shutil.copytree(whole.folder, copy)
-    phases = two_phases(tiny.folder).phases
-    other = Program(phases[0], (phases[1].graph, STEPS + 1))
+def test_a_program_that_changed_is_refused(copy: Path, tiny: TinyRuns) -> None:
+    first, second = two_phases(tiny.folder).phases
+    longer = Program(first, (second.graph, STEPS + 1))
     with pytest.raises(CheckpointError, match=r"phase 2: steps: 5 -> 6"):
-        resume(copy, graph=other)
-    less = Program((warm(tiny.folder), WARM_STEPS), (small(tiny.folder), STEPS))
+        resume(copy, graph=longer)
     with pytest.raises(CheckpointError, match=r"node: 2/near: there -> not there"):
-        resume(copy, graph=less)
-    assert resume(copy, graph=other, accept_changes=True).step == ALL + 1
+        resume(copy, graph=Program(first, (small(tiny.folder), STEPS)))
+    assert resume(copy, graph=longer, accept_changes=True).step == ALL + 1
 
 
 # what is refused before anything runs
@@ -341,10 +294,6 @@ def test_a_fault_of_the_second_phase_is_found_before_the_first_runs(tiny: TinyRu
         tiny.run(two_phases, None, replicas={"prompts": 2})
     with pytest.raises(PlanError, match="expected a node of the plan, found 'rolout'"):
         tiny.run(two_phases, None, replicas={"rolout": 2})
-    with pytest.raises(
-        PlanError, match="a Program's phases have Steps of their own, found steps=3"
-    ):
-        tiny.run(two_phases, 3)
     assert not tiny.runs.exists()
 
 
@@ -376,59 +325,46 @@ def test_warnings_are_told_once_and_strict_refuses_them(
 
 
 TWO = "tests.kit.run_programs:two"
-Ran = Callable[..., tuple[int, str]]
+Command = Callable[..., str]
 
 
 @pytest.fixture
 def command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Ran:
+) -> Command:
+    """The command line in this test's folder; it returns all that was printed."""
     monkeypatch.chdir(tmp_path)
 
-    def run(*words: str) -> tuple[int, str]:
-        code = main(list(words))
+    def run(*words: str, code: int = 0) -> str:
+        ended = main(list(words))
         out = capsys.readouterr()
-        return code, out.out + out.err
+        assert ended == code, out.err
+        return out.out + out.err
 
     return run
 
 
-def test_every_command_takes_a_program(command: Ran, tiny: TinyRuns) -> None:
+def test_every_command_takes_a_program(command: Command, tiny: TinyRuns) -> None:
     target = (TWO, "--folder", str(tiny.folder))
-    for name, shown in (
-        ("check", "phase 2 of 2: grpo, 5 Steps"),
-        ("draw", "near: begins with those of 'policy' after phase 1"),
-        ("explain", "frozen copy of policy as it begins"),
-    ):
-        code, text = command(name, *target)
-        assert code == 0, text
-        assert shown in text
-        assert "train_policy" in text
-    code, text = command("diff", target[0], "tests.kit.run_programs:larger", *target[1:])
-    assert code == 0
+    assert "phase 2 of 2: grpo, 5 Steps" in command("check", *target)
+    assert "near: begins with those of 'policy' after phase 1" in command("draw", *target)
+    assert "frozen copy of policy as it begins" in command("explain", *target)
+    text = command("diff", target[0], "tests.kit.run_programs:larger", *target[1:])
     assert "phase 1\n  steps: 3 -> 4\n\nphase 2: no difference" in text
     options = ("--runs", "runs", "--threads", "1", "--no-progress")
-    code, text = command("run", *target, "--steps-after", "1", *options)
-    assert code == 0, text
+    text = command("run", *target, "--steps-after", "1", *options)
     assert "all steps are done: step 4" in text
-    kept = str(Path("runs") / "sft-grpo" / "graph.json")
+    kept = "runs/sft-grpo/graph.json"
     assert isinstance(read(Path(kept).read_text()), Program)
-    assert command("diff", kept, *target, "--steps-after", "1")[1].count("no difference") == 2
-    code, text = command("draw", kept)
-    assert code == 0
-    assert "phase 1 of 2: sft, 3 Steps" in text
-    code, text = command("explain", *target, "--measured", "runs/sft-grpo")
-    assert code == 0, text
-    assert "measured" in text
-    code, text = command("resume", "runs/sft-grpo")
-    assert code == 0, text
+    assert command("diff", kept, *target, "--steps-after", "1").count("no difference") == 2
+    assert "phase 1 of 2: sft, 3 Steps" in command("draw", kept)
+    assert "measured" in command("explain", *target, "--measured", "runs/sft-grpo")
+    text = command("resume", "runs/sft-grpo")
     assert "nothing to do, as all 2 phases are done: step 4" in text
 
 
-def test_peek_finds_the_phase_of_a_node(command: Ran, tiny: TinyRuns) -> None:
-    target = (TWO, "rollout", "--folder", str(tiny.folder), "--rows", "1")
-    code, text = command("peek", *target)
-    assert code == 0, text
+def test_peek_finds_the_phase_of_a_node(command: Command, tiny: TinyRuns) -> None:
+    text = command("peek", TWO, "rollout", "--folder", str(tiny.folder), "--rows", "1")
     assert "completion" in text
     program = Program((small(tiny.folder), 1), (small(tiny.folder), 1))
     with pytest.raises(GraphError, match=r"found several of this name. Fix: 1/rollout"):
@@ -438,7 +374,6 @@ def test_peek_finds_the_phase_of_a_node(command: Ran, tiny: TinyRuns) -> None:
     assert peek(program, "2/rollout", 1, tiny.options(None)).num_rows == 1
 
 
-def test_a_program_says_its_steps_itself(command: Ran, tiny: TinyRuns) -> None:
-    code, text = command("run", TWO, "--folder", str(tiny.folder), "--steps", "3")
-    assert code == 1, text
+def test_a_program_says_its_steps_itself(command: Command, tiny: TinyRuns) -> None:
+    text = command("run", TWO, "--folder", str(tiny.folder), "--steps", "3", code=1)
     assert "options: --steps: a Program's phases have Steps of their own, found steps=3" in text
