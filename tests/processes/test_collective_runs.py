@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 
-from dataflow.graph import Graph
-from operators.advantage import group_advantage
-from operators.losses import policy_gradient_loss
-from operators.reward import reward
-from operators.train import train
+from dataflow.settings import edited
 from tests.kit.processes import KillWorkers
-from tests.kit.run_graphs import followed, rolled_out, small, vowels
+from tests.kit.run_graphs import followed, small
 from tests.kit.runs import column, require_each_row_once, require_same_numbers, require_same_runs
 from tests.kit.tiny_runs import TinyRuns
 
@@ -21,23 +18,12 @@ APART = {"rollout": "gen", "train_policy": "train"}
 COLLECTIVE = "edge/collective/bytes"
 
 
-SPREAD = {
-    "three processes": (small, {"pin": APART | {"score": "data"}}),
-    "replicas": (small, {"replicas": {"rollout": 2}}),
-    "a split writer, a reader beside its first rank": (
-        small,
-        {"ranks": {"train_policy": 2}, "shard": True, "pin": {"rollout": "main,gen"}},
-    ),
-    "followers": (
-        followed,
-        {"pin": {"train_policy": "train", "train_critic": "train", "past": "slow"}},
-    ),
-}
-
-
-@pytest.mark.parametrize("name", SPREAD)
-def test_the_bits_of_the_pull_route(tiny: TinyRuns, name: str) -> None:
-    make, spread = SPREAD[name]
+@pytest.mark.parametrize(("make", "spread"), [
+    (small, {"replicas": {"rollout": 2}}),
+    (small, {"ranks": {"train_policy": 2}, "shard": True, "pin": {"rollout": "main,gen"}}),
+    (followed, {"pin": {"train_policy": "train", "train_critic": "train", "past": "slow"}}),
+], ids=["replicas", "a split writer, a reader beside its first rank", "followers"])  # fmt: skip
+def test_the_bits_of_the_pull_route(tiny: TinyRuns, make: Any, spread: dict[str, Any]) -> None:
     pull = tiny.run(make, 4, name="pull", weights="pull", **spread)
     sent = tiny.run(make, 4, name="sent", weights="collective", **spread)
     require_same_runs(sent, pull)
@@ -57,10 +43,7 @@ def test_after_a_death_of_the_writer_all_meet_anew(tiny: TinyRuns) -> None:
 @pytest.mark.parametrize("on_update", ["drain", "interrupt"])
 def test_with_lag_a_generator_that_is_killed_goes_on(tiny: TinyRuns, on_update: str) -> None:
     deaths = KillWorkers({2: "rollout", 4: "rollout"})
-    policy, rollout = rolled_out(tiny.folder, 4, max_lag=1, on_update=on_update)
-    advantage = group_advantage(rollout, reward(vowels, rollout, name="score"), name="advantage")
-    step = train(policy, rollout, loss=policy_gradient_loss(advantage), lr=1e-3)
-    graph = Graph("overlapping", step)
+    graph = edited(small(tiny.folder, max_lag=1), [f"rollout.on_update={on_update}"])
     result = tiny.run(graph, 6, workers="auto", weights="collective", on_step=[deaths])
     assert len(deaths.killed) == 2
     require_each_row_once(result, 24, 4)

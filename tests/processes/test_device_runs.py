@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -59,27 +60,16 @@ def test_across_processes_the_values_go_by_collectives_alone(tiny: TinyRuns, who
 
 
 @pytest.mark.long
-def test_content_may_be_checked_too(tiny: TinyRuns, whole: Result) -> None:
-    require_same_runs(tiny.run(steering, pin=TWO, verify="content"), whole)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("worker, pin", [("a", TWO), ("c", APART)])
+@pytest.mark.parametrize(("deaths", "how"), [
+    ({1: "a", 2: "a"}, {"pin": TWO, "verify": "content"}),
+    ({1: "c", 2: "t b"}, {"pin": APART, "checkpoint_every": 1}),
+], ids=["who makes them", "who reads them, then both"])  # fmt: skip
 def test_a_death_at_either_end_changes_nothing(
-    tiny: TinyRuns, whole: Result, worker: str, pin: dict[str, str]
+    tiny: TinyRuns, whole: Result, deaths: dict[int, str], how: dict[str, Any]
 ) -> None:
-    deaths = KillWorkers({1: worker, 2: worker})
-    result = tiny.run(steering, pin=pin, on_step=[deaths])
-    assert len(set(deaths.killed)) == 2
-    require_same_runs(result, whole)
-
-
-@pytest.mark.long
-def test_in_the_middle_of_steps_too(tiny: TinyRuns, whole: Result) -> None:
-    """The trainer dies and its rows are made again; then whoever makes them dies with it."""
-    deaths = KillWorkers({2: "t b"})
-    result = tiny.run(steering, pin=APART, checkpoint_every=1, on_step=[deaths])
-    assert len(deaths.killed) == 2
+    kills = KillWorkers(deaths)
+    result = tiny.run(steering, on_step=[kills], **how)
+    assert len(set(kills.killed)) == len(" ".join(deaths.values()).split())
     require_same_runs(result, whole)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,44 +21,32 @@ TURNS: dict[str, Any] = {
 }
 
 
-def wakes_and_sleeps(trace: Path) -> Iterator[tuple[str, str]]:
-    """(wake or sleep, Worker) of one file, in the order of time."""
-    events = read_trace(trace)
-    named = [e for e in events if e["ph"] == "M" and e["name"] == "process_name"]
-    name = {e["pid"]: e["args"]["name"] for e in named}
-    spans = [e for e in events if e["name"] in ("wake", "sleep")]
-    for span in sorted(spans, key=lambda e: e["ts"]):
-        yield span["name"], name[span["pid"]]
-
-
 def turns(folder: Path) -> list[tuple[str, str]]:
     """(wake or sleep, Worker) in the order of time, but for the first sleep of each."""
-    ordered = [
-        turn for path in sorted((folder / "trace").iterdir()) for turn in wakes_and_sleeps(path)
-    ]
-    first = {ordered.index(("sleep", worker)) for worker in ("gen", "train")}
-    return [turn for at, turn in enumerate(ordered) if at not in first]
+    (path,) = (folder / "trace").iterdir()
+    events = read_trace(path)
+    named = [e for e in events if e["ph"] == "M" and e["name"] == "process_name"]
+    workers = {e["pid"]: e["args"]["name"] for e in named}
+    spans = [e for e in events if e["name"] in ("wake", "sleep")]
+    spans.sort(key=lambda e: e["ts"])
+    ordered = [(span["name"], workers[span["pid"]]) for span in spans]
+    for worker in ("gen", "train"):
+        ordered.remove(("sleep", worker))
+    return ordered
 
 
-def test_workers_that_take_turns_give_the_numbers_of_one(tiny: TinyRuns) -> None:
-    alone = tiny.run(small, name="alone", inproc=True)
-    turned = tiny.run(small, name="turned", **TURNS)
-    require_same_numbers(turned, alone)
+def test_workers_that_take_turns_give_the_numbers_of_one_also_resumed(tiny: TinyRuns) -> None:
+    alone = tiny.run(small, 4, name="alone", inproc=True)
+    turned = tiny.run(small, 3, name="turned", **TURNS)
     ordered = turns(turned.folder)
-    pairs = len(ordered) // 2
-    assert [what for what, _ in ordered] == ["wake", "sleep"] * pairs + ["wake"] * (
-        len(ordered) % 2
-    )
-    assert all(ordered[at][1] == ordered[at + 1][1] for at in range(0, len(ordered) - 1, 2))
+    awake = ""
+    for what, worker in ordered:
+        assert awake == ("" if what == "wake" else worker)
+        awake = worker if what == "wake" else ""
     woken = [worker for what, worker in ordered if what == "wake"]
     assert len(woken) >= 6  # each Step once gen and once train
     assert all(one != other for one, other in pairwise(woken))
-
-
-def test_a_run_with_turns_goes_on_from_its_checkpoint(tiny: TinyRuns) -> None:
-    whole = tiny.run(small, 4, name="whole", inproc=True)
-    part = tiny.run(small, 2, name="part", **TURNS)
-    require_same_numbers(resume(part.folder, steps=4), whole)
+    require_same_numbers(resume(turned.folder, steps=4), alone)
 
 
 def test_ranks_of_actor_and_critic_take_turns_on_the_same_devices(tiny: TinyRuns) -> None:

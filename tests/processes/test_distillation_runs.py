@@ -12,21 +12,18 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from dataflow.graph import Graph
-from dataflow.loss import Loss
 from dataflow.model import Model
 from engine.api import resume
-from operators.advantage import group_advantage
 from operators.forward import logprobs
 from operators.generate import generate
-from operators.losses import clipped_policy_loss, distillation_loss, importance
+from operators.losses import distillation_loss
 from operators.optimizers import AdamW
-from operators.reward import reward
 from operators.train import train
 from tests.kit import plain_loop as loop
 from tests.kit import runs
 from tests.kit.models import save_tiny
 from tests.kit.rows import padded_logits, plain
-from tests.kit.run_graphs import policy_and_prompts, vowels
+from tests.kit.run_graphs import policy_and_prompts
 from tests.kit.tiny_runs import TinyRuns
 
 pytestmark = pytest.mark.timeout(240)
@@ -108,34 +105,9 @@ def require_alike(found: Any, wanted: Any, rel: float) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("how", [{"shard": True}, {}, {"tensor": {"train_policy": 2}}])
-def test_two_ranks_distil_as_one_does(tiny: TinyRuns, large: str, how: dict[str, Any]) -> None:
+@pytest.mark.parametrize("ranks", ["ranks", "tensor"])
+def test_two_ranks_distil_as_one_does(tiny: TinyRuns, large: str, ranks: str) -> None:
     make = partial(distilled, large=large)
     one = tiny.run(make, name="one")
-    ranks = how if "tensor" in how else {"ranks": {"train_policy": 2}} | how
-    require_alike(tiny.run(make, name="two", **ranks), one, rel=1e-4)
-
-
-def corrected(folder: Path, level: Any, max_lag: int) -> Graph:
-    policy, asked = policy_and_prompts(folder)
-    rollout = generate(policy, asked, n=4, max_tokens=5, max_lag=max_lag, name="rollout")
-    gain = group_advantage(rollout, reward(vowels, rollout))
-    old = logprobs(policy, rollout, name="old")
-    how = importance(level, above=1.02, below=0.9, over="mask")
-    loss: Loss = clipped_policy_loss(gain, old=old, level="sequence", correction=how)
-    return Graph("corrected", train(policy, rollout, loss=loss, lr=2e-3, aggregate="sequence_mean"))
-
-
-@pytest.mark.parametrize(
-    "level",
-    ["sequence", *(pytest.param(x, marks=pytest.mark.long) for x in ("token", "geometric"))],
-)
-def test_a_correction_is_1_where_rows_are_fresh_and_not_where_they_are_stale(
-    tiny: TinyRuns, level: Any
-) -> None:
-    fresh = tiny.run(partial(corrected, level=level, max_lag=0), 3, name="fresh")
-    assert runs.column(fresh, "policy/importance_weight") == pytest.approx([1.0] * 3, abs=1e-3)
-    assert runs.column(fresh, "policy/importance_bounded") == [0.0] * 3
-    stale = tiny.run(partial(corrected, level=level, max_lag=2), 4, name="stale")
-    assert max(runs.column(stale, "policy/lag/max")) > 0
-    assert max(runs.column(stale, "policy/importance_bounded")) > 0
+    two = tiny.run(make, name="two", **{ranks: {"train_policy": 2}})
+    require_alike(two, one, rel=1e-4)
