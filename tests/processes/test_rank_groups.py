@@ -14,11 +14,12 @@ from engine.launch.ranks import far_seat, groups, meetings, spanning
 from tests.kit.host_plans import plan
 
 pytestmark = pytest.mark.timeout(180)
+PAIR = {"a": ("a", "b"), "b": ("a", "b")}
+"""Two Workers that are ranks of one group."""
 
 
 def test_ranks_meet_in_a_file_that_nobody_else_has() -> None:
-    of = {"a": ("a", "b"), "b": ("a", "b")}
-    there = meetings(["a", "b", "c"], of)
+    there = meetings(["a", "b", "c"], PAIR)
     assert there.keys() == {"a", "b"}
     seats = [there[name].seat(name) for name in ("a", "b")]
     assert [(seat.rank, seat.world) for seat in seats] == [(0, 2), (1, 2)]
@@ -28,7 +29,7 @@ def test_ranks_meet_in_a_file_that_nobody_else_has() -> None:
         os.close(end)
     there["a"].close()
     with pytest.raises(PlanError, match="ranks begin together, and b would not"):
-        meetings(["a"], of)
+        meetings(["a"], PAIR)
 
 
 def test_the_ranks_of_a_plan() -> None:
@@ -36,7 +37,7 @@ def test_the_ranks_of_a_plan() -> None:
     assert groups(planned) == {}
     numbers, doubled = planned.nodes
     two = replace(doubled, layout=Layout(data=2), workers=("a", "b"))
-    assert groups(replace(planned, nodes=(numbers, two))) == {"a": ("a", "b"), "b": ("a", "b")}
+    assert groups(replace(planned, nodes=(numbers, two))) == PAIR
     other = replace(doubled, name="other", layout=Layout(data=2), workers=("b", "c"))
     with pytest.raises(PlanError, match="worker b is a rank of b, c and of a, b"):
         groups(replace(planned, nodes=(two, other)))
@@ -58,11 +59,11 @@ class StandInChild:
 
 def test_a_rank_that_fails_beside_one_that_ended_is_no_failure_of_the_run() -> None:
     children = {name: StandInChild(name) for name in ("a", "b", "alone")}
-    failures, error = Failures({"a": ("a", "b"), "b": ("a", "b")}), RunError("lost its peer")
+    failures, error = Failures(PAIR), RunError("lost its peer")
     failures.add(children["alone"], error, 0.0)
     assert failures.judged(children, 0.0) is error
 
-    failures = Failures({"a": ("a", "b"), "b": ("a", "b")})
+    failures = Failures(PAIR)
     failures.add(children["a"], error, 1.0)
     assert failures.judged({"a": children["a"]}, 1.0) is None, "the other has not begun yet"
     # the end of the other may not have been noticed yet
@@ -81,10 +82,10 @@ def test_a_rank_that_fails_beside_one_that_ended_is_no_failure_of_the_run() -> N
 
 
 def test_which_groups_are_on_several_hosts() -> None:
-    of = {"a": ("a", "b"), "b": ("a", "b"), "c": ("c", "d"), "d": ("c", "d")}
+    of = PAIR | {"c": ("c", "d"), "d": ("c", "d")}
     assert spanning(of, ["a", "b", "c", "d", "alone"]) == {}
     assert spanning(of, ["a", "c", "d"]) == {"a": ("a", "b")}
-    seat = far_seat("b", of["b"])
+    seat = far_seat("b", ("a", "b"))
     assert (seat.rank, seat.world, seat.names) == (1, 2, ("a", "b"))
 
 
@@ -95,27 +96,21 @@ def test_a_rank_that_fails_beside_one_of_another_host_waits_for_word_of_it() -> 
     """As long as the lease, since then that host is given up anyway."""
     children = {"a": StandInChild("a", epoch=1)}
     error = KernelError("train_policy: connection closed by peer")
-
-    def failed() -> Failures:
-        children["a"].killed = False
-        failures = Failures({"a": ("a", "b"), "b": ("a", "b")}, {"a": LEASE})
-        failures.add(children["a"], error, 100.0)
-        return failures
-
-    failures = failed()
+    failures = Failures(PAIR, {"a": LEASE})
+    failures.add(children["a"], error, 100.0)
     failures.note_gone("b", 0)  # of the life before
     assert failures.judged(children, 100.0 + LEASE - 1) is None
     assert not children["a"].killed
+    assert failures.judged(children, 100.0 + LEASE) is error
     failures.note_gone("b", 1)
     assert failures.judged(children, 100.0 + LEASE - 1) is None
     assert children["a"].killed, "the group goes back together"
     assert failures.judged(children, 999.0) is None, "it was dropped"
-    assert failed().judged(children, 100.0 + LEASE) is error
 
 
 def test_what_no_other_rank_can_cause_is_told_at_once_on_many_hosts_too() -> None:
     children = {"a": StandInChild("a")}
-    failures = Failures({"a": ("a", "b"), "b": ("a", "b")}, {"a": LEASE})
+    failures = Failures(PAIR, {"a": LEASE})
     error = DataError("the model is not there")
     failures.add(children["a"], error, 100.0)
     assert failures.judged(children, 101.0) is None

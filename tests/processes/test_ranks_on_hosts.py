@@ -1,46 +1,35 @@
-"""Ranks of a train node on two nodes of a Ray cluster: numbers, deaths, errors, who meets."""
+"""Ranks of a train node on two nodes of a Ray cluster: numbers, deaths, errors."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import zmq
 
 from dataflow.errors import KernelError
 from engine.api import Result, resume
-from engine.channels.zmq.curve_keys import Address
-from engine.channels.zmq.meeting import StoreRequest, encoded
 from engine.launch import failures
-from engine.launch.control import PeerAddress
 from engine.launch.failures import Failures
 from tests.kit.processes import kill
 from tests.kit.ray_clusters import RayNodes, groups_left, needs_ray, ray_cluster
 from tests.kit.run_graphs import deadly, small, unlucky, with_score
 from tests.kit.runs import metrics, require_same_numbers
-from tests.kit.strangers import stranger
 from tests.kit.tiny_runs import TinyRuns
 
 needs_ray()
 from engine.launch import ray as ray_hosts  # noqa: E402  (it imports Ray)
-from engine.launch.hosts import HostsWorkers  # noqa: E402
 from engine.launch.ray import HostActor  # noqa: E402
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
-HERE = {"train_policy": "t0,t1"}
-SPREAD: dict[str, Any] = {
-    "pin": {"train_policy": "t0@a,t1@b"},
-    "cluster": "ray",
-    "lease": 10.0,
-}
 TWO: dict[str, Any] = {"ranks": {"train_policy": 2}}
+HERE = TWO | {"pin": {"train_policy": "t0,t1"}}
+SPREAD = TWO | {"pin": {"train_policy": "t0@a,t1@b"}, "cluster": "ray", "lease": 10.0}
 
 
 @pytest.fixture(scope="module")
@@ -60,19 +49,18 @@ def nodes(cluster: RayNodes) -> Iterator[RayNodes]:
 @pytest.mark.usefixtures("nodes")
 @pytest.mark.parametrize("shard", [False, True], ids=["replicated", "shard"])
 def test_ranks_on_two_hosts_have_the_numbers_of_one_host(tiny: TinyRuns, shard: bool) -> None:
-    one = tiny.run(small, 3, name="one", pin=HERE, shard=shard, **TWO)
-    two = tiny.run(small, 3, name="two", shard=shard, **SPREAD, **TWO)
+    one = tiny.run(small, 3, name="one", shard=shard, **HERE)
+    two = tiny.run(small, 3, name="two", shard=shard, **SPREAD)
     require_same_numbers(two, one)
     assert metrics(two)[-1]["edge/zmq/bytes"] > 0, "the rows of rank 1 came from the other host"
-    log = (two.folder / "logs" / "t1.log").read_text()
-    assert "Traceback" not in log
+    assert "Traceback" not in (two.folder / "logs" / "t1.log").read_text()
 
 
 def dying(tiny: TinyRuns, marker: Path, **how: Any) -> Result:
     """Rank 1 kills itself in Step 3, unless the marker is there."""
     loss_of = partial(deadly, marker=str(marker), untold="cluster" in how)
     graph = with_score(tiny.folder, None, loss_of)
-    return tiny.run(graph, 5, name=marker.name, checkpoint_every=2, **TWO, **how)
+    return tiny.run(graph, 5, name=marker.name, checkpoint_every=2, **how)
 
 
 def late_host(marker: Path, failed: Path) -> type[HostActor]:
@@ -102,18 +90,17 @@ def late_host(marker: Path, failed: Path) -> type[HostActor]:
 
 
 @pytest.mark.usefixtures("nodes")
-@pytest.mark.parametrize("shard", [False, True], ids=["replicated", "shard"])
 def test_a_rank_that_dies_on_the_other_host_takes_the_run_back_to_its_checkpoint(
-    tiny: TinyRuns, tmp_path: Path, shard: bool, monkeypatch: pytest.MonkeyPatch
+    tiny: TinyRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its mate fails in the same collective, and is heard before the death is told: that is not the
     run's failure. Both begin again, and meet again.
     """
     (tmp_path / "one").touch()
-    one = dying(tiny, tmp_path / "one", pin=HERE, shard=shard)
+    one = dying(tiny, tmp_path / "one", shard=True, **HERE)
     failed = tmp_path / "failed"
     monkeypatch.setattr(ray_hosts, "HostActor", late_host(tmp_path / "two", failed))
-    two = dying(tiny, tmp_path / "two", shard=shard, **SPREAD)
+    two = dying(tiny, tmp_path / "two", shard=True, **SPREAD)
     assert failed.read_text() == "t0"
     require_same_numbers(two, one)
     said = (two.folder / "logs" / "coordinator.log").read_text()
@@ -125,7 +112,7 @@ def test_a_rank_that_dies_on_the_other_host_takes_the_run_back_to_its_checkpoint
 def test_what_one_rank_alone_fails_with_ends_the_run_after_the_lease(tiny: TinyRuns) -> None:
     graph = with_score(tiny.folder, None, unlucky)
     with pytest.raises(KernelError, match="out of luck"):
-        tiny.run(graph, 4, **SPREAD, **TWO)
+        tiny.run(graph, 4, **SPREAD)
 
 
 def test_a_run_whose_rank_is_killed_between_steps_goes_on_and_back_to_one_host(
@@ -139,52 +126,10 @@ def test_a_run_whose_rank_is_killed_between_steps_goes_on_and_back_to_one_host(
             killed.append(nodes.workers()["t1"])
             kill(killed)
 
-    one = tiny.run(small, 6, name="one", pin=HERE, checkpoint_every=2, **TWO)
+    one = tiny.run(small, 6, name="one", checkpoint_every=2, **HERE)
     how: dict[str, Any] = {"private": True, "on_step": [kill_rank], "checkpoint_every": 2}
-    two = tiny.run(small, 4, name="two", **how, **SPREAD, **TWO)
+    two = tiny.run(small, 4, name="two", **how, **SPREAD)
     assert len(killed) == 1
     assert "t1 was lost" in (two.folder / "logs" / "coordinator.log").read_text()
-    resume(two.folder, steps=6, pin=HERE)
+    resume(two.folder, steps=6, pin=HERE["pin"])
     require_same_numbers(two, one)
-
-
-class Strangers:
-    """Peers without the run's keys who ask where the ranks meet, as soon as that is told."""
-
-    def __init__(self, patch: pytest.MonkeyPatch, open_sockets: contextlib.ExitStack) -> None:
-        self._open = open_sockets
-        self._poller = zmq.Poller()
-        self.places: list[str] = []
-        tell = HostsWorkers._tell
-
-        def told(workers: HostsWorkers, new: Sequence[PeerAddress]) -> None:
-            for entry in new:
-                if entry.meeting:
-                    self._ask(Address(endpoint=entry.meeting, key=entry.key))
-            tell(workers, new)
-
-        patch.setattr(HostsWorkers, "_tell", told)
-
-    def _ask(self, place: Address) -> None:
-        self.places.append(place.endpoint)
-        request = encoded(StoreRequest(b"stranger", 1, "set", ["taken"], [b"1"]))
-        for kind in ("no key", "plain", "a wrong key"):
-            asks = self._open.enter_context(stranger(place, kind))
-            asks.send(request, zmq.NOBLOCK)
-            self._poller.register(asks, zmq.POLLIN)
-
-    def require_no_answer(self, row: Mapping[str, float]) -> None:
-        """For `on_step`."""
-        assert not self._poller.poll(1000), f"somebody answered before Step {row['step']} ended"
-
-
-@pytest.mark.usefixtures("nodes")
-def test_strangers_where_ranks_meet_get_nothing(
-    tiny: TinyRuns, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And the ranks meet all the same."""
-    with contextlib.ExitStack() as open_sockets:
-        strangers = Strangers(monkeypatch, open_sockets)
-        result = tiny.run(small, 2, on_step=[strangers.require_no_answer], **SPREAD, **TWO)
-    assert result.step == 2
-    assert strangers.places, "they knew where"

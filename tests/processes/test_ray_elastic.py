@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest
@@ -10,8 +9,7 @@ import pytest
 from engine.api import run
 from tests.kit import run_graphs as graphs
 from tests.kit.ray_clusters import RayNodes, groups_left, needs_ray, ray_cluster
-from tests.kit.runs import require_none_lost, require_same_numbers
-from tests.kit.scaled_runs import Scaler, scaled
+from tests.kit.runs import require_same_numbers
 from tests.kit.tiny_runs import TinyRuns
 
 needs_ray()
@@ -19,8 +17,6 @@ needs_ray()
 pytestmark = [pytest.mark.timeout(400), pytest.mark.long]
 COUNTS = "/rollout"
 """The end of the metric that a run of fixed replicas lacks."""
-LONG = 300.0
-"""Seconds after which waiting for a run counts as a hang."""
 
 
 @pytest.fixture
@@ -63,15 +59,3 @@ def test_replicas_follow_the_nodes_and_change_no_bit(nodes: RayNodes, tiny: Tiny
     require_same_numbers(result, fixed, but=COUNTS)
     log = (result.folder / "logs" / "coordinator.log").read_text()
     assert log.count("was lost") == 1, "whoever leaves is not lost"
-
-
-def test_with_a_lag_every_row_is_trained_once(nodes: RayNodes, tiny: TinyRuns) -> None:
-    """Twenty times another number of replicas, each on a node of its own."""
-    nodes.add("c")
-    draw, counts = random.Random(7), [1]
-    while len(counts) < 21:
-        counts.append(draw.choice([n for n in (1, 2, 3) if n != counts[-1]]))
-    scaler = Scaler("rollout", counts[1:])
-    told = {"replicas": {"rollout": "1..3"}, "grace": 5.0, "cluster": "ray"}
-    result = scaled(tiny, scaler, max_lag=1, **told).result(LONG)
-    require_none_lost(result.folder, batch=6, answers=4, max_lag=1)

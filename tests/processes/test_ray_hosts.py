@@ -57,7 +57,14 @@ def nodes() -> Iterator[RayNodes]:
 
 
 @pytest.fixture
-def start(tmp_path: Path, nodes: RayNodes) -> Iterator[Start]:
+def connected(nodes: RayNodes) -> RayNodes:
+    """Nodes a and b, to whose cluster this process belongs."""
+    connect("ray")
+    return nodes
+
+
+@pytest.fixture
+def start(tmp_path: Path, connected: RayNodes) -> Iterator[Start]:
     """Opens a plan's Workers on hosts a and b; afterwards Ray keeps nothing for them."""
 
     @contextlib.contextmanager
@@ -68,14 +75,12 @@ def start(tmp_path: Path, nodes: RayNodes) -> Iterator[Start]:
         lease: float = 10.0,
         name: str = "run",
         private: bool = False,
-        wait: float = 60.0,
     ) -> Iterator[HostsWorkers]:
-        connect("ray")
         there = cluster([], lease=lease, private=private)
         spread = replace(planned or host_plans.plan(), cluster=there, hosts=where)
         with RunFolder.create(name, tmp_path) as folder:
             folder.write_text("plan.json", spread.to_json())
-            workers = HostsWorkers(spread, folder, RunOptions(cluster="ray", wait=wait))
+            workers = HostsWorkers(spread, folder, RunOptions(cluster="ray", wait=60.0))
             try:
                 workers.opened = list(workers.open())  # type: ignore[attr-defined]
                 yield workers
@@ -103,13 +108,12 @@ def told_of_a_death(workers: HostsWorkers) -> m.WorkerLost:
 def test_rows_go_from_host_to_host(
     start: Start, where: dict[str, str], private: bool, tmp_path: Path
 ) -> None:
-    began = time.monotonic()
     with start(where, private=private) as workers:
-        require_opened([each.event for each in workers.opened])  # type: ignore[attr-defined]
+        opened = [each.event for each in workers.opened]  # type: ignore[attr-defined]
+        assert {type(event) for event in opened} == {m.SourceOpened, m.WorkerOpened}
         ref = host_plans.produced_block(workers)
         workers.tell(host_plans.chunk_of(2, ref))
         produced, done = host_plans.until(workers, m.ChunkDone)
-        assert isinstance(produced, m.Produced)
         assert done.node == "doubled"
         rewards = host_plans.gathered(produced.ref, "reward", producer="doubled")
         (tmp_path / "rows").mkdir()
@@ -123,49 +127,46 @@ def test_rows_go_from_host_to_host(
         assert workers.next() is None
         assert not workers.busy
         require_reports(workers)
-        spans = workers.spans()
-        assert {"source/numbers", "host/doubled"} <= {span.track for span in spans}
-        now = time.monotonic()
-        assert all(began - 5.0 < span.start <= span.end < now + 1.0 for span in spans)
+        assert {"source/numbers", "host/doubled"} <= {span.track for span in workers.spans()}
         assert {doing.worker for doing in workers.doing()} == {"source", "host"}
-
-
-def require_opened(events: list[Any]) -> None:
-    """Both Workers, and the source."""
-    assert {type(event) for event in events} == {m.SourceOpened, m.WorkerOpened}
-    opened = {event.worker for event in events if isinstance(event, m.WorkerOpened)}
-    assert opened == {"source", "host"}
 
 
 def require_reports(workers: HostsWorkers) -> None:
     """What went between the hosts is measured as that."""
     reports = {name: value for name, value, _ in workers.reports()}
-    assert {"time/doubled", "edge/zmq/bytes", CONTROL_BYTES} <= set(reports)
+    assert {"time/doubled", CONTROL_BYTES} <= set(reports)
     assert reports["edge/zmq/bytes"] > 0
     assert "edge/shm/bytes" not in reports
 
 
-@pytest.mark.parametrize("where", [APART, BACK], ids=["the reader's", "the owner's"])
-def test_a_worker_of_a_host_that_dies_is_begun_again(
-    start: Start, nodes: RayNodes, where: dict[str, str]
+def begin_again(workers: HostsWorkers, nodes: RayNodes, name: str) -> None:
+    """Kill a Worker, hear of that, and start it again."""
+    kill([nodes.workers()[name]])
+    lost = told_of_a_death(workers)
+    assert (lost.worker, lost.epoch) == (name, 0)
+    assert "SIGKILL" in lost.error
+    workers.respawn([name])
+    assert host_plans.until(workers, m.WorkerOpened)[-1] == m.WorkerOpened(worker=name, epoch=1)
+
+
+def test_a_reader_of_another_host_that_dies_is_begun_again(start: Start, nodes: RayNodes) -> None:
+    with start(APART) as workers:
+        ref = host_plans.produced_block(workers)
+        begin_again(workers, nodes, "host")
+        workers.tell(host_plans.chunk_of(3, ref))
+        assert isinstance(host_plans.until(workers, m.ChunkDone)[0], m.Produced)
+
+
+def test_what_the_dead_owner_of_another_host_had_is_known_to_be_gone(
+    start: Start, nodes: RayNodes
 ) -> None:
-    far, near = ("host", "source") if where is APART else ("source", "host")
-    with start(where) as workers:
+    with start(BACK) as workers:
         old = host_plans.produced_block(workers)
-        kill([nodes.workers()[far]])
-        lost = told_of_a_death(workers)
-        assert (lost.worker, lost.epoch) == (far, 0)
-        assert "SIGKILL" in lost.error
-        workers.respawn([far])
-        assert host_plans.until(workers, m.WorkerOpened)[-1] == m.WorkerOpened(worker=far, epoch=1)
+        begin_again(workers, nodes, "source")
         workers.tell(host_plans.chunk_of(3, old))
-        if near == "host":
-            began = time.monotonic()
-            assert host_plans.until(workers, m.FetchFailed)[-1].peer == "source"
-            waited = time.monotonic() - began
-            assert waited < 5.0, "word that it is gone came before the end of the lease"
-        else:
-            assert isinstance(host_plans.until(workers, m.ChunkDone)[0], m.Produced)
+        began = time.monotonic()
+        assert host_plans.until(workers, m.FetchFailed)[-1].peer == "source"
+        assert time.monotonic() - began < 5.0, "word of it came before the end of the lease"
         new = host_plans.produced_block(workers, 4)
         workers.tell(host_plans.chunk_of(5, new))
         assert isinstance(host_plans.until(workers, m.ChunkDone)[0], m.Produced)
@@ -184,12 +185,9 @@ def test_an_error_of_another_host_arrives_as_what_it_was(start: Start) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("lease", [5.0])
-def test_a_host_that_is_not_heard_of_is_lost_with_the_lease(
-    start: Start, nodes: RayNodes, lease: float
-) -> None:
+def test_a_host_that_is_not_heard_of_is_lost_with_the_lease(start: Start, nodes: RayNodes) -> None:
     """It does not go on once it wakes up."""
-    with start(APART, lease=lease) as workers:
+    with start(APART, lease=5.0) as workers:
         worker, stopped = nodes.workers()["host"], nodes.host_of("host")
         kill([stopped], signal.SIGSTOP)
         lost = told_of_a_death(workers)
@@ -214,9 +212,8 @@ def test_a_run_folder_a_host_does_not_see(
         pytest.fail("it opened")
 
 
-def test_a_plan_is_for_what_the_nodes_have(nodes: RayNodes, tiny: TinyRuns) -> None:
-    connect("ray")
-    nodes.wait_until_free(cores=4.0)
+def test_a_plan_is_for_what_the_nodes_have(connected: RayNodes, tiny: TinyRuns) -> None:
+    connected.wait_until_free(cores=4.0)
     planned = plan(small(tiny.folder), tiny.options(1, pin={"rollout": "gen@b"}, cluster="ray"))
     assert planned.cluster is not None
     assert [(host.name, host.cores) for host in planned.cluster.hosts[:2]] == [("a", 2), ("b", 2)]
@@ -237,16 +234,15 @@ def test_two_runs_at_one_time(start: Start) -> None:
             assert isinstance(host_plans.until(workers, m.ChunkDone)[0], m.Produced)
 
 
-def room_for(*names: str, wait: float = 60.0, **more: Any) -> ClusterRoom:
+def room_for(*names: str) -> ClusterRoom:
     """Two cores, so all, of each of these nodes."""
-    return ClusterRoom([Bundle(host=name, cores=2, **more) for name in names], wait)
+    return ClusterRoom([Bundle(host=name, cores=2) for name in names], 60.0)
 
 
+@pytest.mark.usefixtures("connected")
 def test_a_run_for_which_there_is_no_room_says_so_and_waits(
-    nodes: RayNodes, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    del nodes
-    connect("ray")
     with contextlib.ExitStack() as after:
         first = after.enter_context(contextlib.closing(room_for("a", "b")))
         assert first._settled.wait(SOON)
@@ -256,37 +252,31 @@ def test_a_run_for_which_there_is_no_room_says_so_and_waits(
         while not caplog.records:
             assert not second._settled.wait(0.05), "there is no room"
         assert time.monotonic() - began < 10.0
-        told = caplog.records[0].getMessage()
-        assert told.startswith("waiting for room in the Ray cluster: wanted c (2 CPU), d (2 CPU); ")
-        assert "nowhere free: c (2 CPU), d (2 CPU); there: " in told
-        assert {"a 0 of 2 CPU free", "b 0 of 2 CPU free"} <= set(
-            told.partition("there: ")[2].split("; ")
+        told, _, there = caplog.records[0].getMessage().partition("there: ")
+        assert told == (
+            "waiting for room in the Ray cluster: wanted c (2 CPU), d (2 CPU); "
+            "nowhere free: c (2 CPU), d (2 CPU); "
         )
+        assert {"a 0 of 2 CPU free", "b 0 of 2 CPU free"} <= set(there.split("; "))
         first.close()
         assert second._settled.wait(SOON)
         assert second._failure is None
     assert groups_left() == []
 
 
-@pytest.mark.parametrize(("bundle", "told"), [
-    ({"cores": 64}, r"wanted a \(1 CPU\), big \(64 CPU\); nowhere free: big \(64 CPU\); there: "),
-    ({"cores": 1, "gpus": 8}, r"nowhere free: big \(1 CPU, 8 GPU\); there: .*b 2 of 2 CPU"),
-])  # fmt: skip
-def test_what_finds_no_room_fails_after_the_wait(
-    nodes: RayNodes, bundle: dict[str, Any], told: str
-) -> None:
-    del nodes
-    connect("ray")
-    room = ClusterRoom([Bundle(host="a", cores=1), Bundle(host="big", **bundle)], 1.0)
-    with pytest.raises(RunError, match=rf"no room within 1 s: .*{told}.*Fix: more nodes, .*--wait"):
+@pytest.mark.usefixtures("connected")
+def test_what_finds_no_room_fails_after_the_wait() -> None:
+    room = ClusterRoom([Bundle(host="a", cores=1), Bundle(host="big", cores=64, gpus=8)], 1.0)
+    wanted = r"wanted a \(1 CPU\), big \(64 CPU, 8 GPU\); nowhere free: big \(64 CPU, 8 GPU\)"
+    told = rf"no room within 1 s: {wanted}; there: .*b 2 of 2 CPU.*Fix: more nodes, .*--wait"
+    with pytest.raises(RunError, match=told):
         room.dial("big")(threading.Event())
     room.close()
     assert groups_left() == []
 
 
-def test_nobody_waits_for_room_any_more_once_the_run_ends(nodes: RayNodes) -> None:
-    del nodes
-    connect("ray")
+@pytest.mark.usefixtures("connected")
+def test_nobody_waits_for_room_any_more_once_the_run_ends() -> None:
     room, stop = ClusterRoom([Bundle(host="big", cores=64)], 60.0), threading.Event()
     stop.set()
     assert room.dial("big")(stop) is None
@@ -313,10 +303,9 @@ def test_where_no_cluster_is(tmp_path: Path, address: str) -> None:
     assert "Fix: `ray start --head`, or `ray symmetric-run`, starts one" in told
 
 
-def test_what_a_node_does_not_see_is_refused_by_name(nodes: RayNodes) -> None:
+@pytest.mark.usefixtures("connected")
+def test_what_a_node_does_not_see_is_refused_by_name() -> None:
     """A path that only this process has."""
-    del nodes
-    connect("ray")
     mine = f"/proc/self/task/{os.getpid()}/comm"
     with pytest.raises(RunError, match="no node of the Ray cluster can be used:") as caught:
         cluster([mine])
@@ -330,7 +319,7 @@ def test_what_a_node_does_not_see_is_refused_by_name(nodes: RayNodes) -> None:
 
 def test_strangers_get_nothing(start: Start) -> None:
     """At a Worker's port: without a key, with a wrong one, by a weaker mechanism."""
-    frames = (pickle.dumps(host_plans.PickleBomb("x")), b"", b"\x94\xc4\x00\x00\x00\xc4\x00" * 9)
+    bomb = pickle.dumps(host_plans.PickleBomb("x"))
     with start(APART) as workers, contextlib.ExitStack() as stack:
         (there,) = workers._remotes["b"].endpoints
         address = Address(endpoint=there.endpoint, key=there.key)
@@ -338,8 +327,7 @@ def test_strangers_get_nothing(start: Start) -> None:
         for kind in ("no key", "plain", "a wrong key"):
             asks = stack.enter_context(stranger(address, kind))
             poller.register(asks, zmq.POLLIN)
-            for frame in frames:
-                asks.send(frame, zmq.NOBLOCK)
+            asks.send(bomb, zmq.NOBLOCK)
         assert not poller.poll(1500), "somebody answered"
         workers.tell(host_plans.chunk_of(2, host_plans.produced_block(workers)))
         produced = host_plans.until(workers, m.ChunkDone)[0]
@@ -360,36 +348,31 @@ def test_workers_see_the_gpus_that_ray_gives_their_host(
         with start(dict.fromkeys(("source", "host"), "g"), planned) as workers:
             host = workers._cluster.host("g")
             assert (host.gpus, host.labels["gpu"]) == ((80 * 2**30,) * 2, "H200")
-            given = {name: environment_of(pid) for name, pid in nodes.workers().items()}
-        seen_by = [given[name]["CUDA_VISIBLE_DEVICES"] for name in ("source", "host")]
-        assert sorted(seen_by) == ["5", "7"], "one each, in Ray's order"
+            devices = sorted(map(devices_seen_by, nodes.workers().values()))
+        assert devices == ["5", "7"], "one each, in Ray's order"
     finally:
         nodes.end("g")
 
 
-def environment_of(pid: int) -> dict[str, str]:
-    said = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
-    return dict(line.split("=", 1) for line in said if "=" in line)
+def devices_seen_by(pid: int) -> str:
+    environment = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    (line,) = (each for each in environment if each.startswith("CUDA_VISIBLE_DEVICES="))
+    return line.partition("=")[2]
 
 
-def test_nodes_with_other_versions_are_refused_by_name(
-    nodes: RayNodes, tiny: TinyRuns, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_node_with_other_versions_is_refused_by_name(
+    connected: RayNodes, tiny: TinyRuns, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    connect("ray")
-    for name, package in (("c", "torch"), ("d", "dataflow_rl")):
-        info = tmp_path / name / f"{package}-9.9.dist-info"
-        info.mkdir(parents=True)
-        (info / "METADATA").write_text(f"Name: {package}\nVersion: 9.9\n")
-        nodes.add(name, env={"PYTHONPATH": str(tmp_path / name)})
+    info = tmp_path / "c" / "dataflow_rl-9.9.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Name: dataflow_rl\nVersion: 9.9\n")
+    connected.add("c", env={"PYTHONPATH": str(tmp_path / "c")})
     try:
-        for name, package in (("c", "torch"), ("d", "dataflow-rl")):
-            options = tiny.options(1, cluster="ray", pin={"rollout": f"gen@{name}"})
-            told = rf"pin: 'gen' on host {name}: expected {package} \S+ as here, found 9\.9\. Fix: "
-            with pytest.raises(PlanError, match=told):
-                plan(small(tiny.folder), options)
-        warnings = {record.getMessage().partition(":")[0] for record in caplog.records}
-        assert warnings == {"host c is left out", "host d is left out"}
+        options = tiny.options(1, cluster="ray", pin={"rollout": "gen@c"})
+        told = r"pin: 'gen' on host c: expected dataflow-rl \S+ as here, found 9\.9\. Fix: "
+        with pytest.raises(PlanError, match=told):
+            plan(small(tiny.folder), options)
+        assert {said.partition(":")[0] for said in caplog.messages} == {"host c is left out"}
         assert not tiny.runs.exists() or not list(tiny.runs.iterdir())
     finally:
-        for name in ("c", "d"):
-            nodes.end(name)
+        connected.end("c")
