@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dataflow.errors import DataError, RunError
+from dataflow.errors import RunError
 from dataflow.graph import Graph
 from dataflow.model import Model
 from engine.api import resume
@@ -41,13 +41,11 @@ def tiny(tiny_folder: Path, tmp_path: Path) -> TinyRuns:
     return TinyRuns(folder=tmp_path, runs=tmp_path / "runs")
 
 
-def graph(
-    folder: Path, policy: Policy, data: str = "mixed", *, max_lag: int = 0, held: str = ""
-) -> Graph:
+def graph(folder: Path, policy: Policy, data: str = "mixed", *, held: str = "") -> Graph:
     """GRPO on these prompts, of which 4 tokens fit. held: the prompts of an evaluation."""
     asked: dict[str, Any] = {"max_tokens": 4, "max_prompt_tokens": 4, "overlong_prompt": policy}
     model, source = policy_and_prompts(folder, data)
-    rollout = generate(model, source, n=2, max_lag=max_lag, name="rollout", **asked)
+    rollout = generate(model, source, n=2, name="rollout", **asked)
     loss = policy_gradient_loss(group_advantage(rollout, reward(vowels, rollout, name="score")))
     sinks = [train(model, rollout, loss=loss, lr=1e-3)]
     if held:
@@ -60,14 +58,13 @@ def graph(
 dropping = partial(graph, policy="drop")
 
 
-@pytest.mark.parametrize("max_lag", [0, pytest.param(1, marks=pytest.mark.long)])
-def test_dropped_prompts_make_room_for_others(tiny: TinyRuns, max_lag: int) -> None:
-    result = tiny.run(partial(dropping, max_lag=max_lag))
+def test_dropped_prompts_make_room_for_others(tiny: TinyRuns) -> None:
+    result = tiny.run(dropping)
     last = metrics(result)[-1]
     assert column(result, "data/rows") == [8.0] * 3
     assert last["data/overlong"] >= 8
     assert last["data/dropped"] == 0
-    assert last["data/admitted"] >= 12 + last["data/overlong"] - 8
+    assert last["data/admitted"] >= 4 + last["data/overlong"]
     assert 0 < max(column(result, "prompt/overlong")) <= 1
     assert set(samples(result)["prompt"].to_pylist()) == {SHORT}
 
@@ -106,24 +103,15 @@ def test_an_evaluation_of_nothing_is_an_error(tiny: TinyRuns) -> None:
         tiny.run(partial(dropping, held="long"), 1)
 
 
-def demos(folder: Path, policy: Policy) -> Graph:
+@pytest.mark.long
+def test_demonstrations_beyond_the_positions_are_dropped(tiny: TinyRuns) -> None:
     """Rows of 6 and of 14 tokens, the eos among them, for 12 positions."""
-    config = folder / "model" / "config.json"
+    config = tiny.folder / "model" / "config.json"
     positions = '"max_position_embeddings": '
     config.write_text(config.read_text().replace(f"{positions}512", f"{positions}12"))
     table = pa.table({"prompt": [SHORT] * 16, "completion": ["abc", LONG + "k"] * 8})
-    pq.write_table(table, folder / "demos.parquet")
-    model = Model("policy", str(folder / "model"), trainable=True)
-    rows = demonstrations(str(folder / "demos.parquet"), batch=4, overlong=policy)
-    return Graph("demos", train(model, rows, loss=supervised_loss(), lr=1e-3))
-
-
-@pytest.mark.long
-def test_demonstrations_beyond_the_positions(tiny: TinyRuns) -> None:
-    told = r"demonstrations.*expected at most 12 tokens, the positions of Model 'policy'"
-    with pytest.raises(DataError, match=told):
-        tiny.run(demos(tiny.folder, "error"), 2, name="error")
-    left = tiny.run(demos(tiny.folder, "drop"), 2, name="drop")
-    assert column(left, "train/tokens") == [16.0, 16.0]
-    cut = tiny.run(demos(tiny.folder, "truncate"), 4, name="truncate")
-    assert sum(column(cut, "train/tokens")) == 8 * 4 + 8 * 10
+    pq.write_table(table, tiny.folder / "demos.parquet")
+    model = Model("policy", str(tiny.folder / "model"), trainable=True)
+    rows = demonstrations(str(tiny.folder / "demos.parquet"), batch=4, overlong="drop")
+    graph = Graph("demos", train(model, rows, loss=supervised_loss(), lr=1e-3))
+    assert column(tiny.run(graph, 2), "train/tokens") == [16.0, 16.0]
