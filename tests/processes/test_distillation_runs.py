@@ -105,9 +105,9 @@ def require_alike(found: Any, wanted: Any, rel: float) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("ranks", ["ranks", "tensor"])
-def test_two_ranks_distil_as_one_does(tiny: TinyRuns, large: str, ranks: str) -> None:
+@pytest.mark.parametrize("kind", ["ranks", "tensor"])
+def test_two_ranks_distil_as_one_does(tiny: TinyRuns, large: str, kind: str) -> None:
     make = partial(distilled, large=large)
     one = tiny.run(make, name="one")
-    two = tiny.run(make, name="two", **{ranks: {"train_policy": 2}})
-    require_alike(two, one, rel=1e-4)
+    ranks: dict[str, Any] = {kind: {"train_policy": 2}}
+    require_alike(tiny.run(make, name="two", **ranks), one, rel=1e-4)

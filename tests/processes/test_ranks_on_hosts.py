@@ -28,8 +28,12 @@ from engine.launch.ray import HostActor  # noqa: E402
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 TWO: dict[str, Any] = {"ranks": {"train_policy": 2}}
-HERE = TWO | {"pin": {"train_policy": "t0,t1"}}
-SPREAD = TWO | {"pin": {"train_policy": "t0@a,t1@b"}, "cluster": "ray", "lease": 10.0}
+HERE: dict[str, Any] = TWO | {"pin": {"train_policy": "t0,t1"}}
+SPREAD: dict[str, Any] = TWO | {
+    "pin": {"train_policy": "t0@a,t1@b"},
+    "cluster": "ray",
+    "lease": 10.0,
+}
 
 
 @pytest.fixture(scope="module")
