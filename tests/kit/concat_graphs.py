@@ -68,10 +68,10 @@ def compared_apart(folder: Path) -> Graph:
     return Graph("apart", train(policy, rows, loss=loss, lr=1e-3, epochs=2))
 
 
-def joint(folder: Path, *, max_lag: int = 0, selects: bool = False, **more: Any) -> Graph:
+def joint(folder: Path, *, selects: bool = False, **more: Any) -> Graph:
     """Two generations and the data's answers in one group. selects: of one generation the best."""
     policy, asked = policy_and_prompts(folder)
-    warm, cool = two(policy, asked, max_lag=max_lag)
+    warm, cool = two(policy, asked)
     if selects:
         score = reward(told_apart, cool, name="cool_score")
         cool = select(cool, where=best_of(score), name="best")

@@ -106,11 +106,6 @@ def centred(
 
 
 @operator()
-def one_row_less(score: Columns[Reward]) -> Columns[Reward]:
-    return Columns.make(Reward, reward=score["reward"][1:])
-
-
-@operator()
 def hangs(score: Columns[Reward]) -> Columns[Reward]:
     threading.Event().wait()
     return score
@@ -139,14 +134,6 @@ def scaled(now: Now, advantage: Tensors[Advantage], *, scale: float = 1.0) -> Te
 
 
 @loss(scope="token")
-def switched(
-    now: Now, advantage: Tensors[Advantage], *, before: float, after: float, at: int
-) -> Terms:
-    """`scaled`, by another scale from a Step on."""
-    return scaled.fn(now, advantage, scale=before if now.step < at else after)
-
-
-@loss(scope="token")
 def deadly(now: Now, advantage: Tensors[Advantage], *, marker: str, untold: bool = False) -> Terms:
     """In Step 3 the second rank of several kills itself, once: it leaves the marker file, with the
     process of its Supervisor. untold: it stops that first, which would tell of it.
@@ -171,11 +158,6 @@ def _is_second_rank() -> bool:
     import torch.distributed as dist  # reward children import this file, and should start fast
 
     return dist.is_initialized() and dist.get_rank() == 1
-
-
-@loss(scope="token")
-def not_a_number(now: Now, advantage: Tensors[Advantage]) -> Terms:
-    return Terms(now.logprobs * advantage["advantage"] / 0.0 * 0.0, {})
 
 
 def policy_and_prompts(folder: Path, data: str = "train") -> tuple[Model, Port[Prompt]]:

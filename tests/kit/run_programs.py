@@ -65,9 +65,9 @@ def two_phases(folder: Path) -> Program:
     return Program((warm(folder), WARM_STEPS), (reinforced(folder), STEPS))
 
 
-def early(folder: Path, *, metric: str = "optim/lr") -> Program:
+def early(folder: Path) -> Program:
     """The first phase ends after its first Step, by a threshold that is reached there."""
-    ends = Phase(warm(folder), 30, until=Threshold(metric, at_least=1e-2))
+    ends = Phase(warm(folder), 30, until=Threshold("optim/lr", at_least=1e-2))
     return Program(ends, (warm(folder), 2))
 
 
