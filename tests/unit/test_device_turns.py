@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -64,18 +64,17 @@ def step(task: int, node: str, worker: str) -> m.TrainStep:
     return m.TrainStep(id=task, node=node, worker=worker, step=1, keys=Keys.of([]), inputs={})
 
 
-def anything(draw: random.Random, number: int, worker: str) -> m.Instruction:
-    """An instruction of a kind that has to be answered; `number` is in it."""
-    node, none, load = f"on_{worker}", Keys.of([]), {"model": f"m{number}", "writer": "w"}
-    kinds = (
-        chunk(number, worker),
-        step(number, f"{node}_{number}", worker),
-        m.Evaluate(id=number, node=node, worker=worker, version=number, keys=none, inputs={}),
-        m.Record(id=number, step=number, keys={}, inputs={}, worker=worker),
-        m.Offer(id=number, model="m", writer=node, worker=worker, version=number),
-        m.Load(id=number, reader=node, version=number, worker=worker, **load),
-    )
-    return draw.choice(kinds)
+def asked(number: int, worker: str) -> dict[type, m.Instruction]:
+    """An instruction of each kind that has to be answered; `number` is in it."""
+    node, of, none = f"on_{worker}", {"id": number, "worker": worker}, Keys.of([])
+    return {
+        m.RunChunk: chunk(number, worker),
+        m.TrainStep: step(number, f"{node}_{number}", worker),
+        m.Evaluate: m.Evaluate(node=node, version=number, keys=none, inputs={}, **of),
+        m.Record: m.Record(step=number, keys={}, inputs={}, **of),
+        m.Offer: m.Offer(model="m", writer=node, version=number, **of),
+        m.Load: m.Load(model=f"m{number}", writer="w", reader=node, version=number, **of),
+    }
 
 
 def answer(told: m.Instruction) -> m.Event:
@@ -161,7 +160,7 @@ def test_random_arrivals_never_two_awake_nothing_starves_nothing_overtakes(
     world, wanted = DeviceWorld(turns_of()), {w: [] for w in WORKERS}
     for number in range(60):
         worker = draw.choice(WORKERS)
-        told = anything(draw, number, worker)
+        told = draw.choice(list(asked(number, worker).values()))
         wanted[worker].append(told)
         world.take(world.filter.told([told]))
         if losses and draw.random() < 0.05:
@@ -245,11 +244,6 @@ def test_rank_groups_over_several_turns_never_wait_for_each_other(seed: int) -> 
     assert world.filter.waiting() == []
 
 
-def chunks_at_waking(turns: TurnsByHand, worker: str) -> list[int]:
-    """Which chunks a Worker is told that has woken."""
-    return [told.id for told in turns.heard(m.Woken(worker=worker)) if isinstance(told, m.RunChunk)]
-
-
 def death(worker: str, epoch: int = 0) -> m.WorkerLost:
     return m.WorkerLost(worker=worker, epoch=epoch, error="killed")
 
@@ -271,21 +265,23 @@ def test_a_turn_passes_to_who_waits_longest() -> None:
     assert world.awake == {"b", "free"}  # nobody else waits: it keeps the devices
 
 
-def test_what_comes_while_another_waits_waits_behind_its_turn() -> None:
-    turns = turns_of(("a", "b"))
-    assert turns.told([chunk(0, "a")]) == [m.Wake(worker="a")]
-    assert chunks_at_waking(turns, "a") == [0]
-    assert turns.told([chunk(1, "b"), chunk(2, "a")]) == []
-    assert turns.heard(m.ChunkDone(id=0, node="on_a")) == [m.Sleep(worker="a")]
-    assert turns.heard(m.Slept(worker="a")) == [m.Wake(worker="b")]
-    assert chunks_at_waking(turns, "b") == [1]
-    assert turns.heard(m.ChunkDone(id=1, node="on_b")) == [m.Sleep(worker="b")]
+# --- one event after another ----------------------------------------------------------------------
 
 
-def test_release_and_go_pass_a_sleeping_worker() -> None:
-    turns = turns_of(("a", "b"))
-    passing = [m.Release(worker="a", blocks=(1,)), m.Go(node="n", worker="b", id=0)]
-    assert turns.told(passing) == passing
+def wake(worker: str) -> m.Wake:
+    return m.Wake(worker=worker)
+
+
+def woken(worker: str) -> m.Woken:
+    return m.Woken(worker=worker)
+
+
+def sleep(worker: str) -> m.Sleep:
+    return m.Sleep(worker=worker)
+
+
+def slept(worker: str) -> m.Slept:
+    return m.Slept(worker=worker)
 
 
 def steps(task: int, *workers: str) -> list[m.TrainStep]:
@@ -301,110 +297,131 @@ def unfetched(worker: str, task: int) -> m.FetchFailed:
     return m.FetchFailed(worker=worker, peer="gone", id=task)
 
 
-@pytest.mark.parametrize("last", ["prepared", "unfetched"])
-def test_ranks_that_wait_for_rows_that_are_gone_give_their_devices_up(last: str) -> None:
-    turns = turns_of(("a", "gen"), ("b", "other"))
-    told = steps(7, "a", "b")
-    assert turns.told(told) == [m.Wake(worker="a"), m.Wake(worker="b")]
-    assert turns.heard(m.Woken(worker="a")) == told[:1]
-    assert turns.heard(m.Woken(worker="b")) == told[1:]
-    assert turns.told([chunk(1, "gen")]) == []
-    events = [prepared("a", 7), unfetched("b", 7)]
-    assert turns.heard(events.pop(last == "prepared")) == []
-    assert turns.heard(events.pop()) == [m.Sleep(worker="a")]
+Line = tuple[list[Any] | m.Event, list[Any]]
+"""What the core says, as a list, or an event; and what goes out."""
 
 
-@pytest.mark.parametrize("last", [prepared, unfetched])
-def test_a_rank_that_slept_while_another_could_not_fetch_answers_and_passes_its_devices_on(
-    last: Callable[[str, int], m.Event],
+def require(turns: TurnsByHand, *script: Line) -> None:
+    """All of it, in order."""
+    for number, (said, out) in enumerate(script):
+        found = turns.told(said) if isinstance(said, list) else turns.heard(said)
+        assert found == out, f"line {number}"
+
+
+@pytest.mark.parametrize(
+    ("turns", "told"),
+    [
+        (turns_of(("a", "b")), m.Release(worker="a", blocks=(1,))),
+        (turns_of(("a", "b")), m.Go(node="n", worker="b", id=0)),
+        (TurnsByHand(plan_of()), chunk(0, "a")),
+    ],
+    ids=["release", "go", "devices of its own"],
+)
+def test_what_waits_for_no_devices_passes(turns: TurnsByHand, told: m.Instruction) -> None:
+    require(turns, ([told], [told]))
+
+
+def test_what_comes_while_another_waits_waits_behind_its_turn() -> None:
+    first, other, later = chunk(0, "a"), chunk(1, "b"), chunk(2, "a")
+    require(
+        turns_of(("a", "b")),
+        ([first], [wake("a")]),
+        (woken("a"), [first]),
+        ([other, later], []),
+        (answer(first), [sleep("a")]),
+        (slept("a"), [wake("b")]),
+        (woken("b"), [other]),
+        (answer(other), [sleep("b")]),
+    )
+
+
+RANKS_OF_TWO = (("a", "gen"), ("b", "other"))
+
+
+@pytest.mark.parametrize(
+    "last_two",
+    [(prepared("a", 7), unfetched("b", 7)), (unfetched("b", 7), prepared("a", 7))],
+)
+def test_ranks_that_wait_for_rows_that_are_gone_give_their_devices_up(
+    last_two: tuple[m.Event, m.Event],
 ) -> None:
-    turns = turns_of(("a", "gen"), ("b", "other"))
-    told = steps(7, "a", "b")
-    assert turns.told([chunk(1, "gen"), *told]) == [m.Wake(worker="gen"), m.Wake(worker="b")]
-    assert turns.heard(m.Woken(worker="b")) == told[1:]
-    assert turns.heard(unfetched("b", 7)) == []
-    assert turns.heard(m.Woken(worker="gen")) != []
-    assert turns.heard(m.ChunkDone(id=1, node="on_gen")) == [m.Sleep(worker="gen")]
-    assert turns.heard(m.Slept(worker="gen")) == [m.Wake(worker="a")]
-    assert turns.heard(m.Woken(worker="a")) == told[:1]
-    assert turns.told([chunk(2, "gen")]) == []
-    assert turns.heard(last("a", 7)) == [m.Sleep(worker="a")]
+    told, (first, last) = steps(7, "a", "b"), last_two
+    require(
+        turns_of(*RANKS_OF_TWO),
+        (told, [wake("a"), wake("b")]),
+        (woken("a"), told[:1]),
+        (woken("b"), told[1:]),
+        ([chunk(1, "gen")], []),
+        (first, []),
+        (last, [sleep("a")]),
+    )
+
+
+@pytest.mark.parametrize("last", [prepared("a", 7), unfetched("a", 7)])
+def test_a_rank_that_slept_while_another_could_not_fetch_answers_and_passes_its_devices_on(
+    last: m.Event,
+) -> None:
+    told, before = steps(7, "a", "b"), chunk(1, "gen")
+    require(
+        turns_of(*RANKS_OF_TWO),
+        ([before, *told], [wake("gen"), wake("b")]),
+        (woken("b"), told[1:]),
+        (unfetched("b", 7), []),
+        (woken("gen"), [before]),
+        (answer(before), [sleep("gen")]),
+        (slept("gen"), [wake("a")]),
+        (woken("a"), told[:1]),
+        ([chunk(2, "gen")], []),
+        (last, [sleep("a")]),
+    )
 
 
 def test_what_a_rank_says_late_of_a_dropped_assignment_ends_no_later_one() -> None:
-    turns = turns_of(("a", "gen"), ("b", "other"))
     first, second = steps(7, "a", "b"), steps(8, "a", "b")
-    turns.told(first)
-    assert [*turns.heard(m.Woken(worker="a")), *turns.heard(m.Woken(worker="b"))] == first
-    assert turns.heard(unfetched("b", 7)) == []
-    assert turns.told(second) == second
-    assert turns.heard(prepared("b", 8)) == []
-    assert turns.told([chunk(1, "other"), chunk(2, "gen")]) == []
-    assert turns.heard(unfetched("a", 7)) == []
-    assert turns.heard(prepared("a", 8)) == []
-    assert turns.heard(m.Stepped(id=8, node="learn", step=1, worker="a")) == [m.Sleep(worker="a")]
-    assert turns.heard(m.Stepped(id=8, node="learn", step=1, worker="b")) == [m.Sleep(worker="b")]
+    require(
+        turns_of(*RANKS_OF_TWO),
+        (first, [wake("a"), wake("b")]),
+        (woken("a"), first[:1]),
+        (woken("b"), first[1:]),
+        (unfetched("b", 7), []),
+        (second, second),
+        (prepared("b", 8), []),
+        ([chunk(1, "other"), chunk(2, "gen")], []),
+        (unfetched("a", 7), []),
+        (prepared("a", 8), []),
+        (answer(second[0]), [sleep("a")]),
+        (answer(second[1]), [sleep("b")]),
+    )
 
 
 @pytest.mark.parametrize("kind", [m.RunChunk, m.Record, m.Evaluate, m.Load])
 def test_what_could_not_be_begun_has_ended(kind: type) -> None:
-    turns, draw = turns_of(("a", "b")), random.Random(0)
-    endless = iter(lambda: anything(draw, 3, "a"), None)
-    told = next(each for each in endless if isinstance(each, kind))
-    turns.told([told])
-    assert turns.heard(m.Woken(worker="a")) == [told]
-    turns.told([chunk(9, "b")])
-    gone = m.FetchFailed(id=3, worker="a", peer="c")
-    assert turns.heard(gone) == [m.Sleep(worker="a")]
+    told = asked(3, "a")[kind]
+    require(
+        turns_of(("a", "b")),
+        ([told, chunk(9, "b")], [wake("a")]),
+        (woken("a"), [told]),
+        (unfetched("a", 3), [sleep("a")]),
+    )
 
 
-@pytest.mark.parametrize("kind", [m.Load, m.Offer])
-def test_of_versions_that_are_asked_for_one_after_another_each_is_answered(kind: type) -> None:
-    turns, draw = turns_of(("a", "b")), random.Random(0)
-    some = (anything(draw, number, "a") for number in itertools.count())
-    asked = list(itertools.islice((each for each in some if isinstance(each, kind)), 2))
-    turns.told(asked)
-    assert turns.heard(m.Woken(worker="a")) == asked
-    turns.told([chunk(999, "b")])
-    assert turns.heard(answer(asked[0])) == []
-    assert turns.heard(answer(asked[1])) == [m.Sleep(worker="a")]
+KILL = m.Respawn(workers=("a",))
 
 
+@pytest.mark.parametrize(
+    ("end", "out"), [(death("a"), [wake("b")]), ([KILL], [KILL, wake("b")])], ids=["lost", "killed"]
+)
 @pytest.mark.parametrize("state", ["waking", "held", "sleeping"])
-def test_a_lost_worker_frees_its_devices_and_is_told_anew_only_by_the_core(state: str) -> None:
+def test_a_worker_that_is_gone_frees_its_devices_and_is_told_anew_only_by_the_core(
+    state: str, end: Any, out: list[Any]
+) -> None:
+    first, other = chunk(0, "a"), chunk(1, "b")
+    before = {
+        "waking": [],
+        "held": [(woken("a"), [first])],
+        "sleeping": [(woken("a"), [first]), (answer(first), [sleep("a")])],
+    }
     turns = turns_of(("a", "b"))
-    turns.told([chunk(0, "a"), chunk(1, "b")])
-    if state != "waking":
-        turns.heard(m.Woken(worker="a"))
-    if state == "sleeping":
-        assert turns.heard(m.ChunkDone(id=0, node="on_a")) == [m.Sleep(worker="a")]
-    assert turns.heard(death("a")) == [m.Wake(worker="b")]
-    assert chunks_at_waking(turns, "b") == [1]
+    begin = ([first, other], [wake("a")])
+    require(turns, begin, *before[state], (end, out), (woken("b"), [other]))
     assert turns.waiting() == []
-
-
-def test_a_death_that_is_told_twice_is_one() -> None:
-    turns = turns_of(("a", "b"))
-    turns.told([chunk(0, "a")])
-    turns.heard(m.Woken(worker="a"))
-    assert turns.heard(death("a")) == []
-    assert turns.told([chunk(1, "a"), chunk(2, "b")]) == [m.Wake(worker="a")]
-    assert turns.heard(death("a")) == []
-    assert chunks_at_waking(turns, "a") == [1]
-
-
-def test_a_worker_that_is_killed_is_reset_like_a_lost_one() -> None:
-    turns = turns_of(("a", "b"))
-    turns.told([chunk(0, "a"), chunk(1, "b")])
-    turns.heard(m.Woken(worker="a"))
-    assert turns.told([m.Respawn(workers=("a",))]) == [
-        m.Respawn(workers=("a",)),
-        m.Wake(worker="b"),
-    ]
-
-
-def test_without_turns_everything_passes() -> None:
-    turns = TurnsByHand(plan_of())
-    told = [chunk(0, "a"), chunk(1, "b")]
-    assert turns.told(told) == told
-    assert turns.heard(m.ChunkDone(id=0, node="on_a")) == []
