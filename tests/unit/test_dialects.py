@@ -6,25 +6,23 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from dataflow.check import check
-from dataflow.convention import DIALECTS, Convention, Gap
+from dataflow.convention import DIALECTS
 from dataflow.dialect import spoken, with_dialects
 from dataflow.diff import diff
 from dataflow.draw import draw
 from dataflow.errors import GraphError
 from dataflow.graph import Graph
 from dataflow.loss import LossFunction, Now, Tensors, Terms, loss
-from dataflow.node import Node, Port
 from dataflow.operator import Operator
 from dataflow.program import Program
-from dataflow.schema import Advantage, Completion, Reward, Rollout
+from dataflow.schema import Advantage, Reward, Rollout
 from dataflow.snapshot import fingerprint, from_json, to_json
-from dataflow.user import Columns, column_operator, operator
+from dataflow.user import Columns, operator
 from engine.checkpoint.provenance import provenance
-from operators.advantage import group_advantage, whiten
+from operators.advantage import Scale, group_advantage, whiten
 from operators.losses import policy_gradient_loss
 from operators.reward import reward
 from operators.train import train
@@ -71,7 +69,6 @@ def test_all_that_name_none_follow_the_graph_and_an_explicit_one_wins() -> None:
         "whiten": "verl",
         "train_policy.bent": "verl",
     }
-    assert set(dialects(made()).values()) == {"trl", "openrlhf"}
 
 
 def test_a_checked_graph_has_them_written_out_in_nodes_and_in_terms() -> None:
@@ -98,11 +95,6 @@ def test_rewrites_keep_the_graphs_dialect_and_new_nodes_follow_it() -> None:
 def test_a_program_has_a_dialect_in_every_phase() -> None:
     program = Program((made("trl"), 2), (made("verl"), 1), name="both")
     assert program.in_dialect("verl") == Program((made("verl"), 2), (made("verl"), 1), name="both")
-
-
-def test_graphs_of_two_dialects_differ() -> None:
-    assert made("verl") != made("trl")
-    assert made("verl") == made("verl")
 
 
 @pytest.mark.parametrize("imports", [True, False])
@@ -179,66 +171,41 @@ def test_a_graph_of_a_peer_that_is_none_is_refused(name: Any) -> None:
         made(name)
 
 
-def _flat(rollout: Columns[Completion], *, wide: bool, dialect: str) -> Columns[Reward]:
-    return Columns.make(Reward, like=rollout, reward=np.zeros(len(rollout), np.float32))
+def test_every_operator_and_loss_with_a_dialect_says_what_it_does_in_each() -> None:
+    names = set()
+    for path in sorted((ROOT / "operators").glob("*.py")):
+        for part in vars(importlib.import_module(f"operators.{path.stem}")).values():
+            if not isinstance(part, Operator | LossFunction):
+                continue
+            parameters = part.limits if isinstance(part, Operator) else part.parameters
+            if "dialect" in parameters:
+                names.add(part.name)
+                require_conventions(part, set(parameters))
+    assert {"group_advantage", "whiten", "gae", "returns", "kl_in_reward"} < names
 
 
-_LONE = Gap(lacks="groups of one", instead="0, as trl", where=(("wide", (True,)),))
-_SAID = {
-    "verl": Convention(says="divides by n"),
-    "openrlhf": Convention(says="n - 1", gaps=(_LONE,)),
-}
-FLAT = column_operator(_flat, "tests.unit.test_dialects:FLAT", name="flat", conventions=_SAID)
+def require_conventions(part: Operator | LossFunction, parameters: set[str]) -> None:
+    conventions = dict(part.conventions)
+    assert tuple(conventions) == DIALECTS, part.name
+    for convention in conventions.values():
+        assert convention.says, part.name
+        for gap in convention.gaps:
+            assert {name for name, _ in gap.where} <= parameters, (part.name, gap)
 
 
-def flat(rollout: Port[Completion], *, wide: bool, dialect: str | None = None) -> Port[Reward]:
-    params = {"wide": wide, "dialect": dialect}
-    return Node(FLAT, "flat", inputs={"rollout": rollout}, params=params).port()
-
-
-def told(dialect: Any, *, wide: bool) -> str:
+def described(dialect: str, scale: Scale) -> str:
     rollout = sampled()
-    objective = policy_gradient_loss(group_advantage(rollout, flat(rollout, wide=wide)))
-    sink = train(policy, rollout, loss=objective, lr=1e-6)
+    advantage = group_advantage(rollout, reward(exact, rollout), scale=scale)
+    sink = train(policy, rollout, loss=policy_gradient_loss(advantage), lr=1e-6)
     return check(Graph("g", sink, dialect=dialect), headers).describe()
 
 
 def test_what_a_peer_has_no_answer_to_is_said_with_what_happens_instead() -> None:
-    assert "  flat: as openrlhf does it\n    openrlhf has no groups of one: 0, as trl" in told(
-        "openrlhf", wide=True
-    )
-    assert "has no groups of one" not in told("openrlhf", wide=False)
-    assert "has no groups of one" not in told("verl", wide=True)
-
-
-def declared() -> dict[str, tuple[dict[str, Convention], set[str]]]:
-    """Conventions and parameters of each operator and loss of ours that has a dialect."""
-    found = {}
-    for path in sorted((ROOT / "operators").glob("*.py")):
-        for part in vars(importlib.import_module(f"operators.{path.stem}")).values():
-            if isinstance(part, Operator) and "dialect" in part.limits:
-                found[part.name] = (dict(part.conventions), set(part.limits))
-            if isinstance(part, LossFunction) and "dialect" in part.parameters:
-                found[part.name] = (dict(part.conventions), set(part.parameters))
-    return found
-
-
-def test_every_operator_and_loss_with_a_dialect_says_what_it_does_in_each() -> None:
-    parts = declared()
-    assert {"group_advantage", "whiten", "gae", "returns", "kl_in_reward"} < parts.keys()
-    for name, (conventions, parameters) in parts.items():
-        assert tuple(conventions) == DIALECTS, name
-        for convention in conventions.values():
-            assert convention.says, name
-            for gap in convention.gaps:
-                assert {parameter for parameter, _ in gap.where} <= parameters, (name, gap)
-
-
-def test_explain_says_what_each_dialect_means_and_what_it_lacks() -> None:
-    sink = train(policy, sampled(), loss=policy_gradient_loss(
-        group_advantage(sampled(), reward(exact, sampled()), scale="mean", dialect="verl")
-    ), lr=1e-6)  # fmt: skip
-    (use,) = spoken(with_dialects(Graph("g", sink)))  # policy_gradient_loss has none
-    assert use.says == "unbiased deviation + 1e-06; a group's only row gets its own reward"
     lacks = "verl has no scale by the mean reward: the paper's, without an epsilon"
-    assert list(use.unanswered()) == [lacks]
+    assert f"  group_advantage: as verl does it\n    {lacks}" in described("verl", "mean")
+    assert "has no" not in described("verl", "std")
+
+
+def test_each_use_says_what_its_dialect_means() -> None:
+    (use,) = [use for use in spoken(with_dialects(made("verl"))) if use.where == "advantage"]
+    assert use.says == "unbiased deviation + 1e-06; a group's only row gets its own reward"

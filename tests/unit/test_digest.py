@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,12 @@ KINDS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
 ROW = st.fixed_dictionaries({name: values for name, (_, values) in KINDS.items()})
 
 
+def digests(name: str, column: pa.Array) -> np.ndarray:
+    """Of a batch of this column."""
+    keys = Keys.of(range(len(column)))
+    return row_digests(Batch(keys, pa.RecordBatch.from_pydict({name: column})))
+
+
 def batch(rows: list[dict[str, Any]], names: list[str] | None = None) -> Batch:
     columns = {
         name: pa.array([row[name] for row in rows], KINDS[name][0]) for name in names or KINDS
@@ -46,10 +53,9 @@ def batch(rows: list[dict[str, Any]], names: list[str] | None = None) -> Batch:
 @given(rows=st.lists(ROW, min_size=1, max_size=5))
 def test_rows_are_equal_where_their_hashes_are(rows: list[dict[str, Any]]) -> None:
     found = row_digests(batch(rows))
-    arrow = batch(rows).records.to_pylist()
-    for i, one in enumerate(arrow):
-        for j, other in enumerate(arrow):
-            assert (found[i] == found[j]) == (repr(one) == repr(other))
+    texts = [repr(row) for row in batch(rows).records.to_pylist()]
+    for (one, text), (other, another) in combinations(zip(found, texts, strict=True), 2):
+        assert (one == other) == (text == another)
 
 
 @settings(max_examples=40, deadline=None)
@@ -76,16 +82,12 @@ def test_slices_and_picked_rows_keep_their_hashes(
     ([[0.0]], [[-0.0]]),
 ])  # fmt: skip
 def test_what_is_alike_differs(one: list[list[float]], other: list[list[float]]) -> None:
-    def of(values: list[list[float]]) -> np.ndarray:
-        column = pa.array(values, pa.large_list(pa.float32()))
-        keys = Keys.of(range(len(values)))
-        return row_digests(Batch(keys, pa.RecordBatch.from_pydict({"x": column})))
-
-    assert (of(one) != of(other)).all()
+    lists = pa.large_list(pa.float32())
+    apart = digests("x", pa.array(one, lists)) != digests("x", pa.array(other, lists))
+    assert apart.all()
 
 
 def test_the_name_of_a_column_counts_and_no_column_is_no_row_less() -> None:
     rows = pa.array([1, 2])
-    one, other = (Batch(Keys.of([0, 1]), pa.RecordBatch.from_pydict({name: rows})) for name in "ab")
-    assert (row_digests(one) != row_digests(other)).all()
+    assert (digests("a", rows) != digests("b", rows)).all()
     assert len(row_digests(Batch(Keys.of([0, 1]), pa.RecordBatch.from_arrays([], names=[])))) == 2
