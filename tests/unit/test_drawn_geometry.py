@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -16,11 +17,12 @@ from dataflow.draw.fold import MANY, folded
 from dataflow.draw.overlay import Overlay
 from dataflow.draw.picture import picture
 from dataflow.draw.placed import PlacedWorker
-from dataflow.draw.scene import Panel, Rect
+from dataflow.draw.scene import Rect, Scene
 from dataflow.draw.style import sheet
 from dataflow.draw.svg import scene
 from dataflow.graph import Graph
 from dataflow.model import Model
+from dataflow.node import Port
 from dataflow.schema import Reward, Rollout
 from dataflow.user import Columns, operator
 from operators.advantage import group_advantage
@@ -66,46 +68,49 @@ def overlay(kind: str, graph: Graph) -> Overlay:
     return Overlay(life=kind in ("life", "folded"))
 
 
-def panels(kind: str, graph: Graph) -> list[Panel]:
+def scene_of(kind: str, graph: Graph) -> Scene:
     shown = picture(graph)
-    return scene(folded(shown, None) if kind == "folded" else shown, overlay(kind, graph)).panels
+    return scene(folded(shown, None) if kind == "folded" else shown, overlay(kind, graph))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=12, deadline=None)
 @given(SHAPES)
 def test_nothing_overlaps_or_leaves_the_picture(kind: str, shape: DrawnShape) -> None:
-    for panel in panels(kind, drawn_graph(shape)):
+    made = scene_of(kind, drawn_graph(shape))
+    for panel in made.panels:
         assert faults(panel) == []
+        x, y = panel.at
+        assert x + panel.width <= made.width
+        assert y + panel.height <= made.height
 
 
 @pytest.mark.parametrize("name", algorithms.NAMES)
 def test_nor_does_it_in_an_algorithm_that_comes_with_it(name: str, tmp_path: Path) -> None:
     graph = algorithms.small(name, tmp_path)
     for kind in KINDS:
-        for panel in panels(kind, graph):
+        for panel in scene_of(kind, graph).panels:
             assert faults(panel) == [], kind
-    assert scene(picture(graph), Overlay()).width <= 1200
+    assert scene_of("plain", graph).width <= 1200
 
 
 def test_what_overlaps_is_found() -> None:
     """The test above can fail: each of these is told."""
-    (panel,) = panels("plain", drawn_graph(DrawnShape(nodes=8)))
+    (panel,) = scene_of("plain", drawn_graph(DrawnShape(nodes=8))).panels
     first, second = panel.nodes[0], panel.nodes[1]
-    assert faults(panel) == []
     moved = Rect(x=first.rect.x + 5, y=first.rect.y + 5, width=50, height=50)
-    found = faults(replace(panel, nodes=[first, replace(second, rect=moved), *panel.nodes[2:]]))
-    assert any("overlaps" in fault for fault in found)
-    assert any("does not touch" in fault for fault in found)
-    assert any("has no room for" in fault for fault in found)
     far = replace(panel, width=first.rect.x)
-    assert any("is not in its panel" in fault for fault in faults(far))
+    found = faults(replace(far, nodes=[first, replace(second, rect=moved), *panel.nodes[2:]]))
     edge = next(e for e in panel.edges if e.kind == "data")
     (x, y), *_, last = edge.points
     middle = panel.nodes[2].rect.middle
     behind = replace(edge, points=((x, y), middle, last))
     edges = [behind if e is edge else e for e in panel.edges]
-    assert any("is behind" in fault for fault in faults(replace(panel, edges=edges)))
+    found += faults(replace(panel, edges=edges))
+    for told in (
+        "overlaps", "does not touch", "has no room for", "is not in its panel", "is behind",
+    ):  # fmt: skip
+        assert told in " ".join(found)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -113,12 +118,14 @@ def test_a_graph_of_forty_nodes_is_at_most_two_thousand_pixels_wide(seed: int) -
     for models in (0.0, 0.2):
         graph = drawn_graph(DrawnShape(nodes=40, models=models, seed=seed))
         for kind in ("plain", "life", "folded", "notes"):
-            made = scene(
-                folded(picture(graph), None) if kind == "folded" else picture(graph),
-                overlay(kind, graph),
-            )
-            assert made.width <= 2000, kind
-    assert scene(picture(fan(35)), Overlay(life=True)).width <= 2000
+            assert scene_of(kind, graph).width <= 2000, kind
+    assert scene_of("life", fan(35)).width <= 2000
+
+
+def marked(root: ElementTree.Element, *names: str) -> list[tuple[str, ...]]:
+    """These attributes of each group that has the last of them."""
+    groups = [group.attrib for group in root.iter(f"{SVG}g") if names[-1] in group.attrib]
+    return sorted(tuple(group[name] for name in names) for group in groups)
 
 
 @settings(max_examples=20, deadline=None)
@@ -129,16 +136,11 @@ def test_each_part_is_there_once_and_bytes_are_those_of_the_graph(
     graph = drawn_graph(shape)
     made = draw(graph, "svg", life=life, fold=False)
     root = ElementTree.fromstring(made)
-    groups = [group.attrib for group in root.iter(f"{SVG}g")]
-    nodes = sorted(g["data-node"] for g in groups if "data-node" in g)
-    states = sorted(g["data-state"] for g in groups if "data-state" in g)
-    edges = sorted(g["data-edge"] for g in groups if "data-edge" in g)
-    readers = sorted((g["data-model"], g["data-reader"]) for g in groups if "data-reader" in g)
     wires = {f"{p.node.name}->{n.name}" for n in graph.nodes for p in n.inputs.values()}
-    assert nodes == sorted(node.name for node in graph.nodes)
-    assert states == sorted(state.name for state in graph.states)
-    assert edges == sorted(wires)
-    assert readers == sorted(
+    assert marked(root, "data-node") == sorted((node.name,) for node in graph.nodes)
+    assert marked(root, "data-state") == sorted((state.name,) for state in graph.states)
+    assert marked(root, "data-edge") == sorted((wire,) for wire in wires)
+    assert marked(root, "data-model", "data-reader") == sorted(
         (state.name, node.name)
         for node in graph.nodes
         for state in node.states.values()
@@ -147,15 +149,27 @@ def test_each_part_is_there_once_and_bytes_are_those_of_the_graph(
     assert draw(drawn_graph(shape), "svg", life=life, fold=False) == made
 
 
+def trained_on(
+    score: Callable[[Port[Rollout]], Port[Reward]], *, base: str = "models/base", data: str = "d"
+) -> Graph:
+    """A policy that is trained on this reward of its answers."""
+    policy = Model("policy", base, trainable=True)
+    rollout = generate(policy, prompts(data, batch=4), n=2, max_tokens=8, name="rollout")
+    advantage = group_advantage(rollout, score(rollout), name="advantage")
+    loss = clipped_policy_loss(advantage)
+    return Graph("g", train(policy, rollout, loss=loss, lr=1e-6))
+
+
 def chain(length: int) -> Graph:
     """A graph of so many nodes, most in one line."""
-    policy = Model("policy", "models/base", trainable=True)
-    rollout = generate(policy, prompts("d", batch=4), n=2, max_tokens=8, name="rollout")
-    score = reward(_letters, rollout, name="score")
-    for i in range(length - 5):
-        score = shaped.named(f"shaped_{i}")(score, by=0.5)
-    loss = clipped_policy_loss(group_advantage(rollout, score, name="advantage"))
-    return Graph("chain", train(policy, rollout, loss=loss, lr=1e-6))
+
+    def score(rollout: Port[Rollout]) -> Port[Reward]:
+        found = reward(_letters, rollout, name="score")
+        for i in range(length - 5):
+            found = shaped.named(f"shaped_{i}")(found, by=0.5)
+        return found
+
+    return trained_on(score)
 
 
 def _letters(completions: list[str]) -> list[float]:
@@ -182,11 +196,7 @@ def joined(first: Columns[Rollout], second: Columns[Rollout]) -> Columns[Reward]
 
 
 def test_edges_between_the_same_nodes_are_one_with_its_ports_named() -> None:
-    policy = Model("policy", "models/base", trainable=True)
-    rollout = generate(policy, prompts("d", batch=4), n=2, max_tokens=8, name="rollout")
-    score = joined.named("score")(rollout, rollout)
-    advantage = group_advantage(rollout, score, name="advantage")
-    graph = Graph("twice", train(policy, rollout, loss=clipped_policy_loss(advantage), lr=1e-6))
+    graph = trained_on(lambda rollout: joined.named("score")(rollout, rollout))
     made = draw(graph, "svg")
     assert made.count('data-edge="rollout-&gt;score"') == 1
     root = ElementTree.fromstring(made)
@@ -198,11 +208,8 @@ def test_edges_between_the_same_nodes_are_one_with_its_ports_named() -> None:
 
 
 def test_what_a_parameter_says_is_text() -> None:
-    policy = Model("policy", "models/<b>&'\"", trainable=True)
-    source = prompts("<script>&.parquet", batch=4)
-    rollout = generate(policy, source, n=2, max_tokens=8, name="rollout")
-    advantage = group_advantage(rollout, reward(_letters, rollout, name="score"), name="advantage")
-    graph = Graph("sly", train(policy, rollout, loss=clipped_policy_loss(advantage), lr=1e-6))
+    sly = {"base": "models/<b>&'\"", "data": "<script>&.parquet"}
+    graph = trained_on(lambda rollout: reward(_letters, rollout, name="score"), **sly)
     for life in (False, True):
         root = ElementTree.fromstring(draw(graph, "svg", life=life))
         assert [each.tag for each in root.iter() if "script" in each.tag] == []
@@ -221,7 +228,7 @@ def test_light_and_dark_set_the_same_colours() -> None:
 
 
 def test_a_state_stands_beside_its_writer() -> None:
-    (panel,) = panels("plain", drawn_graph(DrawnShape(nodes=12)))
+    (panel,) = scene_of("plain", drawn_graph(DrawnShape(nodes=12))).panels
     boxes = boxes_of(panel)
     writes = [edge for edge in panel.edges if edge.kind == "writes"]
     assert len(writes) == 1
