@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +99,7 @@ def test_a_changed_byte_ends_a_segment(flip: int, tmp_path_factory: pytest.TempP
     text[flip % len(text)] ^= 0x40
     path.write_bytes(text)
     found = list(read_steps(folder))
-    assert len(found) < len(records)
-    assert found == records[: len(found)]
+    assert found == records[: len(found)] != records
 
 
 def test_segments_follow_one_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,9 +166,9 @@ def test_several_stretches_are_one() -> None:
     )
     whole = total([first, second])
     assert (whole.start, whole.end, whole.step) == (0.0, 2.0, 2)
-    replica = whole.nodes["a@w"]
-    assert (replica.busy, replica.for_rows, replica.rows, replica.version) == (0.75, 1.25, 4, 1)
-    assert replica.blames == {"b": 0.5, "c": 0.75}
+    blames = {"b": 0.5, "c": 0.75}
+    replica = ReplicaFlow(busy=0.75, for_rows=1.25, blames=blames, rows=4, version=1)
+    assert whole.nodes["a@w"] == replica
     assert whole.edges["a->b"] == EdgeFlow(rows=4, bytes=40)
     assert whole.cuts["p"] == CutFlow(ready=0, lags=[1, 2, 7])
     assert whole.workers["w"].memory == 6
@@ -195,27 +194,23 @@ def told(plan: Plan, folder: Path, steps: int = 6, **durations: Any) -> list[str
     run.run()
     writer.close()
     flows = [record for record in read_steps(folder) if isinstance(record, Flow)]
-    return sentences(total(flows[1:]), _as_json(plan))
+    return sentences(total(flows[1:]), json.loads(plan.to_json()))
 
 
-def _as_json(plan: Plan) -> Mapping[str, Any]:
-    return json.loads(plan.to_json())
-
-
-def test_a_slow_reward_is_named(tmp_path: Path) -> None:
-    plan = placed(grpo_graph(batch=4, n=4))
-    row = {"prompts": 0.01, "rollout": 0.2, "score": 0.4, "advantage": 0.0, "train_policy": 0.1}
-    first, *_ = told(plan, tmp_path, row=row, train=2.0, load=0.1)
-    assert first.startswith("train_policy waits ")
-    assert first.endswith(" % for score")
-
-
-def test_a_starved_trainer_is_named(tmp_path: Path) -> None:
-    plan = placed(grpo_graph(batch=4, n=4, max_lag=1))
-    row = {"prompts": 0.01, "rollout": 3.0, "score": 0.01, "advantage": 0.0, "train_policy": 0.01}
-    first, *_ = told(plan, tmp_path, row=row, train=1.0, load=0.1)
-    assert first.startswith("train_policy waits ")
-    assert first.endswith(" % for rollout")
+@pytest.mark.parametrize(
+    ("slow", "row", "train", "max_lag"),
+    [
+        ("score", {"rollout": 0.2, "score": 0.4, "train_policy": 0.1}, 2.0, 0),
+        ("rollout", {"rollout": 3.0, "score": 0.01, "train_policy": 0.01}, 1.0, 1),
+    ],
+)
+def test_whom_a_trainer_waits_for_is_named(
+    slow: str, row: dict[str, float], train: float, max_lag: int, tmp_path: Path
+) -> None:
+    plan = placed(grpo_graph(batch=4, n=4, max_lag=max_lag))
+    row = {"prompts": 0.01, "advantage": 0.0} | row
+    first, *_ = told(plan, tmp_path, row=row, train=train, load=0.1)
+    assert re.fullmatch(rf"train_policy waits \d+ % for {slow}", first)
 
 
 def test_a_slow_replica_is_named(tmp_path: Path) -> None:

@@ -6,23 +6,23 @@ floats.
 
 from __future__ import annotations
 
-import itertools
 import math
+import random
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import TypeVar, get_args
+from typing import get_args
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dataflow.batch import Batch, Keys, Ragged
+from dataflow.batch import Batch, Keys
 from dataflow.check import check
 from dataflow.convention import DIALECTS
 from dataflow.errors import DataError
 from dataflow.graph import Graph
-from dataflow.schema import Completion, Reward, Schema
+from dataflow.schema import Completion, Reward
 from dataflow.user import Columns
 from operators import advantage_formulas as formulas
 from operators.advantage import Baseline, Scale, group_advantage, whiten
@@ -33,9 +33,12 @@ from tests.kit.plans import headers
 from tests.kit.rewards import exact
 from tests.right_graphs import policy, sampled
 
-S = TypeVar("S", bound=Schema)
-Groups = Sequence[Sequence[float]]
+Numbers = Sequence[float]
+Masks = Sequence[Sequence[int]]
+Groups = tuple[Sequence[Numbers], Sequence[Masks]]
+"""Rewards and masks by group."""
 WAYS = [(b, s) for b in get_args(Baseline) for s in get_args(Scale)]
+ONE = 1 + 1e-6
 EPSILON = {"trl": 1e-4, "verl": 1e-6, "openrlhf": 1e-9, "nemo_rl": 1e-6}
 
 
@@ -48,7 +51,7 @@ def deviation(values: Sequence[Fraction]) -> float:
 
 
 def expected(
-    rewards: Sequence[float], tokens: Sequence[int], i: int, baseline: str, scale: str, peer: str
+    rewards: Numbers, tokens: Sequence[int], i: int, baseline: str, scale: str, peer: str
 ) -> float:
     """The advantage of row i of a group."""
     exactly = [Fraction(r) for r in rewards]
@@ -76,42 +79,13 @@ def expected(
     return float(centred) if undivided else float(centred) / (spread + epsilon)
 
 
-def columns(
-    schema: type[S], keys: Keys, masks: Sequence[Sequence[int]] = (), **given: np.ndarray
-) -> Columns[S]:
-    whole: dict[str, object] = dict(given)
-    if masks:
-        offsets = np.concatenate([[0], np.cumsum([len(m) for m in masks])]).astype(np.int64)
-        flat = np.array(list(itertools.chain(*masks)), np.uint8)
-        whole["completion_mask"] = Ragged(flat, offsets)
-    return Columns(Batch.make(keys, whole, schema), schema)
-
-
-def found(
-    rewards: Sequence[float],
-    labels: Sequence[int],
-    masks: Sequence[Sequence[int]],
-    baseline: str,
-    scale: str,
-    dialect: str,
-) -> list[list[float]]:
-    """The operator's advantages by row, whose group is the one of its label."""
-    keys = Keys.of(labels, [list(labels[:i]).count(g) for i, g in enumerate(labels)])
-    rollout = columns(Completion, keys, masks)
-    score = columns(Reward, keys, reward=np.array(rewards, np.float32))
-    made = formulas.group_advantage(
-        rollout, score, baseline=baseline, scale=scale, ragged=True, dialect=dialect
-    )["advantage"]
-    return [row.tolist() for row in np.split(made.values, made.offsets[1:-1])]
-
-
 ordinary = st.floats(-10, 10, width=32)
 extreme = st.sampled_from([0.0, 1.0, -1.0, 0.1, 1e9, -1e9, 1e28, 1e-30, 1e-7, 3e-5])
 masks = st.lists(st.integers(0, 1), min_size=1, max_size=4)
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> tuple[Groups, Sequence[Sequence[Sequence[int]]]]:
+def batches(draw: st.DrawFn) -> Groups:
     """Rewards and masks by group; float32, ragged, groups of one and groups that all agree."""
     one = draw(st.sampled_from([ordinary, extreme, st.one_of(ordinary, extreme)]))
     groups = draw(st.lists(st.lists(one, min_size=1, max_size=6), min_size=1, max_size=4))
@@ -121,6 +95,34 @@ def batches(draw: st.DrawFn) -> tuple[Groups, Sequence[Sequence[Sequence[int]]]]
     return exactly, [[draw(masks) for _ in group] for group in exactly]
 
 
+Place = tuple[int, int]
+"""The number of a group, and of a row in it."""
+
+
+def rows_of(batch: Groups) -> list[Place]:
+    return [(g, i) for g, group in enumerate(batch[0]) for i in range(len(group))]
+
+
+def by_row(
+    batch: Groups, rows: list[Place], names: Sequence[int], baseline: str, scale: str, dialect: str
+) -> dict[Place, list[float]]:
+    """The operator's advantages of these rows in this order; names: the label of each group."""
+    rewards, written = batch
+    labels = [names[g] for g, _ in rows]
+    keys = Keys.of(labels, [labels[:i].count(label) for i, label in enumerate(labels)])
+    mask = [np.array(written[g][i], np.uint8) for g, i in rows]
+    reward = np.array([rewards[g][i] for g, i in rows], np.float32)
+    made = formulas.group_advantage(
+        Columns(Batch.make(keys, {"completion_mask": mask}, Completion), Completion),
+        Columns(Batch.make(keys, {"reward": reward}, Reward), Reward),
+        baseline=baseline,
+        scale=scale,
+        ragged=True,
+        dialect=dialect,
+    )["advantage"]
+    return {row: made[i].tolist() for i, row in enumerate(rows)}
+
+
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize(("baseline", "scale"), WAYS)
 @settings(max_examples=8, deadline=None)
@@ -128,25 +130,13 @@ def batches(draw: st.DrawFn) -> tuple[Groups, Sequence[Sequence[Sequence[int]]]]
 @example(batch=([[1e6, 0.1, 0.2, 0.25]], [[[1], [1], [1], [1]]]))  # the others, beside one far off
 @example(batch=([[1e9] * 3, [0.1] * 3], [[[1]] * 3, [[1]] * 3]))
 @example(batch=([[0.0, -1.0, 1e-30]], [[[0], [1], [0]]]))
-def test_every_way_is_its_formula(
-    dialect: str, baseline: str, scale: str, batch: tuple[Groups, Sequence[Sequence[Sequence[int]]]]
-) -> None:
+def test_every_way_is_its_formula(dialect: str, baseline: str, scale: str, batch: Groups) -> None:
     groups, written = batch
     groups = [[float(np.float32(abs(r) if scale == "mean" else r)) for r in g] for g in groups]
-    rows = [(g, i) for g, group in enumerate(groups) for i in range(len(group))]
-    wanted = [
-        expected(groups[g], [sum(m) for m in written[g]], i, baseline, scale, dialect)
-        for g, i in rows
-    ]
-    got = found(
-        [groups[g][i] for g, i in rows],
-        [5 * g + 3 for g, _ in rows],
-        [written[g][i] for g, i in rows],
-        baseline,
-        scale,
-        dialect,
-    )
-    for (g, i), row, number in zip(rows, got, wanted, strict=True):
+    got = by_row((groups, written), rows_of(batch), range(3, 30, 5), baseline, scale, dialect)
+    for (g, i), row in got.items():
+        tokens = [sum(m) for m in written[g]]
+        number = expected(groups[g], tokens, i, baseline, scale, dialect)
         close = pytest.approx(number, rel=1e-6, abs=1e-6)
         assert row == [close if m else 0.0 for m in written[g][i]]
 
@@ -155,50 +145,30 @@ def test_every_way_is_its_formula(
 @settings(max_examples=10, deadline=None)
 @given(batch=batches(), order=st.randoms(use_true_random=False), labels=st.permutations(range(9)))
 def test_neither_the_order_of_rows_nor_the_names_of_groups_matter(
-    baseline: str,
-    scale: str,
-    batch: tuple[Groups, Sequence[Sequence[Sequence[int]]]],
-    order: object,
-    labels: list[int],
+    baseline: str, scale: str, batch: Groups, order: random.Random, labels: list[int]
 ) -> None:
-    groups, written = batch
-    rows = [(g, i) for g, group in enumerate(groups) for i in range(len(group))]
-    moved = list(rows)
-    order.shuffle(moved)  # type: ignore[attr-defined]
-
-    def by_row(rows: list[tuple[int, int]], names: Sequence[int]) -> dict[tuple[int, int], object]:
-        got = found(
-            [abs(groups[g][i]) for g, i in rows],
-            [names[g] for g, _ in rows],
-            [written[g][i] for g, i in rows],
-            baseline,
-            scale,
-            "openrlhf",
-        )
-        return dict(zip(rows, got, strict=True))
-
-    here, there = by_row(rows, range(9)), by_row(moved, labels)
-    for row in rows:
-        assert there[row] == pytest.approx(here[row], rel=1e-6, abs=1e-6)
+    rewards, masks = batch
+    positive = [[abs(r) for r in group] for group in rewards], masks
+    rows = rows_of(batch)
+    here = by_row(positive, rows, range(9), baseline, scale, "openrlhf")
+    order.shuffle(rows)
+    there = by_row(positive, rows, labels, baseline, scale, "openrlhf")
+    for row, advantages in there.items():
+        assert advantages == pytest.approx(here[row], rel=1e-6, abs=1e-6)
 
 
 def one_group(
     baseline: str,
     scale: str,
-    rewards: Sequence[float],
+    rewards: Numbers,
     *,
     dialect: str = "trl",
     tokens: Sequence[int] = (),
 ) -> list[float]:
     written = [[1] * n for n in tokens or [1] * len(rewards)]
-    return [row[0] for row in found(rewards, [0] * len(rewards), written, baseline, scale, dialect)]
-
-
-def test_maximum_likelihood_divides_by_the_share_that_succeeded() -> None:
-    """One of four: (1 - 1/4) / (1/4) = 3, and -1 for the others."""
-    assert one_group("mean", "mean", [1, 0, 0, 0]) == [3.0, -1.0, -1.0, -1.0]
-    assert one_group("mean", "mean", [1, 1, 1, 1]) == [0.0] * 4
-    assert one_group("mean", "mean", [0, 0, 0, 0]) == [0.0] * 4
+    batch = ([rewards], [written])
+    got = by_row(batch, rows_of(batch), [0], baseline, scale, dialect)
+    return [row[0] for row in got.values()]
 
 
 def test_a_scale_by_the_mean_refuses_what_would_turn_its_sign() -> None:
@@ -210,22 +180,29 @@ def test_a_scale_by_the_mean_refuses_what_would_turn_its_sign() -> None:
         one_group("mean", "mean", [1, -0.5, 0])
 
 
-def test_a_length_weighted_baseline_by_hand() -> None:
-    """(1*2 + 0*6) / 8 = 0.25."""
-    assert one_group("length_weighted", "none", [1, 0], tokens=[2, 6]) == [0.75, -0.25]
-    assert one_group("length_weighted", "none", [1, 0], tokens=[3, 3]) == [0.5, -0.5]
-
-
-def test_the_deviation_of_the_others_by_hand() -> None:
-    """Of [3, 0, 1, 2]: without 3 the deviation is 1; without 0 too; epsilon is nemo_rl's."""
-    first, second, *_ = one_group("leave_one_out", "leave_one_out_std", [3, 0, 1, 2])
-    assert first == pytest.approx((3 - 1) / (1 + 1e-6), rel=1e-7)
-    assert second == pytest.approx((0 - 2) / (1 + 1e-6), rel=1e-7)
-
-
-def test_where_the_others_agree_or_are_one_nothing_is_divided() -> None:
-    assert one_group("leave_one_out", "leave_one_out_std", [1, 0, 0, 0])[0] == 1.0
-    assert one_group("leave_one_out", "leave_one_out_std", [1, 0]) == [1.0, -1.0]
+@pytest.mark.parametrize(
+    ("baseline", "scale", "rewards", "tokens", "wanted"),
+    [
+        # One of four succeeded: (1 - 1/4) / (1/4) = 3, and -1 for the others.
+        ("mean", "mean", [1, 0, 0, 0], (), [3, -1, -1, -1]),
+        ("mean", "mean", [1, 1, 1, 1], (), [0, 0, 0, 0]),
+        ("mean", "mean", [0, 0, 0, 0], (), [0, 0, 0, 0]),
+        # (1*2 + 0*6) / 8 = 0.25.
+        ("length_weighted", "none", [1, 0], [2, 6], [0.75, -0.25]),
+        ("length_weighted", "none", [1, 0], [3, 3], [0.5, -0.5]),
+        # Without 3 the deviation of the others is 1, without 0 too; epsilon is nemo_rl's.
+        ("leave_one_out", "leave_one_out_std", [3, 0, 1, 2], (), [2 / ONE, -2 / ONE]),
+        # Where the others agree, or there is one, nothing is divided.
+        ("leave_one_out", "leave_one_out_std", [1, 0, 0, 0], (), [1]),
+        ("leave_one_out", "leave_one_out_std", [1, 0], (), [1, -1]),
+    ],
+)  # fmt: skip
+def test_by_hand(
+    baseline: str, scale: str, rewards: Numbers, tokens: Sequence[int], wanted: Numbers
+) -> None:
+    """Of the first rows."""
+    got = one_group(baseline, scale, rewards, tokens=tokens)
+    assert got[: len(wanted)] == pytest.approx(wanted, rel=1e-7)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import numpy as np
@@ -48,71 +49,62 @@ def test_values_are_those_of_each_entry(
 def test_no_block_has_no_entry() -> None:
     nothing = np.zeros(0, dtype=np.int32)
     assert values_at([], nothing, nothing).tolist() == []
-    assert grouped(nothing, 0) == []
 
 
 class MovingRows:
-    """Blocks, and beside them where each of their first rows lies now, as a dict."""
+    """Blocks, each of a Worker of its own. alive: those that have rows, by number."""
 
-    def __init__(self, lengths: list[int]) -> None:
+    def __init__(self) -> None:
         self.blocks = Blocks(weigh=True)
-        self.refs: dict[int, Ref] = {}
-        self.lies: dict[tuple[int, int], tuple[int, int]] = {}
-        for at in range(0, len(lengths), 3):
-            some = lengths[at : at + 3]
-            number = self._add(some)
-            self.lies |= {(number, row): (number, row) for row in range(len(some))}
+        self.alive: dict[int, Ref] = {}
+        self._names = (f"w{number}" for number in itertools.count())
 
-    def _add(self, lengths: list[int]) -> int:
-        """A block of a Worker that has no other."""
+    def add(self, lengths: list[int]) -> list[tuple[int, int]]:
+        """The block and row of each."""
         ref = Ref(
-            worker=f"w{len(self.refs)}",
+            worker=next(self._names),
             block=7,
             keys=Keys.of(range(len(lengths))),
             lengths=np.array(lengths),
             version=np.zeros(len(lengths), dtype=np.int32),
         )
         number = self.blocks.add(ref, len(lengths))
-        self.refs[number] = ref
-        return number
+        self.alive[number] = ref
+        return [(number, row) for row in range(len(lengths))]
 
     def lose(self, which: int, *, apart: bool) -> None:
-        """A block that has rows dies, and they are made again: each in a block of its own, or all
-        in one.
-        """
-        alive = sorted({number for number, _ in self.lies.values()})
-        gone = alive[which % len(alive)]
-        lengths = self.refs[gone].lengths.tolist()
-        self.blocks.lose(self.refs[gone].worker)
-        if apart:
-            moved = [(self._add([length]), 0) for length in lengths]
-        else:
-            number = self._add(lengths)
-            moved = [(number, row) for row in range(len(lengths))]
+        """A block dies, and its rows are made again: each in a block of its own, or all in one."""
+        gone = list(self.alive)[which % len(self.alive)]
+        ref = self.alive.pop(gone)
+        self.blocks.lose(ref.worker)
+        lengths = ref.lengths.tolist()
+        moved: list[tuple[int, int]] = []
+        for part in [[length] for length in lengths] if apart else [lengths]:
+            moved += self.add(part)
         self.blocks.move(gone, *np.array(moved).T)
-        self.lies = {
-            at: moved[row] if n == gone else (n, row) for at, (n, row) in self.lies.items()
-        }
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    lengths=st.lists(st.integers(0, 99), min_size=1, max_size=12),
+    count=st.integers(1, 12),
     draw=st.randoms(use_true_random=False),
     lost=st.lists(st.tuples(st.integers(0, 30), st.booleans()), max_size=6),
 )
 def test_rows_are_found_and_weighed_wherever_they_have_moved(
-    lengths: list[int], draw: random.Random, lost: list[tuple[int, bool]]
+    count: int, draw: random.Random, lost: list[tuple[int, bool]]
 ) -> None:
-    moving = MovingRows(lengths)
-    asked = list(moving.lies)
+    """Each row has another length, which tells it from all others."""
+    moving, length_at = MovingRows(), dict[tuple[int, int], int]()
+    for first in range(0, count, 3):
+        lengths = list(range(count))[first : first + 3]
+        length_at |= zip(moving.add(lengths), lengths, strict=True)
     for which, apart in lost:
         moving.lose(which, apart=apart)
+    asked = list(length_at)
     draw.shuffle(asked)
     reading = moving.blocks.reading("rollout", ("x",), *np.array(asked).T)
     gather = moving.blocks.gather(reading)
-    assert [(*gather.refs[b], r) for b, r in zip(gather.block, gather.row, strict=True)] == [
-        (moving.refs[number].worker, 7, row) for number, row in (moving.lies[at] for at in asked)
-    ]
-    tokens = moving.blocks.tokens({"rows": (reading,)}, len(asked))
-    assert tokens.tolist() == [int(moving.refs[number].lengths[row]) for number, row in asked]
+    there = {(ref.worker, ref.block): ref.lengths for ref in moving.alive.values()}
+    found = [there[gather.refs[b]][r] for b, r in zip(gather.block, gather.row, strict=True)]
+    assert found == [length_at[place] for place in asked]
+    assert moving.blocks.tokens({"rows": (reading,)}, len(asked)).tolist() == found

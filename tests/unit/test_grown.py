@@ -6,36 +6,37 @@ from typing import Any
 
 import pytest
 
+from dataflow.check import check
 from dataflow.errors import PlanError
 from engine.grown import countable, with_devices, with_workers
 from engine.options import RunOptions, placing
 from engine.plan.cluster import Cluster, ClusterLink, Host, with_first
 from engine.plan.placing import on_hosts
-from engine.plan.scaled import device_count, scaled
+from engine.plan.planner import make_plan
+from engine.plan.scaled import scaled
 from tests.kit.graphs import grpo_graph, small_ppo
-from tests.kit.plans import planned_on
+from tests.kit.plans import headers
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
 GIB = 2**30
 
 
-def hosts_of(table: str, count: int, gpus: int, kind: str = "H100", **more: Any) -> list[Host]:
-    usual: dict[str, Any] = {
-        "cores": 64,
-        "memory": 512 * GIB,
-        "labels": {"gpu": kind},
-        "price": 8.0,
-    }
+def hosts_of(table: str, count: int, gpus: int, kind: str = "H100", region: str = "") -> list[Host]:
+    names = [table] if count == 1 else [f"{table}-{i}" for i in range(count)]
     return [
         Host(
-            name=table if count == 1 else f"{table}-{i}",
+            name=name,
+            cores=64,
+            memory=512 * GIB,
             gpus=(80 * GIB,) * gpus,
             kind=kind,
-            table="" if count == 1 else table,
-            **usual | more,
+            labels={"gpu": kind},
+            region=region,
+            price=8.0,
+            table="" if name == table else table,
         )
-        for i in range(count)
+        for name in names
     ]
 
 
@@ -50,7 +51,6 @@ def test_a_cluster_grows_by_whole_hosts_of_every_table() -> None:
     cluster = scaled(six(), 96)
     names = [host.name for host in cluster.hosts]
     assert names == ["desk", *(f"train-{i}" for i in range(4)), *(f"gen-{i}" for i in range(8))]
-    assert device_count(cluster) == 96
     assert cluster.way("train-3", "gen-7").rate == 1e9, "new hosts have their table's links"
     assert scaled(six(), 48) == six()
     assert [h.name for h in scaled(six(), 24).hosts] == ["desk", "train-0", "gen-0", "gen-1"]
@@ -135,21 +135,15 @@ def test_workers_grow_with_the_devices() -> None:
 
 
 def test_a_grown_plan_is_on_the_grown_hosts() -> None:
-    before = six()
-    after = scaled(before, 96)
+    before, after = six(), scaled(six(), 96)
     pins = {"rollout": "g@gpu:L40S,h@gpu:L40S", "train_policy": "t@train-0,u@train-1"}
     graph = grpo_graph(max_lag=1, batch=64)
     options = with_devices(graph, RunOptions(pin=pins), before, after)
-    placed, cluster = on_hosts(placing(options), after)
-    west = {f"gen-{i}" for i in range(4)}
-    assert {placed.hosts[worker] for worker in placed.pin["rollout"]} == west
-    plan = planned_on(cluster, graph, pin={n: pin_text(placed.pin[n], placed.hosts) for n in pins})
+    asked, cluster = on_hosts(placing(options), after)
+    plan = make_plan(check(graph, headers), seed=0, placing=asked, cluster=cluster)
     assert len(plan.node("train_policy").workers) == 4
-    assert {plan.host_of(w) for w in plan.node("rollout").workers} == west
-
-
-def pin_text(workers: tuple[str, ...], hosts: Any) -> str:
-    return ",".join(f"{worker}@{hosts[worker]}" for worker in workers)
+    hosts = {plan.host_of(worker) for worker in plan.node("rollout").workers}
+    assert hosts == {f"gen-{i}" for i in range(4)}
 
 
 def test_numbers_grow_on_one_host() -> None:
