@@ -56,6 +56,10 @@ def test_a_path_names_the_project_by_its_last_part(
     assert sorted(path.name for path in made.iterdir()) == names
     printed = capsys.readouterr().out
     assert "    cd experiments/mine\n    dataflow check mine.py:graph\n    pytest\n" in printed
+    readme = (made / "README.md").read_text()
+    for command in ("dataflow check mine.py:graph", "pytest", "dataflow run mine.py:graph --steps"):
+        assert f"\n    {command}" in printed
+        assert f"\n    {command}" in readme
 
 
 def test_the_files_have_the_name_in_them_and_lint(here: Path) -> None:
@@ -68,14 +72,3 @@ def test_the_files_have_the_name_in_them_and_lint(here: Path) -> None:
     subprocess.run([*ruff, *rules, *known, "."], cwd=here, check=True)
     form = ["format", "--isolated", "--no-cache", "--line-length", "100", "--check", "."]
     subprocess.run([*ruff, *form], cwd=here, check=True)
-
-
-def test_the_printed_commands_are_those_of_the_readme(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["init", "mine"]) == 0
-    printed = capsys.readouterr().out
-    readme = (here / "mine" / "README.md").read_text()
-    for command in ("dataflow check mine.py:graph", "pytest", "dataflow run mine.py:graph --steps"):
-        assert f"\n    {command}" in printed
-        assert f"\n    {command}" in readme

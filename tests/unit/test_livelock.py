@@ -118,15 +118,12 @@ def test_a_run_that_gives_all_up_ends_and_says_who_does(monkeypatch: pytest.Monk
 
 def test_patience_0_is_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "ages", stale)
-    run = simulated(judged("drop", max_lag=1), patience=0.0, until=5_000.0)
-    assert run.finish is None
+    assert simulated(judged("drop", max_lag=1), patience=0.0, until=5_000.0).finish is None
 
 
 def test_a_first_step_that_takes_longer_than_the_watchdog_is_no_livelock() -> None:
-    durations, settings = (
-        Durations(row={"rollout": 5_000.0}, tail=0.0),
-        Settings(steps=3, patience=300.0),
-    )
+    durations = Durations(row={"rollout": 5_000.0}, tail=0.0)
+    settings = Settings(steps=3, patience=300.0)
     run = simulation(judged("drop", max_lag=1), settings=settings, rows=99, durations=durations)
     assert run.run() == Finish(reason="all steps are done")
     assert run.now > 5_000.0

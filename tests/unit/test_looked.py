@@ -26,24 +26,21 @@ def test_what_is_alike_is_not_refused() -> None:
     assert refusal(looked(), more) == "", "only what was asked for counts"
 
 
-@pytest.mark.parametrize("name", ["Python", "dataflow-rl", "torch"])
-@pytest.mark.parametrize("other", ["9.9", ""])
-def test_another_version_is_named(name: str, other: str) -> None:
-    here = looked()
-    told = refusal(here, looked(versions=here.versions | {name: other}))
-    expected = f"expected {name} {here.versions[name]} as here, found {other or 'none'}"
-    assert told == f"{expected}. Fix: the same version on every node."
-    left = {k: v for k, v in here.versions.items() if k != name}
-    assert f"expected {name} " in refusal(here, looked(versions=left))
+VERSION = "expected {name} {here} as here, found {other}. Fix: the same version on every node."
+PATH = "expected {name} as here ({here}), found {other}. Fix: a file system that every node mounts"
 
 
-@pytest.mark.parametrize("path", looked().paths)
-@pytest.mark.parametrize("other", ["file of 13 bytes", ""])
-def test_a_path_that_is_not_the_same_is_named(path: str, other: str) -> None:
+@pytest.mark.parametrize("kind", ["versions", "paths"])
+@pytest.mark.parametrize("found", ["another", "", None])
+def test_what_is_not_the_same_is_named(kind: str, found: str | None) -> None:
     here = looked()
-    told = refusal(here, looked(paths=here.paths | {path: other}))
-    assert told.startswith(f"expected {path} as here ({here.paths[path]}), ")
-    assert f", found {other or 'nothing'}. Fix: a file system that every node mounts" in told
+    for name, mark in getattr(here, kind).items():
+        others = {key: value for key, value in getattr(here, kind).items() if key != name}
+        if found is not None:
+            others[name] = found
+        told = refusal(here, looked(**{kind: others}))
+        expected, nothing = (VERSION, "none") if kind == "versions" else (PATH, "nothing")
+        assert told.startswith(expected.format(name=name, here=mark, other=found or nothing))
 
 
 def test_looking_at_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
