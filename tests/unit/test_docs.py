@@ -16,12 +16,12 @@ import pytest
 
 from dataflow.draw import draw
 from engine.options import RunOptions
+from engine.plan.cluster import Cluster
 from engine.plan.cluster_file import read_cluster
 from graphs.grpo import grpo
 from tests.kit.processes import call_python
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("dataflow", "operators", "graphs", "engine")
 
 
 @cache
@@ -70,18 +70,20 @@ def definitions(text: str) -> dict[str, str]:
 @pytest.mark.parametrize("path", documents(), ids=named)
 def test_links_to_files_resolve(path: Path) -> None:
     for target in links(path):
-        own = OURS.fullmatch(target)
-        if target.startswith(("http://", "https://")) and not own:
+        folder = path.parent
+        if own := OURS.fullmatch(target):
+            folder, target = ROOT, own.group(1)
+        if target.startswith(("http://", "https://")):
             continue
-        file, _, anchor = (own.group(1) if own else target).partition("#")
-        found = ((ROOT if own else path.parent) / file).resolve() if file else path
+        file, _, anchor = target.partition("#")
+        found = (folder / file).resolve() if file else path
         assert found.exists(), f"{named(path)}: no {target}"
         assert not anchor or anchor in anchors(found), f"{named(path)}: no heading {target}"
 
 
 def test_links_of_the_readme_are_absolute_and_defined() -> None:
     text = re.sub(r"`[^`\n]*`", "", prose(ROOT / "README.md"))
-    assert [target for target in links(ROOT / "README.md") if not target.startswith("https")] == []
+    assert all(target.startswith("https") for target in links(ROOT / "README.md"))
     defined = definitions(text)
     written = re.sub(r"^\[[^\]]+\]: \S+$", "", text, flags=re.MULTILINE)
     used = set(re.findall(r"\[([^\]]+)\](?!\()", written))
@@ -94,40 +96,27 @@ def test_lines_of_the_readme_are_short() -> None:
     assert {i: line for i, line in lines if len(line) > 120 and not line.startswith("|")} == {}
 
 
-@pytest.mark.parametrize("path", documents(), ids=named)
-def test_named_paths_exist(path: Path) -> None:
+TOPS = "dataflow|operators|graphs|engine|tests|examples|benchmarks|scripts|docs|requirements"
+
+
+def test_named_paths_and_tests_exist() -> None:
     """`engine/api.py`, `tests/schedules/` and the like, named from the root."""
-    tops = "|".join(
-        (*PACKAGES, *["tests", "examples", "benchmarks", "scripts", "docs", "requirements"])
-    )
-    for name in re.findall(rf"`((?:{tops})/[\w./-]*)`", prose(path)):
-        assert (ROOT / name).exists(), f"{named(path)}: no {name}"
-
-
-@pytest.mark.parametrize("path", documents(), ids=named)
-def test_named_tests_exist(path: Path) -> None:
-    for name in re.findall(r"`(test_\w+)(?:\[[^`]*\])?`", prose(path)):
-        assert name in test_names(), f"{named(path)}: no test {name}"
-
-
-@cache
-def test_names() -> frozenset[str]:
-    tests = [path.read_text() for path in tracked() if re.match(r"tests/.*\.py$", named(path))]
-    return frozenset(name for text in tests for name in re.findall(r"def (test_\w+)", text))
-
-
-test_names.__test__ = False  # type: ignore[attr-defined]
+    tests = "".join(path.read_text() for path in tracked() if re.match(r"tests/.*py$", named(path)))
+    missing: list[str] = []
+    for path in documents():
+        paths = re.findall(rf"`((?:{TOPS})/[\w./-]*)`", prose(path))
+        missing += [f"{named(path)}: {name}" for name in paths if not (ROOT / name).exists()]
+        names = re.findall(r"`(test_\w+)(?:\[[^`]*\])?`", prose(path))
+        missing += [f"{named(path)}: {name}" for name in names if f"def {name}(" not in tests]
+    assert missing == []
 
 
 def test_no_path_of_a_machine() -> None:
     """No file names its author's home or working directory."""
-    homes = ("/ho" + "me/", "/ro" + "ot/", "/wo" + "rk/", "/Us" + "ers/", "/tm" + "p/")
-    places = re.compile("|".join(homes))
+    places = re.compile("/(ho[m]e|ro[o]t|wo[r]k|Us[e]rs|tm[p])/")
     for path in tracked():
-        text = path.read_bytes().decode("utf-8", "replace")
-        found = places.search(text)
-        near = text[max(0, found.start() - 40) : found.end() + 20] if found else ""
-        assert not found, f"{named(path)}: {near!r}"
+        found = places.search(path.read_bytes().decode("utf-8", "replace"))
+        assert not found, f"{named(path)}: {found}"
 
 
 GROUPS = "reward|completion|data|loss|optim|train|policy|value|dpo|eval|time|throughput|generate"
@@ -204,12 +193,16 @@ def test_every_documented_metric_is_in_the_code() -> None:
         assert as_it_is or f"/{last}" in written or "*" in last, name
 
 
-def readme() -> str:
-    return (ROOT / "README.md").read_text()
+README, CLUSTERS = ROOT / "README.md", ROOT / "docs" / "clusters.md"
+
+
+def blocks(language: str, page: Path) -> list[str]:
+    """The blocks of a page in one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
 def test_the_graph_of_the_readme_is_grpo() -> None:
-    block = re.findall(r"^```python\n(.*?)^```", readme(), re.DOTALL | re.MULTILINE)[0]
+    block = blocks("python", README)[0]
     text = (ROOT / "graphs" / "grpo.py").read_text()
     assert text.endswith(f'    """\n{textwrap.indent(block, "    ")}')
     assert len(block.splitlines()) <= 12
@@ -220,7 +213,7 @@ def exact_match(completions: list[str], answer: list[str]) -> list[float]:
 
 
 def test_the_drawing_of_the_readme_is_what_draw_says() -> None:
-    block = re.findall(r"^```text\n(.*?)^```", readme(), re.DOTALL | re.MULTILINE)[0]
+    block = blocks("text", README)[0]
     graph = grpo("path/to/model", "prompts.parquet", exact_match, beta=0.04, max_lag=1)
     assert block.rstrip() == draw(graph).rstrip()
 
@@ -228,18 +221,15 @@ def test_the_drawing_of_the_readme_is_what_draw_says() -> None:
 def test_the_options_of_the_readme_are_the_run_options() -> None:
     tree = ast.parse((ROOT / "engine" / "options.py").read_text())
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    rows = re.findall(r"^\| `--([a-z-]+)` \| .* \| (.*) \|$", README.read_text(), re.MULTILINE)
     for field, meaning in pairwise(classes["RunOptions"].body):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-            assert isinstance(meaning, ast.Expr)
-            assert isinstance(meaning.value, ast.Constant)
-            flag = field.target.id.replace("_", "-")
-            row = re.search(rf"^\| `--{flag}` \| .* \| (.*) \|$", readme(), re.MULTILINE)
-            assert row is not None, flag
-            assert row.group(1) == meaning.value.value
+        if isinstance(field, ast.AnnAssign):
+            flag = ast.unparse(field.target).replace("_", "-")
+            assert (flag, ast.literal_eval(ast.unparse(meaning))) in rows
 
 
 def test_packages_are_typed() -> None:
-    for package in PACKAGES:
+    for package in ("dataflow", "operators", "graphs", "engine"):
         assert (ROOT / package / "py.typed").is_file()
 
 
@@ -260,32 +250,27 @@ def test_what_troubleshooting_quotes_of_hosts_is_in_the_code() -> None:
     assert [phrase for phrase in quoted if phrase not in code] == []
 
 
-def cluster_blocks(language: str, page: str = "clusters") -> list[str]:
-    """The blocks of a page in one language."""
-    text = (ROOT / "docs" / f"{page}.md").read_text()
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+def cluster_of(page: str, folder: Path) -> Cluster:
+    """That of a page's only block in TOML."""
+    (block,) = blocks("toml", ROOT / "docs" / f"{page}.md")
+    (folder / "hosts.toml").write_text(block)
+    return read_cluster(folder / "hosts.toml")
 
 
 def test_the_files_for_clusters_are_well_formed(tmp_path: Path) -> None:
     yaml = pytest.importorskip("yaml")
-    assert [yaml.safe_load(block).get("kind") for block in cluster_blocks("yaml")] == [
-        "RayJob",
-        None,
-    ]
-    for block in cluster_blocks("bash"):
+    kinds = [yaml.safe_load(block).get("kind") for block in blocks("yaml", CLUSTERS)]
+    assert kinds == ["RayJob", None]
+    for block in blocks("bash", CLUSTERS):
         done = subprocess.run(
             ["bash", "-n"], input=block, text=True, capture_output=True, check=False
         )
         assert done.stderr == ""
-    (block,) = cluster_blocks("toml")
-    (tmp_path / "hosts.toml").write_text(block)
-    assert [host.name for host in read_cluster(tmp_path / "hosts.toml").hosts] == ["a", "b"]
+    assert [host.name for host in cluster_of("clusters", tmp_path).hosts] == ["a", "b"]
 
 
 def test_the_machines_of_the_page_on_costs_are_a_cluster(tmp_path: Path) -> None:
-    (block,) = cluster_blocks("toml", "cost")
-    (tmp_path / "hosts.toml").write_text(block)
-    cluster = read_cluster(tmp_path / "hosts.toml")
+    cluster = cluster_of("cost", tmp_path)
     assert [len(host.gpus) for host in cluster.hosts] == [8] * 6
     assert cluster.way("train-0", "rollout-3").delay == 0.03
 
@@ -293,7 +278,7 @@ def test_the_machines_of_the_page_on_costs_are_a_cluster(tmp_path: Path) -> None
 def test_flags_of_dataflow_for_clusters_are_options() -> None:
     """Those of the lines with `dataflow`, and of the lines that go on there."""
     known = {f"--{field.name.replace('_', '-')}" for field in fields(RunOptions)}
-    text = "\n".join(cluster_blocks("bash") + cluster_blocks("yaml")).replace("\\\n", " ")
+    text = "\n".join(blocks("bash", CLUSTERS) + blocks("yaml", CLUSTERS)).replace("\\\n", " ")
     lines = [
         line for line in text.splitlines() if "dataflow r" in line or line.startswith("options=")
     ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import random
+import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -238,11 +239,8 @@ def test_a_cut_ends_both_sides_with_the_lease() -> None:
         both.link.say(begin(0.5))
         assert both.desk.take() == begin(0.5)
         both.calls.failing = Unreachable("it cannot be reached")
-        lost = both.failure()
-        assert isinstance(lost, HostLost)
-        assert not lost.ended
-        assert str(lost).startswith("host b: not heard of for ")
-        assert str(lost).endswith("s (the lease is 0.5 s)")
+        with pytest.raises(HostLost, match=r"host b: not heard of for .*\(the lease is 0\.5 s\)"):
+            raise both.failure()
         assert told.wait(SOON)
         assert both.desk.given_up
         assert both.desk.take() is None
@@ -268,32 +266,32 @@ def test_a_cut_that_heals_within_the_lease_loses_nothing(caplog: pytest.LogCaptu
 # --- errors of calls ------------------------------------------------------------------------------
 
 
-def failed_with(error: RunError, lease: float = 60.0) -> RunError:
+@pytest.mark.parametrize(
+    ("error", "lease", "kind", "told"),
+    [
+        (Gone("its process died", ended=True), 60.0, HostLost, "host b: its process died"),
+        (
+            Gone("its node died", ended=False),
+            0.4,
+            HostLost,
+            r"host b: not heard of for .* s \(the lease is 0\.4 s\)",
+        ),
+        (RunError("LookupError: nothing"), 60.0, RunError, "host b: LookupError: nothing"),
+    ],
+    ids=["gone for certain: at once", "perhaps there still: with the lease", "an error of the run"],
+)
+def test_an_error_of_a_call_is_a_lost_host_or_the_runs(
+    error: RunError, lease: float, kind: type[RunError], told: str
+) -> None:
     with conversation(lease=lease) as both:
         both.link.say(begin(lease))
         both.desk.take()
         both.calls.failing = error
-        return both.failure()
-
-
-def test_a_process_that_is_gone_for_certain_is_lost_at_once() -> None:
-    lost = failed_with(Gone("its process died", ended=True))
-    assert isinstance(lost, HostLost)
-    assert lost.ended
-    assert str(lost) == "host b: its process died"
-
-
-def test_a_process_that_may_be_there_still_is_lost_with_the_lease() -> None:
-    lost = failed_with(Gone("its node died", ended=False), lease=0.4)
-    assert isinstance(lost, HostLost)
-    assert not lost.ended
-    assert "(the lease is 0.4 s)" in str(lost)
-
-
-def test_another_error_of_a_call_is_the_runs() -> None:
-    error = failed_with(RunError("LookupError: nothing of the kind"))
-    assert type(error) is RunError
-    assert str(error) == "host b: LookupError: nothing of the kind"
+        found = both.failure()
+    assert type(found) is kind
+    assert re.fullmatch(told, str(found))
+    if isinstance(found, HostLost):
+        assert found.ended == (lease == 60.0)
 
 
 def test_a_host_that_is_never_there_fails_as_the_dial_says() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import subprocess
@@ -27,14 +26,6 @@ ROOT = Path(__file__).resolve().parents[2]
 SHADOWS = "json random torch struct numpy pyarrow msgspec transformers selectors"
 
 
-def _shadowed(folder: Path) -> Path:
-    """A folder with a module for each of these names that records that it ran."""
-    for name in SHADOWS.split():
-        code = f"open({str(folder / 'ran')!r}, 'a').write('{name} ')\n"
-        (folder / f"{name}.py").write_text(code, encoding="utf-8")
-    return folder
-
-
 def test_the_path_has_installed_packages_before_the_users_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -49,23 +40,18 @@ def test_the_path_has_installed_packages_before_the_users_folders(
     assert set(found) >= {str(first), str(tmp_path), str(last)}
 
 
-def test_a_fresh_interpreter_runs_nothing_of_the_current_folder(tmp_path: Path) -> None:
-    _shadowed(tmp_path)
-    code = "import json, random, struct, numpy, selectors; print(json.dumps(sys.argv[3:]))"
-    command, how = interpreter(code, "title", "a", "b c"), {"text": True, "check": True}
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, **how)
-    assert json.loads(done.stdout) == ["a", "b c"]
-    assert not (tmp_path / "ran").exists()
-
-
-def test_a_fresh_interpreter_still_finds_the_users_modules(
+def test_a_fresh_interpreter_finds_the_users_modules_after_all_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name in SHADOWS.split():
+        text = f"raise SystemExit('the {name} of the user ran')\n"
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
     (tmp_path / "only_mine.py").write_text("WORD = 'mine'\n", encoding="utf-8")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    code = "import only_mine; print(only_mine.WORD)"
-    command = interpreter(code, "t")
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "mine\n"
+    code = "import json, random, struct, numpy, selectors, only_mine\n"
+    command = interpreter(code + "print([only_mine.WORD, *sys.argv[3:]])", "title", "a", "b c")
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "['mine', 'a', 'b c']\n"
 
 
 def test_a_module_is_located_without_running_its_package(
@@ -132,9 +118,10 @@ def _said(folder: Path, *command: str) -> list[str]:
 def test_folders_that_targets_cannot_import_are_named(tmp_path: Path) -> None:
     folder = _with_packages(tmp_path)
     both = f"{folder / 'operators/'}/, {folder / 'graphs/'}/"
-    told = f"dataflow: {both} are hidden by dataflow-rl's packages of that name (in {ROOT}). Fix:"
+    told = f"dataflow: {both} are hidden by dataflow-rl's packages of that name (in {ROOT})."
     code = "import engine.start, sys; sys.exit(engine.start.main())"
-    assert _said(folder, "-P", "-c", code, "--version") == [f"{told} give them other names."]
+    said = _said(folder, "-P", "-c", code, "--version")
+    assert said == [f"{told} Fix: give them other names."]
     assert hidden_in(str(ROOT)) is None
     assert hidden_in(str(ROOT / "docs")) is None
 
@@ -144,7 +131,5 @@ def test_folders_in_place_of_ours_are_named(tmp_path: Path, command: list[str]) 
     folder = _with_packages(tmp_path)
     place = f"{folder / 'operators'} is imported in place of dataflow-rl's package of that name"
     told = f"dataflow: {place} (in {ROOT}). Fix: give it another name."
-    said = _said(folder, *command)
-    assert said
-    assert set(said) == {told}
+    assert set(_said(folder, *command)) == {told}
     assert packages_hidden() is None
