@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from dataflow.batch import Batch, Keys
 from dataflow.errors import DataError, KernelError
@@ -26,13 +26,13 @@ from operators.kernels.torch.generate import TorchGenerate
 from operators.kernels.torch.models import load_model, pieces
 from tests.kit.kernels import open_kernel, prompt_chunk
 from tests.kit.models import EOS
+from tests.kit.rows import padded_logprobs, plain
 
 __all__: list[str] = []
 Make = Callable[..., Any]
 
 PREFIXED = [f"Reverse this word: {word}" for word in ("abc", "hello", "zyxwvu", "q")]
 MIXED = ["hello", "a", "what is 12+5?", "abcdefghijklmnopqrstuvwxyz", "zz"]
-CHAT = [[{"role": "user", "content": "abc"}], [{"role": "user", "content": "defgh"}]]
 
 
 def generated(kernel: Any, prompts: list[Any], positions: Any = None) -> Batch:
@@ -60,21 +60,20 @@ def by_torch(base: str, prompts: list[Any], **given: Any) -> Batch:
 
 def logprobs_under(base: str, batch: Batch, temperature: float) -> np.ndarray:
     """Of each completion token, by a full forward of transformers with its own eager attention."""
-    reference = AutoModelForCausalLM.from_pretrained(base, attn_implementation="eager")
-    return logprobs_by(reference, batch, temperature)
+    return logprobs_by(plain(base), batch, temperature)
 
 
 def logprobs_by(reference: Any, batch: Batch, temperature: float) -> np.ndarray:
-    """Of each completion token, by a forward of this module for each row."""
-    logprobs = []
-    for row in range(len(batch)):
-        prompt, answer = batch.ragged("prompt_ids")[row], batch.ragged("completion_ids")[row]
-        ids = torch.tensor(np.concatenate([prompt, answer]), dtype=torch.int64)
-        with torch.no_grad():
-            logits = reference(ids[None]).logits[0, len(prompt) - 1 : -1] / temperature
-        taken = torch.log_softmax(logits, -1).gather(1, ids[len(prompt) :, None])
-        logprobs.append(taken[:, 0].numpy())
-    return np.concatenate(logprobs)
+    """Of each completion token, by a padded forward of this module."""
+    with torch.no_grad():
+        return torch.cat(padded_logprobs(reference, batch, temperature)).numpy()
+
+
+def greedy_by(reference: Any, ids: torch.Tensor, count: int) -> list[int]:
+    """The next tokens after [1, tokens], at most so many, as transformers generates them."""
+    how = {"do_sample": False, "max_new_tokens": count, "pad_token_id": EOS}
+    written = reference.generate(ids, attention_mask=torch.ones_like(ids), **how)
+    return written[0, ids.shape[1] :].tolist()
 
 
 def require_logprobs_by_version(
@@ -91,13 +90,10 @@ def test_greedy_is_the_greedy_of_transformers_token_for_token(
     make: Make, base: str, prompts: list[str]
 ) -> None:
     batch = generated(make(temperature=0.0, max_tokens=20), prompts)
-    reference = AutoModelForCausalLM.from_pretrained(base, attn_implementation="eager")
-    tokenizer = AutoTokenizer.from_pretrained(base)
-    how = {"do_sample": False, "max_new_tokens": 20, "pad_token_id": EOS}
+    reference, tokenizer = plain(base), AutoTokenizer.from_pretrained(base)
     for row, prompt in enumerate(prompts):
         ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
-        written = reference.generate(ids, attention_mask=torch.ones_like(ids), **how)
-        assert batch.ragged("completion_ids")[row].tolist() == written[0, ids.shape[1] :].tolist()
+        assert batch.ragged("completion_ids")[row].tolist() == greedy_by(reference, ids, 20)
 
 
 @pytest.mark.parametrize(("prompts", "temperature"), [(PREFIXED, 1.0), (MIXED, 0.7), (MIXED, 0.0)])
@@ -124,14 +120,28 @@ def test_rows_are_those_of_the_torch_kernel(
         np.testing.assert_allclose(
             mine.ragged(name).values, its.ragged(name).values, atol=tolerance
         )
-    truncated = "top_p" in how or "top_k" in how
-    assert set(mine.names) == set((TruncatedRollout if truncated else Rollout).columns)
 
 
-def test_a_chunk_run_twice_gives_the_same_bits(make: Make) -> None:
+def _another_chunk(kernel: Any) -> None:
+    generated(kernel, PREFIXED * 3)
+
+
+def _a_chunk_that_is_given_up(kernel: Any) -> None:
+    running = kernel.run(prompt_chunk(PREFIXED * 5))
+    next(running)
+    running.close()
+
+
+def _a_sleep(kernel: Any) -> None:
+    kernel.sleep()
+    kernel.wake()
+
+
+@pytest.mark.parametrize("between", [_another_chunk, _a_chunk_that_is_given_up, _a_sleep])
+def test_a_chunk_run_twice_gives_the_same_bits(make: Make, between: Callable[[Any], None]) -> None:
     kernel = make(n=4)
     first = generated(kernel, MIXED)
-    generated(kernel, PREFIXED * 3)
+    between(kernel)
     assert first.records.equals(generated(kernel, MIXED).records)
 
 
@@ -146,11 +156,10 @@ def test_seed_and_attempt_change_the_rows(make: Make) -> None:
 
 def test_columns_are_those_of_rollout(make: Make) -> None:
     batch = generated(make(n=2, max_tokens=30), MIXED)
-    assert set(batch.names) == set(Rollout.columns)
-    for name, column in Rollout.columns.items():
-        assert batch.array(name).type == column.arrow.type, name
+    types = {name: batch.array(name).type for name in batch.names}
+    assert types == {name: column.arrow.type for name, column in Rollout.columns.items()}
     ids, lengths = batch.ragged("completion_ids"), batch.ragged("completion_ids").lengths
-    ended = np.array([row[-1] == EOS for row in (ids[i] for i in range(len(ids)))])
+    ended = np.array([ids[i][-1] == EOS for i in range(len(ids))])
     assert 0 < ended.sum() < len(ended)
     assert batch.array("finish").to_pylist() == ["stop" if e else "length" for e in ended]
     assert (lengths[~ended] == 30).all()
@@ -166,9 +175,9 @@ def test_only_the_wanted_columns_are_made(make: Make) -> None:
 
 
 def test_messages_go_through_the_chat_template(make: Make, base: str) -> None:
-    batch = generated(make(), CHAT)
+    batch = generated(make(), [[{"role": "user", "content": "defgh"}]])
     tokenizer = AutoTokenizer.from_pretrained(base)
-    assert tokenizer.decode(batch.ragged("prompt_ids")[1]) == "u:defgh\na:"
+    assert tokenizer.decode(batch.ragged("prompt_ids")[0]) == "u:defgh\na:"
 
 
 def test_stop_strings_end_a_row_with_the_token_that_completes_them(make: Make) -> None:
@@ -178,10 +187,10 @@ def test_stop_strings_end_a_row_with_the_token_that_completes_them(make: Make) -
     batch = generated(make(n=4, max_tokens=30, stop=(stop, "never written")), MIXED)
     stopped, finishes = (batch.array(name).to_pylist() for name in ("completion", "finish"))
     for text, cut, finish in zip(texts, stopped, finishes, strict=True):
-        end = text.find(stop)
-        assert cut == (text if end < 0 else text[: end + len(stop)])
-        assert end < 0 or finish == "stop"
-    assert any(stop in t for t in texts)
+        if stop in text:
+            assert (cut, finish) == (text[: text.find(stop) + len(stop)], "stop")
+        else:
+            assert cut == text
 
 
 def test_truncated_sampling_stays_inside_the_most_likely_tokens(
@@ -190,6 +199,7 @@ def test_truncated_sampling_stays_inside_the_most_likely_tokens(
     likeliest = generated(make(temperature=0.0), MIXED)
     for params in ({"top_k": 1}, {"top_p": 1e-6}):
         batch = generated(make(**params), MIXED)
+        assert set(batch.names) == set(TruncatedRollout.columns)
         assert tokens_of(batch) == tokens_of(likeliest)
         mine, its = (b.ragged("sampler_logprobs").values for b in (batch, likeliest))
         np.testing.assert_allclose(mine, its, atol=tolerance)
@@ -197,12 +207,12 @@ def test_truncated_sampling_stays_inside_the_most_likely_tokens(
 
 def test_rows_leave_as_whole_groups_in_few_batches(make: Make) -> None:
     assert len(list(make(n=4).run(prompt_chunk(MIXED[:2])))) == 1
-    large = list(make(n=4).run(prompt_chunk(MIXED * 4)))
+    chunk = prompt_chunk(MIXED * 4)
+    large = list(make(n=4).run(chunk))
     assert 1 < len(large) <= 20
     for batch in large:
         assert (np.bincount(batch.keys.position)[batch.keys.position] == 4).all()
-    every = prompt_chunk(MIXED * 4).keys.expand(4).rows()
-    assert sorted(key for batch in large for key in batch.keys.rows()) == every
+    assert Batch.concat(large).sorted().keys.rows() == chunk.keys.expand(4).rows()
 
 
 def test_the_written_tokens_are_counted(make: Make) -> None:
@@ -251,9 +261,9 @@ def test_a_probe_between_two_batches_loses_no_token(make: Make) -> None:
     how = {"n": 4, "max_tokens": 25}
     whole, kernel = generated(make(**how), MIXED * 3), make(**how)
     running = kernel.run(prompt_chunk(MIXED * 3))
-    found = [next(running)]
+    first = next(running)
     kernel.probe(probe_rows(0, kernel.vocabulary))
-    assert tokens_of(Batch.concat([*found, *running])) == tokens_of(whole)
+    assert tokens_of(Batch.concat([first, *running])) == tokens_of(whole)
 
 
 def test_a_permuted_weight_shows_in_the_probe(make: Make, base: str, tolerance: float) -> None:
@@ -307,21 +317,10 @@ def test_an_interruption_yields_before_the_next_token(make: Make) -> None:
     assert tokens_of(Batch.concat(batches)) == tokens_of(whole)
 
 
-def test_a_chunk_that_is_given_up_leaves_nothing_behind(make: Make) -> None:
-    kernel = make(n=4)
-    whole, running = generated(kernel, MIXED), kernel.run(prompt_chunk(PREFIXED * 5))
-    next(running)
-    running.close()
-    assert generated(kernel, MIXED).records.equals(whole.records)
-
-
-def test_a_draining_kernel_is_not_interruptible(make: Make) -> None:
-    assert not make(on_update="drain").interruptible
-    assert make().interruptible
-
-
 def test_weights_that_arrive_within_a_draining_chunk_are_an_error(make: Make, base: str) -> None:
     kernel = make(n=4, on_update="drain")
+    assert not kernel.interruptible
+    assert make().interruptible
     running = kernel.run(prompt_chunk(MIXED * 3))
     next(running)
     kernel.load(weights_of(base), 3)
@@ -341,14 +340,6 @@ def test_an_empty_chunk_yields_nothing(make: Make) -> None:
 def test_parameters_out_of_range_are_refused(make: Make, params: dict[str, Any]) -> None:
     with pytest.raises(KernelError, match="expected"):
         make(**params)
-
-
-def test_after_a_sleep_the_same_bits_come(make: Make) -> None:
-    kernel = make(n=3)
-    before = generated(kernel, MIXED)
-    kernel.sleep()
-    kernel.wake()
-    assert generated(kernel, MIXED).records.equals(before.records)
 
 
 __all__ += [name for name in dir() if name.startswith("test_")]
