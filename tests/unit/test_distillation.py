@@ -275,7 +275,8 @@ def test_distillation_asks_for_the_teachers_likeliest_tokens() -> None:
 
 
 def test_regression_knows_its_target() -> None:
-    rollout = generate(policy, prompts("d.jsonl", batch=4), n=2, max_tokens=8)
+    sampler = Model("sampler", "tiny")
+    rollout = generate(sampler, prompts("d.jsonl", batch=4), n=2, max_tokens=8)
     slow = Model("slow", "tiny", head="scalar", follows=critic, rate=0.1)
     of_rows = regression_loss(scores(slow, rollout))
     of_tokens = regression_loss(values(slow, rollout))
@@ -284,6 +285,6 @@ def test_regression_knows_its_target() -> None:
         losses.TOKEN_REGRESSION,
     ]
     check_trained(critic, rollout, of_tokens)
-    wrong = regression_loss(logprobs(policy, rollout))  # type: ignore[arg-type]
+    wrong = regression_loss(logprobs(sampler, rollout))  # type: ignore[arg-type]
     with pytest.raises(GraphError, match=r"expected Reward .*found Logprobs"):
         check_trained(critic, rollout, wrong)
