@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from dataflow.errors import PlanError
 from engine.cost import decode as schedule
-from engine.cost import training, transfers
+from engine.cost import training
 from engine.cost.devices import Coefficients, Kind, coefficients, device, place
 from engine.cost.machine import this_installation, this_machine
 from engine.cost.passes import Sizes
@@ -32,6 +30,13 @@ def lengths(rows: int, prompt: int = 20, answer: int = 30) -> RowLengths:
     return RowLengths(np.full(rows, prompt), np.full(rows, answer))
 
 
+def sizes_of(plan: Plan) -> Sizes:
+    """Those of the policy."""
+    model = plan_costs(plan).sizes("rollout")
+    assert model is not None
+    return model
+
+
 def profile_of(model: Sizes, name: str = "cpu", **functions: float) -> Profile:
     """One in which every pass takes a second, whatever it does."""
     second = Coefficients(
@@ -48,58 +53,44 @@ def profile_of(model: Sizes, name: str = "cpu", **functions: float) -> Profile:
     )
 
 
-def test_a_node_stands_where_its_plan_has_it() -> None:
-    costs = plan_costs(placed(grpo_graph(), cores=8, workers="apart", threads=3))
-    where = costs.place("rollout")
-    assert (where.device.name, where.cores, where.devices) == ("cpu", 3, 1)
-    assert costs.origin("rollout") == "catalogue"
-
-
 def test_on_a_gpu_of_a_known_kind_seconds_are_those_of_the_formulas() -> None:
     plan = planned_on(GPUS, grpo_graph())
-    costs, model = plan_costs(plan), plan_costs(plan).sizes("rollout")
-    assert model is not None
+    costs = plan_costs(plan)
     where = costs.place("rollout")
     assert (where.device, where.cores) == (device("H100"), 1)
     rows, layout = lengths(64), plan.node("rollout").layout
     batch = schedule.DecodeBatch(
         prompts=rows.prompts, answers=rows.answers, shared=8, slots=layout.slots, budget=16384
     )
-    by_hand = schedule.decode(model, place(device("H100")), batch)
+    by_hand = schedule.decode(sizes_of(plan), place(device("H100")), batch)
     assert costs.decode("rollout", rows).seconds == pytest.approx(by_hand.seconds)
     estimate = plan.node("rollout").estimate
-    assert estimate.seconds is not None
     assert (estimate.bound, estimate.origin) == ("latency", "catalogue")
 
 
 def test_training_is_that_of_one_rank_with_all_updates_of_the_step() -> None:
     plan = placed(grpo_graph(minibatches=4), cores=4, threads=2, ranks={"train_policy": 2})
     costs, rows = plan_costs(plan), lengths(512)
-    model, where = costs.sizes("train_policy"), costs.place("train_policy")
-    assert model is not None
+    where = costs.place("train_policy")
     assert (where.data, where.cores) == (2, 2)
     fed = training.packed(rows.prompts, rows.answers, budget=16384, shared=8, divisor=2)
-    by_hand = training.train(model, where, fed, updates=4)
+    by_hand = training.train(sizes_of(plan), where, fed, updates=4)
     assert costs.train("train_policy", {"rows": rows}).seconds == pytest.approx(by_hand.seconds)
 
 
 def test_what_was_measured_goes_before_the_catalogue() -> None:
-    plain = grpo_plan()
-    model = plan_costs(plain).sizes("rollout")
-    assert model is not None
-    costs = plan_costs(plain, profile_of(model, score=0.25))
+    plan = grpo_plan()
+    costs = plan_costs(plan, profile_of(sizes_of(plan), score=0.25))
     assert costs.origin("train_policy") == "fitted"
     found = costs.decode("rollout", lengths(8))
     assert found.seconds == pytest.approx(31.0, rel=1e-3), "a prefill and 30 passes"
     assert costs.function("score", 8) == 2.0
-    assert plan_costs(plain).function("score", 8) is None
+    assert plan_costs(plan).function("score", 8) is None
 
 
 def test_a_profile_of_another_kind_of_device_changes_nothing() -> None:
-    plain = grpo_plan()
-    model = plan_costs(plain).sizes("rollout")
-    assert model is not None
-    costs = plan_costs(plain, profile_of(model, "H100"))
+    plan = grpo_plan()
+    costs = plan_costs(plan, profile_of(sizes_of(plan), "H100"))
     assert costs.place("rollout").coefficients == coefficients(device("cpu"))
     assert costs.origin("rollout") == "catalogue"
 
@@ -111,22 +102,21 @@ def test_a_profile_has_the_rates_of_a_gpu_that_the_catalogue_does_not_know() -> 
     assert costs.unpriced("rollout") == "nobody has measured a B7 GPU"
     with pytest.raises(PlanError, match=r"device B7: expected .* catalogue.*dataflow profile"):
         costs.place("rollout")
-    model = costs.sizes("rollout")
-    assert model is not None
-    measured = profile_of(model)
-    known = plan_costs(plan, replace(measured, device=replace(device("H100"), name="B7")))
+    measured = replace(profile_of(sizes_of(plan)), device=replace(device("H100"), name="B7"))
+    known = plan_costs(plan, measured)
     assert known.unpriced("rollout") == ""
     assert known.place("rollout").device.name == "B7"
 
 
-def on_two_hosts(links: tuple[ClusterLink, ...] = (), **asked: Any) -> Plan:
-    size: Mapping[str, Any] = {"cores": 8, "memory": 2**38}
+def on_two_hosts(*links: ClusterLink, train: str = "train@b", ranks: int = 1) -> Plan:
+    """Generation on the one, training on the other, or on both."""
     hosts = [
-        Host(name=name, **size, gpus=(80 * 2**30,) * 4, kind="A100", region=region)
+        Host(name=name, cores=8, memory=2**38, gpus=(80 * 2**30,) * 4, kind="A100", region=region)
         for name, region in (("a", "east"), ("b", "west"))
     ]
-    asked = {"pin": {"rollout": "gen@a", "train_policy": "train@b"}} | asked
-    return planned_on(with_first(hosts, links=links), grpo_graph(), workers="apart", **asked)
+    where = {"pin": {"rollout": "gen@a", "train_policy": train}, "ranks": {"train_policy": ranks}}
+    cluster = with_first(hosts, links=links)
+    return planned_on(cluster, grpo_graph(), workers="apart", **where)
 
 
 def test_ways_between_workers() -> None:
@@ -141,7 +131,7 @@ def test_ways_between_workers() -> None:
 
 def test_a_slow_link_is_what_weights_and_rows_wait_for() -> None:
     slow = ClusterLink(between=("east", "west"), rate=1e6, delay=0.5)
-    fast, far = plan_costs(on_two_hosts()), plan_costs(plan := on_two_hosts(links=(slow,)))
+    fast, far = plan_costs(on_two_hosts()), plan_costs(plan := on_two_hosts(slow))
     model = next(m for m in plan.models if m.name == "policy")
     took = far.weights(model, "gen")
     assert took.bound == "link"
@@ -155,40 +145,25 @@ def test_a_slow_link_is_what_weights_and_rows_wait_for() -> None:
 
 
 def test_ranks_on_two_hosts_reduce_at_the_rate_of_the_way_between_them() -> None:
-    pin = {"rollout": "gen@a", "train_policy": "t0@a,t1@b"}
-    ranks = {"train_policy": 2}
     slow = ClusterLink(between=("east", "west"), rate=4e6)
     near, far = (
-        plan_costs(on_two_hosts(pin=pin, ranks=ranks, links=links)).place("train_policy").rate
+        plan_costs(on_two_hosts(*links, train="t0@a,t1@b", ranks=2)).place("train_policy").rate
         for links in ((), (slow,))
     )
     assert near == device("A100").network
     assert far == 1e6, "one of four cards"
 
 
-def test_column_functions_take_time_by_their_bytes() -> None:
-    plan = grpo_plan()
-    costs = plan_costs(plan)
-    moved = sum(e.bytes for e in plan.edges if e.consumer == "advantage")
-    assert costs.function("advantage", 512) == pytest.approx(moved / transfers.COLUMN_RATE)
-
-
 def test_what_a_fit_leaves_over_at_a_measured_size_counts_at_it() -> None:
     plan = placed(grpo_graph(beta=0.04), workers="one")
-    model = plan_costs(plan).sizes("rollout")
-    assert model is not None
-    fit = profile_of(model)
+    fit = profile_of(sizes_of(plan))
     cell = ProfileCell(rows=16, prompt=20, answer=30, seconds=2.0, fitted=1.0)
     left = replace(fit, nodes=tuple(replace(node, cells=(cell,)) for node in fit.nodes))
-    without, with_cells = plan_costs(plan, fit), plan_costs(plan, left)
+    fitted, found = plan_costs(plan, fit), plan_costs(plan, left)
     rows = lengths(16)
-    for costs, factor in ((without, 1.0), (with_cells, 2.0)):
-        decoded = costs.decode("rollout", rows)
-        again = without.decode("rollout", rows)
-        assert decoded.ends.tolist() == pytest.approx((factor * again.ends).tolist())
-        assert costs.forward("reference", rows).seconds == pytest.approx(
-            factor * without.forward("reference", rows).seconds
-        )
-        assert costs.train("train_policy", {"rows": rows}).seconds == pytest.approx(
-            factor * without.train("train_policy", {"rows": rows}).seconds
-        )
+    ends = fitted.decode("rollout", rows).ends
+    assert found.decode("rollout", rows).ends.tolist() == pytest.approx((2.0 * ends).tolist())
+    forward = fitted.forward("reference", rows).seconds
+    assert found.forward("reference", rows).seconds == pytest.approx(2.0 * forward)
+    trained = fitted.train("train_policy", {"rows": rows}).seconds
+    assert found.train("train_policy", {"rows": rows}).seconds == pytest.approx(2.0 * trained)
