@@ -1,12 +1,10 @@
-"""Attention of each architecture: packed, shared and cached, it says what transformers says of each
-row alone with its own eager attention.
+"""Attention of each kind of architecture: packed, shared and cached, it says what transformers says
+of each row alone with its own eager attention. docs/models.md says it of all architectures.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,60 +18,35 @@ from dataflow.batch import Ragged
 from dataflow.model import Model
 from operators.kernels.decoding import DecodeTask
 from operators.kernels.torch import heads
-from operators.kernels.torch.attention import hidden
 from operators.kernels.torch.decode import Decoder
 from operators.kernels.torch.heads import predictions
 from operators.kernels.torch.models import load_model
 from operators.kernels.torch.packing import Packed, pack
 from operators.kernels.torch.sampling import Sampling
-from operators.kernels.torch.shared_attention import TreePass
 from tests.kit import architecture_ranks
-from tests.kit.architectures import ARCHITECTURES, WINDOW, tiny
+from tests.kit.architectures import WINDOW, tiny
 from tests.kit.rows import ragged
 from tests.kit.training import as_ranks
-from tests.kit.turns import REPEATS
 
-REFUSED = ("bloom", "falcon", "falcon-alibi", "stablelm")
-"""Architectures that do not use transformers' attention interface."""
-
-SHORT = {"llama-dynamic": {"max_position_embeddings": 64}} | {
-    "phi3-longrope": {"original_max_position_embeddings": 64}
-}
-SUPPORTED = [name for name in ARCHITECTURES if name not in REFUSED]
-USUAL = [
+KINDS = [
     "gemma2", "gemma3", "gpt2", "gpt_neox", "gpt_oss", "llama3", "mistral-window", "olmo2", "opt",
     "phi", "phi3", "qwen2-window", "qwen3_moe",
 ]  # fmt: skip
-"""One of each kind; the long tests have all, those of tied embeddings in turn."""
+"""One architecture of each kind."""
 
-EVERY = [
-    pytest.param(name, tied, id=f"{name}-{'tied' if tied else 'untied'}", marks=marks)
-    for name in SUPPORTED
-    for tied in (True, False)
-    for marks in [REPEATS if tied else () if name in USUAL else pytest.mark.long]
-]
-
-Made = Callable[[str, bool], Path]
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """The folder of an architecture's tiny model, made once."""
-
-    @cache
-    def folder(name: str, tied: bool) -> Path:
-        changes = SHORT.get(name, {})
-        return tiny(name, tmp_path_factory.mktemp(name), tied=tied, **changes)
-
-    return folder
+Modules = tuple[Any, nn.Module]
+"""A tiny model as ours, and as transformers runs it."""
 
 
 def loaded(folder: Path) -> Any:
     return load_model(Model("policy", str(folder)), "cpu")
 
 
-def eager(folder: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+@pytest.fixture(scope="module", params=KINDS)
+def modules(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Modules:
+    folder = tiny(request.param, tmp_path_factory.mktemp(request.param), tied=False)
+    reference = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    return loaded(folder), reference
 
 
 def rows_of_groups(seed: int = 0) -> tuple[Ragged, Ragged]:
@@ -94,27 +67,16 @@ def rows_of_groups(seed: int = 0) -> tuple[Ragged, Ragged]:
     return ragged(prompts), ragged(answers)
 
 
-def alone(module: nn.Module, prompts: Ragged, answers: Ragged) -> list[Tensor]:
-    """For each row the logits [tokens, vocabulary] that predict its answer, each row by itself."""
-    found = []
-    for row in range(len(prompts)):
-        ids = torch.from_numpy(np.concatenate([prompts[row], answers[row]]).astype(np.int64))
-        found.append(module(ids[None]).logits[0, len(prompts[row]) - 1 : -1])
-    return found
-
-
 def logprobs_alone(
     module: nn.Module, prompts: Ragged, answers: Ragged, temperature: float = 1.0
 ) -> Tensor:
-    """Of all answers, one after another, with gradient."""
-    return torch.cat(
-        [
-            (logits / temperature)
-            .log_softmax(-1)
-            .gather(1, torch.from_numpy(answers[row].astype(np.int64))[:, None])
-            for row, logits in enumerate(alone(module, prompts, answers))
-        ]
-    )[:, 0]
+    """Of all answers, one after another, each row by itself, with gradient."""
+    found = []
+    for row in range(len(prompts)):
+        prompt, answer = (torch.from_numpy(of[row].astype(np.int64)) for of in (prompts, answers))
+        logits = module(torch.cat([prompt, answer])[None]).logits[0, len(prompt) - 1 : -1]
+        found.append((logits / temperature).log_softmax(-1).gather(1, answer[:, None])[:, 0])
+    return torch.cat(found)
 
 
 def packed_rows(prompts: Ragged, answers: Ragged) -> tuple[Packed, Tensor]:
@@ -126,11 +88,10 @@ def require_close(found: Tensor, wanted: Tensor) -> None:
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "tied"), EVERY)
 def test_packed_rows_have_the_logprobs_and_gradients_of_rows_alone(
-    made: Made, name: str, tied: bool
+    modules: Modules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module, reference = loaded(made(name, tied)), eager(made(name, tied))
+    module, reference = modules
     prompts, answers = rows_of_groups()
     packed, written = packed_rows(prompts, answers)
     found = predictions(module, packed, written).logprobs
@@ -145,20 +106,20 @@ def test_packed_rows_have_the_logprobs_and_gradients_of_rows_alone(
             torch.zeros_like(p) if p.grad is None else p.grad for p in (parameter, others[weight])
         )
         assert torch.allclose(ours, theirs, atol=1e-5, rtol=1e-4), weight
+    monkeypatch.setattr(heads, "CHUNK", 98 * 7)
+    with torch.no_grad():
+        require_close(predictions(module, packed, written).logprobs, wanted)
 
 
-@pytest.mark.parametrize(("name", "tied"), EVERY)
-def test_generated_rows_have_the_logprobs_of_rows_alone(made: Made, name: str, tied: bool) -> None:
-    folder = made(name, tied)
-    module, reference = loaded(folder), eager(folder)
-    for begin, end in ((0, 8), (4, 12)):  # with and without a beginning that all prompts share
-        prompts = ragged([rows_of_groups()[0][row].tolist() for row in range(begin, end, 4)])
-        for renewed in (False, True):
-            require_generated(module, reference, prompts, renewed=renewed)
-
-
-def require_generated(module: Any, reference: nn.Module, prompts: Ragged, *, renewed: bool) -> None:
+@pytest.mark.parametrize("renewed", [False, True])
+@pytest.mark.parametrize("first", [0, 4], ids=["all begin alike", "some begin alike"])
+def test_generated_rows_have_the_logprobs_of_rows_alone(
+    modules: Modules, first: int, renewed: bool
+) -> None:
     """renewed: after each row that ends, all keys are computed again, as under new weights."""
+    module, reference = modules
+    rows, _ = rows_of_groups()
+    prompts = ragged([rows[first].tolist(), rows[first + 4].tolist()])
     n, temperature = 4, 3.0
     task = DecodeTask(
         prompts=prompts,
@@ -187,25 +148,6 @@ def require_generated(module: Any, reference: nn.Module, prompts: Ragged, *, ren
     require_close(torch.from_numpy(found), wanted)
 
 
-@pytest.mark.parametrize(("name", "tied"), EVERY)
-def test_chunks_of_logits_and_hidden_states_are_those_of_rows_alone(
-    made: Made, name: str, tied: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module, reference = loaded(made(name, tied)), eager(made(name, tied))
-    prompts, answers = rows_of_groups(1)
-    packed, written = packed_rows(prompts, answers)
-    monkeypatch.setattr(heads, "CHUNK", 98 * 7)
-    with torch.no_grad():
-        found = predictions(module, packed, written).logprobs
-        wanted = logprobs_alone(reference, prompts, answers)[torch.from_numpy(packed.tokens)]
-        require_close(found, wanted)
-        ids, positions = (torch.from_numpy(x) for x in (packed.ids, packed.positions))
-        states = hidden(module, ids, positions, TreePass(packed))
-        row = np.concatenate([prompts[6], answers[6][:-1]]).astype(np.int64)
-        own = reference.base_model(torch.from_numpy(row)[None]).last_hidden_state[0]
-        require_close(states[torch.from_numpy(packed.path[6, : len(row)])], own)
-
-
 @pytest.mark.parametrize("name", ["qwen3_moe", "mixtral"])
 def test_the_auxiliary_loss_of_a_router_is_no_part_of_the_loss(tmp_path: Path, name: str) -> None:
     prompts, answers = rows_of_groups()
@@ -220,29 +162,21 @@ def test_the_auxiliary_loss_of_a_router_is_no_part_of_the_loss(tmp_path: Path, n
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
 
-SPLIT = {
-    "cohere", "cohere2", "gemma", "gemma2", "gemma3", "gpt_neox", "granite", "llama", "llama3",
-    "mistral-window", "phi", "qwen2-window", "qwen3", "smollm3",
-}  # fmt: skip
-"""Architectures whose matrices can be split over tensor ranks."""
+REFUSED = {"gpt2", "gpt_oss", "olmo2", "opt", "phi3", "qwen3_moe"}
+"""Architectures whose matrices cannot be split over tensor ranks."""
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("way", ["tensor", "shard"])
 def test_split_weights_give_the_numbers_of_whole_ones(tmp_path: Path, way: str) -> None:
-    for name in SUPPORTED:
-        tiny(name, tmp_path / name, tied=False, **SHORT.get(name, {}))
-    as_ranks(2, architecture_ranks.main, tmp_path, SUPPORTED, way, limit=300.0)
+    for name in KINDS:
+        tiny(name, tmp_path / name, tied=False)
+    as_ranks(2, architecture_ranks.main, tmp_path, KINDS, way, limit=300.0)
     for rank in range(2):
         found = json.loads((tmp_path / f"{way} {rank}.json").read_text(encoding="ascii"))
-        assert found.keys() == set(SUPPORTED)
-        for name, said in found.items():
-            if isinstance(said, str):
-                assert name not in SPLIT
-                assert "node: expected transformers" in said
-                assert "tensor-parallel plan" in said
-            else:
-                assert said < 1e-5, name
-        refused = {name for name, said in found.items() if isinstance(said, str)}
-        assert not refused & SPLIT
-        assert way == "tensor" or not refused
+        refused = {name: said for name, said in found.items() if isinstance(said, str)}
+        assert refused.keys() == (REFUSED if way == "tensor" else set())
+        for said in refused.values():
+            assert "node: expected transformers" in said
+            assert "tensor-parallel plan" in said
+        assert max(found[name] for name in KINDS if name not in refused) < 1e-5

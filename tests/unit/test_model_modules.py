@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +11,16 @@ import torch
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
-    AutoModelForTokenClassification,
     AutoTokenizer,
     GenerationConfig,
     Qwen2Config,
-    Qwen2ForSequenceClassification,
     T5Config,
 )
 
 from dataflow.errors import KernelError
 from dataflow.kernel import Piece
 from dataflow.model import Model
-from operators.kernels.torch.attention import forward, hidden
+from operators.kernels.torch.attention import forward
 from operators.kernels.torch.attention_kind import AttentionKind, attend_packed
 from operators.kernels.torch.models import load_model, load_pieces, pieces
 from operators.kernels.torch.saving import save_model
@@ -51,14 +50,10 @@ def says(module: nn.Module) -> Tensor:
     return forward(module, IDS, torch.arange(8), OneRow())
 
 
-def reference_logits(directory: object, kind: Any = AutoModelForCausalLM) -> Tensor:
+def reference_logits(directory: object) -> Tensor:
     with torch.no_grad():
-        module = kind.from_pretrained(str(directory), attn_implementation="eager")
+        module = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager")
         return module(IDS[None]).logits[0]
-
-
-def require_close(found: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "llama"])
@@ -71,7 +66,8 @@ def test_a_saved_model_loads_in_transformers_and_says_the_same(
             piece.data.mul_(1.1)
         logits = says(module)
     save_model(module, tmp_path / "out")
-    require_close(reference_logits(tmp_path / "out"), logits)
+    again = reference_logits(tmp_path / "out")
+    torch.testing.assert_close(again, logits, atol=1e-5, rtol=1e-5)
     assert not torch.allclose(reference_logits(bases[kind]), logits, atol=1e-2)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert tokenizer("a b")["input_ids"] == character_tokenizer()("a b")["input_ids"]
@@ -113,45 +109,29 @@ def test_pieces_are_copied_in_place(base: str) -> None:
     assert load_pieces(module, []) == 0
 
 
-def test_pieces_that_do_not_fit_are_refused_by_name(base: str) -> None:
+NORM = "model.norm.weight"
+
+
+@pytest.mark.parametrize(("change", "told"), [
+    (
+        lambda some: [Piece("model.norm.wieght", torch.ones(32))],
+        f"found 'model.norm.wieght'. Fix: did you mean {NORM}",
+    ),
+    (
+        lambda some: [Piece(NORM, torch.ones(31))],
+        rf"'{NORM}': expected shape \(32,\), found \(31,\)",
+    ),
+    (
+        lambda some: some[1:],
+        r"expected all weights, found \d+: model.embed_tokens.weight did not come",
+    ),
+], ids=["another name", "another shape", "one is missing"])  # fmt: skip
+def test_pieces_that_do_not_fit_are_refused_by_name(
+    base: str, change: Callable[[list[Piece]], list[Piece]], told: str
+) -> None:
     module = loaded(base)
-    some = list(pieces(module))
-    norm = "model.norm.weight"
-    for given, told in (
-        (
-            [Piece("model.norm.wieght", torch.ones(32))],
-            f"found 'model.norm.wieght'. Fix: did you mean {norm}",
-        ),
-        ([Piece(norm, torch.ones(31))], rf"'{norm}': expected shape \(32,\), found \(31,\)"),
-        (some[1:], f"expected all weights, found {len(some) - 1}: {some[0].name} did not come"),
-    ):
-        with pytest.raises(KernelError, match=told):
-            load_pieces(module, given)
-
-
-def test_a_value_head_begins_at_zero_and_is_read_back(base: str, tmp_path: Path) -> None:
-    module, policy = loaded(base, trainable=True, head="scalar"), loaded(base)
-    with torch.no_grad():
-        assert (says(module) == 0).all()
-        states = [hidden(m, IDS, torch.arange(8), OneRow()) for m in (module, policy)]
-        assert torch.equal(*states)
-        for name, parameter in module.named_parameters():
-            if name.startswith("score."):
-                parameter.normal_()
-        values = says(module)
-    save_model(module, tmp_path)
-    with torch.no_grad():
-        torch.testing.assert_close(says(loaded(tmp_path, head="scalar")), values)
-    require_close(reference_logits(tmp_path, AutoModelForTokenClassification), values)
-
-
-def test_a_reward_model_keeps_its_trained_head(base: str, tmp_path: Path) -> None:
-    rm = Qwen2ForSequenceClassification.from_pretrained(base, num_labels=1)
-    rm.save_pretrained(tmp_path)
-    character_tokenizer().save_pretrained(tmp_path)
-    module = loaded(tmp_path, head="scalar")
-    assert torch.equal(module.score.weight, rm.score.weight)
-    assert module.score.bias is None
+    with pytest.raises(KernelError, match=told):
+        load_pieces(module, change(list(pieces(module))))
 
 
 def test_the_module_is_ready_to_compute_with(tmp_path: Path) -> None:
@@ -169,20 +149,24 @@ def test_a_forward_without_a_pass_is_refused(base: str) -> None:
 
 
 def test_a_wrong_base_is_one_clear_error(base: str, tmp_path: Path) -> None:
-    def message(directory: Path | str) -> str:
-        with pytest.raises(KernelError) as caught:
-            loaded(directory)
-        return str(caught.value)
+    empty, t5, weightless = tmp_path / "empty", tmp_path / "t5", tmp_path / "weightless"
+    empty.mkdir()
+    T5Config().save_pretrained(t5)
+    Qwen2Config(hidden_size=16, num_hidden_layers=1).save_pretrained(weightless)
+    for folder in (t5, weightless):
+        character_tokenizer().save_pretrained(folder)
+    for folder, told in (
+        (tmp_path / "missing", "found nothing at"),
+        (base + "x", f"Fix: {Path(base)}"),
+        (empty, "expected config.json"),
+        (t5, "found 't5': it is an encoder with a decoder"),
+        (weightless, "found OSError: Error no file named model.safetensors"),
+    ):
+        with pytest.raises(KernelError, match=told):
+            loaded(folder)
 
-    assert "found nothing at" in message(tmp_path / "missing")
-    assert f"Fix: {Path(base)}" in message(base + "x")
-    (tmp_path / "empty").mkdir()
-    assert "expected config.json" in message(tmp_path / "empty")
-    T5Config().save_pretrained(tmp_path / "t5")
-    assert "expected tokenizer_config.json" in message(tmp_path / "t5")
-    character_tokenizer().save_pretrained(tmp_path / "t5")
-    assert "found 't5': it is an encoder with a decoder" in message(tmp_path / "t5")
-    empty = tmp_path / "weightless"
-    Qwen2Config(hidden_size=16, num_hidden_layers=1).save_pretrained(empty)
-    character_tokenizer().save_pretrained(empty)
-    assert "found OSError: Error no file named model.safetensors" in message(empty)
+
+def test_a_base_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    T5Config().save_pretrained(tmp_path)
+    with pytest.raises(KernelError, match=r"expected tokenizer_config\.json"):
+        loaded(tmp_path)
