@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from dataflow.batch import Batch, Keys
+from dataflow.batch import Batch, Keys, Ragged
 from dataflow.errors import DataflowError
 from dataflow.kernel import AssignedRows, Assignment
 from dataflow.loss import Loss, Now, Tensors, Terms, loss_function
@@ -41,7 +41,8 @@ from tests.kit.training import (
     with_own,
 )
 
-STEPS = (1, 2, 3)
+FIRST, SECOND = [1], [2]
+"""The Steps before a nap or a checkpoint, and after it."""
 
 
 def _by_group(now: Now) -> Terms:
@@ -84,15 +85,14 @@ class Case:
     def assignment(self, step: int) -> Assignment:
         """The whole Step, as one rank has it."""
         rows = self.answers(step)
-        ports = {
-            "clipped_policy_loss__advantage": token_column(rows, "advantage", seed=step),
-            "picky__advantage": token_column(rows, "advantage", seed=step),
-            "value_loss__returns": token_column(rows, "returns", seed=step, schema=Returns),
-        }
-        labels = {t.label for t in self.loss.terms}
-        given = assignment(
-            rows, step, **{name: b for name, b in ports.items() if name.split("__")[0] in labels}
-        )
+        ports = {}
+        for label in (term.label for term in self.loss.terms):
+            if label == "value_loss":
+                column = token_column(rows, "returns", seed=step, schema=Returns)
+                ports["value_loss__returns"] = column
+            elif label in ("clipped_policy_loss", "picky"):
+                ports[f"{label}__advantage"] = token_column(rows, "advantage", seed=step)
+        given = assignment(rows, step, **ports)
         return with_own(given, random_rows(len(self.own), 1, seed=step + 50)) if self.own else given
 
     def open(self, bases: Mapping[str, str], **split: Any) -> TorchTrain:
@@ -160,10 +160,11 @@ CASES: dict[str, Case] = {
     "qwen3": Case(loss=GRPO, owners=(0, 1, 0, 1, 1, 0), base="qwen3", params={"minibatches": 2}),
     "two sets": Case(owners=(0, 1, 0, 1, 1, 0), own=(1, 0, 1, 1), **TWO_SETS),
     "no row of a set": Case(owners=(0, 1, 0, 1, 1, 0), own=(1, 1, 1, 1), **TWO_SETS),
-    "biased": Case(loss=GRPO, owners=(0, 1, 0, 1, 1, 0), base="biased", params={"minibatches": 2}),
 }
 SAVED = Case(loss=GRPO, owners=(1, 1, 0, 1, 0, 0), params={"minibatches": 2})
 NARROW = Case(loss=SUPERVISED, owners=(1, 1, 0, 1, 0, 0), params={"dtype": "bfloat16", "lr": 1e-5})
+STATES = {"saved": SAVED, "narrow": NARROW}
+"""Cases of checkpoints."""
 FAULTY = Case(loss=PICKY, owners=(0, 1, 0, 1, 0, 1))
 
 
@@ -173,8 +174,13 @@ def changed(given: Assignment, row: int, value: float) -> Assignment:
     column, mask = batch.ragged("advantage"), given.inputs["rows"].ragged("completion_mask")
     values = column.values.copy()
     values[column.offsets[row] + int(np.argmax(mask[row] > 0))] = value
-    other = Batch.make(batch.keys, {"advantage": column.like(values)}, Advantage)
-    return replace(given, inputs=dict(given.inputs) | {"picky.advantage": other})
+    return with_advantage(given, column.like(values))
+
+
+def with_advantage(given: Assignment, column: Ragged) -> Assignment:
+    """The assignment with another column for PICKY."""
+    other = Batch.make(given.keys, {"advantage": column}, Advantage)
+    return replace(given, inputs={**given.inputs, "picky.advantage": other})
 
 
 def look(kernel: TorchTrain) -> torch.Tensor:
@@ -195,9 +201,23 @@ def look(kernel: TorchTrain) -> torch.Tensor:
 def train(
     case: Case, kernel: TorchTrain, steps: Sequence[int], share: int | None = None
 ) -> list[dict[str, float]]:
-    """Metrics of some Steps."""
+    """Metrics of some Steps; share: whose rows of them, of all if None."""
     given = [case.assignment(step) for step in steps]
     return [dict(kernel.step(g if share is None else part(g, case, share))) for g in given]
+
+
+def train_with_a_nap(case: Case, kernel: TorchTrain, share: int | None = None) -> dict[str, Any]:
+    """Two Steps; in between it naps, and split matrices move to other memory."""
+    usual, heads.CHUNK = heads.CHUNK, case.chunk or heads.CHUNK
+    metrics = train(case, kernel, FIRST, share)
+    looked = look(kernel)
+    kernel.sleep()
+    if kernel._slices:
+        kernel._module._apply(torch.clone)
+    kernel.wake()
+    metrics += train(case, kernel, SECOND, share)
+    heads.CHUNK = usual
+    return {"metrics": metrics, "weights": weights_of(kernel), "looked": looked}
 
 
 def error_of(kernel: TorchTrain, given: Assignment) -> str:
@@ -215,8 +235,7 @@ def misplaced(given: Assignment, rank: int) -> Assignment:
         return given
     rows = given.inputs["rows"]
     other = token_column(rows.take(np.arange(len(rows))[::-1].copy()), "advantage")
-    shifted = Batch.make(rows.keys, {"advantage": other.ragged("advantage")}, Advantage)
-    return replace(given, inputs=dict(given.inputs) | {"picky.advantage": shifted})
+    return with_advantage(given, other.ragged("advantage"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,12 +257,11 @@ _BY_ROWS = (
     *("grpo", "value", "group", "one prompt", "no row", "mute", "chunked"),
     *("two sets", "no row of a set"),
 )
-_BY_MATRICES = ("grpo", "two sets", "value", "group", "chunked", "qwen3", "biased")
 WORLDS = {
     "whole": World(cases=_BY_ROWS),
     "split": World(shard=True, cases=_BY_ROWS),
-    "1 x 2": World(tensor=2, cases=_BY_MATRICES),
-    "2 x 2": World(size=4, tensor=2, cases=_BY_MATRICES),
+    "1 x 2": World(tensor=2, cases=("grpo", "value", "group", "chunked", "qwen3")),
+    "2 x 2": World(size=4, tensor=2, cases=("grpo", "value", "two sets")),
 }
 
 
@@ -287,62 +305,45 @@ class Rank:
         return [backend.options._timeout.total_seconds() for backend in backends]
 
     def case(self, case: Case) -> dict[str, Any]:
-        """Three Steps, with a nap after the first that moves split matrices to other memory."""
-        usual, heads.CHUNK = heads.CHUNK, case.chunk or heads.CHUNK
+        """What it comes to in two Steps."""
         case, kernel = self.mine(case), self.open(case)
-        metrics = train(case, kernel, STEPS[:1], self.share)
-        looked = look(kernel)
-        kernel.sleep()
-        if self.world.tensor > 1:
-            kernel._module._apply(torch.clone)
-        kernel.wake()
-        metrics += train(case, kernel, STEPS[1:], self.share)
-        heads.CHUNK = usual
-        report = {"metrics": metrics, "weights": weights_of(kernel), "looked": looked}
+        report = train_with_a_nap(case, kernel, self.share)
         return report | ({"held": held(kernel)} if self.world.tensor > 1 else {})
 
     def state(self, name: str, case: Case) -> dict[str, Any]:
-        """Two Steps, saved, and a third; and the third after what one rank saved."""
+        """A Step, saved, and a second; and the second after what one rank saved."""
         case, kernel = self.mine(case), self.open(case)
-        train(case, kernel, STEPS[:2], self.share)
+        train(case, kernel, FIRST, self.share)
         kernel.save(self.folder / f"{name} of many")
         kernel.save_weights(self.folder / f"{name} of many, weights")
-        metrics = train(case, kernel, STEPS[2:], self.share)
+        metrics = train(case, kernel, SECOND, self.share)
         other = self.open(case)
-        other.restore(self.folder / f"{name} of one")
-        train(case, other, STEPS[2:], self.share)
+        other.restore(self.folder.parent / f"{name} of one")
+        train(case, other, SECOND, self.share)
         return {"metrics": metrics, "weights": weights_of(kernel), "restored": weights_of(other)}
 
     def gradients(self) -> list[torch.Tensor | None]:
-        """Sums of two ranks over 600 numbers: 0 and 1 by rank 0, 1 and 2 by rank 1, 3 by nobody."""
-        parameters = [torch.nn.Parameter(torch.zeros(20, 30)) for _ in range(4)]
-        for number in (self.rank, self.rank + 1):
-            parameters[number].grad = torch.full((20, 30), float(10 * number + self.rank))
-        Ranks(self.session(), torch.device("cpu"), "node").sum_gradients(parameters)
-        return [p.grad for p in parameters]
-
-    def greatest(self) -> dict[str, float]:
-        """Of a name that all ranks have, and of one for each that no other has."""
-        ranks = Ranks(self.session(), torch.device("cpu"), "node", self.world.tensor)
-        found = {"every/max": float(self.share), f"only{self.share}/max": -1.0 - self.share}
-        return ranks.greatest(found)
+        """Of a weight that only the last rank has used, and of one that nobody has."""
+        used, unused = (torch.nn.Parameter(torch.zeros(20, 30)) for _ in range(2))
+        if self.rank == self.world.size - 1:
+            used.grad = torch.full((20, 30), 21.0)
+        Ranks(self.session(), torch.device("cpu"), "node").sum_gradients([used, unused])
+        return [used.grad, unused.grad]
 
     def faults(self) -> dict[str, Any]:
         """Each rank's errors for faults in rows of the last share; then a good Step."""
         case = self.mine(FAULTY)
         kernel, whole = self.open(case), case.assignment(1)
         row = 9 if self.world.shares > 1 else 0
-        mine = part(whole, case, self.share)
-        lonely = (*case.owners[:5], 9)
-        uneven = lonely if self.rank == self.world.size - 1 else case.owners
+        without_last = replace(case, owners=(*case.owners[:5], 9))
+        uneven = without_last if self.rank == self.world.size - 1 else case
         errors = {
             name: error_of(kernel, part(changed(whole, row, value), case, self.share))
             for name, value in (("loss", np.inf), ("gradient", 5.0), ("raised", 3.0))
         }
-        errors["column"] = error_of(kernel, misplaced(mine, self.rank))
-        errors["lonely"] = error_of(kernel, part(whole, replace(case, owners=lonely), self.share))
-        errors["uneven"] = error_of(kernel, part(whole, replace(case, owners=uneven), self.share))
-        metrics = train(case, kernel, [1], self.share)
+        errors["column"] = error_of(kernel, misplaced(part(whole, case, self.share), self.rank))
+        errors["uneven"] = error_of(kernel, part(whole, uneven, self.share))
+        metrics = train(case, kernel, FIRST, self.share)
         return {"errors": errors, "metrics": metrics, "weights": weights_of(kernel)}
 
 
@@ -367,10 +368,9 @@ def main(number: int, world: World, folder: Path, bases: Mapping[str, str]) -> N
     parallel.BUCKET = 1000
     rank = Rank(rank=number, world=world, folder=folder, bases=bases)
     results: dict[str, Any] = {name: rank.case(CASES[name]) for name in world.cases}
-    for name, case in (("saved", SAVED), ("narrow", NARROW)):
+    for name, case in STATES.items():
         results[name] = rank.state(name, case)
     results["faults"] = rank.faults()
-    results["greatest"] = rank.greatest()
     if world.tensor > 1:
         results["limits"] = rank.limits()
     else:

@@ -12,7 +12,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from dataflow.errors import KernelError
-from operators.kernels.torch import heads
 from operators.kernels.torch.slices import Slices
 from tests.kit import train_ranks as tr
 from tests.kit.architectures import ARCHITECTURES
@@ -21,54 +20,72 @@ from tests.kit.models import save_tiny
 from tests.kit.training import PG, as_ranks, assert_metrics_alike, distance, opened, weights_of
 
 LIMIT = 120.0
-"""Seconds that the ranks may take; about 15 on an idle core."""
+"""Seconds that the ranks may take; about 10 on an idle core."""
 BY_ROWS, BY_MATRICES = ("whole", "split"), ("1 x 2", "2 x 2")
 
 Reports = list[dict[str, Any]]
 """What each rank of a world wrote of everything that it did."""
 
-
-def worlds(*names: str, cases: bool = False) -> pytest.MarkDecorator:
-    """The tests of these worlds, each for all its cases."""
-    if not cases:
-        return pytest.mark.parametrize("world", [tr.WORLDS[name] for name in names], ids=names)
-    chosen = [
-        pytest.param(tr.WORLDS[name], case, id=f"{name}-{case}")
-        for name in names
-        for case in tr.WORLDS[name].cases
-    ]
-    return pytest.mark.parametrize(("world", "name"), chosen)
+in_every_world = pytest.mark.parametrize("world", tr.WORLDS)
+in_every_case = pytest.mark.parametrize(
+    ("world", "name"), [(world, name) for world, of in tr.WORLDS.items() for name in of.cases]
+)
 
 
 @pytest.fixture(scope="module")
 def all_bases(bases: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """With one whose linear layers have biases, and one with norms of queries and keys."""
-    folder = tmp_path_factory.mktemp("more")
-    biased = save_tiny(folder / "biased", "llama", attention_bias=True, mlp_bias=True)
-    return bases | {"biased": biased, "qwen3": save_tiny(folder / "qwen3", "qwen3", head_dim=8)}
+    """With one that has norms of queries and keys."""
+    folder = tmp_path_factory.mktemp("qwen3")
+    return bases | {"qwen3": save_tiny(folder, "qwen3", head_dim=8)}
 
 
 @pytest.fixture(scope="module")
-def trained(
-    tmp_path_factory: pytest.TempPathFactory, all_bases: dict[str, str]
-) -> Callable[[tr.World], Path]:
-    """Trains a world, once; returns what one rank saved, and what all saved and reported."""
+def alone(all_bases: dict[str, str]) -> Callable[[str], dict[str, Any]]:
+    """What one rank comes to in a case, by its name."""
 
     @cache
-    def folder_of(world: tr.World) -> Path:
-        path = tmp_path_factory.mktemp("ranks")
-        for name, case in (("saved", tr.SAVED), ("narrow", tr.NARROW)):
-            kernel = case.open(all_bases)
-            tr.train(case, kernel, tr.STEPS[:2])
-            kernel.save(path / f"{name} of one")
-        as_ranks(world.size, tr.main, world, path, all_bases, limit=LIMIT)
+    def report_of(name: str) -> dict[str, Any]:
+        kernel = tr.CASES[name].open(all_bases)
+        before = weights_of(kernel)
+        report = tr.train_with_a_nap(tr.CASES[name], kernel)
+        assert distance(report["weights"], before) > 1e-4
+        return report
+
+    return report_of
+
+
+@pytest.fixture(scope="module")
+def saved(
+    tmp_path_factory: pytest.TempPathFactory, all_bases: dict[str, str]
+) -> tuple[Path, dict[str, dict[str, torch.Tensor]]]:
+    """A folder with the checkpoints of one rank, and the weights after its next Step."""
+    folder, after = tmp_path_factory.mktemp("ranks"), {}
+    for name, case in tr.STATES.items():
+        kernel = case.open(all_bases)
+        tr.train(case, kernel, tr.FIRST)
+        kernel.save(folder / f"{name} of one")
+        tr.train(case, kernel, tr.SECOND)
+        after[name] = weights_of(kernel)
+    return folder, after
+
+
+@pytest.fixture(scope="module")
+def trained(saved: tuple[Path, Any], all_bases: dict[str, str]) -> Callable[[str], Path]:
+    """Trains a world; returns the folder of what one rank saved, and what all reported."""
+
+    @cache
+    def folder_of(world: str) -> Path:
+        path = saved[0] / world
+        path.mkdir()
+        ranks = tr.WORLDS[world]
+        as_ranks(ranks.size, tr.main, ranks, path, all_bases, limit=LIMIT)
         return path
 
     return folder_of
 
 
 @pytest.fixture
-def folder(world: tr.World, trained: Callable[[tr.World], Path]) -> Path:
+def folder(world: str, trained: Callable[[str], Path]) -> Path:
     return trained(world)
 
 
@@ -78,44 +95,35 @@ def ranks(folder: Path) -> Reports:
 
 
 @pytest.fixture
-def rel(world: tr.World) -> float:
+def rel(world: str) -> float:
     """How near metrics are to those of one rank."""
-    return 1e-5 if world.tensor > 1 else 1e-4
+    return 1e-5 if world in BY_MATRICES else 1e-4
 
 
 @pytest.mark.long
-@worlds(*BY_ROWS, *BY_MATRICES, cases=True)
+@in_every_case
 def test_the_ranks_give_the_weights_and_metrics_of_one(
-    all_bases: dict[str, str],
-    world: tr.World,
-    ranks: Reports,
-    name: str,
-    rel: float,
-    monkeypatch: pytest.MonkeyPatch,
+    alone: Callable[[str], dict[str, Any]], world: str, ranks: Reports, name: str, rel: float
 ) -> None:
-    case = tr.CASES[name]
-    monkeypatch.setattr(heads, "CHUNK", case.chunk or heads.CHUNK)
-    alone = case.open(all_bases)
-    before, wanted = weights_of(alone), tr.train(case, alone, tr.STEPS[:1])
-    looked = tr.look(alone)
-    wanted += tr.train(case, alone, tr.STEPS[1:])
+    wanted = alone(name)
     first, *others = (rank[name] for rank in ranks)
-    assert float((first["looked"] - looked).abs().max()) < 1e-5
-    assert distance(first["weights"], weights_of(alone)) < 1e-6
-    assert distance(first["weights"], before) > 1e-4
-    for step, metrics in enumerate(first["metrics"]):
-        assert_metrics_alike(metrics, wanted[step], rel)
+    assert float((first["looked"] - wanted["looked"]).abs().max()) < 1e-5
+    assert distance(first["weights"], wanted["weights"]) < 1e-6
+    for found, metrics in zip(first["metrics"], wanted["metrics"], strict=True):
+        assert_metrics_alike(found, metrics, rel)
     for other in others:
         assert other["metrics"] == first["metrics"]
         assert torch.equal(other["looked"], first["looked"])
-        if world.shard or world.tensor > 1:
-            assert not other["weights"], "the first rank alone is given whole weights"
-        else:
+        if world == "whole":
             assert distance(first["weights"], other["weights"]) == 0.0
+        else:
+            assert not other["weights"], "the first rank alone is given whole weights"
 
 
 @pytest.mark.long
-@worlds(*BY_MATRICES, cases=True)
+@pytest.mark.parametrize(
+    ("world", "name"), [(world, name) for world in BY_MATRICES for name in tr.WORLDS[world].cases]
+)
 def test_what_every_rank_has_stays_the_same_to_the_bit(ranks: Reports, name: str) -> None:
     first = ranks[0][name]
     split = {n for n, data in first["held"].items() if data.shape != first["weights"][n].shape}
@@ -132,121 +140,101 @@ def test_what_every_rank_has_stays_the_same_to_the_bit(ranks: Reports, name: str
 
 
 @pytest.mark.long
-@worlds(*BY_ROWS)
-def test_gradients_are_summed_and_what_nobody_has_stays_none(ranks: Reports) -> None:
+@pytest.mark.parametrize("world", BY_ROWS)
+def test_a_weight_that_one_rank_used_has_a_gradient_on_all_and_others_none(
+    ranks: Reports,
+) -> None:
     for rank in ranks:
-        *sums, none = rank["gradients"]
-        assert [(float(g.min()), float(g.max()), tuple(g.shape)) for g in sums] == [
-            (value, value, (20, 30)) for value in (0.0, 21.0, 21.0)
-        ]
-        assert none is None
+        used, unused = rank["gradients"]
+        assert torch.equal(used, torch.full((20, 30), 21.0))
+        assert unused is None
 
 
 @pytest.mark.long
-@worlds(*BY_ROWS, *BY_MATRICES)
-def test_the_greatest_of_a_metric_is_that_of_all_ranks(world: tr.World, ranks: Reports) -> None:
-    only = {f"only{share}/max": -1.0 - share for share in range(world.shares)}
-    for rank in ranks:
-        assert rank["greatest"] == {"every/max": world.shares - 1.0} | only
-        if "grpo" in rank:
-            first = rank["grpo"]["metrics"][0]
-            assert first["policy/mismatch/max"] > first["policy/mismatch/mean"] > 0.0
-
-
-@pytest.mark.long
-@worlds(*BY_ROWS, *BY_MATRICES)
+@in_every_world
 def test_a_checkpoint_of_many_ranks_goes_on_with_one(
     all_bases: dict[str, str], folder: Path, ranks: Reports, rel: float
 ) -> None:
-    alone = tr.SAVED.open(all_bases)
-    alone.restore(folder / "saved of many")
-    metrics = tr.train(tr.SAVED, alone, tr.STEPS[2:])
-    first = ranks[0]["saved"]
-    assert distance(first["weights"], weights_of(alone)) < 1e-6
-    assert_metrics_alike(first["metrics"][0], metrics[0], rel)
-    for saved in ("saved of many", "saved of many, weights"):
-        module = AutoModelForCausalLM.from_pretrained(folder / saved)
-        assert module.num_parameters() == sum(p.numel() for p in weights_of(alone).values())
+    kernel = tr.SAVED.open(all_bases)
+    kernel.restore(folder / "saved of many")
+    [metrics] = tr.train(tr.SAVED, kernel, tr.SECOND)
+    first, weights = ranks[0]["saved"], weights_of(kernel)
+    assert distance(first["weights"], weights) < 1e-6
+    assert_metrics_alike(first["metrics"][0], metrics, rel)
+    module = AutoModelForCausalLM.from_pretrained(folder / "saved of many, weights")
+    assert module.num_parameters() == sum(p.numel() for p in weights.values())
 
 
 @pytest.mark.long
-@worlds(*BY_ROWS, *BY_MATRICES)
+@in_every_world
 def test_a_checkpoint_of_one_rank_goes_on_with_many(
-    all_bases: dict[str, str], folder: Path, ranks: Reports
+    saved: tuple[Path, dict[str, Any]], ranks: Reports
 ) -> None:
-    alone = tr.SAVED.open(all_bases)
-    alone.restore(folder / "saved of one")
-    tr.train(tr.SAVED, alone, tr.STEPS[2:])
-    assert distance(ranks[0]["saved"]["restored"], weights_of(alone)) < 1e-6
+    _, after = saved
+    assert distance(ranks[0]["saved"]["restored"], after["saved"]) < 1e-6
 
 
 @pytest.mark.long
-@worlds(*BY_ROWS, *BY_MATRICES)
+@in_every_world
 def test_narrow_weights_keep_their_wide_copies(
-    all_bases: dict[str, str], world: tr.World, folder: Path, ranks: Reports
+    all_bases: dict[str, str], world: str, folder: Path, ranks: Reports
 ) -> None:
     one, many = (
-        torch.load(folder / f"narrow of {which}" / "optimizer.pt", weights_only=True)
-        for which in ("one", "many")
+        torch.load(path / "optimizer.pt", weights_only=True)
+        for path in (folder.parent / "narrow of one", folder / "narrow of many")
     )
-    assert one["names"] == many["names"]
-    assert [copy.shape for copy in one["copies"]] == [copy.shape for copy in many["copies"]]
     assert {copy.dtype for copy in many["copies"]} == {torch.float32}
-    if world.tensor == 1:
+    if world in BY_ROWS:
         # A product in bfloat16 has 8 bits, and other rows in it are another product.
         for number, of in one["adam"]["state"].items():
             mean, other = of["exp_avg"], many["adam"]["state"][number]["exp_avg"]
             assert 0.0 < float((mean - other).abs().max()) < 0.02 * float(mean.abs().max())
-    alone = tr.NARROW.open(all_bases)
-    alone.restore(folder / "narrow of many")
-    tr.train(tr.NARROW, alone, tr.STEPS[2:])
-    assert distance(ranks[0]["narrow"]["weights"], weights_of(alone)) < 1e-3
+    kernel = tr.NARROW.open(all_bases)
+    kernel.restore(folder / "narrow of many")
+    tr.train(tr.NARROW, kernel, tr.SECOND)
+    assert distance(ranks[0]["narrow"]["weights"], weights_of(kernel)) < 1e-3
     assert next(iter(ranks[0]["narrow"]["restored"].values())).dtype == torch.bfloat16
 
 
 @pytest.mark.long
-@worlds(*BY_ROWS, *BY_MATRICES)
-def test_what_fails_on_one_share_fails_on_all_by_name(world: tr.World, ranks: Reports) -> None:
+@in_every_world
+def test_what_fails_on_one_share_fails_on_all_by_name(world: str, ranks: Reports) -> None:
     errors = [rank["faults"]["errors"] for rank in ranks]
     first, *others = errors
     step = "KernelError: train_policy: step 1: "
     assert first["loss"].startswith(step + "expected a loss that is finite, found ")
     assert "expected a gradient norm that is finite" in first["gradient"]
-    assert "found row 15 with 0" in first["lonely"]
-    for other in others:
-        assert [other[n] for n in ("loss", "gradient", "lonely")] == [
-            first[n] for n in ("loss", "gradient", "lonely")
-        ]
+    for name in ("loss", "gradient", "uneven"):
+        assert {other[name] for other in others} == {first[name]}
     for error in errors:
         assert error["raised"].endswith("Error: an advantage of 3")
         assert "picky.advantage.advantage: row " in error["column"], "it failed on others"
-    if world.tensor == 1:
+    if world in BY_ROWS:
         assert "first row (13, 0, 0)" in first["loss"]
-        assert "expected each of 18 rows with exactly one of 2 ranks" in first["lonely"]
-        for error in errors:
-            raised = "loss 'picky' failed: it raised ValueError: an advantage"
-            assert error["raised"].startswith(step + raised)
+        assert "expected each of 18 rows with exactly one of 2 ranks" in first["uneven"]
+        assert "found row 15 with 0" in first["uneven"]
+        raised = "loss 'picky' failed: it raised ValueError: an advantage"
+        assert all(error["raised"].startswith(step + raised) for error in errors)
         assert others[0]["column"].startswith("DataError: picky.advantage.advantage: row ")
         assert first["column"] == others[0]["column"].replace("DataError", "KernelError")
     else:
-        assert "expected each of 18 rows with exactly 2 of" in first["lonely"]
+        assert "expected each of 18 rows with exactly 2 of" in first["uneven"]
         assert "found row 15 with 1" in first["uneven"]
-        assert all(other["uneven"] == first["uneven"] for other in others)
 
 
 @pytest.mark.long
-@worlds(*BY_ROWS, *BY_MATRICES)
+@in_every_world
 def test_a_step_after_faults_is_as_if_they_had_not_been(
     all_bases: dict[str, str], ranks: Reports, rel: float
 ) -> None:
-    alone = tr.FAULTY.open(all_bases)
-    (metrics,) = tr.train(tr.FAULTY, alone, [1])
-    assert distance(ranks[0]["faults"]["weights"], weights_of(alone)) < 1e-6
+    kernel = tr.FAULTY.open(all_bases)
+    [metrics] = tr.train(tr.FAULTY, kernel, tr.FIRST)
+    assert distance(ranks[0]["faults"]["weights"], weights_of(kernel)) < 1e-6
     assert_metrics_alike(ranks[0]["faults"]["metrics"][0], metrics, rel)
 
 
 @pytest.mark.long
-@worlds(*BY_MATRICES)
+@pytest.mark.parametrize("world", BY_MATRICES)
 def test_every_group_is_bounded_in_time_as_the_whole_one(ranks: Reports) -> None:
     assert {limit for rank in ranks for limit in rank["limits"]} == {20.0}
 
