@@ -49,22 +49,17 @@ def mean_over(
     return batch, session
 
 
-def means_of(rows: Rows) -> tuple[dict[tuple[int, int, int], float], list[tuple[int, int, int]]]:
-    """Means by key, and the keys of tombstones."""
-    keys = [key for key in sorted(rows) for _ in rows[key]]
-    score = keys_of(sorted(rows))
-    batch, session = mean_over(score, keys, [v for k in sorted(rows) for v in rows[k]])
-    means = dict(zip(batch.keys.rows(), batch.flat("reward").tolist(), strict=True))
-    return means, [key for key, _, _ in session.tombstones()]
-
-
 KEYS = st.tuples(st.integers(0, 2**40), st.integers(0, 40), st.just(0))
 
 
 @given(st.dictionaries(KEYS, st.lists(st.none() | FLOATS, max_size=5), max_size=6))
 @settings(max_examples=60, deadline=None)
 def test_means_are_those_of_a_plain_loop(rows: Rows) -> None:
-    means, tombstones = means_of(rows)
+    keys = sorted(rows)
+    below = [key for key in keys for _ in rows[key]]
+    batch, session = mean_over(keys_of(keys), below, [v for key in keys for v in rows[key]])
+    means = dict(zip(batch.keys.rows(), batch.flat("reward").tolist(), strict=True))
+    tombstones = [key for key, _, _ in session.tombstones()]
     left = {key: [v for v in values if v is not None] for key, values in rows.items()}
     assert tombstones == sorted(key for key, values in left.items() if not values)
     assert means.keys() == {key for key, values in left.items() if values}

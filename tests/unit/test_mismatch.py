@@ -52,6 +52,9 @@ def test_small_terms_beside_a_large_one_are_all_in_the_sum() -> None:
     """A float32 sum of 1 and of a thousand times 1e-8 is 1."""
     batches = [[1.0], *[[1e-8]] * 1000]
     assert added(*batches).means()[MEAN] * 1001 == pytest.approx(1.00001, rel=1e-12)
+
+
+def test_tokens_are_counted_to_the_last_one() -> None:
     sums = MetricSums()
     for number in (2.0**24, 1.0, 1.0):
         sums.count("train/tokens", number)
@@ -65,25 +68,21 @@ def test_the_greatest_of_two_micro_batches_is_neither_their_sum_nor_their_mean()
     assert metrics[KL] == pytest.approx(sum(math.expm1(d) - d for d in (0.25, -3, 0.5, 1)) / 4)
 
 
-def test_tokens_that_do_not_count_have_no_mismatch() -> None:
-    assert added([1.0], masked=True).means() == {}
-    assert added([]).means() == {}
-    sums = MetricSums()
-    add_differences(torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.bool), sums)
-    assert sums.means() == {}
+@pytest.mark.parametrize("differences", [[1.0], []])
+def test_tokens_that_do_not_count_have_no_mismatch(differences: list[float]) -> None:
+    assert added(differences, masked=True).means() == {}
 
 
-def test_the_greatest_is_that_of_all_ranks_and_of_all_workers() -> None:
-    """The ranks of one train node by MetricSums, reports of several Workers by StepMetrics."""
-    here, there = added([0.5, 0.25]), {MOST: 2.0}
-    metrics = here.means(dict, lambda mine: {n: max(x, there[n]) for n, x in mine.items()})
+def test_the_greatest_is_that_of_all_ranks() -> None:
+    metrics = added([0.5, 0.25]).means(dict, lambda mine: {n: max(x, 2.0) for n, x in mine.items()})
     assert metrics[MOST] == 2.0
-    name = Label(model="second", every=True).on(MOST)
+
+
+def test_the_greatest_of_a_second_policy_is_that_of_all_workers() -> None:
     step = StepMetrics()
     for value in (0.5, 2.0, 1.0):
-        step.add(MOST, value)
-        step.add(name, value)
-    assert step.row(1) == {"step": 1, MOST: 2.0, "policy/second/mismatch/max": 2.0}
+        step.add(Label(model="second", every=True).on(MOST), value)
+    assert step.row(1) == {"step": 1, "policy/second/mismatch/max": 2.0}
 
 
 def test_the_kernel_reports_it_whatever_the_micro_batches(base: str) -> None:

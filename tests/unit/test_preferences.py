@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,8 +36,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def made(base: str, data: str, **params: Any) -> tuple[Batch | None, FakeSession, Any]:
-    """All rows of a file in its order."""
+def opened(base: str, data: str, **params: Any) -> tuple[Preferences, FakeSession]:
     kernel, session = Preferences(), FakeSession(seed=7)
     node = KernelNode(
         name="pairs",
@@ -48,19 +44,26 @@ def made(base: str, data: str, **params: Any) -> tuple[Batch | None, FakeSession
         params={"data": data, "shuffle": False, **params},
         models={"tokenizer": Model("policy", base)},
     )
-    kernel.open(node, Layout(), session)
+    kernel.open(node, Layout(), cast(Any, session))
+    return kernel, session
+
+
+def batches(kernel: Preferences) -> list[Batch]:
     keys = Keys.of(range(kernel.rows))
-    found = list(kernel.run(Chunk(id=0, step=1, keys=keys, inputs={})))
-    return (found[0] if found else None), session, kernel
+    return list(kernel.run(Chunk(id=0, step=1, keys=keys, inputs={})))
 
 
-def texts(batch: Batch | None) -> list[str]:
-    assert batch is not None
+def made(base: str, data: str, **params: Any) -> Batch:
+    """All rows of a file in its order."""
+    (batch,) = batches(opened(base, data, **params)[0])
+    return batch
+
+
+def texts(batch: Batch) -> list[str]:
     return batch.array("completion").to_pylist()
 
 
-def prompts_in(batch: Batch | None) -> list[list[int]]:
-    assert batch is not None
+def prompts_in(batch: Batch) -> list[list[int]]:
     ids = batch.ragged("prompt_ids")
     return [ids[row].tolist() for row in range(len(ids))]
 
@@ -70,11 +73,8 @@ def test_each_row_of_the_data_is_a_group_of_the_chosen_and_the_rejected_answer(
 ) -> None:
     other = {"prompt": "x", "chosen": "yes", "rejected": ""}
     data = save_jsonl(tmp_path / "p.jsonl", PAIR_OF_TEXTS, other)
-    batch, _, kernel = made(base, data)
-    assert batch is not None
-    assert kernel.rows == 2
-    assert batch.keys.position.tolist() == [0, 0, 1, 1]
-    assert batch.keys.sample.tolist() == [0, 1, 0, 1]
+    batch = made(base, data)
+    assert batch.keys.rows() == [(0, 0, 0), (0, 1, 0), (1, 0, 0), (1, 1, 0)]
     assert batch.flat("sign").tolist() == [1, -1, 1, -1]
     assert batch.flat("keep").tolist() == [1, 1, 1, 1]
     assert texts(batch) == ["c", "dd", "yes", ""]
@@ -91,15 +91,12 @@ def test_texts_and_messages_with_and_without_their_prompt_make_the_same_rows(
 ) -> None:
     explicit = {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]}
     whole = {"chosen": [USER, GOOD], "rejected": [USER, BAD]}
-    a, _, _ = made(base, save_jsonl(tmp_path / "a.jsonl", explicit))
-    b, _, _ = made(base, save_jsonl(tmp_path / "b.jsonl", whole))
-    assert a is not None
-    assert b is not None
-    assert a.records.equals(b.records)
-    assert texts(a)[0].startswith("aa")
-    text, _, _ = made(base, save_jsonl(tmp_path / "c.jsonl", PAIR_OF_TEXTS))
+    first = made(base, save_jsonl(tmp_path / "a.jsonl", explicit))
+    assert first.records.equals(made(base, save_jsonl(tmp_path / "b.jsonl", whole)).records)
+    assert texts(first)[0].startswith("aa")
+    text = made(base, save_jsonl(tmp_path / "c.jsonl", PAIR_OF_TEXTS))
     joined = {"chosen": "ab c", "rejected": "ab dd"}
-    implied, _, _ = made(base, save_jsonl(tmp_path / "d.jsonl", joined))
+    implied = made(base, save_jsonl(tmp_path / "d.jsonl", joined))
     assert texts(implied) == [" c", " dd"]
     assert prompts_in(implied) == prompts_in(text)
 
@@ -134,22 +131,28 @@ def test_the_check_refuses_other_columns(tmp_path: Path, row: Any, told: str) ->
         open_preferences(data)
 
 
-@pytest.mark.parametrize("row, told", [
-    ({"prompt": "a", "chosen": "b", "rejected": None}, r"p\.jsonl:2: expected a rejected, found n"),
-    ({"prompt": "a", "chosen": None, "rejected": "b"}, r"p\.jsonl:2: expected a chosen, found nul"),
-])  # fmt: skip
-def test_nulls_are_named_with_their_line(tmp_path: Path, row: Any, told: str) -> None:
-    with pytest.raises(DataError, match=told):
-        open_preferences(save_jsonl(tmp_path / "p.jsonl", PAIR_OF_TEXTS, row))
-
-
-def test_conversations_without_a_common_beginning_are_refused_with_their_line(
-    tmp_path: Path,
+@pytest.mark.parametrize("first, row, told", [
+    (
+        PAIR_OF_TEXTS,
+        {"prompt": "a", "chosen": "b", "rejected": None},
+        "expected a rejected, found null",
+    ),
+    (
+        PAIR_OF_TEXTS,
+        {"prompt": "a", "chosen": None, "rejected": "b"},
+        "expected a chosen, found null",
+    ),
+    (
+        {"chosen": "xa", "rejected": "xb"},
+        {"chosen": "a", "rejected": "b"},
+        "expected chosen and rejected to begin with one prompt, found 'a' and 'b'",
+    ),
+], ids=["no rejected", "no chosen", "no common beginning"])  # fmt: skip
+def test_rows_that_are_no_pairs_are_refused_with_their_line(
+    tmp_path: Path, first: dict[str, str], row: dict[str, Any], told: str
 ) -> None:
-    good, bad = {"chosen": "xa", "rejected": "xb"}, {"chosen": "a", "rejected": "b"}
-    told = r"p\.jsonl:2: expected chosen and rejected to begin with one prompt, found 'a' and 'b'"
-    with pytest.raises(DataError, match=told):
-        open_preferences(save_jsonl(tmp_path / "p.jsonl", good, bad))
+    with pytest.raises(DataError, match=rf"p\.jsonl:2: {told}"):
+        open_preferences(save_jsonl(tmp_path / "p.jsonl", first, row))
 
 
 def test_a_pair_goes_as_a_whole_if_one_of_its_rows_is_too_long(base: str, tmp_path: Path) -> None:
@@ -158,71 +161,53 @@ def test_a_pair_goes_as_a_whole_if_one_of_its_rows_is_too_long(base: str, tmp_pa
     limit: dict[str, Any] = {"positions": 16, "positions_of": "policy"}
     with pytest.raises(DataError, match="expected at most 16 tokens"):
         made(base, data, **limit)
-    batch, session, _ = made(base, data, overlong="drop", **limit)
-    assert batch is not None
+    kernel, session = opened(base, data, overlong="drop", **limit)
+    (batch,) = batches(kernel)
     assert batch.keys.rows() == [(1, 0, 0), (1, 1, 0)]
     assert batch.flat("sign").tolist() == [1, -1]
     assert texts(batch) == ["c", "dd"]
     assert [stone[0] for stone in session.tombstones] == [(0, 1, 0)]
-    cut, _, _ = made(base, data, overlong="truncate", **limit)
-    assert cut is not None
+    cut = made(base, data, overlong="truncate", **limit)
     assert cut.keys.position.tolist() == [0, 0, 1, 1]
     assert (cut.lengths("prompt_ids") + cut.lengths("completion_ids")).tolist()[1] == 16
-    alone = save_jsonl(tmp_path / "q.jsonl", long)
-    assert made(base, alone, overlong="drop", **limit)[0] is None
+    alone, _ = opened(base, save_jsonl(tmp_path / "q.jsonl", long), overlong="drop", **limit)
+    assert batches(alone) == []
 
 
 # pair
 
 
-def paired(rewards: Sequence[Sequence[float]], margin: float) -> list[list[int]]:
-    """The signs by group."""
-    keys = Keys.of(
-        [g for g, group in enumerate(rewards) for _ in group],
-        [s for group in rewards for s in range(len(group))],
-    )
-    numbers = np.array([x for group in rewards for x in group], dtype=np.float32)
-    score = Columns(Batch.make(keys, {"reward": numbers}, Reward), Reward)
+def signs_of(score: Batch, margin: float) -> list[int]:
     assert PAIR.function is not None
-    found = PAIR.function(score, margin=margin)
+    found = PAIR.function(Columns(score, Reward), margin=margin)
     refuse_broken_promise(found.batch, PAIR.keeps)
     assert (found["keep"] == np.abs(found["sign"])).all()
-    by_group = groupby(
-        zip(keys.position.tolist(), found["sign"].tolist(), strict=True), lambda p: p[0]
-    )
-    return [[sign for _, sign in rows] for _, rows in by_group]
-
-
-@pytest.mark.parametrize("margin, expected", [
-    (0.0, [[0, 1, -1, 0], [0, 0, 0, 0], [1, -1, 0, 0]]),
-    (1.0, [[0, 1, -1, 0], [0, 0, 0, 0], [0, 0, 0, 0]]),
-    (2.0, [[0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]),
-])  # fmt: skip
-def test_a_pair_by_hand(margin: float, expected: list[list[int]]) -> None:
-    rewards = [[1.0, 2.0, 0.0, 1.0], [1.0, 1.0, 1.0, 1.0], [1.0, 0.0, 0.0, 1.0]]
-    assert paired(rewards, margin) == expected
+    return found["sign"].tolist()
 
 
 groups = st.lists(st.sampled_from([-1.0, 0.0, 0.5, 1.0, 3.0]), min_size=1, max_size=6)
 
 
 @given(rewards=st.lists(groups, min_size=1, max_size=5), margin=st.sampled_from([0.0, 0.5, 2.0]))
-def test_pairs_of_any_groups(rewards: list[list[float]], margin: float) -> None:
-    for group, signs in zip(rewards, paired(rewards, margin), strict=True):
-        wanted = [0] * len(group)
+def test_the_first_best_and_the_first_worst_of_a_group_are_a_pair(
+    rewards: list[list[float]], margin: float
+) -> None:
+    position, numbers, wanted = list[int](), list[float](), list[int]()
+    for number, group in enumerate(rewards):
+        signs = [0] * len(group)
         if max(group) - min(group) > margin:
-            wanted[group.index(max(group))], wanted[group.index(min(group))] = 1, -1
-        assert signs == wanted
+            signs[group.index(max(group))], signs[group.index(min(group))] = 1, -1
+        position += [number] * len(group)
+        numbers += group
+        wanted += signs
+    keys = Keys.of(position, [position[:row].count(of) for row, of in enumerate(position)])
+    score = Batch.make(keys, {"reward": np.array(numbers, np.float32)}, Reward)
+    assert signs_of(score, margin) == wanted
 
 
 def test_rows_in_another_order_give_the_same_pairs() -> None:
     keys = Keys.of([0, 0, 0, 1, 1], [0, 1, 2, 0, 1])
     numbers = np.array([0.0, 1.0, 1.0, 2.0, 1.0], dtype=np.float32)
-    order = np.array([4, 1, 3, 0, 2])
-    assert PAIR.function is not None
-    batch = Batch.make(keys, {"reward": pa.array(numbers)}, Reward)
-    whole, mixed = (
-        PAIR.function(Columns(b, Reward), margin=0.0)["sign"] for b in (batch, batch.take(order))
-    )
-    assert whole.tolist() == [-1, 1, 0, 1, -1]
-    assert mixed.tolist() == whole[order].tolist()
+    batch = Batch.make(keys, {"reward": numbers}, Reward)
+    assert signs_of(batch, 0.0) == [-1, 1, 0, 1, -1]
+    assert signs_of(batch.take(np.array([4, 1, 3, 0, 2])), 0.0) == [-1, 1, 1, -1, 0]
