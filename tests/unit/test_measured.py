@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from engine.observe.flow.records import EdgeFlow, Flow, ReplicaFlow, WeightFlow, WorkerFlow
-from engine.observe.flow.segments import StepSegments
 from engine.observe.measured import read_measured
 from engine.plan.explain import explain
 from engine.plan.explain.measured import MeasuredRun, error
@@ -19,6 +18,7 @@ from engine.plan.plan import Plan
 from tests.kit.comparison import require_golden
 from tests.kit.graphs import grpo_graph
 from tests.kit.plans import grpo_plan, placed
+from tests.kit.watched import write_flows
 
 pytestmark = pytest.mark.usefixtures("tiny")
 MIB = 1 << 20
@@ -41,10 +41,7 @@ def a_run_of_grpo_lag(folder: Path, *, events: bool = True) -> Path:
             times = {f"time/{name}": seconds * step / 1.5 for name, seconds in MEASURED.items()}
             file.write(json.dumps({"step": step, **times, "time/step": 30.0}) + "\n")
     if events:
-        segments = StepSegments(folder / "events")
-        for step in (1, 2):
-            segments.write(_flow(step))
-        segments.close()
+        write_flows(folder / "events", (_flow(step) for step in (1, 2)))
     return folder
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from benchmarks import overlap
 from engine.observe.trace import Trace, read_trace
-from engine.plan.plan import ModelUse, Plan, PlannedModel, PlannedSource, with_lags
 from engine.simulate.behaviour import Durations
-from tests.kit.plans import plan_of, planned_node
+from tests.kit.graphs import grpo_graph
+from tests.kit.plans import placed
 
 INTERVALS = st.lists(
     st.tuples(st.integers(0, 30), st.integers(0, 8)).map(lambda t: (float(t[0]), float(sum(t))))
@@ -64,37 +64,13 @@ def test_results_are_ratios_of_pairs() -> None:
     assert ratios[f"time/{overlap.TRAIN}, side by side / alone"].value == pytest.approx(1.2)
 
 
-def lagging_plan(max_lag: int, *workers: str) -> Plan:
-    """prompts -> rollout -> train_policy, on these workers."""
-    read, write = (
-        ModelUse(param="model", model="policy", access=a, trained=True) for a in ("read", "write")
-    )
-    at = [(worker,) for worker in workers]
-    nodes = (
-        planned_node("prompts", work="source", relation="source", workers=at[0]),
-        planned_node("rollout", "prompts", work="decode", models=(read,), workers=at[1]),
-        planned_node(
-            "train_policy",
-            "rollout",
-            work="train",
-            region="step",
-            relation="sink",
-            models=(write,),
-            workers=at[2],
-        ),
-    )
-    aliases = ("rollout",) if len(set(workers)) == 1 and not max_lag else ()
-    writer, readers = "train_policy", ("rollout",)
-    model = PlannedModel(name="policy", base="b", writer=writer, readers=readers, aliases=aliases)
-    source = PlannedSource(name="prompts", batch=4, max_lag=max_lag, cohort=4)
-    nodes = with_lags(nodes, (source,))
-    return plan_of(*nodes, sources=(source,), models=(model,), recorder=workers[0])
-
-
+@pytest.mark.usefixtures("tiny")
 def test_the_simulator_foresees_twice_the_speed_where_both_take_as_long() -> None:
-    rows = {"prompts": 0.0, "rollout": 1.0}
+    rows = {"prompts": 0.0, "rollout": 1.0, "score": 0.0, "advantage": 0.0}
     durations = Durations(row=rows, tail=0.0, train=1.0, load=0.0, store=0.0, slots=4)
-    alone = overlap.predicted(lagging_plan(0, "main", "main", "main"), durations, steps=10)
-    apart = overlap.predicted(lagging_plan(1, "gen", "gen", "train"), durations, steps=10)
+    alone, apart = (
+        overlap.predicted(placed(grpo_graph(batch=2, n=2, max_lag=lag)), durations, steps=10)
+        for lag in (0, 1)
+    )
     assert alone == pytest.approx(2.0)
     assert apart == pytest.approx(1.0)
