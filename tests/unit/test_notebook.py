@@ -43,8 +43,7 @@ def test_a_graph_shows_its_drawing() -> None:
 
 
 def test_a_wrong_graph_shows_its_drawing_too() -> None:
-    wrong = graph_of(sampled(n=0))
-    assert len(pictures_of(page_of(wrong))) == 1
+    assert len(pictures_of(page_of(graph_of(sampled(n=0))))) == 1
 
 
 def test_a_checked_graph_shows_what_the_check_found() -> None:

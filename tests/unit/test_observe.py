@@ -118,11 +118,6 @@ def steps_of(run_folder: RunFolder) -> list[int]:
     return [row["step"] for row in metrics(run_folder.path)]
 
 
-def test_a_line_is_in_the_file_as_soon_as_it_is_written(run_folder: RunFolder) -> None:
-    with lines(run_folder, 1, 2):
-        assert steps_of(run_folder) == [1, 2]
-
-
 @pytest.mark.parametrize(
     "torn", [b'{"step":3,"rew', b'{"step":3}', b"\0\0\0\0", b"\0\0\0\n", b"\n"]
 )
@@ -144,12 +139,9 @@ def test_a_damaged_line_in_the_middle_is_an_error_not_a_cut(run_folder: RunFolde
 
 def test_truncate_after_drops_the_later_steps(run_folder: RunFolder) -> None:
     with lines(run_folder, *range(1, 6)) as sink:
-        for _ in range(2):
-            sink.truncate_after(3)
-            assert steps_of(run_folder) == [1, 2, 3]
-        sink.write(4, {"reward/mean": 1.0})
-        sink.truncate_after(0)
-        assert steps_of(run_folder) == []
+        for last in (3, 3, 0):
+            sink.truncate_after(last)
+            assert steps_of(run_folder) == [*range(1, last + 1)]
 
 
 def test_a_step_is_written_once(run_folder: RunFolder) -> None:
@@ -180,16 +172,6 @@ _ROW = {
     "time/step": 0.5,
     "throughput/tokens_per_second": 12345.6,
 }
-
-
-def test_without_a_terminal_each_step_is_one_line() -> None:
-    out = io.StringIO()
-    with Progress(200, stream=out, lag=True) as progress:
-        progress.update(_ROW)
-        progress.update({"step": 4, "time/step": 1.5})
-    first = "step 3/200  reward 0.531  length 7.2  lag 2  s/step 0.50  tok/s 12,346"
-    first += "  eval/held_out/mean 0.700  eta 1m38s"
-    assert out.getvalue() == f"{first}\nstep 4/200  s/step 1.50  eta 3m16s\n"
 
 
 def test_time_is_taken_from_the_clock_where_the_row_has_none() -> None:
@@ -272,15 +254,13 @@ def test_a_trace_holds_spans_tracks_and_moments(tmp_path: Path) -> None:
     trace.close()
     events = json.loads((tmp_path / "run.json").read_text())
     assert events == read_trace(tmp_path / "run.json")
-    first, second, third = _by_kind(events, "X")
-    assert (first["ts"], first["dur"], first["args"]) == (1e6, 5e5, {"rows": 64})
-    assert second["dur"] == 0.5
-    assert second["pid"] == third["pid"] != first["pid"]
-    assert len({e["tid"] for e in (first, second, third)}) == 3
-    names = {(e["name"], e["args"]["name"]): (e["pid"], e["tid"]) for e in _by_kind(events, "M")}
-    assert names["thread_name", "decode"] == (second["pid"], second["tid"])
-    assert names["process_name", "worker0"][0] == second["pid"]
-    moment = _by_kind(events, "i")[0]
+    spans = [(e["ts"], e["dur"], e.get("args", {})) for e in _by_kind(events, "X")]
+    assert spans == [(1e6, 5e5, {"rows": 64}), (1.25e6, 0.5, {}), (1.5e6, 5e5, {})]
+    names = {e["args"]["name"]: (e["pid"], e["tid"]) for e in _by_kind(events, "M")}
+    assert names["loop"][0] == names["coordinator"][0] != names["worker0"][0]
+    tracks = [(e["pid"], e["tid"]) for e in _by_kind(events, "X")]
+    assert tracks == [names["loop"], names["decode"], names["forward"]]
+    (moment,) = _by_kind(events, "i")
     assert (moment["ts"], moment["s"], moment["args"]) == (2.5e6, "t", {"version": 1})
 
 

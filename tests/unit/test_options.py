@@ -42,30 +42,24 @@ def test_resume_changes_only_what_is_given() -> None:
 
 
 @pytest.mark.parametrize("flags", [["--seed", "1"], ["--name=x"], ["--runs", "x"], ["--overwrite"]])
-def test_what_a_resume_cannot_have_is_refused_and_not_listed(
-    flags: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_resume_cannot_have_is_refused(flags: list[str]) -> None:
     flag = flags[0].partition("=")[0]
     with pytest.raises(UsageError, match=rf"{flag} does not change in a resume: .* Fix: leave"):
         changed_options(flags)
-    with pytest.raises(SystemExit) as ended:
+
+
+def test_what_a_resume_cannot_have_is_not_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
         changed_options(["--help"])
-    assert ended.value.code == 0
-    listed = capsys.readouterr().out
-    assert "--steps" in listed
-    assert "--set" in listed
-    assert not re.search(rf"{flag}\b", listed)
-
-
-WHERE = "--pin rollout=g0,g1 score=data --replicas rollout=2 --together a,b --turns=g0,train"
-
-
-PLACES = WHERE.split()
+    listed = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+    assert listed >= {"--steps", "--set"}
+    assert not listed & {"--seed", "--name", "--runs", "--overwrite"}
 
 
 def test_tables_and_groups_are_given_as_words_and_may_be_repeated() -> None:
-    more = ["--steps", "4", "--pin=old=main", "--workers", "apart", "--turns", "g1,x"]
-    assert changed_options([*PLACES, *more])[1] == {
+    words = "--pin rollout=g0,g1 score=data --replicas rollout=2 --together a,b --turns=g0,train"
+    more = "--steps 4 --pin=old=main --workers apart --turns g1,x"
+    assert changed_options([*words.split(), *more.split()])[1] == {
         "pin": {"rollout": "g0,g1", "score": "data", "old": "main"},
         "replicas": {"rollout": 2},
         "together": (("a", "b"),),

@@ -66,9 +66,3 @@ def test_every_extra_is_used_by_the_code() -> None:
         for name in needed if extra != "dev" else []:
             module = re.split("[>=<\\[]", name)[0].replace("-", "_")
             assert re.search(rf"(import |from |\"){module}\b", code), f"{extra}: {name}"
-
-
-def test_the_metadata_says_where_the_project_is() -> None:
-    urls = project()["urls"]
-    assert {"Homepage", "Documentation", "Source", "Issues", "Changelog"} <= set(urls)
-    assert all(url.startswith("https://") for url in urls.values())
