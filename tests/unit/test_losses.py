@@ -26,10 +26,10 @@ SAMPLED = torch.tensor([-0.75, -1.0, -1.5, -3.0])
 
 def now(**given: Any) -> Now:
     """Four rows of one token in two groups; the second row is not trained."""
-    place = torch.arange(4)
-    where = {"row": place, "group": place // 2, "row_group": place // 2, "rows": 4, "groups": 2}
-    fields = {"logprobs": LOGPROBS, "sampler_logprobs": SAMPLED} | given
-    return Now(mask=torch.tensor([1.0, 0.0, 1.0, 1.0]), step=1, **where, **fields)
+    row, group = torch.arange(4), torch.tensor([0, 0, 1, 1])
+    mask = torch.tensor([1.0, 0.0, 1.0, 1.0])
+    fields: dict[str, Any] = {"logprobs": LOGPROBS, "sampler_logprobs": SAMPLED} | given
+    return Now(mask=mask, step=1, row=row, group=group, row_group=group, rows=4, groups=2, **fields)
 
 
 def port(**columns: list[float]) -> Tensors[Any]:

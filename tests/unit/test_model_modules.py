@@ -50,7 +50,7 @@ def says(module: nn.Module) -> Tensor:
     return forward(module, IDS, torch.arange(8), OneRow())
 
 
-def reference_logits(directory: object) -> Tensor:
+def reference_logits(directory: Path | str) -> Tensor:
     with torch.no_grad():
         module = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager")
         return module(IDS[None]).logits[0]

@@ -75,7 +75,7 @@ def trained(saved: tuple[Path, Any], all_bases: dict[str, str]) -> Callable[[str
 
     @cache
     def folder_of(world: str) -> Path:
-        path = saved[0] / world
+        path = saved[0] / world.replace(" ", "-")
         path.mkdir()
         ranks = tr.WORLDS[world]
         as_ranks(ranks.size, tr.main, ranks, path, all_bases, limit=LIMIT)

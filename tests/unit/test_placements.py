@@ -116,13 +116,14 @@ def test_replicas_and_ranks_do_a_part_each() -> None:
     )
     assert many.bytes["outbox"] * 4 == one.bytes["outbox"]
     assert one.seconds is not None
+    assert many.seconds is not None
     # Fewer rows at once reach less.
     assert many.seconds == pytest.approx(one.seconds / 4, rel=0.8)
     assert many.seconds < one.seconds
-    two = {"train_policy": 2}
+    two: dict[str, Any] = {"ranks": {"train_policy": 2}}
     whole, *parts = (
         placed(small_grpo(), **asked).node("train_policy").estimate.bytes["optimizer"]
-        for asked in ({}, {"ranks": two}, {"ranks": two, "shard": True})
+        for asked in ({}, two, two | {"shard": True})
     )
     assert parts == [whole, whole / 2]
 

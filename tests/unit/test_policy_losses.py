@@ -308,7 +308,7 @@ def test_calls_that_make_no_sense_say_the_fix(
 
 
 def test_a_correction_needs_rows_with_the_samplers_record() -> None:
-    demos = demonstrations("demos.jsonl", batch=4)
+    demos: Any = demonstrations("demos.jsonl", batch=4)
     score = reward(exact, demos)
     given = group_advantage(demos, score, ragged=True, baseline="none", scale="none")
     old = logprobs(policy, demos, name="old")

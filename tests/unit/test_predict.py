@@ -114,16 +114,16 @@ def test_a_function_shares_a_core_where_others_keep_all_busy() -> None:
     assert took[2] == pytest.approx(2 * took[3])
 
 
-@pytest.mark.parametrize(
-    ("node", "asked", "bounds"),
-    [("rollout", "replicas", (0.4, 0.75)), ("train_policy", "ranks", (0.4, 0.7))],
-)
-def test_two_of_them_divide_a_step(node: str, asked: str, bounds: tuple[float, float]) -> None:
+@pytest.mark.parametrize(("node", "asked", "bounds"), [
+    ("rollout", {"replicas": {"rollout": 2}}, (0.4, 0.75)),
+    ("train_policy", {"ranks": {"train_policy": 2}}, (0.4, 0.7)),
+])  # fmt: skip
+def test_two_of_them_divide_a_step(
+    node: str, asked: dict[str, Any], bounds: tuple[float, float]
+) -> None:
     graph = grpo_graph(batch=64, n=8, max_tokens=32)
-    one, two = (
-        predicted(placed(graph, cores=8, workers="apart", threads=1, **{asked: {node: count}}))
-        for count in (1, 2)
-    )
+    apart: dict[str, Any] = {"cores": 8, "workers": "apart", "threads": 1}
+    one, two = predicted(placed(graph, **apart)), predicted(placed(graph, **apart, **asked))
     alone, divided = (max(s.busy for s in each.spans if s.node == node) for each in (one, two))
     assert bounds[0] < divided / alone < bounds[1]
     assert sum(seconds(two)) < sum(seconds(one))
