@@ -8,15 +8,15 @@ import pytest
 
 from engine.coordinator import messages as m
 from engine.coordinator.core import Coordinator, Settings
-from engine.coordinator.replicas import Replicas
+from engine.coordinator.replicas import Moves, Replicas
 from engine.plan.plan import Plan, PlannedSource
 from tests.kit.plans import plan_of, planned_node, ref
 
 
-def plan(**fields: Any) -> Plan:
+def plan(source: str = "data", **fields: Any) -> Plan:
     """Columns on a, b, c and d, of which a and b are there at the beginning."""
     nodes = (
-        planned_node("prompts", work="source", relation="source", workers=("data",)),
+        planned_node("prompts", work="source", relation="source", workers=(source,)),
         planned_node("score", "prompts", workers=("a", "b", "c", "d")),
     )
     return plan_of(*nodes, **{"spare": ("c", "d"), "recorder": "data"} | fields)
@@ -31,7 +31,7 @@ class ByHand:
         self.busy: set[str] = set()
         self.keeps: set[str] = set()
 
-    def moves(self, *, after: float = 0.0) -> tuple[list[str], list[str]]:
+    def moves(self, *, after: float = 0.0) -> Moves:
         """Who ends and who begins; these open."""
         self.now += after
         self.replicas.passes(self.now)
@@ -39,6 +39,11 @@ class ByHand:
         for worker in begun:
             self.replicas.opened(worker)
         return ended, begun
+
+    def scale(self, count: int, *, after: float = 0.0) -> Moves:
+        """So many are wanted: who ends and who begins."""
+        self.replicas.scale("score", count)
+        return self.moves(after=after)
 
     def leave(self, *workers: str) -> list[str]:
         return self.replicas.leave(workers, self.now)
@@ -48,79 +53,65 @@ class ByHand:
         return self.replicas.step_ended()["replicas/score"]
 
 
-def one_leaves() -> ByHand:
-    """Of three replicas `c` is to end, and has something to do."""
+NOBODY: Moves = ([], [])
+"""Ends, and begins."""
+
+
+def one_leaves(*, busy: str = "", keeps: str = "") -> ByHand:
+    """Of three replicas `c` is to end, and has something to do, or to keep."""
     by_hand = ByHand()
-    by_hand.replicas.scale("score", 3)
-    by_hand.moves()
-    by_hand.busy = {"c"}
-    by_hand.replicas.scale("score", 2)
-    by_hand.moves()
+    by_hand.scale(3)
+    by_hand.busy, by_hand.keeps = set(busy), set(keeps)
+    assert by_hand.scale(2) == NOBODY
     return by_hand
 
 
 def test_as_many_as_are_asked_for_between_the_least_and_the_most() -> None:
     by_hand = ByHand()
-    assert by_hand.moves() == ([], [])
-    by_hand.replicas.scale("score", 9)
-    assert by_hand.moves() == ([], ["c", "d"])
+    assert by_hand.moves() == NOBODY
+    assert by_hand.scale(9) == ([], ["c", "d"])
     assert by_hand.there == 4
-    by_hand.replicas.scale("score", 0)
-    assert by_hand.moves() == ([], [])
+    assert by_hand.scale(0) == NOBODY
     assert by_hand.moves() == (["c", "d"], [])
     assert by_hand.there == 2
     by_hand.replicas.scale("another", 4)
-    assert by_hand.moves() == ([], [])
+    assert by_hand.moves() == NOBODY
 
 
 def test_one_that_leaves_gets_no_chunk_and_stays_until_it_is_not_needed() -> None:
-    by_hand = ByHand()
-    by_hand.replicas.scale("score", 3)
-    by_hand.moves()
-    by_hand.busy, by_hand.keeps = {"c"}, {"c"}
-    by_hand.replicas.scale("score", 2)
-    assert by_hand.moves() == ([], [])
+    by_hand = one_leaves(busy="c", keeps="c")
     assert not by_hand.replicas.takes("c")
     assert by_hand.replicas.moving
-    assert by_hand.moves(after=5.0) == ([], [])
+    assert by_hand.moves(after=5.0) == NOBODY
     by_hand.busy = set()
-    assert by_hand.moves() == ([], [])
+    assert by_hand.moves() == NOBODY
     by_hand.keeps = set()
     assert by_hand.moves() == (["c"], [])
     assert not by_hand.replicas.moving
 
 
 def test_after_its_grace_it_is_ended_and_may_join_again() -> None:
-    by_hand = one_leaves()
-    assert by_hand.moves(after=9.9) == ([], [])
+    by_hand = one_leaves(busy="c")
+    assert by_hand.moves(after=9.9) == NOBODY
     assert by_hand.moves(after=0.1) == (["c"], [])
-    by_hand.replicas.scale("score", 3)
-    assert by_hand.moves() == ([], ["c"])
+    assert by_hand.scale(3) == ([], ["c"])
     assert by_hand.replicas.takes("c")
 
 
 def test_one_that_is_wanted_again_stays() -> None:
-    by_hand = one_leaves()
-    by_hand.replicas.scale("score", 4)
-    assert by_hand.moves(after=20.0) == (["c"], ["c", "d"]), "too late"
-    by_hand.replicas.scale("score", 3)
+    by_hand = one_leaves(busy="c")
+    assert by_hand.scale(4, after=20.0) == (["c"], ["c", "d"]), "too late"
     by_hand.busy = {"d"}
-    by_hand.moves()
-    by_hand.replicas.scale("score", 4)
-    assert by_hand.moves(after=1.0) == ([], [])
+    by_hand.scale(3)
+    assert by_hand.scale(4, after=1.0) == NOBODY
     assert by_hand.replicas.takes("d")
-    assert by_hand.moves(after=20.0) == ([], [])
+    assert by_hand.moves(after=20.0) == NOBODY
 
 
 def test_rows_that_a_step_is_trained_on_outlast_the_grace() -> None:
-    by_hand = ByHand()
-    by_hand.replicas.scale("score", 3)
-    by_hand.moves()
-    by_hand.keeps = {"c"}
-    by_hand.replicas.scale("score", 2)
-    by_hand.moves()
+    by_hand = one_leaves(keeps="c")
     by_hand.replicas.training = True
-    assert by_hand.moves(after=60.0) == ([], [])
+    assert by_hand.moves(after=60.0) == NOBODY
     by_hand.leave("c")
     assert by_hand.moves() == (["c"], []), "its machine does not wait"
 
@@ -133,19 +124,17 @@ def test_where_a_machine_goes_another_place_is_taken_at_once() -> None:
     assert by_hand.there == 2
     by_hand.leave("b", "c")
     assert by_hand.moves() == (["c"], ["c", "d"])
-    by_hand.replicas.scale("score", 4)
-    assert by_hand.moves(after=10.0) == (["a", "b"], ["a", "b"])
+    assert by_hand.scale(4, after=10.0) == (["a", "b"], ["a", "b"])
 
 
 def test_all_machines_go_and_nothing_is_left_but_their_places() -> None:
     by_hand = ByHand(scaling="most")
     by_hand.moves()
-    by_hand.busy, by_hand.keeps = {"a"}, {"a", "b", "c", "d"}
-    by_hand.leave("a", "b", "c", "d")
+    by_hand.busy, by_hand.keeps = {"a"}, set("abcd")
+    by_hand.leave(*"abcd")
     assert by_hand.moves() == (["b"], ["b"])
-    assert by_hand.moves() == ([], [])
-    assert by_hand.replicas.takes("b")
-    assert not by_hand.replicas.takes("a")
+    assert by_hand.moves() == NOBODY
+    assert (by_hand.replicas.takes("a"), by_hand.replicas.takes("b")) == (False, True)
 
 
 def test_a_death_begins_again_unless_it_was_leaving() -> None:
@@ -157,23 +146,15 @@ def test_a_death_begins_again_unless_it_was_leaving() -> None:
     by_hand.leave("b")
     by_hand.moves()
     assert by_hand.replicas.lost("b")
-    assert by_hand.moves() == ([], [])
+    assert by_hand.moves() == NOBODY
     assert by_hand.there == 2
 
 
-def test_a_worker_of_other_nodes_or_of_the_samples_never_leaves() -> None:
-    for fields in ({"recorder": "a"}, {"nodes": plan().nodes[1:]}):
-        by_hand = ByHand(plan_with(**fields))
-        assert by_hand.leave("a") == ["a"]
-        assert by_hand.moves() == ([], [])
-
-
-def plan_with(**fields: Any) -> Plan:
-    """With another recorder; or with a source in Worker a."""
-    if "recorder" in fields:
-        return plan(**fields)
-    source = planned_node("prompts", work="source", relation="source", workers=("a",))
-    return plan_of(source, *fields["nodes"], spare=("c", "d"), recorder="d2")
+@pytest.mark.parametrize("which", ["recorder", "source"])
+def test_a_worker_of_other_nodes_or_of_the_samples_never_leaves(which: str) -> None:
+    by_hand = ByHand(plan(recorder="a") if which == "recorder" else plan(source="a"))
+    assert by_hand.leave("a") == ["a"]
+    assert by_hand.moves() == NOBODY
 
 
 def test_too_many_are_waited_for_before_those_that_are_there_leave() -> None:
@@ -220,8 +201,7 @@ def test_a_chunk_given_up_is_run_by_another_and_its_late_answers_count_for_nothi
     first, second = by_hand.new(m.RunChunk)
     assert {first.worker, second.worker} == {"a"}
     by_hand.hear(m.LeaveRequested(workers=("a",), reason="spot"))
-    (join,) = by_hand.new(m.Respawn)
-    assert join.workers == ("b",)
+    assert by_hand.new(m.Respawn) == [m.Respawn(workers=("b",))]
     by_hand.hear(m.WorkerOpened(worker="b", epoch=0), 1.0)
     assert by_hand.new(m.RunChunk) == []
     assert "worker a: leaves" in "\n".join(by_hand.coordinator.waiting())
@@ -230,15 +210,16 @@ def test_a_chunk_given_up_is_run_by_another_and_its_late_answers_count_for_nothi
     by_hand.hear(m.TimePassed(), 5.0)
     assert by_hand.new(m.Retire) == [m.Retire(workers=("a",))]
     again = by_hand.new(m.RunChunk)
-    assert [c.worker for c in again] == ["b"] * len(again)
-    assert {k for c in again for k in c.keys.rows()} == {
-        k for c in (first, second) for k in c.keys.rows()
-    }
-    late = ref(first.keys, 7, worker="a")
-    said = m.Produced(id=first.id, node="score", ref=late)
-    by_hand.hear(m.From(worker="a", epoch=0, number=0, event=said))
+    assert {chunk.worker for chunk in again} == {"b"}
+    assert rows_of(again) == rows_of([first, second])
+    late = m.Produced(id=first.id, node="score", ref=ref(first.keys, 7, worker="a"))
+    by_hand.hear(m.From(worker="a", epoch=0, number=0, event=late))
     by_hand.hear(m.WorkerLost(worker="a", epoch=0, error="its machine is gone"))
     assert [i for i in by_hand.told if not isinstance(i, m.StepClosed)] == []
+
+
+def rows_of(chunks: list[m.RunChunk]) -> list[tuple[int, int, int]]:
+    return sorted(row for chunk in chunks for row in chunk.keys.rows())
 
 
 def test_wishes_are_carried_out_with_the_next_event_not_within_an_instruction() -> None:
@@ -254,5 +235,5 @@ def test_wishes_are_carried_out_with_the_next_event_not_within_an_instruction() 
 def test_a_plan_without_spare_workers_never_moves(scaling: Any) -> None:
     replicas = Replicas(plan(spare=()), Settings(scaling=scaling))
     replicas.scale("score", 1)
-    assert replicas.moves(lambda _: True, lambda _: False) == ([], [])
+    assert replicas.moves(lambda _: True, lambda _: False) == NOBODY
     assert replicas.step_ended() == {}
