@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,7 @@ from engine.observe.runfolder import RunFolder
 from engine.observe.samples import SampleWriter, read_samples
 from engine.observe.sinks import JsonLines, recorded_row, recorded_rows
 from engine.options import RunOptions
-from engine.phases import place_of
-from engine.plan.program_plan import ProgramPlan
+from engine.phases import Standing, place_of
 from engine.run.early_end import EarlyEnd
 from engine.run.requests import RunRequests
 from engine.run.signals import StopSignals
@@ -76,35 +74,31 @@ def test_best_versions_of_two_phases_are_apart(tmp_path: Path) -> None:
 # what is shown and written
 
 
-def test_metrics_go_on_and_name_the_phase(tmp_path: Path) -> None:
-    with RunFolder.create("run", tmp_path) as run:
-        lines = JsonLines()
-        lines.open(run, {})
-        for step in (1, 2):
-            lines.write(step, {"phase": 1, "loss/x": 1.0})
-        metrics = RunMetrics(["main"], lines, EventStream(), first=2, phase=2)
-        for step in (0, 1, 1, 2):  # the initial evaluation; a Step, and its late evaluation
-            closed = StepClosed(step=step, metrics={"reward/mean": float(step)} if step else {})
-            metrics.take(InstructionTold(at=float(step), instruction=closed))
-        metrics.take(InstructionTold(at=3.0, instruction=Finish(reason="all steps are done")))
-        lines.close()
-        rows = list(recorded_rows(run.metrics))
-        assert [(row["step"], row["phase"]) for row in rows] == [(1, 1), (2, 1), (3, 2), (4, 2)]
-        assert recorded_row(run.metrics, 4)["reward/mean"] == 2.0
-        assert recorded_row(run.metrics, 5) == {}
-    assert list(recorded_rows(tmp_path / "nothing")) == []
+def test_metrics_go_on_and_name_the_phase(run_folder: RunFolder) -> None:
+    lines = JsonLines()
+    lines.open(run_folder, {})
+    for step in (1, 2):
+        lines.write(step, {"phase": 1, "loss/x": 1.0})
+    metrics = RunMetrics(["main"], lines, EventStream(), first=2, phase=2)
+    for step in (0, 1, 1, 2):  # the initial evaluation; a Step, and its late evaluation
+        closed = StepClosed(step=step, metrics={"reward/mean": float(step)} if step else {})
+        metrics.take(InstructionTold(at=float(step), instruction=closed))
+    metrics.take(InstructionTold(at=3.0, instruction=Finish(reason="all steps are done")))
+    lines.close()
+    rows = list(recorded_rows(run_folder.metrics))
+    assert [(row["step"], row["phase"]) for row in rows] == [(1, 1), (2, 1), (3, 2), (4, 2)]
+    assert recorded_row(run_folder.metrics, 4)["reward/mean"] == 2.0
+    assert recorded_row(run_folder.metrics, 5) == {}
+    assert list(recorded_rows(run_folder.path / "nothing")) == []
 
 
 def test_samples_have_the_step_of_the_run_and_the_phase(tmp_path: Path) -> None:
     writer = SampleWriter(tmp_path, every=3, first=10, phase=2)
     assert [step for step in range(1, 7) if writer.due(step)] == [1, 3, 6]
-    path = writer.write(3, table_of(3))
-    assert path is not None
-    assert path.name == "step_000013.parquet"
-    found = read_samples(tmp_path)
-    assert found.column_names[:2] == ["step", "phase"]
-    assert set(found["step"].to_pylist()) == {13}
-    assert set(found["phase"].to_pylist()) == {2}
+    writer.write(3, table_of(3))
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000013.parquet"]
+    (row, *_) = read_samples(tmp_path).select([0, 1]).to_pylist()
+    assert row == {"step": 13, "phase": 2}
     writer.truncate_after(12)
     assert list(tmp_path.iterdir()) == []
 
@@ -118,14 +112,16 @@ def test_the_progress_line_says_the_phase_and_the_steps_up_to_its_end() -> None:
 
 # where a phase ends
 
+AT_TWO = Threshold("x", at_least=2.0)
 
-def ended(early: EarlyEnd, step: int, **metrics: float) -> object:
+
+def ended(early: EarlyEnd, step: int, **metrics: float) -> Any:
     early.take(StepEnded(step=step, metrics=metrics))
     return early()
 
 
 def test_a_threshold_asks_for_the_end_of_its_phase_once() -> None:
-    early = EarlyEnd(StopSignals(), None, Threshold("x", at_least=2.0), requests=RunRequests())
+    early = EarlyEnd(StopSignals(), None, AT_TWO, requests=RunRequests())
     assert ended(early, 1, x=1.0) is None
     asked = ended(early, 2, x=2.0)
     assert asked == StopRequested(reason="reached x >= 2.0", at_once=True)
@@ -133,60 +129,50 @@ def test_a_threshold_asks_for_the_end_of_its_phase_once() -> None:
 
 
 def test_the_end_of_the_run_goes_before_that_of_its_phase() -> None:
-    early = EarlyEnd(
-        StopSignals(),
-        lambda row: row["step"] == 2,
-        Threshold("x", at_least=2.0),
-        requests=RunRequests(),
-    )
-    asked = ended(early, 2, x=2.0)
-    assert isinstance(asked, StopRequested)
-    assert asked.reason == "its condition held after step 2"
+    early = EarlyEnd(StopSignals(), lambda row: row["step"] == 2, AT_TWO, requests=RunRequests())
+    assert ended(early, 2, x=2.0).reason == "its condition held after step 2"
     assert ended(early, 3, x=3.0) is not None
 
 
-def stored(folder: Path, step: int, **meta: Any) -> StoredCheckpoint:
-    return StoredCheckpoint(step=step, path=folder, meta=meta)
+def standing(program: Program, run: RunFolder, step: int, **meta: Any) -> Standing:
+    """Where a checkpoint of this Step says that the run stands."""
+    planned = plan(program, RunOptions(threads=1))
+    return place_of(planned, run, StoredCheckpoint(step=step, path=run.path, meta=meta))
 
 
-def planned(program: Program) -> ProgramPlan:
-    return plan(program, RunOptions(threads=1))
-
-
-@pytest.mark.parametrize("step, meta, wanted", [
-    (2, {"phase": 1, "boundaries": []}, (1, (), 2)),
-    (3, {"phase": 1, "boundaries": []}, (2, (3,), None)),
-    (5, {"phase": 2, "boundaries": [3]}, (2, (3,), 5)),
-    (7, {"phase": 2, "boundaries": [3]}, (2, (3,), 7)),
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("step, phase, boundaries, wanted", [
+    (2, 1, [], (1, (), 2)),
+    (3, 1, [], (2, (3,), None)),
+    (5, 2, [3], (2, (3,), 5)),
+    (7, 2, [3], (2, (3,), 7)),
 ])  # fmt: skip
 def test_a_checkpoint_says_where_its_run_stands(
-    folder: Path, step: int, meta: dict[str, Any], wanted: tuple[Any, ...]
+    run_folder: RunFolder, step: int, phase: int, boundaries: list[int], wanted: tuple[Any, ...]
 ) -> None:
-    with RunFolder.create("run", folder) as run:
-        found = place_of(planned(two()), run, stored(folder, step, **meta))
+    found = standing(two(), run_folder, step, phase=phase, boundaries=boundaries)
     within = found.checkpoint.step if found.checkpoint else None
     assert (found.number, found.boundaries, within) == wanted
 
 
-def test_a_checkpoint_at_a_threshold_is_the_end_of_its_phase(folder: Path) -> None:
-    program = planned(two(30, Threshold("loss/x", at_most=0.5)))
-    with RunFolder.create("run", folder) as run:
-        rows = [{"step": s, "phase": 1, "loss/x": 1.0 - s / 4} for s in (1, 2)]
-        run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        here = [place_of(program, run, stored(folder, s, phase=1, boundaries=[])) for s in (1, 2)]
-    assert [(at.number, at.boundaries) for at in here] == [(1, ()), (2, (2,))]
+@pytest.mark.usefixtures("folder")
+def test_a_checkpoint_at_a_threshold_is_the_end_of_its_phase(run_folder: RunFolder) -> None:
+    program = two(30, Threshold("loss/x", at_most=0.5))
+    rows = [{"step": s, "phase": 1, "loss/x": 1.0 - s / 4} for s in (1, 2)]
+    save_jsonl(run_folder.metrics, *rows)
+    for step, number, ended_at in ((1, 1, ()), (2, 2, (2,))):
+        at = standing(program, run_folder, step, phase=1, boundaries=[])
+        assert (at.number, at.boundaries) == (number, ended_at)
 
 
+@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("meta", [
     {}, {"phase": 3, "boundaries": [1, 2]}, {"phase": 2, "boundaries": []},
     {"phase": 2, "boundaries": ["3"]}, {"phase": "2", "boundaries": [3]}, {"phase": 2},
 ])  # fmt: skip
-def test_a_checkpoint_of_no_phase_is_refused(folder: Path, meta: dict[str, Any]) -> None:
-    with (
-        RunFolder.create("run", folder) as run,
-        pytest.raises(CheckpointError, match="expected a phase of 2, and where the others ended"),
-    ):
-        place_of(planned(two()), run, stored(folder, 3, **meta))
+def test_a_checkpoint_of_no_phase_is_refused(run_folder: RunFolder, meta: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointError, match="expected a phase of 2, and where the others ended"):
+        standing(two(), run_folder, 3, **meta)
 
 
 # what a run is made of
@@ -199,17 +185,15 @@ def test_the_provenance_of_a_program_is_that_of_its_phases(folder: Path) -> None
     assert whole.models["2/policy"] == alone.models["policy"]
     assert whole.trains == ("1/train_policy", "2/train_policy")
     assert whole.sources == alone.sources
-    assert told(whole, provenance(two(4))) == ["phase 1: steps: 3 -> 4"]
     until = two(until=Threshold("x", at_least=1.0))
-    assert told(whole, provenance(until)) == ["phase 1: until: nothing -> x >= 1.0"]
-    assert told(whole, provenance(two(lr=1e-2))) == [
-        "node 1/train_policy: lr: 0.001 -> 0.01", "node 2/train_policy: lr: 0.001 -> 0.01",
-    ]  # fmt: skip
+    lr = "train_policy: lr: 0.001 -> 0.01"
+    assert changed(whole, two(4)) == ["phase 1: steps: 3 -> 4"]
+    assert changed(whole, until) == ["phase 1: until: nothing -> x >= 1.0"]
+    assert changed(whole, two(lr=1e-2)) == [f"node 1/{lr}", f"node 2/{lr}"]
     save_jsonl(folder / "demos.jsonl", *[{"prompt": "2", "completion": "4"}] * 8)
-    assert told(whole, provenance(two())) == [
-        f"node {n}/demonstrations: data (demos.jsonl): its content changed" for n in (1, 2)
-    ]
+    data = "demonstrations: data (demos.jsonl): its content changed"
+    assert changed(whole, two()) == [f"node 1/{data}", f"node 2/{data}"]
 
 
-def told(old: Provenance, new: Provenance) -> list[str]:
-    return [str(each) for each in differences(old, new)]
+def changed(old: Provenance, program: Program) -> list[str]:
+    return [str(each) for each in differences(old, provenance(program))]
