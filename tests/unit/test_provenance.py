@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -19,10 +18,17 @@ from dataflow.graph import Graph
 from dataflow.settings import edited
 from engine.checkpoint.contents import code_digest, model_content
 from engine.checkpoint.cut import Cut
-from engine.checkpoint.provenance import ProvenanceRecord, differences, in_python, provenance
+from engine.checkpoint.provenance import (
+    AcceptedChange,
+    ProvenanceRecord,
+    differences,
+    in_python,
+    provenance,
+)
 from engine.checkpoint.store import CheckpointStore
 from engine.observe.runfolder import RunFolder
 from engine.resuming import Beginning, WantedRun, beginning, keep_changes
+from engine.run_diff import accepted_changes
 from graphs.grpo import grpo
 from tests.kit.files import save_jsonl
 
@@ -59,17 +65,18 @@ def graph(
     return grpo(str(here / model), str(here / data), fn, **given)
 
 
-def changed(here: Path, change: Callable[[], object], **parameters: object) -> list[str]:
+def changed(here: Path, change: Callable[[], object] | None = None, **how: Any) -> list[str]:
+    """What differs after this change, and with other arguments of the graph."""
     before = provenance(graph(here))
-    change()
-    return [str(each) for each in differences(before, provenance(graph(here, **parameters)))]
+    if change is not None:
+        change()
+    return [str(each) for each in differences(before, provenance(graph(here, **how)))]
 
 
 def test_a_parameter_is_named_with_both_values(here: Path) -> None:
     node = "node train_policy"
-    assert changed(here, lambda: None, lr=1e-3) == [f"{node}: lr: 1e-06 -> 0.001"]
-    beta = f"{node}: clipped_policy_loss.beta: 0.04 -> 0.5"
-    assert changed(here, lambda: None, beta=0.5) == [beta]
+    assert changed(here, lr=1e-3) == [f"{node}: lr: 1e-06 -> 0.001"]
+    assert changed(here, beta=0.5) == [f"{node}: clipped_policy_loss.beta: 0.04 -> 0.5"]
 
 
 @pytest.mark.parametrize("value, told", [
@@ -95,9 +102,9 @@ def test_what_is_no_written_value_stays_as_it_is(text: str, told: str) -> None:
 
 
 def test_data_counts_by_its_content(here: Path) -> None:
-    path, row = here / "rows.jsonl", {"prompt": "a", "answer": "c"}
+    path = here / "rows.jsonl"
     told = f"node prompts: data ({path}): its content changed"
-    assert changed(here, lambda: save_jsonl(path, row)) == [told]
+    assert changed(here, lambda: save_jsonl(path, {"prompt": "a", "answer": "c"})) == [told]
 
 
 def test_of_several_files_those_that_differ_are_named(here: Path) -> None:
@@ -111,9 +118,9 @@ def test_of_several_files_those_that_differ_are_named(here: Path) -> None:
 
 
 def test_what_an_import_leaves_out_does_not_count(here: Path) -> None:
-    run, other = 'if __name__ == "__main__":\n    print(same({0}))\n', REWARD + "\n\n"
-    (here / "my_rewards.py").write_text(other + run.format(1))
-    assert changed(here, lambda: (here / "my_rewards.py").write_text(other + run.format(2))) == []
+    reward, run = here / "my_rewards.py", '\n\nif __name__ == "__main__":\n    print(same({}))\n'
+    reward.write_text(REWARD + run.format(1))
+    assert changed(here, lambda: reward.write_text(REWARD + run.format(2))) == []
 
 
 def test_a_model_counts_by_its_files(here: Path) -> None:
@@ -161,16 +168,16 @@ def digest_of(model: Path) -> str:
 
 
 def test_a_large_file_is_read_in_pieces_and_at_both_ends(tmp_path: Path) -> None:
-    path = tmp_path / "model.safetensors"
-    size = (64 << 20) + 12_345
-    with open(path, "wb") as file:
-        file.truncate(size)
-    digests, between = {digest_of(tmp_path)}, size // 2 - size // 2 % 65_536
-    for place in (5, 1 << 20, between, size - 3):  # header, first piece, one between, the end
+    path, size, piece = tmp_path / "model.safetensors", (64 << 20) + 12_345, 65_536
+    path.touch()
+    os.truncate(path, size)
+    digests = {digest_of(tmp_path)}
+    between = size // 2 // piece * piece
+    # in the header, the first piece, one between and the end
+    for place, length in ((5, 1), (1 << 20, 1), (between, 8 * piece), (size - 3, 1)):
         with open(path, "r+b") as file:
             file.seek(place)
-            file.write(b"x" * 8 * 65_536 if place == between else b"x")
-            file.truncate(size)
+            file.write(b"x" * length)
         digests.add(digest_of(tmp_path))
     assert len(digests) == 5
     assert model_content("hub/name") is None
@@ -186,7 +193,6 @@ CODE = st.lists(
 @given(CODE)
 def test_what_is_no_code_never_counts_and_texts_do(lines: list[str]) -> None:
     text = "\n".join(lines)
-    assert code_digest(text) == code_digest(text)
     try:
         compile(text, "", "exec")
     except SyntaxError:
@@ -195,11 +201,14 @@ def test_what_is_no_code_never_counts_and_texts_do(lines: list[str]) -> None:
     assert code_digest(text + "\nw = 2") != code_digest(text)
 
 
-def test_blank_lines_and_hashes_within_texts_count() -> None:
-    assert code_digest('a = """x\n\ny"""') != code_digest('a = """x\ny"""')
-    assert code_digest("a = 'x # y'") != code_digest("a = 'x # z'")
-    assert code_digest("a = 1  # y") == code_digest("a = 1")
-    assert code_digest("if a:\n    b") != code_digest("if a:\n        b")
+@pytest.mark.parametrize(("one", "other", "same"), [
+    ('a = """x\n\ny"""', 'a = """x\ny"""', False),
+    ("a = 'x # y'", "a = 'x # z'", False),
+    ("if a:\n    b", "if a:\n        b", False),
+    ("a = 1  # y", "a = 1", True),
+])  # fmt: skip
+def test_blank_lines_and_hashes_within_texts_count(one: str, other: str, same: bool) -> None:
+    assert (code_digest(one) == code_digest(other)) is same
 
 
 @pytest.fixture
@@ -213,21 +222,20 @@ def run(here: Path) -> Iterator[RunFolder]:
 
 def store_at(
     folder: RunFolder, step: int, record: ProvenanceRecord | None, graph: str = "g"
-) -> CheckpointStore:
+) -> None:
+    """A checkpoint of this Step with nothing but its cut."""
+    text = Cut(step=step, seed=0, graph=graph, record=record).to_json()
     store = CheckpointStore(folder.checkpoints)
-    cut = Cut(step=step, seed=0, graph=graph, record=record)
-    store.write(step, lambda directory: (directory / "cut.json").write_bytes(cut.to_json()), {})
-    return store
+    store.write(step, lambda directory: (directory / "cut.json").write_bytes(text), {})
 
 
 def steps(folder: RunFolder, *numbers: int) -> None:
     save_jsonl(folder.metrics, *({"step": step} for step in numbers))
 
 
-def begin(folder: RunFolder, graph: Graph, *, accept: bool = False, **more: Any) -> Beginning:
-    latest = CheckpointStore(folder.checkpoints).latest()
-    wanted = WantedRun(made_of=provenance(graph), graph="g", accept=accept, **more)
-    begins = beginning(folder, latest, wanted)
+def begin(folder: RunFolder, graph: Graph, *, accept: bool = False) -> Beginning:
+    wanted = WantedRun(made_of=provenance(graph), graph="g", accept=accept)
+    begins = beginning(folder, CheckpointStore(folder.checkpoints).latest(), wanted)
     keep_changes(folder, begins)
     return begins
 
@@ -246,18 +254,18 @@ def test_what_differs_is_refused_each_by_name(here: Path, run: RunFolder) -> Non
 
 
 def test_what_was_accepted_is_recorded_and_not_asked_again(here: Path, run: RunFolder) -> None:
-    faster = graph(here, lr=1e-3)
+    plain, faster = graph(here), graph(here, lr=1e-3)
     record = begin(run, faster, accept=True).record
-    (change,) = record.changes
-    assert (change.step, change.where, change.what) == (3, "node train_policy", "lr")
-    assert (change.old, change.new) == ("1e-06", "0.001")
-    assert json.loads((run.path / "changes.json").read_text())["changes"][0]["step"] == 3
+    where, what = "node train_policy", "lr"
+    change = AcceptedChange(step=3, where=where, what=what, old="1e-06", new="0.001")
+    assert record.changes == (change,)
+    assert accepted_changes(run.path / "changes.json") == [change]
     assert begin(run, faster).record == record  # it died before its next checkpoint
     store_at(run, 3, record)
     assert begin(run, faster).record == record
     with pytest.raises(CheckpointError, match=r"lr: 0\.001 -> 1e-06"):
-        begin(run, graph(here))
-    assert [c.step for c in begin(run, graph(here), accept=True).record.changes] == [3, 4]
+        begin(run, plain)
+    assert [c.step for c in begin(run, plain, accept=True).record.changes] == [3, 4]
 
 
 def test_a_gap_in_the_metrics_is_refused(here: Path, run: RunFolder) -> None:

@@ -23,6 +23,7 @@ from operators.data import prompts
 from operators.generate import generate
 from operators.losses import supervised_loss
 from operators.train import train
+from tests.kit.files import save_jsonl
 from tests.kit.rows import random_rows, token_column
 from tests.kit.training import assignment, loss_of, opened
 
@@ -32,9 +33,8 @@ HERE = Path(__file__).name
 def line_of(text: str) -> int:
     """The one line of this file that holds this text."""
     lines = Path(__file__).read_text(encoding="utf-8").splitlines()
-    (only,) = [
-        number for number, line in enumerate(lines, 1) if text in line and "line_of(" not in line
-    ]
+    numbered = enumerate(lines, start=1)
+    (only,) = [n for n, line in numbered if text in line and "line_of(" not in line]
     return only
 
 
@@ -59,13 +59,6 @@ def shortened(prompt: Columns[Prompt]) -> Columns[Prompt]:
     return Columns.make(Prompt, prompt=prompt["prompt"][:1])
 
 
-def ending(port: Port[Prompt]) -> Graph:
-    """A graph, so that there is something to run; its model is never opened."""
-    policy = Model("policy", "owner/no-such-model", trainable=True)
-    rollout = generate(policy, port, max_tokens=4)
-    return Graph("g", train(policy, rollout, loss=supervised_loss(), lr=1e-6))
-
-
 @pytest.mark.parametrize(("use", "told"), [
     (lambda p: divided(p), "ZeroDivisionError"),  # line of divided
     (lambda p: misread(p), "promt"),  # line of misread
@@ -74,12 +67,13 @@ def ending(port: Port[Prompt]) -> Graph:
 def test_a_users_operator_that_fails_is_named_with_its_line(
     use: Callable[[Port[Prompt]], Port[Prompt]], told: str, tmp_path: Path
 ) -> None:
-    data = tmp_path / "train.jsonl"
-    data.write_text('{"prompt": "2+2"}\n' * 4)
-    port = use(prompts(str(data), batch=2))
+    """Its graph ends in a train node, whose model is never opened."""
+    port = use(prompts(save_jsonl(tmp_path / "train.jsonl", *[{"prompt": "2+2"}] * 4), batch=2))
+    policy = Model("policy", "owner/no-such-model", trainable=True)
+    learns = train(policy, generate(policy, port, max_tokens=4), loss=supervised_loss(), lr=1e-6)
     name = port.node.name
     with pytest.raises(KernelError) as caught:
-        api.peek(ending(port), name, rows=2)
+        api.peek(Graph("g", learns), name, rows=2)
     message = str(caught.value)
     line = line_of(f"# line of {name}")
     assert message.startswith(f"{HERE}:{line} {name}: operator {name!r} failed on"), message
@@ -91,11 +85,11 @@ def test_a_users_operator_that_fails_is_named_with_its_line(
 # Whatever leaves a kernel
 
 
-def wrapped(error: Exception, *, node: str = "score", origin: bool = True) -> Exception:
+def wrapped(error: Exception, *, origin: bool = True) -> Exception:
     """An error of a kernel as it leaves the node."""
-    line = Origin(file="graphs/grpo.py", line=14)
-    timing = Timing("main", lambda name: line if origin and name == node else None)
-    with pytest.raises(Exception) as caught, timing.during(node, "chunk 3, 2 rows"):
+    line = Origin(file="graphs/grpo.py", line=14) if origin else None
+    timing = Timing("main", lambda node: line)
+    with pytest.raises(Exception) as caught, timing.during("score", "chunk 3, 2 rows"):
         raise error
     return caught.value
 
@@ -124,17 +118,20 @@ def test_errors_of_others_become_ours_with_their_traceback() -> None:
     assert isinstance(error.__cause__, ValueError)
 
 
-def test_data_that_does_not_fit_and_nodes_without_a_line() -> None:
-    odd, shown = DataError("row 3 is odd"), "score: chunk 3, 2 rows: row 3 is odd"
-    assert str(wrapped(odd)) == f"grpo.py:14 {shown}"
-    assert str(wrapped(DataError("row 3 is odd"), origin=False)) == shown
-    assert str(wrapped(KernelError("score: bad"), origin=False)) == "score: bad"
+@pytest.mark.parametrize(("error", "origin", "shown"), [
+    (DataError("row 3 is odd"), True, "grpo.py:14 score: chunk 3, 2 rows: row 3 is odd"),
+    (DataError("row 3 is odd"), False, "score: chunk 3, 2 rows: row 3 is odd"),
+    (KernelError("score: bad"), False, "score: bad"),
+])  # fmt: skip
+def test_data_that_does_not_fit_and_nodes_without_a_line(
+    error: Exception, origin: bool, shown: str
+) -> None:
+    assert str(wrapped(error, origin=origin)) == shown
 
 
 def test_a_lost_peer_is_still_known_as_one() -> None:
-    error = wrapped(PeerLost("gen", "is gone"))
-    assert isinstance(error, PeerLost)
-    assert error.peer == "gen"
+    lost = PeerLost("gen", "is gone")
+    assert wrapped(lost) is lost
 
 
 # Losses
@@ -187,7 +184,6 @@ def test_a_loss_that_raises_comes_with_its_traceback(base: str) -> None:
 
 def test_the_columns_of_a_port_are_named_where_one_is_missing() -> None:
     port: Tensors[Reward] = Tensors({"reward": torch.zeros(1)})
-    assert port["reward"].shape == (1,)
     with pytest.raises(KernelError, match=r"there are: reward\. Fix: reward\."):
         port["rewards"]
     with pytest.raises(KernelError, match="there are: none"):

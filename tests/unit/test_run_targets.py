@@ -65,15 +65,12 @@ def test_looking_at_a_run_folder_imports_nothing_that_it_names(
     assert not (folder / "parts" / "imported").exists()
 
 
-@pytest.mark.parametrize("target", ["runs/own", "runs/own/graph.json"])
 def test_a_run_folders_functions_are_found_by_the_path_that_it_keeps(
-    folder: Path, target: str, capsys: pytest.CaptureFixture[str]
+    folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = load_target(target, runs=True).graph()
-    assert isinstance(made, Graph)
+    assert isinstance(load_target("runs/own", runs=True).graph(), Graph)
     parts = folder / "parts"
     assert (parts / "imported").exists()
-    assert sys.modules["own_parts"].score is not None
     told = f"imports own_parts from {parts}/own_parts.py\nwhat these import is also looked for in "
     assert capsys.readouterr().err == f"{told}{parts}\n"
 
@@ -84,12 +81,13 @@ def test_a_graph_json_elsewhere_has_no_such_path(folder: Path) -> None:
         load_target(kept.name, runs=True).graph()
 
 
-def test_the_options_that_a_plan_is_made_of_are_the_runs_own(folder: Path) -> None:
-    for target in ("runs/plain", "runs/plain/graph.json"):
-        _, options = graph_and(ExplainOptions, "explain", [target, "--seed", "1"])
-        assert (options.workers, options.pin) == ("apart", {"train_policy": "trainer"})
-        assert (options.threads, options.seed, options.steps) == (3, 1, None)
-    _, options = graph_and(RunOptions, "run", ["runs/plain", "--workers=one", "--pin"])
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("target", ["runs/plain", "runs/plain/graph.json"])
+def test_the_options_that_a_plan_is_made_of_are_the_runs_own(target: str) -> None:
+    _, options = graph_and(ExplainOptions, "explain", [target, "--seed", "1"])
+    assert (options.workers, options.pin) == ("apart", {"train_policy": "trainer"})
+    assert (options.threads, options.seed, options.steps) == (3, 1, None)
+    _, options = graph_and(RunOptions, "run", [target, "--workers=one", "--pin"])
     assert (options.workers, options.pin, options.threads) == ("one", {}, 3)
 
 
@@ -114,43 +112,49 @@ def test_the_help_says_which_options_hold(folder: Path, capsys: pytest.CaptureFi
     assert "`run` begins a new run; `dataflow resume` goes on with the old one." in told
 
 
-def break_(folder: Path, what: str) -> None:
-    run = folder / "runs" / "plain"
-    {
-        "": lambda: None,
-        "no graph": (run / "graph.json").unlink,
-        "half a graph": lambda: (run / "graph.json").write_text('{"format": 3, "na'),
-        "another graph": lambda: (run / "graph.json").write_text("[]"),
-        "half the options": lambda: (run / "options.json").write_text('{"steps": 4, "pa'),
-        "wrong options": lambda: (run / "options.json").write_text('{"pin": 3}'),
-        "bytes": lambda: (run / "options.json").write_bytes(b"\xff\xfe"),
-    }[what]()
+BROKEN: dict[str, tuple[str, bytes]] = {
+    "half a graph": ("graph.json", b'{"format": 3, "na'),
+    "another graph": ("graph.json", b"[]"),
+    "half the options": ("options.json", b'{"steps": 4, "pa'),
+    "wrong options": ("options.json", b'{"pin": 3}'),
+    "bytes": ("options.json", b"\xff\xfe"),
+}
 
 
-@pytest.mark.parametrize("what, target, code, told", [
-    ("", "parts", 2, "TARGET 'parts': expected a run folder (with versions.json in it), found"
-     " another folder. Fix: module:function, file.py:function, a run folder or its graph.json."),
-    ("", "runs", 2, "TARGET 'runs': expected a run folder (with versions.json in it), found another"
-     " folder. Fix: one of: runs/own, runs/plain."),
-    ("", "runs/plian", 2, "TARGET 'runs/plian': expected module:function, file.py:function, a run"
-     " folder or its graph.json. Fix: runs/plain."),
-    ("no graph", "runs/plain", 2, "run folder runs/plain: no graph.json in it: the run was killed"
-     " before it was written. Fix: the module:function that it ran."),
-    ("half a graph", "runs/plain", 1, "runs/plain/graph.json: "),
-    ("another graph", "runs/plain", 1, "runs/plain/graph.json: "),
-    ("half the options", "runs/plain", 3, "runs/plain/options.json: expected JSON, found "),
-    ("wrong options", "runs/plain", 3, "runs/plain/options.json: Expected `object`"),
-    ("bytes", "runs/plain", 1, "runs/plain/options.json: expected options, found what cannot"),
+@pytest.mark.parametrize("what, code, told", [
+    ("half a graph", 1, "runs/plain/graph.json: "),
+    ("another graph", 1, "runs/plain/graph.json: "),
+    ("half the options", 3, "runs/plain/options.json: expected JSON, found "),
+    ("wrong options", 3, "runs/plain/options.json: Expected `object`"),
+    ("bytes", 1, "runs/plain/options.json: expected options, found what cannot"),
 ])  # fmt: skip
-def test_what_is_wrong_with_a_run_folder_is_one_line(
-    folder: Path, capsys: pytest.CaptureFixture[str], what: str, target: str, code: int, told: str
+def test_what_is_wrong_in_a_run_folder_is_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], what: str, code: int, told: str
 ) -> None:
-    break_(folder, what)
-    assert main(["explain", target]) == code
+    name, data = BROKEN[what]
+    (folder / "runs" / "plain" / name).write_bytes(data)
+    assert main(["explain", "runs/plain"]) == code
     said = capsys.readouterr().err
     assert told in said
-    assert said.count("\n") == 1
     assert "Fix: " in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("target, told", [
+    ("parts", "TARGET 'parts': expected a run folder (with versions.json in it), found"
+     " another folder. Fix: module:function, file.py:function, a run folder or its graph.json."),
+    ("runs", "TARGET 'runs': expected a run folder (with versions.json in it), found another"
+     " folder. Fix: one of: runs/own, runs/plain."),
+    ("runs/plian", "TARGET 'runs/plian': expected module:function, file.py:function, a run"
+     " folder or its graph.json. Fix: runs/plain."),
+    ("killed", "run folder killed: no graph.json in it: the run was killed before it was"
+     " written. Fix: the module:function that it ran."),
+])  # fmt: skip
+def test_a_folder_that_is_no_target_is_refused(folder: Path, target: str, told: str) -> None:
+    kept_run(folder / "killed")
+    with pytest.raises(UsageError) as refused:
+        load_target(target)
+    assert str(refused.value) == told
 
 
 LOOK = """
@@ -169,12 +173,11 @@ def test_looking_at_runs_imports_no_torch(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_which_folder_a_target_lies_in(folder: Path) -> None:
+@pytest.mark.usefixtures("folder")
+def test_which_folder_a_target_lies_in() -> None:
     assert run_folder("runs/plain") == run_folder("runs/plain/graph.json") == Path("runs/plain")
     assert run_folder("graphs.grpo:grpo") is None
     assert run_folder("elsewhere/graph.json") is None
-    with pytest.raises(UsageError, match="expected a run folder"):
-        run_folder("parts")
 
 
 @pytest.mark.parametrize("line, told, code", [
