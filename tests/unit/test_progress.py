@@ -10,16 +10,16 @@ import re
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dataflow.batch import Batch, Keys
-from dataflow.graph import Graph
 from dataflow.width import folded, packed, screen_width
 from engine.observe.events import EventStream, FailingSilently, StepEnded
 from engine.observe.figures import figures
@@ -78,12 +78,12 @@ def test_a_run_shows_what_matters_for_its_kind(
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     out = io.StringIO()
+    row = ROWS[kind]
+    without = {name: value for name, value in row.items() if not name.startswith("eval/")}
     with Progress(500, stream=out, lag=kind == "lag", clock=lambda: 0.0) as progress:
-        for step in range(1, 4):
-            row = {n: v for n, v in ROWS[kind].items() if step == 2 or not n.startswith("eval/")}
-            progress.update({"step": step, **row, **_TIME})
+        for step, shown in enumerate((without, row, without), start=1):
+            progress.update({"step": step, **shown, **_TIME})
     require_golden(f"progress/{kind}{'_60' if columns else ''}.txt", out.getvalue())
-    assert not columns or max(map(len, out.getvalue().splitlines())) <= 60
 
 
 def test_a_terminal_of_60_columns_shows_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,28 +103,28 @@ def _steps(out: io.StringIO) -> list[int]:
     return [int(found) for found in re.findall(r"^step (\d+)", out.getvalue(), re.MULTILINE)]
 
 
+THINNED = [*range(1, 101), 110, 120, 128, 130, *range(140, 191, 10), 192, 200, 205]
+"""Steps with a line: after the first hundred every tenth, the evaluated ones, and the last."""
+
+
 def _run(steps: int | None, last: int, first: int = 1, every: int = 0) -> list[int]:
     """The Steps that have a line; every 64th has an evaluation."""
     out = io.StringIO()
     with Progress(steps, stream=out, every=every) as progress:
         for step in range(first, last + 1):
-            progress.update({"step": step, **({"eval/x": 1.0} if step % 64 == 0 else {})})
+            progress.update({"step": step, "eval/x" if step % 64 == 0 else "x": 1.0})
     return _steps(out)
 
 
-def test_lines_thin_out_after_the_first_hundred_steps() -> None:
-    found = _run(None, 205)
-    assert found == [*range(1, 101), 110, 120, 128, 130, *range(140, 191, 10), 192, 200, 205]
-    assert _run(205, 205) == found
-
-
-def test_a_run_that_goes_on_counts_its_steps_from_the_beginning() -> None:
-    assert _run(300, 131, first=98) == [98, 99, 100, 110, 120, 128, 130, 131]
-
-
-def test_a_chosen_number_of_steps_holds_from_the_first() -> None:
-    assert _run(None, 135, every=50) == [50, 64, 100, 128, 135]
-    assert _run(None, 3, every=1) == [1, 2, 3]
+@pytest.mark.parametrize(("how", "lines"), [
+    ({"steps": None, "last": 205}, THINNED),
+    ({"steps": 205, "last": 205}, THINNED),
+    ({"steps": 300, "last": 131, "first": 98}, [98, 99, 100, 110, 120, 128, 130, 131]),
+    ({"steps": None, "last": 135, "every": 50}, [50, 64, 100, 128, 135]),
+    ({"steps": None, "last": 3, "every": 1}, [1, 2, 3]),
+], ids=["without an end", "with one", "that goes on", "every 50th", "each"])  # fmt: skip
+def test_which_steps_of_a_run_have_a_line(how: dict[str, Any], lines: list[int]) -> None:
+    assert _run(**how) == lines
 
 
 def test_an_evaluation_that_comes_late_brings_its_step_a_line() -> None:
@@ -143,42 +143,36 @@ def test_an_exact_entropy_takes_the_place_of_the_estimate() -> None:
 # rows
 
 
-def _rewarded(groups: list[list[float]], parts: list[float | None] | None = None) -> Batch:
-    position = [at for at, group in enumerate(groups) for _ in group]
-    sample = [i for group in groups for i in range(len(group))]
+def _rewarded(
+    groups: list[list[float]], parts: list[float | None] | None = None
+) -> dict[str, tuple[float, float]]:
+    """Metrics and their counts, of these groups in any order; parts: the reward `some` of rows."""
+    position = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
     columns = {"reward": pa.array([r for group in groups for r in group], pa.float32())}
     if parts is not None:
         columns["reward/some"] = pa.array(parts, pa.float32())
-    records = pa.RecordBatch.from_pydict(columns)
-    return Batch(Keys.of(position, sample), records)
-
-
-def test_groups_without_signal_are_those_of_equal_rewards() -> None:
-    found = {n: (v, c) for n, v, c in row_metrics(_rewarded([[1, 1], [0, 1], [0, 0], [5], [2, 2]]))}
-    assert found["reward/no_signal"] == (0.75, 4)
-    alone = [name for name, _, _ in row_metrics(_rewarded([[1.0], [2.0]]))]
-    assert "reward/no_signal" not in alone
+    keys = Keys.of(position, np.arange(len(position)))
+    rows = Batch(keys, pa.RecordBatch.from_pydict(columns))
+    shuffled = rows.take(np.random.default_rng(0).permutation(len(rows)))
+    return {name: (value, count) for name, value, count in row_metrics(shuffled)}
 
 
 @given(st.lists(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=1, max_size=4), min_size=1))
-def test_their_share_does_not_depend_on_the_order_of_rows(groups: list[list[float]]) -> None:
-    rows = _rewarded(groups)
-    shuffled = rows.take(np.random.default_rng(0).permutation(len(rows)))
+@example([[1, 1], [0, 1], [0, 0], [5], [2, 2]])
+def test_groups_without_signal_are_those_of_equal_rewards(groups: list[list[float]]) -> None:
     several = [group for group in groups if len(group) > 1]
-    for each in (rows, shuffled):
-        share = {n: v for n, v, _ in row_metrics(each)}.get("reward/no_signal")
-        expected = sum(len(set(g)) == 1 for g in several) / len(several) if several else None
-        assert share == expected
+    equal = [group for group in several if len(set(group)) == 1]
+    expected = (len(equal) / len(several), len(several)) if several else None
+    assert _rewarded(groups).get("reward/no_signal") == expected
 
 
 def test_a_function_that_applies_to_some_rows_says_to_how_many() -> None:
-    some = {n: v for n, v, _ in row_metrics(_rewarded([[1, 1], [0, 1]], [None, 1.0, None, None]))}
-    assert some["reward/some/applied"] == 0.25
-    none = {n: v for n, v, _ in row_metrics(_rewarded([[1, 1]], [None, None]))}
-    assert none["reward/some/applied"] == 0.0
+    some = _rewarded([[1, 1], [0, 1]], [None, 1.0, None, None])
+    assert some["reward/some/applied"] == (0.25, 4)
+    none = _rewarded([[1, 1]], [None, None])
+    assert none["reward/some/applied"] == (0.0, 2)
     assert "reward/some/mean" not in none
-    every = {n for n, _, _ in row_metrics(_rewarded([[1, 1]], [1.0, 2.0]))}
-    assert "reward/some/applied" not in every
+    assert "reward/some/applied" not in _rewarded([[1, 1]], [1.0, 2.0])
 
 
 # Steps that teach nothing
@@ -198,38 +192,39 @@ def told(steps: list[dict[str, float]], *, compares: bool = True) -> list[tuple[
     return [(each.step, each.rule) for each in found]
 
 
-def test_ten_steps_without_signal_are_told_and_again_after_ten_more() -> None:
-    assert told([FLAT] * (STEPS - 1)) == []
-    assert told([FLAT] * 35) == [(step, "no_signal") for step in (10, 20, 30)]
-    assert told([FLAT] * 9 + [GOOD] + [FLAT] * 10) == [(20, "no_signal")]
-    assert told([FLAT] * 5 + [{}] * 5 + [FLAT] * 5) == [(15, "no_signal")]
+CUT = {"completion/truncated": 1.0}
+NOT_CUT = {"completion/truncated": 0.9}
+NEVER = GOOD | {"reward/form/applied": 0.0}
+
+
+@pytest.mark.parametrize(("steps", "warnings"), [
+    ([FLAT] * (STEPS - 1), []),
+    ([FLAT] * 35, [(step, "no_signal") for step in (10, 20, 30)]),
+    ([FLAT] * 9 + [GOOD] + [FLAT] * 10, [(20, "no_signal")]),
+    ([FLAT] * 5 + [{}] * 5 + [FLAT] * 5, [(15, "no_signal")]),
+    ([CUT] * 10, [(10, "all_truncated")]),
+    ([CUT] * 9 + [NOT_CUT, CUT], []),
+    ([NEVER] * 10, [(10, "reward_never_applies")]),
+    ([NEVER] * 9 + [GOOD] + [NEVER] * 9, []),
+])  # fmt: skip
+def test_ten_steps_with_a_sign_are_told_and_again_after_ten_more(
+    steps: list[dict[str, float]], warnings: list[tuple[int, str]]
+) -> None:
+    assert told(steps) == warnings
 
 
 def test_where_groups_are_not_compared_all_rewards_of_a_step_are_equal() -> None:
+    equal = FLAT | {"reward/std": 0.0}
     assert told([FLAT] * 10, compares=False) == []
-    assert told([FLAT | {"reward/std": 0.0}] * 10, compares=False) == [(10, "no_signal")]
-    one = {"reward/std": 0.0, "data/rows": 1.0}
-    assert told([one] * 10, compares=False) == []
+    assert told([equal] * 10, compares=False) == [(10, "no_signal")]
+    assert told([equal | {"data/rows": 1.0}] * 10, compares=False) == []
 
 
 @pytest.mark.parametrize(("make", "compares"), [(grpo, True), (ppo, False)])
-def test_the_graph_says_whether_groups_are_compared(make: object, compares: bool) -> None:
-    graph = make("tiny", "train.parquet", zero)  # type: ignore[operator]
-    assert isinstance(graph, Graph)
-    found = silent_failures(planned(graph), Path("samples"), EventStream())
+def test_the_graph_says_whether_groups_are_compared(make: Any, compares: bool) -> None:
+    plan = planned(make("tiny", "train.parquet", zero))
+    found = silent_failures(plan, Path("samples"), EventStream())
     assert found._compares_groups is compares
-
-
-def test_answers_that_are_all_cut_off_are_told() -> None:
-    cut = {"completion/truncated": 1.0}
-    assert told([cut] * 10) == [(10, "all_truncated")]
-    assert told([cut] * 9 + [{"completion/truncated": 0.9}, cut]) == []
-
-
-def test_a_reward_that_never_applies_is_told() -> None:
-    none = GOOD | {"reward/form/applied": 0.0}
-    assert told([none] * 10) == [(10, "reward_never_applies")]
-    assert told([none] * 9 + [GOOD] + [none] * 9) == []
 
 
 def test_the_log_and_the_sinks_hear_of_it(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
@@ -249,25 +244,24 @@ def test_the_log_and_the_sinks_hear_of_it(caplog: pytest.LogCaptureFixture, tmp_
         " a higher temperature or a larger n. [no_signal]"
     )
     assert "in the last 20 Steps (up to step 20)" in second
-    assert [call.args[:2] for call in sink.warn.call_args_list] == [
-        (10, "no_signal"),
-        (20, "no_signal"),
-    ]
+    warned = [call.args[:2] for call in sink.warn.call_args_list]
+    assert warned == [(10, "no_signal"), (20, "no_signal")]
 
 
 # width
 
 
+@pytest.mark.parametrize(
+    ("columns", "width"), [("60", 60), ("300", 120), ("5", 40), ("0", 120), ("x", 120)]
+)
 def test_the_width_is_that_of_the_environment_then_of_the_terminal(
-    monkeypatch: pytest.MonkeyPatch,
+    columns: str, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, sizes = io.StringIO(), {"COLUMNS": "60"}
     monkeypatch.delenv("COLUMNS", raising=False)
-    assert screen_width(120, out) == 120
+    assert screen_width(120, io.StringIO()) == 120
     assert screen_width(120, _TerminalOf60()) == 120  # it has no file, so no size
-    for value, width in ((sizes["COLUMNS"], 60), ("300", 120), ("5", 40), ("0", 120), ("x", 120)):
-        monkeypatch.setenv("COLUMNS", value)
-        assert screen_width(120, out) == width
+    monkeypatch.setenv("COLUMNS", columns)
+    assert screen_width(120, io.StringIO()) == width
 
 
 _WORDS = st.text("ab  -", max_size=12)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.observe.flow.records import (
@@ -76,27 +77,38 @@ def samples(text: bytes) -> Samples:
     return found
 
 
-def of(found: Samples, name: str, **labels: str) -> float:
-    return found[f"dataflow_{name}", frozenset(labels.items())]
+def of(run: Path, name: str, **labels: str) -> float:
+    """The figure of a run that has this name and these labels."""
+    return samples(exposition([run]))[f"dataflow_{name}", frozenset(labels.items())]
 
 
-def test_totals_and_newest_figures(tmp_path: Path) -> None:
-    found = samples(exposition([a_run(tmp_path / "first")]))
-    gen = {"node": "rollout", "worker": "gen"}
-    assert of(found, "node_seconds_total", **gen, state="busy") == 1.5
-    assert of(found, "node_seconds_total", **gen, state="idle") == 0.0
-    assert of(found, "node_tokens_total", **gen) == 80.0
-    assert of(found, "node_version", **gen) == 2.0
-    assert of(found, "edge_bytes_total", edge="rollout->score") == 2000.0
-    assert of(found, "edge_waiting_rows", edge="rollout->score") == 3.0
-    assert of(found, "weights_loads_total", model="policy", **gen) == 2.0
-    assert of(found, "weights_lag_versions", model="policy", **gen) == 1.0
-    assert of(found, "cut_ready_prompts", node="prompts") == 2.0
-    assert of(found, "trained_rows_total", node="prompts", lag="1") == 4.0
-    assert of(found, "worker_peak_bytes", worker="gen") == 6000.0
-    assert of(found, "metric", metric="reward/mean") == 0.5
-    assert of(found, "step") == 2.0
-    assert not any(dict(labels).get("metric") == "loss/policy" for _, labels in found)
+GEN = {"node": "rollout", "worker": "gen"}
+
+
+@pytest.mark.parametrize(("name", "labels", "value"), [
+    ("node_seconds_total", GEN | {"state": "busy"}, 1.5),
+    ("node_seconds_total", GEN | {"state": "idle"}, 0.0),
+    ("node_tokens_total", GEN, 80.0),
+    ("node_version", GEN, 2.0),
+    ("edge_bytes_total", {"edge": "rollout->score"}, 2000.0),
+    ("edge_waiting_rows", {"edge": "rollout->score"}, 3.0),
+    ("weights_loads_total", GEN | {"model": "policy"}, 2.0),
+    ("weights_lag_versions", GEN | {"model": "policy"}, 1.0),
+    ("cut_ready_prompts", {"node": "prompts"}, 2.0),
+    ("trained_rows_total", {"node": "prompts", "lag": "1"}, 4.0),
+    ("worker_peak_bytes", {"worker": "gen"}, 6000.0),
+    ("metric", {"metric": "reward/mean"}, 0.5),
+    ("step", {}, 2.0),
+])  # fmt: skip
+def test_totals_and_newest_figures(
+    tmp_path: Path, name: str, labels: dict[str, str], value: float
+) -> None:
+    assert of(a_run(tmp_path / "first"), name, **labels) == value
+
+
+def test_a_metric_without_a_number_has_no_figure(tmp_path: Path) -> None:
+    with pytest.raises(KeyError):
+        of(a_run(tmp_path / "first"), "metric", metric="loss/policy")
 
 
 def test_counters_only_grow_and_gauges_are_of_the_last_second(tmp_path: Path) -> None:
@@ -107,30 +119,29 @@ def test_counters_only_grow_and_gauges_are_of_the_last_second(tmp_path: Path) ->
     live = LiveSegments(run / "events")
     live.write(flow(9, wall=500.0))
     live.close()
+    assert of(run, "node_rows_total", **GEN) == 24.0
+    assert of(run, "node_version", **GEN) == 9.0
     after = samples(exposition([run]))
-    assert of(after, "node_rows_total", node="rollout", worker="gen") == 24.0
-    assert of(after, "node_version", node="rollout", worker="gen") == 9.0
     counters = [key for key in before if key[0].endswith("_total")]
     assert all(after[key] >= before[key] for key in counters)
 
 
 def test_after_a_resume_that_cut_steps_off_they_begin_anew(tmp_path: Path) -> None:
     run = a_run(tmp_path / "first", steps=4)
-    assert of(samples(exposition([run])), "edge_rows_total", edge="rollout->score") == 32.0
+    assert of(run, "edge_rows_total", edge="rollout->score") == 32.0
     segments = StepSegments(run / "events")
     segments.truncate_after(1)
     segments.close()
-    assert of(samples(exposition([run])), "edge_rows_total", edge="rollout->score") == 8.0
+    assert of(run, "edge_rows_total", edge="rollout->score") == 8.0
 
 
 def test_a_torn_tail_counts_once_it_is_whole(tmp_path: Path) -> None:
     run = a_run(tmp_path / "first", steps=3)
     (segment,) = (run / "events").glob("steps-*.seg")
     whole = segment.read_bytes()
-    segment.write_bytes(whole[:-5])
-    assert of(samples(exposition([run])), "edge_rows_total", edge="rollout->score") == 16.0
-    segment.write_bytes(whole)
-    assert of(samples(exposition([run])), "edge_rows_total", edge="rollout->score") == 24.0
+    for data, rows in ((whole[:-5], 16.0), (whole, 24.0)):
+        segment.write_bytes(data)
+        assert of(run, "edge_rows_total", edge="rollout->score") == rows
 
 
 def test_losses_and_rows_that_failed_are_counted(tmp_path: Path) -> None:
@@ -140,31 +151,22 @@ def test_losses_and_rows_that_failed_are_counted(tmp_path: Path) -> None:
     keys = [(0, 0, 0), (1, 0, 0)]
     segments.write(Tombstones(step=1, wall=2.0, node="score", keys=keys, error="x"))
     segments.close()
-    found = samples(exposition([run]))
-    assert of(found, "workers_lost_total", worker="gen") == 1.0
-    assert of(found, "tombstones_total", node="score") == 2.0
+    assert of(run, "workers_lost_total", worker="gen") == 1.0
+    assert of(run, "tombstones_total", node="score") == 2.0
 
 
 def test_a_run_without_events_has_its_metrics(tmp_path: Path) -> None:
-    folder = tmp_path / "old"
-    folder.mkdir()
-    (folder / "plan.json").write_text(json.dumps({"graph": "grpo"}))
-    (folder / "metrics.jsonl").write_text('{"step": 7, "reward/mean": 0.5}\n')
-    found = samples(exposition({"first": folder}))
-    assert found == {
+    (tmp_path / "plan.json").write_text('{"graph": "grpo"}')
+    (tmp_path / "metrics.jsonl").write_text('{"step": 7, "reward/mean": 0.5}\n')
+    assert samples(exposition({"first": tmp_path})) == {
         ("dataflow_step", frozenset()): 7.0,
         ("dataflow_metric", frozenset({("metric", "reward/mean")})): 0.5,
     }
 
 
 def test_names_are_escaped_in_labels(tmp_path: Path) -> None:
-    folder = tmp_path / "old"
-    folder.mkdir()
     name = 'a"b\\c\nd'
-    (folder / "metrics.jsonl").write_text(json.dumps({"step": 1, name: 2.0}) + "\n")
-    (family,) = [
-        f
-        for f in text_string_to_metric_families(exposition([folder]).decode())
-        if f.name == "dataflow_metric"
-    ]
-    assert family.samples[0].labels["metric"] == name
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, name: 2.0}) + "\n")
+    families = text_string_to_metric_families(exposition([tmp_path]).decode())
+    found = [s.labels["metric"] for f in families for s in f.samples if "metric" in s.labels]
+    assert found == [name]
