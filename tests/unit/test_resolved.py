@@ -8,6 +8,7 @@ import pytest
 
 from dataflow.loss import Loss, Now, Terms, loss
 from dataflow.model import Model
+from dataflow.node import Port
 from dataflow.schema import Rollout, TruncatedRollout
 from dataflow.snapshot import from_json, to_json
 from operators.concat import concat
@@ -21,23 +22,25 @@ from tests.kit.plans import planned
 pytestmark = pytest.mark.usefixtures("tiny")
 
 
-def trained_at(
-    loss: Loss, *, sampled_at: float, temperature: float | None = None
-) -> tuple[dict[str, Any], list[str]]:
-    """The parameters of a train node on sampled rows, and what is noted of its temperature."""
-    rollout = sampled(temperature=sampled_at)
-    best = select(rollout, where=best_of(scored(rollout)))
-    plan = planned(graph_of(best, loss, temperature=temperature))
+def resolved(rows: Port[Any], loss: Loss | None = None, **params: Any) -> tuple[Any, list[str]]:
+    """The parameters of a train node on these rows, and what is noted of its temperature."""
+    plan = planned(graph_of(rows, loss or supervised_loss(), **params))
     assert plan.program is not None
     notes = [n for n in plan.notes if n.startswith("train_policy: temperature")]
-    return dict(plan.program.node("train_policy").params), notes
+    return plan.program.node("train_policy").params, notes
+
+
+def best(*, sampled_at: float) -> Port[Rollout]:
+    """The best of several answers."""
+    rollout = sampled(temperature=sampled_at)
+    return select(rollout, where=best_of(scored(rollout)))
 
 
 @pytest.mark.parametrize(
     "loss", [supervised_loss(), supervised_loss() + 0.01 * entropy_loss(), 2.0 * supervised_loss()]
 )
 def test_the_best_of_several_are_imitated_at_temperature_1_however_sampled(loss: Loss) -> None:
-    params, notes = trained_at(loss, sampled_at=0.3)
+    params, notes = resolved(best(sampled_at=0.3), loss)
     assert (params["temperature"], params["sampler_temperature"]) == (1.0, 0.3)
     assert notes == [
         "train_policy: temperature 1.0, as its rows are only imitated; rollout sampled at 0.3"
@@ -45,10 +48,10 @@ def test_the_best_of_several_are_imitated_at_temperature_1_however_sampled(loss:
 
 
 def test_a_stated_temperature_of_training_is_taken_and_shown() -> None:
-    params, notes = trained_at(supervised_loss(), sampled_at=0.3, temperature=0.3)
+    params, notes = resolved(best(sampled_at=0.3), temperature=0.3)
     assert params["temperature"] == params["sampler_temperature"] == 0.3
     assert notes == ["train_policy: temperature 0.3, that of rollout"]
-    assert trained_at(supervised_loss(), sampled_at=1.0)[1] == []
+    assert resolved(best(sampled_at=1.0))[1] == []
 
 
 @loss(supervised=True)
@@ -64,20 +67,18 @@ def pull(now: Now) -> Terms:
 
 
 def test_a_users_loss_is_at_the_rollouts_temperature_unless_it_says_it_imitates() -> None:
-    assert trained_at(imitation(), sampled_at=0.3)[0]["temperature"] == 1.0
-    assert trained_at(pull(), sampled_at=0.3)[0]["temperature"] == 0.3
+    assert resolved(best(sampled_at=0.3), imitation())[0]["temperature"] == 1.0
+    assert resolved(best(sampled_at=0.3), pull())[0]["temperature"] == 0.3
 
 
 def test_a_policy_loss_beside_a_supervised_one_keeps_the_rollouts_temperature() -> None:
     rollout = sampled(temperature=0.3)
     both = policy_gradient_loss(compared(rollout)) + supervised_loss()
-    plan = planned(graph_of(rollout, both))
-    assert plan.program is not None
-    assert plan.program.node("train_policy").params["temperature"] == 0.3
+    assert resolved(rollout, both)[0]["temperature"] == 0.3
 
 
 def test_a_constant_divisor_counts_the_rows_of_a_step_before_any_selection() -> None:
-    assert trained_at(supervised_loss(), sampled_at=1.0)[0]["step_rows"] == 64 * 8
+    assert resolved(best(sampled_at=1.0))[0]["step_rows"] == 64 * 8
 
 
 @pytest.mark.parametrize(("cut", "there"), [
@@ -106,11 +107,10 @@ def test_a_graph_that_cuts_is_the_same_graph_when_it_is_read_again() -> None:
 
 
 def test_a_train_node_knows_which_rows_its_model_wrote() -> None:
-    assert trained_at(supervised_loss(), sampled_at=1.0)[0]["own_samples"] is True
+    assert resolved(best(sampled_at=1.0))[0]["own_samples"] is True
     other, source = Model("other", BASE), prompts(DATA, batch=8)
     foreign = generate(other, source, n=2, max_tokens=4, name="foreign")
     own = generate(policy, source, n=2, max_tokens=4, name="own")
-    for rows, expected in ((foreign, False), (concat(foreign, own), (False,) * 2 + (True,) * 2)):
-        plan = planned(graph_of(rows, supervised_loss()))
-        assert plan.program is not None
-        assert plan.program.node("train_policy").params["own_samples"] == expected
+    assert resolved(foreign)[0]["own_samples"] is False
+    both = resolved(concat(foreign, own))[0]
+    assert both["own_samples"] == (False, False, True, True)

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import create_autospec
 
 import numpy as np
 import pyarrow as pa
@@ -42,8 +43,9 @@ class Judge:
         return [0.5] * len(completions)
 
 
-def records(**columns: Any) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pydict(columns)
+def scored(fn: Any, **columns: Any) -> ScoringOutcome:
+    """One call on these columns, by default two completions."""
+    return Scorer(fn).score(pa.record_batch({"completion": ["a", "b"]} | columns))
 
 
 def test_a_trl_function_is_a_reward_fn_for_the_type_checker_and_names_its_columns() -> None:
@@ -70,44 +72,41 @@ def test_a_function_whose_name_cannot_be_a_metrics_is_refused(name: Any) -> None
         rewards.wants(judge)
 
 
-def test_functions_that_cannot_be_called_with_keywords_are_refused() -> None:
-    def positional(completions: list[str], /) -> list[float]:
-        return []
+def positional(completions: list[str], /) -> list[float]:
+    return []
 
-    def trl_only(completions: list[str], trainer_state: Any) -> list[float]:
-        return []
 
-    with pytest.raises(GraphError, match="positional-only"):
-        rewards.wants(positional)
-    with pytest.raises(GraphError, match="trainer_state"):
-        rewards.wants(trl_only)
+def trl_only(completions: list[str], trainer_state: Any) -> list[float]:
+    return []
+
+
+@pytest.mark.parametrize("fn, told", [(positional, "positional-only"), (trl_only, "trainer_state")])
+def test_functions_that_cannot_be_called_with_keywords_are_refused(fn: Any, told: str) -> None:
+    with pytest.raises(GraphError, match=told):
+        rewards.wants(fn)
 
 
 def test_one_call_gets_exactly_what_the_signature_takes() -> None:
-    seen: dict[str, Any] = {}
-
-    def spy(completions: list[str], **kwargs: Any) -> list[float]:
-        seen.update(kwargs, completions=completions)
-        return [0.0, 1.0]
-
+    spy: Any = create_autospec(trl_reward, return_value=[0.0, 1.0])
     ids = pa.array([[1, 2], [3]], type=pa.large_list(pa.int32()))
-    same: dict[str, Any] = {"completion_ids": [[1, 2], [3]], "answer": ["x", None]}
-    batch = records(prompt=["p", "q"], completion=["a", "b"], **same | {"completion_ids": ids})
-    assert Scorer(spy).score(batch).values == [0.0, 1.0]
-    assert seen == {"prompts": ["p", "q"], "completions": ["a", "b"]} | same
+    outcome = scored(spy, prompt=["p", "q"], completion_ids=ids, answer=["x", None])
+    assert outcome.values == [0.0, 1.0]
+    spy.assert_called_once_with(
+        prompts=["p", "q"],
+        completions=["a", "b"],
+        completion_ids=[[1, 2], [3]],
+        answer=["x", None],
+    )
 
 
 def test_conversational_prompts_make_message_list_completions() -> None:
     def reads(completions: list[list[dict[str, str]]]) -> list[float]:
-        return [float(c[0]["role"] == "assistant") + float(c[0]["content"]) for c in completions]
+        assert {message["role"] for (message,) in completions} == {"assistant"}
+        return [float(message["content"]) for (message,) in completions]
 
-    batch = records(completion=["2", "3"]).replace_schema_metadata({CONVERSATIONAL: b"1"})
-    assert Scorer(reads).score(batch).values == [3.0, 4.0]
-
-
-def score_two(fn: Any) -> ScoringOutcome:
-    """Two completions."""
-    return Scorer(fn).score(records(completion=["a", "b"]))
+    batch = pa.record_batch({"completion": ["2", "3"]})
+    outcome = Scorer(reads).score(batch.replace_schema_metadata({CONVERSATIONAL: b"1"}))
+    assert outcome.values == [2.0, 3.0]
 
 
 @pytest.mark.parametrize("returned, kind, text", [
@@ -122,7 +121,7 @@ def score_two(fn: Any) -> ScoringOutcome:
     ((x for x in (0.0, 1.0)), "type", "returned generator"),
 ])  # fmt: skip
 def test_not_one_finite_number_a_row_is_a_fault(returned: Any, kind: str, text: str) -> None:
-    outcome = score_two(lambda completions: returned)
+    outcome = scored(lambda completions: returned)
     assert outcome.fault is not None
     assert outcome.fault.kind == kind
     assert text in outcome.fault.text
@@ -132,14 +131,14 @@ def test_not_one_finite_number_a_row_is_a_fault(returned: Any, kind: str, text: 
     "returned", [(True, 0), np.array([1.0, 0.0], np.float32), [np.float32(1), np.int64(0)]]
 )
 def test_numbers_of_other_kinds_are_taken(returned: Any) -> None:
-    assert score_two(lambda completions: returned).values == [1.0, 0.0]
+    assert scored(lambda completions: returned).values == [1.0, 0.0]
 
 
 def test_a_raised_error_shows_the_users_frames_only() -> None:
     def broken(completions: list[str]) -> list[float]:
         return [1 / 0]
 
-    fault = Scorer(broken).score(records(completion=["a"])).fault
+    fault = scored(broken).fault
     assert fault is not None
     assert fault.text == "raised ZeroDivisionError: division by zero"
     assert "in broken" in fault.detail
@@ -152,7 +151,7 @@ def test_async_functions_are_awaited_on_one_loop() -> None:
 
     scorer = Scorer(judge)
     for _ in range(2):
-        assert scorer.score(records(completion=["a", "b"])).values == [None, 2.0]
+        assert scorer.score(pa.record_batch({"completion": ["a", "b"]})).values == [None, 2.0]
     scorer.close()
 
 
@@ -180,7 +179,7 @@ VERL = {
 @pytest.mark.parametrize("compute, metrics", [(verl_score, [("acc", 1.0)]), (verl_score_async, [])])
 def test_verl_functions_run_by_the_adapter(compute: Callable[..., Any], metrics: list[Any]) -> None:
     fn = rewards.verl_reward(compute)
-    outcome = Scorer(fn).score(records(**VERL))
+    outcome = scored(fn, **VERL)
     assert (outcome.fault, outcome.values, outcome.metrics) == (None, [1.0, 0.0], metrics)
     assert rewards.reward_name(fn) == compute.__name__
     assert rewards.reward_columns(fn) == ("data_source", "reward_model", "extra_info")
@@ -219,34 +218,24 @@ def compute_score(
     return float(solution_str == ground_truth)
 
 
-def test_rewards_of_other_systems_are_refused_with_what_makes_them_ours() -> None:
-    def batched(
-        data_sources: Any, solution_strs: Any, ground_truths: Any, extra_infos: Any
-    ) -> list[float]:
-        return []
+def batched(data_sources: Any, solution_strs: Any, ground_truths: Any, extra_infos: Any) -> Any:
+    """verl's."""
 
-    def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> list[float]:
-        return []
 
-    class JudgeByClass:
-        def __call__(self, completions: list[str], **kwargs: Any) -> list[float]:
-            return []
+def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> Any:
+    """OpenRLHF's."""
 
-    told: list[tuple[Any, str]] = [
-        (compute_score, r"verl's compute_score .*Fix: verl_reward\(compute_score\); for a flag"),
-        (
-            functools.partial(compute_score, extra_info=None),
-            r"Fix: verl_reward\(compute_score\)\.?$",
-        ),
-        (batched, r"verl's BatchRewardManager .*Fix: def reward\(completions"),
-        (reward_func, r"OpenRLHF's reward_func .*Fix: def reward\(prompts, completions, answer"),
-        (JudgeByClass, r"found a class.*Fix: an object of it: JudgeByClass\(\.\.\.\)"),
-    ]
-    for fn, message in told:
-        with pytest.raises(GraphError, match=message):
-            rewards.wants(fn)
-    assert rewards.reward_columns(JudgeByClass()) == ("*",)
-    rewards.wants(rewards.verl_reward(compute_score))
+
+@pytest.mark.parametrize("fn, told", [
+    (compute_score, r"verl's compute_score .*Fix: verl_reward\(compute_score\); for a flag"),
+    (functools.partial(compute_score, extra_info=None), r"Fix: verl_reward\(compute_score\)\.?$"),
+    (batched, r"verl's BatchRewardManager .*Fix: def reward\(completions"),
+    (reward_func, r"OpenRLHF's reward_func .*Fix: def reward\(prompts, completions, answer"),
+    (Judge, r"found a class.*Fix: an object of it: Judge\(\.\.\.\)"),
+])  # fmt: skip
+def test_rewards_of_other_systems_are_refused_with_what_makes_them_ours(fn: Any, told: str) -> None:
+    with pytest.raises(GraphError, match=told):
+        rewards.wants(fn)
 
 
 def test_the_file_that_is_told_makes_a_flag_of_verls_function(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,23 +54,22 @@ def smooth(now: Now, *, weight: float = 0.5) -> Terms:
 
 def test_terms_with_the_same_rows_share_one_input() -> None:
     other = demonstrations("data/demos.jsonl", batch=16, name="others")
-    terms = [supervised_loss(rows=demos), entropy_loss(rows=demos), supervised_loss(rows=other)]
-    bound, inputs = (entropy_loss() + terms[0] + terms[1] + terms[2]).bound()
-    assert [term.on for term in bound.terms] == ["rows", OWN, OWN, "supervised_loss_2.rows"]
-    assert inputs == {OWN: demos, "supervised_loss_2.rows": other}
-    assert bound.row_sets == ("rows", OWN, "supervised_loss_2.rows")
+    own = supervised_loss(rows=demos) + entropy_loss(rows=demos) + supervised_loss(rows=other)
+    bound, inputs = (entropy_loss() + own).bound()
+    second = "supervised_loss_2.rows"
+    assert [term.on for term in bound.terms] == ["rows", OWN, OWN, second]
+    assert inputs == {OWN: demos, second: other}
+    assert bound.row_sets == ("rows", OWN, second)
     assert [t.label for t in bound.on(OWN).terms] == ["supervised_loss", "entropy_loss_2"]
-    assert bound.on(OWN).supervised
-    assert not bound.on("rows").supervised
+    assert (bound.on(OWN).supervised, bound.on("rows").supervised) == (True, False)
     assert bound.rows_of("entropy_loss_2.anything") == OWN
     assert bound.rows_of("rows") == "rows"
 
 
 def test_a_users_loss_takes_rows_too() -> None:
     bound, inputs = (entropy_loss() + 0.1 * smooth(weight=0.3, rows=demos)).bound()
-    assert bound.terms[1].on == "smooth.rows"
-    assert dict(bound.terms[1].params) == {"weight": 0.3}
     assert inputs == {"smooth.rows": demos}
+    assert (bound.terms[1].on, dict(bound.terms[1].params)) == ("smooth.rows", {"weight": 0.3})
     wrong: Any = 5
     with pytest.raises(GraphError, match=r"smooth\.rows: expected Port\[Completion\].*found int 5"):
         smooth(rows=wrong)
@@ -85,48 +85,38 @@ def test_a_port_or_parameter_named_rows_is_refused() -> None:
 
 def test_a_snapshot_keeps_the_rows_of_each_term() -> None:
     graph = right_graphs.imitating_while_exploring()
-    again = from_json(to_json(graph))
-    assert again.sinks[0].digest == graph.sinks[0].digest
-    assert [term.on for term in again.sinks[0].params["loss"].terms] == ["rows", OWN]
+    assert from_json(to_json(graph)).sinks[0].digest == graph.sinks[0].digest
 
 
 # the check and the plan
 
 
-def test_sizes_are_of_each_source() -> None:
-    sizes = check(right_graphs.imitating_while_exploring(), headers).sizes
-    assert sizes["prompts"].describe().endswith("4 updates of 128 (train_policy)")
-    assert sizes["demos"].describe() == (f"16 rows a Step, 4 updates of 4 (train_policy, {OWN})")
-
-
+@pytest.fixture(scope="module")
 def plan() -> Plan:
     return planned(right_graphs.imitating_while_exploring())
 
 
-def test_each_row_set_has_its_own_temperature_and_denominator() -> None:
-    assert plan().program is not None
-    params = plan().program.node("train_policy").params  # type: ignore[union-attr]
+def test_each_row_set_has_its_own_temperature_and_denominator(plan: Plan) -> None:
+    assert plan.program is not None
+    params = plan.program.node("train_policy").params
     assert (params["temperature"], params["step_rows"]) == (0.7, 512)
-    assert params["own_rows"][OWN]["temperature"] == 1.0
-    assert params["own_rows"][OWN]["step_rows"] == 16
+    own = params["own_rows"][OWN]
+    assert (own["temperature"], own["step_rows"]) == (1.0, 16)
 
 
-def test_a_plan_says_which_rows_each_input_stands_on() -> None:
-    found = plan()
-    node = found.node("train_policy")
+def test_a_plan_says_which_rows_each_input_stands_on(plan: Plan) -> None:
+    node = plan.node("train_policy")
     assert node.source == "prompts"
-    assert found.sources_of(node) == {"rows": "prompts", OWN: "demos"}
+    assert plan.sources_of(node) == {"rows": "prompts", OWN: "demos"}
     assert list(node.row_sets) == ["rows", OWN]
     assert [i.name for i in node.row_sets[OWN]] == [OWN]
     assert {i.ratio for i in node.inputs} == {1}
-    assert {s.name: (s.batch, s.max_lag) for s in found.sources} == {
-        "prompts": (64, 0), "demos": (16, 0),
-    }  # fmt: skip
-    assert found.node("demos").models[0].param == "tokenizer"
+    assert {s.name: s.batch for s in plan.sources} == {"prompts": 64, "demos": 16}
+    assert plan.node("demos").models[0].param == "tokenizer"
 
 
-def test_explain_prints_the_numbers_of_each_source() -> None:
-    text = explain(plan())
+def test_explain_prints_the_numbers_of_each_source(plan: Plan) -> None:
+    text = explain(plan)
     assert "64 prompts x 8 = 512 completions a Step, 4 updates of 128 (train_policy)" in text
     assert f"16 rows a Step, 4 updates of 4 (train_policy, {OWN})" in text
     assert "demos: no row depends on a Model that is trained" in text
@@ -146,8 +136,8 @@ def test_a_drawing_says_which_rows_a_term_trains() -> None:
 
 
 def test_a_diff_says_which_rows_a_term_is_given() -> None:
-    known = exploring_alone(), right_graphs.imitating_while_exploring()
-    assert f"{OWN}: now demos" in str(diff(*known))
+    change = diff(exploring_alone(), right_graphs.imitating_while_exploring())
+    assert f"{OWN}: now demos" in str(change)
 
 
 def test_estimates_count_all_rows_of_a_train_node(
@@ -156,13 +146,14 @@ def test_estimates_count_all_rows_of_a_train_node(
     (tmp_path / "models").mkdir()
     save_tiny_header(tmp_path / "models")
     monkeypatch.chdir(tmp_path)
-    one, two = (
-        planned(g()).node("train_policy").estimate.seconds
-        for g in (exploring_alone, right_graphs.imitating_while_exploring)
-    )
-    assert one is not None
-    assert two is not None
-    assert one < two < 2 * one
+
+    def seconds(graph: Graph) -> float:
+        found = planned(graph).node("train_policy").estimate.seconds
+        assert found is not None
+        return found
+
+    one = seconds(exploring_alone())
+    assert one < seconds(right_graphs.imitating_while_exploring()) < 2 * one
 
 
 def test_the_lag_of_one_source_is_none_of_the_other() -> None:
@@ -176,14 +167,16 @@ def test_ranks_need_a_prompt_of_each_source_in_each_minibatch() -> None:
 
 
 def test_minibatches_divide_each_source() -> None:
-    told = r"minibatches=4 does not divide the 6 prompts of a Step"
-    with pytest.raises(GraphError, match=told):
+    with pytest.raises(GraphError, match="minibatches=4 does not divide the 6 prompts of a Step"):
         check(right_graphs.imitating_while_exploring(batch=6), headers)
 
 
 # the train kernel
 
 
+ROWS, DEMOS = random_rows(4, 3, seed=1), random_rows(6, 1, seed=2)
+ALONE = with_advantage(ROWS)
+BOTH = with_own(ALONE, DEMOS)
 Gradient = dict[str, Tensor]
 
 # What the same sum in another order may differ by in float32, relative to the greatest number.
@@ -219,32 +212,34 @@ def off(found: Gradient, wanted: Gradient) -> float:
     return max(float((found[n] - wanted[n]).abs().max()) for n in wanted) / most
 
 
-@pytest.mark.parametrize("aggregate", ["token_mean", "sequence_mean", "sequence_sum"])
-@pytest.mark.parametrize("parts, tokens", [(1, 16384), (1, 24), (2, 24)])
+@pytest.mark.parametrize("aggregate, parts, tokens", [
+    ("token_mean", 1, 16384),
+    ("token_mean", 2, 24),
+    ("sequence_mean", 1, 24),
+    ("sequence_mean", 2, 24),
+    ("sequence_sum", 2, 24),
+])  # fmt: skip
 def test_the_gradient_is_the_sum_of_both_losses_gradients(
     base: str, monkeypatch: pytest.MonkeyPatch, aggregate: str, parts: int, tokens: int
 ) -> None:
-    rows, shown = random_rows(4, 3, seed=1), random_rows(6, 1, seed=2)
-    given = with_own(with_advantage(rows), shown)
     how: dict[str, Any] = {"aggregate": aggregate, "tokens": tokens}
     own = {"own_rows": {OWN: {"temperature": 1.0}}, "temperature": 0.7, "minibatches": parts}
-    both = gradient(monkeypatch, base, PG + 0.3 * SHOWN, given, **how, **own)
-    mine = first_of(rows, parts, "train_policy")
-    theirs = first_of(shown, parts, f"train_policy/{OWN}")
+    both = gradient(monkeypatch, base, PG + 0.3 * SHOWN, BOTH, **how, **own)
+    mine = first_of(ROWS, parts, "train_policy")
+    theirs = first_of(DEMOS, parts, f"train_policy/{OWN}")
     assert (len(mine), len(theirs)) == (12 // parts, 6 // parts)
-    part = {name: batch.take(mine) for name, batch in with_advantage(rows).inputs.items()}
-    one = Assignment(sequence=1, step=1, keys=rows.keys.take(mine), inputs=part)
+    part = {name: batch.take(mine) for name, batch in ALONE.inputs.items()}
+    one = replace(ALONE, keys=ROWS.keys.take(mine), inputs=part)
     alone = gradient(monkeypatch, base, PG, one, temperature=0.7, **how)
-    other = gradient(monkeypatch, base, SUPERVISED, assignment(shown.take(theirs)), **how)
+    other = gradient(monkeypatch, base, SUPERVISED, assignment(DEMOS.take(theirs)), **how)
     assert off(both, added(alone, other, 0.3)) < ROUNDING
     assert off(both, alone) > 1e-2, "the second loss changes nothing: this compares nothing"
 
 
 def test_metrics_are_of_each_term_on_its_own_rows(base: str) -> None:
-    rows, shown = random_rows(4, 3, seed=1), random_rows(6, 1, seed=2)
-    both = dict(opened(base, PG + 0.3 * SHOWN).step(with_own(with_advantage(rows), shown)))
-    alone = dict(opened(base, PG).step(with_advantage(rows)))
-    other = dict(opened(base, SUPERVISED).step(assignment(shown)))
+    both = opened(base, PG + 0.3 * SHOWN).step(BOTH)
+    alone = opened(base, PG).step(ALONE)
+    other = opened(base, SUPERVISED).step(assignment(DEMOS))
     for name, wanted in (alone | other).items():
         if name.startswith("loss/"):
             assert both[name] == pytest.approx(wanted, rel=1e-6)
@@ -252,27 +247,27 @@ def test_metrics_are_of_each_term_on_its_own_rows(base: str) -> None:
     assert both["optim/updates"] == 1.0
 
 
-@pytest.mark.parametrize("empty", ["rows", OWN])
+NO_KEYS = ROWS.keys.take(np.zeros(0, dtype=np.int64))
+ONLY_DEMOS = replace(BOTH, keys=NO_KEYS, inputs={OWN: DEMOS})
+
+
+@pytest.mark.parametrize("left, loss, alone, gone", [
+    (ALONE, PG, ALONE, "loss/supervised_loss"),
+    (ONLY_DEMOS, 0.3 * SUPERVISED, assignment(DEMOS), "loss/policy_gradient_loss"),
+], ids=["no demonstrations", "no rollouts"])  # fmt: skip
 def test_a_set_without_a_row_leaves_the_other_to_be_trained(
-    base: str, monkeypatch: pytest.MonkeyPatch, empty: str
+    base: str,
+    monkeypatch: pytest.MonkeyPatch,
+    left: Assignment,
+    loss: Loss,
+    alone: Assignment,
+    gone: str,
 ) -> None:
-    rows, shown = random_rows(4, 3, seed=1), random_rows(6, 1, seed=2)
-    given = with_own(with_advantage(rows), shown)
-    none = rows.keys.take(np.zeros(0, dtype=np.int64))
-    if empty == OWN:
-        left = with_advantage(rows)
-    else:
-        inputs = {OWN: given.inputs[OWN]}
-        left = Assignment(sequence=1, step=1, keys=none, inputs=inputs, others=given.others)
     found = gradient(monkeypatch, base, PG + 0.3 * SHOWN, left)
-    alone = (
-        gradient(monkeypatch, base, PG, with_advantage(rows))
-        if empty == OWN
-        else gradient(monkeypatch, base, 0.3 * SUPERVISED, assignment(shown))
-    )
-    assert off(found, alone) < ROUNDING
-    metrics = opened(base, PG + 0.3 * SHOWN).step(left)
-    gone = "loss/supervised_loss" if empty == OWN else "loss/policy_gradient_loss"
-    assert gone not in metrics
-    nothing = Assignment(sequence=1, step=1, keys=none, inputs={})
+    assert off(found, gradient(monkeypatch, base, loss, alone)) < ROUNDING
+    assert gone not in opened(base, PG + 0.3 * SHOWN).step(left)
+
+
+def test_without_any_row_nothing_is_updated(base: str) -> None:
+    nothing = replace(BOTH, keys=NO_KEYS, inputs={}, others={})
     assert opened(base, PG + SHOWN).step(nothing)["optim/updates"] == 0.0

@@ -18,19 +18,14 @@ def test_a_schema_of_two_has_the_columns_of_both() -> None:
 
     assert list(Judged.columns) == [*Rollout.columns, "reward", "confidence"]
     assert Judged.vocabulary
-    assert issubclass(Judged, Reward)
     assert Judged.row == "completion"
 
 
 def test_a_base_of_two_has_its_columns_once() -> None:
-    class Fluent(Reward):
-        fluent = column(pa.float32())
-
-    class Both(Fluent, TokenReward):
+    class Both(PerRow, TokenReward):
         pass
 
-    assert set(Both.columns) == {"reward", "fluent", "token_reward"}
-    assert Both.columns["reward"] == Reward.columns["reward"]
+    assert set(Both.columns) == {"reward", "extra", "token_reward"}
 
 
 def test_rows_of_a_schema_of_two_are_made_with_its_types() -> None:
