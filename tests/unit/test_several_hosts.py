@@ -27,6 +27,7 @@ from engine.plan.planner import make_plan
 from tests.kit.graphs import small_grpo
 from tests.kit.plans import headers
 
+pytestmark = pytest.mark.usefixtures("tiny")
 HOSTS = (
     Host(name="a", cores=4, memory=24 * 2**30),
     Host(name="b", cores=8, memory=2 * 2**30),
@@ -53,14 +54,14 @@ def test_a_cluster_file(tmp_path: Path) -> None:
     gpus = 'gpus = 2\ngpu_memory_gib = 80\nlabels = { gpu = "H100", zone = "x" }\n'
     path.write_text(f"{HOST_A}[hosts.b]\ncores = 32\nmemory_gib = 2.5\n{gpus}")
     cluster = read_cluster(path)
-    first, second = cluster.hosts
-    assert first == Host(name="a", cores=4, memory=8 * 2**30)
-    assert (second.name, second.cores, second.memory) == ("b", 32, 5 * 2**29)
-    assert second.gpus == (80 * 2**30,) * 2
-    assert second.labels == {"gpu": "H100", "zone": "x"}
+    memory, gpus = 5 * 2**29, (80 * 2**30,) * 2
+    assert cluster.hosts == (
+        Host(name="a", cores=4, memory=8 * 2**30),
+        Host(name="b", cores=32, memory=memory, gpus=gpus, labels={"gpu": "H100", "zone": "x"}),
+    )
     assert (cluster.cores, cluster.memory, cluster.gpus) == (4, 8 * 2**30, ())
     assert not cluster.live
-    assert cluster.on("b") == Cluster(cores=32, memory=5 * 2**29, gpus=second.gpus)
+    assert cluster.on("b") == Cluster(cores=32, memory=memory, gpus=gpus)
 
 
 FLEET = """
@@ -88,26 +89,34 @@ gigabits = 3200
 """
 
 
-def test_a_cluster_file_with_kinds_of_devices(tmp_path: Path) -> None:
+@pytest.fixture
+def fleet(tmp_path: Path) -> Cluster:
     (tmp_path / "fleet.toml").write_text(FLEET)
-    cluster = read_cluster(tmp_path / "fleet.toml")
-    assert [host.name for host in cluster.hosts] == ["cpu", "h-0", "h-1"]
-    h = cluster.host("h-1")
-    assert (h.kind, h.region, h.price, h.table) == ("H100", "east", 98.5, "h")
-    assert h.gpus == (81559 * 2**20,) * 8
-    assert h.labels == {"gpu": "H100"}
-    assert cluster.on("h-1").describe().endswith("8 H100 GPU (80 GiB each)")
+    return read_cluster(tmp_path / "fleet.toml")
 
 
-def test_ways_between_hosts(tmp_path: Path) -> None:
-    (tmp_path / "fleet.toml").write_text(FLEET)
-    cluster = read_cluster(tmp_path / "fleet.toml")
-    assert cluster.way("cpu", "h-1") == cluster.way("h-0", "cpu") == Link(rate=1.25e9, delay=0.03)
-    assert cluster.way("h-0", "h-1") == Link(rate=400e9, delay=NETWORK_DELAY)
-    slower = with_first(cluster.hosts).way("h-0", "cpu")
-    assert slower == Link(rate=device("cpu").network, delay=NETWORK_DELAY)
-    cards = with_first(cluster.hosts).way("h-0", "h-1")
-    assert cards.rate == 8 * device("H100").network
+def test_a_cluster_file_with_kinds_of_devices(fleet: Cluster) -> None:
+    assert [host.name for host in fleet.hosts] == ["cpu", "h-0", "h-1"]
+    assert fleet.host("h-1") == Host(
+        name="h-1",
+        cores=192,
+        memory=2048 * 2**30,
+        gpus=(81559 * 2**20,) * 8,
+        labels={"gpu": "H100"},
+        kind="H100",
+        region="east",
+        price=98.5,
+        table="h",
+    )
+    assert fleet.on("h-1").describe().endswith("8 H100 GPU (80 GiB each)")
+
+
+def test_ways_between_hosts(fleet: Cluster) -> None:
+    assert fleet.way("cpu", "h-1") == fleet.way("h-0", "cpu") == Link(rate=1.25e9, delay=0.03)
+    assert fleet.way("h-0", "h-1") == Link(rate=400e9, delay=NETWORK_DELAY)
+    unknown = with_first(fleet.hosts)
+    assert unknown.way("h-0", "cpu") == Link(rate=device("cpu").network, delay=NETWORK_DELAY)
+    assert unknown.way("h-0", "h-1").rate == 8 * device("H100").network
 
 
 @pytest.mark.parametrize("name,kind", [
@@ -134,14 +143,11 @@ def test_what_a_gpu_calls_itself(name: str, kind: str) -> None:
     (HOST_A + '[[links]]\nbetwen = ["a", "a"]', "unknown key 'betwen'. Fix: between"),
     ("hosts = 3", "expected tables, found 3"),
     (HOST_A + "core = 2", r"cluster\.toml:4: unknown key 'core'\. Fix: cores\."),
-    (HOST_A + 'address = "10.0.0.1"', r"cluster\.toml:4: unknown key 'address'\. Fix: "),
-    ("lease = 3\n" + HOST_A, r"cluster\.toml:1: unknown key 'lease'\. Fix: "),
     ("[hosts.a]\ncores = 4", r"cluster\.toml: host a: memory_gib: expected GiB .*, found None"),
     (
         HOST_A.replace("4", "70000"),
         r"cluster\.toml:2: host a: cores: expected a number of cores, 1 to 65536, found 70000",
     ),
-    (HOST_A.replace("a", '"a b"', 1), "host a b: expected a table of that name"),
     (HOST_A + "gpus = 2", r"host a: gpu_memory_gib: expected GiB of memory of each GPU.*None\. "),
     (HOST_A + "labels = 3", r"cluster\.toml:4: host a: labels: expected texts by name, found 3"),
     ("[hosts", r"cluster\.toml: expected TOML: "),
@@ -196,39 +202,18 @@ def test_a_label_of_several_hosts_spreads_the_workers() -> None:
     assert hosts == {"g0": "b", "g1": "c"}
 
 
-def test_a_label_that_no_host_has_is_refused_with_those_that_there_are() -> None:
-    for label in ("gpu:H100", "zone:z", "rack:1"):
-        told = rf"pin: 'gen' expected a host of the cluster, found '{label}'\. Fix: "
-        with pytest.raises(PlanError, match=told):
-            planned(THREE, gen=label)
-    with pytest.raises(PlanError, match=r"found 'gpu:H20'\. Fix: gpu:H200"):
-        planned(THREE, gen="gpu:H20")
-
-
-@pytest.mark.usefixtures("tiny")
-def test_a_host_that_is_refused_is_refused_by_name() -> None:
-    with pytest.raises(PlanError, match=r"pin: 'gen' on host d: it lacks torch"):
-        planned(THREE, gen="d")
+def test_a_host_that_is_refused_is_not_the_first() -> None:
     first = with_first([labelled("d", "it lacks torch"), labelled("a"), labelled("b")])
-    assert set(planned(first, gen="b").hosts.values()) == {"a", "b"}, "the first that can"
+    assert set(planned(first, gen="b").hosts.values()) == {"a", "b"}
 
 
 # --- options --------------------------------------------------------------------------------------
 
 
-def test_options_with_a_cluster_come_back(tmp_path: Path) -> None:
-    for options in (
-        RunOptions(cluster="ray", pin={"rollout": "gen@gpu:H200"}, wait=3.0, lease=5.0),
-        RunOptions(cluster="ray:local", private=True),
-        RunOptions(cluster=str(tmp_path / "cluster.toml"), pin={"rollout": "gen@b"}),
-        RunOptions(),
-    ):
-        assert run_options.from_json(run_options.to_json(options), {})[0] == options
-
-
-def test_a_cluster_file_is_found_from_any_folder() -> None:
-    written = run_options.to_json(RunOptions(cluster="pair.toml"))
-    assert run_options.from_json(written, {})[0].cluster == os.path.abspath("pair.toml")
+@pytest.mark.parametrize("cluster", [None, "ray", "ray:local", "pair.toml"])
+def test_a_cluster_file_is_found_from_any_folder(cluster: str | None) -> None:
+    found = run_options.from_json(run_options.to_json(RunOptions(cluster=cluster)), {})[0]
+    assert found.cluster == (os.path.abspath(cluster) if cluster == "pair.toml" else cluster)
 
 
 def test_an_address_is_told_where_it_goes() -> None:
@@ -247,7 +232,6 @@ def test_impossible_times_are_refused(option: str, value: float) -> None:
         run_options.placing(RunOptions(**{option: value}))
 
 
-@pytest.mark.usefixtures("tiny")
 def test_a_run_with_a_cluster_file_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     options = RunOptions(cluster="pair.toml", runs=tmp_path / "runs")
     told = r"--cluster: a run takes ray or ray:local, found 'pair\.toml'.*Fix: --cluster ray"
@@ -267,7 +251,6 @@ def planned(cluster: Cluster = CLUSTER, gen: str = "b", max_lag: int = 0, **opti
     return make_plan(graph, seed=0, placing=placing, cluster=cluster)
 
 
-@pytest.mark.usefixtures("tiny")
 def test_a_plan_on_two_hosts() -> None:
     pin = {"rollout": "gen@b", "train_policy": "train"}
     plan = planned(pin=pin, max_lag=1)
@@ -278,34 +261,19 @@ def test_a_plan_on_two_hosts() -> None:
     threads = [plan.node(name).layout.threads for name in ("rollout", "train_policy")]
     assert threads == [8, 4], "each has its host's cores for itself"
     text = explain(plan)
-    for part in (
-        *("grpo on ", "b: 8 cores, 2.0 GiB", "8 threads on b: "),
-        *("pulled from train by zmq", "of 2.0 GiB"),
-    ):
+    for part in ("grpo on ", "b: 8 cores, 2.0 GiB", "8 threads on b: ", "pulled from train by zmq"):
         assert part in text, part
-    assert plan.to_json() == planned(pin=pin, max_lag=1).to_json()
 
 
-@pytest.mark.usefixtures("tiny")
 def test_all_on_the_first_host_is_no_plan_on_hosts() -> None:
     assert planned(gen="a").hosts == {}
-    assert planned(inproc=True).hosts == {}
+    for cluster in (CLUSTER, LIVE):
+        assert planned(cluster, inproc=True).hosts == {}
 
 
-@pytest.mark.usefixtures("tiny")
 def test_on_a_ray_cluster_every_worker_has_a_host() -> None:
-    assert LIVE.live
     plan = planned(LIVE, gen="a")
-    assert set(plan.hosts) == set(plan.workers)
-    assert set(plan.hosts.values()) == {"a"}
-    assert planned(LIVE, inproc=True).hosts == {}
-
-
-@pytest.mark.usefixtures("tiny")
-def test_a_plan_by_labels_is_that_of_the_names() -> None:
-    labels = with_first([HOSTS[0], replace(HOSTS[1], labels={"zone": "x"})])
-    assert planned(labels, gen="zone:x").hosts == planned(gen="b").hosts
-    assert "8 threads on b: " in explain(planned(labels, gen="zone:x", max_lag=1))
+    assert plan.hosts == dict.fromkeys(plan.workers, "a")
 
 
 SMALL = replace(CLUSTER, hosts=(HOSTS[0], replace(HOSTS[1], cores=1, memory=2**20)))
@@ -316,11 +284,10 @@ TURNS = {"pin": {"rollout": "gen@b", "train_policy": "train"}, "turns": (("gen",
 SHARES = {"ranks": {"train_policy": 2}, "tensor": {"train_policy": 2}}
 
 
-@pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize("shard", [False, True])
 def test_ranks_with_rows_of_their_own_may_be_on_several_hosts(shard: bool) -> None:
     plan = planned(shard=shard, **RANKS)
-    assert {w: plan.host_of(w) for w in ("t0", "t1")} == {"t0": "a", "t1": "b"}
+    assert [plan.host_of(worker) for worker in ("t0", "t1")] == ["a", "b"]
     train = plan.node("train_policy")
     assert (train.layout.data, train.layout.shard, train.layout.threads) == (2, shard, 4)
     routes = {(e.producer, e.consumer): e.route for e in plan.edges}
@@ -332,23 +299,26 @@ def test_ranks_with_rows_of_their_own_may_be_on_several_hosts(shard: bool) -> No
     assert not [note for note in plan.notes if "a part of" in note], "nobody computes meanwhile"
 
 
-@pytest.mark.usefixtures("tiny")
 def test_each_share_of_tensor_ranks_is_on_one_host() -> None:
     plan = planned(pin={"train_policy": "t0,t1,t2@b,t3@b"}, **SHARES)
     assert plan.node("train_policy").shares == (("t0", "t1"), ("t2", "t3"))
-    with pytest.raises(PlanError, match=r"t0,t1 are on a, b, and have to be on one host") as told:
-        planned(pin={"train_policy": "t0,t1@b,t2,t3@b"}, **SHARES)
-    assert "t2,t3 are on a, b, and have to be on one host" in str(told.value)
 
 
-@pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize(("cluster", "asked", "told"), [
     (
         CLUSTER,
         {"gen": "c"},
         r"pin: 'gen' expected a host of the cluster, found 'c'\. Fix: one of a, b",
     ),
+    (THREE, {"gen": "gpu:H20"}, r"expected a host of the cluster, found 'gpu:H20'\. Fix: gpu:H200"),
+    (THREE, {"gen": "zone:z"}, r"expected a host of the cluster, found 'zone:z'\. Fix: "),
+    (THREE, {"gen": "d"}, r"pin: 'gen' on host d: it lacks torch"),
     (Cluster(cores=1, memory=2**34), {}, r"no hosts are known\. Fix: --cluster ray"),
+    (
+        CLUSTER,
+        SHARES | {"pin": {"train_policy": "t0,t1@b,t2,t3@b"}},
+        r"(?s)t0,t1 are on a, b, and have to be on one host.*t2,t3 are on a, b, and have to be",
+    ),
     (CLUSTER, TENSOR, r"t0,t1 are on a, b, and have to be on one host\. Fix: t0@a t1@a"),
     (
         CLUSTER,
@@ -357,7 +327,7 @@ def test_each_share_of_tensor_ranks_is_on_one_host() -> None:
     ),
     (GPU, RANKS, r"train_policy: t1 have a GPU and t0 have none, and ranks .* Fix: t0@b\."),
     (SMALL, {}, r"gen needs .*, host b has 0\.0 GiB"),
-], ids=["unknown", "no hosts", "tensor ranks", "turns", "one GPU", "too small"])  # fmt: skip
+])  # fmt: skip
 def test_hosts_that_cannot_be(cluster: Cluster, asked: dict[str, Any], told: str) -> None:
     with pytest.raises(PlanError, match=told):
         planned(cluster, **asked)
@@ -366,10 +336,7 @@ def test_hosts_that_cannot_be(cluster: Cluster, asked: dict[str, Any], told: str
 def test_what_runs_in_this_process_is_on_no_other_host() -> None:
     pin = {"rollout": "g0@a, g1@gpu:H200", "score": "g1"}
     here = run_options.on_this_host(RunOptions(cluster="ray", pin=pin, threads=3))
-    assert here.cluster is None
-    assert run_options.placing(here).pin == {"rollout": ("g0", "g1"), "score": ("g1",)}
-    assert run_options.placing(here).hosts == {}
-    assert here.threads == 3
+    assert here == RunOptions(pin={"rollout": "g0, g1", "score": "g1"}, threads=3)
 
 
 @pytest.mark.parametrize("names,kind", [

@@ -33,6 +33,10 @@ def node(*seconds: float | None, cores: int = 1, needed: Mapping[str, str] = {})
     return MeasuredWork(plan=grpo_plan(), work=work, cells=cells, needed=needed)
 
 
+Started = list[tuple[int, int]]
+"""(nodes, threads) of each process."""
+
+
 @pytest.fixture
 def slower() -> float:
     """How much longer the first two processes take than those after."""
@@ -40,9 +44,8 @@ def slower() -> float:
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch, slower: float) -> list[tuple[int, int]]:
-    """(nodes, threads) of each process."""
-    found: list[tuple[int, int]] = []
+def started(monkeypatch: pytest.MonkeyPatch, slower: float) -> Started:
+    found: Started = []
 
     def in_child(task: Callable[[], Iterator[Any]], *, threads: int, **_: Any) -> ChildResult:
         asked = task.args[0]  # type: ignore[attr-defined]
@@ -60,25 +63,25 @@ def estimated(of: MeasuredWork, seconds: int) -> MeasuredWork:
     return replace(of, cells=cells)
 
 
-def test_all_nodes_are_in_one_process_a_core_and_then_alone(started: list[tuple[int, int]]) -> None:
+def test_all_nodes_are_in_one_process_a_core_and_then_alone(started: Started) -> None:
     nodes = [estimated(node(0.1), 2), estimated(node(0.2), 4)]
     assert beside(nodes, 2, quick=False) == [1.5, 1.5]
     assert started == [(2, 1)] * 3
 
 
 @pytest.mark.parametrize("slower", [0.5])
-def test_what_is_faster_beside_others_is_as_fast(started: list[tuple[int, int]]) -> None:
+def test_what_is_faster_beside_others_is_as_fast(started: Started) -> None:
     assert beside([estimated(node(0.5), 2)], 2, quick=True) == [1.0]
     assert started == [(1, 1)] * 3
 
 
-def test_other_threads_and_variables_are_other_processes(started: list[tuple[int, int]]) -> None:
+def test_other_threads_and_variables_are_other_processes(started: Started) -> None:
     nodes = [node(0.1), node(0.1, needed={"A": "b"}), node(0.1, cores=2), node(0.1, cores=4)]
     beside([estimated(each, 1) for each in nodes], 4, quick=True)
     assert sorted(started) == [(1, 1)] * 10 + [(1, 2)] * 3, "four threads are alone"
 
 
-def test_nothing_runs_where_nothing_was_measured(started: list[tuple[int, int]]) -> None:
+def test_nothing_runs_where_nothing_was_measured(started: Started) -> None:
     assert beside([node(None), node(), node(0.1, cores=2)], 2, quick=False) == [1.0] * 3
     assert started == []
 

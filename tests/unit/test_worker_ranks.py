@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from typing import Any
 
 import pytest
 
@@ -44,10 +45,8 @@ def told(channel: WorkerChannel, opened: Open) -> PeerAddresses:
     return PeerAddresses(entries=(PeerAddress(worker=opened.worker, epoch=opened.epoch, **where),))
 
 
-@pytest.mark.parametrize("private", [False, True])
-@pytest.mark.parametrize("epoch", [0, 2])
-def test_ranks_meet_at_the_first_of_them_whoever_is_told_first(private: bool, epoch: int) -> None:
-    how = {"private": private, "epoch": epoch}
+@pytest.mark.parametrize("how", [{}, {"private": True, "epoch": 2}])
+def test_ranks_meet_at_the_first_of_them_whoever_is_told_first(how: dict[str, Any]) -> None:
     with rank(0, **how) as (first, here), rank(1, **how) as (second, there):
         found: list[KeyedStore] = []
         waits = threading.Thread(target=lambda: found.append(far_store(second, there, NAMES)))
@@ -70,23 +69,21 @@ def test_ranks_meet_at_the_first_of_them_whoever_is_told_first(private: bool, ep
 
 def test_a_first_rank_that_does_not_come_is_named_with_its_host() -> None:
     expected = r"rank 1 of 2 \(t1 on b\): expected rank 0 \(t0 on a\) within 0\.2 s, found none"
-    with (
-        rank(1) as (opened, channel),
-        pytest.raises(RunError, match=rf"{expected}: .*not said where its ranks meet.* Fix: "),
-    ):
+    told = rf"{expected}: .*not said where its ranks meet.* Fix: "
+    with rank(1) as (opened, channel), pytest.raises(RunError, match=told):
         far_store(opened, channel, NAMES, timeout=0.2)
 
 
-def test_the_first_rank_of_another_life_is_not_the_one() -> None:
-    """An earlier one is not waited at; a later one means that this life is over."""
-    with rank(0, epoch=1) as (first, here), rank(1, epoch=2) as (second, there):
+@pytest.mark.parametrize(
+    ("epoch", "mine", "error"),
+    [(1, 2, r"within 0\.2 s, found none"), (1, 0, "its process is gone")],
+    ids=["an earlier one is not waited at", "a later one means that this life is over"],
+)
+def test_the_first_rank_of_another_life_is_not_the_one(epoch: int, mine: int, error: str) -> None:
+    with rank(0, epoch=epoch) as (first, here), rank(1, epoch=mine) as (second, there):
         there.write(told(here, first))
-        with pytest.raises(RunError, match=r"within 0\.2 s, found none"):
+        with pytest.raises(RunError, match=error):
             far_store(second, there, NAMES, timeout=0.2)
-    with rank(0, epoch=1) as (first, here), rank(1, epoch=0) as (second, there):
-        there.write(told(here, first))
-        with pytest.raises(RunError, match="its process is gone"):
-            far_store(second, there, NAMES)
 
 
 def test_a_first_rank_that_ends_is_not_asked_any_more() -> None:
