@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from engine.cli import main
 from engine.observe.flow.records import (
@@ -27,6 +28,7 @@ from engine.observe.runlist import RunSummary
 from engine.top.page import page
 from engine.top.seen import RunReader, SeenRun
 from tests.kit.comparison import require_golden
+from tests.kit.processes import ROOT
 from tests.kit.terminals import on_terminal
 
 MIB = 1 << 20
@@ -60,32 +62,31 @@ ROW = {"step": 3, "reward/mean": 0.5, "time/step": 4.0, "time/rollout": 6.0, "ti
 ROW |= {"time/train_policy": 2.0, "worker/gen0/busy": 0.75, "policy/lag/max": 1.0}
 
 
-def flow(step: int, seconds: float = 4.0, wall: float = 0.0) -> Flow:
-    """A stretch in which training waits for a slow reward, and one replica is slow."""
-    part = seconds / 4.0
+def flow(step: int) -> Flow:
+    """Four seconds in which training waits for a slow reward, and one replica is slow."""
     return Flow(
         step=step,
-        start=step * seconds,
-        end=(step + 1) * seconds,
-        wall=wall or 1000.0 + step,
+        start=4.0 * step,
+        end=4.0 * (step + 1),
+        wall=1000.0 + step,
         nodes={
-            "prompts@data": ReplicaFlow(idle=4 * part, rows=8),
+            "prompts@data": ReplicaFlow(idle=4.0, rows=8),
             "rollout@gen0": ReplicaFlow(
-                busy=1 * part,
-                for_room=3 * part,
-                blames={"train_policy": 3 * part},
+                busy=1.0,
+                for_room=3.0,
+                blames={"train_policy": 3.0},
                 rows=32,
                 tokens=640,
                 version=step,
             ),
             "rollout@gen1": ReplicaFlow(
-                busy=3 * part, for_weights=part, rows=32, tokens=640, version=step - 1
+                busy=3.0, for_weights=1.0, rows=32, tokens=640, version=step - 1
             ),
-            "score@data": ReplicaFlow(busy=3.5 * part, for_turn=0.5 * part, rows=64),
+            "score@data": ReplicaFlow(busy=3.5, for_turn=0.5, rows=64),
             "train_policy@train": ReplicaFlow(
-                busy=part,
-                for_rows=3 * part,
-                blames={"score": 3 * part},
+                busy=1.0,
+                for_rows=3.0,
+                blames={"score": 3.0},
                 rows=64,
                 tokens=1280,
                 version=step,
@@ -130,37 +131,32 @@ def a_run(folder: Path, *, events: bool = True) -> Path:
     return folder
 
 
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return a_run(tmp_path / "first")
+
+
 def text_of(seen: SeenRun, width: int = 100, *, replicas: bool = False) -> str:
     lines = [line.plain for line in page(seen, width=width, replicas=replicas)]
     assert max(map(len, lines)) <= width
     return "\n".join(lines) + "\n"
 
 
-@pytest.mark.parametrize("width", [60, 100])
-def test_golden(width: int, tmp_path: Path) -> None:
-    seen = RunReader(a_run(tmp_path / "first")).look()
-    require_golden(f"top/width_{width}.txt", text_of(seen, width))
+@pytest.mark.parametrize(
+    ("name", "width", "replicas", "events"),
+    [
+        ("width_60", 60, False, True),
+        ("width_100", 100, False, True),
+        ("replicas", 100, True, True),
+        ("no_events", 100, False, False),
+    ],
+)
+def test_golden(name: str, width: int, replicas: bool, events: bool, tmp_path: Path) -> None:
+    seen = RunReader(a_run(tmp_path / "first", events=events)).look()
+    require_golden(f"top/{name}.txt", text_of(seen, width, replicas=replicas))
 
 
-def test_replicas_have_lines_of_their_own(tmp_path: Path) -> None:
-    seen = RunReader(a_run(tmp_path / "first")).look()
-    require_golden("top/replicas.txt", text_of(seen, replicas=True))
-
-
-def test_a_run_without_events_shows_its_metrics(tmp_path: Path) -> None:
-    seen = RunReader(a_run(tmp_path / "first", events=False)).look()
-    require_golden("top/no_events.txt", text_of(seen))
-
-
-def test_who_waits_for_whom_comes_first(tmp_path: Path) -> None:
-    text = text_of(RunReader(a_run(tmp_path / "first")).look())
-    assert text.index("train_policy waits 75 % for score") < text.index("nodes in Steps 1 to 3")
-
-
-def test_steps_that_come_are_read_and_those_that_a_resume_cut_are_not_shown(
-    tmp_path: Path,
-) -> None:
-    run = a_run(tmp_path / "first")
+def test_steps_that_come_are_read_and_those_that_a_resume_cut_are_not_shown(run: Path) -> None:
     reader = RunReader(run)
     assert reader.look().stretch == "Steps 1 to 3"
     segments = StepSegments(run / "events")
@@ -172,13 +168,10 @@ def test_steps_that_come_are_read_and_those_that_a_resume_cut_are_not_shown(
     assert reader.look().stretch == "Steps 1 to 2"
 
 
-def test_while_it_runs_the_last_seconds_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = a_run(tmp_path / "first")
+def test_while_it_runs_the_last_seconds_count(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     live = LiveSegments(run / "events")
     for second in range(30):
-        live.write(flow(second, seconds=1.0, wall=2000.0 + second))
+        live.write(replace(flow(1), start=second, end=second + 1.0, wall=2000.0 + second))
     live.close()
     assert RunReader(run).look().stretch == "Steps 1 to 3"
     monkeypatch.setattr("engine.observe.runlist.is_held", lambda path: True)
@@ -200,8 +193,7 @@ def test_a_program_shows_the_phase_under_way(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("plan", ["", "[1]", "{}", '{"phases": []}'])
-def test_a_damaged_plan_is_left_out(plan: str, tmp_path: Path) -> None:
-    run = a_run(tmp_path / "first")
+def test_a_damaged_plan_is_left_out(plan: str, run: Path) -> None:
     (run / "plan.json").write_text(plan)
     assert "train_policy" in text_of(RunReader(run).look())
 
@@ -209,7 +201,7 @@ def test_a_damaged_plan_is_left_out(plan: str, tmp_path: Path) -> None:
 NAMES = st.text(st.characters(codec="ascii", exclude_characters="@>-"), min_size=1, max_size=60)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     names=st.lists(NAMES, min_size=1, max_size=4, unique=True),
     seconds=st.lists(st.floats(0.0, 1e6), min_size=6, max_size=6),
@@ -235,9 +227,9 @@ def test_no_line_is_wider_than_the_screen_and_none_has_control_characters(
         cuts={name: CutFlow(ready=count, lags=[count, count]) for name in names},
         workers={name: WorkerFlow(memory=count, peak=count, doing=name) for name in names},
     )
-    run = RunSummary(name=names[0], path="x", state="running", reason=names[-1] * 9)
+    ended = RunSummary(name=names[0], path="x", state="running", reason=names[-1] * 9)
     row = {f"reward/{name}/mean": 0.5 for name in names} | {"reward/mean": 0.5}
-    seen = SeenRun(run=run, title=names[0], row=row, flow=found, stretch="Step 1", waits=names)
+    seen = SeenRun(run=ended, title=names[0], row=row, flow=found, stretch="Step 1", waits=names)
     for line in page(seen, width=width, replicas=replicas):
         assert len(line) <= width
         assert line.plain.isprintable() or not line.plain
@@ -264,16 +256,13 @@ def test_the_run_that_is_named_or_was_written_last_is_shown(
     assert "cannot be read" in capsys.readouterr().err
 
 
-def test_a_terminal_shows_it_until_q(tmp_path: Path) -> None:
-    a_run(tmp_path / "first")
-    call = f"raise SystemExit(main(['top', '--root', {str(tmp_path)!r}]))"
-    code = (
-        f"import sys; sys.path.insert(0, {str(Path.cwd())!r}); from engine.cli import main; {call}"
-    )
+def test_a_terminal_shows_it_until_q(run: Path) -> None:
+    call = f"from engine.cli import main; raise SystemExit(main(['top', {str(run)!r}]))"
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); {call}"
     written = on_terminal(code, columns=100, rows=60, typed="rq")
-    assert "rollout x2" in written
-    assert "rollout@gen1" in written
-    assert "\x1b[?1049l" in written, "the screen of before comes back"
+    # The last one: the screen of before comes back.
+    for part in ("rollout x2", "rollout@gen1", "\x1b[?1049l"):
+        assert part in written
     plain = on_terminal(code, columns=60, rows=20, typed="q", env={"NO_COLOR": "1"})
     assert "more lines" in plain
     assert "\x1b[32m" not in plain
