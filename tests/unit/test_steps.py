@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from dataflow.batch import Ragged
 from operators.kernels import steps
-from operators.kernels.steps import cut, steps_of, token_counts
+from operators.kernels.steps import Decoding, cut, steps_of, token_counts
 from operators.kernels.text import Tokenizer, to_ragged
 from tests.kit.models import EOS, character_tokenizer
 from tests.kit.rows import ragged
@@ -50,7 +50,7 @@ def tokenizers() -> dict[str, Tokenizer]:
     return {name: Tokenizer(name, inner, frozenset()) for name, inner in made.items()}
 
 
-def by_prefixes(tokenizer: Tokenizer, ids: Sequence[int], place: int) -> int:
+def by_prefixes(tokenizer: Decoding, ids: Sequence[int], place: int) -> int:
     """The definition: the fewest first tokens whose whole characters reach the place."""
     for count in range(1, len(ids)):
         if len(tokenizer.text(ids[:count]).rstrip("\ufffd")) >= place:
@@ -79,8 +79,19 @@ TEXTS = st.lists(
 )
 
 
+def require_places(tokenizer: Decoding, ids: Sequence[int], split: str, window: int) -> list[int]:
+    """Windows of this many tokens find the places that all prefixes have; returns these."""
+    text = tokenizer.text(ids)
+    ends = cut(text, split)[1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(steps, "_WINDOW", window)
+        found = token_counts(tokenizer, ids, text, ends)
+    assert found == [len(ids) if e is None else by_prefixes(tokenizer, ids, e) for e in ends]
+    return found
+
+
 @given(TEXTS, st.sampled_from([1, 2, 5, 64]))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @pytest.mark.parametrize("name", ["bpe", "characters"])
 def test_places_become_tokens_as_by_decoding_every_prefix(
     name: str, parts: list[str], window: int
@@ -88,27 +99,15 @@ def test_places_become_tokens_as_by_decoding_every_prefix(
     tokenizer = tokenizers()[name]
     known = [part for part in parts if name == "bpe" or part.isascii()]
     ids = [i for part in known for i in tokenizer.encode([part], special=False)[0]]
-    text = tokenizer.text(ids)
-    ends = cut(text, "\n\n")[1]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(steps, "_WINDOW", window)
-        found = token_counts(tokenizer, ids, text, ends)
-    expected = [len(ids) if e is None else by_prefixes(tokenizer, ids, e) for e in ends]
-    assert found == expected
+    require_places(tokenizer, ids, "\n\n", window)
 
 
 @given(st.lists(st.integers(0, 5), max_size=12), st.sampled_from([1, 2, 64]))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_tokens_whose_text_depends_on_those_before_are_counted_right(
     ids: list[int], window: int
 ) -> None:
-    tokenizer = tokenizers()["words"]
-    text = tokenizer.text(ids)
-    ends = cut(text, "\n\n")[1]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(steps, "_WINDOW", window)
-        found = token_counts(tokenizer, ids, text, ends)
-    assert found == [len(ids) if e is None else by_prefixes(tokenizer, ids, e) for e in ends]
+    require_places(tokenizers()["words"], ids, "\n\n", window)
 
 
 class Counting:
@@ -151,11 +150,8 @@ class Joined(Counting):
 def test_a_tokenizer_whose_parts_do_not_add_up_is_decoded_from_the_beginning() -> None:
     tokenizer = Joined(tokenizers()["characters"])
     ids = [0, 0, 0, 2, 1, 2, 1]
-    text = tokenizer.text(ids)
-    assert text == "aa a | b | b"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(steps, "_WINDOW", 2)
-        assert token_counts(tokenizer, ids, text, cut(text, "|")[1]) == [4, 6, 7]
+    assert tokenizer.text(ids) == "aa a | b | b"
+    assert require_places(tokenizer, ids, "|", 2) == [4, 6, 7]
 
 
 def placed(answers: list[str], masks: list[list[int]] | None = None) -> steps.AnswerSteps:
@@ -172,16 +168,17 @@ def test_a_step_ends_with_its_separator_and_the_last_one_with_the_answer() -> No
     assert found.offsets.tolist() == [0, 2, 3, 3, 4]
 
 
-def test_several_steps_may_end_at_one_token() -> None:
-    tokenizer = tokenizers()["words"]
+@pytest.mark.parametrize(("split", "texts", "tokens"), [
+    ("\n\n", ["ac", "d", " b"], [1, 2, 3]),
+    ("\n", ["ac", "d", " b"], [1, 2, 3]),
+    ("c", ["a", "\n\nd\n\n b"], [1, 3]),
+])  # fmt: skip
+def test_several_steps_may_end_at_one_token(
+    split: str, texts: list[str], tokens: list[int]
+) -> None:
     ids = to_ragged([[1, 4, 3, 2]])  # "a" "c\n\nd" "\n\n" "b"
-    found = steps_of(tokenizer, ids, ids.like(np.ones(4, np.uint8)), "\n\n")
-    assert found.texts == [["ac", "d", " b"]]
-    assert found.token.tolist() == [1, 2, 3]
-    found = steps_of(tokenizer, ids, ids.like(np.ones(4, np.uint8)), "\n")
-    assert found.token.tolist() == [1, 2, 3]
-    both = steps_of(tokenizer, ids, ids.like(np.ones(4, np.uint8)), "c")
-    assert (both.texts, both.token.tolist()) == ([["a", "\n\nd\n\n b"]], [1, 3])
+    found = steps_of(tokenizers()["words"], ids, ids.like(np.ones(4, np.uint8)), split)
+    assert (found.texts, found.token.tolist()) == ([texts], tokens)
 
 
 @pytest.mark.parametrize("mask, tokens", [

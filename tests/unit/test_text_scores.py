@@ -82,20 +82,22 @@ def scores_of(base: str, rows: Batch, session: Any = None, **params: Any) -> Bat
     return next(iter(kernel.run(rows_chunk(rows))), None)
 
 
-def by_transformers(base: str, rendered: list[str], **special: Any) -> list[float]:
-    """The classifier's own numbers for these texts."""
-    tokenizer = AutoTokenizer.from_pretrained(base)
+def require_scores(found: Batch | None, base: str, texts: list[Any], special: bool = False) -> None:
+    """The classifier's own numbers for these texts, or for conversations; special: with the
+    tokens that its tokenizer adds.
+    """
+    tokenizer: Any = AutoTokenizer.from_pretrained(base)
     module: Any = AutoModelForSequenceClassification.from_pretrained(base).eval()
-    found = []
-    for text in rendered:
+    expected = []
+    for text in texts:
+        if not isinstance(text, str):
+            text = tokenizer.apply_chat_template(text, tokenize=False)
         with torch.no_grad():
-            ids = tokenizer(text, return_tensors="pt", **special)
-            found.append(float(module(**ids).logits[0, 0]))
-    return found
-
-
-def conversation(base: str, turns: list[dict[str, str]]) -> str:
-    return AutoTokenizer.from_pretrained(base).apply_chat_template(turns, tokenize=False)  # type: ignore[return-value]
+            ids = tokenizer(text, return_tensors="pt", add_special_tokens=special)
+            expected.append(float(module(**ids).logits[0, 0]))
+    assert found is not None
+    np.testing.assert_allclose(found.flat("reward"), expected, rtol=1e-6, atol=1e-5)
+    assert len(set(np.round(expected, 4))) == len(expected), "different texts, different scores"
 
 
 USER = {"role": "user", "content": "is the abc é right?"}
@@ -108,35 +110,22 @@ def test_messages_are_scored_as_the_classifier_scores_them(base: str, tokens: in
     system = {"role": "system", "content": "be brief"}
     asked = [[USER], [USER], [system, USER], [USER, BEGUN], [USER]]
     found = scores_of(base, written(asked, ANSWERS, [4, 4, 5, 6, 4]), tokens=tokens)
-    assert found is not None
     turns = [answered(prompt, answer) for prompt, answer in zip(asked, ANSWERS, strict=True)]
     assert turns[3] == [USER, {"role": "assistant", "content": "It 日本 ab"}]
-    expected = by_transformers(
-        base, [conversation(base, t) for t in turns], add_special_tokens=False
-    )
-    np.testing.assert_allclose(found.flat("reward"), expected, rtol=1e-6, atol=1e-5)
-    assert len(set(np.round(expected, 4))) == len(expected), "different texts, different scores"
+    require_scores(found, base, turns)
 
 
 def test_a_prompt_that_is_text_is_the_users_turn(base: str) -> None:
     found = scores_of(base, written(["why?"] * 2, ["so", "not so"]))
-    assert found is not None
-    turns = [
-        [{"role": "user", "content": "why?"}, {"role": "assistant", "content": answer}]
-        for answer in ("so", "not so")
-    ]
-    expected = by_transformers(
-        base, [conversation(base, t) for t in turns], add_special_tokens=False
-    )
-    np.testing.assert_allclose(found.flat("reward"), expected, rtol=1e-6, atol=1e-5)
+    user = {"role": "user", "content": "why?"}
+    turns = [[user, {"role": "assistant", "content": answer}] for answer in ("so", "not so")]
+    require_scores(found, base, turns)
 
 
 def test_without_a_template_the_answer_follows_the_prompt(tmp_path: Path) -> None:
     plain = save_reward_model(tmp_path, template=None)
     found = scores_of(plain, written(["why? ", "how? "], ["so", ""]))
-    assert found is not None
-    expected = by_transformers(plain, ["why? so", "how? "])
-    np.testing.assert_allclose(found.flat("reward"), expected, rtol=1e-6, atol=1e-5)
+    require_scores(found, plain, ["why? so", "how? "], special=True)
     with pytest.raises(DataError, match="need a chat template"):
         scores_of(plain, written([[USER]], ["so"]))
     with pytest.raises(DataError, match="row 1 of 2 has no tokens: ''"):
@@ -144,22 +133,18 @@ def test_without_a_template_the_answer_follows_the_prompt(tmp_path: Path) -> Non
 
 
 def test_rows_without_text_prompts_are_refused(base: str) -> None:
-    rows = Batch.make(Keys.of([0]), {"completion": ["a"]}, Completion)
-    with pytest.raises(DataError, match="expected the prompts as text or messages"):
-        scores_of(base, rows)
-    ids = Batch.make(Keys.of([0]), {"completion": ["a"], "prompt": pa.array([[1, 2]])}, Completion)
-    with pytest.raises(DataError, match="expected the prompts as text or messages"):
-        scores_of(base, ids)
+    for columns in ({}, {"prompt": pa.array([[1, 2]])}):
+        rows = Batch.make(Keys.of([0]), {"completion": ["a"]} | columns, Completion)
+        with pytest.raises(DataError, match="expected the prompts as text or messages"):
+            scores_of(base, rows)
 
 
 def test_rows_too_long_are_refused_dropped_or_cut(base: str) -> None:
     rows = written(["x"] * 3, ["a", "b" * 140, "c"])
     told = "scores: row .1, 1, 0.: expected at most 128 tokens .the positions of Model 'rm'., found"
-    with pytest.raises(DataError, match=told) as caught:
+    fix = "Fix: overlong='drop' or 'truncate', or a Model with more positions."
+    with pytest.raises(DataError, match=f"{told}.*{fix}"):
         scores_of(base, rows)
-    assert "Fix: overlong='drop' or 'truncate', or a Model with more positions." in str(
-        caught.value
-    )
     session = FakeSession()
     kept = scores_of(base, rows, session, overlong="drop")
     assert kept is not None
@@ -167,11 +152,8 @@ def test_rows_too_long_are_refused_dropped_or_cut(base: str) -> None:
     assert [key for key, _ in session.tombstones] == [(1, 1, 0)]
     assert session.metrics["scores/overlong"] == [(pytest.approx(1 / 3), 3)]
     assert scores_of(base, rows.take(np.array([1])), FakeSession(), overlong="drop") is None
-    cut = scores_of(base, rows, FakeSession(), overlong="truncate")
-    assert cut is not None
-    last = "b" * 127 + "<end>"
-    expected = by_transformers(base, [last], add_special_tokens=False)
-    assert cut.flat("reward")[1] == pytest.approx(expected[0], abs=1e-5)
+    cut = scores_of(base, rows.take(np.array([1])), FakeSession(), overlong="truncate")
+    require_scores(cut, base, ["b" * 127 + "<end>"])
 
 
 def test_no_rows_are_no_batch(base: str) -> None:

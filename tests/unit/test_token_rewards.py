@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -43,15 +44,17 @@ SPREAD = columns(TokenReward, reward=[3.0, 0.5, 0.0], token_reward=[[1.0, 2.0], 
 PLAIN = columns(Reward, reward=[10.0, 20.0, 30.0])
 
 
-def test_a_plain_reward_is_added_to_the_last_token_alone() -> None:
-    result = advantage.ADD.function(SPREAD, PLAIN, weights=(1.0, 0.5))  # type: ignore[misc]
-    assert result["reward"].tolist() == [8.0, 10.5, 15.0]
-    assert tokens(result, "token_reward") == [[1.0, 7.0], [10.5], []]
-
-
-def test_tokens_are_added_to_tokens_wherever_they_stand() -> None:
-    result = advantage.ADD.function(PLAIN, SPREAD, SPREAD, weights=None)  # type: ignore[misc]
-    assert tokens(result, "token_reward") == [[2.0, 14.0], [21.0], []]
+@pytest.mark.parametrize(("scores", "weights", "reward", "by_token"), [
+    # A plain reward is added to the last token alone; tokens to tokens wherever they stand.
+    ((SPREAD, PLAIN), (1.0, 0.5), [8.0, 10.5, 15.0], [[1.0, 7.0], [10.5], []]),
+    ((PLAIN, SPREAD, SPREAD), None, [16.0, 21.0, 30.0], [[2.0, 14.0], [21.0], []]),
+])  # fmt: skip
+def test_rewards_of_tokens_stay_so(
+    scores: Any, weights: Any, reward: list[float], by_token: list[list[float]]
+) -> None:
+    result = advantage.ADD.function(*scores, weights=weights)  # type: ignore[misc]
+    assert result["reward"].tolist() == reward
+    assert tokens(result, "token_reward") == by_token
 
 
 def test_plain_rewards_stay_plain() -> None:
@@ -77,7 +80,7 @@ ROWS = st.lists(
 
 
 @given(ROWS, st.sampled_from([1.0, 0.9]), st.data())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_returns_of_a_sum_are_their_sum(rows: list, gamma: float, data: st.DataObject) -> None:
     """With any tokens written or left out: the plain reward counts once, where it would alone."""
     plain = data.draw(st.lists(_NUMBER, min_size=len(rows), max_size=len(rows)))

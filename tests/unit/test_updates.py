@@ -62,7 +62,7 @@ def parts(
     return list(parts_of(read, every, how, seed=5, node="train_policy", step=3)), every
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     owners=st.lists(st.integers(0, 2), min_size=1, max_size=8),
     n=st.integers(1, 3),
