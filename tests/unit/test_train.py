@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,10 +14,9 @@ from dataflow.batch import Batch
 from dataflow.kernel import Assignment
 from dataflow.loss import Loss, Now, Tensors, Terms, loss_function
 from dataflow.model import Model, linear
-from dataflow.schema import Returns, Reward
+from dataflow.schema import Reward
 from operators import losses
 from operators.kernels.torch.generate import TorchGenerate
-from operators.kernels.torch.train import TorchTrain
 from operators.optimizers import AdamW
 from tests.kit.kernels import FakeSession, open_kernel, prompt_chunk
 from tests.kit.rows import padded_logprobs, plain, random_rows, rollout, token_column, with_tokens
@@ -26,7 +24,6 @@ from tests.kit.training import (
     CLIPPED,
     PG,
     PPO,
-    SUPERVISED,
     assignment,
     distance,
     loss_of,
@@ -45,8 +42,11 @@ def naive_gradients(
     return {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
 
 
+Gradients = Callable[..., dict[str, Tensor]]
+
+
 @pytest.fixture
-def gradients(base: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Tensor]]:
+def gradients(base: str, monkeypatch: pytest.MonkeyPatch) -> Gradients:
     """What a kernel hands to its optimizer in a Step of one update."""
 
     def of(loss: Loss, given: Assignment, **params: Any) -> dict[str, Tensor]:
@@ -91,7 +91,7 @@ AGGREGATES: dict[str, Callable[[list[Tensor], list[Tensor]], Any]] = {
 @pytest.mark.parametrize("aggregate", AGGREGATES)
 @pytest.mark.parametrize("tokens", [16384, 24])
 def test_gradients_are_those_of_a_padded_forward_with_a_loop_over_rows(
-    base: str, gradients: Callable[..., dict[str, Tensor]], aggregate: str, tokens: int
+    base: str, gradients: Gradients, aggregate: str, tokens: int
 ) -> None:
     rows = random_rows(4, 3)
     given = with_advantage(rows, name="clipped_policy_loss")
@@ -115,25 +115,14 @@ def test_gradients_are_those_of_a_padded_forward_with_a_loop_over_rows(
         assert float((handed[name] - gradient).abs().max()) < 1e-5 * max(1.0, largest), name
 
 
-def test_a_shared_prompt_and_a_repeated_one_have_the_same_gradient(
-    base: str, gradients: Callable[..., dict[str, Tensor]]
-) -> None:
-    given = with_advantage(random_rows(3, 4))
-    shared = gradients(PG, given)
-    # A budget of one token: each row is a micro-batch of its own, its prompt computed again.
-    repeated = gradients(PG, given, tokens=1)
-    assert distance(shared, repeated) < 1e-5
-    kernel, alone = opened(base, PG), opened(base, PG, tokens=1)
-    assert kernel.step(given)["train/fed_tokens"] < alone.step(given)["train/fed_tokens"] / 2
-
-
-@pytest.mark.parametrize("tokens", [15, 25])
-@pytest.mark.parametrize("split", [(1, 1), (2, 1), (2, 3)])
+@pytest.mark.parametrize(
+    ("tokens", "epochs", "minibatches"), [(15, 1, 1), (25, 2, 1), (15, 2, 3), (25, 2, 3)]
+)
 def test_micro_batches_do_not_change_the_weights(
-    base: str, tokens: int, split: tuple[int, int]
+    base: str, tokens: int, epochs: int, minibatches: int
 ) -> None:
     rows = random_rows(6, 3)
-    params = {"epochs": split[0], "minibatches": split[1], "optimizer": AdamW(eps=1e-3)}
+    params = {"epochs": epochs, "minibatches": minibatches, "optimizer": AdamW(eps=1e-3)}
     loss = PPO + 0.1 * loss_of(losses.ENTROPY)
     whole, cut = opened(base, loss, **params), opened(base, loss, tokens=tokens, **params)
     before = weights_of(whole)
@@ -141,9 +130,14 @@ def test_micro_batches_do_not_change_the_weights(
         given = with_advantage(rows, step, name="clipped_policy_loss", seed=step)
         one, many = whole.step(given), cut.step(given)
         assert many["train/micro_batches"] > one["train/micro_batches"]
+        # A prompt that several rows share is computed again in each micro-batch.
+        assert many["train/fed_tokens"] > one["train/fed_tokens"]
         for name in (
-            *("loss/clipped_policy_loss", "loss/entropy_loss", "policy/entropy"),
-            *("optim/grad_norm", "policy/clip_fraction"),
+            "loss/clipped_policy_loss",
+            "loss/entropy_loss",
+            "policy/entropy",
+            "optim/grad_norm",
+            "policy/clip_fraction",
         ):
             assert many[name] == pytest.approx(one[name], rel=1e-4, abs=1e-6), name
     assert distance(weights_of(whole), weights_of(cut)) < 1e-6
@@ -165,7 +159,7 @@ def by_group(now: Now) -> Terms:
     ("group", by_group, lambda s: sum((s[g] + s[g + 1]).square() for g in (0, 2, 4, 6)) / 4),
 ], ids=["sequence", "group"])  # fmt: skip
 def test_scopes_reduce_over_rows_and_groups(
-    base: str, gradients: Callable[..., dict[str, Tensor]], scope: Any, fn: Any, wanted: Any
+    base: str, gradients: Gradients, scope: Any, fn: Any, wanted: Any
 ) -> None:
     rows = random_rows(4, 2)
     assert all(m.sum() for m in masks(rows))
@@ -200,28 +194,11 @@ def test_now_has_the_segments_of_its_micro_batch(base: str) -> None:
     assert now.version.dtype == torch.int32
 
 
-def test_old_that_the_plan_answers_with_now_is_ratio_one(
-    gradients: Callable[..., dict[str, Tensor]],
-) -> None:
+def test_old_that_the_plan_answers_with_now_is_ratio_one(gradients: Gradients) -> None:
     rows = random_rows(3, 2)
     clipped = loss_of(losses.CLIPPED_POLICY, now=("old",), **CLIPPED)
     a = gradients(clipped, with_advantage(rows, name="clipped_policy_loss"))
     assert distance(a, gradients(PG, with_advantage(rows))) < 1e-6
-
-
-def test_the_temperature_of_the_rollout_divides_the_logits(base: str) -> None:
-    rows = random_rows(2, 2)
-    seen: list[Tensor] = []
-
-    def look(now: Now) -> Terms:
-        assert now.logprobs is not None
-        seen.append(now.logprobs.detach())
-        return Terms(now.logprobs)
-
-    opened(base, loss_of(loss_function(look)), temperature=0.6).step(assignment(rows))
-    with torch.no_grad():
-        wanted = torch.cat(padded_logprobs(plain(base), rows, 0.6))
-    assert torch.allclose(seen[0], wanted, atol=2e-5)
 
 
 def test_schedules_are_read_at_the_step(base: str) -> None:
@@ -235,7 +212,7 @@ def test_schedules_are_read_at_the_step(base: str) -> None:
     assert distance(before, weights_of(kernel)) == 0.0
 
 
-def test_a_scheduled_beta_reaches_the_formula(gradients: Callable[..., dict[str, Tensor]]) -> None:
+def test_a_scheduled_beta_reaches_the_formula(gradients: Gradients) -> None:
     rows = random_rows(2, 2)
     ports = {
         "clipped_policy_loss__advantage": token_column(rows, "advantage"),
@@ -247,26 +224,6 @@ def test_a_scheduled_beta_reaches_the_formula(gradients: Callable[..., dict[str,
         for of in (scheduled, {"beta": 0.2, "clip": (0.3, 0.3)})
     )
     assert distance(a, b) < 1e-7
-
-
-def losses_of(kernel: TorchTrain, steps: int, **ports: Batch) -> list[float]:
-    """The losses of Steps of the same rows."""
-    rows = random_rows(4, 2)
-    metrics = [kernel.step(assignment(rows, step, **ports)) for step in range(1, steps + 1)]
-    return [next(v for n, v in of.items() if n.startswith("loss/")) for of in metrics]
-
-
-def test_a_critic_trains_on_returns(bases: dict[str, str]) -> None:
-    loss = loss_of(losses.VALUE, clip=None)
-    goal = token_column(random_rows(4, 2), "returns", schema=Returns)
-    kernel = opened(bases["critic"], loss, head="scalar", lr=1e-2)
-    first, *_, last = losses_of(kernel, 14, value_loss__returns=goal)
-    assert last < 0.7 * first
-
-
-def test_supervised_training_learns_its_rows(base: str) -> None:
-    first, *_, last = losses_of(opened(base, SUPERVISED, lr=1e-2), 19)
-    assert last < 0.5 * first
 
 
 def test_nothing_to_train_is_counted_and_changes_nothing(base: str) -> None:
@@ -306,16 +263,17 @@ def test_the_gradient_is_clipped_to_its_norm(base: str) -> None:
 def test_params_of_the_planner_that_are_not_for_training_are_passed_over(base: str) -> None:
     metrics = opened(base, PG, intake="exact").step(with_advantage(random_rows(2, 2)))
     assert metrics["optim/updates"] == 1.0
-    assert metrics["policy/mismatch_kl"] > 0.0
-    assert dataclasses.is_dataclass(AdamW())
 
 
-def test_mismatch_is_zero_where_the_sampler_is_the_trainer(base: str) -> None:
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_mismatch_is_zero_where_the_sampler_is_the_trainer(base: str, temperature: float) -> None:
+    """The sampler is transformers: so the rollout's temperature divides the logits."""
     rows = random_rows(3, 2)
     with torch.no_grad():
-        own = torch.cat(padded_logprobs(plain(base), rows)).numpy()
-    rows = with_tokens(rows, sampler_logprobs=own)
-    assert abs(opened(base, PG).step(with_advantage(rows))["policy/mismatch_kl"]) < 1e-6
+        own = torch.cat(padded_logprobs(plain(base), rows, temperature)).numpy()
+    given = with_advantage(with_tokens(rows, sampler_logprobs=own))
+    metrics = opened(base, PG, temperature=temperature).step(given)
+    assert metrics["policy/mismatch/max"] < 2e-5
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

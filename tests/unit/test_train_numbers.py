@@ -19,7 +19,6 @@ from tests.kit.kernels import FakeSession, open_kernel, prompt_chunk
 from tests.kit.rows import random_rows, with_tokens
 from tests.kit.training import (
     PG,
-    SUPERVISED,
     assignment,
     distance,
     loss_of,
@@ -82,13 +81,6 @@ def test_the_constant_divides_by_a_full_update_whatever_is_left(base: str) -> No
     # Two updates of one Step: each divides by half of a full Step, and the mean over both is shown.
     halves = policy_loss(base, rows, minibatches=2, lr=1e-30, **params)
     assert halves == pytest.approx(mean, rel=1e-4)
-
-
-def test_the_mismatch_is_that_of_equal_temperatures_or_none(base: str) -> None:
-    rows = random_rows(2, 2)
-    for temperature, shown in ((0.3, True), (1.0, False)):
-        kernel = opened(base, SUPERVISED, temperature=temperature, sampler_temperature=0.3)
-        assert ("policy/mismatch_kl" in kernel.step(assignment(rows))) is shown
 
 
 def test_a_loss_is_told_what_was_drawn_and_what_the_policy_said(base: str) -> None:

@@ -10,30 +10,38 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from dataflow.errors import CheckpointError
-from tests.kit import training
 from tests.kit.models import save_tiny
 from tests.kit.rows import plain, random_rows
+from tests.kit.training import (
+    PG,
+    SUPERVISED,
+    assignment,
+    distance,
+    opened,
+    weights_of,
+    with_advantage,
+)
 
 
 def test_restored_training_goes_on_with_the_same_bits(base: str, tmp_path: Path) -> None:
     rows = random_rows(4, 2)
-    first = training.opened(base, training.PG, minibatches=2)
+    first = opened(base, PG, minibatches=2)
     for step in (1, 2):
-        first.step(training.with_advantage(rows, step, seed=step))
+        first.step(with_advantage(rows, step, seed=step))
     first.save(tmp_path / "saved")
-    second = training.opened(base, training.PG, minibatches=2)
+    second = opened(base, PG, minibatches=2)
     second.restore(tmp_path / "saved")
-    assert training.distance(training.weights_of(first), training.weights_of(second)) == 0.0
-    a, b = (kernel.step(training.with_advantage(rows, 3, seed=3)) for kernel in (first, second))
+    assert distance(weights_of(first), weights_of(second)) == 0.0
+    a, b = (kernel.step(with_advantage(rows, 3, seed=3)) for kernel in (first, second))
     assert a == b
-    assert training.distance(training.weights_of(first), training.weights_of(second)) == 0.0
+    assert distance(weights_of(first), weights_of(second)) == 0.0
     fresh = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
     assert fresh.num_parameters() == plain(base).num_parameters()
 
 
 def test_the_state_of_another_model_is_refused(base: str, tmp_path: Path) -> None:
-    training.opened(save_tiny(tmp_path / "larger", layers=3), training.PG).save(tmp_path / "saved")
-    kernel = training.opened(base, training.PG)
+    opened(save_tiny(tmp_path / "larger", layers=3), PG).save(tmp_path / "saved")
+    kernel = opened(base, PG)
     with pytest.raises(CheckpointError, match="found that of another model"):
         kernel._optimizer.restore(tmp_path / "saved" / "optimizer.pt")
     with pytest.raises(CheckpointError, match="found nothing"):
@@ -42,25 +50,25 @@ def test_the_state_of_another_model_is_refused(base: str, tmp_path: Path) -> Non
 
 def test_bfloat16_weights_move_by_less_than_they_can_show(base: str, tmp_path: Path) -> None:
     rows = random_rows(4, 2)
-    kernel = training.opened(base, training.SUPERVISED, dtype="bfloat16", lr=1e-5)
-    before = training.weights_of(kernel)
+    kernel = opened(base, SUPERVISED, dtype="bfloat16", lr=1e-5)
+    before = weights_of(kernel)
     for step in range(1, 4):
-        kernel.step(training.assignment(rows, step))
+        kernel.step(assignment(rows, step))
     masters = [m for _, m in kernel._optimizer._copied]
     assert masters[0].dtype == torch.float32
-    moved = training.distance({n: m.detach() for n, m in zip(before, masters, strict=True)}, before)
+    moved = distance({n: m.detach() for n, m in zip(before, masters, strict=True)}, before)
     assert moved == pytest.approx(3e-5, rel=0.3)
     kernel.save(tmp_path / "narrow")
-    other = training.opened(base, training.SUPERVISED, dtype="bfloat16", lr=1e-5)
+    other = opened(base, SUPERVISED, dtype="bfloat16", lr=1e-5)
     other.restore(tmp_path / "narrow")
     for kept, found in zip(masters, (m for _, m in other._optimizer._copied), strict=True):
         assert torch.equal(kept, found)
 
 
 def test_the_module_is_left_as_generation_needs_it(base: str) -> None:
-    kernel = training.opened(base, training.PG)
+    kernel = opened(base, PG)
     addresses = [p.data_ptr() for p in kernel._module.parameters()]
-    kernel.step(training.with_advantage(random_rows(2, 2)))
+    kernel.step(with_advantage(random_rows(2, 2)))
     assert not kernel._module.training
     assert all(p.grad is None and p.requires_grad for p in kernel._module.parameters())
     assert [p.data_ptr() for p in kernel._module.parameters()] == addresses
@@ -68,12 +76,11 @@ def test_the_module_is_left_as_generation_needs_it(base: str) -> None:
 
 def napping(base: str, dtype: str, nap: bool) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
     """Two Steps of a kernel, with a nap between them or without."""
-    kernel = training.opened(base, training.PG, dtype=dtype, minibatches=2)
+    kernel = opened(base, PG, dtype=dtype, minibatches=2)
+    before = [id(p) for p in kernel._module.parameters()]
     metrics = []
     for step in (1, 2):
-        metrics.append(
-            dict(kernel.step(training.with_advantage(random_rows(4, 2), step, seed=step)))
-        )
+        metrics.append(dict(kernel.step(with_advantage(random_rows(4, 2), step, seed=step))))
         if nap:
             kernel.sleep()
             asleep = [*kernel._module.parameters(), *(m for _, m in kernel._optimizer._copied)]
@@ -82,34 +89,26 @@ def napping(base: str, dtype: str, nap: bool) -> tuple[list[dict[str, float]], d
             assert all(p.grad is None for p in kernel._module.parameters())
             kernel.wake()
             assert {p.device for p in kernel._module.parameters()} == {kernel._device}
-    return metrics, training.weights_of(kernel)
+            assert [id(p) for p in kernel._module.parameters()] == before, "others use them"
+    return metrics, weights_of(kernel)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_kernel_that_slept_goes_on_with_the_same_bits(base: str, dtype: str) -> None:
     (rested, a), (awake, b) = napping(base, dtype, True), napping(base, dtype, False)
     assert rested == awake
-    assert training.distance(a, b) == 0.0
-
-
-def test_a_nap_keeps_a_module_that_others_use(base: str) -> None:
-    kernel = training.opened(base, training.PG)
-    before = [id(p) for p in kernel._module.parameters()]
-    kernel.step(training.with_advantage(random_rows(2, 2)))
-    kernel.sleep()
-    kernel.wake()
-    assert [id(p) for p in kernel._module.parameters()] == before
+    assert distance(a, b) == 0.0
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_kernel_that_sleeps_lets_the_gpu_go(base: str) -> None:
-    kernel = training.opened(base, training.PG)
+    kernel = opened(base, PG)
     weights = list(kernel._module.parameters())
-    kernel.step(training.with_advantage(random_rows(2, 2)))
+    kernel.step(with_advantage(random_rows(2, 2)))
     used = torch.cuda.memory_allocated()
     kernel.sleep()  # cuBLAS keeps its workspace
     assert torch.cuda.memory_allocated() <= used - 3 * sum(w.nbytes for w in weights)
     kernel.wake()
     assert all(a is b for a, b in zip(weights, kernel._module.parameters(), strict=True))
-    kernel.step(training.with_advantage(random_rows(2, 2), 2))
+    kernel.step(with_advantage(random_rows(2, 2), 2))
