@@ -1,4 +1,5 @@
-"""Whole graphs, run by the engine, against a plain loop over a Hugging Face model.
+"""Whole graphs that are not shipped, run by the engine, against a plain loop over a Hugging Face
+model. Those that are shipped: test_graphs_run.py.
 
 The engine samples. From its token ids the loop computes and updates everything else itself:
 rewards, log-probs, advantages, losses by row, gradients, weights. All that we record is compared.
@@ -6,8 +7,7 @@ rewards, log-probs, advantages, losses by row, gradients, weights. All that we r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,28 +19,22 @@ from torch import Tensor
 from dataflow.graph import Graph
 from dataflow.model import Model
 from dataflow.node import Node, Port
-from dataflow.schema import Preference, Reward, Rollout
-from dataflow.user import Columns, operator
-from operators.advantage import gae, group_advantage, kl_in_reward, whiten
-from operators.data import preferences
-from operators.forward import logprobs, values
+from dataflow.schema import Reward, Rollout
+from operators.advantage import group_advantage
+from operators.forward import logprobs
 from operators.generate import generate
 from operators.losses import (
     clipped_policy_loss,
     decoupled_policy_loss,
-    dpo_loss,
     importance,
-    policy_gradient_loss,
     supervised_loss,
     trajectory_balance_loss,
-    value_loss,
 )
 from operators.optimizers import AdamW
 from operators.reward import reward
-from operators.select import best_of, pair, select
+from operators.select import best_of, select
 from operators.train import train
 from tests.kit import plain_loop as loop
-from tests.kit.files import save_jsonl
 from tests.kit.plain_loop import Learner, TrainedStep
 from tests.kit.run_graphs import policy_and_prompts, vowels
 from tests.kit.tiny_runs import TinyRuns
@@ -63,23 +57,23 @@ class Ours:
         rollout = generate(policy, asked, n=n, max_tokens=5, name="rollout", **heat)
         return policy, rollout, reward(vowels, rollout, name="score"), Model("reference", self.base)
 
-    def run(self, *sinks: Node, steps: int = 2) -> list[TrainedStep]:
-        """What our train kernels did; `self.trained` is what they left."""
+    def run(self, sink: Node, steps: int = 2) -> list[TrainedStep]:
+        """What our train kernel did; `self.trained` is what it left."""
         watched = loop.watched(self._monkeypatch)
-        result = self._tiny.run(Graph("compared", *sinks), steps, inproc=True)
-        self.trained = {name: Path(path) for name, path in result.trained.items()}
+        result = self._tiny.run(Graph("compared", sink), steps, inproc=True)
+        self.trained = load_file(result.trained["policy"] / "model.safetensors")
         return watched
 
     def rewards(self, step: TrainedStep) -> list[float]:
         return loop.rewards(self.base, step.rows, vowels)
 
-    def require_weights(self, learner: Learner, model: str = "policy") -> None:
+    def require_weights(self, learner: Learner) -> None:
         """Those on disk are those that the loop came to, and not those that both began with."""
-        saved, moved = load_file(self.trained[model] / "model.safetensors"), 0.0
+        moved = 0.0
         for name, weight in learner.module.named_parameters():
-            if name in saved:
+            if name in self.trained:
                 wanted = weight.detach()
-                loop.require_close([saved[name]], [wanted], name)
+                loop.require_close([self.trained[name]], [wanted], name)
                 moved = max(moved, float((wanted - learner.versions[0][name]).abs().max()))
         assert moved > 1e-4
 
@@ -145,192 +139,25 @@ def test_grpo(ours: Ours) -> None:
 
 
 @pytest.mark.long
-def test_rloo(ours: Ours) -> None:
+def test_trajectory_balance(ours: Ours) -> None:
     policy, rollout, score, reference = ours.sampled(4)
-    shaped = kl_in_reward(rollout, score, logprobs(reference, rollout), beta=0.05)
-    how: Any = {"baseline": "leave_one_out", "scale": "none", "name": "advantage"}
-    loss = policy_gradient_loss(group_advantage(rollout, shaped, **how))
-    steps = ours.run(updated(policy, rollout, loss, aggregate="sequence_sum"))
-    learner, fixed = loop.policy(ours.base, LR), loop.policy(ours.base, LR)
-    for step in steps:
-        own, anchor = sampled_by(learner, step), without_gradient(fixed, step)
-        kl = np.array([float((a - b).sum()) for a, b in zip(own, anchor, strict=True)])
-        total, gains = np.array(ours.rewards(step)) - 0.05 * kl, np.zeros(len(own))
-        for rows in loop.groups(step.rows):
-            for row in rows:
-                gains[row] = total[row] - np.mean([total[r] for r in rows if r != row])
-        gain = loop.spread(gains.tolist(), step.rows)
-        require_column(step, "policy_gradient_loss.advantage", "advantage", gain)
-        (update,) = step.updates
-        now = loop.logprobs(learner.module, step.rows, T)
-        parts = [-g * n for g, n in zip(gain, now, strict=True)]
-        learner.update(sum(p.sum() for p in parts) / len(parts), update, loop.by_row(parts))
-        learner.end_step()
-    ours.require_weights(learner)
-
-
-@pytest.mark.long
-def test_ppo(ours: Ours) -> None:
-    policy, rollout, score, reference = ours.sampled(1)
-    critic = Model("critic", ours.base, trainable=True, head="scalar")
-    old, value = logprobs(policy, rollout, name="old"), values(critic, rollout)
-    shaped = kl_in_reward(rollout, score, logprobs(reference, rollout), beta=0.05)
-    returns = gae(rollout, shaped, value, gamma=0.99, lam=0.9)
-    steps = ours.run(
-        updated(policy, rollout, clipped_policy_loss(whiten(returns, rollout), old=old), epochs=2),
-        updated(critic, rollout, value_loss(returns, old=value, clip=0.2), epochs=2),
-    )
-    actor, judge, fixed = (
-        loop.policy(ours.base, LR),
-        loop.critic(ours.base, LR),
-        loop.policy(ours.base, LR),
-    )
-    for step, of_critic in zip(steps[::2], steps[1::2], strict=True):
-        own, anchor = sampled_by(actor, step), without_gradient(fixed, step)
-        require_column(step, "clipped_policy_loss.old", "logprobs", own)
-        with torch.no_grad():
-            before = loop.values(judge.module, step.rows)
-        require_column(of_critic, "value_loss.old", "values", before)
-        raw, goals = [], []
-        for row, number in enumerate(ours.rewards(step)):
-            by_token = -0.05 * (own[row] - anchor[row])
-            by_token[-1] += number
-            raw.append(loop.generalised(by_token, before[row], 0.99, 0.9))
-            goals.append(raw[-1] + before[row])
-        require_column(of_critic, "value_loss.returns", "returns", goals)
-        every = torch.cat(raw)
-        gain = [(g - every.mean()) / (every.var(unbiased=True) + 1e-8).sqrt() for g in raw]
-        require_column(step, "clipped_policy_loss.advantage", "advantage", gain, 1e-4)
-        for update, critics in zip(step.updates, of_critic.updates, strict=True):
-            parts = loop.surrogate(loop.logprobs(actor.module, step.rows, T), own, gain)
-            actor.update(loop.token_mean(parts), update, loop.by_row(parts))
-            errors = []
-            for v, b, goal in zip(loop.values(judge.module, step.rows), before, goals, strict=True):
-                held = b + (v - b).clamp(-0.2, 0.2)
-                errors.append(0.5 * torch.maximum((v - goal) ** 2, (held - goal) ** 2))
-            judge.update(loop.token_mean(errors), critics, loop.by_row(errors))
-        actor.end_step()
-        judge.end_step()
-    assert [step.node for step in steps] == ["train_policy", "train_critic"] * 2
-    ours.require_weights(actor)
-    ours.require_weights(judge, "critic")
-
-
-@operator(scope="group")
-def better_of_two(score: Columns[Reward]) -> Columns[Preference]:
-    """Of each two answers the better one, the first where they are equal."""
-    first, second = score["reward"][::2], score["reward"][1::2]
-    sign = np.where(first >= second, 1, -1)
-    signs = np.stack([sign, -sign], 1).ravel().astype(np.int8)
-    keep = np.ones(len(signs), np.uint8)
-    return Columns.make(Preference, like=score, keep=keep, sign=signs)
-
-
-Tokens = Sequence[Tensor]
-"""Log-probs of each row's tokens."""
-Numbers = Sequence[float]
-"""The reward of each row."""
-GroupLoss = Callable[[Sequence[int], Tokens, Tokens, Numbers], Any]
-
-
-def require_trained_on_groups(ours: Ours, steps: Sequence[TrainedStep], loss_of: GroupLoss) -> None:
-    """The weights of a plain loop; loss: the mean of loss_of(rows, now, reference, rewards)."""
+    loss = trajectory_balance_loss(score, reference=logprobs(reference, rollout), beta=0.5)
+    steps = ours.run(updated(policy, rollout, loss, epochs=2))
     learner, fixed = loop.policy(ours.base, LR), loop.policy(ours.base, LR)
     for step in steps:
         sampled_by(learner, step)
         numbers, anchor = ours.rewards(step), without_gradient(fixed, step)
         for update in step.updates:
             now = loop.logprobs(learner.module, step.rows, T)
-            groups = loop.groups(step.rows)
-            losses = {rows[0]: loss_of(rows, now, anchor, numbers) for rows in groups}
-            whole = torch.stack(list(losses.values())).mean()
-            by_row = {row: float(loss.detach()) for row, loss in losses.items()}
-            learner.update(whole, update, by_row)
-        learner.end_step()
-    ours.require_weights(learner)
-
-
-@pytest.mark.long
-def test_online_dpo(ours: Ours) -> None:
-    policy, rollout, score, reference = ours.sampled(2)
-    pairs = better_of_two(score)
-    rollout, pairs = select(rollout, pairs, where=pairs, refill=True)
-    loss = dpo_loss(pairs, reference=logprobs(reference, rollout), beta=0.3)
-    steps = ours.run(updated(policy, rollout, loss, epochs=2))
-
-    def loss_of(rows: Sequence[int], now: Tokens, anchor: Tokens, numbers: Numbers) -> Tensor:
-        first, second = rows
-        win, lose = (first, second) if numbers[first] >= numbers[second] else (second, first)
-        margin = (now[win] - anchor[win]).sum() - (now[lose] - anchor[lose]).sum()
-        return -torch.nn.functional.logsigmoid(0.3 * margin)
-
-    # The very first update has all margins at 0, where each pair has the slope of one half.
-    require_trained_on_groups(ours, steps, loss_of)
-
-
-def logsigmoid_of_margins(rows: Sequence[int], now: Tokens, anchor: Tokens, sign: int) -> Tensor:
-    """DPO's loss of a pair whose first row is the chosen one (sign 1) or the rejected one."""
-    first, second = ((now[row] - anchor[row]).sum() for row in rows)
-    return -torch.nn.functional.logsigmoid(0.3 * sign * (first - second))
-
-
-def test_dpo_of_a_file_of_preferences(ours: Ours, tmp_path: Path) -> None:
-    names = ("ab", "ba", "cd", "dc")
-    told = [{"prompt": n, "chosen": n[0] * 2, "rejected": n[1]} for n in names]
-    data = save_jsonl(tmp_path / "pairs.jsonl", *told)
-    rows, pairs = preferences(data, batch=2)
-    policy = Model("policy", ours.base, trainable=True)
-    reference = logprobs(Model("reference", ours.base), rows)
-    loss = dpo_loss(pairs, reference=reference, beta=0.3)
-    steps = ours.run(updated(policy, rows, loss, epochs=2))
-    learner, fixed = loop.policy(ours.base, LR), loop.policy(ours.base, LR)
-    seen: list[int] = []
-    for step in steps:
-        seen += step.rows.keys.position.tolist()
-        assert step.inputs["dpo_loss.pairs"].flat("sign").tolist() == [1, -1, 1, -1]
-        anchor = without_gradient(fixed, step, 1.0)
-        require_column(step, "dpo_loss.reference", "logprobs", anchor)
-        for update in step.updates:
-            now = loop.logprobs(learner.module, step.rows)
-            losses = {r: logsigmoid_of_margins((r, r + 1), now, anchor, 1) for r in (0, 2)}
+            losses = {}
+            for rows in loop.groups(step.rows):
+                gaps = [(now[r] - anchor[r]).sum() - numbers[r] / 0.5 for r in rows]
+                log_z = -torch.stack(gaps).detach().mean()
+                losses[rows[0]] = torch.stack([(log_z + gap) ** 2 for gap in gaps]).mean()
             by_row = {row: float(loss.detach()) for row, loss in losses.items()}
             learner.update(torch.stack(list(losses.values())).mean(), update, by_row)
         learner.end_step()
-    assert seen == [0, 0, 1, 1, 2, 2, 3, 3]
     ours.require_weights(learner)
-
-
-@pytest.mark.long
-def test_dpo_of_the_best_and_the_worst_of_four(ours: Ours) -> None:
-    policy, rollout, score, reference = ours.sampled(4)
-    pairs = pair(score)
-    rollout, pairs = select(rollout, pairs, where=pairs, refill=True)
-    loss = dpo_loss(pairs, reference=logprobs(reference, rollout), beta=0.3)
-    steps = ours.run(updated(policy, rollout, loss, epochs=2))
-
-    def loss_of(rows: Sequence[int], now: Tokens, anchor: Tokens, numbers: Numbers) -> Tensor:
-        first, second = rows
-        assert numbers[first] != numbers[second]
-        return logsigmoid_of_margins(
-            rows, now, anchor, 1 if numbers[first] > numbers[second] else -1
-        )
-
-    require_trained_on_groups(ours, steps, loss_of)
-
-
-@pytest.mark.long
-def test_trajectory_balance(ours: Ours) -> None:
-    policy, rollout, score, reference = ours.sampled(4)
-    loss = trajectory_balance_loss(score, reference=logprobs(reference, rollout), beta=0.5)
-    steps = ours.run(updated(policy, rollout, loss, epochs=2))
-
-    def loss_of(rows: Sequence[int], now: Tokens, anchor: Tokens, numbers: Numbers) -> Tensor:
-        fixed = [float((anchor[r] - now[r].detach()).sum()) + numbers[r] / 0.5 for r in rows]
-        log_z = np.mean(fixed)
-        errors = [log_z + (now[r] - anchor[r]).sum() - numbers[r] / 0.5 for r in rows]
-        return torch.stack([error**2 for error in errors]).mean()
-
-    require_trained_on_groups(ours, steps, loss_of)
 
 
 @pytest.mark.long
