@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import re
 import signal
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +19,9 @@ from engine.coordinator import messages as m
 from engine.launch import template
 from engine.launch.starter import Starter
 from engine.plan.plan import Plan
-from tests.kit import host_plans, run_graphs, runs
+from tests.kit import host_plans
 from tests.kit.processes import children, command_of, ended, parent_of, workers
 from tests.kit.supervisors import Start
-from tests.kit.tiny_runs import TinyRuns
 
 pytestmark = pytest.mark.timeout(180)
 SOON = 20.0
@@ -46,8 +42,8 @@ def test_workers_with_one_environment_come_of_one_template(start: Start) -> None
         (pid,) = templates()
         assert workers() == supervisor.pids()
         assert {parent_of(worker) for worker in workers().values()} == {pid}
-        logs = {n: os.readlink(f"/proc/{worker}/fd/1") for n, worker in workers().items()}
-        assert {name: Path(log).stem for name, log in logs.items()} == {n: n for n in workers()}
+        for name, worker in workers().items():
+            assert Path(os.readlink(f"/proc/{worker}/fd/1")).stem == name
 
 
 @pytest.mark.parametrize("planned", [host_plans.plan(threads=2), alone(host_plans.plan())])
@@ -99,18 +95,12 @@ def test_forked_workers_draw_different_numbers(
     assert [len(set(each)) for each in zip(*drawn, strict=True)] == [3, 3]
 
 
-@pytest.mark.parametrize("end, told", [
-    (lambda pid: os.kill(pid, signal.SIGKILL), "was killed by SIGKILL"),
-    (lambda pid: os.kill(pid, signal.SIGSEGV), "was killed by SIGSEGV"),
-], ids=["SIGKILL", "SIGSEGV"])  # fmt: skip
-def test_the_end_of_a_forked_worker_is_told_as_it_was(
-    start: Start, end: Callable[[int], None], told: str
-) -> None:
+def test_the_end_of_a_forked_worker_is_told_as_it_was(start: Start) -> None:
     with start(host_plans.plan()) as supervisor:
-        end(supervisor.pids()["host"])
-        assert supervisor._io.children["host"].over.wait(SOON)
+        os.kill(supervisor.pids()["host"], signal.SIGSEGV)
         (death,) = host_plans.until(supervisor, m.WorkerLost)
-        assert (death.worker, told in death.error) == ("host", True)
+        assert death.worker == "host"
+        assert "was killed by SIGSEGV" in death.error
         supervisor.respawn(["host"])
         host_plans.until(supervisor, m.WorkerOpened)
         assert len(templates()) == 1
@@ -158,23 +148,3 @@ def test_a_template_that_cannot_import_is_told_of(
         pass
     log = str(caught.value).rpartition("see the end of ")[2].rstrip(".")
     assert Path(log).read_text() == "no interpreter today\n" * 2
-
-
-@pytest.mark.long
-def test_a_run_goes_on_after_the_death_of_a_template(
-    tiny: TinyRuns, caplog: pytest.LogCaptureFixture
-) -> None:
-    """All of its Workers are lost at once; the numbers are those of a run without a death."""
-    graph = partial(run_graphs.small, max_lag=0)
-    whole = tiny.run(graph, 6, name="whole", checkpoint_every=2)
-    killed: list[int] = []
-
-    def kill(row: dict[str, float]) -> None:
-        if row["step"] == 3 and not killed:
-            killed.extend(templates())
-            os.kill(killed[0], signal.SIGKILL)
-
-    caplog.set_level(logging.WARNING)
-    result = tiny.run(graph, 6, name="killed", checkpoint_every=2, workers="apart", on_step=[kill])
-    assert len(killed) == 1
-    runs.require_same_runs(result, whole)
