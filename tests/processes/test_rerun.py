@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dataflow.errors import DataError, PlanError, RunError
+from dataflow.errors import DataError, RunError
 from dataflow.graph import Graph
 from engine.api import rerun, resume
 from engine.cli import main
@@ -26,25 +26,29 @@ from engine.record.place import nodes_in, row_files
 from engine.record.told import files_of
 from engine.rerun.row_diff import row_differences
 from tests.kit import algorithms, run_graphs
-from tests.kit.processes import KillWorkers
+from tests.kit.processes import COMMAND_LINE, KillWorkers
 from tests.kit.run_programs import two_phases
+from tests.kit.runs import steps_stored
 from tests.kit.tiny_runs import TinyRuns
 
 pytestmark = pytest.mark.timeout(240)
+LONG = pytest.mark.long
 STEPS = 4
 GRAPHS: dict[str, tuple[Callable[[Path], Graph], dict[str, Any]]] = {
     "grpo": (partial(algorithms.small, "grpo"), {}),
     "ppo": (partial(algorithms.small, "ppo"), {}),
     "dapo at lag 1": (partial(run_graphs.dapo, max_lag=1), {"workers": "auto"}),
-}
-OTHERS: dict[str, tuple[Callable[[Path], Graph], dict[str, Any]]] = {
     "two trained on rows of two sources": (run_graphs.sft_and_rl, {}),
     "followers": (run_graphs.followed, {}),
     "evaluations": (partial(run_graphs.evaluated, every=1), {}),
     "chunks on two replicas": (run_graphs.small, {"replicas": {"rollout": 2, "score": 2}}),
+    "ranks at lag 1": (
+        partial(run_graphs.dapo, max_lag=1),
+        {"workers": "auto", "ranks": {"train_policy": 2}},
+    ),
 }
-
-
+"""Each with options of its run."""
+FAST = ("grpo", "ppo", "dapo at lag 1")
 TOLD = "FAIL_IN_THE_RERUN"
 
 
@@ -75,6 +79,20 @@ def keys_in(table: pa.Table) -> list[tuple[int, ...]]:
     return list(zip(*(table.column(name).to_pylist() for name in names), strict=True))
 
 
+def require_once(table: pa.Table) -> None:
+    keys = keys_in(table)
+    assert len(keys) == len(set(keys))
+
+
+def change_column(path: Path, name: str, change: Callable[[list[Any]], None]) -> None:
+    """Change the values of a column of a file of rows."""
+    table = pq.read_table(path)
+    at = table.column_names.index(name)
+    field, values = table.schema.field(at), table.column(at).to_pylist()
+    change(values)
+    pq.write_table(table.set_column(at, field, pa.array(values, field.type)), path)
+
+
 def require_bits(folder: Path, node: str, step: int) -> None:
     found = rerun(folder, [node], step)
     assert found.same, f"{node} at step {step}: {found.nodes}"
@@ -90,20 +108,14 @@ def drawn(folder: Path, count: int, seed: int) -> list[tuple[str, int]]:
     return random.Random(seed).sample([(n, s) for n in sorted(nodes) for s in steps], count)
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in FAST else [LONG]) for n in GRAPHS]
+)
 def test_drawn_nodes_and_steps_give_the_bits_of_the_run(tiny: TinyRuns, name: str) -> None:
     make, how = GRAPHS[name]
     folder = tiny.run(make, STEPS, record="all", checkpoint_every=2, **how).folder
-    for node, step in drawn(folder, 7, seed=len(name)):
-        require_bits(folder, node, step)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", OTHERS)
-def test_other_graphs_and_layouts_give_the_bits_of_the_run(tiny: TinyRuns, name: str) -> None:
-    make, how = OTHERS[name]
-    folder = tiny.run(make, STEPS, record="all", checkpoint_every=2, **how).folder
-    for node, step in drawn(folder, 12, seed=len(name)):
+    count = 6 if name in FAST else 12
+    for node, step in [("train_policy", STEPS), *drawn(folder, count, seed=len(name))]:
         require_bits(folder, node, step)
 
 
@@ -125,12 +137,10 @@ def test_a_train_node_needs_no_more_than_rollouts_and_rewards(
 
 def test_the_debugger_opens_where_a_function_raises(tiny: TinyRuns) -> None:
     folder = tiny.run(partial(run_graphs.small, fn=fails_if_told), 1, record="rollout,score").folder
-    code = "import sys; from engine.cli import main; sys.exit(main(sys.argv[1:]))"
-    line = [sys.executable, "-c", code, "rerun", str(folder), "--node", "score", "--step", "1"]
-    environment = {**os.environ, TOLD: "1"}
+    words = f"rerun {folder} --node score --step 1 --debug".split()
     done = subprocess.run(
-        [*line, "--debug"], input="p len(completions)\nq\n", text=True, capture_output=True,
-        env=environment, timeout=120, check=False,
+        [sys.executable, "-c", COMMAND_LINE, *words], input="p len(completions)\nq\n",
+        env={**os.environ, TOLD: "1"}, text=True, capture_output=True, timeout=120, check=False,
     )  # fmt: skip
     assert "LookupError: as it was told" in done.stdout
     assert "(Pdb) 1\n" in done.stdout  # it was called again row by row
@@ -139,10 +149,6 @@ def test_the_debugger_opens_where_a_function_raises(tiny: TinyRuns) -> None:
 
 
 def test_what_cannot_run_again_is_one_clear_error(tiny: TinyRuns) -> None:
-    with pytest.raises(PlanError, match=r"--record: no node 'rolout'\. Fix: rollout\."):
-        tiny.run(run_graphs.small, 1, record="rolout")
-    with pytest.raises(PlanError, match="'train_policy' makes no rows"):
-        tiny.run(run_graphs.small, 1, record="rollout,train_policy")
     folder = tiny.run(run_graphs.small, 2, record="score", name="scores").folder
     with pytest.raises(RunError, match=r"rows of rollout.* Fix: a run with --record score,rollout"):
         rerun(folder, ["train_policy"], 2)
@@ -150,26 +156,20 @@ def test_what_cannot_run_again_is_one_clear_error(tiny: TinyRuns) -> None:
         rerun(folder, ["scor"], 1)
     with pytest.raises(RunError, match=r"train_policy did in step 9 .* 1 to 2\. Fix: --step 2"):
         rerun(folder, ["train_policy"], 9)
-    plain = tiny.run(run_graphs.small, 1, name="plain").folder
+    shutil.rmtree(folder / "recorded")
     with pytest.raises(RunError, match="recorded rows, found one that did not"):
-        rerun(plain, ["score"], 1)
+        rerun(folder, ["score"], 1)
 
 
-OFTEN, LONG = "weights split", pytest.mark.long
-LAYOUTS: dict[str, dict[str, Any]] = {
-    "rows split": {"ranks": {"train_policy": 2}},
-    "weights split": {"ranks": {"train_policy": 2}, "shard": True},
-    "matrices split": {"tensor": {"train_policy": 2}},
-}
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n == OFTEN else LONG) for n in LAYOUTS]
-)
+@pytest.mark.parametrize("layout", [
+    pytest.param({"ranks": {"train_policy": 2}}, marks=LONG),
+    {"ranks": {"train_policy": 2}, "shard": True},
+    pytest.param({"tensor": {"train_policy": 2}}, marks=LONG),
+], ids=["rows split", "weights split", "matrices split"])  # fmt: skip
 def test_ranks_run_again_as_ranks(
-    tiny: TinyRuns, capfd: pytest.CaptureFixture[str], name: str
+    tiny: TinyRuns, capfd: pytest.CaptureFixture[str], layout: dict[str, Any]
 ) -> None:
-    how = LAYOUTS[name] | {"record": "rollout,score", "checkpoint_every": 2}
+    how = layout | {"record": "rollout,score", "checkpoint_every": 2}
     folder = tiny.run(run_graphs.small, 3, workers="auto", **how).folder
     nodes = ["--node", "rollout,train_policy"]
     assert main(["rerun", str(folder), *nodes, "--step", "3"]) == 0
@@ -180,15 +180,6 @@ def test_ranks_run_again_as_ranks(
     changed = ["--set", "train_policy.lr=0.5"]
     assert main(["rerun", str(folder), *nodes, "--step", "2", *changed]) == 1
     assert "train_policy: differs: weights: digest " in capfd.readouterr().out
-
-
-@LONG
-def test_drawn_nodes_of_a_run_with_ranks_at_a_lag_give_its_bits(tiny: TinyRuns) -> None:
-    make = partial(run_graphs.dapo, max_lag=1)
-    how: dict[str, Any] = {"ranks": {"train_policy": 2}, "checkpoint_every": 2}
-    folder = tiny.run(make, STEPS, workers="auto", record="all", **how).folder
-    for node, step in [("train_policy", 4), *drawn(folder, 5, seed=5)]:
-        require_bits(folder, node, step)
 
 
 @LONG
@@ -230,8 +221,7 @@ def test_a_resume_cuts_what_it_makes_again(tiny: TinyRuns) -> None:
     shutil.rmtree(whole / "checkpoints" / "step_4")
     resume(whole)
     for node in ("rollout", "score"):
-        keys = keys_in(rows_of(whole, node))
-        assert len(keys) == len(set(keys))
+        require_once(rows_of(whole, node))
     require_bits(whole, "train_policy", 4)
     require_bits(whole, "score", 3)
 
@@ -245,8 +235,10 @@ def test_rows_of_a_killed_worker_count_once(tiny: TinyRuns) -> None:
     killed = tiny.run(run_graphs.small, 4, record="all", name="a", on_step=[death], **how).folder
     alone = tiny.run(run_graphs.small, 4, record="all", name="b", chunks=chunks).folder
     for node in ("prompts", "rollout", "score", "advantage"):
-        keys = keys_in(rows_of(killed, node))
-        assert len(keys) == len(set(keys))
+        require_once(rows_of(killed, node))
+    # Each Worker writes what it made.
+    writers = rows_of(killed, "rollout").column("made.worker").to_pylist()
+    assert set(writers) == {"rollout-0", "rollout-1"}
     assert row_differences(killed, alone).startswith("rows: no difference\n")
     require_bits(killed, "train_policy", 4)
 
@@ -264,16 +256,6 @@ def test_a_torn_file_is_left_out_and_a_damaged_one_is_named(tiny: TinyRuns) -> N
         rerun(folder, ["rollout"], 2)
 
 
-@pytest.mark.long
-def test_nothing_but_assignments_is_in_the_process_of_the_run(tiny: TinyRuns) -> None:
-    """Each Worker writes what it made; the files say which."""
-    how: dict[str, Any] = {"workers": "apart", "replicas": {"rollout": 2}}
-    folder = tiny.run(run_graphs.small, 2, record="all", **how).folder
-    workers = {file.worker for file in row_files(folder / "recorded", "rollout")}
-    assert workers == {"rollout-0", "rollout-1"}
-    assert set(rows_of(folder, "score").column("made.worker").to_pylist()) == {"score"}
-
-
 # runs compared
 
 
@@ -284,27 +266,19 @@ def test_one_changed_log_prob_is_found(tiny: TinyRuns, capsys: pytest.CaptureFix
     assert main(["diff", str(a), str(b), "--rows"]) == 0
     told = capsys.readouterr().out
     assert told.startswith("rows: no difference\ncompared: 96 rows of rollout, score, steps 1 to 3")
+
+    def less_likely(rows: list[list[float]]) -> None:
+        rows[5][3] += 1e-6
+
     path = row_files(b / "recorded", "rollout")[1].path
-    table = pq.read_table(path)
-    at = table.column_names.index("sampler_logprobs")
-    values = table.column(at).to_pylist()
-    values[5][3] += 1e-6
-    changed = pa.array(values, table.schema.field(at).type)
-    pq.write_table(table.set_column(at, table.schema.field(at), changed), path)
-    assert main(["diff", str(a), str(b), "--rows"]) == 0
-    told = capsys.readouterr().out
-    key = keys_in(table)[5]
-    where = f"row (position {key[0]}, sample {key[1]}, attempt {key[2]}): sampler_logprobs[3]: "
-    assert told.startswith("first difference: step 2, rollout -> ")
-    assert where in told
-
-
-def test_runs_of_two_seeds_differ_in_the_first_rows(tiny: TinyRuns) -> None:
-    a = tiny.run(run_graphs.small, 3, record="rollout", name="a").folder
-    b = tiny.run(run_graphs.small, 3, record="rollout,score", name="b", seed=1).folder
+    change_column(path, "sampler_logprobs", less_likely)
+    shutil.rmtree(b / "recorded" / "score")
     told = row_differences(a, b)
-    assert told.startswith("first difference: step 1, rollout -> ")
-    assert "only b recorded score" in told
+    position, sample, attempt = keys_in(pq.read_table(path))[5]
+    row = f"row (position {position}, sample {sample}, attempt {attempt}): sampler_logprobs[3]: "
+    assert told.startswith("first difference: step 2, rollout -> ")
+    assert row in told
+    assert "only a recorded score" in told
 
 
 # generation that was interrupted
@@ -314,22 +288,22 @@ def test_interrupted_rows_are_replayed_with_their_tokens(tiny: TinyRuns) -> None
     """With so small a learning rate all versions have the same weights: so a row may claim any."""
     graph = algorithms.small("grpo", tiny.folder, lr=1e-30, max_lag=1)
     folder = tiny.run(graph, 3, record="all", workers="auto", checkpoint_every=1, keep=3).folder
+
+    def newer_at_the_end(rows: list[list[int]]) -> None:
+        for row in rows:
+            row[-1] = row[0] + 1
+
+    def likelier(rows: list[list[float]]) -> None:
+        for row in rows:
+            row[:] = [x + 0.1 for x in row]
+
     for file in row_files(folder / "recorded", "rollout"):
-        table = pq.read_table(file.path)
-        versions = [[*row[:-1], row[0] + 1] for row in table.column("version").to_pylist()]
-        at = table.column_names.index("version")
-        field = table.schema.field(at)
-        mixed = table.set_column(at, field, pa.array(versions, field.type))
-        pq.write_table(mixed, file.path)
+        change_column(file.path, "version", newer_at_the_end)
     found = rerun(folder, ["rollout"], 2)
     assert [node.promise for node in found.nodes] == ["tolerance"]
     assert found.same, found.nodes
     for file in row_files(folder / "recorded", "rollout"):
-        table = pq.read_table(file.path)
-        at = table.column_names.index("sampler_logprobs")
-        field = table.schema.field(at)
-        values = [[x + 0.1 for x in row] for row in table.column(at).to_pylist()]
-        pq.write_table(table.set_column(at, field, pa.array(values, field.type)), file.path)
+        change_column(file.path, "sampler_logprobs", likelier)
     assert "more than " in rerun(folder, ["rollout"], 2).nodes[0].difference
 
 
@@ -338,8 +312,4 @@ def test_interrupted_rows_are_replayed_with_their_tokens(tiny: TinyRuns) -> None
 
 def test_every_second_checkpoint_stays_beside_the_newest(tiny: TinyRuns) -> None:
     result = tiny.run(run_graphs.small, 7, keep_every=3, keep=1, checkpoint_every=2)
-    names = sorted(p.name for p in (result.folder / "checkpoints").iterdir())
-    assert names == ["step_3", "step_6", "step_7"]
-    resume(result.folder, steps=8)
-    names = sorted(p.name for p in (result.folder / "checkpoints").iterdir())
-    assert names == ["step_3", "step_6", "step_8"]
+    assert steps_stored(result) == [3, 6, 7]
