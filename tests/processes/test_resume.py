@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -35,6 +34,7 @@ from tests.kit.runs import (
 from tests.kit.tiny_runs import TinyRuns
 
 pytestmark = pytest.mark.timeout(240)
+LONG = pytest.mark.long
 STEPS = 8
 NO_CHECKPOINT = "there is no checkpoint yet"
 Whole = Callable[[str], Result]
@@ -70,47 +70,10 @@ def killable(
 # killed
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("graph,seed", [
-    ("evaluated", 1), ("evaluated", 2), ("followed", 3), ("sft_and_rl", 4),
-])  # fmt: skip
-def test_killed_at_random_and_resumed(
-    tiny: TinyRuns, killed: Path, whole: Whole, graph: str, seed: int
-) -> None:
-    rng = random.Random(seed)
-    for how, steps in (((), (1, 3)), (("resume",), (5, 7))):  # the resumed run is killed as well
-        step = rng.randint(*steps)
-        with killable(tiny, graph, *how, f"hold={step}") as process:
-            kill_after(process, step, rng.uniform(0.0, 0.15))
-    assert resume(killed).step == STEPS
-    require_same_runs(killed, whole(graph))
-
-
-def kill_after(process: subprocess.Popen[str], step: int, seconds: float) -> None:
-    """SIGKILL some time after it held at a Step; the kernel ends the reward processes with it."""
-    kit.wait_for(process, f"step {step}")
-    there = kit.descendants(process.pid)
-    kit.go_on(process)
-    if not kit.ended_within(process, seconds):
-        process.kill()
-    process.wait()
-    assert there, "the run had no reward process, so this tests nothing"
-    require_ended(there)
-
-
 @pytest.mark.parametrize("pattern,later", [
     ("checkpoints/.tmp-step_4/train_policy/model.safetensors", "checkpoints/step_4"),
-    pytest.param("checkpoints/.tmp-step_4", "checkpoints/step_4", marks=pytest.mark.long),
-    pytest.param(
-        "checkpoints/.tmp-step_4/manifest.json", "checkpoints/step_4", marks=pytest.mark.long
-    ),
-    pytest.param("checkpoints/step_4", "checkpoints/step_4", marks=pytest.mark.long),
-    pytest.param(
-        "checkpoints/best_evaluate/.tmp-*", "checkpoints/best_evaluate/*", marks=pytest.mark.long
-    ),
-    pytest.param(
-        "samples/.step_000003.parquet.tmp", "samples/step_000003.parquet", marks=pytest.mark.long
-    ),
+    pytest.param("checkpoints/best_evaluate/.tmp-*", "checkpoints/best_evaluate/*", marks=LONG),
+    pytest.param("samples/.step_000003.parquet.tmp", "samples/step_000003.parquet", marks=LONG),
 ])  # fmt: skip
 def test_killed_as_a_file_is_written(
     tiny: TinyRuns, killed: Path, whole: Whole, pattern: str, later: str
@@ -128,7 +91,7 @@ def test_killed_as_a_file_is_written(
     require_same_runs(killed, whole("evaluated"))
 
 
-@pytest.mark.long
+@LONG
 def test_killed_before_the_first_checkpoint_begins_anew(
     tiny: TinyRuns, killed: Path, whole: Whole
 ) -> None:
@@ -140,12 +103,17 @@ def test_killed_before_the_first_checkpoint_begins_anew(
     require_same_runs(killed, whole("evaluated"))
 
 
-@pytest.mark.parametrize("seed", [4, pytest.param(5, marks=pytest.mark.long)])
-def test_with_lag_nothing_is_lost_or_trained_twice(tiny: TinyRuns, killed: Path, seed: int) -> None:
-    rng = random.Random(seed)
-    step = rng.randint(2, 5)
-    with killable(tiny, "lagging", f"hold={step}") as process:
-        kill_after(process, step, rng.uniform(0.0, 0.1))
+def test_with_lag_nothing_is_lost_or_trained_twice(tiny: TinyRuns, killed: Path) -> None:
+    """And the kernel ends the reward processes with the process of the run."""
+    with killable(tiny, "lagging", "hold=3") as process:
+        kit.wait_for(process, "step 3")
+        there = kit.descendants(process.pid)
+        kit.go_on(process)
+        kit.ended_within(process, 0.05)  # into a Step
+        process.kill()
+        process.wait()
+    assert there, "the run had no reward process, so this tests nothing"
+    require_ended(there)
     assert resume(killed).step == STEPS
     assert column(killed, "step") == list(range(1, STEPS + 1))
     assert max(column(killed, "policy/lag/max")) <= 1
@@ -170,23 +138,6 @@ def test_one_ctrl_c_ends_the_step_and_a_resume_goes_on(
     require_same_runs(killed, whole("followed"))
 
 
-@pytest.mark.long
-def test_a_signal_to_all_processes_of_a_run_ends_the_step_and_a_resume_goes_on(
-    tiny: TinyRuns, killed: Path, whole: Whole
-) -> None:
-    """SIGTERM from a batch system, even at the start: only the process of the run acts on it."""
-    told = "SIGTERM: stopping after this Step with a checkpoint, within 60 s; another signal to"
-    with killable(tiny, "evaluated", "hold=3", workers="apart") as process:
-        kit.wait_for(process, "step 3")
-        there = kit.descendants(process.pid)
-        for pid in (process.pid, *there):
-            os.kill(pid, signal.SIGTERM)
-        assert f"{told} stop now" in require_stopped(process, killed, "SIGTERM", 143)
-    require_ended(there)
-    assert resume(killed).step == STEPS
-    require_same_runs(killed, whole("evaluated"))
-
-
 def test_two_ctrl_c_end_at_once(tiny: TinyRuns, killed: Path) -> None:
     """In a Step that never ends, so that it is the second that ends the run."""
     with killable(tiny, "stuck") as process:
@@ -204,7 +155,7 @@ def test_two_ctrl_c_end_at_once(tiny: TinyRuns, killed: Path) -> None:
     require_ended(there)
 
 
-@pytest.mark.long
+@LONG
 def test_the_command_line_says_how_to_go_on(tiny: TinyRuns) -> None:
     inputs = f"--base {tiny.folder}/model --data {tiny.folder}/train.parquet"
     fn = "--reward-fn tests.kit.run_graphs:vowels --n 2 --batch 4 --max-tokens 6"
@@ -257,10 +208,9 @@ def test_options_that_change_stay_changed(tiny: TinyRuns) -> None:
     assert len(list((first.folder / "trace").iterdir())) == 2
 
 
-@pytest.mark.parametrize("name", ["seed", "name", "runs", "overwrite"])
-def test_options_of_its_start_do_not_change(tiny: TinyRuns, name: str) -> None:
-    with pytest.raises(RunError, match=f"resume: {name} does not change in a resume"):
-        resume(tiny.runs, **{name: 1})
+def test_options_of_its_start_do_not_change(tiny: TinyRuns) -> None:
+    with pytest.raises(RunError, match="resume: seed does not change in a resume"):
+        resume(tiny.runs, seed=1)
 
 
 def test_a_run_with_a_lambda_goes_on_with_its_graph_made_anew(tiny: TinyRuns) -> None:
@@ -317,11 +267,3 @@ def test_the_last_evaluation_is_made_up_for(tiny: TinyRuns) -> None:
     evaluation = {name: value for name, value in wanted.items() if name.startswith("eval/")}
     assert evaluation
     assert evaluation.items() <= metrics(stopped)[-1].items()
-
-
-def test_a_damaged_checkpoint_is_passed_over(tiny: TinyRuns, whole: Whole) -> None:
-    first = tiny.run(followed, STEPS, checkpoint_every=2)
-    damaged = first.folder / "checkpoints" / f"step_{STEPS}" / "train_policy" / "model.safetensors"
-    damaged.write_bytes(damaged.read_bytes()[:-8])
-    resume(first.folder)
-    require_same_runs(first, whole("followed"))

@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from dataflow.graph import Graph
 from dataflow.schema import Rollout
 from dataflow.snapshot import from_json
 from engine.api import resume
 from engine.observe.trace import read_trace
-from graphs.grpo import grpo
 from graphs.ppo import ppo
-from graphs.sft import sft
 from operators.reward import reward
-from operators.rewards import verl_reward
 from tests.kit import run_graphs as graphs
 from tests.kit import runs
-from tests.kit.edited_graphs import ppo_from_grpo
 from tests.kit.tiny_runs import TinyRuns
 
 pytestmark = pytest.mark.timeout(180)
@@ -53,29 +46,18 @@ def test_grpo(tiny: TinyRuns) -> None:
     assert result.metrics["reward/mean"] == last["reward/mean"]
 
 
-def test_sft_lowers_its_loss(tiny: TinyRuns) -> None:
-    base, data = str(tiny.folder / "model"), str(tiny.folder / "demos.parquet")
-    rows = runs.metrics(tiny.run(sft(base, data, batch=8, lr=1e-2), 8))
-    assert rows[-1]["loss/supervised_loss"] < rows[0]["loss/supervised_loss"] - 0.1
-    assert rows[0]["throughput/tokens_per_second"] > 0
-
-
-@pytest.mark.parametrize("make,updates", [
-    (partial(ppo, epochs=2, minibatches=2), 4), (ppo_from_grpo, 1),
-], ids=["flat", "an edit of GRPO"])  # fmt: skip
-def test_ppo(tiny: TinyRuns, make: Callable[..., Graph], updates: int) -> None:
+def test_ppo(tiny: TinyRuns) -> None:
     base, data = str(tiny.folder / "model"), str(tiny.folder / "train.parquet")
-    result = tiny.run(
-        make(base, data, graphs.vowels, batch=8, max_tokens=6, lr=1e-3, critic_lr=1e-2)
-    )
-    first, *_ = rows = runs.metrics(result)
+    how = {"batch": 8, "max_tokens": 6, "epochs": 2, "minibatches": 2}
+    result = tiny.run(ppo(base, data, graphs.vowels, lr=1e-3, critic_lr=1e-2, **how))
+    rows = runs.metrics(result)
     assert finite(rows)
     assert set(result.trained) == {"policy", "critic"}
-    assert first["optim/lr"] == pytest.approx(1e-3)
-    assert first["optim/critic/lr"] == pytest.approx(1e-2)
-    assert first["optim/updates"] == updates
-    named = {f"policy/mismatch{end}" for end in ("/mean", "/max", "_kl")}
-    assert all(named <= row.keys() for row in rows)
+    for row in rows:
+        assert row["optim/lr"] == pytest.approx(1e-3)
+        assert row["optim/critic/lr"] == pytest.approx(1e-2)
+        assert row["optim/updates"] == 4
+        assert {"policy/mismatch/mean", "policy/mismatch/max", "policy/mismatch_kl"} <= row.keys()
 
 
 def test_dapo_fills_each_step(tiny: TinyRuns) -> None:
@@ -107,33 +89,16 @@ def test_rewards_with_weights_and_rows_to_which_one_does_not_apply(tiny: TinyRun
         assert row["reward"] == pytest.approx(total)
 
 
-def test_operator_loss_and_reward_of_the_user(tiny: TinyRuns) -> None:
-    first = runs.metrics(tiny.run(graphs.own_parts, 2))[0]
-    assert first["policy/mine"] == 1.0
-    assert {"loss/scaled", "time/centred"} <= first.keys()
-
-
-def test_verl_data_and_score(tiny: TinyRuns) -> None:
-    base, data = str(tiny.folder / "model"), str(tiny.folder / "verl.parquet")
-    graph = grpo(base, data, verl_reward(graphs.verl_score), n=2, batch=4, max_tokens=6)
-    assert runs.metrics(tiny.run(graph, 2))[0]["reward/mean"] > 0
-
-
 # asynchrony
 
 
-@pytest.mark.parametrize("max_lag", [1, 4])
-def test_lag_is_measured_and_bounded(tiny: TinyRuns, max_lag: int) -> None:
-    result = tiny.run(partial(graphs.small, max_lag=max_lag), 9)
+def test_lag_is_measured_and_bounded(tiny: TinyRuns) -> None:
+    result = tiny.run(partial(graphs.small, max_lag=4), 9)
     lags = runs.column(result, "policy/lag/max")
-    assert max(lags) == max_lag
+    assert max(lags) == 4
     assert lags[0] == 0
-    lags = [row["step"] - 1 - row["version"] for row in runs.samples(result).to_pylist()]
-    assert all(0 <= lag <= max_lag for lag in lags)
-
-
-def test_with_lag_each_row_is_trained_once(tiny: TinyRuns) -> None:
-    runs.require_each_row_once(tiny.run(partial(graphs.small, max_lag=1), 6), 24, 4)
+    for row in runs.samples(result).to_pylist():
+        assert 0 <= row["step"] - 1 - row["version"] <= 4
 
 
 # evaluation
@@ -228,12 +193,6 @@ def test_followers_move_towards_their_leaders(tiny: TinyRuns) -> None:
     assert not same(past[1], past[2])
 
 
-def test_followers_go_on_after_a_resume(tiny: TinyRuns) -> None:
-    whole = tiny.run(graphs.followed, 5, name="whole")
-    part = tiny.run(graphs.followed, 3, name="part")
-    runs.require_same_numbers(resume(part.folder, steps=5), whole)
-
-
 # the run folder
 
 
@@ -273,18 +232,7 @@ def test_the_trace_has_spans_of_every_node(tiny: TinyRuns) -> None:
     assert all(e["dur"] >= 0 for e in spans)
 
 
-# the same numbers twice
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        graphs.followed,
-        *(pytest.param(g, marks=pytest.mark.long) for g in (graphs.evaluated, graphs.dapo)),
-    ],
-)
-def test_equal_seeds_give_equal_bits(tiny: TinyRuns, make: Callable[[Path], Graph]) -> None:
-    runs.require_same_numbers(tiny.run(make, 4, name="one"), tiny.run(make, 4, name="two"))
+# seeds, and several policies
 
 
 @pytest.mark.long
@@ -294,36 +242,20 @@ def test_another_seed_gives_others(tiny: TinyRuns) -> None:
     assert runs.weights(one) != runs.weights(two)
 
 
-@pytest.mark.parametrize("workers", ["one", pytest.param("apart", marks=pytest.mark.long)])
-def test_two_policies_have_samples_of_their_own(tiny: TinyRuns, workers: str) -> None:
-    result = tiny.run(graphs.two_policies, 2, workers=workers)
+def test_two_policies_have_samples_of_their_own(tiny: TinyRuns) -> None:
+    result = tiny.run(graphs.two_policies, 2)
     rows = runs.samples(result).to_pylist()
-    assert len(rows) == 2 * 2 * 8
     for node, fn in (("train_red", graphs.vowels), ("train_blue", graphs.consonants)):
         of_node = [row for row in rows if row["node"] == node]
-        assert len(of_node) == 16
+        assert len(of_node) == 2 * 8
         rewards = fn([row["completion"] for row in of_node])
         assert [row["reward"] for row in of_node] == pytest.approx(rewards)
-        for position in {row["position"] for row in of_node}:
-            require_group_advantages([row for row in of_node if row["position"] == position])
-        for row in of_node:
-            require_whole_sample(row)
+    for row in rows:
+        assert row["finish"] in ("stop", "length")
+        for name in ("completion_ids", "versions", "completion_mask"):
+            assert len(row[name]) == row["length"]
+        assert row["prompt_ids"]
+        assert min(row["versions"]) == row["version"] == row["step"] - 1
     last = runs.metrics(result)[-1]
     assert last["reward/mean"] >= 0 > last["rows/train_blue/reward/mean"]
     assert last["data/rows"] == 16
-
-
-def require_group_advantages(group: runs.Rows) -> None:
-    """Those above the mean of their group have a positive advantage, and no others."""
-    mean = sum(row["reward"] for row in group) / len(group)
-    for row in group:
-        assert (row["reward"] > mean) == (row["advantage"] > 0) or row["reward"] == mean
-
-
-def require_whole_sample(row: dict[str, Any]) -> None:
-    """A sample of an answer that the newest version wrote."""
-    assert row["finish"] in ("stop", "length")
-    for name in ("completion_ids", "versions", "completion_mask"):
-        assert len(row[name]) == row["length"]
-    assert row["prompt_ids"]
-    assert min(row["versions"]) == row["version"] == row["step"] - 1
