@@ -39,6 +39,7 @@ def test_grpo(tiny: TinyRuns) -> None:
     assert {"reward/mean", "reward/vowels/mean", "policy/lag/max", "optim/lr"} <= first.keys()
     assert {"time/step", "time/rollout"} <= first.keys()
     assert first["throughput/samples_per_second"] > 0
+    assert first["throughput/tokens_per_second"] > 0
     assert first["data/rows"] == 16
     assert max(runs.column(result, "policy/lag/max")) == 0
     assert result.reason == "all steps are done"

@@ -44,7 +44,7 @@ def test_a_checkpoint_goes_on_with_other_ranks(tiny: TinyRuns) -> None:
 
 
 def test_two_by_two_ranks_train_as_one_does(tiny: TinyRuns) -> None:
-    one = tiny.run(small, name="one", **GEN)
+    one = tiny.run(small, name="one")
     four = tiny.run(small, name="four", ranks={"train_policy": 2}, **TWO, **GEN)
     require_alike(four, one)
 
@@ -57,23 +57,18 @@ def test_two_train_nodes_share_ranks_and_followers_get_whole_weights(tiny: TinyR
     assert sum(column(two, "edge/collective/bytes")) > 0
 
 
-@pytest.mark.parametrize("rank", ["main", "main-1"])
 def test_after_the_death_of_a_rank_all_go_back_and_the_numbers_are_the_same(
-    tiny: TinyRuns, rank: str
+    tiny: TinyRuns,
 ) -> None:
-    death, stored = KillWorkers({3: rank}), partial(tiny.run, small, 5, checkpoint_every=2)
-    whole = stored(name="whole")
-    again = stored(name="again", **TWO, **GEN, on_step=[death])
+    """Of the first one, between two Steps; of the second: below."""
+    death = KillWorkers({3: "main"})
+    whole = tiny.run(small, 5, name="whole")
+    again = tiny.run(small, 5, name="again", checkpoint_every=2, **TWO, **GEN, on_step=[death])
     assert death.killed
     require_alike(again, whole)
 
 
-SPREAD = pytest.mark.parametrize(
-    "spread", [TWO, {"ranks": {"train_policy": 2}}], ids=["tensor", "data"]
-)
-
-
-@SPREAD
+@pytest.mark.parametrize("spread", [TWO, {"ranks": {"train_policy": 2}}], ids=["tensor", "data"])
 def test_what_one_rank_alone_fails_with_ends_the_run_at_once(
     tiny: TinyRuns, spread: dict[str, Any]
 ) -> None:
@@ -82,16 +77,14 @@ def test_what_one_rank_alone_fails_with_ends_the_run_at_once(
         tiny.run(with_score(tiny.folder, None, unlucky), 4, **spread)
 
 
-@SPREAD
 def test_a_rank_that_dies_in_a_step_is_not_what_the_other_failed_with(
-    tiny: TinyRuns, tmp_path: Path, spread: dict[str, Any]
+    tiny: TinyRuns, tmp_path: Path
 ) -> None:
     def dying(name: str, **how: Any) -> Result:
         marked = partial(deadly, marker=str(tmp_path / name))
         return tiny.run(with_score(tiny.folder, None, marked), 4, name=name, **how)
 
-    whole = dying("whole")
-    again = dying("again", checkpoint_every=2, **spread)
+    whole, again = dying("whole"), dying("again", checkpoint_every=2, **TWO)
     assert not (tmp_path / "whole").exists()
     assert (tmp_path / "again").exists()
     require_alike(again, whole)
