@@ -79,13 +79,10 @@ def main() -> None:
     given = parser.parse_args()
     logging.disable(logging.WARNING)  # a line for each refusal
     rng, start = np.random.default_rng(given.seed), time.monotonic()
-    ways: dict[str, Callable[[int], Counter[str]]] = {
-        "slabs, structure": lambda n: through_slabs(n, rng, content=False),
-        "slabs, content": lambda n: through_slabs(n, rng, content=True),
-        "between hosts": lambda n: between_hosts(n, rng),
-    }
-    for name, part in (("slabs, structure", 4), ("slabs, content", 4), ("between hosts", 2)):
-        _sent(name, ways[name], given.count // part)
+    quarter = given.count // 4
+    _sent("slabs, structure", lambda n: through_slabs(n, rng, content=False), quarter)
+    _sent("slabs, content", lambda n: through_slabs(n, rng, content=True), quarter)
+    _sent("between hosts", lambda n: between_hosts(n, rng), 2 * quarter)
     print(f"{given.count} wrong messages in {time.monotonic() - start:.0f} s")
 
 

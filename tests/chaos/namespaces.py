@@ -84,8 +84,8 @@ class Namespaces:
     def has(self, name: str, pid: int) -> bool:
         """Whether a process is on this host."""
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            spaces = (f"/proc/{each}/ns/net" for each in (pid, self._holders[name].pid))
-            return len({os.readlink(space) for space in spaces}) == 1
+            held = os.readlink(f"/proc/{self._holders[name].pid}/ns/net")
+            return os.readlink(f"/proc/{pid}/ns/net") == held
         return False
 
     def ip(self, name: str, words: str) -> None:
@@ -140,16 +140,16 @@ class Raylet:
 
     def __init__(self, spaces: Namespaces, name: str, folder: str) -> None:
         """folder: short, since names of sockets are."""
-        where = ["--head", "--port=6379"] if name == "a" else [f"--address={CLUSTER}"]
-        has = ["--num-cpus=1", f"--object-store-memory={80 * 2**20}", f"--node-name={name}"]
-        more = [f"--node-ip-address={ADDRESSES[name]}", f"--temp-dir={folder}", "--block"]
-        dashboard = ["--include-dashboard=false"] if name == "a" else []
+        words = f"--node-name={name} --node-ip-address={ADDRESSES[name]} --temp-dir={folder}"
+        words += f" --num-cpus=1 --object-store-memory={80 * 2**20} --block --disable-usage-stats"
+        if name == "a":
+            words += " --head --port=6379 --include-dashboard=false"
+        else:
+            words += f" --address={CLUSTER}"
+        start = [sys.executable, "-m", "ray.scripts.scripts", "start", *words.split()]
         self._mark = new_mark()
         self._process = subprocess.Popen(
-            [
-                *(*spaces.within(name), sys.executable, "-m", "ray.scripts.scripts", "start"),
-                *(*where, *has, *more, *dashboard, "--disable-usage-stats"),
-            ],
+            [*spaces.within(name), *start],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -163,13 +163,11 @@ class Raylet:
         late = threading.Timer(_THERE, self._process.kill)
         late.start()
         assert self._process.stdout is not None
-        said = []
-        for line in self._process.stdout:
-            said.append(line)
-            if "Ray runtime started" in line:
-                break
-        else:
-            raise AssertionError(f"ray start ended: {''.join(said)}")
+        said = ""
+        while "Ray runtime started" not in said:
+            line = self._process.stdout.readline()
+            assert line, f"ray start ended: {said}"
+            said += line
         late.cancel()
         threading.Thread(target=self._process.stdout.read, daemon=True).start()
 

@@ -86,30 +86,24 @@ def log_of(run: Result) -> str:
 
 
 def test_a_host_whose_process_is_killed_begins_again(
-    there: RayNodes, tiny: TinyRuns, undisturbed: Result
+    there: RayNodes, tiny: TinyRuns, undisturbed: Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its Workers end with it; it needs no lease, since its node is there. And what was recorded
     runs again without any Ray.
     """
-    took: list[float] = []
 
     def kill_the_host() -> None:
         worker = there.workers()["gen"]
-        began = time.monotonic()
         kill([there.host_of("gen")])
         assert ended(worker, 2.0), "its Worker is there still"
-        took.append(time.monotonic() - began)
 
-    told = [at_step(3, kill_the_host)]
     usual = USUAL | {"record": "all", "pin": GENERATES_THERE}
-    result = tiny.run(small, STEPS, on_step=told, **usual)
-    assert took
+    result = tiny.run(small, STEPS, on_step=[at_step(3, kill_the_host)], **usual)
     require_same_numbers(result, undisturbed)
     assert re.search(r"Worker gen was lost.*\n?.*host b: ", log_of(result))
     assert "not heard of" not in log_of(result)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delattr("engine.ray_nodes.ray_cluster")  # nobody asks for nodes
-        assert rerun(result.folder, ["rollout", "train_policy"], 5).same
+    monkeypatch.delattr("engine.ray_nodes.ray_cluster")  # nobody asks for nodes
+    assert rerun(result.folder, ["rollout", "train_policy"], 5).same
 
 
 @pytest.mark.parametrize("pin", [GENERATES_THERE, TRAINS_THERE], ids=["generates", "trains"])
@@ -122,8 +116,7 @@ def test_a_node_that_is_lost_is_replaced_by_another(
         there.remove("b")
         there.add("c", labels={"zone": "x"})
 
-    told = [at_step(3, lose_the_node)]
-    result = tiny.run(small, STEPS, pin=pin, on_step=told, **USUAL)
+    result = tiny.run(small, STEPS, pin=pin, on_step=[at_step(3, lose_the_node)], **USUAL)
     require_same_numbers(result, undisturbed)
     assert "host b: not heard of for" in log_of(result)
 
@@ -162,8 +155,8 @@ def test_a_run_that_is_not_heard_of_is_ended_by_its_hosts(
         wait_for(run, "step 3")
         workers = there.workers().values()
         run.send_signal(signal.SIGSTOP)
-        began = time.monotonic()
-        assert all(ended(pid, began + LEASE + 10.0 - time.monotonic()) for pid in workers)
+        end = time.monotonic() + LEASE + 10.0
+        assert all(ended(pid, end - time.monotonic()) for pid in workers)
         run.send_signal(signal.SIGCONT)
         go_on(run)
         _, errors = run.communicate()
@@ -196,17 +189,18 @@ def test_a_node_that_is_about_to_be_taken_away_leaves_a_checkpoint(
     require_same_numbers(result, tiny.run(small, result.step, name="whole"))
 
 
-def test_all_in_one_command(tiny: TinyRuns, undisturbed: Result, tmp_path: Path) -> None:
+def test_all_in_one_command(
+    tiny: TinyRuns, undisturbed: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`ray:local` starts Ray and ends it; the Workers are the same."""
     mark = new_mark()
     options = tiny.options(STEPS, name="local", cluster="ray:local", checkpoint_every=2)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("RAY_AUTH_MODE", raising=False)  # it makes a token, in the home folder
-        for name, value in {MARK: mark, "HOME": str(tmp_path)}.items():
-            patch.setenv(name, value)
-        with killable_run("small", tiny.folder, options) as run:
-            _, errors = run.communicate()
-            assert run.returncode == 0, errors
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)  # it makes a token, in the home folder
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv(MARK, mark)
+    with killable_run("small", tiny.folder, options) as run:
+        _, errors = run.communicate()
+        assert run.returncode == 0, errors
     require_same_numbers(tiny.runs / "local", undisturbed)
     require_gone(mark)
 

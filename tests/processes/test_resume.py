@@ -91,18 +91,6 @@ def test_killed_as_a_file_is_written(
     require_same_runs(killed, whole("evaluated"))
 
 
-@LONG
-def test_killed_before_the_first_checkpoint_begins_anew(
-    tiny: TinyRuns, killed: Path, whole: Whole
-) -> None:
-    with killable(tiny, "evaluated") as process:
-        kit.wait_for(process, "step 1")
-        process.kill()
-    assert steps_stored(killed) == []
-    resume(killed)
-    require_same_runs(killed, whole("evaluated"))
-
-
 def test_with_lag_nothing_is_lost_or_trained_twice(tiny: TinyRuns, killed: Path) -> None:
     """And the kernel ends the reward processes with the process of the run."""
     with killable(tiny, "lagging", "hold=3") as process:

@@ -82,14 +82,6 @@ def test_kl_in_the_reward(tiny: TinyRuns) -> None:
     assert "time/reference" in rows[0]
 
 
-def test_rewards_with_weights_and_rows_to_which_one_does_not_apply(tiny: TinyRuns) -> None:
-    rows = runs.samples(tiny.run(graphs.several)).to_pylist()
-    assert {row["reward/digits"] is None for row in rows} == {True, False}
-    for row in rows:
-        total = row["reward/vowels"] + 0.5 * (row["reward/digits"] or 0.0)
-        assert row["reward"] == pytest.approx(total)
-
-
 # asynchrony
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import random
+import re
 import resource
 import select
 import selectors
@@ -23,7 +24,7 @@ from dataflow.batch import Batch, Keys
 from dataflow.errors import DataError, KernelError, RunError
 from dataflow.schema import Prompt
 from dataflow.user import OperatorDeclaration
-from engine.checkpoint.cut import read_rows, write_rows
+from engine.checkpoint.cut import write_rows
 from engine.coordinator import messages as m
 from engine.launch.control import Open
 from engine.launch.supervisor import CONTROL_BYTES, Supervisor
@@ -103,24 +104,16 @@ def test_rows_from_a_file_and_rows_to_a_file(start: Start, tmp_path: Path) -> No
         assert ref.keys.position.tolist() == [5, 6]
         (tmp_path / "rows").mkdir()
         save = Save(directory=tmp_path, rows={"numbers": (keys, host_plans.gathered(ref))})
-        nothing = {"host": None, "source": None}
-        assert supervisor.ask({"host": save, "source": Save(directory=tmp_path)}) == nothing
+        assert supervisor.ask({"host": save}) == {"host": None}
         assert (tmp_path / "rows" / "numbers.arrow").is_file()
 
 
 @pytest.mark.usefixtures("own_interpreters")
-def test_threads_are_in_the_environment_before_torch_can_be(start: Start) -> None:
-    with start(host_plans.plan(host_plans.environment, threads=3)) as supervisor:
-        tell_operator(supervisor, "environment")
-        ref = host_plans.until(supervisor, m.ChunkDone)[0].ref
-        folder = supervisor._folder.path / "back"
-        (folder / "rows").mkdir(parents=True)
-        rows = {
-            "environment": (ref.keys, host_plans.gathered(ref, "reward", producer="environment"))
-        }
-        supervisor.ask({"source": Save(directory=folder, rows=rows)})
-        values = read_rows(folder / "rows" / "environment.arrow").flat("reward").tolist()
-        assert values[:2] == [3.0, 0.0]
+def test_a_process_has_its_threads_from_its_start(start: Start) -> None:
+    """Torch reads them once, as it is imported."""
+    with start(host_plans.plan(threads=3)) as supervisor:
+        environment = Path(f"/proc/{supervisor.pids()['host']}/environ").read_bytes()
+        assert b"OMP_NUM_THREADS=3" in environment.split(b"\0")
 
 
 def test_an_error_arrives_as_what_it_was(start: Start) -> None:
@@ -301,9 +294,10 @@ def test_a_worker_that_stands_still_is_killed(start: Start) -> None:
         await_stopped(source)  # else it may still answer
         supervisor.tell(host_plans.chunk_of(1, ref, node="hangs"))
         # host waits for the source's answer, and hears its end, too
-        heard = host_plans.until(supervisor, m.WorkerLost, m.FetchFailed)
-        heard += host_plans.until(supervisor, *({m.WorkerLost, m.FetchFailed} - {type(heard[-1])}))
-        ends = {type(event): event for event in heard}
+        ends: dict[type, Any] = {}
+        while not {m.WorkerLost, m.FetchFailed} <= ends.keys():
+            event = host_plans.until(supervisor, m.WorkerLost, m.FetchFailed)[-1]
+            ends[type(event)] = event
         assert ends[m.WorkerLost].worker == ends[m.FetchFailed].peer == "source"
         assert "nothing was heard of it for" in ends[m.WorkerLost].error
 
@@ -358,11 +352,8 @@ def test_what_holds_the_interpreters_lock_is_killed_and_named(start: Start) -> N
         tell_operator(supervisor, "holds")
         error = host_plans.until(supervisor, m.WorkerLost)[-1].error
         assert "nothing was heard of it for" in error
-        assert ", in holds" in error
         assert "or is in code that holds the interpreter's lock" in error
-        first, *rest = error.partition("it stood at:")[2].strip().splitlines()
-        assert "/re/" in first
-        assert any("host_plans.py" in line and line.endswith("in holds") for line in rest)
+        assert re.search(r"(?m)it stood at:\s+.*/re/(.|\n)*host_plans\.py.* in holds$", error)
 
 
 def test_descriptors_may_have_any_number(start: Start) -> None:

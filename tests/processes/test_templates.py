@@ -6,7 +6,6 @@ import os
 import random
 import re
 import signal
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,6 @@ from dataflow.user import Columns, operator
 from engine.coordinator import messages as m
 from engine.launch import template
 from engine.launch.starter import Starter
-from engine.plan.plan import Plan
 from tests.kit import host_plans
 from tests.kit.processes import children, command_of, ended, parent_of, workers
 from tests.kit.supervisors import Start
@@ -32,11 +30,6 @@ def templates() -> list[int]:
     return [pid for pid in children() if "engine.launched.template_process" in command_of(pid)]
 
 
-def alone(planned: Plan) -> Plan:
-    """Each Worker with an environment of its own."""
-    return replace(planned, environments={"host": {"OF_THE_HOST": "1"}})
-
-
 def test_workers_with_one_environment_come_of_one_template(start: Start) -> None:
     with start(host_plans.plan()) as supervisor:
         (pid,) = templates()
@@ -44,16 +37,6 @@ def test_workers_with_one_environment_come_of_one_template(start: Start) -> None
         assert {parent_of(worker) for worker in workers().values()} == {pid}
         for name, worker in workers().items():
             assert Path(os.readlink(f"/proc/{worker}/fd/1")).stem == name
-
-
-@pytest.mark.parametrize("planned", [host_plans.plan(threads=2), alone(host_plans.plan())])
-def test_a_worker_whose_environment_no_other_has_has_an_interpreter_of_its_own(
-    start: Start, planned: Plan
-) -> None:
-    with start(planned) as supervisor:
-        assert templates() == []
-        assert {parent_of(pid) for pid in supervisor.pids().values()} == {os.getpid()}
-        assert workers() == supervisor.pids()
 
 
 def test_a_forked_worker_has_nothing_open_of_another(start: Start) -> None:

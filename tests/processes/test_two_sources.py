@@ -12,11 +12,10 @@ from dataflow.graph import Graph
 from dataflow.model import Model
 from engine.api import resume
 from operators.advantage import group_advantage
-from operators.data import demonstrations, preferences
+from operators.data import preferences
 from operators.forward import logprobs
-from operators.losses import clipped_policy_loss, dpo_loss, supervised_loss
+from operators.losses import clipped_policy_loss, dpo_loss
 from operators.reward import reward
-from operators.select import best_of, select
 from operators.train import train
 from tests.kit import runs
 from tests.kit.files import save_jsonl
@@ -65,25 +64,6 @@ def test_the_first_source_to_end_ends_the_run(tiny: TinyRuns, batch: int, steps:
     result = tiny.run(partial(sft_and_rl, batch=batch), None)
     assert (result.step, result.reason) == (steps, "the data has ended")
     assert runs.column(result, "data/prompts")[-1] == 4 + batch
-
-
-def nothing_is_good_enough(folder: Path) -> Graph:
-    policy, rollout = rolled_out(folder, 2)
-    score = reward(vowels, rollout, name="score")
-    advantage = group_advantage(rollout, score, name="advantage")
-    best = best_of(score, above=9.0)
-    rollout, advantage = select(rollout, advantage, where=best)
-    demos = demonstrations(str(folder / "demos.parquet"), batch=2, name="demos")
-    loss = clipped_policy_loss(advantage) + 0.5 * supervised_loss(rows=demos)
-    return Graph("nothing", train(policy, rollout, loss=loss, lr=1e-3))
-
-
-def test_a_step_without_rows_of_one_set_trains_the_other(tiny: TinyRuns) -> None:
-    result = tiny.run(nothing_is_good_enough, 2)
-    for row in runs.metrics(result):
-        assert row["loss/supervised_loss"] > 0
-        assert "loss/clipped_policy_loss" not in row
-        assert row["optim/updates"] == 1
 
 
 def test_pairs_beside_rollouts(tiny: TinyRuns, tmp_path: Path) -> None:

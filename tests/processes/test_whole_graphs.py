@@ -27,14 +27,13 @@ from operators.losses import (
     clipped_policy_loss,
     decoupled_policy_loss,
     importance,
-    supervised_loss,
     trajectory_balance_loss,
 )
 from operators.optimizers import AdamW
 from operators.reward import reward
-from operators.select import best_of, select
 from operators.train import train
 from tests.kit import plain_loop as loop
+from tests.kit.plain_algorithms import spread, standardised
 from tests.kit.plain_loop import Learner, TrainedStep
 from tests.kit.run_graphs import policy_and_prompts, vowels
 from tests.kit.tiny_runs import TinyRuns
@@ -50,11 +49,10 @@ class Ours:
         self.base = str(tiny.folder / "model")
         self._tiny, self._monkeypatch = tiny, monkeypatch
 
-    def sampled(self, n: int, **how: Any) -> tuple[Model, Port[Rollout], Port[Reward], Model]:
+    def sampled(self, **how: Any) -> tuple[Model, Port[Rollout], Port[Reward], Model]:
         """Policy, rows, rewards, reference."""
         policy, asked = policy_and_prompts(self._tiny.folder)
-        heat = {"temperature": T} | how
-        rollout = generate(policy, asked, n=n, max_tokens=5, name="rollout", **heat)
+        rollout = generate(policy, asked, n=4, max_tokens=5, temperature=T, name="rollout", **how)
         return policy, rollout, reward(vowels, rollout, name="score"), Model("reference", self.base)
 
     def run(self, sink: Node, steps: int = 2) -> list[TrainedStep]:
@@ -94,30 +92,25 @@ def sampled_by(learner: Learner, step: TrainedStep) -> list[Tensor]:
     return own
 
 
-def without_gradient(learner: Learner, step: TrainedStep, temperature: float = T) -> list[Tensor]:
+def without_gradient(learner: Learner, step: TrainedStep) -> list[Tensor]:
     """Log-probs of a Step's rows."""
     with torch.no_grad():
-        return loop.logprobs(learner.module, step.rows, temperature)
+        return loop.logprobs(learner.module, step.rows, T)
 
 
-def require_column(
-    step: TrainedStep, key: str, name: str, wanted: Sequence[Tensor], atol: float = 2e-5
-) -> None:
+def require_column(step: TrainedStep, key: str, name: str, wanted: Sequence[Tensor]) -> None:
     """Our column is what the loop computed."""
-    loop.require_close(loop.column(step, key, name), wanted, f"{key} {name}", atol)
+    loop.require_close(loop.column(step, key, name), wanted, f"{key} {name}")
 
 
 def against_their_group(numbers: Sequence[float], step: TrainedStep) -> list[Tensor]:
     """Each row's number against the mean of its group, in its standard deviations."""
-    array, gains = np.array(numbers), np.zeros(len(numbers))
-    for rows in loop.groups(step.rows):
-        gains[rows] = (array[rows] - array[rows].mean()) / (array[rows].std(ddof=1) + 1e-4)
-    return loop.spread(gains.tolist(), step.rows)
+    return spread(standardised(np.array(numbers), loop.groups(step.rows)), step.rows)
 
 
 @pytest.mark.long
 def test_grpo(ours: Ours) -> None:
-    policy, rollout, score, reference = ours.sampled(4)
+    policy, rollout, score, reference = ours.sampled()
     advantage = group_advantage(rollout, score, name="advantage")
     loss = clipped_policy_loss(advantage, reference=logprobs(reference, rollout), beta=0.04)
     steps = ours.run(updated(policy, rollout, loss, epochs=2))
@@ -140,7 +133,7 @@ def test_grpo(ours: Ours) -> None:
 
 @pytest.mark.long
 def test_trajectory_balance(ours: Ours) -> None:
-    policy, rollout, score, reference = ours.sampled(4)
+    policy, rollout, score, reference = ours.sampled()
     loss = trajectory_balance_loss(score, reference=logprobs(reference, rollout), beta=0.5)
     steps = ours.run(updated(policy, rollout, loss, epochs=2))
     learner, fixed = loop.policy(ours.base, LR), loop.policy(ours.base, LR)
@@ -160,26 +153,9 @@ def test_trajectory_balance(ours: Ours) -> None:
     ours.require_weights(learner)
 
 
-@pytest.mark.long
-def test_the_best_of_several_at_a_low_temperature(ours: Ours) -> None:
-    policy, rollout, score, _ = ours.sampled(4, temperature=0.3)
-    best = select(rollout, where=best_of(score, k=1))
-    steps = ours.run(updated(policy, best, supervised_loss()))
-    learner = loop.policy(ours.base, LR)
-    for step in steps:
-        assert len(step.rows) == 4
-        cold = without_gradient(learner, step, 0.3)
-        require_column(step, "rows", "sampler_logprobs", cold, 1e-4)
-        (update,) = step.updates
-        parts = [-x for x in loop.logprobs(learner.module, step.rows, 1.0)]
-        learner.update(loop.token_mean(parts), update, loop.by_row(parts))
-        learner.end_step()
-    ours.require_weights(learner)
-
-
 def test_decoupled_at_lag_1_behind_top_p(ours: Ours) -> None:
     top_p = 0.7
-    policy, rollout, score, _ = ours.sampled(4, top_p=top_p, max_lag=1)
+    policy, rollout, score, _ = ours.sampled(top_p=top_p, max_lag=1)
     proximal = logprobs(policy, rollout, name="proximal")
     loss = decoupled_policy_loss(
         group_advantage(rollout, score),
