@@ -45,20 +45,6 @@ def test_resumed_it_has_the_same_bits(tiny: TinyRuns) -> None:
     runs.require_same_numbers(resume(part.folder, steps=4), whole)
 
 
-@pytest.mark.long
-def test_every_node_in_a_worker_of_its_own_gives_the_same(tiny: TinyRuns) -> None:
-    together = tiny.run(sft_and_rl, 3, name="together")
-    apart = tiny.run(sft_and_rl, 3, name="apart", workers="apart")
-    runs.require_alike(apart, together)
-
-
-@pytest.mark.long
-def test_rollouts_may_lag_and_demonstrations_never_do(tiny: TinyRuns) -> None:
-    result = tiny.run(partial(sft_and_rl, max_lag=1), 4, workers="")
-    assert runs.column(result, "data/prompts") == [6] * 4
-    assert max(runs.column(result, "policy/lag/max")) <= 1
-
-
 @pytest.mark.parametrize("batch, steps", [(8, 3), (2, 6)])
 def test_the_first_source_to_end_ends_the_run(tiny: TinyRuns, batch: int, steps: int) -> None:
     result = tiny.run(partial(sft_and_rl, batch=batch), None)
