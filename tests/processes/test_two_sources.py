@@ -23,7 +23,6 @@ from tests.kit.run_graphs import rolled_out, sft_and_rl, vowels
 from tests.kit.tiny_runs import TinyRuns
 
 pytestmark = pytest.mark.timeout(180)
-OWN = "supervised_loss.rows"
 
 
 def test_both_sources_have_their_batch_in_each_step(tiny: TinyRuns) -> None:
