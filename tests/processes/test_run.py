@@ -49,8 +49,11 @@ def test_grpo(tiny: TinyRuns) -> None:
 
 def test_ppo(tiny: TinyRuns) -> None:
     base, data = str(tiny.folder / "model"), str(tiny.folder / "train.parquet")
-    how = {"batch": 8, "max_tokens": 6, "epochs": 2, "minibatches": 2}
-    result = tiny.run(ppo(base, data, graphs.vowels, lr=1e-3, critic_lr=1e-2, **how))
+    graph = ppo(
+        base, data, graphs.vowels, batch=8, max_tokens=6, lr=1e-3, critic_lr=1e-2, epochs=2,
+        minibatches=2,
+    )  # fmt: skip
+    result = tiny.run(graph)
     rows = runs.metrics(result)
     assert finite(rows)
     assert set(result.trained) == {"policy", "critic"}

@@ -64,9 +64,8 @@ def written(texts: list[str], masks: list[list[int]] | None = None, **columns: A
     """A chunk of these answers, one token a character and an <eos>, the first at position 10."""
     known = character_tokenizer()
     ids = [[*known(text, add_special_tokens=False)["input_ids"], EOS] for text in texts]  # type: ignore[misc]
-    masks = masks or [[1] * len(row) for row in ids]
-    own = {"completion_ids": to_ragged(ids), "completion_mask": ragged(masks, np.uint8)}
-    return answers(texts, **own | columns)
+    mask = ragged(masks or [[1] * len(row) for row in ids], np.uint8)
+    return answers(texts, completion_ids=to_ragged(ids), completion_mask=mask, **columns)
 
 
 def tokens(batch: Batch) -> list[list[float]]:

@@ -18,7 +18,7 @@ from tests.kit.tiny_runs import TinyRuns
 pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
 
 TWO: dict[str, Any] = {"tensor": {"train_policy": 2}}
-GEN = {"pin": {"rollout": "gen"}}
+GEN: dict[str, Any] = {"pin": {"rollout": "gen"}}
 
 
 def test_two_tensor_ranks_train_as_one_does_and_each_row_is_fetched_once(tiny: TinyRuns) -> None:
