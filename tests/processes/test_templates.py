@@ -17,6 +17,7 @@ from dataflow.user import Columns, operator
 from engine.coordinator import messages as m
 from engine.launch import template
 from engine.launch.starter import Starter
+from engine.launch.supervisor import Supervisor
 from tests.kit import host_plans
 from tests.kit.processes import children, command_of, ended, parent_of, workers
 from tests.kit.supervisors import Start
@@ -106,20 +107,24 @@ def test_with_a_template_its_workers_end_and_others_come_of_a_new_one(start: Sta
         assert len(host_plans.produced_block(supervisor).keys) == 4
 
 
-def test_another_environment_is_another_template(
+def test_another_environment_or_folder_is_another_template(
     start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A process that is started later has what this one has then."""
+
+    def begun_again(supervisor: Supervisor, worker: str) -> Path:
+        supervisor.respawn([worker])
+        host_plans.until(supervisor, m.WorkerOpened)
+        return Path("/proc", str(supervisor.pids()[worker]))
+
     with start(host_plans.plan()) as supervisor:
         monkeypatch.setenv("SET_LATER", "1")
+        first = begun_again(supervisor, "host")
+        assert b"SET_LATER=1" in (first / "environ").read_bytes().split(b"\0")
         monkeypatch.chdir(tmp_path)
-        supervisor.respawn(["host"])
-        host_plans.until(supervisor, m.WorkerOpened)
-        new, old = (f"/proc/{supervisor.pids()[name]}" for name in ("host", "source"))
-        assert b"SET_LATER=1" in Path(new, "environ").read_bytes().split(b"\0")
-        assert b"SET_LATER=1" not in Path(old, "environ").read_bytes().split(b"\0")
-        assert os.readlink(f"{new}/cwd") == str(tmp_path) != os.readlink(f"{old}/cwd")
-        assert len(templates()) == 2
+        second = begun_again(supervisor, "source")
+        assert os.readlink(second / "cwd") == str(tmp_path) != os.readlink(first / "cwd")
+        assert len(templates()) == 3
 
 
 def test_a_template_that_cannot_import_is_told_of(
