@@ -82,6 +82,7 @@ def test_forked_workers_draw_different_numbers(
 def test_the_end_of_a_forked_worker_is_told_as_it_was(start: Start) -> None:
     with start(host_plans.plan()) as supervisor:
         os.kill(supervisor.pids()["host"], signal.SIGSEGV)
+        assert supervisor._io.children["host"].over.wait(SOON)
         (death,) = host_plans.until(supervisor, m.WorkerLost)
         assert death.worker == "host"
         assert "was killed by SIGSEGV" in death.error
