@@ -7,5 +7,6 @@ writes `vectors/<peer>.json`: inputs, outputs, the peer's release and the functi
 called; `record_names.py` writes the names of its configuration into `names/`.
 `tests/unit/test_peers.py` compares our operators and losses with the vectors, and
 `tests/unit/test_peer_names.py` our tables with the names, without a network or a peer. The scripts
-import nothing of ours but `inputs.py`, which needs the standard library alone.
+import nothing of ours but `inputs.py`, which needs the standard library alone, and `tensors.py`,
+which needs torch.
 """

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import sys
 import types
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +20,8 @@ from typing import Any
 
 import torch
 
-from tests.peers.inputs import EVEN, PeerVectors, cut, padded, rows
+from tests.peers.inputs import EVEN, PeerVectors, cut, rows
+from tests.peers.tensors import keep_loss, tensor
 
 NOT_CALLED = ("deepspeed", "ray", "openrlhf.trainer.ray.launcher")
 PACKAGES = ("openrlhf", "models", "trainer", "trainer.ppo_utils", "trainer.ray", "utils")
@@ -49,10 +51,6 @@ def formulas() -> tuple[Any, Any, Any, Any]:
 
 
 LOSS, UTILS, MAKER, PENALTY = formulas()
-
-
-def tensor(tokens: Any) -> torch.Tensor:
-    return torch.tensor(padded(tokens), dtype=torch.float64)
 
 
 def advantages(made: PeerVectors, given: Any) -> None:
@@ -107,13 +105,7 @@ def losses(made: PeerVectors, batch: str, given: Any) -> None:
     mask, like = tensor(given["mask"]), given["mask"]
     old, gain = tensor(given["old"]), tensor(given["advantage"])
 
-    def keep(called: str, name: str, how: Any, function: Any, column: str = "now") -> None:
-        said = tensor(given[column]).requires_grad_()
-        loss = function(said)
-        (gradient,) = torch.autograd.grad(loss, said)
-        outputs = {"loss": loss.item(), "gradient": cut(gradient.tolist(), like)}
-        made.case(batch, called, name, how, **outputs)
-
+    keep = partial(keep_loss, made, batch, given)
     clip = {"clip": [0.2, 0.28]}
     for by_token, dual in ((True, None), (False, None), (True, 3.0)):
         policy = LOSS.PolicyLoss(0.2, 0.28, dual_clip=dual, token_level_loss=by_token)

@@ -21,13 +21,10 @@ import trl
 from trl.rewards import get_soft_overlong_punishment
 from trl.trainer import grpo_trainer, rloo_trainer
 
-from tests.peers.inputs import EVEN, PeerVectors, cut, padded, rows
+from tests.peers.inputs import EVEN, PeerVectors, padded, rows
+from tests.peers.tensors import keep_loss, tensor
 
 MAX_TOKENS = 8
-
-
-def tensor(tokens: Any) -> torch.Tensor:
-    return torch.tensor(padded(tokens), dtype=torch.float64)
 
 
 def advantage_code(module: Any, trainer: Any) -> Any:
@@ -85,25 +82,23 @@ def losses(made: PeerVectors, batch: str, given: Any) -> None:
     mask, like = tensor(given["mask"]), given["mask"]
     reference, whole = tensor(given["reference"]), padded(given["advantage"])
 
+    rows_given = {
+        "prompt_ids": torch.zeros(len(like), 1, dtype=torch.long),
+        "prompt_mask": torch.ones(len(like), 1, dtype=torch.long),
+        "completion_ids": torch.zeros(mask.shape, dtype=torch.long),
+        "completion_mask": mask,
+        "advantages": torch.tensor([row[0] for row in whole], dtype=torch.float64),
+        "old_per_token_logps": tensor(given["old"]),
+        "ref_per_token_logps": reference,
+        "num_items_in_batch": mask.sum(),
+    }
+
     def keep(called: str, name: str, how: Any, **settings: Any) -> None:
-        said = tensor(given["now"]).requires_grad_()
-        loss = grpo_trainer.GRPOTrainer._compute_loss(
-            minimal(said, settings),
-            None,
-            {
-                "prompt_ids": torch.zeros(len(like), 1, dtype=torch.long),
-                "prompt_mask": torch.ones(len(like), 1, dtype=torch.long),
-                "completion_ids": torch.zeros(mask.shape, dtype=torch.long),
-                "completion_mask": mask,
-                "advantages": torch.tensor([row[0] for row in whole], dtype=torch.float64),
-                "old_per_token_logps": tensor(given["old"]),
-                "ref_per_token_logps": reference,
-                "num_items_in_batch": mask.sum(),
-            },
-        )
-        (gradient,) = torch.autograd.grad(loss, said)
-        outputs = {"loss": loss.item(), "gradient": cut(gradient.tolist(), like)}
-        made.case(batch, f"GRPOTrainer._compute_loss {called}", name, how, **outputs)
+        def loss_of(said: torch.Tensor) -> torch.Tensor:
+            trainer = minimal(said, settings)
+            return grpo_trainer.GRPOTrainer._compute_loss(trainer, None, dict(rows_given))
+
+        keep_loss(made, batch, given, f"GRPOTrainer._compute_loss {called}", name, how, loss_of)
 
     clip = {"clip": [0.2, 0.28]}
     averages = {"grpo": "sequence_mean", "bnpo": "token_mean", "dapo": "token_mean"}

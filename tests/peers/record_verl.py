@@ -5,6 +5,7 @@ Runs in verl's environment, from the root of the repository: python -m tests.pee
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,8 @@ from verl.trainer.ppo import core_algos
 from verl.utils.torch_functional import masked_whiten
 from verl.workers.config import ActorConfig
 
-from tests.peers.inputs import RAGGED, PeerVectors, cut, padded, rows
-
-
-def tensor(tokens: Any) -> torch.Tensor:
-    return torch.tensor(padded(tokens), dtype=torch.float64)
+from tests.peers.inputs import RAGGED, PeerVectors, cut, rows
+from tests.peers.tensors import keep_loss, tensor
 
 
 def on_last(given: Any) -> torch.Tensor:
@@ -68,13 +66,7 @@ def advantages(made: PeerVectors, given: Any) -> None:
 def losses(made: PeerVectors, batch: str, given: Any) -> None:
     mask, like = tensor(given["mask"]), given["mask"]
 
-    def keep(called: str, name: str, how: Any, function: Any) -> None:
-        said = tensor(given["now"]).requires_grad_()
-        loss = function(said)
-        (gradient,) = torch.autograd.grad(loss, said)
-        outputs = {"loss": loss.item(), "gradient": cut(gradient.tolist(), like)}
-        made.case(batch, called, name, how, **outputs)
-
+    keep = partial(keep_loss, made, batch, given)
     old, gain = tensor(given["old"]), tensor(given["advantage"])
     averages = {
         "token_mean": "token-mean",
@@ -122,14 +114,10 @@ def losses(made: PeerVectors, batch: str, given: Any) -> None:
 
 
 def critics(made: PeerVectors, given: Any) -> None:
-    said = tensor(given["value"]).requires_grad_()
-    loss, _ = core_algos.compute_value_loss(
-        said, tensor(given["returns"]), tensor(given["old_value"]), tensor(given["mask"]), 0.2
-    )
-    (gradient,) = torch.autograd.grad(loss, said)
-    outputs = {"loss": loss.item(), "gradient": cut(gradient.tolist(), given["mask"])}
+    returns, old, mask = (tensor(given[name]) for name in ("returns", "old_value", "mask"))
+    loss_of = lambda said: core_algos.compute_value_loss(said, returns, old, mask, 0.2)[0]
     how = {"clip": 0.2, "aggregate": "token_mean"}
-    made.case("near", "compute_value_loss", "value_loss", how, **outputs)
+    keep_loss(made, "near", given, "compute_value_loss", "value_loss", how, loss_of, "value")
 
 
 if __name__ == "__main__":
