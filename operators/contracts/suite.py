@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis.errors import Flaky, Unsatisfiable
+from hypothesis.errors import Flaky, Unsatisfiable, UnsatisfiedAssumption
 
 from dataflow.schema import Keep, Schema
 from dataflow.testing import Contract, ContractError, Verdict
@@ -64,6 +64,7 @@ class Suite(Contract):
         self._verdicts: dict[str, Verdict] = {}
         self._plan, promises = _parts(subject, columns)
         self._promises: dict[str, Promise[Any]] = {promise.name: promise for promise in promises}
+        self._drawn: dict[RowKind, list[Generated]] = {}
 
     @property
     def promises(self) -> tuple[str, ...]:
@@ -92,14 +93,31 @@ class Suite(Contract):
     def _is_broken(self, base: str) -> bool:
         return self.verdict(base).outcome == "broken"
 
+    def _keeps_on_known(self, promise: Promise[Any], kind: RowKind) -> bool:
+        """Whether it holds on rows of this kind that were drawn before. Drawing takes longer than
+        most tests, and a search of its own would draw the same.
+        """
+        known = self._drawn.get(kind)
+        if known is None:
+            return False
+        try:
+            for rows in known:
+                promise.test(self._subject, rows)
+        except (Broken, UnsatisfiedAssumption):
+            return False
+        return True
+
     def _search(self, promise: Promise[Any]) -> tuple[Broken, Generated] | None:
         """The smallest failing case of a promise that was found, or None."""
         kind, seen = self._kind(promise), list[tuple[Broken, Generated]]()
-        calls = count()
+        if self._keeps_on_known(promise, kind):
+            return None
+        calls, held = count(), list[Generated]()
 
         def test(rows: Generated) -> None:
             try:
                 promise.test(self._subject, rows)
+                held.append(rows)
             except Broken as broken:
                 seen.append((broken, rows))
                 if broken.promise != promise.name:
@@ -120,6 +138,7 @@ class Suite(Contract):
                 f"{self.name}: expected rows to test {promise.name} on, found that it refuses all."
                 " Fix: other parameters, or columns= with values that it takes."
             ) from None
+        self._drawn.setdefault(kind, held)
         return None
 
     def _settings(self) -> settings:

@@ -1,6 +1,6 @@
 """Losses that break one promise each.
 
-Owns: the mutants of test_losses_contract.py. Each is a mistake that is easily made.
+Owns: the mutants of test_operators_contract.py. Each is a mistake that is easily made.
 """
 
 from __future__ import annotations
@@ -11,26 +11,28 @@ from torch import Tensor
 from dataflow import Advantage, Now, Reward, Tensors, Terms, loss
 
 
+def _trained(now: Now, numbers: Tensor | None) -> Tensor:
+    """These numbers of tokens, 0 where a token has mask 0."""
+    assert numbers is not None
+    return numbers.masked_fill(now.mask == 0, 0.0)
+
+
 def _said(now: Now) -> Tensor:
-    assert now.logprobs is not None
-    return now.logprobs.masked_fill(now.mask == 0, 0.0)
+    return _trained(now, now.logprobs)
 
 
 def _ahead(now: Now) -> Tensor:
-    assert now.logprobs is not None
-    assert now.sampler_logprobs is not None
-    return (now.logprobs - now.sampler_logprobs).masked_fill(now.mask == 0, 0.0)
+    return _said(now) - _trained(now, now.sampler_logprobs)
 
 
-def _rows(now: Now, advantage: Tensors[Advantage]) -> Tensor:
-    gain = advantage["advantage"].masked_fill(now.mask == 0, 0.0)
-    return now.row_sum(-gain * _said(now))
+def _weighed(now: Now, advantage: Tensors[Advantage]) -> Tensor:
+    return -_trained(now, advantage["advantage"]) * _said(now)
 
 
 @loss()
 def honest(now: Now, advantage: Tensors[Advantage]) -> Terms:
-    gain = advantage["advantage"].masked_fill(now.mask == 0, 0.0)
-    return Terms(-gain * _said(now), {"policy/gain": (gain.sum(), now.mask.sum())})
+    gain = _trained(now, advantage["advantage"])
+    return Terms(_weighed(now, advantage), {"policy/gain": (gain.sum(), now.mask.sum())})
 
 
 @loss()
@@ -63,7 +65,7 @@ def centred_over_the_group(now: Now) -> Terms:
 
 @loss(scope="sequence")
 def off_by_one_row(now: Now, advantage: Tensors[Advantage]) -> Terms:
-    return Terms(_rows(now, advantage).roll(1))
+    return Terms(now.row_sum(_weighed(now, advantage)).roll(1))
 
 
 @loss()
@@ -89,12 +91,12 @@ def counts_from_the_front(now: Now, score: Tensors[Reward]) -> Terms:
 
 @loss(scope="sequence")
 def running_sums(now: Now, advantage: Tensors[Advantage]) -> Terms:
-    gain = advantage["advantage"].masked_fill(now.mask == 0, 0.0)
-    total = torch.cat([torch.zeros(1), (-gain * _said(now)).double().cumsum(0)])
+    weighed = _weighed(now, advantage)
+    total = torch.cat([torch.zeros(1), weighed.double().cumsum(0)])
     ends = torch.bincount(now.row, minlength=now.rows).cumsum(0)
     starts = torch.cat([torch.zeros(1, dtype=ends.dtype), ends[:-1]])
     summed = total[ends] - total[starts]
-    return Terms(summed.square().to(gain.dtype))
+    return Terms(summed.square().to(weighed.dtype))
 
 
 @loss(scope="sequence")
@@ -111,7 +113,7 @@ def zero_times_nan(now: Now, advantage: Tensors[Advantage]) -> Terms:
 @loss(scope="sequence")
 def mean_over_all_tokens(now: Now, advantage: Tensors[Advantage]) -> Terms:
     lengths = torch.bincount(now.row, minlength=now.rows).clamp(min=1)
-    return Terms(_rows(now, advantage) / lengths)
+    return Terms(now.row_sum(_weighed(now, advantage)) / lengths)
 
 
 @loss()

@@ -30,34 +30,36 @@ TYPES = {
 }  # fmt: skip
 
 
+Anything: Any = type("Anything", (Reward,), {n: column(t) for n, t in TYPES.items()})
+PerToken: Any = type("PerToken", (Schema,), {n: column(t, "T") for n, t in TYPES.items()})
+SEEN: list[dict[str, int]] = []
+
+
+@operator()
+def counts(score: Columns[Anything], tokens: Columns[PerToken]) -> Columns[Reward]:
+    SEEN.append({n: len(score.batch.array(n)) + len(tokens.batch.array(n)) for n in TYPES})
+    return Columns.make(Reward, like=score, reward=score["reward"])
+
+
 def test_columns_of_any_type_are_generated() -> None:
-    Anything: Any = type("Anything", (Reward,), {n: column(t) for n, t in TYPES.items()})
-    PerToken: Any = type("PerToken", (Schema,), {n: column(t, "T") for n, t in TYPES.items()})
-    seen = []
+    SEEN.clear()
+    assert contract(counts, examples=5).verdict("schema").outcome == "kept"
+    assert all(n > 0 for n in SEEN[0].values())
 
-    def read(score: Columns[Anything], tokens: Columns[PerToken]) -> Columns[Reward]:
-        seen.append({n: len(score.batch.array(n)) + len(tokens.batch.array(n)) for n in TYPES})
-        return Columns.make(Reward, like=score, reward=score["reward"])
 
-    read.__annotations__ = {
-        "score": Columns[Anything], "tokens": Columns[PerToken], "return": Columns[Reward],
-    }  # fmt: skip
-    assert contract(operator()(read), examples=5).verdict("schema").outcome == "kept"
-    assert seen
-    assert all(n > 0 for n in seen[0].values())
+class OddReward(Reward):
+    odd = column(pa.map_(pa.utf8(), pa.int32()))
+
+
+@operator()
+def of_odd_rewards(score: Columns[OddReward]) -> Columns[Reward]:
+    return Columns.make(Reward, like=score, reward=score["reward"])
 
 
 def test_a_type_that_cannot_be_generated_is_asked_for() -> None:
-    class OddReward(Reward):
-        odd = column(pa.map_(pa.utf8(), pa.int32()))
-
-    def read(score: Columns[OddReward]) -> Columns[Reward]:
-        return Columns.make(Reward, like=score, reward=score["reward"])
-
-    read.__annotations__ = {"score": Columns[OddReward], "return": Columns[Reward]}
     with pytest.raises(ContractError, match=r"column 'odd': expected a type .* columns=\{'odd'"):
-        contract(operator()(read), examples=5).verdict("schema")
-    given = contract(operator()(read), examples=5, columns={"odd": [[("a", 1)]]})
+        contract(of_odd_rewards, examples=5).verdict("schema")
+    given = contract(of_odd_rewards, examples=5, columns={"odd": [[("a", 1)]]})
     assert given.verdict("schema").outcome == "kept"
 
 

@@ -54,11 +54,10 @@ carry more.
 def parts() -> dict[str, Callable[..., Any]]:
     """The functions of `operators` that a graph calls with Ports or for Ports, by name."""
     found = {}
-    for module in pkgutil.iter_modules(operators.__path__):
+    for module in pkgutil.iter_modules(operators.__path__, "operators."):
         if not module.ispkg:
-            here = importlib.import_module(f"operators.{module.name}")
-            own = {n: f for n, f in vars(here).items() if _is_part(n, f, here.__name__)}
-            found |= own
+            here = vars(importlib.import_module(module.name)).items()
+            found |= {name: value for name, value in here if _is_part(name, value, module.name)}
     return found
 
 
@@ -91,17 +90,16 @@ def judged(verdicts: Iterator[Verdict]) -> list[Verdict]:
     return found
 
 
-@pytest.mark.parametrize("name, given", CALLS)
-def test_a_part_keeps_its_promises(name: str, given: dict[str, Any]) -> None:
-    assert len(judged(contract(PARTS[name], examples=FEW, **given).verdicts())) >= 8
+ON_MANY_ROWS = [pytest.mark.long, pytest.mark.repeats, pytest.mark.timeout(600)]
 
 
-@pytest.mark.long
-@pytest.mark.repeats
-@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "examples",
+    [pytest.param(FEW, id="few"), pytest.param(MANY, id="many", marks=ON_MANY_ROWS)],
+)
 @pytest.mark.parametrize("name, given", CALLS)
-def test_a_part_keeps_its_promises_on_many_rows(name: str, given: dict[str, Any]) -> None:
-    judged(contract(PARTS[name], examples=MANY, **given).verdicts())
+def test_a_part_keeps_its_promises(name: str, given: dict[str, Any], examples: int) -> None:
+    assert len(judged(contract(PARTS[name], examples=examples, **given).verdicts())) >= 8
 
 
 USERS = sorted(
@@ -148,11 +146,10 @@ MUTANTS = [
 def test_a_promise_catches_what_breaks_it(part: Any, promise: str) -> None:
     verdict = contract(part, examples=FEW).verdict(promise)
     assert verdict.outcome == "broken"
-    told = verdict.text
-    assert told.startswith(f"{contract(part).name} breaks the promise {promise}: {verdict.says}. ")
-    assert "Found: " in told
-    assert ". Fix: " in told
-    assert "\n  position  sample" in told
+    begins = f"{contract(part).name} breaks the promise {promise}: {verdict.says}. "
+    assert verdict.text.startswith(begins)
+    for words in ("Found: ", ". Fix: ", "\n  position  sample"):
+        assert words in verdict.text
 
 
 @pytest.mark.long
@@ -163,9 +160,8 @@ def test_and_no_other_promise_is_broken_by_it(part: Any, promise: str) -> None:
     assert [v.promise for v in verdicts if v.outcome == "broken"] == [promise]
 
 
-@pytest.mark.parametrize("part", [broken_operators.honest, broken_losses.honest])
-def test_every_promise_has_a_mutant(part: Any) -> None:
-    known = {**broken_operators.BROKEN}, {**broken_losses.BROKEN}
-    promises = set(contract(part).promises)
-    assert promises in [set(broken) for broken in known]
-    judged(contract(part, examples=FEW).verdicts())
+@pytest.mark.parametrize("parts", [broken_operators, broken_losses])
+def test_every_promise_has_a_mutant_and_the_honest_part_keeps_all(parts: Any) -> None:
+    suite = contract(parts.honest, examples=FEW)
+    assert set(suite.promises) == set(parts.BROKEN)
+    judged(suite.verdicts())
