@@ -6,8 +6,8 @@ import contextlib
 import os
 import pickle
 import threading
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -106,12 +106,17 @@ def frames_of_strangers() -> list[bytes]:
     return [encoded(request), pickle.dumps(PickleBomb("x")), b"", b"\x94\xc4\x00" * 9]
 
 
+def meeting(allowed: Mapping[bytes, str] | PeerKeys) -> tuple[MeetingServer, Address]:
+    """A server with keys of its own, for rank t1, and its address."""
+    keys = CurveKeyPair.make()
+    server = MeetingServer("t0", ["t1"], bind="tcp://127.0.0.1:*", keys=keys, allowed=allowed)
+    return server, Address(endpoint=server.endpoint, key=keys.public)
+
+
 @pytest.mark.parametrize("kind", ["no key", "plain", "another key", "no rank's key"])
 def test_strangers_get_nothing(kind: str) -> None:
-    own, rank, other = (CurveKeyPair.make() for _ in range(3))
-    allowed = {rank.public: "t1", other.public: "rollout"}
-    server = MeetingServer("t0", ["t1"], bind="tcp://127.0.0.1:*", keys=own, allowed=allowed)
-    address = Address(endpoint=server.endpoint, key=own.public)
+    rank, other = CurveKeyPair.make(), CurveKeyPair.make()
+    server, address = meeting({rank.public: "t1", other.public: "rollout"})
     keys = other if kind == "no rank's key" else None
     with closing(server), stranger(address, kind, keys) as asks:
         for frame in frames_of_strangers():
@@ -123,36 +128,41 @@ def test_strangers_get_nothing(kind: str) -> None:
         assert server.refused.total() >= 1
 
 
+@contextmanager
+def known_rank(door: Door) -> Iterator[zmq.Socket[bytes]]:
+    """A socket with a rank's keys, which says what it likes."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as asks:
+        assert door.address.key is not None
+        asks.setsockopt(zmq.LINGER, 0)
+        asks.setsockopt(zmq.CURVE_SERVERKEY, door.address.key)
+        asks.setsockopt(zmq.CURVE_PUBLICKEY, door.keys.public)
+        asks.setsockopt(zmq.CURVE_SECRETKEY, door.keys.secret)
+        asks.connect(door.address.endpoint)
+        yield asks
+
+
 def test_what_is_no_request_is_refused_and_disturbs_nobody(door: Door, store: KeyedStore) -> None:
     before = door.refused
-    context = zmq.Context()
-    asks = context.socket(zmq.DEALER)
-    assert door.address.key is not None
-    asks.setsockopt(zmq.CURVE_SERVERKEY, door.address.key)
-    asks.setsockopt(zmq.CURVE_PUBLICKEY, door.keys.public)
-    asks.setsockopt(zmq.CURVE_SECRETKEY, door.keys.secret)
-    asks.connect(door.address.endpoint)
     store.set("text", "no number")
     wrong = [
         StoreRequest(b"x", 1, "set", ["taken"]),
         StoreRequest(b"x", 1, "get", ["a", "b"]),
         StoreRequest(b"x", 1, "add", ["text"], amount=1),
     ]
-    for frame in (pickle.dumps(PickleBomb("x")), b"", *map(encoded, wrong)):
-        asks.send(frame)
-    asks.send_multipart([encoded(StoreRequest(b"x", 1, "set", ["taken"], [b"1"]))] * 2)
-    asks.send(encoded(StoreRequest(b"x", 1, "set", ["last"], [b"1"])))
-    store.wait(["last"])
+    with known_rank(door) as asks:
+        for frame in (pickle.dumps(PickleBomb("x")), b"", *map(encoded, wrong)):
+            asks.send(frame)
+        asks.send_multipart([encoded(StoreRequest(b"x", 1, "set", ["taken"], [b"1"]))] * 2)
+        asks.send(encoded(StoreRequest(b"x", 1, "set", ["last"], [b"1"])))
+        store.wait(["last"])
     assert not store.check(["taken"])
     assert door.refused - before == len(wrong) + 3
-    context.destroy(linger=0)
 
 
 def test_a_rank_that_is_not_known_yet_asks_again() -> None:
     """Its handshake is refused; it waits for news of addresses, and comes in when it is known."""
-    own, rank, known = CurveKeyPair.make(), CurveKeyPair.make(), PeerKeys()
-    server = MeetingServer("t0", ["t1"], bind="tcp://127.0.0.1:*", keys=own, allowed=known)
-    address = Address(endpoint=server.endpoint, key=own.public)
+    rank, known = CurveKeyPair.make(), PeerKeys()
+    server, address = meeting(known)
     pauses: list[float] = []
 
     def pause(seconds: float) -> None:
@@ -166,15 +176,13 @@ def test_a_rank_that_is_not_known_yet_asks_again() -> None:
 
 
 def test_a_first_rank_that_is_gone_ends_the_waiting_of_the_others() -> None:
-    own, rank = CurveKeyPair.make(), CurveKeyPair.make()
-    allowed = {rank.public: "t1"}
-    server = MeetingServer("t0", ["t1"], bind="tcp://127.0.0.1:*", keys=own, allowed=allowed)
-    gone = threading.Event()
+    rank, gone = CurveKeyPair.make(), threading.Event()
+    server, address = meeting({rank.public: "t1"})
 
     def find() -> Address:
         if gone.is_set():
             raise PeerLost("t0", "its process is gone")
-        return Address(endpoint=server.endpoint, key=own.public)
+        return address
 
     store = KeyedStore(MeetingClient("t0", find, lambda _: gone.set(), rank), timeout=60.0)
     with closing(store):
@@ -186,27 +194,18 @@ def test_a_first_rank_that_is_gone_ends_the_waiting_of_the_others() -> None:
 
 def test_what_was_carried_out_is_not_done_again_when_a_connection_broke(door: Door) -> None:
     """The same request over a second connection: the answer of the first."""
-    context = zmq.Context()
     request = encoded(StoreRequest(b"one client", 1, "add", ["once"], amount=5))
     for _ in range(2):
-        asks = context.socket(zmq.DEALER)
-        assert door.address.key is not None
-        asks.setsockopt(zmq.CURVE_SERVERKEY, door.address.key)
-        asks.setsockopt(zmq.CURVE_PUBLICKEY, door.keys.public)
-        asks.setsockopt(zmq.CURVE_SECRETKEY, door.keys.secret)
-        asks.connect(door.address.endpoint)
-        asks.send(request)
-        assert asks.recv().endswith(b"5")
-        asks.close(0)
-    context.destroy(linger=0)
+        with known_rank(door) as asks:
+            asks.send(request)
+            assert asks.recv().endswith(b"5")
 
 
 def test_without_keys_only_in_a_private_network_or_on_the_loopback() -> None:
-    nobody = PeerKeys()
+    how: dict[str, Any] = {"bind": "tcp://0.0.0.0:*", "keys": None, "allowed": PeerKeys()}
     with pytest.raises(RunError, match=r"expected keys for tcp://0\.0\.0\.0"):
-        MeetingServer("t0", ["t1"], bind="tcp://0.0.0.0:*", keys=None, allowed=nobody)
-    bind = "tcp://0.0.0.0:*"
-    server = MeetingServer("t0", ["t1"], bind=bind, keys=None, allowed=nobody, private=True)
+        MeetingServer("t0", ["t1"], **how)
+    server = MeetingServer("t0", ["t1"], **how, private=True)
     address = Address(endpoint=server.endpoint.replace("0.0.0.0", "127.0.0.1"))
     client = MeetingClient("t0", lambda: address, lambda _: None, None)
     with closing(server), closing(KeyedStore(client)) as store:
@@ -215,7 +214,6 @@ def test_without_keys_only_in_a_private_network_or_on_the_loopback() -> None:
 
 def test_the_interface_of_an_address() -> None:
     assert interface_of("127.0.0.2") == "lo"
-    with pytest.raises(
-        RunError, match=r"interface with 192\.0\.2\.1, found .*lo 127\.0\.0\.1.*Fix"
-    ):
+    told = r"interface with 192\.0\.2\.1, found .*lo 127\.0\.0\.1.*Fix"
+    with pytest.raises(RunError, match=told):
         interface_of("192.0.2.1")

@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.device_mesh import DeviceMesh
 
 from dataflow.errors import RunError
@@ -56,35 +56,33 @@ def messages() -> list[list[Tensor]]:
             torch.tensor(2.5, dtype=torch.float64),
         ],
         [],
-        [torch.randint(0, 256, (64 << 20,), generator=draw, dtype=torch.uint8)],
+        [torch.arange(8 << 20)],
         [torch.randn(6, 4, generator=draw).t(), torch.tensor([True, False])],
     ]
 
 
-def transfers(rank: int, port: int) -> int:
+def transfers(rank: int, port: int) -> list[bool]:
     """Rank 0 sends, rank 1 compares; then the other way round, and by broadcast."""
     ends = channel(rank, 2, port, "transfers")
-    same = 0
-    for sender in (0, 1):
+    same = []
+    for how, sender in (("send", 0), ("send", 1), ("broadcast", 1)):
         for number, tensors in enumerate(messages()):
-            if rank == sender:
+            given = [t.contiguous() for t in tensors]
+            room = [torch.empty(t.shape, dtype=t.dtype) for t in tensors]
+            if how == "broadcast":
+                ends.broadcast(sender, number, given if rank == sender else room)
+            elif rank == sender:
                 ends.send(1 - rank, number, tensors)
-                continue
-            received = [torch.empty(t.shape, dtype=t.dtype) for t in tensors]
-            ends.receive(sender, number, received)
-            same += all(torch.equal(a, b) for a, b in zip(received, tensors, strict=True))
-    for number, tensors in enumerate(messages()):
-        received = [
-            t.contiguous() if rank == 1 else torch.empty(t.shape, dtype=t.dtype) for t in tensors
-        ]
-        ends.broadcast(1, number, received)
-        same += all(torch.equal(a, b) for a, b in zip(received, tensors, strict=True))
+            else:
+                ends.receive(sender, number, room)
+            if rank != sender:
+                same.append(all(map(torch.equal, room, tensors)))
     ends.close()
     return same
 
 
 def test_tensors_arrive_in_order_to_the_bit(ranks: RankPool) -> None:
-    assert ranks.do(2, transfers) == [10, 10]
+    assert ranks.do(2, transfers) == [[True] * 10, [True] * 5]
 
 
 def disagreements(rank: int, port: int) -> list[str]:
@@ -132,14 +130,6 @@ def test_a_rank_that_is_not_there_and_a_closed_channel_are_errors(ranks: RankPoo
         assert "closed" in said[4]
 
 
-def incomplete(rank: int, port: int) -> str:
-    return str(error_of(channel, rank, 3, port, "incomplete", 1.0))
-
-
-def test_a_rank_that_does_not_come_is_named(ranks: RankPool) -> None:
-    assert all("none of rank 2" in said for said in ranks.do(2, incomplete))
-
-
 def group_of(rank: int, port: int, place: ListeningPlace) -> tuple[list[float], list[int], str]:
     """The replica's world: at its own meeting place; a mesh of it; twice; another next to it."""
     store = rendezvous(place.end(), timeout=20)
@@ -182,13 +172,19 @@ def test_a_world_of_several_hosts(ranks: RankPool) -> None:
     assert ranks.do(3, grouped, names) == [([6.0], [1.0]), ([6.0], [1.0]), ([6.0], [2.0])]
 
 
-def lonely(rank: int, port: int) -> str:
+def lonely(rank: int, port: int) -> list[str]:
     store = PrefixStore("lonely", client(port))
-    return str(error_of(wait_for_all, store, rank, 3, 1.0, ("t0 on a", "t1 on b", "t2 on c")))
+    names = "t0 on a", "t1 on b", "t2 on c"
+    return [
+        str(error_of(channel, rank, 3, port, "incomplete", 1.0)),
+        str(error_of(wait_for_all, store, rank, 3, 1.0, names)),
+    ]
 
 
 def test_a_rank_that_does_not_come_is_named_with_its_host(ranks: RankPool) -> None:
-    assert all("none of rank 2 (t2 on c)" in said for said in ranks.do(2, lonely))
+    for of_channel, of_world in ranks.do(2, lonely):
+        assert "none of rank 2" in of_channel
+        assert "none of rank 2 (t2 on c)" in of_world
 
 
 def open_sockets() -> set[str]:
@@ -216,31 +212,28 @@ def test_ranks_meet_where_nobody_else_can_come(ranks: RankPool) -> None:
             assert name == "/memfd:dataflow-rendezvous (deleted)"
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_payloads_on_a_device_go_by_nccl() -> None:
-    store = TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
-    ends = CollectiveChannel(0, 1, store, name="device", device="cuda:0", timeout=20)
-    given = [torch.arange(5.0, device="cuda:0").bfloat16(), torch.zeros(0, 3, device="cuda:0")]
-    ends.broadcast(0, 0, given)
-    assert given[0].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
-    ends.close()
-
-
-def exchanged(rank: int, port: int) -> float:
+def exchanged(rank: int, port: int, size: int) -> list[float]:
+    """From the first device to the others, of which each rank has its own."""
     device = f"cuda:{rank}"
     torch.cuda.set_device(rank)
-    ends = CollectiveChannel(rank, 2, client(port), name="devices", device=device, timeout=20)
+    store, name = client(port), f"devices {size}"
+    ends = CollectiveChannel(rank, size, store, name=name, device=device, timeout=20)
+    numbers = torch.arange(5.0, device=device).bfloat16() * (rank == 0)
+    given = [numbers, torch.zeros(0, 3, device=device)]
+    ends.broadcast(0, 0, given)
     value = torch.full((1000,), float(rank), device=device)
-    (ends.send if rank == 0 else ends.receive)(1 - rank, 0, [value])
+    if size > 1:
+        (ends.send if rank == 0 else ends.receive)(1 - rank, 0, [value])
     ends.close()
-    return float(value.sum())
+    return [*given[0].tolist(), float(value.sum())]
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_two_devices_send_to_each_other(ranks: RankPool) -> None:
-    assert ranks.do(2, exchanged) == [0.0, 0.0]
+@pytest.mark.parametrize("size", [1, 2])
+def test_payloads_on_devices_go_by_nccl(ranks: RankPool, size: int) -> None:
+    if torch.cuda.device_count() < size:
+        pytest.skip(f"needs {size} CUDA devices")
+    assert ranks.do(size, exchanged, size) == [[0.0, 1.0, 2.0, 3.0, 4.0, 0.0]] * size
 
 
 def is_there(rank: int, port: int) -> bool:
