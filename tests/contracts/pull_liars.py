@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -73,24 +73,30 @@ class Owner:
         ]
 
 
+@contextmanager
+def reading(content: bool) -> Iterator[tuple[SlabReader, FdSocket]]:
+    """A reader of Worker a's blocks, and the end at which a answers."""
+    mine, its = socket.socketpair()
+    with (
+        closing(SlabReader("a", mine, content=content)) as reader,
+        closing(FdSocket(its)) as sender,
+    ):
+        yield reader, sender
+
+
 def answered(
     owner: Owner,
     content: bool,
     change: Callable[[list[tuple[bytes, int | None]]], list[tuple[bytes, int | None]]],
 ) -> Asked:
     """What a reader makes of a changed answer, followed by an honest one."""
-    mine, its = socket.socketpair()
-    reader, sender = SlabReader("a", mine, content=content), FdSocket(its)
     request = BlockRequest(worker="a", block=owner.block)
-    try:
+    with reading(content) as (reader, sender):
         number = reader.ask([request])
         honest = owner.says(number, content=content)
         for message, descriptor in [*change(honest), *honest]:
             sender.send(message, descriptor)
         return outcome(lambda: reader.answer(number, [request], time.monotonic() + 5.0)[0])
-    finally:
-        reader.close()
-        sender.close()
 
 
 def noted(
@@ -100,13 +106,12 @@ def noted(
     spoil: Callable[[bytes], bytes],
 ) -> Asked:
     """What a reader makes of a forged index. change: its text, hashed again; spoil: its memory."""
-    mine, its = socket.socketpair()
-    reader, sender = SlabReader("a", mine, content=content), FdSocket(its)
     request = BlockRequest(worker="a", block=owner.block)
     index, memory = owner.outbox.index, owner.outbox.index._memory
     at = owner.block % NOTES * ROOM
-    honest = bytes(memory[at : at + ROOM])
-    try:
+    note = slice(at, at + ROOM)
+    honest = bytes(memory[note])
+    with reading(content) as (reader, sender):
         sender.send(encode(IndexHere(SIZE)), index.descriptor)
         for message, descriptor in owner.says(reader.ask([request]), content=content):
             sender.send(message, descriptor)
@@ -114,12 +119,10 @@ def noted(
         if change is not None:
             answer, _, _ = owner.described(content=content)
             index.note(owner.block, change(encode(answer)))
-        memory[at : at + ROOM] = spoil(bytes(memory[at : at + ROOM]))[:ROOM].ljust(ROOM, b"\0")
-        return outcome(lambda: reader.look(request))
-    finally:
-        memory[at : at + ROOM] = honest
-        reader.close()
-        sender.close()
+        memory[note] = spoil(bytes(memory[note]))[:ROOM].ljust(ROOM, b"\0")
+        found = outcome(lambda: reader.look(request))
+    memory[note] = honest
+    return found
 
 
 def noted_wrongly(owner: Owner, content: bool, rng: np.random.Generator) -> Asked:

@@ -6,7 +6,9 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from engine.channels.contract import Channel, PeerLost
+import pyarrow as pa
+
+from engine.channels.contract import BlockRequest, Channel, PeerLost
 from engine.channels.inproc import InprocChannel
 from engine.channels.shm.channel import ShmChannel
 from engine.channels.zmq.channel import ZmqChannel
@@ -35,6 +37,17 @@ class ChannelWorld:
     def close(self) -> None:
         for name in list(self.channels):
             self.kill(name)
+
+
+def of_a(block: int, **which: Any) -> list[BlockRequest]:
+    """The request for a block of Worker a. which: columns and rows."""
+    return [BlockRequest(worker="a", block=block, **which)]
+
+
+def fetched(world: ChannelWorld, block: int, **which: Any) -> pa.RecordBatch:
+    """What b gets of it."""
+    (found,) = world["b"].fetch(of_a(block, **which))
+    return found
 
 
 def _dial(world: ChannelWorld, me: str) -> Callable[[str], socket.socket]:

@@ -10,7 +10,7 @@ from dataclasses import fields
 
 import pytest
 
-from engine.channels.contract import BlockRequest, PeerLost
+from engine.channels.contract import PeerLost
 from engine.channels.routed import AddressBook, AddressEntry, RoutedChannel
 from engine.channels.shm.channel import ShmChannel
 from engine.channels.zmq.channel import ZmqChannel
@@ -19,6 +19,7 @@ from engine.launch import control, wire
 from engine.launch.control_socket import ControlSocket
 from engine.launched.worker_process import WorkerProcess
 from tests.contracts.pull_rows import rollouts
+from tests.contracts.pull_worlds import of_a
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -63,7 +64,7 @@ def far_workers(*names: str) -> Iterator[list[FarWorker]]:
 def test_after_a_respawn_only_the_new_key_is_answered() -> None:
     """Not even over a connection that the old process made while its key was known."""
     with far_workers("a", "b", "b") as (a, old, new):
-        request = [BlockRequest(worker="a", block=a.channel.keep(rollouts(3, 4)))]
+        request = of_a(a.channel.keep(rollouts(3, 4)))
         for one, other in ((a, old), (old, a), (new, a)):
             one.knows(other)
         assert old.channel.fetch(request)[0].num_rows == 3
@@ -80,8 +81,8 @@ def test_after_a_respawn_only_the_new_key_is_answered() -> None:
 
 def test_whoever_asks_before_its_key_is_known_asks_again() -> None:
     with far_workers("a", "b") as (a, b):
-        b.book.write("a", a.entry)
-        request = [BlockRequest(worker="a", block=a.channel.keep(rollouts(3, 4)))]
+        b.knows(a)
+        request = of_a(a.channel.keep(rollouts(3, 4)))
         waits, refused = b.book.wait, threading.Event()
 
         def wait(seconds: float) -> None:
@@ -98,8 +99,8 @@ def test_whoever_asks_before_its_key_is_known_asks_again() -> None:
 
 def test_whose_key_never_comes_is_refused_for_no_longer_than_the_lease() -> None:
     with far_workers("a", "b") as (a, b):
-        b.book.write("a", a.entry)
-        request = [BlockRequest(worker="a", block=a.channel.keep(rollouts(3, 4)))]
+        b.knows(a)
+        request = of_a(a.channel.keep(rollouts(3, 4)))
         with pytest.raises(PeerLost, match="refused the connection, or has another key"):
             b.channel.fetch(request)
 

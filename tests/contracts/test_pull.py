@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pull_rows import VOCABULARY, batch, rollouts
-from pull_worlds import KINDS, ChannelWorld
+from pull_worlds import KINDS, ChannelWorld, fetched, of_a
 
 from dataflow.batch import Batch, Keys
 from dataflow.errors import DataError
@@ -38,12 +38,6 @@ def mortal(request: pytest.FixtureRequest) -> Iterator[ChannelWorld]:
     world["a"], world["b"]
     yield world
     world.close()
-
-
-def fetched(world: ChannelWorld, block: int, worker: str = "a", **more: object) -> pa.RecordBatch:
-    """What b gets."""
-    (found,) = world["b"].fetch([BlockRequest(worker=worker, block=block, **more)])
-    return found
 
 
 def equal_rows(found: pa.RecordBatch, expected: pa.RecordBatch) -> bool:
@@ -88,11 +82,8 @@ def test_a_star_stands_for_all_that_begin_so(world) -> None:
         [pa.array([float(i)]) for i in range(4)], names=list(names)
     )
     block = world["a"].keep(Batch(Keys.of([0]), records))
-    assert fetched(world, block, columns=("reward/*", "other")).schema.names == [
-        "reward/a",
-        "reward/b",
-        "other",
-    ]
+    some = fetched(world, block, columns=("reward/*", "other"))
+    assert some.schema.names == ["reward/a", "reward/b", "other"]
     assert fetched(world, block, columns=("nothing/*",)).num_columns == 0
     told = r"no column 'rewards'; there are: reward, reward/a, reward/b, other"
     with pytest.raises(DataError, match=told):
@@ -134,7 +125,7 @@ def test_readers_in_several_threads(world) -> None:
 
     def read(name: str) -> None:
         for _ in range(20):
-            (found,) = world[name].fetch([BlockRequest(worker="a", block=block)])
+            (found,) = world[name].fetch(of_a(block))
             if not found.equals(kept.records):
                 wrong.append(found)
 

@@ -10,7 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pytest
 import zmq as pyzmq
 from pull_liars import (
+    Asked,
     Owner,
     answered,
     changed_messages,
@@ -25,16 +27,17 @@ from pull_liars import (
     noted,
     noted_wrongly,
     outcome,
+    reading,
     resident,
 )
 from pull_mutants import bytes_mutated, value_mutated
 from pull_rows import batch, rollouts
-from pull_worlds import ChannelWorld, shm, zmq
+from pull_worlds import ChannelWorld, fetched, of_a, shm, zmq
 
 from dataflow.batch import Batch, Keys
 from dataflow.errors import RunError
 from dataflow.schema import Rollout
-from engine.channels.contract import BlockRequest, PeerLost
+from engine.channels.contract import PeerLost
 from engine.channels.header import FetchRequest, Wanted, encode
 from engine.channels.multipart import sealed
 from engine.channels.shm.block_index import ROOM
@@ -50,25 +53,34 @@ from engine.channels.zmq.curve_keys import Address, CurveKeyPair
 pytestmark = pytest.mark.timeout(60)
 
 
-@pytest.mark.parametrize("content", [True, False])
-def test_a_thousand_mutated_descriptors(content) -> None:
-    rows = batch(Rollout, 7, 1, skipped=1)
-    owner, rng = Owner(rows), np.random.default_rng(7)
-    before, started = len(os.listdir("/proc/self/fd")), resident()
-    outcomes = {"right": 0, "refused": 0}
-
-    for _ in range(1000):
-        found = answered(owner, content, lambda honest: changed_messages(honest, rng))
+def fuzzed(
+    count: int, attempt: Callable[[], Asked], is_right: Callable[[pa.RecordBatch], bool]
+) -> Counter[str]:
+    """How often a reader got rows, a clear error, or had to ask; nothing is left of it."""
+    descriptors, memory = len(os.listdir("/proc/self/fd")), resident()
+    outcomes: Counter[str] = Counter()
+    for _ in range(count):
+        found = attempt()
         if isinstance(found, pa.RecordBatch):
             found.validate(full=True)
-            outcomes["right"] += 1
-            if content:
-                assert found.equals(rows.records)
+            assert is_right(found)
+            outcomes["rows"] += 1
         else:
-            outcomes["refused"] += 1
+            outcomes["asked" if found is None else "refused"] += 1
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
+    assert resident() - memory < 64 << 20
+    return outcomes
+
+
+@pytest.mark.parametrize("content", [True, False])
+def test_a_thousand_mutated_descriptors(content: bool) -> None:
+    rows = batch(Rollout, 7, 1, skipped=1)
+    owner, rng = Owner(rows), np.random.default_rng(7)
+    change = lambda honest: changed_messages(honest, rng)
+    is_right = lambda found: not content or found.equals(rows.records)
+    outcomes = fuzzed(1000, lambda: answered(owner, content, change), is_right)
     assert outcomes["refused"] > 500
-    assert len(os.listdir("/proc/self/fd")) <= before
-    assert resident() - started < 64 << 20
+    assert not outcomes["asked"]
     owner.outbox.close()
 
 
@@ -76,22 +88,10 @@ def test_a_thousand_mutated_descriptors(content) -> None:
 def test_mutated_notes_of_the_board(content: bool) -> None:
     rows = batch(Rollout, 7, 1, skipped=1)
     owner, rng = Owner(rows), np.random.default_rng(8)
-    before, started = len(os.listdir("/proc/self/fd")), resident()
-    right, asked, refused = (0, 0, 0)
-
-    for _ in range(600):
-        found = noted_wrongly(owner, content, rng)
-        if isinstance(found, pa.RecordBatch):
-            found.validate(full=True)
-            right += 1
-            assert not content or found.equals(rows.records)
-        asked += found is None
-        refused += isinstance(found, type)
-    assert refused > 100
-    assert asked > 100
-    assert right + asked + refused == 600
-    assert len(os.listdir("/proc/self/fd")) <= before
-    assert resident() - started < 64 << 20
+    is_right = lambda found: not content or found.equals(rows.records)
+    outcomes = fuzzed(600, lambda: noted_wrongly(owner, content, rng), is_right)
+    assert outcomes["refused"] > 100
+    assert outcomes["asked"] > 100
     owner.outbox.close()
 
 
@@ -100,17 +100,12 @@ def test_what_the_board_says_is_what_an_answer_says(content: bool) -> None:
     rows = batch(Rollout, 7, 1, skipped=1)
     owner = Owner(rows)
     owner.described(content=content)
-    found = noted(owner, content, lambda text: text, lambda there: there)
-    assert isinstance(found, pa.RecordBatch)
-    assert found.equals(rows.records)
-    assert noted(owner, content, lambda text: text + bytes(ROOM), lambda there: there) is None
+    same = lambda there: there
+    assert noted(owner, content, same, same) == rows.records
+    assert noted(owner, content, lambda text: text + bytes(ROOM), same) is None
     owner.outbox.release(owner.block)
-    assert noted_note(owner) is None
+    assert read_note(pa.py_buffer(owner.outbox.index._memory), owner.block) is None
     owner.outbox.close()
-
-
-def noted_note(owner: Owner) -> bytes | None:
-    return read_note(pa.py_buffer(owner.outbox.index._memory), owner.block)
 
 
 def test_slabs_that_could_be_taken_away_are_not_mapped() -> None:
@@ -131,10 +126,10 @@ def test_slabs_that_could_be_taken_away_are_not_mapped() -> None:
 def test_a_length_without_end_is_refused_before_anything_is_read() -> None:
     mine, its = socket.socketpair()
     reader = SlabReader("a", mine, content=False)
-    reader.ask([BlockRequest(worker="a", block=0)])
+    reader.ask(of_a(0))
     its.sendall((LARGEST + 1).to_bytes(4, "little") + b"x" * 100)
     with pytest.raises(RunError, match="at most"):
-        reader.answer(1, [BlockRequest(worker="a", block=0)], time.monotonic() + 5.0)
+        reader.answer(1, of_a(0), time.monotonic() + 5.0)
     reader.close()
     its.close()
 
@@ -142,21 +137,16 @@ def test_a_length_without_end_is_refused_before_anything_is_read() -> None:
 def test_an_answer_that_comes_late_or_twice_is_not_taken_for_another() -> None:
     owner = Owner(rollouts(3, 4))
     other = owner.outbox.keep(rollouts(3, 4, seed=1))
-    mine, its = socket.socketpair()
-    reader, sender = SlabReader("a", mine, content=False), FdSocket(its)
-    first = reader.ask([BlockRequest(worker="a", block=owner.block)])
-    with pytest.raises(PeerLost, match="in time"):
-        reader.answer(first, [BlockRequest(worker="a", block=owner.block)], time.monotonic() + 0.01)
-    owner.block, late = other, owner.says(first, content=False)
-    second = reader.ask([BlockRequest(worker="a", block=other)])
-    for message, descriptor in [*late, *late, *owner.says(second, content=False)]:
-        sender.send(message, descriptor)
-    (found,) = reader.answer(
-        second, [BlockRequest(worker="a", block=other)], time.monotonic() + 5.0
-    )
-    assert found.equals(rollouts(3, 4, seed=1).records)
-    reader.close()
-    sender.close()
+    with reading(content=False) as (reader, sender):
+        first = reader.ask(of_a(owner.block))
+        with pytest.raises(PeerLost, match="in time"):
+            reader.answer(first, of_a(owner.block), time.monotonic() + 0.01)
+        owner.block, late = other, owner.says(first, content=False)
+        second = reader.ask(of_a(other))
+        for message, descriptor in [*late, *late, *owner.says(second, content=False)]:
+            sender.send(message, descriptor)
+        (found,) = reader.answer(second, of_a(other), time.monotonic() + 5.0)
+        assert found.equals(rollouts(3, 4, seed=1).records)
     owner.outbox.close()
 
 
@@ -165,7 +155,7 @@ def test_a_refused_answer_is_counted_with_its_peer() -> None:
     channel = ShmChannel("b", 0, lambda _: mine)
     its.sendall(b"\x03\x00\x00\x00abc")
     with pytest.raises(RunError, match="data plane"):
-        channel.fetch([BlockRequest(worker="a", block=0)])
+        channel.fetch(of_a(0))
     assert channel.refused == {"a": 1}
     channel.close()
     its.close()
@@ -184,7 +174,7 @@ def test_mutated_requests_close_their_connection_and_nothing_else() -> None:
         packets.wait(time.monotonic() + 5.0)  # an answer, or the end
         packets.close()
     assert world["a"].refused["wicked"] > 100
-    assert world["b"].fetch([BlockRequest(worker="a", block=block)])[0].num_rows == 3
+    assert fetched(world, block).num_rows == 3
     world.close()
 
 
@@ -198,7 +188,7 @@ def test_a_peer_that_asks_and_never_reads_keeps_nobody_waiting() -> None:
     for _ in range(200):
         slow.send(many)
     for _ in range(20):
-        assert world["b"].fetch([BlockRequest(worker="a", block=block)])[0].num_rows == 3
+        assert fetched(world, block).num_rows == 3
     waiting = [p.socket.waiting for p in world["a"]._server._served if p.peer == "slow"]
     assert waiting
     assert waiting[0] < 8 << 20  # not all of the 200 answers
@@ -210,8 +200,8 @@ def test_a_view_that_is_kept_too_long_sees_poison() -> None:
     world = shm()
     rows = rollouts(4, 50)
     block = world["a"].keep(rows)
-    (found,) = world["b"].fetch([BlockRequest(worker="a", block=block)])
-    (copied,) = world["b"].fetch([BlockRequest(worker="a", block=block, rows=np.array([3, 1]))])
+    (found,) = world["b"].fetch(of_a(block))
+    (copied,) = world["b"].fetch(of_a(block, rows=np.array([3, 1])))
     assert found.equals(rows.records)
     world["a"].release(block)
     view = np.frombuffer(found.column("completion_ids").values.buffers()[1], np.uint8)
@@ -232,7 +222,7 @@ def test_death_in_the_middle_of_an_answer() -> None:
     thread = threading.Thread(target=die)
     thread.start()
     with pytest.raises(PeerLost) as lost:
-        channel.fetch([BlockRequest(worker="a", block=0)])
+        channel.fetch(of_a(0))
     assert lost.value.peer == "a"
     thread.join()
     channel.close()
@@ -271,51 +261,30 @@ def producer() -> Iterator[tuple[subprocess.Popen[bytes], socket.socket]]:
     control.close()
 
 
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """Stop a process, and wait until it has."""
-    process.send_signal(signal.SIGSTOP)
-    os.waitpid(process.pid, os.WUNTRACED)
-
-
 def test_a_killed_process_is_lost_and_what_was_read_of_it_stays(producer) -> None:
     process, rows = producer
     channel = ShmChannel("b", 0, lambda _: rows, patience=0.3)
-    (found,) = channel.fetch([BlockRequest(worker="a", block=0)])
-    stop(process)
+    (found,) = channel.fetch(of_a(0))
+    process.send_signal(signal.SIGSTOP)
+    os.waitpid(process.pid, os.WUNTRACED)
     # Its block index says where: nobody is asked.
-    (again,) = channel.fetch([BlockRequest(worker="a", block=1)])
+    (again,) = channel.fetch(of_a(1))
     assert again.equals(rollouts(100, 50, 1).records)
     with pytest.raises(PeerLost, match="in time"):
-        channel.fetch([BlockRequest(worker="a", block=99)])
+        channel.fetch(of_a(99))
     process.kill()
     process.wait()
     assert found.equals(rollouts(100, 50, 0).records)
     channel.close()
 
 
-def test_death_while_others_wait_for_it(producer) -> None:
-    process, rows = producer
-    channel = ShmChannel("b", 0, lambda _: rows)
-    stop(process)
-    threading.Timer(0.1, process.kill).start()
-    with pytest.raises(PeerLost):
-        channel.fetch([BlockRequest(worker="a", block=0)])
-    channel.close()
-
-
 def test_mutated_frames_between_hosts() -> None:
-    rng, refused = np.random.default_rng(5), 0
+    rng = np.random.default_rng(5)
     with liar(batch(Rollout, 6, 2).records, rng) as endpoint:
         channel = ZmqChannel("b", 0, lambda _: Address(endpoint=endpoint), patience=5.0)
-        started = resident()
-        for _ in range(500):
-            found = outcome(lambda: channel.fetch([BlockRequest(worker="a", block=0)])[0])
-            if isinstance(found, pa.RecordBatch):
-                assert found.num_rows == 6
-                found.validate(full=True)
-            refused += not isinstance(found, pa.RecordBatch)
-        assert refused > 300
-        assert resident() - started < 64 << 20
+        outcome(lambda: channel.fetch(of_a(0))[0])  # opens what a channel keeps open
+        attempt = lambda: outcome(lambda: channel.fetch(of_a(0))[0])
+        assert fuzzed(500, attempt, lambda found: found.num_rows == 6)["refused"] > 300
         channel.close()
 
 
@@ -326,17 +295,15 @@ def test_what_was_left_unread_of_an_answer_is_not_taken_for_the_next() -> None:
     world["a"].release(gone)
     for _ in range(3):
         with pytest.raises(KeyError):
-            world["b"].fetch(
-                [BlockRequest(worker="a", block=gone), BlockRequest(worker="a", block=block)]
-            )
-        assert world["b"].fetch([BlockRequest(worker="a", block=block)])[0].equals(large.records)
+            world["b"].fetch([*of_a(gone), *of_a(block)])
+        assert fetched(world, block).equals(large.records)
     world.close()
 
 
 def test_pickles_and_mutants_sent_to_a_data_port_are_refused() -> None:
     world, rng = zmq(), np.random.default_rng(11)
     block = world["a"].keep(rollouts(3, 4))
-    request = BlockRequest(worker="a", block=block, rows=np.array([1]))
+    (request,) = of_a(block, rows=np.array([1]))
     honest = sealed(FetchRequest(1, (Wanted.of(request),)))
     context = pyzmq.Context()
     dealer = context.socket(pyzmq.DEALER)
@@ -348,7 +315,7 @@ def test_pickles_and_mutants_sent_to_a_data_port_are_refused() -> None:
     for _ in range(300):
         dealer.send(sealed(value_mutated(honest[8:], rng)))
     dealer.send(honest)
-    assert world["b"].fetch([BlockRequest(worker="a", block=block)])[0].num_rows == 3
+    assert fetched(world, block).num_rows == 3
     deadline = time.monotonic() + 10.0
     while sum(world["a"].refused.values()) < 100 and time.monotonic() < deadline:
         dealer.poll(10)
@@ -369,8 +336,8 @@ def test_without_a_key_of_the_run_nothing_is_told(keys) -> None:
         "b", 0, lambda _: world["a"].address, keys=own, patience=5.0, heartbeat=1.0
     )
     with pytest.raises(PeerLost):
-        stranger.fetch([BlockRequest(worker="a", block=block)])
-    assert world["b"].fetch([BlockRequest(worker="a", block=block)])[0].num_rows == 3
+        stranger.fetch(of_a(block))
+    assert fetched(world, block).num_rows == 3
     stranger.close()
     world.close()
 
@@ -383,7 +350,7 @@ def test_a_server_of_another_key_is_not_believed() -> None:
     own = CurveKeyPair.make()
     misled = ZmqChannel("b", 0, lambda _: wrong, keys=own, patience=5.0, heartbeat=1.0)
     with pytest.raises(PeerLost):
-        misled.fetch([BlockRequest(worker="a", block=block)])
+        misled.fetch(of_a(block))
     misled.close()
     world.close()
 
@@ -421,7 +388,7 @@ def test_a_peer_that_dies_while_it_is_asked() -> None:
     thread = threading.Thread(target=die)
     thread.start()
     with pytest.raises(PeerLost, match="connection is lost"):
-        channel.fetch([BlockRequest(worker="a", block=0)])
+        channel.fetch(of_a(0))
     thread.join()
     context.destroy(linger=0)
     channel.close()

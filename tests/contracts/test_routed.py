@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 
 from dataflow.errors import RunError
-from engine.channels.contract import BlockRequest
 from engine.channels.frames import checksums
 from engine.channels.routed import REFUSALS, AddressBook, AddressEntry, RoutedChannel
 from engine.channels.shm.channel import ShmChannel
 from engine.channels.zmq.channel import ZmqChannel
 from tests.contracts.pull_rows import rollouts
+from tests.contracts.pull_worlds import of_a
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -25,17 +25,17 @@ def _nobody(peer: str) -> None:
     raise AssertionError(f"{peer} is on another host")
 
 
+def _alone(name: str, folder: Path, book: AddressBook) -> RoutedChannel:
+    shm = ShmChannel(name, 0, _nobody)
+    far = ZmqChannel(name, 0, book.address, bind=f"ipc://{folder}/{name}", outbox=shm)
+    return RoutedChannel(shm, near=frozenset(), far=far, book=book, lease=20.0)
+
+
 @contextmanager
 def two_hosts(folder: Path) -> Iterator[tuple[RoutedChannel, RoutedChannel]]:
     """Workers a and b, each alone on its host."""
-    channels = []
-    for name in "ab":
-        shm, book = ShmChannel(name, 0, _nobody), AddressBook()
-        far = ZmqChannel(name, 0, book.address, bind=f"ipc://{folder}/{name}", outbox=shm)
-        channels.append(
-            (RoutedChannel(shm, near=frozenset(), far=far, book=book, lease=20.0), book)
-        )
-    (a, _), (b, book) = channels
+    book = AddressBook()
+    a, b = (_alone(name, folder, book) for name in "ab")
     book.write("a", AddressEntry(endpoint=a.endpoint, epoch=0))
     yield a, b
     for channel in (a, b):
@@ -60,7 +60,7 @@ def test_an_answer_that_was_changed_on_its_way_is_asked_for_again(tmp_path: Path
     with two_hosts(tmp_path) as (a, b):
         block = a.keep(rows)
         with changed(REFUSALS - 1):
-            (found,) = b.fetch([BlockRequest(worker="a", block=block)])
+            (found,) = b.fetch(of_a(block))
         assert found.equals(rows.records)
         assert b.refused == {"a": REFUSALS - 1}
         assert b.moved() == {"zmq": found.nbytes}, "what is refused is no payload"
@@ -70,7 +70,7 @@ def test_what_is_always_wrong_fails(tmp_path: Path) -> None:
     with two_hosts(tmp_path) as (a, b):
         block = a.keep(rollouts(20, 30))
         with changed(REFUSALS), pytest.raises(RunError, match=r"a: refused: .* changed on its way"):
-            b.fetch([BlockRequest(worker="a", block=block)])
+            b.fetch(of_a(block))
         assert b.refused == {"a": REFUSALS}
         with pytest.raises(KeyError):  # not a refusal: it is raised at once
-            b.fetch([BlockRequest(worker="a", block=block + 1)])
+            b.fetch(of_a(block + 1))
