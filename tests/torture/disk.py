@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import random
 import re
@@ -29,8 +30,8 @@ from typing import Any
 from tests.kit.runs import column, require_same_runs, steps_stored
 from tests.kit.tiny_runs import save_tiny_inputs
 from tests.torture.faults import KINDS
+from tests.torture.faulty_command import CommandEnd, called
 from tests.torture.outcome import CaseResult, timed
-from tests.torture.zygote import CommandEnd, Zygote
 
 STEPS = 4
 SAFE = re.compile(r"Safe: the checkpoint of step (\d+), from which `dataflow resume .*` goes on\.$")
@@ -42,8 +43,7 @@ def torture(short: bool, seed: int) -> list[CaseResult]:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dataflow-torture-")))
         save_tiny_inputs(folder)
-        zygotes = [stack.enter_context(Zygote()) for _ in range(2)]
-        bench = Bench(folder, zygotes)
+        bench = Bench(folder)
         cases = [*_at_calls(bench, draw, short), *_limited(bench, draw, short)]
         cases += _on_small_disks(bench, draw, short, stack)
         return bench.all(cases)
@@ -51,7 +51,7 @@ def torture(short: bool, seed: int) -> list[CaseResult]:
 
 @dataclass(frozen=True, kw_only=True)
 class DiskCase:
-    """One run with a fault. expected: the folder of an undisturbed one. limit: see Zygote.run."""
+    """One run with a fault. expected: the folder of an undisturbed one. limit: see `called`."""
 
     name: str
     runs: Path
@@ -75,11 +75,10 @@ class DiskCase:
 
 
 class Bench:
-    """Runs cases in zygotes, one in each at a time."""
+    """Runs cases, two at a time."""
 
-    def __init__(self, folder: Path, zygotes: Sequence[Zygote]) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._free = list(zygotes)
         self._count = itertools.count()
         self._known: dict[tuple[str, ...], tuple[Path, CommandEnd]] = {}
 
@@ -100,43 +99,36 @@ class Bench:
             return known
         case = DiskCase(name="", runs=self.place(), options=tuple(options), target=target)
         output = self.place().with_suffix(".out")
-        end = self._free[0].run(self.command(case), output, {"folder": str(case.run)})
+        end = called(self.command(case), output, {"folder": str(case.run)})
         assert end.code == 0, end.text
         self._known[target, *options] = case.run, end
         return case.run, end
 
     def all(self, cases: Sequence[DiskCase]) -> list[CaseResult]:
-        """As many at a time as there are zygotes."""
-        with ThreadPoolExecutor(len(self._free)) as pool:
+        """Their results."""
+        with ThreadPoolExecutor(2) as pool:
             return list(pool.map(lambda c: timed("disk", c.name, lambda: self._one(c)), cases))
 
     def _one(self, case: DiskCase) -> tuple[str, str]:
         """What did not hold (empty where all did), and the last line."""
-        zygote = self._free.pop()
         output = self.place().with_suffix(".out")  # not on a disk that is full
         try:
-            end = self._disturbed(case, zygote, output)
+            case.before()
+            end = called(self.command(case), output, case.faults, case.limit)
+            case.after()
             if fault := _of_ending(case, end):
                 return f"{fault}\n{end.text[-3000:]}", end.last
-            return self._of_going_on(case, end, zygote, output) or _of_run(case), end.last
+            return self._of_going_on(case, end, output) or _of_run(case), end.last
         finally:
-            self._free.append(zygote)
             shutil.rmtree(case.runs, ignore_errors=True)
 
-    def _disturbed(self, case: DiskCase, zygote: Zygote, output: Path) -> CommandEnd:
-        case.before()
-        try:
-            return zygote.run(self.command(case), output, case.faults, case.limit)
-        finally:
-            case.after()
-
-    def _of_going_on(self, case: DiskCase, end: CommandEnd, zygote: Zygote, output: Path) -> str:
+    def _of_going_on(self, case: DiskCase, end: CommandEnd, output: Path) -> str:
         """What is wrong with going on from where it ended."""
         if end.code == 0:
             return ""
-        again = zygote.run(["resume", str(case.run), "--no-progress"], output)
+        again = called(["resume", str(case.run), "--no-progress"], output)
         if again.code != 0 and not steps_stored(case.run):  # it had not begun
-            again = zygote.run(self.command(case, "--overwrite"), output)
+            again = called(self.command(case, "--overwrite"), output)
         if again.code != 0:
             return f"going on: exit {again.code}\n{again.text[-3000:]}"
         safe = SAFE.search(end.last)
@@ -196,7 +188,7 @@ def _at_calls(bench: Bench, draw: random.Random, short: bool) -> Iterator[DiskCa
     """Each fault at one occurrence of each kind of call on each kind of file; fewer when short."""
     expected, end = bench.undisturbed("evaluated", _INPROC)
     places: dict[tuple[str, str], list[int]] = {}
-    for number, (call, path) in enumerate(end.calls, 1):
+    for number, (call, path) in enumerate(json.loads(end.calls.read_text()), 1):
         places.setdefault((call, re.sub(r"\d+", "N", path)), []).append(number)
     wanted = [(*place, kind) for place in places for kind in KINDS]
     wanted = [each for each in wanted if each[2] != "torn" or each[0] == "write"]
