@@ -11,6 +11,7 @@ import contextlib
 import io
 import json
 import os
+import random
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -28,8 +29,8 @@ Writer = Callable[[Path], str]
 
 
 def torture(short: bool, seed: int) -> list[CaseResult]:
-    """All cases; they are the same however long and whatever the seed."""
-    del short, seed
+    """Short: four of each table, as tests/unit/test_bad_inputs.py has what most of them lead to."""
+    draw = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="dataflow-torture-") as name:
         folder = Path(name)
         base = _model(folder)
@@ -44,7 +45,10 @@ def torture(short: bool, seed: int) -> list[CaseResult]:
             (NAMES, lambda given: ["run", *asking, *json.loads(given)], 3),
             (TARGETS, lambda given: ["check", given], 1),
         )
-        cases = [(title, write, *how) for table, *how in groups for title, write in table.items()]
+        cases = []
+        for table, *how in groups:
+            titles = draw.sample([*table], 4) if short else table
+            cases += [(title, table[title], *how) for title in titles]
         return [
             timed("data", title, partial(_judged, folder / f"case-{i}", write, command, code))
             for i, (title, write, command, code) in enumerate(cases)
@@ -176,7 +180,6 @@ DATA: Mapping[str, Writer] = {
     "a byte order mark": _jsonl(b"\xef\xbb\xbf" + _GOOD.encode()),
     "UTF-16": _jsonl(_GOOD.encode("utf-16")),
     "10,000 levels": _jsonl(_GOOD + '{"prompt": "a", "x": ' + "[" * 10_000 + "]" * 10_000 + "}\n"),
-    "500 levels": _jsonl(_GOOD + '{"prompt": "a", "x": ' + "[" * 500 + "]" * 500 + "}\n"),
     "an empty file": _jsonl(b""),
     "blank lines alone": _jsonl(b"\n \n\t\n"),
     "NUL bytes": _jsonl(_GOOD.encode() + b'{"prompt": "a\0b"}\n'),
@@ -199,8 +202,6 @@ DATA: Mapping[str, Writer] = {
     "a message of nothing": _messages({"role": "user", "content": None}),
     "no messages": _messages(),
     "a key twice": _jsonl(_GOOD + '{"prompt": "a", "prompt": "b"}\n'),
-    "a key twice, spaced": _jsonl(_GOOD + '{"prompt" : "a", "prompt" : "b"}\n'),
-    "a nested key twice": _jsonl('{"prompt": "a", "x": {"y": 1, "y": 2}}\n'),
     "NaN": _jsonl('{"prompt": "a", "x": NaN}\n'),
     "a number beyond floats": _jsonl('{"prompt": "a", "x": 1e400}\n'),
     "an integer beyond 64 bits": _jsonl('{"prompt": "a", "x": 99999999999999999999999}\n'),

@@ -1,45 +1,32 @@
 """Bad models: bases that are missing, damaged or not what their Model says; unreadable prompts.
 
-`python -m tests.torture.models FOLDER ...` is a child that spoils a copy of a small good model for
-each case of spoilt_models.py and runs it on the command line. What has to hold: one line that names
-node and file:line with its fix, an exit code, nothing generated, no traceback, no process left.
+A copy of a small good model is spoilt for each case of spoilt_models.py and runs on the command
+line. What has to hold: one line that names node and file:line with its fix, an exit code, nothing
+generated, no traceback, no process left.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import os
 import random
 import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from functools import partial
 from io import StringIO
 from pathlib import Path
 
 from engine.cli import main as dataflow
 from tests.kit.models import save_tiny
-from tests.kit.processes import (
-    COMMAND_LINE,
-    ROOT,
-    call_python,
-    command_of,
-    of_session,
-    start_python,
-)
+from tests.kit.nothing_left import require_gone
+from tests.kit.processes import COMMAND_LINE, MARK, ROOT, call_python, new_mark
 from tests.torture.outcome import CaseResult, timed
+from tests.torture.rewards import all_marked, left_of
 from tests.torture.spoilt_models import ModelCase, cases
-
-LIMIT = 900.0
-"""Seconds for all cases together."""
 
 GRAPHS = '''
 """Graphs for bad models."""
@@ -49,7 +36,7 @@ from dataflow.graph import Graph
 from dataflow.model import Model
 from operators.advantage import gae, group_advantage
 from operators.data import demonstrations, prompts
-from operators.forward import logprobs, scores, values
+from operators.forward import scores, values
 from operators.generate import generate
 from operators.losses import clipped_policy_loss, policy_gradient_loss, supervised_loss
 from operators.reward import reward
@@ -70,9 +57,8 @@ def rows_of(base, data="text", **asked):
     return policy, generate(policy, source, n=2, name="rollout", **({"max_tokens": 4} | asked))
 
 
-def trained(policy, rollout, score=None, **asked):
-    advantage = group_advantage(rollout, score or reward(seen, rollout))
-    loss = clipped_policy_loss(advantage, **asked)
+def trained(policy, rollout, score=None):
+    loss = clipped_policy_loss(group_advantage(rollout, score or reward(seen, rollout)))
     return Graph("bad", train(policy, rollout, loss=loss, lr=1e-3))
 
 
@@ -80,16 +66,8 @@ def plain(base: str) -> Graph:
     return trained(*rows_of(base))
 
 
-def stopped(base: str) -> Graph:
-    return trained(*rows_of(base, stop="a"))
-
-
 def chat(base: str) -> Graph:
     return trained(*rows_of(base, data="messages"))
-
-
-def long_answers(base: str) -> Graph:
-    return trained(*rows_of(base, max_tokens=64))
 
 
 def long_prompts(base: str) -> Graph:
@@ -117,11 +95,6 @@ def valued(base: str) -> Graph:
     return Graph("bad", train(policy, rollout, loss=loss, lr=1e-3))
 
 
-def taught(base: str) -> Graph:
-    policy, rollout = rows_of(GOOD)
-    return trained(policy, rollout, reference=logprobs(Model("teacher", base), rollout), beta=0.1)
-
-
 def shown(base: str) -> Graph:
     policy = Model("policy", base, trainable=True)
     rows = demonstrations(str(HERE / "demos.jsonl"), batch=2)
@@ -129,13 +102,7 @@ def shown(base: str) -> Graph:
 '''
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommandResult:
-    """The end of a command."""
-
-    code: int
-    out: str
-    err: str
+Done = subprocess.CompletedProcess[str]
 
 
 def arguments(case: ModelCase, folder: Path, *more: str) -> list[str]:
@@ -150,45 +117,36 @@ def named(case: ModelCase) -> str:
     return re.sub("[^a-z]+", "_", case.name.lower())
 
 
-def in_process(case: ModelCase, folder: Path) -> CommandResult:
+def in_process(case: ModelCase, folder: Path) -> Done:
     """The command line as a call in this process."""
     out, err = StringIO(), StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         code = dataflow(arguments(case, folder))
-    return CommandResult(code=code, out=out.getvalue(), err=err.getvalue())
+    return Done([], code, out.getvalue(), err.getvalue())
 
 
-def in_a_process_of_its_own(case: ModelCase, folder: Path, *more: str) -> CommandResult:
+def in_a_process_of_its_own(case: ModelCase, folder: Path, *more: str) -> Done:
     """The command line as a process, which has to leave none behind."""
-    words = arguments(case, folder, *more)
-    process = start_python("-c", COMMAND_LINE, *words, cwd=ROOT, start_new_session=True)
+    words, mark = arguments(case, folder, *more), new_mark()
+    done = call_python("-c", COMMAND_LINE, *words, cwd=ROOT, env={MARK: mark})
+    if done.returncode == -signal.SIGKILL:
+        done.stderr += "\nhangs"
     try:
-        out, err = process.communicate(timeout=300)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        out, err = process.communicate()
-        err += "\nhangs"
-    err += "".join(f"\nprocess left: {each}" for each in left_of(process.pid))
-    return CommandResult(code=process.returncode, out=out, err=err)
+        require_gone(mark)
+    except AssertionError as error:
+        done.stderr += f"\nprocess left: {error}"
+    return done
 
 
-def left_of(session: int) -> list[str]:
-    """Processes of a session that have not ended a second later, this one excepted."""
-    end = time.monotonic() + 1.0
-    while (left := set(of_session(session)) - {os.getpid()}) and time.monotonic() < end:
-        time.sleep(0.05)
-    return [f"{pid} {' '.join(command_of(pid))}" for pid in sorted(left)]
-
-
-def fault_of(case: ModelCase, folder: Path, call: Callable[[], CommandResult]) -> tuple[str, str]:
+def fault_of(case: ModelCase, folder: Path, call: Callable[[], Done]) -> tuple[str, str]:
     """(what did not hold, the line that the user sees)."""
-    said = call()
-    lines = [line for line in said.err.splitlines() if line.strip()]
+    done = call()
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
     last = lines[-1] if lines else ""
     generated = folder / "generated"
     wrong = {
-        "exit code 0": said.code == 0,
-        "a traceback": "Traceback" in said.err + said.out,
+        "exit code 0": done.returncode == 0,
+        "a traceback": "Traceback" in done.stderr + done.stdout,
         "no file and line in the last line": not re.search(r"\bbad\.py:\d+ ", last),
         f"{case.says!r} is not in it": case.says not in last,
         "'Fix: ' is not in it": "Fix: " not in last,
@@ -202,13 +160,13 @@ def fault_of(case: ModelCase, folder: Path, call: Callable[[], CommandResult]) -
     return "; ".join([*(fault for fault, holds in wrong.items() if holds), *left]), last
 
 
-def prepare(folder: Path, seed: int) -> None:
+def prepare(folder: Path) -> None:
     """A good model, a spoilt copy for each case, the graphs, and their data."""
     save_tiny(folder / "good")
     for case in cases():
         copy = folder / "bases" / named(case)
         shutil.copytree(folder / "good", copy)
-        case.spoil(copy, random.Random(f"{seed}/{case.name}"))
+        case.spoil(copy)
     (folder / "bad.py").write_text(GRAPHS)
     texts = {
         "text": {"prompt": "2+2"},
@@ -222,7 +180,7 @@ def prepare(folder: Path, seed: int) -> None:
 
 def run(folder: Path, seed: int, *, short: bool) -> list[CaseResult]:
     """Short: most cases in this process, one in several Workers. Else each in processes too."""
-    prepare(folder, seed)
+    prepare(folder)
     late = [case for case in cases() if case.at_open]
     drawn = random.Random(seed).sample(late, 6) if short else late
     asked = [case for case in cases() if not case.at_open or case.name in {c.name for c in drawn}]
@@ -238,25 +196,12 @@ def run(folder: Path, seed: int, *, short: bool) -> list[CaseResult]:
     if Path("hostile").exists() or (folder / "hostile").exists():
         fault = "the code was run"
         results.append(CaseResult(part="models", case="weights that run code", fault=fault))
-    left = ", ".join(left_of(os.getsid(0)))
-    return [*results, CaseResult(part="models", case="processes left", fault=left)]
+    return results
 
 
 def torture(short: bool, seed: int) -> list[CaseResult]:
-    """Every case, in a child: what it imports and what it leaves is its own."""
-    with tempfile.TemporaryDirectory(prefix="torture-models-") as name:
-        words = ["-m", "tests.torture.models", name, seed, "short" if short else "long"]
-        own = {"cwd": ROOT, "start_new_session": True}  # what is left is found by its session
-        done = call_python(*words, timeout=LIMIT, **own)
-        written = Path(name) / "results.json"
-        if not written.exists():
-            fault = f"the child ended with {done.returncode}"
-            said = (done.stderr.strip().splitlines() or [""])[-1]
-            return [CaseResult(part="models", case="all", fault=fault, said=said)]
-        return [CaseResult(**each) for each in json.loads(written.read_text())]
-
-
-if __name__ == "__main__":
-    place, drawn, length = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    told = [dataclasses.asdict(one) for one in run(place, drawn, short=length == "short")]
-    (place / "results.json").write_text(json.dumps(told))
+    """Every case, and what all of them left."""
+    call_python("-c", "")  # what forks all others has started now, and without the mark
+    with tempfile.TemporaryDirectory(prefix="torture-models-") as name, all_marked() as mark:
+        results = run(Path(name), seed, short=short)
+        return [*results, CaseResult(part="models", case="processes left", fault=left_of(mark))]

@@ -1,8 +1,8 @@
-"""Bad rewards: every kind by the kernel of `reward` under both policies, some on the command line.
+"""Bad rewards: every kind in one kernel of `reward`, one row each; some on the command line.
 
 What has to hold: one message that names function and row, no traceback of ours, no process left,
-no hang. The short form gives each kind one row and one policy, in one kernel; the whole one has a
-kernel for each kind, rows around the bad one, and more of the command line.
+no hang. The whole form has more of the command line. Rows beside a bad one, and both policies:
+tests/processes/test_scoring.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from functools import partial
 from pathlib import Path
 
 from dataflow.batch import Keys
-from dataflow.errors import DataflowError
 from operators.kernels.scoring import HostReward
 from tests.kit import processes
 from tests.kit.scoring import answers, scoring
@@ -59,77 +58,35 @@ def torture(short: bool, seed: int) -> list[CaseResult]:
         kinds = SHORT_RUNS if short else random.Random(seed).sample(sorted(BAD), RUNS)
         files = SHORT_FILES if short else tuple(FILES)
         asked = [commands.file(name) for name in files] + [commands.run(kind) for kind in kinds]
-        results = in_one_kernel() if short else [in_its_own_kernel(kind) for kind in BAD]
-        return [*results, *(each.result() for each in asked)]
+        return [*in_one_kernel(), *(each.result() for each in asked)]
 
 
-def scored(kernel: HostReward, prompts: list[str]) -> list[int]:
-    """Positions of the rows that have a reward."""
-    rows = len(prompts)
-    chunk = answers(["abc"] * rows, Keys.of(range(rows)), prompt=prompts)
-    return [int(at) for batch in kernel.run(chunk) for at in batch.keys.position]
-
-
-open_for = partial(scoring, timeout=SECONDS)
+def is_scored(kernel: HostReward, prompt: str) -> bool:
+    """Whether the row of this prompt has a reward."""
+    chunk = answers(["abc"], Keys.of([0]), prompt=[prompt])
+    return any(len(batch.keys) for batch in kernel.run(chunk))
 
 
 def in_one_kernel() -> list[CaseResult]:
     """Each kind as one row, in one function; after it a row that is right."""
     results = []
-    with (
-        all_marked() as mark,
-        open_for(bad_rewards.any_kind, on_error="drop_group") as (kernel, session),
-    ):
+    how = {"timeout": SECONDS, "on_error": "drop_group"}
+    with all_marked() as mark, scoring(bad_rewards.any_kind, **how) as (kernel, session):
 
         def as_one_row(kind: str) -> tuple[str, str]:
             session.tombstones.clear()
-            kept, said = scored(kernel, [f"{kind}!"]), BAD[kind][0]
+            kept, said = is_scored(kernel, f"{kind}!"), BAD[kind][0]
             told = session.failed.get((0, 0, 0), "")
             problem = judged(told, said, "any_kind", "row 0/0") if said else ""
-            if not said and kept != [0]:
+            if not said and not kept:
                 problem = f"lost: {told}"
-            if not problem and scored(kernel, ["right"]) != [0]:
+            if not problem and not is_scored(kernel, "right"):
                 problem = f"the next row was lost: {session.failed}"
             return problem, first_line(told)
 
         for kind in BAD:
             results.append(timed("rewards", f"row: {kind}", partial(as_one_row, kind)))
     return [*results, timed("rewards", "nothing is left", lambda: (left_of(mark), ""))]
-
-
-def in_its_own_kernel(kind: str) -> CaseResult:
-    """One bad row between two others: it alone is given up; the policy stop names it too."""
-
-    def both_policies() -> tuple[str, str]:
-        with all_marked() as mark:
-            problem, told = dropped(kind)
-            if not problem and BAD[kind][0]:
-                problem = stopped(kind)
-            return problem or left_of(mark), first_line(told)
-
-    return timed("rewards", f"kernel: {kind}", both_policies)
-
-
-PROMPTS = ["right", "wrong!", "right"]
-
-
-def dropped(kind: str) -> tuple[str, str]:
-    """What is wrong where the row is given up, and what was said of it."""
-    said = BAD[kind][0]
-    with open_for(getattr(bad_rewards, kind), on_error="drop_group") as (kernel, session):
-        kept, told = scored(kernel, PROMPTS), session.failed.get((1, 0, 0), "")
-    wanted = [0, 2] if said else [0, 1, 2]
-    problem = judged(told, said, kind, "row 1/0") if said else ""
-    return problem or ("" if kept == wanted else f"rows {kept} are there, of {wanted}"), told
-
-
-def stopped(kind: str) -> str:
-    """What is wrong where the row stops the run."""
-    with open_for(getattr(bad_rewards, kind), on_error="stop") as (kernel, _):
-        try:
-            return f"it went on with rows {scored(kernel, PROMPTS)}"
-        except DataflowError as error:
-            return judged(str(error), BAD[kind][0], kind, "row 1/0")
 
 
 def judged(told: str, said: str, function: str, row: str) -> str:
@@ -212,14 +169,11 @@ class Commands:
         base = "--base runs/tiny/model --data rows.jsonl --n 2 --batch 2 --max-tokens 3"
         words = [command, "graphs.grpo:grpo", "--reward-fn", function, *f"{base} {more}".split()]
         mark = processes.new_mark()
-        own = {"cwd": self._folder, "env": {processes.MARK: mark}}
-        with processes.limited(
-            processes.start_python("-c", processes.COMMAND_LINE, *words, **own), LATE
-        ) as process:
-            out, err = process.communicate()
+        own = {"cwd": self._folder, "env": {processes.MARK: mark}, "timeout": LATE}
+        done = processes.call_python("-c", processes.COMMAND_LINE, *words, **own)
         left = left_of(mark)
         processes.kill(processes.marked(mark))
-        return subprocess.CompletedProcess(words, process.returncode, out, err), left
+        return done, left
 
 
 @contextmanager
