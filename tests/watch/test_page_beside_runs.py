@@ -36,16 +36,6 @@ def run_beside(root: Path) -> Iterator[tuple[subprocess.Popen[str], PageClient, 
         yield process, client, server
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_the_server_ends_with_a_killed_run(tmp_path: Path, number: int) -> None:
-    watched_run(tmp_path / "a", steps=1)
-    with run_beside(tmp_path) as (process, page, server):
-        assert page.json("/api/runs")[0]["name"] == "a"
-        process.send_signal(number)
-        process.wait()
-        assert ended(server, 20)
-
-
 def test_the_server_ends_with_a_run_that_ends(tmp_path: Path) -> None:
     with run_beside(tmp_path) as (process, page, server):
         assert page.ask(f"/?token={page.token}").headers["location"] == "/#a"
@@ -70,7 +60,7 @@ def test_an_open_page_keeps_the_server_until_it_is_closed(tmp_path: Path) -> Non
         assert ended(server, 30)
 
 
-def test_stop_signals_are_the_runs(tmp_path: Path) -> None:
+def test_stop_signals_are_the_runs_and_the_server_ends_with_a_killed_one(tmp_path: Path) -> None:
     watched_run(tmp_path / "a", steps=1)
     with run_beside(tmp_path) as (process, page, server):
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

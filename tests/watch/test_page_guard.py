@@ -19,20 +19,21 @@ from tests.kit.watched import watched_run
 SECRET = "the secret of another folder"
 
 
+def make_runs(folder: Path, name: str) -> Path:
+    """A root with a run of this name, beside a run that is not the page's business."""
+    outside = watched_run(folder / "outside", steps=1)
+    (outside / "logs" / "gen.log").write_text(SECRET)
+    watched_run(folder / "runs" / name, steps=1)
+    return folder / "runs"
+
+
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageClient]:
     folder = tmp_path_factory.mktemp("all")
-    outside = watched_run(folder / "outside", steps=1)
-    (outside / "logs" / "gen.log").write_text(SECRET)
-    root = folder / "runs"
-    watched_run(root / "good", steps=1)
-    (root / "linked").symlink_to(outside)
+    root = make_runs(folder, "good")
+    (root / "linked").symlink_to(folder / "outside")
     with served(root) as client:
         yield client
-
-
-def run_with(page_root: Path, name: str) -> Path:
-    return watched_run(page_root / name, steps=1)
 
 
 @pytest.mark.parametrize(
@@ -108,14 +109,12 @@ def test_a_file_without_a_token_is_refused(tmp_path: Path, text: str) -> None:
     path.chmod(0o600)
     with pytest.raises(RunError, match="expected 16 letters"):
         kept_token(path)
-
-
-def test_a_token_that_others_can_read_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "token"
-    path.write_text("x" * 20)
     path.chmod(0o644)
     with pytest.raises(RunError, match="others can read it"):
         kept_token(path)
+
+
+def test_a_token_is_kept_in_a_folder_that_is_there(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="its folder is not there"):
         kept_token(tmp_path / "nowhere" / "token")
 
@@ -148,52 +147,48 @@ def test_no_name_leads_out_of_the_root(page: PageClient, name: str) -> None:
         assert SECRET.encode() not in answer.body
 
 
-def test_static_files_are_only_the_pages_own(page: PageClient) -> None:
-    for path in ("../app.py", "..%2fapp.py", "%2e%2e/app.py", "/etc/passwd", "index.html/.."):
-        assert page.ask(f"/static/{path}").status == 404
-
-
-def test_a_worker_is_no_path(page: PageClient) -> None:
-    for worker in ("../../../outside/logs/gen", "..%2f..%2foutside%2flogs%2fgen", "%00"):
-        assert page.ask(f"/api/runs/good/log?worker={worker}").status == 404
+@pytest.mark.parametrize(("question", "names"), [
+    ("/static/", ("../app.py", "..%2fapp.py", "%2e%2e/app.py", "/etc/passwd", "index.html/..")),
+    (
+        "/api/runs/good/log?worker=",
+        ("../../../outside/logs/gen", "..%2f..%2foutside%2flogs%2fgen", "%00"),
+    ),
+])  # fmt: skip
+def test_static_files_are_the_pages_own_and_a_worker_is_no_path(
+    page: PageClient, question: str, names: tuple[str, ...]
+) -> None:
+    for name in names:
+        assert page.ask(f"{question}{name}").status == 404
 
 
 @pytest.fixture
 def own_page(tmp_path: Path) -> Iterator[tuple[PageClient, Path]]:
-    outside = watched_run(tmp_path / "outside", steps=1)
-    (outside / "logs" / "gen.log").write_text(SECRET)
-    run = watched_run(tmp_path / "runs" / "bad", steps=1)
-    with served(tmp_path / "runs") as client:
-        yield client, run
+    root = make_runs(tmp_path, "bad")
+    with served(root) as client:
+        yield client, root / "bad"
 
 
 def test_links_pipes_and_sockets_in_a_run_are_refused(own_page: tuple[PageClient, Path]) -> None:
     page, run = own_page
-    outside = run.parent.parent / "outside"
-    (run / "logs" / "gen.log").unlink()
-    (run / "logs" / "gen.log").symlink_to(outside / "logs" / "gen.log")
-    assert page.ask("/api/runs/bad/log?worker=gen").status == 403
-    os.mkfifo(run / "logs" / "pipe.log")
-    assert page.ask("/api/runs/bad/log?worker=pipe").status == 403
-    os.link(outside / "logs" / "gen.log", run / "logs" / "hard.log")
-    assert page.ask("/api/runs/bad/log?worker=hard").status == 403
+    outside, logs = run.parent.parent / "outside", run / "logs"
+    for file in (logs / "gen.log", run / "metrics.jsonl"):
+        file.unlink()
+        file.symlink_to(outside / file.relative_to(run))
+    os.mkfifo(logs / "pipe.log")
+    os.link(outside / "logs" / "gen.log", logs / "hard.log")
     with socket.socket(socket.AF_UNIX) as bound:
-        bound.bind(str(run / "logs" / "s.log"))
-        assert page.ask("/api/runs/bad/log?worker=s").status == 403
-    (run / "metrics.jsonl").unlink()
-    (run / "metrics.jsonl").symlink_to(outside / "metrics.jsonl")
+        bound.bind(str(logs / "socket.log"))
+        for worker in ("gen", "pipe", "hard", "socket"):
+            assert page.ask(f"/api/runs/bad/log?worker={worker}").status == 403
     assert page.ask("/api/runs/bad/series?names=loss/x").status == 403
 
 
-@pytest.mark.parametrize("name", ["samples", "events", "logs"])
-def test_a_folder_of_a_run_that_is_a_link_is_refused(
-    own_page: tuple[PageClient, Path], name: str
-) -> None:
+def test_a_folder_of_a_run_that_is_a_link_is_refused(own_page: tuple[PageClient, Path]) -> None:
     page, run = own_page
-    (run / name).rename(run.parent.parent / "moved")
-    (run / name).symlink_to(run.parent.parent / "moved")
-    asked = {"samples": "samples", "events": "flow", "logs": "log?worker=gen"}[name]
-    assert page.ask(f"/api/runs/bad/{asked}").status == 403
+    for name, asked in (("samples", "samples"), ("events", "flow"), ("logs", "log?worker=gen")):
+        (run / name).rename(run.parent.parent / name)
+        (run / name).symlink_to(run.parent.parent / name)
+        assert page.ask(f"/api/runs/bad/{asked}").status == 403
     assert page.ask("/api/runs").status == 200
 
 

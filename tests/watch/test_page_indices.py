@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +38,25 @@ WRITES = st.lists(
 )
 
 
+def lines_of(rows: list[dict[str, Any]]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+@contextmanager
+def run_of(root: Path, rows: list[dict[str, Any]]) -> Iterator[OpenFolder]:
+    """A run that has these metrics alone."""
+    run = watched_run(root / "a", steps=1, samples=0, events=False)
+    (run / "metrics.jsonl").write_text(lines_of(rows))
+    with RunRoot(root).open("a") as folder:
+        yield folder
+
+
 class MetricFile:
     """A metrics.jsonl that grows and is cut as by a run."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.rows, self.made = path, [], 0
-        self.torn = ""
-
-    rows: list[dict[str, Any]]
+        self.path, self.made = path, 0
+        self.rows: list[dict[str, Any]] = []
 
     def change(self, how: str, count: int) -> None:
         if how == "grow":
@@ -57,13 +70,10 @@ class MetricFile:
         elif how == "amend" and self.rows:
             self.made += 1
             self.rows[-1] = {**self.rows[-1], "eval/x": self.made}
-        lines = [json.dumps(row) + "\n" for row in self.rows]
-        self.torn = '{"step": 99, "a": 0.25}'[:count] if how == "tear" else ""
-        if how == "amend":
-            self.path.with_name("new").write_text("".join(lines))
-            self.path.with_name("new").rename(self.path)
-        else:
-            self.path.write_text("".join(lines) + self.torn)
+        torn = '{"step": 99, "a": 0.25}'[:count] if how == "tear" else ""
+        path = self.path.with_name("new") if how == "amend" else self.path
+        path.write_text(lines_of(self.rows) + torn)
+        path.rename(self.path)
 
 
 @given(writes=WRITES)
@@ -72,10 +82,8 @@ def test_columns_are_those_of_the_file_whatever_happens_to_it(
     tmp_path_factory: pytest.TempPathFactory, writes: list[tuple[str, int]]
 ) -> None:
     root = tmp_path_factory.mktemp("runs")
-    run = watched_run(root / "a", steps=1, samples=0, events=False)
-    file, index = MetricFile(run / "metrics.jsonl"), MetricIndex()
-    file.change("look", 0)
-    with RunRoot(root).open("a") as folder:
+    file, index = MetricFile(root / "a" / "metrics.jsonl"), MetricIndex()
+    with run_of(root, []) as folder:
         for how, count in [*writes, ("look", 0)]:
             if how != "look":
                 file.change(how, count)
@@ -97,11 +105,8 @@ def test_columns_are_those_of_the_file_whatever_happens_to_it(
 def test_thinned_curves_keep_every_extreme(
     tmp_path_factory: pytest.TempPathFactory, values: list[float | None], points: int
 ) -> None:
-    root = tmp_path_factory.mktemp("runs")
-    run = watched_run(root / "a", steps=1, samples=0, events=False)
     rows = [{"step": at + 1, "x": value} for at, value in enumerate(values)]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with RunRoot(root).open("a") as folder:
+    with run_of(tmp_path_factory.mktemp("runs"), rows) as folder:
         found = series(MetricIndex(), folder, ["x"], points=points)
     shown, known = found["series"]["x"], [v for v in values if v is not None]
     assert len(shown) == len(found["steps"]) <= max(points, 2)
@@ -140,11 +145,10 @@ def test_a_resume_cuts_flows(tmp_path: Path) -> None:
         segments.write(flow(5, seconds=3.0))
         segments.close()
         assert [f.step for f in index.between(folder, 3, 7)] == [3, 4, 5]
-        newest = index.newest(folder)
+        newest, total = index.newest(folder), index.total(folder, 0, 99)
         assert newest is not None
-        assert newest.nodes["score@data"].busy == pytest.approx(2.7)
-        total = index.total(folder, 0, 99)
         assert total is not None
+        assert newest.nodes["score@data"].busy == pytest.approx(2.7)
         assert total.end - total.start == pytest.approx(7.0)
 
 
@@ -201,29 +205,26 @@ def test_the_bounding_path_leads_from_who_works_to_the_trainer() -> None:
 
 
 def test_token_texts_of_both_kinds_of_vocabularies() -> None:
-    byte_level = {"model": {"vocab": {"\u0120a": 0, "\u00c3": 1, "\u00a4": 2}}}
-    byte_level["added_tokens"] = [{"id": 3, "content": "<end>"}]
-    known = read_vocabulary(json.dumps(byte_level).encode())
-    assert known is not None
-    assert known.texts([0, 1, 2, 3, 9]) == [" a", "", "\u00e4", "<end>", "<9>"]
+    byte_level = {
+        "model": {"vocab": {"\u0120a": 0, "\u00c3": 1, "\u00a4": 2}},
+        "added_tokens": [{"id": 3, "content": "<end>"}],
+    }
     marked = {"model": {"vocab": [["\u2581b", 0.0], ["<0x0A>", 0.0], ["\u4f60", 0.0]]}}
-    known = read_vocabulary(json.dumps(marked).encode())
-    assert known is not None
-    assert known.texts([0, 1, 2]) == [" b", "\n", "\u4f60"]
+    for document, texts in (
+        (byte_level, [" a", "", "\u00e4", "<end>", "<9>"]),
+        (marked, [" b", "\n", "\u4f60", "<3>", "<9>"]),
+    ):
+        known = read_vocabulary(json.dumps(document).encode())
+        assert known is not None
+        assert known.texts([0, 1, 2, 3, 9]) == texts
     assert read_vocabulary(b'{"model": 3}') is None
 
 
-def opened(root: Path, name: str) -> OpenFolder:
-    return RunRoot(root).open(name)
-
-
 def test_steps_and_values_keep_their_precision(tmp_path: Path) -> None:
-    run = watched_run(tmp_path / "a", steps=1, samples=0, events=False)
     rows = [{"step": s, "x": 1 / s} for s in range(1, 3000)]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     index = MetricIndex()
-    with opened(tmp_path, "a") as folder:
+    with run_of(tmp_path, rows) as folder:
         column = dict(index.columns(folder, ["x"]))["x"]
-        assert np.array_equal(column, [1 / s for s in range(1, 3000)])
+        assert np.array_equal(column, [row["x"] for row in rows])
         assert index.row(folder, 2999) == rows[-1]
         assert index.row(folder, 3000) == {}

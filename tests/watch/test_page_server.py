@@ -112,7 +112,7 @@ def test_samples_in_every_order(page: PageClient) -> None:
         return [(row["step"], round(row["reward"] * 10)) for row in rows]
 
     assert [step for step, _ in keys("limit=5")] == [6, 6, 6, 6, 5]
-    assert keys("order=best&limit=2") == [(6, 9), (5, 8)] or keys("order=best&limit=1")[0][1] == 9
+    assert keys("order=best&limit=1")[0][1] == 9
     assert keys("order=worst&limit=1")[0][1] == 1
     assert {step for step, _ in keys("step=3")} == {3}
     assert keys("order=mismatch") == []
@@ -178,9 +178,8 @@ def test_runs_are_compared(page: PageClient) -> None:
     found = page.json("/api/compare?runs=done,old,broken")
     assert found["runs"] == ["done", "old", "broken"]
     assert found["first"] is None
-    assert {"option": "--steps", "values": {"done": 6, "old": 6, "broken": None}} in found[
-        "options"
-    ]
+    steps = {"option": "--steps", "values": {"done": 6, "old": 6, "broken": None}}
+    assert steps in found["options"]
     assert page.ask("/api/compare?runs=done").status == 400
 
 

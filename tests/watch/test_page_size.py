@@ -1,4 +1,4 @@
-"""A very long run on the page: the server's memory stays small."""
+"""A long run on the page: the server's memory hardly grows with it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from engine.observe.samples import SampleWriter
 from tests.kit.page_client import PageClient, served
 from tests.kit.watched import flow, sample_rows, watched_run, write_flows
 
-STEPS, METRICS, NODES, SAMPLES = 100_000, 80, 20, 100_000
-LARGEST = 200 << 20
-"""Bytes of the server's memory."""
+STEPS, METRICS, NODES, SAMPLES = 30_000, 80, 20, 30_000
+MOST = 60 << 20
+"""Bytes by which the server's memory may grow; the metrics alone have more."""
 
 
 @pytest.mark.long
 @pytest.mark.usefixtures("own_interpreters")  # a fork's memory has what it shares
 @pytest.mark.timeout(480)
-def test_ten_million_figures_take_less_than_200_mib(tmp_path: Path) -> None:
+def test_millions_of_figures_take_less_memory_than_their_file(tmp_path: Path) -> None:
     run = watched_run(tmp_path / "big", steps=1, samples=0, events=False)
     names = [f"group{i % 10}/metric_{i}" for i in range(METRICS)]
     values = random.Random(0)
@@ -32,10 +32,14 @@ def test_ten_million_figures_take_less_than_200_mib(tmp_path: Path) -> None:
     writer = SampleWriter(run / "samples", every=STEPS // 1000)
     for step in range(STEPS // 1000, STEPS + 1, STEPS // 1000):
         writer.write(step, sample_rows(step, SAMPLES // 1000))
-    assert (run / "metrics.jsonl").stat().st_size > 250e6
+    assert (run / "metrics.jsonl").stat().st_size > MOST
+    watched_run(tmp_path / "small", steps=1)
     with served(tmp_path) as page:
+        for question in ("series?names=loss/x", "flow?from=1", "samples?q=gamma"):
+            page.json(f"/api/runs/small/{question}")  # what it imports is no growth
+        before = peak(page.process.pid)
         ask_everything(page, names)
-        assert peak(page.process.pid) < LARGEST
+        assert peak(page.process.pid) - before < MOST
 
 
 def ask_everything(page: PageClient, names: list[str]) -> None:

