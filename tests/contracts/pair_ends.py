@@ -118,10 +118,12 @@ def owner(
     return pairs
 
 
-def reader(at: ListeningPlace, requests: Connection, **how: Any) -> TensorPairs:
+def reader(
+    at: ListeningPlace, requests: Connection, timeout: float = 20, content: bool = False
+) -> TensorPairs:
     """The other end, which asks over a pipe."""
-    asks = lambda peer, sequence, wanted: requests.send((sequence, wanted))
-    pairs = TensorPairs(READER, asks, **{"timeout": 20} | how)
+    asks = lambda peer, *what: requests.send(what)
+    pairs = TensorPairs(READER, asks, timeout=timeout, content=content)
     pairs.meet(OWNER, at.end(), writes=False)
     return pairs
 
