@@ -130,6 +130,21 @@ def test_a_rank_that_is_not_there_and_a_closed_channel_are_errors(ranks: RankPoo
         assert "closed" in said[4]
 
 
+def lonely(rank: int, port: int) -> list[str]:
+    store = PrefixStore("lonely", client(port))
+    names = "t0 on a", "t1 on b", "t2 on c"
+    return [
+        str(error_of(channel, rank, 3, port, "incomplete", 1.0)),
+        str(error_of(wait_for_all, store, rank, 3, 1.0, names)),
+    ]
+
+
+def test_a_rank_that_does_not_come_is_named_with_its_host(ranks: RankPool) -> None:
+    for of_channel, of_world in ranks.do(2, lonely):
+        assert "none of rank 2" in of_channel
+        assert "none of rank 2 (t2 on c)" in of_world
+
+
 def group_of(rank: int, port: int, place: ListeningPlace) -> tuple[list[float], list[int], str]:
     """The replica's world: at its own meeting place; a mesh of it; twice; another next to it."""
     store = rendezvous(place.end(), timeout=20)
@@ -170,21 +185,6 @@ def grouped(rank: int, port: int, names: tuple[str, ...]) -> tuple[list[float], 
 def test_a_world_of_several_hosts(ranks: RankPool) -> None:
     names = ("t0 on a", "t1 on b", "t2 on b")
     assert ranks.do(3, grouped, names) == [([6.0], [1.0]), ([6.0], [1.0]), ([6.0], [2.0])]
-
-
-def lonely(rank: int, port: int) -> list[str]:
-    store = PrefixStore("lonely", client(port))
-    names = "t0 on a", "t1 on b", "t2 on c"
-    return [
-        str(error_of(channel, rank, 3, port, "incomplete", 1.0)),
-        str(error_of(wait_for_all, store, rank, 3, 1.0, names)),
-    ]
-
-
-def test_a_rank_that_does_not_come_is_named_with_its_host(ranks: RankPool) -> None:
-    for of_channel, of_world in ranks.do(2, lonely):
-        assert "none of rank 2" in of_channel
-        assert "none of rank 2 (t2 on c)" in of_world
 
 
 def open_sockets() -> set[str]:
