@@ -157,9 +157,9 @@ def opened(kernel: Any, base: str, returns: tuple[str, ...] = (), **params: Any)
     return kernel
 
 
-def batch_of(kernel: Any, rows: int, **inputs: Batch) -> Batch:
+def batch_of(kernel: Any, count: int, **inputs: Batch) -> Batch:
     """The one batch of a chunk of this many rows."""
-    (batch,) = kernel.run(Chunk(id=0, step=1, keys=Keys.of(range(rows)), inputs=inputs))
+    (batch,) = kernel.run(Chunk(id=0, step=1, keys=Keys.of(range(count)), inputs=inputs))
     return batch
 
 
