@@ -103,12 +103,18 @@ def process(
         run.communicate()
 
 
-@pytest.mark.parametrize("number,name", [(2, "Ctrl-C"), (15, "SIGTERM"), (1, "SIGHUP")])
-def test_the_first_asks_and_says_so_however_soon_the_run_ends(number: int, name: str) -> None:
+@pytest.mark.parametrize("number,name,again", [
+    (2, "Ctrl-C", "Ctrl-C again"),
+    (15, "SIGTERM", "another signal"),
+    (1, "SIGHUP", "another signal"),
+])  # fmt: skip
+def test_the_first_asks_and_says_so_however_soon_the_run_ends(
+    number: int, name: str, again: str
+) -> None:
     with process() as run:
         run.send_signal(number)
         run.say("end of the step")
-        told = "stopping after this Step with a checkpoint, within 60 s; another signal to stop now"
+        told = f"stopping after this Step with a checkpoint, within 60 s; {again} to stop now"
         assert run.ended() == (128 + number, f"stopped by {name}\n", f"\n{name}: {told}\n")
 
 
