@@ -26,7 +26,7 @@ from engine.record.place import nodes_in, row_files
 from engine.record.told import files_of
 from engine.rerun.row_diff import row_differences
 from tests.kit import algorithms, run_graphs
-from tests.kit.processes import COMMAND_LINE, KillWorkers, children, command_of, kill
+from tests.kit.processes import COMMAND_LINE, KillWorkers
 from tests.kit.run_programs import two_phases
 from tests.kit.runs import steps_stored
 from tests.kit.tiny_runs import TinyRuns
@@ -61,7 +61,10 @@ def fails_if_told(completions: Sequence[str], **columns: object) -> list[float]:
 def kills_other_ranks(completions: Sequence[str], **columns: object) -> list[float]:
     if os.environ.get(TOLD) == str(os.getpid()):
         assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        kill(pid for pid in children() if "other_ranks" in " ".join(command_of(pid)))
+        for task in Path("/proc/self/task").iterdir():
+            for child in (task / "children").read_text().split():
+                if "other_ranks" in Path(f"/proc/{child}/cmdline").read_text():
+                    os.kill(int(child), signal.SIGKILL)
     return run_graphs.vowels(completions)
 
 
