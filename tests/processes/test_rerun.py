@@ -222,7 +222,7 @@ def test_a_resume_cuts_what_it_makes_again(tiny: TinyRuns) -> None:
     require_bits(whole, "score", 3)
 
 
-@pytest.mark.long
+@LONG
 def test_rows_of_a_killed_worker_count_once(tiny: TinyRuns) -> None:
     """At lag 0 what was lost is made again with the same keys."""
     chunks = {"rollout": 2, "score": 2}
@@ -232,9 +232,6 @@ def test_rows_of_a_killed_worker_count_once(tiny: TinyRuns) -> None:
     alone = tiny.run(run_graphs.small, 4, record="all", name="b", chunks=chunks).folder
     for node in ("prompts", "rollout", "score", "advantage"):
         require_once(rows_of(killed, node))
-    # Each Worker writes what it made.
-    writers = rows_of(killed, "rollout").column("made.worker").to_pylist()
-    assert set(writers) == {"rollout-0", "rollout-1"}
     assert row_differences(killed, alone).startswith("rows: no difference\n")
     require_bits(killed, "train_policy", 4)
 
@@ -246,6 +243,15 @@ def test_a_damaged_file_is_named(tiny: TinyRuns) -> None:
     require_bits(folder, "rollout", 1)
     with pytest.raises(DataError, match=r"rollout/.*expected recorded rows, found a damaged file"):
         rerun(folder, ["rollout"], 2)
+
+
+@LONG
+def test_each_worker_writes_what_it_made(tiny: TinyRuns) -> None:
+    how: dict[str, Any] = {"workers": "apart", "replicas": {"rollout": 2}}
+    folder = tiny.run(run_graphs.small, 2, record="all", **how).folder
+    workers = {file.worker for file in row_files(folder / "recorded", "rollout")}
+    assert workers == {"rollout-0", "rollout-1"}
+    assert set(rows_of(folder, "score").column("made.worker").to_pylist()) == {"score"}
 
 
 # runs compared
