@@ -117,6 +117,8 @@ def test_another_transfer_than_the_peer_means_is_refused_on_both_ends(ranks: Ran
 
 def strangers(rank: int, port: int) -> list[str]:
     ends = channel(rank, 2, port, "strangers")
+    # An end that closes at once would be gone while the other connects.
+    wait_for_all(PrefixStore("strangers", client(port)), rank, 2, 20)
     said = [str(error_of(ends.send, peer, 0, [])) for peer in (rank, 2, -1)]
     said.append(str(error_of(ends.receive, 1 - rank, 0, [torch.zeros(4, 4).t()])))
     ends.close()
