@@ -36,6 +36,7 @@ QUIET = {
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",
     "RAY_DISABLE_IMPORT_WARNING": "1",
     "RAY_AUTH_MODE": "disabled",  # else `ray start` looks for a token in the home folder
+    "RAY_worker_niceness": "0",  # else what runs on Ray hardly runs beside other tests
 }
 _STORE = 80 * 2**20
 """Bytes of each node's object store; a run uses none."""

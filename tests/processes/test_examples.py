@@ -25,6 +25,7 @@ from dataflow.diff import diff
 from engine.api import Result
 from engine.cli import main as dataflow
 from tests.kit.processes import COMMAND_LINE, ROOT, call_python
+from tests.kit.ray_clusters import QUIET
 from tests.kit.runs import Rows, metrics
 
 EXAMPLES = ROOT / "examples"
@@ -48,9 +49,6 @@ ELSEWHERE = ("demo", "demo_task")
 
 SCRIPTS = ("cluster_demo",)
 """Examples that run as scripts alone."""
-
-RAY = {"RAY_AUTH_MODE": "disabled"}
-"""Else Ray makes a token in the home of whoever runs the tests."""
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -207,7 +205,7 @@ def test_example_as_a_script(here: Path) -> None:
 @pytest.mark.long
 def test_cluster_demo(here: Path) -> None:
     """A node is killed, and the run has the numbers of an undisturbed one."""
-    done = call_python("examples/cluster_demo.py", env=RAY)
+    done = call_python("examples/cluster_demo.py", env=QUIET)
     assert done.returncode == 0, done.stdout + done.stderr
     ended = "the node `generator` is dead", "Worker gen was lost: host generator"
     for told in (*ended, "the node `substitute` is there", "the same to the bit"):
@@ -277,14 +275,14 @@ def test_commands_of_the_readme_on_several_hosts(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each in a process of its own. `ray start` of the block before them is what is simulated."""
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    for name, value in QUIET.items():
+        monkeypatch.setenv(name, value)
     shown = [words for block in blocks("bash", how="run on hosts") for words in commands(block)]
     assert shown
     with simulated("a", "b") as address:
         for words in shown:
             assert words[0] == "dataflow"
-            env = RAY | {"RAY_ADDRESS": address}
-            done = call_python("-c", COMMAND_LINE, *words[1:], env=env)
+            done = call_python("-c", COMMAND_LINE, *words[1:], env={"RAY_ADDRESS": address})
             assert done.returncode == 0, done.stdout + done.stderr
     assert (here / "runs/hosts/logs/host-b.log").is_file()
 
