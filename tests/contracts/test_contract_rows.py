@@ -93,12 +93,12 @@ def test_rows_that_an_operator_refuses_are_no_case_for_it() -> None:
 def test_the_smallest_rows_are_shown() -> None:
     told = contract(BROKEN["holes"], examples=50).verdict("holes").text
     found, _, rest = told.partition(". Fix: ")
-    assert "Found: position 0, sample 0: advantage 0.25 at token " in found
+    assert "Found: position 0, sample 0: advantage 1 at token " in found
     assert rest.startswith("multiply by the mask")
     heads, *rows = [line.split() for line in told.splitlines()[2:]]
     assert heads[:3] == ["position", "sample", "mask"]
     assert heads[-1] == "score.reward"
-    assert [row[:2] + row[-1:] for row in rows] == [["0", "0", "0.25"]]
+    assert [row[:2] + row[-1:] for row in rows] == [["0", "0", "1"]]
 
 
 def test_what_is_not_promised_is_said() -> None:

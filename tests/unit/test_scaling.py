@@ -112,9 +112,8 @@ def scaled(scaling: Any, *, row: float, steps: int, most: int, max_lag: int = 1)
         durations=durations,
     )
     assert run.run() is not None
-    closed = [told for _, told in run.history.instructions if isinstance(told, StepClosed)]
-    counts = {each.step: each.metrics["replicas/rollout"] for each in closed}
-    return [counts[step] for step in range(1, steps)]
+    closed = {i.step: i for _, i in run.history.instructions if isinstance(i, StepClosed)}
+    return [closed[step].metrics["replicas/rollout"] for step in range(1, steps)]
 
 
 @pytest.mark.parametrize("max_lag", [0, 1])
