@@ -127,13 +127,6 @@ def garbles(prompt: Columns[Prompt]) -> Columns[Reward]:
     return hangs.fn(prompt)
 
 
-@operator()
-def environment(prompt: Columns[Prompt]) -> Columns[Reward]:
-    """The number of OpenMP threads, and whether torch is there."""
-    values = [float(os.environ["OMP_NUM_THREADS"]), float("torch" in sys.modules)] * len(prompt)
-    return Columns.make(Reward, like=prompt, reward=np.array(values[: len(prompt)], np.float32))
-
-
 def plan(
     second: OperatorDeclaration = doubled, *, source: type[Numbers] = Numbers, threads: int = 1
 ) -> Plan:

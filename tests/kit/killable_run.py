@@ -31,7 +31,6 @@ GRAPHS: Mapping[str, Callable[[Path], Graph]] = {
     "followed": run_graphs.followed,
     "evaluated": partial(run_graphs.evaluated, every=3, keep_best=1),
     "evaluated every 4": partial(run_graphs.evaluated, every=4, keep_best=1),
-    "sft_and_rl": run_graphs.sft_and_rl,
     "stuck": partial(run_graphs.small, fn=run_graphs.says_and_hangs),
 }
 

@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from dataflow.graph import Graph
 from dataflow.loss import Now, Tensors, Terms, loss
 from dataflow.model import Model
@@ -52,12 +50,6 @@ def consonants(completions: Sequence[str], **columns: object) -> list[float]:
     return [-1.0 - share for share in vowels(completions)]
 
 
-def digits(completions: Sequence[str], **columns: object) -> list[float | None]:
-    """Does not apply to answers without a digit."""
-    counts = [sum(letter.isdigit() for letter in text) for text in completions]
-    return [float(count) if count else None for count in counts]
-
-
 def raises(completions: Sequence[str], **columns: object) -> list[float]:
     return [1.0 / (len(text) - len(text)) for text in completions]
 
@@ -86,23 +78,6 @@ def own_process(completions: Sequence[str], **columns: object) -> list[float]:
 
 async def asynchronous(completions: Sequence[str], **columns: object) -> list[float]:
     return vowels(completions)
-
-
-def verl_score(
-    data_source: str, solution_str: str, ground_truth: str, extra_info: dict | None = None
-) -> dict:
-    return {"score": float(ground_truth in solution_str) + len(solution_str) / 10}
-
-
-@operator(scope="group")
-def centred(
-    rollout: Columns[Rollout], score: Columns[Reward], *, weight: float = 2.0
-) -> Columns[Advantage]:
-    mean = np.bincount(score.groups, weights=score["reward"]) / np.bincount(score.groups)
-    value = weight * (score["reward"] - mean[score.groups])
-    mask = rollout["completion_mask"]
-    tokens = np.repeat(value, mask.lengths).astype(np.float32)
-    return Columns.make(Advantage, like=rollout, advantage=mask.like(tokens))
 
 
 @operator()
@@ -208,20 +183,6 @@ def reinforce(folder: Path) -> Graph:
     score = kl_in_reward(rollout, reward(vowels, rollout, name="score"), reference, beta=0.1)
     loss = policy_gradient_loss(returns(rollout, score))
     return Graph("reinforce", train(policy, rollout, loss=loss, lr=1e-3))
-
-
-def several(folder: Path) -> Graph:
-    """Two weighted rewards; one does not apply to every row."""
-    graph = small(folder)
-    rollout = graph.port("rollout", Rollout)
-    return graph.replace(score=reward([vowels, digits], rollout, weights=[1.0, 0.5], name="score"))
-
-
-def own_parts(folder: Path) -> Graph:
-    """An operator and a loss of the user's own."""
-    policy, rollout = rolled_out(folder, 2)
-    advantage = centred(rollout, reward(vowels, rollout, name="score"), weight=3.0)
-    return Graph("own", train(policy, rollout, loss=scaled(advantage, scale=0.5), lr=1e-3))
 
 
 def followed(folder: Path, *, every: int = 2, rate: float = 0.5) -> Graph:

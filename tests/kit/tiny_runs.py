@@ -21,7 +21,7 @@ PROMPTS = [a + b for a in "abcdefgh" for b in "xyz"]
 
 
 def save_tiny_inputs(folder: Path) -> None:
-    """model/ and teacher/ of a few thousand weights; train, test, demos, pairs and verl.parquet."""
+    """model/ and teacher/ of a few thousand weights; train, test, demos and pairs.parquet."""
     from tests.kit.models import save_tiny
 
     save_tiny(folder / "model", layers=1)
@@ -35,13 +35,6 @@ def save_tiny_inputs(folder: Path) -> None:
             "prompt": PROMPTS,
             "chosen": [answer * 3 for answer in answers],
             "rejected": [prompt[1] * 2 for prompt in PROMPTS],
-        },
-        "verl": {
-            "data_source": ["letters"] * len(PROMPTS),
-            "prompt": [[{"role": "user", "content": prompt}] for prompt in PROMPTS],
-            "ability": ["letters"] * len(PROMPTS),
-            "reward_model": [{"style": "rule", "ground_truth": answer} for answer in answers],
-            "extra_info": [{"split": "train", "index": i} for i in range(len(PROMPTS))],
         },
     }
     for name, columns in tables.items():
