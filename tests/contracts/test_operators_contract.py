@@ -136,8 +136,11 @@ def test_a_sum_of_losses_keeps_its_promises() -> None:
 
 
 MUTANTS = [
-    pytest.param(part, promise, id=f"{kind}-{promise}")
-    for kind, broken in (("operator", broken_operators.BROKEN), ("loss", broken_losses.BROKEN))
+    pytest.param(part, promise, id=f"{kind}-{promise}", marks=marks)
+    for kind, broken, marks in (
+        ("operator", broken_operators.BROKEN, ()),
+        ("loss", broken_losses.BROKEN, pytest.mark.long),
+    )
     for promise, part in broken.items()
 ]
 

@@ -32,6 +32,7 @@ FOLLOWERS = {"train_policy": "train", "train_critic": "train", "past": "slow", "
 EVALUATIONS = {"greedy_rollout": "gen", "sampled_rollout": "train"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("make", "spread"), [
     pytest.param(
         partial(graphs.evaluated, keep_best=1),

@@ -21,6 +21,7 @@ COUNTS = "/rollout"
 """The end of the metric that a run of fixed replicas lacks."""
 
 
+@pytest.mark.long
 def test_a_synchronous_run_has_the_bits_of_fixed_replicas(tiny: TinyRuns) -> None:
     scaler = Scaler("rollout", [3, 1, 2])
     handle = scaled(tiny, scaler, max_lag=0, replicas={"rollout": "1..3"}, name="elastic")

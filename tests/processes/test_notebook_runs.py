@@ -99,6 +99,7 @@ def test_what_is_wrong_at_the_start_is_raised_at_once(tiny: TinyRuns) -> None:
         run(graph, tiny.options(1, name="there"), wait=False)
 
 
+@pytest.mark.long
 def test_a_result_shows_what_was_learned(tiny: TinyRuns) -> None:
     result = tiny.run(graphs.evaluated(tiny.folder, every=1), 3)
     assert "step 3" in repr(result)

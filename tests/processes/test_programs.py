@@ -195,6 +195,7 @@ def test_a_trained_model_is_only_read_in_the_next_phase(tiny: TinyRuns) -> None:
     assert row["eval/look_plain/reward"] != row["eval/look_policy/reward"]
 
 
+@pytest.mark.long
 def test_a_follower_goes_on_where_it_was_left(tiny: TinyRuns) -> None:
     run = tiny.run(Program((followed(tiny.folder), 2), (followed(tiny.folder), 1)), None, keep=10)
     before, after = (run.folder / "checkpoints" / f"step_{n}" / "followers" for n in (2, 3))
@@ -255,6 +256,7 @@ def test_resumed_in_any_phase_the_bits_are_the_same(whole: Result, copy: Path, s
     require_same_runs(copy, whole)
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_the_run_and_not_only_its_phase(whole: Result, tiny: TinyRuns) -> None:
     """At the last Step of a phase: the next one does not begin until the run is resumed."""
     options = tiny.options(None, name="whole", checkpoint_every=2, keep=10)
@@ -344,6 +346,7 @@ def command(
     return run
 
 
+@pytest.mark.long
 def test_every_command_takes_a_program(command: Command, tiny: TinyRuns) -> None:
     target = (TWO, "--folder", str(tiny.folder))
     assert "phase 2 of 2: grpo, 5 Steps" in command("check", *target)

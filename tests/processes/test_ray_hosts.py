@@ -149,6 +149,7 @@ def begin_again(workers: HostsWorkers, nodes: RayNodes, name: str) -> None:
     assert host_plans.until(workers, m.WorkerOpened)[-1] == m.WorkerOpened(worker=name, epoch=1)
 
 
+@pytest.mark.long
 def test_a_reader_of_another_host_that_dies_is_begun_again(start: Start, nodes: RayNodes) -> None:
     with start(APART) as workers:
         ref = host_plans.produced_block(workers)
@@ -157,6 +158,7 @@ def test_a_reader_of_another_host_that_dies_is_begun_again(start: Start, nodes: 
         assert isinstance(host_plans.until(workers, m.ChunkDone)[0], m.Produced)
 
 
+@pytest.mark.long
 def test_what_the_dead_owner_of_another_host_had_is_known_to_be_gone(
     start: Start, nodes: RayNodes
 ) -> None:
@@ -198,6 +200,7 @@ def test_a_host_that_is_not_heard_of_is_lost_with_the_lease(start: Start, nodes:
         assert ended(stopped, 20.0), "it goes on"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change,found", [
     ({"folder": Path("/nowhere")}, "none"),
     pytest.param({"planned": "another plan"}, "another one", marks=pytest.mark.long),
@@ -225,6 +228,7 @@ def test_a_plan_is_for_what_the_nodes_have(connected: RayNodes, tiny: TinyRuns) 
 # --- room -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_two_runs_at_one_time(start: Start) -> None:
     """And none has anything of the other's."""
     with start(APART) as one, start(APART, name="second") as two:
@@ -303,6 +307,7 @@ def test_where_no_cluster_is(tmp_path: Path, address: str) -> None:
     assert "Fix: `ray start --head`, or `ray symmetric-run`, starts one" in told
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("connected")
 def test_what_a_node_does_not_see_is_refused_by_name() -> None:
     """A path that only this process has."""
@@ -317,6 +322,7 @@ def test_what_a_node_does_not_see_is_refused_by_name() -> None:
 # --- strangers, GPUs ------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_strangers_get_nothing(start: Start) -> None:
     """At a Worker's port: without a key, with a wrong one, by a weaker mechanism."""
     bomb = pickle.dumps(host_plans.PickleBomb("x"))

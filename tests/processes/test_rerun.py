@@ -108,6 +108,7 @@ def drawn(folder: Path, count: int, seed: int) -> list[tuple[str, int]]:
     return random.Random(seed).sample([(n, s) for n in sorted(nodes) for s in steps], count)
 
 
+@LONG
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[] if n in FAST else [LONG]) for n in GRAPHS]
 )
@@ -135,6 +136,7 @@ def test_a_train_node_needs_no_more_than_rollouts_and_rewards(
     assert "advantage: nothing to compare with: made 16 rows" in capsys.readouterr().out
 
 
+@LONG
 def test_the_debugger_opens_where_a_function_raises(tiny: TinyRuns) -> None:
     folder = tiny.run(partial(run_graphs.small, fn=fails_if_told), 1, record="rollout,score").folder
     words = f"rerun {folder} --node score --step 1 --debug".split()
@@ -161,6 +163,7 @@ def test_what_cannot_run_again_is_one_clear_error(tiny: TinyRuns) -> None:
         rerun(folder, ["score"], 1)
 
 
+@LONG
 @pytest.mark.parametrize("layout", [
     pytest.param({"ranks": {"train_policy": 2}}, marks=LONG),
     {"ranks": {"train_policy": 2}, "shard": True},
@@ -198,6 +201,7 @@ def test_a_step_before_a_change_is_run_with_what_it_had(tiny: TinyRuns) -> None:
     assert rerun(folder, ["train_policy"], 2, settings=["train_policy.lr=0.001"]).same
 
 
+@LONG
 def test_phases_are_recorded_and_a_rerun_of_them_is_refused(tiny: TinyRuns) -> None:
     folder = tiny.run(two_phases, None, record="rollout").folder
     assert len(rows_of(folder, "rollout")) > 0
@@ -210,6 +214,7 @@ def test_phases_are_recorded_and_a_rerun_of_them_is_refused(tiny: TinyRuns) -> N
 # rows are there once
 
 
+@LONG
 def test_a_resume_cuts_what_it_makes_again(tiny: TinyRuns) -> None:
     make = partial(run_graphs.small, max_lag=1)
     how: dict[str, Any] = {"record": "rollout,score", "workers": "auto"}
@@ -282,6 +287,7 @@ def test_one_changed_log_prob_is_found(tiny: TinyRuns, capsys: pytest.CaptureFix
 # generation that was interrupted
 
 
+@LONG
 def test_interrupted_rows_are_replayed_with_their_tokens(tiny: TinyRuns) -> None:
     """With so small a learning rate all versions have the same weights: so a row may claim any."""
     graph = algorithms.small("grpo", tiny.folder, lr=1e-30, max_lag=1)

@@ -70,6 +70,7 @@ def killable(
 # killed
 
 
+@LONG
 @pytest.mark.parametrize("pattern,later", [
     ("checkpoints/.tmp-step_4/train_policy/model.safetensors", "checkpoints/step_4"),
     pytest.param("checkpoints/best_evaluate/.tmp-*", "checkpoints/best_evaluate/*", marks=LONG),
@@ -111,6 +112,7 @@ def test_with_lag_nothing_is_lost_or_trained_twice(tiny: TinyRuns, killed: Path)
 # Ctrl-C
 
 
+@LONG
 def test_one_ctrl_c_ends_the_step_and_a_resume_goes_on(
     tiny: TinyRuns, killed: Path, whole: Whole
 ) -> None:
@@ -232,6 +234,7 @@ def test_another_graph_is_refused(tiny: TinyRuns) -> None:
 # by the clock
 
 
+@LONG
 def test_timed_checkpoints_change_no_bit_wherever_they_fall(tiny: TinyRuns, whole: Whole) -> None:
     """At each Step, and at those that the clock says; each of them is one to go on from."""
     always = tiny.run(followed, STEPS, checkpoint_minutes=1e-9, keep=20)
@@ -246,6 +249,7 @@ def test_timed_checkpoints_change_no_bit_wherever_they_fall(tiny: TinyRuns, whol
 # the end of a run that turns out to have been the last Step's
 
 
+@LONG
 def test_the_last_evaluation_is_made_up_for(tiny: TinyRuns) -> None:
     graph = partial(evaluated, every=4)
     wanted = metrics(tiny.run(graph, 3, name="wanted"))[-1]

@@ -109,6 +109,7 @@ def test_two_evaluations(tiny: TinyRuns) -> None:
     assert "eval/sampled/vowels" in rows[1]
 
 
+@pytest.mark.long
 def test_a_run_without_steps_evaluates(tiny: TinyRuns) -> None:
     def never(metrics: Mapping[str, float]) -> bool:
         raise AssertionError(f"Step {metrics['step']} is none")
@@ -126,6 +127,7 @@ def test_a_run_without_steps_evaluates(tiny: TinyRuns) -> None:
     }
 
 
+@pytest.mark.long
 def test_the_best_versions_by_the_reward_of_the_graph_stay(tiny: TinyRuns) -> None:
     """Few vowels are good here: what its first function alone says would keep the worst."""
     graph = graphs.evaluated(tiny.folder, every=1, keep_best=2)

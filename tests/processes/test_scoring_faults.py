@@ -185,6 +185,7 @@ def leaves_much(completions: list[str], folder: list[str]) -> list[float]:
     return [1.0] * len(completions)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["fine", "die", "kill keeper"])
 def test_what_a_function_started_ends_with_its_process(tmp_path: Path, how: str) -> None:
     with scoring(leaves_much, timeout=30, on_error="drop_group") as (kernel, session):
@@ -298,6 +299,7 @@ EXECS_FOR_EVER = 'exec /proc/self/exe -c "$0" "$0"'
 """A shell program that becomes itself: it is most of the time in the middle of an exec."""
 
 
+@pytest.mark.long
 def test_a_process_in_the_middle_of_an_exec_is_swept_up_too() -> None:
     for number in range(40):
         words = ["/bin/sh", "-c", EXECS_FOR_EVER, EXECS_FOR_EVER]

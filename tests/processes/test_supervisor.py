@@ -249,6 +249,7 @@ def test_a_live_worker_can_be_begun_again(start: Start) -> None:
         assert supervisor.pids()["host"] != first["host"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_kills_at_random_moments_of_traffic(start: Start, seed: int) -> None:
     """Rows go round; each end is told once; no event is missing or of another incarnation."""
@@ -347,6 +348,7 @@ def test_a_kernel_that_calls_exit_has_failed(start: Start) -> None:
         assert "about to leave" in log(supervisor, "host")
 
 
+@pytest.mark.long
 def test_what_holds_the_interpreters_lock_is_killed_and_named(start: Start) -> None:
     with start(host_plans.plan(host_plans.holds), heartbeat=2.5) as supervisor:
         tell_operator(supervisor, "holds")

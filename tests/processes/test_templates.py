@@ -62,6 +62,7 @@ def draws(prompt: Columns[Prompt]) -> Columns[Reward]:
     return host_plans.doubled.fn(prompt)
 
 
+@pytest.mark.long
 def test_forked_workers_draw_different_numbers(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +109,7 @@ def test_with_a_template_its_workers_end_and_others_come_of_a_new_one(start: Sta
         assert len(host_plans.produced_block(supervisor).keys) == 4
 
 
+@pytest.mark.long
 def test_another_environment_or_folder_is_another_template(
     start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

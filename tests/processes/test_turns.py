@@ -89,6 +89,7 @@ def test_turn_1_is_kept_by_the_reward_of_turn_2(tiny: TinyRuns) -> None:
     assert samples(result).num_rows == 16
 
 
+@pytest.mark.long
 def test_a_row_without_any_left_is_a_tombstone_and_its_prompt_is_dropped(tiny: TinyRuns) -> None:
     """One answer of turn 2 each, of which a selection leaves two in three."""
     result = tiny.run(turn_graphs.turns(tiny.folder, n=1, second=1, selects=True), 2)
@@ -109,6 +110,7 @@ JOINED = "train_policy: " + FITS.format(
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("at_once,told", [(True, MADE), (False, JOINED)], ids=["made", "joined"])
 def test_tokens_that_do_not_fit_are_named(tiny: TinyRuns, at_once: bool, told: str) -> None:
     with pytest.raises(KernelError, match=told):

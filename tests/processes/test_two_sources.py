@@ -38,12 +38,14 @@ def test_both_sources_have_their_batch_in_each_step(tiny: TinyRuns) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.long
 def test_resumed_it_has_the_same_bits(tiny: TinyRuns) -> None:
     whole = tiny.run(sft_and_rl, 4, name="whole")
     part = tiny.run(sft_and_rl, 2, name="part")
     runs.require_same_numbers(resume(part.folder, steps=4), whole)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("batch, steps", [(8, 3), (2, 6)])
 def test_the_first_source_to_end_ends_the_run(tiny: TinyRuns, batch: int, steps: int) -> None:
     result = tiny.run(partial(sft_and_rl, batch=batch), None)

@@ -6,6 +6,7 @@ A few seeds of each kind; `python -m tests.schedules.many` runs others, and repl
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -28,14 +29,14 @@ ONCE_FAILED = (
     *(28085, 32171, 33441, 35189, 36616, 38862, 67521, 73180),
 )
 """Seeds with deaths, beyond the others, by which `python -m tests.schedules.many` found faults."""
-FEW = [
-    (kind, range(first, first + AT_ONCE))
+CASES: list[Any] = [
+    pytest.param(kind, range(first, first + AT_ONCE), marks=pytest.mark.long if first else ())
     for kind in KINDS
     for first in range(0, SEEDS.get(kind, 20), AT_ONCE)
 ]
 
 
-@pytest.mark.parametrize(("kind", "seeds"), [*FEW, ("deaths", ONCE_FAILED)], ids=str)
+@pytest.mark.parametrize(("kind", "seeds"), [*CASES, ("deaths", ONCE_FAILED)], ids=str)
 def test_every_promise_holds(kind: str, seeds: Sequence[int]) -> None:
     for seed in seeds:
         try:
