@@ -15,8 +15,6 @@ VARIABLE = "CI_TURN"
 """Names the turn; without it all run."""
 TURNS = 3
 """After so many every test has run."""
-REPEATS = (pytest.mark.long, pytest.mark.repeats)
-"""Marks of such a test: `make test` leaves it out."""
 
 
 def left_out(items: Sequence[pytest.Item]) -> list[pytest.Item]:
