@@ -41,6 +41,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
     before, names = descriptors(), shared_memory()
     yield started
     assert not children()
-    assert descriptors() == before
+    assert descriptors() <= before  # what an earlier test left may have been collected meanwhile
     assert left_in_shared_memory(names) == set()
     require_no_sockets(tmp_path)
