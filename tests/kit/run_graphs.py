@@ -50,6 +50,12 @@ def consonants(completions: Sequence[str], **columns: object) -> list[float]:
     return [-1.0 - share for share in vowels(completions)]
 
 
+def digits(completions: Sequence[str], **columns: object) -> list[float | None]:
+    """Does not apply to answers without a digit."""
+    counts = [sum(letter.isdigit() for letter in text) for text in completions]
+    return [float(count) if count else None for count in counts]
+
+
 def raises(completions: Sequence[str], **columns: object) -> list[float]:
     return [1.0 / (len(text) - len(text)) for text in completions]
 
