@@ -93,15 +93,15 @@ class Suite(Contract):
     def _is_broken(self, base: str) -> bool:
         return self.verdict(base).outcome == "broken"
 
-    def _keeps_on_known(self, promise: Promise[Any], kind: RowKind) -> bool:
+    def _keeps_on_earlier_rows(self, promise: Promise[Any], kind: RowKind) -> bool:
         """Whether it holds on rows of this kind that were drawn before. Drawing takes longer than
         most tests, and a search of its own would draw the same.
         """
-        known = self._drawn.get(kind)
-        if known is None:
+        earlier_rows = self._drawn.get(kind)
+        if not earlier_rows:  # else a promise would be kept on no row at all
             return False
         try:
-            for rows in known:
+            for rows in earlier_rows:
                 promise.test(self._subject, rows)
         except (Broken, UnsatisfiedAssumption):
             return False
@@ -110,7 +110,7 @@ class Suite(Contract):
     def _search(self, promise: Promise[Any]) -> tuple[Broken, Generated] | None:
         """The smallest failing case of a promise that was found, or None."""
         kind, seen = self._kind(promise), list[tuple[Broken, Generated]]()
-        if self._keeps_on_known(promise, kind):
+        if self._keeps_on_earlier_rows(promise, kind):
             return None
         calls, held = count(), list[Generated]()
 
