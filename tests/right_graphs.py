@@ -1,8 +1,7 @@
-"""Right graphs: the algorithms that the present operators can express."""
+"""Right graphs: what the operators can express, beyond the graphs that are shipped."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from dataflow.graph import Graph
@@ -28,11 +27,8 @@ from operators.advantage import (
     baseline_advantage,
     gae,
     group_advantage,
-    kl_in_reward,
-    overlong_penalty,
     returns,
     teacher_advantage,
-    whiten,
 )
 from operators.continued import continued
 from operators.data import demonstrations, preferences, prompts
@@ -54,8 +50,8 @@ from operators.losses import (
     value_loss,
 )
 from operators.mean_over import mean_over
-from operators.reward import reward, step_reward
-from operators.select import best_of, mixed_groups, select
+from operators.reward import reward
+from operators.select import best_of, select
 from operators.select import pair as best_and_worst
 from operators.train import evaluate, train
 from tests.kit.edited_graphs import ppo_from_grpo
@@ -128,6 +124,11 @@ def trained(name: str, rollout: Port[Completion], loss: Loss, **params: Any) -> 
     return Graph(name, train(policy, rollout, loss=loss, **{"lr": 1e-6} | params))
 
 
+def against_group(rollout: Port[Rollout]) -> Port[Advantage]:
+    """Each answer's reward, compared with its group."""
+    return group_advantage(rollout, reward(exact, rollout))
+
+
 def plain_grpo() -> Graph:
     return grpo(BASE, DATA, exact, minibatches=4, beta=0.04, max_lag=1)
 
@@ -144,42 +145,10 @@ def plain_sft() -> Graph:
     return sft(BASE, "data/demos.jsonl")
 
 
-def dapo() -> Graph:
-    rollout = generate(policy, prompts(DATA, batch=512), n=16, max_tokens=20480)
-    score = reward(exact, rollout)
-    rollout, score = select(rollout, score, where=mixed_groups(score), refill=True)
-    shaped = overlong_penalty(rollout, score, max_tokens=20480, buffer=4096)
-    objective = clipped_policy_loss(group_advantage(rollout, shaped), clip=(0.2, 0.28))
-    return trained("dapo", rollout, objective, aggregate="token_mean", minibatches=16)
-
-
-def rloo() -> Graph:
-    rollout = sampled(n=4)
-    score = kl_in_reward(rollout, reward(exact, rollout), logprobs(reference, rollout), beta=0.05)
-    advantage = group_advantage(rollout, score, baseline="leave_one_out", scale="none")
-    return trained("rloo", rollout, policy_gradient_loss(advantage), aggregate="sequence_sum")
-
-
-def reinforce_plus_plus() -> Graph:
-    rollout = sampled(n=1)
-    advantage = whiten(returns(rollout, reward(exact, rollout)), rollout)
-    return trained("reinforce_pp", rollout, clipped_policy_loss(advantage))
-
-
-def remax() -> Graph:
-    prompt = prompts(DATA, batch=64)
-    rollout = generate(policy, prompt, n=4, max_tokens=64)
-    greedy = generate(policy, prompt, temperature=0.0, max_tokens=64, name="greedy")
-    baseline = mean_over(reward(exact, greedy, name="greedy_reward"), prompt)
-    advantage = baseline_advantage(rollout, reward(exact, rollout), baseline)
-    return trained("remax", rollout, policy_gradient_loss(advantage))
-
-
 def areal() -> Graph:
     rollout = sampled(n=16, max_lag=4)
     proximal = logprobs(policy, rollout, name="proximal")
-    score = reward(exact, rollout)
-    objective = decoupled_policy_loss(group_advantage(rollout, score), proximal=proximal)
+    objective = decoupled_policy_loss(against_group(rollout), proximal=proximal)
     return trained("areal", rollout, objective, minibatches=4, intake="admission", lr=2e-5)
 
 
@@ -221,8 +190,7 @@ def language_model_judge() -> Graph:
 
 def two_turns() -> Graph:
     """Turn 1 is trained on what turn 2 came to."""
-    prompt = prompts(DATA, batch=64)
-    rollout = generate(policy, prompt, n=4, max_tokens=64, max_lag=1, name="rollout")
+    rollout = sampled(4, max_lag=1)
     asked = ask_judge(rollout, rubric="Again:")
     later = generate(policy, asked, n=2, max_tokens=64, max_lag=1, name="later")
     advantage = group_advantage(rollout, mean_over(reward(exact, later), rollout))
@@ -242,8 +210,7 @@ def turns_kept_by_the_second() -> Graph:
 
 def both_turns() -> Graph:
     """The tokens of two turns in one row, the first read by key; their temperature is stated."""
-    prompt = prompts(DATA, batch=64)
-    rollout = generate(policy, prompt, n=4, max_tokens=64, temperature=0.7, name="rollout")
+    rollout = sampled(4, temperature=0.7)
     asked = ask_judge(rollout, rubric="Again:")
     later = generate(policy, asked, max_tokens=64, stop="</answer>", name="later")
     whole_row = conversation(later, rollout)
@@ -277,7 +244,7 @@ def offline_dpo() -> Graph:
 def exploring(max_lag: int) -> tuple[Port[Rollout], Loss]:
     """Answers at temperature 0.7, each against its group."""
     rollout = sampled(temperature=0.7, max_lag=max_lag)
-    return rollout, clipped_policy_loss(group_advantage(rollout, reward(exact, rollout)))
+    return rollout, clipped_policy_loss(against_group(rollout))
 
 
 def imitating_while_exploring(max_lag: int = 0, batch: int = 16) -> Graph:
@@ -313,7 +280,7 @@ def distillation() -> Graph:
 
 def soft_clips() -> Graph:
     rollout = sampled()
-    gain, old = group_advantage(rollout, reward(exact, rollout)), logprobs(policy, rollout)
+    gain, old = against_group(rollout), logprobs(policy, rollout)
     objective = soft_clipped_policy_loss(gain, old=old, correction=importance("geometric"))
     divergence = kl_loss(logprobs(reference, rollout))
     return trained("soft_clips", rollout, objective + 0.01 * divergence, minibatches=4)
@@ -335,8 +302,7 @@ def expert_iteration() -> Graph:
 def compared() -> Node:
     """The policy's training on its answers, each against its group."""
     rollout = sampled()
-    loss = clipped_policy_loss(group_advantage(rollout, reward(exact, rollout)))
-    return train(policy, rollout, loss=loss, lr=1e-6)
+    return train(policy, rollout, loss=clipped_policy_loss(against_group(rollout)), lr=1e-6)
 
 
 def answered(data: str, name: str) -> Port[Reward]:
@@ -370,18 +336,7 @@ def two_generators() -> Graph:
 
 def own_loss() -> Graph:
     rollout = sampled()
-    advantage = group_advantage(rollout, reward(exact, rollout))
-    return trained("own_loss", rollout, cautious(advantage, strength=0.5))
-
-
-def steps_scored(completions: Sequence[str], steps: Sequence[Sequence[str]]) -> list[list[float]]:
-    return [[1.0] * len(row) for row in steps]
-
-
-def process_rewards() -> Graph:
-    rollout = sampled()
-    advantage = whiten(returns(rollout, step_reward(steps_scored, rollout)), rollout)
-    return trained("process_rewards", rollout, clipped_policy_loss(advantage))
+    return trained("own_loss", rollout, cautious(against_group(rollout), strength=0.5))
 
 
 def answers_continued() -> Graph:
@@ -398,11 +353,11 @@ def reward_model_of_text() -> Graph:
 
 
 RIGHT = (
-    plain_grpo, plain_ppo, edited_ppo, plain_sft, dapo, rloo, reinforce_plus_plus, remax, areal,
+    plain_grpo, plain_ppo, edited_ppo, plain_sft, areal,
     trajectory_balance_with_reset, slow_critic, rules_and_reward_model, language_model_judge,
     two_turns, turns_kept_by_the_second, both_turns, online_dpo, pairs_by_margin, offline_dpo,
     imitating_while_exploring, preferring_while_exploring, imitating_its_own_best,
     distillation, soft_clips, reward_model, expert_iteration, with_evaluation, two_generators,
-    evaluation_on_training_data_that_is_meant, own_loss, process_rewards, two_temperatures,
+    evaluation_on_training_data_that_is_meant, own_loss, two_temperatures,
     gold_answers, parts_apart, reward_model_of_text, answers_continued,
 )  # fmt: skip

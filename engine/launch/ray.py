@@ -17,15 +17,15 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
 from dataflow.errors import PlanError, RunError
 from engine.launch.bundle import GPU, KIND, NODE, Bundle, what_is_free
 from engine.launch.desk import Desk, Heard
 from engine.launch.link import Calls, Dial, Gone, HostLost, Unreachable
+from engine.launch.ray_leavings import own_breakpoint, token_for_us_alone
 from engine.plan.cluster import Cluster, Host, detect, with_first
 from engine.plan.looked import Looked, look, refusal
 
@@ -76,12 +76,13 @@ def connect(where: str) -> None:
         raise RunError(f"--cluster {where}: {problem}. Fix: {_START}.")
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
-        if where == "ray:local":
-            with _token_for_us_alone():
-                cores = detect().cores
-                ray.init(address="local", num_cpus=cores, include_dashboard=False, **quiet)
-        else:
-            ray.init(address="auto", **quiet)
+        with own_breakpoint():
+            if where == "ray:local":
+                with token_for_us_alone():
+                    cores = detect().cores
+                    ray.init(address="local", num_cpus=cores, include_dashboard=False, **quiet)
+            else:
+                ray.init(address="auto", **quiet)
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         first = str(error).strip().partition("\n")[0].rstrip(".")
         problem = f"expected a Ray cluster, found none: {first}"
@@ -98,16 +99,6 @@ def _answers(address: str) -> bool:
             return True
     except OSError:
         return False
-
-
-@contextlib.contextmanager
-def _token_for_us_alone() -> Iterator[None]:
-    """The token that a new Ray may write is not for others of this machine."""
-    token = Path("~/.ray/auth_token").expanduser()
-    there = token.exists()
-    yield
-    if not there and token.exists():
-        token.chmod(0o600)
 
 
 def cluster(paths: Sequence[str], **more: Any) -> Cluster:

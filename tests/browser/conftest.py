@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.served import Served, served
 from tests.browser.synthetic import FAILED, FINISHED, Made, make
 from tests.browser.watched import Watched, chromium, watched
+from tests.kit.page_client import PageClient, served
 from tests.kit.tiny_runs import tiny, tiny_folder  # noqa: F401  (fixtures)
 
 HERE = Path(__file__).parent
@@ -40,12 +40,22 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def server(runs: Path) -> Iterator[Served]:
-    with served(runs) as found:
+def server(runs: Path) -> Iterator[PageClient]:
+    """One for all tests, however busy the machine is."""
+    with served(runs, limit=1800.0) as found:
         yield found
 
 
 @pytest.fixture
-def wide(browser: Browser, server: Served) -> Iterator[Watched]:
+def wide(browser: Browser, server: PageClient) -> Iterator[Watched]:
     with watched(browser, server) as found:
         yield found
+
+
+@pytest.fixture
+def steady(wide: Watched) -> Page:
+    """The page of the run `steady`, with all that it shows at first."""
+    page = wide.go("run", "steady")
+    expect(page.locator(".track").first).to_be_visible()
+    wide.settle()
+    return page

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
-from tests.browser.served import Served
 from tests.browser.watched import NARROW, WIDE, Watched, watched
+from tests.kit.page_client import PageClient
 
 AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text(encoding="utf-8")
 PAGES = [
@@ -22,9 +22,9 @@ PAGES = [
 ]
 
 
-def _serious(found: Watched) -> list[Any]:
-    found.page.evaluate(AXE)
-    faults = found.page.evaluate("axe.run({resultTypes: ['violations']})")["violations"]
+def _serious(shown: Watched) -> list[Any]:
+    shown.page.evaluate(AXE)
+    faults = shown.page.evaluate("axe.run({resultTypes: ['violations']})")["violations"]
     return [
         (fault["impact"], fault["id"], node["html"][:200], node["failureSummary"])
         for fault in faults
@@ -35,21 +35,12 @@ def _serious(found: Watched) -> list[Any]:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [WIDE, NARROW])
-def test_axe_finds_no_serious_fault(
-    browser: Browser, server: Served, scheme: str, width: int
+def test_axe_finds_no_serious_fault_and_nothing_is_wider_than_the_screen(
+    browser: Browser, server: PageClient, scheme: str, width: int
 ) -> None:
-    with watched(browser, server, width=width, scheme=scheme) as found:
+    with watched(browser, server, width=width, scheme=scheme) as shown:
         for way in PAGES:
-            found.go(*way)
-            found.settle()
-            assert _serious(found) == [], way
-
-
-@pytest.mark.parametrize("way", PAGES)
-def test_nothing_is_wider_than_a_narrow_screen(
-    browser: Browser, server: Served, way: tuple[str, ...]
-) -> None:
-    with watched(browser, server, width=NARROW) as found:
-        page = found.go(*way)
-        found.settle()
-        assert page.evaluate("() => document.documentElement.scrollWidth") <= NARROW
+            shown.go(*way)
+            shown.settle()
+            assert shown.page.evaluate("document.documentElement.scrollWidth") <= width, way
+            assert _serious(shown) == [], way

@@ -48,74 +48,65 @@ def test_tab_reaches_every_control(wide: Watched, way: tuple[str, ...]) -> None:
     assert page.evaluate(_MISSED, seen) == []
 
 
-def test_the_skip_link_leads_to_the_content(wide: Watched) -> None:
-    page = wide.go("run", "steady")
-    expect(page.locator(".track").first).to_be_visible()
-    page.evaluate("() => document.activeElement.blur()")
-    page.keyboard.press("Tab")
-    assert page.evaluate("() => document.activeElement.className") == "skip"
-    page.keyboard.press("Enter")
-    assert page.evaluate("() => document.activeElement.id") == "main"
+def test_the_skip_link_leads_to_the_content(steady: Page) -> None:
+    steady.evaluate("() => document.activeElement.blur()")
+    steady.keyboard.press("Tab")
+    assert steady.evaluate("() => document.activeElement.className") == "skip"
+    steady.keyboard.press("Enter")
+    assert steady.evaluate("() => document.activeElement.id") == "main"
 
 
-def test_arrows_follow_edges_and_enter_looks_inside(wide: Watched) -> None:
-    page = wide.go("run", "steady")
-    expect(page.locator('g.node[data-node="prompts"]')).to_be_visible()
-    page.keyboard.press("g")
-    page.keyboard.press("Home")
-    first = _focused(page)
-    page.keyboard.press("ArrowDown")
-    edge = _focused(page)
+def test_arrows_follow_edges_and_enter_looks_inside(steady: Page) -> None:
+    expect(steady.locator('g.node[data-node="prompts"]')).to_be_visible()
+    steady.keyboard.press("g")
+    steady.keyboard.press("Home")
+    first = _focused(steady)
+    steady.keyboard.press("ArrowDown")
+    edge = _focused(steady)
     assert edge.startswith(f"{first}->")
-    page.keyboard.press("ArrowDown")
-    assert _focused(page) == edge.partition("->")[2]
-    page.keyboard.press("ArrowUp")
-    assert _focused(page).endswith(f"->{edge.partition('->')[2]}")
-    page.keyboard.press("ArrowUp")
-    page.keyboard.press("Enter")
-    panel = page.get_by_role("complementary", name="Details")
+    steady.keyboard.press("ArrowDown")
+    assert _focused(steady) == edge.partition("->")[2]
+    steady.keyboard.press("ArrowUp")
+    assert _focused(steady).endswith(f"->{edge.partition('->')[2]}")
+    steady.keyboard.press("ArrowUp")
+    steady.keyboard.press("Enter")
+    panel = steady.get_by_role("complementary", name="Details")
     expect(panel).to_be_visible()
-    page.keyboard.press("Escape")
+    steady.keyboard.press("Escape")
     expect(panel).to_be_hidden()
-    assert _focused(page)
+    assert _focused(steady)
 
 
-def test_rows_of_samples_are_walked_and_opened(wide: Watched) -> None:
-    page = wide.go("run", "steady")
-    expect(page.locator(".samples .body .row").first).to_be_visible()
-    page.keyboard.press("r")
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("Enter")
-    expect(page.locator("#panel .talk")).to_be_visible()
-    page.keyboard.press("Escape")
-    assert page.evaluate("() => document.activeElement.getAttribute('aria-rowindex')") == "4"
+def test_rows_of_samples_are_walked_and_opened(steady: Page) -> None:
+    expect(steady.locator(".samples .body .row").first).to_be_visible()
+    steady.keyboard.press("r")
+    steady.keyboard.press("ArrowDown")
+    steady.keyboard.press("ArrowDown")
+    steady.keyboard.press("Enter")
+    expect(steady.locator("#panel .talk")).to_be_visible()
+    steady.keyboard.press("Escape")
+    assert steady.evaluate("() => document.activeElement.getAttribute('aria-rowindex')") == "4"
 
 
-def test_a_question_mark_shows_the_keys(wide: Watched) -> None:
-    page = wide.go("run", "steady")
-    expect(page.locator(".track").first).to_be_visible()
-    page.keyboard.press("?")
-    dialog = page.get_by_role("dialog", name="Keys")
+def test_a_question_mark_shows_the_keys(steady: Page) -> None:
+    steady.keyboard.press("?")
+    dialog = steady.get_by_role("dialog", name="Keys")
     expect(dialog).to_be_visible()
     expect(dialog).to_contain_text("look inside")
-    page.keyboard.press("Escape")
+    steady.keyboard.press("Escape")
     expect(dialog).to_be_hidden()
 
 
-def test_letters_typed_into_a_field_are_no_keys(wide: Watched) -> None:
-    page = wide.go("run", "steady")
-    expect(page.locator(".track").first).to_be_visible()
-    page.keyboard.press("/")
-    page.keyboard.type("gtw")
-    expect(page.get_by_label("Search samples")).to_have_value("gtw")
-    assert page.evaluate("() => document.documentElement.dataset.theme ?? 'auto'") == "auto"
+def test_letters_typed_into_a_field_are_no_keys(steady: Page) -> None:
+    steady.keyboard.press("/")
+    steady.keyboard.type("gtw")
+    expect(steady.get_by_label("Search samples")).to_have_value("gtw")
+    assert steady.evaluate("() => document.documentElement.dataset.theme ?? 'auto'") == "auto"
 
 
-def test_the_theme_is_kept(wide: Watched) -> None:
-    page = wide.go("run", "steady")
-    page.get_by_role("button", name="Theme").click()
-    page.get_by_role("button", name="Theme").click()
-    assert page.evaluate("() => document.documentElement.dataset.theme") == "dark"
-    page.reload()
-    assert page.evaluate("() => document.documentElement.dataset.theme") == "dark"
+def test_the_theme_is_kept(steady: Page) -> None:
+    steady.get_by_role("button", name="Theme").click()
+    steady.get_by_role("button", name="Theme").click()
+    assert steady.evaluate("() => document.documentElement.dataset.theme") == "dark"
+    steady.reload()
+    assert steady.evaluate("() => document.documentElement.dataset.theme") == "dark"

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Locator, expect
 
 from engine.options import RunOptions
-from tests.browser.served import served
 from tests.browser.watched import Watched, watched
 from tests.kit.killable_run import killable_run
+from tests.kit.page_client import served
 from tests.kit.processes import go_on, wait_for
 from tests.kit.tiny_runs import save_tiny_inputs
 
@@ -24,8 +24,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _step(found: Watched) -> int:
-    words = found.page.locator(".headline .fact").first.inner_text()
+def _step(fact: Locator) -> int:
+    words = fact.inner_text()
     match = re.search(r"Step (\d+)", words)
     assert match is not None, words
     return int(match[1])
@@ -37,21 +37,22 @@ def live(browser: Browser, inputs: Path, tmp_path: Path) -> Iterator[tuple[Watch
     options = RunOptions(steps=2000, runs=tmp_path, name="now", threads=1, progress=False)
     with killable_run("small", inputs, options, "hold=2") as process:
         wait_for(process, "step 2")
-        with served(tmp_path) as server, watched(browser, server) as found:
-            found.go("run", "now")
-            yield found, process
+        with served(tmp_path) as server, watched(browser, server) as live_page:
+            live_page.go("run", "now")
+            yield live_page, process
 
 
 def test_counters_move_while_a_run_goes_on(live) -> None:
-    found, process = live
-    page = found.page
+    live_page, process = live
+    page = live_page.page
+    fact = page.locator(".headline .fact").first
     expect(page.locator(".pill")).to_have_text("running")
-    expect(page.locator(".headline .fact").first).to_contain_text("Step 2 of")
+    expect(fact).to_contain_text("Step 2 of")
     go_on(process)
-    expect(page.locator(".headline .fact").first).not_to_contain_text("Step 2 of", timeout=20_000)
-    seen = _step(found)
-    expect(page.locator(".headline .fact").first).not_to_contain_text(f"Step {seen} of")
-    assert _step(found) > seen > 2
+    expect(fact).not_to_contain_text("Step 2 of", timeout=20_000)
+    seen = _step(fact)
+    expect(fact).not_to_contain_text(f"Step {seen} of")
+    assert _step(fact) > seen > 2
     expect(page.locator(".track").first).to_be_visible()
     expect(page.get_by_role("button", name="Live")).to_have_attribute("aria-pressed", "true")
     process.terminate()
@@ -61,17 +62,19 @@ def test_counters_move_while_a_run_goes_on(live) -> None:
 
 def test_a_page_finds_its_server_again(browser: Browser, live, tmp_path: Path) -> None:
     """Killed, and started anew with another token: its new address in any tab is enough."""
-    found, process = live
-    page = found.page
-    expect(page.locator(".headline .fact").first).to_contain_text("Step 2 of")
-    found.away = True
-    found.server.kill()
+    live_page, process = live
+    page = live_page.page
+    fact = page.locator(".headline .fact").first
+    expect(fact).to_contain_text("Step 2 of")
+    live_page.away = True
+    live_page.server.process.kill()
+    live_page.server.process.wait()
     banner = page.get_by_role("status").filter(has_text="does not answer")
     expect(banner).to_be_visible(timeout=15_000)
     expect(page.locator(".said .first")).to_be_visible()
-    with served(tmp_path, port=found.server.port) as again:
+    with served(tmp_path, "--port", live_page.server.port) as again:
         expect(page.locator("#banner")).to_contain_text("another token", timeout=15_000)
         page.context.new_page().goto(again.entry)
         expect(page.locator("#banner")).to_be_hidden(timeout=15_000)
         go_on(process)
-        expect(page.locator(".headline .fact").first).not_to_contain_text("Step 2 of")
+        expect(fact).not_to_contain_text("Step 2 of")

@@ -11,8 +11,8 @@ from PIL import Image
 from playwright.sync_api import Browser, expect
 
 from tests.browser.pictures import differing, require_same
-from tests.browser.served import Served
 from tests.browser.watched import NARROW, WIDE, watched
+from tests.kit.page_client import PageClient
 
 SHOWN = {
     "run": ("run", "steady"),
@@ -24,7 +24,7 @@ SHOWN = {
 @pytest.mark.parametrize("width", [WIDE, NARROW])
 @pytest.mark.parametrize("what", SHOWN)
 def test_the_page_looks_as_its_golden_picture(
-    browser: Browser, server: Served, tmp_path: Path, what: str, width: int, scheme: str
+    browser: Browser, server: PageClient, tmp_path: Path, what: str, width: int, scheme: str
 ) -> None:
     with watched(browser, server, width=width, scheme=scheme) as found:
         page = found.go(*SHOWN[what])

@@ -1,6 +1,6 @@
 """A page in Chromium that fails its test for what no page may do.
 
-Owns: the browser's start, what is noted of a page. Does not own: the server (served.py).
+Owns: the browser's start, what is noted of a page. Does not own: the server (page_client.py).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from urllib.parse import quote, urlsplit
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Route, sync_playwright
 
-from tests.browser.served import Served
 from tests.browser.synthetic import BEGAN
+from tests.kit.page_client import PageClient
 
 WIDE, NARROW = 1400, 400
 _NOW = BEGAN + 3600.0
@@ -43,7 +43,7 @@ class Watched:
     """A page of a server. faults: what it did that no page may do."""
 
     page: Page
-    server: Served
+    server: PageClient
     faults: list[str] = field(default_factory=list)
     away: bool = False
     """Whether the server may be away: requests that fail are no faults then."""
@@ -81,7 +81,7 @@ class Watched:
 
 @contextmanager
 def watched(
-    browser: Browser, server: Served, *, width: int = WIDE, scheme: str = "light"
+    browser: Browser, server: PageClient, *, width: int = WIDE, scheme: str = "light"
 ) -> Iterator[Watched]:
     """A page that was entered with the token, its clock at one moment and without animations.
 

@@ -7,7 +7,7 @@ import os
 import pickle
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing
 from datetime import timedelta
 from typing import Any
 
@@ -128,17 +128,7 @@ def test_strangers_get_nothing(kind: str) -> None:
         assert server.refused.total() >= 1
 
 
-@contextmanager
-def known_rank(door: Door) -> Iterator[zmq.Socket[bytes]]:
-    """A socket with a rank's keys, which says what it likes."""
-    with zmq.Context() as context, context.socket(zmq.DEALER) as asks:
-        assert door.address.key is not None
-        asks.setsockopt(zmq.LINGER, 0)
-        asks.setsockopt(zmq.CURVE_SERVERKEY, door.address.key)
-        asks.setsockopt(zmq.CURVE_PUBLICKEY, door.keys.public)
-        asks.setsockopt(zmq.CURVE_SECRETKEY, door.keys.secret)
-        asks.connect(door.address.endpoint)
-        yield asks
+RANKS_KEY = "a rank's key"
 
 
 def test_what_is_no_request_is_refused_and_disturbs_nobody(door: Door, store: KeyedStore) -> None:
@@ -149,7 +139,7 @@ def test_what_is_no_request_is_refused_and_disturbs_nobody(door: Door, store: Ke
         StoreRequest(b"x", 1, "get", ["a", "b"]),
         StoreRequest(b"x", 1, "add", ["text"], amount=1),
     ]
-    with known_rank(door) as asks:
+    with stranger(door.address, RANKS_KEY, door.keys) as asks:
         for frame in (pickle.dumps(PickleBomb("x")), b"", *map(encoded, wrong)):
             asks.send(frame)
         asks.send_multipart([encoded(StoreRequest(b"x", 1, "set", ["taken"], [b"1"]))] * 2)
@@ -196,7 +186,7 @@ def test_what_was_carried_out_is_not_done_again_when_a_connection_broke(door: Do
     """The same request over a second connection: the answer of the first."""
     request = encoded(StoreRequest(b"one client", 1, "add", ["once"], amount=5))
     for _ in range(2):
-        with known_rank(door) as asks:
+        with stranger(door.address, RANKS_KEY, door.keys) as asks:
             asks.send(request)
             assert asks.recv().endswith(b"5")
 

@@ -139,7 +139,7 @@ MUTANTS = [
     pytest.param(part, promise, id=f"{kind}-{promise}", marks=marks)
     for kind, broken, marks in (
         ("operator", broken_operators.BROKEN, ()),
-        ("loss", broken_losses.BROKEN, pytest.mark.long),
+        ("loss", broken_losses.BROKEN, [pytest.mark.long, pytest.mark.repeats]),
     )
     for promise, part in broken.items()
 ]

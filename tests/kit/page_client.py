@@ -38,6 +38,15 @@ class PageClient:
     process: subprocess.Popen[str]
     cookie: str = ""
 
+    @property
+    def base(self) -> str:
+        return f"http://127.0.0.1:{self.port}/"
+
+    @property
+    def entry(self) -> str:
+        """The URL with its token, as it was printed."""
+        return f"{self.base}?token={self.token}"
+
     def ask(self, path: str, method: str = "GET", **headers: str) -> Answer:
         """One request, with the cookie; a header's name has _ for -."""
         with self._asked(path, method, headers) as answer:
@@ -80,10 +89,10 @@ def _events(answer: http.client.HTTPResponse) -> Iterator[tuple[str, Any]]:
 
 
 @contextmanager
-def served(root: Path, *words: object) -> Iterator[PageClient]:
-    """`dataflow watch` for a root, and its page opened."""
+def served(root: Path, *words: object, limit: float = 150.0) -> Iterator[PageClient]:
+    """`dataflow watch` for a root, and its page opened; limit: seconds until it is killed."""
     command = ["-c", COMMAND_LINE, "watch", "--root", root, *words]
-    with limited(start_python(*command)) as process:
+    with limited(start_python(*command), limit) as process:
         assert process.stdout is not None
         yield opened(process.stdout.readline(), process)
 

@@ -17,14 +17,15 @@ from torch import Tensor, nn
 
 from dataflow.batch import Batch
 from tests.kit import plain_loop as loop
-from tests.kit.plain_loop import Learner, TrainedStep
-from tests.kit.rows import padded_logits
+from tests.kit.plain_loop import Learner, TrainedStep, spread, token_mean
+from tests.kit.rows import padded_logits, plain
 from tests.kit.run_graphs import vowels
 
 Tokens = list[Tensor]
 """A number for each completion token, by row."""
 UpdateLoss = Callable[[Sequence[int]], Tensor]
 """The loss of an update on these rows of the Step, with gradient."""
+Mean = Callable[[Sequence[Tensor]], Tensor]
 
 EPSILON = 1e-4
 """TRL's, added to a group's standard deviation."""
@@ -52,7 +53,7 @@ class PlainRun:
 
     def anchor(self, rows: Batch) -> Tokens:
         """Log-probs of the base."""
-        fixed = Learner(loop.plain(self.base), 0.0)
+        fixed = Learner(plain(self.base), 0.0)
         with torch.no_grad():
             return loop.logprobs(fixed.module, rows)
 
@@ -60,16 +61,10 @@ class PlainRun:
         return np.array(loop.rewards(self.base, rows, vowels))
 
 
-def surrogate(
-    now: Tensor, old: Tensor, gain: Tensor, low: float = 0.2, high: float = 0.2
-) -> Tensor:
+def surrogate(now: Tensor, old: Any, gain: Any, low: float = 0.2, high: float = 0.2) -> Tensor:
     """PPO's clipped loss of each token."""
     ratio = (now - old).exp()
     return -torch.minimum(ratio * gain, ratio.clamp(1 - low, 1 + high) * gain)
-
-
-def token_mean(parts: Sequence[Tensor]) -> Tensor:
-    return torch.cat(list(parts)).mean()
 
 
 def sequence_sum(parts: Sequence[Tensor]) -> Tensor:
@@ -98,35 +93,49 @@ def whitened(gains: Tokens) -> Tokens:
     return [(g - every.mean()) / (every.var(unbiased=True) + 1e-8).sqrt() for g in gains]
 
 
-def spread(numbers: np.ndarray, rows: Batch) -> Tokens:
-    return loop.spread([float(x) for x in numbers], rows)
+def against_group(world: PlainRun, rows: Batch) -> Tokens:
+    """Each row's reward, compared with its group."""
+    return spread(standardised(world.rewards(rows), loop.groups(rows)), rows)
+
+
+def mean_of(
+    world: PlainRun,
+    rows: Batch,
+    part: Callable[[int, Tensor], Tensor],
+    mean: Mean = token_mean,
+    model: str = "policy",
+    temperature: float = 1.0,
+) -> UpdateLoss:
+    """The mean of what `part` makes of each row of an update: of its number and its log-probs."""
+
+    def loss(chosen: Sequence[int]) -> Tensor:
+        now = world.now(rows, model, temperature)
+        return mean([part(i, now[i]) for i in chosen])
+
+    return loss
 
 
 def clipped(
-    world: PlainRun, rows: Batch, gain: Tokens, clip: tuple[float, float] = (0.2, 0.2)
+    world: PlainRun,
+    rows: Batch,
+    gain: Tokens,
+    clip: tuple[float, float] = (0.2, 0.2),
+    mean: Mean = token_mean,
+    model: str = "policy",
 ) -> UpdateLoss:
-    """The mean over an update's tokens of PPO's loss, around the policy before the Step."""
-    old = world.before(rows)
-
-    def loss(chosen: Sequence[int]) -> Tensor:
-        now = world.now(rows)
-        return token_mean([surrogate(now[i], old[i], gain[i], *clip) for i in chosen])
-
-    return loss
+    """The mean over an update's tokens of PPO's loss, around the Model before the Step."""
+    old = world.before(rows, model)
+    part = lambda i, now: surrogate(now, old[i], gain[i], *clip)
+    return mean_of(world, rows, part, mean, model)
 
 
-def reinforced(world: PlainRun, rows: Batch, gain: Tokens) -> UpdateLoss:
+def reinforced(world: PlainRun, rows: Batch, gain: Tokens, mean: Mean = sequence_sum) -> UpdateLoss:
     """REINFORCE: the mean over rows of -A log pi(row)."""
-
-    def loss(chosen: Sequence[int]) -> Tensor:
-        now = world.now(rows)
-        return sequence_sum([-gain[i] * now[i] for i in chosen])
-
-    return loss
+    return mean_of(world, rows, lambda i, now: -gain[i] * now, mean)
 
 
 def imitated(world: PlainRun, rows: Batch) -> UpdateLoss:
-    return lambda chosen: token_mean([-x for i, x in enumerate(world.now(rows)) if i in chosen])
+    return mean_of(world, rows, lambda i, now: -now)
 
 
 def punished(world: PlainRun, rows: Batch, beta: float) -> Tokens:
@@ -148,21 +157,14 @@ def best_of_n(world: PlainRun, step: TrainedStep) -> UpdateLoss:
 
 
 def grpo(world: PlainRun, step: TrainedStep) -> UpdateLoss:
-    gain = standardised(world.rewards(step.rows), loop.groups(step.rows))
-    return clipped(world, step.rows, spread(gain, step.rows))
+    return clipped(world, step.rows, against_group(world, step.rows))
 
 
 def dr_grpo(world: PlainRun, step: TrainedStep) -> UpdateLoss:
-    rows, old = step.rows, world.before(step.rows)
+    rows, of = step.rows, world.numbers
     gain = spread(centred(world.rewards(rows), loop.groups(rows)), rows)
-    of = world.numbers
     divisor = of["batch"] * of["n"] * of["max_tokens"] / of["minibatches"]
-
-    def loss(chosen: Sequence[int]) -> Tensor:
-        now = world.now(rows)
-        return torch.cat([surrogate(now[i], old[i], gain[i]) for i in chosen]).sum() / divisor
-
-    return loss
+    return clipped(world, rows, gain, mean=lambda parts: torch.cat(list(parts)).sum() / divisor)
 
 
 def dapo(world: PlainRun, step: TrainedStep) -> UpdateLoss:
@@ -194,14 +196,8 @@ def reinforce_pp_baseline(world: PlainRun, step: TrainedStep) -> UpdateLoss:
     rows, beta = step.rows, world.numbers["beta"]
     gain = whitened(spread(centred(world.rewards(rows), loop.groups(rows)), rows))
     old, anchor = world.before(rows), world.anchor(rows)
-
-    def loss(chosen: Sequence[int]) -> Tensor:
-        now = world.now(rows)
-        parts = [surrogate(now[i], old[i], gain[i]) for i in chosen]
-        away = [beta * 0.5 * (now[i] - anchor[i]) ** 2 for i in chosen]
-        return token_mean([p + d for p, d in zip(parts, away, strict=True)])
-
-    return loss
+    away = lambda i, now: beta * 0.5 * (now - anchor[i]) ** 2
+    return mean_of(world, rows, lambda i, now: surrogate(now, old[i], gain[i]) + away(i, now))
 
 
 def remax(world: PlainRun, step: TrainedStep) -> UpdateLoss:
@@ -228,27 +224,15 @@ def _greedy(world: PlainRun, rows: Batch, row: int) -> str:
 def gspo(world: PlainRun, step: TrainedStep) -> UpdateLoss:
     rows, old = step.rows, world.before(step.rows)
     gain = standardised(world.rewards(rows), loop.groups(rows))
-
-    def loss(chosen: Sequence[int]) -> Tensor:
-        parts, now = [], world.now(rows)
-        for i in chosen:
-            ratio = (now[i] - old[i]).mean().exp()
-            parts.append(-torch.minimum(ratio * gain[i], ratio.clamp(1 - 3e-4, 1 + 4e-4) * gain[i]))
-        return torch.stack(parts).mean()
-
-    return loss
+    part = lambda i, now: surrogate((now - old[i]).mean(), 0.0, gain[i], 3e-4, 4e-4)
+    return mean_of(world, rows, part, sequence_sum)
 
 
 def cispo(world: PlainRun, step: TrainedStep) -> UpdateLoss:
     rows, old = step.rows, world.before(step.rows)
-    gain = spread(standardised(world.rewards(rows), loop.groups(rows)), rows)
-
-    def loss(chosen: Sequence[int]) -> Tensor:
-        now = world.now(rows)
-        weights = [(n.detach() - o).exp().clamp(max=5.0) for n, o in zip(now, old, strict=True)]
-        return token_mean([-weights[i] * gain[i] * now[i] for i in chosen])
-
-    return loss
+    gain = against_group(world, rows)
+    weight = lambda i, now: (now.detach() - old[i]).exp().clamp(max=5.0)
+    return mean_of(world, rows, lambda i, now: -weight(i, now) * gain[i] * now)
 
 
 def dual_generator(world: PlainRun, step: TrainedStep) -> UpdateLoss:
@@ -263,14 +247,14 @@ def dual_generator(world: PlainRun, step: TrainedStep) -> UpdateLoss:
     with torch.no_grad():
         old = now()
     loop.require_close(loop.column(step, "rows", "sampler_logprobs"), old, "sampler_logprobs")
-    gain = spread(standardised(world.rewards(rows), loop.groups(rows)), rows)
+    gain = against_group(world, rows)
     return lambda chosen: token_mean([surrogate(now()[i], old[i], gain[i]) for i in chosen])
 
 
 def distill(world: PlainRun, step: TrainedStep) -> UpdateLoss:
     """Reverse KL over the teacher's likeliest tokens, and all others as one."""
     rows, k = step.rows, world.numbers["top_k"]
-    teacher = loop.plain(str(Path(world.base).parent / "teacher"))
+    teacher = plain(str(Path(world.base).parent / "teacher"))
     with torch.no_grad():
         theirs = [x.log_softmax(-1).topk(k) for x in padded_logits(teacher, rows)]
 
@@ -289,8 +273,7 @@ def distill(world: PlainRun, step: TrainedStep) -> UpdateLoss:
 def sft_and_rl(world: PlainRun, step: TrainedStep) -> UpdateLoss:
     """Each of the two losses is a mean over its own rows' tokens."""
     rows, demos = step.rows, step.inputs["supervised_loss.rows"]
-    gain = standardised(world.rewards(rows), loop.groups(rows))
-    improved = clipped(world, rows, spread(gain, rows))
+    improved = clipped(world, rows, against_group(world, rows))
     taught = imitated(world, demos)
 
     def loss(chosen: Sequence[int]) -> Tensor:
@@ -315,13 +298,7 @@ def opo(world: PlainRun, step: TrainedStep) -> UpdateLoss:
     for group in loop.groups(rows):
         weighted = (lengths[group] * numbers[group]).sum() / lengths[group].sum()
         gain[group] = numbers[group] - weighted
-    gains = spread(gain, rows)
-
-    def loss(chosen: Sequence[int]) -> Tensor:
-        now = world.now(rows)
-        return token_mean([-gains[i] * now[i] for i in chosen])
-
-    return loss
+    return reinforced(world, rows, spread(gain, rows), token_mean)
 
 
 def process_reward(world: PlainRun, step: TrainedStep) -> UpdateLoss:
@@ -340,18 +317,20 @@ def process_reward(world: PlainRun, step: TrainedStep) -> UpdateLoss:
     return clipped(world, step.rows, whitened(to_go))
 
 
-def decoupled_ppo(world: PlainRun, step: TrainedStep) -> UpdateLoss:
-    rows, near = step.rows, world.before(step.rows)
-    sampled = loop.column(step, "rows", "sampler_logprobs")
-    gain = spread(standardised(world.rewards(rows), loop.groups(rows)), rows)
+def decoupled_ppo(
+    world: PlainRun, step: TrainedStep, sampled: Tokens | None = None, temperature: float = 1.0
+) -> UpdateLoss:
+    """sampled: log-probs of what was sampled; None: as recorded."""
+    rows, near = step.rows, world.before(step.rows, temperature=temperature)
+    loop.require_close(
+        loop.column(step, "decoupled_policy_loss.proximal", "logprobs"), near, "near"
+    )
+    sampled = sampled or loop.column(step, "rows", "sampler_logprobs")
+    gain = against_group(world, rows)
     weights = [(n - s).exp() for n, s in zip(near, sampled, strict=True)]
     weights = [torch.where(w > 5.0, 0.0, w) for w in weights]
-
-    def loss(chosen: Sequence[int]) -> Tensor:
-        now = world.now(rows)
-        return token_mean([weights[i] * surrogate(now[i], near[i], gain[i]) for i in chosen])
-
-    return loss
+    part = lambda i, now: weights[i] * surrogate(now, near[i], gain[i])
+    return mean_of(world, rows, part, temperature=temperature)
 
 
 def ppo(world: PlainRun, step: TrainedStep) -> UpdateLoss:
@@ -390,13 +369,7 @@ def self_play_two_models(world: PlainRun, step: TrainedStep) -> UpdateLoss:
     else:
         solved = world.notes.pop("solved")
         gain = standardised(-np.array([solved[key] for key in keys]), loop.groups(rows))
-    old, gains = world.before(rows, model), spread(gain, rows)
-
-    def loss(chosen: Sequence[int]) -> Tensor:
-        now = world.now(rows, model)
-        return token_mean([surrogate(now[i], old[i], gains[i]) for i in chosen])
-
-    return loss
+    return clipped(world, rows, spread(gain, rows), model=model)
 
 
 def preferred(world: PlainRun, rows: Batch, pairs: Sequence[tuple[int, int]]) -> UpdateLoss:
@@ -426,7 +399,7 @@ def online_dpo(world: PlainRun, step: TrainedStep) -> UpdateLoss:
 
 def learner_of(base: str, lr: float, *, scalar: bool) -> Learner:
     """A fresh learner with the engine's AdamW; of a critic, with a head of zeros."""
-    return (loop.critic if scalar else loop.policy)(base, lr, eps=1e-8)
+    return loop.critic(base, lr) if scalar else Learner(plain(base), lr)
 
 
 def gradients(module: nn.Module, loss: Tensor) -> dict[str, Tensor]:

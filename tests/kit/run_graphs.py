@@ -17,7 +17,7 @@ from dataflow.node import Port
 from dataflow.schema import Advantage, Prompt, Reward, Rollout
 from dataflow.user import Columns, operator
 from graphs.grpo import grpo
-from operators.advantage import gae, group_advantage, kl_in_reward, returns
+from operators.advantage import gae, group_advantage, kl_in_reward
 from operators.data import demonstrations, prompts
 from operators.forward import logprobs, values
 from operators.generate import generate
@@ -108,13 +108,6 @@ def leaves_in_its_loss(now: Now, advantage: Tensors[Advantage]) -> Terms:
 
 
 @loss(scope="token")
-def scaled(now: Now, advantage: Tensors[Advantage], *, scale: float = 1.0) -> Terms:
-    """The policy gradient, and a metric of its own."""
-    metrics = {"policy/mine": (now.mask.sum(), now.mask.sum())}
-    return Terms(-scale * now.logprobs * advantage["advantage"], metrics)
-
-
-@loss(scope="token")
 def deadly(now: Now, advantage: Tensors[Advantage], *, marker: str, untold: bool = False) -> Terms:
     """In Step 3 the second rank of several kills itself, once: it leaves the marker file, with the
     process of its Supervisor. untold: it stops that first, which would tell of it.
@@ -180,15 +173,6 @@ def dapo(folder: Path, *, max_lag: int = 0) -> Graph:
     advantage = group_advantage(rollout, score, name="advantage")
     loss = clipped_policy_loss(advantage, clip=(0.2, 0.28))
     return Graph("dapo", train(policy, rollout, loss=loss, lr=1e-3))
-
-
-def reinforce(folder: Path) -> Graph:
-    """KL against the base in the reward, token by token."""
-    policy, rollout = rolled_out(folder)
-    reference = logprobs(Model("reference", str(folder / "model")), rollout)
-    score = kl_in_reward(rollout, reward(vowels, rollout, name="score"), reference, beta=0.1)
-    loss = policy_gradient_loss(returns(rollout, score))
-    return Graph("reinforce", train(policy, rollout, loss=loss, lr=1e-3))
 
 
 def followed(folder: Path, *, every: int = 2, rate: float = 0.5) -> Graph:

@@ -64,6 +64,12 @@ def weights(run: Run) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(files)}
 
 
+def files_in(folder: Path) -> dict[str, bytes]:
+    """All files but the lock, by path."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
 def best_names(run: Result) -> dict[str, list[str]]:
     """Evaluate node -> the names of its best versions, the best first."""
     return {node: [path.name for path in paths] for node, paths in run.best.items()}

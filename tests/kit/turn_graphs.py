@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -63,6 +64,13 @@ def wide(rollout: Columns[Completion]) -> Columns[Keep]:
     return Columns.make(Keep, like=rollout, keep=keep)
 
 
+def answered_again(
+    policy: Model, rollout: Port[Rollout], n: int = 1, name: str = "later", **how: Any
+) -> Port[Rollout]:
+    """Answers to what is asked about each answer. how: of `generate`."""
+    return generate(policy, asked_again(rollout), n=n, max_tokens=6, name=name, **how)
+
+
 def watched_mean(score: Port[Reward], rows: Port[Rollout] | Port[Prompt]) -> Port[Reward]:
     """The mean of the scores onto these rows; both are in SEEN, as `below` and `above`."""
     return seen.named("above")(mean_over(seen.named("below")(score, by="below"), rows), by="above")
@@ -95,8 +103,7 @@ def turns(
 ) -> Graph:
     """Turn 1 gets the mean reward of its turns 2 that a selection leaves."""
     policy, rollout = rolled_out(folder, n, max_lag=max_lag)
-    asked = asked_again(rollout)
-    later = generate(policy, asked, n=second, max_tokens=6, max_lag=max_lag, name="later")
+    later = answered_again(policy, rollout, second, max_lag=max_lag)
     fn = not_all if drops else told_apart
     score = reward(fn, later, on_error="drop_group", name="later_score")
     score = watched_mean(select(score, where=wide(later)) if selects else score, rollout)
@@ -114,7 +121,7 @@ def sure(rows: Columns[Logprobs]) -> Columns[Reward]:
 def sure_turns(folder: Path) -> Graph:
     """Turn 1 gets the likelihood of turn 2 under the Step's policy: a mean below the cut."""
     policy, rollout = rolled_out(folder, 2)
-    later = generate(policy, asked_again(rollout), n=3, max_tokens=6, name="later")
+    later = answered_again(policy, rollout, 3)
     score = watched_mean(sure(logprobs(policy, later, name="now")), rollout)
     loss = clipped_policy_loss(group_advantage(rollout, score))
     return trained("sure_turns", policy, rollout, loss)
@@ -127,7 +134,7 @@ def evaluated_turns(folder: Path) -> Graph:
     held = prompts(str(folder / "test.parquet"), shuffle=False, name="held_out")
     answer = generate(policy, held, n=2, max_tokens=6, name="answer")
     judge = Model("judge", str(folder / "model"))
-    judged = generate(judge, asked_again(answer), n=3, max_tokens=6, name="judged")
+    judged = answered_again(judge, answer, 3, "judged")
     score = watched_mean(reward(told_apart, judged, name="verdict"), answer)
     evaluation = evaluate(policy, score, every=2)
     return trained("evaluated_turns", policy, rollout, clipped_policy_loss(advantage), evaluation)
@@ -145,7 +152,7 @@ def linked(later: Columns[Rollout], first: Columns[Rollout]) -> Columns[Reward]:
 def linked_turns(folder: Path, *, n: int = 2, second: int = 2) -> Graph:
     """Turn 2 is trained on a reward that reads turn 1 by key."""
     policy, rollout = rolled_out(folder, n)
-    later = generate(policy, asked_again(rollout), n=second, max_tokens=6, name="later")
+    later = answered_again(policy, rollout, second)
     kept = select(later, where=wide(later))
     loss = policy_gradient_loss(returns(kept, seen(linked(kept, rollout), by="linked")))
     return trained("linked_turns", policy, kept, loss)
@@ -187,7 +194,7 @@ def misaligned(folder: Path, *, at_once: bool) -> Graph:
 def best_turns(folder: Path) -> Graph:
     """Turn 1 is kept by the score that its turn 2 got."""
     policy, rollout = rolled_out(folder, 4)
-    later = generate(policy, asked_again(rollout), max_tokens=6, name="later")
+    later = answered_again(policy, rollout)
     score = mean_over(reward(told_apart, later, name="later_score"), rollout, name="score")
     rollout, score = select(rollout, score, where=best_of(score, k=2))
     advantage = group_advantage(rollout, score, ragged=True, name="advantage")

@@ -6,13 +6,11 @@ import os
 import re
 import signal
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dataflow.errors import DataError, KernelError, RunError
-from dataflow.graph import Graph
+from dataflow.errors import RunError
 from engine.launch.supervisor import Supervisor
 from tests.kit import run_graphs as graphs
 from tests.kit import runs
@@ -33,18 +31,12 @@ EVALUATIONS = {"greedy_rollout": "gen", "sampled_rollout": "train"}
 
 
 @pytest.mark.long
+@pytest.mark.repeats
 @pytest.mark.parametrize(("make", "spread"), [
-    pytest.param(
-        partial(graphs.evaluated, keep_best=1),
-        {"pin": APART | EVALUATIONS},
-        id="three processes",
-        marks=pytest.mark.long,
-    ),
-    pytest.param(
-        graphs.followed, {"pin": FOLLOWERS}, id="followers elsewhere", marks=pytest.mark.long
-    ),
-    pytest.param(graphs.small, {"replicas": {"rollout": 2}}, id="replicas"),
-])  # fmt: skip
+    (partial(graphs.evaluated, keep_best=1), {"pin": APART | EVALUATIONS}),
+    (graphs.followed, {"pin": FOLLOWERS}),
+    (graphs.small, {"replicas": {"rollout": 2}}),
+], ids=["three processes", "followers elsewhere", "replicas"])  # fmt: skip
 def test_the_bits_of_one_process(tiny: TinyRuns, make: Any, spread: dict[str, Any]) -> None:
     how: dict[str, Any] = {"checkpoint_every": 2, "chunks": {"rollout": 3}}
     one = tiny.run(make, 4, name="one", **how)
@@ -102,35 +94,6 @@ def test_workers_that_are_killed_change_nothing(
 
 
 # what goes wrong
-
-
-def overlong(folder: Path) -> Graph:
-    """Prompts that its generate refuses."""
-    return graphs.small(folder).replace(
-        rollout=graphs.rolled_out(folder, 4, max_prompt_tokens=1)[1]
-    )
-
-
-@pytest.mark.parametrize(("make", "worker", "kind", "told"), [
-    (
-        partial(graphs.with_score, change=graphs.breaks),
-        "breaks",
-        KernelError,
-        r"(?s)breaks: .*\(0, 0, 0\).*out of luck.*run_graphs.py",
-    ),
-    pytest.param(
-        overlong,
-        "rollout",
-        DataError,
-        r"rollout: row \(0, 0, 0\).*at most 1 prompt tokens",
-        marks=pytest.mark.long,
-    ),
-], ids=["of an operator", "of the data"])  # fmt: skip
-def test_an_error_arrives_with_its_names(
-    tiny: TinyRuns, make: Any, worker: str, kind: type[Exception], told: str
-) -> None:
-    with pytest.raises(kind, match=told):
-        tiny.run(make, 2, pin={worker: "elsewhere"})
 
 
 @pytest.fixture

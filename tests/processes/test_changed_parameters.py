@@ -20,7 +20,7 @@ from engine.api import resume
 from engine.checkpoint.cut import Cut
 from tests.kit.run_graphs import evaluated, small
 from tests.kit.run_programs import two_phases
-from tests.kit.runs import column, metrics, samples, timeless, weights
+from tests.kit.runs import column, files_in, metrics, samples, timeless, weights
 from tests.kit.tiny_runs import TinyRuns
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.long]
@@ -144,11 +144,6 @@ def test_what_cannot_change_is_refused_by_name_and_changes_nothing(
     with pytest.raises(CheckpointError, match=rf"{told} {folder}/graph.json"):
         resume(folder, settings=[f"prompts.data={tiny.folder}/demos.parquet"], steps=WHOLE)
     assert files_in(folder) == before
-
-
-def files_in(folder: Path) -> dict[str, bytes]:
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def test_moved_data_is_the_same_data(tiny: TinyRuns, untrained: Path, tmp_path: Path) -> None:

@@ -112,23 +112,6 @@ def test_a_run_of_a_script_is_resumed_from_the_command_line_or_says_that_it_cann
         assert "which no other process can import" in refused.stderr
 
 
-@pytest.mark.long
-def test_a_run_folder_is_run_anew_and_both_are_listed_and_compared(folder: Path) -> None:
-    flags = "--steps 1 --name old --threads 1 --no-progress --seed 5"
-    dataflow(folder, f"run {GRPO} my_rewards:same {flags}")
-    done = dataflow(folder, "run runs/old --steps 2 --name new --no-progress")
-    assert done.stderr.startswith(f"imports my_rewards from {folder / 'my_rewards.py'}\n")
-    again = "a new run; dataflow resume runs/old goes on with the old one\n"
-    assert done.stdout.startswith(f"{again}all steps are done: step 2")
-    listed = [line.split()[:3] for line in dataflow(folder, "runs").stdout.splitlines()]
-    assert ["old", "finished", "1/1"] in listed
-    assert ["new", "finished", "2/2"] in listed
-    compared = dataflow(folder, "diff runs/old runs/new").stdout
-    assert "no difference\n\nOptions\n" in compared
-    assert "--steps  1    2\n" in compared
-    assert "--seed" not in compared
-
-
 def test_what_reads_the_output_of_a_run_ends_with_it_although_a_reward_left_a_daemon(
     folder: Path,
 ) -> None:
@@ -142,6 +125,7 @@ def test_what_reads_the_output_of_a_run_ends_with_it_although_a_reward_left_a_da
 
 
 @pytest.mark.long
+@pytest.mark.repeats
 @pytest.mark.parametrize(
     ("how", "log_name"), [("--inproc", "main"), ("--workers apart", "coordinator")]
 )

@@ -18,6 +18,7 @@ APART = {"rollout": "gen", "train_policy": "train"}
 COLLECTIVE = "edge/collective/bytes"
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize(("make", "spread"), [
     (small, {"replicas": {"rollout": 2}}),
     (small, {"ranks": {"train_policy": 2}, "shard": True, "pin": {"rollout": "main,gen"}}),

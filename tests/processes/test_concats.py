@@ -8,7 +8,6 @@ from functools import partial
 import numpy as np
 import pytest
 
-from engine.api import resume
 from tests.kit import concat_graphs
 from tests.kit.processes import KillWorkers
 from tests.kit.runs import column, require_same_runs, samples
@@ -68,10 +67,3 @@ def test_groups_that_lost_rows_of_one_part_are_the_same_with_every_node_apart_an
     assert {0, 1, 5} <= numbers <= set(range(6)), "of the second generation the better one"
     apart = tiny.run(graph, name="apart", workers="apart", on_step=[death])
     require_same_runs(apart, alone)
-
-
-@pytest.mark.long
-def test_resumed_it_gives_the_bits_of_a_whole_run(tiny: TinyRuns) -> None:
-    stored = partial(tiny.run, concat_graphs.joint, checkpoint_every=2)
-    whole, part = stored(4, name="whole"), stored(2, name="part")
-    require_same_runs(resume(part.folder, steps=4), whole)

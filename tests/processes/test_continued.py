@@ -105,23 +105,6 @@ def test_estimates_know_how_long_continued_prompts_are(tiny: TinyRuns) -> None:
     assert "continued -> second" in shown
 
 
-def test_prompts_that_the_first_answers_made_too_long_are_cut_to_their_end(tiny: TinyRuns) -> None:
-    second = generate(
-        policy_of(tiny.folder),
-        continued(answered(tiny.folder, max_tokens=20)),
-        max_tokens=5,
-        max_prompt_tokens=12,
-        overlong_prompt="truncate",
-        name="second",
-    )
-    graph = trained(tiny.folder, second, reward(lengths, second))
-    made = peek(graph, "second", 8, tiny.options(inproc=True)).to_pylist()
-    first = peek(graph, "first", 8, tiny.options(inproc=True)).to_pylist()
-    assert [row["prompt_ids"] for row in made] == [
-        (row["prompt_ids"] + row["completion_ids"])[-12:] for row in first
-    ]
-
-
 # a reward model that reads text
 
 

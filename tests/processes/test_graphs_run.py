@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from dataflow.graph import Graph
 from dataflow.model import Model
 from dataflow.node import Node
+from dataflow.settings import edited
 from engine.api import plan
 from tests.kit import algorithms, plain_algorithms, runs
 from tests.kit import plain_loop as loop
@@ -86,20 +87,22 @@ def test_each_is_the_algorithm_of_a_plain_loop(
     assert [step.node for step in steps] == list(models) * 3
     for step in steps:
         learner = world.learners[models[step.node]]
-        loss = getattr(plain_algorithms, name)(world, step)
-        for update in step.updates:
-            wanted = plain_algorithms.gradients(learner.module, loss(rows_of(update, step)))
-            assert difference(update.gradient, wanted) < 1e-5
-            torch.nn.utils.clip_grad_norm_(learner.module.parameters(), 1.0)
-            learner.adam.step()
+        require_updates(learner, step, getattr(plain_algorithms, name)(world, step))
     for model, learner in world.learners.items():
         assert moved_apart(learner, Path(result.trained[model])) < 1e-3
 
 
-def rows_of(update: loop.Update, step: loop.TrainedStep) -> list[int]:
-    """The rows of an update; of a loss over groups, all rows of the groups that it names."""
+def require_updates(
+    learner: loop.Learner, step: loop.TrainedStep, loss: plain_algorithms.UpdateLoss
+) -> None:
+    """Our gradients are those of this loss; the learner makes the updates, too."""
     groups = loop.groups(step.rows)
-    return sorted(row for rows in groups if set(rows) & update.by_row.keys() for row in rows)
+    for update in step.updates:
+        chosen = sorted(row for rows in groups if update.rows & set(rows) for row in rows)
+        gradient = plain_algorithms.gradients(learner.module, loss(chosen))
+        assert difference(update.gradient, gradient) < 1e-5
+        torch.nn.utils.clip_grad_norm_(learner.module.parameters(), 1.0)
+        learner.adam.step()
 
 
 def moved_apart(learner: loop.Learner, saved: Path) -> float:
@@ -110,6 +113,51 @@ def moved_apart(learner: loop.Learner, saved: Path) -> float:
     wanted = {n: p - begun[n] for n, p in named.items()}
     assert max(float(w.abs().max()) for w in wanted.values()) > 1e-3, "the weights did not move"
     return difference({n: ours[n] - begun[n] for n in named}, wanted)
+
+
+TOP_P, TEMPERATURE = 0.7, 0.8
+
+
+def test_older_rows_from_behind_top_p_are_corrected(
+    tiny: TinyRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = algorithms.small("decoupled_ppo", tiny.folder, minibatches=1, max_lag=1)
+    sampling = [f"rollout.top_p={TOP_P}", f"rollout.temperature={TEMPERATURE}"]
+    graph = edited(small, [*sampling, "train_policy.epochs=2"])
+    steps = loop.watched(monkeypatch)
+    result = tiny.run(graph, 4, inproc=True)
+    world, stale = plain_run_of("decoupled_ppo", graph, str(tiny.folder / "model")), 0
+    learner = world.learners["policy"]
+    for step in steps:
+        versions = torch.cat(loop.column(step, "rows", "version"))
+        stale += int((versions < len(learner.versions) - 1).sum())
+        sampled = sampled_behind_top_p(learner, step)
+        loss = plain_algorithms.decoupled_ppo(world, step, sampled, TEMPERATURE)
+        require_updates(learner, step, loss)
+        learner.end_step()
+    assert [len(step.updates) for step in steps] == [2] * 4
+    assert stale > 0, "no row was stale: this is no test of a lag"
+    assert moved_apart(learner, Path(result.trained["policy"])) < 1e-3
+
+
+def sampled_behind_top_p(learner: loop.Learner, step: loop.TrainedStep) -> list[torch.Tensor]:
+    """The log-probs of the Step's rows within top-p, by each token's version."""
+    names = ("sampler_logprobs", "sampler_mass", "version")
+    recorded, mass, versions = (loop.column(step, "rows", name) for name in names)
+    whole, cut = [torch.zeros_like(x) for x in recorded], [torch.zeros_like(x) for x in recorded]
+    for version in {int(x) for of_row in versions for x in of_row}:
+        then, wrote = learner.at(version), [of_row == version for of_row in versions]
+        with torch.no_grad():
+            every = loop.logprobs(then, step.rows, TEMPERATURE)
+            kept = loop.cut_logprobs(then, step.rows, TEMPERATURE, TOP_P, wrote)
+        for row, by_it in enumerate(wrote):
+            whole[row][by_it] = every[row][by_it]
+            cut[row][by_it] = kept[row][by_it]
+    loop.require_close(recorded, whole, "sampler_logprobs")
+    behind = [a - b for a, b in zip(recorded, mass, strict=True)]
+    loop.require_close(behind, cut, "sampler_logprobs - sampler_mass", 1e-4)
+    assert min(float(x.min()) for x in mass) < -0.05, "nothing was cut: this compares nothing"
+    return cut
 
 
 def shape_of(tiny: TinyRuns, name: str) -> set[tuple[str, str, str]]:
@@ -133,6 +181,7 @@ def test_no_graph_has_another_shape(tiny: TinyRuns) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.repeats
 @pytest.mark.parametrize("name", SHAPES)
 def test_each_runs_with_every_node_apart(tiny: TinyRuns, name: str) -> None:
     graph = algorithms.small(name, tiny.folder)
@@ -142,6 +191,7 @@ def test_each_runs_with_every_node_apart(tiny: TinyRuns, name: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.repeats
 @pytest.mark.parametrize("name", [n for n in SHAPES if n != "dpo"])  # which generates nothing
 def test_each_generation_may_lag(tiny: TinyRuns, name: str) -> None:
     graph = algorithms.lagging(algorithms.small(name, tiny.folder), 1)

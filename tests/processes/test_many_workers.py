@@ -11,8 +11,8 @@ import os
 import resource
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,26 +32,16 @@ PRIVATE = 28.0
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkersSeen:
+def workers_seen() -> dict[str, Any]:
     """What /proc says of a run's Workers. private: MiB of each. files: most open ones."""
-
-    workers: int
-    private: float
-    files: int
-    own_files: int
-    with_torch: list[int]
-
-    @staticmethod
-    def now() -> WorkersSeen:
-        pids = [*workers().values()]
-        return WorkersSeen(
-            workers=len(pids),
-            private=sum(map(_private, pids)) / len(pids) / 1024,
-            files=max(_open_files(str(pid)) for pid in pids),
-            own_files=_open_files("self"),
-            with_torch=[pid for pid in pids if "libtorch" in Path(f"/proc/{pid}/maps").read_text()],
-        )
+    pids = [*workers().values()]
+    return {
+        "workers": len(pids),
+        "private": sum(map(_private, pids)) / len(pids) / 1024,
+        "files": max(_open_files(str(pid)) for pid in pids),
+        "own files": _open_files("self"),
+        "with torch": [p for p in pids if "libtorch" in Path(f"/proc/{p}/maps").read_text()],
+    }
 
 
 def _private(pid: int) -> int:
@@ -88,20 +78,19 @@ def test_many_workers_of_nothing_run_twenty_steps(
     save_tiny_header(tmp_path)
     plan = empty_plan(WORKERS)
     assert len(plan.workers) == WORKERS
-    began, times, looked = time.monotonic(), [], []
+    began, times, seen = time.monotonic(), list[float](), dict[str, Any]()
 
     def look(row: object) -> None:
         times.append(time.monotonic() - began)
         if len(times) == STEPS:
-            looked.append(WorkersSeen.now())
+            seen.update(workers_seen())
 
     result = run_of(plan, tmp_path / "runs", STEPS, StepHooks(on_step=(look,)))
-    (found,) = looked
-    print(f"{found}; first Step after {times[0]:.1f} s, all after {times[-1]:.1f} s")
+    print(f"{seen}; first Step after {times[0]:.1f} s, all after {times[-1]:.1f} s")
     assert (result.step, result.reason) == (STEPS, "all steps are done")
-    assert found.workers == WORKERS
-    assert found.with_torch == []
-    assert found.private < PRIVATE
+    assert seen["workers"] == WORKERS
+    assert seen["with torch"] == []
+    assert seen["private"] < PRIVATE
     rows = metrics(result.folder)
     assert {row["data/rows"] for row in rows} == {plan.sources[0].batch * ANSWERS}
     assert {row[f"{IMPORTED}/mean"] for row in rows} == {0.0}, "a Worker has imported too much"

@@ -25,7 +25,7 @@ needs_ray()
 from engine.launch import ray as ray_hosts  # noqa: E402  (it imports Ray)
 from engine.launch.ray import HostActor  # noqa: E402
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.long, pytest.mark.hosts]
 
 TWO: dict[str, Any] = {"ranks": {"train_policy": 2}}
 HERE: dict[str, Any] = TWO | {"pin": {"train_policy": "t0,t1"}}
@@ -50,6 +50,7 @@ def nodes(cluster: RayNodes) -> Iterator[RayNodes]:
     assert groups_left() == []
 
 
+@pytest.mark.repeats
 @pytest.mark.usefixtures("nodes")
 @pytest.mark.parametrize("shard", [False, True], ids=["replicated", "shard"])
 def test_ranks_on_two_hosts_have_the_numbers_of_one_host(tiny: TinyRuns, shard: bool) -> None:

@@ -14,7 +14,7 @@ from tests.kit.tiny_runs import TinyRuns
 
 needs_ray()
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.long]
+pytestmark = [pytest.mark.timeout(400), pytest.mark.long, pytest.mark.hosts]
 COUNTS = "/rollout"
 """The end of the metric that a run of fixed replicas lacks."""
 

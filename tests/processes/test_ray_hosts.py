@@ -1,6 +1,7 @@
 """Runs on the nodes of a Ray cluster on this machine: rows, deaths, errors, room, what is refused.
 
-test_ray_losses.py has nodes and processes that are lost, test_namespaces.py networks that are cut.
+test_ray_losses.py has nodes and processes that are lost, tests/chaos/namespaces.py networks that
+are cut.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ needs_ray()
 from engine.launch.hosts import HostsWorkers  # noqa: E402  (it imports Ray)
 from engine.launch.ray import Bundle, ClusterRoom, cluster, connect  # noqa: E402
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.hosts]
 Start = Callable[..., contextlib.AbstractContextManager[HostsWorkers]]
 SOON = 30.0
 APART = {"source": "a", "host": "b"}
@@ -139,32 +140,19 @@ def require_reports(workers: HostsWorkers) -> None:
     assert "edge/shm/bytes" not in reports
 
 
-def begin_again(workers: HostsWorkers, nodes: RayNodes, name: str) -> None:
-    """Kill a Worker, hear of that, and start it again."""
-    kill([nodes.workers()[name]])
-    lost = told_of_a_death(workers)
-    assert (lost.worker, lost.epoch) == (name, 0)
-    assert "SIGKILL" in lost.error
-    workers.respawn([name])
-    assert host_plans.until(workers, m.WorkerOpened)[-1] == m.WorkerOpened(worker=name, epoch=1)
-
-
-@pytest.mark.long
-def test_a_reader_of_another_host_that_dies_is_begun_again(start: Start, nodes: RayNodes) -> None:
-    with start(APART) as workers:
-        ref = host_plans.produced_block(workers)
-        begin_again(workers, nodes, "host")
-        workers.tell(host_plans.chunk_of(3, ref))
-        assert isinstance(host_plans.until(workers, m.ChunkDone)[0], m.Produced)
-
-
 @pytest.mark.long
 def test_what_the_dead_owner_of_another_host_had_is_known_to_be_gone(
     start: Start, nodes: RayNodes
 ) -> None:
     with start(BACK) as workers:
         old = host_plans.produced_block(workers)
-        begin_again(workers, nodes, "source")
+        kill([nodes.workers()["source"]])
+        lost = told_of_a_death(workers)
+        assert (lost.worker, lost.epoch) == ("source", 0)
+        assert "SIGKILL" in lost.error
+        workers.respawn(["source"])
+        begun = m.WorkerOpened(worker="source", epoch=1)
+        assert host_plans.until(workers, m.WorkerOpened)[-1] == begun
         workers.tell(host_plans.chunk_of(3, old))
         began = time.monotonic()
         assert host_plans.until(workers, m.FetchFailed)[-1].peer == "source"
@@ -203,7 +191,7 @@ def test_a_host_that_is_not_heard_of_is_lost_with_the_lease(start: Start, nodes:
 @pytest.mark.long
 @pytest.mark.parametrize("change,found", [
     ({"folder": Path("/nowhere")}, "none"),
-    pytest.param({"planned": "another plan"}, "another one", marks=pytest.mark.long),
+    ({"planned": "another plan"}, "another one"),
 ])  # fmt: skip
 def test_a_run_folder_a_host_does_not_see(
     start: Start, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], found: str
@@ -266,6 +254,11 @@ def test_a_run_for_which_there_is_no_room_says_so_and_waits(
         assert second._settled.wait(SOON)
         assert second._failure is None
     assert groups_left() == []
+
+
+@pytest.mark.usefixtures("connected")
+def test_a_breakpoint_is_not_given_to_ray() -> None:
+    assert "PYTHONBREAKPOINT" not in os.environ
 
 
 @pytest.mark.usefixtures("connected")

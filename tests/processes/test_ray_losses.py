@@ -38,7 +38,7 @@ from tests.kit.tiny_runs import PROMPTS, TinyRuns
 needs_ray()
 from engine.launch.ray import _ActorCalls, cluster, connect  # noqa: E402  (it imports Ray)
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.long]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.long, pytest.mark.hosts]
 LEASE = 10.0
 STEPS = 6
 USUAL = {"cluster": "ray", "lease": LEASE, "checkpoint_every": 2}
@@ -106,6 +106,7 @@ def test_a_host_whose_process_is_killed_begins_again(
     assert rerun(result.folder, ["rollout", "train_policy"], 5).same
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize("pin", [GENERATES_THERE, TRAINS_THERE], ids=["generates", "trains"])
 def test_a_node_that_is_lost_is_replaced_by_another(
     there: RayNodes, tiny: TinyRuns, undisturbed: Result, pin: dict[str, str]

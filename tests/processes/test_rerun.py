@@ -48,7 +48,6 @@ GRAPHS: dict[str, tuple[Callable[[Path], Graph], dict[str, Any]]] = {
     ),
 }
 """Each with options of its run."""
-FAST = ("grpo", "ppo", "dapo at lag 1")
 TOLD = "FAIL_IN_THE_RERUN"
 
 
@@ -109,14 +108,12 @@ def drawn(folder: Path, count: int, seed: int) -> list[tuple[str, int]]:
 
 
 @LONG
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n in FAST else [LONG]) for n in GRAPHS]
-)
+@pytest.mark.repeats
+@pytest.mark.parametrize("name", GRAPHS)
 def test_drawn_nodes_and_steps_give_the_bits_of_the_run(tiny: TinyRuns, name: str) -> None:
     make, how = GRAPHS[name]
     folder = tiny.run(make, STEPS, record="all", checkpoint_every=2, **how).folder
-    count = 6 if name in FAST else 12
-    for node, step in [("train_policy", STEPS), *drawn(folder, count, seed=len(name))]:
+    for node, step in [("train_policy", STEPS), *drawn(folder, 9, seed=len(name))]:
         require_bits(folder, node, step)
 
 
@@ -164,10 +161,11 @@ def test_what_cannot_run_again_is_one_clear_error(tiny: TinyRuns) -> None:
 
 
 @LONG
+@pytest.mark.repeats
 @pytest.mark.parametrize("layout", [
-    pytest.param({"ranks": {"train_policy": 2}}, marks=LONG),
+    {"ranks": {"train_policy": 2}},
     {"ranks": {"train_policy": 2}, "shard": True},
-    pytest.param({"tensor": {"train_policy": 2}}, marks=LONG),
+    {"tensor": {"train_policy": 2}},
 ], ids=["rows split", "weights split", "matrices split"])  # fmt: skip
 def test_ranks_run_again_as_ranks(
     tiny: TinyRuns, capfd: pytest.CaptureFixture[str], layout: dict[str, Any]

@@ -26,9 +26,11 @@ from tests.kit.nothing_left import require_ended
 from tests.kit.run_graphs import evaluated, followed, small, vowels
 from tests.kit.runs import (
     column,
+    files_in,
     metrics,
     require_each_row_once,
     require_same_runs,
+    samples,
     steps_stored,
 )
 from tests.kit.tiny_runs import TinyRuns
@@ -71,10 +73,11 @@ def killable(
 
 
 @LONG
+@pytest.mark.repeats
 @pytest.mark.parametrize("pattern,later", [
     ("checkpoints/.tmp-step_4/train_policy/model.safetensors", "checkpoints/step_4"),
-    pytest.param("checkpoints/best_evaluate/.tmp-*", "checkpoints/best_evaluate/*", marks=LONG),
-    pytest.param("samples/.step_000003.parquet.tmp", "samples/step_000003.parquet", marks=LONG),
+    ("checkpoints/best_evaluate/.tmp-*", "checkpoints/best_evaluate/*"),
+    ("samples/.step_000003.parquet.tmp", "samples/step_000003.parquet"),
 ])  # fmt: skip
 def test_killed_as_a_file_is_written(
     tiny: TinyRuns, killed: Path, whole: Whole, pattern: str, later: str
@@ -176,14 +179,11 @@ def test_resuming_a_finished_run_says_so_and_changes_nothing(tiny: TinyRuns) -> 
     assert files_in(first.folder) == before
 
 
-def files_in(folder: Path) -> dict[str, bytes]:
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
-
-
 def test_a_run_whose_data_has_ended_has_nothing_to_do(tiny: TinyRuns) -> None:
     first = tiny.run(partial(small, batch=10), None)
-    assert (first.step, first.reason) == (3, "the data has ended")
+    assert column(first, "data/prompts") == [10, 10, 4]
+    assert first.reason == "the data has ended"
+    assert set(samples(first)["position"].to_pylist()) == set(range(24))
     before = files_in(first.folder)
     assert resume(first.folder).reason == "nothing to do, as the data has ended"
     assert files_in(first.folder) == before

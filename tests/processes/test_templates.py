@@ -38,6 +38,10 @@ def test_workers_with_one_environment_come_of_one_template(start: Start) -> None
         assert {parent_of(worker) for worker in workers().values()} == {pid}
         for name, worker in workers().items():
             assert Path(os.readlink(f"/proc/{worker}/fd/1")).stem == name
+        supervisor.respawn(["host"])
+        host_plans.until(supervisor, m.WorkerOpened)
+        assert templates() == [pid]
+        assert workers() == supervisor.pids()
 
 
 def test_a_forked_worker_has_nothing_open_of_another(start: Start) -> None:
@@ -78,19 +82,6 @@ def test_forked_workers_draw_different_numbers(
             host_plans.until(supervisor, m.ChunkDone)
         drawn = re.findall(r"drew (\S+) and (\S+)", supervisor._folder.log("host").read_text())
     assert [len(set(each)) for each in zip(*drawn, strict=True)] == [3, 3]
-
-
-def test_the_end_of_a_forked_worker_is_told_as_it_was(start: Start) -> None:
-    with start(host_plans.plan()) as supervisor:
-        os.kill(supervisor.pids()["host"], signal.SIGSEGV)
-        assert supervisor._io.children["host"].over.wait(SOON)
-        (death,) = host_plans.until(supervisor, m.WorkerLost)
-        assert death.worker == "host"
-        assert "was killed by SIGSEGV" in death.error
-        supervisor.respawn(["host"])
-        host_plans.until(supervisor, m.WorkerOpened)
-        assert len(templates()) == 1
-        assert workers() == supervisor.pids()
 
 
 def test_with_a_template_its_workers_end_and_others_come_of_a_new_one(start: Start) -> None:

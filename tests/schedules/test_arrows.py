@@ -13,9 +13,11 @@ from engine.coordinator import messages as m
 from engine.observe.arrows import Arrow
 from engine.observe.events import WorkersMeasured
 from engine.observe.trace import Trace, read_trace
+from engine.simulate.faults import FaultModel
+from engine.simulate.simulation import Simulation
 from tests.kit.traces import sound_arrows
 from tests.schedules.elastic import elastic_case, with_moves
-from tests.schedules.plans import drawn_case
+from tests.schedules.plans import ScheduleCase, drawn_case
 from tests.schedules.watched import WatchedSpans
 from tests.schedules.weather import begun, drawn
 
@@ -24,22 +26,25 @@ SEEDS = [range(15), range(15, 30)]
 
 def watched(seed: int, *, deaths: bool) -> WatchedSpans:
     """A run of a random case, until it ends or has to go back."""
-    watcher = WatchedSpans()
     faults = drawn(random.Random(f"arrows {seed}"), 4) if deaths else None
-    run = begun(drawn_case(seed), 0, faults=faults, watchers=[watcher])
+    return watched_case(drawn_case(seed), faults)[1]
+
+
+def watched_case(case: ScheduleCase, faults: FaultModel | None) -> tuple[Simulation, WatchedSpans]:
+    watcher = WatchedSpans()
+    run = begun(case, 0, faults=faults, watchers=[watcher])
     run.run()
     watcher.take(WorkersMeasured(at=0.0, reports=[], spans=[], doing=[]))
-    return watcher
+    return run, watcher
 
 
 @pytest.mark.parametrize("seeds", SEEDS, ids=str)
 def test_arrows_join_what_was_made_with_what_took_it(seeds: range) -> None:
     for seed in seeds:
         watcher = watched(seed, deaths=False)
+        require_all_right(watcher)
         pointed: dict[tuple[int, str], set[tuple[str, int]]] = {}
         for joined in watcher.joined:
-            for arrow in joined.arrows:
-                require_right(watcher, arrow)
             taken = {(a.source.worker, a.source.block) for a in joined.arrows if a.kind == "rows"}
             pointed.setdefault((joined.span.task, joined.span.worker), set()).update(taken)
         for place, blocks in pointed.items():
@@ -50,24 +55,17 @@ def test_arrows_join_what_was_made_with_what_took_it(seeds: range) -> None:
 @pytest.mark.parametrize("seeds", SEEDS, ids=str)
 def test_where_workers_die_no_arrow_is_wrong(seeds: range) -> None:
     for seed in seeds:
-        watcher = watched(seed, deaths=True)
-        for joined in watcher.joined:
-            for arrow in joined.arrows:
-                require_right(watcher, arrow)
+        require_all_right(watched(seed, deaths=True))
 
 
 def test_where_replicas_come_and_go_no_arrow_is_wrong() -> None:
     retired = 0
     for seed in range(20):
-        watcher, draw = WatchedSpans(), random.Random(f"arrows {seed}")
+        draw = random.Random(f"arrows {seed}")
         faults = with_moves(draw, drawn(draw, 2), last=False)
-        run = begun(elastic_case(seed), 0, faults=faults, watchers=[watcher])
-        run.run()
-        watcher.take(WorkersMeasured(at=0.0, reports=[], spans=[], doing=[]))
-        retired += sum(isinstance(said, m.Retire) for _, said in run.history.instructions)
-        for joined in watcher.joined:
-            for arrow in joined.arrows:
-                require_right(watcher, arrow)
+        run, watcher = watched_case(elastic_case(seed), faults)
+        retired += sum(isinstance(order, m.Retire) for _, order in run.history.instructions)
+        require_all_right(watcher)
     assert retired > 10
 
 
@@ -89,6 +87,12 @@ def test_what_is_over_is_forgotten() -> None:
         watcher = watched(seed, deaths=False)
         told = {number for number, _ in watcher.tasks}
         assert len(watcher.arrows) <= max(20, len(told) // 4), f"seed {seed}"
+
+
+def require_all_right(watcher: WatchedSpans) -> None:
+    for joined in watcher.joined:
+        for arrow in joined.arrows:
+            require_right(watcher, arrow)
 
 
 def require_right(watcher: WatchedSpans, arrow: Arrow) -> None:

@@ -29,8 +29,9 @@ ONCE_FAILED = (
     *(28085, 32171, 33441, 35189, 36616, 38862, 67521, 73180),
 )
 """Seeds with deaths, beyond the others, by which `python -m tests.schedules.many` found faults."""
+OTHERS = [pytest.mark.long, pytest.mark.repeats]
 CASES: list[Any] = [
-    pytest.param(kind, range(first, first + AT_ONCE), marks=pytest.mark.long if first else ())
+    pytest.param(kind, range(first, first + AT_ONCE), marks=OTHERS if first else ())
     for kind in KINDS
     for first in range(0, SEEDS.get(kind, 20), AT_ONCE)
 ]

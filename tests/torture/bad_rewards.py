@@ -64,17 +64,12 @@ def any_kind(prompts: list[str], completions: list[str], log_metric: Any, **colu
 
 
 @bad("raised KeyboardInterrupt")
-def interrupts(completions: list[str], log_metric: Any) -> Any:
+def interrupts(*_: Any) -> Any:
     raise KeyboardInterrupt
 
 
-@bad(r"raised ValueError: \\x1b\[2Jred\\x07")
-def raises_what_a_terminal_obeys(completions: list[str], log_metric: Any) -> Any:
-    raise ValueError("\x1b[2Jred\x07\nsecond line")
-
-
 @bad("raised RecursionError")
-def recurses(completions: list[str], log_metric: Any) -> Any:
+def recurses(*_: Any) -> Any:
     def deeper() -> Any:
         return deeper()
 
@@ -82,12 +77,12 @@ def recurses(completions: list[str], log_metric: Any) -> Any:
 
 
 @bad("raised ExceptionGroup")
-def raises_a_group(completions: list[str], log_metric: Any) -> Any:
+def raises_a_group(*_: Any) -> Any:
     raise ExceptionGroup("many", [ValueError(str(i)) for i in range(1000)])
 
 
 @bad("raised MemoryError")
-def wants_more_memory_than_there_is(completions: list[str], log_metric: Any) -> Any:
+def wants_more_memory_than_there_is(*_: Any) -> Any:
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + (256 << 20), now + (256 << 20)))
     return [bytearray(1 << 40)]
@@ -97,19 +92,13 @@ def wants_more_memory_than_there_is(completions: list[str], log_metric: Any) -> 
 
 
 @bad("timed out after")  # a signal that asks a run to stop means nothing to the keeper
-def ends_its_keeper(completions: list[str], log_metric: Any) -> Any:
+def ends_its_keeper(*_: Any) -> Any:
     os.kill(os.getppid(), signal.SIGTERM)
     signal.pause()
 
 
-@bad("lost its process, as the one that watches over it was killed")
-def kills_its_keeper(completions: list[str], log_metric: Any) -> Any:
-    os.kill(os.getppid(), signal.SIGKILL)
-    signal.pause()
-
-
 @bad("")
-def stops_its_keeper(completions: list[str], log_metric: Any) -> Any:
+def stops_its_keeper(completions: list[str], *_: Any) -> Any:
     os.kill(os.getppid(), signal.SIGSTOP)
     return good(completions)
 
@@ -118,7 +107,7 @@ def stops_its_keeper(completions: list[str], log_metric: Any) -> Any:
 
 
 @bad("timed out")
-def hears_no_signal(completions: list[str], log_metric: Any) -> Any:
+def hears_no_signal(*_: Any) -> Any:
     signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -128,18 +117,11 @@ def hears_no_signal(completions: list[str], log_metric: Any) -> Any:
 
 
 @bad("timed out")
-def awaits_for_ever(completions: list[str], log_metric: Any) -> Any:
+def awaits_for_ever(*_: Any) -> Any:
     async def waits() -> None:
         await asyncio.get_running_loop().create_future()
 
     return waits()
-
-
-@bad("timed out")
-def waits_for_a_lock(completions: list[str], log_metric: Any) -> Any:
-    lock = threading.Lock()
-    with lock, lock:
-        return None
 
 
 # --- what a single expression does ----------------------------------------------------------------
@@ -162,7 +144,7 @@ SIMPLE: dict[str, tuple[str, Callable[[list[str]], Any]]] = {
 
 
 def _simple(name: str, make: Callable[[list[str]], Any]) -> Bad:
-    def does(completions: list[str], log_metric: Any) -> Any:
+    def does(completions: list[str], *_: Any) -> Any:
         return make(completions)
 
     does.__name__ = does.__qualname__ = name
@@ -194,7 +176,7 @@ def logs_without_end(completions: list[str], log_metric: Any) -> Any:
 
 
 @bad(BROKE + r"process \d+, which it had forked, answered, too|lost its process")
-def forks_and_only_the_child_answers(completions: list[str], log_metric: Any) -> Any:
+def forks_and_only_the_child_answers(completions: list[str], *_: Any) -> Any:
     if os.fork() == 0:
         return [9.0] * len(completions)
     signal.pause()
@@ -216,14 +198,14 @@ def stay() -> None:
 
 
 @bad("lost its process, as the one that watches over it was killed")
-def leaves_helpers_and_kills_its_keeper(completions: list[str], log_metric: Any) -> Any:
+def leaves_helpers_and_kills_its_keeper(*_: Any) -> Any:
     stay()
     os.kill(os.getppid(), signal.SIGKILL)
     signal.pause()
 
 
 @bad("timed out")
-def forks_without_end(completions: list[str], log_metric: Any) -> Any:
+def forks_without_end(*_: Any) -> Any:
     alive = 0
     while True:
         if alive < 50:
@@ -239,7 +221,7 @@ def forks_without_end(completions: list[str], log_metric: Any) -> Any:
 
 
 @bad("")
-def changes_its_surroundings(completions: list[str], log_metric: Any) -> Any:
+def changes_its_surroundings(completions: list[str], *_: Any) -> Any:
     os.chdir("/")
     os.umask(0o777)
     os.environ.clear()
@@ -251,14 +233,14 @@ def changes_its_surroundings(completions: list[str], log_metric: Any) -> Any:
 
 
 @bad("")
-def changes_its_arguments(completions: list[str], log_metric: Any) -> Any:
+def changes_its_arguments(completions: list[str], *_: Any) -> Any:
     values = good(completions)
     completions.clear()
     return values
 
 
 @bad("lost its process, which ended with exit code 1|raised|broke the connection")
-def patches_the_library(completions: list[str], log_metric: Any) -> Any:
+def patches_the_library(completions: list[str], *_: Any) -> Any:
     socket.socket.sendall = socket.socket.send = lambda *_: None  # type: ignore[method-assign,assignment]
     builtins.print = json.dumps = struct.pack = None  # type: ignore[assignment]
     os.getpid = lambda: 1

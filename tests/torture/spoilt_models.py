@@ -34,12 +34,6 @@ def nothing(folder: Path) -> None:
     """Good as it is: what is asked of it is wrong."""
 
 
-def no_directory(folder: Path) -> None:
-    for path in folder.iterdir():
-        path.unlink()
-    folder.rmdir()
-
-
 def without(name: str) -> Spoil:
     return lambda folder: (folder / name).unlink()
 
@@ -134,8 +128,6 @@ Rows = list[tuple[Any, ...]]
 def _early() -> Rows:
     """What the check finds."""
     return [
-        ("no such directory", "found nothing at", no_directory),
-        ("no config.json", "expected config.json", without(CONFIG)),
         ("config.json that is a list", "expected a JSON object", with_text(CONFIG, "[1]")),
         ("an unknown architecture", "quux", with_json(CONFIG, model_type="quux")),
         ("sizes that are no numbers", "hidden_size", with_json(CONFIG, hidden_size="32")),
@@ -146,7 +138,6 @@ def _early() -> Rows:
         ("a broken tokenizer", "tokenizer.json: expected JSON", with_text("tokenizer.json", "{")),
         ("an end beyond the vocabulary", "151645", with_json(GENERATION, eos_token_id=151645)),
         ("broken generation_config.json", "expected JSON", with_text(GENERATION, "{")),
-        ("a critic without a head", "score head", nothing, "valued", "critic"),
     ]  # fmt: skip
 
 

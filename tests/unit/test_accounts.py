@@ -117,8 +117,7 @@ def test_several_workers_say_how_busy_they_were() -> None:
         "worker/train/busy": 0.5,
     }
     steps.add([], [span("gen/rollout", 13.0, 16.0)])
-    busy = close(steps, 2, 16.0)["worker/gen/busy"]
-    assert busy == pytest.approx(1.0), "counted once a Step"
+    assert close(steps, 2, 16.0)["worker/gen/busy"] == pytest.approx(1.0), "counted once a Step"
 
 
 @settings(max_examples=50)

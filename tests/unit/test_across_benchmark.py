@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.across import TracedStep, results, steps_of
-
-NODES = ("prompts", "rollout", "train_policy", "record")
-
-
-def trace(*spans: tuple[str, str, float, float]) -> list[dict[str, Any]]:
-    """Events of spans (node, name, start, end), in seconds; each node has a process of its own."""
-    events: list[dict[str, Any]] = [
-        {"ph": "M", "name": "thread_name", "pid": node, "tid": 0, "args": {"name": node}}
-        for node in NODES
-    ]
-    for node, what, start, end in spans:
-        times = {"ts": 1e6 * start, "dur": 1e6 * (end - start)}
-        events.append({"ph": "X", "name": what, "pid": node, "tid": 0, **times})
-    return events
+from engine.observe.trace import Trace, read_trace
 
 
-def test_a_step_goes_from_end_to_end_of_training_and_its_rest_is_what_no_node_had() -> None:
-    (step,) = steps_of(trace(
+def traced(folder: Path, *spans: tuple[str, str, float, float]) -> list[dict[str, Any]]:
+    """A trace of spans (node, name, start, end), in seconds."""
+    with closing(Trace(folder / "run.json")) as trace:
+        for node, name, start, end in spans:
+            trace.span(f"worker/{node}", name, start, end)
+    return read_trace(folder / "run.json")
+
+
+def test_a_step_goes_from_end_to_end_of_training_and_its_rest_is_what_no_node_had(
+    tmp_path: Path,
+) -> None:
+    (step,) = steps_of(traced(
+        tmp_path,
         ("rollout", "rollout", 0.0, 1.0),
         ("train_policy", "train_policy", 1.0, 2.0),
         ("train_policy", "offer policy", 2.1, 2.2),

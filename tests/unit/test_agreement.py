@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from operators.generate import GENERATE
-
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+from tests.kit.processes import ROOT
 
 
 @pytest.fixture
 def agreement(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The script as a module."""
-    monkeypatch.syspath_prepend(str(SCRIPTS))
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     return importlib.import_module("agreement")
 
 
@@ -36,14 +34,12 @@ def test_the_torch_kernels_agree_and_a_sampler_without_an_update_is_seen(agreeme
 
 def test_a_difference_in_float32_that_is_no_rounding_is_refused(agreement: Any) -> None:
     bad = {"policy/mismatch/max": 0.5}
-    for dtype in ("bfloat16", "float32"):
-        case = agreement.AgreementCase(
-            sampler="torch", model="qwen2", tied=True, dtype=dtype, temperature=1.0, top_p=1.0
-        )
-        found = agreement.Agreement(case=case, base=bad, stale=bad, loaded=bad)
-        kind = AssertionError if dtype == "float32" else KeyError  # it goes on to the other numbers
-        with pytest.raises(kind):
-            agreement.table([found], {})
+    cases = {case.dtype: case for case in agreement.cases(["torch"])}
+    # In bfloat16 it goes on to the other numbers.
+    for dtype, error in (("bfloat16", KeyError), ("float32", AssertionError)):
+        measured = agreement.Agreement(case=cases[dtype], base=bad, stale=bad, loaded=bad)
+        with pytest.raises(error):
+            agreement.table([measured], {})
 
 
 def test_a_sampler_that_cannot_be_measured_is_told_with_its_reason(

@@ -12,18 +12,14 @@ from hypothesis import strategies as st
 from dataflow.aligned import misaligned
 from dataflow.batch import Batch, Keys
 from dataflow.errors import KernelError
-from dataflow.graph import Graph
-from dataflow.model import Model
 from dataflow.schema import Advantage, Logprobs, Reward, Rollout, Schema
 from dataflow.user import Columns, operator
 from engine.worker.alignment import Alignment
-from operators.data import prompts
 from operators.forward import logprobs
-from operators.generate import generate
 from operators.losses import clipped_policy_loss
 from operators.mean_over import mean_over
 from operators.reward import reward
-from operators.train import train
+from tests.kit.graphs import policy, sampled, trained
 from tests.kit.rewards import zero
 
 
@@ -35,28 +31,24 @@ def rows(schema: type[Schema], **lengths: Sequence[int]) -> Batch:
     return Batch.make(Keys.of(range(10, 10 + len(counts))), columns, schema)
 
 
-LENGTHS = st.lists(st.integers(0, 4), min_size=1, max_size=5)
-
-
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 1)), min_size=1, max_size=5))
 @settings(max_examples=60)
 def test_the_first_row_that_differs_is_found(drawn: list[tuple[int, int]]) -> None:
     """drawn: tokens of each row, and how many more its log-probs have."""
     lengths, other = [n for n, _ in drawn], [n + more for n, more in drawn]
-    made = rows(Rollout, prompt_ids=[9] * len(lengths), completion_mask=lengths)
-    found = misaligned(
-        [("rollout", made, Rollout), ("old", rows(Logprobs, logprobs=other), Logprobs)]
+    batch = rows(Rollout, prompt_ids=[9] * len(lengths), completion_mask=lengths)
+    fault = misaligned(
+        [("rollout", batch, Rollout), ("old", rows(Logprobs, logprobs=other), Logprobs)]
     )
     if lengths == other:
-        assert found is None
+        assert fault is None
         return
-    assert found is not None
-    assert (found.row, found.axis) == ([more for _, more in drawn].index(1), "T")
-    told = (
-        f"expected one value for every completion token, found {lengths[found.row]} in"
-        f" 'rollout.completion_mask' and {other[found.row]} in 'old.logprobs'"
+    assert (fault.row, fault.axis) == ([more for _, more in drawn].index(1), "T")
+    message = (
+        f"expected one value for every completion token, found {lengths[fault.row]} in"
+        f" 'rollout.completion_mask' and {other[fault.row]} in 'old.logprobs'"
     )
-    assert str(found) == told
+    assert str(fault) == message
 
 
 def test_a_slice_of_a_batch_is_compared_by_its_own_rows() -> None:
@@ -86,11 +78,8 @@ def since(later: Columns[Rollout], first: Columns[Rollout]) -> Columns[Advantage
     return Columns.make(Advantage, like=later, advantage=later["completion_mask"])
 
 
-policy = Model("policy", "base", trainable=True)
-rollout = generate(policy, prompts("data", batch=2), n=2, max_tokens=4, name="rollout")
+rollout = sampled()
 advantage = weighed(rollout)
-loss = clipped_policy_loss(advantage, old=logprobs(policy, rollout))
-trained = train(policy, rollout, loss=loss, lr=1e-3)
 TWO = rows(Rollout, completion_mask=[2, 3])
 OTHER = rows(Rollout, completion_mask=[5, 6])
 
@@ -102,22 +91,23 @@ def test_what_a_train_node_reads_is_compared() -> None:
         "clipped_policy_loss.old": rows(Logprobs, logprobs=[2, 2]),
     }
     keys = Keys.of([10, 11], [0, 3], [0, 1])
+    loss = clipped_policy_loss(advantage, old=logprobs(policy, rollout))
     with pytest.raises(KernelError) as caught:
-        Alignment(Graph("g", trained).node("train_policy")).require_inputs(keys, inputs)
-    told = (
+        Alignment(trained(rollout, loss)).require_inputs(keys, inputs)
+    assert str(caught.value) == (
         "train_policy: row (position, sample, attempt) (11, 3, 1): expected one value for every"
         " completion token, found 3 in 'rows.completion_ids' and 2 in"
         " 'clipped_policy_loss.old.logprobs'. Fix: columns that were made from the tokens of"
         " this very port."
     )
-    assert str(caught.value) == told
 
 
 def test_what_a_function_returns_is_compared_with_what_it_read() -> None:
     guard, inputs = Alignment(advantage.node), {"rollout": TWO}
     guard.require_made(TWO.keys, rows(Advantage, advantage=[2, 3]), inputs)
-    told = r"weighed: row \(position, sample, attempt\) \(10, 0, 0\): "
-    with pytest.raises(KernelError, match=told):
+    with pytest.raises(
+        KernelError, match=r"weighed: row \(position, sample, attempt\) \(10, 0, 0\): "
+    ):
         guard.require_made(TWO.keys, rows(Advantage, advantage=[1, 3]), inputs)
 
 

@@ -125,8 +125,7 @@ def test_what_has_to_be_converted_is_a_copy(
     values = recording.array(8 * step, dtype, value=2.0)[::step]
     block = recording.outbox.keep(logprobs(values, np.array([0, 8])))
     assert recording.built(block) == set()
-    column = recording.outbox.records(block, ()).column("logprobs")
-    assert column.to_pylist() == [[2.0] * 8]
+    assert recording.outbox.records(block, ()).column("logprobs").to_pylist() == [[2.0] * 8]
 
 
 def test_what_is_never_yielded_is_given_back(recording: RecordingOutbox) -> None:

@@ -69,7 +69,7 @@ def test_a_goal_holds_on_its_side(value: float, least: bool, holds: bool) -> Non
 
 
 def test_json_is_a_list_of_the_five_fields(tmp_path: Path) -> None:
-    path, where = tmp_path / "deep" / "found.json", report.machine()
+    path, where = tmp_path / "deep/found.json", report.machine()
     report.write_json(path, [report.SideResult(name="a", value=1.0, unit="ms")], where)
     expected = [{"name": "a", "value": 1.0, "unit": "ms", "goal": None, "holds": None}]
     assert json.loads(path.read_text()) == expected
@@ -140,8 +140,7 @@ def test_the_data_planes_batch_has_the_size_and_form_that_are_quoted() -> None:
 def test_the_data_planes_goals_are_least_shares_and_most_milliseconds(
     seconds: float, share: float, holds: bool
 ) -> None:
-    timed = data_plane.Timed(seconds=seconds, of_memcpy=share)
-    sizes = dict.fromkeys(data_plane.SIZES, timed)
+    sizes = dict.fromkeys(data_plane.SIZES, data_plane.Timed(seconds=seconds, of_memcpy=share))
     found = data_plane.results({"shm, one copy": sizes, "shm, built in the slab": sizes})
     assert [r.holds for r in found if r.holds is not None] == [holds] * 4
 

@@ -55,15 +55,15 @@ keep = best_of(score)
 clipped = losses.clipped_policy_loss(advantage)
 sink = train(policy, rollout, loss=clipped, lr=1e-6)
 
-JUNK: list[Any] = [
+JUNK = [
     None, -1, 0, 1.5, float("nan"), "x", True, (1, 2), [], {}, object(), b"x", ("a", 1), type,
     10**30, rollout, policy, clipped, exact, [exact, "x"],
 ]  # fmt: skip
 
 RAMP = {"start": 0.1, "stop": 0.0, "steps": 10}
-READ: dict[str, Any] = {"model": policy, "rows": rollout}
-SCORED: dict[str, Any] = {"rollout": rollout, "score": score}
-RIGHT: dict[Callable[..., Any], dict[str, Any]] = {
+READ = {"model": policy, "rows": rollout}
+SCORED = {"rollout": rollout, "score": score}
+RIGHT = {
     Model: {"name": "reference", "base": "models/tiny"},
     Buffer: {"name": "old", "writer": sink},
     Table: {"name": "success"},
@@ -161,7 +161,7 @@ def trained_with(port: Port[Any]) -> tuple[Any, Loss | None]:
     return port, losses.supervised_loss() if issubclass(port.schema, Completion) else None
 
 
-@pytest.mark.parametrize("call", RIGHT, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("call", RIGHT)
 def test_whatever_an_argument_is_only_a_graph_error_comes_of_it(call: Callable[..., Any]) -> None:
     for parameter in inspect.signature(call).parameters.values():
         for junk in JUNK if parameter.name != "origin" else ():
@@ -171,7 +171,7 @@ def test_whatever_an_argument_is_only_a_graph_error_comes_of_it(call: Callable[.
                 checked(refused(partial(call, **RIGHT[call] | {parameter.name: junk})))
 
 
-@pytest.mark.parametrize("call", RIGHT, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("call", RIGHT)
 def test_what_does_not_bind_is_refused(call: Callable[..., Any]) -> None:
     assert refused(partial(call, **RIGHT[call], misspelt=1)) is None
     if call is not add:
@@ -226,7 +226,6 @@ def test_the_line_of_a_call_is_the_users_whatever_is_between() -> None:
     here = calls.call_site()
     assert Path(here.file).name == "test_calls.py"
     for value in (Model("m", "base"), Graph("g", sink)):
-        assert value.origin is not None
         assert value.origin.file == here.file
         assert here.line < value.origin.line < here.line + 4
 

@@ -86,7 +86,7 @@ def base(
 
 
 TYPES = ("jais2", "bert", "bloom", "gemma3", "gptj", "llama4_text", "mamba", "t5")
-CONFIGS: dict[str, dict[str, Any]] = {
+CONFIGS = {
     "good": {},
     "untyped": {"model_type": None},
     "quantised": {"quantization_config": {"quant_method": "awq"}},
@@ -137,7 +137,7 @@ def headers(data: str, split: str | None) -> dict[str, pa.DataType]:
     return text | {"prompt": pa.list_(MESSAGE)} if "messages" in data else text
 
 
-@pytest.mark.parametrize("make", WRONG, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("make", WRONG)
 def test_a_wrong_base_is_refused_with_this_message(make: Callable[[], Graph]) -> None:
     with pytest.raises(GraphError) as caught:
         check(make(), headers)
@@ -176,8 +176,7 @@ def test_a_trained_critic_may_begin_with_a_new_head_and_a_follower_has_its_leade
     slow = Model("slow", bases.GOOD, head="scalar", follows=critic, rate=0.1)
     policy, rollout = rolled_out()
     advantage = bases.gae(rollout, bases.reward(bases.exact, rollout), bases.values(slow, rollout))
-    loss = bases.policy_gradient_loss(advantage)
-    first = train(policy, rollout, loss=loss, lr=1e-6)
+    first = train(policy, rollout, loss=bases.policy_gradient_loss(advantage), lr=1e-6)
     accepted(Graph("g", first, train(critic, rollout, loss=value_loss(advantage), lr=1e-5)))
 
 
@@ -280,9 +279,9 @@ def test_a_hub_name_is_found_in_the_cache(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     assert folder_of("owner/name") is None
     cached = tmp_path / "models--owner--name"
-    snapshot = base(cached / "snapshots" / "abc")
+    snapshot = base(cached / "snapshots/abc")
     (cached / "refs").mkdir()
-    (cached / "refs" / "main").write_text("abc")
+    (cached / "refs/main").write_text("abc")
     assert folder_of("owner/name") == snapshot
     assert end_ids(snapshot) == {3}
     with pytest.raises(GraphError, match="'policy' has 128 positions, and max_tokens=500"):

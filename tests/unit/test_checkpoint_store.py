@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import errno
-import logging
 import os
 import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataflow.batch import Batch, Keys, Ragged
-from dataflow.errors import CheckpointError, StorageError
+from dataflow.batch import Batch, Keys
+from dataflow.errors import CheckpointError
 from dataflow.schema import Rollout
 from engine.checkpoint.cut import Cut, SourceCut, read_rows, write_rows
 from engine.checkpoint.store import MANIFEST, CheckpointStore, StoredCheckpoint
@@ -32,7 +28,7 @@ _OPERATIONS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.tru
 def _fill(step: int) -> Callable[[Path], None]:
     def fill(directory: Path) -> None:
         (directory / "policy").mkdir()
-        (directory / "policy" / "model.bin").write_bytes(bytes([step]) * 4096)
+        (directory / "policy/model.bin").write_bytes(bytes([step]) * 4096)
         (directory / "cut.json").write_text(f"step {step}")
 
     return fill
@@ -52,8 +48,7 @@ def _stored(directory: Path, *steps: int, keep: int = 2) -> CheckpointStore:
 
 def _whole(found: StoredCheckpoint | None) -> int:
     """The Step of a checkpoint, whose files are those that were filled in."""
-    assert found is not None
-    assert (found.path / "policy" / "model.bin").read_bytes() == bytes([found.step]) * 4096
+    assert (found.path / "policy/model.bin").read_bytes() == bytes([found.step]) * 4096
     assert (found.path / "cut.json").read_text() == f"step {found.step}"
     assert found.meta == {"step": found.step, "loss": 0.5}
     return found.step
@@ -120,7 +115,6 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "file missing": ("cut.json", Path.unlink, "cut.json is missing"),
     "manifest missing": (MANIFEST, Path.unlink, "manifest.json is missing"),
     "manifest torn": (MANIFEST, lambda p: os.truncate(p, 50), "cannot be read"),
-    "manifest empty": (MANIFEST, lambda p: os.truncate(p, 0), "cannot be read"),
     "manifest rot": (MANIFEST, _meta_rot, "manifest.json differs from its checksum"),
     "another step": (MANIFEST, _of_another_step, "manifest.json is of Step 3"),
     "not utf-8": (MANIFEST, lambda p: p.write_bytes(b'{"meta": {"\xff": 1}}'), "cannot be read"),
@@ -134,15 +128,14 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     file, harm, reason = DAMAGES[damage]
     store = _stored(tmp_path, 3, 6)
     harm(tmp_path / "step_6" / file)
-    with caplog.at_level(logging.WARNING):
-        assert _whole(store.latest()) == 3
+    assert _whole(store.latest()) == 3
     assert reason in caplog.text
     assert "step_6" in caplog.text
 
 
 def test_only_damaged_checkpoints_stop_the_run(tmp_path: Path) -> None:
     store = _stored(tmp_path, 3)
-    _bit_rot(tmp_path / "step_3" / "cut.json")
+    _bit_rot(tmp_path / "step_3/cut.json")
     with pytest.raises(CheckpointError, match=r"found only damaged ones .step_3: cut.json differs"):
         store.latest()
 
@@ -180,12 +173,11 @@ def _work_until_killed(operation: int, work: Callable[[], None]) -> NoReturn:
 
     os.fsync = counted_fsync
     sys.addaudithook(tick)  # cannot be taken back, hence the child
-    code = 1
     try:
         work()
-        code = 0
+        os._exit(0)
     finally:
-        os._exit(code)
+        os._exit(1)
 
 
 @pytest.mark.timeout(120)
@@ -233,26 +225,6 @@ def test_all_is_durable_before_the_rename(tmp_path: Path, monkeypatch: pytest.Mo
     assert (renamed, after) == ("rename step_3", ".")
 
 
-@pytest.mark.parametrize("at", range(1, 8))
-def test_a_disk_full_at_any_fsync_or_rename_leaves_the_earlier_ones(
-    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = _stored(tmp_path, 3)
-    calls = count(1)
-
-    def fail(real: Callable[..., None], *args: object) -> None:
-        if next(calls) == at:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        real(*args)
-
-    told = "step_3: the checkpoint of step 3 could not be written: the disk is full "
-    monkeypatch.setattr(os, "fsync", partial(fail, os.fsync))
-    monkeypatch.setattr(os, "rename", partial(fail, os.rename))
-    with pytest.raises(StorageError, match=told):
-        _write(store, 3)
-    assert _whole(CheckpointStore(tmp_path).latest()) == 3
-
-
 def test_an_error_of_a_kernel_is_passed_on_and_cleared_up(tmp_path: Path) -> None:
     def fill(directory: Path) -> None:
         (directory / "half").write_bytes(b"half")
@@ -282,7 +254,7 @@ def source_cuts(draw: st.DrawFn) -> SourceCut:
     """A cut in which every made position has one fate."""
     watermark = draw(st.integers(0, 2**40))
     fates = draw(st.lists(st.sampled_from(["retired", "running", "finished", "both"]), max_size=12))
-    rows: dict[str, Any] = {"running": (), "finished": (), "retired": ()}
+    rows = {"running": (), "finished": (), "retired": ()}
     for position, fate in enumerate(fates, start=watermark):
         if fate == "retired":
             rows["retired"] += (position,)
@@ -350,11 +322,9 @@ def test_a_cut_of_another_format_or_seed_is_refused() -> None:
 def _rollout(lengths: list[int]) -> Batch:
     """Rows of so many tokens, every second one without a reward."""
     count = len(lengths)
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    tokens = np.arange(offsets[-1], dtype=np.int32)
     columns = {
-        "completion_ids": Ragged(tokens, offsets),
-        "sampler_logprobs": Ragged(-tokens.astype(np.float32), offsets),
+        "completion_ids": [list(range(length)) for length in lengths],
+        "sampler_logprobs": [[-0.5] * length for length in lengths],
         "completion": [f"text {i}" for i in range(count)],
         "reward/exact": pa.array(([1.0, None] * count)[:count], pa.float32()),
     }

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from tests.kit.cost_records import TestCost
-from tests.kit.processes import MARK, call_python, marked, new_mark
+from tests.kit.processes import MARK, ROOT, call_python, marked, new_mark
 
-ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "scripts"
 
 
@@ -53,19 +52,7 @@ def logging_part(ci: Any, name: str, lane: str, *needs: str) -> Any:
     return ci.CiPart(name=name, command=command, lane=lane, needs=needs)
 
 
-def test_parts_of_a_lane_run_one_after_the_other_once_their_needs_have_passed(ci: Any) -> None:
-    parts = [
-        logging_part(ci, "setup", "one"),
-        logging_part(ci, "late", "one", "setup"),
-        logging_part(ci, "last", "one", "late"),
-    ]
-    assert scheduler(ci, *parts).run() == 0
-    log = Path("log").read_text().splitlines()
-    names = ("setup", "late", "last")
-    assert log == [f"{moment} {name}" for name in names for moment in ("begin", "end")]
-
-
-def test_a_part_that_waits_lets_a_later_one_of_its_lane_go_first(ci: Any) -> None:
+def test_a_part_waits_for_its_needs_and_lets_a_later_one_of_its_lane_go_first(ci: Any) -> None:
     parts = [
         logging_part(ci, "setup", "one"),
         logging_part(ci, "second", "one", "setup"),
@@ -74,8 +61,8 @@ def test_a_part_that_waits_lets_a_later_one_of_its_lane_go_first(ci: Any) -> Non
     ]
     assert scheduler(ci, *parts).run() == 0
     log = Path("log").read_text().splitlines()
-    assert log.index("end second") < log.index("begin waits")
-    assert log.index("end free") < log.index("begin waits")
+    for ended, begun in (("setup", "second"), ("second", "waits"), ("free", "waits")):
+        assert log.index(f"end {ended}") < log.index(f"begin {begun}")
 
 
 def test_lanes_run_beside_each_other(ci: Any) -> None:
@@ -133,8 +120,7 @@ def test_a_part_that_passes_is_a_line_and_what_pytest_said_last(
     ci: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     says = "echo much; echo '=== 12 passed, 3 skipped in 1.50s ==='; echo more"
-    part = ci.CiPart(name="tests", command=shell(says), lane="one")
-    assert scheduler(ci, part).run() == 0
+    assert scheduler(ci, ci.CiPart(name="tests", command=shell(says), lane="one")).run() == 0
     started, passed, ending = capsys.readouterr().out.splitlines()
     assert started.startswith("ci: tests: started: sh -c ")
     assert passed.startswith("ci: tests: passed in ")
@@ -172,8 +158,7 @@ def test_a_part_that_always_ends_is_waited_for_where_others_are_stopped(
 def test_a_part_ignores_no_signal_that_is_to_end_it(ci: Any) -> None:
     """Python ignores SIGPIPE, and a process inherits what is ignored."""
     command = "grep SigIgn /proc/self/status"
-    part = ci.CiPart(name="part", command=command, lane="one")
-    assert scheduler(ci, part).run() == 0
+    assert scheduler(ci, ci.CiPart(name="part", command=command, lane="one")).run() == 0
     ignored = int(Path("part.txt").read_text().split()[1], 16)
     assert [number for number in ci.STOP_SIGNALS if ignored >> (number - 1) & 1] == []
     assert not ignored >> (signal.SIGPIPE - 1) & 1
@@ -223,6 +208,9 @@ def test_a_part_that_needs_a_later_one_is_refused(ci: Any) -> None:
         scheduler(ci, late, late)
 
 
+NAMES = ["first", "second", "whole"]
+
+
 def test_what_parts_took_is_a_table_and_json(ci: Any) -> None:
     run = scheduler(
         ci,
@@ -235,15 +223,11 @@ def test_what_parts_took_is_a_table_and_json(ci: Any) -> None:
     assert ci.CiTimes.load(Path("parts.json")) == times
     fields = json.loads(Path("parts.json").read_text())
     assert fields["turn"] == 7
-    assert [part["name"] for part in fields["parts"]] == ["first", "second"]
+    assert [part["name"] for part in fields["parts"]] == NAMES[:2]
     assert set(fields["whole"]) == {"name", "lane", "outcome", "wall", "cpu", "idle"}
     head, *rows = ci.times_table([*times.parts, times.whole]).splitlines()
     assert " ".join(head.split()) == "part outcome wall s CPU s cores busy idle"
-    assert [row.split()[:2] for row in rows] == [
-        ["first", "passed"],
-        ["second", "passed"],
-        ["whole", "passed"],
-    ]
+    assert [row.split()[:2] for row in rows] == [[name, "passed"] for name in NAMES]
 
 
 def test_busy_cores_are_cpu_seconds_a_second(ci: Any) -> None:
@@ -268,15 +252,12 @@ def test_the_report_adds_up_tests_by_file_and_suite(ci: Any) -> None:
         for name, share in (("idle", 0.9), ("busy", 0.1))
     )
     text = report.report(costs, ci.CiTimes(turn=3, parts=(busy, idle), whole=busy))
-    by_test, by_file, by_suite, parts = text.split("\n\n")
-    assert by_test.splitlines()[2].split()[-1] == "b.py::one"
-    assert [line.split()[-1] for line in by_file.splitlines()[2:]] == [
-        "b.py",
-        "a.py",
-        "(collecting)",
-    ]
-    assert [line.split()[-1] for line in by_suite.splitlines()[2:]] == ["long", "test"]
-    assert [line.split()[0] for line in parts.splitlines()[2:]] == ["idle", "busy", "busy"]
+    tables = [[row.split() for row in table.splitlines()[2:]] for table in text.split("\n\n")]
+    by_test, *sums, parts = tables
+    assert by_test[0][-1] == "b.py::one"
+    by_file, by_suite = ([row[-1] for row in rows] for rows in sums)
+    assert (by_file, by_suite) == (["b.py", "a.py", "(collecting)"], ["long", "test"])
+    assert [row[0] for row in parts] == ["idle", "busy", "busy"]
 
 
 def test_the_committed_parts_can_run_in_each_turn(ci: Any, parts_file: Any) -> None:

@@ -15,8 +15,8 @@ from engine.cli.completion import SCRIPTS
 from engine.cli.graphs import shipped
 from graphs.sft import sft
 from tests.kit.kept_runs import kept_run
+from tests.kit.processes import COMMAND_LINE, ROOT
 
-ROOT = Path(__file__).parents[2]
 PLAIN = """
 from dataflow.graph import Graph
 from graphs.grpo import grpo
@@ -41,7 +41,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "completed.py").write_text(PLAIN.format(wrong="1"))
     (tmp_path / "untouched.py").write_text(PLAIN.format(wrong="1 / 0"))
     (tmp_path / "broken.py").write_text("def (")
-    kept_run(tmp_path / "runs" / "kept", sft("models/base", "rows.jsonl"))
+    kept_run(tmp_path / "runs/kept", sft("models/base", "rows.jsonl"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "completed", raising=False)
@@ -76,7 +76,6 @@ LINES = [
     ("dataflow report r", ["runs/kept"]),
     ("dataflow run graphs.dapo:dapo --wa", ["--wait", "--watchdog", "--watch"]),
     ("dataflow resume runs/kept --no-wa", ["--no-watch"]),
-    ("dataflow top --on", ["--once"]),
     ("dataflow resume runs/kept --no-o", []),
     ("dataflow resume runs/kept --steps 3 --set train_policy.st", ["train_policy.start="]),
     ("dataflow peek runs/kept demo", ["demonstrations"]),
@@ -121,7 +120,6 @@ def test_another_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == SCRIPTS["fish"]
 
 
-CALL = "import sys; from engine.cli import main; sys.exit(main())"
 ASK = {
     "bash": 'COMP_LINE="{line}"; COMP_POINT=${{#COMP_LINE}}; _dataflow; printf "%s\\n"'
     ' "${{COMPREPLY[@]}}"',
@@ -135,7 +133,7 @@ def test_the_shell_completes(shell: str, word: str, tmp_path: Path) -> None:
     if found is None:
         pytest.skip(f"no {shell} here")
     command = tmp_path / "dataflow"
-    command.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, "-c", CALL])} "$@"\n')
+    command.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, "-c", COMMAND_LINE])} "$@"\n')
     command.chmod(0o755)
     asked = ASK[shell].format(line="dataflow run graphs.dapo:")
     done = subprocess.run(

@@ -31,8 +31,7 @@ def test_every_row_is_trained_once_and_every_event_is_counted(
 
 
 def test_each_rank_is_told_of_its_share_in_few_bytes() -> None:
-    load = WorldLoad(prompts=16, samples=4, workers=4, chunks=4, ranks=4)
-    world = CoordinatorWorld(load, 32)
+    world = CoordinatorWorld(WorldLoad(prompts=16, samples=4, workers=4, chunks=4, ranks=4), 32)
     world.run()
     assert len(world.assignments) == 4
     shares = Keys.concat([told.keys for told in world.assignments])

@@ -69,7 +69,6 @@ def test_the_formula_gives_the_published_number_of_parameters(name: str, tmp_pat
 def test_a_scalar_head_is_a_vector_and_a_bias_instead_of_the_vocabulary(tmp_path: Path) -> None:
     base = saved(tmp_path, SMALL)
     language, scalar = model_cost(base).parameters, model_cost(base, "scalar").parameters
-    assert language is not None
     assert scalar == language - 10 * 8 + 8 + 1
 
 

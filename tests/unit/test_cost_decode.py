@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dataflow.errors import PlanError
-from engine.cost.decode import DecodeBatch, Decoded, decode, room
+from engine.cost.decode import DecodeBatch, decode, room
 from engine.cost.devices import device, place
 from engine.cost.distribution import lognormal
 from engine.cost.models import Shape
@@ -43,21 +43,17 @@ def batch(
     return DecodeBatch(prompts=prompts, answers=answers, slots=slots, room=room, shared=shared)
 
 
-@dataclass
 class PassByPass:
     """The same rules as the schedule's, one pass after another, with lists."""
 
-    rows: DecodeBatch
-    now: float = 0.0
-    passes: int = 0
-    sent_back: int = 0
-    active: list[int] = field(default_factory=list[int])
+    def __init__(self, rows: DecodeBatch) -> None:
+        self.rows, count = rows, len(rows.answers)
+        self.now, self.passes, self.sent_back = 0.0, 0, 0
+        self.waiting, self.active, self.made = list(range(count)), [], [0] * count
+        self.begins, self.ends = [-1.0] * count, [0.0] * count
 
     def run(self) -> PassByPass:
         decoding, prefill = Passes(MODEL, H100, "decode"), Passes(MODEL, H100, "prefill")
-        count = len(self.rows.answers)
-        self.waiting, self.made = list(range(count)), [0] * count
-        self.begins, self.ends = [-1.0] * count, [0.0] * count
         while self.waiting or self.active:
             fed = keys = 0.0
             while self.waiting and self.fits(self.waiting[0]):
@@ -105,29 +101,15 @@ class PassByPass:
     shared=st.sampled_from([1, 1, 4]),
     times=st.sampled_from([0.0, 1.0, 1.5, 4.0]),
 )
+@example(lengths=[], slots=1, shared=1, times=0.0)
 def test_it_is_the_schedule_that_goes_pass_by_pass(
     lengths: list[tuple[int, int]], slots: int, shared: int, times: float
 ) -> None:
     rows = batch(lengths, slots=slots, shared=shared, times=times)
-    found, one = decode(MODEL, H100, rows), PassByPass(rows).run()
-    assert (found.passes, found.sent_back) == (one.passes, one.sent_back)
-    np.testing.assert_allclose(found.begins, one.begins, rtol=1e-9)
-    np.testing.assert_allclose(found.ends, one.ends, rtol=1e-9)
-
-
-def holds(rows: DecodeBatch, found: Decoded) -> None:
-    """What is so for every batch."""
-    assert found.begins.shape == found.ends.shape == rows.answers.shape
-    assert (found.begins >= 0).all()
-    assert (found.begins < found.ends).all()
-    assert found.passes * min(rows.slots, max(len(rows.answers), 1)) >= rows.answers.sum()
-    assert found.passes >= rows.answers.max(initial=0)
-    assert found.seconds == pytest.approx(found.time.seconds)
-    time = found.time
-    assert time.seconds <= time.compute + time.memory + time.link + time.latency + 1e-9
-    if rows.room:
-        assert found.busiest <= rows.room + 1e-6
-    assert found.sent_back == 0 or rows.room
+    decoded, one = decode(MODEL, H100, rows), PassByPass(rows).run()
+    assert (decoded.passes, decoded.sent_back) == (one.passes, one.sent_back)
+    np.testing.assert_allclose(decoded.begins, one.begins, rtol=1e-9)
+    np.testing.assert_allclose(decoded.ends, one.ends, rtol=1e-9)
 
 
 @settings(max_examples=80)
@@ -141,24 +123,29 @@ def test_every_row_begins_before_it_ends_within_slots_and_room(
     lengths: list[tuple[int, int]], slots: int, shared: int, times: float
 ) -> None:
     rows = batch(lengths, slots=slots, shared=shared, times=times)
-    holds(rows, decode(MODEL, H100, rows))
+    decoded = decode(MODEL, H100, rows)
+    assert (decoded.begins >= 0).all()
+    assert (decoded.begins < decoded.ends).all()
+    assert decoded.passes * min(slots, max(len(lengths), 1)) >= rows.answers.sum()
+    assert decoded.seconds == pytest.approx(decoded.time.seconds)
+    assert not rows.room or decoded.busiest <= rows.room + 1e-6
 
 
 @settings(max_examples=40)
 @given(rows=st.integers(1, 200), prompt=st.integers(0, 500), answer=st.integers(1, 900))
 def test_equal_rows_take_the_sum_of_their_passes(rows: int, prompt: int, answer: int) -> None:
-    found = decode(MODEL, H100, batch([(prompt, answer)] * rows))
+    decoded = decode(MODEL, H100, batch([(prompt, answer)] * rows))
     decoding, prefill = Passes(MODEL, H100, "decode"), Passes(MODEL, H100, "prefill")
     middle = rows * (prompt + (answer - 1) / 2.0)
     closed = answer * decoding.at(rows, middle + rows, cached=middle, rows=rows).seconds
     fed = rows * prompt
-    count = max(1, -(-fed // 16384))
     if fed:
+        count = -(-fed // 16384)
         one = prefill.at(fed / count, fed * prompt / 2.0 / count, predicted=0.0)
         closed += count * one.seconds
-    assert found.passes == answer
-    assert found.seconds == pytest.approx(closed)
-    assert found.busiest == rows * (prompt + answer)
+    assert decoded.passes == answer
+    assert decoded.seconds == pytest.approx(closed)
+    assert decoded.busiest == rows * (prompt + answer)
 
 
 def seconds(rows: DecodeBatch) -> float:
@@ -189,16 +176,12 @@ def test_room_for_all_is_never_slower_than_a_tight_cache(
     assert seconds(wide) == seconds(rows)
 
 
-def test_a_faster_memory_makes_small_batches_faster() -> None:
-    rows = batch([(100, 1000)] * 8)
-    fast, slow = (decode(MODEL, place(device(name)), rows) for name in ("H200", "H100"))
-    assert fast.seconds < slow.seconds
+def test_few_rows_are_bound_by_memory_and_many_by_compute() -> None:
+    few, many = batch([(100, 1000)] * 8), batch([(10, 20)] * 4096, slots=4096)
+    slow = decode(MODEL, H100, few)
+    assert decode(MODEL, place(device("H200")), few).seconds < slow.seconds
     assert slow.time.bound == "memory"
-
-
-def test_many_rows_are_bound_by_compute() -> None:
-    rows = batch([(10, 20)] * 4096, slots=4096)
-    assert decode(MODEL, H100, rows).time.bound == "compute"
+    assert decode(MODEL, H100, many).time.bound == "compute"
 
 
 @pytest.mark.parametrize("shared", [1, 8])
@@ -212,9 +195,9 @@ def test_a_row_that_no_cache_holds_is_refused_before_it_starts(shared: int) -> N
 def test_a_tight_cache_of_many_rows_sends_back_and_ends() -> None:
     answers = lognormal(3000, 0.9, 20000).spread(1024)
     rows = DecodeBatch(prompts=np.full(1024, 500), answers=answers, room=100_000)
-    found = decode(MODEL, H100, rows)
-    assert found.sent_back > 1024
-    holds(rows, found)
+    decoded = decode(MODEL, H100, rows)
+    assert decoded.sent_back > 1024
+    assert decoded.busiest <= rows.room
 
 
 @given(memory=st.integers(-(1 << 34), 1 << 36), tensor=st.sampled_from([1, 2, 4]))
@@ -222,8 +205,3 @@ def test_room_is_what_fits_and_never_the_word_for_no_limit(memory: int, tensor: 
     tokens = room(MODEL, place(device("H100"), tensor=tensor), memory)
     fitting = memory * tensor // MODEL.cached_bytes
     assert tokens == max(1, fitting)
-
-
-def test_no_rows_take_no_time() -> None:
-    found = decode(MODEL, H100, batch([]))
-    assert (found.seconds, found.passes, found.sent_back) == (0.0, 0, 0)

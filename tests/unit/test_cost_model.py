@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -68,21 +68,18 @@ def at_most(less: float, more: float) -> bool:
 # Devices
 
 
-def test_every_device_says_where_its_numbers_come_from() -> None:
-    for name, found in catalogue().devices.items():
-        assert found.name == name
-        assert len(found.source) > 10
-        assert set(found.operations) == {"bfloat16", "float32"}
-        assert min(*found.operations.values(), found.memory_rate, found.link, found.network) > 0
-        assert found.is_gpu is (found.memory > 0) is (name != CPU)
-        assert found.network <= found.link
-
-
 @pytest.mark.parametrize("name", sorted(catalogue().devices))
-def test_shares_of_a_rate_are_shares(name: str) -> None:
-    for found in coefficients(device(name)).values():
-        assert all(0 < share <= 1 for share in (found.compute, found.reads, found.link))
-        assert min(found.step, found.layer, found.row, found.hop) >= 0
+def test_every_device_says_where_its_numbers_come_from_and_shares_are_shares(name: str) -> None:
+    of = device(name)
+    assert of.name == name
+    assert len(of.source) > 10
+    assert set(of.operations) == {"bfloat16", "float32"}
+    assert min(*of.operations.values(), of.memory_rate, of.link, of.network) > 0
+    assert of.is_gpu is (of.memory > 0) is (name != CPU)
+    assert of.network <= of.link
+    for each in coefficients(of).values():
+        assert all(0 < share <= 1 for share in (each.compute, each.reads, each.link))
+        assert min(each.step, each.layer, each.row, each.hop) >= 0
 
 
 def test_all_gpus_have_the_same_coefficients() -> None:
@@ -120,7 +117,7 @@ def test_a_pass_grows_with_everything_it_is_given(
     name: str, kind: Kind, tokens: int, more: int
 ) -> None:
     passes = Passes(MODEL, place(device(name)), kind)
-    load: dict[str, float] = {"tokens": tokens, "keys": 8 * tokens, "cached": tokens, "rows": 3.0}
+    load = {"tokens": tokens, "keys": 8 * tokens, "cached": tokens, "rows": 3.0}
     load["predicted"] = tokens / 2
     before = seconds(passes.at(**load))
     for part in load:
@@ -130,12 +127,12 @@ def test_a_pass_grows_with_everything_it_is_given(
 @given(kind=PASSES, tokens=st.integers(1, 1 << 17), name=NAMES)
 def test_a_pass_is_no_faster_than_the_rates_allow(kind: Kind, tokens: int, name: str) -> None:
     where = place(device(name))
-    found = Passes(MODEL, where, kind).at(tokens, tokens * 100.0, cached=tokens * 10.0)
+    time = Passes(MODEL, where, kind).at(tokens, tokens * 100.0, cached=tokens * 10.0)
     least = operations(MODEL, tokens, tokens * 100.0, tokens) / where.operations(MODEL.dtype)
-    assert found.seconds >= least
-    assert found.compute == pytest.approx(least / where.coefficients[kind].compute)
+    assert time.seconds >= least
+    assert time.compute == pytest.approx(least / where.coefficients[kind].compute)
     read = MODEL.read_bytes + tokens * 10.0 * MODEL.cached_bytes
-    assert found.seconds >= read / where.device.memory_rate
+    assert time.seconds >= read / where.device.memory_rate
 
 
 def one_pass(kind: Kind, tokens: float, of: Device = H100, **where: Any) -> Time:
@@ -165,24 +162,6 @@ def test_context_ranks_divide_tokens(context: int, tokens: int) -> None:
     one, many = one_pass("train", tokens), one_pass("train", tokens, context=context)
     assert many.compute == pytest.approx(one.compute / context)
     assert many.link > 0.0
-
-
-@given(times=st.floats(1.0, 4.0), tokens=st.integers(0, 1 << 16))
-def test_a_pass_that_counts_several_times_takes_as_long(times: float, tokens: int) -> None:
-    where, load = place(H100, tensor=2), (tokens, 10.0 * tokens)
-    once = Passes(MODEL, where, "train").at(*load)
-    often = Passes(MODEL, where, "train", times=times).at(*load)
-    assert often.seconds == pytest.approx(times * once.seconds)
-
-
-TIMES = st.builds(Time, **{part.name: st.floats(0, 1e6) for part in fields(Time)})
-
-
-@given(times=st.lists(TIMES, min_size=1, max_size=5), count=st.integers(0, 5))
-def test_times_add_up(times: list[Time], count: int) -> None:
-    whole = asdict(sum(times, Time()).times(count))
-    for name, found in whole.items():
-        assert found == pytest.approx(count * sum(getattr(time, name) for time in times))
 
 
 def test_sizes_count_every_parameter_once() -> None:

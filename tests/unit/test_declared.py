@@ -28,39 +28,36 @@ from engine.api import plan
 from engine.plan.explain import explain
 from engine.received import imports, reading
 from graphs.grpo import grpo
-from operators.advantage import group_advantage
 from operators.losses import clipped_policy_loss
 from operators.reward import reward
-from operators.train import train
+from tests.kit.graphs import compared, graph_of, sampled
 from tests.kit.rewards import exact
-from tests.right_graphs import RIGHT, policy, sampled
-
-COLUMNS = {"prompt": pa.utf8(), "answer": pa.utf8(), "completion": pa.utf8()}
-
+from tests.right_graphs import RIGHT
 
 Change = Callable[[dict[str, Any]], Any]
 """Of a written graph."""
 
 
 def _columns(data: str, split: str | None) -> dict[str, pa.DataType]:
-    return COLUMNS
+    return dict.fromkeys(("prompt", "answer", "completion"), pa.utf8())
 
 
-@pytest.mark.parametrize("make", RIGHT, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", RIGHT)
 def test_every_right_graph_is_the_same_by_its_declarations(make: Callable[[], Graph]) -> None:
     graph = make()
     written = to_json(graph)
-    found = from_json(written, imports=False)
-    assert found == graph
-    assert to_json(found) == written
+    read = from_json(written, imports=False)
+    assert read == graph
+    assert hash(read) == hash(graph)
+    assert to_json(read) == written
     for form in ("text", "mermaid", "dot", "svg"):
-        assert draw(found, form) == draw(graph, form)
-    known, looked = check(graph, _columns), check(found, _columns)
+        assert draw(read, form) == draw(graph, form)
+    known, looked = check(graph, _columns), check(read, _columns)
     assert known.describe() == looked.describe()
-    made = plan(known)
-    assert explain(made) == explain(plan(looked))
-    assert made.digest == fingerprint(graph)
-    assert not diff(graph, found).nodes
+    planned = plan(known)
+    assert explain(planned) == explain(plan(looked))
+    assert planned.digest == fingerprint(graph)
+    assert not diff(graph, read).nodes
 
 
 class NotedReward(Reward):
@@ -91,36 +88,34 @@ class Rule:
         raise AssertionError("it is only looked at")
 
 
-def _trained(name: str, rollout: Port[Rollout], score: Port[Reward]) -> Graph:
-    loss = clipped_policy_loss(group_advantage(rollout, score))
-    return Graph(name, train(policy, rollout, loss=loss, lr=1e-6))
+def _trained(rollout: Port[Rollout], score: Port[Reward]) -> Graph:
+    return graph_of(rollout, clipped_policy_loss(compared(rollout, score)))
 
 
 def _own_parts(*fns: Any, word: str = "y") -> Graph:
     rollout = sampled()
-    return _trained("own", rollout, noted(rollout, reward(list(fns), rollout), word=word))
+    return _trained(rollout, noted(rollout, reward(list(fns), rollout), word=word))
 
 
 def _read(graph: Graph) -> Graph:
     """The graph by its declarations, which are drawn and written as the graph is."""
-    found = from_json(to_json(graph), imports=False)
-    assert draw(found) == draw(graph)
-    assert to_json(found) == to_json(graph)
-    return found
+    written = to_json(graph)
+    read = from_json(written, imports=False)
+    assert (draw(read), to_json(read)) == (draw(graph), written)
+    return read
 
 
 def test_user_schemas_operators_and_rewards_stand_in_for_themselves() -> None:
     graph = _own_parts(exact, Rule(0.5))
-    found = _read(graph)
-    (schema,) = found.node("noted").schemas
+    read = _read(graph)
+    (schema,) = read.node("noted").schemas
     assert schema is not Twice
     assert issubclass(schema, Reward)
     assert schema.describe() == Twice.describe()
     assert schema is _read(graph).node("noted").schemas[0]
-    told = "it was read without being imported, and cannot be called"
-    with pytest.raises(GraphError, match=told):
-        found.node("reward").params["fns"][0](completions=[])
-    assert diff(found, _read(_own_parts(exact, Rule(0.5), word="z"))).nodes
+    with pytest.raises(GraphError, match="read without being imported, and cannot be called"):
+        read.node("reward").params["fns"][0](completions=[])
+    assert diff(read, _read(_own_parts(exact, Rule(0.5), word="z"))).nodes
 
 
 def test_a_graph_of_local_functions_can_be_looked_at() -> None:
@@ -130,7 +125,7 @@ def test_a_graph_of_local_functions_can_be_looked_at() -> None:
 
     rollout = sampled()
     score = halved(reward([exact, lambda completions: [1.0 for _ in completions]], rollout))
-    graph = _trained("local", rollout, score)
+    graph = _trained(rollout, score)
     assert check(_read(graph), _columns).describe() == check(graph, _columns).describe()
 
 
@@ -262,7 +257,7 @@ JSON = st.recursive(
 def test_any_part_may_be_anything(data: st.DataObject) -> None:
     """It becomes a graph, or an error of the family or one that `received.reading` makes one."""
     document = json.loads(to_json(_own_parts(exact, Rule(1.0))))
-    at: Any = document
+    at = document
     while True:
         keys = list(at) if isinstance(at, dict) else list(range(len(at)))
         key = data.draw(st.sampled_from(keys))
@@ -277,7 +272,7 @@ def test_deep_and_gigantic_json_is_refused() -> None:
     _looked_at("[" * 100_000)
     _looked_at('{"format": 1' + "0" * 5000 + "}")
     _looked_at(_forged(lambda d: d).replace('"x8"', "1e999"))
-    deep: Any = 1
+    deep = 1
     for _ in range(400):
         deep = {"tuple": [deep]}
     with pytest.raises(GraphError, match="nested too deep"):
@@ -305,7 +300,7 @@ def test_what_is_imported_is_said_with_its_place_and_nothing_is_imported_for_it(
     loud: Path, tmp_path: Path
 ) -> None:
     file, behind = tmp_path / "graph.json", tmp_path / "behind"
-    file.write_text(_forged(CHANGES["function"], grpo("m", "d", exact)), encoding="utf-8")
+    file.write_text(_forged(CHANGES["function"], grpo("m", "d", exact)))
     assert imports(file) == [f"imports {LOUD} from {tmp_path / LOUD}.py"]
     behind.mkdir()
     (tmp_path / f"{LOUD}.py").rename(behind / f"{LOUD}.py")

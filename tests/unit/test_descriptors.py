@@ -60,10 +60,9 @@ def test_a_supervisor_says_how_many_open_files_its_workers_take() -> None:
 
 
 def test_too_many_open_files_are_no_fault_of_the_engine() -> None:
-    error = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-    told = Failed.of(error, "gen-3").text
-    assert told.startswith("worker gen-3: Too many open files. Fix: ulimit -n ")
-    assert "internal" not in told
+    message = Failed.of(OSError(errno.EMFILE, os.strerror(errno.EMFILE)), "gen-3").text
+    assert message.startswith("worker gen-3: Too many open files. Fix: ulimit -n ")
+    assert "internal" not in message
     assert "fs.file-max" in (exhausted(OSError(errno.ENFILE, "Too many")) or "")
     assert exhausted(OSError(errno.EACCES, "no")) is None
     assert "internal error: PermissionError" in Failed.of(OSError(errno.EACCES, "no"), "w").text

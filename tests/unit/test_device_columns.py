@@ -69,16 +69,18 @@ def test_a_schema_says_what_is_on_a_device() -> None:
     "kind", [pa.utf8(), pa.bool_(), pa.uint16(), pa.list_(pa.float32()), pa.list_(pa.utf8(), 2)]
 )
 def test_what_no_tensor_is_cannot_be_on_a_device(kind: pa.DataType) -> None:
-    told = r"expected a number, or a fixed-size list of one, .* Fix: pa.float32"
-    with pytest.raises(GraphError, match=told):
+    with pytest.raises(
+        GraphError, match=r"expected a number, or a fixed-size list of one, .* Fix: pa.float32"
+    ):
         column(kind, device=True)
 
 
 def test_nulls_and_other_places_are_refused() -> None:
     with pytest.raises(GraphError, match="no tensor has nulls"):
         column(pa.float32(), device=True, nullable=True)
-    told = r"schema Mine: has 'reward' on a device, .* extends, on the host"
-    with pytest.raises(GraphError, match=told):
+    with pytest.raises(
+        GraphError, match=r"schema Mine: has 'reward' on a device, .* extends, on the host"
+    ):
 
         class Mine(Reward):
             reward = column(pa.float32(), device=True)
@@ -208,8 +210,7 @@ def test_hashes_of_tensors_are_of_their_bits_in_their_order(dtype: torch.dtype) 
 
 
 @operator()
-def states(rollout: Columns[Rollout]) -> Columns[DeviceFloats]:
-    raise AssertionError("only planned")
+def states(rollout: Columns[Rollout]) -> Columns[DeviceFloats]: ...
 
 
 class Seen(Rollout):
@@ -217,18 +218,15 @@ class Seen(Rollout):
 
 
 @operator()
-def looked(rollout: Columns[Rollout]) -> Columns[Seen]:
-    raise AssertionError("only planned")
+def looked(rollout: Columns[Rollout]) -> Columns[Seen]: ...
 
 
 @operator()
-def steered(score: Columns[Reward], hidden: Columns[DeviceFloats]) -> Columns[Reward]:
-    raise AssertionError("only planned")
+def steered(score: Columns[Reward], hidden: Columns[DeviceFloats]) -> Columns[Reward]: ...
 
 
 @loss()
-def beside(now: Now, hidden: Tensors[DeviceFloats]) -> Terms:
-    raise AssertionError("only planned")
+def beside(now: Now, hidden: Tensors[DeviceFloats]) -> Terms: ...
 
 
 def graph() -> Graph:
@@ -254,10 +252,10 @@ def edge(plan: Plan, producer: str, consumer: str) -> Any:
 
 def test_values_go_by_collectives_to_those_who_declare_them(tiny: None) -> None:
     plan = planned(pin=APART)
-    found = edge(plan, "states", "steered")
-    assert found.device == ("hidden", "top", "total")
-    assert found.route == "shm + collective (hidden, top, total)"
-    assert found.bytes == 32 * (8 + 16 * 12 + 8 + 16 * 8 + 8 + 4)
+    states_to_steered = edge(plan, "states", "steered")
+    assert states_to_steered.device == ("hidden", "top", "total")
+    assert states_to_steered.route == "shm + collective (hidden, top, total)"
+    assert states_to_steered.bytes == 32 * (8 + 16 * 12 + 8 + 16 * 8 + 8 + 4)
     assert edge(plan, "rollout", "looked").device == ()
     assert "seen" not in edge(plan, "looked", "states").columns, "states declares a Rollout"
     assert "seen" not in edge(plan, "again", "score").columns
@@ -285,13 +283,13 @@ def test_other_hosts_are_refused(tiny: None) -> None:
 
 
 def test_turns_are_refused(tiny: None) -> None:
-    told = r"device: states has hidden.* that a, train have by turns. Fix: pin states"
-    with pytest.raises(PlanError, match=told):
+    with pytest.raises(
+        PlanError, match=r"device: states has hidden.* that a, train have by turns. Fix: pin states"
+    ):
         planned(pin=APART, turns=(("a", "train"),))
 
 
-def sees(completions: Sequence[str], seen: Sequence[float]) -> list[float]:
-    raise AssertionError("only checked")
+def sees(completions: Sequence[str], seen: Sequence[float]) -> list[float]: ...
 
 
 def trained_on(rollout: Port[Rollout], score: Port[Reward] | None = None) -> Graph:
@@ -300,8 +298,9 @@ def trained_on(rollout: Port[Rollout], score: Port[Reward] | None = None) -> Gra
 
 def test_a_reward_function_cannot_read_a_device(tiny: None) -> None:
     rollout = looked(sampled())
-    told = r"wants 'seen', which 'looked' has on a device. Fix: an @operator"
-    with pytest.raises(GraphError, match=told):
+    with pytest.raises(
+        GraphError, match=r"wants 'seen', which 'looked' has on a device. Fix: an @operator"
+    ):
         check(trained_on(rollout, reward(sees, rollout, name="score")), headers)
 
 
@@ -310,11 +309,11 @@ class Numbered(Rollout):
 
 
 @operator()
-def numbered(rollout: Columns[Rollout]) -> Columns[Numbered]:
-    raise AssertionError("only planned")
+def numbered(rollout: Columns[Rollout]) -> Columns[Numbered]: ...
 
 
 def test_what_is_recorded_is_on_no_device(tiny: None) -> None:
-    told = "device: numbered: 'prompt' is recorded of each Step, from the host"
-    with pytest.raises(PlanError, match=told):
+    with pytest.raises(
+        PlanError, match="device: numbered: 'prompt' is recorded of each Step, from the host"
+    ):
         planned_on(CLUSTER, trained_on(numbered(sampled())))

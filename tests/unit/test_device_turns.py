@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -98,17 +97,15 @@ def answer(told: m.Instruction) -> m.Event:
     raise AssertionError(told)
 
 
-@dataclass
 class DeviceWorld:
     """Workers that do one thing after another, and refuse what a sleeping one cannot do."""
 
-    filter: TurnsByHand
-    awake: set[str] = field(default_factory=lambda: {"free"})
-    queues: dict[str, deque[m.Instruction]] = field(
-        default_factory=lambda: {w: deque() for w in WORKERS}
-    )
-    deaths: Counter[str] = field(default_factory=Counter)
-    begun: dict[str, list[m.Instruction]] = field(default_factory=lambda: {w: [] for w in WORKERS})
+    def __init__(self, turns: TurnsByHand) -> None:
+        self.filter, self.awake, self.deaths = turns, {"free"}, Counter[str]()
+        self.queues = {w: deque[m.Instruction]() for w in WORKERS}
+        self.begun = {w: list[m.Instruction]() for w in WORKERS}
+        self.there = defaultdict[int, set[str]](set)
+        """Of what ranks do together, by its number: those that have come to it."""
 
     def take(self, instructions: list[m.Instruction]) -> None:
         for each in instructions:
@@ -151,7 +148,7 @@ class DeviceWorld:
             self.step(draw.choice(busy))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(seed=st.integers(0, 1 << 32), losses=st.booleans())
 def test_random_arrivals_never_two_awake_nothing_starves_nothing_overtakes(
     seed: int, losses: bool
@@ -177,26 +174,15 @@ RANKS = {"one": ("a", "d"), "two": ("b", "e"), "three": ("e", "c")}
 """Rank groups over both groups."""
 
 
-def of_ranks() -> TurnsByHand:
-    nodes = [
-        planned_node(name, work="train", workers=workers, layout=Layout(data=len(workers)))
-        for name, workers in RANKS.items()
-    ]
-    return TurnsByHand(plan_of(*nodes, turns=GROUPS))
-
-
-@dataclass
 class InLockStep(DeviceWorld):
     """Workers whose ranks begin an assignment or an offer only when all of them have come to it."""
-
-    there: dict[int, set[str]] = field(default_factory=dict)
 
     def step(self, worker: str) -> None:
         told = self.queues[worker][0]
         if not isinstance(told, m.TrainStep | m.Offer):
             return super().step(worker)
         node = told.node if isinstance(told, m.TrainStep) else told.writer
-        there = self.there.setdefault(told.id, set())
+        there = self.there[told.id]
         if worker not in there and isinstance(told, m.TrainStep):
             self.take(self.filter.heard(m.Prepared(id=told.id, node=node, worker=worker)))
         there.add(worker)
@@ -215,32 +201,37 @@ class InLockStep(DeviceWorld):
                     self.step(worker)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(seed=st.integers(0, 1 << 32))
 def test_rank_groups_over_several_turns_never_wait_for_each_other(seed: int) -> None:
     draw = random.Random(seed)
-    world, wanted = InLockStep(of_ranks()), {w: [] for w in WORKERS}
+    nodes = [
+        planned_node(name, work="train", workers=workers, layout=Layout(data=2))
+        for name, workers in RANKS.items()
+    ]
+    turns = TurnsByHand(plan_of(*nodes, turns=GROUPS))
+    world, expected = InLockStep(turns), {w: [] for w in WORKERS}
     for number in range(40):
         node = draw.choice(list(RANKS))
         kind = draw.choice(("chunk", "chunk", "train", "offer"))
-        told: list[m.Instruction] = [chunk(100 + number, draw.choice(WORKERS))]
+        instructions = [chunk(100 + number, draw.choice(WORKERS))]
         idle = all(
             each in world.begun[w]
             for w in RANKS[node]
-            for each in wanted[w]
+            for each in expected[w]
             if isinstance(each, m.TrainStep)
         )
         if kind == "train" and idle:
-            told = [step(number, node, w) for w in RANKS[node]]
+            instructions = [step(number, node, w) for w in RANKS[node]]
         elif kind == "offer":
             offer = {"id": number, "model": "m", "writer": node, "version": 0}
-            told = [m.Offer(**offer, worker=w) for w in RANKS[node]]
-        for each in told:
-            wanted[each.worker].append(each)
-        world.take(world.filter.told(told))
+            instructions = [m.Offer(**offer, worker=w) for w in RANKS[node]]
+        for each in instructions:
+            expected[each.worker].append(each)
+        world.take(world.filter.told(instructions))
         world.some(draw)
     world.drain(draw)
-    assert world.begun == wanted
+    assert world.begun == expected
     assert world.filter.waiting() == []
 
 

@@ -24,13 +24,9 @@ from dataflow.user import Columns, operator
 from engine.checkpoint.provenance import provenance
 from operators.advantage import Scale, group_advantage, whiten
 from operators.losses import policy_gradient_loss
-from operators.reward import reward
-from operators.train import train
+from tests.kit.graphs import graph_of, sampled, scored, trained
 from tests.kit.plans import headers
-from tests.kit.rewards import exact
-from tests.right_graphs import policy, sampled
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.kit.processes import ROOT
 
 
 @operator()
@@ -51,10 +47,9 @@ def bent(now: Now, advantage: Tensors[Advantage], *, dialect: str | None = None)
 def made(dialect: Any = "trl", own: Any = None) -> Graph:
     """Users' parts and two of ours that have a dialect; own: that of the advantage."""
     rollout = sampled()
-    score = straight(curved(reward(exact, rollout, name="score")))
+    score = straight(curved(scored(rollout)))
     advantage = group_advantage(rollout, score, dialect=own, name="advantage")
-    objective = bent(whiten(advantage, rollout))
-    return Graph("g", train(policy, rollout, loss=objective, lr=1e-6), dialect=dialect)
+    return Graph("g", trained(rollout, bent(whiten(advantage, rollout))), dialect=dialect)
 
 
 def dialects(graph: Graph) -> dict[str, str]:
@@ -84,7 +79,7 @@ def test_rewrites_keep_the_graphs_dialect_and_new_nodes_follow_it() -> None:
     rollout, score = graph.port("rollout", Rollout), graph.port("score", Reward)
     other = group_advantage(rollout, score, scale="none", name="advantage")
     advantage = graph.port("advantage", Advantage)
-    second = train(policy, rollout, loss=bent(advantage), lr=1e-6, name="again")
+    second = trained(rollout, bent(advantage), name="again")
     edited = graph.replace(advantage=other).extend(second).renamed("h").map(lambda node: node)
     assert (edited.dialect, edited.name) == ("verl", "h")
     assert {use.where: use.dialect for use in spoken(with_dialects(edited))}["again.bent"] == "verl"
@@ -113,16 +108,13 @@ def test_a_snapshot_read_again_means_the_same_and_still_follows(
 
 def test_a_snapshot_of_a_peer_that_is_none_is_refused() -> None:
     text = to_json(made()).replace('"dialect": "trl"', '"dialect": "dapo"')
-    with pytest.raises(
-        GraphError, match=r"expected a dialect of trl, verl, .*, found 'dapo'\. Fix"
-    ):
+    with pytest.raises(GraphError, match=r"expected a dialect of trl, .*, found 'dapo'\. Fix"):
         from_json(text)
 
 
 def test_a_snapshot_of_an_earlier_format_has_no_dialect_of_its_own() -> None:
     text = to_json(made(own="verl")).replace('"format": 3', '"format": 2')
-    again = from_json(text.replace('  "dialect": "trl",\n', "", 1))
-    assert again == made(own="verl")
+    assert from_json(text.replace('  "dialect": "trl",\n', "", 1)) == made(own="verl")
 
 
 def test_naming_the_graphs_own_dialect_changes_nothing_for_a_run(
@@ -130,8 +122,7 @@ def test_naming_the_graphs_own_dialect_changes_nothing_for_a_run(
 ) -> None:
     """A run that was begun with each node's dialect written out can go on with the graph's."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "train.parquet").write_bytes(b"rows")
+    (tmp_path / "train.parquet").write_bytes(b"rows")
     followed, named = made("verl"), made("verl", own="verl")
     assert followed != named
     assert fingerprint(followed) == fingerprint(named)
@@ -141,8 +132,7 @@ def test_naming_the_graphs_own_dialect_changes_nothing_for_a_run(
 
 
 def test_a_difference_names_the_graphs_dialect_and_all_that_follow_it() -> None:
-    told = str(diff(made("trl", own="openrlhf"), made("verl", own="openrlhf")))
-    assert told == (
+    assert str(diff(made("trl", own="openrlhf"), made("verl", own="openrlhf"))) == (
         "g\n"
         "dialect: trl -> verl\n"
         "\n"
@@ -172,40 +162,30 @@ def test_a_graph_of_a_peer_that_is_none_is_refused(name: Any) -> None:
 
 
 def test_every_operator_and_loss_with_a_dialect_says_what_it_does_in_each() -> None:
+    modules = [f"operators.{path.stem}" for path in (ROOT / "operators").glob("*.py")]
+    parts = [part for name in modules for part in vars(importlib.import_module(name)).values()]
     names = set()
-    for path in sorted((ROOT / "operators").glob("*.py")):
-        for part in vars(importlib.import_module(f"operators.{path.stem}")).values():
-            if not isinstance(part, Operator | LossFunction):
-                continue
-            parameters = part.limits if isinstance(part, Operator) else part.parameters
-            if "dialect" in parameters:
-                names.add(part.name)
-                require_conventions(part, set(parameters))
+    for part in (part for part in parts if isinstance(part, Operator | LossFunction)):
+        parameters = set(part.limits if isinstance(part, Operator) else part.parameters)
+        if "dialect" not in parameters:
+            continue
+        names.add(part.name)
+        assert tuple(dict(part.conventions)) == DIALECTS, part.name
+        for convention in dict(part.conventions).values():
+            assert convention.says, part.name
+            for gap in convention.gaps:
+                assert {name for name, _ in gap.where} <= parameters, (part.name, gap)
     assert {"group_advantage", "whiten", "gae", "returns", "kl_in_reward"} < names
-
-
-def require_conventions(part: Operator | LossFunction, parameters: set[str]) -> None:
-    conventions = dict(part.conventions)
-    assert tuple(conventions) == DIALECTS, part.name
-    for convention in conventions.values():
-        assert convention.says, part.name
-        for gap in convention.gaps:
-            assert {name for name, _ in gap.where} <= parameters, (part.name, gap)
 
 
 def described(dialect: str, scale: Scale) -> str:
     rollout = sampled()
-    advantage = group_advantage(rollout, reward(exact, rollout), scale=scale)
-    sink = train(policy, rollout, loss=policy_gradient_loss(advantage), lr=1e-6)
-    return check(Graph("g", sink, dialect=dialect), headers).describe()
+    advantage = group_advantage(rollout, scored(rollout), scale=scale)
+    graph = graph_of(rollout, policy_gradient_loss(advantage)).in_dialect(dialect)
+    return check(graph, headers).describe()
 
 
 def test_what_a_peer_has_no_answer_to_is_said_with_what_happens_instead() -> None:
     lacks = "verl has no scale by the mean reward: the paper's, without an epsilon"
     assert f"  group_advantage: as verl does it\n    {lacks}" in described("verl", "mean")
     assert "has no" not in described("verl", "std")
-
-
-def test_each_use_says_what_its_dialect_means() -> None:
-    (use,) = [use for use in spoken(with_dialects(made("verl"))) if use.where == "advantage"]
-    assert use.says == "unbiased deviation + 1e-06; a group's only row gets its own reward"

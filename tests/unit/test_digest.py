@@ -49,7 +49,7 @@ def batch(rows: list[dict[str, Any]], names: list[str] | None = None) -> Batch:
     return Batch(Keys.of(range(len(rows))), pa.RecordBatch.from_pydict(columns))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(rows=st.lists(ROW, min_size=1, max_size=5))
 def test_rows_are_equal_where_their_hashes_are(rows: list[dict[str, Any]]) -> None:
     found = row_digests(batch(rows))
@@ -58,7 +58,7 @@ def test_rows_are_equal_where_their_hashes_are(rows: list[dict[str, Any]]) -> No
         assert (one == other) == (text == another)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(rows=st.lists(ROW, min_size=3, max_size=6), data=st.data())
 def test_slices_and_picked_rows_keep_their_hashes(
     rows: list[dict[str, Any]], data: st.DataObject

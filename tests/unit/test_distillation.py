@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,8 @@ from dataflow.batch import Batch
 from dataflow.check import check
 from dataflow.errors import GraphError
 from dataflow.graph import Graph
-from dataflow.loss import Loss, Now, Tensors
+from dataflow.loss import Now, Tensors
 from dataflow.model import Model
-from dataflow.node import Port
 from dataflow.schema import Logprobs, Reward, Rollout, Values
 from dataflow.top_logprobs import TopLogprobs
 from dataflow.user import Columns
@@ -32,6 +30,7 @@ from operators.kernels.torch import attention, heads
 from operators.kernels.torch.forward import TorchLogprobs, TorchScores
 from operators.losses import distillation_loss, regression_loss
 from operators.train import train
+from tests.kit.graphs import graph_of, sampled
 from tests.kit.kernels import open_kernel, rows_chunk
 from tests.kit.plans import headers
 from tests.kit.rows import padded_logits, plain, random_rows
@@ -79,31 +78,35 @@ def now_of(mask: list[float], kind: Any = torch.float64, **given: Any) -> Now:
     return Now(mask=torch.tensor(mask, dtype=kind), step=1, vocabulary=VOCABULARY, **sizes, **given)
 
 
+def require_alike(ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor], **how: float) -> None:
+    """The same losses, and the same slopes of them. Each: a loss, and what it is a function of."""
+    slopes = [torch.autograd.grad(loss.sum(), of)[0] for loss, of in (ours, theirs)]
+    torch.testing.assert_close(ours[0], theirs[0], **how)
+    torch.testing.assert_close(*slopes, **how)
+
+
 @pytest.mark.parametrize("direction", ["reverse", "forward"])
 @pytest.mark.parametrize("tail", TAILS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(drawn=distributions())
 def test_the_divergence_of_the_likeliest_tokens(drawn: Any, tail: Any, direction: Any) -> None:
     student, teacher, mask, k = drawn
     ids = teacher.topk(k).indices
-    told = teacher.gather(1, ids)
+    likeliest = teacher.gather(1, ids)
     ours, theirs = (student.gather(1, ids).requires_grad_() for _ in range(2))
     foreign = mask[:, None] == 0
-    ports = Tensors[TopLogprobs]({"top_logprobs": told.masked_fill(foreign, math.nan)})
+    ports = Tensors[TopLogprobs]({"top_logprobs": likeliest.masked_fill(foreign, math.nan)})
     now = now_of(mask.tolist(), at_ids=ours)
     terms = formulas.distillation(now, ports, direction=direction, tail=tail)
-    wanted = divergence(theirs, told, direction, tail) * mask
-    torch.testing.assert_close(terms.loss, wanted, rtol=1e-6, atol=1e-9)
-    (found,) = torch.autograd.grad(terms.loss.sum(), ours)
-    (slope,) = torch.autograd.grad(wanted.sum(), theirs)
-    torch.testing.assert_close(found, slope, rtol=1e-6, atol=1e-8)
+    exact = divergence(theirs, likeliest, direction, tail) * mask
+    require_alike((terms.loss, ours), (exact, theirs), rtol=1e-6, atol=1e-8)
     total, count = terms.metrics["distill/teacher_mass"]
-    mass = float((told.exp().sum(-1) * mask).sum())
+    mass = float((likeliest.exp().sum(-1) * mask).sum())
     assert (float(total), float(count)) == pytest.approx((mass, float(mask.sum())), abs=1e-9)
 
 
 @pytest.mark.parametrize("tail", TAILS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(drawn=distributions())
 def test_with_the_whole_vocabulary_every_tail_is_the_exact_divergence(
     drawn: Any, tail: Any
@@ -111,9 +114,9 @@ def test_with_the_whole_vocabulary_every_tail_is_the_exact_divergence(
     student, teacher, *_ = drawn
     now = now_of([1.0] * len(student), at_ids=student)
     ports = Tensors[TopLogprobs]({"top_logprobs": teacher})
-    found = formulas.distillation(now, ports, direction="forward", tail=tail).loss
+    loss = formulas.distillation(now, ports, direction="forward", tail=tail).loss
     exact = torch.nn.functional.kl_div(student, teacher, reduction="none", log_target=True)
-    torch.testing.assert_close(found, exact.sum(-1), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(loss, exact.sum(-1), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("direction", ["reverse", "forward"])
@@ -135,7 +138,7 @@ def test_sure_distributions_have_finite_numbers(direction: Any, tail: Any, far: 
 
 
 @pytest.mark.parametrize("huber", [None, 0.5])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(error=st.lists(st.floats(-3, 3), min_size=1, max_size=5), hole=st.integers(0, 4))
 def test_regression_of_rows(error: list[float], hole: int, huber: float | None) -> None:
     """Of one token each, one of them perhaps not trained. That of tokens: test_loss_numbers.py."""
@@ -149,25 +152,15 @@ def test_regression_of_rows(error: list[float], hole: int, huber: float | None) 
     squares = torch.nn.functional.huber_loss(
         said, torch.zeros_like(said), delta=huber or 9.0, reduction="none"
     )
-    torch.testing.assert_close(terms.loss, squares * mask, rtol=0, atol=1e-12)
-    (found,) = torch.autograd.grad(terms.loss.sum(), said)
-    (wanted,) = torch.autograd.grad((squares * mask).sum(), said)
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+    require_alike((terms.loss, said), (squares * mask, said), rtol=0, atol=1e-12)
     assert float(terms.metrics["regression/squared_error"][1]) == float(mask.sum())
-
-
-def likeliest(base: str, rows: Batch, k: int) -> Batch:
-    names = ("logprobs", "top_ids", "top_logprobs")
-    kernel = open_kernel(TorchLogprobs(), base, returns=names, top_k=k)
-    (batch,) = kernel.run(rows_chunk(rows))
-    return batch
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A name for each pass through a model."""
     passes: list[str] = []
     for name in ("forward", "hidden"):
-        real: Callable[..., Any] = getattr(attention, name)
+        real = getattr(attention, name)
 
         def call(*args: Any, real: Any = real, name: str = name, **kwargs: Any) -> Any:
             passes.append(name)
@@ -182,38 +175,37 @@ def test_all_terms_share_one_forward_pass(
     bases: dict[str, str], monkeypatch: pytest.MonkeyPatch, k: int
 ) -> None:
     base, rows = bases["qwen2"], random_rows(3, 3)
-    teacher = likeliest(bases["llama"], rows, k)
+    names = ("logprobs", "top_ids", "top_logprobs")
+    scorer = open_kernel(TorchLogprobs(), bases["llama"], returns=names, top_k=k)
+    (teacher,) = scorer.run(rows_chunk(rows))
     loss = loss_of(losses.DISTILLATION, direction="reverse", tail="bucket")
     loss += loss_of(losses.KL, kind="k2", weight=0.1) + loss_of(losses.ENTROPY, weight=-0.01)
     kernel = opened(base, loss, lr=1e-30, clip_norm=1e9)
     passes = counted(monkeypatch)
     reference = token_column(rows, "logprobs", low=-5.0, high=-3.0)
     ports = {"distillation_loss__teacher": teacher, "kl_loss__reference": reference}
-    found = kernel.step(assignment(rows, 1, **ports))
+    metrics = kernel.step(assignment(rows, 1, **ports))
     assert passes == ["forward"]
     # Each term alone, from a padded forward of transformers.
     module = plain(base)
-    said = torch.cat(padded_logits(module, rows)).log_softmax(-1)
-    told = torch.cat(padded_logits(plain(bases["llama"]), rows)).log_softmax(-1).detach()
-    best = told.topk(k).indices
+    ours = torch.cat(padded_logits(module, rows)).log_softmax(-1)
+    theirs = torch.cat(padded_logits(plain(bases["llama"]), rows)).log_softmax(-1).detach()
+    best, alike = theirs.topk(k), ("reverse", "bucket", 98)
     written = torch.from_numpy(rows.ragged("completion_ids").values.astype(np.int64))
-    own = said.gather(1, written[:, None])[:, 0]
-    away = own - torch.from_numpy(reference.ragged("logprobs").values.copy())
+    near = torch.from_numpy(reference.ragged("logprobs").values.copy())
+    away = ours.gather(1, written[:, None])[:, 0] - near
     terms = {
-        "distillation_loss": divergence(
-            said.gather(1, best), told.gather(1, best), "reverse", "bucket", vocabulary=98
-        ),
+        "distillation_loss": divergence(ours.gather(1, best.indices), best.values, *alike),
         "kl_loss": away.square() / 2,
-        "entropy_loss": (said.exp() * said).sum(-1),
+        "entropy_loss": (ours.exp() * ours).sum(-1),
     }
     mask = torch.from_numpy(rows.ragged("completion_mask").values.astype(np.float32))
     means = {name: (x * mask).sum() / mask.sum() for name, x in terms.items()}
     for name, mean in means.items():
-        assert found[f"loss/{name}"] == pytest.approx(float(mean.detach()), rel=2e-4), name
-    total = means["distillation_loss"] + 0.1 * means["kl_loss"] - 0.01 * means["entropy_loss"]
-    total.backward()
+        assert metrics[f"loss/{name}"] == pytest.approx(float(mean.detach()), rel=2e-4), name
+    (means["distillation_loss"] + 0.1 * means["kl_loss"] - 0.01 * means["entropy_loss"]).backward()
     norms = torch.stack([p.grad.norm() for p in module.parameters() if p.grad is not None])
-    assert found["optim/grad_norm"] == pytest.approx(float(norms.norm()), rel=1e-3)
+    assert metrics["optim/grad_norm"] == pytest.approx(float(norms.norm()), rel=1e-3)
 
 
 def test_a_row_is_regressed_where_scores_reads_it_in_one_forward_with_its_values(
@@ -232,59 +224,54 @@ def test_a_row_is_regressed_where_scores_reads_it_in_one_forward_with_its_values
     trainer = opened(bases["critic"], loss, head="scalar", lr=1e-30)
     passes = counted(monkeypatch)
     ports = {"regression_loss__target": target, "tokens__target": near}
-    found = trainer.step(assignment(rows, 1, **ports))
+    metrics = trainer.step(assignment(rows, 1, **ports))
     assert passes == ["hidden"]
-    live = np.array([rows.ragged("completion_mask")[i].any() for i in range(len(rows))])
-    wanted = ((read - goal)[live] ** 2 / 2).mean()
-    assert found["loss/regression_loss"] == pytest.approx(wanted, rel=1e-4)
+    trained = [rows.ragged("completion_mask")[i].any() for i in range(len(rows))]
+    expected = ((read - goal)[trained] ** 2 / 2).mean()
+    assert metrics["loss/regression_loss"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_teacher_advantage_is_the_gap_of_log_probs_where_trained() -> None:
     rows = random_rows(2, 3)
     teacher = token_column(rows, "logprobs", low=-9.0, high=0.0)
-    found = advantage_formulas.teacher_advantage(Columns(rows, Rollout), Columns(teacher, Logprobs))
-    mask = rows.ragged("completion_mask").values
-    sampler, told = rows.ragged("sampler_logprobs").values, teacher.ragged("logprobs").values
-    for t, gain in enumerate(found["advantage"].values.tolist()):
-        assert gain == pytest.approx(
-            float(told[t]) - float(sampler[t]) if mask[t] else 0.0, abs=1e-6
-        )
-
-
-policy = Model("policy", "tiny", trainable=True)
-critic = Model("critic", "tiny", trainable=True, head="scalar")
-
-
-def check_trained(model: Model, rollout: Port[Rollout], loss: Loss) -> None:
-    check(Graph("g", train(model, rollout, loss=loss, lr=1e-6)), headers)
+    advantages = advantage_formulas.teacher_advantage(
+        Columns(rows, Rollout), Columns(teacher, Logprobs)
+    )
+    gap = teacher.ragged("logprobs").values - rows.ragged("sampler_logprobs").values
+    expected = np.where(rows.ragged("completion_mask").values, gap, 0.0)
+    np.testing.assert_allclose(advantages["advantage"].values, expected, atol=1e-6)
 
 
 def test_distillation_asks_for_the_teachers_likeliest_tokens() -> None:
-    rollout = generate(policy, prompts("d.jsonl", batch=4), n=2, max_tokens=8)
-    large = Model("teacher", "large")
-    plainly: Any = logprobs(large, rollout)
-    told = r"expected TopLogprobs .*Fix: logprobs\(teacher, rollout, top_k=64\)"
-    with pytest.raises(GraphError, match=told):
-        check_trained(policy, rollout, distillation_loss(plainly))
+    rollout, large = sampled(), Model("teacher", "large")
+
+    def check_with(teacher: Any, **how: Any) -> None:
+        check(graph_of(rollout, distillation_loss(teacher, **how)), headers)
+
+    with pytest.raises(
+        GraphError, match=r"expected TopLogprobs .*Fix: logprobs\(teacher, rollout, top_k=64\)"
+    ):
+        check_with(logprobs(large, rollout))
     teacher = logprobs(large, rollout, top_k=8)
-    check_trained(policy, rollout, distillation_loss(teacher, direction="forward", tail="drop"))
+    check_with(teacher, direction="forward", tail="drop")
     for wrong in ({"direction": "both"}, {"tail": "cut"}):
-        loss = distillation_loss(teacher, **wrong)  # type: ignore[arg-type]
         with pytest.raises(GraphError, match=r"expected (direction|tail) to be '"):
-            check_trained(policy, rollout, loss)
+            check_with(teacher, **wrong)
 
 
 def test_regression_knows_its_target() -> None:
     sampler = Model("sampler", "tiny")
     rollout = generate(sampler, prompts("d.jsonl", batch=4), n=2, max_tokens=8)
+    critic = Model("critic", "tiny", trainable=True, head="scalar")
     slow = Model("slow", "tiny", head="scalar", follows=critic, rate=0.1)
-    of_rows = regression_loss(scores(slow, rollout))
-    of_tokens = regression_loss(values(slow, rollout))
-    assert [loss.terms[0].function for loss in (of_rows, of_tokens)] == [
-        losses.ROW_REGRESSION,
-        losses.TOKEN_REGRESSION,
-    ]
-    check_trained(critic, rollout, of_tokens)
-    wrong = regression_loss(logprobs(sampler, rollout))  # type: ignore[arg-type]
+
+    def check_with(target: Any) -> Any:
+        """The function of the loss, once the check has passed."""
+        loss = regression_loss(target)
+        check(Graph("g", train(critic, rollout, loss=loss, lr=1e-6)), headers)
+        return loss.terms[0].function
+
+    assert check_with(scores(slow, rollout)) == losses.ROW_REGRESSION
+    assert check_with(values(slow, rollout)) == losses.TOKEN_REGRESSION
     with pytest.raises(GraphError, match=r"expected Reward .*found Logprobs"):
-        check_trained(critic, rollout, wrong)
+        check_with(logprobs(sampler, rollout))

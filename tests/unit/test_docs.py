@@ -19,9 +19,9 @@ from engine.options import RunOptions
 from engine.plan.cluster import Cluster
 from engine.plan.cluster_file import read_cluster
 from graphs.grpo import grpo
-from tests.kit.processes import call_python
+from tests.kit.processes import ROOT, call_python
 
-ROOT = Path(__file__).resolve().parents[2]
+README, CLUSTERS = ROOT / "README.md", ROOT / "docs/clusters.md"
 
 
 @cache
@@ -82,8 +82,8 @@ def test_links_to_files_resolve(path: Path) -> None:
 
 
 def test_links_of_the_readme_are_absolute_and_defined() -> None:
-    text = re.sub(r"`[^`\n]*`", "", prose(ROOT / "README.md"))
-    assert all(target.startswith("https") for target in links(ROOT / "README.md"))
+    text = re.sub(r"`[^`\n]*`", "", prose(README))
+    assert all(target.startswith("https") for target in links(README))
     defined = definitions(text)
     written = re.sub(r"^\[[^\]]+\]: \S+$", "", text, flags=re.MULTILINE)
     used = set(re.findall(r"\[([^\]]+)\](?!\()", written))
@@ -92,7 +92,7 @@ def test_links_of_the_readme_are_absolute_and_defined() -> None:
 
 def test_lines_of_the_readme_are_short() -> None:
     """A table's row is one line, however long."""
-    lines = enumerate((ROOT / "README.md").read_text().splitlines(), 1)
+    lines = enumerate(README.read_text().splitlines(), 1)
     assert {i: line for i, line in lines if len(line) > 120 and not line.startswith("|")} == {}
 
 
@@ -125,11 +125,6 @@ COLUMN = "reward/*"
 """A column of a Reward, no metric."""
 READERS = ("engine/observe/figures.py", "engine/observe/silent_failures.py", "engine/cli/")
 """Files that read metrics and emit none."""
-
-
-def documented() -> list[str]:
-    """The names in docs/metrics.md."""
-    return metrics_in((ROOT / "docs" / "metrics.md").read_text())
 
 
 def metrics_in(text: str) -> list[str]:
@@ -171,9 +166,10 @@ def covers(pattern: str, name: str) -> bool:
 
 
 def test_every_metric_in_the_code_is_documented() -> None:
-    patterns, found = documented(), list(emitted())
-    assert len(found) > 30
-    for file, name in found:
+    patterns = metrics_in((ROOT / "docs/metrics.md").read_text())
+    names = list(emitted())
+    assert len(names) > 30
+    for file, name in names:
         assert any(covers(pattern, name) for pattern in patterns), (
             f"{file}: {name} is not in docs/metrics.md"
         )
@@ -183,7 +179,7 @@ def test_every_documented_metric_is_in_the_code() -> None:
     """Names as they are in the code, or at least their last part."""
     ours = {name for _, name in emitted()}
     written = "\n".join(path.read_text() for path in sources())
-    table = (ROOT / "docs" / "metrics.md").read_text()
+    table = (ROOT / "docs/metrics.md").read_text()
     first_column = "\n".join(re.findall(r"^\| (.*?) \|", table, re.MULTILINE))
     names = metrics_in(first_column)
     assert len(names) > 40
@@ -193,9 +189,6 @@ def test_every_documented_metric_is_in_the_code() -> None:
         assert as_it_is or f"/{last}" in written or "*" in last, name
 
 
-README, CLUSTERS = ROOT / "README.md", ROOT / "docs" / "clusters.md"
-
-
 def blocks(language: str, page: Path) -> list[str]:
     """The blocks of a page in one language."""
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
@@ -203,13 +196,12 @@ def blocks(language: str, page: Path) -> list[str]:
 
 def test_the_graph_of_the_readme_is_grpo() -> None:
     block = blocks("python", README)[0]
-    text = (ROOT / "graphs" / "grpo.py").read_text()
+    text = (ROOT / "graphs/grpo.py").read_text()
     assert text.endswith(f'    """\n{textwrap.indent(block, "    ")}')
     assert len(block.splitlines()) <= 12
 
 
-def exact_match(completions: list[str], answer: list[str]) -> list[float]:
-    raise AssertionError("only drawn")
+def exact_match(completions: list[str], answer: list[str]) -> list[float]: ...
 
 
 def test_the_drawing_of_the_readme_is_what_draw_says() -> None:
@@ -219,7 +211,7 @@ def test_the_drawing_of_the_readme_is_what_draw_says() -> None:
 
 
 def test_the_options_of_the_readme_are_the_run_options() -> None:
-    tree = ast.parse((ROOT / "engine" / "options.py").read_text())
+    tree = ast.parse((ROOT / "engine/options.py").read_text())
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     rows = re.findall(r"^\| `--([a-z-]+)` \| .* \| (.*) \|$", README.read_text(), re.MULTILINE)
     for field, meaning in pairwise(classes["RunOptions"].body):
@@ -238,11 +230,11 @@ def test_a_page_is_what_its_script_writes(page: str, tmp_path: Path) -> None:
     file = tmp_path / "page.md"
     done = call_python(f"scripts/{page}.py", str(file))
     assert done.returncode == 0, done.stderr
-    assert file.read_text() == (ROOT / "docs" / f"{page}.md").read_text()
+    assert file.read_text() == (ROOT / f"docs/{page}.md").read_text()
 
 
 def test_what_troubleshooting_quotes_of_hosts_is_in_the_code() -> None:
-    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    page = (ROOT / "docs/troubleshooting.md").read_text()
     table = page.partition("### What a Ray cluster may say")[2]
     quoted = re.findall(r"^\| `(.*?)` \|", table, re.MULTILINE)
     code = "".join(path.read_text() for path in (ROOT / "engine").rglob("*.py"))
@@ -252,7 +244,7 @@ def test_what_troubleshooting_quotes_of_hosts_is_in_the_code() -> None:
 
 def cluster_of(page: str, folder: Path) -> Cluster:
     """That of a page's only block in TOML."""
-    (block,) = blocks("toml", ROOT / "docs" / f"{page}.md")
+    (block,) = blocks("toml", ROOT / f"docs/{page}.md")
     (folder / "hosts.toml").write_text(block)
     return read_cluster(folder / "hosts.toml")
 
@@ -282,5 +274,5 @@ def test_flags_of_dataflow_for_clusters_are_options() -> None:
     lines = [
         line for line in text.splitlines() if "dataflow r" in line or line.startswith("options=")
     ]
-    found = {flag for line in lines for flag in re.findall(r"(?<!\S)\(?(--[a-z-]+)", line)}
-    assert {"--cluster", "--pin", "--grace", "--checkpoint-every"} <= found <= known
+    flags = {flag for line in lines for flag in re.findall(r"(?<!\S)\(?(--[a-z-]+)", line)}
+    assert {"--cluster", "--pin", "--grace", "--checkpoint-every"} <= flags <= known

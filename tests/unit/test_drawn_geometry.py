@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -21,18 +20,15 @@ from dataflow.draw.scene import Rect, Scene
 from dataflow.draw.style import sheet
 from dataflow.draw.svg import scene
 from dataflow.graph import Graph
-from dataflow.model import Model
 from dataflow.node import Port
 from dataflow.schema import Reward, Rollout
 from dataflow.user import Columns, operator
-from operators.advantage import group_advantage
-from operators.data import prompts
-from operators.generate import generate
+from graphs.grpo import grpo
 from operators.losses import clipped_policy_loss
-from operators.reward import reward
-from operators.train import train
 from tests.kit import algorithms
 from tests.kit.drawn_graphs import DrawnShape, boxes_of, drawn_graph, fan, faults, shaped
+from tests.kit.graphs import compared, graph_of, sampled, scored
+from tests.kit.rewards import exact
 
 SVG = "{http://www.w3.org/2000/svg}"
 SHAPES = st.builds(
@@ -74,7 +70,7 @@ def scene_of(kind: str, graph: Graph) -> Scene:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(SHAPES)
 def test_nothing_overlaps_or_leaves_the_picture(kind: str, shape: DrawnShape) -> None:
     made = scene_of(kind, drawn_graph(shape))
@@ -128,7 +124,7 @@ def marked(root: ElementTree.Element, *names: str) -> list[tuple[str, ...]]:
     return sorted(tuple(group[name] for name in names) for group in groups)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(SHAPES, st.booleans())
 def test_each_part_is_there_once_and_bytes_are_those_of_the_graph(
     shape: DrawnShape, life: bool
@@ -149,31 +145,18 @@ def test_each_part_is_there_once_and_bytes_are_those_of_the_graph(
     assert draw(drawn_graph(shape), "svg", life=life, fold=False) == made
 
 
-def trained_on(
-    score: Callable[[Port[Rollout]], Port[Reward]], *, base: str = "models/base", data: str = "d"
-) -> Graph:
+def scored_by(rollout: Port[Rollout], score: Port[Reward]) -> Graph:
     """A policy that is trained on this reward of its answers."""
-    policy = Model("policy", base, trainable=True)
-    rollout = generate(policy, prompts(data, batch=4), n=2, max_tokens=8, name="rollout")
-    advantage = group_advantage(rollout, score(rollout), name="advantage")
-    loss = clipped_policy_loss(advantage)
-    return Graph("g", train(policy, rollout, loss=loss, lr=1e-6))
+    return graph_of(rollout, clipped_policy_loss(compared(rollout, score)))
 
 
 def chain(length: int) -> Graph:
     """A graph of so many nodes, most in one line."""
-
-    def score(rollout: Port[Rollout]) -> Port[Reward]:
-        found = reward(_letters, rollout, name="score")
-        for i in range(length - 5):
-            found = shaped.named(f"shaped_{i}")(found, by=0.5)
-        return found
-
-    return trained_on(score)
-
-
-def _letters(completions: list[str]) -> list[float]:
-    return [float(len(each)) for each in completions]
+    rollout = sampled()
+    score = scored(rollout)
+    for i in range(length - 5):
+        score = shaped.named(f"shaped_{i}")(score, by=0.5)
+    return scored_by(rollout, score)
 
 
 def test_chains_are_one_box_from_more_than_twenty_five_nodes() -> None:
@@ -196,20 +179,19 @@ def joined(first: Columns[Rollout], second: Columns[Rollout]) -> Columns[Reward]
 
 
 def test_edges_between_the_same_nodes_are_one_with_its_ports_named() -> None:
-    graph = trained_on(lambda rollout: joined.named("score")(rollout, rollout))
-    made = draw(graph, "svg")
-    assert made.count('data-edge="rollout-&gt;score"') == 1
-    root = ElementTree.fromstring(made)
+    rollout = sampled()
+    drawing = draw(scored_by(rollout, joined.named("score")(rollout, rollout)), "svg")
+    assert drawing.count('data-edge="rollout-&gt;score"') == 1
+    root = ElementTree.fromstring(drawing)
     (edge,) = (g for g in root.iter(f"{SVG}g") if g.get("data-edge") == "rollout->score")
-    said = " ".join(text.text or "" for text in edge.iter(f"{SVG}text"))
-    assert "first" in said
-    assert "second" in said
-    assert not re.search(r"\d", said)
+    labels = " ".join(text.text or "" for text in edge.iter(f"{SVG}text"))
+    assert "first" in labels
+    assert "second" in labels
+    assert not re.search(r"\d", labels)
 
 
 def test_what_a_parameter_says_is_text() -> None:
-    sly = {"base": "models/<b>&'\"", "data": "<script>&.parquet"}
-    graph = trained_on(lambda rollout: reward(_letters, rollout, name="score"), **sly)
+    graph = grpo("models/<b>&'\"", "<script>&.parquet", exact)
     for life in (False, True):
         root = ElementTree.fromstring(draw(graph, "svg", life=life))
         assert [each.tag for each in root.iter() if "script" in each.tag] == []

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.cost.cache import GPU_SHARE, MOST, cache_bytes
-from engine.cost.lengths import Lengths
-from engine.cost.models import model_cost
+from engine.cost.cache import GPU_SHARE, MOST
 from engine.plan.cluster import Cluster
 from engine.plan.plan import Plan
 from tests.kit.graphs import small_grpo
@@ -52,13 +50,3 @@ def test_on_a_gpu_of_its_own_it_has_what_weights_leave() -> None:
 def test_in_turns_it_has_the_memory_of_those_that_sleep() -> None:
     pins = {"rollout": "gen", "train_policy": "train", "reference": "train"}
     assert cache(plan(1, pin=pins, turns=(("gen", "train"),))) > MOST
-
-
-def test_no_more_than_the_rows_need() -> None:
-    shape = model_cost("tiny").shape
-    assert shape is not None
-    row = Lengths(prompt=100, completion=100)
-    how: dict[str, Any] = {"longest": 200, "dtype": "float32"}
-    assert cache_bytes(shape, row, rows=1, most=GPU, **how) == cache_bytes(
-        shape, row, rows=1, **how
-    )

@@ -92,7 +92,7 @@ def test_a_resume_drops_what_comes_again(
 @given(flip=st.integers(min_value=0))
 def test_a_changed_byte_ends_a_segment(flip: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("events")
-    records: list[Record] = [flow(step) for step in range(1, 6)]
+    records = [flow(step) for step in range(1, 6)]
     written(folder, records)
     (path,) = segments.step_segments(folder)
     text = bytearray(path.read_bytes())
@@ -104,7 +104,7 @@ def test_a_changed_byte_ends_a_segment(flip: int, tmp_path_factory: pytest.TempP
 
 def test_segments_follow_one_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "_LARGEST", 200)
-    records: list[Record] = [flow(step) for step in range(1, 40)]
+    records = [flow(step) for step in range(1, 40)]
     written(tmp_path, records[:20])
     written(tmp_path, records[20:])
     assert len(segments.step_segments(tmp_path)) > 3
@@ -177,14 +177,14 @@ def test_several_stretches_are_one() -> None:
 # --- planted bottlenecks, in simulated time -------------------------------------------------------
 
 
-def told(plan: Plan, folder: Path, steps: int = 6, **durations: Any) -> list[str]:
+def told(plan: Plan, folder: Path, **durations: Any) -> list[str]:
     """The sentences of a simulated run, without its first Step."""
     writer = FlowWriter(folder, after=0)
     runs: list[Simulation] = []
     fold = FlowFold(plan, writer, lambda: runs[0].coordinator.cuts(), wall=lambda: runs[0].now)
     run = Simulation(
         plan,
-        Settings(steps=steps),
+        Settings(steps=6),
         rows={source.name: 1000 for source in plan.sources},
         durations=Durations(tail=0.0, **durations),
         outcomes=Outcomes(),

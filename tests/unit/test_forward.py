@@ -17,7 +17,7 @@ from operators.kernels.torch import heads
 from operators.kernels.torch.forward import TorchLogprobs, TorchScores, TorchValues
 from operators.kernels.torch.heads import predictions
 from operators.kernels.torch.models import load_model
-from operators.kernels.torch.packing import Packed, pack
+from operators.kernels.torch.packing import pack
 from tests.kit.kernels import open_kernel, rows_chunk
 from tests.kit.rows import padded_logprobs, plain, random_rows, rollout
 
@@ -31,13 +31,25 @@ def run(
     return batch
 
 
-@pytest.mark.parametrize(("tokens", "temperature"), [(16384, 1.0), (20, 1.0), (16384, 0.7)])
-def test_logprobs_are_those_of_transformers(base: str, tokens: int, temperature: float) -> None:
-    rows = random_rows(4, 3)
-    found = run(TorchLogprobs(), base, rows, tokens=tokens, temperature=temperature)
+HEATS = (1.0, 0.7, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "tokens", "chunk"),
+    [(0.7, 16384, heads.CHUNK), (HEATS, 20, heads.CHUNK), (HEATS, 16384, 98 * 4)],
+    ids=["one temperature", "one for each sample, in several forwards", "in chunks of logits"],
+)
+def test_logprobs_are_those_of_transformers(
+    base: str, monkeypatch: pytest.MonkeyPatch, temperature: Any, tokens: int, chunk: int
+) -> None:
+    """Rows of one prompt share its last token, whose logits may be read at several temperatures."""
+    monkeypatch.setattr(heads, "CHUNK", chunk)
+    rows, each = random_rows(4, 3), np.broadcast_to(temperature, 3)
+    scored = run(TorchLogprobs(), base, rows, tokens=tokens, temperature=temperature)
     with torch.no_grad():
-        wanted = torch.cat(padded_logprobs(plain(base), rows, temperature)).numpy()
-    np.testing.assert_allclose(found.ragged("logprobs").values, wanted, atol=2e-5)
+        by_sample = [padded_logprobs(plain(base), rows, heat) for heat in each]
+    expected = [by_sample[sample][row] for row, sample in enumerate(rows.keys.sample)]
+    np.testing.assert_allclose(scored.ragged("logprobs").values, torch.cat(expected), atol=2e-5)
 
 
 def test_greedy_rows_have_the_logprobs_of_no_temperature(base: str) -> None:
@@ -53,23 +65,18 @@ def test_rows_of_other_lengths_and_empty_ones_keep_their_place(base: str) -> Non
     assert found.ragged("logprobs").lengths.tolist() == [1, 0, 3]
 
 
-def packed_rows(rows: Batch) -> tuple[Packed, torch.Tensor]:
-    """The rows of one forward, and the tokens whose log-probs it tells."""
-    answers = rows.ragged("completion_ids")
-    packed = pack(rows.ragged("prompt_ids"), answers, np.arange(len(rows)))
-    return packed, torch.from_numpy(answers.values.astype(np.int64))
-
-
 def test_logits_in_chunks_are_the_same_with_their_gradient(
     base: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    packed, written = packed_rows(random_rows(3, 3))
+    rows = random_rows(3, 3)
+    answers = rows.ragged("completion_ids")
+    packed = pack(rows.ragged("prompt_ids"), answers, np.arange(len(rows)))
+    written = torch.from_numpy(answers.values.astype(np.int64))
     upstream = torch.randn(len(written), generator=torch.Generator().manual_seed(0))
 
     def computed() -> tuple[torch.Tensor, list[torch.Tensor]]:
         module = load_model(Model("m", base))
         found = predictions(module, packed, written, temperature=0.8, entropy=True)
-        assert found.entropy is not None
         ((found.logprobs + found.entropy) * upstream).sum().backward()
         return found.logprobs, [p.grad for p in module.parameters() if p.grad is not None]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from dataflow.batch import Batch
@@ -53,33 +51,6 @@ def test_rows_do_not_depend_on_slots_budget_company_or_order(base: str) -> None:
     assert tokens_of(generated(kernel, prompts[::-1], range(9)[::-1])) == whole
 
 
-@settings(max_examples=12, deadline=None)
-@given(
-    prompts=st.lists(st.text("abcdefg", min_size=1, max_size=12), min_size=1, max_size=6),
-    shared=st.sampled_from(["", "Reverse this: "]),
-    n=st.integers(1, 4),
-    slots=st.integers(1, 9),
-    budget=st.integers(1, 40),
-    max_tokens=st.integers(1, 14),
-)
-def test_any_slots_and_budget_write_the_same_rows(
-    bases: dict[str, str],
-    prompts: list[str],
-    shared: str,
-    n: int,
-    slots: int,
-    budget: int,
-    max_tokens: int,
-) -> None:
-    texts, how = [shared + p for p in prompts], {"n": n, "max_tokens": max_tokens}
-    whole = generated(opened(bases["llama"], **how), texts)
-    narrow = Layout(slots=slots, tokens=budget)
-    parts = generated(opened(bases["llama"], layout=narrow, **how), texts)
-    assert tokens_of(parts) == tokens_of(whole)
-    old, new = (b.ragged("sampler_logprobs").values for b in (whole, parts))
-    np.testing.assert_allclose(new, old, atol=1e-4)
-
-
 def test_bfloat16_weights_generate_too(base: str) -> None:
     model = Model("policy", base, dtype="bfloat16")
     kernel = opened(model, layout=Layout(slots=3), n=2, temperature=0.0)
@@ -89,17 +60,23 @@ def test_bfloat16_weights_generate_too(base: str) -> None:
     assert (batch.ragged("completion_ids").lengths >= 1).all()
 
 
+def noting(monkeypatch: pytest.MonkeyPatch, name: str, note: Callable[..., object]) -> None:
+    """Have each call of this function of `decode` noted first."""
+    real = getattr(decode, name)
+
+    def noted(*args: Any) -> Any:
+        note(*args)
+        return real(*args)
+
+    monkeypatch.setattr(decode, name, noted)
+
+
 def test_small_steps_take_one_thread_large_ones_all_and_the_setting_is_restored(
     base: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[tuple[int, int]] = []
-    usual, step = torch.get_num_threads(), decode.sample
-
-    def noted(logits: torch.Tensor, draws: torch.Tensor, how: Any) -> Any:
-        taken.append((len(logits), torch.get_num_threads()))
-        return step(logits, draws, how)
-
-    monkeypatch.setattr(decode, "sample", noted)
+    usual = torch.get_num_threads()
+    noting(monkeypatch, "sample", lambda x, *_: taken.append((len(x), torch.get_num_threads())))
     kernel = opened(base, layout=Layout(threads=2), n=4, max_tokens=30)
     try:
         monkeypatch.setattr(decode, "SHARE", 8 * decode._mean_weight(kernel._module))
@@ -123,33 +100,23 @@ def test_no_decode_forward_holds_an_ended_row(base: str) -> None:
     assert idle > 0
 
 
-def test_weights_are_loaded_in_place_or_are_there_already(base: str, tmp_path: Path) -> None:
-    kernel, other = opened(base), save_tiny(tmp_path, "qwen2", seed=1)
-    addresses = [p.data.data_ptr() for p in pieces(kernel._module)]
-    kernel.load(weights_of(other), 7)
-    assert [p.data.data_ptr() for p in pieces(kernel._module)] == addresses
-    kernel.load([], 8)
-    assert generated(kernel, MIXED).ragged("version").values[0] == 8
-
-
 def interrupted_after(
     kernel: TorchGenerate, tokens: int, prompts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Batch, Iterator[Batch]]:
     """What a chunk yields that another thread interrupts after some steps, and the rest of it."""
-    reached, asked, step, calls = Event(), Event(), decode.sample, itertools.count(1)
+    reached, asked, calls = Event(), Event(), itertools.count(1)
 
-    def noted(logits: torch.Tensor, draws: torch.Tensor, how: Any) -> Any:
+    def wait_at_a_step(*_: object) -> None:
         if next(calls) == tokens:
             reached.set()
             assert asked.wait(30)
-        return step(logits, draws, how)
 
     def ask() -> None:
         assert reached.wait(30)
         kernel.interrupt()
         asked.set()
 
-    monkeypatch.setattr(decode, "sample", noted)
+    noting(monkeypatch, "sample", wait_at_a_step)
     asker = Thread(target=ask)
     asker.start()
     running = kernel.run(prompt_chunk(prompts))
@@ -186,14 +153,9 @@ def test_an_interrupted_row_keeps_its_tokens_and_goes_on_as_a_fresh_one_would_fr
 
 def test_what_was_written_is_refed_in_one_pass(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
     passes: list[int] = []
-    kernel, hidden = opened(base, n=2, max_tokens=40), decode.hidden
-
-    def noted(module: Any, ids: torch.Tensor, *rest: Any) -> torch.Tensor:
-        passes.append(len(ids))
-        return hidden(module, ids, *rest)
-
+    kernel = opened(base, n=2, max_tokens=40)
     first, running = interrupted_after(kernel, 20, MIXED, monkeypatch)
-    monkeypatch.setattr(decode, "hidden", noted)
+    noting(monkeypatch, "hidden", lambda module, ids, *_: passes.append(len(ids)))
     kernel.load([], 1)
     whole = Batch.concat([first, *running])
     versions = whole.ragged("version")

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataflow.batch import Keys
 from engine.coordinator.blocks import Blocks
-from engine.coordinator.grouping import grouped, values_at
+from engine.coordinator.grouping import values_at
 from engine.coordinator.refs import Ref
-
-
-@settings(max_examples=100, deadline=None)
-@given(group=st.lists(st.integers(0, 6), max_size=30), more=st.integers(0, 3))
-def test_entries_of_each_group_are_those_of_a_pass_for_each(group: list[int], more: int) -> None:
-    of, count = np.array(group, dtype=np.int32), max(group, default=-1) + 1 + more
-    found = grouped(of, count)
-    assert [each.tolist() for each in found] == [
-        np.flatnonzero(of == number).tolist() for number in range(count)
-    ]
+from tests.kit.plans import ref
 
 
 @st.composite
@@ -35,7 +26,6 @@ def places(draw: st.DrawFn) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
     return blocks, np.array(block, dtype=np.int32), np.array(row, dtype=np.int32)
 
 
-@settings(max_examples=100, deadline=None)
 @given(given=places())
 def test_values_are_those_of_each_entry(
     given: tuple[list[np.ndarray], np.ndarray, np.ndarray],
@@ -61,30 +51,25 @@ class MovingRows:
 
     def add(self, lengths: list[int]) -> list[tuple[int, int]]:
         """The block and row of each."""
-        ref = Ref(
-            worker=next(self._names),
-            block=7,
-            keys=Keys.of(range(len(lengths))),
-            lengths=np.array(lengths),
-            version=np.zeros(len(lengths), dtype=np.int32),
-        )
-        number = self.blocks.add(ref, len(lengths))
-        self.alive[number] = ref
+        block = ref(range(len(lengths)), block=7, worker=next(self._names))
+        block = replace(block, lengths=np.array(lengths))
+        number = self.blocks.add(block, len(lengths))
+        self.alive[number] = block
         return [(number, row) for row in range(len(lengths))]
 
     def lose(self, which: int, *, apart: bool) -> None:
         """A block dies, and its rows are made again: each in a block of its own, or all in one."""
         gone = list(self.alive)[which % len(self.alive)]
-        ref = self.alive.pop(gone)
-        self.blocks.lose(ref.worker)
-        lengths = ref.lengths.tolist()
+        block = self.alive.pop(gone)
+        self.blocks.lose(block.worker)
+        lengths = block.lengths.tolist()
         moved: list[tuple[int, int]] = []
         for part in [[length] for length in lengths] if apart else [lengths]:
             moved += self.add(part)
         self.blocks.move(gone, *np.array(moved).T)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     count=st.integers(1, 12),
     draw=st.randoms(use_true_random=False),
@@ -104,7 +89,9 @@ def test_rows_are_found_and_weighed_wherever_they_have_moved(
     draw.shuffle(asked)
     reading = moving.blocks.reading("rollout", ("x",), *np.array(asked).T)
     gather = moving.blocks.gather(reading)
-    there = {(ref.worker, ref.block): ref.lengths for ref in moving.alive.values()}
-    found = [there[gather.refs[b]][r] for b, r in zip(gather.block, gather.row, strict=True)]
-    assert found == [length_at[place] for place in asked]
-    assert moving.blocks.tokens({"rows": (reading,)}, len(asked)).tolist() == found
+    lengths_of = {(ref.worker, ref.block): ref.lengths for ref in moving.alive.values()}
+    lengths_read = [
+        lengths_of[gather.refs[b]][r] for b, r in zip(gather.block, gather.row, strict=True)
+    ]
+    assert lengths_read == [length_at[place] for place in asked]
+    assert moving.blocks.tokens({"rows": (reading,)}, len(asked)).tolist() == lengths_read

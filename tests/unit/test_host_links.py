@@ -11,6 +11,7 @@ import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -76,33 +77,33 @@ class LossyCalls:
         self.largest = max(self.largest, len(pickle.dumps(call, protocol=5)))
 
 
+@dataclass
 class Conversation:
     """A link, the calls, and a desk; `heard` waits for so many messages of the host."""
 
-    def __init__(
-        self, desk: Desk, calls: LossyCalls, link: HostLink, more: threading.Event
-    ) -> None:
-        self.desk, self.calls, self.link = desk, calls, link
-        self._more = more
+    desk: Desk
+    calls: LossyCalls
+    link: HostLink
+    more: threading.Event
 
     def heard(self, count: int) -> list[Any]:
         found: list[Any] = []
         while len(found) < count:
-            self._more.clear()
+            self.more.clear()
             if not (came := self.link.hear()):
-                assert self._more.wait(SOON), f"{found} came, and no more"
+                assert self.more.wait(SOON), f"{found} came, and no more"
             found += came
         return found
 
     def failure(self) -> RunError:
         """What `hear` raises, once it does."""
         while True:
-            self._more.clear()
+            self.more.clear()
             try:
                 self.link.hear()
             except RunError as error:
                 return error
-            assert self._more.wait(SOON), "nothing failed"
+            assert self.more.wait(SOON), "nothing failed"
 
 
 @contextlib.contextmanager
@@ -144,7 +145,7 @@ def reply(number: int, size: int) -> hm.HostReply:
     return hm.HostReply(number=number, problem="x" * size)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 2**32),
     lost=st.floats(0.0, 0.8),
@@ -201,7 +202,6 @@ class Ended:
 Fate = st.sampled_from(("comes back", "lost on the way", "lost on the way back", "late"))
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     lease=st.floats(1.0, 60.0),
     calls=st.lists(st.tuples(st.floats(0, 40), st.floats(0, 40), Fate), min_size=1, max_size=15),
@@ -312,11 +312,11 @@ def test_what_came_before_the_loss_is_heard_before_it() -> None:
     with conversation() as both:
         both.desk.say(reply(1, 0))
         while not both.link._came:
-            assert both._more.wait(SOON)
+            assert both.more.wait(SOON)
         both.calls.failing = Gone("its process died", ended=True)
         while both.link._failure is None:
-            both._more.clear()
-            assert both.link._failure is not None or both._more.wait(SOON)
+            both.more.clear()
+            assert both.link._failure is not None or both.more.wait(SOON)
         assert both.link.hear() == [reply(1, 0)]
         with pytest.raises(HostLost):
             both.link.hear()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
@@ -12,7 +11,8 @@ from pathlib import Path
 import grimp
 import networkx as nx
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.unit.test_docs import named, tracked
+
 PACKAGES = ("dataflow", "operators", "graphs", "engine")
 LONGEST = 450
 """Lines of a file."""
@@ -21,15 +21,11 @@ LONGEST = 450
 @cache
 def modules() -> dict[str, str]:
     """Each Python file of the repository, and its text."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"]
-    listed = subprocess.check_output(command, cwd=ROOT, text=True).splitlines()
-    names = [name for name in listed if (ROOT / name).is_file()]
-    return {name: (ROOT / name).read_text() for name in names}
+    return {named(path): path.read_text() for path in tracked() if path.suffix == ".py"}
 
 
 def test_no_file_is_too_long() -> None:
-    lengths = {name: text.count("\n") for name, text in modules().items()}
-    assert {name: n for name, n in lengths.items() if n > LONGEST} == {}
+    assert [name for name, text in modules().items() if text.count("\n") > LONGEST] == []
 
 
 def test_no_two_classes_have_one_name() -> None:
@@ -38,7 +34,7 @@ def test_no_two_classes_have_one_name() -> None:
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(f"{name}:{node.lineno}")
-    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+    assert {name: at for name, at in places.items() if len(at) > 1} == {}
 
 
 def test_no_imports_in_a_circle() -> None:
@@ -67,15 +63,15 @@ def test_no_algorithm_has_a_name_in_the_engine() -> None:
 
 def test_no_operator_has_a_long_body() -> None:
     declared = {name: text for name, text in modules().items() if name.startswith("operators/")}
-    found = {}
+    lengths = {}
     for name, text in declared.items():
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef):
                 body = node.body[1:] if ast.get_docstring(node) else node.body
-                lines = (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
-                found[f"{name}:{node.lineno} {node.name}"] = lines
-    assert len(found) > 500, "this looks at nothing"
-    assert {name: lines for name, lines in found.items() if lines > 40} == {}
+                lines = node.end_lineno + 1 - body[0].lineno if body else 0
+                lengths[f"{name}:{node.lineno} {node.name}"] = lines
+    assert len(lengths) > 500, "this looks at nothing"
+    assert {name: lines for name, lines in lengths.items() if lines > 40} == {}
 
 
 def room(module: str) -> str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import builtins
+import sys
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -19,7 +18,7 @@ from operators.data_sources import overlap, row_count
 from operators.kernels.data import open_rows
 from tests.kit.files import save_jsonl
 
-datasets: Any = pytest.importorskip("datasets", reason="needs the extra `hub`")
+datasets = pytest.importorskip("datasets", reason="needs the extra `hub`")
 
 
 @pytest.fixture(autouse=True)
@@ -34,8 +33,9 @@ def folder(tmp_path: Path) -> str:
     """A folder as a repository of the hub has it: two splits of JSONL."""
     made = tmp_path / "gsm"
     made.mkdir()
-    save_jsonl(made / "train.jsonl", *({"question": f"q{i}", "answer": i} for i in range(10)))
-    save_jsonl(made / "test.jsonl", *({"question": f"t{i}", "answer": i} for i in range(4)))
+    for split, letter, count in (("train", "q", 10), ("test", "t", 4)):
+        rows = ({"question": f"{letter}{i}", "answer": i} for i in range(count))
+        save_jsonl(made / f"{split}.jsonl", *rows)
     return f"hf:{made}"
 
 
@@ -71,8 +71,7 @@ def test_columns_are_renamed_and_chosen(folder: str) -> None:
     data = f"{folder}?split=train&prompt=question&columns=answer"
     assert list(prompt_columns(data)) == ["prompt", "answer"]
     assert columns_of(data) == {"prompt": pa.string(), "answer": pa.int64()}
-    rows = open_rows(data)
-    assert rows.table.slice(1, 1).to_pydict() == {"prompt": ["q1"], "answer": [1]}
+    assert open_rows(data).table.slice(1, 1).to_pydict() == {"prompt": ["q1"], "answer": [1]}
     with pytest.raises(DataError, match="Fix: prompt=question among the settings of hf:"):
         prompt_columns(f"{folder}?split=train")
 
@@ -97,7 +96,7 @@ def test_the_digest_is_that_of_the_rows_wherever_they_are(folder: str, tmp_path:
     Path(folder.removeprefix("hf:")).rename(tmp_path / "moved")
     data_hub._load.cache_clear()
     assert digest(f"hf:{tmp_path / 'moved'}", "train") == first
-    with (tmp_path / "moved" / "train.jsonl").open("a") as file:
+    with (tmp_path / "moved/train.jsonl").open("a") as file:
         file.write('{"question": "more", "answer": 1}\n')
     data_hub._load.cache_clear()
     assert digest(f"hf:{tmp_path / 'moved'}", "train") != first
@@ -122,14 +121,8 @@ def test_what_cannot_be_loaded_is_one_error(data: str, told: str) -> None:
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.partition(".")[0] == "datasets":
-            raise ModuleNotFoundError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    for name in ("datasets", "datasets.exceptions"):
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(DataError, match=r"Fix: pip install 'dataflow-rl\[hub\]'"):
         columns_of("hf:openai/gsm8k")
 
@@ -139,8 +132,7 @@ def by_answer(completions: list[str], answer: list[int]) -> list[float]:
 
 
 def test_a_graph_of_hub_data_is_checked(folder: str) -> None:
-    data = f"{folder}?split=train&prompt=question"
-    known = check(grpo("models/tiny", data, by_answer))
+    known = check(grpo("models/tiny", f"{folder}?split=train&prompt=question", by_answer))
     assert list(known.columns["prompts", 0]) == ["prompt", "answer"]
     with pytest.raises(GraphError, match=r"expected a column 'prompt'.*Fix: prompt=question among"):
         check(grpo("models/tiny", f"{folder}?split=train", by_answer))

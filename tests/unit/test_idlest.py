@@ -19,14 +19,14 @@ CHANGE = st.tuples(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(one=SOME, other=SOME, changes=st.lists(CHANGE, max_size=120))
 def test_it_is_the_first_of_those_with_the_fewest_rows(
     one: list[str], other: list[str], changes: list[tuple[str, str, int]]
 ) -> None:
     """Two nodes share Workers, which get rows and lose them, leave and come back."""
     workers = {"one": tuple(one), "other": tuple(other)}
-    rows: Counter[str] = Counter()
+    rows = Counter()
     able = set(WORKERS)
     idlest = Idlest([planned_node(n, workers=w) for n, w in workers.items()], rows)
     for what, worker, number in changes:

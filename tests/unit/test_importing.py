@@ -21,8 +21,8 @@ from dataflow.importing import (
     packages_hidden,
 )
 from dataflow.shipping import shipped
+from tests.kit.processes import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 SHADOWS = "json random torch struct numpy pyarrow msgspec transformers selectors"
 
 
@@ -45,8 +45,8 @@ def test_a_fresh_interpreter_finds_the_users_modules_after_all_others(
 ) -> None:
     for name in SHADOWS.split():
         text = f"raise SystemExit('the {name} of the user ran')\n"
-        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
-    (tmp_path / "only_mine.py").write_text("WORD = 'mine'\n", encoding="utf-8")
+        (tmp_path / f"{name}.py").write_text(text)
+    (tmp_path / "only_mine.py").write_text("WORD = 'mine'\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     code = "import json, random, struct, numpy, selectors, only_mine\n"
     command = interpreter(code + "print([only_mine.WORD, *sys.argv[3:]])", "title", "a", "b c")
@@ -59,12 +59,11 @@ def test_a_module_is_located_without_running_its_package(
 ) -> None:
     package = tmp_path / "loud_package"
     package.mkdir()
-    (package / "__init__.py").write_text("raise SystemExit('ran')\n", encoding="utf-8")
-    (package / "inner.py").write_text("", encoding="utf-8")
+    (package / "__init__.py").write_text("raise SystemExit('ran')\n")
+    (package / "inner.py").write_text("")
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    found = located("loud_package.inner")
-    assert found is not None
-    assert found.origin == str(package / "inner.py")
+    spec = located("loud_package.inner")
+    assert spec.origin == str(package / "inner.py")
     assert "loud_package" not in sys.modules
     assert located("loud_package.nothing") is None
     assert located("no_such_package.inner") is None
@@ -74,10 +73,8 @@ def test_a_module_is_located_without_running_its_package(
 def test_a_module_with_two_names_is_shipped_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "twice.py").write_text("def f():\n    return 1\n", encoding="utf-8")
+    (tmp_path / "twice.py").write_text("def f():\n    return 1\n")
     spec = spec_from_file_location("twice", tmp_path / "twice.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     for name in ("twice", "__mp_main__"):
@@ -92,7 +89,7 @@ def test_packages_of_an_environment_below_are_installed_ones(tmp_path: Path) -> 
     assert installed(numpy.__file__)
     assert installed("/usr/lib/python3/dist-packages/torch/__init__.py")
     assert not installed(str(tmp_path / "my_script.py"))
-    assert not installed(str(ROOT / "graphs" / "grpo.py"))
+    assert not installed(str(ROOT / "graphs/grpo.py"))
 
 
 def _with_packages(folder: Path) -> Path:
@@ -100,9 +97,9 @@ def _with_packages(folder: Path) -> Path:
     for name in ("operators/__init__.py", "graphs/mine.py", "engine/plot.png"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).touch()
-    (folder / "uses.py").write_text("import dataflow\nimport graphs.grpo\n", encoding="utf-8")
+    (folder / "uses.py").write_text("import dataflow\nimport graphs.grpo\n")
     text = "import graphs.grpo\n\ndef test_one():\n    pass\n"
-    (folder / "test_uses.py").write_text(text, encoding="utf-8")
+    (folder / "test_uses.py").write_text(text)
     return folder
 
 
@@ -120,8 +117,7 @@ def test_folders_that_targets_cannot_import_are_named(tmp_path: Path) -> None:
     both = f"{folder / 'operators/'}/, {folder / 'graphs/'}/"
     told = f"dataflow: {both} are hidden by dataflow-rl's packages of that name (in {ROOT})."
     code = "import engine.start, sys; sys.exit(engine.start.main())"
-    said = _said(folder, "-P", "-c", code, "--version")
-    assert said == [f"{told} Fix: give them other names."]
+    assert _said(folder, "-P", "-c", code, "--version") == [f"{told} Fix: give them other names."]
     assert hidden_in(str(ROOT)) is None
     assert hidden_in(str(ROOT / "docs")) is None
 

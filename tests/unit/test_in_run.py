@@ -43,7 +43,7 @@ def profiled(plan: Plan) -> Profile:
 
 def run(plan: Plan, profile: Profile, times: dict[str, float]) -> ShortRun:
     """One whose nodes take so many times as long as predicted."""
-    seconds: dict[str, float] = {"score": SCORED}
+    seconds = {"score": SCORED}
     found = predict(plan, steps=9, lengths=ROWS, profile=profile, seconds=seconds, seed=1)
     for node, longer in times.items():
         spans = [s for s in found.spans if s.node == node and s.what in ("chunk", "train")]

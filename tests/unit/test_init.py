@@ -38,7 +38,7 @@ def test_names_that_cannot_be_are_refused(
     here: Path, capsys: pytest.CaptureFixture[str], given: list[str], told: str
 ) -> None:
     (here / "full").mkdir()
-    (here / "full" / "kept.txt").touch()
+    (here / "full/kept.txt").touch()
     (here / "a_file").touch()
     before = sorted(here.rglob("*"))
     assert main(["init", *given]) == 2
@@ -49,14 +49,14 @@ def test_names_that_cannot_be_are_refused(
 def test_a_path_names_the_project_by_its_last_part(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (here / "experiments" / "mine").mkdir(parents=True)
+    (here / "experiments/mine").mkdir(parents=True)
     assert main(["init", "experiments/mine"]) == 0
-    made = here / "experiments" / "mine"
+    folder = here / "experiments/mine"
     names = ["README.md", "mine.py", "mine_files.py", "mine_reward.py", "test_mine.py"]
-    assert sorted(path.name for path in made.iterdir()) == names
+    assert sorted(path.name for path in folder.iterdir()) == names
     printed = capsys.readouterr().out
     assert "    cd experiments/mine\n    dataflow check mine.py:graph\n    pytest\n" in printed
-    readme = (made / "README.md").read_text()
+    readme = (folder / "README.md").read_text()
     for command in ("dataflow check mine.py:graph", "pytest", "dataflow run mine.py:graph --steps"):
         assert f"\n    {command}" in printed
         assert f"\n    {command}" in readme
@@ -65,7 +65,7 @@ def test_a_path_names_the_project_by_its_last_part(
 def test_the_files_have_the_name_in_them_and_lint(here: Path) -> None:
     for name, text in project("mine").items():
         assert "NAME" not in text
-        (here / name).write_text(text, encoding="utf-8")
+        (here / name).write_text(text)
     ruff = [sys.executable, "-m", "ruff"]
     rules = ["check", "--isolated", "--no-cache", "--line-length", "100", "--select", "E,F,W,I,B"]
     known = ["--config", "lint.isort.known-third-party=['dataflow','operators']"]

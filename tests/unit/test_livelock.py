@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import numpy as np
 import pytest
@@ -55,7 +54,7 @@ def judged(policy: str, *, max_lag: int) -> Plan:
         PlannedModel(name="judge", base="b", readers=("judge",)),
         PlannedModel(name="average", base="b", readers=("slow",), follows="policy", every=3),
     )
-    admitted: dict[str, Any] = {"batch": BATCH, "max_lag": max_lag, "intake": policy, "cohort": 1}
+    admitted = {"batch": BATCH, "max_lag": max_lag, "intake": policy, "cohort": 1}
     sources = (PlannedSource(name="prompts", **admitted),)
     return plan_of(*nodes, sources=sources, models=models)
 

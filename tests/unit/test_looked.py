@@ -66,6 +66,6 @@ def test_a_path_is_stamped_without_being_read(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     for name, size in (("config.json", 3), ("model.safetensors", 40)):
         (tmp_path / "model" / name).write_bytes(bytes(size))
-    (tmp_path / "model" / "inner").mkdir()
+    (tmp_path / "model/inner").mkdir()
     assert stamp(str(tmp_path / "model")) == "folder with 2 files of 43 bytes"
     assert stamp(str(tmp_path / "nothing")) == ""

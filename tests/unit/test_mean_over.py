@@ -17,13 +17,10 @@ from dataflow.batch import Batch, Keys
 from dataflow.kernel import Chunk, KernelNode, Layout
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.chunk import NodeChunk
-from engine.coordinator.messages import RunChunk
 from engine.coordinator.prompt_table import PromptTable
 from engine.coordinator.prompts import DROPPED, FINISHED, REJECTED
 from engine.coordinator.reduced import descendants
 from engine.coordinator.tables import PRESENT, RowTable, StepRows
-from engine.launch.wire import decode, encode
-from engine.plan.plan import PlannedInput
 from engine.worker.session import NodeSession
 from operators.kernels.mean_over import MeanOver
 from tests.kit.plans import planned_input, planned_node, ref
@@ -53,7 +50,7 @@ KEYS = st.tuples(st.integers(0, 2**40), st.integers(0, 40), st.just(0))
 
 
 @given(st.dictionaries(KEYS, st.lists(st.none() | FLOATS, max_size=5), max_size=6))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_means_are_those_of_a_plain_loop(rows: Rows) -> None:
     keys = sorted(rows)
     below = [key for key in keys for _ in rows[key]]
@@ -76,7 +73,7 @@ def test_a_row_without_any_says_why() -> None:
 
 
 @given(st.data(), st.integers(1, 3), st.integers(1, 4), st.integers(1, 4))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_descendants_are_those_of_a_plain_loop(
     data: st.DataObject, slots: int, width: int, fan_in: int
 ) -> None:
@@ -92,12 +89,12 @@ def test_descendants_are_those_of_a_plain_loop(
         for low in range(width * fan_in)
         if low // fan_in == sample and table.state[slot, low] == PRESENT
     ]
-    there, which = np.nonzero(table.state == PRESENT)
-    rows = StepRows(
-        Keys.of(there, which), np.zeros(len(there), np.int64), np.zeros(len(there), np.int32)
-    )
-    own, owners = rows.below(Keys.of(at, samples), fan_in)
-    assert list(zip(own.position, owners.sample, own.sample, strict=True)) == below_each
+    present = Keys.of(*np.nonzero(table.state == PRESENT))
+    nowhere = np.zeros(len(present), np.int64)
+    rows = StepRows(present, nowhere, nowhere.astype(np.int32))
+    descending, owners = rows.below(Keys.of(at, samples), fan_in)
+    places = zip(descending.position, owners.sample, descending.sample, strict=True)
+    assert list(places) == below_each
 
 
 def prompt_table(*, refill: bool = False, chunking: str = "cohort") -> PromptTable:
@@ -107,15 +104,13 @@ def prompt_table(*, refill: bool = False, chunking: str = "cohort") -> PromptTab
         shape = {"relation": relation, "rows": rows, "inner": inner, "chunking": chunking}
         return planned_node(name, *inputs, **shape | more)
 
-    def gate(name: str, *producers: str, fan_in: int = 0) -> PlannedInput:
-        return planned_input(name, *producers, fan_in=fan_in)
-
+    rewards = planned_input("left", "later", fan_in=2)
     nodes = (
         node("prompts", "source", 1, 1, work="source"),
-        node("rollout", "expand", 2, 1, gate("prompts")),
-        node("later", "expand", 4, 2, gate("rollout")),
-        node("left", "subset", 4, 4, gate("later"), refill=refill, work="select"),
-        node("mean", "reduce", 2, 2, gate("left", "later", fan_in=2), gate("rollout")),
+        node("rollout", "expand", 2, 1, "prompts"),
+        node("later", "expand", 4, 2, "rollout"),
+        node("left", "subset", 4, 4, "later", refill=refill, work="select"),
+        node("mean", "reduce", 2, 2, rewards, planned_input("rollout")),
     )
     return PromptTable("prompts", nodes, ("mean",), Blocks())
 
@@ -143,23 +138,10 @@ def only(chunks: list[NodeChunk]) -> tuple[list[tuple[int, int, int]], list[tupl
     """The rows of the one chunk that is ready; for each descendant, the row it belongs to."""
     (ready,) = chunks
     (reading,) = ready.inputs["left"]
-    assert reading.keys is not None
     return ready.keys.rows(), reading.keys.rows()
 
 
 BOTH = [(0, 0, 0), (0, 1, 0)]
-
-
-def test_the_rows_that_each_belongs_to_cross_to_another_process() -> None:
-    table = prompt_table()
-    begin(table)
-    select(table, (0, 1), (0, 2))
-    (ready,) = table.pump()
-    inputs = table.blocks.gathers(ready.inputs)
-    told = RunChunk(id=1, node="mean", worker="w", step=1, keys=ready.keys, inputs=inputs)
-    came = decode(encode(told))
-    assert came.inputs["left"][0].keys.rows() == BOTH
-    assert came.inputs["rollout"] == ()
 
 
 @pytest.mark.parametrize("chunking", ["cohort", "ready"])

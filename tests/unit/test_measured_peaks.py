@@ -18,7 +18,7 @@ from tests.kit.plans import placed
 
 pytestmark = pytest.mark.usefixtures("tiny")
 MIB = 2**20
-BASES: dict[Kind, PeakCorrection] = {
+BASES = {
     "decode": PeakCorrection(base=40 * MIB, factor=1.5),
     "forward": PeakCorrection(base=60 * MIB, factor=0.5),
     "train": PeakCorrection(base=50 * MIB, factor=1.25),
@@ -29,7 +29,6 @@ def measured(name: str = "cpu", workers: str = "one") -> tuple[Plan, Plan]:
     """A plan without a profile, and with one that has BASES."""
     plain = placed(grpo_graph(beta=0.04), workers=workers)
     model = plan_costs(plain).sizes("rollout")
-    assert model is not None
     how = coefficients(device("cpu"))
     nodes = [
         ProfiledNode(model=model_key(model), kind=kind, coefficients=how[kind], peak=peak)

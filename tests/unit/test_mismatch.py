@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -106,8 +105,8 @@ def test_rows_of_another_temperature_and_masked_tokens_are_left_out(base: str) -
     assert masked.any()
     assert (other & ~masked).any()
     rows = with_tokens(rows, sampler_logprobs=found - np.where(masked | other, 9.0, 0.0))
-    given: dict[str, Any] = {"temperature": (1.0, 1.0), "sampler_temperature": (1.0, 0.7)}
-    metrics = opened(base, PG, **given).step(with_advantage(rows))
+    temperatures = {"temperature": (1.0, 1.0), "sampler_temperature": (1.0, 0.7)}
+    metrics = opened(base, PG, **temperatures).step(with_advantage(rows))
     assert 0.0 < metrics[MOST] < 1e-4
     assert metrics[MEAN] < 1e-5
     assert opened(base, PG).step(with_advantage(rows))[MOST] == pytest.approx(9.0, rel=1e-4)

@@ -6,6 +6,7 @@ import ast
 import json
 import textwrap
 from collections import defaultdict
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -30,7 +31,7 @@ LEAST = 80
 
 @cache
 def text_of(file: str) -> str:
-    return (ROOT / file).read_text(encoding="utf-8")
+    return (ROOT / file).read_text()
 
 
 def test_there_are_enough_faults_in_all_rooms() -> None:
@@ -55,17 +56,18 @@ def test_each_fault_applies_and_is_python() -> None:
 
 
 def test_each_file_takes_its_probes() -> None:
-    by_file: dict[str, list[CodeFault]] = defaultdict(list)
+    by_file = defaultdict(list)
     for fault in FAULTS:
         by_file[fault.file].append(fault)
     for file, faults in by_file.items():
         ast.parse(with_probes(text_of(file), faults, Path("notes")))
 
 
+FAULT = CodeFault(name="one", file="f.py", line="x = 1", becomes="x = 2", kind="key", lost="x")
+
+
 def test_a_line_that_is_gone_or_there_twice_names_its_fault() -> None:
-    fault = CodeFault(
-        name="one", file="f.py", line="x = 1", becomes="x = 2", kind="key", lost="x", within="f"
-    )
+    fault = replace(FAULT, within="f")
     with pytest.raises(FaultListError, match=r"fault one: .* found it 0 times"):
         line_number(fault, "def g():\n    x = 1\n")
     with pytest.raises(FaultListError, match=r"fault one: .* found it 2 times"):
@@ -100,10 +102,9 @@ def test_a_probe_stands_before_the_whole_statement(number: int, first: int) -> N
 
 
 def test_a_probe_notes_each_test_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fault = CodeFault(name="one", file="f.py", line="x = 1", becomes="x = 2", kind="key", lost="x")
     notes = tmp_path / "notes"
     text = with_probes(
-        '"""Of it."""\n\nfrom __future__ import annotations\nx = 1\n', [fault], notes
+        '"""Of it."""\n\nfrom __future__ import annotations\nx = 1\n', [FAULT], notes
     )
     names: dict[str, object] = {}
     exec(text.replace("\nx = 1", "\nx = 1\n" + "_note_that_a_test_is_here('one')\n"), names)

@@ -14,7 +14,7 @@ from dataflow.batch import Batch, Keys
 from dataflow.check import check
 from dataflow.draw.chart import COLOURS, chart, thinned
 from dataflow.graph import Graph
-from dataflow.program import Phase, Program
+from dataflow.program import Program
 from dataflow.schema import Reward
 from engine.api import plan
 from tests.kit.graphs import graph_of, sampled, small_grpo
@@ -31,7 +31,7 @@ def inputs(tiny: None, tmp_path: Path) -> None:
 
 def program() -> Program:
     """Two phases."""
-    return Program(Phase(small_grpo(), steps=2), Phase(small_grpo(), steps=1), name="two")
+    return Program((small_grpo(), 2), (small_grpo(), 1), name="two")
 
 
 def test_a_graph_shows_its_drawing() -> None:
@@ -88,8 +88,7 @@ def test_long_values_of_a_batch_are_cut() -> None:
 
 
 def test_names_in_a_page_are_escaped() -> None:
-    graph = Graph("<script>", *small_grpo().sinks)
-    assert "<script>" not in page_of(graph)
+    assert "<script>" not in page_of(Graph("<script>", *small_grpo().sinks))
 
 
 def test_a_chart_has_a_line_for_each_name() -> None:

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.launch.desk import Heard
 from engine.launch.numbered import AT_ONCE, FRAME, Arrived, ToSend
 
 INLINE = 100 * 1024
@@ -50,7 +49,7 @@ class OneWay:
             self.to_send.came(self.arrived.count)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32),
     sizes=st.lists(st.sampled_from(SIZES), min_size=1, max_size=12),
@@ -75,7 +74,7 @@ def pickled(call: Any) -> int:
     return len(pickle.dumps(call, protocol=5))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(sizes=st.lists(st.integers(0, 3 * FRAME), min_size=1, max_size=8), first=st.integers(0, 9))
 def test_no_call_is_larger_than_ray_carries_within_it(sizes: list[int], first: int) -> None:
     to_send = ToSend()
@@ -85,7 +84,7 @@ def test_no_call_is_larger_than_ray_carries_within_it(sizes: list[int], first: i
     handed = 0
     while (batch := to_send.take())[1]:
         handed += len(batch[1])
-        heard: Heard = (2**40 + first, 1e9, *batch, beat)
+        heard = (2**40 + first, 1e9, *batch, beat)
         assert pickled(batch) < INLINE
         assert pickled(heard) < INLINE
     assert handed == sum(max(1, -(-size // FRAME)) for size in sizes)

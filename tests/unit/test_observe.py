@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import math
 import os
 import random
@@ -17,7 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dataflow.errors import DataError, RunError, StorageError
+from dataflow.errors import DataError, RunError
 from engine.observe.metrics import StepMetrics, json_line
 from engine.observe.progress import Progress
 from engine.observe.runfolder import RunFolder
@@ -52,7 +51,7 @@ def test_a_value_that_stands_for_nothing_says_nothing() -> None:
 _NUMBERS = st.floats(allow_nan=True, allow_infinity=True, width=32)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(_NUMBERS, st.integers(1, 9)), min_size=1, max_size=12),
     st.randoms(use_true_random=False),
@@ -92,10 +91,9 @@ def test_names_of_the_users_own_things_are_kept() -> None:
 
 
 def test_numbers_not_finite_are_null_and_noted_once(caplog: pytest.LogCaptureFixture) -> None:
-    noted: set[str] = set()
-    with caplog.at_level(logging.WARNING):
-        first = json_line(1, {"b": math.nan, "a": math.inf, "c": 0.25}, noted)
-        json_line(2, {"b": math.nan}, noted)
+    noted = set()
+    first = json_line(1, {"b": math.nan, "a": math.inf, "c": 0.25}, noted)
+    json_line(2, {"b": math.nan}, noted)
     assert first == b'{"step":1,"a":null,"b":null,"c":0.25}\n'
     assert [r.args[0] for r in caplog.records if isinstance(r.args, tuple)] == ["a", "b"]
 
@@ -150,15 +148,6 @@ def test_a_step_is_written_once(run_folder: RunFolder) -> None:
     told = r"expected a Step after 2, found 2. Fix: truncate_after\(1\)"
     with lines(run_folder) as sink, pytest.raises(RunError, match=told):
         sink.write(2, {})
-
-
-def test_a_full_disk_is_named(run_folder: RunFolder) -> None:
-    with lines(run_folder) as sink:
-        pass
-    sink._file = open("/dev/full", "wb")  # noqa: SIM115 - a buffered file that cannot be closed
-    told = "the metrics of step 1 could not be written: the disk is full"
-    with pytest.raises(StorageError, match=told):
-        sink.write(1, {})
 
 
 # progress

@@ -64,7 +64,7 @@ def test_a_cohort_begins_with_its_last_row_whatever_its_order(
     """Also where prompts are given up, at any moment before that."""
     table = prompt_table("cohort")
     when = data.draw(st.dictionaries(st.integers(0, PROMPTS - 1), st.integers(0, 5), max_size=2))
-    came: set[tuple[int, int]] = set()
+    came = set()
     found: list[list[tuple[int, int]]] = []
     for at, row in enumerate(order):
         for prompt in [prompt for prompt, moment in when.items() if moment == at]:

@@ -20,7 +20,6 @@ from engine.options import to_json as to_text
 
 
 @pytest.mark.parametrize("change,told", [
-    ({"keep": 0}, "--keep: expected 1 or more, found 0. Fix: --keep 1."),
     ({"steps": -1}, "--steps: expected 0 or more, found -1. Fix: --steps 1."),
     ({"watchdog": math.nan}, "--watchdog: expected 0 or more, found nan. Fix: --watchdog 1."),
     (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,20 +28,23 @@ def lists(rows: Ragged) -> list[list[int]]:
     return [rows[i].tolist() for i in range(len(rows))]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(rows=ROWS, most=st.integers(1, 8), policy=st.sampled_from(["error", "drop", "truncate"]))
 def test_what_is_answered_fits_and_what_fits_is_answered(
     rows: list[list[int]], most: int, policy: str
 ) -> None:
-    session, keys = FakeSession(), Keys.of(range(10, 10 + len(rows)))
+    session = FakeSession()
+    keys = Keys.of(range(10, 10 + len(rows)))
     long = [i for i, row in enumerate(rows) if len(row) > most]
     fitted = room(policy, most + 4)
     if policy == "error" and long:
-        told = rf"rollout: row \({10 + long[0]}, 0, 0\): expected at most {most} prompt"
-        with pytest.raises(DataError, match=told):
-            fitted.fitted(to_ragged(rows), keys, cast(Any, session))
+        with pytest.raises(
+            DataError,
+            match=rf"rollout: row \({10 + long[0]}, 0, 0\): expected at most {most} prompt",
+        ):
+            fitted.fitted(to_ragged(rows), keys, session)
         return
-    stay, left = fitted.fitted(to_ragged(rows), keys, cast(Any, session))
+    stay, left = fitted.fitted(to_ragged(rows), keys, session)
     if policy == "truncate":
         assert lists(left) == [row[-most:] for row in rows]
     else:
@@ -64,10 +67,10 @@ def test_the_least_bound_counts_and_is_named() -> None:
 @pytest.mark.parametrize("policy", ["drop", "truncate"])
 def test_where_answers_take_all_positions_no_policy_helps(policy: str) -> None:
     with pytest.raises(DataError, match="expected at most 0 prompt tokens"):
-        room(policy, 4).fitted(to_ragged([[1]]), Keys.of([0]), cast(Any, FakeSession()))
+        room(policy, 4).fitted(to_ragged([[1]]), Keys.of([0]), FakeSession())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     data=st.data(),
     prompts=ROWS,
@@ -80,12 +83,11 @@ def test_demonstrations_fit_afterwards(
     answers = [data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=8)) for _ in prompts]
     given_ = {"overlong": policy, "positions": most, "positions_of": "policy"}
     rows = RowRoom.of(KernelNode(name="demos", operator="demonstrations", params=given_), "policy")
-    session, keys = FakeSession(), Keys.of(range(len(prompts)))
+    session = FakeSession()
+    keys = Keys.of(range(len(prompts)))
     completion = to_ragged(answers)
     mask = completion.like(np.ones(len(completion.values), np.uint8))
-    stay, left, (kept, masked) = rows.fitted(
-        to_ragged(prompts), [completion, mask], keys, cast(Any, session)
-    )
+    stay, left, (kept, masked) = rows.fitted(to_ragged(prompts), [completion, mask], keys, session)
     wanted = {i: answers[i][: most - len(p)] for i, p in enumerate(prompts) if len(p) < most}
     if policy == "drop":
         wanted = {i: a for i, a in wanted.items() if a == answers[i]}
@@ -100,6 +102,6 @@ def test_rows_beyond_the_positions_are_refused_by_their_key() -> None:
     rows = (Keys.of([4, 5]), to_ragged([[1], [1, 2]]), to_ragged([[1, 2], [1, 2, 3]]))
     require_positions("ref", "reference", 5, *rows)
     require_positions("ref", "reference", None, *rows)
-    told = r"ref: row \(5, 0, 0\): expected at most 4 tokens.*'reference', found 5 \(1 of 2"
-    with pytest.raises(DataError, match=told):
+    message = r"ref: row \(5, 0, 0\): expected at most 4 tokens.*'reference', found 5 \(1 of 2"
+    with pytest.raises(DataError, match=message):
         require_positions("ref", "reference", 4, *rows)

@@ -18,7 +18,6 @@ from transformers import (
     MiniMaxConfig,
     NemotronConfig,
     PhimoeConfig,
-    PretrainedConfig,
 )
 
 from dataflow.errors import KernelError
@@ -32,12 +31,12 @@ from tests.kit.architectures import WINDOW, tiny
 from tests.kit.models import character_tokenizer
 
 _EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
-_TINY: dict[str, Any] = {
+_TINY = {
     "vocab_size": 98, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 96, "eos_token_id": 97,
 }  # fmt: skip
 
-MIXED: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
+MIXED = {
     r"a mask with a window of 5 and an attention call with no window in layer 0 \(phimoe\)": (
         PhimoeConfig, {**_EXPERTS, "sliding_window": WINDOW},
     ),
@@ -122,7 +121,7 @@ def test_a_keyword_that_is_not_implemented_is_refused(given: dict[str, Any], nam
     module.layer_idx = 0  # type: ignore[assignment]
     query = torch.zeros(1, 2, 4, 8)
     known = {"position_ids": None, "output_attentions": False, "is_causal": None, "softcap": 2.0}
-    how: dict[str, Any] = {"attention_mask": None, "scaling": 1.0, "attention_pass": Rows(4)}
+    how = {"attention_mask": None, "scaling": 1.0, "attention_pass": Rows(4)}
     attention(module, query, query, query, **how | known)
     with pytest.raises(KernelError, match=f"found {named} as well"):
         attention(module, query, query, query, **how | known | given)

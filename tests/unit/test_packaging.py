@@ -7,15 +7,14 @@ import subprocess
 import sys
 import tomllib
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import dataflow
 from engine.cli import main
+from tests.kit.processes import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 TASK = """
 import sys
 sys.modules["pycosat"] = None  # the import system's word for: not there
@@ -45,8 +44,8 @@ def test_tasks_need_nothing_that_is_compiled_but_one() -> None:
         [sys.executable, "-c", TASK], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert done.stdout.splitlines() == ["1.0 1.0 1.0", "out of the way"]
-    told = "DataError: reasoning_gym:zebra_puzzles: needs the package pycosat, found none. Fix: "
-    assert told in done.stderr
+    refusal = "DataError: reasoning_gym:zebra_puzzles: needs the package pycosat, found none. Fix: "
+    assert refusal in done.stderr
 
 
 def test_the_lock_has_nothing_that_is_compiled() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -35,8 +36,7 @@ in_every_case = pytest.mark.parametrize(
 @pytest.fixture(scope="module")
 def all_bases(bases: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """With one that has norms of queries and keys."""
-    folder = tmp_path_factory.mktemp("qwen3")
-    return bases | {"qwen3": save_tiny(folder, "qwen3", head_dim=8)}
+    return bases | {"qwen3": save_tiny(tmp_path_factory.mktemp("qwen3"), "qwen3", head_dim=8)}
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +101,7 @@ def rel(world: str) -> float:
 
 
 @pytest.mark.long
+@pytest.mark.repeats
 @in_every_case
 def test_the_ranks_give_the_weights_and_metrics_of_one(
     alone: Callable[[str], dict[str, Any]], world: str, ranks: Reports, name: str, rel: float
@@ -256,14 +257,9 @@ def test_ranks_that_cannot_be_are_refused(
         opened(base, PG, session=FakeSession(world=size, group=group), **split)
 
 
-class Mesh:
+def mesh(ranks: int) -> Any:
     """As much of a DeviceMesh as is looked at before anything is split."""
-
-    def __init__(self, ranks: int) -> None:
-        self._ranks = ranks
-
-    def size(self) -> int:
-        return self._ranks
+    return Mock(size=Mock(return_value=ranks))
 
 
 REFUSED = {
@@ -283,13 +279,12 @@ def test_what_cannot_be_split_is_refused(base: str, message: str) -> None:
     ranks, plan = REFUSED[message]
     module.config.base_model_tp_plan = module.config.base_model_tp_plan if plan == {} else plan
     with pytest.raises(KernelError, match="train_policy: ") as caught:
-        Slices(module, Mesh(ranks), "train_policy")  # type: ignore[arg-type]
+        Slices(module, mesh(ranks), "train_policy")
     assert message in str(caught.value)
 
 
 def test_weights_that_a_plan_leaves_out_are_refused() -> None:
-    config = ARCHITECTURES["phi"](qk_layernorm=True)
-    module = AutoModelForCausalLM.from_config(config)
+    module = AutoModelForCausalLM.from_config(ARCHITECTURES["phi"](qk_layernorm=True))
     message = "train_policy: .* found nothing of layers.0.self_attn.q_layernorm.weight, whose"
     with pytest.raises(KernelError, match=message):
-        Slices(module, Mesh(2), "train_policy")  # type: ignore[arg-type]
+        Slices(module, mesh(2), "train_policy")

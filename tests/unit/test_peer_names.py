@@ -113,10 +113,6 @@ def test_wholes_prefixes_and_last_parts_are_found_and_names_of_ours_are_not(
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (
-            {"num_generations": 8},
-            r"unknown parameter 'num_generations' \(TRL's name\)\. Fix: n=8\.",
-        ),
         ({"learning_rate": 1e-6}, r"\(TRL's name\)\. Fix: lr=1e-06\."),
         ({"steps_per_generation": 4}, r"Fix: minibatches= \(steps_per_generation / "),
         ({"ppo_mini_batch_size": 4}, r"\(verl's name\)\. Fix: minibatches= counts the updates"),
@@ -142,6 +138,8 @@ def test_options_of_a_run_and_models_know_other_systems_names() -> None:
         Model("policy", path="x")  # type: ignore[call-arg]
     with pytest.raises(GraphError, match=r"prompts: unknown parameter 'path'\. Fix: "):
         prompts("x", path="y")  # type: ignore[call-arg]
+    with pytest.raises(GraphError, match=r"'run_name' .*Fix: RunOptions\(name=\)\."):
+        prompts("x", run_name="y")  # type: ignore[call-arg]
 
 
 TARGET = "graphs.grpo:grpo"
@@ -150,7 +148,6 @@ TARGET = "graphs.grpo:grpo"
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("--num-generations 8", r"'--num-generations' \(TRL's name\)\. Fix: --n\."),
         ("--save_steps=8", r"\(TRL's name\)\. Fix: --checkpoint-every\."),
         ("--actor_rollout_ref.actor.optim.lr 1e-6", r"\(verl's name\)\. Fix: --lr\."),
         ("algorithm.adv_estimator=grpo", r"Fix: group_advantage\(baseline=\).*graphs\.rloo"),
@@ -168,11 +165,6 @@ def test_a_flag_or_an_override_of_another_system_names_ours(words: str, told: st
         graph_and(RunOptions, "check", [TARGET, *base, *words.split()])
     assert re.search(told, str(refused.value)), str(refused.value)
     graph_and(RunOptions, "check", [TARGET, *base])
-
-
-def test_a_name_of_an_option_is_not_that_of_a_parameter() -> None:
-    with pytest.raises(GraphError, match=r"'run_name' .*Fix: RunOptions\(name=\)\."):
-        prompts("x", run_name="y")  # type: ignore[call-arg]
 
 
 # Pages

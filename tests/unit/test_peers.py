@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from dataflow.batch import Batch, Keys, Ragged
-from dataflow.loss import Now, Tensors, Terms
+from dataflow.loss import Now, Tensors
 from dataflow.schema import Advantage, Logprobs, Reward, Rollout, Values
 from dataflow.user import Columns
 from operators import advantage_formulas as formulas
@@ -101,7 +101,7 @@ def gae(rows: RecordedRows, **how: Any) -> Columns[Any]:
     return formulas.gae(rows.rollout(), rows.score, values, **how)
 
 
-ADVANTAGES: Mapping[str, Callable[..., Columns[Any]]] = {
+ADVANTAGES = {
     "group_advantage": lambda rows, **how: formulas.group_advantage(
         rows.rollout(), rows.score, ragged=True, **how
     ),
@@ -138,7 +138,7 @@ def overlong(rows: RecordedRows, how: How, dialect: str) -> dict[str, Any]:
 
 
 POLICY_PORTS = {"advantage": "advantage", "old": "logprobs"}
-LOSSES: Mapping[str, tuple[Callable[..., Terms], Mapping[str, str]]] = {
+LOSSES = {
     "value_loss": (loss_formulas.value, {"returns": "returns", "old_value": "values"}),
     "kl_loss": (loss_formulas.kl, {"reference": "logprobs"}),
     "clipped_policy_loss": (policy_formulas.clipped_policy, POLICY_PORTS),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -32,7 +31,6 @@ from tests.kit.rewards import exact
 
 pytestmark = pytest.mark.usefixtures("tiny")
 judge = Model("judge", "tiny")
-PART_OF_THE_WEIGHTS = "a rank that has a part of the weights cannot generate with it"
 
 
 def with_lag() -> Graph:
@@ -62,7 +60,7 @@ def with_an_evaluation() -> Graph:
 
 
 GRPO = "prompts rollout score advantage reference train_policy"
-PLACES: dict[str, tuple[Callable[[], Graph], dict[str, Any], dict[str, str]]] = {
+PLACES = {
     "without a lag all are in one": (small_grpo, {}, {"main": GRPO}),
     "a source is with the generation that it feeds": (with_lag, {}, {"rollout": "rollout prompts"}),
     "all are in one where that was asked for": (with_lag, {"workers": "one"}, {"main": GRPO}),
@@ -143,14 +141,13 @@ def test_generation_together_with_ranks_is_replicated_and_shares_their_weights()
     assert workers_of(plan, "prompts") == ("main",), "a source has one place in its data"
     assert plan.models[0].aliases == ("rollout",)
     sharded = placed(small_grpo(), together=(together[1:],), ranks=ranks, shard=True)
-    assert sharded.models[0].aliases == (), PART_OF_THE_WEIGHTS
+    assert sharded.models[0].aliases == (), "a rank with a part of them cannot generate"
     assert sharded.node("train_policy").layout.shard
 
 
 def test_inproc_keeps_the_chunks_and_nothing_else() -> None:
-    asked: dict[str, Any] = {"ranks": {"train_policy": 2}, "workers": "apart"}
-    asked["pin"] = {"rollout": ("g0", "g1", "g2")}
-    plan = placed(small_grpo(), inproc=True, **asked)
+    pin = {"rollout": ("g0", "g1", "g2")}
+    plan = placed(small_grpo(), inproc=True, workers="apart", ranks={"train_policy": 2}, pin=pin)
     assert plan.workers == ("main",)
     assert {(n.layout.replicas, n.ranks) for n in plan.nodes} == {(1, 1)}
     assert plan.node("rollout").chunks == 3
@@ -178,17 +175,13 @@ def test_with_a_lag_columns_stream_unless_chunks_were_asked_for() -> None:
     assert plan.node("reference").chunking == "cohort"
     assert placed(with_lag(), chunks={"score": 2}).node("score").chunking == "cohort"
     # In the Worker that generates nothing is ready meanwhile.
-    alone = placed(with_lag(), workers="one")
-    assert {n.chunking for n in alone.nodes} == {"cohort"}
+    assert {n.chunking for n in placed(with_lag(), workers="one").nodes} == {"cohort"}
+    # Without a lag prompts are admitted in waves.
+    apart = placed(small_grpo(), workers="apart")
+    assert (apart.sources[0].cohort, {n.chunking for n in apart.nodes}) == (0, {"cohort"})
 
 
-def test_without_a_lag_prompts_are_admitted_in_waves() -> None:
-    plan = placed(small_grpo(), workers="apart")
-    assert plan.sources[0].cohort == 0
-    assert {n.chunking for n in plan.nodes} == {"cohort"}
-
-
-THREADS: dict[str, tuple[Callable[[], Graph], dict[str, Any], dict[str, int]]] = {
+THREADS = {
     "one Worker": (small_grpo, {"cores": 4}, dict.fromkeys(GRPO.split(), 4)),
     "at the same time": (
         with_lag, {"cores": 8}, {"rollout": 4, "train_policy": 4, "score": 1},
@@ -252,12 +245,10 @@ def test_readers_in_another_worker_share_one_copy() -> None:
 
 def test_a_follower_is_one_module_in_each_worker() -> None:
     rollout = sampled(max_lag=1)
-    target = Model("target", "tiny", follows=policy, every=4)
-    reference = logprobs(target, rollout, name="ref")
+    reference = logprobs(Model("target", "tiny", follows=policy, every=4), rollout, name="ref")
     graph = graph_of(rollout, clipped_policy_loss(compared(rollout), reference=reference, beta=0.1))
     plan = placed(graph)
     assert module_of(plan, "ref") == "target"
     assert plan.stateful == {"train"}
-    told = r"replicas: ref=2, but it is a reader of 'target'.* Fix: ref=1"
-    with pytest.raises(PlanError, match=told):
+    with pytest.raises(PlanError, match=r"ref=2, but it is a reader of 'target'.* Fix: ref=1"):
         placed(graph, replicas={"ref": 2})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,8 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataflow.errors import PlanError
-from dataflow.graph import Graph
-from dataflow.model import Model
 from engine.cost.models import model_cost
 from engine.plan.explain import WIDTH, explain
 from tests.kit.graphs import small_grpo, small_ppo
@@ -19,12 +17,9 @@ from tests.kit.plans import module_of, placed, workers_of
 from tests.right_graphs import RIGHT
 
 pytestmark = pytest.mark.usefixtures("tiny")
-judge = Model("judge", "tiny")
-PART_OF_THE_WEIGHTS = "a rank that has a part of the weights cannot generate with it"
 
 
-PLACE: dict[str, dict[str, Any]] = {
-    "pin: expected a node of the plan, found 'rolout'. Fix: rollout.": {"pin": {"rolout": ("a",)}},
+PLACE = {
     "together: expected a node of the plan, found 'scor'. Fix: score.":
         {"together": (("scor", "rollout"),)},
     "pin: 'rollout' on '../gen', which cannot name a Worker.": {"pin": {"rollout": ("../gen",)}},
@@ -83,27 +78,22 @@ def test_what_cannot_be_is_refused_with_the_nearest_fix(message: str) -> None:
     assert all("Fix: " in line for line in str(caught.value).splitlines())
 
 
-def test_one_process_is_in_one_world() -> None:
+def test_one_process_is_in_one_world_and_what_sees_all_rows_is_whole() -> None:
     graph, two = small_ppo(), {"train_policy": 2}
-    told = "worlds: train_policy has ranks on main,main-1, train_critic on main,main-1,main-"
-    with pytest.raises(PlanError, match=told):
+    with pytest.raises(PlanError, match="worlds: train_policy has ranks on main,main-1, train_cri"):
         placed(graph, ranks=two | {"train_critic": 3})
-    told = "worlds: train_policy has tensor 2, train_critic 1, on the same workers"
-    with pytest.raises(PlanError, match=told):
+    with pytest.raises(PlanError, match="worlds: train_policy has tensor 2, train_critic 1, on th"):
         placed(graph, ranks={"train_critic": 2}, tensor=two)
+    with pytest.raises(PlanError, match="replicas: whiten=2, but it is of batch scope"):
+        placed(graph, replicas={"whiten": 2})
     both = placed(graph, tensor=two | {"train_critic": 2})
     assert workers_of(both, "train_policy", "train_critic") == ("main", "main-1")
 
 
-def test_batch_scope_is_never_divided() -> None:
-    with pytest.raises(PlanError, match="replicas: whiten=2, but it is of batch scope"):
-        placed(small_ppo(), replicas={"whiten": 2})
-
-
 def test_workers_of_a_host_add_up_but_for_those_that_take_turns() -> None:
-    asked: dict[str, Any] = {"workers": "apart", "memory": 7 * 2**27}
-    told = r"memory: prompts, rollout, .* together need .* or fewer workers"
-    with pytest.raises(PlanError, match=told):
+    asked = {"workers": "apart", "memory": 7 * 2**27}
+    message = r"memory: prompts, rollout, .* together need .* or fewer workers"
+    with pytest.raises(PlanError, match=message):
         placed(small_grpo(), **asked)
     turns = (("rollout", "train_policy"),)
     assert placed(small_grpo(), turns=turns, **asked).turns == turns
@@ -115,12 +105,9 @@ def test_replicas_and_ranks_do_a_part_each() -> None:
         for count in (1, 4)
     )
     assert many.bytes["outbox"] * 4 == one.bytes["outbox"]
-    assert one.seconds is not None
-    assert many.seconds is not None
     # Fewer rows at once reach less.
-    assert many.seconds == pytest.approx(one.seconds / 4, rel=0.8)
-    assert many.seconds < one.seconds
-    two: dict[str, Any] = {"ranks": {"train_policy": 2}}
+    assert 0.05 * one.seconds < many.seconds < 0.45 * one.seconds
+    two = {"ranks": {"train_policy": 2}}
     whole, *parts = (
         placed(small_grpo(), **asked).node("train_policy").estimate.bytes["optimizer"]
         for asked in ({}, two, two | {"shard": True})
@@ -135,10 +122,9 @@ def test_tensor_ranks_have_the_same_rows_and_a_part_of_the_matrices() -> None:
     node = plan.node("train_policy")
     assert node.workers == ("main", "main-1", "main-2", "main-3")
     assert (node.ranks, node.layout.data, node.layout.tensor) == (4, 2, 2)
-    assert plan.models[0].aliases == (), PART_OF_THE_WEIGHTS
+    assert plan.models[0].aliases == (), "a rank with a part of them cannot generate"
     assert "2 x 2 ranks (data x tensor)" in explain(plan)
     shape = model_cost("tiny").shape
-    assert shape is not None
     split = 4 * (shape.matrices - shape.matrices // 2)
     parts, less = node.estimate.bytes, {"weights": split, "gradients": split}
     less["optimizer"] = 2 * split
@@ -147,9 +133,10 @@ def test_tensor_ranks_have_the_same_rows_and_a_part_of_the_matrices() -> None:
 
 
 def test_tensor_ranks_publish_versions_whole() -> None:
-    asked: dict[str, Any] = {"threads": 1, "pin": {"rollout": ("gen",)}}
     one, two = (
-        placed(small_grpo(), tensor={"train_policy": ranks}, **asked).node("train_policy")
+        placed(
+            small_grpo(), tensor={"train_policy": ranks}, threads=1, pin={"rollout": ("gen",)}
+        ).node("train_policy")
         for ranks in (1, 2)
     )
     assert two.estimate.bytes["snapshot"] == one.estimate.bytes["snapshot"]
@@ -172,8 +159,7 @@ def asked_of(names: Sequence[str]) -> st.SearchStrategy[dict[str, Any]]:
 @settings(max_examples=150)
 @given(st.data())
 def test_whatever_is_asked_for_is_refused_or_holds(data: st.DataObject) -> None:
-    make: Callable[[], Graph] = data.draw(st.sampled_from(RIGHT))
-    graph = make()
+    graph = data.draw(st.sampled_from(RIGHT))()
     asked = data.draw(asked_of([n.name for n in graph.nodes]))
     try:
         plan = placed(graph, cores=8, memory=2**50, **asked)

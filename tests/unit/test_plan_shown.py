@@ -6,7 +6,6 @@ difference before keeping it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -82,15 +81,9 @@ def test_a_longer_prompt_bound_replaces_the_assumption() -> None:
 
 
 def draft_of(plan: Plan, **fields: Any) -> Draft:
-    assert plan.program is not None
     kept = {name: getattr(plan, name) for name in ("sources", "models", "edges", "recorded")}
     kept |= {"nodes": plan.nodes} | fields
     return Draft(graph=plan.program, seed=0, cluster=CLUSTER, **kept)
-
-
-def test_a_right_plan_passes_unchanged() -> None:
-    draft = draft_of(ppo_plan())
-    assert verify(draft) is draft
 
 
 def test_a_plan_that_does_not_fit_is_refused_with_its_parts_and_a_fix() -> None:
@@ -126,7 +119,7 @@ def fetching(producer: str, column: str) -> dict[str, object]:
 
 
 NO_NODE = "expects rows of a node upstream, 'rolout' is no node. Fix: rollout"
-BROKEN: dict[str, Callable[[PlannedNode], PlannedNode]] = {
+BROKEN = {
     "kernels: advantage has none": lambda n: replace(n, kernel=""),
     f"producers: advantage.rollout {NO_NODE}": (
         lambda n: first_input(n, **fetching("rolout", "completion_mask"))
@@ -167,8 +160,7 @@ def test_an_alias_above_the_cut_at_a_lag_is_refused() -> None:
 
 
 def test_a_constant_divisor_needs_a_longest_completion() -> None:
-    graph = sft("tiny", "demos.jsonl")
-    step = graph.node("train_policy")
+    step = sft("tiny", "demos.jsonl").node("train_policy")
     constant = Graph("sft", step.changed(params=step.params | {"aggregate": "constant"}))
     with pytest.raises(PlanError, match="constant: train_policy"):
         planned(constant)
@@ -176,15 +168,14 @@ def test_a_constant_divisor_needs_a_longest_completion() -> None:
 
 @pytest.mark.parametrize("make", RIGHT, ids=lambda f: f.__name__)
 def test_every_right_graph_has_a_plan_that_can_be_shown(make: Callable[[], Graph]) -> None:
+    """It fits its width, and has its digest: test_narrow.py, test_declared.py."""
     plan = planned(make())
     text = explain(plan)
     assert text.isascii()
-    assert max(map(len, text.splitlines())) <= WIDTH
     assert all(n.name in text for n in plan.nodes)
-    assert json.loads(plan.to_json())["digest"] == plan.digest
 
 
-PLANS: dict[str, Callable[[], Plan]] = {
+PLANS = {
     "grpo": lambda: grpo_plan(beta=0.04, minibatches=4),
     "grpo_lag": lambda: placed(
         grpo_graph(beta=0.04, max_lag=1, minibatches=4),

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataflow.check import check
-from dataflow.diff import diff
 from dataflow.errors import GraphError
 from dataflow.graph import Graph
 from dataflow.loss import Loss, Now, Tensors, Terms
@@ -107,8 +106,6 @@ def weight(d: Drawn, row: list[int], t: int, how: Importance | None) -> float:
     total = {"token": d.old[t] - d.sampler[t], "sequence": sum(logs)}
     w = exp(total.get(how.level, sum(logs) / len(logs)))
     low, high = how.below or 0.0, math.inf if how.above is None else how.above
-    assert isinstance(low, float)
-    assert isinstance(high, float)
     if how.over == "mask":
         return w if low <= w <= high else 0.0
     return min(max(w, low), high)
@@ -173,7 +170,7 @@ def test_clipped_ratios_of_tokens_and_rows(
 
 
 # Without rows or corrections of rows: test_loss_numbers.py.
-FORMULAS: dict[str, tuple[Any, dict[str, Any]]] = {
+FORMULAS = {
     "sequence": (formulas.clipped_policy, {"level": "sequence", "dual_clip": 3.0}),
     "sequence_token": (formulas.clipped_policy, {"level": "sequence_token", "dual_clip": 3.0}),
     "gradient": (formulas.policy_gradient, {}),
@@ -246,23 +243,15 @@ def graph(correction: Importance | None = None) -> Graph:
 HOW = importance("sequence", above=linear(4.0, 2.0, 100), below=0.5, over="mask")
 
 
-@pytest.mark.parametrize("imports", [True, False])
-def test_a_correction_is_a_value_of_the_graph(imports: bool) -> None:
+def test_a_correction_is_a_value_of_the_graph() -> None:
     mine = graph(HOW)
-    again = from_json(to_json(mine), imports=imports)
-    assert to_json(again) == to_json(mine)
+    again = from_json(to_json(mine))
+    assert again == mine != graph()
     check(again, headers)
 
 
-def test_graphs_with_other_corrections_differ() -> None:
-    shown = str(diff(graph(), graph(importance(above=3.0))))
-    assert "clipped_policy_loss.correction: None -> importance(above=3.0)" in shown
-    assert graph().digest != graph(importance()).digest != graph(importance(above=3.0)).digest
-
-
 def test_what_is_no_correction_in_a_snapshot_is_refused() -> None:
-    text = to_json(graph(importance()))
-    wrong = text.replace('"above": 2.0', '"above": "much"')
+    wrong = to_json(graph(importance())).replace('"above": 2.0', '"above": "much"')
     with pytest.raises(GraphError, match=r"expected Importance\.above to be"):
         from_json(wrong, imports=False)
     with pytest.raises(GraphError, match=r"expected correction to be importance\(\) or None"):
@@ -308,13 +297,13 @@ def test_calls_that_make_no_sense_say_the_fix(
 
 
 def test_a_correction_needs_rows_with_the_samplers_record() -> None:
-    demos: Any = demonstrations("demos.jsonl", batch=4)
+    demos = demonstrations("demos.jsonl", batch=4)
     score = reward(exact, demos)
-    given = group_advantage(demos, score, ragged=True, baseline="none", scale="none")
+    advantage = group_advantage(demos, score, ragged=True, baseline="none", scale="none")
     old = logprobs(policy, demos, name="old")
-    loss = policy_gradient_loss(given, old=old, correction=importance())
-    told = "for its correction it needs the sampler's log-probs(.|\n)*rows that generate made"
-    with pytest.raises(GraphError, match=told):
+    loss = policy_gradient_loss(advantage, old=old, correction=importance())
+    message = "for its correction it needs the sampler's log-probs(.|\n)*rows that generate made"
+    with pytest.raises(GraphError, match=message):
         check(graph_of(demos, loss), headers)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,18 +22,10 @@ from operators.kernels.returned import refuse_broken_promise
 from operators.select import PAIR
 from tests.kit.files import save_jsonl
 from tests.kit.kernels import FakeSession
-from tests.kit.models import save_tiny
 
 USER = {"role": "user", "content": "q"}
 GOOD, BAD = {"role": "assistant", "content": "aa"}, {"role": "assistant", "content": "b"}
 PAIR_OF_TEXTS = {"prompt": "ab", "chosen": "c", "rejected": "dd"}
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("model")
-    save_tiny(folder, layers=1)
-    return str(folder)
 
 
 def opened(base: str, data: str, **params: Any) -> tuple[Preferences, FakeSession]:
@@ -44,13 +36,12 @@ def opened(base: str, data: str, **params: Any) -> tuple[Preferences, FakeSessio
         params={"data": data, "shuffle": False, **params},
         models={"tokenizer": Model("policy", base)},
     )
-    kernel.open(node, Layout(), cast(Any, session))
+    kernel.open(node, Layout(), session)
     return kernel, session
 
 
 def batches(kernel: Preferences) -> list[Batch]:
-    keys = Keys.of(range(kernel.rows))
-    return list(kernel.run(Chunk(id=0, step=1, keys=keys, inputs={})))
+    return list(kernel.run(Chunk(id=0, step=1, keys=Keys.of(range(kernel.rows)), inputs={})))
 
 
 def made(base: str, data: str, **params: Any) -> Batch:
@@ -72,8 +63,7 @@ def test_each_row_of_the_data_is_a_group_of_the_chosen_and_the_rejected_answer(
     base: str, tmp_path: Path
 ) -> None:
     other = {"prompt": "x", "chosen": "yes", "rejected": ""}
-    data = save_jsonl(tmp_path / "p.jsonl", PAIR_OF_TEXTS, other)
-    batch = made(base, data)
+    batch = made(base, save_jsonl(tmp_path / "p.jsonl", PAIR_OF_TEXTS, other))
     assert batch.keys.rows() == [(0, 0, 0), (0, 1, 0), (1, 0, 0), (1, 1, 0)]
     assert batch.flat("sign").tolist() == [1, -1, 1, -1]
     assert batch.flat("keep").tolist() == [1, 1, 1, 1]
@@ -95,8 +85,7 @@ def test_texts_and_messages_with_and_without_their_prompt_make_the_same_rows(
     assert first.records.equals(made(base, save_jsonl(tmp_path / "b.jsonl", whole)).records)
     assert texts(first)[0].startswith("aa")
     text = made(base, save_jsonl(tmp_path / "c.jsonl", PAIR_OF_TEXTS))
-    joined = {"chosen": "ab c", "rejected": "ab dd"}
-    implied = made(base, save_jsonl(tmp_path / "d.jsonl", joined))
+    implied = made(base, save_jsonl(tmp_path / "d.jsonl", {"chosen": "ab c", "rejected": "ab dd"}))
     assert texts(implied) == [" c", " dd"]
     assert prompts_in(implied) == prompts_in(text)
 
@@ -158,7 +147,7 @@ def test_rows_that_are_no_pairs_are_refused_with_their_line(
 def test_a_pair_goes_as_a_whole_if_one_of_its_rows_is_too_long(base: str, tmp_path: Path) -> None:
     long = {"prompt": "ab", "chosen": "c", "rejected": "d" * 40}
     data = save_jsonl(tmp_path / "p.jsonl", long, PAIR_OF_TEXTS)
-    limit: dict[str, Any] = {"positions": 16, "positions_of": "policy"}
+    limit = {"positions": 16, "positions_of": "policy"}
     with pytest.raises(DataError, match="expected at most 16 tokens"):
         made(base, data, **limit)
     kernel, session = opened(base, data, overlong="drop", **limit)
@@ -178,7 +167,6 @@ def test_a_pair_goes_as_a_whole_if_one_of_its_rows_is_too_long(base: str, tmp_pa
 
 
 def signs_of(score: Batch, margin: float) -> list[int]:
-    assert PAIR.function is not None
     found = PAIR.function(Columns(score, Reward), margin=margin)
     refuse_broken_promise(found.batch, PAIR.keeps)
     assert (found["keep"] == np.abs(found["sign"])).all()
@@ -192,17 +180,17 @@ groups = st.lists(st.sampled_from([-1.0, 0.0, 0.5, 1.0, 3.0]), min_size=1, max_s
 def test_the_first_best_and_the_first_worst_of_a_group_are_a_pair(
     rewards: list[list[float]], margin: float
 ) -> None:
-    position, numbers, wanted = list[int](), list[float](), list[int]()
+    position, numbers, expected = [], [], []
     for number, group in enumerate(rewards):
         signs = [0] * len(group)
         if max(group) - min(group) > margin:
             signs[group.index(max(group))], signs[group.index(min(group))] = 1, -1
         position += [number] * len(group)
         numbers += group
-        wanted += signs
+        expected += signs
     keys = Keys.of(position, [position[:row].count(of) for row, of in enumerate(position)])
     score = Batch.make(keys, {"reward": np.array(numbers, np.float32)}, Reward)
-    assert signs_of(score, margin) == wanted
+    assert signs_of(score, margin) == expected
 
 
 def test_rows_in_another_order_give_the_same_pairs() -> None:

@@ -15,7 +15,7 @@ from dataflow.errors import RunError
 from dataflow.model import Model
 from engine.channels.inproc import InprocChannel
 from engine.channels.tensors.world import leave, world
-from engine.coordinator.messages import Load, Offer, Offered, Probed
+from engine.coordinator.messages import Load, Offer, Probed
 from engine.plan.plan import ModelUse
 from engine.run.probes import Probes
 from engine.weights import probe
@@ -169,20 +169,16 @@ def test_the_coarsest_dtype_gives_the_tolerance() -> None:
     assert probe.tolerance_of(["int64"]) == probe.tolerance_of([]) == probe.TOLERANCES["float32"]
 
 
-def delivery(writer: Any, reader: Any) -> Delivery:
-    """Both ends in one channel, as if they were two Workers'."""
+def publish(writer: Any, reader: Any) -> list[Probed]:
+    """The numbers of both ends for one version: the writer's, then the reader's. Both are in one
+    channel, as if they were two Workers'.
+    """
     use = ModelUse(param="policy", model="m", access="read", trained=True, module="copy")
     nodes = (planned_node(name, work="decode", models=(use,)) for name in ("train", "rollout"))
-    plan = plan_of(*nodes, seed=5)
-    return Delivery(plan, {"train": writer, "rollout": reader}, InprocChannel(), Timing("w"))
-
-
-def publish(ends: Delivery) -> list[Probed]:
-    """The numbers of both ends for one version: the writer's, then the reader's."""
-    offered, said = ends.offer(
-        Offer(id=0, model="m", writer="train", worker="w", version=1), first=True
-    )
-    assert isinstance(offered, Offered)
+    kernels = {"train": writer, "rollout": reader}
+    ends = Delivery(plan_of(*nodes, seed=5), kernels, InprocChannel(), Timing("w"))
+    offer = Offer(id=0, model="m", writer="train", worker="w", version=1)
+    offered, said = ends.offer(offer, first=True)
     message = Load(
         id=1, model="m", writer="train", reader="rollout", version=1, worker="w", source="w",
         block=offered.block, digest=offered.digest,
@@ -202,17 +198,16 @@ def test_a_reader_that_says_other_things_with_the_same_weights_stops_the_run(
 ) -> None:
     writer = opened(TorchTrain(), base, loss=PG, lr=0.1)
     other = save_tiny(tmp_path / "other", seed=9)
-    reader = opened(TorchGenerate(), other, max_tokens=4)
-    said, answered = publish(delivery(writer, reader))
-    heard(said, answered)
-    heard(answered, said)
-    heard(said, answered, answered)
+    published, answered = publish(writer, opened(TorchGenerate(), other, max_tokens=4))
+    heard(published, answered)
+    heard(answered, published)
+    heard(published, answered, answered)
     # The same names and shapes, and another meaning: attention turns positions with another base.
     odd = opened(TorchGenerate(), save_tiny(tmp_path / "odd", rope_theta=20.0), max_tokens=4)
-    said, answered = publish(delivery(writer, odd))
-    told = r"rollout has version 1 of train.*computes other log-probs"
-    for order in ((said, answered), (answered, said)):
-        with pytest.raises(RunError, match=told):
+    published, answered = publish(writer, odd)
+    message = r"rollout has version 1 of train.*computes other log-probs"
+    for order in ((published, answered), (answered, published)):
+        with pytest.raises(RunError, match=message):
             heard(*order)
 
 
@@ -226,5 +221,12 @@ def test_only_numbers_of_one_version_are_compared() -> None:
 
 def said_of(version: int, says: np.ndarray, *, reads: bool) -> Probed:
     node, dtypes = ("rollout", ()) if reads else ("train_policy", ("float32",))
-    of: dict[str, Any] = {"model": "m", "version": version, "vocabulary": 50}
-    return Probed(node=node, reads=reads, numbers=says.tobytes(), dtypes=dtypes, **of)
+    return Probed(
+        node=node,
+        reads=reads,
+        numbers=says.tobytes(),
+        dtypes=dtypes,
+        model="m",
+        version=version,
+        vocabulary=50,
+    )

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +21,7 @@ from engine.cost.models import Shape
 from engine.cost.passes import Sizes
 from engine.cost.profile import PeakCorrection, ProfileCell
 from engine.profile import generated, measuring
-from engine.profile.fitting import fitted, least_squares, peak_correction
+from engine.profile.fitting import fitted, peak_correction
 from engine.profile.grid import works
 from engine.profile.predicting import (
     MeasuredCell,
@@ -82,15 +81,15 @@ def measured(of: ProfiledWork, how: Mapping[Kind, Coefficients], cell: ProfileCe
 def test_a_fit_predicts_sizes_that_it_has_not_seen(kind: Kind, shares: dict[str, float]) -> None:
     of, how = work(kind, updates=2), truth(**shares)
     seen = [measured(of, how, cell) for cell in cells(1, 32)]
-    found, said = fitted(of, CPU, seen)
-    for cell, told in zip(seen, said, strict=True):
-        assert told == pytest.approx(cell.cell.seconds, rel=0.05)
+    shares_of_fit, fitted_seconds = fitted(of, CPU, seen)
+    for cell, fit in zip(seen, fitted_seconds, strict=True):
+        assert fit == pytest.approx(cell.cell.seconds, rel=0.05)
     for cell in (cells(16)[3], cells(24)[4]):
-        wanted = seconds(of, CPU, how, as_planned(cell))
-        complete: dict[Kind, Coefficients] = {**coefficients(CPU), **found}
-        assert seconds(of, CPU, complete, as_planned(cell)) == pytest.approx(wanted, rel=0.05)
-    assert {c.origin for c in found.values()} == {"fitted"}
-    assert set(found) == ({"decode", "prefill"} if kind == "decode" else {kind})
+        expected = seconds(of, CPU, how, as_planned(cell))
+        complete = {**coefficients(CPU), **shares_of_fit}
+        assert seconds(of, CPU, complete, as_planned(cell)) == pytest.approx(expected, rel=0.05)
+    assert {c.origin for c in shares_of_fit.values()} == {"fitted"}
+    assert set(shares_of_fit) == ({"decode", "prefill"} if kind == "decode" else {kind})
 
 
 def test_a_cell_without_enough_memory_counts_for_nothing() -> None:
@@ -103,13 +102,6 @@ def test_a_cell_without_enough_memory_counts_for_nothing() -> None:
     nothing, said = fitted(of, CPU, [lost])
     assert nothing["forward"].compute == coefficients(CPU)["forward"].compute
     assert said == [None]
-
-
-def test_least_squares_finds_the_bottom_of_a_valley() -> None:
-    def banana(x: np.ndarray) -> np.ndarray:  # Rosenbrock's
-        return np.array([10.0 * (x[1] - x[0] ** 2), 1.0 - x[0]])
-
-    assert least_squares(banana, np.array([-1.2, 1.0])) == pytest.approx([1.0, 1.0], abs=1e-3)
 
 
 sizes = st.lists(st.tuples(st.integers(1, 2**36), st.integers(1, 2**36)), min_size=1, max_size=12)
@@ -220,8 +212,7 @@ def test_generated_rows_have_the_cells_lengths(
 
 
 def test_prompts_come_as_token_ids() -> None:
-    cell = ProfileCell(rows=12, prompt=7, answer=1, samples=4)
-    made = generated.prompts(cell, 50)
+    made = generated.prompts(ProfileCell(rows=12, prompt=7, answer=1, samples=4), 50)
     assert made.ragged("prompt").lengths.tolist() == [7, 7, 7]
 
 

@@ -11,16 +11,13 @@ import pytest
 from dataflow.errors import CheckpointError
 from dataflow.program import Phase, Program, Threshold
 from engine.api import plan
-from engine.checkpoint.best import BestVersions
 from engine.checkpoint.provenance import Provenance, differences, provenance
 from engine.checkpoint.store import CheckpointStore, StoredCheckpoint
-from engine.coordinator.messages import Finish, StepClosed, StopRequested
-from engine.observe.accounts import RunMetrics
-from engine.observe.events import EventStream, InstructionTold, StepEnded
+from engine.coordinator.messages import StopRequested
+from engine.observe.events import StepEnded
 from engine.observe.progress import Progress
 from engine.observe.runfolder import RunFolder
 from engine.observe.samples import SampleWriter, read_samples
-from engine.observe.sinks import JsonLines, recorded_row, recorded_rows
 from engine.options import RunOptions
 from engine.phases import Standing, place_of
 from engine.run.early_end import EarlyEnd
@@ -64,32 +61,7 @@ def test_pinned_checkpoints_stay_beside_those_that_are_kept(tmp_path: Path) -> N
     assert store.steps() == [6, 7], "no longer pinned"
 
 
-def test_best_versions_of_two_phases_are_apart(tmp_path: Path) -> None:
-    for phase in (0, 1, 2):
-        assert BestVersions(tmp_path, {"evaluate": 1}, phase=phase).offer("evaluate", 4, 0.5, fill)
-    names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["best_evaluate", "best_phase_1_evaluate", "best_phase_2_evaluate"]
-
-
 # what is shown and written
-
-
-def test_metrics_go_on_and_name_the_phase(run_folder: RunFolder) -> None:
-    lines = JsonLines()
-    lines.open(run_folder, {})
-    for step in (1, 2):
-        lines.write(step, {"phase": 1, "loss/x": 1.0})
-    metrics = RunMetrics(["main"], lines, EventStream(), first=2, phase=2)
-    for step in (0, 1, 1, 2):  # the initial evaluation; a Step, and its late evaluation
-        closed = StepClosed(step=step, metrics={"reward/mean": float(step)} if step else {})
-        metrics.take(InstructionTold(at=float(step), instruction=closed))
-    metrics.take(InstructionTold(at=3.0, instruction=Finish(reason="all steps are done")))
-    lines.close()
-    rows = list(recorded_rows(run_folder.metrics))
-    assert [(row["step"], row["phase"]) for row in rows] == [(1, 1), (2, 1), (3, 2), (4, 2)]
-    assert recorded_row(run_folder.metrics, 4)["reward/mean"] == 2.0
-    assert recorded_row(run_folder.metrics, 5) == {}
-    assert list(recorded_rows(run_folder.path / "nothing")) == []
 
 
 def test_samples_have_the_step_of_the_run_and_the_phase(tmp_path: Path) -> None:
@@ -123,8 +95,7 @@ def ended(early: EarlyEnd, step: int, **metrics: float) -> Any:
 def test_a_threshold_asks_for_the_end_of_its_phase_once() -> None:
     early = EarlyEnd(StopSignals(), None, AT_TWO, requests=RunRequests())
     assert ended(early, 1, x=1.0) is None
-    asked = ended(early, 2, x=2.0)
-    assert asked == StopRequested(reason="reached x >= 2.0", at_once=True)
+    assert ended(early, 2, x=2.0) == StopRequested(reason="reached x >= 2.0", at_once=True)
     assert early() is None
 
 

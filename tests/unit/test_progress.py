@@ -7,7 +7,6 @@ from __future__ import annotations
 import io
 import logging
 import re
-from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from hypothesis import strategies as st
 from dataflow.batch import Batch, Keys
 from dataflow.width import folded, packed, screen_width
 from engine.observe.events import EventStream, FailingSilently, StepEnded
-from engine.observe.figures import figures
 from engine.observe.progress import Progress
 from engine.observe.record import row_metrics
 from engine.observe.runfolder import RunFolder
@@ -49,7 +47,7 @@ _ANSWERS = {
     "reward/std": 0.25,
     "reward/no_signal": 0.125,
 }
-ROWS: Mapping[str, Mapping[str, float]] = {
+ROWS = {
     "supervised": {"loss/supervised_loss": 1.2345, "train/tokens": 900.0, "eval/held_out": 0.5},
     "two_rewards": {
         **_ANSWERS,
@@ -135,11 +133,6 @@ def test_an_evaluation_that_comes_late_brings_its_step_a_line() -> None:
     assert _steps(out) == [101]
 
 
-def test_an_exact_entropy_takes_the_place_of_the_estimate() -> None:
-    both = dict(figures({"policy/entropy": 1.0, "policy/sampled_entropy": 2.0}, lag=False))
-    assert both == {"entropy": "1.000"}
-
-
 # rows
 
 
@@ -151,8 +144,7 @@ def _rewarded(
     columns = {"reward": pa.array([r for group in groups for r in group], pa.float32())}
     if parts is not None:
         columns["reward/some"] = pa.array(parts, pa.float32())
-    keys = Keys.of(position, np.arange(len(position)))
-    rows = Batch(keys, pa.RecordBatch.from_pydict(columns))
+    rows = Batch(Keys.of(position, np.arange(len(position))), pa.RecordBatch.from_pydict(columns))
     shuffled = rows.take(np.random.default_rng(0).permutation(len(rows)))
     return {name: (value, count) for name, value, count in row_metrics(shuffled)}
 
@@ -167,8 +159,7 @@ def test_groups_without_signal_are_those_of_equal_rewards(groups: list[list[floa
 
 
 def test_a_function_that_applies_to_some_rows_says_to_how_many() -> None:
-    some = _rewarded([[1, 1], [0, 1]], [None, 1.0, None, None])
-    assert some["reward/some/applied"] == (0.25, 4)
+    assert _rewarded([[1, 1], [0, 1]], [None, 1.0, None, None])["reward/some/applied"] == (0.25, 4)
     none = _rewarded([[1, 1]], [None, None])
     assert none["reward/some/applied"] == (0.0, 2)
     assert "reward/some/mean" not in none
@@ -183,13 +174,13 @@ GOOD = FLAT | {"reward/no_signal": 0.5}
 
 def told(steps: list[dict[str, float]], *, compares: bool = True) -> list[tuple[int, str]]:
     """(Step, rule) of each warning."""
-    stream, found = EventStream(), list[FailingSilently]()
-    stream.on(found.append, FailingSilently)
+    stream, warnings = EventStream(), []
+    stream.on(warnings.append, FailingSilently)
     stream.add(SilentFailures(stream, Path("runs/x/samples"), compares_groups=compares))
     for step, metrics in enumerate(steps, start=1):
         stream.emit(StepEnded(step=step, metrics=metrics))
         stream.emit(StepEnded(step=step, metrics=metrics, again=True))
-    return [(each.step, each.rule) for each in found]
+    return [(each.step, each.rule) for each in warnings]
 
 
 CUT = {"completion/truncated": 1.0}
@@ -223,8 +214,7 @@ def test_where_groups_are_not_compared_all_rewards_of_a_step_are_equal() -> None
 @pytest.mark.parametrize(("make", "compares"), [(grpo, True), (ppo, False)])
 def test_the_graph_says_whether_groups_are_compared(make: Any, compares: bool) -> None:
     plan = planned(make("tiny", "train.parquet", zero))
-    found = silent_failures(plan, Path("samples"), EventStream())
-    assert found._compares_groups is compares
+    assert silent_failures(plan, Path("samples"), EventStream())._compares_groups is compares
 
 
 def test_the_log_and_the_sinks_hear_of_it(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.observe.flow.records import (
-    Began,
     CutFlow,
     EdgeFlow,
     Flow,
@@ -21,29 +20,21 @@ from engine.observe.flow.records import (
 )
 from engine.observe.flow.segments import LiveSegments, StepSegments
 from engine.observe.prometheus import exposition
+from tests.kit.files import save_jsonl
+from tests.kit.watched import write_flows
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
-def a_run(folder: Path, steps: int = 2) -> Path:
-    """A run folder with so many Steps."""
-    folder.mkdir(parents=True)
+def a_run(tmp_path: Path, steps: int = 2) -> Path:
+    """The folder of the run `first` with so many Steps."""
+    folder = tmp_path / "first"
+    folder.mkdir()
     (folder / "plan.json").write_text(json.dumps({"graph": "grpo"}))
-    (folder / "metrics.jsonl").write_text("")
-    segments = StepSegments(folder / "events")
-    segments.write(Began(step=0, wall=1.0))
-    segments.close()
-    for step in range(1, steps + 1):
-        add_step(folder, step)
+    rows = [{"step": s, "reward/mean": s / 4, "loss/policy": None} for s in range(1, steps + 1)]
+    save_jsonl(folder / "metrics.jsonl", *rows)
+    write_flows(folder / "events", map(flow, range(1, steps + 1)))
     return folder
-
-
-def add_step(folder: Path, step: int) -> None:
-    with open(folder / "metrics.jsonl", "a", encoding="utf-8") as file:
-        file.write(json.dumps({"step": step, "reward/mean": step / 4, "loss/policy": None}) + "\n")
-    segments = StepSegments(folder / "events")
-    segments.write(flow(step))
-    segments.close()
 
 
 def flow(step: int, wall: float = 0.0) -> Flow:
@@ -103,19 +94,19 @@ GEN = {"node": "rollout", "worker": "gen"}
 def test_totals_and_newest_figures(
     tmp_path: Path, name: str, labels: dict[str, str], value: float
 ) -> None:
-    assert of(a_run(tmp_path / "first"), name, **labels) == value
+    assert of(a_run(tmp_path), name, **labels) == value
 
 
 def test_a_metric_without_a_number_has_no_figure(tmp_path: Path) -> None:
     with pytest.raises(KeyError):
-        of(a_run(tmp_path / "first"), "metric", metric="loss/policy")
+        of(a_run(tmp_path), "metric", metric="loss/policy")
 
 
 def test_counters_only_grow_and_gauges_are_of_the_last_second(tmp_path: Path) -> None:
-    run = a_run(tmp_path / "first")
+    run = a_run(tmp_path)
     before = samples(exposition([run]))
     assert samples(exposition([run])) == before
-    add_step(run, 3)
+    write_flows(run / "events", iter([flow(3)]))
     live = LiveSegments(run / "events")
     live.write(flow(9, wall=500.0))
     live.close()
@@ -127,7 +118,7 @@ def test_counters_only_grow_and_gauges_are_of_the_last_second(tmp_path: Path) ->
 
 
 def test_after_a_resume_that_cut_steps_off_they_begin_anew(tmp_path: Path) -> None:
-    run = a_run(tmp_path / "first", steps=4)
+    run = a_run(tmp_path, steps=4)
     assert of(run, "edge_rows_total", edge="rollout->score") == 32.0
     segments = StepSegments(run / "events")
     segments.truncate_after(1)
@@ -136,7 +127,7 @@ def test_after_a_resume_that_cut_steps_off_they_begin_anew(tmp_path: Path) -> No
 
 
 def test_a_torn_tail_counts_once_it_is_whole(tmp_path: Path) -> None:
-    run = a_run(tmp_path / "first", steps=3)
+    run = a_run(tmp_path, steps=3)
     (segment,) = (run / "events").glob("steps-*.seg")
     whole = segment.read_bytes()
     for data, rows in ((whole[:-5], 16.0), (whole, 24.0)):
@@ -145,7 +136,7 @@ def test_a_torn_tail_counts_once_it_is_whole(tmp_path: Path) -> None:
 
 
 def test_losses_and_rows_that_failed_are_counted(tmp_path: Path) -> None:
-    run = a_run(tmp_path / "first", steps=1)
+    run = a_run(tmp_path, steps=1)
     segments = StepSegments(run / "events")
     segments.write(Lost(step=1, wall=2.0, worker="gen", error="killed"))
     keys = [(0, 0, 0), (1, 0, 0)]

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -61,22 +60,15 @@ def graph(
 ) -> Graph:
     importlib.invalidate_caches()
     fn = importlib.import_module("my_rewards").same
-    given: dict[str, Any] = {"n": 2, "batch": 1, "beta": 0.04} | parameters
+    given = {"n": 2, "batch": 1, "beta": 0.04} | parameters
     return grpo(str(here / model), str(here / data), fn, **given)
 
 
-def changed(here: Path, change: Callable[[], object] | None = None, **how: Any) -> list[str]:
-    """What differs after this change, and with other arguments of the graph."""
+def changed(here: Path, change: Callable[[], object]) -> list[str]:
+    """What differs after this change."""
     before = provenance(graph(here))
-    if change is not None:
-        change()
-    return [str(each) for each in differences(before, provenance(graph(here, **how)))]
-
-
-def test_a_parameter_is_named_with_both_values(here: Path) -> None:
-    node = "node train_policy"
-    assert changed(here, lr=1e-3) == [f"{node}: lr: 1e-06 -> 0.001"]
-    assert changed(here, beta=0.5) == [f"{node}: clipped_policy_loss.beta: 0.04 -> 0.5"]
+    change()
+    return [str(each) for each in differences(before, provenance(graph(here)))]
 
 
 @pytest.mark.parametrize("value, told", [
@@ -101,12 +93,6 @@ def test_what_is_no_written_value_stays_as_it_is(text: str, told: str) -> None:
     assert in_python(text) == told
 
 
-def test_data_counts_by_its_content(here: Path) -> None:
-    path = here / "rows.jsonl"
-    told = f"node prompts: data ({path}): its content changed"
-    assert changed(here, lambda: save_jsonl(path, {"prompt": "a", "answer": "c"})) == [told]
-
-
 def test_of_several_files_those_that_differ_are_named(here: Path) -> None:
     (here / "rows").mkdir()
     for name in "abc":
@@ -115,12 +101,6 @@ def test_of_several_files_those_that_differ_are_named(here: Path) -> None:
     save_jsonl(here / "rows" / "b.jsonl", {"prompt": "z", "answer": "b"})
     (found,) = differences(before, provenance(graph(here, data="rows")))
     assert str(found) == f"node prompts: data ({here}/rows): its content changed: b.jsonl"
-
-
-def test_what_an_import_leaves_out_does_not_count(here: Path) -> None:
-    reward, run = here / "my_rewards.py", '\n\nif __name__ == "__main__":\n    print(same({}))\n'
-    reward.write_text(REWARD + run.format(1))
-    assert changed(here, lambda: reward.write_text(REWARD + run.format(2))) == []
 
 
 def test_a_model_counts_by_its_files(here: Path) -> None:
@@ -162,9 +142,7 @@ def test_paths_lines_comments_and_dates_do_not_count(here: Path) -> None:
 
 
 def digest_of(model: Path) -> str:
-    content = model_content(str(model))
-    assert content is not None
-    return content.digest
+    return model_content(str(model)).digest
 
 
 def test_a_large_file_is_read_in_pieces_and_at_both_ends(tmp_path: Path) -> None:

@@ -72,25 +72,17 @@ def pool(devices: int = 32, **how: object) -> Pool:
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "least", "most"),
-    [
-        ("areal/1_5B/asynchronous", 0.75 * 41.0 / 14.8, 1.25 * 41.0 / 14.8),
-        ("areal/7B/asynchronous", 0.75 * 57.7 / 25.4, 1.25 * 57.7 / 25.4),
-        *((f"streamrl/{size}/streamed", 1.06, 1.41) for size in ("7B", "32B", "72B")),
-        *((f"streamrl/{size}/allocation", 1.0, 1.25) for size in ("7B", "32B", "72B")),
-        ("earl/signs", 25, 29),
-    ],
-)
-def test_what_must_hold(name: str, least: float, most: float) -> None:
-    row = found()[name]
-    assert least <= row.simulated <= most
-    assert row.holds is True
-
-
-def test_no_goal_is_missed_and_the_sizes_are_in_order() -> None:
+def test_no_goal_is_missed() -> None:
+    held = {row.name for row in found().values() if row.holds}
     assert [row.name for row in found().values() if row.holds is False] == []
-    assert found()["areal/sizes_in_order"].simulated == 3
+    models = ("7B", "32B", "72B")
+    assert held >= {
+        "areal/1_5B/asynchronous",
+        "areal/7B/asynchronous",
+        "areal/sizes_in_order",
+        *(f"streamrl/{model}/{kind}" for model in models for kind in ("streamed", "allocation")),
+        "earl/signs",
+    }
 
 
 def test_the_heterogeneous_cost_is_that_of_memory_and_price() -> None:
@@ -139,8 +131,7 @@ def test_only_the_exact_intake_bounds_the_lag(eta: int) -> None:
 
 def test_equal_lengths_leave_nothing_to_overtake() -> None:
     rollouts = replace(ROLLOUTS, lengths=constant(1000))
-    run = asynchronous(rollouts, *sides(), AdmissionRule(eta=1), steps=8, scale=1)
-    assert run.lag <= 1
+    assert asynchronous(rollouts, *sides(), AdmissionRule(eta=1), steps=8, scale=1).lag <= 1
 
 
 def test_a_full_cache_sends_rows_back_and_every_row_is_trained_all_the_same() -> None:
@@ -207,24 +198,22 @@ def test_what_our_coordinator_gives_is_a_column_where_there_is_any() -> None:
 
 
 def test_our_coordinator_runs_a_published_run_where_it_fits() -> None:
-    said = inputs()["areal"] | {"rows": 256}
-    run = {"model": "1_5B", "gpus": 16}
-    found = dict(areal_by_us(said, run, small()))
-    assert set(found) == {
+    areal = inputs()["areal"] | {"rows": 256}
+    results = dict(areal_by_us(areal, {"model": "1_5B", "gpus": 16}, small()))
+    assert set(results) == {
         "areal/1_5B/synchronous_step",
         "areal/1_5B/asynchronous_step",
         "areal/1_5B/asynchronous",
     }
-    assert found["areal/1_5B/asynchronous"] > 1.0
-    large = dict(areal_by_us(said, {"model": "32B", "gpus": 16}, sizes(inputs(), "32B")))
+    assert results["areal/1_5B/asynchronous"] > 1.0
+    large = dict(areal_by_us(areal, {"model": "32B", "gpus": 16}, sizes(inputs(), "32B")))
     assert large == {}, "activations of 28,000 tokens"
 
 
 def test_lengths_are_those_of_the_log() -> None:
-    said = inputs()["areal"]["lengths"]
-    short = lognormal(**(said | {"longest": 16384}))
+    logged = inputs()["areal"]["lengths"]
+    short = lognormal(**(logged | {"longest": 16384}))
     assert 7000 < short.mean < 8300
     assert np.mean(short.lengths == 16384) == pytest.approx(0.12, abs=0.01)
-    whole = lognormal(**said)
-    assert np.mean(whole.lengths == said["longest"]) < 0.05
+    assert np.mean(lognormal(**logged).lengths == logged["longest"]) < 0.05
     assert published.DATA.is_file()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +17,9 @@ from engine.coordinator.outstanding import Outstanding
 from engine.coordinator.ranks import RankGroups
 from engine.coordinator.refs import Gather, Ref
 from engine.coordinator.tables import shares
-from engine.launch.wire import encode
 from engine.plan.plan import Plan, PlannedModel
 from tests.kit.plans import plan_of, planned_input, planned_node
+from tests.kit.plans import ref as ref_of
 
 BLOCKS = 3
 LENGTHS = st.lists(st.integers(0, 300), min_size=1, max_size=12)
@@ -70,7 +69,7 @@ def blocks_of(share: m.TrainStep) -> list[int]:
 def ranks(world: int = 2, tensor: int = 1) -> GroupsByHand:
     """`learn` on `world` ranks, each `tensor` with the same rows, reads rollout; `lone` has 1."""
     rows = planned_input("rollout", "rollout", name="rows")
-    trains: dict[str, Any] = {"work": "train", "region": "step", "relation": "sink"}
+    trains = {"work": "train", "region": "step", "relation": "sink"}
     workers = tuple(f"t{rank}" for rank in range(world))
     layout = Layout(data=world // tensor, tensor=tensor)
     learn = planned_node("learn", rows, workers=workers, layout=layout, **trains)
@@ -91,8 +90,8 @@ def assignment(
     refs: list[Ref] = []
     for number in range(min(BLOCKS, len(keys))):
         rows = np.flatnonzero(block == number)
-        of_rows = {"keys": keys.take(rows), "lengths": np.array(lengths)[rows]}
-        refs.append(Ref(worker="gen", block=10 + number, version=rows * 0, **of_rows))
+        whole = ref_of(keys.take(rows), 10 + number, worker="gen")
+        refs.append(replace(whole, lengths=np.array(lengths)[rows]))
     gather = Gather(
         producer="rollout",
         columns=("x",),
@@ -150,11 +149,10 @@ def test_a_rank_is_told_the_rows_of_its_share_which_the_first_of_these_fetches_a
     tokens = np.zeros(len(message.keys), dtype=np.int64)
     for ref in weighed:
         tokens[whole.block == ref.block - 10] = ref.lengths
-    wanted = shares(message.keys.position, tokens, count)
+    expected = shares(message.keys.position, tokens, count)
     for rank, each in enumerate(shares_of(ranks(count * tensor, tensor), message, weighed)):
         share, part = divmod(rank, tensor)
-        mine = np.flatnonzero(wanted == share)
-        assert each.mine is not None
+        mine = np.flatnonzero(expected == share)
         assert each.mine.tolist() == mine.tolist()
         assert (each.worker, each.id, each.step) == (f"t{rank}", message.id, message.step)
         assert each.total == len(message.keys)
@@ -166,46 +164,13 @@ def test_a_rank_is_told_the_rows_of_its_share_which_the_first_of_these_fetches_a
             assert set(gather.block.tolist()) == set(range(len(gather.refs)))
 
 
-def grpo_step(prompts: int, n: int, together: int) -> tuple[m.TrainStep, list[Ref]]:
-    """An assignment with the inputs of GRPO, and blocks of so many rows from 512 Workers."""
-    keys = Keys.of(range(1_000_000, 1_000_000 + prompts)).expand(n)
-    lengths = np.random.default_rng(0).lognormal(6, 1, len(keys)).astype(np.int64)
-    refs: list[Ref] = []
-    for number, rows in enumerate(np.arange(len(keys)).reshape(-1, together)):
-        worker, block = f"rollout-{number * 37 % 512}", number * 7919 % 1_000_003
-        of_rows = {"keys": keys.take(rows), "lengths": lengths[rows]}
-        refs.append(Ref(worker=worker, block=block, version=rows * 0, **of_rows))
-    gather = Gather(
-        producer="rollout",
-        columns=("prompt_ids", "completion_ids", "completion_mask", "sampler_logprobs", "version"),
-        refs=tuple((r.worker, r.block) for r in refs),
-        block=np.repeat(np.arange(len(refs), dtype=np.int32), together),
-        row=np.tile(np.arange(together, dtype=np.int32), len(refs)),
-    )
-    own = replace(gather, producer="advantage", columns=("advantage",))
-    inputs = {"rows": (gather,), "clipped_policy_loss.advantage": (own,)}
-    told = m.TrainStep(id=12345, node="learn", worker="t0", step=500, keys=keys, inputs=inputs)
-    return told, refs
-
-
-@pytest.mark.parametrize(
-    ("world", "prompts", "n", "together"),
-    [(256, 1024, 16, 16), (64, 512, 16, 1), (16, 64, 8, 8), (2, 8, 1, 1)],
-)
-def test_what_one_rank_is_told_has_at_most_40_bytes_a_row_of_its_share(
-    world: int, prompts: int, n: int, together: int
-) -> None:
-    for each in shares_of(ranks(world), *grpo_step(prompts, n, together)):
-        assert len(encode(each)) <= 256 + 40 * len(each.keys)
-
-
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_a_block_is_released_with_the_last_that_may_fetch_it(data: st.DataObject) -> None:
     """Any assignments, answers and releases; the naive rule looks at all fetches each time."""
-    groups, fetching = ranks(3), dict[tuple[int, str], set[int]]()
+    groups, fetching = ranks(3), {}
     kept = {10 + block for block in range(BLOCKS)}
-    released, freed = set[int](), set[int]()
+    released, freed = set(), set()
     for id in range(data.draw(st.integers(1, 3))):
         message, refs = assignment([5] * data.draw(st.integers(1, 7)), id=id)
         if freed.isdisjoint(ref.block for ref in refs):
@@ -258,7 +223,7 @@ def test_all_begin_when_the_last_one_is_prepared_and_the_core_hears_of_one_end()
 
 
 def test_no_rank_begins_where_one_cannot_fetch_and_the_next_assignment_starts_afresh() -> None:
-    groups = ranks(2)
+    groups = ranks()
     message, refs = assignment([5] * 6)
     shares_of(groups, message, refs)
     gone = m.FetchFailed(worker="t1", peer="gen", id=0)
@@ -272,7 +237,7 @@ def test_no_rank_begins_where_one_cannot_fetch_and_the_next_assignment_starts_af
 
 
 def test_a_block_that_waits_for_a_rank_s_answer_is_not_released_once_it_is_lost() -> None:
-    groups = ranks(2)
+    groups = ranks()
     shares = shares_of(groups, *assignment([5, 5, 5]))
     gone = m.FetchFailed(worker="t0", peer="gen", id=0)
     groups.answers(gone)
@@ -282,7 +247,7 @@ def test_a_block_that_waits_for_a_rank_s_answer_is_not_released_once_it_is_lost(
 
 
 def test_every_rank_is_asked_for_the_weights_and_the_first_one_s_count() -> None:
-    groups = ranks(2)
+    groups = ranks()
     for task in (7, 8):
         offer = m.Offer(id=task, model="m", writer="learn", worker="t0", version=4)
         assert groups.told([offer]) == [offer, replace(offer, worker="t1")]
@@ -294,7 +259,7 @@ def test_every_rank_is_asked_for_the_weights_and_the_first_one_s_count() -> None
 
 
 def test_nodes_of_one_rank_and_plans_without_a_group_pass_as_they_are() -> None:
-    groups = ranks(2)
+    groups = ranks()
     others = [
         assignment([1, 2], node="lone")[0],
         m.Offer(id=7, model="n", writer="lone", worker="t0", version=1),
@@ -309,7 +274,7 @@ def test_nodes_of_one_rank_and_plans_without_a_group_pass_as_they_are() -> None:
 
 @pytest.mark.parametrize("how", ["released", "lost"])
 def test_lengths_are_forgotten_with_their_blocks(how: str) -> None:
-    groups = ranks(2)
+    groups = ranks()
     shares_of(groups, *assignment([5] * 6))
     assert len(groups._lengths) == BLOCKS
     if how == "released":

@@ -92,13 +92,13 @@ def test_where_rows_moved_is_kept_for_as_long_as_what_they_were_is_needed() -> N
 def plan(max_lag: int = 0) -> plans.Plan:
     """Answers, which a score reads, and training on both; each node in a Worker of its own."""
     chunking = "ready" if max_lag else "cohort"
-    policy: dict[str, Any] = {"param": "model", "model": "policy"}
-    generates: dict[str, Any] = {
+    policy = {"param": "model", "model": "policy"}
+    generates = {
         "work": "decode",
         "models": (plans.ModelUse(access="read", trained=True, **policy),),
         "chunking": chunking,
     }
-    trains: dict[str, Any] = {
+    trains = {
         "work": "train",
         "region": "step",
         "relation": "sink",
@@ -175,8 +175,8 @@ class CoordinatorByHand:
         (found,) = self.new(m.TrainStep)
         return found
 
-    def die(self, worker: str, epoch: int = 0) -> None:
-        self.hear(worker_lost(worker, epoch))
+    def die(self, worker: str) -> None:
+        self.hear(worker_lost(worker))
         assert self.new(m.Respawn) == [m.Respawn(workers=(worker,))]
 
     def come_back(self, worker: str, epoch: int = 1) -> None:
@@ -213,8 +213,7 @@ def test_a_lost_input_is_made_again_first_and_nothing_else_is() -> None:
     by_hand.begin_again("data")
     assert by_hand.new(m.RunChunk) == []  # nobody asks for the prompts
     by_hand.begin_again("judge")
-    score = by_hand.chunk("score")
-    by_hand.hear(m.FetchFailed(worker="judge", peer="gen", id=score.id))
+    by_hand.hear(m.FetchFailed(worker="judge", peer="gen", id=by_hand.chunk("score").id))
     assert by_hand.new(m.RunChunk) == []  # until the loss is told here, too
     by_hand.begin_again("gen")
     by_hand.weights_come(78)
@@ -226,8 +225,7 @@ def test_a_lost_input_is_made_again_first_and_nothing_else_is() -> None:
     assert not again.again, "the first of these has not ended"
     assert again.inputs["rollout"][0].refs == (("gen", by_hand.blocks),)
     by_hand.run(again)
-    train = by_hand.train()
-    assert train.keys.rows() == [(0, 0, 0), (1, 0, 0)]
+    assert by_hand.train().keys.rows() == [(0, 0, 0), (1, 0, 0)]
 
 
 @pytest.mark.parametrize("max_lag", [0, 1])
@@ -248,8 +246,7 @@ def test_a_synchronous_step_begins_when_its_chunks_have_ended(max_lag: int) -> N
     again = by_hand.chunk("rollout")
     assert (again.keys.rows(), again.again) == (rollout.keys.rows(), False)
     by_hand.run(again, version=0)
-    train = by_hand.train()
-    assert train.inputs["rollout"][0].refs == (("gen", by_hand.blocks),)
+    assert by_hand.train().inputs["rollout"][0].refs == (("gen", by_hand.blocks),)
 
 
 def test_rows_that_are_others_when_made_again_fail_the_run_and_name_the_kernel() -> None:
@@ -307,8 +304,7 @@ def test_with_lag_prompts_of_lost_rollouts_begin_again_and_others_do_not() -> No
     by_hand.run_next("prompts", "rollout")
     score = by_hand.chunk("score")
     by_hand.begin_again("judge")  # of what it was doing nothing is left; the rollouts are
-    again = by_hand.chunk("score")
-    assert again.keys.rows() == score.keys.rows()
+    assert by_hand.chunk("score").keys.rows() == score.keys.rows()
     by_hand.begin_again("gen")
     by_hand.offered(78)
     assert by_hand.new(m.RunChunk) == []  # admission waits for the reader
@@ -361,7 +357,7 @@ def test_a_worker_that_stood_still_does_everything_in_the_order_that_it_would_ha
     times: list[float], stops: list[tuple[float, float]]
 ) -> None:
     world = simulation(plan(1), settings=Settings(steps=1), rows=1).workers
-    by_hand, done = SimulatedWorker(world, "rollout", 0), list[tuple[float, int]]()
+    by_hand, done = SimulatedWorker(world, "rollout", 0), []
     for when, seconds in stops:
         world.clock.after(when, partial(by_hand.stop, seconds))
     for number, when in enumerate(times):

@@ -53,7 +53,7 @@ class ByHand:
         return self.replicas.step_ended()["replicas/score"]
 
 
-NOBODY: Moves = ([], [])
+NOBODY = ([], [])
 """Ends, and begins."""
 
 

@@ -25,7 +25,6 @@ pytestmark = pytest.mark.usefixtures("tiny")
 def resolved(rows: Port[Any], loss: Loss | None = None, **params: Any) -> tuple[Any, list[str]]:
     """The parameters of a train node on these rows, and what is noted of its temperature."""
     plan = planned(graph_of(rows, loss or supervised_loss(), **params))
-    assert plan.program is not None
     notes = [n for n in plan.notes if n.startswith("train_policy: temperature")]
     return plan.program.node("train_policy").params, notes
 
@@ -56,13 +55,11 @@ def test_a_stated_temperature_of_training_is_taken_and_shown() -> None:
 
 @loss(supervised=True)
 def imitation(now: Now) -> Terms:
-    assert now.logprobs is not None
     return Terms(-now.logprobs)
 
 
 @loss()
 def pull(now: Now) -> Terms:
-    assert now.logprobs is not None
     return Terms(-now.logprobs)
 
 
@@ -110,7 +107,6 @@ def test_a_train_node_knows_which_rows_its_model_wrote() -> None:
     assert resolved(best(sampled_at=1.0))[0]["own_samples"] is True
     other, source = Model("other", BASE), prompts(DATA, batch=8)
     foreign = generate(other, source, n=2, max_tokens=4, name="foreign")
-    own = generate(policy, source, n=2, max_tokens=4, name="own")
+    written = generate(policy, source, n=2, max_tokens=4, name="own")
     assert resolved(foreign)[0]["own_samples"] is False
-    both = resolved(concat(foreign, own))[0]
-    assert both["own_samples"] == (False, False, True, True)
+    assert resolved(concat(foreign, written))[0]["own_samples"] == (False, False, True, True)

@@ -27,8 +27,9 @@ from tests.kit.plans import headers
 from tests.kit.rewards import exact
 
 
-def keys(groups: int = 2, size: int = 3) -> Keys:
-    return Keys.of(np.repeat(np.arange(groups) + 7, size), np.tile(np.arange(size), groups))
+def keys() -> Keys:
+    """Of two groups of three."""
+    return Keys.of([7, 7, 7, 8, 8, 8], [0, 1, 2] * 2)
 
 
 def rewards(of: Keys) -> Batch:
@@ -96,17 +97,14 @@ def kept(keep: list[int], sign: list[int] | None = None) -> Batch:
     return Batch.make(keys(), columns, Keep if sign is None else Preference)
 
 
-def test_whole_groups_may_be_kept() -> None:
-    refuse_broken_promise(kept([1, 1, 1, 0, 0, 0]), "groups")
-
-
 def test_part_of_a_group_is_refused_where_whole_ones_were_declared() -> None:
     part = kept([1, 1, 1, 1, 0, 1])
-    told = r"keeps='groups'.* found 2 of the 3 rows of the group at position 8, attempt 0"
-    with pytest.raises(DataError, match=told):
+    message = r"keeps='groups'.* found 2 of the 3 rows of the group at position 8, attempt 0"
+    with pytest.raises(DataError, match=message):
         refuse_broken_promise(part, "groups")
     refuse_broken_promise(part, "rows")
     refuse_broken_promise(part, None)
+    refuse_broken_promise(kept([1, 1, 1, 0, 0, 0]), "groups")
 
 
 def test_a_pair_is_two_rows_or_none() -> None:
@@ -144,8 +142,7 @@ def baseline_after(keeps: Any) -> Graph:
     rollout = sampled(n=4)
     mine = operator(scope="group", keeps=keeps)(easy)
     left = select(rollout, where=mine(scored(rollout)), refill=True)
-    score = reward(exact, left, name="again")
-    return graph_of(left, clipped_policy_loss(compared(left, score)))
+    return graph_of(left, clipped_policy_loss(compared(left, reward(exact, left, name="again"))))
 
 
 def test_declared_whole_groups_are_not_ragged() -> None:

@@ -48,16 +48,14 @@ def scored(fn: Any, **columns: Any) -> ScoringOutcome:
     return Scorer(fn).score(pa.record_batch({"completion": ["a", "b"]} | columns))
 
 
-def test_a_trl_function_is_a_reward_fn_for_the_type_checker_and_names_its_columns() -> None:
-    fn: rewards.RewardFn = trl_reward
-    assert rewards.reward_columns(fn) == ("answer", "*")
+def test_a_trl_function_names_its_columns() -> None:
+    assert rewards.reward_columns(trl_reward) == ("answer", "*")
     assert rewards.reward_columns(strict) == ("solution", "hint")
     assert rewards.wants(strict).required == {"prompts", "completions", "solution", "log_metric"}
 
 
 def test_names_come_from_functions_partials_lambdas_and_classes_and_repeat_with_a_suffix() -> None:
-    partial = functools.partial(strict, hint=1)
-    assert rewards.reward_name(partial) == "strict"
+    assert rewards.reward_name(functools.partial(strict, hint=1)) == "strict"
     fns = [trl_reward, lambda completions: [], Judge(), trl_reward, trl_reward]
     names = ("trl_reward", "lambda", "Judge", "trl_reward_2", "trl_reward_3")
     assert rewards.reward_names(fns) == names
@@ -87,7 +85,7 @@ def test_functions_that_cannot_be_called_with_keywords_are_refused(fn: Any, told
 
 
 def test_one_call_gets_exactly_what_the_signature_takes() -> None:
-    spy: Any = create_autospec(trl_reward, return_value=[0.0, 1.0])
+    spy = create_autospec(trl_reward, return_value=[0.0, 1.0])
     ids = pa.array([[1, 2], [3]], type=pa.large_list(pa.int32()))
     outcome = scored(spy, prompt=["p", "q"], completion_ids=ids, answer=["x", None])
     assert outcome.values == [0.0, 1.0]
@@ -111,18 +109,14 @@ def test_conversational_prompts_make_message_list_completions() -> None:
 
 @pytest.mark.parametrize("returned, kind, text", [
     ([1.0], "length", "returned 1 values for 2 completions"),
-    ([1.0, float("nan")], "value", "returned nan as value 1 of 2"),
     ([float("inf"), 0.0], "value", "returned inf as value 0"),
     ([1e39, 0.0], "value", "returned 1e+39"),
-    (["1.0", 0.0], "value", "returned '1.0' as value 0"),
-    (1.0, "type", "returned float"),
     ({"score": 1.0}, "type", "returned dict"),
     (None, "type", "returned NoneType"),
     ((x for x in (0.0, 1.0)), "type", "returned generator"),
 ])  # fmt: skip
 def test_not_one_finite_number_a_row_is_a_fault(returned: Any, kind: str, text: str) -> None:
     outcome = scored(lambda completions: returned)
-    assert outcome.fault is not None
     assert outcome.fault.kind == kind
     assert text in outcome.fault.text
 
@@ -132,17 +126,6 @@ def test_not_one_finite_number_a_row_is_a_fault(returned: Any, kind: str, text: 
 )
 def test_numbers_of_other_kinds_are_taken(returned: Any) -> None:
     assert scored(lambda completions: returned).values == [1.0, 0.0]
-
-
-def test_a_raised_error_shows_the_users_frames_only() -> None:
-    def broken(completions: list[str]) -> list[float]:
-        return [1 / 0]
-
-    fault = scored(broken).fault
-    assert fault is not None
-    assert fault.text == "raised ZeroDivisionError: division by zero"
-    assert "in broken" in fault.detail
-    assert "scoring_child" not in fault.detail
 
 
 def test_async_functions_are_awaited_on_one_loop() -> None:
@@ -227,7 +210,6 @@ def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> An
 
 
 @pytest.mark.parametrize("fn, told", [
-    (compute_score, r"verl's compute_score .*Fix: verl_reward\(compute_score\); for a flag"),
     (functools.partial(compute_score, extra_info=None), r"Fix: verl_reward\(compute_score\)\.?$"),
     (batched, r"verl's BatchRewardManager .*Fix: def reward\(completions"),
     (reward_func, r"OpenRLHF's reward_func .*Fix: def reward\(prompts, completions, answer"),

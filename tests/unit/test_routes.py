@@ -28,10 +28,8 @@ pytestmark = pytest.mark.usefixtures("tiny")
 def graph() -> Graph:
     """A policy that is generated with, and a slow copy of it that a node of its own reads."""
     rollout = sampled(n=4, batch=8, max_tokens=16)
-    target = Model("target", "tiny", follows=policy, every=2)
-    reference = logprobs(target, rollout, name="ref")
-    loss = clipped_policy_loss(compared(rollout), reference=reference, beta=0.1)
-    return graph_of(rollout, loss)
+    reference = logprobs(Model("target", "tiny", follows=policy, every=2), rollout, name="ref")
+    return graph_of(rollout, clipped_policy_loss(compared(rollout), reference=reference, beta=0.1))
 
 
 def planned(gpus: int = 0, hosts: tuple[Host, ...] = (), **options: Any) -> Plan:
@@ -44,7 +42,7 @@ def routes(plan: Plan) -> dict[str, str]:
 
 
 PULL, SENT = {"policy": "pull", "target": "pull"}, {"policy": "collective", "target": "collective"}
-CHOSEN: dict[str, tuple[dict[str, Any], dict[str, str], dict[str, int]]] = {
+CHOSEN = {
     "one process": ({"gpus": 2, "workers": "one"}, PULL, {"main": 0}),
     "without GPUs": ({"pin": APART}, PULL, {}),
     "on one GPU": ({"gpus": 1, "pin": APART}, PULL, {"gen": 0, "main": 0, "train": 0}),

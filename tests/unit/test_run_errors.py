@@ -14,7 +14,7 @@ from dataflow.graph import Graph
 from dataflow.loss import Now, Tensors, Terms, loss_function
 from dataflow.model import Model
 from dataflow.node import Port
-from dataflow.schema import Advantage, Prompt, Reward
+from dataflow.schema import Advantage, Prompt
 from dataflow.user import Columns, operator
 from engine import api
 from engine.channels.contract import PeerLost
@@ -32,8 +32,7 @@ HERE = Path(__file__).name
 
 def line_of(text: str) -> int:
     """The one line of this file that holds this text."""
-    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
-    numbered = enumerate(lines, start=1)
+    numbered = enumerate(Path(__file__).read_text(encoding="utf-8").splitlines(), start=1)
     (only,) = [n for n, line in numbered if text in line and "line_of(" not in line]
     return only
 
@@ -180,11 +179,3 @@ def test_a_loss_that_raises_comes_with_its_traceback(base: str) -> None:
     said = failed(base, broken)
     assert "failed: it raised RuntimeError: The size of tensor a (3)" in said
     assert f'{HERE}", line {line_of("torch.zeros(3)")}, in broken' in said
-
-
-def test_the_columns_of_a_port_are_named_where_one_is_missing() -> None:
-    port: Tensors[Reward] = Tensors({"reward": torch.zeros(1)})
-    with pytest.raises(KernelError, match=r"there are: reward\. Fix: reward\."):
-        port["rewards"]
-    with pytest.raises(KernelError, match="there are: none"):
-        Tensors({})["x"]

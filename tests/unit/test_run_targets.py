@@ -16,7 +16,7 @@ from engine.cli import main
 from engine.cli.check import CheckOptions
 from engine.cli.explain import ExplainOptions
 from engine.cli.flags import graph_and
-from engine.cli.target import UsageError, load_target, run_folder
+from engine.cli.target import UsageError, load_target
 from engine.options import RunOptions
 from graphs.grpo import grpo
 from graphs.sft import sft
@@ -44,8 +44,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (parts / "own_parts.py").write_text(PARTS)
     with monkeypatch.context() as there:
         there.syspath_prepend(parts)
-        score = importlib.import_module("own_parts").score
-        own = grpo("models/base", "rows.jsonl", score)
+        own = grpo("models/base", "rows.jsonl", importlib.import_module("own_parts").score)
         kept_run(tmp_path / "runs" / "own", own, options=KEPT, imports=[str(parts)])
     del sys.modules["own_parts"]
     importlib.invalidate_caches()
@@ -112,32 +111,26 @@ def test_the_help_says_which_options_hold(folder: Path, capsys: pytest.CaptureFi
     assert "`run` begins a new run; `dataflow resume` goes on with the old one." in told
 
 
-BROKEN: dict[str, tuple[str, bytes]] = {
-    "half a graph": ("graph.json", b'{"format": 3, "na'),
-    "another graph": ("graph.json", b"[]"),
-    "half the options": ("options.json", b'{"steps": 4, "pa'),
-    "wrong options": ("options.json", b'{"pin": 3}'),
-    "bytes": ("options.json", b"\xff\xfe"),
-}
-
-
-@pytest.mark.parametrize("what, code, told", [
-    ("half a graph", 1, "runs/plain/graph.json: "),
-    ("another graph", 1, "runs/plain/graph.json: "),
-    ("half the options", 3, "runs/plain/options.json: expected JSON, found "),
-    ("wrong options", 3, "runs/plain/options.json: Expected `object`"),
-    ("bytes", 1, "runs/plain/options.json: expected options, found what cannot"),
+@pytest.mark.parametrize("name, data, code, message", [
+    ("graph.json", b"[]", 1, "runs/plain/graph.json: "),
+    ("options.json", b'{"pin": 3}', 3, "runs/plain/options.json: Expected `object`"),
+    ("options.json", b"\xff\xfe", 1, "options.json: expected options, found what cannot"),
 ])  # fmt: skip
 def test_what_is_wrong_in_a_run_folder_is_one_line(
-    folder: Path, capsys: pytest.CaptureFixture[str], what: str, code: int, told: str
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    data: bytes,
+    code: int,
+    message: str,
 ) -> None:
-    name, data = BROKEN[what]
+    """More of what may be wrong: test_bad_inputs.py."""
     (folder / "runs" / "plain" / name).write_bytes(data)
     assert main(["explain", "runs/plain"]) == code
-    said = capsys.readouterr().err
-    assert told in said
-    assert "Fix: " in said
-    assert said.count("\n") == 1
+    line = capsys.readouterr().err
+    assert message in line
+    assert "Fix: " in line
+    assert line.count("\n") == 1
 
 
 @pytest.mark.parametrize("target, told", [
@@ -171,13 +164,6 @@ sys.exit(f"imported {heavy}" if heavy else 0)
 def test_looking_at_runs_imports_no_torch(folder: Path) -> None:
     done = call_python("-c", LOOK, cwd=folder, timeout=60)
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.usefixtures("folder")
-def test_which_folder_a_target_lies_in() -> None:
-    assert run_folder("runs/plain") == run_folder("runs/plain/graph.json") == Path("runs/plain")
-    assert run_folder("graphs.grpo:grpo") is None
-    assert run_folder("elsewhere/graph.json") is None
 
 
 @pytest.mark.parametrize("line, told, code", [

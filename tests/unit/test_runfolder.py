@@ -141,7 +141,6 @@ def test_a_killed_run_lets_its_folder_go(ended: Path, kind: str) -> None:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, text=True, **pipes) as holder:
         try:
-            assert holder.stdout is not None
             assert holder.stdout.readline() == "held\n"
             with pytest.raises(RunError, match=f"process {holder.pid}"):
                 RunFolder.open_existing(ended)

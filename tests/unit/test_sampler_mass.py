@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,6 @@ from tests.kit.models import save_tiny
 from tests.kit.rows import padded_logits, plain
 
 PROMPTS = ["Reverse this: abc", "add 1 2", "Reverse this: x", "q"] * 3
-
-
-@pytest.fixture(scope="module")
-def bases(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    folder = tmp_path_factory.mktemp("mass")
-    return save_tiny(folder / "first", layers=1), save_tiny(folder / "second", layers=1, seed=1)
 
 
 def opened(base: str, slots: int = 8, **params: Any) -> TorchGenerate:
@@ -54,16 +49,17 @@ def masses(
 
 @pytest.mark.parametrize("cut", [{"top_p": 0.6}, {"top_k": 9, "top_p": 0.8}])
 def test_each_token_has_the_mass_of_the_cut_that_it_was_drawn_behind(
-    bases: tuple[str, str], cut: dict[str, Any]
+    base: str, tmp_path: Path, cut: dict[str, Any]
 ) -> None:
-    kernel = opened(bases[0], slots=5, **cut)
+    bases = base, save_tiny(tmp_path, seed=1)
+    kernel = opened(base, slots=5, **cut)
     running = kernel.run(prompt_chunk(PROMPTS))
     first = [next(running) for _ in range(2)]
     kernel.load(pieces(opened(bases[1])._module), 3)
     rows = Batch.concat(first + list(running))
     versions = rows.ragged("version")
     assert any(len(set(versions[i])) == 2 for i in range(len(rows))), "no row was interrupted"
-    expected = [masses(base, rows, 0.9, **cut) for base in bases]
+    expected = [masses(each, rows, 0.9, **cut) for each in bases]
     mass = rows.ragged("sampler_mass")
     np.testing.assert_array_equal(mass.offsets, versions.offsets)
     np.testing.assert_allclose(mass.values, np.where(versions.values == 0, *expected), atol=1e-4)
@@ -71,16 +67,16 @@ def test_each_token_has_the_mass_of_the_cut_that_it_was_drawn_behind(
 
 
 def test_the_cut_changes_neither_tokens_nor_logprobs_of_a_sampler_that_cuts_nothing(
-    bases: tuple[str, str],
+    base: str,
 ) -> None:
-    whole, cut = answers(bases[0]), answers(bases[0], top_k=10_000)
+    whole, cut = answers(base), answers(base, top_k=10_000)
     for name in whole.names:
         assert whole.array(name).equals(cut.array(name)), name
     np.testing.assert_allclose(cut.ragged("sampler_mass").values, 0.0, atol=1e-6)
 
 
-def test_what_recorded_logprobs_are_of_travels_with_them(bases: tuple[str, str]) -> None:
-    rows = answers(bases[0], top_p=0.5)
+def test_what_recorded_logprobs_are_of_travels_with_them(base: str) -> None:
+    rows = answers(base, top_p=0.5)
     framed = taken_apart(rows.records)
     sent = put_together(framed.layout, framed.rows, framed.nodes, framed.buffers)
     twice, some = Batch.concat([rows, rows]), rows.take(np.array([1]))

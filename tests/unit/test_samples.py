@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +28,7 @@ from operators.reward import reward
 from operators.select import mixed_groups, select
 from operators.train import train
 from tests.kit.plans import placed, planned, planned_input
+from tests.kit.rewards import zero
 
 
 def rows_of_a_step() -> Batch:
@@ -51,8 +52,7 @@ def table_of(step: int, *columns: str) -> pa.Table:
 
 
 def test_a_sample_table_has_means_and_the_oldest_version() -> None:
-    table = sample_table(12, {"train": rows_of_a_step()})
-    assert table.to_pydict() == {
+    assert sample_table(12, {"train": rows_of_a_step()}).to_pydict() == {
         "step": [12] * 3,
         "node": ["train"] * 3,
         "position": [10, 11, 12],
@@ -130,16 +130,12 @@ def test_text_and_messages_of_two_nodes_stand_in_one_column() -> None:
 # what is recorded of whom
 
 
-def longest(completions: Sequence[str], **columns: object) -> list[float]:
-    return [float(len(text)) for text in completions]
-
-
 def line(name: str) -> Node:
     """The training of one Model on rows of its own."""
     model = Model(name, "tiny", trainable=True)
     source = prompts("train.parquet", batch=4, name=f"{name}_prompts")
     rollout = generate(model, source, n=4, max_tokens=8, name=name)
-    score = reward(longest, rollout, name=f"{name}_score")
+    score = reward(zero, rollout, name=f"{name}_score")
     mixed = mixed_groups(score, name=f"{name}_mixed")
     kept, kept_score = select(rollout, score, where=mixed, name=f"{name}_kept")
     advantage = group_advantage(kept, kept_score, name=f"{name}_advantage")
@@ -147,11 +143,8 @@ def line(name: str) -> Node:
     return train(model, kept, loss=clipped_policy_loss(white), lr=1e-3)
 
 
-Recorded = dict[str, dict[str, tuple[str, ...]]]
-"""By train node: producer -> columns."""
-
-
-def recorded(plan: Plan) -> Recorded:
+def recorded(plan: Plan) -> dict[str, Any]:
+    """By train node: producer -> columns."""
     return {i.name: {f.producer: f.columns for f in i.fetches} for i in plan.recorded}
 
 
@@ -167,7 +160,7 @@ def test_each_train_node_has_the_reward_and_the_advantage_of_its_own_graph() -> 
 
 
 def test_full_samples_also_have_the_log_probs_of_sampler_and_trainer() -> None:
-    graph = ppo("tiny", "train.parquet", longest)
+    graph = ppo("tiny", "train.parquet", zero)
     brief, full = recorded(placed(graph)), recorded(placed(graph, samples="full"))
     assert brief.keys() == {"train_policy", "train_critic"}
     rollout = brief["train_policy"]["rollout"]

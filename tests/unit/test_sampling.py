@@ -68,7 +68,6 @@ def test_logprob_less_mass_is_how_often_the_token_is_drawn(cut: dict[str, Any]) 
     shares, every = drawn(how), (torch.arange(4000, dtype=torch.float64) + 0.5) / 4000
     for logits, share in zip(LOGITS, shares, strict=True):
         sampled = sample(logits.expand(4000, -1), every, how)
-        assert sampled.mass is not None
         assert sampled.mass.unique().numel() == 1
         behaviour = (sampled.logprobs - sampled.mass).exp()
         np.testing.assert_allclose(behaviour, share[sampled.tokens], atol=3e-4)
@@ -80,12 +79,6 @@ def test_logprob_less_mass_is_how_often_the_token_is_drawn(cut: dict[str, Any]) 
 )
 def test_mass_is_on_record_only_where_something_may_be_cut(uncut: dict[str, Any]) -> None:
     assert sample(LOGITS, DRAWS, Sampling(**uncut)).mass is None
-
-
-def test_greedy_takes_the_first_maximum_and_records_at_temperature_one() -> None:
-    sampled = sample(LOGITS, torch.zeros(2, dtype=torch.float64), Sampling(temperature=0.0))
-    assert sampled.tokens.tolist() == [0, 3]
-    torch.testing.assert_close(sampled.logprobs, torch.log_softmax(LOGITS, -1).amax(-1))
 
 
 @settings(max_examples=40, deadline=None)
@@ -104,8 +97,7 @@ def test_a_token_that_was_cut_is_never_drawn(
         sampled = sample(row, torch.tensor([u], dtype=torch.float64), how)
         better = row[0] > row[0, sampled.tokens[0]]
         assert not top_k or better.sum() < top_k
-        before = torch.softmax(row[0], -1)[better].sum()
-        assert before < top_p + 1e-6 or top_k
+        assert torch.softmax(row[0], -1)[better].sum() < top_p + 1e-6 or top_k
         assert torch.isfinite(sampled.logprobs).all()
         if sampled.mass is not None:  # a token is at most as likely as all that were kept
             assert sampled.logprobs[0] - 1e-5 <= sampled.mass[0] <= 0.0
@@ -121,18 +113,6 @@ def test_blocks_of_a_large_vocabulary_change_nothing(monkeypatch: pytest.MonkeyP
         assert torch.equal(getattr(whole, name), getattr(parts, name))
 
 
-def test_a_row_depends_on_its_own_logits_and_draw_alone() -> None:
-    torch.manual_seed(0)
-    logits, draws = torch.randn(40, 30), torch.rand(40, dtype=torch.float64)
-    sampled = sample(logits, draws, Sampling(top_p=0.8))
-    order = torch.randperm(40)
-    again = sample(logits[order], draws[order], Sampling(top_p=0.8))
-    assert torch.equal(sampled.tokens[order], again.tokens)
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"temperature": -0.1}, {"top_p": 0.0}, {"top_p": 1.1}, {"top_k": -1}]
-)
-def test_values_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+def test_a_share_above_one_is_refused() -> None:
     with pytest.raises(KernelError, match="0 < top_p <= 1"):
-        Sampling(**wrong)
+        Sampling(top_p=1.1)

@@ -25,11 +25,11 @@ from tests.kit.rows import random_rows
 TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def narrow(folder: Path, dtype: str = "bfloat16", kind: str = "qwen2") -> str:
-    """A tiny base in this dtype."""
+def narrow(tmp_path: Path, dtype: str = "bfloat16", kind: str = "qwen2") -> str:
+    """A tiny base in this dtype, in the folder `base`."""
+    folder = tmp_path / "base"
     save_tiny(folder, kind)
-    module = AutoModelForCausalLM.from_pretrained(folder, dtype=TYPES[dtype])
-    module.save_pretrained(folder)
+    AutoModelForCausalLM.from_pretrained(folder, dtype=TYPES[dtype]).save_pretrained(folder)
     return str(folder)
 
 
@@ -45,22 +45,21 @@ def kept(module: Any) -> dict[str, Tensor]:
 def test_a_run_on_a_narrow_base_saves_a_narrow_one_and_resumes_exactly(
     tmp_path: Path, dtype: str, kind: str
 ) -> None:
-    base, saved = narrow(tmp_path / "base", dtype, kind), tmp_path / "saved"
+    base, saved = narrow(tmp_path, dtype, kind), tmp_path / "saved"
     rows = random_rows(4, 2)
     first, second = (training.opened(base, training.PG, lr=1e-5) for _ in range(2))
     first.step(training.with_advantage(rows, 1, seed=1))
     first.save(saved)
     weights = training.weights_of(first)
-    found = load_file(saved / "model.safetensors")
+    tensors = load_file(saved / "model.safetensors")
     assert stated(saved) == dtype
-    assert found.keys() == weights.keys()
-    assert all(torch.equal(found[name], weights[name].to(TYPES[dtype])) for name in found)
-    assert training.distance(found, weights) > 0.0
-    auto: Any = AutoModelForCausalLM
-    plain, told = auto.from_pretrained(saved, output_loading_info=True)
+    assert tensors.keys() == weights.keys()
+    assert all(torch.equal(tensors[name], weights[name].to(TYPES[dtype])) for name in tensors)
+    assert training.distance(tensors, weights) > 0.0
+    plain, loading = AutoModelForCausalLM.from_pretrained(saved, output_loading_info=True)
     assert plain.dtype == TYPES[dtype]
-    assert not told["missing_keys"]
-    assert not told["unexpected_keys"]
+    assert not loading["missing_keys"]
+    assert not loading["unexpected_keys"]
     second.restore(saved)
     for kernel in (first, second):
         kernel.step(training.with_advantage(rows, 2, seed=2))
@@ -68,8 +67,7 @@ def test_a_run_on_a_narrow_base_saves_a_narrow_one_and_resumes_exactly(
 
 
 def test_a_phase_begins_with_the_exact_weights_of_a_checkpoint(tmp_path: Path) -> None:
-    base = narrow(tmp_path / "base")
-    kernel = training.opened(base, training.PG, lr=1e-5)
+    kernel = training.opened(narrow(tmp_path), training.PG, lr=1e-5)
     kernel.step(training.with_advantage(random_rows(4, 2)))
     kernel.save(tmp_path / "saved")
     again = load_model(Model("policy", str(tmp_path / "saved")), "cpu")
@@ -80,7 +78,7 @@ def test_a_phase_begins_with_the_exact_weights_of_a_checkpoint(tmp_path: Path) -
 
 
 def test_only_a_checkpoint_has_the_exact_weights(tmp_path: Path) -> None:
-    kernel = training.opened(narrow(tmp_path / "base"), training.PG)
+    kernel = training.opened(narrow(tmp_path), training.PG)
     kernel.save(tmp_path / "both")
     exact = tmp_path / "both" / EXACT
     assert (exact / "model.safetensors").is_file()
@@ -90,7 +88,7 @@ def test_only_a_checkpoint_has_the_exact_weights(tmp_path: Path) -> None:
 
 
 def test_a_follower_is_read_back_exactly(tmp_path: Path) -> None:
-    base = save_critic(tmp_path / "critic", narrow(tmp_path / "base"))
+    base = save_critic(tmp_path / "critic", narrow(tmp_path))
     leader = Model("critic", base, trainable=True, head="scalar")
     follower = Model("slow", base, head="scalar", follows=leader, rate=0.1)
     first, second = (open_kernel(TorchValues(), follower) for _ in range(2))
@@ -103,14 +101,13 @@ def test_a_follower_is_read_back_exactly(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_wide_base_is_saved_as_it_is_held(base: str, tmp_path: Path, dtype: Any) -> None:
-    module = load_model(Model("policy", base, dtype=dtype), "cpu")
-    save_model(module, tmp_path, exact=True)
+    save_model(load_model(Model("policy", base, dtype=dtype), "cpu"), tmp_path, exact=True)
     assert stated(tmp_path) == dtype
     assert not (tmp_path / EXACT).exists()
 
 
 def test_a_base_that_states_no_dtype_has_that_of_its_weights(tmp_path: Path) -> None:
-    base = Path(narrow(tmp_path / "base", "float16"))
+    base = Path(narrow(tmp_path, "float16"))
     config = json.loads((base / "config.json").read_text())
     (base / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "dtype"}))
     save_model(load_model(Model("policy", str(base)), "cpu"), tmp_path / "saved")
@@ -118,7 +115,7 @@ def test_a_base_that_states_no_dtype_has_that_of_its_weights(tmp_path: Path) -> 
 
 
 def test_a_weight_that_the_dtype_does_not_have_is_refused(tmp_path: Path) -> None:
-    module = load_model(Model("policy", narrow(tmp_path / "base", "float16")), "cpu")
+    module = load_model(Model("policy", narrow(tmp_path, "float16")), "cpu")
     with torch.no_grad():
         module.get_parameter("model.norm.weight")[3] = 1e5
     with pytest.raises(KernelError, match=r"'model.norm.weight': .* at most 65504, found 100000"):

@@ -40,7 +40,7 @@ FORMS = (
 """One of each form of a head; the page of models has the numbers of all (test_architectures.py)."""
 
 ROWS = [([3, 1, 4, 1], [8, 9, 7, 9, 3, 2, 3]), ([5, 9, 2, 6, 5, 3, 5], [1, 2, 3, 4])]
-AUTO: tuple[Any, ...] = (AutoModelForTokenClassification, AutoModelForSequenceClassification)
+AUTO = (AutoModelForTokenClassification, AutoModelForSequenceClassification)
 SCORED = [n for n in FORMS if AUTO[1]._model_mapping.get(type(ARCHITECTURES[n]()), None)]
 """Those of which transformers has reward models."""
 
@@ -126,8 +126,6 @@ def test_a_head_that_is_missing_is_refused_in_a_class_that_is_made_here(tmp_path
     base = str(tiny("granite", tmp_path))
     with pytest.raises(KernelError, match=r"expected a trained score head \(score.weight\)"):
         load_model(Model("rm", base, head="scalar"), "cpu")
-    with pytest.raises(KernelError, match="expected an architecture that works here"):
-        load_model(Model("rm", str(tiny("bloom", tmp_path / "bloom")), head="scalar"), "cpu")
 
 
 @pytest.mark.parametrize("name", ["granite", "opt"])

@@ -33,27 +33,15 @@ def counts_of(work: Callable[[int], float], training: float, steps: int, begin: 
 @given(work=seconds, training=seconds, begin=st.integers(1, 60))
 @settings(max_examples=200, deadline=None)
 def test_with_constant_times_it_comes_to_rest(work: float, training: float, begin: int) -> None:
-    quick = max(work / training, 1.0)
-    steps = int(quick) + PATIENCE * begin + 10
+    steps = int(max(work / training, 1.0)) + PATIENCE * begin + 10
     training = max(training, work / 50)  # so that it does not take for ever
     counts = counts_of(lambda _: work, training, steps + 50, begin)
     assert len(set(counts[steps:])) == 1, counts
     last = counts[-1]
     assert last >= 1
     assert work / (last + 1) < training * (1 + 1e-9), "one more would not be faster than training"
+    assert last <= begin or work / last >= training * (1 - 1e-9), "it added only what helps"
     assert counts == sorted(counts, reverse=counts[0] > last), "it went one way only"
-
-
-@given(work=st.floats(5.0, 500.0), training=st.floats(10.0, 100.0))
-@settings(max_examples=200, deadline=None)
-def test_at_rest_the_difference_is_less_than_what_one_more_saves(
-    work: float, training: float
-) -> None:
-    last = counts_of(lambda _: work, training, 200, 1)[-1]
-    generating, saves = work / last, work / last - work / (last + 1)
-    assert generating - training < saves * (1 + 1e-6)
-    if last > 1:
-        assert generating >= training * (1 - 1e-9), "it added only what helps"
 
 
 def test_longer_answers_bring_replicas_and_shorter_ones_end_them() -> None:
@@ -67,21 +55,20 @@ def test_longer_answers_bring_replicas_and_shorter_ones_end_them() -> None:
 
 def test_one_odd_step_ends_no_replica() -> None:
     short = {3, 4, 7, 8, 11}
-    counts = counts_of(lambda step: 50.0 if step in short else 300.0, 100.0, 15, 3)
-    assert set(counts) == {3}
+    assert set(counts_of(lambda step: 50.0 if step in short else 300.0, 100.0, 15, 3)) == {3}
 
 
 def elastic_plan(*, max_lag: int, most: int) -> Plan:
     """Generation on replicas that come and go, and training."""
     names = tuple(f"rollout-{i}" for i in range(most))
-    use: dict[str, Any] = {"param": "model", "model": "policy", "trained": True}
-    generates: dict[str, Any] = {
+    use = {"param": "model", "model": "policy", "trained": True}
+    generates = {
         "work": "decode",
         "models": (ModelUse(access="read", **use),),
         "workers": names,
         "chunks": most,
     }
-    trains: dict[str, Any] = {
+    trains = {
         "work": "train",
         "region": "step",
         "relation": "sink",
@@ -117,13 +104,12 @@ def scaled(scaling: Any, *, row: float, steps: int, most: int, max_lag: int = 1)
 
 
 @pytest.mark.parametrize("max_lag", [0, 1])
-@pytest.mark.parametrize(("row", "wanted"), [(0.4, 1), (1.9, 2), (3.4, 4), (60.0, 6)])
+@pytest.mark.parametrize(("row", "expected"), [(0.4, 1), (1.9, 2), (3.4, 4), (60.0, 6)])
 def test_a_run_gets_as_many_as_training_keeps_up_with(
-    max_lag: int, row: float, wanted: int
+    max_lag: int, row: float, expected: int
 ) -> None:
     """12 rows take one replica 4.8, 22.8, 40.8 and 720 seconds; training takes 10."""
-    counts = scaled("balance", row=row, steps=25, most=6, max_lag=max_lag)
-    assert set(counts[15:]) == {wanted}
+    assert set(scaled("balance", row=row, steps=25, most=6, max_lag=max_lag)[15:]) == {expected}
 
 
 @pytest.mark.parametrize(("scaling", "wanted"), [("most", 4), ("fixed", 1)])

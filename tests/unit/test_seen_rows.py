@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ import pytest
 from dataflow.errors import DataflowError, PlanError
 from engine.seen_rows import SeenRows, distribution, seen_rows
 from tests.kit.files import save_jsonl
+from tests.kit.kept_runs import kept_run
 
 
 def lengths(found: SeenRows) -> tuple[list[int] | None, ...]:
@@ -40,8 +40,6 @@ def test_texts_that_are_no_lengths(text: str) -> None:
 
 def save_run(folder: Path, **prompts: list[list[int]]) -> Path:
     """What a run leaves of lengths and seconds: two Steps of four rows."""
-    (folder / "samples").mkdir(parents=True)
-    (folder / "versions.json").write_text("{}")
     nodes = [
         {"name": "rollout", "models": [{"model": "policy"}], "work": "decode", "rows": 1},
         {"name": "score", "models": [], "work": "host", "rows": 2},
@@ -49,9 +47,10 @@ def save_run(folder: Path, **prompts: list[list[int]]) -> Path:
     ]
     nodes = [node | {"source": "prompts"} for node in nodes]
     plan = {"nodes": nodes, "sources": [{"name": "prompts", "batch": 2}]}
-    (folder / "plan.json").write_text(json.dumps(plan))
     rows = [{"time/score": s, "time/rollout": 3.0, "time/prompts": 1.0} for s in (9.0, 0.4)]
-    save_jsonl(folder / "metrics.jsonl", *rows)
+    kept_run(folder, rows=rows)
+    (folder / "plan.json").write_text(json.dumps(plan))
+    (folder / "samples").mkdir()
     for step, answers in enumerate([[1, 2, 3, 0], [5, 6, 7, 8]], 1):
         unknown = {"prompt_ids": pa.nulls(4, pa.large_list(pa.int32()))}
         columns = {"length": pa.array(answers, pa.int32())} | unknown | prompts
@@ -69,7 +68,7 @@ def test_lengths_and_seconds_of_a_run(tmp_path: Path) -> None:
     assert lengths(seen_rows(without, "7"))[0] == [7]
 
 
-TRACES: dict[str, Callable[[Path], object]] = {
+TRACES = {
     "csv": lambda path: path.write_text("ContextTokens,GeneratedTokens\n10,300\n20,400\n"),
     "jsonl": lambda path: save_jsonl(
         path,

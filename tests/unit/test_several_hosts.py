@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from dataflow.check import check
 from dataflow.errors import PlanError
 from engine import options as run_options
 from engine.api import run
@@ -23,9 +22,8 @@ from engine.plan.cluster_file import read_cluster
 from engine.plan.explain import explain
 from engine.plan.placing import on_hosts
 from engine.plan.plan import Plan
-from engine.plan.planner import make_plan
 from tests.kit.graphs import small_grpo
-from tests.kit.plans import headers
+from tests.kit.plans import planned_on
 
 pytestmark = pytest.mark.usefixtures("tiny")
 HOSTS = (
@@ -144,10 +142,6 @@ def test_what_a_gpu_calls_itself(name: str, kind: str) -> None:
     ("hosts = 3", "expected tables, found 3"),
     (HOST_A + "core = 2", r"cluster\.toml:4: unknown key 'core'\. Fix: cores\."),
     ("[hosts.a]\ncores = 4", r"cluster\.toml: host a: memory_gib: expected GiB .*, found None"),
-    (
-        HOST_A.replace("4", "70000"),
-        r"cluster\.toml:2: host a: cores: expected a number of cores, 1 to 65536, found 70000",
-    ),
     (HOST_A + "gpus = 2", r"host a: gpu_memory_gib: expected GiB of memory of each GPU.*None\. "),
     (HOST_A + "labels = 3", r"cluster\.toml:4: host a: labels: expected texts by name, found 3"),
     ("[hosts", r"cluster\.toml: expected TOML: "),
@@ -166,8 +160,6 @@ def test_pins_with_hosts() -> None:
     placing = run_options.placing(RunOptions(pin=pin))
     assert placing.pin == {"rollout": ("g0", "g1"), "score": ("g1",), "train_policy": ("train",)}
     assert placing.hosts == {"g0": "a", "g1": "gpu:H200"}
-    with pytest.raises(PlanError, match=r"pin: g is on a and on b\. Fix: g@b everywhere"):
-        run_options.placing(RunOptions(pin={"rollout": "g@a", "score": "g@b"}))
 
 
 def labelled(name: str, refused: str = "", **labels: str) -> Host:
@@ -182,9 +174,9 @@ THREE = with_first([
 ])  # fmt: skip
 
 
-def named(cluster: Cluster = THREE, **pin: str) -> tuple[dict[str, str], Cluster]:
+def named(**pin: str) -> tuple[dict[str, str], Cluster]:
     """The host of each Worker, by these pins."""
-    placing, cluster = on_hosts(run_options.placing(RunOptions(pin=pin)), cluster)
+    placing, cluster = on_hosts(run_options.placing(RunOptions(pin=pin)), THREE)
     return dict(placing.hosts), cluster
 
 
@@ -212,24 +204,14 @@ def test_a_host_that_is_refused_is_not_the_first() -> None:
 
 @pytest.mark.parametrize("cluster", [None, "ray", "ray:local", "pair.toml"])
 def test_a_cluster_file_is_found_from_any_folder(cluster: str | None) -> None:
-    found = run_options.from_json(run_options.to_json(RunOptions(cluster=cluster)), {})[0]
-    assert found.cluster == (os.path.abspath(cluster) if cluster == "pair.toml" else cluster)
-
-
-def test_an_address_is_told_where_it_goes() -> None:
-    told = r"options: --cluster: expected ray or ray:local, found 'ray:10\.0\.0\.1'\. Fix: "
-    for asks in (run_options.on_ray, run_options.to_json):
-        with pytest.raises(PlanError, match=rf"{told}RAY_ADDRESS=10\.0\.0\.1 and --cluster ray"):
-            asks(RunOptions(cluster="ray:10.0.0.1"))
+    options = run_options.from_json(run_options.to_json(RunOptions(cluster=cluster)), {})[0]
+    assert options.cluster == (os.path.abspath(cluster) if cluster == "pair.toml" else cluster)
     assert not run_options.on_ray(RunOptions(cluster="ray/pair.toml"))
 
 
-@pytest.mark.parametrize(
-    ("option", "value"), [("lease", 0.5), ("lease", float("nan")), ("wait", -1.0)]
-)
-def test_impossible_times_are_refused(option: str, value: float) -> None:
-    with pytest.raises(PlanError, match=rf"options: --{option}: expected . or more, found "):
-        run_options.placing(RunOptions(**{option: value}))
+def test_an_impossible_wait_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"options: --wait: expected 0 or more, found "):
+        run_options.placing(RunOptions(wait=-1.0))
 
 
 def test_a_run_with_a_cluster_file_is_refused_before_anything_is_written(tmp_path: Path) -> None:
@@ -246,14 +228,11 @@ def test_a_run_with_a_cluster_file_is_refused_before_anything_is_written(tmp_pat
 def planned(cluster: Cluster = CLUSTER, gen: str = "b", max_lag: int = 0, **options: Any) -> Plan:
     """Generation is pinned to the Worker `gen` on this host."""
     options = {"pin": {"rollout": f"gen@{gen}"}} | options
-    placing, cluster = on_hosts(run_options.placing(RunOptions(**options)), cluster)
-    graph = check(small_grpo(beta=0.0, max_lag=max_lag), headers)
-    return make_plan(graph, seed=0, placing=placing, cluster=cluster)
+    return planned_on(cluster, small_grpo(beta=0.0, max_lag=max_lag), **options)
 
 
 def test_a_plan_on_two_hosts() -> None:
-    pin = {"rollout": "gen@b", "train_policy": "train"}
-    plan = planned(pin=pin, max_lag=1)
+    plan = planned(pin={"rollout": "gen@b", "train_policy": "train"}, max_lag=1)
     assert plan.hosts == {w: "b" if w == "gen" else "a" for w in plan.workers}
     routes = {(e.producer, e.consumer): e.route for e in plan.edges}
     assert routes["rollout", "score"] == "zmq"
@@ -305,15 +284,7 @@ def test_each_share_of_tensor_ranks_is_on_one_host() -> None:
 
 
 @pytest.mark.parametrize(("cluster", "asked", "told"), [
-    (
-        CLUSTER,
-        {"gen": "c"},
-        r"pin: 'gen' expected a host of the cluster, found 'c'\. Fix: one of a, b",
-    ),
-    (THREE, {"gen": "gpu:H20"}, r"expected a host of the cluster, found 'gpu:H20'\. Fix: gpu:H200"),
-    (THREE, {"gen": "zone:z"}, r"expected a host of the cluster, found 'zone:z'\. Fix: "),
     (THREE, {"gen": "d"}, r"pin: 'gen' on host d: it lacks torch"),
-    (Cluster(cores=1, memory=2**34), {}, r"no hosts are known\. Fix: --cluster ray"),
     (
         CLUSTER,
         SHARES | {"pin": {"train_policy": "t0,t1@b,t2,t3@b"}},

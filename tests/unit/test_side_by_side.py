@@ -8,27 +8,19 @@ from typing import Any
 
 import pytest
 
-from engine.cost.models import Shape
-from engine.cost.passes import Sizes
-from engine.cost.profile import ProfileCell
 from engine.profile import side_by_side
 from engine.profile.child import ChildResult
 from engine.profile.predicting import MeasuredCell, ProfiledWork
 from engine.profile.side_by_side import MeasuredWork, beside
 from tests.kit.plans import grpo_plan
+from tests.unit.test_profile_file import CELL, SIZES
 
 pytestmark = pytest.mark.usefixtures("tiny")
-SHAPE = Shape(
-    layers=2, hidden=64, intermediate=96, heads=4, kv_heads=2, head_dim=16, vocabulary=98,
-    context=512, tied=True,
-)  # fmt: skip
-CELL = ProfileCell(rows=8, prompt=16, answer=32, seconds=0.1)
 
 
 def node(*seconds: float | None, cores: int = 1, needed: Mapping[str, str] = {}) -> MeasuredWork:
     """One whose sizes took so long."""
-    sizes = Sizes(parameters=100_000, shape=SHAPE, dtype="float32")
-    work = ProfiledWork(of=0, node="n", kind="train", model=sizes, kernel="torch", cores=cores)
+    work = ProfiledWork(of=0, node="n", kind="train", model=SIZES, kernel="torch", cores=cores)
     cells = tuple(MeasuredCell(cell=replace(CELL, seconds=each)) for each in seconds)
     return MeasuredWork(plan=grpo_plan(), work=work, cells=cells, needed=needed)
 
@@ -64,8 +56,7 @@ def estimated(of: MeasuredWork, seconds: int) -> MeasuredWork:
 
 
 def test_all_nodes_are_in_one_process_a_core_and_then_alone(started: Started) -> None:
-    nodes = [estimated(node(0.1), 2), estimated(node(0.2), 4)]
-    assert beside(nodes, 2, quick=False) == [1.5, 1.5]
+    assert beside([estimated(node(0.1), 2), estimated(node(0.2), 4)], 2, quick=False) == [1.5, 1.5]
     assert started == [(2, 1)] * 3
 
 

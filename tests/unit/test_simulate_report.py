@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataflow.draw.chart import COLOURS, charts
 from engine.observe.trace import read_trace
 from engine.plan.cluster import Host, with_first
 from engine.simulate.compared import ComparedPlan, compared_data, picture, table
@@ -36,10 +35,9 @@ def test_a_report() -> None:
     """Replicas of rollout compute 2 and 4 of 2 x 10 seconds, and load once each; training waits
     until the rewards are there, advantage until score has ended on the same Worker.
     """
-    found = summary_of(two_steps())
-    require_golden("simulate/three.txt", report(found, told={"score": "given"}))
-    narrow = report(found, told={"score": "given"}, width=60)
-    assert max(map(len, narrow.splitlines())) <= 60
+    figures = summary_of(two_steps())
+    require_golden("simulate/three.txt", report(figures, told={"score": "given"}))
+    assert max(map(len, report(figures, told={"score": "given"}, width=60).splitlines())) <= 60
 
 
 @pytest.mark.parametrize(("ends", "counted", "said"), [
@@ -103,8 +101,17 @@ def any_spans(draw: st.DrawFn) -> list[SimulatedSpan]:
             start = at + draw(st.floats(0, 5))
             at = start + draw(st.floats(0.001, 5))
             long = at - start
-            more = {"fetch": long * draw(part), "busy": long * draw(part)}
-            found.append(span(worker, draw(whats), node, start, at, **more))
+            found.append(
+                span(
+                    worker,
+                    draw(whats),
+                    node,
+                    start,
+                    at,
+                    fetch=long * draw(part),
+                    busy=long * draw(part),
+                )
+            )
     return found
 
 
@@ -225,14 +232,12 @@ def three_plans() -> list[ComparedPlan]:
 
 
 def test_plans_in_a_table() -> None:
-    text = table(three_plans())
-    require_golden("simulate/plans.txt", text)
+    require_golden("simulate/plans.txt", table(three_plans()))
     assert max(map(len, table(three_plans(), width=60).splitlines())) <= 60
 
 
 def test_where_no_plan_fits_the_table_says_why() -> None:
-    text = table(three_plans()[2:])
-    assert "16  verify: gen needs 90 GiB" in text
+    assert "16  verify: gen needs 90 GiB" in table(three_plans()[2:])
 
 
 def test_what_is_the_same_as_above_is_not_said_again() -> None:
@@ -257,7 +262,6 @@ def test_plans_in_a_picture() -> None:
 
 def test_a_line_for_each_combination_of_the_other_values() -> None:
     base = three_plans()[0].found
-    assert base is not None
     plans = [
         ComparedPlan(values={"rollout": n, "threads": t}, found=faster(base, float(n)))
         for n in ("1", "2", "4")
@@ -273,10 +277,3 @@ def test_plans_as_json() -> None:
     assert [plan["values"] for plan in data["plans"]] == [{"rollout": n} for n in ("1", "2", "16")]
     assert data["plans"][0]["steps"]["mean"] == 10.0
     assert data["plans"][2]["why"].startswith("verify: ")
-
-
-def test_charts_of_one_label_and_of_too_many_lines() -> None:
-    lines = {f"line {i}": [(0.0, 1.0)] for i in range(len(COLOURS) + 2)}
-    drawn = charts("all", {"seconds": lines}, ["2"])
-    assert "seconds (2 more not shown)" in drawn
-    assert drawn.count("<circle") == len(COLOURS)

@@ -25,6 +25,7 @@ from engine.channels.frames import Framed, checked_together, taken_apart
 from engine.channels.shm import slabs
 from engine.channels.shm.channel import ShmChannel
 from engine.channels.shm.outbox import SlabOutbox
+from tests.kit.nothing_left import descriptors
 
 MIB = 1 << 20
 
@@ -46,11 +47,6 @@ def batch_of(**columns: Any) -> Batch:
 def numbers(count: int, start: int = 0) -> Batch:
     """One column of int64."""
     return batch_of(x=np.arange(start, start + count))
-
-
-def open_files() -> int:
-    """How many descriptors this process has."""
-    return len(os.listdir("/proc/self/fd"))
 
 
 @pytest.mark.parametrize(
@@ -110,14 +106,6 @@ def test_live_regions_never_overlap_and_memory_stays_bounded(steps) -> None:
     pool.close()
 
 
-def test_freed_memory_is_poisoned(pool) -> None:
-    region = pool.allocate(5000)
-    view = region.bytes()
-    view[:] = 1
-    pool.let_go(region)
-    assert (view == slabs.POISON).all()
-
-
 def test_the_size_is_sealed_and_others_cannot_write(pool) -> None:
     descriptor = pool.allocate(100).slab.descriptor
     assert slabs.is_sealed(descriptor)
@@ -154,18 +142,18 @@ def test_a_full_disk_is_one_clear_error(tmp_path, monkeypatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    before = open_files()
+    before = descriptors()
     monkeypatch.setattr(os, "posix_fallocate", full)
-    told = rf"room for 2 MiB, found: No space left.*Fix: free space in {tmp_path}"
-    with pytest.raises(RunError, match=told):
+    message = rf"room for 2 MiB, found: No space left.*Fix: free space in {tmp_path}"
+    with pytest.raises(RunError, match=message):
         pool.allocate(2 * MIB)
-    assert open_files() == before
+    assert descriptors() == before
     assert list(tmp_path.iterdir()) == []
 
 
 def test_no_descriptors_left_is_one_clear_error(pool) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (open_files() + 3, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors() + 3, hard))
     try:
         with pytest.raises(RunError, match=r"Too many open files.*Fix: ulimit -n"):
             [pool.allocate(2 * MIB) for _ in range(9)]
@@ -234,13 +222,13 @@ def test_views_share_the_producers_memory(pair) -> None:
 
 def test_a_descriptor_comes_once_for_each_slab(pair) -> None:
     a, b = pair()
-    before = open_files()
+    before = descriptors()
     for start in range(50):
         block = a.keep(numbers(10, start))
         assert read(b, block).column("x")[0].as_py() == start
         a.release(block)
     assert len(b._peers.readers["a"]) == 1
-    assert open_files() - before <= 8
+    assert descriptors() - before <= 8
 
 
 def test_a_reader_lets_go_of_slabs_that_are_gone(pair) -> None:
@@ -266,7 +254,7 @@ def test_spilled_blocks_are_read_like_others(pair) -> None:
 
 
 def test_nothing_is_left_open(pair) -> None:
-    before = open_files()
+    before = descriptors()
     a, b = pair(limit=9 * MIB)
     for start in range(3):
         read(b, a.keep(numbers(MIB // 2, start)))
@@ -274,7 +262,7 @@ def test_nothing_is_left_open(pair) -> None:
     a.close()
     b.close()
     gc.collect()
-    assert open_files() == before
+    assert descriptors() == before
 
 
 def framed(part: pa.RecordBatch) -> Framed:

@@ -54,15 +54,13 @@ def refusal(base: str, **given: Any) -> str:
     return str(caught.value)
 
 
-def with_number(name: str, value: float) -> Callable[[Weights], Weights]:
-    def change(weights: Weights) -> Weights:
-        weights[name].view(-1)[-1] = value
-        return weights
-
-    return change
-
-
 NORM = "model.norm.weight"
+
+
+def with_number(value: float) -> Callable[[Weights], Weights]:
+    return lambda weights: weights | {NORM: torch.tensor([1.0] * 31 + [value])}
+
+
 OTHER = "model.layers.1.mlp.up_proj.weight"
 
 
@@ -72,11 +70,11 @@ def head(rows: int, value: float) -> Callable[[Weights], Weights]:
 
 @pytest.mark.parametrize(("change", "kind", "told"), [
     (
-        with_number(NORM, float("nan")),
+        with_number(float("nan")),
         "lm",
         "expected finite weights at {base}, found nan at model.norm.weight[31] (1 ",
     ),
-    (with_number(NORM, float("-inf")), "lm", "found -inf at model.norm.weight[31] (1 there)"),
+    (with_number(float("-inf")), "lm", "found -inf at model.norm.weight[31] (1 there)"),
     (
         lambda w: {k: v for k, v in w.items() if k != NORM},
         "lm",
@@ -179,9 +177,13 @@ def test_prompts_beyond_the_positions_are_not_answered(spoilt: Spoilt) -> None:
 def test_a_prompt_with_an_id_beyond_the_embedding_is_refused(spoilt: Spoilt) -> None:
     """As of models whose tokenizer has tokens for other media."""
     rows = "model.embed_tokens.weight"
-    fields = {"vocab_size": 90, "pad_token_id": 1, "eos_token_id": 2}
-    base = spoilt(lambda weights: weights | {rows: weights[rows][:90]}, **fields)
+    base = spoilt(
+        lambda weights: weights | {rows: weights[rows][:90]},
+        vocab_size=90,
+        pad_token_id=1,
+        eos_token_id=2,
+    )
     (Path(base) / "generation_config.json").write_text(json.dumps({"eos_token_id": 2}))
-    told = r"row \(1, 0, 0\): expected token ids below the 90 that Model 'policy' knows"
-    with pytest.raises(DataError, match=told):
+    message = r"row \(1, 0, 0\): expected token ids below the 90 that Model 'policy' knows"
+    with pytest.raises(DataError, match=message):
         answers(opened(base), "ab", "~")

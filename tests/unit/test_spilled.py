@@ -40,8 +40,7 @@ def test_a_worker_spills_until_it_says_that_it_does_not_or_is_gone() -> None:
 def test_while_an_outbox_spills_no_more_than_one_batch_is_outstanding(max_lag) -> None:
     source = planned_node("prompts", work="source", relation="source", source="p")
     table = PromptTable("p", (source,), ["prompts"], Blocks())
-    planned = PlannedSource(name="p", batch=4, max_lag=max_lag)
-    admission = Admission(planned, table, steps=9)
+    admission = Admission(PlannedSource(name="p", batch=4, max_lag=max_lag), table, steps=9)
     assert sum(len(ready.keys) for ready in admission.admit(0, sparing=True)) == 4
     assert admission.admit(0, sparing=True) == []
     assert sum(len(ready.keys) for ready in admission.admit(0)) == 4 * max_lag
@@ -56,8 +55,7 @@ def test_a_worker_tells_when_it_begins_to_spill_and_when_it_ends() -> None:
     assert changes == [False, True, False, True, False]
     out.flush()
     frames = other.receive()
-    assert frames is not None
-    (told,) = [decode(frame.payload, (WorkerUpdate,)) for frame in frames]
-    assert [(e.number, e.event.nbytes) for e in told.events] == [(0, 5), (1, 0)]
+    (update,) = [decode(frame.payload, (WorkerUpdate,)) for frame in frames]
+    assert [(e.number, e.event.nbytes) for e in update.events] == [(0, 5), (1, 0)]
     link.close()
     other.close()

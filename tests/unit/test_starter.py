@@ -23,14 +23,11 @@ def forked(planned: Plan, run_folder: RunFolder) -> set[str]:
     return {worker for worker in planned.workers if starter.forked(worker)}
 
 
-def test_a_worker_with_variables_of_its_own_is_not_forked(run_folder: RunFolder) -> None:
+def test_a_worker_with_variables_or_a_gpu_of_its_own_is_not_forked(run_folder: RunFolder) -> None:
     planned = by_vllm()
     assert forked(planned, run_folder) == {*planned.workers} - {"rollout"}
-
-
-def test_a_worker_with_a_gpu_is_not_forked(run_folder: RunFolder) -> None:
-    planned = replace(by_vllm(), devices={"train_policy": (0,)})
-    assert forked(planned, run_folder) == {*planned.workers} - {"rollout", "train_policy"}
+    on_gpu = replace(planned, devices={"train_policy": (0,)})
+    assert forked(on_gpu, run_folder) == {*planned.workers} - {"rollout", "train_policy"}
 
 
 def test_a_worker_that_no_other_has_the_threads_of_is_not_forked(run_folder: RunFolder) -> None:

@@ -14,7 +14,7 @@ from subprocess import PIPE
 
 import pytest
 
-from tests.kit.processes import ROOT
+from tests.kit.processes import ROOT, go_on, wait_for, wait_for_error
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -57,25 +57,18 @@ class SignalledProcess(subprocess.Popen[str]):
         pipes = {"stdin": PIPE, "stdout": PIPE, "stderr": PIPE} | streams
         super().__init__(command, cwd=ROOT, text=True, **pipes)  # type: ignore[call-overload]
 
-    def until(self, stream: object, words: str) -> None:
-        for line in stream:  # type: ignore[attr-defined]
-            if words in line:
-                return
-        raise AssertionError(f"it ended with {self.wait()} before {words!r}")
-
-    def say(self, line: str) -> None:
-        assert self.stdin is not None
-        self.stdin.write(f"{line}\n")
+    def end_step(self) -> None:
+        self.stdin.write("end of the step\n")
         self.stdin.flush()
 
     def begin(self) -> None:
-        self.say("begin")
-        self.until(self.stdout, "running")
+        go_on(self)
+        wait_for(self, "running")
 
     def signalled(self, number: int) -> None:
         """It has had this signal, and has said that it stops."""
         self.send_signal(number)
-        self.until(self.stderr, "stopping after this Step")
+        wait_for_error(self, "stopping after this Step")
 
     def ended(self) -> tuple[int, str, str]:
         """Its exit status, and what it said since on either stream."""
@@ -94,7 +87,7 @@ def process(
         if nohup:
             signal.signal(signal.SIGHUP, before)
     try:
-        run.until(run.stdout, "ready")
+        wait_for(run, "ready")
         if begun:
             run.begin()
         yield run
@@ -113,9 +106,9 @@ def test_the_first_asks_and_says_so_however_soon_the_run_ends(
 ) -> None:
     with process() as run:
         run.send_signal(number)
-        run.say("end of the step")
-        told = f"stopping after this Step with a checkpoint, within 60 s; {again} to stop now"
-        assert run.ended() == (128 + number, f"stopped by {name}\n", f"\n{name}: {told}\n")
+        run.end_step()
+        message = f"stopping after this Step with a checkpoint, within 60 s; {again} to stop now"
+        assert run.ended() == (128 + number, f"stopped by {name}\n", f"\n{name}: {message}\n")
 
 
 def test_the_second_ends_at_once() -> None:
@@ -130,7 +123,7 @@ def test_what_comes_at_once_is_one_request() -> None:
         for number in (15, 15, 1):
             run.send_signal(number)
         run.signalled(15)
-        run.say("end of the step")
+        run.end_step()
         assert run.ended()[1] in ("stopped by SIGTERM\n", "stopped by SIGHUP\n")
 
 
@@ -161,7 +154,7 @@ def test_under_nohup_a_hangup_is_nothing() -> None:
     with process(nohup=True) as run:
         run.send_signal(1)
         assert not select.select([run.stderr], [], [], 0.3)[0]
-        run.say("end of the step")
+        run.end_step()
         assert run.ended()[:2] == (0, "\n")
 
 
@@ -169,14 +162,14 @@ def test_a_terminal_that_is_gone_stops_no_output() -> None:
     ours, theirs = os.openpty()
     run = SignalledProcess(stdout=theirs, stderr=theirs)
     os.close(theirs)
-    run.say("begin")
+    go_on(run)
     shown = ""
     # A part of the line would be read while the rest is still written.
     while not shown.endswith("running\r\n"):
         shown += os.read(ours, 1000).decode()
     os.close(ours)  # and whatever is written to theirs fails from now on
     run.send_signal(1)
-    run.say("end of the step")
+    run.end_step()
     assert run.communicate(timeout=30) == (None, None)
     assert run.returncode == 129
 
@@ -230,8 +223,7 @@ def test_a_forked_child_ends_by_them_and_asks_nothing_of_the_run(kind: str) -> N
 
 def test_ctrl_c_while_the_command_is_imported_is_one_line(tmp_path: Path) -> None:
     # In the place of a Ctrl-C just then.
-    interrupting = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
-    (tmp_path / "numpy.py").write_text(interrupting)
+    (tmp_path / "numpy.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from engine.start import main;"
     command = [sys.executable, "-c", code + " sys.exit(main())", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)

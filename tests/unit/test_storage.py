@@ -91,8 +91,7 @@ def _optimizer(folder: Path) -> None:
     from operators.kernels.torch.optimizer import save_state
 
     adam = {"state": {0: {"exp_avg": torch.zeros(100)}}}
-    state = {"names": ["w"], "adam": adam, "copies": [], "step": 1}
-    save_state(state, folder / "optimizer.pt")
+    save_state({"names": ["w"], "adam": adam, "copies": [], "step": 1}, folder / "optimizer.pt")
 
 
 def _tokenizer(folder: Path) -> None:
@@ -104,7 +103,7 @@ def _tokenizer(folder: Path) -> None:
     save_tokenizer(str(base), folder)
 
 
-WRITERS: dict[str, Callable[[Path], object]] = {
+WRITERS = {
     "run folder": lambda f: RunFolder.create("new", f).close(),
     "record": lambda f: RunFolder.seen(f).write_text("graph.json", "new"),
     "samples": lambda f: SampleWriter(f).write(1, _table()),

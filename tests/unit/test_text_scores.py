@@ -86,8 +86,8 @@ def require_scores(found: Batch | None, base: str, texts: list[Any], special: bo
     """The classifier's own numbers for these texts, or for conversations; special: with the
     tokens that its tokenizer adds.
     """
-    tokenizer: Any = AutoTokenizer.from_pretrained(base)
-    module: Any = AutoModelForSequenceClassification.from_pretrained(base).eval()
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    module = AutoModelForSequenceClassification.from_pretrained(base).eval()
     expected = []
     for text in texts:
         if not isinstance(text, str):
@@ -95,7 +95,6 @@ def require_scores(found: Batch | None, base: str, texts: list[Any], special: bo
         with torch.no_grad():
             ids = tokenizer(text, return_tensors="pt", add_special_tokens=special)
             expected.append(float(module(**ids).logits[0, 0]))
-    assert found is not None
     np.testing.assert_allclose(found.flat("reward"), expected, rtol=1e-6, atol=1e-5)
     assert len(set(np.round(expected, 4))) == len(expected), "different texts, different scores"
 
@@ -141,14 +140,14 @@ def test_rows_without_text_prompts_are_refused(base: str) -> None:
 
 def test_rows_too_long_are_refused_dropped_or_cut(base: str) -> None:
     rows = written(["x"] * 3, ["a", "b" * 140, "c"])
-    told = "scores: row .1, 1, 0.: expected at most 128 tokens .the positions of Model 'rm'., found"
+    message = (
+        "scores: row .1, 1, 0.: expected at most 128 tokens .the positions of Model 'rm'., found"
+    )
     fix = "Fix: overlong='drop' or 'truncate', or a Model with more positions."
-    with pytest.raises(DataError, match=f"{told}.*{fix}"):
+    with pytest.raises(DataError, match=f"{message}.*{fix}"):
         scores_of(base, rows)
     session = FakeSession()
-    kept = scores_of(base, rows, session, overlong="drop")
-    assert kept is not None
-    assert kept.keys.position.tolist() == [0, 2]
+    assert scores_of(base, rows, session, overlong="drop").keys.position.tolist() == [0, 2]
     assert [key for key, _ in session.tombstones] == [(1, 1, 0)]
     assert session.metrics["scores/overlong"] == [(pytest.approx(1 / 3), 3)]
     assert scores_of(base, rows.take(np.array([1])), FakeSession(), overlong="drop") is None

@@ -13,7 +13,7 @@ from dataflow.batch import Batch, Keys
 from dataflow.errors import DataError
 from dataflow.kernel import Chunk, KernelNode, Layout
 from dataflow.model import Model
-from dataflow.prompt_types import is_messages, is_token_ids
+from dataflow.prompt_types import is_token_ids
 from dataflow.schema import Completion, Prompt, TokenPrompt
 from dataflow.user import Columns, operator
 from operators import data_files, data_shapes
@@ -26,7 +26,7 @@ from operators.kernels.torch.generate import TorchGenerate
 from operators.rewards import wants
 from tests.kit.files import save_jsonl
 from tests.kit.kernels import FakeSession, open_kernel
-from tests.kit.models import EOS, character_tokenizer, save_tiny
+from tests.kit.models import EOS, character_tokenizer
 from tests.kit.rows import ragged
 
 USER, NEXT = {"role": "user", "content": "q?"}, {"role": "user", "content": "Sure?"}
@@ -34,11 +34,6 @@ ENDED = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] | trim }}<eos>\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return save_tiny(tmp_path_factory.mktemp("tiny"), layers=1)
 
 
 def speaking(template: str | None) -> Tokenizer:
@@ -106,11 +101,10 @@ def generated(base: str, column: pa.Array, **params: Any) -> Batch:
 ])  # fmt: skip
 def test_ids_are_answered_as_they_are(base: str, kind: pa.DataType) -> None:
     rows = [[EOS, 5, 5], [7]]
-    found = generated(base, pa.array(rows, kind))
-    assert found.array("prompt_ids").to_pylist() == [rows[0], rows[0], rows[1], rows[1]]
-    whole = pa.array([[1], *rows, [2]], kind).slice(1, 2)
-    again = generated(base, whole)
-    assert again.array("completion_ids").to_pylist() == found.array("completion_ids").to_pylist()
+    answers = generated(base, pa.array(rows, kind))
+    assert answers.array("prompt_ids").to_pylist() == [rows[0], rows[0], rows[1], rows[1]]
+    again = generated(base, pa.array([[1], *rows, [2]], kind).slice(1, 2))
+    assert again.array("completion_ids").to_pylist() == answers.array("completion_ids").to_pylist()
 
 
 def test_ids_and_the_text_that_they_say_are_answered_alike(base: str) -> None:
@@ -224,18 +218,6 @@ def test_the_datas_answers_follow_prompts_by_ids(base: str) -> None:
         answered(base, prompt=prompt, answer=messages)
 
 
-@pytest.mark.parametrize(
-    ("kind", "messages", "ids"),
-    [
-        (pa.list_(pa.struct({"role": pa.utf8(), "content": pa.utf8()})), True, False),
-        (pa.list_(pa.int64()), False, True),
-        (pa.utf8(), False, False),
-    ],
-)
-def test_lists_are_told_apart_by_their_values(kind: pa.DataType, messages: bool, ids: bool) -> None:
-    assert (is_messages(kind), is_token_ids(kind)) == (messages, ids)
-
-
 def test_reward_functions_get_the_text_of_ids() -> None:
     def judge(prompts: list[str], completions: list[str]) -> list[float]:
         return [0.0] * len(prompts)
@@ -302,8 +284,7 @@ def test_a_users_operator_may_make_prompts_by_ids() -> None:
         return Columns.make(TokenPrompt, like=rollout, prompt=ids, prompt_text=text)
 
     columns = {"prompt_ids": to_ragged([[1, 2], [3]]), "completion": ["a", "b"]}
-    rows = Columns(Batch.make(Keys.of([0, 1]), columns, Completion), Completion)
-    made = again.fn(rows)
-    assert made["prompt"].values.tolist() == [1, 2, 3]
-    assert made.batch.array("prompt").type.value_type == pa.int32()
-    assert made["prompt_text"].tolist() == ["a", "b"]
+    asked = again.fn(Columns(Batch.make(Keys.of([0, 1]), columns, Completion), Completion))
+    assert asked["prompt"].values.tolist() == [1, 2, 3]
+    assert asked.batch.array("prompt").type.value_type == pa.int32()
+    assert asked["prompt_text"].tolist() == ["a", "b"]

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from dataflow.batch import Batch, Keys
 from dataflow.model import Model
-from dataflow.node import Port
 from dataflow.schema import Reward, Rollout, Schema, TokenReward
 from dataflow.user import Columns
 from operators import advantage
@@ -99,7 +98,7 @@ def test_returns_of_a_sum_are_their_sum(rows: list, gamma: float, data: st.DataO
 
 
 def test_their_ports_say_that_they_are_spread() -> None:
-    rollout: Port[Rollout] = generate(Model("p", "b"), prompts("d", batch=1), max_tokens=4)
+    rollout = generate(Model("p", "b"), prompts("d", batch=1), max_tokens=4)
     score = reward(zero, rollout)
     spread = advantage.kl_in_reward(rollout, score, logprobs(Model("r", "b"), rollout), beta=0.1)
     assert advantage.add(score, spread).schema is TokenReward

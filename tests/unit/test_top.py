@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from engine.cli import main
 from engine.observe.flow.records import (
-    Began,
     CutFlow,
     EdgeFlow,
     Flow,
@@ -28,8 +27,10 @@ from engine.observe.runlist import RunSummary
 from engine.top.page import page
 from engine.top.seen import RunReader, SeenRun
 from tests.kit.comparison import require_golden
+from tests.kit.kept_runs import kept_run
 from tests.kit.processes import ROOT
 from tests.kit.terminals import on_terminal
+from tests.kit.watched import write_flows
 
 MIB = 1 << 20
 PLAN = {
@@ -117,17 +118,11 @@ def flow(step: int) -> Flow:
 
 def a_run(folder: Path, *, events: bool = True) -> Path:
     """A run folder of three Steps that no process holds."""
-    folder.mkdir(parents=True)
-    files = {"plan.json": PLAN, "options.json": {"steps": 9}, "versions.json": {}, "graph.json": {}}
-    for name, content in files.items():
-        (folder / name).write_text(json.dumps(content))
-    (folder / "metrics.jsonl").write_text(json.dumps(ROW) + "\n")
+    kept_run(folder, rows=[ROW])
+    for name, content in (("plan", PLAN), ("options", {"steps": 9}), ("graph", {})):
+        (folder / f"{name}.json").write_text(json.dumps(content))
     if events:
-        segments = StepSegments(folder / "events")
-        segments.write(Began(step=0, wall=999.0))
-        for step in (1, 2, 3):
-            segments.write(flow(step))
-        segments.close()
+        write_flows(folder / "events", map(flow, (1, 2, 3)))
     return folder
 
 
@@ -159,10 +154,9 @@ def test_golden(name: str, width: int, replicas: bool, events: bool, tmp_path: P
 def test_steps_that_come_are_read_and_those_that_a_resume_cut_are_not_shown(run: Path) -> None:
     reader = RunReader(run)
     assert reader.look().stretch == "Steps 1 to 3"
-    segments = StepSegments(run / "events")
-    segments.write(flow(4))
-    segments.close()
+    write_flows(run / "events", iter([flow(4)]))
     assert reader.look().stretch == "Steps 1 to 4"
+    segments = StepSegments(run / "events")
     segments.truncate_after(2)
     segments.close()
     assert reader.look().stretch == "Steps 1 to 2"
@@ -177,7 +171,6 @@ def test_while_it_runs_the_last_seconds_count(run: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("engine.observe.runlist.is_held", lambda path: True)
     seen = RunReader(run).look()
     assert seen.stretch == "the last 10 s"
-    assert seen.flow is not None
     assert seen.flow.nodes["score@data"].rows == 640
 
 

@@ -78,7 +78,7 @@ def live(mask: list[Tensor]) -> Any:
     return sum(m.sum() > 0 for m in mask)
 
 
-AGGREGATES: dict[str, Callable[[list[Tensor], list[Tensor]], Any]] = {
+AGGREGATES = {
     "token_mean": lambda x, m: sum(sums(x, m)) / sum(b.sum() for b in m),
     "sequence_mean": lambda x, m: (
         sum(s / b.sum() for s, b in zip(sums(x, m), m, strict=True) if b.sum()) / live(m)
@@ -94,8 +94,8 @@ def test_gradients_are_those_of_a_padded_forward_with_a_loop_over_rows(
     base: str, gradients: Gradients, aggregate: str, tokens: int
 ) -> None:
     rows = random_rows(4, 3)
-    given = with_advantage(rows, name="clipped_policy_loss")
-    gain = given.inputs["clipped_policy_loss.advantage"].ragged("advantage")
+    step = with_advantage(rows, name="clipped_policy_loss")
+    gain = step.inputs["clipped_policy_loss.advantage"].ragged("advantage")
     old = rows.ragged("sampler_logprobs")
 
     def loss_of(logprobs: list[Tensor]) -> Tensor:
@@ -106,12 +106,11 @@ def test_gradients_are_those_of_a_padded_forward_with_a_loop_over_rows(
             terms.append(torch.maximum(-a * ratio, -a * ratio.clamp(0.8, 1.2)))
         return AGGREGATES[aggregate](terms, masks(rows))
 
-    wanted = naive_gradients(base, rows, loss_of)
-    params = {"aggregate": aggregate, "tokens": tokens, "max_tokens": 9, "step_rows": 20}
-    handed = gradients(PPO, given, **params)
-    largest = max(float(g.abs().max()) for g in wanted.values())
+    expected = naive_gradients(base, rows, loss_of)
+    handed = gradients(PPO, step, aggregate=aggregate, tokens=tokens, max_tokens=9, step_rows=20)
+    largest = max(float(g.abs().max()) for g in expected.values())
     assert largest > 1e-4
-    for name, gradient in wanted.items():
+    for name, gradient in expected.items():
         assert float((handed[name] - gradient).abs().max()) < 1e-5 * max(1.0, largest), name
 
 
@@ -145,12 +144,10 @@ def test_micro_batches_do_not_change_the_weights(
 
 
 def by_row(now: Now) -> Terms:
-    assert now.logprobs is not None
     return Terms(-now.row_sum(now.logprobs).square())
 
 
 def by_group(now: Now) -> Terms:
-    assert now.logprobs is not None
     return Terms(now.group_sum(now.row_sum(now.logprobs)).square())
 
 
@@ -167,8 +164,7 @@ def test_scopes_reduce_over_rows_and_groups(
     expected = naive_gradients(base, rows, lambda logprobs: wanted(sums(logprobs, masks(rows))))
     largest = max(float(g.abs().max()) for g in expected.values())
     for tokens in (16384, 22):
-        handed = gradients(loss, assignment(rows), tokens=tokens)
-        assert distance(handed, expected) < 3e-5 * largest
+        assert distance(gradients(loss, assignment(rows), tokens=tokens), expected) < 3e-5 * largest
 
 
 def test_now_has_the_segments_of_its_micro_batch(base: str) -> None:
@@ -176,20 +172,17 @@ def test_now_has_the_segments_of_its_micro_batch(base: str) -> None:
 
     def look(now: Now, score: Tensors[Reward]) -> Terms:
         seen.append(now)
-        assert score["reward"].shape == (now.rows,)
-        assert now.logprobs is not None
+        assert score["reward"].tolist() == [1.0, 3.0]
         return Terms(now.logprobs * score["reward"][now.row])
 
-    rows = rollout([4, 4, 9], [[1, 2], [1, 2], [3]], [[5, 6], [7], [8, 9, 10]])
-    score = Batch.make(rows.keys, {"reward": np.array([1.0, 2.0, 3.0], dtype=np.float32)}, Reward)
+    drawn = rollout([4, 4, 9], [[1, 2], [1, 2], [3]], [[5, 6], [7], [8, 9, 10]])
+    # Nothing of the second row is trained.
+    rows = with_tokens(drawn, completion_mask=np.array([1, 0, 0, 1, 1, 1], np.uint8))
+    score = Batch.make(rows.keys, {"reward": np.array([1.0, 2.0, 3.0], np.float32)}, Reward)
     kernel = opened(base, loss_of(loss_function(look, name="look")))
     kernel.step(assignment(rows, 3, look__score=score))
     (now,) = seen
-    trained = [i for i, m in enumerate(masks(rows)) if m.sum()]
-    answers = rows.ragged("completion_ids")
-    assert (now.rows, now.step) == (len(trained), 3)
-    assert now.row.tolist() == [k for k, i in enumerate(trained) for _ in answers[i]]
-    assert now.version is not None
+    assert (now.rows, now.step, now.row.tolist()) == (2, 3, [0, 0, 1, 1, 1])
     assert now.sampler_logprobs is not None
     assert now.version.dtype == torch.int32
 
@@ -260,28 +253,12 @@ def test_the_gradient_is_clipped_to_its_norm(base: str) -> None:
     assert moves[1] == pytest.approx(2 * moves[0], rel=1e-2)
 
 
-def test_params_of_the_planner_that_are_not_for_training_are_passed_over(base: str) -> None:
-    metrics = opened(base, PG, intake="exact").step(with_advantage(random_rows(2, 2)))
-    assert metrics["optim/updates"] == 1.0
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_mismatch_is_zero_where_the_sampler_is_the_trainer(base: str, temperature: float) -> None:
-    """The sampler is transformers: so the rollout's temperature divides the logits."""
-    rows = random_rows(3, 2)
-    with torch.no_grad():
-        own = torch.cat(padded_logprobs(plain(base), rows, temperature)).numpy()
-    given = with_advantage(with_tokens(rows, sampler_logprobs=own))
-    metrics = opened(base, PG, temperature=temperature).step(given)
-    assert metrics["policy/mismatch/max"] < 2e-5
-
-
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_a_module_that_generates_and_trains_is_consistent(base: str, temperature: float) -> None:
-    given: dict[str, Any] = {"session": FakeSession(seed=5), "temperature": temperature}
+    how = {"session": FakeSession(seed=5), "temperature": temperature}
     model = Model("policy", base, trainable=True)
-    sampler = open_kernel(TorchGenerate(), model, n=3, max_tokens=8, **given)
-    trainer = opened(base, PPO, lr=1e-2, **given)
+    sampler = open_kernel(TorchGenerate(), model, n=3, max_tokens=8, **how)
+    trainer = opened(base, PPO, lr=1e-2, **how)
     prompts = prompt_chunk(["reverse abc", "reverse xy", "add 1 2"])
 
     def trained(rows: Batch, step: int) -> Mapping[str, float]:

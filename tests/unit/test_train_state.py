@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from dataflow.errors import CheckpointError
 from tests.kit.models import save_tiny
-from tests.kit.rows import plain, random_rows
+from tests.kit.rows import random_rows
 from tests.kit.training import (
     PG,
     SUPERVISED,
@@ -35,8 +34,6 @@ def test_restored_training_goes_on_with_the_same_bits(base: str, tmp_path: Path)
     a, b = (kernel.step(with_advantage(rows, 3, seed=3)) for kernel in (first, second))
     assert a == b
     assert distance(weights_of(first), weights_of(second)) == 0.0
-    fresh = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
-    assert fresh.num_parameters() == plain(base).num_parameters()
 
 
 def test_the_state_of_another_model_is_refused(base: str, tmp_path: Path) -> None:

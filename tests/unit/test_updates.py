@@ -89,25 +89,25 @@ def test_ranks_have_the_minibatches_and_weights_of_one(
         minibatches=minibatches,
     )  # fmt: skip
     alone = Ranks(FakeSession(), torch.device("cpu"), "train_policy")
-    wanted, _ = parts(step_set(keys, trained, AssignedRows(keys=keys)), alone, how)
+    expected, _ = parts(step_set(keys, trained, AssignedRows(keys=keys)), alone, how)
 
     shares = [np.flatnonzero(np.repeat(owners, n) == share) for share in range(3)]
     table = SharedSums(3 * tensor)
 
     def one(rank: int) -> tuple[list[tuple[Part, Keys]], EveryRow]:
         mine = shares[rank // tensor]
-        own = AssignedRows(keys=keys.take(mine), mine=mine, total=len(keys))
-        read = step_set(own.keys, trained[mine], own)
+        assigned = AssignedRows(keys=keys.take(mine), mine=mine, total=len(keys))
+        read = step_set(assigned.keys, trained[mine], assigned)
         return parts(read, ThreadRanks(table, rank, tensor), how)
 
     with ThreadPoolExecutor(table.all_here.parties) as threads:
-        found = list(threads.map(one, range(table.all_here.parties)))
-    for rank, (each, every) in enumerate(found):
+        by_rank = list(threads.map(one, range(table.all_here.parties)))
+    for rank, (each, every) in enumerate(by_rank):
         mine = shares[rank // tensor]
         assert every.keys.rows() == keys.rows()
         kinds = [(k.position.dtype, k.sample.dtype, k.attempt.dtype) for k in (every.keys, keys)]
         assert kinds[0] == kinds[1]
-        for (part, whole), (one_part, one_whole) in zip(each, wanted, strict=True):
+        for (part, whole), (one_part, one_whole) in zip(each, expected, strict=True):
             assert whole.rows() == one_whole.rows()
             assert mine[part.picked].tolist() == np.intersect1d(mine, one_part.picked).tolist()
             require_same(part.weights, one_part.weights.of(mine))

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from dataflow.check import check
-from dataflow.errors import GraphError, GraphWarning, RunError
+from dataflow.errors import GraphWarning, RunError
 from dataflow.graph import Graph
 from engine import api
 from engine.cli import main
@@ -90,11 +90,6 @@ def graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Graph:
     monkeypatch.setattr(doubtful, "policy", replace(doubtful.policy, base=str(tmp_path / "tiny")))
     monkeypatch.setattr("tests.wrong_graphs.parts.policy", doubtful.policy)
     return doubtful.greedy_sampling_of_several_answers()
-
-
-def test_strict_refuses_what_is_warned_of(graph: Graph) -> None:
-    with pytest.raises(GraphError, match=r"rollout'.*the same answer.*Fix: .*\[greedy_group\]"):
-        api.plan(graph, RunOptions(strict=True))
 
 
 def test_explain_has_the_warnings_and_the_plan_file_too(graph: Graph) -> None:

@@ -18,6 +18,7 @@ MOST = 60 << 20
 
 
 @pytest.mark.long
+@pytest.mark.repeats
 @pytest.mark.usefixtures("own_interpreters")  # a fork's memory has what it shares
 @pytest.mark.timeout(480)
 def test_millions_of_figures_take_less_memory_than_their_file(tmp_path: Path) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from dataflow.graph import Graph
+from dataflow.loss import Loss
 from dataflow.model import Model
 from dataflow.node import Port
-from dataflow.schema import Prompt
+from dataflow.schema import Prompt, Rollout
 from operators.advantage import gae
 from operators.data import demonstrations, prompts
 from operators.forward import logprobs, scores, values
@@ -20,12 +21,32 @@ from tests.wrong_graphs.parts import DATA, compared, exact, graph
 GOOD = "./bases/good"
 
 
-def grpo_on(base: str, source: Port[Prompt] | None = None, **asked: Any) -> Graph:
-    """GRPO on a base."""
+def rolled_out(
+    base: str = GOOD, source: Port[Prompt] | None = None, **asked: Any
+) -> tuple[Model, Port[Rollout]]:
+    """A policy on a base, and its answers."""
     policy = Model("policy", base, trainable=True)
     asked = {"n": 8, "max_tokens": 64} | asked
-    rollout = generate(policy, source or prompts(DATA, batch=64), name="rollout", **asked)
-    return graph(train(policy, rollout, loss=clipped_policy_loss(compared(rollout)), lr=1e-6))
+    return policy, generate(policy, source or prompts(DATA, batch=64), name="rollout", **asked)
+
+
+def trained(policy: Model, rollout: Port[Rollout], loss: Loss | None = None) -> Graph:
+    """The policy's training alone."""
+    loss = loss or clipped_policy_loss(compared(rollout))
+    return graph(train(policy, rollout, loss=loss, lr=1e-6))
+
+
+def grpo_on(base: str, source: Port[Prompt] | None = None, **asked: Any) -> Graph:
+    """GRPO on a base."""
+    return trained(*rolled_out(base, source, **asked))
+
+
+def near(reference: str, base: str = GOOD) -> Graph:
+    """GRPO near a reference on another base."""
+    policy, rollout = rolled_out(base)
+    anchor = logprobs(Model("reference", reference), rollout)
+    loss = clipped_policy_loss(compared(rollout), reference=anchor, beta=0.1)
+    return trained(policy, rollout, loss)
 
 
 def base_that_is_not_there() -> Graph:
@@ -105,36 +126,25 @@ def overlong_policy_that_is_none() -> Graph:
 
 
 def reference_with_fewer_positions() -> Graph:
-    policy = Model("policy", GOOD, trainable=True)
-    rollout = generate(policy, prompts(DATA, batch=64), n=8, max_tokens=64, name="rollout")
-    reference = logprobs(Model("reference", "./bases/short"), rollout)
-    loss = clipped_policy_loss(compared(rollout), reference=reference, beta=0.1)
-    return graph(train(policy, rollout, loss=loss, lr=1e-6))
+    return near("./bases/short")
 
 
 def reward_model_without_a_head() -> Graph:
-    policy = Model("policy", GOOD, trainable=True)
-    rollout = generate(policy, prompts(DATA, batch=64), n=8, max_tokens=64, name="rollout")
+    policy, rollout = rolled_out()
     verdict = scores(Model("rm", GOOD, head="scalar"), rollout)
     value = values(Model("critic", "./bases/scored", head="scalar"), rollout)
-    advantage = gae(rollout, verdict, value)
-    return graph(train(policy, rollout, loss=policy_gradient_loss(advantage), lr=1e-6))
+    return trained(policy, rollout, policy_gradient_loss(gae(rollout, verdict, value)))
 
 
 def critic_of_two_numbers() -> Graph:
-    policy = Model("policy", GOOD, trainable=True)
-    rollout = generate(policy, prompts(DATA, batch=64), max_tokens=64, name="rollout")
+    policy, rollout = rolled_out()
     value = values(Model("critic", "./bases/two_scores", head="scalar"), rollout)
     loss = policy_gradient_loss(gae(rollout, reward(exact, rollout), value))
-    return graph(train(policy, rollout, loss=loss, lr=1e-6))
+    return trained(policy, rollout, loss)
 
 
 def two_bases_that_are_wrong() -> Graph:
-    policy = Model("policy", "./bases/endless", trainable=True)
-    rollout = generate(policy, prompts(DATA, batch=64), n=8, max_tokens=64, name="rollout")
-    reference = logprobs(Model("reference", "./bases/goood"), rollout)
-    loss = clipped_policy_loss(compared(rollout), reference=reference, beta=0.1)
-    return graph(train(policy, rollout, loss=loss, lr=1e-6))
+    return near("./bases/goood", "./bases/endless")
 
 
 def architecture_of_no_test() -> Graph:

@@ -7,7 +7,7 @@ import pyarrow as pa
 from dataflow.graph import Graph
 from dataflow.model import Model
 from dataflow.node import Port
-from dataflow.schema import Completion, Logprobs, Reward, Rollout, column
+from dataflow.schema import Completion, Reward, Rollout, column
 from dataflow.user import Columns, operator
 from operators.advantage import gae, group_advantage, kl_in_reward
 from operators.answers import answers
@@ -20,8 +20,7 @@ from operators.losses import (
     policy_gradient_loss,
     supervised_loss,
 )
-from operators.train import train
-from tests.wrong_graphs.parts import BASE, DATA, graph, policy, scored, source, trained
+from tests.wrong_graphs.parts import BASE, DATA, judged, policy, scored, source, trained
 from tests.wrong_graphs.rows import conversation, turns
 
 reference = Model("reference", BASE)
@@ -36,6 +35,16 @@ class WithStates(Completion):
 @operator()
 def with_states(rollout: Columns[Rollout]) -> Columns[WithStates]:
     return Columns.make(WithStates, like=rollout)
+
+
+@operator()
+def scored_of(rows: Columns[Completion]) -> Columns[Reward]:
+    raise TypeError(rows)
+
+
+@operator()
+def conversation_of(rows: Columns[Completion]) -> Columns[Completion]:
+    return rows
 
 
 def two(temperature: float = 1.0) -> tuple[Port[Rollout], Port[Rollout]]:
@@ -70,13 +79,7 @@ def concat_of_a_rollout_and_a_reward() -> Graph:
 
 def concat_of_pairs() -> Graph:
     rows, _ = preferences("data/pairs.parquet", batch=64)
-    rows = concat(rows, conversation_of(rows))
-    return trained(rows, supervised_loss())
-
-
-@operator()
-def conversation_of(rows: Columns[Completion]) -> Columns[Completion]:
-    return rows
+    return trained(concat(rows, conversation_of(rows)), supervised_loss())
 
 
 def concat_of_states_on_a_device() -> Graph:
@@ -96,21 +99,10 @@ def rewards_of_tokens_of_some_rows() -> Graph:
     return trained(rows, clipped_policy_loss(gae(rows, score, value)))
 
 
-@operator()
-def scored_of(rows: Columns[Completion]) -> Columns[Reward]:
-    raise TypeError(rows)
-
-
 def scores_in_another_order() -> Graph:
     rollout, other = two()
-    first, second = scored_by_length(rollout), scored_by_length.named("second")(other)
-    rows, score = concat(rollout, other), concat(second, first, name="score")
-    return trained(rows, clipped_policy_loss(group_advantage(rows, score)))
-
-
-@operator()
-def scored_by_length(rows: Columns[Completion]) -> Columns[Reward]:
-    raise TypeError(rows)
+    first, second = scored_of(rollout), scored_of.named("second")(other)
+    return judged(concat(rollout, other), concat(second, first, name="score"))
 
 
 def old_logprobs_of_a_part_at_another_temperature() -> Graph:
@@ -138,8 +130,7 @@ def old_logprobs_of_a_part_by_another_model() -> Graph:
 def recorded_logprobs_of_a_part_at_another_temperature() -> Graph:
     rollout, other = two(0.7)
     rows = concat(rollout, other)
-    loss = clipped_policy_loss(advantage_of(rows))
-    return graph(train(policy, rows, loss=loss, temperature=1.0, lr=1e-6))
+    return trained(rows, clipped_policy_loss(advantage_of(rows)), temperature=1.0)
 
 
 def tokens_of_two_generations_in_a_part() -> Graph:
@@ -150,9 +141,8 @@ def tokens_of_two_generations_in_a_part() -> Graph:
 
 def logprobs_of_rows_in_another_order() -> Graph:
     rollout, other = two()
-    rows: Port[Rollout] = concat(rollout, other)
-    turned: Port[Rollout] = concat(other, rollout, name="turned")
-    old: Port[Logprobs] = logprobs(policy, turned, name="old")
+    rows = concat(rollout, other)
+    old = logprobs(policy, concat(other, rollout, name="turned"), name="old")
     return trained(rows, clipped_policy_loss(advantage_of(rows), old=old))
 
 
@@ -164,16 +154,7 @@ def answers_that_are_numbers() -> Graph:
     return trained(answers(source(), column="level"), supervised_loss())
 
 
-def answers_without_recorded_logprobs() -> Graph:
-    prompt = source()
-    rollout = generate(policy, prompt, n=4, max_tokens=64, name="rollout")
-    rows = concat(rollout, answers(prompt, column="answer"))
-    return trained(rows, clipped_policy_loss(advantage_of(rows)))
-
-
 def constant_of_rows_that_nothing_sampled() -> Graph:
-    prompt = source()
-    rollout = generate(policy, prompt, n=4, max_tokens=64, name="rollout")
-    rows = concat(rollout, answers(prompt, column="answer"))
-    how = {"loss": supervised_loss(), "lr": 1e-6}
-    return graph(train(policy, rows, aggregate="constant", **how))
+    rollout, _ = two()
+    rows = concat(rollout, answers(rollout.node.inputs["prompt"], column="answer"))
+    return trained(rows, supervised_loss(), aggregate="constant")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataflow.graph import Graph
 from dataflow.model import Model
-from operators.advantage import group_advantage, kl_in_reward, returns
+from operators.advantage import kl_in_reward, returns
 from operators.data import prompts
 from operators.forward import logprobs
 from operators.generate import generate
 from operators.losses import clipped_policy_loss, policy_gradient_loss
 from operators.reward import reward
-from operators.train import evaluate, train
+from operators.train import evaluate
 from tests.wrong_graphs.held_out import FOLDER
 from tests.wrong_graphs.parts import (
     BASE,
@@ -18,6 +18,7 @@ from tests.wrong_graphs.parts import (
     compared,
     exact,
     graph,
+    judged,
     policy,
     sampled,
     scored,
@@ -41,14 +42,14 @@ def greedy_sampling_of_several_answers() -> Graph:
 def several_updates_without_a_ratio() -> Graph:
     rollout = sampled(n=1)
     loss = policy_gradient_loss(returns(rollout, scored(rollout)))
-    return graph(train(policy, rollout, loss=loss, lr=1e-6, epochs=2, minibatches=4))
+    return trained(rollout, loss, epochs=2, minibatches=4)
 
 
 def lag_without_a_ratio() -> Graph:
     rollout = sampled(n=1, max_lag=2)
     advantage = returns(rollout, scored(rollout))
     loss = clipped_policy_loss(advantage) + 0.1 * policy_gradient_loss(advantage)
-    return graph(train(policy, rollout, loss=loss, lr=1e-6))
+    return trained(rollout, loss)
 
 
 def reference_that_is_the_trained_policy() -> Graph:
@@ -59,8 +60,9 @@ def reference_that_is_the_trained_policy() -> Graph:
 
 def reward_with_a_divergence_from_the_trained_policy() -> Graph:
     rollout = sampled()
-    score = kl_in_reward(rollout, scored(rollout), logprobs(policy, rollout), beta=0.05)
-    return trained(rollout, clipped_policy_loss(group_advantage(rollout, score)))
+    return judged(
+        rollout, kl_in_reward(rollout, scored(rollout), logprobs(policy, rollout), beta=0.05)
+    )
 
 
 def lag_of_a_model_that_nobody_trains() -> Graph:
@@ -76,6 +78,4 @@ def lag_of_an_evaluation() -> Graph:
 
 
 def intake_of_rows_that_never_lag() -> Graph:
-    rollout = sampled()
-    loss = clipped_policy_loss(compared(rollout))
-    return graph(train(policy, rollout, loss=loss, lr=1e-6, intake="drop"))
+    return trained(sampled(), intake="drop")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dataflow.graph import Graph
 from dataflow.loss import Loss
 from dataflow.model import Model
@@ -13,7 +15,7 @@ from operators.forward import logprobs
 from operators.generate import generate
 from operators.losses import clipped_policy_loss
 from operators.reward import reward
-from operators.train import train
+from operators.train import evaluate, train
 from tests.kit.rewards import exact
 
 BASE = "models/tiny"
@@ -28,9 +30,9 @@ def source(batch: int | None = 64) -> Port[Prompt]:
     return prompts(DATA, batch=batch)
 
 
-def sampled(n: int = 8, batch: int | None = 64, max_lag: int = 0) -> Port[Rollout]:
-    """Answers of the policy."""
-    return generate(policy, source(batch), n=n, max_tokens=64, max_lag=max_lag, name="rollout")
+def sampled(n: int = 8, batch: int | None = 64, **asked: Any) -> Port[Rollout]:
+    """Answers of the policy. asked: of `generate`."""
+    return generate(policy, source(batch), n=n, max_tokens=64, name="rollout", **asked)
 
 
 def scored(rows: Port[Completion]) -> Port[Reward]:
@@ -43,10 +45,9 @@ def compared(rows: Port[Completion]) -> Port[Advantage]:
     return group_advantage(rows, scored(rows), name="advantage")
 
 
-def updated(rows: Port[Completion], loss: Loss | None = None, minibatches: int = 1) -> Node:
-    """The policy's training."""
-    loss = loss or clipped_policy_loss(compared(rows))
-    return train(policy, rows, loss=loss, lr=1e-6, minibatches=minibatches)
+def updated(rows: Port[Completion], loss: Loss | None = None, **how: Any) -> Node:
+    """The policy's training. how: of `train`."""
+    return train(policy, rows, loss=loss or clipped_policy_loss(compared(rows)), lr=1e-6, **how)
 
 
 def graph(*sinks: Node) -> Graph:
@@ -54,13 +55,29 @@ def graph(*sinks: Node) -> Graph:
     return Graph("wrong", *sinks)
 
 
-def trained(rows: Port[Completion], loss: Loss | None = None, minibatches: int = 1) -> Graph:
+def trained(rows: Port[Completion], loss: Loss | None = None, **how: Any) -> Graph:
     """The policy's training alone."""
-    return graph(updated(rows, loss, minibatches))
+    return graph(updated(rows, loss, **how))
+
+
+def judged(rows: Port[Completion], score: Port[Reward]) -> Graph:
+    """The policy's training by this score, compared within each group."""
+    return trained(rows, clipped_policy_loss(group_advantage(rows, score)))
+
+
+def held_out() -> Port[Rollout]:
+    """Answers to other prompts."""
+    prompt = prompts("data/test.parquet", name="held_out")
+    return generate(policy, prompt, max_tokens=64, name="answers")
+
+
+def evaluated(score: Port[Reward], every: int = 10) -> Graph:
+    """The policy's training on its own answers, and an evaluation by this score."""
+    return graph(updated(sampled()), evaluate(policy, score, every=every))
 
 
 def compared_with(reference: Model) -> Graph:
     """The policy's training with a divergence from this Model."""
     rollout = sampled()
-    how = {"reference": logprobs(reference, rollout), "beta": 0.1}
-    return trained(rollout, clipped_policy_loss(compared(rollout), **how))
+    near = logprobs(reference, rollout, name="reference")
+    return trained(rollout, clipped_policy_loss(compared(rollout), reference=near, beta=0.1))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from dataflow.graph import Graph
@@ -13,15 +11,14 @@ from dataflow.model import Model
 from dataflow.node import Port
 from dataflow.schema import Completion, Prompt, Reward, Rollout, TokenReward, column
 from dataflow.user import Columns, operator
-from operators.advantage import add, baseline_advantage, gae, returns
-from operators.data import demonstrations, preferences, prompts
+from operators.advantage import baseline_advantage, gae, returns
+from operators.data import demonstrations, preferences
 from operators.forward import logprobs, values
 from operators.generate import generate
 from operators.losses import (
     clipped_policy_loss,
     decoupled_policy_loss,
     dpo_loss,
-    policy_gradient_loss,
     supervised_loss,
     trajectory_balance_loss,
     value_loss,
@@ -35,6 +32,7 @@ from tests.wrong_graphs.parts import (
     critic,
     exact,
     graph,
+    held_out,
     policy,
     sampled,
     scored,
@@ -58,12 +56,6 @@ def shortened(rollout: Columns[Rollout]) -> Columns[Rollout]:
     return rollout
 
 
-@operator()
-def distance(rollout: Columns[Rollout], other: Columns[Rollout]) -> Columns[Reward]:
-    far = np.abs(rollout["completion_ids"].lengths - other["completion_ids"].lengths)
-    return Columns.make(Reward, like=rollout, reward=far.astype(np.float32))
-
-
 @operator(parent="first")
 def conversation(later: Columns[Rollout], first: Columns[Rollout]) -> Columns[Rollout]:
     return later
@@ -71,23 +63,26 @@ def conversation(later: Columns[Rollout], first: Columns[Rollout]) -> Columns[Ro
 
 def two(temperature: float = 1.0, n: int = 1) -> tuple[Port[Rollout], Port[Rollout]]:
     """Two answers to one prompt, by two generations."""
-    prompt = source()
-    rollout = generate(policy, prompt, n=n, max_tokens=64, name="rollout")
-    return rollout, generate(
-        policy, prompt, n=n, max_tokens=64, temperature=temperature, name="other"
-    )
+    prompt, how = source(), {"n": n, "max_tokens": 64}
+    rollout = generate(policy, prompt, **how, name="rollout")
+    return rollout, generate(policy, prompt, **how, temperature=temperature, name="other")
 
 
 def turns(n: int = 1) -> tuple[Port[Rollout], Port[Rollout]]:
     """An answer, and an answer to a question about it."""
-    rollout = generate(policy, source(), n=n, max_tokens=64, temperature=0.7, name="rollout")
+    rollout = sampled(n, temperature=0.7)
     asked = ask_again(rollout)
     return rollout, generate(Model("second", "models/tiny"), asked, max_tokens=64, name="later")
 
 
+def credited(rows: Port[Completion], score: Port[Reward]) -> Graph:
+    """Each row trained by its own score."""
+    return trained(rows, clipped_policy_loss(returns(rows, score)))
+
+
 def reward_of_another_generation() -> Graph:
     rollout, other = two()
-    return trained(rollout, clipped_policy_loss(returns(rollout, scored(other))))
+    return credited(rollout, scored(other))
 
 
 def reference_of_another_generation() -> Graph:
@@ -95,12 +90,6 @@ def reference_of_another_generation() -> Graph:
     advantage = returns(rollout, scored(rollout))
     loss = clipped_policy_loss(advantage, reference=logprobs(reference, other), beta=0.1)
     return trained(rollout, loss)
-
-
-def old_logprobs_of_another_generation() -> Graph:
-    rollout, other = two()
-    old = logprobs(policy, other, name="old")
-    return trained(rollout, clipped_policy_loss(returns(rollout, scored(rollout)), old=old))
 
 
 def old_logprobs_of_another_text() -> Graph:
@@ -125,27 +114,19 @@ def old_values_of_another_text() -> Graph:
     return graph(updated(rollout, clipped_policy_loss(advantage)), critics)
 
 
-def critic_of_another_generation() -> Graph:
-    rollout, other = two()
-    advantage = gae(rollout, scored(rollout), values(critic, other))
-    critics = train(critic, rollout, loss=value_loss(advantage), lr=1e-5)
-    return graph(updated(rollout, clipped_policy_loss(advantage)), critics)
-
-
 def reward_of_turn_2_on_turn_1() -> Graph:
     rollout, later = turns()
-    return trained(rollout, clipped_policy_loss(returns(rollout, scored(later))))
+    return credited(rollout, scored(later))
 
 
 def reward_of_turn_1_on_turn_2() -> Graph:
     rollout, later = turns()
-    return trained(later, clipped_policy_loss(returns(later, scored(rollout))))
+    return credited(later, scored(rollout))
 
 
 def reward_of_turn_2_on_selected_rows_of_turn_1() -> Graph:
     rollout, later = turns(n=4)
-    kept = select(rollout, where=best_of(reward(exact, rollout)))
-    return trained(kept, clipped_policy_loss(returns(kept, scored(later))))
+    return credited(select(rollout, where=best_of(reward(exact, rollout))), scored(later))
 
 
 def greedy_baseline_that_was_not_taken_up() -> Graph:
@@ -156,64 +137,41 @@ def greedy_baseline_that_was_not_taken_up() -> Graph:
     return trained(rollout, clipped_policy_loss(advantage))
 
 
-def operator_on_two_generations() -> Graph:
-    rollout, other = two()
-    return trained(rollout, clipped_policy_loss(returns(rollout, distance(rollout, other))))
-
-
 def selection_of_two_generations() -> Graph:
     rollout, other = two(n=4)
-    kept, kept_score = select(rollout, scored(other), where=best_of(reward(exact, rollout)))
-    return trained(kept, clipped_policy_loss(returns(kept, kept_score)))
-
-
-def sum_of_rewards_of_two_generations() -> Graph:
-    rollout, other = two()
-    total = add(scored(rollout), reward(exact, other, name="other_score"))
-    return trained(rollout, clipped_policy_loss(returns(rollout, total)))
+    return credited(*select(rollout, scored(other), where=best_of(reward(exact, rollout))))
 
 
 def mean_over_its_own_rows() -> Graph:
     rollout = sampled()
-    loss = clipped_policy_loss(returns(rollout, mean_over(scored(rollout), rollout)))
-    return trained(rollout, loss)
+    return credited(rollout, mean_over(scored(rollout), rollout))
 
 
 def mean_over_rows_that_a_selection_left() -> Graph:
     rollout = sampled()
     score = scored(rollout)
     best = select(score, where=best_of(score))
-    return trained(rollout, clipped_policy_loss(returns(rollout, mean_over(best, rollout))))
+    return credited(rollout, mean_over(best, rollout))
 
 
 def mean_over_rows_that_are_no_ancestor() -> Graph:
     rollout, other = two()
-    score = mean_over(scored(other), rollout)
-    return trained(rollout, clipped_policy_loss(returns(rollout, score)))
+    return credited(rollout, mean_over(scored(other), rollout))
 
 
 def mean_over_rows_of_another_source() -> Graph:
     rollout = sampled()
-    prompt = prompts("data/test.parquet", name="held_out")
-    held = generate(policy, prompt, max_tokens=64, name="held_rollout")
-    sink = updated(rollout)
-    return graph(sink, evaluate(policy, mean_over(reward(exact, held), rollout), every=10))
+    score = mean_over(reward(exact, held_out()), rollout)
+    return trained(rollout).extend(evaluate(policy, score, every=10))
 
 
 def mean_over_with_its_ports_turned_round() -> Graph:
     rollout, later = turns()
-    wrong: Any = mean_over(later, scored(rollout))  # pyright: ignore[reportArgumentType]
-    return trained(rollout, clipped_policy_loss(returns(rollout, wrong)))
+    return credited(rollout, mean_over(later, scored(rollout)))  # type: ignore
 
 
 def stop_string_that_is_empty() -> Graph:
-    rollout = generate(policy, source(), n=8, max_tokens=64, stop=["</answer>", ""], name="rollout")
-    return trained(rollout)
-
-
-def stop_string_that_is_a_number() -> Graph:
-    wrong: Any = 7
-    return trained(generate(policy, source(), n=8, max_tokens=64, stop=wrong, name="rollout"))
+    return trained(generate(policy, source(), n=8, max_tokens=64, stop=["</answer>", ""]))
 
 
 def schema_of_two_that_differ() -> Graph:
@@ -252,23 +210,15 @@ def logprobs_of_rows_of_two_generations() -> Graph:
     return trained(both, supervised_loss() + clipped)
 
 
-def training_on_rows_of_two_generations() -> Graph:
-    rollout, later = turns()
-    both = conversation(later, rollout)
-    return trained(both, policy_gradient_loss(returns(both, scored(both))))
-
-
 def constant_of_rows_of_two_generations() -> Graph:
     rollout, later = turns()
     both = conversation(later, rollout)
-    return graph(train(policy, both, loss=supervised_loss(), lr=1e-6, aggregate="constant"))
+    return trained(both, supervised_loss(), aggregate="constant")
 
 
 def vocabularies_of_rows_of_two_generations() -> Graph:
-    first, trained = (
-        Model("first", str(TOKENIZERS / "others")),
-        Model("trained", str(TOKENIZERS / "words"), trainable=True),
-    )
+    first = Model("first", str(TOKENIZERS / "others"))
+    trained = Model("trained", str(TOKENIZERS / "words"), trainable=True)
     rollout = generate(first, source(), max_tokens=64, name="rollout")
     later = generate(trained, ask_again(rollout), max_tokens=64, name="later")
     both: Port[Completion] = conversation(later, rollout)
@@ -276,7 +226,7 @@ def vocabularies_of_rows_of_two_generations() -> Graph:
 
 
 def old_logprobs_at_another_temperature() -> Graph:
-    rollout = generate(policy, source(), n=8, max_tokens=64, temperature=0.7, name="rollout")
+    rollout = sampled(temperature=0.7)
     old = logprobs(policy, rollout, temperature=1.0, name="old")
     return trained(rollout, clipped_policy_loss(compared(rollout), old=old))
 
@@ -288,7 +238,7 @@ def proximal_logprobs_at_another_temperature() -> Graph:
 
 
 def old_logprobs_at_another_temperature_behind_a_selection() -> Graph:
-    rollout = generate(policy, source(), n=8, max_tokens=64, temperature=0.0, name="rollout")
+    rollout = sampled(temperature=0.0)
     score, old = scored(rollout), logprobs(policy, rollout, temperature=0.3, name="old")
     rollout, score, old = select(rollout, score, old, where=best_of(score))
     return trained(rollout, clipped_policy_loss(returns(rollout, score), old=old))
@@ -312,8 +262,7 @@ def own_rows_with_a_port_on_others() -> Graph:
 
 def own_rows_that_are_trained_anyway() -> Graph:
     rollout = sampled()
-    loss = clipped_policy_loss(compared(rollout)) + 0.1 * supervised_loss(rows=rollout)
-    return trained(rollout, loss)
+    return trained(rollout, clipped_policy_loss(compared(rollout)) + supervised_loss(rows=rollout))
 
 
 def rows_that_no_term_trains() -> Graph:

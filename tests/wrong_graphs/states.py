@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any, cast
 
 from dataflow.graph import Graph
 from dataflow.model import Model, Table
 from dataflow.node import Node, Port
 from dataflow.schema import Logprobs
-from operators.advantage import gae, group_advantage, whiten
+from operators.advantage import gae, whiten
 from operators.data import prompts
 from operators.forward import LOGPROBS, logprobs, scores, values
 from operators.generate import generate
@@ -19,16 +18,18 @@ from operators.reward import reward
 from operators.train import evaluate, train
 from tests.wrong_graphs.parts import (
     BASE,
-    DATA,
     compared,
+    compared_with,
     critic,
+    evaluated,
     exact,
     graph,
+    judged,
     policy,
     sampled,
     scored,
+    source,
     trained,
-    updated,
 )
 
 TOKENIZERS = Path(__file__).parent / "tokenizers"
@@ -51,27 +52,21 @@ def message_5_trainable_without_a_writer() -> Graph:
 
 def writer_of_a_model_that_is_not_trainable() -> Graph:
     frozen = Model("frozen", BASE)
-    rollout = generate(frozen, prompts(DATA, batch=64), n=8, max_tokens=64)
+    rollout = generate(frozen, source(), n=8, max_tokens=64)
     return graph(train(frozen, rollout, loss=clipped_policy_loss(compared(rollout)), lr=1e-6))
 
 
 def follower_of_an_untrained_leader() -> Graph:
-    rollout = sampled()
-    reference = logprobs(Model("reference", BASE, follows=Model("leader", BASE)), rollout)
-    return trained(rollout, clipped_policy_loss(compared(rollout), reference=reference, beta=0.1))
+    return compared_with(Model("reference", BASE, follows=Model("leader", BASE)))
 
 
 def follower_of_another_base() -> Graph:
-    rollout = sampled()
-    reference = logprobs(Model("reference", "models/large", follows=policy, every=50), rollout)
-    return trained(rollout, clipped_policy_loss(compared(rollout), reference=reference, beta=0.1))
+    return compared_with(Model("reference", "models/large", follows=policy, every=50))
 
 
 def followers_in_a_circle() -> Graph:
-    a = Model("a", BASE, follows=Model("b", BASE, follows=Model("a", BASE, follows=policy)))
-    rollout = sampled()
-    reference = logprobs(a, rollout)
-    return trained(rollout, clipped_policy_loss(compared(rollout), reference=reference, beta=0.1))
+    b = Model("b", BASE, follows=Model("a", BASE, follows=policy))
+    return compared_with(Model("a", BASE, follows=b))
 
 
 def values_of_a_language_head() -> Graph:
@@ -88,13 +83,12 @@ def value_loss_of_a_language_head() -> Graph:
 
 
 def generation_by_a_scalar_head() -> Graph:
-    rollout = generate(critic, prompts(DATA, batch=64), n=8, max_tokens=64)
+    rollout = generate(critic, source(), n=8, max_tokens=64)
     return graph(train(critic, rollout, loss=clipped_policy_loss(compared(rollout)), lr=1e-6))
 
 
 def text_for_a_model() -> Graph:
-    rollout = generate(cast(Any, BASE), prompts(DATA, batch=64), n=8, max_tokens=64)
-    return trained(rollout)
+    return trained(generate(BASE, source(), n=8, max_tokens=64))  # type: ignore
 
 
 def proximal_of_another_model() -> Graph:
@@ -133,60 +127,46 @@ def training_without_a_batch() -> Graph:
 
 def evaluation_that_never_ends() -> Graph:
     prompt = prompts("data/test.parquet", batch=64, name="held_out")
-    held = generate(policy, prompt, max_tokens=64, name="answers")
-    return graph(updated(sampled()), evaluate(policy, reward(exact, held), every=10))
+    return evaluated(reward(exact, generate(policy, prompt, max_tokens=64, name="answers")))
 
 
 def evaluation_on_the_very_prompts() -> Graph:
     rollout = sampled()
     score = scored(rollout)
-    loss = clipped_policy_loss(group_advantage(rollout, score))
-    return graph(updated(rollout, loss), evaluate(policy, score, every=10, allow_train_data=True))
+    return judged(rollout, score).extend(evaluate(policy, score, every=10, allow_train_data=True))
 
 
 def message_10_evaluation_on_training_data() -> Graph:
     rollout = sampled()
     score = scored(rollout)
-    loss = clipped_policy_loss(group_advantage(rollout, score))
-    return graph(updated(rollout, loss), evaluate(policy, score, every=10))
-
-
-def evaluation_on_the_same_file() -> Graph:
-    held = generate(policy, prompts(DATA, name="held_out"), max_tokens=64, name="answers")
-    return graph(updated(sampled()), evaluate(policy, reward(exact, held), every=10))
+    return judged(rollout, score).extend(evaluate(policy, score, every=10))
 
 
 def evaluation_of_a_model_that_made_nothing() -> Graph:
     prompt = prompts("data/test.parquet", name="held_out")
     held = generate(Model("other", BASE), prompt, max_tokens=64, name="answers")
-    return graph(updated(sampled()), evaluate(policy, reward(exact, held), every=10))
+    return evaluated(reward(exact, held))
 
 
 def message_7_teacher_of_another_vocabulary() -> Graph:
     student = Model("student", str(TOKENIZERS / "words"), trainable=True)
-    rollout = generate(student, prompts(DATA, batch=64), n=8, max_tokens=64, name="rollout")
+    rollout = generate(student, source(), n=8, max_tokens=64, name="rollout")
     teacher = logprobs(Model("teacher", str(TOKENIZERS / "others")), rollout)
     loss = clipped_policy_loss(compared(rollout), reference=teacher, beta=0.1)
     return graph(train(student, rollout, loss=loss, lr=1e-6))
 
 
 def table_for_a_model() -> Graph:
-    table: Any = Table("success")
-    rollout = generate(table, prompts(DATA, batch=64), n=8, max_tokens=64)
-    return trained(rollout)
+    return trained(generate(Table("success"), source(), n=8, max_tokens=64))  # type: ignore
 
 
 def evaluation_on_the_same_file_under_another_path() -> Graph:
     prompt = prompts("./data//train.parquet", name="held_out")
-    held = generate(policy, prompt, max_tokens=64, name="answers")
-    return graph(updated(sampled()), evaluate(policy, reward(exact, held), every=10))
+    return evaluated(reward(exact, generate(policy, prompt, max_tokens=64, name="answers")))
 
 
 def illegal_name_of_a_model() -> Graph:
-    model = Model("my policy", BASE, trainable=True)
-    rollout = generate(model, prompts(DATA, batch=64), n=8, max_tokens=64)
-    sink = train(model, rollout, loss=clipped_policy_loss(compared(rollout)), lr=1e-6, name="train")
-    return graph(sink)
+    return compared_with(Model("my reference", BASE))
 
 
 UNBOUNDED = dataclasses.replace(

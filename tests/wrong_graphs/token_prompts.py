@@ -7,7 +7,7 @@ from pathlib import Path
 from dataflow.graph import Graph
 from dataflow.model import Model
 from dataflow.node import Port
-from dataflow.schema import Rollout, TokenPrompt
+from dataflow.schema import Reward, Rollout
 from operators.advantage import group_advantage, returns
 from operators.continued import continued
 from operators.data import demonstrations, prompts
@@ -28,9 +28,10 @@ def answers(data: str = DATA, by: Model = writer) -> Port[Rollout]:
     return generate(by, prompts(data, batch=64), n=8, max_tokens=64, name="rollout")
 
 
-def asked() -> Port[TokenPrompt]:
-    """Its answers, to be continued."""
-    return continued(answers())
+def trained_by(verdict: Port[Reward], rows: Port[Rollout]) -> Graph:
+    """The policy's training by what a judge says."""
+    loss = clipped_policy_loss(group_advantage(rows, verdict))
+    return graph(train(writer, rows, loss=loss, lr=1e-6))
 
 
 def ids_of_another_tokenizer() -> Graph:
@@ -42,22 +43,17 @@ def ids_of_another_tokenizer() -> Graph:
 
 def tokens_for_a_reward_model_of_another_tokenizer() -> Graph:
     rollout = answers()
-    verdict = scores(judge, rollout)
-    loss = clipped_policy_loss(group_advantage(rollout, verdict))
-    return graph(train(writer, rollout, loss=loss, lr=1e-6))
+    return trained_by(scores(judge, rollout), rollout)
 
 
 def text_of_prompts_by_token_ids() -> Graph:
-    second = generate(writer, asked(), n=2, max_tokens=64, name="second")
-    verdict = scores(judge, second, reads="text")
-    loss = clipped_policy_loss(group_advantage(second, verdict))
-    return graph(train(writer, second, loss=loss, lr=1e-6))
+    second = generate(writer, continued(answers()), n=2, max_tokens=64, name="second")
+    return trained_by(scores(judge, second, reads="text"), second)
 
 
 def text_of_prompts_by_token_ids_in_the_data() -> Graph:
     rollout = answers("data/ids.parquet")
-    loss = clipped_policy_loss(group_advantage(rollout, scores(judge, rollout, reads="text")))
-    return graph(train(writer, rollout, loss=loss, lr=1e-6))
+    return trained_by(scores(judge, rollout, reads="text"), rollout)
 
 
 def text_of_demonstrations() -> Graph:
@@ -68,9 +64,7 @@ def text_of_demonstrations() -> Graph:
 
 def room_for_tokens() -> Graph:
     rollout = answers()
-    verdict = scores(judge, rollout, reads="tokens", overlong="drop")
-    loss = clipped_policy_loss(group_advantage(rollout, verdict))
-    return graph(train(writer, rollout, loss=loss, lr=1e-6))
+    return trained_by(scores(judge, rollout, reads="tokens", overlong="drop"), rollout)
 
 
 def turn_of_no_words() -> Graph:

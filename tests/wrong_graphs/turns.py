@@ -15,19 +15,15 @@ from operators.data import prompts
 from operators.forward import scores
 from operators.generate import generate
 from operators.losses import clipped_policy_loss
-from operators.train import train
-from tests.wrong_graphs.bases import GOOD
-from tests.wrong_graphs.parts import DATA, compared, graph
-
-policy = Model("policy", GOOD, trainable=True)
+from tests.wrong_graphs.bases import rolled_out, trained
 
 
 def two_turns(first: int, second: int, then: str | None = None, **asked: Any) -> Graph:
     """A second generation on the first one's answers. first, second: max_tokens of each."""
-    rollout = generate(policy, prompts(DATA, batch=64), n=8, max_tokens=first, name="rollout")
+    policy, rollout = rolled_out(max_tokens=first)
     question = continued(rollout, then=then)
     rows: Port[Any] = generate(policy, question, n=2, max_tokens=second, name="second", **asked)
-    return graph(train(policy, rows, loss=clipped_policy_loss(compared(rows)), lr=1e-6))
+    return trained(policy, rows)
 
 
 def answers_that_continue_answers_beyond_the_positions() -> Graph:
@@ -39,9 +35,7 @@ def next_turn_without_a_template() -> Graph:
 
 
 def messages_for_a_reward_model_without_a_template() -> Graph:
-    writer = Model("policy", "some/hub-name", trainable=True)
     source = prompts("data/messages.parquet", batch=64)
-    rollout = generate(writer, source, n=8, max_tokens=64, name="rollout")
+    writer, rollout = rolled_out("some/hub-name", source)
     verdict = scores(Model("rm", "./bases/scored", head="scalar"), rollout, reads="text")
-    loss = clipped_policy_loss(group_advantage(rollout, verdict))
-    return graph(train(writer, rollout, loss=loss, lr=1e-6))
+    return trained(writer, rollout, clipped_policy_loss(group_advantage(rollout, verdict)))

@@ -8,9 +8,9 @@ from typing import Any, cast
 from dataflow.graph import Graph
 from dataflow.model import Model
 from dataflow.node import Port
-from operators.advantage import add, baseline_advantage, gae, group_advantage, returns, whiten
+from operators.advantage import add, gae, group_advantage, returns, whiten
 from operators.data import demonstrations, prompts
-from operators.forward import logprobs, values
+from operators.forward import values
 from operators.generate import generate
 from operators.losses import clipped_policy_loss, value_loss
 from operators.reward import reward
@@ -20,9 +20,11 @@ from tests.wrong_graphs.parts import (
     BASE,
     DATA,
     compared,
+    compared_with,
     critic,
     exact,
     graph,
+    judged,
     policy,
     sampled,
     scored,
@@ -48,14 +50,11 @@ def two_nodes_of_one_name() -> Graph:
 
 
 def illegal_name() -> Graph:
-    rollout = generate(policy, source(), n=8, max_tokens=64, name="my rollout/8")
-    return trained(rollout)
+    return trained(generate(policy, source(), n=8, max_tokens=64, name="my rollout/8"))
 
 
 def models_of_one_name_that_differ() -> Graph:
-    rollout = sampled()
-    reference = logprobs(Model("policy", "models/other"), rollout, name="reference")
-    return trained(rollout, clipped_policy_loss(compared(rollout), reference=reference, beta=0.1))
+    return compared_with(Model("policy", "models/other"))
 
 
 def message_1_reward_for_an_advantage() -> Graph:
@@ -64,8 +63,8 @@ def message_1_reward_for_an_advantage() -> Graph:
 
 
 def prompt_for_a_rollout() -> Graph:
-    prompt = source()
-    rollout = generate(policy, prompt, n=8, max_tokens=64, name="rollout")
+    rollout = sampled()
+    prompt = rollout.node.inputs["prompt"]
     advantage = group_advantage(any_port(prompt), scored(rollout), name="advantage")
     return trained(rollout, clipped_policy_loss(advantage))
 
@@ -81,8 +80,7 @@ def values_for_logprobs() -> Graph:
 
 
 def rollout_for_a_prompt() -> Graph:
-    again = generate(policy, any_port(sampled(n=1)), n=8, max_tokens=64)
-    return trained(again)
+    return trained(generate(policy, any_port(sampled(n=1)), n=8, max_tokens=64))
 
 
 def advantage_for_returns() -> Graph:
@@ -104,8 +102,7 @@ def unknown_dataset_column() -> Graph:
         return [float(c == s) for c, s in zip(completions, solution, strict=True)]
 
     rollout = sampled()
-    score = reward([exact, wants_solution], rollout, name="score")
-    return trained(rollout, clipped_policy_loss(group_advantage(rollout, score)))
+    return judged(rollout, reward([exact, wants_solution], rollout, name="score"))
 
 
 def misspelt_dataset_column() -> Graph:
@@ -113,8 +110,7 @@ def misspelt_dataset_column() -> Graph:
         return [float(c == a) for c, a in zip(completions, answers, strict=True)]
 
     rollout = sampled()
-    score = reward(wants_answers, rollout)
-    return trained(rollout, clipped_policy_loss(group_advantage(rollout, score)))
+    return judged(rollout, reward(wants_answers, rollout))
 
 
 def missing_data_file() -> Graph:
@@ -126,16 +122,7 @@ def message_2_score_of_rows_that_were_selected_away() -> Graph:
     rollout = sampled(n=16)
     score = scored(rollout)
     rollout = select(rollout, where=mixed_groups(score), refill=True)
-    advantage = group_advantage(rollout, score)
-    return trained(rollout, clipped_policy_loss(advantage))
-
-
-def rows_of_two_generations() -> Graph:
-    prompt = source()
-    rollout = generate(policy, prompt, n=8, max_tokens=64, name="rollout")
-    other = generate(policy, prompt, n=8, max_tokens=64, temperature=0.5, name="other")
-    advantage = group_advantage(rollout, scored(other))
-    return trained(rollout, clipped_policy_loss(advantage))
+    return trained(rollout, clipped_policy_loss(group_advantage(rollout, score)))
 
 
 def rows_of_two_sources() -> Graph:
@@ -152,27 +139,15 @@ def one_score_for_a_group_of_answers() -> Graph:
     return trained(rollout, clipped_policy_loss(returns(rollout, scored(greedy))))
 
 
-def parent_that_is_none() -> Graph:
-    prompt = source()
-    rollout = generate(policy, prompt, n=4, max_tokens=64, name="rollout")
-    other = generate(policy, prompt, n=2, max_tokens=64, name="other")
-    advantage = baseline_advantage(
-        rollout, scored(rollout), reward(exact, other, name="other_score")
-    )
-    return trained(rollout, clipped_policy_loss(advantage))
-
-
 def loss_on_rows_that_are_not_trained() -> Graph:
     rollout = sampled()
     score = scored(rollout)
     kept = select(rollout, where=mixed_groups(score), refill=True)
-    advantage = group_advantage(rollout, score)
-    return graph(train(policy, kept, loss=clipped_policy_loss(advantage), lr=1e-6))
+    return trained(kept, clipped_policy_loss(group_advantage(rollout, score)))
 
 
 def sum_of_nothing() -> Graph:
-    rollout = sampled()
-    return trained(rollout, clipped_policy_loss(returns(rollout, add())))
+    return judged(sampled(), add())
 
 
 def whitened_twice() -> Graph:
