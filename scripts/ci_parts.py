@@ -20,29 +20,23 @@ TURN = ROOT / ".ci" / "turn"
 """Holds a number. Whoever lands a change raises it by one, in the commit that lands: so each part
 of a third runs for every third change that lands, and in the same turn for all who try a change.
 """
-COMPUTES, STARTS, WAITS = "computes", "starts", "waits"
-"""Lanes: parts that use both cores by themselves; parts that use one, mostly for processes that
-start; and tests that mostly wait, for clusters. To move a part, change its lane; scripts/ci-times
-says which leave the cores idle.
+COMPUTES, WAITS = "computes", "waits"
+"""Lanes: parts that use both cores by themselves, and parts that mostly wait or use one core. To
+move a part, change its lane; scripts/ci-times says which leave the cores idle. A third lane makes
+nothing faster, and tests fail by their time limits.
 """
 
 PARTS = (
     CiPart(name="setup", lane=COMPUTES, command="make setup VLLM=1"),
     # Uses apt alone, so it need not wait for the environment. Killed, apt would leave packages that
     # are not configured.
-    CiPart(name="chromium", lane=STARTS, command="scripts/chromium", always_ends=True),
+    CiPart(name="chromium", lane=WAITS, command="scripts/chromium", always_ends=True),
     CiPart(name="test", lane=COMPUTES, needs=("setup",), command="make test"),
     CiPart(
         name="long",
         lane=COMPUTES,
         needs=("setup",),
         command="scripts/test -m 'long and not hosts'",
-    ),
-    CiPart(
-        name="hosts",
-        lane=WAITS,
-        needs=("setup",),
-        command="scripts/test -m 'long and hosts'",
     ),
     CiPart(name="vllm", lane=COMPUTES, needs=("setup",), command="scripts/test-vllm"),
     CiPart(
@@ -52,23 +46,29 @@ PARTS = (
         command="scripts/test-vllm --long",
         third=1,
     ),
-    CiPart(name="torture", lane=STARTS, needs=("setup",), command="scripts/torture --short"),
-    CiPart(name="chaos", lane=STARTS, needs=("setup",), command="scripts/chaos short"),
-    CiPart(name="newcomer", lane=STARTS, needs=("setup",), command="scripts/newcomer"),
+    CiPart(name="torture", lane=WAITS, needs=("setup",), command="scripts/torture --short"),
+    CiPart(name="chaos", lane=WAITS, needs=("setup",), command="scripts/chaos short"),
+    CiPart(name="newcomer", lane=WAITS, needs=("setup",), command="scripts/newcomer"),
     CiPart(
         name="browser",
-        lane=STARTS,
+        lane=WAITS,
         needs=("setup", "chromium"),
         command="scripts/test-browser",
     ),
     CiPart(
+        name="hosts",
+        lane=WAITS,
+        needs=("setup",),
+        command="scripts/test -m 'long and hosts'",
+    ),
+    CiPart(
         name="types-newest",
-        lane=STARTS,
+        lane=WAITS,
         needs=("setup",),
         command="scripts/pythons types 3.13",
         third=2,
     ),
-    # 512 processes take 12 GiB and both cores: alone, so it waits for all of the other lanes.
+    # 512 processes take 12 GiB and both cores: alone, so it waits for all of the other lane.
     CiPart(
         name="many",
         lane=COMPUTES,

@@ -175,7 +175,7 @@ def test_the_plugin_makes_a_test_of_each_promise(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider"]
     command += ["-p", "dataflow.pytest_plugin", "--rootdir", str(tmp_path), str(tmp_path)]
     done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 1, done.stdout + done.stderr
     assert "test_mine.py::test_honest::relabelling" in done.stdout

@@ -139,7 +139,7 @@ def test_the_debugger_opens_where_a_function_raises(tiny: TinyRuns) -> None:
     words = f"rerun {folder} --node score --step 1 --debug".split()
     done = subprocess.run(
         [sys.executable, "-c", COMMAND_LINE, *words], input="p len(completions)\nq\n",
-        env={**os.environ, TOLD: "1"}, text=True, capture_output=True, timeout=120, check=False,
+        env={**os.environ, TOLD: "1"}, text=True, capture_output=True, timeout=300, check=False,
     )  # fmt: skip
     assert "LookupError: as it was told" in done.stdout
     assert "(Pdb) 1\n" in done.stdout  # it was called again row by row

@@ -139,6 +139,6 @@ def test_the_shell_completes(shell: str, word: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [found, "-c", f"{SCRIPTS[shell]}\n{asked}"],
         env={"PATH": f"{tmp_path}:/usr/bin:/bin", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)},
-        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True,
+        cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True,
     )  # fmt: skip
     assert done.stdout.split() == [word], done.stderr

@@ -28,7 +28,7 @@ print(*resource.getrlimit(resource.RLIMIT_NOFILE))
 def limited(call: str, soft: int, hard: int) -> str:
     """What a process prints that calls this with these limits: the error, the limits after it."""
     code = _LIMITED.format(call=call, soft=soft, hard=hard)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -33,7 +33,7 @@ print(resident() - before)
 def kept(way: str) -> int:
     plain = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))}
     done = subprocess.run(
-        [sys.executable, "-c", KEPT, way], env=plain, capture_output=True, check=True, timeout=60
+        [sys.executable, "-c", KEPT, way], env=plain, capture_output=True, check=True, timeout=300
     )
     return int(done.stdout)
 

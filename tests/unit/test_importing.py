@@ -106,7 +106,7 @@ def _with_packages(folder: Path) -> Path:
 def _said(folder: Path, *command: str) -> list[str]:
     """What a command in a folder says of dataflow, a line each."""
     done = subprocess.run(
-        [sys.executable, *command], cwd=folder, capture_output=True, text=True, timeout=60
+        [sys.executable, *command], cwd=folder, capture_output=True, text=True, timeout=300
     )
     lines = (done.stderr + done.stdout).splitlines()
     return [line for line in lines if line.startswith("dataflow:")]

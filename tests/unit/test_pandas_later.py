@@ -40,4 +40,4 @@ assert pa.array([pandas.NA], from_pandas=True).null_count == 1
     ids=["hidden", "imported later", "asked for", "imported earlier"],
 )
 def test_arrow_knows_pandas_once_it_is_imported(code: str) -> None:
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)

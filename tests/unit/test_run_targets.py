@@ -162,7 +162,7 @@ sys.exit(f"imported {heavy}" if heavy else 0)
 
 @pytest.mark.usefixtures("own_interpreters")
 def test_looking_at_runs_imports_no_torch(folder: Path) -> None:
-    done = call_python("-c", LOOK, cwd=folder, timeout=60)
+    done = call_python("-c", LOOK, cwd=folder, timeout=300)
     assert done.returncode == 0, done.stderr
 
 

@@ -146,7 +146,7 @@ def test_a_killed_run_lets_its_folder_go(ended: Path, kind: str) -> None:
                 RunFolder.open_existing(ended)
         finally:
             holder.kill()
-            holder.wait(timeout=30)
+            holder.wait(timeout=300)
         # While the child, if there is one, still waits for its input.
         RunFolder.open_existing(ended).close()
 

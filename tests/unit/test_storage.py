@@ -271,7 +271,7 @@ def test_what_a_worker_prints_into_a_full_disk_is_lost_and_nothing_else() -> Non
     )
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-c", code]
-        assert subprocess.call(command, cwd=ROOT, stdout=full, stderr=full, timeout=60) == 7
+        assert subprocess.call(command, cwd=ROOT, stdout=full, stderr=full, timeout=300) == 7
 
 
 def test_the_first_cause_is_told_not_what_fails_as_things_are_closed() -> None:
