@@ -26,7 +26,7 @@ def own_breakpoint() -> Iterator[None]:
 def token_for_us_alone() -> Iterator[None]:
     """The token that a new Ray may write is not for others of this machine."""
     token = Path("~/.ray/auth_token").expanduser()
-    there = token.exists()
+    existed = token.exists()
     yield
-    if not there and token.exists():
+    if not existed and token.exists():
         token.chmod(0o600)
