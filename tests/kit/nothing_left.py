@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.processes import children, command_of, ended, marked
+from tests.kit.processes import children, command_of, ended, marked, shown
 
 GONE_WITHIN = 10.0
 """Seconds within which every process of a run must be gone after its end."""
@@ -28,7 +28,7 @@ def nothing_is_left() -> Iterator[None]:
     # A server of forks reaps what has ended a moment later.
     while (left := set(children()) - before) and time.monotonic() < end:
         time.sleep(0.05)
-    assert not left, [" ".join(command_of(pid)) for pid in left]
+    assert not left, [shown(pid) for pid in left]
 
 
 def require_ended(pids: Iterable[int], seconds: float = 20.0) -> None:

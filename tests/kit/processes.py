@@ -141,6 +141,16 @@ def command_of(pid: int) -> list[str]:
     return []
 
 
+def shown(pid: int) -> str:
+    """A process in a line: number, program, state and parent, then its words; a zombie has none."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        process = Path(f"/proc/{pid}")
+        state, parent = _fields(process)[:2]
+        program = (process / "comm").read_text().strip()
+        return " ".join([f"{pid} {program} {state} of {parent}:", *command_of(pid)])
+    return f"{pid} (gone)"
+
+
 def children(parent: int | None = None) -> list[int]:
     """The children of this process (or another), including zombies.
 
