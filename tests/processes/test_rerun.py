@@ -26,7 +26,7 @@ from engine.record.place import nodes_in, row_files
 from engine.record.told import files_of
 from engine.rerun.row_diff import row_differences
 from tests.kit import algorithms, run_graphs
-from tests.kit.processes import COMMAND_LINE, KillWorkers
+from tests.kit.processes import COMMAND_LINE, KillWorkers, command_of
 from tests.kit.run_programs import two_phases
 from tests.kit.runs import steps_stored
 from tests.kit.tiny_runs import TinyRuns
@@ -62,7 +62,8 @@ def kills_other_ranks(completions: Sequence[str], **columns: object) -> list[flo
         assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
         for task in Path("/proc/self/task").iterdir():
             for child in (task / "children").read_text().split():
-                if "other_ranks" in Path(f"/proc/{child}/cmdline").read_text():
+                # As a word of its own: multiprocessing's fork server has it among what it imports.
+                if "engine.rerun.other_ranks" in command_of(int(child)):
                     os.kill(int(child), signal.SIGKILL)
     return run_graphs.vowels(completions)
 
