@@ -137,6 +137,8 @@ def _become(request: ForkRequest, descriptors: Sequence[int], server: int) -> No
     """In a forked process: be the command, to its end."""
     code = 1
     try:
+        if request.served:
+            _serve(socket.socket(fileno=descriptors[0]), request.served, server)
         lifeline.die_with(server)
         _take_descriptors(descriptors, request.targets)
         if request.session:
@@ -207,19 +209,19 @@ def _serve_own_forks() -> None:
     listening = listener(address)
     served = os.getpid()
     if not os.fork():
-        _serve(listening, served)
+        _serve(listening, served, served)
     listening.close()
     forked.serve_from(address)
 
 
-def _serve(listening: socket.socket, served: int) -> NoReturn:
+def _serve(listening: socket.socket, served: int, parent: int) -> NoReturn:
     """In a forked process: be a server, with nothing open but its socket."""
     try:
-        lifeline.die_with(served)
+        lifeline.die_with(parent)
         _close_all_but([listening.fileno()])
         for number in (os.O_RDONLY, os.O_WRONLY, os.O_WRONLY):  # become 0, 1 and 2
             os.open(os.devnull, number)
-        _show(["-m", forked.MODULE], {})
+        _show(["-m", forked.MODULE, str(listening.fileno()), str(served)], {})
         _ForkServer(listening, served).serve()()
     finally:
         os._exit(1)
@@ -300,12 +302,17 @@ def main(descriptor: int, served: int) -> None:
     _installed[:] = sys.path[1:]  # `python -m` has put the folder of the repository first
     for name in IMPORTED:
         importlib.import_module(name)
+    assert "ray" not in sys.modules, "what Ray reads of the environment is not compared"
     forked.install()
     gc.collect()
     gc.freeze()  # so that no collection writes to the pages that are shared
     listening = socket.socket(fileno=descriptor)
     listening.set_inheritable(False)
-    _ForkServer(listening, served).serve()()
+    try:
+        server = _ForkServer(listening, served)
+    except ProcessLookupError:  # it ended while this one imported
+        return
+    server.serve()()
 
 
 if __name__ == "__main__":

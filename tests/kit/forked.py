@@ -22,7 +22,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,10 @@ IMPORTED = (
     "operators.kernels.torch.train",
 )
 """What commands, Workers and ranks need, and takes long to import."""
+SERVER = "TEST_FORK_SERVER"
+"""In the environment of a process that another program starts: which server it asks for one of its
+own (`at_this_server`).
+"""
 MOST_REQUEST = 1 << 17
 """Bytes of a request."""
 MOST_DESCRIPTORS = 32
@@ -81,9 +85,10 @@ _READ_LATER = frozenset(
     ["PYTHONPATH", "PYTHONBREAKPOINT", "PYTHONSTARTUP", "GOMP_SPINCOUNT", "OMP_NUM_THREADS"]
 )
 _READ_AT_START = (
-    "ATEN_", "CUDA_", "GOMP_", "HF_", "KMP_", "LD_", "MALLOC_", "MKL_", "OMP_", "PYTHON", "RAY_",
-    "TORCH_", "TRANSFORMERS_", "VLLM_",
+    "ATEN_", "CUDA_", "GOMP_", "HF_", "KMP_", "LD_", "MALLOC_", "MKL_", "OMP_", "PYTHON", "TORCH_",
+    "TRANSFORMERS_", "VLLM_",
 )  # fmt: skip
+"""Ray's are not among them: no server imports Ray."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,18 +96,20 @@ class ForkRequest:
     """A command: the words after the interpreter's name. parent: the word that stands for its
     parent's process id, as whoever asks knows it. targets: the number that each descriptor of the
     message is to have. blocked, ignored: signals. session: whether it leads one of its own. alone:
-    whether it has no fork server, since it waits for the end of all its children.
+    whether it has no fork server, since it waits for the end of all its children. served: not 0 for
+    a server, which listens at the one descriptor, in the place of a command: the process it serves.
     """
 
-    words: Sequence[str]
-    parent: str
-    environment: dict[str, str]
-    folder: str
-    targets: Sequence[int]
-    blocked: Sequence[int]
-    ignored: Sequence[int]
-    session: bool
-    alone: bool
+    words: Sequence[str] = ()
+    parent: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
+    folder: str = "/"
+    targets: Sequence[int] = ()
+    blocked: Sequence[int] = ()
+    ignored: Sequence[int] = ()
+    session: bool = False
+    alone: bool = False
+    served: int = 0
 
     def encoded(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -148,21 +155,42 @@ class _ForkClient:
         kind = words[2] if words[1] == "-P" else words[1]
         if kind.startswith("-") and kind not in ("-c", "-m"):
             return False
-        expected = self._start_environment if self._address else _read_at_start(os.environ)
-        return _read_at_start(environment) == expected
+        return _read_at_start(environment) == self._expected()
+
+    def _expected(self) -> Mapping[str, str]:
+        """What its server read at its start."""
+        if self._address:
+            return self._start_environment
+        if SERVER in os.environ:
+            expected: Mapping[str, str] = json.loads(os.environ[SERVER])["environment"]
+            return expected
+        return _read_at_start(os.environ)
 
     def connect(self) -> socket.socket:
+        return _connected(self.address())
+
+    def address(self) -> str:
+        """Where its server listens, which is started if there is none."""
         with self._lock:
             if not self._address:
-                self._start_environment = _read_at_start(os.environ)
-                self._address = _started_server()
-        asking = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        asking.connect(f"\0{self._address}")
-        return asking
+                self._start_environment = self._expected()
+                self._address = _asked_server() if SERVER in os.environ else _started_server()
+            return self._address
+
+    def environment(self) -> dict[str, str]:
+        """See `at_this_server`."""
+        if not self.installed:
+            return {}
+        told = {"address": self.address(), "environment": dict(self._start_environment)}
+        return {SERVER: json.dumps(told)}
 
 
 _client = _ForkClient()
 serve_from = _client.serve_from
+at_this_server = _client.environment
+"""Variables for a program that starts Python: what it starts asks this process's server for one of
+its own, and forks there what the product starts. It has to call `install`.
+"""
 
 
 def forks(words: Sequence[str], environment: Mapping[str, str]) -> bool:
@@ -180,6 +208,26 @@ def _read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
     """Of an environment what a fork cannot change any more."""
     names = (name for name in environment if name.startswith(_READ_AT_START))
     return {name: environment[name] for name in names if name not in _READ_LATER}
+
+
+def _connected(address: str) -> socket.socket:
+    asking = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    asking.connect(f"\0{address}")
+    return asking
+
+
+def _asked_server() -> str:
+    """Ask the server of another process for one that serves this one, and say where it listens."""
+    address = new_address()
+    request = ForkRequest(served=os.getpid())
+    with (
+        listener(address) as listening,
+        _connected(json.loads(os.environ[SERVER])["address"]) as asking,
+    ):
+        socket.send_fds(asking, [request.encoded()], [listening.fileno()])
+        if not asking.recv(_MOST_ANSWER):
+            raise OSError("the fork server has ended")
+    return address
 
 
 def _started_server() -> str:

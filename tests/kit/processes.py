@@ -118,7 +118,8 @@ def _matching(holds: Any) -> list[int]:
 def parent_of(pid: int) -> int:
     """Its parent; of what a fork server forked, the process that the server serves."""
     parent = int(_fields(Path(f"/proc/{pid}"))[1])
-    return parent_of(parent) if FORK_SERVER in command_of(parent) else parent
+    words = command_of(parent)
+    return int(words[words.index(FORK_SERVER) + 2]) if FORK_SERVER in words else parent
 
 
 def await_stopped(pid: int) -> None:

@@ -12,13 +12,16 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.kit import forked
 from tests.kit.nothing_left import require_gone
 from tests.kit.processes import (
     MARK,
+    ROOT,
     command_of,
     ended,
     host_of,
@@ -38,6 +41,8 @@ QUIET = {
     "RAY_AUTH_MODE": "disabled",  # else `ray start` looks for a token in the home folder
     "RAY_worker_niceness": "0",  # else what runs on Ray hardly runs beside other tests
 }
+_HOOK = Path(__file__).parent / "ray_start"
+"""What Python imports in each process of Ray."""
 _STORE = 80 * 2**20
 """Bytes of each node's object store; a run uses none."""
 
@@ -160,7 +165,9 @@ def ray_cluster(*, b: bool = True, **what: Any) -> Iterator[RayNodes]:
     """The nodes a (the head, which a run from this process begins on) and b, and RAY_ADDRESS.
     what: each has, for Ray.
     """
-    with _environment(QUIET | {MARK: new_mark()}):
+    folders = os.pathsep.join(filter(None, (str(_HOOK), str(ROOT), os.environ.get("PYTHONPATH"))))
+    forks = forked.at_this_server()
+    with _environment(QUIET | {MARK: new_mark(), "PYTHONPATH": folders} | forks):
         nodes = RayNodes(**what)
         with contextlib.ExitStack() as after:
             after.callback(nodes.close)
