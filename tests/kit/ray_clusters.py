@@ -39,6 +39,7 @@ QUIET = {
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",
     "RAY_DISABLE_IMPORT_WARNING": "1",
     "RAY_AUTH_MODE": "disabled",  # else `ray start` looks for a token in the home folder
+    "RAY_prestart_worker_first_driver": "0",  # else each run starts processes that nobody needs
     "RAY_worker_niceness": "0",  # else what runs on Ray hardly runs beside other tests
 }
 _HOOK = Path(__file__).parent / "ray_start"
@@ -70,7 +71,7 @@ class RayNodes:
 
     def add(self, name: str, *, env: dict[str, str] | None = None, **what: Any) -> None:
         """Start a node, and wait until it is there. env: added for its processes."""
-        head = {} if self._nodes else {"include_dashboard": False}
+        head = {} if self._nodes else {"include_dashboard": False, "include_log_monitor": False}
         usual = {"num_cpus": 1, "object_store_memory": _STORE} | head
         with _environment(env or {}):
             self._nodes[name] = self._cluster.add_node(node_name=name, **usual | what)
