@@ -13,7 +13,7 @@ from types import ModuleType
 
 
 class _Installing:
-    """Of `sys.meta_path`: installs forks before the engine's launch is imported. It finds nothing."""
+    """Of `sys.meta_path`: it finds nothing, and installs forks before the engine starts any."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
