@@ -181,8 +181,8 @@ class _ForkClient:
         """See `at_this_server`."""
         if not self.installed:
             return {}
-        told = {"address": self.address(), "environment": dict(self._start_environment)}
-        return {SERVER: json.dumps(told)}
+        server = {"address": self.address(), "environment": dict(self._start_environment)}
+        return {SERVER: json.dumps(server)}
 
 
 _client = _ForkClient()
