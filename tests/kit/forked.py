@@ -225,9 +225,25 @@ def _asked_server() -> str:
         _connected(json.loads(os.environ[SERVER])["address"]) as asking,
     ):
         socket.send_fds(asking, [request.encoded()], [listening.fileno()])
-        if not asking.recv(_MOST_ANSWER):
-            raise OSError("the fork server has ended")
+        _forked_pid(asking)
     return address
+
+
+def _answer(asking: socket.socket) -> int:
+    """What a server says next: a process id or an error number below 0, then an exit code."""
+    answer = asking.recv(_MOST_ANSWER)
+    if not answer:
+        raise OSError("the fork server has ended")
+    return int(json.loads(answer))
+
+
+def _forked_pid(asking: socket.socket) -> int:
+    """Of the process that was asked for. Raises the server's OSError if it could not fork."""
+    pid = _answer(asking)
+    if pid < 0:
+        asking.close()
+        raise OSError(-pid, os.strerror(-pid))
+    return pid
 
 
 def _started_server() -> str:
@@ -293,22 +309,11 @@ class ForkedPopen(_RealPopen):  # type: ignore[type-arg]
         )
         self._asking = asking = _client.connect()
         socket.send_fds(asking, [request.encoded()], [*streams, *passed])
-        answer = self._answer()
-        if answer < 0:
-            asking.close()
-            raise OSError(-answer, os.strerror(-answer))
-        self.pid = answer
+        self.pid = _forked_pid(asking)
         self._child_created = True
         self._close_pipe_fds(  # type: ignore[attr-defined]
             p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite
         )
-
-    def _answer(self) -> int:
-        assert self._asking is not None
-        answer = self._asking.recv(_MOST_ANSWER)
-        if not answer:
-            raise OSError("the fork server has ended")
-        return int(json.loads(answer))
 
     def _internal_poll(self, *others: Any, **how: Any) -> int | None:
         if self._asking is None:
@@ -326,7 +331,7 @@ class ForkedPopen(_RealPopen):  # type: ignore[type-arg]
         try:
             if self.returncode is None:
                 self._await_answer(timeout)
-                self.returncode = self._answer()
+                self.returncode = _answer(self._asking)
                 self._asking.close()
         finally:
             self._waitpid_lock.release()  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.processes import children, command_of, ended, marked, shown
+from tests.kit.processes import children, ended, marked, shown
 
 GONE_WITHIN = 10.0
 """Seconds within which every process of a run must be gone after its end."""
@@ -43,8 +43,8 @@ def require_gone(mark: str) -> None:
     # A process that is just executing its program has no environment, so one look may miss it.
     while (left := marked(mark)) and time.monotonic() < end:
         ended(left[0], end - time.monotonic())
-    shown = [" ".join(command_of(pid))[:120] or f"{pid} (gone)" for pid in left]
-    assert not left, f"processes outlived their run by {GONE_WITHIN:g} s: {shown}"
+    outlived = [shown(pid) for pid in left]
+    assert not left, f"processes outlived their run by {GONE_WITHIN:g} s: {outlived}"
 
 
 def descriptors() -> int:

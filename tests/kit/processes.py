@@ -148,7 +148,7 @@ def shown(pid: int) -> str:
         process = Path(f"/proc/{pid}")
         state, parent = _fields(process)[:2]
         program = (process / "comm").read_text().strip()
-        return " ".join([f"{pid} {program} {state} of {parent}:", *command_of(pid)])
+        return f"{pid} {program} {state} of {parent}: {' '.join(command_of(pid))[:120]}"
     return f"{pid} (gone)"
 
 
