@@ -14,10 +14,10 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests.kit import forked
+from tests.kit import forked, root_logs
 from tests.kit.cost_records import cost_records
 from tests.kit.parallel_tests import parallel_tests
-from tests.kit.turns import left_out
+from tests.kit.turns import example_count, left_out
 
 for _name in ("COLUMNS", "LINES", "NO_COLOR"):
     os.environ.pop(_name, None)
@@ -27,7 +27,10 @@ for _name in ("COLUMNS", "LINES", "NO_COLOR"):
 
 # How long an example takes depends on what else the machine does.
 hypothesis.settings.register_profile(
-    "tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "tests",
+    max_examples=example_count(100),
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("tests")
 
@@ -40,11 +43,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # which a process that is
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Measure what tests cost, where the environment asks for it; fork what they start; keep their
-    folders in memory, where there is room.
+    """Measure what tests cost, where the environment asks for it; fork what they start; capture the
+    logs of the root alone; keep folders of tests in memory, where there is room.
     """
     _keep_folders_in_memory()
     forked.install()
+    root_logs.install()
     # .ci/run tells each of its parts its name: two of them run the same marker.
     records = cost_records(suite=os.environ.get("CI_PART") or config.getoption("-m") or "all")
     for plugin in filter(None, (records, parallel_tests())):

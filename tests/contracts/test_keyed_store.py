@@ -27,6 +27,7 @@ from engine.channels.zmq.meeting_client import MeetingClient
 from tests.contracts.ranks import Door, keyed_client
 from tests.kit.host_plans import PickleBomb
 from tests.kit.strangers import stranger
+from tests.kit.turns import example_count
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -64,7 +65,7 @@ def said(store: Any, call: tuple[Any, ...]) -> Any:
     return getattr(store, name)(*arguments)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=example_count(60), deadline=None)
 @given(calls=st.lists(CALLS, max_size=25))
 def test_it_answers_as_the_stores_of_torch_do(door: Door, calls: list[tuple[Any, ...]]) -> None:
     with closing(keyed_client((door.address, door.keys))) as keyed:

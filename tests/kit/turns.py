@@ -1,7 +1,7 @@
-"""Tests that only repeat what others prove, with other seeds or graphs: a third of them in a turn.
+"""What only repeats what is proven, with other seeds, graphs or examples: a third of it in a turn.
 
-Owns: the mark, and which of them a turn of `.ci/run` leaves out. Does not own: the number of the
-turn (.ci/turn).
+Owns: the mark of such tests, which of them a turn of `.ci/run` leaves out, and how many examples
+are drawn there. Does not own: the number of the turn (.ci/turn).
 """
 
 from __future__ import annotations
@@ -24,3 +24,8 @@ def left_out(items: Sequence[pytest.Item]) -> list[pytest.Item]:
         return []
     repeating = [item for item in items if item.get_closest_marker("repeats")]
     return [item for place, item in enumerate(repeating) if place % TURNS != int(turn) % TURNS]
+
+
+def example_count(examples: int) -> int:
+    """How many examples a property test draws: a third in a turn, and each turn draws anew."""
+    return examples if VARIABLE not in os.environ else -(-examples // TURNS)

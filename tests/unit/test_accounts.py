@@ -16,6 +16,7 @@ from engine.observe.events import EventStream, InstructionTold, WorkersMeasured
 from engine.observe.reports import Doing, SpanOf
 from engine.observe.runfolder import RunFolder
 from engine.observe.sinks import JsonLines, recorded_rows
+from tests.kit.turns import example_count
 
 IDLE = [Doing(worker="gen"), Doing(worker="train")]
 
@@ -120,7 +121,7 @@ def test_several_workers_say_how_busy_they_were() -> None:
     assert close(steps, 2, 16.0)["worker/gen/busy"] == pytest.approx(1.0), "counted once a Step"
 
 
-@settings(max_examples=50)
+@settings(max_examples=example_count(50))
 @given(
     parts=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 5)), max_size=12),
     cuts=st.sets(st.integers(1, 100), max_size=4),

@@ -21,6 +21,7 @@ from operators.mean_over import mean_over
 from operators.reward import reward
 from tests.kit.graphs import policy, sampled, trained
 from tests.kit.rewards import zero
+from tests.kit.turns import example_count
 
 
 def rows(schema: type[Schema], **lengths: Sequence[int]) -> Batch:
@@ -32,7 +33,7 @@ def rows(schema: type[Schema], **lengths: Sequence[int]) -> Batch:
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 1)), min_size=1, max_size=5))
-@settings(max_examples=60)
+@settings(max_examples=example_count(60))
 def test_the_first_row_that_differs_is_found(drawn: list[tuple[int, int]]) -> None:
     """drawn: tokens of each row, and how many more its log-probs have."""
     lengths, other = [n for n, _ in drawn], [n + more for n, more in drawn]

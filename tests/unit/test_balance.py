@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from engine.coordinator import balance
 from engine.coordinator.balance import MOST_DIFFERENCED, balanced, longest_first, totals
+from tests.kit.turns import example_count
 
 WEIGHTS = st.lists(st.integers(0, 2000), max_size=60)
 
@@ -20,7 +21,7 @@ def heaviest(items: np.ndarray, part: np.ndarray, parts: int) -> int:
     return int(totals(items, part, parts).max())
 
 
-@settings(max_examples=120)
+@settings(max_examples=example_count(120))
 @given(weights=WEIGHTS, parts=st.integers(1, 9), equal_counts=st.booleans())
 def test_every_item_is_in_one_part_no_heavier_than_longest_first(
     weights: list[int], parts: int, equal_counts: bool
@@ -37,7 +38,7 @@ def test_every_item_is_in_one_part_no_heavier_than_longest_first(
         assert counts.max() - counts.min() <= 1
 
 
-@settings(max_examples=60)
+@settings(max_examples=example_count(60))
 @given(weights=st.lists(st.integers(0, 50), min_size=1, max_size=7), parts=st.integers(2, 3))
 def test_few_items_are_split_within_a_third_of_the_best(weights: list[int], parts: int) -> None:
     items = np.array(weights)

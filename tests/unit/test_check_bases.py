@@ -36,6 +36,7 @@ from operators.generate import generate
 from operators.losses import clipped_policy_loss, supervised_loss, value_loss
 from operators.train import train
 from tests.kit.comparison import golden_names, require_golden
+from tests.kit.turns import example_count
 from tests.wrong_graphs import bases, turns
 from tests.wrong_graphs.parts import compared
 
@@ -249,7 +250,9 @@ def test_the_header_of_a_file_says_its_tensors() -> None:
     assert stored_weights(Path("bases/good")) == stored
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=example_count(60), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_a_damaged_file_of_weights_is_a_data_error_and_nothing_else(
     tmp_path: Path, data: st.DataObject

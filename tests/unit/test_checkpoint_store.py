@@ -21,6 +21,7 @@ from dataflow.errors import CheckpointError
 from dataflow.schema import Rollout
 from engine.checkpoint.cut import Cut, SourceCut, read_rows, write_rows
 from engine.checkpoint.store import MANIFEST, CheckpointStore, StoredCheckpoint
+from tests.kit.turns import example_count
 
 _OPERATIONS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate")
 
@@ -265,7 +266,7 @@ def source_cuts(draw: st.DrawFn) -> SourceCut:
     return SourceCut(next=watermark + len(fates), watermark=watermark, **rows)
 
 
-@settings(max_examples=60)
+@settings(max_examples=example_count(60))
 @given(
     st.builds(
         Cut,

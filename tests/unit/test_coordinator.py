@@ -26,6 +26,7 @@ from engine.simulate.behaviour import Outcomes
 from engine.simulate.simulation import Simulation
 from tests.kit.plans import plan_of, planned_node, ref
 from tests.kit.simulations import simulation
+from tests.kit.turns import example_count
 
 VERSION = 7
 AGES = st.lists(st.integers(0, VERSION), max_size=12)
@@ -35,7 +36,7 @@ def ages(values: list[int]) -> np.ndarray:
     return np.array(values, np.int32)
 
 
-@settings(max_examples=200)
+@settings(max_examples=example_count(200))
 @given(begun=AGES, running=AGES, batch=st.integers(1, 4), max_lag=st.integers(0, 4))
 def test_exact_is_the_rule_as_it_is_written(
     begun: list[int], running: list[int], batch: int, max_lag: int

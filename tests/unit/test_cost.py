@@ -21,6 +21,7 @@ from engine.cost.bytes import column_bytes, data_bytes, value_bytes
 from engine.cost.lengths import ASSUMED_PROMPT, Lengths, of_rollout
 from engine.cost.memory import Work
 from engine.cost.models import Shape, model_cost
+from tests.kit.turns import example_count
 
 HEADS = {"heads": 4, "kv_heads": 2, "head_dim": 2}
 SHAPE = Shape(layers=2, hidden=8, intermediate=24, **HEADS, vocabulary=10, context=64, tied=False)
@@ -219,7 +220,7 @@ PARTS = {
 
 
 @pytest.mark.parametrize("kind", PARTS)
-@settings(max_examples=50)
+@settings(max_examples=example_count(50))
 @given(works, st.integers(1, 100))
 def test_longer_rows_never_need_less(kind: str, work: Work, more: int) -> None:
     short = work.lengths
@@ -228,7 +229,7 @@ def test_longer_rows_never_need_less(kind: str, work: Work, more: int) -> None:
     assert sum(longer.values()) >= sum(PARTS[kind](work).values())
 
 
-@settings(max_examples=50)
+@settings(max_examples=example_count(50))
 @given(works)
 def test_a_micro_batch_is_within_its_budget_or_one_row(work: Work) -> None:
     assert work.at_once <= max(work.budget, work.lengths.row)

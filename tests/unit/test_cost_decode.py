@@ -15,6 +15,7 @@ from engine.cost.devices import device, place
 from engine.cost.distribution import lognormal
 from engine.cost.models import Shape
 from engine.cost.passes import Passes, Sizes
+from tests.kit.turns import example_count
 
 SHAPE = Shape(
     layers=28,
@@ -94,7 +95,7 @@ class PassByPass:
         return sum(self.held(row) for row in self.active)
 
 
-@settings(max_examples=80)
+@settings(max_examples=example_count(80))
 @given(
     lengths=LENGTHS,
     slots=st.integers(1, 26),
@@ -112,7 +113,7 @@ def test_it_is_the_schedule_that_goes_pass_by_pass(
     np.testing.assert_allclose(decoded.ends, one.ends, rtol=1e-9)
 
 
-@settings(max_examples=80)
+@settings(max_examples=example_count(80))
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 400), st.integers(1, 4000)), max_size=40),
     slots=st.integers(1, 50),
@@ -131,7 +132,7 @@ def test_every_row_begins_before_it_ends_within_slots_and_room(
     assert not rows.room or decoded.busiest <= rows.room + 1e-6
 
 
-@settings(max_examples=40)
+@settings(max_examples=example_count(40))
 @given(rows=st.integers(1, 200), prompt=st.integers(0, 500), answer=st.integers(1, 900))
 def test_equal_rows_take_the_sum_of_their_passes(rows: int, prompt: int, answer: int) -> None:
     decoded = decode(MODEL, H100, batch([(prompt, answer)] * rows))
@@ -152,7 +153,7 @@ def seconds(rows: DecodeBatch) -> float:
     return decode(MODEL, H100, rows).seconds
 
 
-@settings(max_examples=60)
+@settings(max_examples=example_count(60))
 @given(lengths=LENGTHS, more=st.tuples(st.integers(0, 40), st.integers(1, 120)), at=st.integers(0))
 def test_time_grows_with_rows_and_lengths(
     lengths: list[tuple[int, int]], more: tuple[int, int], at: int
@@ -164,7 +165,7 @@ def test_time_grows_with_rows_and_lengths(
         assert seconds(batch([*lengths, (prompt + more[0], answer + more[1])])) >= before
 
 
-@settings(max_examples=60)
+@settings(max_examples=example_count(60))
 @given(lengths=LENGTHS, times=st.floats(1.0, 12.0))
 @example(lengths=[(10, 100)] * 12, times=2.5)
 def test_room_for_all_is_never_slower_than_a_tight_cache(

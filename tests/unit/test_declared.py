@@ -32,6 +32,7 @@ from operators.losses import clipped_policy_loss
 from operators.reward import reward
 from tests.kit.graphs import compared, graph_of, sampled
 from tests.kit.rewards import exact
+from tests.kit.turns import example_count
 from tests.right_graphs import RIGHT
 
 Change = Callable[[dict[str, Any]], Any]
@@ -252,7 +253,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=example_count(40))
 @given(st.data())
 def test_any_part_may_be_anything(data: st.DataObject) -> None:
     """It becomes a graph, or an error of the family or one that `received.reading` makes one."""

@@ -30,6 +30,7 @@ from operators.reward import reward
 from tests.kit.graphs import compared, graph_of, sampled
 from tests.kit.plans import headers, planned_on
 from tests.kit.rewards import exact
+from tests.kit.turns import example_count
 
 
 class DeviceFloats(Schema):
@@ -86,7 +87,7 @@ def test_nulls_and_other_places_are_refused() -> None:
             reward = column(pa.float32(), device=True)
 
 
-@settings(max_examples=40)
+@settings(max_examples=example_count(40))
 @given(st.data(), st.lists(st.integers(0, 4), min_size=1, max_size=6))
 def test_rows_keep_their_values(data: st.DataObject, lengths: list[int]) -> None:
     batch, count = distinct(lengths), len(lengths)

@@ -18,6 +18,7 @@ from engine.coordinator.outstanding import Outstanding
 from engine.coordinator.recovery import Recovery
 from engine.plan.plan import Layout, Plan
 from tests.kit.plans import plan_of, planned_node
+from tests.kit.turns import example_count
 
 GROUPS = (("a", "b", "c"), ("d", "e"))
 WORKERS = ("a", "b", "c", "d", "e", "free")
@@ -148,7 +149,7 @@ class DeviceWorld:
             self.step(draw.choice(busy))
 
 
-@settings(max_examples=150)
+@settings(max_examples=example_count(150))
 @given(seed=st.integers(0, 1 << 32), losses=st.booleans())
 def test_random_arrivals_never_two_awake_nothing_starves_nothing_overtakes(
     seed: int, losses: bool
@@ -201,7 +202,7 @@ class InLockStep(DeviceWorld):
                     self.step(worker)
 
 
-@settings(max_examples=150)
+@settings(max_examples=example_count(150))
 @given(seed=st.integers(0, 1 << 32))
 def test_rank_groups_over_several_turns_never_wait_for_each_other(seed: int) -> None:
     draw = random.Random(seed)

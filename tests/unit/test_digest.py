@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from dataflow.batch import Batch, Keys
 from dataflow.schema import MESSAGE
 from engine.worker.digest import row_digests
+from tests.kit.turns import example_count
 
 TURN = {"role": st.text(max_size=1), "content": st.none()}
 KINDS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
@@ -49,7 +50,7 @@ def batch(rows: list[dict[str, Any]], names: list[str] | None = None) -> Batch:
     return Batch(Keys.of(range(len(rows))), pa.RecordBatch.from_pydict(columns))
 
 
-@settings(max_examples=60)
+@settings(max_examples=example_count(60))
 @given(rows=st.lists(ROW, min_size=1, max_size=5))
 def test_rows_are_equal_where_their_hashes_are(rows: list[dict[str, Any]]) -> None:
     found = row_digests(batch(rows))
@@ -58,7 +59,7 @@ def test_rows_are_equal_where_their_hashes_are(rows: list[dict[str, Any]]) -> No
         assert (one == other) == (text == another)
 
 
-@settings(max_examples=40)
+@settings(max_examples=example_count(40))
 @given(rows=st.lists(ROW, min_size=3, max_size=6), data=st.data())
 def test_slices_and_picked_rows_keep_their_hashes(
     rows: list[dict[str, Any]], data: st.DataObject

@@ -14,6 +14,7 @@ from engine.coordinator.blocks import Blocks
 from engine.coordinator.grouping import values_at
 from engine.coordinator.refs import Ref
 from tests.kit.plans import ref
+from tests.kit.turns import example_count
 
 
 @st.composite
@@ -69,7 +70,7 @@ class MovingRows:
         self.blocks.move(gone, *np.array(moved).T)
 
 
-@settings(max_examples=60)
+@settings(max_examples=example_count(60))
 @given(
     count=st.integers(1, 12),
     draw=st.randoms(use_true_random=False),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from engine.coordinator.idlest import Idlest
 from tests.kit.plans import planned_node
+from tests.kit.turns import example_count
 
 WORKERS = "abcdef"
 SOME = st.lists(st.sampled_from(WORKERS), min_size=1, unique=True)
@@ -19,7 +20,7 @@ CHANGE = st.tuples(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=example_count(300))
 @given(one=SOME, other=SOME, changes=st.lists(CHANGE, max_size=120))
 def test_it_is_the_first_of_those_with_the_fewest_rows(
     one: list[str], other: list[str], changes: list[tuple[str, str, int]]

@@ -34,6 +34,7 @@ from tests.kit.drawn_graphs import DrawnShape, drawn_graph
 from tests.kit.graphs import BASE, DATA, graph_of, grpo_graph, policy, sampled, trained
 from tests.kit.processes import ROOT
 from tests.kit.rewards import brief, exact
+from tests.kit.turns import example_count
 from tests.right_graphs import RIGHT
 
 # Equality
@@ -128,7 +129,7 @@ SHAPES = st.builds(DrawnShape, nodes=st.integers(5, 12), models=st.just(0.0), se
 """Of graphs whose rewards are wired at random."""
 
 
-@settings(max_examples=40)
+@settings(max_examples=example_count(40))
 @given(SHAPES.map(drawn_graph), st.data())
 def test_a_rewrite_keeps_what_it_does_not_change_and_its_reverse_gives_an_equal_graph(
     g: Graph, data: st.DataObject
@@ -151,7 +152,7 @@ def stands_on(node: Node, other: Node) -> bool:
     return any(p is other or stands_on(p, other) for p in node.parents)
 
 
-@settings(max_examples=40)
+@settings(max_examples=example_count(40))
 @given(SHAPES.map(drawn_graph))
 def test_rebuilding_on_equal_inputs_is_the_same_object(g: Graph) -> None:
     for node in g.nodes:

@@ -24,6 +24,7 @@ from engine.coordinator.tables import PRESENT, RowTable, StepRows
 from engine.worker.session import NodeSession
 from operators.kernels.mean_over import MeanOver
 from tests.kit.plans import planned_input, planned_node, ref
+from tests.kit.turns import example_count
 
 FLOATS = st.floats(-1e3, 1e3, width=32)
 Rows = dict[tuple[int, int, int], list[float | None]]
@@ -50,7 +51,7 @@ KEYS = st.tuples(st.integers(0, 2**40), st.integers(0, 40), st.just(0))
 
 
 @given(st.dictionaries(KEYS, st.lists(st.none() | FLOATS, max_size=5), max_size=6))
-@settings(max_examples=60)
+@settings(max_examples=example_count(60))
 def test_means_are_those_of_a_plain_loop(rows: Rows) -> None:
     keys = sorted(rows)
     below = [key for key in keys for _ in rows[key]]
@@ -73,7 +74,7 @@ def test_a_row_without_any_says_why() -> None:
 
 
 @given(st.data(), st.integers(1, 3), st.integers(1, 4), st.integers(1, 4))
-@settings(max_examples=60)
+@settings(max_examples=example_count(60))
 def test_descendants_are_those_of_a_plain_loop(
     data: st.DataObject, slots: int, width: int, fan_in: int
 ) -> None:

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from operators.kernels.torch.minibatches import minibatches
 from operators.kernels.torch.reduce import count_weights
+from tests.kit.turns import example_count
 
 
-@settings(max_examples=40)
+@settings(max_examples=example_count(40))
 @given(
     groups=st.integers(1, 13),
     count=st.integers(1, 5),

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.launch.numbered import AT_ONCE, FRAME, Arrived, ToSend
+from tests.kit.turns import example_count
 
 INLINE = 100 * 1024
 """Bytes pickled above which Ray puts an argument or a result into its object store."""
@@ -49,7 +50,7 @@ class OneWay:
             self.to_send.came(self.arrived.count)
 
 
-@settings(max_examples=60)
+@settings(max_examples=example_count(60))
 @given(
     seed=st.integers(0, 2**32),
     sizes=st.lists(st.sampled_from(SIZES), min_size=1, max_size=12),
@@ -74,7 +75,7 @@ def pickled(call: Any) -> int:
     return len(pickle.dumps(call, protocol=5))
 
 
-@settings(max_examples=60)
+@settings(max_examples=example_count(60))
 @given(sizes=st.lists(st.integers(0, 3 * FRAME), min_size=1, max_size=8), first=st.integers(0, 9))
 def test_no_call_is_larger_than_ray_carries_within_it(sizes: list[int], first: int) -> None:
     to_send = ToSend()

@@ -23,6 +23,7 @@ from engine.observe.runfolder import RunFolder
 from engine.observe.sinks import JsonLines
 from engine.observe.trace import Trace, read_trace
 from tests.kit.runs import metrics
+from tests.kit.turns import example_count
 
 # metrics
 
@@ -51,7 +52,7 @@ def test_a_value_that_stands_for_nothing_says_nothing() -> None:
 _NUMBERS = st.floats(allow_nan=True, allow_infinity=True, width=32)
 
 
-@settings(max_examples=60)
+@settings(max_examples=example_count(60))
 @given(
     st.lists(st.tuples(_NUMBERS, st.integers(1, 9)), min_size=1, max_size=12),
     st.randoms(use_true_random=False),

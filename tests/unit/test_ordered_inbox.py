@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.coordinator.ordered_inbox import OrderedInbox
+from tests.kit.turns import example_count
 
 
-@settings(max_examples=200)
+@settings(max_examples=example_count(200))
 @given(data=st.data(), count=st.integers(0, 12))
 def test_whatever_the_order_and_however_often_each_comes_once_and_in_order(
     data: st.DataObject, count: int

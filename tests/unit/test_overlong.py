@@ -15,6 +15,7 @@ from dataflow.kernel import KernelNode
 from operators.kernels.overlong import METRIC, Room, RowRoom, require_positions
 from operators.kernels.text import to_ragged
 from tests.kit.kernels import FakeSession
+from tests.kit.turns import example_count
 
 ROWS = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=8), min_size=1, max_size=6)
 
@@ -28,7 +29,7 @@ def lists(rows: Ragged) -> list[list[int]]:
     return [rows[i].tolist() for i in range(len(rows))]
 
 
-@settings(max_examples=60)
+@settings(max_examples=example_count(60))
 @given(rows=ROWS, most=st.integers(1, 8), policy=st.sampled_from(["error", "drop", "truncate"]))
 def test_what_is_answered_fits_and_what_fits_is_answered(
     rows: list[list[int]], most: int, policy: str
@@ -70,7 +71,7 @@ def test_where_answers_take_all_positions_no_policy_helps(policy: str) -> None:
         room(policy, 4).fitted(to_ragged([[1]]), Keys.of([0]), FakeSession())
 
 
-@settings(max_examples=60)
+@settings(max_examples=example_count(60))
 @given(
     data=st.data(),
     prompts=ROWS,

@@ -15,6 +15,7 @@ from operators.kernels.torch import packing
 from operators.kernels.torch.attention_kind import AttentionKind
 from operators.kernels.torch.shared_attention import TreePass
 from tests.kit.rows import ragged
+from tests.kit.turns import example_count
 
 Row = tuple[list[int], list[int]]
 TOKEN = st.integers(0, 2)
@@ -30,7 +31,7 @@ def pack_all(rows: list[Row], *, whole: bool = False) -> packing.Packed:
     return packing.pack(prompts, answers, np.arange(len(rows)), whole=whole)
 
 
-@settings(max_examples=60)
+@settings(max_examples=example_count(60))
 @given(rows=ROWS, whole=st.booleans())
 def test_every_prefix_is_fed_once_and_every_row_finds_its_own_path(
     rows: list[Row], whole: bool
@@ -104,7 +105,7 @@ def require_tree_attention(
     return tree._blocks[window]
 
 
-@settings(max_examples=40)
+@settings(max_examples=example_count(40))
 @given(
     rows=ROWS,
     block=st.integers(1, 9),
@@ -126,7 +127,7 @@ def test_attention_over_rows_of_very_different_length(block: int) -> None:
     assert len(require_tree_attention(packed, block, 0)._buckets) > 2
 
 
-@settings(max_examples=60)
+@settings(max_examples=example_count(60))
 @given(sizes=st.lists(st.integers(1, 30), max_size=40), capacity=st.integers(5, 40))
 def test_bins_hold_everything_once_within_capacity(sizes: list[int], capacity: int) -> None:
     bins = packing.first_fit_decreasing(sizes, capacity)

@@ -14,6 +14,7 @@ from engine.cost.models import model_cost
 from engine.plan.explain import WIDTH, explain
 from tests.kit.graphs import small_grpo, small_ppo
 from tests.kit.plans import module_of, placed, workers_of
+from tests.kit.turns import example_count
 from tests.right_graphs import RIGHT
 
 pytestmark = pytest.mark.usefixtures("tiny")
@@ -156,7 +157,7 @@ def asked_of(names: Sequence[str]) -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries({"workers": workers}, optional=optional)
 
 
-@settings(max_examples=150)
+@settings(max_examples=example_count(150))
 @given(st.data())
 def test_whatever_is_asked_for_is_refused_or_holds(data: st.DataObject) -> None:
     graph = data.draw(st.sampled_from(RIGHT))()

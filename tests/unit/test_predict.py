@@ -31,6 +31,7 @@ from engine.simulate.predict import predict
 from engine.simulate.prediction import Prediction
 from tests.kit.graphs import grpo_graph, small_ppo
 from tests.kit.plans import CONFIG, placed, planned_on
+from tests.kit.turns import example_count
 from tests.right_graphs import RIGHT
 
 pytestmark = pytest.mark.usefixtures("tiny")
@@ -192,7 +193,7 @@ def short_answers() -> Plan:
     return placed(grpo_graph(max_tokens=32))
 
 
-@settings(max_examples=50)
+@settings(max_examples=example_count(50))
 @given(position=st.integers(0, 2**40), seed=st.integers(0, 2**31), median=st.integers(1, 10**6))
 def test_lengths_are_within_what_the_graph_allows(position: int, seed: int, median: int) -> None:
     lengths = lognormal(median, 1.0, 10**7)

@@ -34,6 +34,7 @@ from operators.losses import clipped_policy_loss, supervised_loss
 from operators.train import evaluate, train
 from tests.kit.comparison import golden_names, require_golden
 from tests.kit.graphs import BASE, compared, grpo_graph, policy, sampled, small_grpo, trained
+from tests.kit.turns import example_count
 from tests.unit.test_check import headers
 
 WARM = sft(BASE, "demos.parquet")
@@ -340,7 +341,7 @@ def test_a_difference_is_told_phase_by_phase() -> None:
 # For any line of phases
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=example_count(60), deadline=None)
 @given(st.lists(st.sampled_from(["trains", "copies", "is without"]), max_size=6))
 def test_a_model_begins_with_its_last_training(line: list[str]) -> None:
     """Phases by what each does with the policy."""

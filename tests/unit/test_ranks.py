@@ -20,6 +20,7 @@ from engine.coordinator.tables import shares
 from engine.plan.plan import Plan, PlannedModel
 from tests.kit.plans import plan_of, planned_input, planned_node
 from tests.kit.plans import ref as ref_of
+from tests.kit.turns import example_count
 
 BLOCKS = 3
 LENGTHS = st.lists(st.integers(0, 300), min_size=1, max_size=12)
@@ -131,7 +132,7 @@ def test_a_share_has_whole_prompts_and_about_as_many_tokens_as_the_others(
     assert max(tokens) - min(tokens) <= n * (max(lengths) + 1)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=example_count(100), deadline=None)
 @given(
     data=st.data(),
     lengths=LENGTHS,
@@ -164,7 +165,7 @@ def test_a_rank_is_told_the_rows_of_its_share_which_the_first_of_these_fetches_a
             assert set(gather.block.tolist()) == set(range(len(gather.refs)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=example_count(100), deadline=None)
 @given(data=st.data())
 def test_a_block_is_released_with_the_last_that_may_fetch_it(data: st.DataObject) -> None:
     """Any assignments, answers and releases; the naive rule looks at all fetches each time."""

@@ -37,6 +37,7 @@ from engine.record.told import Told
 from engine.rerun.same import first_difference
 from tests.kit.plans import plan_of, planned_node
 from tests.kit.plans import ref as ref_of
+from tests.kit.turns import example_count
 
 PLAN = plan_of(
     planned_node("made", source="made", workers=("w",)),
@@ -254,7 +255,7 @@ FLOATS = st.floats(width=32)
 ROW = st.one_of(st.none(), st.lists(FLOATS, max_size=4))
 
 
-@settings(max_examples=200)
+@settings(max_examples=example_count(200))
 @given(st.lists(st.tuples(ROW, ROW), min_size=1, max_size=6))
 def test_the_first_list_that_differs_is_found(rows: list[tuple[Any, Any]]) -> None:
     kind = pa.large_list(pa.float32())

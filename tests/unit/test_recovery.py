@@ -24,6 +24,7 @@ from engine.simulate.faults import FaultModel
 from engine.simulate.simulated_worker import SimulatedWorker
 from tests.kit.plans import plan_of, planned_node, ref
 from tests.kit.simulations import simulation
+from tests.kit.turns import example_count
 
 
 def worker_lost(worker: str, epoch: int = 0, error: str = "killed") -> m.WorkerLost:
@@ -348,7 +349,7 @@ def test_a_worker_that_dies_again_and_again_fails_the_run() -> None:
     assert "segmentation fault 0" in finish.error
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=example_count(100), deadline=None)
 @given(
     times=st.lists(st.floats(0.0, 50.0), max_size=8),
     stops=st.lists(st.tuples(st.floats(0.0, 40.0), st.floats(0.1, 30.0)), min_size=1, max_size=3),

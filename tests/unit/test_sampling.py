@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from dataflow.errors import KernelError
 from operators.kernels.torch import sampling
 from operators.kernels.torch.sampling import Sampling, sample
+from tests.kit.turns import example_count
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.5, -1.0, 0.0], [0.0, 0.0, 0.0, 3.0, -2.0]])
 
@@ -81,7 +82,7 @@ def test_mass_is_on_record_only_where_something_may_be_cut(uncut: dict[str, Any]
     assert sample(LOGITS, DRAWS, Sampling(**uncut)).mass is None
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=example_count(40), deadline=None)
 @given(
     st.lists(st.floats(-30, 30, width=32), min_size=2, max_size=12),
     st.floats(0, 1, exclude_max=True),

@@ -17,6 +17,7 @@ from engine.plan.plan import ModelUse, Plan, PlannedModel, PlannedSource
 from engine.simulate.behaviour import Durations
 from tests.kit.plans import plan_of, planned_node
 from tests.kit.simulations import simulation
+from tests.kit.turns import example_count
 
 seconds = st.floats(0.1, 1000.0)
 
@@ -31,7 +32,7 @@ def counts_of(work: Callable[[int], float], training: float, steps: int, begin: 
 
 
 @given(work=seconds, training=seconds, begin=st.integers(1, 60))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=example_count(200), deadline=None)
 def test_with_constant_times_it_comes_to_rest(work: float, training: float, begin: int) -> None:
     steps = int(max(work / training, 1.0)) + PATIENCE * begin + 10
     training = max(training, work / 50)  # so that it does not take for ever

@@ -26,6 +26,7 @@ from engine.channels.shm import slabs
 from engine.channels.shm.channel import ShmChannel
 from engine.channels.shm.outbox import SlabOutbox
 from tests.kit.nothing_left import descriptors
+from tests.kit.turns import example_count
 
 MIB = 1 << 20
 
@@ -85,7 +86,7 @@ def test_slabs_of_small_regions_grow_with_what_is_kept_alone(pool) -> None:
     assert len({region.slab.number for region in kept}) < 10
 
 
-@settings(max_examples=40)
+@settings(max_examples=example_count(40))
 @given(st.lists(st.tuples(st.integers(1, 3 * MIB), st.integers(0, 5)), max_size=30))
 def test_live_regions_never_overlap_and_memory_stays_bounded(steps) -> None:
     pool = slabs.SlabPool(limit=16 * MIB)
@@ -274,7 +275,7 @@ def framed(part: pa.RecordBatch) -> Framed:
     return parts
 
 
-@settings(max_examples=40)
+@settings(max_examples=example_count(40))
 @given(
     values=st.lists(st.none() | st.lists(st.none() | st.booleans(), max_size=5), max_size=40),
     start=st.integers(0, 20),
@@ -287,7 +288,7 @@ def test_of_a_slice_only_its_rows_travel(values, start, length) -> None:
     assert nodes[1][0] == sum(len(v) for v in part.column("x").to_pylist() if v is not None)
 
 
-@settings(max_examples=150)
+@settings(max_examples=example_count(150))
 @given(
     lengths=st.lists(st.integers(0, 4), max_size=12),
     before=st.integers(0, 3),

@@ -34,6 +34,7 @@ from operators.select import best_of, select
 from operators.train import evaluate, train
 from tests.kit.graphs import graph_of, sampled
 from tests.kit.rewards import brief, exact
+from tests.kit.turns import example_count
 
 
 class Noted(Reward):
@@ -124,7 +125,7 @@ def graphs(draw: st.DrawFn) -> Graph:
     return Graph(draw(st.text(min_size=1, max_size=5)), *draw(st.permutations(sinks)))
 
 
-@settings(max_examples=60)
+@settings(max_examples=example_count(60))
 @given(graphs())
 def test_a_graph_read_back_is_the_graph_written(graph: Graph) -> None:
     written = to_json(graph)

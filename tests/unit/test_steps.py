@@ -19,6 +19,7 @@ from operators.kernels.steps import Decoding, cut, steps_of, token_counts
 from operators.kernels.text import Tokenizer, to_ragged
 from tests.kit.models import EOS, character_tokenizer
 from tests.kit.rows import ragged
+from tests.kit.turns import example_count
 
 CORPUS = [
     "step one\n\nstep two\n\n\n\nthe end",
@@ -91,7 +92,7 @@ def require_places(tokenizer: Decoding, ids: Sequence[int], split: str, window: 
 
 
 @given(TEXTS, st.sampled_from([1, 2, 5, 64]))
-@settings(max_examples=80)
+@settings(max_examples=example_count(80))
 @pytest.mark.parametrize("name", ["bpe", "characters"])
 def test_places_become_tokens_as_by_decoding_every_prefix(
     name: str, parts: list[str], window: int
@@ -103,7 +104,7 @@ def test_places_become_tokens_as_by_decoding_every_prefix(
 
 
 @given(st.lists(st.integers(0, 5), max_size=12), st.sampled_from([1, 2, 64]))
-@settings(max_examples=120)
+@settings(max_examples=example_count(120))
 def test_tokens_whose_text_depends_on_those_before_are_counted_right(
     ids: list[int], window: int
 ) -> None:

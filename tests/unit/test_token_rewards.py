@@ -20,6 +20,7 @@ from operators.generate import generate
 from operators.reward import reward
 from tests.kit.rewards import zero
 from tests.kit.rows import ragged
+from tests.kit.turns import example_count
 
 _NUMBER = st.floats(-8, 8, width=16)
 
@@ -79,7 +80,7 @@ ROWS = st.lists(
 
 
 @given(ROWS, st.sampled_from([1.0, 0.9]), st.data())
-@settings(max_examples=50)
+@settings(max_examples=example_count(50))
 def test_returns_of_a_sum_are_their_sum(rows: list, gamma: float, data: st.DataObject) -> None:
     """With any tokens written or left out: the plain reward counts once, where it would alone."""
     plain = data.draw(st.lists(_NUMBER, min_size=len(rows), max_size=len(rows)))

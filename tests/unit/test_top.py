@@ -30,6 +30,7 @@ from tests.kit.comparison import require_golden
 from tests.kit.kept_runs import kept_run
 from tests.kit.processes import ROOT
 from tests.kit.terminals import on_terminal
+from tests.kit.turns import example_count
 from tests.kit.watched import write_flows
 
 MIB = 1 << 20
@@ -194,7 +195,7 @@ def test_a_damaged_plan_is_left_out(plan: str, run: Path) -> None:
 NAMES = st.text(st.characters(codec="ascii", exclude_characters="@>-"), min_size=1, max_size=60)
 
 
-@settings(max_examples=60)
+@settings(max_examples=example_count(60))
 @given(
     names=st.lists(NAMES, min_size=1, max_size=4, unique=True),
     seconds=st.lists(st.floats(0.0, 1e6), min_size=6, max_size=6),

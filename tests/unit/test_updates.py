@@ -24,6 +24,7 @@ from operators.kernels.torch.train_settings import RowSet, TrainSettings
 from operators.kernels.torch.updates import EveryRow, Part, StepSet, parts_of
 from tests.kit.kernels import FakeSession
 from tests.kit.training import PG
+from tests.kit.turns import example_count
 
 
 class SharedSums:
@@ -62,7 +63,7 @@ def parts(
     return list(parts_of(read, every, how, seed=5, node="train_policy", step=3)), every
 
 
-@settings(max_examples=60)
+@settings(max_examples=example_count(60))
 @given(
     owners=st.lists(st.integers(0, 2), min_size=1, max_size=8),
     n=st.integers(1, 3),

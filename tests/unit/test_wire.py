@@ -28,6 +28,7 @@ from engine.launched.inbox import Inbox
 from engine.run.workers import Save
 from tests.kit.comparison import same_message
 from tests.kit.nothing_left import descriptors
+from tests.kit.turns import example_count
 
 CLASSES = (*EVENTS, m.From, *INSTRUCTIONS, *ASKS, *CONTROL, *HOSTING)
 UNIONS = {m.From: EVENTS, Command: INSTRUCTIONS, Request: ASKS}
@@ -97,7 +98,7 @@ def test_numbers_of_numpy_and_strided_arrays_are_sent() -> None:
     assert message.keys.position.tolist() == [0, 2, 4, 6]
 
 
-@settings(max_examples=300, database=None)
+@settings(max_examples=example_count(300), database=None)
 @given(st.binary(max_size=200))
 def test_garbage_is_one_error(data: bytes) -> None:
     with pytest.raises(RunError, match="Fix: "):

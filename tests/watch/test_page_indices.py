@@ -24,6 +24,7 @@ from engine.watch.pace import BYTES_A_SECOND, Pace
 from engine.watch.sample_index import SampleIndex, SampleQuery
 from engine.watch.series import series
 from engine.watch.token_texts import read_vocabulary
+from tests.kit.turns import example_count
 from tests.kit.watched import flow, sample_rows, watched_run, write_flows
 
 WRITES = st.lists(
@@ -77,7 +78,7 @@ class MetricFile:
 
 
 @given(writes=WRITES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=example_count(60), deadline=None)
 def test_columns_are_those_of_the_file_whatever_happens_to_it(
     tmp_path_factory: pytest.TempPathFactory, writes: list[tuple[str, int]]
 ) -> None:
@@ -101,7 +102,7 @@ def test_columns_are_those_of_the_file_whatever_happens_to_it(
     values=st.lists(st.one_of(st.none(), st.floats(-1e6, 1e6)), min_size=1, max_size=400),
     points=st.integers(2, 60),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=example_count(60), deadline=None)
 def test_thinned_curves_keep_every_extreme(
     tmp_path_factory: pytest.TempPathFactory, values: list[float | None], points: int
 ) -> None:
