@@ -78,6 +78,7 @@ def test_dataset_columns_are_text_or_what_is_given_and_ancestors_are_a_groups(an
         assert contract(right, examples=8, columns=columns).verdict("chunks").outcome == "kept"
 
 
+@pytest.mark.long
 def test_rows_that_an_operator_refuses_are_no_case_for_it() -> None:
     @operator()
     def root(score: Columns[Reward], *, least: float = 0.0) -> Columns[Reward]:
@@ -170,6 +171,7 @@ helper = contract(honest)
 """
 
 
+@pytest.mark.long
 def test_the_plugin_makes_a_test_of_each_promise(tmp_path: Path) -> None:
     (tmp_path / "test_mine.py").write_text(TEST_FILE)
     command = [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider"]

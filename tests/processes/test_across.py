@@ -45,6 +45,7 @@ def test_the_bits_of_one_process(tiny: TinyRuns, make: Any, spread: dict[str, An
     assert runs.best_names(several) == runs.best_names(one)
 
 
+@pytest.mark.long
 def test_with_lag_generation_and_training_overlap_and_the_bound_holds(tiny: TinyRuns) -> None:
     graph = graphs.small(tiny.folder, max_lag=1)
     result = tiny.run(graph, 6, workers="auto", checkpoint_every=3)

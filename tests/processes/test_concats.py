@@ -21,6 +21,7 @@ def nothing_is_seen_yet() -> None:
     concat_graphs.SEEN.clear()
 
 
+@pytest.mark.long
 def test_of_the_whole_is_computed_what_is_computed_of_the_parts(tiny: TinyRuns) -> None:
     """Rewards, and log-probs at two temperatures: the first Step's weights are those of both."""
     result = tiny.run(concat_graphs.compared_apart, 2)
@@ -33,6 +34,7 @@ def test_of_the_whole_is_computed_what_is_computed_of_the_parts(tiny: TinyRuns) 
     assert max(abs(x) for x in column(result, "policy/mismatch_kl")) < 1e-6
 
 
+@pytest.mark.long
 def test_two_generations_train_as_one_of_the_same_rows(tiny: TinyRuns) -> None:
     one = tiny.run(partial(concat_graphs.greedy_twice, parts=False), 2, name="one")
     both = tiny.run(partial(concat_graphs.greedy_twice, parts=True), 2, name="both")

@@ -48,6 +48,7 @@ def test_with_a_lag_every_row_is_trained_once(tiny: TinyRuns) -> None:
     require_none_lost(result.folder, batch=6, answers=4, max_lag=1)
 
 
+@pytest.mark.long
 def test_a_chunk_that_outlasts_the_grace_is_run_again_elsewhere(
     tiny: TinyRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -187,6 +187,7 @@ def test_user_operator_is_a_plain_function(here: Path) -> None:
     assert novelty.fn(rollout, score, weight=0.5)["reward"].tolist() == [0.0, 0.0, 0.5]
 
 
+@pytest.mark.long
 def test_notebook_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     module = importlib.import_module("notebook")
     assert len(module.curve) == 10

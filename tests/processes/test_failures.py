@@ -40,6 +40,7 @@ def test_a_group_with_a_failed_row_is_dropped(
     assert not any(text.startswith("a") for text in samples(result)["prompt"].to_pylist())
 
 
+@pytest.mark.long
 def test_an_error_budget_that_is_spent_stops_the_run(tiny: TinyRuns) -> None:
     told = r"11 of \d+ admitted prompts were dropped, more than the error budget of 25%"
     graph = scored(tiny.folder, run_graphs.raises, on_error="drop_group")

@@ -59,6 +59,7 @@ def test_a_run_tells_what_flowed_and_shows_the_newest_rows(tiny: TinyRuns, worke
     assert {"completion", "completion_ids", "version"} <= set(table.column_names)
 
 
+@pytest.mark.long
 def test_a_resume_tells_no_step_twice(tiny: TinyRuns) -> None:
     first = tiny.run(small, 3, checkpoint_every=2)
     events = first.folder / "events"
@@ -77,6 +78,7 @@ def slow(completions: Sequence[str], **columns: object) -> list[float]:
     return vowels(completions=completions)
 
 
+@pytest.mark.long
 def test_a_slow_reward_is_named_also_in_the_last_seconds(tiny: TinyRuns) -> None:
     result = tiny.run(small(tiny.folder, slow), 4)
     plan = json.loads((result.folder / "plan.json").read_text())

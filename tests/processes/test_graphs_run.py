@@ -32,6 +32,9 @@ SHAPES = (
 one and two sources, generations and trained Models, and with prompts that are replaced.
 """
 
+FIRST = ("grpo", "ppo", "online_dpo")
+"""Graphs that `make test` runs too."""
+
 
 def require_three_steps(result: runs.Run) -> None:
     """Three Steps with finite numbers, each of which updated every trained Model."""
@@ -73,7 +76,10 @@ def difference(ours: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -
     return math.sqrt(off / (whole or 1.0))
 
 
-@pytest.mark.parametrize("name", algorithms.NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=() if n in FIRST else pytest.mark.long) for n in algorithms.NAMES],
+)
 def test_each_is_the_algorithm_of_a_plain_loop(
     tiny: TinyRuns, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

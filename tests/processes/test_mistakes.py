@@ -47,6 +47,7 @@ def folder(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             del sys.modules[name]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind, mistake", ALL)
 def test_a_mistake_is_told(
     kind: str, mistake: Mistake, folder: Path, capfd: pytest.CaptureFixture[str]

@@ -57,6 +57,7 @@ def test_a_run_in_a_thread_shows_its_metrics_and_stops(tiny: TinyRuns) -> None:
     assert resume(result.folder, steps=result.step + 1).step == result.step + 1
 
 
+@pytest.mark.long
 def test_a_checkpoint_is_written_when_it_is_asked_for(tiny: TinyRuns) -> None:
     gate = Gate()
     handle = in_thread(tiny, gate, 3, keep=5)
@@ -67,6 +68,7 @@ def test_a_checkpoint_is_written_when_it_is_asked_for(tiny: TinyRuns) -> None:
     assert steps_stored(result) == [2, 3]
 
 
+@pytest.mark.long
 def test_a_second_run_in_the_process_is_refused(tiny: TinyRuns) -> None:
     gate = Gate()
     handle = in_thread(tiny, gate, 1, name="one")
@@ -81,6 +83,7 @@ def test_a_second_run_in_the_process_is_refused(tiny: TinyRuns) -> None:
     assert tiny.run(graph, 1, name="two").step == 1
 
 
+@pytest.mark.long
 def test_a_run_that_fails_in_its_thread_says_so(
     tiny: TinyRuns, capsys: pytest.CaptureFixture[str]
 ) -> None:

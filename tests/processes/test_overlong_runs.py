@@ -58,6 +58,7 @@ def graph(folder: Path, policy: Policy, data: str = "mixed", *, held: str = "") 
 dropping = partial(graph, policy="drop")
 
 
+@pytest.mark.long
 def test_dropped_prompts_make_room_for_others(tiny: TinyRuns) -> None:
     result = tiny.run(dropping)
     last = metrics(result)[-1]

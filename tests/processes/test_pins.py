@@ -43,16 +43,19 @@ def test_peek_above_the_cut(tiny: TinyRuns, name: str, columns: set[str]) -> Non
     assert columns | {"position", "sample"} <= set(table.column_names)
 
 
+@pytest.mark.long
 def test_peek_at_the_same_rows_as_a_run(tiny: TinyRuns) -> None:
     first = samples(tiny.run(small, 1)).slice(0, 4)["completion"].to_pylist()
     assert peek(small(tiny.folder), "rollout", 4)["completion"].to_pylist() == first
 
 
+@pytest.mark.long
 def test_peek_below_the_cut(tiny: TinyRuns) -> None:
     """What is read there has the values of a critic and log-probs above it."""
     assert len(peek(algorithms.small("ppo", tiny.folder), "whiten", 3)) == 3
 
 
+@pytest.mark.long
 def test_peek_at_a_select_shows_the_rows_that_stay(tiny: TinyRuns) -> None:
     graph = dapo(tiny.folder)
     kept = peek(graph, "select", 16)
@@ -65,6 +68,7 @@ def test_peek_at_a_select_shows_the_rows_that_stay(tiny: TinyRuns) -> None:
     assert "completion" in kept.column_names
 
 
+@pytest.mark.long
 def test_peek_at_a_followers_reader_and_at_an_evaluation(tiny: TinyRuns) -> None:
     assert len(peek(followed(tiny.folder), "values", 2)) == 2
     assert len(peek(evaluated(tiny.folder), "sampled_reward", 2)) == 2

@@ -103,6 +103,7 @@ def test_the_first_phase_is_the_run_of_its_graph(whole: Result, tiny: TinyRuns) 
     assert files(boundary) == files(alone.trained["policy"])
 
 
+@pytest.mark.long
 def test_the_next_one_is_that_of_its_graph_on_the_weights_so_far(
     whole: Result, tiny: TinyRuns
 ) -> None:
@@ -150,6 +151,7 @@ def moments(run: Result, step: int) -> list[float]:
     return sorted({float(of["step"]) for of in state.values()})
 
 
+@pytest.mark.long
 def test_an_optimizer_goes_on_only_where_it_is_asked_to(tiny: TinyRuns) -> None:
     graph = warm(tiny.folder)
     anew = tiny.run(Program((graph, 2), (graph, 1)), None, name="anew")
@@ -164,6 +166,7 @@ def test_an_optimizer_goes_on_only_where_it_is_asked_to(tiny: TinyRuns) -> None:
 # Models that a phase lacks
 
 
+@pytest.mark.long
 def test_an_absent_model_keeps_its_weights_through_retention(tiny: TinyRuns) -> None:
     """Four phases, of which two know nothing of the policy; one checkpoint is kept."""
     other, later = taught(tiny.folder, "other"), taught(tiny.folder, "policy", start=9)
@@ -176,6 +179,7 @@ def test_an_absent_model_keeps_its_weights_through_retention(tiny: TinyRuns) -> 
     assert after != files(tiny.folder / "model")
 
 
+@pytest.mark.long
 def test_a_trained_model_is_only_read_in_the_next_phase(tiny: TinyRuns) -> None:
     """It has its weights there, and none of the same base has them."""
     held = prompts(str(tiny.folder / "test.parquet"), shuffle=False, name="held_out")
@@ -229,6 +233,7 @@ def test_a_threshold_whose_metric_never_comes(tiny: TinyRuns) -> None:
         resume(tiny.runs / "sft-grpo")
 
 
+@pytest.mark.long
 def test_a_phase_without_steps_is_one_pass_over_its_data(tiny: TinyRuns) -> None:
     run = tiny.run(Program((warm(tiny.folder), None), (warm(tiny.folder), 1)), None)
     assert column(run, "phase") == [1] * 4 + [2], "24 rows in batches of 6"
@@ -278,6 +283,7 @@ def test_a_damaged_boundary_is_refused_where_its_weights_are_needed(copy: Path) 
         resume(copy)
 
 
+@pytest.mark.long
 def test_a_program_that_changed_is_refused(copy: Path, tiny: TinyRuns) -> None:
     first, second = two_phases(tiny.folder).phases
     longer = Program(first, (second.graph, STEPS + 1))
@@ -313,6 +319,7 @@ def test_wishes_for_places_count_in_the_phases_that_have_the_nodes(tiny: TinyRun
     assert together.phases[1].node("score").workers == together.phases[1].node("rollout").workers
 
 
+@pytest.mark.long
 def test_warnings_are_told_once_and_strict_refuses_them(
     tiny: TinyRuns, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -118,6 +118,7 @@ def test_drawn_nodes_and_steps_give_the_bits_of_the_run(tiny: TinyRuns, name: st
         require_bits(folder, node, step)
 
 
+@pytest.mark.long
 def test_a_train_node_needs_no_more_than_rollouts_and_rewards(
     tiny: TinyRuns, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -148,6 +149,7 @@ def test_the_debugger_opens_where_a_function_raises(tiny: TinyRuns) -> None:
     assert "LookupError: as it was told" in done.stderr
 
 
+@pytest.mark.long
 def test_what_cannot_run_again_is_one_clear_error(tiny: TinyRuns) -> None:
     folder = tiny.run(run_graphs.small, 2, record="score", name="scores").folder
     with pytest.raises(RunError, match=r"rows of rollout.* Fix: a run with --record score,rollout"):
@@ -191,6 +193,7 @@ def test_a_rank_that_dies_is_named(tiny: TinyRuns, monkeypatch: pytest.MonkeyPat
         rerun(folder, ["score", "train_policy"], 1)
 
 
+@pytest.mark.long
 def test_a_step_before_a_change_is_run_with_what_it_had(tiny: TinyRuns) -> None:
     folder = tiny.run(run_graphs.small, 2, record="rollout,score").folder
     resume(folder, steps=3, settings=["train_policy.lr=0.01"])
@@ -240,6 +243,7 @@ def test_rows_of_a_killed_worker_count_once(tiny: TinyRuns) -> None:
     require_bits(killed, "train_policy", 4)
 
 
+@pytest.mark.long
 def test_a_damaged_file_is_named(tiny: TinyRuns) -> None:
     folder = tiny.run(run_graphs.small, 2, record="all").folder
     damaged = row_files(folder / "recorded", "rollout")[1].path
@@ -261,6 +265,7 @@ def test_each_worker_writes_what_it_made(tiny: TinyRuns) -> None:
 # runs compared
 
 
+@pytest.mark.long
 def test_one_changed_log_prob_is_found(tiny: TinyRuns, capsys: pytest.CaptureFixture[str]) -> None:
     a = tiny.run(run_graphs.small, 3, record="rollout,score", name="a").folder
     b = tiny.runs / "b"
@@ -313,6 +318,7 @@ def test_interrupted_rows_are_replayed_with_their_tokens(tiny: TinyRuns) -> None
 # checkpoints that stay
 
 
+@pytest.mark.long
 def test_every_second_checkpoint_stays_beside_the_newest(tiny: TinyRuns) -> None:
     result = tiny.run(run_graphs.small, 7, keep_every=3, keep=1, checkpoint_every=2)
     assert steps_stored(result) == [3, 6, 7]

@@ -95,6 +95,7 @@ def test_killed_as_a_file_is_written(
     require_same_runs(killed, whole("evaluated"))
 
 
+@pytest.mark.long
 def test_with_lag_nothing_is_lost_or_trained_twice(tiny: TinyRuns, killed: Path) -> None:
     """And the kernel ends the reward processes with the process of the run."""
     with killable(tiny, "lagging", "hold=3") as process:
@@ -131,6 +132,7 @@ def test_one_ctrl_c_ends_the_step_and_a_resume_goes_on(
     require_same_runs(killed, whole("followed"))
 
 
+@pytest.mark.long
 def test_two_ctrl_c_end_at_once(tiny: TinyRuns, killed: Path) -> None:
     """In a Step that never ends, so that it is the second that ends the run."""
     with killable(tiny, "stuck") as process:
@@ -166,6 +168,7 @@ def test_the_command_line_says_how_to_go_on(tiny: TinyRuns) -> None:
 # resumed
 
 
+@pytest.mark.long
 def test_resuming_a_finished_run_says_so_and_changes_nothing(tiny: TinyRuns) -> None:
     first = tiny.run(partial(evaluated, keep_best=1))
     before = files_in(first.folder)
@@ -179,6 +182,7 @@ def test_resuming_a_finished_run_says_so_and_changes_nothing(tiny: TinyRuns) -> 
     assert files_in(first.folder) == before
 
 
+@pytest.mark.long
 def test_a_run_whose_data_has_ended_has_nothing_to_do(tiny: TinyRuns) -> None:
     first = tiny.run(partial(small, batch=10), None)
     assert column(first, "data/prompts") == [10, 10, 4]
@@ -190,6 +194,7 @@ def test_a_run_whose_data_has_ended_has_nothing_to_do(tiny: TinyRuns) -> None:
     assert resume(first.folder, steps=4).step == 4
 
 
+@pytest.mark.long
 def test_options_that_change_stay_changed(tiny: TinyRuns) -> None:
     first = tiny.run(small, 1)
     assert resume(first.folder, steps=2).step == 2
@@ -203,6 +208,7 @@ def test_options_of_its_start_do_not_change(tiny: TinyRuns) -> None:
         resume(tiny.runs, seed=1)
 
 
+@pytest.mark.long
 def test_a_run_with_a_lambda_goes_on_with_its_graph_made_anew(tiny: TinyRuns) -> None:
     def graph() -> Graph:
         lengths = lambda completions, **kwargs: [float(len(c)) for c in completions]
@@ -214,6 +220,7 @@ def test_a_run_with_a_lambda_goes_on_with_its_graph_made_anew(tiny: TinyRuns) ->
     assert resume(first.folder, graph=graph(), steps=4).step == 4
 
 
+@pytest.mark.long
 def test_another_graph_is_refused(tiny: TinyRuns) -> None:
     first = tiny.run(small, 1)
     base, data = str(tiny.folder / "model"), str(tiny.folder / "train.parquet")
@@ -234,6 +241,7 @@ def test_another_graph_is_refused(tiny: TinyRuns) -> None:
 # by the clock
 
 
+@pytest.mark.long
 @LONG
 def test_timed_checkpoints_change_no_bit_wherever_they_fall(tiny: TinyRuns, whole: Whole) -> None:
     """At each Step, and at those that the clock says; each of them is one to go on from."""
@@ -249,6 +257,7 @@ def test_timed_checkpoints_change_no_bit_wherever_they_fall(tiny: TinyRuns, whol
 # the end of a run that turns out to have been the last Step's
 
 
+@pytest.mark.long
 @LONG
 def test_the_last_evaluation_is_made_up_for(tiny: TinyRuns) -> None:
     graph = partial(evaluated, every=4)

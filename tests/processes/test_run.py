@@ -25,6 +25,7 @@ pytestmark = pytest.mark.timeout(180)
 # asynchrony
 
 
+@pytest.mark.long
 def test_lag_is_measured_and_bounded(tiny: TinyRuns) -> None:
     result = tiny.run(partial(graphs.small, max_lag=4), 9)
     lags = runs.column(result, "policy/lag/max")
@@ -80,6 +81,7 @@ def test_the_best_versions_by_the_reward_of_the_graph_stay(tiny: TinyRuns) -> No
 # the end of the data
 
 
+@pytest.mark.long
 def test_an_evaluation_after_the_data_has_ended_belongs_to_the_last_step(tiny: TinyRuns) -> None:
     rows = runs.metrics(tiny.run(partial(graphs.evaluated, every=50, batch=8), None))
     assert [row["step"] for row in rows] == [1, 2, 3]
@@ -90,6 +92,7 @@ def test_an_evaluation_after_the_data_has_ended_belongs_to_the_last_step(tiny: T
 # followers
 
 
+@pytest.mark.long
 def test_followers_move_towards_their_leaders(tiny: TinyRuns) -> None:
     result = tiny.run(partial(graphs.followed, every=1), checkpoint_every=1, keep=3)
     assert runs.column(result, "optim/critic/lr") == pytest.approx([1e-2] * 3)
@@ -152,6 +155,7 @@ def test_another_seed_gives_others(tiny: TinyRuns) -> None:
     assert runs.weights(one) != runs.weights(two)
 
 
+@pytest.mark.long
 def test_two_policies_have_samples_of_their_own(tiny: TinyRuns) -> None:
     result = tiny.run(graphs.two_policies, 2)
     rows = runs.samples(result).to_pylist()

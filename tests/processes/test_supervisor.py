@@ -208,6 +208,7 @@ def test_a_death_may_be_told_of_before_what_was_said_last(
         respawned(supervisor, "host", 1)
 
 
+@pytest.mark.long
 def test_a_spare_worker_joins_leaves_and_joins_again(start: Start) -> None:
     """Whatever it does, its end is no loss; a kernel that never ends is killed."""
     planned = replace(host_plans.plan(host_plans.hangs), spare=("host",))
@@ -225,6 +226,7 @@ def test_a_spare_worker_joins_leaves_and_joins_again(start: Start) -> None:
         respawned(supervisor, "host", 2)  # before it has ended
 
 
+@pytest.mark.long
 def test_a_worker_that_does_not_end_when_it_leaves_is_killed(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,6 +290,7 @@ def test_kills_at_random_moments_of_traffic(start: Start, seed: int) -> None:
             assert descriptors() == count
 
 
+@pytest.mark.long
 def test_a_worker_that_stands_still_is_killed(start: Start) -> None:
     with start(host_plans.plan(host_plans.hangs), heartbeat=3.0) as supervisor:
         ref, source = host_plans.produced_block(supervisor), supervisor.pids()["source"]
@@ -318,6 +321,7 @@ def test_what_hangs_is_named_and_closed(start: Start) -> None:
         assert supervisor._io.children["host"].ended == 2
 
 
+@pytest.mark.long
 def test_who_stood_still_does_not_count_the_silence_of_others(start: Start) -> None:
     with start(host_plans.plan()) as supervisor:
         with supervisor._io.changed:
@@ -327,6 +331,7 @@ def test_who_stood_still_does_not_count_the_silence_of_others(start: Start) -> N
         assert len(host_plans.produced_block(supervisor).keys) == 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("operator,told", [
     (host_plans.dies, ["ended with exit code 7", "about to die"]),
     (host_plans.garbles, ["no message"]),

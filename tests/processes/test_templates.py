@@ -84,6 +84,7 @@ def test_forked_workers_draw_different_numbers(
     assert [len(set(each)) for each in zip(*drawn, strict=True)] == [3, 3]
 
 
+@pytest.mark.long
 def test_with_a_template_its_workers_end_and_others_come_of_a_new_one(start: Start) -> None:
     with start(host_plans.plan()) as supervisor:
         before, (pid,) = supervisor.pids(), templates()

@@ -31,6 +31,7 @@ def test_the_first_source_to_end_ends_the_run(tiny: TinyRuns, batch: int, steps:
     assert runs.column(result, "data/prompts") == [4 + batch] * steps
 
 
+@pytest.mark.long
 def test_pairs_beside_rollouts(tiny: TinyRuns, tmp_path: Path) -> None:
     told = [{"prompt": n, "chosen": n[0] * 2, "rejected": n[1]} for n in ("ab", "ba", "cd")]
     rows, pairs = preferences(save_jsonl(tmp_path / "pairs.jsonl", *told), batch=2)

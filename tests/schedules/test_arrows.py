@@ -21,7 +21,10 @@ from tests.schedules.plans import ScheduleCase, drawn_case
 from tests.schedules.watched import WatchedSpans
 from tests.schedules.weather import begun, drawn
 
-SEEDS = [range(15), range(15, 30)]
+SEEDS = [
+    range(15),
+    pytest.param(range(15, 30), marks=[pytest.mark.long, pytest.mark.repeats]),
+]
 
 
 def watched(seed: int, *, deaths: bool) -> WatchedSpans:
@@ -58,6 +61,7 @@ def test_where_workers_die_no_arrow_is_wrong(seeds: range) -> None:
         require_all_right(watched(seed, deaths=True))
 
 
+@pytest.mark.long
 def test_where_replicas_come_and_go_no_arrow_is_wrong() -> None:
     retired = 0
     for seed in range(20):

@@ -22,7 +22,10 @@ from tests.schedules.elastic import elastic_case, with_moves
 from tests.schedules.plans import ScheduleCase, drawn_case
 from tests.schedules.weather import begun, drawn
 
-SEEDS = [range(10), range(10, 20)]
+SEEDS = [
+    range(10),
+    pytest.param(range(10, 20), marks=[pytest.mark.long, pytest.mark.repeats]),
+]
 KINDS = ("busy", "for_rows", "for_weights", "for_turn", "for_room", "idle")
 
 
@@ -68,6 +71,7 @@ def test_figures_add_up(seeds: range, deaths: bool, tmp_path: Path) -> None:
             _rows_are_those_of_the_run(run, steps)
 
 
+@pytest.mark.long
 def test_figures_of_replicas_that_come_and_go_add_up(tmp_path: Path) -> None:
     """One that was not there in a Step has no figures of it; one that worked then has some."""
     away = 0

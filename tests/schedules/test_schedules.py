@@ -47,6 +47,7 @@ def test_every_promise_holds(kind: str, seeds: Sequence[int]) -> None:
             raise
 
 
+@pytest.mark.long
 def test_slow_schedules_have_groups_and_losses_beside_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -96,6 +97,7 @@ def overtaken(policy: str, max_lag: int, seed: int) -> float:
     return max(c.metrics["policy/lag/max"] for c in proof.steps.values() if c.metrics)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("max_lag", [1, 3])
 def test_exact_and_drop_bound_what_admission_alone_does_not(max_lag: int) -> None:
     greatest = {

@@ -18,6 +18,7 @@ def agreement(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("agreement")
 
 
+@pytest.mark.long
 def test_the_torch_kernels_agree_and_a_sampler_without_an_update_is_seen(agreement: Any) -> None:
     case = agreement.AgreementCase(
         sampler="torch", model="qwen2", tied=True, dtype="float32", temperature=0.7, top_p=0.9

@@ -44,6 +44,7 @@ def test_what_is_called_tested_is_among_the_architectures_of_the_tests() -> None
     assert {make().model_type for make in ARCHITECTURES.values()} >= TESTED
 
 
+@pytest.mark.long
 def test_an_architecture_whose_attention_cannot_be_exchanged_has_a_reason_of_its_own() -> None:
     odd = set()
     for model_type in DECODERS:

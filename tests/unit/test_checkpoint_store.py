@@ -181,6 +181,7 @@ def _work_until_killed(operation: int, work: Callable[[], None]) -> NoReturn:
         os._exit(1)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("again", [False, True], ids=["new step", "same step"])
 def test_killed_at_any_file_operation_a_checkpoint_is_whole_or_absent(

@@ -174,6 +174,7 @@ sys.exit(Scheduler([part], Path.cwd(), os.environ).run())
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["INT", "TERM"])
 def test_a_signal_ends_all_parts(name: str, tmp_path: Path) -> None:
     mark = new_mark()

@@ -30,6 +30,7 @@ def test_every_row_is_trained_once_and_every_event_is_counted(
     assert spent.seconds >= spent.longest > 0
 
 
+@pytest.mark.long
 def test_each_rank_is_told_of_its_share_in_few_bytes() -> None:
     world = CoordinatorWorld(WorldLoad(prompts=16, samples=4, workers=4, chunks=4, ranks=4), 32)
     world.run()

@@ -133,12 +133,17 @@ def metrics_in(text: str) -> list[str]:
     return [re.sub(r"<[^>]*>", "*", name) for name in names]
 
 
-def emitted() -> Iterator[tuple[str, str]]:
+@cache
+def emitted() -> tuple[tuple[str, str], ...]:
     """(file, name) of each string that looks like a metric's name, * for what is filled in."""
-    for path in sources():
-        for name in strings(ast.parse(path.read_text())):
-            if _METRIC.fullmatch(name) and name != COLUMN:
-                yield named(path), name
+    texts = {named(path): path.read_text() for path in sources()}
+    return tuple(
+        (file, name)
+        for file, text in texts.items()
+        if re.search(rf"(?:{GROUPS})/", text)
+        for name in strings(ast.parse(text))
+        if _METRIC.fullmatch(name) and name != COLUMN
+    )
 
 
 def sources() -> list[Path]:

@@ -109,6 +109,7 @@ def test_what_overlaps_is_found() -> None:
         assert told in " ".join(found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(6))
 def test_a_graph_of_forty_nodes_is_at_most_two_thousand_pixels_wide(seed: int) -> None:
     for models in (0.0, 0.2):

@@ -92,6 +92,7 @@ def test_small_steps_take_one_thread_large_ones_all_and_the_setting_is_restored(
         torch.set_num_threads(usual)
 
 
+@pytest.mark.long
 def test_no_decode_forward_holds_an_ended_row(base: str) -> None:
     kernel = opened(base, layout=Layout(slots=8), n=4, max_tokens=30)
     lengths = generated(kernel, MIXED * 4).ragged("completion_ids").lengths

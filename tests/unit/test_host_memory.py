@@ -38,6 +38,7 @@ def kept(way: str) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="needs glibc's mallopt")
 def test_freed_memory_stays_with_the_process() -> None:
     assert kept("as it is") < 8 << 20 < 20 << 20 < kept("keep")

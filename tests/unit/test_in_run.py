@@ -61,6 +61,7 @@ def together(**params: Any) -> Plan:
     return placed(grpo_graph(**params), workers="one")
 
 
+@pytest.mark.long
 def test_what_is_compared_is_predicted_from_then_on() -> None:
     plan = together(batch=16, n=4)
     profile, longer = profiled(plan), {"rollout": 2.0, "train_policy": 1.5}

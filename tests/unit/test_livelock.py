@@ -115,6 +115,7 @@ def test_a_run_that_gives_all_up_ends_and_says_who_does(monkeypatch: pytest.Monk
     assert not run.workers.outbox.blocks
 
 
+@pytest.mark.long
 def test_patience_0_is_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "ages", stale)
     assert simulated(judged("drop", max_lag=1), patience=0.0, until=5_000.0).finish is None

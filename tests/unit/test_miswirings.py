@@ -7,11 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.kit.processes import ROOT
 
 FOLDER = ROOT / "tests/miswirings"
 
 
+@pytest.mark.long
 def test_pyright_flags_exactly_the_lines_marked_wrong() -> None:
     """Those of wrong.py; right.py is its twin, of which it has nothing to say."""
     files = [str(FOLDER / name) for name in ("right.py", "wrong.py")]

@@ -41,6 +41,7 @@ def test_there_are_enough_faults_in_all_rooms() -> None:
         assert any(file.startswith(f"engine/{room}/") for file in files), room
 
 
+@pytest.mark.long
 def test_each_fault_applies_and_is_python() -> None:
     """Only the function around it is parsed: 250 whole files take seconds."""
     for fault in FAULTS:
@@ -55,6 +56,7 @@ def test_each_fault_applies_and_is_python() -> None:
         assert before != after, fault.name
 
 
+@pytest.mark.long
 def test_each_file_takes_its_probes() -> None:
     by_file = defaultdict(list)
     for fault in FAULTS:

@@ -100,6 +100,7 @@ def test_peek_cuts_values_to_what_is_left() -> None:
 HELP = "from engine.cli import main; main(['run', '--help'])"
 
 
+@pytest.mark.long
 def test_without_colours_nothing_has_one() -> None:
     assert "\x1b[" in on_terminal(HELP, columns=NARROW)
     written = on_terminal(HELP, columns=NARROW, env={"NO_COLOR": "1"})

@@ -39,6 +39,7 @@ def test_the_version_is_that_of_the_installed_package(capsys: pytest.CaptureFixt
         dataflow.versoin  # type: ignore[attr-defined]
 
 
+@pytest.mark.long
 def test_tasks_need_nothing_that_is_compiled_but_one() -> None:
     done = subprocess.run(
         [sys.executable, "-c", TASK], cwd=ROOT, capture_output=True, text=True, timeout=300

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.kit.processes import call_python
 
 CONFTEST = """
@@ -53,6 +55,7 @@ def ran(folder: Path) -> set[int]:
     return {int(path.suffix[1:]) for path in folder.glob("ran.*")}
 
 
+@pytest.mark.long
 def test_each_runs_once_and_fixtures_end(tmp_path: Path) -> None:
     code, text = outcome(tmp_path, {})
     assert code == 0, text
@@ -74,6 +77,7 @@ def test_failures_and_lost_processes_are_told_and_the_others_go_on(tmp_path: Pat
     assert sorted(re.findall("printed by (.*)", text)) == ["0", "29"]
 
 
+@pytest.mark.long
 def test_with_x_no_further_test_begins(tmp_path: Path) -> None:
     status, text = outcome(tmp_path, dict.fromkeys(range(30), "raise ValueError"), "-x")
     assert status == 1

@@ -73,6 +73,7 @@ def measured(of: ProfiledWork, how: Mapping[Kind, Coefficients], cell: ProfileCe
     return replace(plain, cell=replace(cell, seconds=seconds(of, CPU, how, plain)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["decode", "forward", "train"])
 @pytest.mark.parametrize(
     "shares",

@@ -72,6 +72,7 @@ def pool(devices: int = 32, **how: object) -> Pool:
     )
 
 
+@pytest.mark.long
 def test_no_goal_is_missed() -> None:
     held = {row.name for row in found().values() if row.holds}
     assert [row.name for row in found().values() if row.holds is False] == []
@@ -197,6 +198,7 @@ def test_what_our_coordinator_gives_is_a_column_where_there_is_any() -> None:
     assert {c[0]: c[3] for c in cells} == {"a": "2.5 x", "b": ""}
 
 
+@pytest.mark.long
 def test_our_coordinator_runs_a_published_run_where_it_fits() -> None:
     areal = inputs()["areal"] | {"rows": 256}
     results = dict(areal_by_us(areal, {"model": "1_5B", "gpus": 16}, small()))

@@ -175,6 +175,7 @@ def test_a_plan_is_simulated(target: list[str], capsys: pytest.CaptureFixture[st
     assert {"gen", "train"} <= {e["args"]["name"] for e in events if e["name"] == "thread_name"}
 
 
+@pytest.mark.long
 def test_plans_are_compared(target: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     more = ["--what-if", "rollout=1..8", "--picture", "p.svg", "--json", "p.json", "--no-progress"]
     require_golden("simulate/what_if.txt", simulated(capsys, *target, *FIRST, *more))

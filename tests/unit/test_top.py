@@ -250,6 +250,7 @@ def test_the_run_that_is_named_or_was_written_last_is_shown(
     assert "cannot be read" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_terminal_shows_it_until_q(run: Path) -> None:
     call = f"from engine.cli import main; raise SystemExit(main(['top', {str(run)!r}]))"
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); {call}"

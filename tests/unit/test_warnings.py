@@ -123,6 +123,7 @@ def slow_steps(graph: Graph, cluster: Cluster) -> list[GraphWarning]:
     return [warning for warning in plan.warnings if warning.rule == "slow_step"]
 
 
+@pytest.mark.long
 def test_a_plan_that_predicts_an_hour_a_step_is_warned_of(graph: Graph) -> None:
     assert slow_steps(graph, CLUSTER) == []
     longer = graph.map(
