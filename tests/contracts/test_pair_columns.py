@@ -152,6 +152,7 @@ def transferred(
     return ranks.answers([0, 1])[1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("asked", [ASKED, WEIGHTS], ids=["columns", "weights"])
 def test_what_is_asked_for_comes_and_nothing_else(
     ranks: RankPool, listener: ListeningPlace, asked: list[list[BlockRequest]]

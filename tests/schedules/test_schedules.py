@@ -29,9 +29,17 @@ ONCE_FAILED = (
     *(28085, 32171, 33441, 35189, 36616, 38862, 67521, 73180),
 )
 """Seeds with deaths, beyond the others, by which `python -m tests.schedules.many` found faults."""
-OTHERS = [pytest.mark.long, pytest.mark.repeats]
+
+
+def marks(kind: str, first: int) -> list[Any]:
+    """`make test` has the first seeds of each kind that is not of two ("slow deaths")."""
+    if first:
+        return [pytest.mark.long, pytest.mark.repeats]
+    return [pytest.mark.long] if " " in kind else []
+
+
 CASES: list[Any] = [
-    pytest.param(kind, range(first, first + AT_ONCE), marks=OTHERS if first else ())
+    pytest.param(kind, range(first, first + AT_ONCE), marks=marks(kind, first))
     for kind in KINDS
     for first in range(0, SEEDS.get(kind, 20), AT_ONCE)
 ]

@@ -64,6 +64,7 @@ def test_each_runs_once_and_fixtures_end(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("torn.*"))) == 2
 
 
+@pytest.mark.long
 def test_failures_and_lost_processes_are_told_and_the_others_go_on(tmp_path: Path) -> None:
     status, text = outcome(tmp_path, ENDS)
     assert status == 1

@@ -86,6 +86,7 @@ def test_no_goal_is_missed() -> None:
     }
 
 
+@pytest.mark.long
 def test_the_heterogeneous_cost_is_that_of_memory_and_price() -> None:
     assert found()["streamrl/cost_by_memory"].simulated == pytest.approx(1.33, abs=0.005)
     assert cost_gain(0.35, 0.29) == pytest.approx(1.0 / (0.65 + 0.29 * 0.35))

@@ -222,6 +222,7 @@ def test_what_is_refused(
     assert "Fix: " in text
 
 
+@pytest.mark.long
 def test_it_imports_no_torch(target: list[str], tmp_path: Path) -> None:
     heavy = "heavy = {'torch', 'transformers', 'vllm'} & set(sys.modules)"
     call = f"import sys; from engine.cli import main; code = main(sys.argv[1:]); {heavy}"
