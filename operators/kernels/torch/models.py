@@ -7,6 +7,7 @@ weights travel (engine/weights), tokenizing (operators/kernels/text.py).
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,13 @@ from operators.kernels.torch.quiet import quiet
 from operators.kernels.torch.saving import exact_folder
 from operators.kernels.torch.scalar import scalar_class
 from operators.kernels.torch.soundness import Loading, refused, require_sound
+
+# transformers compiles thousands of patterns before it loads its first model, in 0.15 s: here, so
+# that a template has done it for all Workers that it forks. Older versions have no such table.
+with contextlib.suppress(ImportError):
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+    get_checkpoint_conversion_mapping("")
 
 
 def load_model(model: Model, device: str | torch.device | None = None) -> PreTrainedModel:
