@@ -1,11 +1,11 @@
 """Arrow without pandas, until somebody imports pandas.
 
 Owns: keeping Arrow from importing pandas of its own accord. Does not own: in which processes
-(engine/launched).
+(engine/launched, operators/kernels/scoring_child.py).
 
 Where pandas is installed, Arrow imports it as it makes its first array, to know a Series when it
-sees one (Arrow 26): 0.2 s and 28 MiB in each process, which no Worker of ours needs. Once the
-user's code imports pandas, Arrow is told, and knows a Series. What it does not learn any more is
+sees one (Arrow 26): 0.2 s and 28 MiB in each process, which none of ours needs. Once the user's
+code imports pandas, Arrow is told, and knows a Series. What it does not learn any more is
 `pandas.NA` in a plain list that is converted `from_pandas=True`: that is then an error.
 """
 

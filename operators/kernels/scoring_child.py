@@ -28,6 +28,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from dataflow.pandas_later import keep_pandas_out
 from dataflow.shown import printable
 from dataflow.signals import left_to_the_run
 from operators.kernels.scoring_frames import (
@@ -344,6 +345,7 @@ def main(descriptor: int) -> None:
     shipped = wire.receive()
     if shipped is None:
         return
+    keep_pandas_out()  # until the function imports it
     scorer = None
     with Caught(interrupts=True) as loading:
         scorer = Scorer(cloudpickle.loads(shipped), interrupts=True)

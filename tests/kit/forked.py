@@ -57,6 +57,8 @@ IMPORTED = (
     "graphs.grpo",
     "operators.advantage_formulas",
     "operators.kernels.data",
+    "operators.kernels.scoring_child",
+    "operators.kernels.scoring_keeper",
     "operators.kernels.torch.forward",
     "operators.kernels.torch.generate",
     "operators.kernels.torch.reduce",
