@@ -25,6 +25,7 @@
 | `kept_runs` | run folders written by hand |
 | `processes` | starting, following, finding and ending processes |
 | `forked`, `fork_server` | commands and Workers as forks of a process that has imported |
+| `forked_ranks` | the same for what multiprocessing spawns: an engine's ranks |
 | `shown_path` | a script that prints what an interpreter has set for it |
 | `parallel_tests` | tests on several processes |
 | `turns` | tests that only repeat, of which `.ci/run` takes a third |

@@ -300,7 +300,9 @@ def main(descriptor: int, served: int) -> None:
     for number in _STOPS:
         signal.signal(number, signal.SIG_IGN)
     _installed[:] = sys.path[1:]  # `python -m` has put the folder of the repository first
-    for name in IMPORTED:
+    os.environ.update(json.loads(os.environ.get(forked.UNDER, "{}")))
+    also = os.environ.get(forked.ALSO)
+    for name in (*([also] if also else ()), *IMPORTED):
         importlib.import_module(name)
     assert "ray" not in sys.modules, "what Ray reads of the environment is not compared"
     forked.install()

@@ -69,6 +69,11 @@ SERVER = "TEST_FORK_SERVER"
 """In the environment of a process that another program starts: which server it asks for one of its
 own (`at_this_server`).
 """
+ALSO = "TEST_FORK_IMPORTS"
+UNDER = "TEST_FORK_IMPORTS_UNDER"
+"""In the environment of whoever starts a server: a module that this imports first; the variables
+that it has meanwhile, as JSON.
+"""
 MOST_REQUEST = 1 << 17
 """Bytes of a request."""
 MOST_DESCRIPTORS = 32
@@ -155,14 +160,17 @@ class _ForkClient:
         """After a fork that no server made: what a server forks is no child of this process."""
         self.installed = False
 
-    def forks(self, words: Sequence[str], environment: Mapping[str, str]) -> bool:
-        """Whether it would fork this command, in this environment."""
+    def forks(self, words: Sequence[str], environment: Mapping[str, str] | None) -> bool:
+        """Whether it would fork this command, in this environment; None: in any."""
         if not self.installed or self.off or words[0] != _PYTHON or len(words) < 2:
             return False
         kind = words[2] if words[1] == "-P" else words[1]
         if kind.startswith("-") and kind not in ("-c", "-m"):
             return False
-        return _read_at_start(environment) == self._expected()
+        if environment is None:
+            return True
+        asked, had = (_not_set_by_server(e) for e in (environment, self._expected()))
+        return asked == had
 
     def _expected(self) -> Mapping[str, str]:
         """What its server read at its start."""
@@ -215,6 +223,13 @@ def _read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
     """Of an environment what a fork cannot change any more."""
     names = (name for name in environment if name.startswith(_READ_AT_START))
     return {name: environment[name] for name in names if name not in _READ_LATER}
+
+
+def _not_set_by_server(environment: Mapping[str, str]) -> dict[str, str]:
+    """Of an environment what a fork cannot change, and what its server did not import under."""
+    under = json.loads(os.environ.get(UNDER, "{}"))
+    read = _read_at_start(environment)
+    return {name: value for name, value in read.items() if under.get(name) != value}
 
 
 def _connected(address: str) -> socket.socket:
@@ -281,6 +296,8 @@ class ForkedPopen(_RealPopen):  # type: ignore[type-arg]
 
     _any = False
     """Whether it forks all commands, not only those of the product that import much."""
+    _in_any_environment = False
+    """Whether it forks although what is read as Python starts may differ from the server's."""
     _asking: socket.socket | None = None
 
     def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, *others: Any) -> None:
@@ -294,7 +311,8 @@ class ForkedPopen(_RealPopen):  # type: ignore[type-arg]
         plain = not (shell or preexec_fn or executable) and (gid, gids, uid) == (None, None, None)
         of_product = _is_of_product(words)
         may_fork = (of_product or self._any) and plain and umask < 0 and process_group < 0
-        if not may_fork or not _client.forks(words, environment):
+        compared = None if self._in_any_environment else environment
+        if not may_fork or not _client.forks(words, compared):
             super()._execute_child(args, executable, preexec_fn, *others)  # type: ignore[misc]
             return
         streams = [

@@ -16,6 +16,7 @@ import pytest
 
 from dataflow.kernel import Layout
 from dataflow.model import Model
+from tests.kit.forked_ranks import forked_spawns
 from tests.kit.kernels import FakeSession, open_kernel
 from tests.kit.models import save_tiny
 
@@ -25,7 +26,9 @@ collect_ignore_glob = [] if apart else ["test_*.py"]
 
 KIND = os.environ.get("DATAFLOW_VLLM_KIND", "qwen2")
 TENSOR = int(os.environ.get("DATAFLOW_VLLM_TENSOR", "1"))
-LAYOUT = Layout(slots=int(os.environ.get("DATAFLOW_VLLM_SLOTS", "8")), inner=TENSOR)
+SLOTS = int(os.environ.get("DATAFLOW_VLLM_SLOTS", "8"))
+# Few tokens of a forward: a test of prompts that fill several then needs few prompts.
+LAYOUT = Layout(slots=SLOTS, tokens=2048, inner=TENSOR)
 SHAPE = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
 
 
@@ -50,13 +53,15 @@ def modules(base: str) -> Iterator[dict[Any, Any]]:
     from operators.kernels.vllm.generate import VllmGenerate
 
     session = FakeSession()
-    first = open_kernel(
-        VllmGenerate(),
-        Model("policy", base),
-        session=session,
-        layout=LAYOUT,
-        max_tokens=64,
-    )
+    # Ranks of Workers are spawned, as for users: test_vllm_runs.py.
+    with forked_spawns():
+        first = open_kernel(
+            VllmGenerate(),
+            Model("policy", base),
+            session=session,
+            layout=LAYOUT,
+            max_tokens=64,
+        )
     yield session.modules
     first.close()
 

@@ -1,0 +1,104 @@
+"""Runs the tests of this folder on each of their engines: two processes of pytest at a time.
+
+Owns: which files run on which engine, and in which turn of `.ci/run`. Does not own: the engine of
+a process (conftest.py), where the processes come from (tests/kit/forked.py): all are forks of one
+that has imported vLLM, which takes as long as many of these tests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.kit import forked
+from tests.kit.forked import ForkedPython
+from tests.kit.turns import TURNS, VARIABLE
+from tests.vllm.imported import ENVIRONMENT
+
+FOLDER = Path("tests/vllm")
+AT_ONCE = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineTests:
+    """files: parts of names. turn: the only one of which this is, if it repeats what others prove;
+    without CI_TURN all are due.
+    """
+
+    kind: str
+    ranks: int
+    slots: int
+    files: Sequence[str]
+    turn: int | None = None
+
+    def due(self) -> bool:
+        now = os.environ.get(VARIABLE)
+        return now is None or self.turn in (None, int(now) % TURNS)
+
+    def environment(self) -> dict[str, str]:
+        return {
+            "DATAFLOW_VLLM_KIND": self.kind,
+            "DATAFLOW_VLLM_TENSOR": str(self.ranks),
+            "DATAFLOW_VLLM_SLOTS": str(self.slots),
+        }
+
+
+# What takes longest comes first, so that both processes end at about the same time.
+SHORT = (
+    EngineTests(kind="llama", ranks=2, slots=8, files=("contract", "engine")),
+    EngineTests(kind="qwen2", ranks=1, slots=8, files=("runs",)),
+    EngineTests(kind="llama", ranks=2, slots=8, files=("runs",), turn=0),
+    EngineTests(kind="llama", ranks=1, slots=8, files=("contract", "engine"), turn=1),
+    EngineTests(kind="qwen2", ranks=1, slots=8, files=("contract", "engine"), turn=2),
+    EngineTests(kind="qwen2", ranks=1, slots=64, files=("agreement",)),
+)
+LONG = (
+    EngineTests(kind="llama", ranks=2, slots=64, files=("agreement",)),
+    EngineTests(kind="llama", ranks=2, slots=64, files=("runs",)),
+    EngineTests(kind="qwen2", ranks=1, slots=8, files=("runs",)),
+    EngineTests(kind="llama", ranks=1, slots=64, files=("agreement",)),
+)
+
+
+def passed(tests: EngineTests, marker: str, more: Sequence[str]) -> bool:
+    """Run them to the end, then print all that they said."""
+    files = [str(FOLDER / f"test_vllm_{each}.py") for each in tests.files]
+    process = ForkedPython(
+        [sys.executable, "-m", "pytest", "-m", marker, *files, *more],
+        env={**os.environ, **tests.environment()},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    with process:
+        said, _ = process.communicate()
+    title = f"== vLLM: {tests.kind}, {tests.ranks} tensor rank(s): {' '.join(tests.files)}"
+    print(f"{title}\n{said}", end="", flush=True)
+    return process.returncode == 0
+
+
+def main(words: Sequence[str]) -> int:
+    """[--long] [ARGUMENTS of pytest]: the exit code."""
+    long = words[:1] == ["--long"]
+    os.environ[forked.ALSO] = "tests.vllm.imported_now"
+    os.environ[forked.UNDER] = json.dumps(ENVIRONMENT)
+    forked.install()
+    due = [tests for tests in (LONG if long else SHORT) if tests.due()]
+    with ThreadPoolExecutor(AT_ONCE) as at_once:
+        futures = [
+            at_once.submit(passed, tests, "long" if long else "not long", words[long:])
+            for tests in due
+        ]
+        return 0 if all(future.result() for future in futures) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
