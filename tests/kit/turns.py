@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import TypeVar
 
 import pytest
 
+Thing = TypeVar("Thing")
 VARIABLE = "CI_TURN"
 """Names the turn; without it all run."""
 TURNS = 3
 """After so many every test has run."""
+
+
+def of_turn(repeating: Sequence[Thing]) -> list[Thing]:
+    """Of things that each repeat a proof those of this turn; all outside of `.ci/run`."""
+    turn = os.environ.get(VARIABLE)
+    return [*repeating] if turn is None else [*repeating[int(turn) % TURNS :: TURNS]]
 
 
 def left_out(items: Sequence[pytest.Item]) -> list[pytest.Item]:

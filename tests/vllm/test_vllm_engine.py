@@ -82,16 +82,16 @@ def test_random_interruptions_lose_no_token_and_versions_never_fall(
     rng = np.random.default_rng(0)
     kernel = make(n=4, max_tokens=40, temperature=0.8, top_p=0.95)
     weights, version = (weights_of(base), weights_of(other)), 0
-    running = kernel.run(prompt_chunk_of(50))
+    running = kernel.run(prompt_chunk_of(12))
     found, batches = 0, []
     for batch in running:
         batches.append(batch)
         found += len(batch)
-        if version < 20 and rng.random() < 0.5:
+        if version < 20 and rng.random() < 0.2:
             version += 1
             kernel.load(weights[version % 2], version)
         kernel.interrupt()
-    assert found == 200
+    assert found == 48
     assert version == 20
     for batch in batches:
         versions = batch.ragged("version")
