@@ -71,9 +71,9 @@ class RayNodes:
 
     def add(self, name: str, *, env: dict[str, str] | None = None, **what: Any) -> None:
         """Start a node, and wait until it is there. env: added for its processes."""
-        head = {} if self._nodes else {"include_dashboard": False, "include_log_monitor": False}
+        head = {} if self._nodes else {"no_monitor": True, "include_log_monitor": False}
         usual = {"num_cpus": 1, "object_store_memory": _STORE} | head
-        with _environment(env or {}):
+        with _environment(env or {}), _no_dashboard():
             self._nodes[name] = self._cluster.add_node(node_name=name, **usual | what)
 
     def end(self, name: str) -> None:
@@ -158,6 +158,14 @@ def _environment(more: dict[str, str]) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in more.items():
             patch.setenv(name, value)
+        yield
+
+
+@contextlib.contextmanager
+def _no_dashboard() -> Iterator[None]:
+    """Ray starts one for a head even where it is told not to, and waits until it has imported."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ray._private.services.start_api_server", lambda *_, **__: (None, None))
         yield
 
 
