@@ -24,8 +24,8 @@ _AGENTS: Mapping[str, Mapping[str, int]] = {
     },
     "runtime_env/agent/main.py": {"runtime_env_agent_port": 1},
 }
-"""The ports that a raylet waits for, from each agent: -1 is Ray's own word for none, and at 1 nobody
-answers.
+"""The ports that a raylet waits for, from each agent: -1 is Ray's own word for none, and at 1 is
+nobody.
 """
 
 
