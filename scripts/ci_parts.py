@@ -32,12 +32,6 @@ PARTS = (
     # are not configured.
     CiPart(name="chromium", lane=WAITS, command="scripts/chromium", always_ends=True),
     CiPart(name="test", lane=COMPUTES, needs=("setup",), command="make test"),
-    CiPart(
-        name="long",
-        lane=COMPUTES,
-        needs=("setup",),
-        command="scripts/test -m 'long and not hosts'",
-    ),
     CiPart(name="vllm", lane=COMPUTES, needs=("setup",), command="scripts/test-vllm"),
     CiPart(
         name="vllm-long",
@@ -45,6 +39,13 @@ PARTS = (
         needs=("setup",),
         command="scripts/test-vllm --long",
         third=1,
+    ),
+    # Last, as it keeps both cores busy by itself to its end.
+    CiPart(
+        name="long",
+        lane=COMPUTES,
+        needs=("setup",),
+        command="scripts/test -m 'long and not hosts'",
     ),
     CiPart(name="torture", lane=WAITS, needs=("setup",), command="scripts/torture --short"),
     CiPart(name="chaos", lane=WAITS, needs=("setup",), command="scripts/chaos short"),

@@ -104,7 +104,11 @@ def told_of_a_death(workers: HostsWorkers) -> m.WorkerLost:
 
 
 @pytest.mark.parametrize(
-    "where,private", [(APART, False), (BACK, True)], ids=["from here", "to here, plainly"]
+    "where,private",
+    [
+        pytest.param(APART, False, id="from here", marks=pytest.mark.long),
+        pytest.param(BACK, True, id="to here, plainly"),
+    ],
 )
 def test_rows_go_from_host_to_host(
     start: Start, where: dict[str, str], private: bool, tmp_path: Path
@@ -162,6 +166,7 @@ def test_what_the_dead_owner_of_another_host_had_is_known_to_be_gone(
         assert isinstance(host_plans.until(workers, m.ChunkDone)[0], m.Produced)
 
 
+@pytest.mark.long
 def test_an_error_of_another_host_arrives_as_what_it_was(start: Start) -> None:
     with start(APART, host_plans.plan(host_plans.refuses)) as workers:
         workers.tell(host_plans.chunk_of(1, host_plans.produced_block(workers), node="refuses"))
@@ -203,6 +208,7 @@ def test_a_run_folder_a_host_does_not_see(
         pytest.fail("it opened")
 
 
+@pytest.mark.long
 def test_a_plan_is_for_what_the_nodes_have(connected: RayNodes, tiny: TinyRuns) -> None:
     connected.wait_until_free(cores=4.0)
     planned = plan(small(tiny.folder), tiny.options(1, pin={"rollout": "gen@b"}, cluster="ray"))
@@ -231,6 +237,7 @@ def room_for(*names: str) -> ClusterRoom:
     return ClusterRoom([Bundle(host=name, cores=2) for name in names], 60.0)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("connected")
 def test_a_run_for_which_there_is_no_room_says_so_and_waits(
     caplog: pytest.LogCaptureFixture,
@@ -261,6 +268,7 @@ def test_a_breakpoint_is_not_given_to_ray() -> None:
     assert "PYTHONBREAKPOINT" not in os.environ
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("connected")
 def test_what_finds_no_room_fails_after_the_wait() -> None:
     room = ClusterRoom([Bundle(host="a", cores=1), Bundle(host="big", cores=64, gpus=8)], 1.0)
@@ -272,6 +280,7 @@ def test_what_finds_no_room_fails_after_the_wait() -> None:
     assert groups_left() == []
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("connected")
 def test_nobody_waits_for_room_any_more_once_the_run_ends() -> None:
     room, stop = ClusterRoom([Bundle(host="big", cores=64)], 60.0), threading.Event()
@@ -333,6 +342,7 @@ def test_strangers_get_nothing(start: Start) -> None:
         assert isinstance(produced, m.Produced), "and nobody is disturbed"
 
 
+@pytest.mark.long
 def test_workers_see_the_gpus_that_ray_gives_their_host(
     start: Start, nodes: RayNodes, tmp_path: Path
 ) -> None:
@@ -359,6 +369,7 @@ def devices_seen_by(pid: int) -> str:
     return line.partition("=")[2]
 
 
+@pytest.mark.long
 def test_a_node_with_other_versions_is_refused_by_name(
     connected: RayNodes, tiny: TinyRuns, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
