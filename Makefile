@@ -30,6 +30,8 @@ test-long: setup
 	scripts/pythons types 3.13
 	scripts/test-many
 
+# Property tests draw a third of their examples elsewhere.
+test-all: export TEST_EXAMPLES := all
 test-all: test test-long newcomer
 	scripts/torture --short
 	scripts/chaos short

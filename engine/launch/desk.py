@@ -128,11 +128,14 @@ class Desk:
                 self._changed.notify_all()
 
     def say(self, message: Any) -> None:
-        """To the run; never blocks."""
+        """To the run; never blocks. What is said after the lease has ended goes nowhere: the run
+        begins such a host again, and what its Workers' end looks like here is no failure of the run.
+        """
         body = encode(message)
         with self._changed:
-            self._to_send.add(body)
-            self._changed.notify_all()
+            if not self.given_up:
+                self._to_send.add(body)
+                self._changed.notify_all()
 
     def settle(self, seconds: float) -> None:
         """Wait until the run has everything, at most `seconds`; not if it was given up."""

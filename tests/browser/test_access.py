@@ -33,8 +33,15 @@ def _serious(shown: Watched) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [WIDE, NARROW])
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [
+        (WIDE, "light"),
+        (NARROW, "dark"),
+        pytest.param(WIDE, "dark", marks=pytest.mark.repeats),
+        pytest.param(NARROW, "light", marks=pytest.mark.repeats),
+    ],
+)
 def test_axe_finds_no_serious_fault_and_nothing_is_wider_than_the_screen(
     browser: Browser, server: PageClient, scheme: str, width: int
 ) -> None:

@@ -1,7 +1,7 @@
 """What only repeats what is proven, with other seeds, graphs or examples: a third of it in a turn.
 
 Owns: the mark of such tests, which of them a turn of `.ci/run` leaves out, and how many examples
-are drawn there. Does not own: the number of the turn (.ci/turn).
+are drawn. Does not own: the number of the turn (.ci/turn).
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ VARIABLE = "CI_TURN"
 """Names the turn; without it all run."""
 TURNS = 3
 """After so many every test has run."""
+EXAMPLES = "TEST_EXAMPLES"
+"""`all`: property tests draw all of their examples."""
 
 
 def of_turn(repeating: Sequence[Thing]) -> list[Thing]:
@@ -26,14 +28,25 @@ def of_turn(repeating: Sequence[Thing]) -> list[Thing]:
 
 
 def left_out(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """The repeating tests that are not of this turn."""
+    """The repeating tests that are not of this turn: of the one that `repeats(turn=...)` names, or
+    each third of the others.
+    """
     turn = os.environ.get(VARIABLE)
     if turn is None:
         return []
-    repeating = [item for item in items if item.get_closest_marker("repeats")]
-    return [item for place, item in enumerate(repeating) if place % TURNS != int(turn) % TURNS]
+    named: dict[pytest.Item, int] = {
+        item: mark.kwargs["turn"]
+        for item in items
+        for mark in item.iter_markers("repeats")
+        if "turn" in mark.kwargs
+    }
+    others = [i for i in items if i.get_closest_marker("repeats") and i not in named]
+    turns = named | {item: place % TURNS for place, item in enumerate(others)}
+    return [item for item, its in turns.items() if its != int(turn) % TURNS]
 
 
 def example_count(examples: int) -> int:
-    """How many examples a property test draws: a third in a turn, and each turn draws anew."""
-    return examples if VARIABLE not in os.environ else -(-examples // TURNS)
+    """How many examples a property test draws: a third, as each run draws others; all of them where
+    EXAMPLES says so.
+    """
+    return examples if os.environ.get(EXAMPLES) == "all" else -(-examples // TURNS)

@@ -73,7 +73,7 @@ def test_the_kernels_refuse_what_the_check_refuses_in_the_same_words(
 
 
 @pytest.mark.long
-@pytest.mark.repeats
+@pytest.mark.repeats(turn=2)  # the two minutes of other turns are those of other parts
 def test_the_page_of_models_is_what_its_script_writes(tmp_path: Path) -> None:
     """It tries each architecture; the tests of attention take few of them."""
     done = call_python("scripts/models.py", str(tmp_path), timeout=900)

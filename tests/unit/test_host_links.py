@@ -245,6 +245,8 @@ def test_a_cut_ends_both_sides_with_the_lease() -> None:
         assert both.desk.given_up
         assert both.desk.take() is None
         assert both.desk.take() is None, "the end does not pass"
+        both.desk.say(reply(1, 10))
+        assert not both.desk.heard(0, 0.0)[3], "a run that was only slow hears of no failure"
 
 
 def test_a_cut_that_heals_within_the_lease_loses_nothing(caplog: pytest.LogCaptureFixture) -> None:

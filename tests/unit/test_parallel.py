@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,24 @@ BY_ROWS, BY_MATRICES = ("whole", "split"), ("1 x 2", "2 x 2")
 Reports = list[dict[str, Any]]
 """What each rank of a world wrote of everything that it did."""
 
-in_every_world = pytest.mark.parametrize("world", tr.WORLDS)
-in_every_case = pytest.mark.parametrize(
-    ("world", "name"), [(world, name) for world, of in tr.WORLDS.items() for name in of.cases]
-)
+
+def in_worlds(worlds: Iterable[str]) -> list[Any]:
+    """Parameters of a test. "1 x 2" is a part of "2 x 2", and runs train in it, too."""
+    again = pytest.mark.repeats(turn=1)
+    return [pytest.param(each, marks=again if each == "1 x 2" else ()) for each in worlds]
+
+
+def in_cases(worlds: Iterable[str]) -> list[Any]:
+    """Parameters of a test: each case of each world."""
+    return [
+        pytest.param(*world.values, name, marks=world.marks)
+        for world in in_worlds(worlds)
+        for name in tr.WORLDS[world.values[0]].cases
+    ]
+
+
+in_every_world = pytest.mark.parametrize("world", in_worlds(tr.WORLDS))
+in_every_case = pytest.mark.parametrize(("world", "name"), in_cases(tr.WORLDS))
 
 
 @pytest.fixture(scope="module")
@@ -122,9 +136,7 @@ def test_the_ranks_give_the_weights_and_metrics_of_one(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("world", "name"), [(world, name) for world in BY_MATRICES for name in tr.WORLDS[world].cases]
-)
+@pytest.mark.parametrize(("world", "name"), in_cases(BY_MATRICES))
 def test_what_every_rank_has_stays_the_same_to_the_bit(ranks: Reports, name: str) -> None:
     first = ranks[0][name]
     split = {n for n, data in first["held"].items() if data.shape != first["weights"][n].shape}
@@ -235,7 +247,7 @@ def test_a_step_after_faults_is_as_if_they_had_not_been(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("world", BY_MATRICES)
+@pytest.mark.parametrize("world", in_worlds(BY_MATRICES))
 def test_every_group_is_bounded_in_time_as_the_whole_one(ranks: Reports) -> None:
     assert {limit for rank in ranks for limit in rank["limits"]} == {20.0}
 
