@@ -259,9 +259,11 @@ class ClusterRoom:
         )
 
     def _is_placed(self) -> bool:
-        if not self._group.wait(_POLL):
+        # `wait` of a group says for seconds, on a busy machine, that it is not there when it is.
+        table = placement_group_table(self._group)
+        if table["state"] != "CREATED":
             return False
-        nodes = placement_group_table(self._group)["bundles_to_node_id"].values()
+        nodes = table["bundles_to_node_id"].values()
         avoided = _avoided()
         return all(node and node not in avoided for node in nodes)
 
