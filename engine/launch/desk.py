@@ -129,7 +129,7 @@ class Desk:
 
     def say(self, message: Any) -> None:
         """To the run; never blocks. What is said after the lease has ended goes nowhere: the run
-        begins such a host again, and what its Workers' end looks like here is no failure of the run.
+        begins such a host again, and that its Workers have ended here is no failure of the run.
         """
         body = encode(message)
         with self._changed:

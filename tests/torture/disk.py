@@ -176,9 +176,13 @@ def _of_ending(case: DiskCase, end: CommandEnd) -> str:
 
 
 def _may_succeed(case: DiskCase, end: CommandEnd) -> bool:
-    """There was room enough, it could be done another way, or it did not matter, which was said."""
-    another_way = case.name.split()[1] in ("delete", "mkdir", "truncate")
-    return not case.faults or another_way or "The run goes on without" in end.text
+    """There was room enough, it could be done another way, or it did not matter, which was said; or
+    the run made fewer calls than the undisturbed one, as some are made by the clock.
+    """
+    if not case.faults or case.name.split()[1] in ("delete", "mkdir", "truncate"):
+        return True
+    was_over = len(json.loads(end.calls.read_text())) < case.faults["at"]
+    return was_over or "The run goes on without" in end.text
 
 
 _INPROC = ("--inproc", "--workers", "one")

@@ -23,7 +23,6 @@ MODULES = (
 )
 """In a process of its own an engine takes 10 CPU seconds for these."""
 
-_SPIN_SECONDS = 0.002
 # As it is imported vLLM reads how much it logs, and torch whether it compiles.
 ENVIRONMENT = {**VLLM.environment, **VLLM.cpu_environment}
 
@@ -34,14 +33,3 @@ def import_all() -> None:
     for name in MODULES:
         importlib.import_module(name)
     del sys.modules["ray"]
-    _spin_shortly()
-
-
-def _spin_shortly() -> None:
-    """A reader of the queue between ranks spins for a second after what it read: an engine and its
-    ranks do so on the two cores that all of them need.
-    """
-    from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
-
-    assert SpinCondition.__init__.__defaults__ == (1,), "of busy_loop_s"
-    SpinCondition.__init__.__defaults__ = (_SPIN_SECONDS,)
