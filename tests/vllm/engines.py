@@ -67,7 +67,7 @@ LONG = (
 
 
 def passed(tests: EngineTests, marker: str, more: Sequence[str]) -> bool:
-    """Run them to the end, then print all that they said."""
+    """Run them to the end, then print their output."""
     files = [str(FOLDER / f"test_vllm_{each}.py") for each in tests.files]
     process = ForkedPython(
         [sys.executable, "-m", "pytest", "-m", marker, *files, *more],
@@ -79,9 +79,9 @@ def passed(tests: EngineTests, marker: str, more: Sequence[str]) -> bool:
         errors="replace",
     )
     with process:
-        said, _ = process.communicate()
+        output, _ = process.communicate()
     title = f"== vLLM: {tests.kind}, {tests.ranks} tensor rank(s): {' '.join(tests.files)}"
-    print(f"{title}\n{said}", end="", flush=True)
+    print(f"{title}\n{output}", end="", flush=True)
     return process.returncode == 0
 
 

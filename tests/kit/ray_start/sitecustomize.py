@@ -45,12 +45,12 @@ class _Installing:
 
 def _be_agent(ports: Mapping[str, int]) -> NoReturn:
     """In the place of an agent: tell the raylet its ports, and end after it."""
-    told = dict(
+    arguments = dict(
         word[2:].split("=", 1) for word in sys.orig_argv if word[:2] == "--" and "=" in word
     )
     raylet = os.pidfd_open(os.getppid())
     for name, port in ports.items():
-        there = f"{told['session-dir']}/{name}_{told['node-id']}"
+        there = f"{arguments['session-dir']}/{name}_{arguments['node-id']}"
         with open(f"{there}.new", "w") as file:
             file.write(str(port))
         os.rename(f"{there}.new", there)  # the raylet reads it once it is there
