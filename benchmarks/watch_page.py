@@ -110,7 +110,7 @@ def browsing(server: PageClient, run: str) -> Iterator[Page]:
     """The page of a run, in headless Chromium, with its inputs observed."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
-            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+            executable_path=shutil.which("chromium-headless-shell"), args=["--no-sandbox"]
         )
         context = browser.new_context(viewport={"width": 1400, "height": 900})
         name, _, value = server.cookie.partition("=")

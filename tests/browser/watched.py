@@ -27,10 +27,10 @@ _AWAY = re.compile(r"ERR_CONNECTION_|ERR_INCOMPLETE_CHUNKED|status of 403")
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """Debian's Chromium; a test fails, and is not skipped, where there is none."""
-    path = shutil.which("chromium")
+    """Debian's Chromium without windows; a test fails, and is not skipped, where there is none."""
+    path = shutil.which("chromium-headless-shell")
     if path is None:
-        pytest.fail("these tests need Chromium: apt-get install chromium (scripts/chromium)")
+        pytest.fail("these tests need Chromium: scripts/chromium installs it")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=path, args=["--no-sandbox", "--font-render-hinting=none"]
