@@ -26,6 +26,9 @@ MODULES = (
 # As it is imported vLLM reads how much it logs, and torch whether it compiles.
 ENVIRONMENT = {**VLLM.environment, **VLLM.cpu_environment}
 
+SPIN = 0.01
+"""Seconds."""
+
 
 def import_all() -> None:
     """Without Ray, which vLLM imports where it is installed: it reads the environment then."""
@@ -33,3 +36,12 @@ def import_all() -> None:
     for name in MODULES:
         importlib.import_module(name)
     del sys.modules["ray"]
+    _spin_shortly()
+
+
+def _spin_shortly() -> None:
+    """Ranks look for the next message without a pause for a second after each, and here one core
+    is all that they and the engine have.
+    """
+    conditions = importlib.import_module("vllm.distributed.device_communicators.shm_broadcast")
+    conditions.SpinCondition.__init__.__defaults__ = (SPIN,)
