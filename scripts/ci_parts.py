@@ -38,7 +38,7 @@ PARTS = (
         lane=COMPUTES,
         needs=("setup",),
         command="scripts/test-vllm --long",
-        third=1,
+        third=2,
     ),
     # Last, as it keeps both cores busy by itself to its end.
     CiPart(
@@ -67,7 +67,7 @@ PARTS = (
         lane=WAITS,
         needs=("setup",),
         command="scripts/pythons types 3.13",
-        third=2,
+        third=1,
     ),
     # 512 processes take 12 GiB and both cores: alone, so it waits for all of the other lane.
     CiPart(

@@ -48,6 +48,12 @@ _STORE = 80 * 2**20
 """Bytes of each node's object store; a run uses none."""
 
 
+def ray_environment() -> dict[str, str]:
+    """Variables for whoever starts a Ray cluster: Ray is quiet, and its processes run _HOOK."""
+    folders = os.pathsep.join(filter(None, (str(_HOOK), str(ROOT), os.environ.get("PYTHONPATH"))))
+    return QUIET | {"PYTHONPATH": folders} | forked.at_this_server()
+
+
 def needs_ray() -> None:
     """Skips where Ray is not installed."""
     pytest.importorskip("ray", reason="Ray is not installed (pip install 'dataflow-rl[ray]')")
@@ -174,9 +180,7 @@ def ray_cluster(*, b: bool = True, **what: Any) -> Iterator[RayNodes]:
     """The nodes a (the head, which a run from this process begins on) and b, and RAY_ADDRESS.
     what: each has, for Ray.
     """
-    folders = os.pathsep.join(filter(None, (str(_HOOK), str(ROOT), os.environ.get("PYTHONPATH"))))
-    forks = forked.at_this_server()
-    with _environment(QUIET | {MARK: new_mark(), "PYTHONPATH": folders} | forks):
+    with _environment(ray_environment() | {MARK: new_mark()}):
         nodes = RayNodes(**what)
         with contextlib.ExitStack() as after:
             after.callback(nodes.close)

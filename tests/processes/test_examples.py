@@ -13,7 +13,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ from dataflow.diff import diff
 from engine.api import Result
 from engine.cli import main as dataflow
 from tests.kit.processes import COMMAND_LINE, ROOT, call_python
-from tests.kit.ray_clusters import QUIET
+from tests.kit.ray_clusters import needs_ray, ray_cluster, ray_environment
 from tests.kit.runs import Rows, metrics
 
 EXAMPLES = ROOT / "examples"
@@ -204,9 +204,10 @@ def test_example_as_a_script(here: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.hosts
 def test_cluster_demo(here: Path) -> None:
     """A node is killed, and the run has the numbers of an undisturbed one."""
-    done = call_python("examples/cluster_demo.py", env=QUIET)
+    done = call_python("examples/cluster_demo.py", env=ray_environment())
     assert done.returncode == 0, done.stdout + done.stderr
     ended = "the node `generator` is dead", "Worker gen was lost: host generator"
     for told in (*ended, "the node `substitute` is there", "the same to the bit"):
@@ -255,35 +256,17 @@ def test_commands_of_the_readme(here: Path) -> None:
         exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
 
 
-@contextmanager
-def simulated(*names: str) -> Iterator[str]:
-    """A Ray cluster with nodes of these names on this machine, as `ray start` makes one; its
-    address.
-    """
-    utils = pytest.importorskip("ray.cluster_utils")
-    first, *others = ({"num_cpus": 1, "node_name": name} for name in names)
-    cluster = utils.Cluster(initialize_head=True, head_node_args=first)
-    try:
-        for node in others:
-            cluster.add_node(**node)
-        yield cluster.address
-    finally:
-        cluster.shutdown()
-
-
 @pytest.mark.long
-def test_commands_of_the_readme_on_several_hosts(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.hosts
+def test_commands_of_the_readme_on_several_hosts(here: Path) -> None:
     """Each in a process of its own. `ray start` of the block before them is what is simulated."""
-    for name, value in QUIET.items():
-        monkeypatch.setenv(name, value)
+    needs_ray()
     shown = [words for block in blocks("bash", how="run on hosts") for words in commands(block)]
     assert shown
-    with simulated("a", "b") as address:
+    with ray_cluster():
         for words in shown:
             assert words[0] == "dataflow"
-            done = call_python("-c", COMMAND_LINE, *words[1:], env={"RAY_ADDRESS": address})
+            done = call_python("-c", COMMAND_LINE, *words[1:])
             assert done.returncode == 0, done.stdout + done.stderr
     assert (here / "runs/hosts/logs/host-b.log").is_file()
 

@@ -78,6 +78,7 @@ def total_memory() -> int:
 
 
 @pytest.mark.long
+@pytest.mark.repeats(turn=1)  # the README's commands profile a graph, too, and simulate with that
 def test_a_profile_of_a_graph(tiny: TinyRuns, capsys: pytest.CaptureFixture[str]) -> None:
     path = tiny.runs / "profile.json"
     data = ("--data", str(tiny.folder / "train.parquet"), "--base", str(tiny.folder / "model"))
