@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -137,10 +138,39 @@ def _run(command: Sequence[str]) -> None:
         raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
+class Forks:
+    """A fork server on one host, for what runs on Ray there (ray_clusters.py)."""
+
+    def __init__(self, spaces: Namespaces, name: str) -> None:
+        self._process = subprocess.Popen(
+            [*spaces.within(name), sys.executable, "-c", _SERVES],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        self.environment: dict[str, str] = json.loads(self._process.stdout.readline())
+        """Variables for whoever starts a raylet on this host."""
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+_SERVES = """\
+import json, sys
+from tests.kit import forked
+from tests.kit.ray_clusters import ray_environment
+forked.install()
+print(json.dumps(ray_environment()), flush=True)
+sys.stdin.read()
+"""
+
+
 class Raylet:
     """`ray start` on one host, with all that it has started; the head on a."""
 
-    def __init__(self, spaces: Namespaces, name: str, folder: str) -> None:
+    def __init__(self, spaces: Namespaces, name: str, folder: str, forks: Forks) -> None:
         """folder: short, since names of sockets are."""
         words = f"--node-name={name} --node-ip-address={ADDRESSES[name]} --temp-dir={folder}"
         words += f" --num-cpus=1 --object-store-memory={80 * 2**20} --block --disable-usage-stats"
@@ -156,7 +186,7 @@ class Raylet:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=os.environ | QUIET | {"OMP_NUM_THREADS": "1", MARK: self._mark},
+            env=os.environ | forks.environment | {"OMP_NUM_THREADS": "1", MARK: self._mark},
         )
         self._wait()
 
@@ -191,6 +221,7 @@ class TwoHosts:
     spaces: Namespaces
     folder: Path
     nodes: dict[str, Raylet]
+    forks: dict[str, Forks]
 
     def options(self, name: str, steps: int, **where: Any) -> RunOptions:
         usual = {"threads": 1, "progress": False, "checkpoint_every": 4, "workers": "one"}
@@ -212,7 +243,7 @@ class TwoHosts:
     def begin_again(self) -> None:
         """A new node b: Ray ends one that it has counted as lost."""
         self.nodes.pop("b").close()
-        self.nodes["b"] = Raylet(self.spaces, "b", str(self.folder / "c"))
+        self.nodes["b"] = Raylet(self.spaces, "b", str(self.folder / "c"), self.forks["b"])
 
     def require_same(self, expected: Path) -> None:
         """Metrics and weights of the run across, to the bit; then no run folder is left."""
@@ -229,10 +260,14 @@ def two_hosts() -> Iterator[TwoHosts]:
         save_tiny_inputs(folder)
         spaces = after.enter_context(Namespaces())
         nodes: dict[str, Raylet] = {}
+        forks: dict[str, Forks] = {}
+        for name in ADDRESSES:
+            forks[name] = Forks(spaces, name)
+            after.callback(forks[name].close)
         after.callback(lambda: [node.close() for node in reversed(nodes.values())])
         for name in ADDRESSES:
-            nodes[name] = Raylet(spaces, name, str(folder / name))
-        yield TwoHosts(spaces, folder, nodes)
+            nodes[name] = Raylet(spaces, name, str(folder / name), forks[name])
+        yield TwoHosts(spaces, folder, nodes, forks)
 
 
 def require_success(process: subprocess.Popen[str]) -> None:

@@ -30,6 +30,7 @@ import socket
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -306,6 +307,7 @@ def main(descriptor: int, served: int) -> None:
         importlib.import_module(name)
     assert "ray" not in sys.modules, "what Ray reads of the environment is not compared"
     forked.install()
+    _end_quickly()
     gc.collect()
     gc.freeze()  # so that no collection writes to the pages that are shared
     listening = socket.socket(fileno=descriptor)
@@ -315,6 +317,16 @@ def main(descriptor: int, served: int) -> None:
     except ProcessLookupError:  # it ended while this one imported
         return
     server.serve()()
+
+
+def _end_quickly() -> None:
+    """Leave out of each fork's end what torch does in its own: it takes 176 libraries apart, and
+    counts what it has compiled.
+    """
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    if dynamo is not None:
+        atexit.unregister(dynamo.dump_compile_times)
 
 
 if __name__ == "__main__":
