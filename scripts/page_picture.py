@@ -87,7 +87,9 @@ def picture(url: str, name: str) -> bytes:
     """The page of a run as PNG, at one and a half times its size."""
     chromium = shutil.which("chromium-headless-shell")
     if chromium is None:
-        raise SystemExit("page_picture: expected chromium-headless-shell, found none. Fix: scripts/chromium")
+        raise SystemExit(
+            "page_picture: expected chromium-headless-shell, found none. Fix: scripts/chromium"
+        )
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         size = {"width": WIDTH, "height": HEIGHT}

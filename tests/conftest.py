@@ -46,6 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Measure what tests cost, where the environment asks for it; fork what they start; capture the
     logs of the root alone; keep folders of tests in memory, where there is room.
     """
+    gc.disable()  # until all is collected: nearly all of that stays
     _keep_folders_in_memory()
     forked.install()
     root_logs.install()
@@ -73,6 +74,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """Leave what was imported out of every later collection of garbage: runs ask for many."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 

@@ -34,6 +34,7 @@ from typing import Any
 from engine.api import run
 from engine.attempts import FRUITLESS
 from engine.options import RunOptions
+from tests.kit import forked
 from tests.kit import processes as kit
 from tests.kit.killable_run import GRAPHS, words
 from tests.kit.nothing_left import (
@@ -246,6 +247,7 @@ def main() -> None:
     only = "kill only this kind: coordinator, child, or worker:NAME"
     parser.add_argument("--kind", default="", help=only)
     given = parser.parse_args()
+    forked.install()
     killed: list[str] = []
     names = shared_memory()
     with tempfile.TemporaryDirectory(prefix="chaos_") as place:

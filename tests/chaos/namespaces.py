@@ -1,12 +1,12 @@
 """Two network namespaces of this machine as the nodes of a Ray cluster, with a cable between them
 that can be cut.
 
-    python -m tests.chaos.namespaces
+    python -m tests.chaos.namespaces [short] [long]
 
-A partition of 10 s heals within the lease; a longer one ends the run cleanly. Owns: the namespaces
-(held by processes, so that nothing is left when these end), a raylet in each, and the runs across
-them. Does not own: the process of a run (tests/kit/killable_run.py). It needs root, and ip, nsenter
-and unshare.
+The short partition, of 10 s, heals within the lease; the long one ends the run cleanly. Owns: the
+namespaces (held by processes, so that nothing is left when these end), a raylet and a fork server
+in each, and the runs across them. Does not own: the process of a run (tests/kit/killable_run.py).
+It needs root, and ip, nsenter and unshare.
 """
 
 from __future__ import annotations
@@ -313,16 +313,19 @@ def too_long(hosts: TwoHosts, steps: int, lease: float) -> float:
     return took
 
 
-def main() -> None:
+def main(partitions: Sequence[str]) -> None:
+    """Carry out those that are named, or both."""
     if reason := why_not():
         print(f"skipped: {reason}")
         return
     with two_hosts() as hosts:
-        took = f"both sides had ended after {too_long(hosts, 12, 12.0):.0f} s"
-        print(f"a partition without end, lease 12 s: {took}, and a resume went on")
-        heals(hosts, 24, 10.0)
-        print("one of 10 s, lease 30 s: the Steps of one host, to the bit")
+        if "long" in partitions or not partitions:
+            took = f"both sides had ended after {too_long(hosts, 12, 12.0):.0f} s"
+            print(f"a partition without end, lease 12 s: {took}, and a resume went on")
+        if "short" in partitions or not partitions:
+            heals(hosts, 24, 10.0)
+            print("one of 10 s, lease 30 s: the Steps of one host, to the bit")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -218,10 +218,10 @@ def _serve_own_forks() -> None:
 def _serve(listening: socket.socket, served: int, parent: int) -> NoReturn:
     """In a forked process: be a server, with nothing open but its socket."""
     try:
-        lifeline.die_with(parent)
         _close_all_but([listening.fileno()])
         for number in (os.O_RDONLY, os.O_WRONLY, os.O_WRONLY):  # become 0, 1 and 2
             os.open(os.devnull, number)
+        lifeline.die_with(parent)  # which may be gone by now: this is said to nobody
         _show(["-m", forked.MODULE, str(listening.fileno()), str(served)], {})
         _ForkServer(listening, served).serve()()
     finally:

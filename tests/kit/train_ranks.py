@@ -261,7 +261,7 @@ WORLDS = {
     "whole": World(cases=_BY_ROWS),
     "split": World(shard=True, cases=_BY_ROWS),
     "1 x 2": World(tensor=2, cases=("grpo", "value", "group", "chunked", "qwen3")),
-    "2 x 2": World(size=4, tensor=2, cases=("grpo", "value", "two sets")),
+    "2 x 2": World(size=4, tensor=2, cases=("value", "two sets")),
 }
 
 

@@ -161,6 +161,7 @@ def trained_with(port: Port[Any]) -> tuple[Any, Loss | None]:
     return port, losses.supervised_loss() if issubclass(port.schema, Completion) else None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("call", RIGHT)
 def test_whatever_an_argument_is_only_a_graph_error_comes_of_it(call: Callable[..., Any]) -> None:
     for parameter in inspect.signature(call).parameters.values():

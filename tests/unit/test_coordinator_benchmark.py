@@ -12,6 +12,7 @@ from benchmarks.coordinator_world import CoordinatorWorld, WorldLoad
 from dataflow.batch import Keys
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("workers", "chunks", "together"), [(4, 4, 1), (12, 6, 1), (4, 4, 7), (12, 6, 128)]
 )

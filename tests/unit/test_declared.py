@@ -43,6 +43,7 @@ def _columns(data: str, split: str | None) -> dict[str, pa.DataType]:
     return dict.fromkeys(("prompt", "answer", "completion"), pa.utf8())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", RIGHT)
 def test_every_right_graph_is_the_same_by_its_declarations(make: Callable[[], Graph]) -> None:
     graph = make()

@@ -33,6 +33,7 @@ def limited(call: str, soft: int, hard: int) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("call,soft,hard,told", [
     ("make_room_for_peers(10)", 64, 4000, "296 4000\n"),
     ("make_room_for_peers(10)", 500, 4000, "500 4000\n"),

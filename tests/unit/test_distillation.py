@@ -85,6 +85,7 @@ def require_alike(ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor], **
     torch.testing.assert_close(*slopes, **how)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("direction", ["reverse", "forward"])
 @pytest.mark.parametrize("tail", TAILS)
 @settings(max_examples=25)

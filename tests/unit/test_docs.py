@@ -230,6 +230,7 @@ def test_packages_are_typed() -> None:
         assert (ROOT / package / "py.typed").is_file()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page", ["reference", "troubleshooting"])
 def test_a_page_is_what_its_script_writes(page: str, tmp_path: Path) -> None:
     file = tmp_path / "page.md"

@@ -69,6 +69,7 @@ def scene_of(kind: str, graph: Graph) -> Scene:
     return scene(folded(shown, None) if kind == "folded" else shown, overlay(kind, graph))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=12)
 @given(SHAPES)

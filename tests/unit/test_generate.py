@@ -126,6 +126,7 @@ def interrupted_after(
     return first, running
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("prompts", [PREFIXED, MIXED])
 @pytest.mark.parametrize("budget", [16384, 40])
 def test_an_interrupted_row_keeps_its_tokens_and_goes_on_as_a_fresh_one_would_from_there(

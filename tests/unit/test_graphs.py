@@ -51,6 +51,7 @@ def test_each_is_a_file_of_its_own_with_one_short_function_that_says_what_it_is(
     assert 20 < len(summary(shipped()[name])) <= 96
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", algorithms.NAMES)
 @pytest.mark.parametrize("gpus", [1, 2, 8])
 def test_each_has_a_plan_on_any_number_of_devices(name: str, gpus: int, folder: Path) -> None:

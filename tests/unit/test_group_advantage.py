@@ -115,6 +115,7 @@ def by_row(
     return {row: made[i].tolist() for i, row in enumerate(rows)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize(("baseline", "scale"), WAYS)
 @settings(max_examples=8)

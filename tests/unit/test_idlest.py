@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ CHANGE = st.tuples(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=example_count(300))
 @given(one=SOME, other=SOME, changes=st.lists(CHANGE, max_size=120))
 def test_it_is_the_first_of_those_with_the_fewest_rows(

@@ -122,6 +122,7 @@ def test_folders_that_targets_cannot_import_are_named(tmp_path: Path) -> None:
     assert hidden_in(str(ROOT / "docs")) is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", [["uses.py"], ["-m", "pytest", "-q", "-p", "no:cacheprovider"]])
 def test_folders_in_place_of_ours_are_named(tmp_path: Path, command: list[str]) -> None:
     folder = _with_packages(tmp_path)

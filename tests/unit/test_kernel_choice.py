@@ -333,6 +333,7 @@ def test_golden(name: str) -> None:
     require_golden(f"explain/{name}.txt", explain(plan))
 
 
+@pytest.mark.long
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_whatever_is_asked_for_an_engine_is_alone(data: st.DataObject) -> None:

@@ -109,6 +109,7 @@ def test_packed_rows_have_the_logprobs_and_gradients_of_rows_alone(
         require_close(predictions(module, packed, written).logprobs, wanted)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("renewed", [False, True])
 @pytest.mark.parametrize("first", [0, 4], ids=["all begin alike", "some begin alike"])
 def test_generated_rows_have_the_logprobs_of_rows_alone(

@@ -34,6 +34,7 @@ assert pa.array([pandas.NA], from_pandas=True).null_count == 1
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "code",
     [_HIDDEN, _HIDDEN + _KNOWN, _HIDDEN + _ASKED, _EARLIER],

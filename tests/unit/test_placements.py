@@ -157,6 +157,7 @@ def asked_of(names: Sequence[str]) -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries({"workers": workers}, optional=optional)
 
 
+@pytest.mark.long
 @settings(max_examples=example_count(150))
 @given(st.data())
 def test_whatever_is_asked_for_is_refused_or_holds(data: st.DataObject) -> None:

@@ -178,6 +178,7 @@ FORMULAS = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FORMULAS)
 @settings(max_examples=30)
 @given(d=drawn(far=400.0), how=st.sampled_from(CORRECTIONS[1:-1]))

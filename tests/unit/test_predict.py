@@ -73,6 +73,7 @@ def test_a_step_of_one_worker_is_the_sum_of_its_nodes() -> None:
     assert [s.lag for s in found.steps] == [{"rollout": 0.0}] * 4
 
 
+@pytest.mark.long
 def test_equal_seeds_give_equal_bytes() -> None:
     plan = placed(grpo_graph(max_lag=1), workers="auto")
     one, two, other = (predicted(plan, seed=seed) for seed in (3, 3, 4))

@@ -92,6 +92,7 @@ def test_the_heterogeneous_cost_is_that_of_memory_and_price() -> None:
     assert cost_gain(0.35, 0.29) == pytest.approx(1.0 / (0.65 + 0.29 * 0.35))
 
 
+@pytest.mark.long
 def test_earl_has_all_cells_and_the_cell_that_does_not_fit() -> None:
     cells = [row for name, row in found().items() if row.unit == "%"]
     assert len(cells) == 29

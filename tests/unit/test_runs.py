@@ -300,6 +300,7 @@ def test_a_damaged_run_is_not_compared(
 ODD = ("null", "[]", "{}", "3", '"x"', "-1e999", "NaN", "1" + "0" * 400, "[" * 50_000, '"\\ud800"')
 
 
+@pytest.mark.long
 def test_odd_values_are_told_and_never_an_internal_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

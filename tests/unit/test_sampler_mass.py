@@ -47,6 +47,7 @@ def masses(
     return np.array(logs)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cut", [{"top_p": 0.6}, {"top_k": 9, "top_p": 0.8}])
 def test_each_token_has_the_mass_of_the_cut_that_it_was_drawn_behind(
     base: str, tmp_path: Path, cut: dict[str, Any]

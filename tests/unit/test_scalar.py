@@ -75,6 +75,7 @@ def randomised(module: nn.Module) -> Any:
     return module
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FORMS)
 def test_a_critic_of_each_architecture_is_trained_saved_and_read_back(
     tmp_path: Path, name: str
@@ -97,6 +98,7 @@ def test_a_critic_of_each_architecture_is_trained_saved_and_read_back(
         assert not told["unexpected_keys"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SCORED)
 def test_a_reward_model_of_transformers_says_the_same(tmp_path: Path, name: str) -> None:
     tiny(name, tmp_path, **ROOM.get(name, {}))

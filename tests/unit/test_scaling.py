@@ -104,6 +104,7 @@ def scaled(scaling: Any, *, row: float, steps: int, most: int, max_lag: int = 1)
     return [closed[step].metrics["replicas/rollout"] for step in range(1, steps)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("max_lag", [0, 1])
 @pytest.mark.parametrize(("row", "expected"), [(0.4, 1), (1.9, 2), (3.4, 4), (60.0, 6)])
 def test_a_run_gets_as_many_as_training_keeps_up_with(

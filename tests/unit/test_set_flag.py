@@ -155,6 +155,7 @@ def test_a_value_that_the_function_gives_names_its_flag(command: Command) -> Non
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("line, fix", [
     (f"{T} --set rollout.temperature=0.5", "--heat"),
     (f"{T} --set eval_rollout.max_tokens=5", "--max-tokens 5"),
@@ -188,6 +189,7 @@ def owned(name: str, **changes: Any) -> dict[str, str]:
     return owners(Target(text=name, function=function), given, made)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", algorithms.NAMES)
 def test_every_parameter_of_a_shipped_graph_but_its_models_gives_some_value(name: str) -> None:
     found, taken = owned(name), inspect.signature(algorithms.function_of(name)).parameters

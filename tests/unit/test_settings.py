@@ -80,6 +80,7 @@ def message(texts: str | list[str], source: Any = None, **flags: Any) -> str:
     return str(caught.value)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", RIGHT, ids=lambda make: make.__name__)
 def test_a_value_that_is_there_already_changes_nothing(make: Callable[[], Graph]) -> None:
     """Neither in a node that is made anew of its arguments, nor as texts as they are shown."""

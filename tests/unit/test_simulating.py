@@ -183,6 +183,7 @@ def test_plans_are_compared(target: list[str], capsys: pytest.CaptureFixture[str
     assert Path("p.svg").read_text().startswith("<svg ")
 
 
+@pytest.mark.long
 def test_what_if_takes_seeds_and_parameters_of_the_graphs_function_and_of_its_nodes(
     target: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -152,6 +152,7 @@ def _told(action: Callable[[], object], faults: WriteFaults) -> bool:
     return True
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["full", "eio"])
 @pytest.mark.parametrize("writer", WRITERS)
 def test_a_fault_at_any_call_is_told_and_leaves_what_was_there(

@@ -52,7 +52,7 @@ class EngineTests:
 # What takes longest comes first, so that both processes end at about the same time. On two ranks
 # there is something in each turn: in the third that without one here, the long tests (ci_parts.py).
 SHORT = (
-    EngineTests(kind="llama", ranks=2, slots=8, files=("contract", "engine"), turn=1),
+    EngineTests(kind="llama", ranks=2, slots=8, files=("contract",), turn=1),
     EngineTests(kind="llama", ranks=2, slots=8, files=("runs",), turn=0),
     EngineTests(kind="qwen2", ranks=1, slots=8, files=("runs",)),
     EngineTests(kind="qwen2", ranks=1, slots=8, files=("contract", "engine")),
