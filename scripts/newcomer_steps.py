@@ -2,6 +2,7 @@
 types.
 
     newcomer_steps.py distributions SDIST WHEEL
+    newcomer_steps.py bytecode FROM TO              folders of packages
     newcomer_steps.py walk [TURN]                   in an empty folder of a fresh environment
 
 TURN: of .ci/run, which takes a third of the steps. To add a step, add a line to the theme's list.
@@ -10,6 +11,7 @@ Runs with nothing but Python's own library.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tarfile
@@ -359,6 +361,17 @@ def distributions(sdist: str, wheel: str) -> None:
         sys.exit("newcomer: the wheel lacks the files of `dataflow init`")
 
 
+def bytecode(there: str, here: str) -> None:
+    """Link what is compiled in one environment into another with the same packages: a newcomer
+    waits for that once, half a minute of a core. Python compiles anew what it is not that of.
+    """
+    for compiled in Path(there).rglob("__pycache__/*.pyc"):
+        link = Path(here) / compiled.relative_to(there)
+        if link.parents[1].is_dir():
+            link.parent.mkdir(exist_ok=True)
+            os.link(compiled, link)
+
+
 def walk(turn: str = "") -> None:
     """Each step in turn; ends at the first that does not do what it should."""
     for step in steps(turn):
@@ -395,4 +408,4 @@ def _wrong(step: NewcomerStep, code: int, said: str) -> str:
 
 
 if __name__ == "__main__":
-    {"distributions": distributions, "walk": walk}[sys.argv[1]](*sys.argv[2:])
+    {"distributions": distributions, "bytecode": bytecode, "walk": walk}[sys.argv[1]](*sys.argv[2:])

@@ -53,6 +53,8 @@ _KNOCK = 5.0
 """Seconds for the address of a cluster to answer."""
 _LOOK = 120.0
 """Seconds for every node to say what it has."""
+_OF_RAY = (ConnectionError, RuntimeError, ValueError, RayError)
+"""What Ray raises where it cannot be joined or started."""
 _POLL = 0.25
 """Seconds between two looks at what Ray is still doing."""
 _FIRST_WORD, _AGAIN = 3.0, 10.0
@@ -83,7 +85,10 @@ def connect(where: str) -> None:
                     ray.init(address="local", num_cpus=cores, include_dashboard=False, **quiet)
             else:
                 ray.init(address="auto", **quiet)
-    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+    except Exception as error:
+        # Where a node does not start in Ray's half minute, it raises an Exception of no kind.
+        if type(error) is not Exception and not isinstance(error, _OF_RAY):
+            raise
         first = str(error).strip().partition("\n")[0].rstrip(".")
         problem = f"expected a Ray cluster, found none: {first}"
         raise RunError(f"--cluster {where}: {problem}. Fix: {_START}.") from error

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from dataflow.graph import Graph
 from dataflow.program import Program
@@ -42,11 +43,12 @@ def words(graph: str, folder: Path, options: RunOptions, *flags: str) -> list[st
 
 @contextmanager
 def killable_run(
-    graph: str, folder: Path, options: RunOptions, *flags: str
+    graph: str, folder: Path, options: RunOptions, *flags: str, path: Iterable[Path] = ()
 ) -> Iterator[subprocess.Popen[str]]:
-    """One in its own session; it has ended afterwards in any case."""
+    """One in its own session; it has ended afterwards in any case. path: see `start_python`."""
     given = words(graph, folder, options, *flags)
-    with limited(start_python(*given, stdin=subprocess.PIPE, start_new_session=True)) as process:
+    own: dict[str, Any] = {"stdin": subprocess.PIPE, "start_new_session": True}
+    with limited(start_python(*given, path=path, **own)) as process:
         yield process
 
 

@@ -42,15 +42,15 @@ QUIET = {
     "RAY_prestart_worker_first_driver": "0",  # else each run starts processes that nobody needs
     "RAY_worker_niceness": "0",  # else what runs on Ray hardly runs beside other tests
 }
-_HOOK = Path(__file__).parent / "ray_start"
+HOOK = Path(__file__).parent / "ray_start"
 """What Python imports in each process of Ray."""
 _STORE = 80 * 2**20
 """Bytes of each node's object store; a run uses none."""
 
 
 def ray_environment() -> dict[str, str]:
-    """Variables for whoever starts a Ray cluster: Ray is quiet, and its processes run _HOOK."""
-    folders = os.pathsep.join(filter(None, (str(_HOOK), str(ROOT), os.environ.get("PYTHONPATH"))))
+    """Variables for whoever starts a Ray cluster: Ray is quiet, and its processes run HOOK."""
+    folders = os.pathsep.join(filter(None, (str(HOOK), str(ROOT), os.environ.get("PYTHONPATH"))))
     return QUIET | {"PYTHONPATH": folders} | forked.at_this_server()
 
 

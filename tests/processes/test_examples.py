@@ -205,6 +205,7 @@ def test_example_as_a_script(here: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.hosts
+@pytest.mark.repeats(turn=2)  # what tests of lost nodes prove, as a script
 def test_cluster_demo(here: Path) -> None:
     """A node is killed, and the run has the numbers of an undisturbed one."""
     done = call_python("examples/cluster_demo.py", env=ray_environment())

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import zmq
@@ -307,6 +308,23 @@ def test_where_no_cluster_is(tmp_path: Path, address: str) -> None:
     told = call_python("-c", CONNECT, env=where).stderr.splitlines()[-1]
     assert "RunError: --cluster ray: expected a Ray cluster" in told
     assert "Fix: `ray start --head`, or `ray symmetric-run`, starts one" in told
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected", "told"),
+    [
+        (Exception("It timed out.\n"), RunError, "expected a Ray cluster, found none: It timed"),
+        (KeyError("of ours"), KeyError, "of ours"),
+    ],
+)
+def test_a_node_that_does_not_start(
+    monkeypatch: pytest.MonkeyPatch, raised: Exception, expected: type[Exception], told: str
+) -> None:
+    """Of which Ray raises an Exception of no kind."""
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.init", Mock(side_effect=raised))
+    with pytest.raises(expected, match=told):
+        connect("ray:local")
 
 
 @pytest.mark.long
