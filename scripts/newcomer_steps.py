@@ -11,7 +11,7 @@ Runs with nothing but Python's own library.
 
 from __future__ import annotations
 
-import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -362,14 +362,14 @@ def distributions(sdist: str, wheel: str) -> None:
 
 
 def bytecode(there: str, here: str) -> None:
-    """Link what is compiled in one environment into another with the same packages: a newcomer
+    """Copy what is compiled in one environment into another with the same packages: a newcomer
     waits for that once, half a minute of a core. Python compiles anew what it is not that of.
     """
     for compiled in Path(there).rglob("__pycache__/*.pyc"):
-        link = Path(here) / compiled.relative_to(there)
-        if link.parents[1].is_dir():
-            link.parent.mkdir(exist_ok=True)
-            os.link(compiled, link)
+        copy = Path(here) / compiled.relative_to(there)
+        if copy.parents[1].is_dir():
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(compiled, copy)
 
 
 def walk(turn: str = "") -> None:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from dataflow.graph import Graph
 from dataflow.program import Program
@@ -47,8 +46,8 @@ def killable_run(
 ) -> Iterator[subprocess.Popen[str]]:
     """One in its own session; it has ended afterwards in any case. path: see `start_python`."""
     given = words(graph, folder, options, *flags)
-    own: dict[str, Any] = {"stdin": subprocess.PIPE, "start_new_session": True}
-    with limited(start_python(*given, path=path, **own)) as process:
+    process = start_python(*given, path=path, stdin=subprocess.PIPE, start_new_session=True)
+    with limited(process):
         yield process
 
 

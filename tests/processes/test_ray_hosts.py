@@ -311,19 +311,19 @@ def test_where_no_cluster_is(tmp_path: Path, address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("raised", "expected", "told"),
+    ("raised", "expected", "message"),
     [
         (Exception("It timed out.\n"), RunError, "expected a Ray cluster, found none: It timed"),
         (KeyError("of ours"), KeyError, "of ours"),
     ],
 )
 def test_a_node_that_does_not_start(
-    monkeypatch: pytest.MonkeyPatch, raised: Exception, expected: type[Exception], told: str
+    monkeypatch: pytest.MonkeyPatch, raised: Exception, expected: type[Exception], message: str
 ) -> None:
     """Of which Ray raises an Exception of no kind."""
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     monkeypatch.setattr("ray.init", Mock(side_effect=raised))
-    with pytest.raises(expected, match=told):
+    with pytest.raises(expected, match=message):
         connect("ray:local")
 
 
