@@ -72,11 +72,11 @@ def _copies(torch: Any, where: str) -> float:
 
 def _seconds(torch: Any, work: Callable[[], Any]) -> float:
     """The median of some calls, after one that does not count; of few where they take long."""
-    found: list[float] = []
-    while len(found) <= _REPEATS and (len(found) < 2 or sum(found) < _ENOUGH):
+    durations: list[float] = []
+    while len(durations) <= _REPEATS and (len(durations) < 2 or sum(durations) < _ENOUGH):
         begun = time.perf_counter()
         work()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        found.append(time.perf_counter() - begun)
-    return median(found[1:])
+        durations.append(time.perf_counter() - begun)
+    return median(durations[1:])
