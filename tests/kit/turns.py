@@ -41,8 +41,8 @@ def left_out(items: Sequence[pytest.Item]) -> list[pytest.Item]:
         if "turn" in mark.kwargs
     }
     others = [i for i in items if i.get_closest_marker("repeats") and i not in named]
-    turns = named | {item: place % TURNS for place, item in enumerate(others)}
-    return [item for item, its in turns.items() if its != int(turn) % TURNS]
+    turn_of = named | {item: place % TURNS for place, item in enumerate(others)}
+    return [item for item, third in turn_of.items() if third != int(turn) % TURNS]
 
 
 def example_count(examples: int) -> int:
