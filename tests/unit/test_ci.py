@@ -16,7 +16,7 @@ import pytest
 from tests.kit.cost_records import TestCost
 from tests.kit.processes import MARK, ROOT, call_python, marked, new_mark
 
-SCRIPTS = ROOT / "scripts"
+SCRIPTS, TESTS = ROOT / "scripts", ROOT / "tests"
 
 
 @pytest.fixture(autouse=True)
@@ -283,3 +283,13 @@ def test_each_part_stands_in_the_table_of_contributing(parts_file: Any) -> None:
         for part in parts_file.PARTS
     }
     assert turns == expected
+
+
+def test_all_tests_on_hosts_lie_in_the_folder_that_their_part_collects(parts_file: Any) -> None:
+    """The part `long` leaves them out, so elsewhere they would run nowhere."""
+    commands = {part.name: shlex.split(part.command) for part in parts_file.PARTS}
+    assert "not hosts" in commands["long"][-1]
+    folder = ROOT / commands["hosts"][1]
+    files = [file for file in TESTS.rglob("test_*.py") if "mark.hosts" in file.read_text()]
+    here = Path(__file__)
+    assert [file for file in files if folder not in file.parents] == [here]  # which names the mark
