@@ -43,7 +43,7 @@ from engine.launch.wire import TO_WORKER, decode, encode
 from engine.launched.inbox import Inbox
 from engine.launched.updates import Updates
 from engine.observe.logs import output_that_cannot_fail, to_log
-from engine.observe.reports import Doing
+from engine.observe.reports import Doing, Report
 from engine.plan.plan import Plan
 from engine.run.watchdog import STACK_SIGNAL
 from engine.worker.counted import memory_reports
@@ -133,9 +133,11 @@ class WorkerProcess:
     def _tell_memory(self) -> None:
         """With each heartbeat once it is open, whatever its kernel does."""
         if self._worker is not None:
-            outbox = self._channel.shm.nbytes
-            self._updates.report(memory_reports(self._open.worker, outbox))
+            self._updates.report(self._memory())
             self._updates.flush()
+
+    def _memory(self) -> list[Report]:
+        return memory_reports(self._open.worker, self._channel.shm.nbytes)
 
     def _handle(self, frame: Frame) -> None:
         match decode(frame.payload, TO_WORKER):
@@ -227,7 +229,8 @@ class WorkerProcess:
         self._worker.timing.span = self._updates.span
         for event in self._worker.open():
             self._updates.event(event)
-        self._updates.report(self._worker.reports())
+        # A run may end before the next heartbeat.
+        self._updates.report([*self._worker.reports(), *self._memory()])
         self._updates.event(m.WorkerOpened(worker=opened.worker, epoch=opened.epoch))
         self._updates.flush()
         gc.collect()

@@ -29,6 +29,7 @@ from engine.coordinator import messages as m
 from engine.launch.control import Open
 from engine.launch.supervisor import CONTROL_BYTES, Supervisor
 from engine.launch.wire import encode
+from engine.observe.reports import FLOW
 from engine.plan.plan import Plan
 from engine.run.workers import KeepRows, Save, WorkerGone
 from operators.kernels.scoring_process import Children
@@ -77,6 +78,9 @@ def test_rows_go_from_worker_to_worker(start: Start) -> None:
     with start(host_plans.plan()) as supervisor:
         events = [each.event for each in supervisor.opened]  # type: ignore[attr-defined]
         assert {type(event) for event in events} == {m.SourceOpened, m.WorkerOpened}
+        # Not with the next heartbeat, before which a short run ends.
+        names = {name for name, *_ in supervisor.reports()}
+        assert {f"{FLOW}memory/source", f"{FLOW}memory/host"} <= names
         ref = host_plans.produced_block(supervisor)
         assert (ref.worker, ref.keys.position.tolist()) == ("source", [0, 1, 2, 3])
         assert len(ref.digest) == 4
