@@ -348,6 +348,18 @@ def test_a_declaration_that_only_a_file_has_calls_nothing() -> None:
     assert function_of(declared) is generate
 
 
+def test_what_may_be_set_is_listed_by_node() -> None:
+    listed = {node.name: node for node in settable(small())}
+    assert list(listed) == [node.name for node in small().nodes]
+    rollout = {p.name: p for p in listed["rollout"].parameters}
+    assert (rollout["temperature"].value, rollout["temperature"].expected) == (1.0, "a number >= 0")
+    assert rollout["stop"].about == "one or more strings that end an answer when written"
+    names = [p.name for p in listed["train_policy"].parameters]
+    assert names[-3:] == ["entropy_loss.weight", "my_loss.clip", "my_loss.weight"]
+    assert [p.name for p in listed["scaled"].parameters] == ["factor", "note"]
+    assert "fn" not in [p.name for p in listed["score"].parameters]
+
+
 def test_the_help_of_a_parameter_is_its_sentence_in_the_docstring() -> None:
     doc = "Sums.\n\nstart, stop: bounds of\nit (a; b); so. mode: `a`, 1; `b`. kind: one of: `c`."
     assert described(doc, "start") == "bounds of it (a; b)"

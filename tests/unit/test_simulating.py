@@ -194,6 +194,17 @@ def test_what_if_takes_seeds_and_parameters_of_the_graphs_function_and_of_its_no
     assert compared[1]["steps"]["tokens"] != compared[3]["steps"]["tokens"], "another seed"
 
 
+def test_devices_grow_hosts_and_workers(
+    target: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ["--what-if", "devices=12,24", "--json", "p.json"]
+    simulated(capsys, *target, *FIRST, *more)
+    plans = json.loads((tmp_path / "p.json").read_text())["plans"]
+    assert [plan["nodes"]["rollout"]["workers"] for plan in plans] == [1, 2]
+    assert [plan["nodes"]["train_policy"]["workers"] for plan in plans] == [1, 2]
+    assert plans[1]["cost"]["hour"] == 2 * plans[0]["cost"]["hour"]
+
+
 def test_a_plan_that_cannot_be_is_a_line_that_says_why(
     target: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
