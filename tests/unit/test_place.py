@@ -125,6 +125,7 @@ def test_where_nodes_are(case: str) -> None:
     (1, {}, "data"),
     (0, {"pin": {"rollout": ("gen",)}}, "main"),  # the source trains, too: the train node's
     (0, {"pin": {"prompts": ("feed",)}}, "feed"),
+    (0, {"pin": {"prompts": ("z",), "score": ("a",)}}, "z"),  # not the other that is free
 ])  # fmt: skip
 def test_the_recorder_follows_the_source_unless_that_generates(
     max_lag: int, asked: dict[str, Any], recorder: str
