@@ -50,7 +50,7 @@ def main() -> int:
 def _record(faults: Sequence[CodeFault], arguments: Sequence[str]) -> int:
     fresh = arguments[:1] == ["--fresh"]
     new, status = record(faults, arguments[1:] if fresh else arguments)
-    together = added_up(Reach() if fresh else read_reach(), new, faults)
+    together = added_up(Reach() if fresh else read_reach(), new, faults, read_caught())
     write_reach(together)
     missing = [fault.name for fault in faults if fault.name not in together.tests]
     print(f"{len(new.seconds)} tests passed; {len(together.tests)} of {len(faults)} are reached")

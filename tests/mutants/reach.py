@@ -101,21 +101,28 @@ def reach_of(outcomes: str, notes: str) -> Reach:
     return Reach(seconds=seconds, tests={fault: tuple(names) for fault, names in tests.items()})
 
 
-def added_up(before: Reach, new: Reach, faults: Iterable[CodeFault]) -> Reach:
-    """Join two records. Faults that are no longer in the list are left out."""
+def added_up(
+    before: Reach, new: Reach, faults: Iterable[CodeFault], caught: Mapping[str, str]
+) -> Reach:
+    """Join two records. Faults that are no longer in the list are left out. caught: by which test
+    each fault was caught before.
+    """
     seconds = {**before.seconds, **new.seconds}
     tests: dict[str, tuple[str, ...]] = {}
     for fault in faults:
         stay = [t for t in before.tests.get(fault.name, ()) if t not in new.seconds]
         names = dict.fromkeys([*stay, *new.tests.get(fault.name, ())])
         if names:
-            tests[fault.name] = choose(names, seconds)
+            tests[fault.name] = choose(names, seconds, caught.get(fault.name, ""))
     return Reach(seconds=seconds, tests=tests)
 
 
-def choose(tests: Iterable[str], seconds: Mapping[str, float]) -> tuple[str, ...]:
+def choose(
+    tests: Iterable[str], seconds: Mapping[str, float], caught_by: str = ""
+) -> tuple[str, ...]:
     """Choose tests that reach a line, for BUDGET seconds as recorded, so that a busy machine tries
-    no others: first quick ones, then longer ones, in turn from each file. The quickest runs first.
+    no others: first quick ones, then longer ones, in turn from each file; and in any case the one
+    that caught the fault before. The quickest runs first.
     """
     turns = _in_turn(tests, seconds)
     quick = [test for test in turns if seconds[test] <= QUICK]
@@ -125,6 +132,8 @@ def choose(tests: Iterable[str], seconds: Mapping[str, float]) -> tuple[str, ...
     chosen += _within(others, seconds, left)
     # One that takes longer than the budget is better than none.
     chosen = chosen or turns[:1]
+    if caught_by in turns and caught_by not in chosen:
+        chosen.append(caught_by)
     return tuple(sorted(chosen, key=lambda test: (seconds[test], test)))
 
 

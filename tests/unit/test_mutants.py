@@ -132,7 +132,7 @@ def test_records_add_up_and_tests_that_failed_are_left_out() -> None:
         seconds={"a.py::x": 9.0, "c.py::w": 1.0, "d.py::v": 1.0},
         tests={fault.name: ("a.py::x", "c.py::w"), "gone": ("d.py::v",)},
     )
-    together = added_up(before, new, [fault])
+    together = added_up(before, new, [fault], {})
     assert together.tests == {fault.name: ("b.py::z", "c.py::w", "a.py::x")}
     assert together.seconds["a.py::x"] == 2.0
 
@@ -143,6 +143,7 @@ def test_every_file_and_function_has_its_turn() -> None:
     chosen = choose(seconds, seconds)
     assert {"a.py::x[0]", "a.py::y", "b.py::z"} <= set(chosen)
     assert chosen[-1] == "b.py::z", "another 19 seconds would be too many"
+    assert choose(seconds, seconds, "c.py::w") == (*chosen, "c.py::w"), "it caught the fault before"
     assert sum(seconds[test] for test in chosen) <= BUDGET
     assert choose(["d.py::v"], {"d.py::v": 50.0}) == ("d.py::v",)
 
