@@ -181,7 +181,8 @@ def workers(mark: str | None = None) -> dict[str, int]:
     process, or have this mark.
     """
     found = descendants(os.getpid()) if mark is None else marked(mark)
-    return {command_of(pid)[-1]: pid for pid in found if is_worker(pid)}
+    commands = {pid: command_of(pid) for pid in found if is_worker(pid)}
+    return {words[-1]: pid for pid, words in commands.items() if words}  # one may just have ended
 
 
 def is_worker(pid: int) -> bool:
