@@ -5,9 +5,7 @@ packed rows with split weights, and how far they are from those of the whole mod
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ from operators.kernels.torch.slices import Slices
 from tests.kit.differences import far
 from tests.kit.kernels import FakeSession
 from tests.kit.rows import random_rows
+from tests.kit.training import gloo_world
 
 CPU = torch.device("cpu")
 
@@ -36,19 +35,10 @@ def main(number: int, folder: Path, names: Sequence[str], way: str) -> None:
 
     way: `tensor` (matrices over ranks) or `shard` (weights over ranks).
     """
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store {way}",
-        rank=number,
-        world_size=2,
-        timeout=timedelta(seconds=60),
-    )
-    session = FakeSession(5, "node", rank=number, world=2, group=dist.group.WORLD)
-    found = {name: _compared(str(folder / name), session, way) for name in names}
-    (folder / f"{way} {number}.json").write_text(json.dumps(found), encoding="ascii")
-    dist.destroy_process_group()
+    with gloo_world(folder / f"store {way}", number, 2):
+        session = FakeSession(5, "node", rank=number, world=2, group=dist.group.WORLD)
+        found = {name: _compared(str(folder / name), session, way) for name in names}
+        (folder / f"{way} {number}.json").write_text(json.dumps(found), encoding="ascii")
 
 
 def _compared(base: str, session: FakeSession, way: str) -> float | str:

@@ -9,9 +9,7 @@ own: the models (architectures.py), what is printed of them (scripts/models.py).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +31,14 @@ from operators.kernels.torch.scalar import scalar_head
 from operators.optimizers import AdamW
 from tests.kit.kernels import FakeSession, open_kernel, prompt_chunk, rows_chunk
 from tests.kit.rows import padded_logprobs, plain, random_rows
-from tests.kit.training import SUPERVISED, as_ranks, assignment, opened, weights_of
+from tests.kit.training import (
+    SUPERVISED,
+    as_ranks,
+    assignment,
+    gloo_world,
+    opened,
+    weights_of,
+)
 
 ROOM: Mapping[str, Mapping[str, Any]] = {
     "llama-dynamic": {"max_position_embeddings": 64},
@@ -178,17 +183,11 @@ def split(bases: Sequence[str], folder: Path) -> list[float | DataflowError]:
 
 
 def _rank(number: int, bases: Sequence[str], folder: Path) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=number, world_size=2,
-        timeout=timedelta(seconds=60),
-    )  # fmt: skip
-    for place, base in enumerate(bases):
-        made = attempt(lambda base=base: _split_weights(number, base))
-        if number == 0:
-            torch.save(made, folder / f"{place}.pt")
-    dist.destroy_process_group()
+    with gloo_world(folder / "store", number, 2):
+        for place, base in enumerate(bases):
+            made = attempt(lambda base=base: _split_weights(number, base))
+            if number == 0:
+                torch.save(made, folder / f"{place}.pt")
 
 
 def _split_weights(number: int, base: str) -> dict[str, Tensor]:

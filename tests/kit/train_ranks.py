@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +33,7 @@ from tests.kit.training import (
     SHOWN,
     SUPERVISED,
     assignment,
+    gloo_world,
     loss_of,
     opened,
     weights_of,
@@ -355,25 +354,16 @@ def held(kernel: TorchTrain) -> dict[str, torch.Tensor]:
 
 def main(number: int, world: World, folder: Path, bases: Mapping[str, str]) -> None:
     """Everything that a rank does, in the same order on all ranks; the results go to a file."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store",
-        rank=number,
-        world_size=world.size,
-        timeout=timedelta(seconds=20),
-    )
-    # Several buckets, as in a model of a usable size.
-    parallel.BUCKET = 1000
-    rank = Rank(rank=number, world=world, folder=folder, bases=bases)
-    results: dict[str, Any] = {name: rank.case(CASES[name]) for name in world.cases}
-    for name, case in STATES.items():
-        results[name] = rank.state(name, case)
-    results["faults"] = rank.faults()
-    if world.tensor > 1:
-        results["limits"] = rank.limits()
-    else:
-        results["gradients"] = rank.gradients()
-    torch.save(results, folder / f"rank {number}.pt")
-    dist.destroy_process_group()
+    with gloo_world(folder / "store", number, world.size):
+        # Several buckets, as in a model of a usable size.
+        parallel.BUCKET = 1000
+        rank = Rank(rank=number, world=world, folder=folder, bases=bases)
+        results: dict[str, Any] = {name: rank.case(CASES[name]) for name in world.cases}
+        for name, case in STATES.items():
+            results[name] = rank.state(name, case)
+        results["faults"] = rank.faults()
+        if world.tensor > 1:
+            results["limits"] = rank.limits()
+        else:
+            results["gradients"] = rank.gradients()
+        torch.save(results, folder / f"rank {number}.pt")

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from dataflow.batch import Batch
@@ -109,6 +115,16 @@ def as_ranks(world: int, main: Callable[..., None], *arguments: Any, limit: floa
             rank.kill()
             rank.join()
     assert [rank.exitcode for rank in ranks] == [0] * world
+
+
+@contextlib.contextmanager
+def gloo_world(store: Path, rank: int, size: int) -> Iterator[None]:
+    """Inside it this process is a rank of a world, with one thread. store: a file for all ranks."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{store}", timedelta(seconds=60), size, rank)
+    yield
+    dist.destroy_process_group()
 
 
 def assert_metrics_alike(found: dict[str, float], wanted: dict[str, float], rel: float) -> None:

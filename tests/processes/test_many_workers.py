@@ -73,11 +73,9 @@ def test_many_workers_of_nothing_run_twenty_steps(
 ) -> None:
     if _available() < WORKERS * ROOM + (2 << 30):
         pytest.skip(f"{WORKERS} workers take {WORKERS * ROOM >> 20} MiB, which are not free")
-    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # else each compiles everything
     monkeypatch.chdir(tmp_path)
     save_tiny_header(tmp_path)
     plan = empty_plan(WORKERS)
-    assert len(plan.workers) == WORKERS
     began, times, seen = time.monotonic(), list[float](), dict[str, Any]()
 
     def look(row: object) -> None:

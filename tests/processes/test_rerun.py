@@ -44,8 +44,9 @@ GRAPHS: dict[str, tuple[Callable[[Path], Graph], dict[str, Any]]] = {
     "chunks on two replicas": (run_graphs.small, {"replicas": {"rollout": 2, "score": 2}}),
     "ranks at lag 1": (
         partial(run_graphs.dapo, max_lag=1),
-        {"workers": "auto", "ranks": {"train_policy": 2}},
+        {"workers": "auto", "ranks": {"train_policy": 2}, "shard": True},
     ),
+    "ranks split matrices": (run_graphs.small, {"tensor": {"train_policy": 2}}),
 }
 """Each with options of its run."""
 TOLD = "FAIL_IN_THE_RERUN"
@@ -161,25 +162,6 @@ def test_what_cannot_run_again_is_one_clear_error(tiny: TinyRuns) -> None:
     shutil.rmtree(folder / "recorded")
     with pytest.raises(RunError, match="recorded rows, found one that did not"):
         rerun(folder, ["score"], 1)
-
-
-@LONG
-@pytest.mark.repeats
-@pytest.mark.parametrize("layout", [
-    {"ranks": {"train_policy": 2}},
-    {"ranks": {"train_policy": 2}, "shard": True},
-    {"tensor": {"train_policy": 2}},
-], ids=["rows split", "weights split", "matrices split"])  # fmt: skip
-def test_ranks_run_again_as_ranks(
-    tiny: TinyRuns, capfd: pytest.CaptureFixture[str], layout: dict[str, Any]
-) -> None:
-    how = layout | {"record": "rollout,score", "checkpoint_every": 2}
-    folder = tiny.run(run_graphs.small, 3, workers="auto", **how).folder
-    assert main(["rerun", str(folder), "--node", "rollout,train_policy", "--step", "3"]) == 0
-    told = capfd.readouterr().out
-    assert "from checkpoint step_2, trained step 3" in told
-    assert "rollout: the same bits: " in told
-    assert "train_policy: the same bits: the weights and " in told
 
 
 @LONG

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import random
 import re
 import resource
 import select
@@ -79,8 +78,7 @@ def test_rows_go_from_worker_to_worker(start: Start) -> None:
         events = [each.event for each in supervisor.opened]  # type: ignore[attr-defined]
         assert {type(event) for event in events} == {m.SourceOpened, m.WorkerOpened}
         # Not with the next heartbeat, before which a short run ends.
-        names = {name for name, *_ in supervisor.reports()}
-        assert {f"{FLOW}memory/source", f"{FLOW}memory/host"} <= names
+        assert f"{FLOW}memory/host" in [name for name, *_ in supervisor.reports()]
         ref = host_plans.produced_block(supervisor)
         assert (ref.worker, ref.keys.position.tolist()) == ("source", [0, 1, 2, 3])
         assert len(ref.digest) == 4
@@ -207,9 +205,11 @@ def test_a_death_may_be_told_of_before_what_was_said_last(
 ) -> None:
     monkeypatch.setattr("selectors.DefaultSelector", EndsFirst)
     with start(host_plans.plan()) as supervisor:
+        count = descriptors()
         monkeypatch.setattr(EndsFirst, "killed", supervisor.pids()["host"])
         kill_worker(supervisor, "host")
         respawned(supervisor, "host", 1)
+        assert descriptors() == count
 
 
 @pytest.mark.long
@@ -253,45 +253,6 @@ def test_a_live_worker_can_be_begun_again(start: Start) -> None:
         assert supervisor.next() is None
         assert supervisor.pids()["source"] == first["source"]
         assert supervisor.pids()["host"] != first["host"]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seed", [0, 1])
-def test_kills_at_random_moments_of_traffic(start: Start, seed: int) -> None:
-    """Rows go round; each end is told once; no event is missing or of another incarnation."""
-    draw = random.Random(seed)
-    with start(host_plans.plan()) as supervisor:
-        epochs, heard = {"source": 0, "host": 0}, {"source": 2, "host": 1}
-
-        def around(event: Any, *, goes_on: bool = True) -> None:
-            """Check an event's number; rows of one node are given to the other."""
-            if event is None:
-                return
-            assert (event.epoch, event.number) == (epochs[event.worker], heard[event.worker])
-            heard[event.worker] += 1
-            produced = event.event
-            if not goes_on or not isinstance(produced, m.Produced):
-                return
-            if produced.node == "numbers":
-                supervisor.tell(host_plans.chunk_of(produced.id, produced.ref))
-            else:
-                supervisor.tell(host_plans.chunk(produced.id, range(8)))
-
-        count = descriptors()
-        for number in range(1, 7):
-            supervisor.tell(host_plans.chunk(number, range(8)))
-            for _ in range(draw.randrange(40)):
-                around(supervisor.next(SOON))
-            worker = draw.choice(["source", "host"])
-            os.kill(supervisor.pids()[worker], signal.SIGKILL)
-            while not isinstance(event := supervisor.next(0.2), m.WorkerLost):
-                around(event)
-            assert (event.worker, event.epoch) == (worker, epochs[worker])
-            supervisor.respawn([worker])
-            epochs[worker], heard[worker] = epochs[worker] + 1, 0
-            while (event := supervisor.next(SOON)) is not None:
-                around(event, goes_on=False)
-            assert descriptors() == count
 
 
 @pytest.mark.long

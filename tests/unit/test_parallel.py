@@ -249,7 +249,7 @@ def test_a_step_after_faults_is_as_if_they_had_not_been(
 @pytest.mark.long
 @pytest.mark.parametrize("world", in_worlds(BY_MATRICES))
 def test_every_group_is_bounded_in_time_as_the_whole_one(ranks: Reports) -> None:
-    assert {limit for rank in ranks for limit in rank["limits"]} == {20.0}
+    assert {limit for rank in ranks for limit in rank["limits"]} == {60.0}
 
 
 @pytest.mark.parametrize(("size", "group", "split", "told"), [

@@ -200,8 +200,8 @@ def test_devices_grow_hosts_and_workers(
     more = ["--what-if", "devices=12,24", "--json", "p.json"]
     simulated(capsys, *target, *FIRST, *more)
     plans = json.loads((tmp_path / "p.json").read_text())["plans"]
-    assert [plan["nodes"]["rollout"]["workers"] for plan in plans] == [1, 2]
-    assert [plan["nodes"]["train_policy"]["workers"] for plan in plans] == [1, 2]
+    for node in ("rollout", "train_policy"):
+        assert [plan["nodes"][node]["workers"] for plan in plans] == [1, 2]
     assert plans[1]["cost"]["hour"] == 2 * plans[0]["cost"]["hour"]
 
 
