@@ -20,7 +20,8 @@ BEAT, INTERRUPTED = b".", b"!"
 _ROUND = 0.5
 _STOOD_STILL = 4.0
 """Seconds of a round after which this process itself was stopped: no silence counts."""
-_STACKS = 1.0
+_FIRST_LINE, _STACKS = 20.0, 1.0
+"""Seconds that stacks are waited for: until the first line, and from then on."""
 
 
 def main(
@@ -61,13 +62,16 @@ def _tell(
 
 
 def _stacks(watched: int, stacks: int, number: int) -> bytes:
-    """Its threads' stacks, which it writes at C level, until nothing comes for a second."""
+    """Its threads' stacks, which it writes at C level, until nothing comes for a second. The first
+    line may take longer: where others keep the machine busy, it has to get a core.
+    """
     poll = select.poll()
     poll.register(stacks, select.POLLIN)
     os.kill(watched, number)
-    found = b""
-    while len(found) < 1 << 16 and poll.poll(_STACKS * 1e3) and (came := os.read(stacks, 1 << 16)):
+    found, patience = b"", _FIRST_LINE
+    while len(found) < 1 << 16 and poll.poll(patience * 1e3) and (came := os.read(stacks, 1 << 16)):
         found += came
+        patience = _STACKS
     return found or b"(it does not say)\n"
 
 
