@@ -68,11 +68,11 @@ def _stacks(watched: int, stacks: int, number: int) -> bytes:
     poll = select.poll()
     poll.register(stacks, select.POLLIN)
     os.kill(watched, number)
-    found, patience = b"", _FIRST_LINE
-    while len(found) < 1 << 16 and poll.poll(patience * 1e3) and (came := os.read(stacks, 1 << 16)):
-        found += came
+    text, patience = b"", _FIRST_LINE
+    while len(text) < 1 << 16 and poll.poll(patience * 1e3) and (came := os.read(stacks, 1 << 16)):
+        text += came
         patience = _STACKS
-    return found or b"(it does not say)\n"
+    return text or b"(it does not say)\n"
 
 
 def _was_stopped(pid: int, seconds: float) -> bool:

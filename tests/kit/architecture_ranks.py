@@ -37,8 +37,8 @@ def main(number: int, folder: Path, names: Sequence[str], way: str) -> None:
     """
     with gloo_world(folder / f"store {way}", number, 2):
         session = FakeSession(5, "node", rank=number, world=2, group=dist.group.WORLD)
-        found = {name: _compared(str(folder / name), session, way) for name in names}
-        (folder / f"{way} {number}.json").write_text(json.dumps(found), encoding="ascii")
+        differences = {name: _compared(str(folder / name), session, way) for name in names}
+        (folder / f"{way} {number}.json").write_text(json.dumps(differences), encoding="ascii")
 
 
 def _compared(base: str, session: FakeSession, way: str) -> float | str:
