@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from dataflow.graph import Graph
@@ -45,7 +46,7 @@ def policy_of(folder: Path) -> Model:
 
 
 def answered(folder: Path, **params: Any) -> Port[Rollout]:
-    source = prompts(str(folder / "train.parquet"), batch=4)
+    source = prompts(str(folder / params.pop("data", "train.parquet")), batch=4)
     usual: dict[str, Any] = {"n": 2, "max_tokens": 6, "name": "first"}
     return generate(policy_of(folder), source, **usual | params)
 
@@ -103,6 +104,23 @@ def test_estimates_know_how_long_continued_prompts_are(tiny: TinyRuns) -> None:
     assert "first: prompts of 506 tokens assumed" in shown
     assert "second: prompts of 507 tokens assumed" in shown, "what 512 positions leave for 5"
     assert "continued -> second" in shown
+
+
+# data by token ids
+
+
+def test_data_by_token_ids_trains_as_the_same_data_by_text(tiny: TinyRuns) -> None:
+    table = pq.read_table(tiny.folder / "train.parquet")
+    ids = character_tokenizer()(table["prompt"].to_pylist(), add_special_tokens=False)["input_ids"]
+    by_ids = tiny.runs.parent / "ids.parquet"
+    pq.write_table(table.set_column(0, "prompt", [ids]), by_ids)
+    rows = []
+    for data in ("train.parquet", by_ids):
+        rollout = answered(tiny.folder, data=data)
+        graph = trained(tiny.folder, rollout, reward(lengths, rollout))
+        result = tiny.run(graph, 2, overwrite=True)
+        rows.append(runs.samples(result).select(["prompt", "prompt_ids", "completion", "reward"]))
+    assert rows[0].equals(rows[1])
 
 
 # a reward model that reads text

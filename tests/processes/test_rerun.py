@@ -129,9 +129,11 @@ def test_a_train_node_needs_no_more_than_rollouts_and_rewards(
     assert "from checkpoint step_2, trained step 3" in told
     assert "made again, as it was not recorded: advantage" in told
     assert "train_policy: the same bits: the weights and " in told
-    changed = ["--set", "train_policy.lr=0.5"]
-    assert main(["rerun", str(folder), "--node", "train_policy", "--step", "1", *changed]) == 1
-    assert "train_policy: differs: weights: digest " in capsys.readouterr().out
+    changed = ["--node", "rollout,train_policy", "--set", "train_policy.lr=0.5"]
+    assert main(["rerun", str(folder), "--step", "2", *changed]) == 1
+    told = capsys.readouterr().out
+    assert "rollout: differs: row " in told
+    assert "train_policy: differs: weights: digest " in told
     assert main(["rerun", str(folder), "--node", "rollout,score,advantage", "--step", "2"]) == 0
     assert "advantage: nothing to compare with: made 16 rows" in capsys.readouterr().out
 

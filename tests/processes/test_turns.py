@@ -1,4 +1,4 @@
-"""Runs of two generations: rewards go up by key, whatever is deselected, dropped or dies."""
+"""Runs of two generations: rewards go up by key, whatever is deselected or dropped."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import pytest
 
 from dataflow.errors import KernelError
 from tests.kit import turn_graphs
-from tests.kit.processes import KillWorkers
-from tests.kit.runs import column, metrics, require_same_runs, samples
+from tests.kit.runs import column, metrics, samples
 from tests.kit.tiny_runs import TinyRuns
 
 pytestmark = pytest.mark.timeout(240)
@@ -115,15 +114,3 @@ JOINED = "train_policy: " + FITS.format(
 def test_tokens_that_do_not_fit_are_named(tiny: TinyRuns, at_once: bool, told: str) -> None:
     with pytest.raises(KernelError, match=told):
         tiny.run(turn_graphs.misaligned(tiny.folder, at_once=at_once), 1)
-
-
-# replicas and death
-
-
-@pytest.mark.long
-def test_replicas_of_which_one_is_killed_give_the_bits_of_one_process(tiny: TinyRuns) -> None:
-    graph, chunks = partial(turn_graphs.turns, second=4, selects=True), {"mean_over": 2}
-    death = KillWorkers({1: "mean_over-0"})
-    alone = tiny.run(graph, name="alone", chunks=chunks)
-    several = tiny.run(graph, name="several", replicas=chunks, chunks=chunks, on_step=[death])
-    require_same_runs(several, alone)

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataflow.batch import Batch, Keys
-from dataflow.errors import CheckpointError
+from dataflow.errors import CheckpointError, StorageError
 from dataflow.schema import Rollout
 from engine.checkpoint.cut import Cut, SourceCut, read_rows, write_rows
 from engine.checkpoint.store import MANIFEST, CheckpointStore, StoredCheckpoint
@@ -150,22 +150,26 @@ def test_a_newer_format_is_refused_not_skipped(tmp_path: Path) -> None:
         store.latest()
 
 
-def _fork_and_die_at(operation: int, work: Callable[[], None]) -> bool:
-    """Whether SIGKILL before the n-th file operation of `work` ended a forked child in it."""
+def _fork_and_die_at(operation: int, work: Callable[[], None], full: bool) -> bool:
+    """Whether SIGKILL before the n-th file operation of `work` ended a forked child in it; of a
+    full disk, whether its error ended the work.
+    """
     child = os.fork()
     if child == 0:
-        _work_until_killed(operation, work)
+        _work_until_killed(operation, work, full)
     _, status = os.waitpid(child, 0)
     assert os.WIFSIGNALED(status) or os.waitstatus_to_exitcode(status) == 0
     return os.WIFSIGNALED(status)
 
 
-def _work_until_killed(operation: int, work: Callable[[], None]) -> NoReturn:
+def _work_until_killed(operation: int, work: Callable[[], None], full: bool) -> NoReturn:
     done = count(1)
     fsync = os.fsync
 
     def tick(event: str, _: object) -> None:
         if event in _OPERATIONS and next(done) == operation:
+            if full:
+                raise OSError
             os.kill(os.getpid(), signal.SIGKILL)
 
     def counted_fsync(file: int) -> None:
@@ -177,21 +181,24 @@ def _work_until_killed(operation: int, work: Callable[[], None]) -> NoReturn:
     try:
         work()
         os._exit(0)
+    except StorageError:
+        os.kill(os.getpid(), signal.SIGKILL)
     finally:
         os._exit(1)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("again", [False, True], ids=["new step", "same step"])
-def test_killed_at_any_file_operation_a_checkpoint_is_whole_or_absent(
-    tmp_path: Path, again: bool
+@pytest.mark.parametrize("full", [False, True], ids=["killed", "a full disk"])
+@pytest.mark.parametrize("new", [9, 6], ids=["new step", "same step"])
+def test_stopped_at_any_file_operation_a_checkpoint_is_whole_or_absent(
+    tmp_path: Path, new: int, full: bool
 ) -> None:
-    new = 6 if again else 9
     for operation in count(1):
         directory = tmp_path / f"killed_at_{operation}"
         store = _stored(directory, 3, 6)
-        killed = _fork_and_die_at(operation, lambda store=store: _write(store, new) and None)
+        killed = _fork_and_die_at(operation, lambda store=store: _write(store, new) and None, full)
+        assert not full or 6 in store.steps(), "as nobody opens the store again"
         # Also before a new store clears up nothing half-written has a final name.
         for step in store.steps():
             assert _whole(store.read(step)) == step

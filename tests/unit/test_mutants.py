@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import textwrap
-from collections import defaultdict
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -54,15 +53,6 @@ def test_each_fault_applies_and_is_python() -> None:
             for each in (text, with_fault(fault, text))
         )
         assert before != after, fault.name
-
-
-@pytest.mark.long
-def test_each_file_takes_its_probes() -> None:
-    by_file = defaultdict(list)
-    for fault in FAULTS:
-        by_file[fault.file].append(fault)
-    for file, faults in by_file.items():
-        ast.parse(with_probes(text_of(file), faults, Path("notes")))
 
 
 FAULT = CodeFault(name="one", file="f.py", line="x = 1", becomes="x = 2", kind="key", lost="x")

@@ -13,7 +13,6 @@ from dataflow.errors import PlanError
 from engine.cli import main
 from engine.cost.devices import Coefficients, device
 from engine.cost.machine import Fingerprint, fingerprint, this_installation, this_machine
-from engine.cost.models import Shape
 from engine.cost.passes import Sizes
 from engine.cost.profile import (
     PeakCorrection,
@@ -24,11 +23,8 @@ from engine.cost.profile import (
     read_profile,
     write_profile,
 )
+from tests.unit.test_cost import SHAPE
 
-SHAPE = Shape(
-    layers=2, hidden=64, intermediate=96, heads=4, kv_heads=2, head_dim=16, vocabulary=98,
-    context=512, tied=True,
-)  # fmt: skip
 SIZES = Sizes(parameters=100_000, shape=SHAPE, dtype="float32")
 COEFFICIENTS = Coefficients(
     compute=0.4, reads=0.5, step=1e-3, layer=0.0, row=1e-5, link=0.5, hop=1e-4, origin="fitted"

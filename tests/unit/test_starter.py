@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from engine.launch.starter import Starter
 from engine.observe.runfolder import RunFolder
 from engine.plan.plan import Plan
 from tests.kit.graphs import small_grpo
 from tests.kit.plans import placed
+
+pytestmark = pytest.mark.usefixtures("all_installed")
 
 VLLM = "operators.kernels.vllm"
 
