@@ -125,9 +125,9 @@ class _ForkServer:
 
     def _forget_asker(self, fork: _Fork) -> None:
         self._selector.unregister(fork.asker)
-        fork.asker.close()
         fork.alone = True
         self._reap(fork)
+        fork.asker.close()  # whoever asked waits for it
 
     def _reap(self, fork: _Fork) -> None:
         if fork.ended and fork.alone:

@@ -348,7 +348,8 @@ class ForkedPopen(_RealPopen):  # type: ignore[type-arg]
         return self.returncode
 
     def _wait(self, timeout: float | None) -> int:
-        if self._asking is None:
+        asking = self._asking
+        if asking is None:
             return super()._wait(timeout)  # type: ignore[misc,no-any-return]
         # One thread waits, as with a real child; to others it is then a matter of their time.
         if not self._waitpid_lock.acquire(timeout=-1 if timeout is None else timeout):  # type: ignore[attr-defined]
@@ -356,8 +357,11 @@ class ForkedPopen(_RealPopen):  # type: ignore[type-arg]
         try:
             if self.returncode is None:
                 self._await_answer(timeout)
-                self.returncode = _answer(self._asking)
-                self._asking.close()
+                self.returncode = _answer(asking)
+                # A real wait leaves no zombie behind.
+                asking.shutdown(socket.SHUT_WR)
+                asking.recv(1)
+                asking.close()
         finally:
             self._waitpid_lock.release()  # type: ignore[attr-defined]
         return self.returncode

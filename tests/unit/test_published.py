@@ -201,8 +201,7 @@ def test_what_our_coordinator_gives_is_a_column_where_there_is_any() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("all_installed")
-def test_our_coordinator_runs_a_published_run_where_it_fits() -> None:
+def test_our_coordinator_runs_a_published_run_where_it_fits(all_installed: None) -> None:
     areal = inputs()["areal"] | {"rows": 256}
     results = dict(areal_by_us(areal, {"model": "1_5B", "gpus": 16}, small()))
     assert set(results) == {

@@ -36,10 +36,12 @@ def test_a_worker_with_variables_or_a_gpu_of_its_own_is_not_forked(run_folder: R
 
 def test_a_worker_that_no_other_has_the_threads_of_is_not_forked(run_folder: RunFolder) -> None:
     planned = by_vllm()
-    more = replace(planned.node("train_policy").layout, threads=4)
-    nodes = [replace(n, layout=more) if n.name == "train_policy" else n for n in planned.nodes]
-    found = forked(replace(planned, nodes=tuple(nodes)), run_folder)
-    assert found == {*planned.workers} - {"rollout", "train_policy"}
+    nodes = [
+        replace(n, layout=replace(n.layout, threads=4)) if n.name == "train_policy" else n
+        for n in planned.nodes
+    ]
+    planned = replace(planned, nodes=tuple(nodes))
+    assert forked(planned, run_folder) == {*planned.workers} - {"rollout", "train_policy"}
 
 
 def test_a_template_imports_kernels_of_its_own_workers_alone(run_folder: RunFolder) -> None:
