@@ -85,7 +85,7 @@ def test_rows_of_samples_are_walked_and_opened(steady: Page) -> None:
     steady.keyboard.press("Enter")
     expect(steady.locator("#panel .talk")).to_be_visible()
     steady.keyboard.press("Escape")
-    assert steady.evaluate("() => document.activeElement.getAttribute('aria-rowindex')") == "4"
+    expect(steady.locator(":focus")).to_have_attribute("aria-rowindex", "4")
 
 
 def test_a_question_mark_shows_the_keys(steady: Page) -> None:

@@ -189,7 +189,7 @@ def _work_until_killed(operation: int, work: Callable[[], None], full: bool) -> 
 
 @pytest.mark.long
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("full", [False, True], ids=["killed", "a full disk"])
+@pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("new", [9, 6], ids=["new step", "same step"])
 def test_stopped_at_any_file_operation_a_checkpoint_is_whole_or_absent(
     tmp_path: Path, new: int, full: bool

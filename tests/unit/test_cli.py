@@ -225,6 +225,7 @@ def test_targets_that_are_not_there(folder: Path, text: str, message: str) -> No
 
 @pytest.mark.parametrize("text,told", [
     ("x = 1\ndef f(:\n", "2 .*raised SyntaxError: invalid syntax"),
+    ("import no_such\n", "1 .*raised ModuleNotFoundError: No module named 'no_such'"),
     ("import json\njson.loads('{')\n", "2 .*raised JSONDecodeError: Expecting property name"),
 ])  # fmt: skip
 def test_what_a_users_module_raises_is_one_line_with_its_place(
