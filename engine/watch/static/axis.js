@@ -230,7 +230,6 @@ export class Axis {
       .get(path, { names: names.join(","), ...this.#bounds() })
       .catch(() => null);
     if (!found) return;
-    if (!this.#session.view) this.#session.run.step = found.last ?? this.#session.run.step;
     soon(() => {
       this.#ruler.redraw();
       for (const track of this.#tracks) {
