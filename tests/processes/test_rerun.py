@@ -125,15 +125,15 @@ def test_a_train_node_needs_no_more_than_rollouts_and_rewards(
 ) -> None:
     folder = tiny.run(run_graphs.small, 3, record="rollout,score", checkpoint_every=2).folder
     assert main(["rerun", str(folder), "--node", "train_policy", "--step", "3"]) == 0
-    told = capsys.readouterr().out
-    assert "from checkpoint step_2, trained step 3" in told
-    assert "made again, as it was not recorded: advantage" in told
-    assert "train_policy: the same bits: the weights and " in told
+    printed = capsys.readouterr().out
+    assert "from checkpoint step_2, trained step 3" in printed
+    assert "made again, as it was not recorded: advantage" in printed
+    assert "train_policy: the same bits: the weights and " in printed
     changed = ["--node", "rollout,train_policy", "--set", "train_policy.lr=0.5"]
     assert main(["rerun", str(folder), "--step", "2", *changed]) == 1
-    told = capsys.readouterr().out
-    assert "rollout: differs: row " in told
-    assert "train_policy: differs: weights: digest " in told
+    printed = capsys.readouterr().out
+    assert "rollout: differs: row " in printed
+    assert "train_policy: differs: weights: digest " in printed
     assert main(["rerun", str(folder), "--node", "rollout,score,advantage", "--step", "2"]) == 0
     assert "advantage: nothing to compare with: made 16 rows" in capsys.readouterr().out
 
