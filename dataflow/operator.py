@@ -135,6 +135,10 @@ class Nothing:
 Rows = Same | Expand | Subset | Reduce | Concat | Fresh | Nothing
 
 
+EVERY_COLUMN = "*"
+"""Among columns that a reader asks for: all of the dataset."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
     """A data input of an operator, or of a loss.
@@ -144,7 +148,9 @@ class Input:
     read from any ancestor (dataset columns, the prompt); `ancestors_from` names a parameter that
     lists more of them, `*` for all, and `required_from` one that lists those without which the node
     cannot work. readable: a prompt is read as text or messages, so of one made of token ids
-    `prompt_text` in place of `prompt`.
+    `prompt_text` in place of `prompt`. engine_names: module:function of the node's params that
+    returns the names under which its functions get the engine's own values, and so no dataset
+    column of that name.
     """
 
     name: str
@@ -156,6 +162,7 @@ class Input:
     ancestors_from: str = ""
     required_from: str = ""
     readable: bool = False
+    engine_names: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from dataflow.limits import choice, number, text
 from dataflow.node import Node, Port
 from dataflow.operator import Input, Operator, Same
 from dataflow.schema import Completion, Reward, TokenReward
-from operators.rewards import RewardFn, StepRewardFn, reward_columns, wants
+from operators.rewards import STEPS, RewardFn, StepRewardFn, reward_columns, wants
 from operators.weights import require_weights
 
 REWARD = Operator(
@@ -32,6 +32,7 @@ REWARD = Operator(
             readable=True,
             ancestors_from="columns",
             required_from="required",
+            engine_names="operators.rewards:engine_names",
         ),
     ),
     outputs=(Reward,),
@@ -142,7 +143,7 @@ def step_reward(
         expected=_SPLIT.expected(),
         fix='split="\\n\\n"',
     )
-    columns = tuple(column for column in reward_columns(fn) if column != "steps")
+    columns = tuple(column for column in reward_columns(fn) if column != STEPS)
     params = {
         "fns": (fn,),
         "split": split,
@@ -162,7 +163,7 @@ def _require_steps(fn: StepRewardFn) -> None:
         several = isinstance(fn, Sequence) and not isinstance(fn, str)
         also = "add(step_reward(f, rows), step_reward(g, rows, name=...))" if several else fix
         raise refused("step_reward", f"expected a function, found {found}", also)
-    if not wants(fn).takes("steps"):
+    if not wants(fn).takes(STEPS):
         raise refused(
             "step_reward",
             f"expected a function that takes `steps`, found {', '.join(wants(fn).names)}",

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dataflow.calls import call_site, declares, require
 from dataflow.errors import Fault, GraphError
+from dataflow.operator import EVERY_COLUMN
 from operators.tasks import text_of
 
 RewardFn = Callable[..., Sequence[float | None] | Awaitable[Sequence[float | None]]]
@@ -34,7 +35,10 @@ StepRewardFn = Callable[
 PASSED = ("prompts", "completions", "completion_ids", "log_metric", "log_extra")
 """Keywords that are not dataset columns."""
 
-EVERY_COLUMN = "*"
+STEPS = "steps"
+"""Passed besides to the function of `step_reward`."""
+
+_SINGULAR = {"prompt": "prompts", "completion": "completions"}
 _LONGEST = 100
 """Most characters of a function's name, which is part of a column's and a metric's."""
 _LIKE = "def reward(completions, **kwargs) -> list[float]"
@@ -63,6 +67,10 @@ def wants(fn: Callable[..., Any]) -> Wants:
     _refuse_peers(name, fn, {p.name for p in parameters})
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     required = frozenset(p.name for p in named if p.default is p.empty)
+    for singular, passed in _SINGULAR.items():
+        if singular in required:
+            problem = f"it needs {singular!r}, and is called with lists"
+            raise _unfit(name, problem, f"{passed!r}, a list with one for each completion")
     if "trainer_state" in required:
         raise _unfit(name, "it needs trainer_state, which only TRL's trainer has")
     names = tuple(p.name for p in named if p.name != "trainer_state")
@@ -132,6 +140,15 @@ def reward_columns(fn: Callable[..., Any]) -> tuple[str, ...]:
     asked = wants(fn)
     columns = tuple(name for name in asked.names if name not in PASSED)
     return (*columns, EVERY_COLUMN) if asked.everything else columns
+
+
+def engine_names(params: Mapping[str, Any]) -> tuple[str, ...]:
+    """The keywords with which a reward node gives its functions the engine's own values. A
+    dataset column of such a name is not passed.
+    """
+    offered = (*PASSED, STEPS) if "split" in params else PASSED
+    asked = [wants(fn) for fn in params["fns"]]
+    return tuple(name for name in offered if any(each.takes(name) for each in asked))
 
 
 def reward_name(fn: Callable[..., Any]) -> str:

@@ -17,6 +17,7 @@ from dataflow.rules import (
     doubtful,
     groups,
     held_out,
+    hidden_columns,
     lineage,
     liveness,
     names,
@@ -57,6 +58,7 @@ WARNINGS: tuple[Callable[[Context], Iterator[GraphWarning]], ...] = (
     doubtful.greedy_groups,
     doubtful.updates_without_ratio,
     doubtful.references_of_the_policy,
+    hidden_columns.hidden_columns,
     unused.lags,
     unused.intakes,
 )

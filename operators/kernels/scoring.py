@@ -19,7 +19,7 @@ import pyarrow as pa
 from dataflow.batch import Batch, Keys
 from dataflow.errors import KernelError
 from dataflow.kernel import Chunk, KernelNode, Layout, Session
-from dataflow.prompt_types import is_messages
+from dataflow.prompt_types import is_messages, is_token_ids
 from dataflow.schema import Episode
 from dataflow.schema import Reward as RewardSchema
 from operators.kernels.scoring_child import CONVERSATIONAL
@@ -32,6 +32,10 @@ _log = logging.getLogger(__name__)
 _COLUMN_OF = {"prompts": "prompt", "completions": "completion"}
 _ENGINES = frozenset(Episode.columns) | {"prompt"}
 """Columns that do not come from the dataset: a function gets one only if it names it."""
+_HIDDEN = frozenset(PASSED) - _ENGINES
+"""Names under which a function gets something else than a column of that name, which can only be
+the dataset's (the check warns of it, dataflow/rules/hidden_columns.py).
+"""
 
 FIXES: dict[str, str] = {
     "raised": "correct the function",
@@ -258,6 +262,8 @@ def _read(rows: Batch) -> Batch:
     """The rows with their prompts as text or messages, however they were given to the model."""
     if "prompt_text" not in rows.names:
         return rows
+    if "prompt" in rows.names and not is_token_ids(rows.records.schema.field("prompt").type):
+        return rows  # a column of the dataset that happens to have that name
     others = [name for name in rows.names if name not in ("prompt", "prompt_text")]
     return rows.select(others).with_columns({"prompt": rows.array("prompt_text")})
 
@@ -273,6 +279,8 @@ def _require_columns(function: Function, there: Sequence[str]) -> None:
 
 
 def _is_taken(column: str, asked: Wants) -> bool:
+    if column in _HIDDEN:
+        return False
     keyword = "prompts" if column == "prompt" else column
     return keyword in asked.names or (
         asked.everything and (keyword in PASSED or column not in _ENGINES)

@@ -59,7 +59,8 @@ TINY, TRAIN = "models/tiny", "data/train.parquet"
 def headers(data: str, split: str | None) -> dict[str, pa.DataType]:
     """The columns that every data file of these tests has."""
     ids = {"prompt": pa.list_(pa.int32())} if "ids" in data else {}
-    return DEMONSTRATIONS | {"answer": pa.utf8()} if "demos" in data else DATA | ids
+    answered = {"completions": pa.utf8()} if "completions" in data else {}
+    return DEMONSTRATIONS | {"answer": pa.utf8()} if "demos" in data else DATA | ids | answered
 
 
 def graphs_of(module: ModuleType) -> list[Callable[[], Graph]]:

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import create_autospec
@@ -21,6 +22,7 @@ from dataflow.errors import GraphError
 from engine.cli.target import load_function
 from operators import rewards, tasks
 from operators.kernels.scoring_child import CONVERSATIONAL, Scorer, ScoringOutcome
+from tests.kit.scoring import answers, scoring
 
 
 def trl_reward(completions: list[str], answer: list[str], **kwargs: Any) -> list[float]:
@@ -78,7 +80,18 @@ def trl_only(completions: list[str], trainer_state: Any) -> list[float]:
     return []
 
 
-@pytest.mark.parametrize("fn, told", [(positional, "positional-only"), (trl_only, "trainer_state")])
+def singular(prompt: str, completion: str) -> float:
+    return 0.0
+
+
+@pytest.mark.parametrize(
+    "fn, told",
+    [
+        (positional, "positional-only"),
+        (trl_only, "trainer_state"),
+        (singular, "it needs 'prompt', and is called with lists. Fix: 'prompts'"),
+    ],
+)
 def test_functions_that_cannot_be_called_with_keywords_are_refused(fn: Any, told: str) -> None:
     with pytest.raises(GraphError, match=told):
         rewards.wants(fn)
@@ -95,6 +108,30 @@ def test_one_call_gets_exactly_what_the_signature_takes() -> None:
         completion_ids=[[1, 2], [3]],
         answer=["x", None],
     )
+
+
+def test_columns_of_the_data_replace_nothing_that_the_engine_passes() -> None:
+    passed: dict[str, Any] = {}
+
+    def keeps(completions: list[str], log_metric: Any, **kwargs: Any) -> list[float]:
+        passed.update(kwargs, completions=completions)
+        log_metric("seen", 1.0)
+        return [0.0] * len(completions)
+
+    taken = ("completions", "prompts", "log_metric", "log_extra", "version")
+    columns = {name: pa.array(["from the data"] * 2) for name in (*taken, "prompt_text")}
+    chunk = answers(["a", "b"])
+    rows = {"rows": chunk.inputs["rows"].with_columns(columns)}
+    with scoring(keeps, inproc=True) as (kernel, session):
+        list(kernel.run(replace(chunk, inputs=rows)))
+    ids = passed.pop("completion_ids")
+    assert [list(row) for row in ids] == [[0], [1]]
+    assert passed == {
+        "prompts": ["p0", "p1"],
+        "completions": ["a", "b"],
+        "prompt_text": ["from the data"] * 2,
+    }
+    assert session.logged() == [("reward/keeps/seen", 1.0)]
 
 
 def test_conversational_prompts_make_message_list_completions() -> None:

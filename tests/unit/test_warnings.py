@@ -35,9 +35,9 @@ from tests.kit.simulations import simulation
 from tests.right_graphs import RIGHT
 from tests.unit.test_check import graphs_of, headers
 from tests.unit.test_coordinator import PLAN
-from tests.wrong_graphs import doubtful
+from tests.wrong_graphs import data_names, doubtful
 
-DOUBTFUL = graphs_of(doubtful)
+DOUBTFUL = [*graphs_of(doubtful), *graphs_of(data_names)]
 SUM = {"prompt": "2+2", "answer": "4"}
 
 

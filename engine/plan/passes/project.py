@@ -11,7 +11,7 @@ from typing import Any
 
 from dataflow.loss_terms import ROWS, input_of
 from dataflow.node import Node, Port
-from dataflow.operator import Input, listed
+from dataflow.operator import EVERY_COLUMN, Input, listed
 from dataflow.prompt_types import is_token_ids
 from dataflow.rows import Domain, Domains, generations, nearest_prompt, physical
 from dataflow.schema import (
@@ -157,8 +157,8 @@ class _Finder:
 
     def _of_ancestors(self, node: Node, port: Port[Any], declared: Input) -> list[str]:
         asked = [*declared.ancestors, *listed(node.params, declared.ancestors_from)]
-        named = [column for column in asked if column != "*"]
-        every = [*named, *(self._dataset(port) if "*" in asked else ())]
+        named = [column for column in asked if column != EVERY_COLUMN]
+        every = [*named, *(self._dataset(port) if EVERY_COLUMN in asked else ())]
         return self._readable(port, every) if declared.readable else every
 
     def _readable(self, port: Port[Any], columns: Iterable[str]) -> list[str]:

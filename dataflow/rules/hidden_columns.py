@@ -1,0 +1,68 @@
+"""Hidden columns: dataset columns whose names the engine uses for values of its own.
+
+Owns: the warning that a reader is not given such a column. Does not own: what readers are given
+(operators/kernels/scoring.py, engine/plan/passes/project.py), columns that are missing (columns.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from dataflow.errors import GraphWarning
+from dataflow.operator import EVERY_COLUMN, listed
+from dataflow.rules.context import Context, Wire, data_name, function_at, place
+from dataflow.schema import Episode
+
+
+def hidden_columns(context: Context) -> Iterator[GraphWarning]:
+    """A column of the data that has the name of a value of the engine, which its reader gets."""
+    warned: set[tuple[str, str]] = set()
+    for node in context.graph.nodes:
+        for wire in context.wires[id(node)]:
+            for warning in _hidden(context, wire):
+                # Once for a source and a node: an evaluation reads the same columns again.
+                if (warning.where, warning.problem) not in warned:
+                    warned.add((warning.where, warning.problem))
+                    yield warning
+
+
+def _hidden(context: Context, wire: Wire) -> Iterator[GraphWarning]:
+    domain = context.domains.of(wire.port)
+    if domain is None:
+        return
+    data = context.dataset(wire.port)
+    source = domain.source
+    for name in data:
+        if name not in _engine_names(wire) or name in source.schemas[0].columns:
+            continue
+        problem = (
+            f"{data_name(source)} has a column {name!r}, which it is not given: the engine has"
+            " values of its own under that name"
+        )
+        yield GraphWarning(
+            rule="hidden_column",
+            where=place(wire.node),
+            problem=problem,
+            fix=f"another name for that column, such as {_free_name(name, data)!r}",
+            origin=wire.origin,
+        )
+
+
+def _engine_names(wire: Wire) -> set[str]:
+    """The names that the reader asks for, or is called with, and that mean the engine's values."""
+    declared, columns = wire.input, set(wire.port.schema.columns)
+    asked = {*declared.ancestors, *listed(wire.node.params, declared.ancestors_from)}
+    names = columns & asked
+    if EVERY_COLUMN in asked:
+        names |= columns | set(Episode.columns)
+    if declared.engine_names:
+        names |= set(function_at(declared.engine_names)(wire.node.params))
+    return names
+
+
+def _free_name(name: str, data: Collection[str]) -> str:
+    """`data_completions`, or a longer name, that no column has."""
+    free = f"data_{name}"
+    while free in data:
+        free = f"data_{free}"
+    return free
