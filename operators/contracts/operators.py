@@ -6,6 +6,7 @@ Owns: what each is, when it holds, how it is tested. Does not own: rows (generat
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from dataflow.errors import DataError
 from dataflow.schema import Advantage, Keep
 from operators.contracts.cases import MASK, Generated, GeneratedColumn
 from operators.contracts.columns import (
+    by_row,
     called,
     changed_inputs,
     output,
@@ -53,6 +55,18 @@ def _deterministic(subject: OperatorSubject, rows: Generated) -> None:
     one, other = output(subject, rows), output(subject, rows)
     same = [(row, row) for row in range(len(rows))]
     require_same("deterministic", rows, one, other, same, "called again", exact=True)
+
+
+def _results(subject: OperatorSubject, rows: Generated) -> None:
+    """A later call, on the rows in another order, must leave the results of the first alone."""
+    first = called(subject, rows).batch
+    before = {name: copy.deepcopy(by_row(first, name)) for name in first.names}
+    order = [row for group in rows.spare for row in group]
+    called(subject, rows.arranged(order, rows.position, rows.sample))
+    after = {name: by_row(first, name) for name in first.names}
+    same = [(row, row) for row in range(len(first))]
+    how = "after a call on other rows the same result says"
+    require_same("results", rows, before, after, same, how, exact=True)
 
 
 def _row_order(subject: OperatorSubject, rows: Generated) -> None:
@@ -219,6 +233,14 @@ PROMISES: tuple[Promise[OperatorSubject], ...] = (
         says="the same rows give the same numbers, to the bit",
         fix="no random numbers, no clock and no state between calls",
         test=_deterministic,
+    ),
+    Promise(
+        name="results",
+        says="a call leaves what earlier calls returned as it was",
+        fix="a new array in each call, not one that is filled again (a run copies what is returned)",
+        test=_results,
+        rests_on=("deterministic",),
+        rows={"spare": within},
     ),
     Promise(
         name="extremes",

@@ -17,7 +17,7 @@ from dataflow.device import first_not_finite
 from dataflow.errors import DataError, KernelError
 from dataflow.kernel import Assignment, Chunk, KernelNode, Layout, Session
 from dataflow.user import Columns
-from operators.kernels.returned import LIKE, in_order, refuse_broken_promise
+from operators.kernels.returned import LIKE, in_order, in_own_memory, refuse_broken_promise
 from operators.kernels.scoring_child import Caught
 
 
@@ -53,7 +53,8 @@ class ColumnFunction:
         except DataError as error:
             raise self._failed(chunk, str(error)) from None
         kept = rows.select([n for n in rows.names if n not in rows.device or self._is_read(n)])
-        yield Batch(chunk.keys, kept.records, kept.device)
+        owned = in_own_memory(kept, chunk.inputs.values())
+        yield Batch(chunk.keys, owned.records, owned.device)
 
     def close(self) -> None:
         """Nothing to close."""

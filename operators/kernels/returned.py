@@ -1,12 +1,15 @@
 """Checks of what a function on columns returned.
 
-Owns: restoring the order of rows by key, and how many rows of each group a Keep may keep. Does
-not own: calling the function, the type of its values (host.py).
+Owns: restoring the order of rows by key, giving them memory of their own, and how many rows of
+each group a Keep may keep. Does not own: calling the function, the type of its values (host.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import numpy as np
+import pyarrow as pa
 
 from dataflow.batch import Batch, Keys
 from dataflow.errors import DataError
@@ -27,6 +30,35 @@ def in_order(made: Batch, keys: Keys) -> Batch:
     index = np.empty(len(ours), dtype=np.int64)
     index[theirs] = ours
     return made.take(index)
+
+
+def in_own_memory(made: Batch, inputs: Iterable[Batch]) -> Batch:
+    """Copy the columns that the function made, so that it can fill the same arrays in its next
+    call. Columns of its inputs, which nobody writes to, stay views.
+    """
+    batches = list(inputs)
+    shared = {address for batch in batches for address in _addresses(batch)}
+    tensors = {values.data_ptr() for batch in batches for values in batch.device.values()}
+    arrays = [
+        column if shared.issuperset(_buffers(column)) else pa.concat_arrays([column])
+        for column in made.records.columns
+    ]
+    device = {
+        name: values if values.data_ptr() in tensors else values.clone()
+        for name, values in made.device.items()
+    }
+    records = pa.RecordBatch.from_arrays(arrays, schema=made.records.schema)
+    return Batch(made.keys, records, device)
+
+
+def _addresses(batch: Batch) -> Iterator[int]:
+    for column in batch.records.columns:
+        yield from _buffers(column)
+
+
+def _buffers(column: pa.Array) -> list[int]:
+    """Where the column's values lie in memory."""
+    return [buffer.address for buffer in column.buffers() if buffer is not None]
 
 
 def refuse_broken_promise(made: Batch, keeps: str | None) -> None:

@@ -64,6 +64,15 @@ def jitters(score: Columns[Reward]) -> Columns[Reward]:
     return score.set(reward=(score["reward"] + noise).astype(np.float32))
 
 
+_reused = np.zeros(10_000, np.float32)
+
+
+@operator(scope="row")
+def fills_one_buffer(score: Columns[Reward]) -> Columns[Reward]:
+    np.multiply(score["reward"], 2.0, out=_reused[: len(score)])
+    return score.set(reward=_reused[: len(score)])
+
+
 @operator(scope="row")
 def exponential(score: Columns[Reward]) -> Columns[Reward]:
     return score.set(reward=np.exp(score["reward"]))
@@ -120,6 +129,7 @@ BROKEN = {
     "finite": no_epsilon,
     "inputs": scales_in_place,
     "deterministic": jitters,
+    "results": fills_one_buffer,
     "extremes": exponential,
     "row_order": first_sample_wins,
     "relabelling": alternates,

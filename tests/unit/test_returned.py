@@ -63,6 +63,25 @@ def test_rows_in_their_order_are_not_copied() -> None:
     assert in_order(batch, keys()) is batch
 
 
+def test_an_array_that_is_filled_again_changes_no_rows_that_were_returned_before() -> None:
+    reused = np.zeros(6, np.float32)
+
+    def doubled(score: Columns[Reward]) -> Columns[Reward]:
+        np.multiply(score["reward"], 2.0, out=reused[: len(score)])
+        return score.set(reward=reused[: len(score)])
+
+    first = called(doubled, rewards(keys()))
+    called(doubled, rewards(Keys.of([900, 901])))
+    assert first.flat("reward").tolist() == [140, 142, 144, 160, 162, 164]
+
+
+def test_columns_of_the_inputs_are_handed_on_without_a_copy() -> None:
+    given = rewards(keys())
+    batch = called(lambda score: score.set(mine=score["reward"] + 1), given)
+    address = [b.array("reward").buffers()[1].address for b in (given, batch)]
+    assert address[0] == address[1]
+
+
 @pytest.mark.parametrize(("rows", "found"), [
     ([0, 1, 2, 3, 4], "it returned 5 rows for 6"),
     ([0, 1, 2, 3, 4, 4], r"found the row \(position, sample, attempt\) \(8, 1, 0\) twice"),
