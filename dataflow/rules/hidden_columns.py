@@ -1,7 +1,7 @@
 """Hidden columns: dataset columns whose names the engine uses for values of its own.
 
 Owns: the warning that a reader is not given such a column. Does not own: what readers are given
-(operators/kernels/scoring.py, engine/plan/passes/project.py), columns that are missing (columns.py).
+(operators/kernels/scoring.py, engine/plan/passes/project.py), missing columns (columns.py).
 """
 
 from __future__ import annotations

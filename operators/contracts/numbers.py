@@ -23,8 +23,9 @@ from dataflow.model import Schedule, value_at
 from operators.contracts.cases import Generated
 from operators.contracts.promise import Broken, refuse_case
 from operators.contracts.subject import LossSubject
+from operators.kernels.torch.loss_call import LossFault, call_loss
 from operators.kernels.torch.packing import Packed, pack
-from operators.kernels.torch.reduce import Weights, count_weights, reduced, unfit
+from operators.kernels.torch.reduce import Weights, count_weights, reduced
 from operators.kernels.torch.said import ModelNumbers, Said, ids_of, said
 from operators.kernels.torch.steprows import TrainRows, now_of, step_rows, tensors_of
 
@@ -142,11 +143,12 @@ def term_of(
     label = f"{term.label}."
     params |= {n.removeprefix(label): v for n, v in rows.params.items() if n.startswith(label)}
     try:
-        made = term.function.fn(now, **tensors, **params)
-    except Exception as error:  # user code may raise anything
-        refuse_case(error)
-        told = " ".join(f"{type(error).__name__}: {error}".split())
-        raise Broken("shape", f"it raised {told}") from error
+        made = call_loss(term.function.fn, now, tensors, params)
+    except LossFault as fault:
+        if isinstance(fault.__cause__, Exception):
+            refuse_case(fault.__cause__)
+        problem = str(fault).partition("\n")[0]
+        raise Broken("shape", problem.partition(" Fix:")[0].rstrip(".")) from fault.__cause__
     _require_fit(term, made, now)
     return made
 
@@ -156,8 +158,6 @@ def _now(value: Any) -> Any:
 
 
 def _require_fit(term: LossTerm, made: Terms, now: Now) -> None:
-    if why := unfit(made):
-        raise Broken("shape", why.partition(" Fix:")[0].rstrip("."))
     scope = term.function.scope
     wanted = {"token": len(now.mask), "sequence": now.rows, "group": now.groups}[scope]
     if tuple(made.loss.shape) != (wanted,):

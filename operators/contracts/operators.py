@@ -237,7 +237,7 @@ PROMISES: tuple[Promise[OperatorSubject], ...] = (
     Promise(
         name="results",
         says="a call leaves what earlier calls returned as it was",
-        fix="a new array in each call, not one that is filled again (a run copies what is returned)",
+        fix="a new array in each call, not one that is filled again",
         test=_results,
         rests_on=("deterministic",),
         rows={"spare": within},

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from dataflow.errors import DataError, KernelError, Origin, RunError
 from dataflow.graph import Graph
-from dataflow.loss import Now, Tensors, Terms, loss_function
+from dataflow.loss import Loss, Now, Tensors, Terms, loss_function
 from dataflow.model import Model
 from dataflow.node import Port
 from dataflow.schema import Advantage, Prompt
@@ -155,12 +156,82 @@ def failed(base: str, fn: Any) -> str:
     (lambda now: Terms(1.0), "expected Terms.loss to be a tensor, found float"),  # type: ignore
     (
         lambda now: Terms(now.logprobs, {"own/mean": now.logprobs.mean()}),
-        "expected the metric 'own/mean' to be a pair (sum, count), found Tensor",
+        "expected the metric 'own/mean' to be a pair of numbers (sum, count), found Tensor",
+    ),
+    (
+        lambda now: Terms(now.logprobs, {"own/mean": (now.logprobs, 1.0)}),
+        "pair of numbers (sum, count), found tuple with a tensor of shape [",
+    ),
+    (
+        lambda now: Terms(now.logprobs.mul_(2.0)),
+        "it changed now.logprobs in place, which other terms read. Fix: a new tensor, such as",
     ),
     (lambda now: Terms(now.logprobs, [1]), "expected the metric 'all'"),  # type: ignore
-], ids=["no Terms", "no tensor", "a metric that is no pair", "metrics without names"])  # fmt: skip
+], ids=[
+    "no Terms",
+    "no tensor",
+    "a metric that is no pair",
+    "a metric that is a vector",
+    "a change of what the model says",
+    "metrics without names",
+])  # fmt: skip
 def test_what_is_no_terms_is_refused_by_name(base: str, fn: Any, told: str) -> None:
     assert told in failed(base, fn)
+
+
+def test_a_loss_that_calls_backward_is_refused_where_it_does(base: str) -> None:
+    def trains_itself(now: Now) -> Terms:
+        now.logprobs.sum().backward(retain_graph=True)
+        return Terms(now.logprobs)
+
+    message = failed(base, trains_itself)
+    assert "it raised KernelError: it called backward, which train does once" in message
+    assert "now.logprobs.sum().backward(retain_graph=True)" in message
+
+
+def test_a_loss_may_ask_for_gradients_by_what_the_model_says(base: str) -> None:
+    def penalised(now: Now) -> Terms:
+        (slope,) = torch.autograd.grad(now.logprobs.sum(), now.logprobs, retain_graph=True)
+        return Terms(now.logprobs * slope)
+
+    opened(base, loss_of(loss_function(penalised))).step(assignment(random_rows(2, 2)))
+
+
+def test_a_loss_that_leaves_torchs_settings_changed_is_refused_and_they_are_set_back(
+    base: str,
+) -> None:
+    def without_gradients(now: Now) -> Terms:
+        loss = -now.logprobs
+        torch.set_grad_enabled(False)
+        return Terms(loss)
+
+    told = "it left torch's grad mode at False, found True before. Fix: set it back"
+    assert told in failed(base, without_gradients)
+    assert torch.is_grad_enabled()
+
+
+def test_a_term_that_changes_its_mask_changes_no_other_terms(base: str) -> None:
+    seen: list[Tensor] = []
+
+    def zeroes(now: Now) -> Terms:
+        for tensor in (now.mask, now.row, now.sampler_logprobs):
+            assert tensor is not None
+            tensor.zero_()
+        now.rows = 0
+        return Terms(-now.logprobs)
+
+    def reads(now: Now) -> Terms:
+        seen.append(now.mask.clone())
+        return Terms(-now.logprobs)
+
+    metrics = []
+    for first in (reads, zeroes):
+        terms = loss_of(loss_function(first, name="first")).terms
+        second = loss_of(loss_function(reads, name="second")).terms
+        kernel = opened(base, Loss((*terms, *second)))
+        metrics.append(kernel.step(assignment(random_rows(2, 2))))
+    assert metrics[0] == metrics[1]
+    assert all(mask.any() for mask in seen)
 
 
 def test_a_loss_that_reads_a_column_that_is_not_there_is_told_which_are(base: str) -> None:

@@ -77,32 +77,6 @@ def count_weights(
     )
 
 
-def unfit(made: object) -> str:
-    """What is wrong with what a loss function returned, in words; empty if it is valid Terms."""
-    fix = "Fix: return Terms(loss, {...}), unreduced: train takes the mean."
-    if not isinstance(made, Terms):
-        return f"expected it to return Terms, found {type(made).__name__}. {fix}"
-    if not isinstance(made.loss, Tensor):
-        return f"expected Terms.loss to be a tensor, found {type(made.loss).__name__}. {fix}"
-    for name, value in (
-        made.metrics.items() if isinstance(made.metrics, Mapping) else [("all", made.metrics)]
-    ):
-        if not (
-            isinstance(value, tuple)
-            and len(value) == 2
-            and all(isinstance(v, _NUMBERS) for v in value)
-        ):
-            fix = "Fix: (values.sum(), count), so that micro-batches add up."
-            return (
-                f"expected the metric {name!r} to be a pair (sum, count), found"
-                f" {type(value).__name__}. {fix}"
-            )
-    return ""
-
-
-_NUMBERS = (Tensor, int, float)
-
-
 def reduced(
     terms: Terms, scope: LossScope, name: str, now: Now, weights: Weights, rows: np.ndarray
 ) -> Tensor:

@@ -160,7 +160,7 @@ def tensors_of(rows: TrainRows, term: LossTerm, packed: Packed, now: Now) -> dic
     found: dict[str, Tensors] = {}
     for port in term.function.ports:
         if port.name in term.now and now.logprobs is not None:
-            found[port.name] = Tensors({"logprobs": now.logprobs.detach()})
+            found[port.name] = Tensors({"logprobs": now.logprobs.detach().clone()})
         elif (term.label, port.name) in rows.ports:
             columns = rows.ports[term.label, port.name]
             by_token = {

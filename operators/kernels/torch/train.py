@@ -38,22 +38,17 @@ from dataflow.kernel import (
 from dataflow.loss import LossTerm, Now, Terms
 from dataflow.model import Schedule, value_at
 from operators.kernels.overlong import require_positions
-from operators.kernels.scoring_child import Caught
 from operators.kernels.tensors import gather
 from operators.kernels.text import require_known
 from operators.kernels.torch.heads import predictions, values, values_and_scores
+from operators.kernels.torch.loss_call import LossFault, call_loss
 from operators.kernels.torch.mismatch import mismatch
 from operators.kernels.torch.models import load_model, load_pieces, pieces, positions
 from operators.kernels.torch.optimizer import Optimizer, chosen, save_state
 from operators.kernels.torch.packing import Packed, micro_batches, pack
 from operators.kernels.torch.parallel import Ranks, Turns, collected, like, split
 from operators.kernels.torch.probe import probed, vocabulary_of
-from operators.kernels.torch.reduce import (
-    MetricSums,
-    bad_row,
-    reduced,
-    unfit,
-)
+from operators.kernels.torch.reduce import MetricSums, bad_row, reduced
 from operators.kernels.torch.said import ModelNumbers, Said, ids_of, reads_scores, require_ids, said
 from operators.kernels.torch.saving import save_model
 from operators.kernels.torch.slices import Slices
@@ -315,18 +310,13 @@ class TorchTrain(Sleeper, Probeable):
     ) -> Terms:
         """What the term's formula returns. Raises KernelError if it raises or returns no Terms."""
         params = {name: resolved(value, update.step) for name, value in term.params}
-        tensors, made = tensors_of(part.rows, term, packed, now), None
-        with Caught() as caught:  # it may be user code, which may raise anything
-            made = term.function.fn(now, **tensors, **params)
-        if caught.fault is not None:
-            why = f"it {caught.fault.text}\n{caught.fault.detail}".rstrip()
-        else:
-            why = unfit(made)
-        if why or made is None:
+        ports = tensors_of(part.rows, term, packed, now)
+        try:
+            return call_loss(term.function.fn, now, ports, params)
+        except LossFault as fault:
             raise KernelError(
-                f"{self._name}: step {update.step}: loss {term.label!r} failed: {why}"
-            )
-        return made
+                f"{self._name}: step {update.step}: loss {term.label!r} failed: {fault}"
+            ) from None
 
     @torch.no_grad()
     def _first_bad(self, update: StepUpdate, part: Part, packed: Packed, heard: Said) -> np.ndarray:
