@@ -1,8 +1,8 @@
 """Schemas: named, typed columns of one kind of row.
 
-Owns: the columns, their Arrow types, the axis along which each is ragged and whether its values
-stay on a device, and the vocabulary of schemas that every operator speaks. Does not own: rows
-(batch.py), which rows a port has (rows.py), tensors (device.py, operators/kernels/tensors.py).
+Owns: the vocabulary of schemas that every operator speaks, and what a schema inherits. Does not
+own: what a column is (column.py), rows (batch.py), which rows a port has (rows.py), tensors
+(device.py, operators/kernels/tensors.py).
 
 A Schema is a class and is never instantiated: it is the type argument of Port, so that a type
 checker follows each wire. A subclass adds columns; one of several schemas has the columns of all. A
@@ -12,143 +12,15 @@ Rollout is a Completion, but not a Prompt.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import replace
+from typing import ClassVar
 
 import pyarrow as pa
 
-from dataflow.calls import declares, refused, require
-
-Axis = Literal["P", "T", "K"]
-"""P: tokens of the prompt. T: tokens of the completion (tool output included). K: turns."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """One column. `type`: of one element; with an axis the column is a LargeList of it.
-
-    device: the values are a torch tensor that stays on the device of the Worker that made it; the
-    record batch only has each row's number of values. Its type is a number, or a fixed-size list of
-    a number (a vector for each element). distribution: of recorded log-probs, in words; it travels
-    as metadata of the Arrow field. absent: the value in rows of a schema without the column, where
-    one follows from what that schema is. instead_of: the column that its readers take where it is
-    missing.
-    """
-
-    name: str = ""
-    type: pa.DataType
-    axis: Axis | None = None
-    nullable: bool = False
-    doc: str = ""
-    device: bool = False
-    distribution: str = ""
-    absent: float | None = None
-    instead_of: str = ""
-
-    @property
-    def arrow(self) -> pa.Field:
-        """The Arrow field in a record batch; for a device column, lists of nulls with its lengths
-        (without an axis, nulls).
-        """
-        return self._field(pa.null(), nullable=True) if self.device else self.whole
-
-    @property
-    def whole(self) -> pa.Field:
-        """The Arrow field with the values on the host, as in files."""
-        return self._field(self.type, nullable=self.nullable)
-
-    @property
-    def metadata(self) -> dict[str, str] | None:
-        """The Arrow field's metadata: what a number alone does not say."""
-        return {"distribution": self.distribution} if self.distribution else None
-
-    def _field(self, kind: pa.DataType, *, nullable: bool) -> pa.Field:
-        if self.axis is None:
-            return pa.field(self.name, kind, nullable, self.metadata)
-        items = pa.large_list(pa.field("item", kind, nullable=nullable))
-        return pa.field(self.name, items, nullable=False, metadata=self.metadata)
-
-
-@declares
-def column(
-    type: pa.DataType,
-    axis: Axis | None = None,
-    *,
-    nullable: bool = False,
-    doc: str = "",
-    device: bool = False,
-    distribution: str = "",
-    absent: float | None = None,
-    instead_of: str = "",
-) -> Any:
-    """Declare a column in the body of a Schema (typed Any, so that a form without annotation is
-    accepted).
-
-    device: its values stay on the device of the Worker that made them, as a torch tensor: for large
-    numbers, such as hidden states, that the host never needs to see. distribution: of recorded
-    log-probs. Raises GraphError if a device column is nullable, or of a type that tensors do not
-    have.
-
-    absent, instead_of: what `concat` makes of rows that lack it. With `absent` these rows get that
-    value, since they mean it (`sampler_mass`: nothing was truncated, log 1 = 0). `instead_of` names
-    the column that readers take where this one is missing, so that they must not lose it unseen.
-    """
-    require(
-        "column",
-        "type",
-        type,
-        fits=isinstance(type, pa.DataType),
-        expected="a type of Arrow",
-        fix="pa.float32()",
-    )
-    require(
-        "column",
-        "axis",
-        axis,
-        fits=axis in (None, "P", "T", "K"),
-        expected="'P', 'T', 'K' or None",
-        fix="axis='T'",
-    )
-    numbers = isinstance(type, pa.DataType) and (
-        pa.types.is_integer(type) or pa.types.is_floating(type)
-    )
-    require(
-        "column",
-        "absent",
-        absent,
-        fits=absent is None or (numbers and isinstance(absent, (int, float))),
-        expected="a number, of a column of numbers",
-        fix="absent=0.0",
-    )
-    require(
-        "column",
-        "instead_of",
-        instead_of,
-        fits=isinstance(instead_of, str),
-        expected="the name of a column",
-        fix='instead_of="reward"',
-    )
-    for name, flag in (("nullable", nullable), ("device", device)):
-        require(
-            "column",
-            name,
-            flag,
-            fits=isinstance(flag, bool),
-            expected="True or False",
-            fix=f"{name}=True",
-        )
-    if device:
-        _require_tensor(type, nullable)
-    return Column(
-        type=type,
-        axis=axis,
-        nullable=nullable,
-        doc=doc,
-        device=device,
-        distribution=distribution,
-        absent=absent,
-        instead_of=instead_of,
-    )
+from dataflow.calls import refused
+from dataflow.column import Axis as Axis
+from dataflow.column import Column as Column
+from dataflow.column import column as column
 
 
 class Schema:
@@ -175,7 +47,10 @@ class Schema:
         for base in cls.__mro__[1:]:
             for name, there in getattr(base, "columns", {}).items():
                 _require_one_form(cls.__name__, base.__name__, there, own.get(name, columns[name]))
-        cls.columns = {**columns, **own}
+        cls.columns = {
+            **columns,
+            **{name: _bounded(c, columns.get(name)) for name, c in own.items()},
+        }
 
     @classmethod
     def describe(cls) -> str:
@@ -207,6 +82,15 @@ def _becomes(schema: type[Schema], other: type[Schema]) -> bool:
     )
 
 
+def _bounded(here: Column, there: Column | None) -> Column:
+    """A column that is declared again, within the bounds of its base unless it names its own."""
+    if there is None or here.name == "prompt":  # text in one schema, ids in another
+        return here
+    least = there.least if here.least is None else here.least
+    most = there.most if here.most is None else here.most
+    return replace(here, least=least, most=most)
+
+
 def _inherited(bases: list[type[Schema]]) -> dict[str, Column]:
     """The columns of several schemas; of two with one name the first."""
     columns: dict[str, Column] = {}
@@ -228,29 +112,6 @@ def _word(kind: pa.DataType) -> str:
     if pa.types.is_floating(kind):
         return "float"
     return "int" if pa.types.is_integer(kind) else "text" if pa.types.is_string(kind) else str(kind)
-
-
-_TENSORS = ("halffloat", "float", "double", "int8", "int16", "int32", "int64", "uint8")
-"""Arrow's names for the types that tensors have, too, and that can be indexed on any device."""
-
-
-def _require_tensor(kind: pa.DataType, nullable: bool) -> None:
-    """Raises GraphError if values of this type cannot be a tensor."""
-    number = kind.value_type if pa.types.is_fixed_size_list(kind) else kind
-    if nullable:
-        problem, fix = (
-            "expected values, found nullable=True: no tensor has nulls",
-            "nullable=False, with nan or a mask",
-        )
-    elif str(number) not in _TENSORS:
-        problem = (
-            f"expected a number, or a fixed-size list of one, found {kind}, which no tensor of"
-            " torch is"
-        )
-        fix = "pa.float32(), or pa.list_(pa.float32(), 64) for 64 numbers each"
-    else:
-        return
-    raise refused(f"column({kind}, device=True)", problem, fix)
 
 
 def _require_one_form(schema: str, base: str, there: Column, here: Column) -> None:
@@ -309,7 +170,7 @@ class TokenPrompt(Prompt):
     """A prompt as token ids, which is answered as it is: no template, no tokenizer."""
 
     vocabulary = True
-    prompt = column(pa.int32(), "P")
+    prompt = column(pa.int32(), "P", least=0)
     prompt_text = column(pa.utf8(), doc="what the ids say, special tokens left out; for readers")
 
 
@@ -319,10 +180,14 @@ class Completion(Schema):
     row = "completion"
     vocabulary = True
     tokens = "completion_ids"
-    prompt_ids = column(pa.int32(), "P")
-    completion_ids = column(pa.int32(), "T")
+    prompt_ids = column(pa.int32(), "P", least=0)
+    completion_ids = column(pa.int32(), "T", least=0)
     completion_mask = column(
-        pa.uint8(), "T", doc="1 where the model wrote the token and is trained on it"
+        pa.uint8(),
+        "T",
+        least=0,
+        most=1,
+        doc="1 where the model wrote the token and is trained on it",
     )
     completion = column(pa.utf8(), doc="the answer as text, special tokens left out")
 
@@ -345,10 +210,11 @@ class Rollout(Completion):
     sampler_logprobs = column(
         pa.float32(),
         "T",
+        most=0.0,
         doc="of the policy that sampled, at the sampling temperature",
         distribution=POLICY,
     )
-    version = column(pa.int32(), "T", doc="version of the weights that made each token")
+    version = column(pa.int32(), "T", least=0, doc="version of the weights that made each token")
     finish = column(pa.utf8(), doc="stop, length, error or abort")
 
 
@@ -363,6 +229,7 @@ class TruncatedRollout(Rollout):
     sampler_mass = column(
         pa.float32(),
         "T",
+        most=0.0,
         doc="log of the probability that top-k and top-p kept, <= 0",
         distribution=POLICY,
         absent=0.0,
@@ -384,7 +251,7 @@ class Transition(Completion):
     episode_id = column(pa.int64())
     turn = column(pa.int32())
     reward = column(pa.float32())
-    done = column(pa.uint8())
+    done = column(pa.uint8(), least=0, most=1)
     next_prompt = column(pa.utf8())
 
 
@@ -407,7 +274,7 @@ class Logprobs(Schema):
 
     row = "completion"
     inside = ("logprobs",)
-    logprobs = column(pa.float32(), "T", distribution=POLICY)
+    logprobs = column(pa.float32(), "T", most=0.0, distribution=POLICY)
 
 
 class Values(Schema):
@@ -435,10 +302,10 @@ class Keep(Schema):
     """Which rows stay."""
 
     row = "completion"
-    keep = column(pa.uint8())
+    keep = column(pa.uint8(), least=0, most=1)
 
 
 class Preference(Keep):
     """Two rows of a group, one chosen (+1) and one rejected (-1)."""
 
-    sign = column(pa.int8())
+    sign = column(pa.int8(), least=-1, most=1)

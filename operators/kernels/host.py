@@ -16,7 +16,9 @@ from dataflow.batch import Batch
 from dataflow.device import first_not_finite
 from dataflow.errors import DataError, KernelError
 from dataflow.kernel import Assignment, Chunk, KernelNode, Layout, Session
+from dataflow.schema import Schema
 from dataflow.user import Columns
+from operators.kernels.bounds import newer_than_its_inputs, out_of_bounds
 from operators.kernels.returned import LIKE, in_order, in_own_memory, refuse_broken_promise
 from operators.kernels.scoring_child import Caught
 
@@ -48,7 +50,7 @@ class ColumnFunction:
             raise self._failed(chunk, f"the rows that it returned have no keys. {LIKE}")
         try:
             rows = in_order(made.batch, chunk.keys)
-            self._refuse_unusable(chunk, rows)
+            self._refuse_unusable(chunk, rows, made.schema)
             refuse_broken_promise(rows, self._node.keeps)
         except DataError as error:
             raise self._failed(chunk, str(error)) from None
@@ -63,8 +65,10 @@ class ColumnFunction:
         """Whether a column is read (if unknown: yes); unread ones would fill device memory."""
         return not self._node.returns or name in self._node.returns
 
-    def _refuse_unusable(self, chunk: Chunk, made: Batch) -> None:
-        """Check, once, where rows are created, that declared columns are there and finite."""
+    def _refuse_unusable(self, chunk: Chunk, made: Batch, schema: type[Schema]) -> None:
+        """Check, once, where rows are created, that declared columns are there, finite and within
+        their bounds.
+        """
         for name in self._node.returns:
             if name not in made.names:
                 if name.endswith("/*"):
@@ -75,6 +79,11 @@ class ColumnFunction:
             row = _first_not_finite(made, name)
             if row is not None:
                 raise self._failed(chunk, f"column {name!r} has a value that is not finite", row)
+        outside = out_of_bounds(made, schema, self._node.returns) or newer_than_its_inputs(
+            made, chunk.inputs
+        )
+        if outside is not None:
+            raise self._failed(chunk, outside.text, outside.row)
 
     def _failed(self, chunk: Chunk, why: str, row: int = 0) -> KernelError:
         keys = chunk.keys.rows()

@@ -15,14 +15,17 @@ from dataflow.check import check
 from dataflow.errors import DataError, GraphError, KernelError
 from dataflow.graph import Graph
 from dataflow.kernel import Chunk, KernelNode, Layout
-from dataflow.schema import Keep, Preference, Reward
+from dataflow.ragged import Ragged
+from dataflow.schema import Keep, Preference, Reward, Rollout
 from dataflow.user import Columns, operator
+from operators.kernels.bounds import out_of_bounds
 from operators.kernels.host import ColumnFunction
 from operators.kernels.returned import in_order, refuse_broken_promise
 from operators.losses import clipped_policy_loss
 from operators.reward import reward
 from operators.select import select
 from tests.kit.graphs import compared, graph_of, sampled, scored
+from tests.kit.kernels import FakeSession
 from tests.kit.plans import headers
 from tests.kit.rewards import exact
 
@@ -80,6 +83,56 @@ def test_columns_of_the_inputs_are_handed_on_without_a_copy() -> None:
     batch = called(lambda score: score.set(mine=score["reward"] + 1), given)
     address = [b.array("reward").buffers()[1].address for b in (given, batch)]
     assert address[0] == address[1]
+
+
+def edited(**columns: Any) -> Callable[..., Columns[Rollout]]:
+    """An operator that returns its rows with one column changed: a value for each token."""
+
+    def edit(rollout: Columns[Rollout]) -> Columns[Rollout]:
+        mask = rollout["completion_mask"]
+        return rollout.set(**{name: mask.like(np.array(v)) for name, v in columns.items()})
+
+    return edit
+
+
+def rollouts() -> Batch:
+    """Two rows of two tokens each, of the versions 3 and 4."""
+    offsets = np.array([0, 2, 4])
+    tokens = {
+        "completion_mask": np.ones(4, np.uint8),
+        "completion_ids": np.arange(4, dtype=np.int32),
+        "sampler_logprobs": np.full(4, -1.0, np.float32),
+        "version": np.array([3, 3, 4, 4], np.int32),
+    }
+    columns = {name: Ragged(values, offsets) for name, values in tokens.items()}
+    return Batch.make(Keys.of([7, 8]), columns, Rollout)
+
+
+@pytest.mark.parametrize(("column", "values", "problem"), [
+    ("completion_mask", [1, 1, 1, 2], "expected 0 to 1, found 2 at token 1"),
+    ("completion_ids", [1, 1, -1, 2], "expected at least 0, found -1 at token 0"),
+    ("sampler_logprobs", [-1, -1, 0.5, -1], "expected at most 0, found 0.5 at token 0"),
+    ("version", [3, 3, 4, 9], "expected at most 4, the newest version of its inputs, found 9 at"),
+    ("version", [3, 3, -2, 4], "expected at least 0, found -2 at token 0"),
+])  # fmt: skip
+def test_values_that_no_such_column_can_have_are_refused_by_row(
+    column: str, values: list[float], problem: str
+) -> None:
+    kernel = ColumnFunction()
+    own = {"function": edited(**{column: values}), "schemas": {"rollout": Rollout}}
+    rows = rollouts()
+    node = KernelNode(name="mine", operator="edit", returns=tuple(rows.names), **own)
+    kernel.open(node, Layout(), FakeSession())
+    with pytest.raises(KernelError) as caught:
+        list(kernel.run(Chunk(id=1, step=0, keys=rows.keys, inputs={"rollout": rows})))
+    message = str(caught.value)
+    assert f"column {column!r}: {problem}" in message
+    assert "row (position, sample, attempt) (8, 0, 0)" in message
+
+
+def test_log_probs_may_be_above_zero_by_what_rounding_makes() -> None:
+    made = edited(sampler_logprobs=[-1, 5e-4, -1, -1])(Columns(rollouts(), Rollout))
+    assert out_of_bounds(made.batch, Rollout, ["sampler_logprobs"]) is None
 
 
 @pytest.mark.parametrize(("rows", "found"), [

@@ -1,0 +1,185 @@
+"""Columns of a schema: type, axis, bounds, and where the values are.
+
+Owns: the declaration of one column, and what is refused in it. Does not own: the schemas that have
+it (schema.py), its values (batch.py, device.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from dataflow.calls import declares, refused, require
+
+Axis = Literal["P", "T", "K"]
+"""P: tokens of the prompt. T: tokens of the completion (tool output included). K: turns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column. `type`: of one element; with an axis the column is a LargeList of it.
+
+    device: the values are a torch tensor that stays on the device of the Worker that made it; the
+    record batch only has each row's number of values. Its type is a number, or a fixed-size list of
+    a number (a vector for each element). distribution: of recorded log-probs, in words; it travels
+    as metadata of the Arrow field. absent: the value in rows of a schema without the column, where
+    one follows from what that schema is. instead_of: the column that its readers take where it is
+    missing. least, most: of each value, which is refused elsewhere where an operator returns it.
+    """
+
+    name: str = ""
+    type: pa.DataType
+    axis: Axis | None = None
+    nullable: bool = False
+    doc: str = ""
+    device: bool = False
+    distribution: str = ""
+    absent: float | None = None
+    instead_of: str = ""
+    least: float | None = None
+    most: float | None = None
+
+    @property
+    def arrow(self) -> pa.Field:
+        """The Arrow field in a record batch; for a device column, lists of nulls with its lengths
+        (without an axis, nulls).
+        """
+        return self._field(pa.null(), nullable=True) if self.device else self.whole
+
+    @property
+    def whole(self) -> pa.Field:
+        """The Arrow field with the values on the host, as in files."""
+        return self._field(self.type, nullable=self.nullable)
+
+    @property
+    def metadata(self) -> dict[str, str] | None:
+        """The Arrow field's metadata: what a number alone does not say."""
+        return {"distribution": self.distribution} if self.distribution else None
+
+    def _field(self, kind: pa.DataType, *, nullable: bool) -> pa.Field:
+        if self.axis is None:
+            return pa.field(self.name, kind, nullable, self.metadata)
+        items = pa.large_list(pa.field("item", kind, nullable=nullable))
+        return pa.field(self.name, items, nullable=False, metadata=self.metadata)
+
+
+@declares
+def column(
+    type: pa.DataType,
+    axis: Axis | None = None,
+    *,
+    nullable: bool = False,
+    doc: str = "",
+    device: bool = False,
+    distribution: str = "",
+    absent: float | None = None,
+    instead_of: str = "",
+    least: float | None = None,
+    most: float | None = None,
+) -> Any:
+    """Declare a column in the body of a Schema (typed Any, so that a form without annotation is
+    accepted).
+
+    device: its values stay on the device of the Worker that made them, as a torch tensor: for large
+    numbers, such as hidden states, that the host never needs to see. distribution: of recorded
+    log-probs. Raises GraphError if a device column is nullable, or of a type that tensors do not
+    have.
+
+    absent, instead_of: what `concat` makes of rows that lack it. With `absent` these rows get that
+    value, since they mean it (`sampler_mass`: nothing was truncated, log 1 = 0). `instead_of` names
+    the column that readers take where this one is missing, so that they must not lose it unseen.
+
+    least, most: the bounds of its values; an operator that returns others is refused by row.
+    """
+    require(
+        "column",
+        "type",
+        type,
+        fits=isinstance(type, pa.DataType),
+        expected="a type of Arrow",
+        fix="pa.float32()",
+    )
+    require(
+        "column",
+        "axis",
+        axis,
+        fits=axis in (None, "P", "T", "K"),
+        expected="'P', 'T', 'K' or None",
+        fix="axis='T'",
+    )
+    numbers = isinstance(type, pa.DataType) and (
+        pa.types.is_integer(type) or pa.types.is_floating(type)
+    )
+    require(
+        "column",
+        "absent",
+        absent,
+        fits=absent is None or (numbers and isinstance(absent, (int, float))),
+        expected="a number, of a column of numbers",
+        fix="absent=0.0",
+    )
+    require(
+        "column",
+        "instead_of",
+        instead_of,
+        fits=isinstance(instead_of, str),
+        expected="the name of a column",
+        fix='instead_of="reward"',
+    )
+    for name, bound in (("least", least), ("most", most)):
+        require(
+            "column",
+            name,
+            bound,
+            fits=bound is None or (numbers and isinstance(bound, (int, float))),
+            expected="a number, of a column of numbers",
+            fix=f"{name}=0",
+        )
+    for name, flag in (("nullable", nullable), ("device", device)):
+        require(
+            "column",
+            name,
+            flag,
+            fits=isinstance(flag, bool),
+            expected="True or False",
+            fix=f"{name}=True",
+        )
+    if device:
+        _require_tensor(type, nullable)
+    return Column(
+        type=type,
+        axis=axis,
+        nullable=nullable,
+        doc=doc,
+        device=device,
+        distribution=distribution,
+        absent=absent,
+        instead_of=instead_of,
+        least=least,
+        most=most,
+    )
+
+
+_TENSORS = ("halffloat", "float", "double", "int8", "int16", "int32", "int64", "uint8")
+"""Arrow's names for the types that tensors have, too, and that can be indexed on any device."""
+
+
+def _require_tensor(kind: pa.DataType, nullable: bool) -> None:
+    """Raises GraphError if values of this type cannot be a tensor."""
+    number = kind.value_type if pa.types.is_fixed_size_list(kind) else kind
+    if nullable:
+        problem, fix = (
+            "expected values, found nullable=True: no tensor has nulls",
+            "nullable=False, with nan or a mask",
+        )
+    elif str(number) not in _TENSORS:
+        problem = (
+            f"expected a number, or a fixed-size list of one, found {kind}, which no tensor of"
+            " torch is"
+        )
+        fix = "pa.float32(), or pa.list_(pa.float32(), 64) for 64 numbers each"
+    else:
+        return
+    raise refused(f"column({kind}, device=True)", problem, fix)
