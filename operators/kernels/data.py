@@ -23,7 +23,7 @@ from dataflow.errors import DataError
 from dataflow.kernel import Chunk, KernelNode, Layout, Session
 from dataflow.prompt_types import is_messages, is_token_ids
 from dataflow.randomness import stream_seed
-from dataflow.schema import Completion, Prompt
+from dataflow.schema import Completion, Prompt, Schema
 from operators import data_files, data_shapes
 from operators.kernels.overlong import RowRoom
 from operators.kernels.text import Pairs, Tokenizer, load_tokenizer, prompts_of
@@ -155,7 +155,8 @@ class Demonstrations(DataCursor):
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
         """Read data and tokenizer. Raises DataError if either is malformed."""
-        self._data = open_demonstrations(node.params["data"], node.params.get("split"))
+        self._also = columns_asked_for(node, Completion)
+        self._data = open_demonstrations(node.params["data"], node.params.get("split"), self._also)
         self._order = Order(
             len(self._data), session.seed, node.name, node.params.get("shuffle", True)
         )
@@ -180,8 +181,14 @@ class Demonstrations(DataCursor):
             else self._tokenizer.decode(completion)
         )
         columns = {"prompt_ids": prompt, "completion_ids": completion, "completion_mask": mask}
+        columns |= {name: found.column(name).take(pa.array(stay)) for name in self._also}
         if len(stay):
             yield Batch.make(chunk.keys.take(stay), {**columns, "completion": texts}, Completion)
+
+
+def columns_asked_for(node: KernelNode, made: type[Schema]) -> tuple[str, ...]:
+    """The columns of the data that somebody reads, besides those that the source makes."""
+    return tuple(name for name in node.returns if name not in made.columns)
 
 
 def open_rows(data: str, split: str | None = None) -> SourceRows:
@@ -229,8 +236,10 @@ def _refuse_odd_ids(data: str, split: str | None, table: pa.Table) -> None:
             )
 
 
-def open_demonstrations(data: str, split: str | None = None) -> SourceRows:
-    """The rows for `demonstrations`, with only the columns that make one.
+def open_demonstrations(
+    data: str, split: str | None = None, also: Iterable[str] = ()
+) -> SourceRows:
+    """The rows for `demonstrations`, with the columns that make one, and those that are read.
 
     Raises DataError naming the file and the columns found.
     """
@@ -246,7 +255,7 @@ def open_demonstrations(data: str, split: str | None = None) -> SourceRows:
             f"{data}: expected prompt and completion both as text or both as messages, found"
             f" {kinds}."
         )
-    return SourceRows(name=data, shape=shape, table=table).select(names)
+    return SourceRows(name=data, shape=shape, table=table).select((*names, *also))
 
 
 def types_of(table: pa.Table) -> dict[str, pa.DataType]:

@@ -6,7 +6,7 @@ order of positions and reading (data.py), tokens (text.py), which rows are too l
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -22,6 +22,7 @@ from operators.kernels.data import (
     DataCursor,
     Order,
     SourceRows,
+    columns_asked_for,
     refuse_nulls,
     refuse_silent_messages,
     types_of,
@@ -46,7 +47,8 @@ class Preferences(DataCursor):
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
         """Read data and tokenizer. Raises DataError if either is malformed."""
-        self._data = open_preferences(node.params["data"])
+        self._also = columns_asked_for(node, _Pair)
+        self._data = open_preferences(node.params["data"], also=self._also)
         self._order = Order(
             len(self._data), session.seed, node.name, node.params.get("shuffle", True)
         )
@@ -73,12 +75,13 @@ class Preferences(DataCursor):
             "keep": np.ones(len(stay), dtype=np.uint8),
             "sign": (1 - 2 * (stay % 2)).astype(np.int8),
         }
+        columns |= {name: found.column(name).take(pa.array(stay // 2)) for name in self._also}
         if len(stay):
             yield Batch.make(keys.take(stay), columns, _Pair)
 
 
-def open_preferences(data: str, split: str | None = None) -> SourceRows:
-    """The rows for `preferences`, with only the columns that make one.
+def open_preferences(data: str, split: str | None = None, also: Iterable[str] = ()) -> SourceRows:
+    """The rows for `preferences`, with the columns that make one, and those that are read.
 
     Raises DataError naming the file and the columns, or the row, found.
     """
@@ -88,7 +91,7 @@ def open_preferences(data: str, split: str | None = None) -> SourceRows:
     for name in names:
         refuse_nulls(data, split, table, name)
         refuse_silent_messages(data, split, table, name)
-    rows = SourceRows(name=data, shape=shape, table=table).select(names)
+    rows = SourceRows(name=data, shape=shape, table=table).select((*names, *also))
     if shape == "implicit":
         _refuse_apart(rows, split)
     return rows

@@ -301,6 +301,18 @@ def test_text_demonstrations_end_with_eos_and_train_on_all_of_the_answer(
     assert batch.array("completion_mask").type.value_type == pa.uint8()
 
 
+def test_demonstrations_have_the_columns_of_the_file_that_are_read(
+    base: str, tmp_path: Path
+) -> None:
+    long = {"prompt": "ab", "completion": "c" * 2000, "label": 1, "tag": "x"}
+    rows = (long, {"prompt": "ab", "completion": "c", "label": 2, "tag": "y"})
+    returns = ("completion_ids", "label", "prompt")
+    batch = demonstrations(base, tmp_path, *rows, returns=returns, overlong="drop", positions=64)
+    assert batch.array("label").to_pylist() == [2]
+    assert batch.array("prompt").to_pylist() == ["ab"]
+    assert "tag" not in batch.names
+
+
 def test_plain_texts_have_their_first_token_as_prompt(base: str, tmp_path: Path) -> None:
     batch = demonstrations(base, tmp_path, {"text": "abc"})
     assert row(batch, 0) == ([BOS], [*ids("abc"), EOS], [1, 1, 1, 1], "abc")

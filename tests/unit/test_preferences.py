@@ -28,13 +28,16 @@ GOOD, BAD = {"role": "assistant", "content": "aa"}, {"role": "assistant", "conte
 PAIR_OF_TEXTS = {"prompt": "ab", "chosen": "c", "rejected": "dd"}
 
 
-def opened(base: str, data: str, **params: Any) -> tuple[Preferences, FakeSession]:
+def opened(
+    base: str, data: str, returns: tuple[str, ...] = (), **params: Any
+) -> tuple[Preferences, FakeSession]:
     kernel, session = Preferences(), FakeSession(seed=7)
     node = KernelNode(
         name="pairs",
         operator="preferences",
         params={"data": data, "shuffle": False, **params},
         models={"tokenizer": Model("policy", base)},
+        returns=returns,
     )
     kernel.open(node, Layout(), session)
     return kernel, session
@@ -74,6 +77,14 @@ def test_each_row_of_the_data_is_a_group_of_the_chosen_and_the_rejected_answer(
     ids, mask = batch.ragged("completion_ids"), batch.ragged("completion_mask")
     assert mask.values.all()
     assert [int(ids[row][-1]) for row in range(4)] == [int(ids[3][0])] * 4, "eos ends each answer"
+
+
+def test_both_rows_of_a_pair_have_the_columns_of_the_file_that_are_read(
+    base: str, tmp_path: Path
+) -> None:
+    rows = ({**PAIR_OF_TEXTS, "label": label} for label in (3, 5))
+    batch = made(base, save_jsonl(tmp_path / "p.jsonl", *rows), returns=("sign", "label"))
+    assert batch.array("label").to_pylist() == [3, 3, 5, 5]
 
 
 def test_texts_and_messages_with_and_without_their_prompt_make_the_same_rows(
