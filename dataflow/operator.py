@@ -231,6 +231,10 @@ class Operator:
     """The columns besides its schema's, one for each user function in its parameter `fns`
     (`reward/*`).
     """
+    part_names: str = ""
+    """For such an operator: module:function of its params that returns the functions' names. Where
+    another node has one of the same name, the plan gives the node the parameter `part_names`.
+    """
     conventions: Mapping[str, Convention] = field(
         default_factory=lambda: MappingProxyType({}), compare=False
     )

@@ -22,7 +22,7 @@ from engine.plan.plan import Plan
 from engine.plan.program_plan import ProgramPlan
 
 _CHARTS = {
-    "reward": r"reward/(.*/)?mean",
+    "reward": r"(rows/[^/]+/)?reward/(.*/)?mean",
     "evaluation": r"eval/(?!initial/|(.*/)?rows$).*",
     "loss": r"loss/.*",
 }

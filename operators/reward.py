@@ -37,6 +37,7 @@ REWARD = Operator(
     ),
     outputs=(Reward,),
     parts="reward/*",
+    part_names="operators.rewards:part_names",
     kernels={"host": "operators.kernels.scoring:HostReward"},
     limits={
         "timeout": number(0.0, above=True, like=30.0),
@@ -53,6 +54,7 @@ GROUP_REWARD = Operator(
     inputs=REWARD.inputs,
     outputs=REWARD.outputs,
     parts=REWARD.parts,
+    part_names=REWARD.part_names,
     kernels=REWARD.kernels,
     limits=REWARD.limits,
 )
@@ -69,6 +71,7 @@ STEP_REWARD = Operator(
     ),
     outputs=(TokenReward,),
     parts=REWARD.parts,
+    part_names=REWARD.part_names,
     decodes="rows",
     kernels={"host": "operators.kernels.step_scoring:StepReward"},
     limits={**REWARD.limits, "split": _SPLIT},

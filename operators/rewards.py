@@ -19,6 +19,7 @@ from typing import Any
 
 from dataflow.calls import call_site, declares, require
 from dataflow.errors import Fault, GraphError
+from dataflow.metric_names import is_part, repaired_part
 from dataflow.operator import EVERY_COLUMN
 from operators.tasks import text_of
 
@@ -117,10 +118,14 @@ def _shown(names: Collection[str]) -> str:
 
 def _fit_name(fn: Callable[..., Any]) -> str:
     name = reward_name(fn)
-    if isinstance(name, str) and name.isprintable() and 0 < len(name) <= _LONGEST:
+    if isinstance(name, str) and is_part(name) and len(name) <= _LONGEST:
         return name
-    found = f"expected a name of 1 to {_LONGEST} characters that can be printed, found {name!r:.60}"
-    raise _unfit(type(fn).__name__, found)
+    problem = (
+        f"expected a name of 1 to {_LONGEST} letters, digits or any of _.:<>-, which is part of its"
+        f" metrics' names, found {name!r:.60}"
+    )
+    fix = f"__name__ = {repaired_part(str(name))[:_LONGEST]!r}"
+    raise _unfit(type(fn).__name__, problem, fix)
 
 
 def _parameters(name: str, fn: Callable[..., Any]) -> Collection[inspect.Parameter]:
@@ -166,6 +171,11 @@ def reward_names(fns: Iterable[RewardFn]) -> tuple[str, ...]:
         taken = (f"{name}_{i}" for i in range(2, len(found) + 2) if f"{name}_{i}" not in found)
         found.append(name if name not in found else next(taken))
     return tuple(found)
+
+
+def part_names(params: Mapping[str, Any]) -> tuple[str, ...]:
+    """The name of each function of a reward node, in its metrics and its columns."""
+    return params.get("part_names") or reward_names(params["fns"])
 
 
 @dataclass(frozen=True)

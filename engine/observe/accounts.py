@@ -6,6 +6,7 @@ Does not own: how reports of one metric become a number (metrics.py), the file's
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from engine.coordinator import messages as m
@@ -15,7 +16,8 @@ from engine.observe.metrics import StepMetrics
 from engine.observe.reports import FLOW, Doing, Report, SpanOf
 from engine.observe.sinks import JsonLines
 
-_SUMS = ("time/", "edge/", "coordinator/", "data/rows", "completion/tokens", "train/tokens")
+_SUMS = ("time/", "edge/", "coordinator/", "data/rows", "completion/tokens")
+_TRAINED_TOKENS = re.compile("train/([^/]+/)?tokens")
 """Metrics that a Step sums; it takes the mean of all others."""
 
 
@@ -123,7 +125,7 @@ class StepAccounts:
         for name, value, count in reports:
             if name.startswith(FLOW):
                 continue
-            if name.startswith(_SUMS):
+            if name.startswith(_SUMS) or _TRAINED_TOKENS.fullmatch(name):
                 self._sums[name] = self._sums.get(name, 0.0) + value
             else:
                 self._metrics.add(name, value, count)
@@ -182,12 +184,17 @@ class StepAccounts:
         else:  # seconds outside kernels, checkpoints and sample files
             found["time/engine"] = max(0.0, seconds - self._inside())
         rows = self._sums.get("data/rows", metrics.get("data/prompts"))
-        tokens = self._sums.get("completion/tokens", self._sums.get("train/tokens"))
+        tokens = self._sums.get("completion/tokens", self._trained_tokens())
         if rows is not None and seconds > 0:
             found["throughput/samples_per_second"] = rows / seconds
         if tokens is not None and seconds > 0:
             found["throughput/tokens_per_second"] = tokens / seconds
         return found
+
+    def _trained_tokens(self) -> float | None:
+        """Of all train nodes; None where none has reported."""
+        counts = [n for name, n in self._sums.items() if _TRAINED_TOKENS.fullmatch(name)]
+        return sum(counts) if counts else None
 
     def _shares(self, now: float, doing: Sequence[Doing]) -> dict[str, float]:
         """The share of the Step that each Worker was in a kernel, including what is under way."""

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 Figure = tuple[str, str]
 """(label, text)."""
 
+_REWARD = re.compile(r"(?:rows/([^/]+)/)?reward/mean")
 _FUNCTION = re.compile(r"reward/[^/]+/mean")
 _TRAINING = (
     ("kl", "policy/kl_reference", "{:.4f}"),
@@ -35,16 +36,43 @@ def figures(row: Mapping[str, float], *, lag: bool) -> list[Figure]:
     loss; then what tells how training goes; then time. lag: rows may be older than a version.
     """
     shown = [*_rewards(row)] or [*_losses(row)]
-    exact = "policy/entropy" in row  # it is better than an estimate
+    exact = any(of == "policy/entropy" for of, _ in map(_unlabelled, row))
+    # What the loss says of the entropy is better than an estimate.
     wanted = [each for each in _TRAINING if not (exact and each[1] == "policy/sampled_entropy")]
     wanted += [_LENGTH, *([_LAG] if lag else []), *_SPEED]
-    return shown + [(label, form.format(row[name])) for label, name, form in wanted if name in row]
+    for label, name, form in wanted:
+        for of, number in _of_each(row, name):
+            shown.append((f"{label} {of}".rstrip(), form.format(number)))
+    return shown
+
+
+def _of_each(row: Mapping[str, float], name: str) -> Iterator[tuple[str, float]]:
+    """The metric's number, or of several train nodes those of each, with what it is labelled by."""
+    if name in row:
+        yield "", row[name]
+        return
+    for key, number in row.items():
+        metric, label = _unlabelled(key)
+        if metric == name:
+            yield label, number
+
+
+def _unlabelled(name: str) -> tuple[str, str]:
+    """`policy/first/mismatch/mean`: (`policy/mismatch/mean`, `first`); so of `rows/first/...`."""
+    if name.startswith("rows/"):
+        _, label, metric = name.split("/", 2)
+        return metric, label
+    first, _, rest = name.partition("/")
+    label, _, last = rest.partition("/")
+    return (f"{first}/{last}", label) if first == "policy" and last else (name, "")
 
 
 def _rewards(row: Mapping[str, float]) -> Iterator[Figure]:
     """The reward that training reads, and each function's own where there are several."""
+    for name, number in row.items():
+        if found := _REWARD.fullmatch(name):
+            yield f"reward {found[1] or ''}".rstrip(), f"{number:.3f}"
     if "reward/mean" in row:
-        yield "reward", f"{row['reward/mean']:.3f}"
         several = [name for name in row if _FUNCTION.fullmatch(name)]
         for name in several if len(several) > 1 else ():
             yield name.removesuffix("/mean"), f"{row[name]:.3f}"

@@ -1,24 +1,22 @@
 """The numbers of one Step.
 
-Owns: how several reports of one metric become one number, the form of a metric's name,
-and the JSON line that a Step leaves. Does not own: which metrics there are (kernels and
-the coordinator name them) nor where they go (sinks.py).
+Owns: how several reports of one metric become one number, and the JSON line that a Step leaves.
+Does not own: the form of a metric's name (dataflow/metric_names.py), which metrics there are
+(kernels and the coordinator name them), where they go (sinks.py).
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import re
 from collections.abc import Mapping
 
 import msgspec
 
 from dataflow.errors import DataError
+from dataflow.metric_names import is_metric_name, repaired_name
 
 _log = logging.getLogger(__name__)
-
-_NAME = re.compile(r"[a-z][a-z0-9_]*(/[A-Za-z0-9_.:<>-]+)*")
 
 
 class StepMetrics:
@@ -39,8 +37,7 @@ class StepMetrics:
     def add(self, name: str, value: float, count: float = 1.0) -> None:
         """Report one value that stands for `count` rows, tokens or calls.
 
-        Raises DataError for a bad name. A name has parts of letters, digits and `_.:<>-` separated
-        by slashes, the first in lower case (later parts may be a user's function, node or column).
+        Raises DataError for a bad name.
         """
         values = self._values.get(name)
         if values is None:
@@ -63,10 +60,10 @@ class StepMetrics:
         self._counts.clear()
 
     def _begin(self, name: str) -> list[float]:
-        if not _NAME.fullmatch(name) or name == "step":
+        if not is_metric_name(name):
             raise DataError(
                 f"metric {name!r}: expected slash-separated parts in lower case such as"
-                f" 'reward/mean'. Fix: {_repaired(name)!r}."
+                f" 'reward/mean'. Fix: {repaired_name(name)!r}."
             )
         self._counts[name] = []
         return self._values.setdefault(name, [])
@@ -91,12 +88,6 @@ def _sum(values: list[float]) -> float:
         return math.fsum(values)
     clash = math.inf in values and -math.inf in values
     return math.nan if clash or any(map(math.isnan, values)) else sum(values)
-
-
-def _repaired(name: str) -> str:
-    parts = [part for part in name.strip().lower().split("/") if part.strip()]
-    fixed = "/".join(re.sub(r"[^a-z0-9_.:<>-]+", "_", part) for part in parts)
-    return fixed if _NAME.fullmatch(fixed) and fixed != "step" else "user/value"
 
 
 def json_line(step: int, metrics: Mapping[str, float], noted: set[str]) -> bytes:

@@ -16,22 +16,33 @@ from engine.plan.plan import Fetch, PlannedInput
 
 
 def step_metrics(recorded: Iterable[PlannedInput], rows: Mapping[str, Batch]) -> Iterator[Report]:
-    """Metrics of the rows of each recorded train node: `rows/<node>/...` if they or their rewards
-    differ from those before. data/rows and completion/tokens count shared rows once.
+    """Metrics of the rows of each recorded train node, once for those with the same rows and
+    rewards: `rows/<node>/...` where there are several. data/rows and completion/tokens count
+    shared rows once.
     """
-    gates: set[str] = set()
-    shown: list[tuple[str, Sequence[Fetch]]] = []
-    for node in recorded:
-        of_node = rows[node.name]
-        if node.gate not in gates:
-            gates.add(node.gate)
-            yield "data/rows", float(len(of_node)), 1.0
-            yield "completion/tokens", float(_tokens(of_node)), 1.0
+    nodes = list(recorded)
+    firsts: dict[str, PlannedInput] = {}
+    for node in nodes:
+        firsts.setdefault(node.gate, node)
+    for node in firsts.values():
+        yield "data/rows", float(len(rows[node.name])), 1.0
+        yield "completion/tokens", float(_tokens(rows[node.name])), 1.0
+    several = _with_rows_of_their_own(nodes)
+    for node in several:
+        for name, value, count in row_metrics(rows[node.name]):
+            yield (f"rows/{node.name}/{name}" if len(several) > 1 else name), value, count
+
+
+def _with_rows_of_their_own(nodes: Sequence[PlannedInput]) -> list[PlannedInput]:
+    """The nodes without those whose rows and rewards are those of a node before."""
+    measured: list[tuple[str, Sequence[Fetch]]] = []
+    firsts = []
+    for node in nodes:
         what = (node.gate, [f for f in node.fetches if "advantage" not in f.columns])
-        if what not in shown:
-            for name, value, count in row_metrics(of_node):
-                yield (f"rows/{node.name}/{name}" if shown else name), value, count
-            shown.append(what)
+        if what not in measured:
+            measured.append(what)
+            firsts.append(node)
+    return firsts
 
 
 def row_metrics(rows: Batch) -> Iterator[Report]:

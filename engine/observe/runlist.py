@@ -100,7 +100,7 @@ def summary(path: Path) -> RunSummary:
         step=newest.get("step", 0),
         steps=_steps(path / "options.json", problems),
         phase=phase if isinstance(phase, int) else None,
-        reward=rows.last("reward/", "reward/mean"),
+        reward=rows.last("reward/", "reward/mean") or rows.last("rows/", ends="/reward/mean"),
         evaluation=rows.last("eval/", "eval/reward", but="eval/initial/"),
         loss=rows.last("loss/"),
         nbytes=_nbytes(path),
@@ -158,11 +158,14 @@ class _Tail:
         """The last row; empty without any."""
         return self._row(self._lines[0]) if self._lines else {}
 
-    def last(self, begins: str, first: str = "", *, but: str = "none") -> LastValue | None:
-        """The newest number of metrics that begin so: `first`, or else the first by name."""
+    def last(
+        self, begins: str, first: str = "", *, but: str = "none", ends: str = ""
+    ) -> LastValue | None:
+        """The newest number of metrics that begin and end so: `first`, else the first by name."""
         for line in self._lines:
             row = self._row(line) if f'"{begins}'.encode() in line else {}
-            names = sorted(n for n in row if n.startswith(begins) and not n.startswith(but))
+            names = [n for n in row if n.startswith(begins) and not n.startswith(but)]
+            names = sorted(n for n in names if n.endswith(ends))
             if names:
                 name = first if first in names else names[0]
                 value = row[name]

@@ -94,6 +94,7 @@ def _steps(options: Mapping[str, Any]) -> int | None:
 
 def _reward(row: Mapping[str, Any]) -> float | None:
     names = [n for n in row if n.startswith("reward/") and n.endswith("/mean")]
+    names += [n for n in row if n.startswith("rows/") and n.endswith("/reward/mean")]
     name = "reward/mean" if "reward/mean" in row else next(iter(sorted(names)), None)
     return finite(row[name]) if name else None
 

@@ -28,11 +28,11 @@ _LONGEST = 6000
 _LINES = 6
 _PACKAGES = ("dataflow-rl", "torch", "transformers", "vllm")
 CHARTS: Mapping[str, str] = {
-    "reward": r"reward/(.*/)?mean",
+    "reward": r"(rows/[^/]+/)?reward/(.*/)?mean",
     "evaluation": r"eval/(?!initial/|(.*/)?(rows|reward)$).*",
     "loss": r"loss/.*",
     "length": r"completion/length/(mean|max)",
-    "mismatch of sampler and trainer": r"[a-z_]+/mismatch/mean",
+    "mismatch of sampler and trainer": r"[a-z_]+/([^/]+/)?mismatch/mean",
     "lag": r"[a-z_]+/lag/(mean|max)",
     "tokens a second": r"throughput/tokens_per_second",
 }

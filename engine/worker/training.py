@@ -9,7 +9,7 @@ order of ranks (the coordinator), the training itself (kernels).
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -181,7 +181,7 @@ def _count(assignment: Assignment) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Label:
-    """Labels the metrics of a second or later train node. every: all, not only the optimizer's."""
+    """Labels the metrics of one of several train nodes. every: all, not only the optimizer's."""
 
     model: str = ""
     every: bool = False
@@ -194,15 +194,17 @@ class Label:
 
 
 def metric_labels(plan: Plan) -> dict[str, Label]:
-    """By train node: the first has no label; one with the head of an earlier one labels all."""
+    """By train node: one alone has no label; where several Models have the same head, all numbers
+    of each are labelled.
+    """
     assert plan.program is not None
-    found: dict[str, Label] = {}
-    heads: list[str] = []
-    for planned in plan.nodes:
-        if planned.work == "train":
-            model = plan.program.node(planned.name).states["model"]
-            assert isinstance(model, Model)
-            name = model.name if heads else ""
-            found[planned.name] = Label(model=name, every=model.head in heads)
-            heads.append(model.head)
-    return found
+    trained = {n.name: plan.program.node(n.name) for n in plan.nodes if n.work == "train"}
+    if len(trained) == 1:
+        return {name: Label() for name in trained}
+    models = {name: node.states["model"] for name, node in trained.items()}
+    heads = Counter(model.head for model in models.values() if isinstance(model, Model))
+    return {
+        name: Label(model=model.name, every=heads[model.head] > 1)
+        for name, model in models.items()
+        if isinstance(model, Model)
+    }

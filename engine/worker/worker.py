@@ -183,6 +183,9 @@ class Worker:
     def _reported(self, chunk: m.RunChunk) -> Iterator[m.Reported]:
         """The chunk's metrics since the last call, unless it is a rerun."""
         made = self.kernels.sessions[chunk.node].reports()
+        if self.kernels.nodes[chunk.node].region == "evaluation":
+            # Else they would be averaged with those of other nodes under the same names.
+            made = [(f"eval/{chunk.node}/{name}", value, count) for name, value, count in made]
         if made and not chunk.again:
             yield m.Reported(id=chunk.id, worker=self.name, metrics=tuple(made))
 

@@ -15,6 +15,7 @@ from typing import Literal
 
 import msgspec
 
+from dataflow.metric_names import is_part, repaired_part
 from dataflow.shown import printable
 
 MARK = b"dfr\x01"
@@ -25,7 +26,7 @@ _LARGEST = 3.4028234663852886e38  # the largest float32, the type in which rewar
 _TEXT, _DETAIL, _NAME = 500, 20_000, 100
 _METRICS = 10_000
 """Most calls of log_metric in one call of a function."""
-_OWN = ("mean", "std", "passed_when_repeated")
+_OWN = ("mean", "std", "applied", "passed_when_repeated")
 """Metrics that every reward has: reward/<function>/mean is the reward's own."""
 
 FaultKind = Literal["raised", "type", "length", "value", "metric", "answer", "timeout", "died"]
@@ -141,6 +142,9 @@ def _name_problem(name: object) -> str:
         return f"has a name of type {type(name).__name__}, not str"
     if not name or len(name) > _NAME or not name.isprintable() or name != name.strip():
         return f"has the name {shown(name)}, not 1 to {_NAME} characters that can be printed"
+    if not all(map(is_part, name.split("/"))):
+        repaired = "/".join(map(repaired_part, name.split("/")))
+        return f"has the name {name!r}, which no metric can have; one like {repaired!r} can"
     return f"has the name {name!r}, which every reward has already" if name in _OWN else ""
 
 

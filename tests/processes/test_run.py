@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from dataflow.model import Model
 from dataflow.schema import Rollout
 from dataflow.snapshot import from_json
 from engine.api import resume
 from engine.observe.trace import read_trace
+from operators.data import prompts
+from operators.generate import generate
 from operators.reward import reward
+from operators.train import evaluate
 from tests.kit import run_graphs as graphs
 from tests.kit import runs
 from tests.kit.tiny_runs import TinyRuns
@@ -76,6 +80,41 @@ def test_the_best_versions_by_the_reward_of_the_graph_stay(tiny: TinyRuns) -> No
         kept = json.loads((path / "score.json").read_text())
         assert kept == {"step": step, "score": scores[step]}
         assert runs.state_of(path)
+
+
+HELD_OUT = ("q", "rr", "sss")
+
+
+def logs_prompts(
+    completions: Sequence[str], prompts: Sequence[str], log_metric: Callable[[str, float], None]
+) -> list[float]:
+    """Logs 1 for prompts of the evaluation, else 0."""
+    for prompt in prompts:
+        log_metric("of_held_out", float(prompt in HELD_OUT))
+    return graphs.vowels(completions)
+
+
+@pytest.mark.long
+def test_numbers_of_two_nodes_never_meet_under_one_name(tiny: TinyRuns) -> None:
+    """Two policies and an evaluation, all with a reward function of one name."""
+    graph = graphs.two_policies(tiny.folder)
+    scores = {
+        f"{name}_score": reward(logs_prompts, graph.port(name, Rollout), name=f"{name}_score")
+        for name in ("red", "blue")
+    }
+    red = Model("red", str(tiny.folder / "model"), trainable=True)
+    held_out = prompts(str(tiny.folder / "test.parquet"), name="held_out")
+    answers = generate(red, held_out, max_tokens=6, name="answers")
+    judged = evaluate(red, reward(logs_prompts, answers, name="judged"), every=1)
+    row = runs.metrics(tiny.run(graph.replace(**scores).extend(judged), 1))[0]
+    for name in ("red", "blue"):
+        assert f"rows/train_{name}/reward/{name}_score.logs_prompts/mean" in row
+        assert row[f"reward/{name}_score.logs_prompts/of_held_out"] == 0.0
+        assert f"optim/{name}/lr" in row
+        assert f"policy/{name}/mismatch/mean" in row
+    assert row["eval/judged/reward/logs_prompts/of_held_out"] == 1.0
+    assert not {"reward/mean", "optim/lr", "policy/mismatch/mean", "train/tokens"} & row.keys()
+    assert row["throughput/tokens_per_second"] > 0
 
 
 # the end of the data

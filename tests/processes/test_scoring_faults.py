@@ -46,11 +46,14 @@ HOSTILE = {
     "nan": LOGGED + "'ratio' has the value nan",
     "two lines": LOGGED + r"has the name 'a\nb'",
     "own name": LOGGED + "has the name 'mean', which every reward has already",
+    "applied": LOGGED + "has the name 'applied', which every reward has already",
+    "two words": LOGGED + "has the name 'two words', which no metric can have; one like",
     "no name": LOGGED + "has a name of type int, not str",
 }
 """What the last completion asks for, and what is said of it."""
 METRICS: dict[str, tuple[Any, float]] = {
-    "nan": ("ratio", float("nan")), "own name": ("mean", 1.0), "no name": (7, 1.0),
+    "nan": ("ratio", float("nan")), "own name": ("mean", 1.0),
+    "applied": ("applied", 1.0), "two words": ("two words", 1.0), "no name": (7, 1.0),
 }  # fmt: skip
 
 

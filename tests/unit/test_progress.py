@@ -60,6 +60,13 @@ ROWS = {
         "eval/correct": 0.75,
         "eval/rows": 64.0,
     },
+    "two_policies": {
+        "rows/red/reward/mean": 0.25,
+        "rows/blue/reward/mean": 0.75,
+        "rows/blue/reward/no_signal": 0.5,
+        "policy/red/mismatch/mean": 1e-5,
+        "policy/blue/mismatch/mean": 2e-5,
+    },
     "lag": {**_ANSWERS, "reward/correct/mean": 0.75, "policy/entropy": 1.5},
 }
 

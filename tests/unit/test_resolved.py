@@ -11,13 +11,23 @@ from dataflow.model import Model
 from dataflow.node import Port
 from dataflow.schema import Rollout, TruncatedRollout
 from dataflow.snapshot import from_json, to_json
+from engine.plan.plan import Plan
+from operators.advantage import add, group_advantage
 from operators.concat import concat
 from operators.data import prompts
 from operators.generate import generate
-from operators.losses import entropy_loss, policy_gradient_loss, supervised_loss
+from operators.losses import (
+    clipped_policy_loss,
+    entropy_loss,
+    policy_gradient_loss,
+    supervised_loss,
+)
+from operators.reward import reward
 from operators.select import best_of, select
+from operators.train import evaluate
 from tests.kit.graphs import BASE, DATA, compared, graph_of, policy, sampled, scored
 from tests.kit.plans import planned
+from tests.kit.rewards import brief, exact
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
@@ -44,6 +54,30 @@ def test_the_best_of_several_are_imitated_at_temperature_1_however_sampled(loss:
     assert notes == [
         "train_policy: temperature 1.0, as its rows are only imitated; rollout sampled at 0.3"
     ]
+
+
+def parts_of(plan: Plan) -> dict[str, Any]:
+    """By reward node: the names of its functions that the plan gives it."""
+    assert plan.program is not None
+    nodes = [node for node in plan.program.nodes if node.operator.part_names]
+    return {node.name: node.params.get("part_names") for node in nodes}
+
+
+def test_functions_of_one_name_carry_their_nodes_names_where_they_would_meet() -> None:
+    rollout = sampled()
+    first, second = scored(rollout), reward([exact, brief], rollout, name="second")
+    advantage = group_advantage(rollout, add(first, second))
+    held_out = generate(
+        policy, prompts("data/test.parquet", name="held_out"), max_tokens=8, name="answers"
+    )
+    judged = reward(exact, held_out, name="judged")
+    graph = graph_of(rollout, clipped_policy_loss(advantage))
+    plan = planned(graph.extend(evaluate(policy, judged, every=10)))
+    assert parts_of(plan) == {
+        "score": ("score.exact",),
+        "second": ("second.exact", "brief"),
+        "judged": None,
+    }
 
 
 def test_a_stated_temperature_of_training_is_taken_and_shown() -> None:

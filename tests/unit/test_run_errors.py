@@ -163,6 +163,15 @@ def failed(base: str, fn: Any) -> str:
         "pair of numbers (sum, count), found tuple with a tensor of shape [",
     ),
     (
+        lambda now: Terms(now.logprobs, {"optim/lr": (1.0, 1.0)}),
+        "expected the metric to have a name of its own, found 'optim/lr', under which the engine"
+        " reports. Fix: 'mine/lr'",
+    ),
+    (
+        lambda now: Terms(now.logprobs, {"My KL": (1.0, 1.0)}),
+        "expected the metric to be named as in 'policy/clip_fraction', found 'My KL'. Fix: 'my_kl'",
+    ),
+    (
         lambda now: Terms(now.logprobs.mul_(2.0)),
         "it changed now.logprobs in place, which other terms read. Fix: a new tensor, such as",
     ),
@@ -172,6 +181,8 @@ def failed(base: str, fn: Any) -> str:
     "no tensor",
     "a metric that is no pair",
     "a metric that is a vector",
+    "a metric of the engine",
+    "a name that no metric can have",
     "a change of what the model says",
     "metrics without names",
 ])  # fmt: skip

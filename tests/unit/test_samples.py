@@ -184,7 +184,7 @@ def test_a_full_sample_table_has_numbers_for_each_token() -> None:
     assert table.column("trainer_logprobs").to_pylist() == [[0.0, -2.0], [], [-4.0, -6.0, -8.0]]
 
 
-def test_rows_of_a_second_node_are_measured_under_its_name_where_they_are_others() -> None:
+def test_rows_of_several_nodes_are_measured_under_their_names_where_they_differ() -> None:
     rows = rows_of_a_step()
     gates = {"policy": "a", "critic": "a", "other": "b"}
     nodes = [planned_input(gate, "score", name=name) for name, gate in gates.items()]
@@ -192,7 +192,10 @@ def test_rows_of_a_second_node_are_measured_under_its_name_where_they_are_others
     measured = list(step_metrics(nodes, batches))
     assert [value for name, value, _ in measured if name == "data/rows"] == [3.0, 2.0]
     means = {name: value for name, value, _ in measured if name.endswith("reward/mean")}
-    assert means == {"reward/mean": 0.5, "rows/other/reward/mean": 0.5}
+    assert means == {"rows/policy/reward/mean": 0.5, "rows/other/reward/mean": 0.5}
     names = {name for name, _, _ in measured}
     assert not any("critic" in name for name in names)
-    assert names >= {"completion/length/max", "rows/other/completion/length/max"}
+    lengths = {f"rows/{node}/completion/length/max" for node in ("policy", "other")}
+    assert names >= lengths
+    alone = {name for name, _, _ in step_metrics(nodes[:2], batches)}
+    assert alone >= {"reward/mean", "completion/length/max"}

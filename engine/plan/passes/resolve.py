@@ -16,6 +16,7 @@ from dataflow.positions import row_positions
 from dataflow.rows import Domains
 from dataflow.samplers import BySample, Samplers, unless_equal
 from engine.plan.draft import Draft
+from engine.plan.part_names import names_of_parts
 
 
 def resolve(draft: Draft) -> Draft:
@@ -29,6 +30,7 @@ def resolve(draft: Draft) -> Draft:
     notes: list[str] = []
     domains, known = Domains(draft.graph), row_positions(draft.graph)
     samplers = Samplers(draft.graph, domains)
+    part_names = names_of_parts(draft.graph)
 
     def change(node: Node) -> Node:
         least = known.get(node.name)
@@ -38,6 +40,8 @@ def resolve(draft: Draft) -> Draft:
                 bound = f"rows of at most {limit} tokens, the positions of {model}"
                 notes.append(f"{node.name}: {bound}")
             return node.changed(params=node.params | {"positions": limit, "positions_of": model})
+        if node.name in part_names:
+            return node.changed(params=node.params | {"part_names": part_names[node.name]})
         if node.operator.work == "train":
             params, found = _of_train(node, domains, samplers)
         elif node.operator.log_probs and node.params["temperature"] is None:

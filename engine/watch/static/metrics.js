@@ -2,14 +2,18 @@
 
 /** The tracks that are shown unless somebody chooses: title, unit, what belongs to it. */
 const TRACKS = [
-  { title: "Reward", test: (name) => /^reward\/(.+\/)?mean$/.test(name) },
+  { title: "Reward", test: (name) => /^(rows\/[^/]+\/)?reward\/(.+\/)?mean$/.test(name) },
   {
     title: "Length",
     unit: "tokens",
     test: (name) => /^completion\/length\/(mean|max)$/.test(name),
   },
   { title: "Lag", unit: "versions", test: (name) => /^policy\/lag\/(mean|max)$/.test(name) },
-  { title: "Mismatch", unit: "nats", test: (name) => name === "policy/mismatch/mean" },
+  {
+    title: "Mismatch",
+    unit: "nats",
+    test: (name) => /^policy\/([^/]+\/)?mismatch\/mean$/.test(name),
+  },
   { title: "Loss", test: (name) => name.startsWith("loss/") },
   { title: "Evaluation", test: (name) => /^eval\/(?!initial\/)(?!.*rows$)/.test(name) },
   {

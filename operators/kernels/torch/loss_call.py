@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dataflow.errors import KernelError
 from dataflow.loss import Now, Tensors, Terms
+from dataflow.metric_names import is_metric_name, is_of_the_engine, repaired_name
 from operators.kernels.scoring_child import Caught
 
 _FROM_ROWS = (
@@ -132,6 +133,23 @@ def unfit(made: object) -> str:
         pair = isinstance(value, tuple) and len(value) == 2
         if not pair or not all(_is_number(each) for each in value):
             return _no_metric(name, value)
+        if problem := _name_problem(name):
+            return problem
+    return ""
+
+
+def _name_problem(name: object) -> str:
+    if not isinstance(name, str) or not is_metric_name(name):
+        return (
+            f"expected the metric to be named as in 'policy/clip_fraction', found {name!r}. Fix:"
+            f" {repaired_name(str(name))!r}."
+        )
+    if is_of_the_engine(name):
+        own = f"mine/{name.rpartition('/')[2]}"
+        return (
+            f"expected the metric to have a name of its own, found {name!r}, under which the engine"
+            f" reports. Fix: {own!r}."
+        )
     return ""
 
 
