@@ -116,7 +116,15 @@ def is_chat(kind: pa.DataType) -> bool:
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
         return False
     item = kind.value_type
-    return pa.types.is_struct(item) and {"role", "content"} <= {field.name for field in item}
+    if not pa.types.is_struct(item) or not {"role", "content"} <= {field.name for field in item}:
+        return False
+    return is_content(item.field("content").type)
+
+
+def is_content(kind: pa.DataType) -> bool:
+    """Whether messages may have a content of this type: text, or none in any of them."""
+    plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return is_text(plain) or pa.types.is_null(plain)
 
 
 def listed(columns: Iterable[str]) -> str:

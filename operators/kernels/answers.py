@@ -17,6 +17,7 @@ from dataflow.errors import DataError
 from dataflow.kernel import Chunk, KernelNode, Layout, Session
 from dataflow.prompt_types import is_messages, is_token_ids
 from dataflow.schema import Completion
+from operators.data_shapes import is_chat
 from operators.kernels.overlong import RowRoom
 from operators.kernels.text import Pairs, load_tokenizer, prompts_of
 
@@ -84,7 +85,7 @@ class DatasetAnswers:
     def _require_texts(self, rows: Batch) -> None:
         """Raises DataError for a column of other values, and for a null."""
         column = rows.array(self._column)
-        if not (pa.types.is_string(column.type) or is_messages(column.type)):
+        if not (pa.types.is_string(column.type) or is_chat(column.type)):
             raise DataError(
                 f"{self._name}: expected texts in column {self._column!r}, found {column.type}."
                 " Fix: a column of answers."

@@ -21,13 +21,10 @@ import pyarrow as pa
 from dataflow.batch import Keys, Ragged, ragged
 from dataflow.errors import DataError
 from dataflow.model_files import ends_of, read_object
-from dataflow.prompt_types import is_messages, is_token_ids
+from dataflow.prompt_types import Message, is_messages, is_token_ids, messages_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-Message = dict[str, Any]
-"""OpenAI style: role, content and whatever else a template reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,10 +352,7 @@ def answered(prompt: Sequence[Message], answer: str) -> list[Message]:
 
 def prompts_of(column: pa.Array) -> list[str] | list[list[Message]]:
     """A prompt column that is not token ids as Python: strings, or lists of messages."""
-    values = column.to_pylist()
-    if not is_messages(column.type):
-        return values
-    return [[_without_nulls(message) for message in row] for row in values]
+    return messages_of(column) if is_messages(column.type) else column.to_pylist()
 
 
 def to_ragged(rows: Sequence[Sequence[int]]) -> Ragged:
@@ -384,15 +378,6 @@ def _pairs(
 
 def _messages(prompt: str | Sequence[Message]) -> Sequence[Message]:
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-
-
-def _without_nulls(message: Message) -> Message:
-    """Arrow gives every message the fields of all messages; a template must see only its own."""
-    return {
-        name: value
-        for name, value in message.items()
-        if value is not None or name in ("role", "content")
-    }
 
 
 def _generation_eos(base: str) -> set[int]:
