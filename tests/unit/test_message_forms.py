@@ -140,7 +140,7 @@ def test_content_that_is_no_text_is_refused_by_the_check(
     tmp_path: Path, ending: str, content: Any
 ) -> None:
     data = saved(tmp_path, ending, {"prompt": [{"role": "user", "content": content}]})
-    with pytest.raises(DataError, match="expected (content as text|a column 'prompt')"):
+    with pytest.raises(DataError, match=r"expected (content as text|a column 'prompt')"):
         prompt_columns(data)
 
 
