@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 Message = dict[str, Any]
@@ -24,6 +25,13 @@ _JSON = b"json"
 def is_messages(kind: pa.DataType) -> bool:
     """Whether a column of this type has lists of messages."""
     return _is_list(kind) and pa.types.is_struct(kind.value_type)
+
+
+def is_conversations(kind: pa.DataType) -> bool:
+    """Whether a column of this type has lists of messages with role and content."""
+    if not is_messages(kind):
+        return False
+    return {"role", "content"} <= {field.name for field in kind.value_type}
 
 
 def is_token_ids(kind: pa.DataType) -> bool:
@@ -47,6 +55,19 @@ def with_json_values(column: pa.Array) -> list[Any]:
             for name in names:
                 if message[name] is not None:
                     message[name] = json.loads(message[name])
+    return rows
+
+
+def has_json_values(kind: pa.DataType) -> bool:
+    """Whether a column of this type has messages with values that are written as JSON."""
+    return bool(_json_names(kind))
+
+
+def as_objects(column: pa.Array) -> np.ndarray:
+    """Object [rows]: a column as Python, with values that are written as JSON parsed."""
+    rows = np.empty(len(column), dtype=object)
+    for index, row in enumerate(with_json_values(column)):
+        rows[index] = row
     return rows
 
 

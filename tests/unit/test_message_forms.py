@@ -13,10 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from dataflow.batch import Batch, Keys
-from dataflow.errors import DataError
+from dataflow.check import check
+from dataflow.errors import DataError, GraphError
 from dataflow.kernel import Chunk, KernelNode, Layout
 from dataflow.schema import Prompt
 from engine.channels.layout import layout_from, layout_of
+from operators.answers import answers
+from operators.data import prompts as prompts_of_data
 from operators.data_files import (
     demonstration_columns,
     preference_columns,
@@ -27,8 +30,10 @@ from operators.kernels.data import Prompts, SourceRows, open_demonstrations, ope
 from operators.kernels.preferences import open_preferences
 from operators.kernels.scoring_child import as_keywords
 from operators.kernels.text import prompts_of
+from operators.losses import supervised_loss
 from tests.kit.files import save_jsonl
 from tests.kit.kernels import FakeSession
+from tests.wrong_graphs.parts import trained
 
 ENDINGS = ("jsonl", "parquet", "csv")
 SYSTEM, USER = {"role": "system", "content": "s"}, {"role": "user", "content": "2+2?"}
@@ -144,6 +149,16 @@ def test_content_that_is_no_text_is_refused_by_the_check(
         prompt_columns(data)
 
 
+@pytest.mark.parametrize("answer", [[{"type": "text", "text": "4"}], [4, 5]], ids=["parts", "ids"])
+def test_answers_that_are_neither_text_nor_messages_are_refused_by_the_check(
+    tmp_path: Path, answer: list[Any]
+) -> None:
+    data = save_jsonl(tmp_path / "a.jsonl", {"prompt": [USER], "solution": answer})
+    rows = answers(prompts_of_data(data, batch=1), column="solution")
+    with pytest.raises(GraphError, match="expected texts in column 'solution', found list"):
+        check(trained(rows, supervised_loss()))
+
+
 # fields that only some messages have
 
 
@@ -212,6 +227,12 @@ def test_reward_functions_get_values_and_no_json(tmp_path: Path) -> None:
     shown = as_keywords(Batch.make(batch.keys, {"prompt": batch.array("prompt")}, Prompt).records)
     assert [turns[1] for turns in shown["prompts"]] == [turns[1] for turns in asked]
     assert shown["prompts"][0][0] == {**USER, "tool_calls": None}
+
+
+def test_users_operators_get_values_and_no_json(tmp_path: Path) -> None:
+    asked = [[USER, calling(arguments)] for arguments in CALLS[:2]]
+    batch = prompts(saved(tmp_path, "jsonl", *({"prompt": turns} for turns in asked)))
+    assert [turns[1] for turns in batch.flat("prompt")] == [turns[1] for turns in asked]
 
 
 def test_a_line_that_is_no_conversation_is_named_as_before(tmp_path: Path) -> None:
