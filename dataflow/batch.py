@@ -29,6 +29,7 @@ from dataflow.device import (
 )
 from dataflow.display import Displayed
 from dataflow.errors import DataError
+from dataflow.prompt_types import as_objects, has_json_values
 from dataflow.ragged import Ragged
 from dataflow.schema import Schema
 
@@ -204,6 +205,8 @@ class Batch(Displayed):
     def flat(self, name: str) -> np.ndarray:
         """A column without an axis as NumPy, zero-copy for numbers."""
         array = self.array(name)
+        if has_json_values(array.type):
+            return as_objects(array)
         return array.to_numpy(zero_copy_only=False)
 
     def ragged(self, name: str) -> Ragged:

@@ -19,6 +19,7 @@ import pyarrow.compute
 import pyarrow.csv
 
 from dataflow.errors import DataError
+from operators.data_json import json_array
 from operators.data_lines import opened_for
 from operators.data_messages import COLUMNS as MESSAGE_COLUMNS
 
@@ -128,7 +129,7 @@ def _parsed(file: str, name: str, texts: Sequence[str | None]) -> pa.Array:
                 f" rows before, found {text!r:.80}. Fix: one form for all rows."
             )
     try:
-        return pa.array(found)
+        return json_array(found, lambda row: f"{file}: row {row}, column {name!r}")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise DataError(
             f"{file}: column {name!r}: expected messages of one form: {error}. Fix: the same fields"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from operators.data_messages import (
     table_in_messages,
     table_with_prompt,
 )
+from operators.data_parts import has_parts, refuse_other_parts_in
 from operators.data_shapes import demonstration_shape, listed, preference_shape, prompt_shape
 
 SUFFIXES = (".parquet", ".jsonl", ".csv")
@@ -45,10 +47,24 @@ def columns_of(data: str, split: str | None = None) -> dict[str, pa.DataType]:
     if tasks.is_task(data):
         return tasks.task_columns(data)
     if is_hub(data):
-        found = hub_columns(data, split)
+        columns = hub_columns(data, split)
     else:
-        found = {field.name: field.type for field in _schema_of(files_of(data, split))}
-    return columns_in_messages({name: _plain(kind) for name, kind in found.items()})
+        columns = {field.name: field.type for field in _schema_of(files_of(data, split))}
+    in_parts = [name for name, kind in columns.items() if has_parts(kind)]
+    if in_parts:
+        _refuse_other_parts(data, split, in_parts)
+    return columns_in_messages({name: _plain(kind) for name, kind in columns.items()})
+
+
+def _refuse_other_parts(data: str, split: str | None, names: Sequence[str]) -> None:
+    """Raise DataError for a part of a message that is no text."""
+    if is_hub(data):
+        table_in_messages(hub_table(data, split).select(names), partial(row_place, data, split))
+        return
+    files = files_of(data, split)
+    if _suffix(files) == ".parquet":
+        for name in names:
+            refuse_other_parts_in(files, name)
 
 
 def _schema_of(files: Sequence[Path]) -> pa.Schema:
@@ -110,7 +126,7 @@ def read_table(data: str, split: str | None = None) -> pa.Table:
             f"{data}: expected at least one row, found none. Fix: name a file that has rows."
         )
     plain = pa.table({name: _decoded(table.column(name)) for name in table.column_names})
-    return table_in_messages(plain, lambda row: row_place(data, split, row))
+    return table_in_messages(plain, partial(row_place, data, split))
 
 
 def read_prompts(data: str, split: str | None = None) -> pa.Table:

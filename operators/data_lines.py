@@ -20,6 +20,7 @@ import msgspec
 import pyarrow as pa
 
 from dataflow.errors import DataError
+from operators.data_json import json_array
 
 Line = tuple[Path, int, dict[str, Any]]
 """File, line number from 1, and the JSON object on it."""
@@ -199,18 +200,27 @@ _ODD = (
 
 def _column(name: str, lines: Sequence[Line]) -> pa.Array:
     try:
-        return pa.array([row.get(name) for _, _, row in lines])
+        return _array(name, lines)
     except _ODD as error:
         raise DataError(_odd_line(name, lines, error)) from error
+
+
+def _array(name: str, lines: Sequence[Line]) -> pa.Array:
+    def place(row: int) -> str:
+        path, number, _ = lines[row]
+        return f"{path}:{number}: column {name!r}"
+
+    return json_array([row.get(name) for _, _, row in lines], place)
 
 
 def _odd_line(name: str, lines: Sequence[Line], error: BaseException) -> str:
     """Name the first line whose value does not fit in one column with the first value."""
     there = [line for line in lines if line[2].get(name) is not None]
     first = there[0][2][name]
-    for path, number, row in there:
+    for line in there:
+        path, number, row = line
         try:
-            pa.array([first, row[name]])
+            _array(name, [there[0], line])
         except _ODD as odd:
             if path == there[0][0] and number == there[0][1]:
                 return (

@@ -1,7 +1,8 @@
 """Conversations in users' data: ShareGPT's form, and prompts out of whole conversations.
 
 Owns: turning `from` and `value` into role and content, and which turns of a conversation are the
-prompt. Does not own: reading files (data_files.py), chat templates (kernels/text.py).
+prompt. Does not own: content as a list of parts (data_parts.py), reading files (data_files.py),
+chat templates (kernels/text.py).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from dataflow.errors import DataError
+from operators.data_parts import column_with_text, has_parts, kind_with_text
 from operators.data_shapes import is_chat
 
 pc: Any = pyarrow.compute
@@ -49,9 +51,12 @@ def is_sharegpt(kind: pa.DataType) -> bool:
 
 def columns_in_messages(columns: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
     """The columns of a source whose rows go through `table_in_messages`."""
+    plain = {
+        name: kind_with_text(kind) if has_parts(kind) else kind for name, kind in columns.items()
+    }
     found = {
         name: _as_chat(kind) if name in COLUMNS and is_sharegpt(kind) else kind
-        for name, kind in columns.items()
+        for name, kind in plain.items()
     }
     if CONVERSATIONS in found and "messages" not in found and is_chat(found[CONVERSATIONS]):
         found = {"messages" if n == CONVERSATIONS else n: kind for n, kind in found.items()}
@@ -59,9 +64,15 @@ def columns_in_messages(columns: Mapping[str, pa.DataType]) -> dict[str, pa.Data
 
 
 def table_in_messages(table: pa.Table, place: Callable[[int], str]) -> pa.Table:
-    """The table with ShareGPT's lists as messages, and `conversations` under the name `messages`.
-    place: of a row, for errors. Raises DataError for a role that is none of ROLES.
+    """The table with ShareGPT's lists as messages, parts of a content as its text, and
+    `conversations` under the name `messages`. place: of a row, for errors.
+
+    Raises DataError for a role that is none of ROLES, and for a part that is no text.
     """
+    for index, field in enumerate(table.schema):
+        if has_parts(field.type):
+            texts = column_with_text(table.column(index).combine_chunks(), field.name, place)
+            table = table.set_column(index, field.name, texts)
     for index, field in enumerate(table.schema):
         if field.name in COLUMNS and is_sharegpt(field.type):
             chat = _translated(table.column(index).combine_chunks(), field.name, place)

@@ -7,12 +7,12 @@ there. Does not own: reading (data_files.py), ShareGPT's messages (data_messages
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 
 from dataflow.errors import DataError, nearest
-from dataflow.prompt_types import is_token_ids
+from dataflow.prompt_types import is_conversations, is_token_ids
 
 Shape = Literal["trl", "verl", "messages", "text", "pairs", "implicit"]
 """trl: `prompt` and dataset columns; verl: also `data_source` and `reward_model`; pairs: `prompt`,
@@ -113,10 +113,13 @@ def is_text(kind: pa.DataType) -> bool:
 
 def is_chat(kind: pa.DataType) -> bool:
     """Whether a column of this type has lists of messages with role and content."""
-    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
-        return False
-    item = kind.value_type
-    return pa.types.is_struct(item) and {"role", "content"} <= {field.name for field in item}
+    return is_conversations(kind) and _is_content(kind.value_type.field("content").type)  # type: ignore[attr-defined]
+
+
+def _is_content(kind: Any) -> bool:
+    """Text, or none in any of the messages."""
+    plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return is_text(plain) or pa.types.is_null(plain)
 
 
 def listed(columns: Iterable[str]) -> str:

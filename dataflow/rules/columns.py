@@ -14,7 +14,7 @@ from dataflow.errors import Fault, nearest
 from dataflow.loss import Loss, LossTerm
 from dataflow.node import Node, Port
 from dataflow.operator import listed
-from dataflow.prompt_types import is_token_ids
+from dataflow.prompt_types import is_conversations, is_token_ids
 from dataflow.rows import nearest_prompt
 from dataflow.rules.context import Context, Wire, data_name, fault_at, place
 from dataflow.schema import Schema, TokenPrompt
@@ -101,7 +101,7 @@ def _texts(context: Context, wire: Wire) -> Iterator[Fault]:
         kind = context.dataset(wire.port).get(name)
         if kind is None or pa.types.is_string(kind) or pa.types.is_large_string(kind):
             continue
-        if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        if not is_conversations(kind):
             problem = f"expected texts in column {name!r}, found {kind}"
             yield fault_at(wire.node, "columns", problem, "a column of answers")
 

@@ -17,6 +17,8 @@ from dataflow.errors import DataError
 from dataflow.kernel import Chunk, KernelNode, Layout, Session
 from dataflow.prompt_types import is_messages, is_token_ids
 from dataflow.schema import Completion
+from operators.data_shapes import is_chat
+from operators.kernels.conversations import encode_conversations
 from operators.kernels.overlong import RowRoom
 from operators.kernels.text import Pairs, load_tokenizer, prompts_of
 
@@ -42,7 +44,7 @@ class DatasetAnswers:
         )
         plain = not is_messages(rows.array(self._column).type)
         texts = (
-            rows.array(self._column).take(pa.array(stay))
+            self._tokenizer.without_end(rows.array(self._column).to_pylist())
             if plain and completion is pairs.completion
             else self._tokenizer.decode(completion)
         )
@@ -68,7 +70,12 @@ class DatasetAnswers:
         asked = prompts_of(prompt)
         turns = [self._turns(*each) for each in zip(asked, said, strict=True)]
         first = [len(prompt) for prompt in asked]
-        return self._tokenizer.encode_conversations(turns, first, assistant_only=True)
+        keys = rows.keys.rows()
+
+        def place(row: int) -> str:
+            return f"{self._name}: row {keys[row]}"
+
+        return encode_conversations(self._tokenizer, turns, first, True, place)
 
     def _turns(self, prompt: Any, answer: Any) -> list[dict[str, Any]]:
         """The conversation of a prompt with its answer."""
@@ -84,7 +91,7 @@ class DatasetAnswers:
     def _require_texts(self, rows: Batch) -> None:
         """Raises DataError for a column of other values, and for a null."""
         column = rows.array(self._column)
-        if not (pa.types.is_string(column.type) or is_messages(column.type)):
+        if not (pa.types.is_string(column.type) or is_chat(column.type)):
             raise DataError(
                 f"{self._name}: expected texts in column {self._column!r}, found {column.type}."
                 " Fix: a column of answers."

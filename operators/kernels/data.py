@@ -10,7 +10,7 @@ again, and in any process; the only state is the cursor.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,12 +21,13 @@ import pyarrow.compute as pc
 from dataflow.batch import Batch, ragged
 from dataflow.errors import DataError
 from dataflow.kernel import Chunk, KernelNode, Layout, Session
-from dataflow.prompt_types import is_messages, is_token_ids
+from dataflow.prompt_types import Message, is_messages, is_token_ids, messages_of
 from dataflow.randomness import stream_seed
 from dataflow.schema import Completion, Prompt, Schema
 from operators import data_files, data_shapes
+from operators.kernels.conversations import encode_conversations
 from operators.kernels.overlong import RowRoom
-from operators.kernels.text import Pairs, Tokenizer, load_tokenizer, prompts_of
+from operators.kernels.text import Pairs, load_tokenizer
 
 _KEPT_EPOCHS = 4
 
@@ -41,6 +42,10 @@ class SourceRows:
 
     def __len__(self) -> int:
         return len(self.table)
+
+    def place(self, row: int) -> str:
+        """Where a row is, for errors; of data of which all rows are read."""
+        return data_files.row_place(self.name, None, row)
 
     def take(self, index: np.ndarray) -> pa.RecordBatch:
         """These rows, in this order; repeats are allowed."""
@@ -106,6 +111,11 @@ class DataCursor:
             self._next = max(self._next, int(chunk.keys.position.max()) + 1)
         return self._data.take(self._order.at(chunk.keys.position))
 
+    def _places(self, chunk: Chunk) -> Callable[[int], str]:
+        """Where each row of the chunk is in the data, for errors."""
+        rows = self._order.at(chunk.keys.position)
+        return lambda index: self._data.place(int(rows[index]))
+
     def position(self) -> int:
         """The first position that was not produced yet."""
         return self._next
@@ -154,7 +164,9 @@ class Demonstrations(DataCursor):
     """
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
-        """Read data and tokenizer. Raises DataError if either is malformed."""
+        """Read data and tokenizer. Raises DataError if either is malformed, or if the first row
+        cannot be tokenized.
+        """
         self._also = columns_asked_for(node, Completion)
         self._data = open_demonstrations(node.params["data"], node.params.get("split"), self._also)
         self._order = Order(
@@ -165,18 +177,19 @@ class Demonstrations(DataCursor):
         self._tokenizer.eos()  # raises if there is none: every demonstration ends with it
         self._room = RowRoom.of(node, model.name)
         self._assistant_only = node.params.get("assistant_only", True)
+        self._tokenized(self._data.take(np.arange(1)), self._data.place)
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
         """One batch: the rows of the chunk's positions."""
         found = self._taken(chunk)
-        pairs = _tokenized(self._data, found, self._tokenizer, self._assistant_only)
+        pairs = self._tokenized(found, self._places(chunk))
         given = (pairs.completion, pairs.mask)
         stay, prompt, (completion, mask) = self._room.fitted(
             pairs.prompt, given, chunk.keys, self._session
         )
         whole = len(stay) == len(found) and completion is pairs.completion
         texts = (
-            found.column("completion")
+            self._tokenizer.without_end(found.column("completion").to_pylist())
             if whole and _has_text_answers(found)
             else self._tokenizer.decode(completion)
         )
@@ -184,6 +197,24 @@ class Demonstrations(DataCursor):
         columns |= {name: found.column(name).take(pa.array(stay)) for name in self._also}
         if len(stay):
             yield Batch.make(chunk.keys.take(stay), {**columns, "completion": texts}, Completion)
+
+    def _tokenized(self, found: pa.RecordBatch, place: Callable[[int], str]) -> Pairs:
+        tokenizer = self._tokenizer
+        if self._data.shape == "text":
+            return tokenizer.encode_texts(found.column("text").to_pylist())
+        if _has_text_answers(found):
+            return tokenizer.encode_pairs(
+                found.column("prompt").to_pylist(), found.column("completion").to_pylist()
+            )
+        if self._data.shape == "messages":
+            turns = messages_of(found.column("messages"))
+            first = [_first_answer(row, place(index)) for index, row in enumerate(turns)]
+        else:
+            asked = messages_of(found.column("prompt"))
+            answered = messages_of(found.column("completion"))
+            turns = [[*a, *b] for a, b in zip(asked, answered, strict=True)]
+            first = [len(row) for row in asked]
+        return encode_conversations(tokenizer, turns, first, self._assistant_only, place)
 
 
 def columns_asked_for(node: KernelNode, made: type[Schema]) -> tuple[str, ...]:
@@ -310,29 +341,11 @@ def _nulls(messages: Any, field: str) -> np.ndarray:
     return messages.field(field).is_null().to_numpy(zero_copy_only=False)
 
 
-def _tokenized(
-    rows: SourceRows, found: pa.RecordBatch, tokenizer: Tokenizer, assistant_only: bool
-) -> Pairs:
-    if rows.shape == "text":
-        return tokenizer.encode_texts(found.column("text").to_pylist())
-    if _has_text_answers(found):
-        return tokenizer.encode_pairs(
-            found.column("prompt").to_pylist(), found.column("completion").to_pylist()
-        )
-    if rows.shape == "messages":
-        turns = prompts_of(found.column("messages"))
-        first = [_first_answer(rows, row) for row in turns]  # type: ignore[arg-type]
-    else:
-        asked, answered = prompts_of(found.column("prompt")), prompts_of(found.column("completion"))
-        turns = [[*a, *b] for a, b in zip(asked, answered, strict=True)]
-        first = [len(row) for row in asked]
-    return tokenizer.encode_conversations(turns, first, assistant_only)  # type: ignore[arg-type]
-
-
-def _first_answer(rows: SourceRows, turns: list[dict[str, str]]) -> int:
-    found = next((i for i, turn in enumerate(turns) if turn["role"] == "assistant"), 0)
-    if not found:
+def _first_answer(turns: Sequence[Message], where: str) -> int:
+    first = next((i for i, turn in enumerate(turns) if turn["role"] == "assistant"), 0)
+    if not first:
         raise DataError(
-            f"{rows.name}: expected messages in which an assistant answers, found {turns!r:.120}."
+            f"{where}: expected messages in which an assistant answers, found {turns!r:.120}. Fix:"
+            " leave the row out."
         )
-    return found
+    return first

@@ -6,7 +6,7 @@ order of positions and reading (data.py), tokens (text.py), which rows are too l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -18,6 +18,7 @@ from dataflow.errors import DataError
 from dataflow.kernel import Chunk, KernelNode, Layout, Session
 from dataflow.schema import Completion, Preference
 from operators import data_files, data_shapes
+from operators.kernels.conversations import encode_conversations
 from operators.kernels.data import (
     DataCursor,
     Order,
@@ -46,7 +47,9 @@ class Preferences(DataCursor):
     """
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
-        """Read data and tokenizer. Raises DataError if either is malformed."""
+        """Read data and tokenizer. Raises DataError if either is malformed, or if the first pair
+        cannot be tokenized.
+        """
         self._also = columns_asked_for(node, _Pair)
         self._data = open_preferences(node.params["data"], also=self._also)
         self._order = Order(
@@ -56,13 +59,15 @@ class Preferences(DataCursor):
         self._tokenizer, self._session = load_tokenizer(model.base), session
         self._tokenizer.eos()  # raises if there is none: every answer ends with it
         self._room = RowRoom.of(node, model.name)
+        _tokenized(self._data, self._data.take(np.arange(1)), self._tokenizer, self._data.place)
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
         """One batch: both rows of the chunk's positions. A pair goes if one of its rows is too
         long.
         """
         found = self._taken(chunk)
-        pairs, keys = _tokenized(self._data, found, self._tokenizer), chunk.keys.expand(2)
+        pairs = _tokenized(self._data, found, self._tokenizer, self._places(chunk))
+        keys = chunk.keys.expand(2)
         given = (pairs.completion, pairs.mask)
         stay, _, (completion, mask) = self._room.fitted(pairs.prompt, given, keys, self._session)
         both = np.flatnonzero(np.isin(stay ^ 1, stay))
@@ -112,7 +117,9 @@ def _start(conversation: Conversation) -> str:
     return f"{conversation if isinstance(conversation, str) else conversation[0]!r:.60}"
 
 
-def _tokenized(rows: SourceRows, found: pa.RecordBatch, tokenizer: Tokenizer) -> Pairs:
+def _tokenized(
+    rows: SourceRows, found: pa.RecordBatch, tokenizer: Tokenizer, place: Callable[[int], str]
+) -> Pairs:
     """The answers of each row, chosen before rejected, with the prompt of both."""
     if rows.shape == "pairs":
         asked = prompts_of(found.column("prompt"))
@@ -127,7 +134,8 @@ def _tokenized(rows: SourceRows, found: pa.RecordBatch, tokenizer: Tokenizer) ->
     if prompts and isinstance(prompts[0], str):
         return tokenizer.encode_pairs(prompts, said)
     turns = [[*prompt, *answer] for prompt, answer in zip(prompts, said, strict=True)]
-    return tokenizer.encode_conversations(turns, [len(prompt) for prompt in prompts], True)
+    first = [len(prompt) for prompt in prompts]
+    return encode_conversations(tokenizer, turns, first, True, lambda row: place(row // 2))
 
 
 def _conversations(

@@ -29,6 +29,7 @@ import numpy as np
 import pyarrow as pa
 
 from dataflow.pandas_later import keep_pandas_out
+from dataflow.prompt_types import with_json_values
 from dataflow.shown import printable
 from dataflow.signals import left_to_the_run
 from operators.kernels.scoring_frames import (
@@ -219,7 +220,7 @@ def as_keywords(records: pa.RecordBatch) -> dict[str, Any]:
 
 def _as_list(name: str, column: pa.Array) -> list[Any]:
     if name != "completion_ids":
-        return column.to_pylist()
+        return with_json_values(column)
     offsets = column.offsets.to_pylist()
     ids = column.values.to_numpy().tolist()
     return [ids[start:end] for start, end in itertools.pairwise(offsets)]

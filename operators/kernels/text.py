@@ -1,8 +1,8 @@
 """Text to token ids and back, with the tokenizer of a Model's directory.
 
-Owns: chat templates, special tokens, cutting a conversation into prompt and completion, and the
-hash that identifies a vocabulary. Does not own: what is generated or trained. transformers is
-imported at the first load.
+Owns: chat templates, special tokens, and the hash that identifies a vocabulary. Does not own: which
+tokens of a conversation are trained (conversations.py), what is generated. transformers is imported
+at the first load.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -21,13 +22,10 @@ import pyarrow as pa
 from dataflow.batch import Keys, Ragged, ragged
 from dataflow.errors import DataError
 from dataflow.model_files import ends_of, read_object
-from dataflow.prompt_types import is_messages, is_token_ids
+from dataflow.prompt_types import Message, is_messages, is_token_ids, messages_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-Message = dict[str, Any]
-"""OpenAI style: role, content and whatever else a template reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +46,9 @@ class Tokenizer:
     eos_ids: frozenset[int]
 
     def encode(self, texts: Sequence[str], *, special: bool) -> list[list[int]]:
-        """Token ids of each text; special: add the tokenizer's special tokens."""
+        """Token ids of each text; special: add the tokenizer's special tokens, but none at the
+        beginning of a text that begins with them itself.
+        """
         if not texts:
             return []
         made = self.inner(
@@ -57,7 +57,8 @@ class Tokenizer:
             return_attention_mask=False,
             return_token_type_ids=False,
         )
-        return made["input_ids"]  # type: ignore[return-value]
+        ids: list[list[int]] = made["input_ids"]  # type: ignore[assignment]
+        return self._begun_once(ids) if special else ids
 
     def encode_prompts(self, prompts: Sequence[str] | Sequence[Sequence[Message]]) -> Ragged:
         """int32 ids of prompts, ready to be continued.
@@ -89,8 +90,8 @@ class Tokenizer:
         next turn to where the assistant begins again.
 
         The turn is rendered behind a conversation of two short turns and tokenised by itself, as
-        `encode_conversations` does with what follows an answer. Raises DataError if there is no
-        chat template, or one that does not show the answer unchanged.
+        conversations.py does with what follows an answer. Raises DataError if there is no chat
+        template, or one that does not show the answer unchanged.
         """
         answer = "answer"
         turns = [{"role": "user", "content": "question"}, {"role": "assistant", "content": answer}]
@@ -175,9 +176,12 @@ class Tokenizer:
             )
         from jinja2 import TemplateError  # transformers renders templates with it
 
+        shown = [list(conversation) for conversation in conversations]
+        if _reads_parts_alone(self):
+            shown = [[_in_parts(message) for message in turns] for turns in shown]
         try:
             made = self.inner.apply_chat_template(
-                [list(c) for c in conversations],
+                shown,
                 tokenize=False,
                 add_generation_prompt=generation,
                 continue_final_message=unfinished,
@@ -190,36 +194,20 @@ class Tokenizer:
         return made  # type: ignore[return-value]
 
     def encode_pairs(self, prompts: Sequence[str] | Ragged, completions: Sequence[str]) -> Pairs:
-        """Prompts by encode_prompts, ids as they are; completions without special tokens, plus eos;
-        mask all 1.
+        """Prompts by encode_prompts, ids as they are; completions without special tokens, plus eos
+        unless they end with an end token themselves; mask all 1.
         """
-        ids = [[*row, self.eos()] for row in self.encode(completions, special=False)]
+        ids = [self._ended(row) for row in self.encode(completions, special=False)]
         asked = prompts if isinstance(prompts, Ragged) else self.encode_prompts(prompts)
-        return _pairs(asked, ids, [[1] * len(row) for row in ids])
+        return masked_pairs(asked, ids, [[1] * len(row) for row in ids])
 
     def encode_texts(self, texts: Sequence[str]) -> Pairs:
         """Plain texts: the first token (bos, if there is one) is the prompt: none predicts it."""
         ids = [self._open_ended(row) for row in self.encode(texts, special=True)]
-        answers = [[*row[1:], self.eos()] for row in ids]
-        return _pairs(
+        answers = [self._ended(row[1:]) for row in ids]
+        return masked_pairs(
             to_ragged([row[:1] for row in ids]), answers, [[1] * len(row) for row in answers]
         )
-
-    def encode_conversations(
-        self, turns: Sequence[Sequence[Message]], first: Sequence[int], assistant_only: bool
-    ) -> Pairs:
-        """Conversations; message `first[i]` is the first of the completion.
-
-        The prompt has the ids that generation would see there. Each later stretch is tokenized by
-        itself, as an episode would append it. The mask is 1 on assistant turns up to their eos;
-        with assistant_only=False on all turns. Raises DataError if the template does not render a
-        longer conversation as a continuation of a shorter one.
-        """
-        rows = [
-            self._conversation(list(t), f, assistant_only)
-            for t, f in zip(turns, first, strict=True)
-        ]
-        return _pairs(to_ragged([r[0] for r in rows]), [r[1] for r in rows], [r[2] for r in rows])
 
     def eos(self) -> int:
         """The id that ends a demonstration."""
@@ -230,60 +218,45 @@ class Tokenizer:
             )
         return self.inner.eos_token_id
 
+    def without_end(self, texts: Sequence[str]) -> list[str]:
+        """The texts without the end tokens that they end with."""
+        names = [self.inner.convert_ids_to_tokens(token) for token in sorted(self._ends())]
+        ends = tuple(name for name in names if isinstance(name, str) and name)
+        plain = []
+        for text in texts:
+            while text.endswith(ends):
+                end = next(end for end in ends if text.endswith(end))
+                text = text.removesuffix(end)
+            plain.append(text)
+        return plain
+
+    def _ends(self) -> frozenset[int]:
+        return self.eos_ids | {self.eos()}
+
+    def _ended(self, ids: list[int]) -> list[int]:
+        """With one end token as the last, the text's own if it has one."""
+        ends = self._ends()
+        while len(ids) > 1 and ids[-1] in ends and ids[-2] in ends:
+            ids = ids[:-1]
+        return ids if ids and ids[-1] in ends else [*ids, self.eos()]
+
     def _open_ended(self, ids: list[int]) -> list[int]:
         """Without the eos that some tokenizers add to every text."""
         return ids[:-1] if ids and ids[-1] == self.inner.eos_token_id else ids
 
-    def _conversation(
-        self, turns: list[Message], first: int, assistant_only: bool
-    ) -> tuple[list[int], ...]:
-        stretches = self._stretches(turns, first)
-        parts = self.encode([text for text, _ in stretches], special=False)
-        ids: list[int] = []
-        mask: list[int] = []
-        for part, (_, spoken) in zip(parts[1:], stretches[1:], strict=True):
-            trained = self._up_to_eos(part) if spoken else 0
-            ids += part
-            mask += (
-                [1] * len(part)
-                if not assistant_only
-                else [1] * trained + [0] * (len(part) - trained)
-            )
-        end = self._up_to_eos(ids)
-        if not end or ids[end - 1] not in self.eos_ids:
-            return parts[0], [*ids, self.eos()], [*mask, 1]
-        return parts[0], ids[:end], mask[:end]
+    def _begun_once(self, rows: list[list[int]]) -> list[list[int]]:
+        """Rows with special tokens, without those of the tokenizer where the text has them, too."""
+        begin = self._beginning()
+        size = len(begin)
+        twice = [*begin, *begin]
+        return [row[size:] if size and row[: 2 * size] == twice else row for row in rows]
 
-    def _stretches(self, turns: list[Message], first: int) -> list[tuple[str, bool]]:
-        """The rendered text cut at assistant turns, each part with whether the assistant spoke."""
-        parts: list[tuple[str, bool]] = []
-        done = ""
-        for index in range(first, len(turns)):
-            spoken = turns[index]["role"] == "assistant"
-            if spoken or index == first:
-                done = self._cut(
-                    parts, done, self.render([turns[:index]], generation=spoken)[0], False
-                )
-            done = self._cut(
-                parts, done, self.render([turns[: index + 1]], generation=False)[0], spoken
-            )
-        return parts
-
-    def _cut(self, parts: list[tuple[str, bool]], done: str, text: str, spoken: bool) -> str:
-        if not text.startswith(done):
-            raise DataError(
-                f"{self.base}: the chat template renders earlier turns differently once later ones"
-                " follow, so a conversation cannot be cut into turns. Fix: one assistant turn a"
-                " row, or another template."
-            )
-        if len(text) > len(done) or not parts:
-            parts.append((text[len(done) :], spoken))
-        return text
-
-    def _up_to_eos(self, ids: list[int]) -> int:
-        """How many tokens there are up to and including the last eos; all if there is none."""
-        ends = [i for i, token in enumerate(ids) if token in self.eos_ids]
-        return ends[-1] + 1 if ends else len(ids)
+    def _beginning(self) -> list[int]:
+        """The special tokens that the tokenizer puts before a text, such as bos."""
+        plain, whole = (self.inner("a", add_special_tokens=s)["input_ids"] for s in (False, True))
+        size = len(plain)  # type: ignore[arg-type]
+        starts = range(len(whole) - size + 1)  # type: ignore[arg-type]
+        return next((whole[:at] for at in starts if whole[at : at + size] == plain), [])  # type: ignore[index]
 
 
 def load_tokenizer(base: str) -> Tokenizer:
@@ -355,10 +328,7 @@ def answered(prompt: Sequence[Message], answer: str) -> list[Message]:
 
 def prompts_of(column: pa.Array) -> list[str] | list[list[Message]]:
     """A prompt column that is not token ids as Python: strings, or lists of messages."""
-    values = column.to_pylist()
-    if not is_messages(column.type):
-        return values
-    return [[_without_nulls(message) for message in row] for row in values]
+    return messages_of(column) if is_messages(column.type) else column.to_pylist()
 
 
 def to_ragged(rows: Sequence[Sequence[int]]) -> Ragged:
@@ -371,28 +341,45 @@ def to_ragged(rows: Sequence[Sequence[int]]) -> Ragged:
     return Ragged(values, offsets)
 
 
-def _pairs(
-    prompt: Ragged, completions: Sequence[Sequence[int]], masks: Sequence[Sequence[int]]
+def masked_pairs(
+    prompt: Ragged | Sequence[Sequence[int]],
+    completions: Sequence[Sequence[int]],
+    masks: Sequence[Sequence[int]],
 ) -> Pairs:
+    """Rows of prompts, completions, and the masks of these."""
     completion = to_ragged(completions)
     return Pairs(
-        prompt=prompt,
+        prompt=prompt if isinstance(prompt, Ragged) else to_ragged(prompt),
         completion=completion,
         mask=completion.like(to_ragged(masks).values.astype(np.uint8)),
     )
 
 
+@lru_cache(maxsize=16)
+def _reads_parts_alone(tokenizer: Tokenizer) -> bool:
+    """Whether its chat template loses a content that is a text, and shows one in parts."""
+    probe: Message = {"role": "user", "content": "probe"}
+    return not _shows(tokenizer, probe) and _shows(tokenizer, _in_parts(probe))
+
+
+def _shows(tokenizer: Tokenizer, probe: Message) -> bool:
+    from jinja2 import TemplateError
+
+    try:
+        return "probe" in str(tokenizer.inner.apply_chat_template([probe], tokenize=False))
+    except (TemplateError, ValueError, TypeError):  # it wants other roles, or another content
+        return False
+
+
+def _in_parts(message: Message) -> Message:
+    content = message.get("content")
+    if not isinstance(content, str):
+        return message
+    return {**message, "content": [{"type": "text", "text": content}]}
+
+
 def _messages(prompt: str | Sequence[Message]) -> Sequence[Message]:
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-
-
-def _without_nulls(message: Message) -> Message:
-    """Arrow gives every message the fields of all messages; a template must see only its own."""
-    return {
-        name: value
-        for name, value in message.items()
-        if value is not None or name in ("role", "content")
-    }
 
 
 def _generation_eos(base: str) -> set[int]:

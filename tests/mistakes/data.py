@@ -64,6 +64,15 @@ MISTAKES = (
         " take the model's instruct version, or copy a template into its directory.",
     ),
     Mistake(
+        what="An image among the messages",
+        files={
+            "train.jsonl": '{"prompt": [{"role": "user", "content": [{"type": "text", "text":'
+            ' "What is this?"}, {"type": "image", "image": "cat.png"}]}], "answer": "a cat"}\n'
+        },
+        why="A content may be a text, or a list of parts that are text. Models here read text"
+        " alone: leave rows with images out.",
+    ),
+    Mistake(
         what="Prompts for supervised training",
         command=SUPERVISED,
         why="Supervised training needs what is to be imitated; [data.md](data.md) lists the"

@@ -41,6 +41,7 @@ from operators.forward import logprobs
 from operators.generate import generate
 from operators.kernels.answers import DatasetAnswers
 from operators.kernels.concat import ConcatRows
+from operators.kernels.conversations import encode_conversations
 from operators.kernels.text import load_tokenizer
 from operators.kernels.torch.train_settings import RowSet
 from operators.losses import clipped_policy_loss, policy_gradient_loss, supervised_loss
@@ -233,6 +234,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_answers_are_tokenised_as_demonstrations_are(words: str) -> None:
     found = answered(words, pa.array(["ab", "x"]), pa.array(["c", ""]))
+    assert found == answered(words, pa.array(["<bos>ab", "x"]), pa.array(["c<eos>", "<eos>"]))
     assert found[0] == ([BOS, *ids("ab")], [*ids("c"), EOS], [1, 1], "c")
     assert found[1] == ([BOS, *ids("x")], [EOS], [1], "")
 
@@ -257,7 +259,7 @@ def test_an_answer_to_messages_is_the_assistants_turn(
     talks = save_tokenizer(tmp_path_factory.mktemp("talks"), template=CHATML)
     (found,) = answered(talks, TALK, pa.array(["b"]))
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    pairs = load_tokenizer(talks).encode_conversations([turns], [1], True)
+    pairs = encode_conversations(load_tokenizer(talks), [turns], [1], True)
     tokens = [each[0].tolist() for each in (pairs.prompt, pairs.completion, pairs.mask)]
     assert found == (*tokens, "b")
 

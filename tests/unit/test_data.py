@@ -244,6 +244,8 @@ ASKED = [*ids("<user>q"), EOS, *ids("\n<assistant>")]
 
 def test_prompts_are_encoded_with_bos_and_without_a_trailing_eos(base: str) -> None:
     found = load_tokenizer(base).encode_prompts(["ab", "xyz"])
+    again = load_tokenizer(base).encode_prompts(["<bos>ab", "<bos>xyz"])
+    assert found.values.tolist() == again.values.tolist(), "rendered by hand"
     assert [found[i].tolist() for i in range(2)] == [[BOS, *ids("ab")], [BOS, *ids("xyz")]]
     assert (found.values.dtype, found.offsets.tolist()) == (np.int32, [0, 3, 7])
 
@@ -313,6 +315,34 @@ def test_demonstrations_have_the_columns_of_the_file_that_are_read(
     assert "tag" not in batch.names
 
 
+@pytest.mark.parametrize("ended, plain", [
+    ({"prompt": "ab", "completion": "c<eos>"}, {"prompt": "ab", "completion": "c"}),
+    ({"prompt": "ab", "completion": "c<eos><eos>"}, {"prompt": "ab", "completion": "c"}),
+    ({"prompt": "<bos>ab", "completion": "c"}, {"prompt": "ab", "completion": "c"}),
+    ({"prompt": "ab", "completion": "<eos>"}, {"prompt": "ab", "completion": ""}),
+    ({"text": "<bos>abc<eos>"}, {"text": "abc"}),
+    ({"messages": [USER, ANSWER | {"content": "a<eos>"}]}, {"messages": [USER, ANSWER]}),
+])  # fmt: skip
+def test_what_begins_with_bos_or_ends_with_eos_already_gets_no_second(
+    base: str, tmp_path: Path, ended: dict[str, Any], plain: dict[str, Any]
+) -> None:
+    batch = demonstrations(base, tmp_path, ended, plain)
+    assert row(batch, 0) == row(batch, 1)
+
+
+def test_a_mark_of_the_text_that_is_not_at_its_edge_stays(base: str, tmp_path: Path) -> None:
+    inside = {"prompt": "a<bos><eos>b", "completion": "c<eos>d"}
+    batch = demonstrations(base, tmp_path, inside)
+    expected = ([BOS, *ids("a"), BOS, EOS, *ids("b")], [*ids("c"), EOS, *ids("d"), EOS])
+    assert row(batch, 0)[:2] == expected
+
+
+def test_a_reward_model_reads_one_bos_of_a_prompt_that_has_it(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(save_tokenizer(tmp_path))
+    found = tokenizer.encode_answered(["<bos>ab", "ab"], ["c", "c"])
+    assert found[0].tolist() == found[1].tolist() == [BOS, *ids("abc"), EOS]
+
+
 def test_plain_texts_have_their_first_token_as_prompt(base: str, tmp_path: Path) -> None:
     batch = demonstrations(base, tmp_path, {"text": "abc"})
     assert row(batch, 0) == ([BOS], [*ids("abc"), EOS], [1, 1, 1, 1], "abc")
@@ -333,8 +363,17 @@ def test_conversations_are_cut_where_the_assistant_speaks(base: str, tmp_path: P
 def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path: Path) -> None:
     rewriting = "{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
     base = save_tokenizer(tmp_path / "t", template=rewriting)
-    with pytest.raises(DataError, match="renders earlier turns differently"):
-        demonstrations(base, tmp_path, {"messages": [USER, ANSWER]})
+    data = save_jsonl(tmp_path / "d.jsonl", {"messages": [USER, ANSWER]})
+    with pytest.raises(DataError, match=r"d\.jsonl:1: .*renders earlier turns differently"):
+        opened(Demonstrations(), data, models={"tokenizer": Model("policy", base)})
+
+
+def test_a_conversation_that_the_template_refuses_is_named_with_its_row(tmp_path: Path) -> None:
+    strict = "{% if messages | length > 2 %}{{ raise_exception('too long') }}{% endif %}" + CHATML
+    base = save_tokenizer(tmp_path / "t", template=strict)
+    rows = {"messages": [USER, ANSWER]}, {"messages": [USER, ANSWER, USER, ANSWER]}
+    with pytest.raises(DataError, match=r"d\.jsonl:2: .*renders these messages, found: too long"):
+        demonstrations(base, tmp_path, *rows)
 
 
 @pytest.mark.parametrize("line, message", [

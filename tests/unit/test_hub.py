@@ -67,6 +67,19 @@ def test_what_a_data_set_has_not_is_refused(
         read_table(folder + settings, split)
 
 
+def test_parts_are_joined_and_images_refused_by_the_check(tmp_path: Path) -> None:
+    folder = tmp_path / "talks"
+    folder.mkdir()
+    texts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    image = [*texts, {"type": "image", "text": ""}]
+    rows = [{"prompt": [{"role": "user", "content": parts}]} for parts in (texts, image)]
+    save_jsonl(folder / "train.jsonl", *rows)
+    found = open_rows(f"hf:{folder}", "train[:1]").table.to_pydict()["prompt"]
+    assert found == [[{"role": "user", "content": "ab"}]]
+    with pytest.raises(DataError, match=r"row 1: prompt: .*found a part of type 'image'"):
+        prompt_columns(f"hf:{folder}")
+
+
 def test_columns_are_renamed_and_chosen(folder: str) -> None:
     data = f"{folder}?split=train&prompt=question&columns=answer"
     assert list(prompt_columns(data)) == ["prompt", "answer"]

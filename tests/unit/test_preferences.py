@@ -101,6 +101,12 @@ def test_texts_and_messages_with_and_without_their_prompt_make_the_same_rows(
     assert prompts_in(implied) == prompts_in(text)
 
 
+def test_answers_that_end_in_the_eos_text_get_no_second_one(base: str, tmp_path: Path) -> None:
+    ended = {"prompt": "ab", "chosen": "c<eos>", "rejected": "dd<eos>"}
+    plain = made(base, save_jsonl(tmp_path / "a.jsonl", PAIR_OF_TEXTS))
+    assert made(base, save_jsonl(tmp_path / "b.jsonl", ended)).records.equals(plain.records)
+
+
 @pytest.mark.parametrize("chosen, rejected, count", [
     ("the sky is blue", "the sky is green", 10),  # the space before a word is the answer's
     ("ab", "cd", 0),

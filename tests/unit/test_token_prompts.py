@@ -77,6 +77,28 @@ def test_the_assistants_last_turn_is_continued(
     assert [found[0].tolist(), found[1].tolist()] == tokenizer.encode(texts, special=False)
 
 
+LISTS = (
+    "{% for m in messages %}<{{ m['role'] }}>{% for part in m['content'] %}"
+    "{% if part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}<eos>\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+BOTH = LISTS.replace(
+    "{% for part", "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for part"
+).replace("{% endfor %}<eos>", "{% endfor %}{% endif %}<eos>")
+
+
+@pytest.mark.parametrize("template", [LISTS, BOTH], ids=["parts alone", "texts and parts"])
+@pytest.mark.parametrize("turns", [[USER], [USER, said("So"), NEXT], [USER, said("So")]], ids=len)
+def test_a_template_that_reads_parts_gets_the_text_all_the_same(
+    template: str, turns: list[Any]
+) -> None:
+    found, plain = (
+        speaking(template).encode_prompts([turns]),
+        speaking(KEPT).encode_prompts([turns]),
+    )
+    assert found.values.tolist() == plain.values.tolist()
+
+
 def test_turns_that_cannot_be_continued_are_refused() -> None:
     with pytest.raises(DataError, match="expected text in the assistant's turn"):
         speaking(ENDED).encode_prompts([[USER, said(None)]])
