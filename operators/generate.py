@@ -35,6 +35,7 @@ GENERATE = Operator(
         "max_tokens": whole(1, like=512),
         "max_prompt_tokens": whole(1, like=512, optional=True),
         "overlong_prompt": choice("error", "drop", "truncate"),
+        "empty_prompt": choice("error", "drop"),
         "temperature": number(0.0, like=1.0),
         "top_p": number(0.0, 1.0, above=True, like=1.0),
         "top_k": whole(0, like=0),
@@ -55,6 +56,7 @@ def generate(
     max_tokens: int,
     max_prompt_tokens: int | None = None,
     overlong_prompt: Literal["error", "drop", "truncate"] = "error",
+    empty_prompt: Literal["error", "drop"] = "error",
     temperature: float = 1.0,
     top_p: float = 1.0,
     top_k: int = 0,
@@ -73,7 +75,9 @@ def generate(
     what happens to a prompt with more than max_prompt_tokens, or so many that max_tokens more
     exceed the positions of a Model that reads the rows: `error` ends the run, `drop` drops its
     whole group and admits another prompt, `truncate` keeps its last tokens. The metric
-    prompt/overlong counts such prompts. max_lag: how many versions old the weights that made a row
+    prompt/overlong counts such prompts. empty_prompt: what happens to a prompt without tokens, as
+    a task that another generation wrote may be: `error` and `drop` as above, counted by
+    prompt/empty. max_lag: how many versions old the weights that made a row
     may be when it is trained; 0 is synchronous. on_update: whether new weights interrupt running
     rows (their tokens stay, each with its version) or wait for them. sampler: `keyed` draws each
     token by seed, node, row and place, so that all kernels write the same tokens; `vllm` is vLLM's
@@ -84,6 +88,7 @@ def generate(
         "max_tokens": max_tokens,
         "max_prompt_tokens": max_prompt_tokens,
         "overlong_prompt": overlong_prompt,
+        "empty_prompt": empty_prompt,
         "temperature": temperature,
         "top_p": top_p,
         "top_k": top_k,

@@ -20,7 +20,7 @@ from dataflow.kernel import Chunk, Interruptible, KernelNode, Layout, Session
 from dataflow.model import Model
 from dataflow.schema import Rollout, TruncatedRollout
 from operators.kernels.decoding import Counts, DecodeTask, Written
-from operators.kernels.overlong import Room
+from operators.kernels.overlong import Room, rows_of
 from operators.kernels.text import load_tokenizer, require_ends, require_known, to_ragged
 from operators.kernels.torch.sampling import Sampling
 
@@ -168,13 +168,27 @@ class Generating(Interruptible):
         """The indices of the prompts to answer, and their token ids."""
         prompts = self._tokenizer.encode_column(chunk.inputs["prompt"].array("prompt"))
         require_known(self._node.name, self._model.name, prompts, chunk.keys, self.vocabulary)
-        if len(prompts) and not prompts.lengths.all():
-            row = chunk.keys.rows()[int(prompts.lengths.argmin())]
-            raise DataError(
-                f"{self._node.name}: row {row}: expected at least one token in its prompt, found"
-                " none. Fix: prompts that are not empty."
+        some, keys = self._not_empty(prompts, chunk.keys), chunk.keys
+        if len(some) < len(keys):
+            prompts, keys = rows_of(prompts, some), keys.take(some)
+        stay, prompts = self._room.fitted(prompts, keys, self._session)
+        return some[stay], prompts
+
+    def _not_empty(self, prompts: Ragged, keys: Keys) -> np.ndarray:
+        """The indices of the prompts that have tokens; others are given up, or end the run."""
+        empty = np.flatnonzero(prompts.lengths == 0)
+        drops = self._node.params.get("empty_prompt") == "drop"
+        if drops and len(prompts):
+            self._session.metric("prompt/empty", len(empty) / len(prompts), len(prompts))
+        for key in keys.take(empty).rows():
+            message = (
+                f"{self._node.name}: row {key}: expected at least one token in its prompt, found"
+                " none. Fix: prompts that are not empty, or empty_prompt='drop'."
             )
-        return self._room.fitted(prompts, chunk.keys, self._session)
+            if not drops:
+                raise DataError(message)
+            self._session.tombstone(key, message, failed=False)
+        return np.flatnonzero(prompts.lengths)
 
     def _task(self, prompts: Ragged, keys: Keys) -> DecodeTask:
         longest = max((len(s) for s in self._stop), default=0)

@@ -68,20 +68,24 @@ class Tokenizer:
         the end of what it said. Raises DataError for a prompt without tokens, and for messages if
         there is no chat template.
         """
-        if len(prompts) and not isinstance(prompts[0], str):
-            texts = [self._asked(list(prompt)) for prompt in prompts]  # type: ignore[arg-type]
-            ids = self.encode(texts, special=False)
-        else:
-            ids = [self._open_ended(row) for row in self.encode(prompts, special=True)]  # type: ignore[arg-type]
+        ids = self._prompt_ids(prompts)
         for index, row in enumerate(ids):
             if not row:
                 raise DataError(f"prompt {index} of {len(ids)} has no tokens: {prompts[index]!r}.")
         return to_ragged(ids)
 
+    def _prompt_ids(self, prompts: Sequence[str] | Sequence[Sequence[Message]]) -> list[list[int]]:
+        if len(prompts) and not isinstance(prompts[0], str):
+            texts = [self._asked(list(prompt)) for prompt in prompts]  # type: ignore[arg-type]
+            return self.encode(texts, special=False)
+        return [self._open_ended(row) for row in self.encode(prompts, special=True)]  # type: ignore[arg-type]
+
     def encode_column(self, column: pa.Array) -> Ragged:
-        """int32 ids of a column of prompts: token ids as they are, others by encode_prompts."""
+        """int32 ids of a column of prompts: token ids as they are, others as by encode_prompts. A
+        prompt may have none.
+        """
         if not is_token_ids(column.type):
-            return self.encode_prompts(prompts_of(column))
+            return to_ragged(self._prompt_ids(prompts_of(column)))
         ids = ragged(column)
         return Ragged(ids.values.astype(np.int32, copy=False), ids.offsets.astype(np.int64))
 

@@ -14,6 +14,7 @@ import torch
 from transformers import AutoTokenizer
 
 from dataflow.batch import Batch
+from dataflow.errors import DataError
 from dataflow.kernel import Layout
 from dataflow.model import Model
 from operators.kernels.text import to_ragged
@@ -30,7 +31,7 @@ from tests.kit.generate_suite import (
     tokens_of,
     weights_of,
 )
-from tests.kit.kernels import open_kernel, prompt_chunk
+from tests.kit.kernels import FakeSession, open_kernel, prompt_chunk
 from tests.kit.models import save_tiny
 from tests.kit.rows import plain
 
@@ -49,6 +50,19 @@ def test_rows_do_not_depend_on_slots_budget_company_or_order(base: str) -> None:
     last, first = generated(kernel, PREFIXED, range(5, 9)), generated(kernel, MIXED, range(5))
     assert tokens_of(last) | tokens_of(first) == whole
     assert tokens_of(generated(kernel, prompts[::-1], range(9)[::-1])) == whole
+
+
+def test_prompts_without_tokens_end_the_run_or_are_given_up(base: str) -> None:
+    prompts = ["", "ab", ""]
+    session = FakeSession()
+    kernel = opened(base, session=session, n=2, empty_prompt="drop")
+    batch = generated(kernel, prompts, [4, 5, 6])
+    assert batch.keys.position.tolist() == [5, 5]
+    assert [key for key, _ in session.tombstones] == [(4, 0, 0), (6, 0, 0)]
+    assert session.metrics["prompt/empty"] == [(2 / 3, 3)]
+    told = r"row \(4, 0, 0\): expected at least one token in its prompt, found none. Fix: "
+    with pytest.raises(DataError, match=told):
+        generated(opened(base), prompts, [4, 5, 6])
 
 
 def test_bfloat16_weights_generate_too(base: str) -> None:
