@@ -334,6 +334,12 @@ class Coordinator:
             self._run.recovery.stay_away(worker)
             self._lose(worker, self._owed)
             return
+        most = self._run.replicas.give_up(worker) if hopeless else None
+        if most is not None:
+            self._run.out.append(doubtful.given_up(self.plan, worker, hopeless, most))
+            self._run.recovery.stay_away(worker)
+            self._lose(worker, self._owed)
+            return
         if hopeless:
             self._run.fail(hopeless)
             return

@@ -207,6 +207,7 @@ class Course:
         assert step.run is not None
         self._metrics = self.sources.metrics(step.run.taken, self.version)
         self._metrics |= self.replicas.step_ended()
+        self.recovery.step_ended()
         self.version += 1
         self.dispatch.next_step()
         self.out += self.versions.publish(self.version)

@@ -22,6 +22,19 @@ def opened(plan: Plan, source: str, rows: int) -> Iterator[Warn]:
         yield Warn(warning=large_batch(plan.program.node(source), rows))
 
 
+def given_up(plan: Plan, worker: str, why: str, most: int) -> Warn:
+    """A replica that the run can do without has died again and again. most: how many are left."""
+    node = next(node for node in plan.nodes if worker in node.workers)
+    warning = GraphWarning(
+        rule="replica_given_up",
+        where=node.name,
+        problem=f"{why}. It is given up, and the run goes on with at most {most} of them",
+        fix=f"what it died of; the end of the log of {worker} says more",
+        origin=plan.origin(node.name),
+    )
+    return Warn(warning=warning)
+
+
 def empty(plan: Plan, train: PlannedNode, step: int, prompts: int, row_set: str = ROWS) -> Warn:
     """A Step of so many prompts has no row of a set for a train node: none is trained."""
     above, selects = {i.gate for i in train.row_sets[row_set]}, list[str]()

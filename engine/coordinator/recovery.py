@@ -20,7 +20,9 @@ from engine.coordinator.messages import Event, From, Spilled, WorkerLost, Worker
 from engine.coordinator.ordered_inbox import OrderedInbox
 
 DEATHS = 3
-"""A Worker that dies so often without finishing an assignment in between fails the run."""
+"""A Worker that dies so often without finishing an assignment in between, nor being there as a Step
+ends, is not begun again.
+"""
 
 
 class Recovery:
@@ -105,6 +107,11 @@ class Recovery:
     def finished(self, worker: str) -> None:
         """A Worker has finished an assignment."""
         self._deaths.pop(worker, None)
+
+    def step_ended(self) -> None:
+        """The run gets on: what Workers that are there died of in other Steps counts no more."""
+        for worker in self._deaths.keys() - self._down:
+            del self._deaths[worker]
 
     def hopeless(self, worker: str) -> str:
         """Why a Worker is not restarted, in words; empty while it is."""

@@ -11,6 +11,7 @@
                    needed no more                             Retire -> absent
                                                               wanted again -> present
                                                               WorkerLost -> absent
+    given up       -                                          -
 
 Owns: how many are wanted, and these states. Does not own: what a Worker that ends takes with it
 (core.py), weights of one that has opened (versions.py), the rule for more or fewer (scaling.py).
@@ -18,7 +19,8 @@ Owns: how many are wanted, and these states. Does not own: what a Worker that en
 A replica that leaves gets no further chunk, and has `grace` seconds: what it still does or keeps
 after them is made again, as after a death. Then its Worker may join again, with the next epoch.
 Where nobody takes its machine away, it stays beyond them while a Step is trained on its rows: the
-run would have to go back to a checkpoint.
+run would have to go back to a checkpoint. One that dies again and again is given up where the
+others are as many as there have to be.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from engine.coordinator.settings import Settings
 from engine.plan.elastic import elastic, least, movable
 from engine.plan.plan import Plan, PlannedNode
 
-_State = Literal["absent", "joining", "present", "leaving"]
+_State = Literal["absent", "joining", "present", "leaving", "given up"]
 Moves = tuple[list[str], list[str]]
 """Workers that end, and that begin."""
 
@@ -79,12 +81,17 @@ class _Replicas:
         return self.count["joining"] + self.count["present"]
 
     @property
+    def most(self) -> int:
+        """How many there can be."""
+        return len(self.workers) - self.count["given up"]
+
+    @property
     def steady(self) -> bool:
         """Whether all that are wanted were there for the whole Step, and no others."""
         return not self.changed and self.count["present"] == self.wanted
 
     def scale(self, count: int) -> None:
-        self.wanted = min(max(count, self.least), len(self.workers))
+        self.wanted = min(max(count, self.least), self.most)
 
     def leave(self, worker: str, end: float) -> None:
         self.moves(worker, "leaving")
@@ -167,6 +174,17 @@ class Replicas:
             return True
         group.moves(worker, "joining")
         return False
+
+    def give_up(self, worker: str) -> int | None:
+        """A Worker that was lost is never begun again. Returns how many replicas there can be from
+        now on; None where it is no replica, or one of those that there have to be.
+        """
+        group = self._of.get(worker)
+        if group is None or worker not in group.movable or group.most <= group.least:
+            return None
+        group.moves(worker, "given up")
+        group.scale(group.wanted)
+        return group.most
 
     def moves(self, owes: Callable[[str], bool], keeps: Callable[[str], bool]) -> Moves:
         """Who ends now, and who begins then. owes: whether a Worker has something to answer; keeps:

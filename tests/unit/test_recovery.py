@@ -55,6 +55,17 @@ def test_deaths_without_anything_finished_are_hopeless_and_the_first_cause_is_to
     assert f"The first time: death {DEATHS - 1}" in recovery.hopeless("w")
 
 
+def test_deaths_in_steps_far_apart_do_not_count_together() -> None:
+    recovery = Recovery(["w", "v"])
+    for epoch in range(2 * DEATHS):
+        for worker in ("w", "v"):
+            recovery.lost(worker_lost(worker, epoch))
+        recovery.opened(m.WorkerOpened(worker="w", epoch=epoch + 1))
+        recovery.step_ended()
+        assert not recovery.hopeless("w")
+        assert bool(recovery.hopeless("v")) is (epoch + 1 >= DEATHS)
+
+
 def test_who_reads_a_block_that_moved_twice_finds_its_rows() -> None:
     blocks = Blocks()
     old = blocks.add(ref([0, 1, 2], block=1, worker="a"), 3)

@@ -8,6 +8,7 @@ import pytest
 
 from engine.coordinator import messages as m
 from engine.coordinator.core import Coordinator, Settings
+from engine.coordinator.recovery import DEATHS
 from engine.coordinator.replicas import Moves, Replicas
 from engine.plan.plan import Plan, PlannedSource
 from tests.kit.plans import plan_of, planned_node, ref
@@ -150,6 +151,19 @@ def test_a_death_begins_again_unless_it_was_leaving() -> None:
     assert by_hand.there == 2
 
 
+def test_of_those_that_die_again_and_again_only_the_ones_there_have_to_be_end_a_run() -> None:
+    by_hand = ByHand()
+    by_hand.scale(4)
+    for worker, most in (("d", 3), ("a", 2), ("c", None), ("b", None)):
+        assert not by_hand.replicas.lost(worker)
+        assert by_hand.replicas.give_up(worker) == most
+    assert by_hand.scale(4) == NOBODY
+    for worker in ("b", "c"):
+        by_hand.replicas.opened(worker)
+    assert by_hand.there == 2
+    assert by_hand.replicas.give_up("data") is None
+
+
 @pytest.mark.parametrize("which", ["recorder", "source"])
 def test_a_worker_of_other_nodes_or_of_the_samples_never_leaves(which: str) -> None:
     by_hand = ByHand(plan(recorder="a") if which == "recorder" else plan(source="a"))
@@ -216,6 +230,22 @@ def test_a_chunk_given_up_is_run_by_another_and_its_late_answers_count_for_nothi
     by_hand.hear(m.From(worker="a", epoch=0, number=0, event=late))
     by_hand.hear(m.WorkerLost(worker="a", epoch=0, error="its machine is gone"))
     assert [i for i in by_hand.told if not isinstance(i, m.StepClosed)] == []
+
+
+def test_a_replica_that_dies_as_it_joins_is_given_up_with_a_word() -> None:
+    by_hand = WithWeights()
+    by_hand.hear(m.ScaleRequested(node="score", replicas=2))
+    by_hand.hear(m.TimePassed())
+    for epoch in range(DEATHS):
+        assert by_hand.new(m.Respawn) == [m.Respawn(workers=("b",))]
+        by_hand.hear(m.WorkerLost(worker="b", epoch=epoch, error=f"signal {epoch}"))
+    (warn,) = by_hand.new(m.Warn)
+    assert warn.warning.rule == "replica_given_up"
+    assert "worker b died 3 times without finishing anything in between" in str(warn.warning)
+    assert "The first time: signal 0. It is given up" in str(warn.warning)
+    by_hand.hear(m.TimePassed(), 1.0)
+    assert by_hand.new(m.Respawn) == []
+    assert by_hand.new(m.Finish) == []
 
 
 def rows_of(chunks: list[m.RunChunk]) -> list[tuple[int, int, int]]:
