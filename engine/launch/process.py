@@ -14,12 +14,15 @@ import struct
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from dataflow.signals import held_back
 
 STATUS = struct.Struct("<i")
 """How a template says the exit code of a process that it has forked; negative: the signal."""
+_TOLD = 1.0
+"""Seconds for a template to say it once the process is no longer listed; it has it by then."""
 
 
 class StartedProcess(Protocol):
@@ -72,31 +75,57 @@ class FreshProcess:
 
 
 class ForkedProcess:
-    """A process that a template has forked, and whose exit code the template writes to a pipe.
+    """A process that a template has forked.
 
-    If the template dies, the kernel kills this process.
+    Its end is seen without the template, which may be stopped. If the template dies, the kernel
+    kills this process.
     """
 
     def __init__(self, pid: int, handle: int, status: int) -> None:
-        """handle: its pidfd. status: the pipe's read end."""
+        """handle: its pidfd. status: of the pipe to which the template writes the exit code."""
         self.pid = pid
-        self.ends = status
-        self._handle = handle
+        self.ends = handle
+        self._status = status
         self._lock = threading.Lock()
         self._over = False
 
     def send_signal(self, number: int) -> None:
         with self._lock, contextlib.suppress(ProcessLookupError):
             if not self._over:
-                signal.pidfd_send_signal(self._handle, number)
+                signal.pidfd_send_signal(self.ends, number)
 
     def wait(self) -> int:
-        told = os.read(self.ends, STATUS.size)
-        if not told:  # its template is gone
-            self.send_signal(signal.SIGKILL)
-            select.select([self._handle], [], [])
+        _readable(self.ends)
+        code = self._exit_code()
         with self._lock:
             self._over = True
-            os.close(self._handle)
-        os.close(self.ends)
+            os.close(self.ends)
+        os.close(self._status)
+        return code
+
+    def _exit_code(self) -> int:
+        """Of the process that has ended: as the kernel says until the template takes note of it,
+        then as the template says.
+        """
+        code = _zombie_exit_code(self.pid)
+        if code is not None:
+            return code
+        told = os.read(self._status, STATUS.size) if _readable(self._status, _TOLD) else b""
         return STATUS.unpack(told)[0] if told else -signal.SIGKILL
+
+
+def _readable(descriptor: int, seconds: float | None = None) -> bool:
+    """Wait until it can be read, or for so long. A descriptor may have any number."""
+    waiting = select.poll()
+    waiting.register(descriptor, select.POLLIN)
+    return bool(waiting.poll(None if seconds is None else seconds * 1000))
+
+
+def _zombie_exit_code(pid: int) -> int | None:
+    """The exit code of a process that has ended and is still listed; None if it is not listed."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:  # it is gone, or goes as its line is read
+        return None
+    state, status = fields[0], int(fields[-1])
+    return os.waitstatus_to_exitcode(status) if state == "Z" else None

@@ -19,6 +19,7 @@ import select
 import signal
 import socket
 import struct
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import BinaryIO
 
@@ -34,12 +35,16 @@ _BOOTSTRAP = (
     " from engine.launch.lifeline import die_with; die_with(int(sys.argv[4]));"
     f" from {_MODULE} import main; main(int(sys.argv[3]), sys.argv[5].split())"
 )
+_IMPORTS = 120.0
+"""Seconds for the first answer: it imports before, and many may at once."""
+_ANSWER = 30.0
+"""Seconds for each later one, which takes 0.04 s: one that does not come has been stopped."""
 _LOOK = 200
 """Milliseconds between two looks at whether the run still wants what it waits for."""
 
 
 class TemplateGone(Exception):
-    """The template has ended."""
+    """The template has ended, or does not answer."""
 
 
 class Template:
@@ -57,12 +62,14 @@ class Template:
             self.process = FreshProcess(command, theirs.fileno(), output, environment)
             undo.pop_all()
         self._link = ControlSocket(mine)
+        self._answered = False
 
     def fork(
         self, name: str, descriptor: int, output: BinaryIO, still: Callable[[], None]
     ) -> ForkedProcess:
         """A Worker of this name. still: called while this waits, to raise what ends the wait.
-        Raises TemplateGone, and OSError if there is no room for a process.
+        Raises TemplateGone, also for a template that does not answer in time, and OSError if there
+        is no room for a process.
         """
         status, theirs = os.pipe()
         with contextlib.ExitStack() as undo:
@@ -81,8 +88,12 @@ class Template:
             raise TemplateGone from error
         waiting = select.poll()
         waiting.register(self._link, select.POLLIN)
+        end = time.monotonic() + (_ANSWER if self._answered else _IMPORTS)
         while not waiting.poll(_LOOK):
             still()
+            if time.monotonic() > end:
+                raise TemplateGone
+        self._answered = True
         frames = self._link.receive()
         if not frames:
             raise TemplateGone

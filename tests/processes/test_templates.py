@@ -101,6 +101,33 @@ def test_with_a_template_its_workers_end_and_others_come_of_a_new_one(start: Sta
         assert len(host_plans.produced_block(supervisor).keys) == 4
 
 
+def test_the_end_of_a_worker_is_seen_while_its_template_is_stopped(start: Start) -> None:
+    with start(host_plans.plan()) as supervisor:
+        (pid,) = templates()
+        os.kill(pid, signal.SIGSTOP)
+        child = supervisor._io.children["host"]
+        os.kill(child.process.pid, signal.SIGKILL)
+        assert child.over.wait(SOON)
+        death = host_plans.until(supervisor, m.WorkerLost)[-1]
+        os.kill(pid, signal.SIGCONT)
+        assert death.worker == "host"
+        assert "was killed by SIGKILL" in death.error
+
+
+@pytest.mark.long
+def test_of_a_template_that_stays_stopped_no_worker_is_waited_for(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template, "_ANSWER", 0.5)
+    with start(host_plans.plan()) as supervisor:
+        (pid,) = templates()
+        os.kill(pid, signal.SIGSTOP)
+        supervisor.respawn(["host"])
+        opened = [host_plans.until(supervisor, m.WorkerOpened)[-1]]
+        assert {each.worker for each in opened} == {"host"}
+        assert pid not in templates()
+
+
 @pytest.mark.long
 def test_another_environment_or_folder_is_another_template(
     start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
