@@ -159,6 +159,12 @@ def _tokens(path: Path, name: str, column: pa.ChunkedArray) -> LengthDistributio
         found = f"{values.type}" if len(values) else "none"
         problem = f"column {name!r}: expected numbers of tokens, found {found}"
         raise DataError(f"trace {path}: {problem}. Fix: whole numbers.")
+    numbers = column.to_numpy()
+    negative = np.flatnonzero(numbers < 0)
+    if len(negative):
+        problem = f"row {negative[0]}: column {name!r}: expected a number of tokens"
+        found = f"found {int(numbers[negative[0]])}"
+        raise DataError(f"trace {path}: {problem}, {found}. Fix: leave the row out.")
     return _lengths(values)
 
 

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,7 @@ def read_cluster(path: Path) -> Cluster:
     if not isinstance(tables, Mapping):
         raise file.wrong("", "hosts", f"hosts: expected tables, found {tables!r}", "[hosts.a]")
     hosts = [host for name, said in tables.items() for host in _hosts(file, name, said)]
+    _refuse_repeated(file, hosts)
     if not hosts:
         problem = "expected hosts, found none"
         raise PlanError(f"cluster file {path}: {problem}. Fix: {_EXAMPLE}.")
@@ -84,6 +85,23 @@ def _hosts(file: _ClusterFile, name: str, said: Any) -> Iterator[Host]:
             labels=({"gpu": kind} if kind else {}) | dict(file.value(table, said, "labels", {})),
             table=name if "count" in said else "",
         )
+
+
+def _refuse_repeated(file: _ClusterFile, hosts: Sequence[Host]) -> None:
+    """Raises PlanError for a name that two hosts have, or a host and a region."""
+    tables: dict[str, str] = {}
+    for host in hosts:
+        table = host.table or host.name
+        other = tables.setdefault(host.name, table)
+        if other != table:
+            single = host.name if host.name in (other, table) else table
+            problem = f"expected each host once, found {host.name} in hosts.{other}, too"
+            raise file.wrong(f"hosts.{single}", "cores", problem, f"[hosts.{single}-own]")
+    for host in hosts:
+        if host.region in tables:
+            problem = f"region: expected another name than that of a host, found {host.region!r}"
+            table = f"hosts.{host.table or host.name}"
+            raise file.wrong(table, "region", problem, f'region = "{host.region}-region"')
 
 
 def _gpus(file: _ClusterFile, table: str, said: Mapping[str, Any]) -> tuple[str, tuple[int, ...]]:
@@ -116,6 +134,9 @@ def _links(file: _ClusterFile, tables: Any, known: Iterable[str]) -> Iterator[Cl
         raise file.wrong("", "links", problem, '[[links]] with between = ["a", "b"]')
     names = list(dict.fromkeys(known))
     for said in tables:
+        if not isinstance(said, Mapping):
+            problem = f"links: expected tables, found {said!r}"
+            raise file.wrong("", "links", problem, '[[links]] with between = ["a", "b"]')
         file.refuse_unknown("links", said, _OF_LINKS)
         one, other = file.value("links", said, "between")
         for name in (one, other):

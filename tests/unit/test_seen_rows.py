@@ -91,6 +91,11 @@ def test_lengths_of_a_trace(tmp_path: Path, ending: str) -> None:
 @pytest.mark.parametrize(
     "name, text, told",
     [
+        (
+            "negative.csv",
+            "input_tokens,output_tokens\n3,4\n5,-4\n",
+            "row 1: .* found -4",
+        ),
         ("t.csv", "a,b\n1,2\n", "expected a column completion_tokens or .*, found a, b"),
         ("t.csv", "completion_tokens\nmany\n", "expected numbers of tokens, found string"),
         ("t.jsonl", "{", "cannot be read"),

@@ -128,6 +128,9 @@ def test_what_a_gpu_calls_itself(name: str, kind: str) -> None:
     assert kind_of(name) == kind
 
 
+TWO_HOSTS_A = HOST_A + "count = 2\n"
+
+
 @pytest.mark.parametrize("text,told", [
     ("", "expected hosts, found none"),
     (HOST_A + 'devices = "8xB7"', r"toml:4: host a: devices: .*, found 'B7'\. Fix: .*profile"),
@@ -140,6 +143,9 @@ def test_what_a_gpu_calls_itself(name: str, kind: str) -> None:
     (HOST_A + '[[links]]\nbetween = ["a", "a"]', r"links: gigabits: .*|gigabits: expected Gb"),
     (HOST_A + '[[links]]\nbetwen = ["a", "a"]', "unknown key 'betwen'. Fix: between"),
     ("hosts = 3", "expected tables, found 3"),
+    ("links = [1, 2]\n" + HOST_A, r"toml:1: links: expected tables, found 1\. Fix: \[\[links"),
+    (TWO_HOSTS_A + HOST_A.replace("s.a]", "s.a-0]"), r"toml:6: host a-0: .* found a-0 in hosts.a"),
+    (HOST_A + 'region = "a"', r"toml:4: host a: region: expected another name than .* found 'a'"),
     (HOST_A + "core = 2", r"cluster\.toml:4: unknown key 'core'\. Fix: cores\."),
     ("[hosts.a]\ncores = 4", r"cluster\.toml: host a: memory_gib: expected GiB .*, found None"),
     (HOST_A + "gpus = 2", r"host a: gpu_memory_gib: expected GiB of memory of each GPU.*None\. "),
