@@ -18,6 +18,7 @@ from dataflow.graph import Graph
 from dataflow.model import Model
 from dataflow.program import Program
 from dataflow.storage import writing
+from engine.checkpoint.user_sources import imported_files
 from engine.launch.ray import cluster, connect
 from engine.options import RunOptions
 from engine.plan.cluster import Cluster
@@ -30,17 +31,19 @@ def ray_cluster(options: RunOptions, source: Graph | Program) -> Cluster:
     connect(options.cluster or "")
     paths = sorted({os.path.abspath(path) for path in _paths(source)})
     with _marked(options.runs) as mark:
+        whole = options.verify == "content"
         told = {"lease": options.lease, "private": options.private}
-        return cluster([*paths, str(mark)], **told)
+        return cluster([*paths, str(mark)], whole=whole, **told)
 
 
 def _paths(source: Graph | Program) -> Iterator[str]:
-    """The local files and folders that a graph names: models and data."""
+    """The local files and folders that a graph names, models and data, and the user's sources."""
     graphs = [p.graph for p in source.phases] if isinstance(source, Program) else [source]
     for graph in graphs:
         bases = (state.base for state in graph.states if isinstance(state, Model))
         yield from (base for base in bases if os.path.isdir(base))
         yield from _data(graph)
+        yield from imported_files(graph)
 
 
 def _data(graph: Graph) -> Iterable[str]:

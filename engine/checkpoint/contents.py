@@ -73,18 +73,20 @@ def data_content(files: Iterable[Path | str]) -> Content:
     return Content(digest=whole.hexdigest()[:32], parts=parts if len(parts) > 1 else {})
 
 
-def model_content(base: str) -> Content | None:
-    """The content of a model's directory; None for a name that is not one."""
+def model_content(base: str, *, whole: bool = False) -> Content | None:
+    """The content of a model's directory; None for a name that is not one. whole: read large files
+    in full, too.
+    """
     folder = Path(base).expanduser()
     if not folder.is_dir():
         return None
-    whole, parts = hashlib.sha256(), {}
+    every, parts = hashlib.sha256(), {}
     for path in sorted(p for p in folder.iterdir() if p.suffix in _MODEL_FILES and p.is_file()):
-        own = f"{path.name} {path.stat().st_size}\n".encode(), _file_digest(path)
-        whole.update(own[0])
-        whole.update(own[1])
+        own = f"{path.name} {path.stat().st_size}\n".encode(), file_digest(path, whole=whole)
+        every.update(own[0])
+        every.update(own[1])
         parts[path.name] = hashlib.sha256(b"".join(own)).hexdigest()[:_PART]
-    return Content(digest=whole.hexdigest()[:32], parts=parts)
+    return Content(digest=every.hexdigest()[:32], parts=parts)
 
 
 def code_content(text: str) -> Content:
@@ -107,11 +109,11 @@ def _first(definition: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) ->
     return min([definition.lineno, *(each.lineno for each in definition.decorator_list)])
 
 
-def _file_digest(path: Path) -> bytes:
-    """The digest of a small file in full, of a large one in samples."""
+def file_digest(path: Path, *, whole: bool = False) -> bytes:
+    """The digest of a small file in full, of a large one in samples unless all of it is wanted."""
     size = path.stat().st_size
     with open(path, "rb") as file:
-        if size <= _IN_FULL:
+        if whole or size <= _IN_FULL:
             return hashlib.file_digest(file, "sha256").digest()
         samples = hashlib.sha256(file.read(_ENDS))
         for piece in range(_PIECES):

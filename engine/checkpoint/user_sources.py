@@ -30,12 +30,12 @@ _OURS = tuple(f"{_ROOT / package}/" for package in ("dataflow", "operators", "gr
 def sources_of(graph: Graph, files: Files, script: str) -> dict[str, str]:
     """Module, or `__main__:function` -> the content of its code. script: see `provenance`."""
     found: dict[str, str] = {}
-    modules: dict[str, ModuleType] = {}
+    modules = _modules_of(graph)
     for thing in _things(graph):
         module = sys.modules.get(getattr(thing, "__module__", None) or "")
         if module is not None and _is_users(module):
-            modules.setdefault(module.__name__, module)
-        elif script and module is not None and module is sys.modules[MAIN]:
+            continue
+        if script and module is not None and module is sys.modules[MAIN]:
             modules.setdefault(script, module)
         elif _stands_alone(thing, module):
             text = _source(thing)
@@ -46,6 +46,21 @@ def sources_of(graph: Graph, files: Files, script: str) -> dict[str, str]:
         text = path.read_text(encoding="utf-8", errors="surrogateescape")
         found[name] = files.content(f"source {name}", path.name, code_content(_imported(text)))
     return dict(sorted(found.items()))
+
+
+def imported_files(graph: Graph) -> list[str]:
+    """The user's source files that a process imports that runs the graph."""
+    return [module.__file__ or "" for module in _with_imports(_modules_of(graph)).values()]
+
+
+def _modules_of(graph: Graph) -> dict[str, ModuleType]:
+    """The user's modules, by name, that define a function or class of the graph."""
+    modules: dict[str, ModuleType] = {}
+    for thing in _things(graph):
+        module = sys.modules.get(getattr(thing, "__module__", None) or "")
+        if module is not None and _is_users(module):
+            modules.setdefault(module.__name__, module)
+    return modules
 
 
 def _imported(text: str) -> str:

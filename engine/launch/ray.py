@@ -106,13 +106,14 @@ def _answers(address: str) -> bool:
         return False
 
 
-def cluster(paths: Sequence[str], **more: Any) -> Cluster:
+def cluster(paths: Sequence[str], *, whole: bool = False, **more: Any) -> Cluster:
     """The nodes of the cluster with what is free on them, this process's first. A node that lacks
-    one of these paths, or has other versions, is refused. Raises RunError if none is left.
+    one of these paths, has something else there, or other versions, is refused. whole: read large
+    files in full. Raises RunError if none is left.
     """
     alive = [node for node in ray.nodes() if node["Alive"]]
     own = ray.get_runtime_context().get_node_id()
-    found = _looked({node["NodeID"]: node for node in alive}, paths)
+    found = _looked({node["NodeID"]: node for node in alive}, paths, whole=whole)
     free = available_resources_per_node()
     alive = [n for n in ray.nodes() if n["Alive"] and n["NodeID"] in found]  # some are gone by now
     hosts, names = [], _names(alive)
@@ -139,13 +140,15 @@ def _names(nodes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     return found
 
 
-def _looked(nodes: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Looked | str]:
+def _looked(
+    nodes: Mapping[str, Any], paths: Sequence[str], *, whole: bool
+) -> dict[str, Looked | str]:
     """What each node says of itself, or why it says nothing. Asks without claiming a resource."""
     task = ray.remote(look)
     there = {n: NodeAffinitySchedulingStrategy(n, soft=False) for n in nodes}
     how = {"num_cpus": 0, "max_retries": 0}
     asked = {
-        task.options(**how, scheduling_strategy=place).remote(paths): node
+        task.options(**how, scheduling_strategy=place).remote(paths, whole=whole): node
         for node, place in there.items()
     }
     done, late = ray.wait(list(asked), num_returns=len(asked), timeout=_LOOK)
@@ -160,7 +163,7 @@ def _looked(nodes: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Looked 
             last = str(error).strip().rpartition("\n")[2]
             fix = "Fix: install dataflow-rl there as here"
             found[asked[ref]] = f"expected it to say what it has, found {last}. {fix}."
-    here = look(paths)
+    here = look(paths, whole=whole)
     return {
         node: what if isinstance(what, str) else refusal(here, what) or what
         for node, what in found.items()

@@ -335,8 +335,22 @@ def test_what_a_node_does_not_see_is_refused_by_name() -> None:
     with pytest.raises(RunError, match="no node of the Ray cluster can be used:") as caught:
         cluster([mine])
     for name in "ab":
-        expected = f"host {name}: expected {mine} as here (file of 0 bytes), found nothing. Fix: "
-        assert expected in str(caught.value)
+        expected = (
+            rf"host {name}: expected {mine} as here \(file of 0 bytes, .*\), found nothing. Fix"
+        )
+        assert re.search(expected, str(caught.value))
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("connected")
+def test_another_content_at_the_same_path_is_refused_by_name() -> None:
+    """A path at which each process has something else, of the same size."""
+    with pytest.raises(RunError, match="no node of the Ray cluster can be used:") as caught:
+        cluster(["/proc/self/cmdline"])
+    expected = (
+        r"host a: expected /proc/self/cmdline as here \(file of 0 bytes, content \w+\), found"
+    )
+    assert re.search(rf"{expected} file of 0 bytes, content", str(caught.value))
 
 
 # --- strangers, GPUs ------------------------------------------------------------------------------
