@@ -17,16 +17,18 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from dataflow.errors import PlanError, RunError
-from engine.launch.bundle import GPU, KIND, NODE, Bundle, what_is_free
+from engine.coordinator.recovery import DEATHS
+from engine.launch.bundle import NODE, Bundle, what_is_free
 from engine.launch.desk import Desk, Heard
 from engine.launch.link import Calls, Dial, Gone, HostLost, Unreachable
+from engine.launch.node_hosts import host_of, names_of
 from engine.launch.ray_leavings import own_breakpoint, token_for_us_alone
-from engine.plan.cluster import Cluster, Host, detect, with_first
+from engine.plan.cluster import Cluster, detect, with_first
 from engine.plan.looked import Looked, look, refusal
 
 try:
@@ -59,7 +61,6 @@ _POLL = 0.25
 """Seconds between two looks at what Ray is still doing."""
 _FIRST_WORD, _AGAIN = 3.0, 10.0
 """Seconds until a run that waits for room says so, and between two times."""
-_ACCELERATOR = "ray.io/accelerator-type"
 _START = "`ray start --head`, or `ray symmetric-run`, starts one; or --cluster ray:local"
 
 
@@ -116,10 +117,10 @@ def cluster(paths: Sequence[str], *, whole: bool = False, **more: Any) -> Cluste
     found = _looked({node["NodeID"]: node for node in alive}, paths, whole=whole)
     free = available_resources_per_node()
     alive = [n for n in ray.nodes() if n["Alive"] and n["NodeID"] in found]  # some are gone by now
-    hosts, names = [], _names(alive)
+    hosts, names = [], names_of(alive)
     for node in sorted(alive, key=lambda n: (n["NodeID"] != own, names[n["NodeID"]])):
         what = found[node["NodeID"]]
-        hosts.append(_host(node, names[node["NodeID"]], what, free.get(node["NodeID"], {})))
+        hosts.append(host_of(node, names[node["NodeID"]], what, free.get(node["NodeID"], {})))
     usable = [h for h in hosts if not h.refused and h.cores]
     if not usable:
         told = "\n".join(f"host {h.name}: {h.refused or 'it has no cores'}" for h in hosts)
@@ -129,22 +130,11 @@ def cluster(paths: Sequence[str], *, whole: bool = False, **more: Any) -> Cluste
     return with_first([*usable, *(h for h in hosts if h not in usable)], **more)
 
 
-def _names(nodes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """A name for each node: its own, else its machine's; with a number where several have it."""
-    found: dict[str, str] = {}
-    for node in sorted(nodes, key=lambda n: n["NodeID"]):
-        own, address = node["NodeName"], node["NodeManagerAddress"]
-        name = own if own and own != address else node["NodeManagerHostname"]
-        same = sum(other.partition("~")[0] == name for other in found.values())
-        found[node["NodeID"]] = f"{name}~{same + 1}" if same else name
-    return found
-
-
 def _looked(
     nodes: Mapping[str, Any], paths: Sequence[str], *, whole: bool
 ) -> dict[str, Looked | str]:
     """What each node says of itself, or why it says nothing. Asks without claiming a resource."""
-    task = ray.remote(look)
+    task: Any = ray.remote(look)
     there = {n: NodeAffinitySchedulingStrategy(n, soft=False) for n in nodes}
     how = {"num_cpus": 0, "max_retries": 0}
     asked = {
@@ -168,31 +158,6 @@ def _looked(
         node: what if isinstance(what, str) else refusal(here, what) or what
         for node, what in found.items()
     }
-
-
-def _host(node: Mapping[str, Any], name: str, what: Looked | str, free: Mapping[str, Any]) -> Host:
-    """A node as a host: with what is free; where nothing is, with all, for which a run waits."""
-    every = node["Resources"]
-    cores, gpus = (int(free.get(k, 0) or every.get(k, 0)) for k in ("CPU", "GPU"))
-    seen = what if isinstance(what, Looked) else Looked(memory=0, gpus=())
-    return Host(
-        name=name,
-        cores=cores,
-        memory=seen.memory,
-        gpus=(seen.gpus * gpus)[:gpus],  # of a node with fewer free ones, so many
-        kind=seen.kind,
-        labels=_labels(node),
-        node=node["NodeID"],
-        refused=what if isinstance(what, str) else "",
-    )
-
-
-def _labels(node: Mapping[str, Any]) -> dict[str, str]:
-    """A node's labels, and as `gpu` the kind of its GPUs."""
-    found = {k: v for k, v in node.get("Labels", {}).items() if k != NODE}
-    kinds = [r.removeprefix(KIND) for r in node["Resources"] if r.startswith(KIND)]
-    kind = found.get(_ACCELERATOR) or next(iter(kinds), "")
-    return found | ({GPU: kind} if kind else {})
 
 
 # --- room -----------------------------------------------------------------------------------------
@@ -324,7 +289,7 @@ class ClusterRoom:
 def _room() -> tuple[dict[str, Any], dict[str, Any]]:
     """The resources of each node by name: all, and those that are free."""
     alive = [node for node in ray.nodes() if node["Alive"]]
-    names, left = _names(alive), available_resources_per_node()
+    names, left = names_of(alive), available_resources_per_node()
     every = {names[n["NodeID"]]: n["Resources"] for n in alive}
     return every, {names[n["NodeID"]]: left.get(n["NodeID"], {}) for n in alive}
 
@@ -424,25 +389,38 @@ def _node(group: Any, bundle: int) -> str:
 
 
 def _started(host: str, group: Any, bundle: int, node: str, stop: threading.Event) -> Calls | None:
-    """Start a host's process in a bundle, and wait until it is there."""
+    """Start a host's process in a bundle, and wait until it is there. One that dies meanwhile is
+    started again, as often as a Worker. None once the event is set.
+    """
+    causes: list[str] = []
+    while len(causes) < DEATHS:
+        actor = _actor(host, group, bundle)
+        ready = actor.__ray_ready__.remote()
+        while not ray.wait([ready], timeout=_POLL)[0]:
+            if stop.is_set():
+                ray.kill(actor)
+                return None
+        try:
+            ray.get(ready)
+        except RayError as error:
+            causes.append(str(error).strip().rpartition("\n")[2].rstrip("."))
+            if node not in _alive():
+                problem = f"host {host}: its process died as it started: {causes[-1]}"
+                raise HostLost(problem, ended=False) from error
+        else:
+            return _ActorCalls(actor, node)
+    problem = f"expected its process to start, found that it died {len(causes)} times as it started"
+    raise RunError(
+        f"host {host}: {problem}. The first time: {causes[0]}. Fix: see its raylet's log."
+    )
+
+
+def _actor(host: str, group: Any, bundle: int) -> Any:
+    """Begin a host's process in a bundle."""
     with_hear: Any = {"concurrency_groups": {"hear": 1}}
     kind: Any = ray.remote(**with_hear)(HostActor)
     place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
     wants = group.bundle_specs[bundle]
-    actor = kind.options(
+    return kind.options(
         num_cpus=wants.get("CPU", 0), num_gpus=wants.get("GPU", 0), scheduling_strategy=place
     ).remote(host)
-    ready = actor.__ray_ready__.remote()
-    while not ray.wait([ready], timeout=_POLL)[0]:
-        if stop.is_set():
-            ray.kill(actor)
-            return None
-    try:
-        ray.get(ready)
-    except RayError as error:
-        last = str(error).strip().rpartition("\n")[2]
-        problem = f"host {host}: expected its process to start, found {last}"
-        if node not in _alive():
-            raise HostLost(problem, ended=False) from error
-        raise RunError(problem) from error
-    return _ActorCalls(actor, node)

@@ -4,6 +4,7 @@ numbers of an undisturbed run, and nothing left.
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 import signal
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from dataflow.errors import RunError
 from dataflow.graph import Graph
 from engine.api import Result, rerun, run
 from engine.launch.link import HostLink
@@ -37,7 +39,7 @@ from tests.kit.runs import metrics, require_same_numbers, steps_stored
 from tests.kit.tiny_runs import PROMPTS, TinyRuns
 
 needs_ray()
-from engine.launch.ray import _ActorCalls, cluster, connect  # noqa: E402  (it imports Ray)
+from engine.launch.ray import HostActor, _ActorCalls, cluster, connect  # noqa: E402  (it imports Ray)
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.long, pytest.mark.hosts]
 LEASE = 10.0
@@ -105,6 +107,32 @@ def test_a_host_whose_process_is_killed_begins_again(
     assert "not heard of" not in log_of(result)
     monkeypatch.delattr("engine.ray_nodes.ray_cluster")  # nobody asks for nodes
     assert rerun(result.folder, ["rollout", "train_policy"], 5).same
+
+
+@pytest.mark.parametrize("deaths", [2, 3])
+def test_a_hosts_process_that_dies_as_it_starts_has_three_tries(
+    there: RayNodes, tiny: TinyRuns, monkeypatch: pytest.MonkeyPatch, deaths: int
+) -> None:
+    log = tiny.folder / f"dies {deaths} times"
+
+    class DiesAsItStarts(HostActor):
+        """Pickled by value, as nodes do not import this file."""
+
+        def __init__(self, host: str) -> None:
+            with log.open("a") as file:
+                file.write(f"{host}\n")
+            if log.read_text().count("b\n") <= deaths and host == "b":
+                os.kill(os.getpid(), signal.SIGKILL)
+            super().__init__(host)
+
+    monkeypatch.setattr("engine.launch.ray.HostActor", DiesAsItStarts)
+    usual = USUAL | {"pin": GENERATES_THERE}
+    if deaths == 2:
+        assert tiny.run(small, 1, **usual).step == 1
+        return
+    told = "host b: expected its process to start, found that it died 3 times as it started. The"
+    with pytest.raises(RunError, match=told):
+        tiny.run(small, 1, **usual)
 
 
 @pytest.mark.repeats
