@@ -160,9 +160,9 @@ def _kind_of(part: Any) -> str:
     return f"a part of type {kind!r:.60}"
 
 
-def _other_part(where: str, found: str) -> str:
+def _other_part(where: str, shown: str) -> str:
     return (
         f'{where}: expected content as text, or as parts {{"type": "text", "text": ...}}, found'
-        f" {found}. Fix: leave the row out, or give its text alone; images and other media are"
+        f" {shown}. Fix: leave the row out, or give its text alone; images and other media are"
         " not read."
     )
