@@ -21,14 +21,14 @@ import pyarrow.csv
 from dataflow.errors import DataError
 from operators.data_json import json_array
 from operators.data_lines import opened_for
-from operators.data_messages import COLUMNS as MESSAGE_COLUMNS
+from operators.data_parts import COLUMNS
 
 pc: Any = pyarrow.compute
 """Its functions are made as it is imported, so no type checker knows them."""
 
 _WHOLE = r"^-?(0|[1-9][0-9]{0,17})$"
 _DECIMAL = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?$"
-_TEXTS = {*MESSAGE_COLUMNS, "text"}
+_TEXTS = {*COLUMNS, "text"}
 """Columns that are never numbers: an answer that is one is still read as text."""
 _LEAST, _BLOCK = 1 << 10, 1 << 30
 """Bytes that are parsed at a time, the least and the most; a record is no longer than that."""
@@ -109,7 +109,7 @@ def _typed(file: str, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray | p
     if not len(given):
         return column
     first = given[0].as_py()
-    if name in MESSAGE_COLUMNS and _messages(first) is not None:
+    if name in COLUMNS and _messages(first) is not None:
         return _parsed(file, name, column.to_pylist())
     if name in _TEXTS:
         return column
@@ -129,7 +129,7 @@ def _parsed(file: str, name: str, texts: Sequence[str | None]) -> pa.Array:
                 f" rows before, found {text!r:.80}. Fix: one form for all rows."
             )
     try:
-        return json_array(found, lambda row: f"{file}: row {row}, column {name!r}")
+        return json_array(name, found, lambda row: f"{file}: row {row}, column {name!r}")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise DataError(
             f"{file}: column {name!r}: expected messages of one form: {error}. Fix: the same fields"

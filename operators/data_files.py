@@ -29,7 +29,7 @@ from operators.data_messages import (
     table_in_messages,
     table_with_prompt,
 )
-from operators.data_parts import has_parts, refuse_other_parts_in
+from operators.data_parts import COLUMNS, has_parts, refuse_other_parts_in
 from operators.data_shapes import demonstration_shape, listed, preference_shape, prompt_shape
 
 SUFFIXES = (".parquet", ".jsonl", ".csv")
@@ -50,7 +50,7 @@ def columns_of(data: str, split: str | None = None) -> dict[str, pa.DataType]:
         columns = hub_columns(data, split)
     else:
         columns = {field.name: field.type for field in _schema_of(files_of(data, split))}
-    in_parts = [name for name, kind in columns.items() if has_parts(kind)]
+    in_parts = [name for name in COLUMNS if name in columns and has_parts(columns[name])]
     if in_parts:
         _refuse_other_parts(data, split, in_parts)
     return columns_in_messages({name: _plain(kind) for name, kind in columns.items()})

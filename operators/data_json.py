@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from dataflow.prompt_types import json_field
-from operators.data_parts import CONTENT, joined_text
+from operators.data_parts import COLUMNS, CONTENT, are_texts, joined_text
 
 _PLAIN = ("role", "from", *CONTENT)
 """Fields that are texts, or wrong."""
@@ -30,15 +30,17 @@ def is_conversation_column(values: Sequence[Any]) -> bool:
     return any(rows) and all(map(_is_conversation, rows))
 
 
-def json_array(values: Sequence[Any], place: Callable[[int], str]) -> pa.Array:
-    """The values as Arrow. place: of a row, for errors.
+def json_array(name: str, values: Sequence[Any], place: Callable[[int], str]) -> pa.Array:
+    """The values of a column as Arrow. place: of a row, for errors.
 
-    Raises DataError for a part of a message's content that is no text, and what Arrow raises for
-    values of several types.
+    Raises DataError for a part of a message's content that is no text, in the columns that Models
+    read, and what Arrow raises for values of several types.
     """
     if not is_conversation_column(values):
         return pa.array(values)
-    joined = [_with_text(row, place, index) for index, row in enumerate(values)]
+    joined = values
+    if name in COLUMNS or all(map(_has_texts_alone, values)):
+        joined = [_with_text(row, place, index) for index, row in enumerate(values)]
     names = _names_as_json(joined)
     if not names:
         return pa.array(joined)
@@ -65,6 +67,11 @@ def _with_text(row: Any, place: Callable[[int], str], index: int) -> Any:
         texts = {name: joined_text(message[name], place(index)) for name in lists}
         messages.append({**message, **texts})
     return messages
+
+
+def _has_texts_alone(row: Any) -> bool:
+    contents = (message.get(name) for message in row or () for name in CONTENT)
+    return all(are_texts(content) for content in contents if isinstance(content, list))
 
 
 def _has_parts(message: dict[str, Any]) -> bool:

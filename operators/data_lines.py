@@ -210,7 +210,7 @@ def _array(name: str, lines: Sequence[Line]) -> pa.Array:
         path, number, _ = lines[row]
         return f"{path}:{number}: column {name!r}"
 
-    return json_array([row.get(name) for _, _, row in lines], place)
+    return json_array(name, [row.get(name) for _, _, row in lines], place)
 
 
 def _odd_line(name: str, lines: Sequence[Line], error: BaseException) -> str:

@@ -15,15 +15,22 @@ import pyarrow as pa
 import pyarrow.compute
 
 from dataflow.errors import DataError
-from operators.data_parts import column_with_text, has_parts, kind_with_text
+from operators.data_parts import (
+    COLUMNS,
+    column_with_text,
+    has_other_parts,
+    has_parts,
+    kind_with_text,
+    list_lengths,
+    lists_like,
+    refuse_other_parts,
+)
 from operators.data_shapes import is_chat
 
 pc: Any = pyarrow.compute
 """Its functions are made as it is imported, so no type checker knows them."""
 
 CONVERSATIONS = "conversations"
-COLUMNS = ("prompt", "completion", "messages", CONVERSATIONS, "chosen", "rejected")
-"""Columns that may hold messages."""
 
 ROLES = {
     "human": "user",
@@ -71,8 +78,11 @@ def table_in_messages(table: pa.Table, place: Callable[[int], str]) -> pa.Table:
     """
     for index, field in enumerate(table.schema):
         if has_parts(field.type):
-            texts = column_with_text(table.column(index).combine_chunks(), field.name, place)
-            table = table.set_column(index, field.name, texts)
+            column = table.column(index).combine_chunks()
+            if field.name in COLUMNS:
+                refuse_other_parts(column, field.name, place)
+            if not has_other_parts(column):
+                table = table.set_column(index, field.name, column_with_text(column))
     for index, field in enumerate(table.schema):
         if field.name in COLUMNS and is_sharegpt(field.type):
             chat = _translated(table.column(index).combine_chunks(), field.name, place)
@@ -96,7 +106,7 @@ def table_with_prompt(table: pa.Table) -> pa.Table:
     if "prompt" in kinds or "prompt" not in columns_with_prompt(kinds):
         return table
     column: Any = table.column("messages").combine_chunks()
-    lengths = _lengths(column)
+    lengths = list_lengths(column)
     messages, ends = column.flatten(), np.cumsum(lengths) - 1
     said = np.flatnonzero(lengths)
     roles = messages.field("role").take(pa.array(ends[said]))
@@ -104,7 +114,7 @@ def table_with_prompt(table: pa.Table) -> pa.Table:
     keep = np.ones(len(messages), dtype=bool)
     keep[ends[answered]] = False
     lengths[answered] -= 1
-    prompt = _lists(column, messages.filter(pa.array(keep)), lengths)
+    prompt = lists_like(column, messages.filter(pa.array(keep)), lengths)
     return table.add_column(0, "prompt", prompt)
 
 
@@ -131,18 +141,6 @@ def _translated(column: Any, name: str, place: Callable[[int], str]) -> pa.Array
     roles = pa.array(list(ROLES.values()), spoken.type).take(index)
     arrays = [roles if f.name == "from" else messages.field(f.name) for f in messages.type]
     fields = list(_as_chat(column.type).value_type)  # type: ignore[attr-defined]
-    return _lists(column, pa.StructArray.from_arrays(arrays, fields=fields), _lengths(column))
-
-
-def _lengths(column: Any) -> np.ndarray:
-    """int64 [rows]: messages of each; 0 for null."""
-    return pc.fill_null(column.value_lengths(), 0).to_numpy(False).astype(np.int64)
-
-
-def _lists(column: Any, values: pa.Array, lengths: np.ndarray) -> pa.Array:
-    """Lists of these lengths, null where the column is."""
-    large = pa.types.is_large_list(column.type)
-    kind = pa.LargeListArray if large else pa.ListArray
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    found = pa.array(offsets, pa.int64() if large else pa.int32())
-    return kind.from_arrays(found, values, mask=column.is_null())
+    return lists_like(
+        column, pa.StructArray.from_arrays(arrays, fields=fields), list_lengths(column)
+    )

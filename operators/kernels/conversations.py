@@ -11,7 +11,7 @@ There the turns are found in the whole conversation (`_whole`), and trained as i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -103,20 +103,29 @@ def _length_to_last_end(ids: Sequence[int], eos_ids: frozenset[int]) -> int:
 
 def _growing(tokenizer: Tokenizer, turns: list[Message], first: int) -> list[Stretch]:
     """What each turn adds to the rendering of those before; nothing if a turn changes them."""
-    texts: list[tuple[str, bool]] = []
-    for index in range(first, len(turns)):
-        spoken = _is_answer(turns[index])
-        if spoken or index == first:
-            asked = tokenizer.render([turns[:index]], generation=spoken)[0]
-            texts.append((asked, False))
-        texts.append((tokenizer.render([turns[: index + 1]], generation=False)[0], spoken))
-    stretches = [Stretch(text=texts[0][0], spoken=False)]
-    for (before, _), (text, spoken) in pairwise(texts):
+    renderings = _renderings(tokenizer, turns, first)
+    before, _ = next(renderings)
+    stretches = [Stretch(text=before, spoken=False)]
+    for text, spoken in renderings:
         if not text.startswith(before):
             return []
         if len(text) > len(before):
             stretches.append(Stretch(text=text[len(before) :], spoken=spoken))
+        before = text
     return stretches
+
+
+def _renderings(
+    tokenizer: Tokenizer, turns: list[Message], first: int
+) -> Iterator[tuple[str, bool]]:
+    """The conversation up to each place where somebody begins or ends, and whether the assistant
+    wrote what is new.
+    """
+    for index in range(first, len(turns)):
+        spoken = _is_answer(turns[index])
+        if spoken or index == first:
+            yield tokenizer.render([turns[:index]], generation=spoken)[0], False
+        yield tokenizer.render([turns[: index + 1]], generation=False)[0], spoken
 
 
 # --- turns in the whole conversation --------------------------------------------------------------

@@ -63,7 +63,7 @@ class Tokenizer:
     def encode_prompts(self, prompts: Sequence[str] | Sequence[Sequence[Message]]) -> Ragged:
         """int32 ids of prompts, ready to be continued.
 
-        Strings get the tokenizer's special tokens, but no eos at the end; message lists get the
+        Strings get the tokenizer's special tokens, but none behind them; message lists get the
         chat template with its generation prompt or, where the last turn is the assistant's, up to
         the end of what it said. Raises DataError for a prompt without tokens, and for messages if
         there is no chat template.
@@ -78,7 +78,7 @@ class Tokenizer:
         if len(prompts) and not isinstance(prompts[0], str):
             texts = [self._asked(list(prompt)) for prompt in prompts]  # type: ignore[arg-type]
             return self.encode(texts, special=False)
-        return [self._open_ended(row) for row in self.encode(prompts, special=True)]  # type: ignore[arg-type]
+        return self._open_ended(self.encode(prompts, special=True))  # type: ignore[arg-type]
 
     def encode_column(self, column: pa.Array) -> Ragged:
         """int32 ids of a column of prompts: token ids as they are, others as by encode_prompts. A
@@ -207,7 +207,7 @@ class Tokenizer:
 
     def encode_texts(self, texts: Sequence[str]) -> Pairs:
         """Plain texts: the first token (bos, if there is one) is the prompt: none predicts it."""
-        ids = [self._open_ended(row) for row in self.encode(texts, special=True)]
+        ids = self._open_ended(self.encode(texts, special=True))
         answers = [self._ended(row[1:]) for row in ids]
         return masked_pairs(
             to_ragged([row[:1] for row in ids]), answers, [[1] * len(row) for row in answers]
@@ -244,23 +244,27 @@ class Tokenizer:
             ids = ids[:-1]
         return ids if ids and ids[-1] in ends else [*ids, self.eos()]
 
-    def _open_ended(self, ids: list[int]) -> list[int]:
+    def _open_ended(self, rows: list[list[int]]) -> list[list[int]]:
         """Without the eos that some tokenizers add to every text."""
-        return ids[:-1] if ids and ids[-1] == self.inner.eos_token_id else ids
+        _, end = self._added()
+        size = len(end)
+        return [row[: len(row) - size] for row in rows]
 
     def _begun_once(self, rows: list[list[int]]) -> list[list[int]]:
         """Rows with special tokens, without those of the tokenizer where the text has them, too."""
-        begin = self._beginning()
+        begin, _ = self._added()
         size = len(begin)
         twice = [*begin, *begin]
         return [row[size:] if size and row[: 2 * size] == twice else row for row in rows]
 
-    def _beginning(self) -> list[int]:
-        """The special tokens that the tokenizer puts before a text, such as bos."""
+    def _added(self) -> tuple[list[int], list[int]]:
+        """The special tokens that the tokenizer puts before and behind a text, such as bos."""
         plain, whole = (self.inner("a", add_special_tokens=s)["input_ids"] for s in (False, True))
         size = len(plain)  # type: ignore[arg-type]
-        starts = range(len(whole) - size + 1)  # type: ignore[arg-type]
-        return next((whole[:at] for at in starts if whole[at : at + size] == plain), [])  # type: ignore[index]
+        for at in range(len(whole) - size + 1):  # type: ignore[arg-type]
+            if whole[at : at + size] == plain:  # type: ignore[index]
+                return whole[:at], whole[at + size :]  # type: ignore[index,return-value]
+        return [], []
 
 
 def load_tokenizer(base: str) -> Tokenizer:

@@ -20,9 +20,17 @@ from dataflow.kernel import Chunk, KernelNode, Layout
 from dataflow.model import Model
 from operators.data_files import columns_of, read_table
 from operators.kernels.data import Demonstrations, Order, Prompts, open_demonstrations, open_rows
-from operators.kernels.text import load_tokenizer, prompts_of, to_ragged, vocabulary_hash
+from operators.kernels.text import (
+    Tokenizer,
+    load_tokenizer,
+    prompts_of,
+    to_ragged,
+    vocabulary_hash,
+)
 from tests.kit.files import save_jsonl
 from tests.kit.kernels import FakeSession
+from tests.kit.models import EOS as TINY_EOS
+from tests.kit.models import character_tokenizer
 
 LETTERS = [chr(code) for code in range(32, 127)]
 CHATML = (
@@ -213,12 +221,13 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> str:
 def save_tokenizer(
     folder: Path, template: str | None = None, generation: dict[str, Any] | None = None
 ) -> str:
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+    from tokenizers import Regex, decoders, models, pre_tokenizers, processors
+    from tokenizers import Tokenizer as Inner
     from transformers import PreTrainedTokenizerFast
 
     words = [*LETTERS, "\n", "<pad>", "<bos>", "<eos>", "<end>"]
     names = {word: i for i, word in enumerate(words)}
-    inner = Tokenizer(models.WordLevel(names, unk_token="<pad>"))
+    inner = Inner(models.WordLevel(names, unk_token="<pad>"))
     inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     inner.decoder = decoders.Fuse()
     inner.post_processor = processors.TemplateProcessing(
@@ -328,6 +337,13 @@ def test_what_begins_with_bos_or_ends_with_eos_already_gets_no_second(
 ) -> None:
     batch = demonstrations(base, tmp_path, ended, plain)
     assert row(batch, 0) == row(batch, 1)
+
+
+def test_an_eos_that_a_prompt_itself_ends_with_stays(base: str) -> None:
+    """With a tokenizer that adds one to every text, and with one that adds none."""
+    assert load_tokenizer(base).encode_prompts(["ab<eos>"])[0].tolist() == [BOS, *ids("ab"), EOS]
+    plain = Tokenizer("tiny", character_tokenizer(), frozenset({TINY_EOS}))
+    assert plain.encode_prompts(["ab<eos>"])[0].tolist()[-1] == TINY_EOS
 
 
 def test_a_mark_of_the_text_that_is_not_at_its_edge_stays(base: str, tmp_path: Path) -> None:

@@ -125,6 +125,23 @@ def test_sharegpts_value_may_have_parts(tmp_path: Path, ending: str) -> None:
     assert found == [USER, {"role": "assistant", "content": "2+2?"}]
 
 
+@pytest.mark.parametrize("ending", ENDINGS[:2])
+def test_images_in_a_column_that_no_model_reads_stay_there(tmp_path: Path, ending: str) -> None:
+    shown = [in_parts(USER, IMAGE)]
+    data = saved(tmp_path, ending, {"prompt": [in_parts(USER)], "seen": shown})
+    assert set(prompt_columns(data)) == {"prompt", "seen"}
+    table = open_rows(data).table
+    assert table.column("prompt").to_pylist() == [[USER]]
+    assert table.column("seen").to_pylist()[0][0]["content"][2]["type"] == "image_url"
+
+
+@pytest.mark.parametrize("ending", ENDINGS[:2])
+def test_parts_of_any_column_of_messages_are_read_as_text(tmp_path: Path, ending: str) -> None:
+    data = saved(tmp_path, ending, {"prompt": [USER], "solution": [in_parts(ANSWER)]})
+    assert read_table(data).column("solution").to_pylist() == [[ANSWER]]
+    assert prompt_columns(data)["solution"] == read_table(data).schema.field("solution").type
+
+
 @pytest.mark.parametrize("part, told", [
     ({"type": "text", "text": None}, "a part of type 'text' without a text"),
     ({"type": None, "text": "a"}, "found"),
