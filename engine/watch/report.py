@@ -69,7 +69,7 @@ def report(served: ServedRuns, name: str, *, now: float) -> str:
         _summary(run, now),
         _section("Graph", _drawing(served, name)),
         _section("Curves", "".join(_charts(served, name, run["metrics"]))),
-        _section("Who waits for whom", _waits(served, name)),
+        _section("Who waits for whom", _waits(served, name, run["state"] == "running")),
         _section("Nodes", _nodes(served, name, run)),
         *(_section(*each) for each in _samples(served, name)),
         _section("Changes that a resume accepted", _changes(run)),
@@ -182,10 +182,20 @@ def _distinct(lines: Mapping[str, Points]) -> dict[str, Points]:
     return found
 
 
-def _waits(served: ServedRuns, name: str) -> str:
-    """The whole run's sentences."""
-    found = served.flow(name, 0, None)["sentences"]
-    return "<ul>" + "".join(f"<li>{_text(each)}</li>" for each in found) + "</ul>" if found else ""
+def _waits(served: ServedRuns, name: str, running: bool) -> str:
+    """The sentences of all Steps; of a run that goes on, before them those of its last seconds."""
+    stretches = [served.flow(name, None, None)]
+    if running:
+        stretches.append(served.flow(name, 0, None))
+    shown = {each["words"]: each["sentences"] for each in stretches if each["flow"] is not None}
+    return "".join(_waits_in(words, found) for words, found in shown.items())
+
+
+def _waits_in(words: str, sentences: Sequence[str]) -> str:
+    if not sentences:
+        return f"<p>In {_text(words)} nothing waits for long.</p>"
+    lines = "".join(f"<li>{_text(each)}</li>" for each in sentences)
+    return f"<p>In {_text(words)}:</p><ul>{lines}</ul>"
 
 
 def _nodes(served: ServedRuns, name: str, run: Mapping[str, Any]) -> str:

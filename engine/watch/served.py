@@ -20,6 +20,7 @@ from dataflow.draw import draw
 from dataflow.errors import DataflowError
 from dataflow.shown import one_line
 from engine.observe.flow.records import Flow
+from engine.observe.flow.stretch import last_seconds, seconds_named
 from engine.observe.flow.waits import sentences
 from engine.watch.compared import compared
 from engine.watch.critical import critical_path
@@ -31,7 +32,7 @@ from engine.watch.described import (
     state_of,
 )
 from engine.watch.edge_rows import edge_rows
-from engine.watch.flow_index import EVENTS, FlowIndex, LiveTail
+from engine.watch.flow_index import EVENTS, FlowIndex, LiveTail, live
 from engine.watch.lanes import Lanes
 from engine.watch.logs import errors_of, log_lines, logged_workers
 from engine.watch.metric_index import MetricIndex, last_row
@@ -139,14 +140,17 @@ class ServedRuns:
             return series(kept.metrics, folder, names, first=first, last=last, points=points)
 
     def flow(self, name: str, first: int | None, last: int | None) -> dict[str, Any]:
-        """What flowed in the Steps first..last; of the last one by default."""
+        """What flowed in the Steps first..last; by default, in its last seconds while it goes on,
+        else in all Steps. words: which these are.
+        """
         with self.opened(name) as (folder, kept):
-            if first is None and last is None:
-                flow = kept.flows.newest(folder)
-            else:
-                bounds = (0 if first is None else first, _EVER if last is None else last)
-                flow = kept.flows.total(folder, *bounds)
-            return self._told(folder, kept, flow)
+            if first is None and last is None and state_of(folder)[0] == "running":
+                seconds = last_seconds(live(folder))
+                if seconds is not None:
+                    return self.told(folder, kept, seconds, seconds_named(seconds))
+            bounds = (0 if first is None else first, _EVER if last is None else last)
+            flow = kept.flows.total(folder, *bounds)
+            return self.told(folder, kept, flow, _steps_named(first, last, flow))
 
     def lanes(self, name: str, first: int, last: int | None, points: int) -> dict[str, Any]:
         """A lane for each Worker."""
@@ -238,20 +242,22 @@ class ServedRuns:
         with self.opened(name):
             return RunWatcher(self, name)
 
-    def told(self, folder: OpenFolder, kept: KeptRun, flow: Flow | None) -> dict[str, Any]:
-        """A Flow with its sentences and the path that bounds it."""
-        return self._told(folder, kept, flow)
-
-    def _told(self, folder: OpenFolder, kept: KeptRun, flow: Flow | None) -> dict[str, Any]:
-        records, plan = kept.read(folder), self._plan(folder, kept)
-        raw = self._raw(records, folder)
+    def told(
+        self, folder: OpenFolder, kept: KeptRun, flow: Flow | None, words: str
+    ) -> dict[str, Any]:
+        """A Flow with its sentences and the path that bounds it, by the plan of its own phase.
+        words: which stretch of time it is.
+        """
+        records = kept.read(folder)
+        at = self._phase(folder, records, flow.phase if flow is not None else None)
+        plan = records.plans[at] if records.plans else PlanFile()
+        about = {"words": words, "plan": planned_bytes(plan)}
         if flow is None:
-            return {"flow": None, "sentences": [], "plan": planned_bytes(plan), "critical": []}
+            return about | {"flow": None, "sentences": [], "critical": []}
         train = [node.name for node in plan.nodes if node.work == "train"]
-        return {
+        return about | {
             "flow": msgspec.to_builtins(flow),
-            "sentences": sentences(flow, raw) if raw is not None else [],
-            "plan": planned_bytes(plan),
+            "sentences": sentences(flow, records.raw[at]) if records.raw else [],
             "critical": critical_path(flow, train),
         }
 
@@ -259,9 +265,6 @@ class ServedRuns:
         records = kept.read(folder)
         at = self._phase(folder, records, None)
         return records.plans[at] if records.plans else PlanFile()
-
-    def _raw(self, records: KeptRecords, folder: OpenFolder) -> dict[str, Any] | None:
-        return records.raw[self._phase(folder, records, None)] if records.raw else None
 
     def _phase(self, folder: OpenFolder, records: KeptRecords, asked: int | None) -> int:
         """The index of the phase that is asked for, or of the one that the run is in."""
@@ -280,7 +283,7 @@ class ServedRuns:
 
 
 class RunWatcher:
-    """What is new in a run: its state, its last Step, its last second."""
+    """What is new in a run: its state, its last Step, its last seconds."""
 
     def __init__(self, served: ServedRuns, name: str) -> None:
         self._served, self._name = served, name
@@ -303,12 +306,26 @@ class RunWatcher:
         found: dict[str, Any] = {"state": {"state": state, "reason": reason, "step": step}}
         if row:
             found["step"] = {"step": step, "metrics": row}
-        if self._tail.advance(folder):
-            self._flow = self._served.told(folder, kept, self._tail.last)
+        seconds = self._tail.advance(folder)
+        if seconds is not None:
+            self._flow = self._served.told(folder, kept, seconds, seconds_named(seconds))
             self._flow["flow"] = rounded(self._flow["flow"])
         if self._flow is not None:
             found["flow"] = self._flow
         return found
+
+
+def _steps_named(first: int | None, last: int | None, flow: Flow | None) -> str:
+    """The words for the Steps first..last of a run; for all of them without these."""
+    if flow is None:
+        return ""
+    phase = f" of phase {flow.phase}" if flow.phase else ""
+    begin, end = first or 1, flow.step if last is None else last
+    if begin == end:
+        return f"Step {end}"
+    if first is None and last is None:
+        return f"all Steps{phase}" if phase else f"all {end} Steps"
+    return f"Steps {begin} to {end}{phase}"
 
 
 def rounded(value: Any) -> Any:
