@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.text import Text
 
-from dataflow.shown import one_line, shown_bytes
+from dataflow.shown import one_line, shown_bytes, shown_number
 from dataflow.width import packed
 from engine.cost.memory import HOST_PARTS, peak
 from engine.observe.figures import figures
@@ -191,7 +191,7 @@ def _blamed(replicas: Sequence[ReplicaFlow]) -> str:
 
 def _rate(replicas: Sequence[ReplicaFlow], what: str, seconds: float) -> str:
     made = _seconds(replicas, what)
-    return number(made / seconds) if made and seconds > 0 else ""
+    return shown_number(made / seconds) if made and seconds > 0 else ""
 
 
 def _versions(replicas: Sequence[ReplicaFlow]) -> str:
@@ -202,11 +202,6 @@ def _versions(replicas: Sequence[ReplicaFlow]) -> str:
 def _device(replicas: Sequence[ReplicaFlow]) -> str:
     most = max(each.device_peak for each in replicas)
     return shown_bytes(most) if most else ""
-
-
-def number(value: float) -> str:
-    """`0.31`, `12.5`, `3,210`."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _of_metrics(seen: SeenRun, width: int) -> Iterator[Text]:
@@ -227,7 +222,7 @@ def _of_metrics(seen: SeenRun, width: int) -> Iterator[Text]:
                 title="time", cells=[_bar([each], max(8, width // 6)) for each in busy], right=False
             ),
             TableColumn(title="busy", cells=[f"{share:.0%}" for share in shares]),
-            TableColumn(title="seconds", cells=[number(seconds) for seconds in taken]),
+            TableColumn(title="seconds", cells=[shown_number(seconds) for seconds in taken]),
         ],
         width,
     )

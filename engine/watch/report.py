@@ -15,7 +15,7 @@ from html import escape
 from typing import Any
 
 from dataflow.draw.chart import Points, chart
-from dataflow.shown import one_line, printable, shown_bytes
+from dataflow.shown import one_line, printable, shown_bytes, shown_number
 from engine.watch.opened import NotServed
 from engine.watch.sample_index import SampleQuery
 from engine.watch.sample_rows import as_text
@@ -220,7 +220,7 @@ def _nodes(served: ServedRuns, name: str, run: Mapping[str, Any]) -> str:
 
 
 def _seconds(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g} s"
+    return "" if value is None else f"{shown_number(value)} s"
 
 
 def _samples(served: ServedRuns, name: str) -> Iterator[tuple[str, str]]:
@@ -234,8 +234,12 @@ def _sample(served: ServedRuns, name: str, row: Mapping[str, Any]) -> str:
     key = (row["step"], row["node"] or "", row["position"], row["sample"])
     whole = served.sample(name, *key)
     facts = [f"step {row['step']}", f"prompt {row['position']}, sample {row['sample']}"]
-    facts += [f"reward {row['reward']:.4g}"] if row["reward"] is not None else []
-    facts += [f"{fn} {x:.4g}" for fn, x in whole["rewards"].items() if isinstance(x, float)]
+    facts += [f"reward {shown_number(row['reward'], 4)}"] if row["reward"] is not None else []
+    facts += [
+        f"{fn} {shown_number(value, 4)}"
+        for fn, value in whole["rewards"].items()
+        if isinstance(value, float)
+    ]
     facts += [f"{row['length']} tokens"] if row["length"] is not None else []
     facts += [str(row["finish"])] if row["finish"] else []
     prompt, answer = (as_text(whole[part])[:_LONGEST] for part in ("prompt", "completion"))
