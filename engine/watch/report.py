@@ -232,13 +232,16 @@ def _samples(served: ServedRuns, name: str) -> Iterator[tuple[str, str]]:
 
 def _sample(served: ServedRuns, name: str, row: Mapping[str, Any]) -> str:
     key = (row["step"], row["node"] or "", row["position"], row["sample"])
-    whole = served.sample(name, *key)
+    try:
+        whole = served.sample(name, *key)
+    except NotServed:  # what is not in the list is damaged, or the run has made the file anew
+        whole = {**row, "rewards": {}}
     facts = [f"step {row['step']}", f"prompt {row['position']}, sample {row['sample']}"]
-    facts += [f"reward {shown_number(row['reward'], 4)}"] if row["reward"] is not None else []
+    values = {"reward": row["reward"], **whole["rewards"]}
     facts += [
-        f"{fn} {shown_number(value, 4)}"
-        for fn, value in whole["rewards"].items()
-        if isinstance(value, float)
+        f"{what} {shown_number(value, 4)}"
+        for what, value in values.items()
+        if isinstance(value, int | float)
     ]
     facts += [f"{row['length']} tokens"] if row["length"] is not None else []
     facts += [str(row["finish"])] if row["finish"] else []
@@ -261,7 +264,8 @@ def _errors(served: ServedRuns, name: str, run: Mapping[str, Any]) -> str:
         for node in run["nodes"]
         for error in served.node(name, node["name"])["errors"][:20]
     ]
-    problems = [("", "", "", problem) for problem in run["problems"]]
+    damaged = served.samples(name, SampleQuery(limit=0))["problems"]
+    problems = [("", "", "", problem) for problem in (*run["problems"], *damaged)]
     return _table(("step", "node", "row", "error"), [*rows, *problems])
 
 

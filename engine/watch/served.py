@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,7 +38,7 @@ from engine.watch.logs import errors_of, log_lines, logged_workers
 from engine.watch.metric_index import MetricIndex, last_row
 from engine.watch.opened import FileMark, NotServed, OpenFolder, RunRoot, inside
 from engine.watch.planned import GRAPH, PLAN, KeptRecords, PlanFile, PlanNode, read_records
-from engine.watch.sample_index import Chosen, SampleIndex, SampleQuery
+from engine.watch.sample_index import Chosen, DamagedFile, SampleIndex, SampleQuery
 from engine.watch.sample_rows import short_rows, whole_row
 from engine.watch.series import series
 from engine.watch.token_texts import Vocabulary, vocabulary
@@ -159,9 +159,13 @@ class ServedRuns:
             return kept.lanes.read(kept.flows, folder, first, end, points)
 
     def samples(self, name: str, wanted: SampleQuery) -> dict[str, Any]:
-        """A page of samples; read and files tell how far the index is."""
+        """A page of samples; read and files tell how far the index is, problems which files are
+        damaged and left out.
+        """
         with self.opened(name) as (folder, kept):
-            return _page(folder, kept.samples.choose(folder, wanted))
+            return _past_damage(
+                kept.samples, lambda: _page(folder, kept.samples.choose(folder, wanted))
+            )
 
     def sample(self, name: str, step: int, node: str, position: int, sample: int) -> dict[str, Any]:
         """One sample in full."""
@@ -179,10 +183,14 @@ class ServedRuns:
     def same(self, name: str, step: int, node: str, position: int) -> dict[str, Any]:
         """The samples of the same prompt text over all Steps, the newest first."""
         with self.opened(name) as (folder, kept):
-            places = kept.samples.of_prompt(folder, step, node, position)
-            if not places:
-                raise NotServed(f"no prompt {position} in Step {step}")
-            return _page(folder, kept.samples.same_prompt(folder, places[0], _SAME))
+
+            def page() -> dict[str, Any]:
+                places = kept.samples.of_prompt(folder, step, node, position)
+                if not places:
+                    raise NotServed(f"no prompt {position} in Step {step}")
+                return _page(folder, kept.samples.same_prompt(folder, places[0], _SAME))
+
+            return _past_damage(kept.samples, page)
 
     def edge(self, name: str, wanted: str) -> dict[str, Any]:
         """An edge, with rows that it carried."""
@@ -190,7 +198,10 @@ class ServedRuns:
             flow = kept.flows.newest(folder)
             moved = flow.edges.get(wanted) if flow is not None else None
             per_row = moved.bytes / moved.rows if moved is not None and moved.rows else None
-            found = edge_rows(folder, self._plan(folder, kept), kept.samples, wanted)
+            plan = self._plan(folder, kept)
+            found = _past_damage(
+                kept.samples, lambda: edge_rows(folder, plan, kept.samples, wanted)
+            )
             return found | ({"bytes_per_row": per_row} if per_row is not None else {})
 
     def node(self, name: str, node: str) -> dict[str, Any]:
@@ -346,8 +357,23 @@ def _is_own(folder: OpenFolder) -> bool:
 
 
 def _page(folder: OpenFolder, found: Chosen) -> dict[str, Any]:
-    rows = short_rows(folder, found.rows)
-    return {"total": found.total, "rows": rows, "read": found.read, "files": found.files}
+    return {
+        "total": found.total,
+        "rows": short_rows(folder, found.rows),
+        "read": found.read,
+        "files": found.files,
+        "problems": found.problems,
+    }
+
+
+def _past_damage(samples: SampleIndex, answer: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """An answer without the sample files that turn out to be damaged as it is made."""
+    while True:
+        try:
+            return answer()
+        except DamagedFile as damaged:
+            if not samples.leave_out(damaged):
+                raise
 
 
 def measured(flow: Flow | None, node: PlanNode, row: Mapping[str, Any]) -> dict[str, Any]:
