@@ -36,6 +36,8 @@ _STATES = (
 )
 """Field of ReplicaFlow, letter, style, word."""
 _SENTENCES = 3
+_NO_WAIT = "Nothing waits for long."
+"""As the page says it."""
 
 
 def page(seen: SeenRun, *, width: int, replicas: bool = False) -> Iterator[Text]:
@@ -87,9 +89,10 @@ def _packed(parts: Sequence[str], width: int) -> list[str]:
 
 
 def _told(seen: SeenRun, width: int) -> Iterator[Text]:
-    if seen.waits:
-        yield Text()
-    for number, sentence in enumerate(seen.waits[:_SENTENCES]):
+    if not (seen.waits or seen.plan):  # nobody knows without a plan
+        return
+    yield Text()
+    for number, sentence in enumerate(seen.waits[:_SENTENCES] or [_NO_WAIT]):
         for line in textwrap.wrap(one_line(sentence), width, subsequent_indent="  "):
             yield Text(line, style="" if number else "bold")
 

@@ -49,6 +49,11 @@ class Wait:
     why: str
     """The field of ReplicaFlow that most of it is in; `for_rows` if no kind has most."""
 
+    @property
+    def blamed_node(self) -> str:
+        """Without the replica."""
+        return self.blamed.partition("@")[0]
+
     def __str__(self) -> str:
         return f"{self.node} waits {self.share * 100:.0f} % for {self.blamed}{_WHY[self.why]}"
 
@@ -72,7 +77,7 @@ def sentences(flow: Flow, plan: Mapping[str, Any]) -> list[str]:
     """The waits that matter in a stretch of time, the greatest first. plan: plan.json."""
     slow = slow_replicas(flow, plan)
     waits = node_waits(flow, plan)
-    blamed = {wait.blamed.partition("@")[0] for wait in waits[:1]}
+    blamed = {wait.blamed_node for wait in waits[:1]}
     first = [each for each in slow if each.node in blamed]
     rest = [each for each in slow if each.node not in blamed]
     return [str(each) for each in (*waits[:1], *first, *waits[1:], *rest)]
@@ -94,8 +99,8 @@ def node_waits(flow: Flow, plan: Mapping[str, Any]) -> list[Wait]:
     waits = sorted(each, key=lambda wait: -wait.share)
     for wait in waits:
         greatest = waits[0]
-        alike = wait.blamed == greatest.blamed and wait.share > greatest.share - LEAST_SHARE
-        if works[wait.node] == "train" and alike:
+        near = wait.share > greatest.share - LEAST_SHARE
+        if works[wait.node] == "train" and wait.blamed_node == greatest.blamed_node and near:
             return [wait, *(other for other in waits if other is not wait)]
     return waits
 
