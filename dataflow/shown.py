@@ -1,7 +1,7 @@
 """Text made safe for display: on a terminal, in a log, in a drawing.
 
-Owns: which characters are escaped there, how a size is written. Does not own: a format's own
-escapes (draw/), what is worth showing.
+Owns: which characters are escaped there, how a size or a number is written. Does not own: a
+format's own escapes (draw/), what is worth showing.
 
 Data, error messages and names come from anywhere. An escape sequence in them would move the cursor,
 rename the window or hide a line; a bidirectional override would show a name backwards; a line
@@ -10,6 +10,7 @@ separator would begin a new line.
 
 from __future__ import annotations
 
+import math
 import re
 
 _CONTROLS = re.compile(
@@ -44,7 +45,16 @@ def shown_bytes(count: int) -> str:
     """`381 MiB`, `5.3 MiB`, `96 B`."""
     size, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if size < 1024:
+        if round(abs(size)) < 1024:  # as it would be shown
             break
         size, unit = size / 1024, larger
-    return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
+    whole = unit == "B" or round(abs(size), 1) >= 100
+    return f"{size:.0f} {unit}" if whole else f"{size:.1f} {unit}"
+
+
+def shown_number(value: float, digits: int = 3) -> str:
+    """`0.31`, `12.5`, `3,210`, `1.2e-06`: so many digits, and all of the whole part."""
+    short = f"{value:.{digits}g}"
+    if math.isfinite(value) and abs(float(short)) >= 10**digits:
+        return f"{value:,.0f}"
+    return short

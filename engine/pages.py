@@ -14,6 +14,7 @@ import pyarrow as pa
 from dataflow.draw.chart import Points, chart
 from dataflow.draw.html import folded, picture, table, text
 from dataflow.draw.pages import drawn
+from dataflow.shown import shown_number
 from engine.attempts import Result
 from engine.background import RunHandle
 from engine.plan.explain import explain
@@ -59,7 +60,7 @@ def handle_page(handle: RunHandle) -> str:
 
 
 def _last(metrics: Mapping[str, float]) -> str:
-    rows = [(name, f"{value:.4g}") for name, value in metrics.items() if value is not None]
+    rows = [(name, shown_number(value, 4)) for name, value in metrics.items() if value is not None]
     return folded("metrics of the last step", table(["metric", "value"], rows))
 
 

@@ -73,7 +73,7 @@ def accepted_changes(path: Path) -> list[AcceptedChange]:
         return []
     try:
         return msgspec.json.decode(text_of(path), type=_Kept).changes
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         fix = "restore the file, or delete it"
         raise RunError(f"{path}: expected accepted changes, found {error}. Fix: {fix}.") from error
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from dataflow.draw.layers import Size
 from dataflow.draw.shapes import document, words_at
+from dataflow.shown import shown_number
 
 Points = Sequence[tuple[float, float]]
 """(Step, value), Steps ascending."""
@@ -99,14 +100,14 @@ class _Frame:
             y = self._y(value)
             ends = f'x1="{_LEFT}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}"'
             yield f'<line class="axis" {ends}/>'
-            label = f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+            label = shown_number(value)
             x = _LEFT - 6 - _LETTER * len(label)
             yield words_at(x, y + 3.5, label, "soft")
         if labels:
             yield from self._ticks(labels, bottom + 14)
             return
-        yield words_at(_LEFT, bottom + 14, f"step {self._first:g}", "soft")
-        label = f"{self._last:g}"
+        yield words_at(_LEFT, bottom + 14, f"step {self._first:.0f}", "soft")
+        label = f"{self._last:.0f}"
         yield words_at(right - _LETTER * len(label), bottom + 14, label, "soft")
 
     def _ticks(self, labels: Sequence[str], y: float) -> Iterator[str]:

@@ -6,6 +6,7 @@ Owns: the table and its JSON. Does not own: what a run folder tells (engine/obse
 from __future__ import annotations
 
 import json
+import math
 import sys
 import textwrap
 import time
@@ -16,7 +17,7 @@ from typing import Annotated
 
 import tyro
 
-from dataflow.shown import one_line, shown_bytes
+from dataflow.shown import one_line, shown_bytes, shown_number
 from dataflow.width import packed, screen_width
 from engine.cli.screen import read_flags, say
 from engine.cli.target import UsageError
@@ -102,8 +103,9 @@ def _cells(run: RunSummary, now: float) -> tuple[str, ...]:
 def _value(last: LastValue | None) -> str:
     if last is None:
         return "-"
-    return "not finite" if last.value is None else f"{last.value:.4g}"
+    return "not finite" if last.value is None else shown_number(last.value, 4)
 
 
 def _age(seconds: float) -> str:
-    return next((f"{seconds // n:.0f} {u}" for n, u in _AGES if seconds >= n), f"{seconds:.0f} s")
+    whole = math.floor(seconds)
+    return next((f"{whole // n} {unit}" for n, unit in _AGES if whole >= n), f"{whole} s")

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from dataflow.errors import DataError
-from dataflow.shown import shown_bytes
+from dataflow.shown import shown_bytes, shown_number
 from engine.observe.flow.records import Flow, ReplicaFlow, WeightFlow
 from engine.observe.flow.segments import read_steps
 from engine.observe.flow.waits import total
@@ -54,7 +54,10 @@ def _notes(flow: Flow) -> Iterator[tuple[str, tuple[str, ...]]]:
         if edge.rows:
             yield (
                 name,
-                (f"{edge.rows / length:,.4g} rows/s, {shown_bytes(round(edge.bytes / length))}/s",),
+                (
+                    f"{shown_number(edge.rows / length, 4)} rows/s, "
+                    f"{shown_bytes(round(edge.bytes / length))}/s",
+                ),
             )
     weights: dict[str, list[WeightFlow]] = defaultdict(list)
     for key, one in flow.weights.items():
@@ -79,8 +82,8 @@ def _shares(replicas: Iterable[ReplicaFlow]) -> str:
 def _rates(replicas: Iterable[ReplicaFlow], length: float) -> list[str]:
     many = list(replicas)
     rows, tokens = sum(each.rows for each in many), sum(each.tokens for each in many)
-    said = [f"{rows / length:,.4g} rows/s"] if rows else []
-    said += [f"{tokens / length:,.4g} tokens/s"] if tokens else []
+    said = [f"{shown_number(rows / length, 4)} rows/s"] if rows else []
+    said += [f"{shown_number(tokens / length, 4)} tokens/s"] if tokens else []
     return [", ".join(said)] if said else []
 
 

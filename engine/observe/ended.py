@@ -82,6 +82,6 @@ def end_of(folder: Path) -> RunEnd | None:
         return None
     try:
         return msgspec.json.decode(path.read_bytes(), type=RunEnd)
-    except (OSError, msgspec.DecodeError, RecursionError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         fix = "delete it: the run then counts as one that ended without a word"
         raise RunError(f"{path}: expected how the run ended, found {error}. Fix: {fix}.") from error

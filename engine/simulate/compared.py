@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dataflow.draw.chart import Points, charts
-from dataflow.shown import one_line, printable, shown_bytes
+from dataflow.shown import one_line, printable, shown_bytes, shown_number
 from dataflow.width import folded
 from engine.plan.checks.memory import rooms
 from engine.plan.explain.layout import WIDTH, Line, count, laid, wrapped
@@ -67,7 +67,7 @@ def _cells(plan: ComparedPlan, first: PredictionSummary | None) -> tuple[str, ..
         return values
     speedup = first.step / found.step if found.step else 0.0
     busy = percent(found.busy) if found.busy is not None else "-"
-    spent = "-" if found.cost.unpriced else f"{found.cost.step:,.3g}"
+    spent = "-" if found.cost.unpriced else shown_number(found.cost.step)
     told = (exact(found.step), f"{speedup:.2f}", f"{found.rate:,.0f}", busy, spent)
     return (*values, *told, _memory(found.plan))
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
-from dataflow.shown import one_line, printable
+from dataflow.shown import one_line, printable, shown_number
 from dataflow.width import folded
 from engine.plan.explain.layout import (
     WIDTH,
@@ -121,7 +121,8 @@ def cost(found: PredictionSummary) -> str:
     if spent.unpriced:
         names = ", ".join(spent.unpriced[:3]) + (", ..." if len(spent.unpriced) > 3 else "")
         return f"not known: no price an hour of {names} in a cluster file"
-    return f"{spent.step:,.3g} a Step: {count(spent.hosts, 'host')} at {spent.hour:,.2f} an hour"
+    hosts = f"{count(spent.hosts, 'host')} at {spent.hour:,.2f} an hour"
+    return f"{shown_number(spent.step)} a Step: {hosts}"
 
 
 def _nodes(found: PredictionSummary) -> Iterator[Line]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.text import Text
 
-from dataflow.shown import one_line, shown_bytes
+from dataflow.shown import one_line, shown_bytes, shown_number
 from dataflow.width import packed
 from engine.cost.memory import HOST_PARTS, peak
 from engine.observe.figures import figures
@@ -36,6 +36,8 @@ _STATES = (
 )
 """Field of ReplicaFlow, letter, style, word."""
 _SENTENCES = 3
+_NO_WAIT = "Nothing waits for long."
+"""As the page says it."""
 
 
 def page(seen: SeenRun, *, width: int, replicas: bool = False) -> Iterator[Text]:
@@ -87,9 +89,10 @@ def _packed(parts: Sequence[str], width: int) -> list[str]:
 
 
 def _told(seen: SeenRun, width: int) -> Iterator[Text]:
-    if seen.waits:
-        yield Text()
-    for number, sentence in enumerate(seen.waits[:_SENTENCES]):
+    if not (seen.waits or seen.plan):  # nobody knows without a plan
+        return
+    yield Text()
+    for number, sentence in enumerate(seen.waits[:_SENTENCES] or [_NO_WAIT]):
         for line in textwrap.wrap(one_line(sentence), width, subsequent_indent="  "):
             yield Text(line, style="" if number else "bold")
 
@@ -191,7 +194,7 @@ def _blamed(replicas: Sequence[ReplicaFlow]) -> str:
 
 def _rate(replicas: Sequence[ReplicaFlow], what: str, seconds: float) -> str:
     made = _seconds(replicas, what)
-    return number(made / seconds) if made and seconds > 0 else ""
+    return shown_number(made / seconds) if made and seconds > 0 else ""
 
 
 def _versions(replicas: Sequence[ReplicaFlow]) -> str:
@@ -202,11 +205,6 @@ def _versions(replicas: Sequence[ReplicaFlow]) -> str:
 def _device(replicas: Sequence[ReplicaFlow]) -> str:
     most = max(each.device_peak for each in replicas)
     return shown_bytes(most) if most else ""
-
-
-def number(value: float) -> str:
-    """`0.31`, `12.5`, `3,210`."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _of_metrics(seen: SeenRun, width: int) -> Iterator[Text]:
@@ -227,7 +225,7 @@ def _of_metrics(seen: SeenRun, width: int) -> Iterator[Text]:
                 title="time", cells=[_bar([each], max(8, width // 6)) for each in busy], right=False
             ),
             TableColumn(title="busy", cells=[f"{share:.0%}" for share in shares]),
-            TableColumn(title="seconds", cells=[number(seconds) for seconds in taken]),
+            TableColumn(title="seconds", cells=[shown_number(seconds) for seconds in taken]),
         ],
         width,
     )

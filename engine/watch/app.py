@@ -10,13 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from dataflow.errors import DataflowError
+from engine.watch.encoded import encoded
 from engine.watch.opened import NotServed
 from engine.watch.sample_index import ORDERS, SampleQuery
 from engine.watch.series import MOST
@@ -79,7 +79,7 @@ def _json(served: ServedRuns, answer: Answer) -> Callable[[Request], Response]:
     """A route of its own, which runs in a thread."""
 
     def route(request: Request) -> Response:
-        body = msgspec.json.encode(answer(served, request))
+        body = encoded(answer(served, request))
         return Response(body, media_type="application/json")
 
     return route
@@ -140,7 +140,7 @@ def _file(path: str) -> Response:
 
 def _failed(request: Request, error: Exception) -> Response:
     status = error.status if isinstance(error, NotServed) else 422
-    body = msgspec.json.encode({"error": str(error)})
+    body = encoded({"error": str(error)})
     return Response(body, status_code=status, media_type="application/json")
 
 

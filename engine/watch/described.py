@@ -41,7 +41,7 @@ def state_of(folder: OpenFolder) -> tuple[str, str]:
     if content is not None:
         try:
             end = msgspec.json.decode(content, type=RunEnd)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             return "ended", f"{ENDED}: expected how the run ended, found {error}"
         return end.state, end.reason
     try:

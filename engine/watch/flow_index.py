@@ -17,6 +17,7 @@ from itertools import islice
 
 from engine.observe.flow.records import Flow, Lost, Record, Tombstones
 from engine.observe.flow.segments import framed
+from engine.observe.flow.stretch import SECONDS, last_seconds
 from engine.observe.flow.waits import total
 from engine.watch.opened import FileMark, OpenFolder, inside
 
@@ -138,20 +139,25 @@ def live(run: OpenFolder) -> list[Flow]:
 
 
 class LiveTail:
-    """Reads the Flows of seconds as they come, each once, and keeps the last one."""
+    """Reads the Flows of seconds as they come, each once, and keeps those of the last seconds."""
 
     def __init__(self) -> None:
         self._read: dict[str, tuple[FileMark, int, bytes]] = {}
-        self.last: Flow | None = None
+        self._flows: list[Flow] = []
 
-    def advance(self, run: OpenFolder) -> bool:
-        """Take note of new ones; whether there was any."""
-        before = self.last
+    def advance(self, run: OpenFolder) -> Flow | None:
+        """Take note of new ones; the last seconds as one Flow, None if there was no new one."""
+        known = len(self._flows)
         with inside(run, EVENTS) as folder:
             if folder is not None:
                 for name, mark in _marks(folder, _LIVE).items():
                     self._take(folder, name, mark)
-        return self.last is not before
+        if len(self._flows) == known:
+            return None
+        self._flows.sort(key=lambda flow: flow.wall)
+        end = self._flows[-1].wall
+        self._flows = [flow for flow in self._flows if flow.wall > end - SECONDS]
+        return last_seconds(self._flows)
 
     def _take(self, folder: OpenFolder, name: str, mark: FileMark) -> None:
         known, offset, began = self._read.get(name, (None, 0, b""))
@@ -160,11 +166,11 @@ class LiveTail:
         begins = _beginning(folder, name)
         if known is None or begins != began or mark.size < known.size:
             offset = 0
+        walls = {flow.wall for flow in self._flows}
         for record, end in _framed(folder, name, offset):
             offset = end
-            newer = self.last is None or record.wall > self.last.wall
-            if isinstance(record, Flow) and newer:
-                self.last = record
+            if isinstance(record, Flow) and record.wall not in walls:
+                self._flows.append(record)
         self._read[name] = (mark, offset, begins)
 
 

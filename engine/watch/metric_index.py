@@ -212,7 +212,7 @@ def _values(decode: Callable[[bytes], Any], line: bytes, count: int) -> Sequence
     """The values of a line's columns; none of them where it has become another line."""
     try:
         return msgspec.structs.astuple(decode(line))
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return [None] * count
 
 
@@ -255,7 +255,7 @@ def _decoded(line: bytes) -> dict[str, Any] | None:
     """A line's row; None for anything else."""
     try:
         row = _row(line)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     step = row.get("step")
     return row if isinstance(step, int) and not isinstance(step, bool) and step >= 0 else None

@@ -166,7 +166,7 @@ def _json(folder: OpenFolder, name: str, problems: list[str]) -> Any:
             problems.append(f"{name}: no such file")
             return None
         return msgspec.json.decode(content)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         problems.append(f"{name}: expected JSON, found {error}")
         return None
 

@@ -15,7 +15,7 @@ from html import escape
 from typing import Any
 
 from dataflow.draw.chart import Points, chart
-from dataflow.shown import one_line, printable, shown_bytes
+from dataflow.shown import one_line, printable, shown_bytes, shown_number
 from engine.watch.opened import NotServed
 from engine.watch.sample_index import SampleQuery
 from engine.watch.sample_rows import as_text
@@ -69,7 +69,7 @@ def report(served: ServedRuns, name: str, *, now: float) -> str:
         _summary(run, now),
         _section("Graph", _drawing(served, name)),
         _section("Curves", "".join(_charts(served, name, run["metrics"]))),
-        _section("Who waits for whom", _waits(served, name)),
+        _section("Who waits for whom", _waits(served, name, run["state"] == "running")),
         _section("Nodes", _nodes(served, name, run)),
         *(_section(*each) for each in _samples(served, name)),
         _section("Changes that a resume accepted", _changes(run)),
@@ -182,10 +182,20 @@ def _distinct(lines: Mapping[str, Points]) -> dict[str, Points]:
     return found
 
 
-def _waits(served: ServedRuns, name: str) -> str:
-    """The whole run's sentences."""
-    found = served.flow(name, 0, None)["sentences"]
-    return "<ul>" + "".join(f"<li>{_text(each)}</li>" for each in found) + "</ul>" if found else ""
+def _waits(served: ServedRuns, name: str, running: bool) -> str:
+    """The sentences of all Steps; of a run that goes on, before them those of its last seconds."""
+    stretches = [served.flow(name, None, None)]
+    if running:
+        stretches.append(served.flow(name, 0, None))
+    shown = {each["words"]: each["sentences"] for each in stretches if each["flow"] is not None}
+    return "".join(_waits_in(words, found) for words, found in shown.items())
+
+
+def _waits_in(words: str, sentences: Sequence[str]) -> str:
+    if not sentences:
+        return f"<p>In {_text(words)} nothing waits for long.</p>"
+    lines = "".join(f"<li>{_text(each)}</li>" for each in sentences)
+    return f"<p>In {_text(words)}:</p><ul>{lines}</ul>"
 
 
 def _nodes(served: ServedRuns, name: str, run: Mapping[str, Any]) -> str:
@@ -210,7 +220,7 @@ def _nodes(served: ServedRuns, name: str, run: Mapping[str, Any]) -> str:
 
 
 def _seconds(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g} s"
+    return "" if value is None else f"{shown_number(value)} s"
 
 
 def _samples(served: ServedRuns, name: str) -> Iterator[tuple[str, str]]:
@@ -222,10 +232,17 @@ def _samples(served: ServedRuns, name: str) -> Iterator[tuple[str, str]]:
 
 def _sample(served: ServedRuns, name: str, row: Mapping[str, Any]) -> str:
     key = (row["step"], row["node"] or "", row["position"], row["sample"])
-    whole = served.sample(name, *key)
+    try:
+        whole = served.sample(name, *key)
+    except NotServed:  # what is not in the list is damaged, or the run has made the file anew
+        whole = {**row, "rewards": {}}
     facts = [f"step {row['step']}", f"prompt {row['position']}, sample {row['sample']}"]
-    facts += [f"reward {row['reward']:.4g}"] if row["reward"] is not None else []
-    facts += [f"{fn} {x:.4g}" for fn, x in whole["rewards"].items() if isinstance(x, float)]
+    values = {"reward": row["reward"], **whole["rewards"]}
+    facts += [
+        f"{what} {shown_number(value, 4)}"
+        for what, value in values.items()
+        if isinstance(value, int | float)
+    ]
     facts += [f"{row['length']} tokens"] if row["length"] is not None else []
     facts += [str(row["finish"])] if row["finish"] else []
     prompt, answer = (as_text(whole[part])[:_LONGEST] for part in ("prompt", "completion"))
@@ -247,7 +264,8 @@ def _errors(served: ServedRuns, name: str, run: Mapping[str, Any]) -> str:
         for node in run["nodes"]
         for error in served.node(name, node["name"])["errors"][:20]
     ]
-    problems = [("", "", "", problem) for problem in run["problems"]]
+    damaged = served.samples(name, SampleQuery(limit=0))["problems"]
+    problems = [("", "", "", problem) for problem in (*run["problems"], *damaged)]
     return _table(("step", "node", "row", "error"), [*rows, *problems])
 
 

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from dataflow.shown import one_line
 from engine.watch.arrow_numbers import values_of, whole_of
 from engine.watch.opened import FileMark, NotServed, OpenFolder, inside
 
@@ -42,6 +43,14 @@ Place = tuple[str, int]
 ORDERS = ("newest", "best", "worst", "longest", "mismatch")
 
 
+class DamagedFile(NotServed):
+    """A file of rows that cannot be read. file: its name."""
+
+    def __init__(self, file: str, error: Exception) -> None:
+        super().__init__(f"{file} is damaged and left out: {one_line(str(error))[:200]}")
+        self.file = file
+
+
 @dataclass(slots=True)
 class SampleFile:
     """What is kept of one Step's file. Codes stand for names of the index."""
@@ -51,6 +60,8 @@ class SampleFile:
     columns: dict[str, np.ndarray]
     prompts: np.ndarray | None = None
     """A hash of each row's prompt, once somebody asked for equal ones."""
+    problem: str = ""
+    """Why it cannot be read; it has no rows then."""
 
     @property
     def rows(self) -> int:
@@ -73,12 +84,15 @@ class SampleQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """Rows by (file, row). total: of all that fit; read, files: of how many files that is known."""
+    """Rows by (file, row). total: of all that fit; read, files: of how many files that is known.
+    problems: of files that cannot be read.
+    """
 
     rows: list[Place]
     total: int
     read: int
     files: int
+    problems: list[str]
 
 
 class SampleIndex:
@@ -126,7 +140,26 @@ class SampleIndex:
             names = list(masks)
             rows = [(names[f], r) for f, r in zip(file[page], row[page], strict=True)]
             rows = [(name, int(r)) for name, r in rows]
-            return Chosen(rows=rows, total=len(file), read=len(masks), files=len(files))
+            return Chosen(
+                rows=rows,
+                total=len(file),
+                read=len(masks),
+                files=len(files),
+                problems=self._problems(known),
+            )
+
+    def leave_out(self, damaged: DamagedFile) -> bool:
+        """Take a file's rows out of the index until the file changes; whether it had some."""
+        with self.lock:
+            kept = self._files.get(damaged.file)
+            if kept is None or kept.problem:
+                return False
+            self._files[damaged.file] = _without_rows(kept.mark, kept.step, str(damaged))
+            return True
+
+    def _problems(self, names: Iterable[str]) -> list[str]:
+        kept = (self._files[name] for name in names if name in self._files)
+        return [each.problem for each in kept if each.problem]
 
     def _sorted(
         self, names: list[str], file: np.ndarray, row: np.ndarray, order: Order
@@ -158,7 +191,7 @@ class SampleIndex:
         with self.lock:
             mine = self._prompts(run, place[0])[place[1]]
             for each in self._all:
-                if each not in self._files:
+                if each not in self._files or self._files[each].problem:
                     continue
                 if self._files[each].prompts is None and self._clock() > end:
                     continue
@@ -166,10 +199,16 @@ class SampleIndex:
                 hits = np.flatnonzero(self._prompts(run, each) == mine)
                 found += [(each, int(hit)) for hit in hits]
             files = len(self._all)
-            return Chosen(rows=found[:limit], total=len(found), read=searched, files=files)
+            return Chosen(
+                rows=found[:limit],
+                total=len(found),
+                read=searched,
+                files=files,
+                problems=self._problems(self._all),
+            )
 
     def file_of(self, run: OpenFolder, step: int) -> str:
-        """The file of a Step, indexed. Raises NotServed where there is none."""
+        """The file of a Step, indexed. Raises NotServed where there is none that can be read."""
         with self.lock:
             self.refresh(run)
             name = next((n for n in self._all if _step_of(n) == step), None)
@@ -181,6 +220,8 @@ class SampleIndex:
                     if folder is None or mark is None:
                         raise NotServed(f"no samples of Step {step}")
                     self._files[name] = self._indexed(folder, name, mark)
+            if self._files[name].problem:
+                raise NotServed(self._files[name].problem)
             return name
 
     def row_of(self, run: OpenFolder, step: int, node: str, position: int, sample: int) -> Place:
@@ -198,9 +239,8 @@ class SampleIndex:
                 wanted = [c for c in (*_COLUMNS, *MISMATCH) if c in there]
                 table = file.read(columns=wanted, use_threads=False)
                 return SampleFile(mark=mark, step=_step_of(name), columns=self._kept(table))
-        except (pa.ArrowException, NotServed, OSError):
-            empty = {c: np.empty(0, np.int64) for c in (*_COLUMNS, "mismatch")}
-            return SampleFile(mark=mark, step=_step_of(name), columns=empty)
+        except NotServed as error:
+            return _without_rows(mark, _step_of(name), str(error))
 
     def _kept(self, table: pa.Table) -> dict[str, np.ndarray]:
         rows = len(table)
@@ -216,10 +256,7 @@ class SampleIndex:
 
     def _coded(self, table: pa.Table, name: str) -> np.ndarray:
         """A column of few different texts as numbers."""
-        texts = (
-            table.column(name).to_pylist() if name in table.column_names else [None] * len(table)
-        )
-        return np.array([self._code(text) for text in texts], np.int32)
+        return np.array([self._code(text) for text in _values(table, name, len(table))], np.int32)
 
     def _code(self, text: Any) -> int:
         key = str(text) if text is not None else ""
@@ -257,6 +294,9 @@ class SampleIndex:
         with inside(run, SAMPLES) as folder:
             for name, mask in masks.items():
                 mark, hits = known.get(name, (None, mask))
+                if self._files[name].problem:
+                    found[name] = mask
+                    continue
                 if mark != self._files[name].mark:
                     if self._clock() > end or folder is None:
                         break
@@ -271,8 +311,9 @@ class SampleIndex:
             with inside(run, SAMPLES) as folder:
                 assert folder is not None
                 with opened_table(folder, name) as file:
-                    texts = file.read(columns=["prompt"], use_threads=False).column("prompt")
-            kept.prompts = np.array([hash(str(text)) for text in texts.to_pylist()], np.int64)
+                    table = file.read(columns=["prompt"], use_threads=False)
+                    texts = _values(table, "prompt", kept.rows)
+            kept.prompts = np.array([hash(str(text)) for text in texts], np.int64)
         return kept.prompts
 
 
@@ -327,7 +368,9 @@ def numbers(table: pa.Table, name: str, kind: type[np.generic], rows: int) -> np
 
 @contextmanager
 def opened_table(folder: OpenFolder, name: str) -> Iterator[pq.ParquetFile]:
-    """A sample file. Raises NotServed where it is none of the run's own, or very large."""
+    """A file of rows. Raises NotServed where it is none of the run's own, or very large, and
+    DamagedFile where it, or what the block reads of it, is damaged.
+    """
     source = folder.open(name)
     if source is None:
         raise NotServed(f"no samples {name}")
@@ -335,7 +378,12 @@ def opened_table(folder: OpenFolder, name: str) -> Iterator[pq.ParquetFile]:
         mark = folder.mark(name)
         if mark is None or mark.size > _LONGEST_FILE:
             raise NotServed(f"samples {name}: larger than {_LONGEST_FILE} bytes", 413)
-        yield pq.ParquetFile(source, memory_map=False, pre_buffer=False)
+        try:
+            yield pq.ParquetFile(source, memory_map=False, pre_buffer=False)
+        except NotServed:
+            raise
+        except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: text that is none
+            raise DamagedFile(name, error) from error
 
 
 def _search(folder: OpenFolder, name: str, q: str) -> np.ndarray:
@@ -343,9 +391,9 @@ def _search(folder: OpenFolder, name: str, q: str) -> np.ndarray:
     with opened_table(folder, name) as file:
         there = [c for c in ("prompt", "completion") if c in file.schema_arrow.names]
         table = file.read(columns=there, use_threads=False)
-    found = np.zeros(len(table), dtype=bool)
-    for column in there:
-        found |= _has(table.column(column), q)
+        found = np.zeros(len(table), dtype=bool)
+        for column in there:
+            found |= _has(table.column(column), q)
     return found
 
 
@@ -355,6 +403,17 @@ def _has(column: pa.ChunkedArray, q: str) -> np.ndarray:
         hits = pc.call_function("match_substring", [column], how)
         return values_of(whole_of(hits), np.int64, 0) != 0
     return np.array([q.casefold() in str(value).casefold() for value in column.to_pylist()], bool)
+
+
+def _without_rows(mark: FileMark, step: int, problem: str) -> SampleFile:
+    """What is kept of a file that cannot be read."""
+    columns = {name: np.empty(0, np.int64) for name in (*_COLUMNS, "mismatch")}
+    return SampleFile(mark=mark, step=step, columns=columns, problem=problem)
+
+
+def _values(table: pa.Table, name: str, rows: int) -> list[Any]:
+    """A column's values; nulls where there is no such column."""
+    return table.column(name).to_pylist() if name in table.column_names else [None] * rows
 
 
 def _files(folder: OpenFolder | None) -> Iterable[str]:

@@ -11,8 +11,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import msgspec
+
 from engine.watch.arrow_numbers import row_numbers
-from engine.watch.opened import OpenFolder, inside
+from engine.watch.opened import NotServed, OpenFolder, inside
 from engine.watch.sample_index import SAMPLES, opened_table
 
 SHORT = 300
@@ -59,8 +61,8 @@ def _read(
                 there = file.schema_arrow.names
                 wanted = [c for c in columns if c in there] if columns is not None else there
                 table = file.read(columns=wanted, use_threads=False)
-            rows = [row for of, row in places if of == name and row < len(table)]
-            taken = table.take(row_numbers(rows)).to_pylist()
+                rows = [row for of, row in places if of == name and row < len(table)]
+                taken = table.take(row_numbers(rows)).to_pylist()
             found |= {(name, row): each for row, each in zip(rows, taken, strict=True)}
     return [found[place] for place in places if place in found]
 
@@ -68,8 +70,13 @@ def _read(
 def whole_row(
     run: OpenFolder, place: tuple[str, int], texts: Callable[[list[int]], list[str]] | None
 ) -> dict[str, Any]:
-    """A row in full. texts: what token ids say; None where no tokenizer is known."""
-    row = _read(run, [place], None)[0]
+    """A row in full. texts: what token ids say; None where no tokenizer is known. Raises NotServed
+    where the row is there no more.
+    """
+    rows = _read(run, [place], None)
+    if not rows:
+        raise NotServed(f"{place[0]} has no row {place[1]} any more")
+    row = rows[0]
     found = {name: plain(row.get(name)) for name in _LISTED}
     found["prompt"] = prompt_of(row.get("prompt"))
     found["completion"] = as_text(row.get("completion"))[:LONG]
@@ -116,13 +123,25 @@ def _difference(trainer: Any, sampler: Any) -> float | None:
 
 def prompt_of(value: Any) -> Any:
     """A prompt as text, or as messages; messages that were written as JSON are read again."""
-    if isinstance(value, str) and value.startswith("[{") and len(value) < LONG:
-        try:
-            read = json.loads(value)
-        except ValueError:
-            return value
-        return cut(read) if all(isinstance(m, dict) and "role" in m for m in read) else value
-    return value[:LONG] if isinstance(value, str) else cut(value)
+    if not isinstance(value, str):
+        return cut(value)
+    return _messages(value) or value[:LONG]
+
+
+def _messages(text: str) -> list[Any] | None:
+    """The messages that a text is the JSON of; None for any other text. A model may have written
+    it: brackets a thousand deep, a number of any length, half a character are plain text, too.
+    """
+    if not text.startswith("[{") or len(text) >= LONG:
+        return None
+    try:
+        read = json.loads(text)
+        shown = cut(read)
+        msgspec.json.encode(shown)  # as the answer will be
+    except (ValueError, RecursionError):
+        return None
+    has_roles = all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in read)
+    return shown if has_roles else None
 
 
 def as_text(value: Any) -> str:

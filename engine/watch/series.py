@@ -36,7 +36,7 @@ def series(
     index.refresh(folder)
     steps = index.steps
     if not len(steps):
-        return {"steps": [], "series": {name: [] for name in names}, "first": None, "last": None}
+        return {"steps": [], "series": {name: [] for name in names}}
     begin = 0 if first is None else int(np.searchsorted(steps, first))
     end = len(steps) if last is None else int(np.searchsorted(steps, last, side="right"))
     cuts = _cuts(begin, end, max(2, min(points, MOST)))
@@ -44,12 +44,7 @@ def series(
         name: _thinned(column, begin, end, cuts) for name, column in index.columns(folder, names)
     }
     shown = steps[begin:end] if cuts is None else _ends(steps, cuts, end)
-    return {
-        "steps": shown.tolist(),
-        "series": found,
-        "first": int(steps[0]),
-        "last": int(steps[-1]),
-    }
+    return {"steps": shown.tolist(), "series": found}
 
 
 def _cuts(begin: int, end: int, points: int) -> np.ndarray | None:

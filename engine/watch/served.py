@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,7 @@ from dataflow.draw import draw
 from dataflow.errors import DataflowError
 from dataflow.shown import one_line
 from engine.observe.flow.records import Flow
+from engine.observe.flow.stretch import last_seconds, seconds_named
 from engine.observe.flow.waits import sentences
 from engine.watch.compared import compared
 from engine.watch.critical import critical_path
@@ -31,13 +32,13 @@ from engine.watch.described import (
     state_of,
 )
 from engine.watch.edge_rows import edge_rows
-from engine.watch.flow_index import EVENTS, FlowIndex, LiveTail
+from engine.watch.flow_index import EVENTS, FlowIndex, LiveTail, live
 from engine.watch.lanes import Lanes
 from engine.watch.logs import errors_of, log_lines, logged_workers
 from engine.watch.metric_index import MetricIndex, last_row
 from engine.watch.opened import FileMark, NotServed, OpenFolder, RunRoot, inside
 from engine.watch.planned import GRAPH, PLAN, KeptRecords, PlanFile, PlanNode, read_records
-from engine.watch.sample_index import Chosen, SampleIndex, SampleQuery
+from engine.watch.sample_index import Chosen, DamagedFile, SampleIndex, SampleQuery
 from engine.watch.sample_rows import short_rows, whole_row
 from engine.watch.series import series
 from engine.watch.token_texts import Vocabulary, vocabulary
@@ -139,14 +140,17 @@ class ServedRuns:
             return series(kept.metrics, folder, names, first=first, last=last, points=points)
 
     def flow(self, name: str, first: int | None, last: int | None) -> dict[str, Any]:
-        """What flowed in the Steps first..last; of the last one by default."""
+        """What flowed in the Steps first..last; by default, in its last seconds while it goes on,
+        else in all Steps. words: which these are.
+        """
         with self.opened(name) as (folder, kept):
-            if first is None and last is None:
-                flow = kept.flows.newest(folder)
-            else:
-                bounds = (0 if first is None else first, _EVER if last is None else last)
-                flow = kept.flows.total(folder, *bounds)
-            return self._told(folder, kept, flow)
+            if first is None and last is None and state_of(folder)[0] == "running":
+                seconds = last_seconds(live(folder))
+                if seconds is not None:
+                    return self.told(folder, kept, seconds, seconds_named(seconds))
+            bounds = (0 if first is None else first, _EVER if last is None else last)
+            flow = kept.flows.total(folder, *bounds)
+            return self.told(folder, kept, flow, _steps_named(first, last, flow))
 
     def lanes(self, name: str, first: int, last: int | None, points: int) -> dict[str, Any]:
         """A lane for each Worker."""
@@ -155,9 +159,13 @@ class ServedRuns:
             return kept.lanes.read(kept.flows, folder, first, end, points)
 
     def samples(self, name: str, wanted: SampleQuery) -> dict[str, Any]:
-        """A page of samples; read and files tell how far the index is."""
+        """A page of samples; read and files tell how far the index is, problems which files are
+        damaged and left out.
+        """
         with self.opened(name) as (folder, kept):
-            return _page(folder, kept.samples.choose(folder, wanted))
+            return _past_damage(
+                kept.samples, lambda: _page(folder, kept.samples.choose(folder, wanted))
+            )
 
     def sample(self, name: str, step: int, node: str, position: int, sample: int) -> dict[str, Any]:
         """One sample in full."""
@@ -175,10 +183,14 @@ class ServedRuns:
     def same(self, name: str, step: int, node: str, position: int) -> dict[str, Any]:
         """The samples of the same prompt text over all Steps, the newest first."""
         with self.opened(name) as (folder, kept):
-            places = kept.samples.of_prompt(folder, step, node, position)
-            if not places:
-                raise NotServed(f"no prompt {position} in Step {step}")
-            return _page(folder, kept.samples.same_prompt(folder, places[0], _SAME))
+
+            def page() -> dict[str, Any]:
+                places = kept.samples.of_prompt(folder, step, node, position)
+                if not places:
+                    raise NotServed(f"no prompt {position} in Step {step}")
+                return _page(folder, kept.samples.same_prompt(folder, places[0], _SAME))
+
+            return _past_damage(kept.samples, page)
 
     def edge(self, name: str, wanted: str) -> dict[str, Any]:
         """An edge, with rows that it carried."""
@@ -186,7 +198,10 @@ class ServedRuns:
             flow = kept.flows.newest(folder)
             moved = flow.edges.get(wanted) if flow is not None else None
             per_row = moved.bytes / moved.rows if moved is not None and moved.rows else None
-            found = edge_rows(folder, self._plan(folder, kept), kept.samples, wanted)
+            plan = self._plan(folder, kept)
+            found = _past_damage(
+                kept.samples, lambda: edge_rows(folder, plan, kept.samples, wanted)
+            )
             return found | ({"bytes_per_row": per_row} if per_row is not None else {})
 
     def node(self, name: str, node: str) -> dict[str, Any]:
@@ -238,20 +253,22 @@ class ServedRuns:
         with self.opened(name):
             return RunWatcher(self, name)
 
-    def told(self, folder: OpenFolder, kept: KeptRun, flow: Flow | None) -> dict[str, Any]:
-        """A Flow with its sentences and the path that bounds it."""
-        return self._told(folder, kept, flow)
-
-    def _told(self, folder: OpenFolder, kept: KeptRun, flow: Flow | None) -> dict[str, Any]:
-        records, plan = kept.read(folder), self._plan(folder, kept)
-        raw = self._raw(records, folder)
+    def told(
+        self, folder: OpenFolder, kept: KeptRun, flow: Flow | None, words: str
+    ) -> dict[str, Any]:
+        """A Flow with its sentences and the path that bounds it, by the plan of its own phase.
+        words: which stretch of time it is.
+        """
+        records = kept.read(folder)
+        at = self._phase(folder, records, flow.phase if flow is not None else None)
+        plan = records.plans[at] if records.plans else PlanFile()
+        about = {"words": words, "plan": planned_bytes(plan)}
         if flow is None:
-            return {"flow": None, "sentences": [], "plan": planned_bytes(plan), "critical": []}
+            return about | {"flow": None, "sentences": [], "critical": []}
         train = [node.name for node in plan.nodes if node.work == "train"]
-        return {
+        return about | {
             "flow": msgspec.to_builtins(flow),
-            "sentences": sentences(flow, raw) if raw is not None else [],
-            "plan": planned_bytes(plan),
+            "sentences": sentences(flow, records.raw[at]) if records.raw else [],
             "critical": critical_path(flow, train),
         }
 
@@ -259,9 +276,6 @@ class ServedRuns:
         records = kept.read(folder)
         at = self._phase(folder, records, None)
         return records.plans[at] if records.plans else PlanFile()
-
-    def _raw(self, records: KeptRecords, folder: OpenFolder) -> dict[str, Any] | None:
-        return records.raw[self._phase(folder, records, None)] if records.raw else None
 
     def _phase(self, folder: OpenFolder, records: KeptRecords, asked: int | None) -> int:
         """The index of the phase that is asked for, or of the one that the run is in."""
@@ -280,7 +294,7 @@ class ServedRuns:
 
 
 class RunWatcher:
-    """What is new in a run: its state, its last Step, its last second."""
+    """What is new in a run: its state, its last Step, its last seconds."""
 
     def __init__(self, served: ServedRuns, name: str) -> None:
         self._served, self._name = served, name
@@ -303,12 +317,26 @@ class RunWatcher:
         found: dict[str, Any] = {"state": {"state": state, "reason": reason, "step": step}}
         if row:
             found["step"] = {"step": step, "metrics": row}
-        if self._tail.advance(folder):
-            self._flow = self._served.told(folder, kept, self._tail.last)
+        seconds = self._tail.advance(folder)
+        if seconds is not None:
+            self._flow = self._served.told(folder, kept, seconds, seconds_named(seconds))
             self._flow["flow"] = rounded(self._flow["flow"])
         if self._flow is not None:
             found["flow"] = self._flow
         return found
+
+
+def _steps_named(first: int | None, last: int | None, flow: Flow | None) -> str:
+    """The words for the Steps first..last of a run; for all of them without these."""
+    if flow is None:
+        return ""
+    phase = f" of phase {flow.phase}" if flow.phase else ""
+    begin, end = first or 1, flow.step if last is None else last
+    if begin == end:
+        return f"Step {end}"
+    if first is None and last is None:
+        return f"all Steps{phase}" if phase else f"all {end} Steps"
+    return f"Steps {begin} to {end}{phase}"
 
 
 def rounded(value: Any) -> Any:
@@ -329,8 +357,23 @@ def _is_own(folder: OpenFolder) -> bool:
 
 
 def _page(folder: OpenFolder, found: Chosen) -> dict[str, Any]:
-    rows = short_rows(folder, found.rows)
-    return {"total": found.total, "rows": rows, "read": found.read, "files": found.files}
+    return {
+        "total": found.total,
+        "rows": short_rows(folder, found.rows),
+        "read": found.read,
+        "files": found.files,
+        "problems": found.problems,
+    }
+
+
+def _past_damage(samples: SampleIndex, answer: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """An answer without the sample files that turn out to be damaged as it is made."""
+    while True:
+        try:
+            return answer()
+        except DamagedFile as damaged:
+            if not samples.leave_out(damaged):
+                raise
 
 
 def measured(flow: Flow | None, node: PlanNode, row: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,8 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
+from engine.watch.encoded import encoded
 from engine.watch.pace import Pace
 
 POLLS_A_SECOND = 5.0
@@ -128,4 +127,4 @@ class Feeds:
 
 def event(kind: str, data: Any) -> bytes:
     """One event; its JSON has no line ends."""
-    return b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode(data) + b"\n\n"
+    return b"event: " + kind.encode() + b"\ndata: " + encoded(data) + b"\n\n"

@@ -102,7 +102,7 @@ def read_vocabulary(content: bytes) -> Vocabulary | None:
     """A tokenizer.json's vocabulary; None for one of another form."""
     try:
         file = msgspec.json.decode(content, type=_TokenizerFile)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     vocab = file.model.vocab
     known = vocab if isinstance(vocab, dict) else {t: i for i, (t, _) in enumerate(vocab)}

@@ -177,14 +177,14 @@ def test_several_stretches_are_one() -> None:
 # --- planted bottlenecks, in simulated time -------------------------------------------------------
 
 
-def told(plan: Plan, folder: Path, **durations: Any) -> list[str]:
-    """The sentences of a simulated run, without its first Step."""
+def simulated(plan: Plan, folder: Path, *, steps: int = 6, **durations: Any) -> None:
+    """Write the events of a run in simulated time."""
     writer = FlowWriter(folder, after=0)
     runs: list[Simulation] = []
     fold = FlowFold(plan, writer, lambda: runs[0].coordinator.cuts(), wall=lambda: runs[0].now)
     run = Simulation(
         plan,
-        Settings(steps=6),
+        Settings(steps=steps),
         rows={source.name: 1000 for source in plan.sources},
         durations=Durations(tail=0.0, **durations),
         outcomes=Outcomes(),
@@ -193,6 +193,11 @@ def told(plan: Plan, folder: Path, **durations: Any) -> list[str]:
     runs.append(run)
     run.run()
     writer.close()
+
+
+def told(plan: Plan, folder: Path, **durations: Any) -> list[str]:
+    """The sentences of a simulated run, without its first Step."""
+    simulated(plan, folder, **durations)
     flows = [record for record in read_steps(folder) if isinstance(record, Flow)]
     return sentences(total(flows[1:]), json.loads(plan.to_json()))
 
@@ -211,6 +216,82 @@ def test_whom_a_trainer_waits_for_is_named(
     row = {"prompts": 0.01, "advantage": 0.0} | row
     first, *_ = told(plan, tmp_path, row=row, train=train, load=0.1)
     assert re.fullmatch(rf"train_policy waits \d+ % for {slow}", first)
+
+
+SLOW_REWARD = {"prompts": 0.01, "advantage": 0.0, "rollout": 0.05, "score": 1.6}
+
+
+def test_who_does_not_work_at_all_in_a_second_waits_in_it(tmp_path: Path) -> None:
+    """A reward of 25 s: in nearly all seconds nobody else works."""
+    plan = placed(grpo_graph(batch=4, n=4))
+    simulated(plan, tmp_path, steps=2, row=SLOW_REWARD, train=0.5, load=0.1)
+    raw = json.loads(plan.to_json())
+    live = read_live(tmp_path)
+    of_score = [f for f in live if f.nodes["score@main"].busy > 0.99 * (f.end - f.start)]
+    assert len(of_score) > 8
+    for each in of_score:
+        assert not each.nodes["train_policy@main"].busy
+        assert sentences(each, raw)[0] == "train_policy waits 100 % for score"
+
+
+def test_of_a_run_that_its_trainer_bounds_the_greatest_wait_comes_first(tmp_path: Path) -> None:
+    """As with many minibatches; all nodes in one Worker, which is where a small run has them."""
+    plan = placed(grpo_graph(batch=4, n=4))
+    row = {"prompts": 0.01, "advantage": 0.0, "rollout": 0.6, "score": 0.01}
+    first, second, *_ = told(plan, tmp_path, row=row, train=6.0, load=0.1)
+    assert re.match(r"rollout waits [678]\d % for train_policy", first)
+    assert re.match(r"train_policy waits [123]\d % for rollout", second)
+
+
+def waits_of(seconds: float, **replicas: ReplicaFlow) -> list[str]:
+    """The sentences of a stretch; replicas: by node, or node__worker."""
+    works = {"rollout": "decode", "reference": "forward", "score": "host", "train_policy": "train"}
+    nodes = [{"name": name, "work": work, "workers": ["w"]} for name, work in works.items()]
+    named = {name.replace("__", "@"): replica for name, replica in replicas.items()}
+    whole = {name if "@" in name else f"{name}@w": replica for name, replica in named.items()}
+    found = Flow(step=1, start=0.0, end=seconds, wall=seconds, nodes=whole)
+    return sentences(found, {"nodes": nodes})
+
+
+def test_waits_are_in_the_order_of_their_shares() -> None:
+    assert waits_of(
+        10.0,
+        train_policy=ReplicaFlow(busy=9.0, for_rows=1.0, blames={"rollout": 1.0}),
+        reference=ReplicaFlow(for_rows=10.0, blames={"rollout": 3.0, "train_policy": 7.0}),
+        rollout=ReplicaFlow(busy=2.0, for_room=8.0, blames={"train_policy": 8.0}),
+    ) == [
+        "rollout waits 80 % for train_policy (no room for more prompts)",
+        "reference waits 70 % for train_policy",
+        "reference waits 30 % for rollout",
+        "train_policy waits 10 % for rollout",
+    ]
+
+
+@pytest.mark.parametrize(("rollout", "first"), [(9.2, "train_policy"), (9.7, "rollout")])
+def test_of_waits_for_one_node_that_are_alike_the_train_nodes_comes_first(
+    rollout: float, first: str
+) -> None:
+    found = waits_of(
+        10.0,
+        train_policy=ReplicaFlow(busy=1.0, for_rows=9.0, blames={"score": 9.0}),
+        rollout=ReplicaFlow(busy=10 - rollout, for_room=rollout, blames={"score": rollout}),
+    )
+    assert found[0].startswith(f"{first} waits 9")
+
+
+def test_a_nodes_replicas_are_blamed_together() -> None:
+    blames = {"score": 3.0, "rollout@a": 2.0, "rollout@b": 2.0, "rollout@c": 2.0}
+    waiting = ReplicaFlow(busy=1.0, for_rows=9.0, blames=blames)
+    assert waits_of(10.0, train_policy=waiting) == [
+        "train_policy waits 60 % for rollout",
+        "train_policy waits 30 % for score",
+    ]
+
+
+def test_the_nodes_of_another_phase_do_not_count() -> None:
+    first = flow(1, phase=1, nodes={"pretrain@w": ReplicaFlow(busy=1.0)})
+    second = flow(2, phase=2, nodes={"train_policy@w": ReplicaFlow(busy=1.0)})
+    assert total([first, second]) == second
 
 
 def test_a_slow_replica_is_named(tmp_path: Path) -> None:

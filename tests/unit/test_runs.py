@@ -148,7 +148,7 @@ RUNS = [
         reward=LastValue(metric="reward/mean", value=0.51234, step=120),
         evaluation=LastValue(metric="eval/reward", value=0.25, step=100),
         loss=LastValue(metric="loss/clipped_policy_loss", value=None, step=120),
-        nbytes=3 << 30, written=NOW - 42,
+        nbytes=3 << 30, written=NOW - 59.7,
     ),
     RunSummary(
         name="first", path="runs/first", state="failed", reason="score: raised KeyError: 'x'",
@@ -159,7 +159,7 @@ RUNS = [
 
 WIDE = """\
 run      state                 steps              reward  eval  loss        size     written
-grpo-7b  running               120/400 (phase 2)  0.5123  0.25  not finite  3.0 GiB  42 s ago
+grpo-7b  running               120/400 (phase 2)  0.5123  0.25  not finite  3.0 GiB  59 s ago
 first    failed                3                  -       -     -           2.0 KiB  3 d ago
 lost     ended without a word  0                  -       -     -           1 B      2 h ago
 first failed: score: raised KeyError: 'x'
@@ -170,7 +170,7 @@ NARROW = """\
 grpo-7b
   running  steps 120/400 (phase 2)  reward 0.5123
   eval 0.25  loss not finite  size 3.0 GiB
-  written 42 s ago
+  written 59 s ago
 first
   failed  steps 3  size 2.0 KiB  written 3 d ago
 lost

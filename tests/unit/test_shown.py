@@ -18,7 +18,7 @@ from dataflow.draw import draw
 from dataflow.errors import DataError, Fault, GraphError, RunError
 from dataflow.graph import Graph
 from dataflow.model import Model
-from dataflow.shown import printable
+from dataflow.shown import printable, shown_bytes, shown_number
 from engine.cli.peek import shown
 from engine.cli.screen import say
 from engine.observe.logs import logged
@@ -48,6 +48,53 @@ def test_the_codes_of_characters() -> None:
     escaped = "\\x1b[31m\\x9b\\u202e\\U000e0041 \u00e9\n"
     assert printable("\x1b[31m\x9b\u202e\U000e0041 \u00e9\n") == escaped
     assert printable("a\nb\tc", keep="") == "a\\x0ab\\x09c"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (9.996, "10"),
+        (99.94, "99.9"),
+        (99.96, "100"),
+        (999.4, "999"),
+        (999.6, "1,000"),
+        (1000.0, "1,000"),
+        (123_456.7, "123,457"),
+        (-99.96, "-100"),
+        (-999.6, "-1,000"),
+        (-5000.0, "-5,000"),
+        (0.000_001_2, "1.2e-06"),
+        (float("inf"), "inf"),
+        (float("nan"), "nan"),
+    ],
+)
+def test_a_number_has_no_exponent_where_it_is_short(value: float, text: str) -> None:
+    assert shown_number(value) == text
+
+
+@given(st.floats(-1e15, 1e15), st.integers(2, 6))
+def test_what_is_shown_of_a_number_is_near_it(value: float, digits: int) -> None:
+    text = shown_number(value, digits)
+    assert float(text.replace(",", "")) == pytest.approx(value, rel=0.51 * 10.0 ** (1 - digits))
+    assert "e+" not in text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (round(99.94 * 1024), "99.9 KiB"),
+        (round(99.96 * 1024), "100 KiB"),
+        (round(1023.4 * 1024), "1023 KiB"),
+        (2**20 - 1, "1.0 MiB"),
+        (2**30 - 1, "1.0 GiB"),
+        (1 - 2**20, "-1.0 MiB"),
+    ],
+)
+def test_a_size_is_rounded_before_its_unit_is_chosen(count: int, text: str) -> None:
+    assert shown_bytes(count) == text
 
 
 def _graph() -> Graph:

@@ -186,6 +186,13 @@ def test_a_program_shows_the_phase_under_way(tmp_path: Path) -> None:
     assert "rollout" in text
 
 
+def test_where_nothing_waits_for_long_it_is_said(run: Path) -> None:
+    assert "Nothing waits" not in text_of(RunReader(run).look())
+    busy = {"train_policy@train": ReplicaFlow(busy=4.0)}
+    write_flows(run / "events", iter([replace(flow(4), phase=1, nodes=busy)]))
+    assert "\nNothing waits for long.\n" in text_of(RunReader(run).look())
+
+
 @pytest.mark.parametrize("plan", ["", "[1]", "{}", '{"phases": []}'])
 def test_a_damaged_plan_is_left_out(plan: str, run: Path) -> None:
     (run / "plan.json").write_text(plan)

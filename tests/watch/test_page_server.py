@@ -78,8 +78,6 @@ def test_curves_have_the_steps_that_are_asked_for(page: PageClient) -> None:
     assert found == {
         "steps": [2, 3],
         "series": {"reward/mean": [0.2, 0.3], "none": [None, None]},
-        "first": 1,
-        "last": 6,
     }
 
 

@@ -2,16 +2,16 @@
 
 Owns: these sentences, the sum of Flows. Does not own: how a wait is told from work (activity.py).
 
-A run has no wait that matters more than its train nodes': each sentence begins with the node that
-waits, and names what it waits for. Of a node with several replicas, one that is much slower than
-the others is named as well.
+Each sentence begins with the node that waits, and names what it waits for. The greatest wait comes
+first: what most of a run waits for is what bounds it. Of a node with several replicas, one that is
+much slower than the others is named as well.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -23,6 +23,10 @@ LEAST_SHARE = 0.05
 """Of a stretch: shorter waits are not told."""
 SLOWER = 1.5
 """Times slower than the median of its siblings: a replica that is told."""
+_MOSTLY = 0.75
+"""Of a node's waits: a kind that has so much is told."""
+_WITH_MODEL = ("train", "decode", "forward")
+"""Kinds of work that compute with a Model."""
 _LEAST_ROWS = 2
 """Rows of a replica from which its rate is told."""
 
@@ -37,13 +41,18 @@ _WHY = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """A node, or one replica of it, waits this share of the time; mostly for `blamed`."""
+    """A node waits this share of the time for `blamed`, a node or one replica of it."""
 
     node: str
     share: float
     blamed: str
     why: str
-    """The field of ReplicaFlow that most of it is in."""
+    """The field of ReplicaFlow that most of it is in; `for_rows` if no kind has most."""
+
+    @property
+    def blamed_node(self) -> str:
+        """Without the replica."""
+        return self.blamed.partition("@")[0]
 
     def __str__(self) -> str:
         return f"{self.node} waits {self.share * 100:.0f} % for {self.blamed}{_WHY[self.why]}"
@@ -65,51 +74,74 @@ class Slow:
 
 
 def sentences(flow: Flow, plan: Mapping[str, Any]) -> list[str]:
-    """The waits that matter in a stretch of time, the worst first. plan: plan.json."""
+    """The waits that matter in a stretch of time, the greatest first. plan: plan.json."""
     slow = slow_replicas(flow, plan)
     waits = node_waits(flow, plan)
-    blamed = {wait.blamed.partition("@")[0] for wait in waits[:1]}
+    blamed = {wait.blamed_node for wait in waits[:1]}
     first = [each for each in slow if each.node in blamed]
     rest = [each for each in slow if each.node not in blamed]
     return [str(each) for each in (*waits[:1], *first, *waits[1:], *rest)]
 
 
 def node_waits(flow: Flow, plan: Mapping[str, Any]) -> list[Wait]:
-    """Train nodes' waits, then those of nodes that compute with a Model where no train node does;
-    the longest first in each. All others wait for these by their nature.
+    """Waits of the nodes that compute with a Model, the greatest first. All other nodes wait for
+    these by their nature. A train node's comes before one for the same node that is hardly greater:
+    the train node is what a run is about, and so its first sentence does not flicker.
     """
     works = {node["name"]: node["work"] for node in plan["nodes"]}
-    trainers = {w for node in plan["nodes"] if node["work"] == "train" for w in node["workers"]}
-    found: dict[str, list[ReplicaFlow]] = defaultdict(list)
+    replicas: dict[str, list[ReplicaFlow]] = defaultdict(list)
     for key, replica in flow.nodes.items():
-        node, _, worker = key.partition("@")
-        work = works.get(node)
-        if work == "train" or (work in ("decode", "forward") and worker not in trainers):
-            found[node].append(replica)
-    waits = [wait for node, many in found.items() if (wait := _wait(node, many, flow)) is not None]
-    return sorted(waits, key=lambda wait: (works[wait.node] != "train", -wait.share))
+        node = key.partition("@")[0]
+        if works.get(node) in _WITH_MODEL:
+            replicas[node].append(replica)
+    length = flow.end - flow.start
+    each = (wait for node, many in replicas.items() for wait in _waits(node, many, length))
+    waits = sorted(each, key=lambda wait: -wait.share)
+    for wait in waits:
+        greatest = waits[0]
+        near = wait.share > greatest.share - LEAST_SHARE
+        if works[wait.node] == "train" and wait.blamed_node == greatest.blamed_node and near:
+            return [wait, *(other for other in waits if other is not wait)]
+    return waits
 
 
-def _wait(node: str, replicas: list[ReplicaFlow], flow: Flow) -> Wait | None:
-    """The mean over a node's replicas; None for one that hardly waits, or never works."""
-    length = (flow.end - flow.start) * len(replicas)
+def _waits(node: str, replicas: list[ReplicaFlow], seconds: float) -> Iterator[Wait]:
+    """The waits of a node, as the mean over its replicas in so many seconds: the greatest, and all
+    others that are not short. None of one that hardly waits.
+
+    One that does not work at all waits all the same: a Step may take longer than the stretch.
+    """
+    length = seconds * len(replicas)
     kinds = {name: sum(getattr(r, name) for r in replicas) for name in _WHY}
     waited = sum(kinds.values())
-    if length <= 0 or waited < LEAST_SHARE * length or not any(r.busy for r in replicas):
-        return None
+    if length <= 0 or waited < LEAST_SHARE * length:
+        return
+    most = max(kinds, key=lambda name: kinds[name])
+    # which of them a blame is of is not recorded
+    why = most if kinds[most] >= _MOSTLY * waited else "for_rows"
     blames: Counter[str] = Counter()
     for replica in replicas:
         blames.update(replica.blames)
-    if not blames:
-        return None
-    blamed, seconds = blames.most_common(1)[0]
-    node_of = blamed.partition("@")[0]
-    whole = sum(s for name, s in blames.items() if name.partition("@")[0] == node_of)
-    if whole > 0 and seconds < 0.5 * whole:  # no replica of it stands out
-        blamed = node_of
-    share = sum(s for n, s in blames.items() if n == blamed or n.partition("@")[0] == blamed)
-    why = max(kinds, key=lambda name: kinds[name])
-    return Wait(node=node, share=min(1.0, share / length), blamed=blamed, why=why)
+    for rank, (blamed, blame) in enumerate(_blamed(blames)):
+        share = min(1.0, blame / length)
+        if rank == 0 or share >= LEAST_SHARE:
+            yield Wait(node=node, share=share, blamed=blamed, why=why)
+
+
+def _blamed(blames: Mapping[str, float]) -> list[tuple[str, float]]:
+    """Who is blamed for how many seconds, the greatest first: a node with all its replicas, or the
+    one of them that has half of its blame.
+    """
+    by_node: dict[str, float] = defaultdict(float)
+    for name, seconds in blames.items():
+        by_node[name.partition("@")[0]] += seconds
+    found: list[tuple[str, float]] = []
+    for node, of_node in by_node.items():
+        replicas = {name: s for name, s in blames.items() if name.startswith(f"{node}@")}
+        replica = max(replicas, key=lambda name: replicas[name], default=node)
+        stands_out = bool(replicas) and replicas[replica] >= 0.5 * of_node
+        found.append((replica, replicas[replica]) if stands_out else (node, of_node))
+    return sorted(found, key=lambda blame: -blame[1])
 
 
 def slow_replicas(flow: Flow, plan: Mapping[str, Any]) -> list[Slow]:
@@ -135,12 +167,14 @@ def _ranks(node: Mapping[str, Any]) -> int:
 
 
 def total(flows: Iterable[Flow]) -> Flow:
-    """One stretch of several, in order: sums of seconds and counts, the last one's states. Raises
-    ValueError without any.
+    """One stretch of several, in order: sums of seconds and counts, the last one's states. Of
+    several phases only the last one's count: each has nodes of its own. Raises ValueError without
+    any.
     """
-    found = list(flows)
-    if not found:
+    of_all = list(flows)
+    if not of_all:
         raise ValueError("expected at least one Flow, found none")
+    found = [flow for flow in of_all if flow.phase == of_all[-1].phase]
     if len(found) == 1:
         return found[0]
     last = found[-1]

@@ -89,10 +89,14 @@ function conversation(row, tip) {
   return [scale(made, tokens), el("ol", { class: "talk" }, said), asTable(tokens)];
 }
 
-/** A prompt as messages: a text is one of the user's. */
+/** A prompt as messages: a text is one of the user's; what is none in a list is its own content. */
 function messages(prompt) {
-  if (Array.isArray(prompt)) return prompt;
-  return [{ role: "prompt", content: prompt ?? "" }];
+  if (!Array.isArray(prompt)) return [{ role: "prompt", content: prompt ?? "" }];
+  return prompt.map((each) => (isMessage(each) ? each : { content: each }));
+}
+
+function isMessage(each) {
+  return each !== null && typeof each === "object" && !Array.isArray(each);
 }
 
 function message({ role = "message", content, tool_calls: calls, name }) {
@@ -104,10 +108,10 @@ function message({ role = "message", content, tool_calls: calls, name }) {
     tool || text.length > LONG
       ? el("div", { class: "body" }, folded(summary(text, tool), text))
       : el("div", { class: "body", text });
-  const called = (calls ?? []).map((call) =>
+  const called = (Array.isArray(calls) ? calls : []).map((call) =>
     folded(
-      `calls ${call.function?.name ?? "a tool"}`,
-      JSON.stringify(call.function ?? call, null, 1),
+      `calls ${call?.function?.name ?? "a tool"}`,
+      JSON.stringify(call?.function ?? call, null, 1),
     ),
   );
   return el(

@@ -93,10 +93,12 @@ export class Samples {
       this.#list,
     );
     this.#nothing = el("div", { hidden: true });
+    this.#damaged = el("p", { class: "pad soft damaged", role: "note", hidden: true });
     return el(
       "section",
       { class: "card samples", "aria-labelledby": "samples-title" },
       bar,
+      this.#damaged,
       this.#grid,
       this.#nothing,
     );
@@ -107,6 +109,8 @@ export class Samples {
   #list;
   #grid;
   #nothing;
+  #damaged;
+  #problems = [];
 
   #choice(name, label, options) {
     const made = el(
@@ -175,6 +179,7 @@ export class Samples {
     }
     this.#total = found.total;
     this.#unread = Math.max(0, (found.files ?? 0) - (found.read ?? 0));
+    this.#problems = found.problems ?? [];
     if (this.#unread) this.#again();
     this.#pages.set(page, found.rows);
     for (const { reward } of found.rows) this.#most = Math.max(this.#most, Math.abs(reward ?? 0));
@@ -215,6 +220,8 @@ export class Samples {
       this.#counted,
       this.#total ? `${plural(this.#total, "sample")}${words}${this.#reading()}` : this.#reading(),
     );
+    this.#damaged.hidden = !this.#problems.length;
+    say(this.#damaged, this.#problems.join("; "));
     this.#grid.hidden = !this.#total;
     this.#nothing.hidden = Boolean(this.#total);
     this.#grid.setAttribute("aria-rowcount", this.#total + 1);
@@ -229,6 +236,7 @@ export class Samples {
     const { q, node, finish, step } = this.#filters;
     if (q || node || finish || step || this.#session.selection)
       return "No sample fits the search, the filters and the selected Steps.";
+    if (this.#problems.length) return "No sample can be read.";
     return "No sample is recorded yet. `run --samples-every` says of which Steps a run keeps rows.";
   }
 

@@ -4,7 +4,7 @@
 //
 // Topics: run, figures, step, selection (while a brush moves), settled (once it rests), view, live.
 
-import { get, Latest, of } from "./api.js";
+import { Latest, of } from "./api.js";
 import { Stream } from "./stream.js";
 
 /** Milliseconds for which a selection does not change before anything is asked for it. */
@@ -13,6 +13,9 @@ const SETTLES = 140;
 export class Session {
   #topics = new Map();
   #flow = new Latest();
+  #run = new Latest();
+  /** What events have told of the run since it was last asked for. */
+  #since = {};
   #stream = null;
   #closed = false;
   #settling = 0;
@@ -61,6 +64,7 @@ export class Session {
     clearTimeout(this.#settling);
     this.#stream?.close();
     this.#flow.stop();
+    this.#run.stop();
   }
 
   #listen() {
@@ -75,13 +79,13 @@ export class Session {
   }
 
   #flowed(data) {
-    this.newest = { ...data, words: "the last second" };
+    this.newest = data;
     if (!this.selection && this.live) this.#show(this.newest);
   }
 
   #stepped({ step, metrics }) {
     const back = step < (this.run.step ?? 0);
-    this.run.step = step;
+    this.#note({ step });
     this.metrics = metrics;
     this.tell("step");
     if (back) this.#again();
@@ -94,18 +98,25 @@ export class Session {
 
   #changed(data) {
     const before = this.run.state;
-    Object.assign(this.run, data);
+    this.#note(data);
     if (this.running || before !== "running") return this.tell("run");
     this.#stream?.close();
     this.live = false;
     return this.reload();
   }
 
-  /** Asks for the run again: after a gap, and as it ends. */
+  /** Notes what an event tells of the run. */
+  #note(data) {
+    Object.assign(this.run, data);
+    Object.assign(this.#since, data);
+  }
+
+  /** Asks for the run again: after a gap, and as it ends. What events tell meanwhile is newer. */
   async reload() {
-    const run = await get(of(this.name)).catch(() => null);
+    this.#since = {};
+    const run = await this.#run.get(of(this.name)).catch(() => null);
     if (!run || this.#closed) return;
-    this.run = run;
+    this.run = { ...run, ...this.#since };
     this.tell("run");
     this.tell("step");
     this.refreshFigures();
@@ -116,22 +127,16 @@ export class Session {
     this.tell("figures");
   }
 
-  /** The figures of the selected Steps; of a run that has ended, of all its Steps. */
+  /** The figures of the selected Steps; without any, of what the server shows of the run now. */
   async refreshFigures() {
-    const chosen = this.selection ?? (this.running ? null : { from: 1, to: this.last });
+    const chosen = this.selection;
     if (!chosen && this.live && this.newest) return this.#show(this.newest);
-    const words = this.#words(chosen);
     const found = await this.#flow.get(of(this.name, "flow"), chosen ?? {}).catch(() => null);
-    if (!this.#closed && found?.flow) this.#show({ ...found, words });
-    else if (!this.#closed && !this.figures) this.tell("figures");
+    if (this.#closed || chosen !== this.selection) return undefined;
+    if (!chosen && this.live && this.newest) return this.#show(this.newest); // it came meanwhile
+    if (found?.flow) this.#show(found);
+    else if (!this.figures) this.tell("figures");
     return undefined;
-  }
-
-  #words(chosen) {
-    if (!chosen) return "the last Step";
-    if (!this.selection) return `all ${this.last} Steps`;
-    const { from, to } = chosen;
-    return from === to ? `Step ${from}` : `Steps ${from} to ${to}`;
   }
 
   /** Selects Steps in every view; null clears. */
@@ -160,7 +165,7 @@ export class Session {
     this.tell("view");
   }
 
-  /** Follows the run: no selection, all Steps, the last second. */
+  /** Follows the run: no selection, all Steps, the last seconds. */
   follow() {
     this.live = this.running;
     this.view = null;
