@@ -93,6 +93,11 @@ def well(score: Columns[Reward]) -> Columns[Keep]:
     return Columns.make(Keep, like=score, keep=(score["reward"] > 0).astype("uint8"))
 
 
+@operator()
+def short(prompt: Columns[Prompt]) -> Columns[Keep]:
+    return Columns.make(Keep, like=prompt, keep=[int(len(text) < 80) for text in prompt["prompt"]])
+
+
 @operator(parent="first")
 def conversation(later: Columns[Rollout], first: Columns[Rollout]) -> Columns[Rollout]:
     assert len(later) == len(first)
@@ -352,6 +357,14 @@ def reward_model_of_text() -> Graph:
     return trained("text", rollout, clipped_policy_loss(group_advantage(rollout, verdict)))
 
 
+def prompts_chosen() -> Graph:
+    """Prompts are chosen before they are answered: their groups are whole."""
+    prompt = prompts(DATA, batch=64)
+    chosen = select(prompt, where=short(prompt), refill=True)
+    rollout = generate(policy, chosen, n=8, max_tokens=64, name="rollout")
+    return trained("prompts_chosen", rollout, clipped_policy_loss(against_group(rollout)))
+
+
 RIGHT = (
     plain_grpo, plain_ppo, edited_ppo, plain_sft, areal,
     trajectory_balance_with_reset, slow_critic, rules_and_reward_model, language_model_judge,
@@ -359,5 +372,5 @@ RIGHT = (
     imitating_while_exploring, preferring_while_exploring, imitating_its_own_best,
     distillation, soft_clips, reward_model, expert_iteration, with_evaluation, two_generators,
     evaluation_on_training_data_that_is_meant, own_loss, two_temperatures,
-    gold_answers, parts_apart, reward_model_of_text, answers_continued,
+    gold_answers, parts_apart, reward_model_of_text, answers_continued, prompts_chosen,
 )  # fmt: skip

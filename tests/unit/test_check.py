@@ -113,7 +113,8 @@ def test_sizes_are_said_as_a_user_counts_them() -> None:
     (right_graphs.online_dpo, "prompts", [(2, 128, True, 1, 128)]),
     (right_graphs.offline_dpo, "preferences", [(2, 128, True, 4, 32)]),
     (right_graphs.with_evaluation, "held_out", []),
-], ids=["epochs", "pairs chosen", "pairs", "evaluation"])  # fmt: skip
+    (right_graphs.prompts_chosen, "prompts", [(8, 512, True, 1, 512)]),
+], ids=["epochs", "pairs chosen", "pairs", "evaluation", "prompts chosen"])  # fmt: skip
 def test_sizes_of_what_is_trained(
     make: Callable[[], Graph], source: str, trained: list[tuple[int | bool, ...]]
 ) -> None:
