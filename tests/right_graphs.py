@@ -57,6 +57,11 @@ from operators.train import evaluate, train
 from tests.kit.edited_graphs import ppo_from_grpo
 from tests.kit.rewards import brief, exact
 from tests.right_concats import gold_answers, parts_apart, two_temperatures
+from tests.right_policies import (
+    answers_to_a_simulated_user,
+    frozen_generator_corrected,
+    ratio_with_a_follower,
+)
 
 BASE, DATA, TEST = "models/tiny", "data/train.parquet", "data/test.parquet"
 
@@ -373,4 +378,5 @@ RIGHT = (
     distillation, soft_clips, reward_model, expert_iteration, with_evaluation, two_generators,
     evaluation_on_training_data_that_is_meant, own_loss, two_temperatures,
     gold_answers, parts_apart, reward_model_of_text, answers_continued, prompts_chosen,
+    answers_to_a_simulated_user, frozen_generator_corrected, ratio_with_a_follower,
 )  # fmt: skip

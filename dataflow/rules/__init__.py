@@ -21,6 +21,7 @@ from dataflow.rules import (
     liveness,
     names,
     normalised,
+    off_policy,
     parameters,
     sampled,
     state,
@@ -55,7 +56,9 @@ RULES: tuple[Rule, ...] = (
 WARNINGS: tuple[Callable[[Context], Iterator[GraphWarning]], ...] = (
     doubtful.large_batches,
     doubtful.greedy_groups,
-    doubtful.updates_without_ratio,
+    off_policy.losses_without_ratio,
+    off_policy.ratios_with_other_policies,
+    off_policy.greedy_rows,
     doubtful.references_of_the_policy,
     unused.lags,
     unused.intakes,

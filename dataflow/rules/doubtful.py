@@ -17,7 +17,6 @@ from dataflow.loss import Loss
 from dataflow.model import Model
 from dataflow.node import Node
 from dataflow.rules.context import Context, Wire, counted, data_name, function_at, line_of, place
-from dataflow.rules.versions import staleness
 from dataflow.schema import Logprobs
 
 
@@ -59,40 +58,6 @@ def greedy_groups(context: Context) -> Iterator[GraphWarning]:
             yield GraphWarning(
                 rule="greedy_group", where=place(node), problem=problem, fix=fix, origin=node.origin
             )
-
-
-def updates_without_ratio(context: Context) -> Iterator[GraphWarning]:
-    """A loss for rows made by the weights that are trained, on rows made by others."""
-    stale = staleness(context)
-    for node in context.graph.nodes:
-        loss = node.params.get("loss")
-        for term in loss.terms if isinstance(loss, Loss) else ():
-            older = _older(node, 0 if term.corrected else stale.get(node.name, 0))
-            if not term.function.on_policy or not older or term.weight == 0:
-                continue
-            problem = (
-                "it has no ratio, and is right only for rows of the weights that are being"
-                f" trained; {older}"
-            )
-            fix = "clipped_policy_loss(advantage), or one update a Step on rows of lag 0"
-            origin = term.origin or node.origin
-            yield GraphWarning(
-                rule="no_ratio", where=term.function.name, problem=problem, fix=fix, origin=origin
-            )
-
-
-def _older(node: Node, lag: int) -> str:
-    """Why rows are not from the weights that an update starts from; empty if they are."""
-    epochs, parts = (node.params.get(name) for name in ("epochs", "minibatches"))
-    why = []
-    if _whole(epochs) and _whole(parts) and epochs * parts > 1:
-        why.append(
-            f"{node.name} makes {epochs * parts} updates a Step (epochs={epochs},"
-            f" minibatches={parts})"
-        )
-    if lag > 0:
-        why.append(f"rows may be {counted(lag, 'version')} old")
-    return ", and ".join(why)
 
 
 def references_of_the_policy(context: Context) -> Iterator[GraphWarning]:

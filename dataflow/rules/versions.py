@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from dataflow.errors import Fault
+from dataflow.loss_terms import row_sets
 from dataflow.model import Model
 from dataflow.node import Node, Port
+from dataflow.regions import moved_by
 from dataflow.rows import makers, physical
 from dataflow.rules.context import Context, Wire, fault_at, line_of
 from dataflow.schema import Logprobs
@@ -45,7 +47,7 @@ def lags(context: Context) -> dict[str, int]:
 
 
 def staleness(context: Context) -> dict[str, int]:
-    """For each train node: the greatest lag of its readers upstream, which bounds all its rows."""
+    """For each train node: the greatest lag of its readers upstream, by which its rows may wait."""
     lag = lags(context)
     worst: dict[int, int] = {}
     for node in context.graph.nodes:
@@ -54,9 +56,47 @@ def staleness(context: Context) -> dict[str, int]:
     return {n.name: worst[id(n)] for n in context.graph.nodes if n.operator.work == "train"}
 
 
+def row_lags(context: Context) -> dict[tuple[str, str], int]:
+    """For each train node and set of its rows: how many versions old the weights that wrote them
+    may be. What a follower that moves every k Steps writes is up to k - 1 older than its lag says.
+    """
+    lag, stale = lags(context), staleness(context)
+    found = {}
+    for node in context.graph.nodes:
+        for name, rows in row_sets(node).items():
+            makers = {maker for makers in context.samplers.of(rows) for maker in makers}
+            ages = [lag.get(maker.name, 0) + _rests(maker) for maker in makers]
+            found[node.name, name] = max([stale[node.name], *ages])
+    return found
+
+
+def bounds(context: Context) -> dict[str, int]:
+    """For each train node: the greatest lag of any row that it trains."""
+    found = staleness(context)
+    for (name, _), lag in row_lags(context).items():
+        found[name] = max(found[name], lag)
+    return found
+
+
+def _rests(maker: Node) -> int:
+    """How many Steps the Models that a node reads stay as they are, behind those that they
+    follow.
+    """
+    return sum(
+        each.every - 1
+        for model in _read_models(maker)
+        for each in (model, *moved_by(model))
+        if each.follows is not None and each.copies is None
+    )
+
+
+def _read_models(node: Node) -> list[Model]:
+    states = (node.states.get(param) for param in node.operator.reads)
+    return [state for state in states if isinstance(state, Model)]
+
+
 def _reads_trained(context: Context, node: Node) -> bool:
-    states = (node.states.get(p) for p in node.operator.reads)
-    return any(isinstance(s, Model) and s.name in context.trained for s in states)
+    return any(model.name in context.trained for model in _read_models(node))
 
 
 def _bounded(context: Context, node: Node) -> Iterator[Fault]:

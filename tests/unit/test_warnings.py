@@ -35,9 +35,9 @@ from tests.kit.simulations import simulation
 from tests.right_graphs import RIGHT
 from tests.unit.test_check import graphs_of, headers
 from tests.unit.test_coordinator import PLAN
-from tests.wrong_graphs import doubtful
+from tests.wrong_graphs import doubtful, off_policy
 
-DOUBTFUL = graphs_of(doubtful)
+DOUBTFUL = [make for module in (doubtful, off_policy) for make in graphs_of(module)]
 SUM = {"prompt": "2+2", "answer": "4"}
 
 
