@@ -48,16 +48,23 @@ def large_batch(source: Node, rows: int) -> GraphWarning:
 def greedy_groups(context: Context) -> Iterator[GraphWarning]:
     """Several answers that are all the same."""
     for node in context.graph.nodes:
-        n, temperature = node.params.get("n"), node.params.get("temperature")
-        if node.operator.traits.generates and _whole(n) and n > 1 and temperature == 0:
-            problem = (
-                f"greedy decoding (temperature={temperature}) gives each prompt {n} times the same"
-                " answer"
-            )
-            fix = "temperature=1.0, or n=1"
+        n, greedy = node.params.get("n"), greedy_by(node)
+        if greedy and _whole(n) and n > 1:
+            problem = f"greedy decoding ({greedy}) gives each prompt {n} times the same answer"
+            fix = "temperature=1.0, or n=1" if greedy != "top_k=1" else "top_k=0, or n=1"
             yield GraphWarning(
                 rule="greedy_group", where=place(node), problem=problem, fix=fix, origin=node.origin
             )
+
+
+def greedy_by(node: Node) -> str:
+    """The setting by which a generation takes the likeliest token; empty if it samples."""
+    if not node.operator.traits.generates:
+        return ""
+    temperature, top_k = node.params.get("temperature"), node.params.get("top_k")
+    if temperature == 0:
+        return f"temperature={temperature}"
+    return "top_k=1" if top_k == 1 else ""
 
 
 def references_of_the_policy(context: Context) -> Iterator[GraphWarning]:

@@ -40,7 +40,9 @@ def _seen(source: Node, evaluate: Node, trained: list[tuple[Node, Node]]) -> Ite
                 f"{theirs} ({line_of(other, evaluate.origin)}) feeds {train.name}, {mine} feeds"
                 f" {evaluate.name}"
             )
-            problem += ": the two have rows of one file, or items of one task, in common"
+            problem += (
+                ": the two have rows of one file or its copy, or items of one task, in common"
+            )
         fix = "a second prompts(test), or evaluate(..., allow_train_data=True)"
         yield Fault(rule="held_out", where=where, problem=problem, fix=fix, origin=evaluate.origin)
         return

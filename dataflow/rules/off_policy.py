@@ -18,6 +18,7 @@ from dataflow.node import Node, Port
 from dataflow.regions import moved_by
 from dataflow.rows import writers
 from dataflow.rules.context import Context, counted, line_of
+from dataflow.rules.doubtful import greedy_by
 from dataflow.rules.versions import row_lags
 from dataflow.samplers import BySample
 
@@ -124,19 +125,16 @@ def greedy_rows(context: Context) -> Iterator[GraphWarning]:
     for each in _terms(context):
         function, node = each.term.function, each.node
         of_policy = function.on_policy or function.recorded or function.correction
-        greedy = [m for m in each.generations if _is_greedy(m) and m.params.get("n") == 1]
+        greedy = [m for m in each.generations if greedy_by(m) and m.params.get("n") == 1]
         if of_policy and greedy:
-            maker = greedy[0]
+            maker, by = greedy[0], greedy_by(greedy[0])
             problem = (
                 f"its rows are the greedy answers of {maker.name!r}"
-                f" ({line_of(maker, node.origin)}, temperature={maker.params['temperature']}): they"
-                " are no sample of what the policy writes, and the gradient is biased"
+                f" ({line_of(maker, node.origin)}, {by}): they are no sample of what the policy"
+                " writes, and the gradient is biased"
             )
-            yield each.warning("greedy_rows", problem, f"temperature=1.0 in {maker.name!r}")
-
-
-def _is_greedy(maker: Node) -> bool:
-    return maker.params.get("temperature") == 0
+            sampling = "temperature=1.0" if by != "top_k=1" else "top_k=0"
+            yield each.warning("greedy_rows", problem, f"{sampling} in {maker.name!r}")
 
 
 def _terms(context: Context) -> Iterator[_TrainedTerm]:

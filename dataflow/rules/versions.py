@@ -13,7 +13,7 @@ from dataflow.errors import Fault
 from dataflow.loss_terms import row_sets
 from dataflow.model import Model
 from dataflow.node import Node, Port
-from dataflow.regions import moved_by
+from dataflow.regions import leaders, moved_by
 from dataflow.rows import makers, physical
 from dataflow.rules.context import Context, Wire, fault_at, line_of
 from dataflow.schema import Logprobs
@@ -115,7 +115,11 @@ def _recomputed(context: Context, node: Node) -> Iterator[Fault]:
         models = _models(maker)
         if wire.name not in _RECOMPUTED or not models:
             continue
-        fault = _ratio(wire, maker, models[0], trained)
+        fault = None
+        if issubclass(wire.port.schema, Logprobs):
+            fault = _ratio(wire, maker, models[0], trained)
+        elif wire.fits:
+            fault = _other_values(wire, maker, trained[0])
         if fault is not None:
             yield fault
         elif maker.operator.work == "forward" and not _same_tokens(
@@ -137,8 +141,6 @@ def _models(node: Node) -> list[str]:
 
 def _ratio(wire: Wire, maker: Node, model: str, trained: list[str]) -> Fault | None:
     """A ratio with another Model or version than the trained one."""
-    if not issubclass(wire.port.schema, Logprobs):
-        return None  # a critic may be kept close to the values of a slow copy
     if model not in trained:
         problem = (
             f"expected log-probs of {trained[0]!r}, the Model trained here, found those of"
@@ -154,6 +156,18 @@ def _ratio(wire: Wire, maker: Node, model: str, trained: list[str]) -> Fault | N
         )
         return wire.fault("versions", problem, f"max_lag=0 in {maker.name!r}")
     return None
+
+
+def _other_values(wire: Wire, maker: Node, trained: str) -> Fault | None:
+    """Values of another critic; one may be kept close to those of a slow copy of itself."""
+    model = next(state for state in maker.states.values() if isinstance(state, Model))
+    if trained in {each.name for each in (model, *leaders(model))}:
+        return None
+    problem = (
+        f"expected values of {trained!r}, the Model trained here, or of one that follows it, found"
+        f" those of {model.name!r}"
+    )
+    return wire.fault("versions", problem, f"{wire.name}=values({trained}, rollout)")
 
 
 def _same_tokens(context: Context, a: Port[Any], b: Port[Any]) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from dataflow.check import check
@@ -32,12 +33,13 @@ from tests.kit.comparison import golden_names, require_golden
 from tests.kit.files import save_jsonl
 from tests.kit.plans import CLUSTER, save_tiny_header
 from tests.kit.simulations import simulation
-from tests.right_graphs import RIGHT
+from tests.right_graphs import RIGHT, offline_dpo
 from tests.unit.test_check import graphs_of, headers
 from tests.unit.test_coordinator import PLAN
-from tests.wrong_graphs import doubtful, off_policy
+from tests.wrong_graphs import doubtful, implausible, off_policy
 
-DOUBTFUL = [make for module in (doubtful, off_policy) for make in graphs_of(module)]
+MODULES = (doubtful, off_policy, implausible)
+DOUBTFUL = [make for module in MODULES for make in graphs_of(module)]
 SUM = {"prompt": "2+2", "answer": "4"}
 
 
@@ -54,6 +56,18 @@ def test_every_golden_warning_has_its_graph() -> None:
 @pytest.mark.parametrize("make", RIGHT, ids=lambda f: f.__name__)
 def test_a_right_graph_is_not_warned_of(make: Callable[[], Graph]) -> None:
     assert check(make(), headers).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("column", "rules"), [("promt", ["misspelt_column"]), ("prompt_id", []), ("prompt", [])]
+)
+def test_pairs_with_a_column_that_is_almost_a_prompt_are_warned_of(
+    column: str, rules: list[str]
+) -> None:
+    """They are taken for pairs that begin with their prompt."""
+    columns = dict.fromkeys((column, "chosen", "rejected"), pa.utf8())
+    warnings = check(offline_dpo(), lambda data, split: columns).warnings
+    assert [warning.rule for warning in warnings] == rules
 
 
 def test_a_port_that_is_not_read_counts_for_no_warning() -> None:
