@@ -63,6 +63,7 @@ WARNINGS: tuple[Callable[[Context], Iterator[GraphWarning]], ...] = (
     off_policy.ratios_with_other_policies,
     off_policy.greedy_rows,
     doubtful.references_of_the_policy,
+    held_out.other_weights,
     critics.returns_of_another,
     implausible.bounds_for_distances,
     implausible.tiny_temperatures,

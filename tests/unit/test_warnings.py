@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -19,6 +20,7 @@ import pytest
 from dataflow.check import check
 from dataflow.errors import GraphWarning, RunError
 from dataflow.graph import Graph
+from dataflow.settings import edited
 from engine import api
 from engine.cli import main
 from engine.coordinator.core import Coordinator, Settings
@@ -29,9 +31,11 @@ from engine.plan.cluster import Cluster
 from engine.plan.explain import explain
 from engine.plan.planner import make_plan
 from engine.simulate.behaviour import Outcomes
+from graphs.grpo import grpo
 from tests.kit.comparison import golden_names, require_golden
 from tests.kit.files import save_jsonl
 from tests.kit.plans import CLUSTER, save_tiny_header
+from tests.kit.rewards import brief, exact
 from tests.kit.simulations import simulation
 from tests.right_graphs import RIGHT, offline_dpo
 from tests.unit.test_check import graphs_of, headers
@@ -67,6 +71,23 @@ def test_pairs_with_a_column_that_is_almost_a_prompt_are_warned_of(
     """They are taken for pairs that begin with their prompt."""
     columns = dict.fromkeys((column, "chosen", "rejected"), pa.utf8())
     warnings = check(offline_dpo(), lambda data, split: columns).warnings
+    assert [warning.rule for warning in warnings] == rules
+
+
+@pytest.mark.parametrize(("settings", "rules"), [
+    (["score.weights=1,0.2"], ["other_weights"]),
+    (["score.weights=1,0.2", "eval_score.weights=1,0.2"], []),
+    (["score.weights=2,2"], []),
+    (["score.weights=-1,-1"], ["other_weights"]),
+    (["score.weights=1,0"], ["other_weights"]),
+])  # fmt: skip
+def test_a_setting_that_leaves_the_evaluation_with_other_weights_is_warned_of(
+    settings: list[str], rules: list[str]
+) -> None:
+    """Not with a multiple of them, which ranks alike."""
+    fns: Any = [exact, brief]
+    graph = grpo("models/tiny", "data/train.parquet", fns, eval_data="data/test.parquet")
+    warnings = check(edited(graph, settings), headers).warnings
     assert [warning.rule for warning in warnings] == rules
 
 

@@ -12,13 +12,15 @@ from operators.advantage import add, gae, group_advantage, overlong_penalty
 from operators.forward import logprobs, values
 from operators.losses import clipped_policy_loss, decoupled_policy_loss, value_loss
 from operators.reward import reward, step_reward
-from operators.train import train
+from operators.train import evaluate, train
+from tests.kit.rewards import brief
 from tests.wrong_graphs.parts import (
     BASE,
     compared,
     critic,
     exact,
     graph,
+    held_out,
     judged,
     policy,
     sampled,
@@ -114,3 +116,10 @@ def rewards_of_steps_of_which_only_the_sum_is_read() -> Graph:
     score: Port[Reward] = step_reward(each_step, rollout)
     penalty = overlong_penalty(rollout, score, max_tokens=64, buffer=16)
     return trained(rollout, clipped_policy_loss(group_advantage(rollout, penalty)))
+
+
+def evaluation_by_other_weights_than_are_trained() -> Graph:
+    rollout = sampled()
+    score = reward([exact, brief], rollout, weights=[1.0, 0.2], name="score")
+    sink = updated(rollout, clipped_policy_loss(group_advantage(rollout, score)))
+    return graph(sink, evaluate(policy, reward([exact, brief], held_out()), every=10, keep_best=1))
