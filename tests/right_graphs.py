@@ -299,7 +299,8 @@ def soft_clips() -> Graph:
 def reward_model() -> Graph:
     rollout, judge = sampled(n=1), Model("judge", BASE, trainable=True, head="scalar")
     fitted = train(judge, rollout, loss=regression_loss(reward(exact, rollout), huber=1.0), lr=1e-5)
-    imitated = policy_gradient_loss(teacher_advantage(rollout, logprobs(reference, rollout)))
+    teacher = logprobs(Model("teacher", "models/large"), rollout)
+    imitated = policy_gradient_loss(teacher_advantage(rollout, teacher))
     return Graph("reward_model", train(policy, rollout, loss=imitated, lr=1e-6), fitted)
 
 

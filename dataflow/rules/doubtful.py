@@ -71,9 +71,11 @@ def references_of_the_policy(context: Context) -> Iterator[GraphWarning]:
     """A divergence from the trained Model itself: about 0, whatever it does."""
     for node in context.graph.nodes:
         for wire in context.wires[id(node)]:
-            log_probs = wire.name == "reference" and issubclass(wire.port.schema, Logprobs)
-            if log_probs and not _unread(node, wire):
+            log_probs = issubclass(wire.port.schema, Logprobs)
+            if wire.name in ("reference", "teacher") and log_probs and not _unread(node, wire):
                 yield from _self_reference(context, wire)
+            if wire.name == "teacher" and log_probs:
+                yield from _same_base(context, wire)
 
 
 def _self_reference(context: Context, wire: Wire) -> Iterator[GraphWarning]:
@@ -90,10 +92,46 @@ def _self_reference(context: Context, wire: Wire) -> Iterator[GraphWarning]:
             f'logprobs(Model("reference", {model.base!r}), ...), or a Model that follows'
             f" {model.name!r}"
         )
+        if wire.name == "teacher":
+            fix = "logprobs of a larger Model, or of one that was trained longer"
         where, origin = wire.where, wire.origin
         yield GraphWarning(
             rule="self_reference", where=where, problem=problem, fix=fix, origin=origin
         )
+
+
+def _same_base(context: Context, wire: Wire) -> Iterator[GraphWarning]:
+    """A teacher that stays what its student begins as."""
+    students = {student.name: student for student in _students(context, wire)}
+    for teacher in wire.port.node.states.values():
+        if not isinstance(teacher, Model) or teacher.name in context.trained | context.carried:
+            continue
+        for student in students.values():
+            if student.name in context.carried or student.base != teacher.base:
+                continue
+            problem = (
+                f"expected a teacher that knows more than {student.name!r}, found {teacher.name!r}"
+                f" at the same base, {teacher.base!r}: it tells {student.name!r} what it says"
+                " already"
+            )
+            yield GraphWarning(
+                rule="same_teacher",
+                where=wire.where,
+                problem=problem,
+                fix="logprobs of a larger Model, or of one that was trained longer",
+                origin=wire.origin,
+            )
+
+
+def _students(context: Context, wire: Wire) -> Iterator[Model]:
+    """The trained Model, or those that wrote the rows which a teacher judges."""
+    nodes = [wire.node]
+    if wire.node.operator.work != "train":
+        samples = context.samplers.of(wire.node.inputs[wire.row_set])
+        nodes = [maker for makers in samples for maker in makers]
+    for state in (state for node in nodes for state in node.states.values()):
+        if isinstance(state, Model) and state.name in context.trained:
+            yield state
 
 
 def _unread(node: Node, wire: Wire) -> bool:

@@ -107,6 +107,15 @@ def remax(folder: Path, *, n: int = 2, greedy: int = 1) -> Graph:
     return trained("remax", policy, rollout, policy_gradient_loss(advantage))
 
 
+def own_baseline(folder: Path) -> Graph:
+    """A single answer is compared with the mean of its prompt's answers, itself: no gradient."""
+    policy, asked = policy_and_prompts(folder)
+    rollout = generate(policy, asked, max_tokens=6, name="rollout")
+    score = reward(told_apart, rollout, name="score")
+    advantage = baseline_advantage(rollout, score, mean_over(score, asked), name="advantage")
+    return trained("own_baseline", policy, rollout, policy_gradient_loss(advantage))
+
+
 def turns(
     folder: Path,
     *,

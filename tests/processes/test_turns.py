@@ -128,3 +128,12 @@ def test_prompts_that_a_selection_keeps_are_answered_by_whole_groups(
     assert {row["prompt"][0] for row in rows} <= set("abc")
     counts = column(result, "data/rows")
     assert all(count == 12 for count in counts) if refill else min(counts) < 12
+
+
+def test_a_run_that_learns_nothing_says_so_after_ten_steps(
+    tiny: TinyRuns, caplog: pytest.LogCaptureFixture
+) -> None:
+    result = tiny.run(turn_graphs.own_baseline, 10)
+    assert column(result, "optim/grad_norm") == [0.0] * 10
+    (told,) = (line for line in caplog.messages if "[nothing_learnt]" in line)
+    assert "'policy' learnt nothing in the last 10 Steps (up to step 10): its gradient" in told

@@ -8,9 +8,21 @@ from dataflow.graph import Graph
 from dataflow.model import Model
 from dataflow.node import Port
 from dataflow.schema import Reward, Rollout
-from operators.advantage import add, gae, group_advantage, overlong_penalty
+from operators.advantage import (
+    add,
+    gae,
+    group_advantage,
+    overlong_penalty,
+    teacher_advantage,
+)
 from operators.forward import logprobs, values
-from operators.losses import clipped_policy_loss, decoupled_policy_loss, value_loss
+from operators.losses import (
+    clipped_policy_loss,
+    decoupled_policy_loss,
+    distillation_loss,
+    policy_gradient_loss,
+    value_loss,
+)
 from operators.reward import reward, step_reward
 from operators.train import evaluate, train
 from tests.kit.rewards import brief
@@ -123,3 +135,21 @@ def evaluation_by_other_weights_than_are_trained() -> Graph:
     score = reward([exact, brief], rollout, weights=[1.0, 0.2], name="score")
     sink = updated(rollout, clipped_policy_loss(group_advantage(rollout, score)))
     return graph(sink, evaluate(policy, reward([exact, brief], held_out()), every=10, keep_best=1))
+
+
+def teacher_that_is_the_student() -> Graph:
+    rollout = sampled(n=1)
+    teacher = logprobs(policy, rollout, name="teacher")
+    return trained(rollout, policy_gradient_loss(teacher_advantage(rollout, teacher)))
+
+
+def teacher_at_the_base_of_its_student() -> Graph:
+    rollout = sampled(n=1)
+    teacher = logprobs(Model("teacher", BASE), rollout)
+    return trained(rollout, policy_gradient_loss(teacher_advantage(rollout, teacher)))
+
+
+def distillation_from_the_base_of_the_student() -> Graph:
+    rollout = sampled(n=1)
+    teacher = logprobs(Model("teacher", BASE, follows=policy, every=0), rollout, top_k=8)
+    return trained(rollout, distillation_loss(teacher))
