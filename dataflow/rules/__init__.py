@@ -64,7 +64,7 @@ WARNINGS: tuple[Callable[[Context], Iterator[GraphWarning]], ...] = (
     off_policy.greedy_rows,
     doubtful.references_of_the_policy,
     held_out.other_weights,
-    critics.returns_of_another,
+    critics.frozen_critics,
     implausible.bounds_for_distances,
     implausible.tiny_temperatures,
     implausible.zero_weights,

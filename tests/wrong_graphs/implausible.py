@@ -153,3 +153,12 @@ def distillation_from_the_base_of_the_student() -> Graph:
     rollout = sampled(n=1)
     teacher = logprobs(Model("teacher", BASE, follows=policy, every=0), rollout, top_k=8)
     return trained(rollout, distillation_loss(teacher))
+
+
+def advantages_of_a_frozen_critic_beside_the_trained_one() -> Graph:
+    rollout = sampled(n=1)
+    score, frozen = scored(rollout), Model("frozen", BASE, head="scalar")
+    advantage = gae(rollout, score, values(frozen, rollout, name="fixed"), name="of_frozen")
+    own = gae(rollout, score, values(critic, rollout), name="of_critic")
+    fit = train(critic, rollout, loss=value_loss(own), lr=1e-5)
+    return graph(updated(rollout, clipped_policy_loss(advantage)), fit)
