@@ -25,7 +25,7 @@ from dataflow.rows import Domain, Domains
 from dataflow.rules import RULES, WARNINGS, unused
 from dataflow.rules.context import ColumnReader, Context, context_of, counted
 from dataflow.rules.programs import program_faults, program_warnings
-from dataflow.rules.versions import lags, staleness
+from dataflow.rules.versions import bounds, lags
 
 Columns = Mapping[str, pa.DataType]
 
@@ -212,7 +212,7 @@ def _checked(context: Context) -> CheckedGraph:
         domains=context.domains,
         regions=context.regions,
         lag=lags(context),
-        bound=staleness(context),
+        bound=bounds(context),
         sizes={s.name: _size(context, s) for s in context.sources},
         columns={(n.name, p.index): _columns(context, p) for n in graph.nodes for p in n.ports},
         dialects={use.where: use.dialect for use in spoken(graph)},

@@ -65,6 +65,7 @@ def loss_function(
     scores: bool = False,
     ids: tuple[str, ...] = (),
     zero: Mapping[str, str] | None = None,
+    only_with: Mapping[str, str] | None = None,
     limits: Mapping[str, Limit] | None = None,
     conventions: Mapping[str, Convention] | None = None,
 ) -> LossFunction:
@@ -90,6 +91,7 @@ def loss_function(
         ports=ports,
         parameters=tuple(p.name for p in values if p.kind is p.KEYWORD_ONLY),
         zero=tuple((zero or {}).items()),
+        only_with=tuple((only_with or {}).items()),
         limits=tuple((limits or {}).items()),
         recorded=recorded,
         supervised=supervised,

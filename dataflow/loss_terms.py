@@ -32,7 +32,7 @@ of the name of an input with a term's own rows.
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossFunction:
     """A declared loss; `fn` returns Terms (now.py). `zero`: port -> parameter; the port is not read
-    if that is a constant 0.
+    if that is a constant 0. `only_with`: port -> parameter; it is not read if that is None.
     """
 
     path: str
@@ -43,6 +43,7 @@ class LossFunction:
     ports: tuple[Input, ...]
     parameters: tuple[str, ...]
     zero: tuple[tuple[str, str], ...] = ()
+    only_with: tuple[tuple[str, str], ...] = ()
     limits: tuple[tuple[str, Limit], ...] = ()
     """Parameter -> the values it takes; the check refuses others."""
     recorded: bool = True

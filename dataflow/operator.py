@@ -211,6 +211,10 @@ class Operator:
     """For such a source: module:function of (data, split) that returns its files, in order, or
     digests (text) of rows that are in no file of the user's.
     """
+    data_optional: tuple[str, ...] = ()
+    """For such a source: columns of its data that it can do without."""
+    repeats: tuple[str, ...] = ()
+    """Parameters that repeat those of the generation of its first input's rows."""
     normalises: Literal["", "group", "batch"] = ""
     """For an operator on advantages: the rows over which it makes them comparable."""
     log_probs: bool = False

@@ -68,10 +68,10 @@ def trained_models(graph: Graph) -> set[str]:
         if p in n.operator.writes and isinstance(s, Model)
     }
     models = [s for s in graph.states if isinstance(s, Model)]
-    return written | {m.name for m in models if any(at.name in written for at in _moved_by(m))}
+    return written | {m.name for m in models if any(at.name in written for at in moved_by(m))}
 
 
-def _moved_by(model: Model) -> Iterator[Model]:
+def moved_by(model: Model) -> Iterator[Model]:
     """The Models whose changes reach this one: its leaders, up to a copy that stays as it is."""
     for at in (model, *leaders(model)):
         if at.follows is None or at.copies is not None:

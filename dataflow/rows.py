@@ -24,7 +24,7 @@ class Domain:
     kind: `source` (fresh rows), `expand` (`factor` rows for each of the parent's), `subset` (some
     of the parent's), `concat` (`factor` rows for each of the parent's: those of the `parts`, one
     after another). keeps: for a subset, whether whole groups stay (`groups`), any rows (`rows`) or
-    two of each group (`pairs`).
+    two of each group (`pairs`); where each group is one row, any rows are whole groups.
     """
 
     node: Node
@@ -147,8 +147,7 @@ class Domains:
         if parent is None or isinstance(rows, Same):
             return parent
         if isinstance(rows, Subset):
-            keeps = node.inputs[rows.of].node.operator.keeps or "rows"
-            return Domain(node=node, kind="subset", parent=parent, keeps=keeps)
+            return Domain(node=node, kind="subset", parent=parent, keeps=_kept(node, rows, parent))
         assert isinstance(rows, Expand)
         return Domain(node=node, kind="expand", parent=parent, factor=_samples(node, rows))
 
@@ -173,6 +172,13 @@ class Domains:
     def _of_input(self, node: Node, name: str) -> Domain | None:
         port = node.inputs.get(name)
         return self.of(port) if port is not None else None
+
+
+def _kept(node: Node, rows: Subset, parent: Domain) -> Keeps:
+    """What a selection leaves of a group of `parent`."""
+    keeps = node.inputs[rows.of].node.operator.keeps or "rows"
+    # A group of one row, such as a prompt before its answers, stays whole or goes.
+    return "groups" if keeps == "rows" and parent.group_size == 1 else keeps
 
 
 def _above_all(parts: tuple[Domain, ...]) -> Domain | None:

@@ -253,13 +253,14 @@ def column_operator(
     limits: Mapping[str, Limit] | None = None,
     normalises: Any = "",
     conventions: Mapping[str, Convention] | None = None,
+    repeats: tuple[str, ...] = (),
     kernel: str = HOST_KERNEL,
 ) -> Operator:
     """Declare one of this project's own operators from its function on columns.
 
     columns: for each input, the columns that the function really reads (default: all that its
     schema declares). parent: inputs on an ancestor's rows. keeps, limits, normalises,
-    conventions: as in Operator. kernel: module:Class of one that also reports metrics.
+    conventions, repeats: as in Operator. kernel: module:Class of one that also reports metrics.
     """
     typed = inspect.signature(fn, eval_str=True)
     inputs = []
@@ -291,6 +292,7 @@ def column_operator(
         limits=limits or {},
         normalises=normalises,
         conventions=conventions or {},
+        repeats=repeats,
         function=fn,
     )
 

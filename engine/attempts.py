@@ -247,7 +247,7 @@ class _Run:
                 stream.add(subscriber)
             for take in self._on_step:
                 stream.on(take, StepEnded)
-            stream.add(silent_failures(plan, self._folder.samples, stream))
+            stream.add(silent_failures(plan, self._folder.samples, stream, self._options.steps))
             stream.add(early)
             stream.on(stack.enter_context(_settled_memory()), Opened)
             stream.add(recording)

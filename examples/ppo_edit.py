@@ -31,7 +31,7 @@ def after() -> Graph:
     critic = Model("critic", tiny.make().model, trainable=True, head="scalar")
     value = values(critic, rollout)
     advantage = gae(rollout, score, value)
-    critic_sink = train(critic, rollout, loss=value_loss(advantage, old=value), lr=1e-2)
+    critic_sink = train(critic, rollout, loss=value_loss(advantage), lr=1e-2)
     return g.replace(advantage=advantage).extend(critic_sink).renamed("ppo")
 
 

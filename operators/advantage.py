@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, TypeVar, get_args
 
+from dataflow.calls import require
 from dataflow.convention import DIALECT_LIMIT, Dialect
 from dataflow.limits import choice, flag, number, whole
 from dataflow.node import Node, Port
@@ -123,6 +124,7 @@ OVERLONG_PENALTY = column_operator(
         "dialect": DIALECT_LIMIT,
     },
     conventions=dialects.OVERLONG_CONVENTIONS,
+    repeats=("max_tokens",),
 )
 ADD = column_operator(
     formulas.add,
@@ -302,17 +304,26 @@ def overlong_penalty(
     dialect: Dialect | None = None,
     name: str = "overlong_penalty",
 ) -> Port[AnyReward]:
-    """The reward minus factor times how far the answer reaches into the last `buffer` of max_tokens
-    (DAPO, eq. 13).
+    """The reward minus factor times how far the answer reaches into the last `buffer` of
+    max_tokens, which are those of the generation (DAPO, eq. 13).
 
     An answer's length is that of all its tokens, holes included. In a TokenReward the last token
     bears the penalty; the others do not change. dialect: an answer longer than max_tokens costs
     factor and no more (trl, openrlhf), or in proportion (verl, nemo_rl).
     """
+    _require_buffer(max_tokens, buffer)
     params = {"max_tokens": max_tokens, "buffer": buffer, "factor": factor, "dialect": dialect}
     schemas = (score.schema,) if isinstance(score, Port) else None
     inputs = {"rollout": rollout, "score": score}
     return Node(OVERLONG_PENALTY, name, inputs=inputs, params=params, schemas=schemas).port()
+
+
+def _require_buffer(max_tokens: object, buffer: object) -> None:
+    """Raises GraphError for more tokens at the end than there are."""
+    if isinstance(max_tokens, int) and isinstance(buffer, int) and buffer > max_tokens >= 1:
+        expected = f"at most max_tokens={max_tokens}, whose last tokens it counts"
+        fix = f"buffer={max(1, max_tokens // 4)}"
+        require("overlong_penalty", "buffer", buffer, fits=False, expected=expected, fix=fix)
 
 
 @declares

@@ -75,6 +75,7 @@ PREFERENCES = Operator(
     },
     fixed=_FIXED,
     data_columns="operators.data_files:preference_columns",
+    data_optional=("prompt",),
     data_overlap="operators.data_sources:overlap",
     data_rows="operators.data_sources:row_count",
     data_files="operators.data_files:source_files",

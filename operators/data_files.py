@@ -12,7 +12,6 @@ import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -31,6 +30,7 @@ from operators.data_messages import (
 )
 from operators.data_parts import COLUMNS, has_parts, refuse_other_parts_in
 from operators.data_shapes import demonstration_shape, listed, preference_shape, prompt_shape
+from operators.data_splits import require_split, rows_of_split
 
 SUFFIXES = (".parquet", ".jsonl", ".csv")
 _ENDINGS = ".parquet, .jsonl or .csv"
@@ -42,14 +42,13 @@ def columns_of(data: str, split: str | None = None) -> dict[str, pa.DataType]:
     """The columns of a source: from Parquet footers, the first 1000 lines of JSONL, or all of a
     CSV, whose numbers only all of its rows can tell; a data set of the hub is loaded.
 
-    Raises DataError if there is no such file, or if it is empty or malformed.
+    Raises DataError if there is no such file, or if it is empty or malformed, and if it has no row
+    of the split.
     """
     if tasks.is_task(data):
+        tasks.require_split(data, split)
         return tasks.task_columns(data)
-    if is_hub(data):
-        columns = hub_columns(data, split)
-    else:
-        columns = {field.name: field.type for field in _schema_of(files_of(data, split))}
+    columns = hub_columns(data, split) if is_hub(data) else _columns_of_files(data, split)
     in_parts = [name for name in COLUMNS if name in columns and has_parts(columns[name])]
     if in_parts:
         _refuse_other_parts(data, split, in_parts)
@@ -65,6 +64,14 @@ def _refuse_other_parts(data: str, split: str | None, names: Sequence[str]) -> N
     if _suffix(files) == ".parquet":
         for name in names:
             refuse_other_parts_in(files, name)
+
+
+def _columns_of_files(data: str, split: str | None) -> dict[str, pa.DataType]:
+    files = files_of(data, split)
+    schema = _schema_of(files)
+    if split is not None and not Path(data).expanduser().is_dir():
+        require_split(files[0], schema, data, split)
+    return {field.name: field.type for field in schema}
 
 
 def _schema_of(files: Sequence[Path]) -> pa.Schema:
@@ -143,7 +150,7 @@ def _read_files(data: str, split: str | None) -> pa.Table:
     else:
         table = read_csv(files) if _suffix(files) == ".csv" else table_of(read_lines(files))
     if split is not None and not Path(data).expanduser().is_dir():
-        table = _rows_of_split(table, data, split)
+        table = rows_of_split(table, data, split)
     return table
 
 
@@ -370,34 +377,6 @@ def row_place(data: str, split: str | None, row: int) -> str:
         if _suffix(files) == ".jsonl":
             return place_of(files, row)
     return f"{data}: row {row}"
-
-
-def _rows_of_split(table: pa.Table, data: str, split: str) -> pa.Table:
-    """A single file's rows whose column `split`, or verl's `extra_info.split`, has this value."""
-    of_row = _split_column(table)
-    if of_row is None:
-        raise DataError(
-            f"{data}: expected 'split' or 'extra_info.split' to choose split {split!r} by, found"
-            f" columns: {listed(table.column_names)}. Fix: leave split= out, or name a folder with"
-            " a file for each split."
-        )
-    chosen = table.filter(pa.array([value == split for value in of_row]))
-    if not len(chosen):
-        there = sorted({str(value) for value in of_row})
-        raise DataError(
-            f"{data}: no row of split {split!r}; there are: {listed(there)}. Fix:"
-            f" split={there[0]!r}."
-        )
-    return chosen
-
-
-def _split_column(table: pa.Table) -> list[Any] | None:
-    if "split" in table.column_names:
-        return table.column("split").to_pylist()
-    info = table.column("extra_info") if "extra_info" in table.column_names else None
-    if info is None or not pa.types.is_struct(info.type) or info.type.get_field_index("split") < 0:
-        return None
-    return info.combine_chunks().field("split").to_pylist()
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:

@@ -1,15 +1,16 @@
 """Facts about data sources before any row is read: whether two share rows, how many rows one has.
 
-Owns: comparing files by their identity on disk, procedural tasks by the items they generate, and
-data sets of the hub by their rows.
+Owns: comparing files by their identity on disk and by their bytes, procedural tasks by the items
+they generate, and data sets of the hub by their rows.
 Does not own: reading rows (data_files.py), tasks (tasks.py), the consequences of an overlap
 (dataflow/rules/held_out.py).
 
-Copies of a file (another inode) are not found: only their rows could show that they are the same.
+Rows that two different files have in common are not found.
 """
 
 from __future__ import annotations
 
+import filecmp
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,7 +32,8 @@ Identity = tuple[str, int, int]
 
 
 def overlap(data: str, split: str | None, other: str, other_split: str | None) -> bool:
-    """Whether two sources read rows of the same file, or generate the same items of a task.
+    """Whether two sources read rows of one file or of a copy of it, or generate the same items of a
+    task.
 
     A split of a folder is some of its files; of a single file or a task, some of its rows.
     """
@@ -40,10 +42,11 @@ def overlap(data: str, split: str | None, other: str, other_split: str | None) -
         return both and not _apart(split, other_split) and tasks.same_items(data, other)
     if is_hub(data) or is_hub(other):
         return is_hub(data) and is_hub(other) and _same_hub_rows(data, split, other, other_split)
-    if not _shared(_files(data, split), _files(other, other_split)):
-        return False
     by_rows = not (Path(data).expanduser().is_dir() or Path(other).expanduser().is_dir())
-    return not (by_rows and _apart(split, other_split))
+    if by_rows and _apart(split, other_split):
+        return False
+    some, others = _files(data, split), _files(other, other_split)
+    return _shared(some, others) or _copied(some, others)
 
 
 def row_count(data: str, split: str | None) -> int | None:
@@ -89,6 +92,23 @@ def _shared(some: set[Identity], others: set[Identity]) -> bool:
     return any(
         path in paths or (inode and (device, inode) in inodes) for path, device, inode in others
     )
+
+
+def _copied(some: set[Identity], others: set[Identity]) -> bool:
+    """Whether a file has the bytes of another: sizes first, so that few files are read."""
+    by_size: dict[int, list[str]] = {}
+    for path, _, inode in others:
+        if inode:
+            by_size.setdefault(os.stat(path).st_size, []).append(path)
+    try:
+        return any(
+            filecmp.cmp(path, other, shallow=False)
+            for path, _, inode in some
+            if inode and (size := os.stat(path).st_size) > 0
+            for other in by_size.get(size, ())
+        )
+    except OSError:  # reported where its columns are read
+        return False
 
 
 def _files(data: str, split: str | None) -> set[Identity]:

@@ -34,8 +34,8 @@ class Importance:
 
 _LIMITS = {
     "level": choice("token", "sequence", "geometric"),
-    "above": number(0.0, above=True, like=2.0, optional=True),
-    "below": number(0.0, above=True, like=0.5, optional=True),
+    "above": number(1.0, like=2.0, optional=True),
+    "below": number(0.0, 1.0, above=True, like=0.5, optional=True),
     "over": choice("truncate", "mask"),
 }
 

@@ -55,6 +55,7 @@ VALUE = loss_function(
     path="operators.losses:VALUE",
     name="value_loss",
     head="scalar",
+    only_with={"old": "clip"},
     limits={"clip": number(0.0, above=True, optional=True, like=0.2)},
 )
 
@@ -149,7 +150,7 @@ def value_loss(
     rows: Port[Completion] | None = None,
 ) -> Loss:
     """Squared error of a critic (a Model with head="scalar"); clip keeps it near `old`, its values
-    before the Step.
+    before the Step or those of a Model that follows it. Without clip `old` is not read.
     """
     if clip is not None and old is None:
         raise refused(

@@ -84,7 +84,7 @@ CLIPPED_WEIGHT = loss_function(
     recorded=True,
     correction="correction",
     limits={
-        "cap": number(0.0, above=True, optional=True, like=5.0),
+        "cap": number(1.0, optional=True, like=5.0),
         "clip": number(0.0, above=True, pair=True, optional=True, like=(1.0, 4.0)),
         "correction": _CORRECTION,
     },

@@ -57,11 +57,7 @@ def task_table(data: str, split: str | None = None) -> pa.Table:
     reads what JSON cannot hold, and if the library is not installed.
     """
     spec = data.removeprefix(PREFIX)
-    if split not in (None, "train", "test"):
-        raise DataError(
-            f"{data}: expected split 'train' or 'test' of a task, found {split!r}. Fix:"
-            " split='train'."
-        )
+    require_split(data, split)
     task = _parse(spec)
     made = _dataset(spec)
     entries = [made[index] for index in range(len(made))]
@@ -74,6 +70,15 @@ def task_table(data: str, split: str | None = None) -> pa.Table:
             for i, (name, kind) in enumerate(_COLUMNS.items())
         }
     )
+
+
+def require_split(data: str, split: str | None) -> None:
+    """Raise DataError for a split that no task has."""
+    if split not in (None, "train", "test"):
+        raise DataError(
+            f"{data}: expected split 'train' or 'test' of a task, found {split!r}. Fix:"
+            " split='train'."
+        )
 
 
 def same_items(data: str, other: str) -> bool:

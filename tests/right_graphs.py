@@ -57,6 +57,11 @@ from operators.train import evaluate, train
 from tests.kit.edited_graphs import ppo_from_grpo
 from tests.kit.rewards import brief, exact
 from tests.right_concats import gold_answers, parts_apart, two_temperatures
+from tests.right_policies import (
+    answers_to_a_simulated_user,
+    frozen_generator_corrected,
+    ratio_with_a_follower,
+)
 
 BASE, DATA, TEST = "models/tiny", "data/train.parquet", "data/test.parquet"
 
@@ -91,6 +96,11 @@ def whole(rollout: Columns[Rollout]) -> Columns[Keep]:
 @operator()
 def well(score: Columns[Reward]) -> Columns[Keep]:
     return Columns.make(Keep, like=score, keep=(score["reward"] > 0).astype("uint8"))
+
+
+@operator()
+def short(prompt: Columns[Prompt]) -> Columns[Keep]:
+    return Columns.make(Keep, like=prompt, keep=[int(len(text) < 80) for text in prompt["prompt"]])
 
 
 @operator(parent="first")
@@ -289,7 +299,8 @@ def soft_clips() -> Graph:
 def reward_model() -> Graph:
     rollout, judge = sampled(n=1), Model("judge", BASE, trainable=True, head="scalar")
     fitted = train(judge, rollout, loss=regression_loss(reward(exact, rollout), huber=1.0), lr=1e-5)
-    imitated = policy_gradient_loss(teacher_advantage(rollout, logprobs(reference, rollout)))
+    teacher = logprobs(Model("teacher", "models/large"), rollout)
+    imitated = policy_gradient_loss(teacher_advantage(rollout, teacher))
     return Graph("reward_model", train(policy, rollout, loss=imitated, lr=1e-6), fitted)
 
 
@@ -352,6 +363,14 @@ def reward_model_of_text() -> Graph:
     return trained("text", rollout, clipped_policy_loss(group_advantage(rollout, verdict)))
 
 
+def prompts_chosen() -> Graph:
+    """Prompts are chosen before they are answered: their groups are whole."""
+    prompt = prompts(DATA, batch=64)
+    chosen = select(prompt, where=short(prompt), refill=True)
+    rollout = generate(policy, chosen, n=8, max_tokens=64, name="rollout")
+    return trained("prompts_chosen", rollout, clipped_policy_loss(against_group(rollout)))
+
+
 RIGHT = (
     plain_grpo, plain_ppo, edited_ppo, plain_sft, areal,
     trajectory_balance_with_reset, slow_critic, rules_and_reward_model, language_model_judge,
@@ -359,5 +378,6 @@ RIGHT = (
     imitating_while_exploring, preferring_while_exploring, imitating_its_own_best,
     distillation, soft_clips, reward_model, expert_iteration, with_evaluation, two_generators,
     evaluation_on_training_data_that_is_meant, own_loss, two_temperatures,
-    gold_answers, parts_apart, reward_model_of_text, answers_continued,
+    gold_answers, parts_apart, reward_model_of_text, answers_continued, prompts_chosen,
+    answers_to_a_simulated_user, frozen_generator_corrected, ratio_with_a_follower,
 )  # fmt: skip

@@ -17,7 +17,6 @@ from dataflow.loss import Loss
 from dataflow.model import Model
 from dataflow.node import Node
 from dataflow.rules.context import Context, Wire, counted, data_name, function_at, line_of, place
-from dataflow.rules.versions import staleness
 from dataflow.schema import Logprobs
 
 
@@ -49,59 +48,34 @@ def large_batch(source: Node, rows: int) -> GraphWarning:
 def greedy_groups(context: Context) -> Iterator[GraphWarning]:
     """Several answers that are all the same."""
     for node in context.graph.nodes:
-        n, temperature = node.params.get("n"), node.params.get("temperature")
-        if node.operator.traits.generates and _whole(n) and n > 1 and temperature == 0:
-            problem = (
-                f"greedy decoding (temperature={temperature}) gives each prompt {n} times the same"
-                " answer"
-            )
-            fix = "temperature=1.0, or n=1"
+        n, greedy = node.params.get("n"), greedy_by(node)
+        if greedy and _whole(n) and n > 1:
+            problem = f"greedy decoding ({greedy}) gives each prompt {n} times the same answer"
+            fix = "temperature=1.0, or n=1" if greedy != "top_k=1" else "top_k=0, or n=1"
             yield GraphWarning(
                 rule="greedy_group", where=place(node), problem=problem, fix=fix, origin=node.origin
             )
 
 
-def updates_without_ratio(context: Context) -> Iterator[GraphWarning]:
-    """A loss for rows made by the weights that are trained, on rows made by others."""
-    stale = staleness(context)
-    for node in context.graph.nodes:
-        loss = node.params.get("loss")
-        for term in loss.terms if isinstance(loss, Loss) else ():
-            older = _older(node, 0 if term.corrected else stale.get(node.name, 0))
-            if not term.function.on_policy or not older or term.weight == 0:
-                continue
-            problem = (
-                "it has no ratio, and is right only for rows of the weights that are being"
-                f" trained; {older}"
-            )
-            fix = "clipped_policy_loss(advantage), or one update a Step on rows of lag 0"
-            origin = term.origin or node.origin
-            yield GraphWarning(
-                rule="no_ratio", where=term.function.name, problem=problem, fix=fix, origin=origin
-            )
-
-
-def _older(node: Node, lag: int) -> str:
-    """Why rows are not from the weights that an update starts from; empty if they are."""
-    epochs, parts = (node.params.get(name) for name in ("epochs", "minibatches"))
-    why = []
-    if _whole(epochs) and _whole(parts) and epochs * parts > 1:
-        why.append(
-            f"{node.name} makes {epochs * parts} updates a Step (epochs={epochs},"
-            f" minibatches={parts})"
-        )
-    if lag > 0:
-        why.append(f"rows may be {counted(lag, 'version')} old")
-    return ", and ".join(why)
+def greedy_by(node: Node) -> str:
+    """The setting by which a generation takes the likeliest token; empty if it samples."""
+    if not node.operator.traits.generates:
+        return ""
+    temperature, top_k = node.params.get("temperature"), node.params.get("top_k")
+    if temperature == 0:
+        return f"temperature={temperature}"
+    return "top_k=1" if top_k == 1 else ""
 
 
 def references_of_the_policy(context: Context) -> Iterator[GraphWarning]:
     """A divergence from the trained Model itself: about 0, whatever it does."""
     for node in context.graph.nodes:
         for wire in context.wires[id(node)]:
-            log_probs = wire.name == "reference" and issubclass(wire.port.schema, Logprobs)
-            if log_probs and not _unread(node, wire):
+            log_probs = issubclass(wire.port.schema, Logprobs)
+            if wire.name in ("reference", "teacher") and log_probs and not _unread(node, wire):
                 yield from _self_reference(context, wire)
+            if wire.name == "teacher" and log_probs:
+                yield from _same_base(context, wire)
 
 
 def _self_reference(context: Context, wire: Wire) -> Iterator[GraphWarning]:
@@ -118,10 +92,46 @@ def _self_reference(context: Context, wire: Wire) -> Iterator[GraphWarning]:
             f'logprobs(Model("reference", {model.base!r}), ...), or a Model that follows'
             f" {model.name!r}"
         )
+        if wire.name == "teacher":
+            fix = "logprobs of a larger Model, or of one that was trained longer"
         where, origin = wire.where, wire.origin
         yield GraphWarning(
             rule="self_reference", where=where, problem=problem, fix=fix, origin=origin
         )
+
+
+def _same_base(context: Context, wire: Wire) -> Iterator[GraphWarning]:
+    """A teacher that stays what its student begins as."""
+    students = {student.name: student for student in _students(context, wire)}
+    for teacher in wire.port.node.states.values():
+        if not isinstance(teacher, Model) or teacher.name in context.trained | context.carried:
+            continue
+        for student in students.values():
+            if student.name in context.carried or student.base != teacher.base:
+                continue
+            problem = (
+                f"expected a teacher that knows more than {student.name!r}, found {teacher.name!r}"
+                f" at the same base, {teacher.base!r}: it tells {student.name!r} what it says"
+                " already"
+            )
+            yield GraphWarning(
+                rule="same_teacher",
+                where=wire.where,
+                problem=problem,
+                fix="logprobs of a larger Model, or of one that was trained longer",
+                origin=wire.origin,
+            )
+
+
+def _students(context: Context, wire: Wire) -> Iterator[Model]:
+    """The trained Model, or those that wrote the rows which a teacher judges."""
+    nodes = [wire.node]
+    if wire.node.operator.work != "train":
+        samples = context.samplers.of(wire.node.inputs[wire.row_set])
+        nodes = [maker for makers in samples for maker in makers]
+    for state in (state for node in nodes for state in node.states.values()):
+        if isinstance(state, Model) and state.name in context.trained:
+            yield state
 
 
 def _unread(node: Node, wire: Wire) -> bool:

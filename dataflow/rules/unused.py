@@ -1,8 +1,9 @@
 """Unused: settings that change nothing. The graph is valid all the same.
 
-Owns: lags without a trained Model and intakes where no row lags, which are warned of; ports with
-weight 0, which are only noted, as an algorithm may have them for other weights. Does not own:
-unknown parameters (refused at the call), pruning (a pass of the planner).
+Owns: lags without a trained Model, intakes where no row lags, ports whose parameter is left out and
+rewards of tokens of which only the sum is read, which are warned of; ports with weight 0, which are
+only noted, as an algorithm may have them for other weights. Does not own: unknown parameters
+(refused at the call), pruning (a pass of the planner).
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from dataflow.graph import Graph
 from dataflow.loss import Loss
 from dataflow.model import Buffer, Model
 from dataflow.node import Node
-from dataflow.rules.context import Context, place
+from dataflow.rules.context import Context, Wire, line_of, place
 from dataflow.rules.versions import staleness
+from dataflow.schema import Reward, TokenReward
 
 
 def lags(context: Context) -> Iterator[GraphWarning]:
@@ -37,6 +39,59 @@ def intakes(context: Context) -> Iterator[GraphWarning]:
         intake = node.params.get("intake", "exact")
         if intake != "exact" and not stale.get(node.name):
             yield _changes_nothing(node, f"intake={intake!r}", "no row may lag")
+
+
+def ports(context: Context) -> Iterator[GraphWarning]:
+    """A port of a loss that is only read with a parameter, which is None."""
+    for node in context.graph.nodes:
+        loss = node.params.get("loss")
+        for term in loss.terms if isinstance(loss, Loss) else ():
+            for port, parameter in term.function.only_with:
+                if f"{term.label}.{port}" in node.inputs and dict(term.params)[parameter] is None:
+                    yield GraphWarning(
+                        rule="unused",
+                        where=term.function.name,
+                        problem=f"{port}= changes nothing: it is only read with {parameter}=",
+                        fix=f"{parameter}=0.2, or leave {port}= out",
+                        origin=term.origin or node.origin,
+                    )
+
+
+def token_rewards(context: Context) -> Iterator[GraphWarning]:
+    """Rewards of single tokens, made of none of whole rows, of which only the sums are read."""
+    for node in context.graph.nodes:
+        made = any(issubclass(schema, TokenReward) for schema in node.schemas)
+        shaped = any(issubclass(port.schema, Reward) for port in node.inputs.values())
+        if not made or shaped or context.regions.of[node.name] == "evaluation":
+            continue
+        readers = list(_readers_of_tokens(context, node))
+        if readers and not any(_reads_tokens(wire) for wire in readers):
+            reader = readers[0].node
+            problem = (
+                f"{place(reader)} ({line_of(reader, node.origin)}) reads only the sum of its"
+                " rewards, so that nothing is learnt of which tokens got them"
+            )
+            fix = "returns(rollout, score) or gae(...), or one number an answer: reward(fn, ...)"
+            yield GraphWarning(
+                rule="only_sum", where=place(node), problem=problem, fix=fix, origin=node.origin
+            )
+
+
+def _readers_of_tokens(context: Context, maker: Node) -> Iterator[Wire]:
+    """The inputs that read these rewards, also behind what hands them on token by token."""
+    carriers = {id(maker)}
+    for node in context.graph.nodes:
+        for wire in context.wires[id(node)]:
+            if id(wire.port.node) not in carriers or not issubclass(wire.port.schema, TokenReward):
+                continue
+            if any(issubclass(schema, TokenReward) for schema in node.schemas):
+                carriers.add(id(node))
+            elif node.operator.work not in ("select", "evaluate"):
+                yield wire
+
+
+def _reads_tokens(wire: Wire) -> bool:
+    return wire.input.columns is None or "token_reward" in wire.input.columns
 
 
 def _changes_nothing(node: Node, what: str, why: str) -> GraphWarning:

@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from dataflow.errors import Fault
+from dataflow.loss_terms import row_sets
 from dataflow.model import Model
 from dataflow.node import Node, Port
+from dataflow.regions import leaders, moved_by
 from dataflow.rows import makers, physical
 from dataflow.rules.context import Context, Wire, fault_at, line_of
 from dataflow.schema import Logprobs
@@ -45,7 +47,7 @@ def lags(context: Context) -> dict[str, int]:
 
 
 def staleness(context: Context) -> dict[str, int]:
-    """For each train node: the greatest lag of its readers upstream, which bounds all its rows."""
+    """For each train node: the greatest lag of its readers upstream, by which its rows may wait."""
     lag = lags(context)
     worst: dict[int, int] = {}
     for node in context.graph.nodes:
@@ -54,9 +56,47 @@ def staleness(context: Context) -> dict[str, int]:
     return {n.name: worst[id(n)] for n in context.graph.nodes if n.operator.work == "train"}
 
 
+def row_lags(context: Context) -> dict[tuple[str, str], int]:
+    """For each train node and set of its rows: how many versions old the weights that wrote them
+    may be. What a follower that moves every k Steps writes is up to k - 1 older than its lag says.
+    """
+    lag, stale = lags(context), staleness(context)
+    found = {}
+    for node in context.graph.nodes:
+        for name, rows in row_sets(node).items():
+            makers = {maker for makers in context.samplers.of(rows) for maker in makers}
+            ages = [lag.get(maker.name, 0) + _rests(maker) for maker in makers]
+            found[node.name, name] = max([stale[node.name], *ages])
+    return found
+
+
+def bounds(context: Context) -> dict[str, int]:
+    """For each train node: the greatest lag of any row that it trains."""
+    found = staleness(context)
+    for (name, _), lag in row_lags(context).items():
+        found[name] = max(found[name], lag)
+    return found
+
+
+def _rests(maker: Node) -> int:
+    """How many Steps the Models that a node reads stay as they are, behind those that they
+    follow.
+    """
+    return sum(
+        each.every - 1
+        for model in _read_models(maker)
+        for each in (model, *moved_by(model))
+        if each.follows is not None and each.copies is None
+    )
+
+
+def _read_models(node: Node) -> list[Model]:
+    states = (node.states.get(param) for param in node.operator.reads)
+    return [state for state in states if isinstance(state, Model)]
+
+
 def _reads_trained(context: Context, node: Node) -> bool:
-    states = (node.states.get(p) for p in node.operator.reads)
-    return any(isinstance(s, Model) and s.name in context.trained for s in states)
+    return any(model.name in context.trained for model in _read_models(node))
 
 
 def _bounded(context: Context, node: Node) -> Iterator[Fault]:
@@ -75,7 +115,11 @@ def _recomputed(context: Context, node: Node) -> Iterator[Fault]:
         models = _models(maker)
         if wire.name not in _RECOMPUTED or not models:
             continue
-        fault = _ratio(wire, maker, models[0], trained)
+        fault = None
+        if issubclass(wire.port.schema, Logprobs):
+            fault = _ratio(wire, maker, models[0], trained)
+        elif wire.fits:
+            fault = _other_values(wire, maker, trained[0])
         if fault is not None:
             yield fault
         elif maker.operator.work == "forward" and not _same_tokens(
@@ -97,8 +141,6 @@ def _models(node: Node) -> list[str]:
 
 def _ratio(wire: Wire, maker: Node, model: str, trained: list[str]) -> Fault | None:
     """A ratio with another Model or version than the trained one."""
-    if not issubclass(wire.port.schema, Logprobs):
-        return None  # a critic may be kept close to the values of a slow copy
     if model not in trained:
         problem = (
             f"expected log-probs of {trained[0]!r}, the Model trained here, found those of"
@@ -114,6 +156,18 @@ def _ratio(wire: Wire, maker: Node, model: str, trained: list[str]) -> Fault | N
         )
         return wire.fault("versions", problem, f"max_lag=0 in {maker.name!r}")
     return None
+
+
+def _other_values(wire: Wire, maker: Node, trained: str) -> Fault | None:
+    """Values of another critic; one may be kept close to those of a slow copy of itself."""
+    model = next(state for state in maker.states.values() if isinstance(state, Model))
+    if trained in {each.name for each in (model, *leaders(model))}:
+        return None
+    problem = (
+        f"expected values of {trained!r}, the Model trained here, or of one that follows it, found"
+        f" those of {model.name!r}"
+    )
+    return wire.fault("versions", problem, f"{wire.name}=values({trained}, rollout)")
 
 
 def _same_tokens(context: Context, a: Port[Any], b: Port[Any]) -> bool:

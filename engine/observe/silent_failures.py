@@ -9,10 +9,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from engine.observe.events import EventStream, FailingSilently, StepEnded
+from engine.observe.learning import (
+    GRADIENT,
+    Standstill,
+    TrainedModel,
+    standstills,
+    trained_models,
+)
 from engine.plan.plan import Plan
 
 STEPS = 10
@@ -21,32 +28,54 @@ STEPS = 10
 _APPLIED = re.compile("reward/([^/]+)/applied")
 
 
-def silent_failures(plan: Plan, samples: Path, stream: EventStream) -> SilentFailures:
-    """Those of a plan's Steps. samples: the folder of the run's samples."""
+def silent_failures(
+    plan: Plan, samples: Path, stream: EventStream, steps: int | None = None
+) -> SilentFailures:
+    """Those of a plan's Steps. samples: the folder of the run's samples. steps: how many the run,
+    or its phase, has, if that is known.
+    """
     nodes = plan.program.nodes if plan.program is not None else ()
     compares = any(node.operator.normalises == "group" for node in nodes)
-    return SilentFailures(stream, samples, compares_groups=compares)
+    last = None if steps is None else plan.first + steps
+    trained = trained_models(plan)
+    return SilentFailures(stream, samples, compares_groups=compares, trained=trained, last=last)
 
 
 class SilentFailures:
     """Counts the Steps with each sign, and emits FailingSilently. A Step whose metrics do not tell
     leaves a count as it is. compares_groups: advantages compare the rows of a group, so that a
-    group of equal rewards teaches nothing; else only a Step of equal rewards does not.
+    group of equal rewards teaches nothing; else only a Step of equal rewards does not. trained:
+    the Models that should learn. last: the run's last Step, if that is known.
     """
 
     takes = (StepEnded,)
 
-    def __init__(self, stream: EventStream, samples: Path, *, compares_groups: bool) -> None:
+    def __init__(
+        self,
+        stream: EventStream,
+        samples: Path,
+        *,
+        compares_groups: bool,
+        trained: Sequence[TrainedModel] = (),
+        last: int | None = None,
+    ) -> None:
         self._stream = stream
         self._samples = samples
         self._compares_groups = compares_groups
+        self._trained = trained
+        self._last = last
+        self._standstills: dict[str, Standstill] = {}
+        """By Model, what was 0 in the last Step that taught it nothing."""
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def take(self, event: StepEnded) -> None:
         """Look at a Step's metrics, once."""
         if event.again:
             return
-        for rule, what, there in self._signs(event.metrics):
+        signs = list(self._signs(event.metrics))
+        without_signal = ("no_signal", "", True) in signs
+        signs += self._unlearnt(event, without_signal=without_signal)
+        for rule, what, there in signs:
             key = rule, what
             self._counts[key] = self._counts[key] + 1 if there else 0
             if there and self._counts[key] % STEPS == 0:
@@ -54,7 +83,7 @@ class SilentFailures:
                 self._stream.emit(FailingSilently(step=event.step, rule=rule, text=text))
 
     def _signs(self, metrics: Mapping[str, float]) -> Iterator[tuple[str, str, bool]]:
-        """(rule, the function that it is about, whether this Step has the sign)."""
+        """(rule, the function that it is about, whether this Step has the sign), of its rows."""
         if self._compares_groups:
             if "reward/no_signal" in metrics:
                 yield "no_signal", "", metrics["reward/no_signal"] == 1.0
@@ -66,6 +95,17 @@ class SilentFailures:
             share = metrics.get(f"reward/{function}/applied", 1.0)
             yield "reward_never_applies", function, share == 0.0
 
+    def _unlearnt(
+        self, event: StepEnded, *, without_signal: bool
+    ) -> Iterator[tuple[str, str, bool]]:
+        why = standstills(self._trained, event.metrics, event.step, self._last)
+        for model, standstill in why.items():
+            if standstill is GRADIENT and without_signal:
+                continue  # no_signal says why it is 0
+            if standstill is not None:
+                self._standstills[model] = standstill
+            yield "nothing_learnt", model, standstill is not None
+
     def _functions(self, metrics: Mapping[str, float]) -> set[str]:
         """Reward functions that did not apply to every row, now or before."""
         if "reward/mean" not in metrics:
@@ -74,8 +114,11 @@ class SilentFailures:
         return before | {found[1] for name in metrics if (found := _APPLIED.fullmatch(name))}
 
     def _text(self, rule: str, function: str, count: int, step: int) -> str:
-        """What it means, and where to look."""
+        """What it means, and where to look. function: or the Model that it is about."""
         steps = f"in the last {count} Steps (up to step {step})"
+        if rule == "nothing_learnt":
+            why = self._standstills[function]
+            return f"{function!r} learnt nothing {steps}: {why.cause}. Fix: {why.fix}."
         look = f"look at the answers in {self._samples}"
         if rule == "all_truncated":
             fix = f"{look}; a larger max_tokens, or a prompt that asks for shorter answers"

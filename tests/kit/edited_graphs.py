@@ -31,6 +31,6 @@ def ppo_from_grpo(
     advantage = gae(rollout, score, value)
     return (
         g.replace(advantage=advantage)
-        .extend(train(critic, rollout, loss=value_loss(advantage, old=value), lr=critic_lr))
+        .extend(train(critic, rollout, loss=value_loss(advantage), lr=critic_lr))
         .renamed("ppo")
     )

@@ -76,8 +76,23 @@ def watched_mean(score: Port[Reward], rows: Port[Rollout] | Port[Prompt]) -> Por
     return seen.named("above")(mean_over(seen.named("below")(score, by="below"), rows), by="above")
 
 
+@operator()
+def begins_early(prompt: Columns[Prompt]) -> Columns[Keep]:
+    """Keeps prompts that begin with a, b or c: 9 of 24."""
+    return Columns.make(Keep, like=prompt, keep=[int(p[0] in "abc") for p in prompt["prompt"]])
+
+
 def trained(name: str, policy: Model, rows: Port[Rollout], loss: Loss, *more: Node) -> Graph:
     return Graph(name, train(policy, rows, loss=loss, lr=1e-3), *more)
+
+
+def prompts_chosen(folder: Path, *, refill: bool = True) -> Graph:
+    """Only some prompts are answered, each by a group."""
+    policy, asked = policy_and_prompts(folder)
+    chosen = select(asked, where=begins_early(asked), refill=refill, max_attempts=20)
+    rollout = generate(policy, chosen, n=3, max_tokens=6, name="rollout")
+    advantage = group_advantage(rollout, reward(told_apart, rollout, name="score"))
+    return trained("prompts_chosen", policy, rollout, clipped_policy_loss(advantage))
 
 
 def remax(folder: Path, *, n: int = 2, greedy: int = 1) -> Graph:
@@ -90,6 +105,15 @@ def remax(folder: Path, *, n: int = 2, greedy: int = 1) -> Graph:
     score = reward(told_apart, rollout, name="score")
     advantage = baseline_advantage(rollout, score, baseline, name="advantage")
     return trained("remax", policy, rollout, policy_gradient_loss(advantage))
+
+
+def own_baseline(folder: Path) -> Graph:
+    """A single answer is compared with the mean of its prompt's answers, itself: no gradient."""
+    policy, asked = policy_and_prompts(folder)
+    rollout = generate(policy, asked, max_tokens=6, name="rollout")
+    score = reward(told_apart, rollout, name="score")
+    advantage = baseline_advantage(rollout, score, mean_over(score, asked), name="advantage")
+    return trained("own_baseline", policy, rollout, policy_gradient_loss(advantage))
 
 
 def turns(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from functools import partial
 
 import pytest
@@ -114,3 +114,26 @@ JOINED = "train_policy: " + FITS.format(
 def test_tokens_that_do_not_fit_are_named(tiny: TinyRuns, at_once: bool, told: str) -> None:
     with pytest.raises(KernelError, match=told):
         tiny.run(turn_graphs.misaligned(tiny.folder, at_once=at_once), 1)
+
+
+@pytest.mark.parametrize(
+    "refill", [True, pytest.param(False, marks=[pytest.mark.long, pytest.mark.repeats])]
+)
+def test_prompts_that_a_selection_keeps_are_answered_by_whole_groups(
+    tiny: TinyRuns, refill: bool
+) -> None:
+    result = tiny.run(partial(turn_graphs.prompts_chosen, refill=refill), 2)
+    rows = samples(result).to_pylist()
+    assert set(Counter((row["step"], row["position"]) for row in rows).values()) == {3}
+    assert {row["prompt"][0] for row in rows} <= set("abc")
+    counts = column(result, "data/rows")
+    assert all(count == 12 for count in counts) if refill else min(counts) < 12
+
+
+def test_a_run_that_learns_nothing_says_so_after_ten_steps(
+    tiny: TinyRuns, caplog: pytest.LogCaptureFixture
+) -> None:
+    result = tiny.run(turn_graphs.own_baseline, 10)
+    assert column(result, "optim/grad_norm") == [0.0] * 10
+    (told,) = (line for line in caplog.messages if "[nothing_learnt]" in line)
+    assert "'policy' learnt nothing in the last 10 Steps (up to step 10): its gradient" in told

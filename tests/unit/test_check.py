@@ -46,6 +46,7 @@ from tests.wrong_graphs import (
     held_out,
     kept,
     numbers,
+    off_policy,
     rows,
     states,
     temperatures,
@@ -114,7 +115,8 @@ def test_sizes_are_said_as_a_user_counts_them() -> None:
     (right_graphs.online_dpo, "prompts", [(2, 128, True, 1, 128)]),
     (right_graphs.offline_dpo, "preferences", [(2, 128, True, 4, 32)]),
     (right_graphs.with_evaluation, "held_out", []),
-], ids=["epochs", "pairs chosen", "pairs", "evaluation"])  # fmt: skip
+    (right_graphs.prompts_chosen, "prompts", [(8, 512, True, 1, 512)]),
+], ids=["epochs", "pairs chosen", "pairs", "evaluation", "prompts chosen"])  # fmt: skip
 def test_sizes_of_what_is_trained(
     make: Callable[[], Graph], source: str, trained: list[tuple[int | bool, ...]]
 ) -> None:
@@ -129,6 +131,13 @@ def test_lags_and_the_bound_that_follows() -> None:
     assert known.lag == {"rollout": 4, "proximal": 0}
     assert known.bound == {"train_policy": 4}
     assert known.regions.of["proximal"] == "step"
+
+
+def test_the_steps_that_a_generating_follower_rests_are_a_lag_of_its_rows() -> None:
+    known = checked(off_policy.policy_gradient_on_a_follower_of_every_50_steps)
+    assert known.lag == {"rollout": 1}
+    assert known.bound == {"train_policy": 50}
+    assert "train_policy: rows at most 50 versions old" in known.describe()
 
 
 def test_a_reader_of_a_follower_has_a_lag_and_one_of_a_frozen_model_has_none() -> None:

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyarrow import csv
 
 from dataflow.batch import Batch, Keys, Ragged
 from dataflow.errors import DataError
@@ -89,8 +90,36 @@ def test_verl_parquet_is_read_as_it_is_and_split_by_extra_info(tmp_path: Path) -
     assert open_rows(data).shape == "verl"
     extra = open_rows(data, "train").table.column("extra_info").to_pylist()
     assert [row["index"] for row in extra] == [0, 2]
-    with pytest.raises(DataError, match=r"no row of split 'val'; there are: test, train"):
-        open_rows(data, "val")
+    assert columns_of(data, "test") == columns_of(data)
+    for read in (open_rows, columns_of):
+        with pytest.raises(DataError, match=r"no row of split 'val'; there are: test, train"):
+            read(data, "val")
+
+
+@pytest.mark.parametrize("ending", ["parquet", "jsonl", "csv"])
+def test_a_split_that_no_row_has_is_known_before_the_rows_are_read(
+    tmp_path: Path, ending: str
+) -> None:
+    """As is a file without splits."""
+    table = pa.table({"prompt": ["a", "b"], "split": ["train", "test"]})
+    write = {
+        "parquet": pq.write_table,
+        "csv": csv.write_csv,
+        "jsonl": lambda table, path: save_jsonl(path, *table.to_pylist()),
+    }[ending]
+    with_splits, without = tmp_path / f"with.{ending}", tmp_path / f"without.{ending}"
+    write(table, with_splits)
+    write(table.drop_columns("split"), without)
+    assert list(columns_of(str(with_splits), "test")) == ["prompt", "split"]
+    with pytest.raises(DataError, match=r"no row of split 'tset'; there are: test, train\. Fix"):
+        columns_of(str(with_splits), "tset")
+    with pytest.raises(DataError, match=r"to choose split 'test' by, found columns: prompt"):
+        columns_of(str(without), "test")
+
+
+def test_a_task_has_two_splits() -> None:
+    with pytest.raises(DataError, match=r"expected split 'train' or 'test' of a task, found 'val'"):
+        columns_of("reasoning_gym:spell_backward", "val")
 
 
 def test_folders_are_read_whole_or_by_split_and_never_mix_splits_unasked(tmp_path: Path) -> None:

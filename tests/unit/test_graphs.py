@@ -69,6 +69,7 @@ def test_each_has_a_plan_on_any_number_of_devices(name: str, gpus: int, folder: 
 def test_each_is_read_back_and_with_a_lag_is_bound_by_it(name: str, folder: Path) -> None:
     graph = algorithms.small(name, folder)
     assert from_json(to_json(graph)) == graph
+    assert check(graph).warnings == ()
     checked = check(algorithms.lagging(graph, 2))
     assert set(checked.bound.values()) == {2 if algorithms.generates(graph) else 0}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -27,12 +28,17 @@ LINE = '{"prompt": "2+2", "answer": "4", "split": "train"}\n'
 def data(tmp_path: Path) -> Path:
     folder = tmp_path / "data"
     folder.mkdir()
-    for name in ("train.jsonl", "test.jsonl", "copy.jsonl"):
-        (folder / name).write_text(LINE)
+    (folder / "train.jsonl").write_text(LINE)
+    (folder / "test.jsonl").write_text(LINE.replace("2+2", "3+1").replace("train", "test"))
     return folder
 
 
 Split = str | None
+
+
+def copied(file: Path) -> Path:
+    """A copy of the file beside it."""
+    return Path(shutil.copy(file, file.with_stem("copy")))
 
 
 def refused(train: object, test: object, split: Split = None, test_split: Split = None) -> bool:
@@ -56,12 +62,28 @@ def test_one_file_of_many_names(
     others = [tmp_path / name for name in ("hard.jsonl", "soft.jsonl", f"elsewhere/{file.name}")]
     for name in (*others, file.name):
         assert [refused(file, name), refused(name, file)] == [True, True], name
-    assert not refused(file, data / "copy.jsonl")
+    assert not refused(file, data / "test.jsonl")
+
+
+def test_a_copy_of_a_file_is_that_file(data: Path, tmp_path: Path) -> None:
+    """Also one of a folder's; files of one size may differ, and empty ones say nothing."""
+    copy, other = tmp_path / "copy.jsonl", tmp_path / "other.jsonl"
+    copy.write_text(LINE)
+    other.write_text(LINE.replace("2+2", "1+3"))
+    assert refused(data / "train.jsonl", copy)
+    assert not refused(data / "train.jsonl", other)
+    assert overlap(str(data), "train", str(copy), None)
+    assert not overlap(str(data), "test", str(copy), None)
+    other.write_text("")
+    copy.write_text("")
+    assert not overlap(str(other), None, str(copy), None)
 
 
 def test_splits_of_one_file_are_apart(data: Path) -> None:
     file = data / "train.jsonl"
+    file.write_text(LINE + LINE.replace('"train"', '"test"'))
     assert not refused(file, file, "train", "test")
+    assert not overlap(str(file), "train", str(copied(file)), "test")
     assert refused(file, file, "train", "train")
     assert refused(file, file, None, "test")
 

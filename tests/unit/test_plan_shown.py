@@ -29,7 +29,7 @@ from tests.kit.comparison import require_golden
 from tests.kit.graphs import graph_of, grpo_graph, sampled
 from tests.kit.plans import CLUSTER, grpo_plan, placed, planned, ppo_plan
 from tests.kit.rewards import exact
-from tests.right_graphs import RIGHT
+from tests.right_graphs import RIGHT, prompts_chosen
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
@@ -173,6 +173,12 @@ def test_every_right_graph_has_a_plan_that_can_be_shown(make: Callable[[], Graph
     text = explain(plan)
     assert text.isascii()
     assert all(n.name in text for n in plan.nodes)
+
+
+def test_a_step_of_refilled_prompts_is_full() -> None:
+    plan = planned(prompts_chosen())
+    full = "\n  64 prompts x 8 = 512 completions a Step, 1 update of 512 (train_policy)"
+    assert full in explain(plan)
 
 
 PLANS = {

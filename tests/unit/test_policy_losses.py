@@ -287,8 +287,9 @@ def test_a_correction_needs_the_logprobs_before_the_step(make: Callable[..., Los
         r"expected cap= or clip=, found cap=3\.0 and clip=0\.2",
     ),
     (importance, {"level": "row"}, r"expected level to be 'token' or .*'sequence'"),
-    (importance, {"below": 2.0}, r"expected below < above, found below=2\.0"),
-    (importance, {"above": 0}, r"expected above to be a number > 0 or None, found 0"),
+    (importance, {"below": 1, "above": 1}, r"expected below < above, found below=1 and above=1"),
+    (importance, {"above": 0.2}, r"expected above to be a number >= 1 or None, found 0\.2"),
+    (importance, {"below": 1.2}, r"expected below to be a number in \(0, 1\] or None, found 1\.2"),
 ])  # fmt: skip
 def test_calls_that_make_no_sense_say_the_fix(
     make: Callable[..., Any], params: dict[str, Any], told: str

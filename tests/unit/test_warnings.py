@@ -12,12 +12,15 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from dataflow.check import check
 from dataflow.errors import GraphWarning, RunError
 from dataflow.graph import Graph
+from dataflow.settings import edited
 from engine import api
 from engine.cli import main
 from engine.coordinator.core import Coordinator, Settings
@@ -28,16 +31,19 @@ from engine.plan.cluster import Cluster
 from engine.plan.explain import explain
 from engine.plan.planner import make_plan
 from engine.simulate.behaviour import Outcomes
+from graphs.grpo import grpo
 from tests.kit.comparison import golden_names, require_golden
 from tests.kit.files import save_jsonl
 from tests.kit.plans import CLUSTER, save_tiny_header
+from tests.kit.rewards import brief, exact
 from tests.kit.simulations import simulation
-from tests.right_graphs import RIGHT
+from tests.right_graphs import RIGHT, offline_dpo
 from tests.unit.test_check import graphs_of, headers
 from tests.unit.test_coordinator import PLAN
-from tests.wrong_graphs import data_names, doubtful
+from tests.wrong_graphs import data_names, doubtful, implausible, off_policy
 
-DOUBTFUL = [*graphs_of(doubtful), *graphs_of(data_names)]
+MODULES = (doubtful, data_names, off_policy, implausible)
+DOUBTFUL = [make for module in MODULES for make in graphs_of(module)]
 SUM = {"prompt": "2+2", "answer": "4"}
 
 
@@ -54,6 +60,35 @@ def test_every_golden_warning_has_its_graph() -> None:
 @pytest.mark.parametrize("make", RIGHT, ids=lambda f: f.__name__)
 def test_a_right_graph_is_not_warned_of(make: Callable[[], Graph]) -> None:
     assert check(make(), headers).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("column", "rules"), [("promt", ["misspelt_column"]), ("prompt_id", []), ("prompt", [])]
+)
+def test_pairs_with_a_column_that_is_almost_a_prompt_are_warned_of(
+    column: str, rules: list[str]
+) -> None:
+    """They are taken for pairs that begin with their prompt."""
+    columns = dict.fromkeys((column, "chosen", "rejected"), pa.utf8())
+    warnings = check(offline_dpo(), lambda data, split: columns).warnings
+    assert [warning.rule for warning in warnings] == rules
+
+
+@pytest.mark.parametrize(("settings", "rules"), [
+    (["score.weights=1,0.2"], ["other_weights"]),
+    (["score.weights=1,0.2", "eval_score.weights=1,0.2"], []),
+    (["score.weights=2,2"], []),
+    (["score.weights=-1,-1"], ["other_weights"]),
+    (["score.weights=1,0"], ["other_weights"]),
+])  # fmt: skip
+def test_a_setting_that_leaves_the_evaluation_with_other_weights_is_warned_of(
+    settings: list[str], rules: list[str]
+) -> None:
+    """Not with a multiple of them, which ranks alike."""
+    fns: Any = [exact, brief]
+    graph = grpo("models/tiny", "data/train.parquet", fns, eval_data="data/test.parquet")
+    warnings = check(edited(graph, settings), headers).warnings
+    assert [warning.rule for warning in warnings] == rules
 
 
 def test_a_port_that_is_not_read_counts_for_no_warning() -> None:

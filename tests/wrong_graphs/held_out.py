@@ -31,9 +31,7 @@ def evaluation_on_a_link_to_the_file() -> Graph:
 
 
 def evaluation_on_a_file_of_the_folder() -> Graph:
-    return trained_and_evaluated(
-        str(FOLDER), str(FOLDER / "train.jsonl"), split="train", test_split="test"
-    )
+    return trained_and_evaluated(str(FOLDER), str(FOLDER / "train.jsonl"), split="train")
 
 
 def evaluation_on_items_of_the_task() -> Graph:

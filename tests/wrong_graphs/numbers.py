@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataflow.graph import Graph
 from dataflow.model import Model, linear
-from operators.advantage import group_advantage, kl_in_reward
+from operators.advantage import group_advantage, kl_in_reward, overlong_penalty
 from operators.forward import logprobs
 from operators.generate import generate
-from operators.losses import clipped_policy_loss, trajectory_balance_loss
+from operators.losses import clipped_policy_loss, clipped_weight_loss, trajectory_balance_loss
 from operators.reward import reward
 from operators.select import best_of, mixed_groups, select
 from operators.train import evaluate, train
@@ -153,3 +153,13 @@ def one_weight_for_two_functions() -> Graph:
 def weight_that_is_no_number() -> Graph:
     rollout = sampled()
     return trained(rollout, float("nan") * clipped_policy_loss(compared(rollout)))
+
+
+def penalty_of_more_tokens_than_there_are() -> Graph:
+    rollout = sampled()
+    return judged(rollout, overlong_penalty(rollout, scored(rollout), max_tokens=64, buffer=128))
+
+
+def cap_below_every_ratio() -> Graph:
+    rollout = sampled()
+    return trained(rollout, clipped_weight_loss(compared(rollout), cap=0.2))

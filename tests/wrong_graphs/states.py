@@ -180,3 +180,11 @@ def reader_without_a_lag() -> Graph:
         UNBOUNDED, "old", states={"model": policy}, inputs={"rows": rollout}
     ).port()
     return trained(rollout, clipped_policy_loss(compared(rollout), old=old))
+
+
+def old_values_of_another_critic() -> Graph:
+    rollout, other = sampled(n=1), Model("other", BASE, head="scalar")
+    advantage = gae(rollout, scored(rollout), values(critic, rollout))
+    old = values(other, rollout, name="old")
+    fit = train(critic, rollout, loss=value_loss(advantage, old=old, clip=0.2), lr=1e-5)
+    return graph(train(policy, rollout, loss=clipped_policy_loss(advantage), lr=1e-6), fit)

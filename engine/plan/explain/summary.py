@@ -42,7 +42,7 @@ def _steps(plan: Plan) -> Iterator[str]:
     domains = Domains(graph)
     for source in plan.sources:
         line = [n for n in plan.nodes if n.source == source.name]
-        limit = "at most " if any(_may_shrink(graph, n) for n in line) else ""
+        limit = "at most " if any(_may_shrink(graph, domains, n) for n in line) else ""
         for train in (n for n in plan.nodes if n.work == "train"):
             node, of = graph.node(train.name), plan.sources_of(train)
             for name in (name for name in of if of[name] == source.name):
@@ -60,11 +60,12 @@ def _rows(batch: int, group: int) -> str:
     return f"{count(batch, 'prompt')} x {group} = {count(batch * group, 'completion')}"
 
 
-def _may_shrink(graph: Graph, select: PlannedNode) -> bool:
+def _may_shrink(graph: Graph, domains: Domains, select: PlannedNode) -> bool:
     """Whether a node is a selection that may leave a Step with fewer rows."""
     if select.relation != "subset" or not select.refill:
         return select.relation == "subset"
-    return graph.node(select.name).inputs["where"].node.operator.keeps not in ("groups", "pairs")
+    domain = domains.of_node(graph.node(select.name))
+    return domain is None or domain.keeps not in ("groups", "pairs")
 
 
 def _staleness(plan: Plan) -> Iterator[str]:

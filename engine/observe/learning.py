@@ -1,0 +1,99 @@
+"""Whether a Step changed the weights of the Models that it trains, by its metrics.
+
+Owns: what was 0 where one did not. Does not own: after how many such Steps a user is told
+(silent_failures.py), the metrics (docs/metrics.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dataflow.model import Model
+from engine.plan.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedModel:
+    """A Model of a train node. prefix: of the metrics of its optimizer. start: the Step of its
+    first update.
+    """
+
+    name: str
+    prefix: str
+    start: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standstill:
+    """What was 0, in words, and what may change it."""
+
+    cause: str
+    fix: str
+
+
+GRADIENT = Standstill(
+    cause="its gradient was exactly 0",
+    fix=(
+        "look at the advantages with dataflow peek TARGET NODE: a baseline may be the score, a"
+        " weight 0"
+    ),
+)
+_RATE = Standstill(
+    cause="its learning rate was 0", fix="a schedule of lr= that ends later, or fewer Steps"
+)
+_LEAST_RATE = 1e-12
+"""AdamW moves a weight by about the rate, and float32 has no number so near to one of 1e-4."""
+_MASKED = Standstill(
+    cause="no update was made, as no row had a token to train",
+    fix="look at the answers, and at what makes their completion_mask",
+)
+_NO_ROW = Standstill(
+    cause="no update was made, as there was no row", fix="refill=True in select(...)"
+)
+
+
+def trained_models(plan: Plan) -> tuple[TrainedModel, ...]:
+    """Those of a plan, in the order of its train nodes: all but the first have labelled metrics."""
+    found: list[TrainedModel] = []
+    nodes = plan.program.nodes if plan.program is not None else ()
+    for node in (node for node in nodes if node.operator.work == "train"):
+        model = next(state for state in node.states.values() if isinstance(state, Model))
+        prefix = f"optim/{model.name}/" if found else "optim/"
+        start = node.params.get("start", 0)
+        found.append(TrainedModel(name=model.name, prefix=prefix, start=start))
+    return tuple(found)
+
+
+def standstills(
+    models: Sequence[TrainedModel], metrics: Mapping[str, float], step: int, last: int | None
+) -> dict[str, Standstill | None]:
+    """For each Model of which a Step's metrics tell: why its weights stayed as they were, or None.
+
+    last: the run's last Step, if it is known. A Model that begins later stands still on purpose as
+    long as another one learns.
+    """
+    told = [model for model in models if f"{model.prefix}updates" in metrics]
+    learning = {model.name for model in told if metrics[f"{model.prefix}updates"] > 0}
+    found = {}
+    for model in told:
+        never = last is not None and model.start > last
+        if step < model.start and learning - {model.name} and not never:
+            continue
+        found[model.name] = _standstill(model, metrics, step)
+    return found
+
+
+def _standstill(model: TrainedModel, metrics: Mapping[str, float], step: int) -> Standstill | None:
+    if metrics[f"{model.prefix}updates"] == 0:
+        if step < model.start:
+            cause = f"no update was made before Step {model.start} (train(start={model.start}))"
+            return Standstill(cause=cause, fix="an earlier start=, or more Steps")
+        return _MASKED if metrics.get(f"{model.prefix}skipped") else _NO_ROW
+    rate = metrics.get(f"{model.prefix}lr", 1.0)
+    if 0 < rate < _LEAST_RATE:
+        cause = f"its learning rate was {rate:g}, which moves no weight of float32"
+        return Standstill(cause=cause, fix="lr=1e-6")
+    if rate == 0:
+        return _RATE
+    return GRADIENT if metrics.get(f"{model.prefix}grad_norm") == 0 else None
