@@ -22,7 +22,7 @@ from dataflow.errors import GraphError, PlanError, RunError
 from dataflow.graph import Graph
 from dataflow.importing import import_from
 from dataflow.program import Phase, Program
-from dataflow.program_snapshot import identity, read, written
+from dataflow.program_snapshot import identity, read
 from dataflow.scripts import kept
 from dataflow.settings import edited
 from dataflow.snapshot import fingerprint
@@ -196,7 +196,7 @@ def run(
     planned = plan(graph, options)
     name = options.name or planned.graph
     hooks = StepHooks(on_step=on_step, until=until)
-    text, script, notice = kept(written(source))
+    text, script, notice = kept(source)
     record = ProvenanceRecord(made_of=provenance(source, script=script.module))
     begins = Beginning(record=record, notice=notice)
     with telling_what_is_safe(Path(options.runs) / name):
@@ -289,9 +289,7 @@ def resume(
     """
     refuse_second()
     path = Path(folder)
-    for name in (name for name in changes if name in run_options.OF_ITS_START):
-        why = run_options.OF_ITS_START[name]
-        raise RunError(f"resume: {name} does not change in a resume: {why}. Fix: leave it out.")
+    run_options.require_changeable(changes)
     with telling_what_is_safe(path), RunFolder.open_existing(path) as opened:
         told = _recorded(path / OPTIONS)
         options, imports = run_options.from_json(told, changes, str(path / OPTIONS))
@@ -305,7 +303,7 @@ def resume(
         planned = plan(checked, options)
         latest = CheckpointStore(opened.checkpoints, keep=options.keep).latest()
         done = finished(planned, options, opened, latest)
-        text, script, notice = kept(written(again))
+        text, script, notice = kept(again)
         wanted = WantedRun(
             made_of=provenance(again, script=script.module),
             graph=identity(again),
