@@ -54,6 +54,7 @@ from engine.received import OPTIONS, reading
 from engine.record.place import require_known
 from engine.resuming import Beginning, WantedRun, beginning, keep_changes
 from engine.run.early_end import Until
+from engine.tried_edit import TriedEdit
 
 if TYPE_CHECKING:
     from engine.rerun.compared import Rerun
@@ -283,7 +284,8 @@ def resume(
     A run that was killed before its first checkpoint starts over, and says so. graph: for a run
     whose functions cannot be imported (a lambda, a notebook's). accept_changes: parameters, data,
     models and source files may differ from the next Step on. Whatever changes is recorded, with its
-    first Step, in changes.json and every later checkpoint. Raises CheckpointError for damaged
+    first Step, in changes.json and every later checkpoint; settings and a graph are taken back
+    where an error comes before their first Step has ended. Raises CheckpointError for damaged
     checkpoints, changes that are not accepted, settings that cannot change in a run, and missing
     metrics; RunError if the folder is not a run's.
     """
@@ -315,17 +317,30 @@ def resume(
         begins = beginning(opened, latest, wanted)
         if done is not None:
             return done
-        keep_changes(opened, begins)
-        begins = replace(begins, notice=notice)
-        if graph is not None or settings:
-            opened.write_text("graph.json", text)
-        opened.write_text(OPTIONS, run_options.to_json(options, path=_import_path()))
-        opened.write_text("plan.json", planned.to_json())
-        opened.write_text("plan.txt", explain(planned))
-        hooks = StepHooks(on_step=on_step, until=until)
-        with EndRecord(opened) as end:
-            result = _through(planned, options, opened, hooks, begins)
-            end.tell(result.reason, interrupted=result.interrupted)
+        edit = " ".join(settings) or ("another graph" if graph is not None else "")
+        with TriedEdit(opened, edit) as tried:
+            keep_changes(opened, begins)
+            if edit:
+                opened.write_text("graph.json", text)
+            hooks = StepHooks(on_step=(tried.hold, *on_step), until=until)
+            begins = replace(begins, notice=notice)
+            return _went_on(planned, options, opened, hooks, begins)
+
+
+def _went_on(
+    planned: Plan | ProgramPlan,
+    options: RunOptions,
+    folder: RunFolder,
+    hooks: StepHooks,
+    begins: Beginning,
+) -> Result:
+    """A run in its old folder, from its records to its end."""
+    folder.write_text(OPTIONS, run_options.to_json(options, path=_import_path()))
+    folder.write_text("plan.json", planned.to_json())
+    folder.write_text("plan.txt", explain(planned))
+    with EndRecord(folder) as end:
+        result = _through(planned, options, folder, hooks, begins)
+        end.tell(result.reason, interrupted=result.interrupted)
     return result
 
 
