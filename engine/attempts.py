@@ -271,7 +271,7 @@ class _Run:
     def result(self, finish: Finish) -> Result:
         """How the run ended. Deletes samples of a Step that never closed, as its recorder died."""
         SampleWriter(self._folder.samples).truncate_after(self.step)
-        settle(self._folder.recorded, self._plan)
+        settle(self._folder.recorded, self._plan, told_before=True)
         last, stopped = self.store.latest(), self._stopped
         return Result(
             folder=self._folder.path,

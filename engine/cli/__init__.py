@@ -3,7 +3,8 @@
 Owns: the list of commands, and how an error ends a process. Does not own: any command or flag.
 
 Exit codes: 0 done, 1 a wrong graph, plan or data, 2 a wrong command line, 3 a run that failed, 4 an
-unexpected error, which is our fault, 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP. The first cause is the
+unexpected error, which is our fault, 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP; of `rerun` 1 is a
+difference, and 3 all that keeps it from comparing. The first cause is the
 last line on the screen; `--traceback` and a run's log show its traceback.
 """
 
