@@ -48,6 +48,11 @@ def columns_of(data: str, split: str | None = None) -> dict[str, pa.DataType]:
         found = hub_columns(data, split)
     else:
         found = {field.name: field.type for field in _schema_of(files_of(data, split))}
+    if "" in found:
+        raise DataError(
+            f"{data}: expected a name for each column, found an empty one beside"
+            f" {listed(name for name in found if name)}. Fix: give it a name, or leave it out."
+        )
     return columns_in_messages({name: _plain(kind) for name, kind in found.items()})
 
 

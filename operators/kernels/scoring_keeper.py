@@ -10,7 +10,8 @@ sessions of their own are reparented to the keeper, their subreaper (Linux; else
 function's own process group is ended). Does not own: calling the function (scoring_child.py), time
 limits (scoring_process.py).
 
-    socket to the kernel's process   out: `pid <function's>`, then `ended <exit code>`; in: its end
+    socket to the kernel's process   out: `pid <function's>`, then `ended <exit code>`; or `failed
+                                     <errno>` where no process could be started; in: its end
 
 Imports only the standard library and starts no thread, so that a fork is safe.
 """
@@ -53,7 +54,11 @@ def main(answers: int, life: int, parent: int) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     _prctl(_SUBREAPER, 1)
     keeper = os.getpid()
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        to_parent.send(b"failed %d\n" % (error.errno or 0))
+        os._exit(0)
     if pid == 0:
         to_parent.close()
         for number in (signal.SIGCHLD, _ORPHANED):

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from dataflow.errors import KernelError
-from operators.kernels import scoring_keeper
+from operators.kernels import scoring_keeper, scoring_parent
 from operators.kernels.scoring_frames import (
     HEADER,
     LARGEST_ANSWER,
@@ -293,6 +293,25 @@ def test_a_process_that_cannot_start_is_named_and_leaves_none(
     ):
         pytest.fail("it opened")
     assert descriptors() == before
+
+
+FORKS_NOTHING = """
+import errno, os
+def fork():
+    raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+os.fork = fork
+"""
+
+
+@pytest.mark.usefixtures("own_interpreters")
+def test_a_fork_that_fails_is_told_as_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(scoring_parent, "_BOOTSTRAP", FORKS_NOTHING + scoring_parent._BOOTSTRAP)
+    told = r"process to start, found: Resource temporarily unavailable\. Fix: .*\(ulimit -u"
+    with pytest.raises(KernelError, match=told), scoring(hostile):
+        pytest.fail("it opened")
+    assert "Traceback" not in caplog.text
 
 
 EXECS_FOR_EVER = 'exec /proc/self/exe -c "$0" "$0"'
