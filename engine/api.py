@@ -200,7 +200,7 @@ def run(
     text, script, notice = kept(source)
     record = ProvenanceRecord(made_of=provenance(source, script=script.module))
     begins = Beginning(record=record, notice=notice)
-    with telling_what_is_safe(Path(options.runs) / name):
+    with telling_what_is_safe(Path(options.runs) / name, made=False):
         folder = RunFolder.create(name, options.runs, overwrite=options.overwrite)
     go = partial(_begun, planned, text, options, folder, begins)
     if wait:
