@@ -56,6 +56,7 @@ from engine.run.loop import Loop
 from engine.run.probes import Probes
 from engine.run.requests import RunRequests
 from engine.run.signals import StopSignals
+from engine.run.silent_end import no_silent_end
 from engine.run.watchdog import Watchdog, named_hang
 from engine.run.workers import Workers
 
@@ -134,6 +135,7 @@ class RunFrame:
         place, shown = folder.path.absolute(), folder.path
         kept = partial(what_is_safe, place, shown=shown)
         self.signals = stack.enter_context(StopSignals(options.grace, kept))
+        stack.enter_context(no_silent_end(kept))
         alone = {_alone(plan) for plan in plans}
         name = alone.pop() if len(alone) == 1 else ""
         stack.enter_context(logged(folder.log(name or "coordinator")))
