@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import re
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pytest
 
-from dataflow.errors import CheckpointError, GraphError, PlanError, RunError
+from dataflow.errors import CheckpointError, GraphError
 from dataflow.model import linear
 from dataflow.snapshot import to_json
 from engine.cli import COMMANDS, main, usage
@@ -257,69 +256,6 @@ def test_an_error_that_nobody_expected_is_a_line_and_has_a_traceback_when_asked_
     assert shown.count("\n") == 1
     with pytest.raises(ZeroDivisionError):
         main(["check", "x", "--traceback"])
-
-
-PANIC = type("PanicException", (BaseException,), {})
-"""As Rust's libraries raise it."""
-REFUSED = OSError(errno.EAGAIN, "Resource temporarily unavailable")
-
-
-def caused_by(error: BaseException, cause: BaseException) -> BaseException:
-    error.__cause__ = cause
-    return error
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        RuntimeError("can't start new thread"),
-        REFUSED,
-        caused_by(PlanError("a Model that can be loaded"), RuntimeError("can't start new thread")),
-        PANIC('ThreadPoolBuildError { message: "Resource temporarily unavailable" }'),
-    ],
-)
-def test_no_more_processes_is_one_line_that_says_so(
-    monkeypatch: pytest.MonkeyPatch, command: Command, error: BaseException
-) -> None:
-    def failing(_: object) -> int:
-        raise error
-
-    monkeypatch.setattr("engine.cli.check.main", failing)
-    code, _, shown = command("check", "x")
-    assert code == 3
-    assert shown.strip().startswith("this user may start no more processes or threads. Fix: ")
-
-
-def test_an_error_that_names_the_limit_itself_is_shown_as_it_is(
-    monkeypatch: pytest.MonkeyPatch, command: Command
-) -> None:
-    def failing(_: object) -> int:
-        raise caused_by(RunError("worker a: no process. Fix: ulimit -u."), REFUSED)
-
-    monkeypatch.setattr("engine.cli.check.main", failing)
-    assert command("check", "x")[2] == "worker a: no process. Fix: ulimit -u.\n"
-
-
-def test_a_panic_of_another_kind_is_not_taken_for_it(
-    monkeypatch: pytest.MonkeyPatch, command: Command
-) -> None:
-    def failing(_: object) -> int:
-        raise PANIC("index out of bounds")
-
-    monkeypatch.setattr("engine.cli.check.main", failing)
-    assert command("check", "x")[2].startswith("internal error: PanicException: index out of")
-
-
-def test_a_current_folder_that_was_deleted_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
-) -> None:
-    folder = tmp_path / "gone"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    folder.rmdir()
-    told = "dataflow: the current folder was deleted. Fix: cd to a folder that is there.\n"
-    for words in (("check", "graphs.grpo:grpo"), ("runs",), ("resume", "x")):
-        assert command(*words)[::2] == (2, told)
 
 
 def test_a_full_disk_behind_standard_output_is_said(tmp_path: Path) -> None:
