@@ -210,17 +210,24 @@ sys.stdin.read()
 """
 
 
-def test_what_a_function_started_ends_when_the_kernels_process_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
+def test_what_a_function_started_ends_when_the_kernels_process_is_killed(
+    tmp_path: Path, stopped: bool
+) -> None:
+    """Also where somebody has stopped the keeper and the function's process."""
     how: Any = {"path": [Path(__file__).parent], "stdin": subprocess.PIPE, "stderr": None}
     with limited(start_python("-c", PARENT, tmp_path, **how)) as parent:
         assert parent.stdout is not None
         left = parent.stdout.readline().split()
         assert left[0] == "left"
         pids = [int(pid) for pid in (*left[1:], *os.listdir(tmp_path))]
+        keeper = int(Path(f"/proc/{left[1]}/stat").read_text().rpartition(")")[2].split()[1])
+        for pid in (keeper, pids[0]) if stopped else ():
+            os.kill(pid, signal.SIGSTOP)
         parent.kill()
         assert parent.stdout.read() == "", "nobody below it has its standard output"
     assert len(pids) == 4
-    assert all(ended(pid, 20) for pid in pids)
+    assert all(ended(pid, 20) for pid in (keeper, *pids))
 
 
 def test_what_is_printed_is_bounded_and_a_death_shows_the_last_of_it(
