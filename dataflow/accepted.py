@@ -71,11 +71,19 @@ class Accepted:
         """The value that this text means here. Raises ValueError if it is none that the parameter
         takes, GraphError if a constructor refuses its arguments.
         """
+        more = ""
         for value in self._readings(text):
             value = self._as_declared(value)
             if self.accepts(value):
                 return value
-        raise ValueError(f"expected {self.expected}, found {_found(text)!r:.60}")
+            more = more or self._more(value)
+        raise ValueError(f"expected {self.expected}{more}, found {_found(text)!r:.60}")
+
+    def _more(self, value: Any) -> str:
+        """What the limit says of this value besides what it says of all: its precision."""
+        if self.limit is None:
+            return ""
+        return self.limit.expected(value).removeprefix(self.limit.expected())
 
     def fix(self, text: str) -> str:
         """A value that is accepted, as text; empty if none is known."""

@@ -23,14 +23,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dataflow import standins
+from dataflow.by_name import MAIN, Declaration, found_by_name, is_where_named
 from dataflow.errors import GraphError
 from dataflow.graph import Graph
-from dataflow.loss import LossDeclaration
-from dataflow.node import importable
 from dataflow.operator import Operator
 from dataflow.schema import Schema
-from dataflow.user import OperatorDeclaration
-from dataflow.written import LOST, decode, encode, own, place_of, unread
+from dataflow.written import LOST, decode, encode, own, place_of, unread, written_operator
 
 _ANEW = "write the snapshot anew, by a run of this version"
 _CALLED = ("data_columns", "data_overlap", "data_rows", "data_files")
@@ -43,12 +41,24 @@ _NOT_KEPT = ("row", "vocabulary")
 
 def declarations(graph: Graph) -> dict[str, Any]:
     """The `declared` of a graph's snapshot. Raises GraphError for what has no written form."""
+    parts = _collected(graph).parts
+    return {name: dict(sorted(part.items())) for name, part in parts.items()}
+
+
+def strangers(graph: Graph) -> set[str]:
+    """Of functions and classes with a name in the script, those that stand elsewhere in it, as keys
+    of the declarations: `__main__:name file:line`.
+    """
+    return _collected(graph).strangers
+
+
+def _collected(graph: Graph) -> _Collector:
     found = _Collector()
     for node in graph.nodes:
         found.operator(node.operator)
         found.value(tuple(node.schemas))
         found.value(node.params)
-    return {name: dict(sorted(part.items())) for name, part in found.parts.items()}
+    return found
 
 
 class _Collector:
@@ -59,16 +69,18 @@ class _Collector:
             "schemas": {},
             "called": {},
         }
+        self.strangers: set[str] = set()
+        """Keys of what has a name of the script's, to which that does not lead."""
 
     def operator(self, operator: Operator) -> None:
-        path, local, _ = operator.path.partition("@")
-        if own(path.partition(":")[0]) and not local:
+        entry = written_operator(operator)
+        path, at = (entry, "") if isinstance(entry, str) else (entry[LOST], entry.get("at", ""))
+        if own(path.partition(":")[0]) and isinstance(entry, str):
             return
-        at = place_of(operator.function).get("at", "") if operator.function is not None else ""
         written = encode(dataclasses.replace(operator, path=path), f"operator {operator.name!r}")
         for name in (n for n in _SELDOM if not getattr(operator, n)):
             del written["fields"][name]
-        self.parts["operators"][_key(path, at if local else "")] = written
+        self.parts["operators"][_key(path, at)] = written
         self.value([getattr(operator, f.name) for f in dataclasses.fields(operator)])
 
     def value(self, value: Any) -> None:
@@ -86,6 +98,8 @@ class _Collector:
 
     def _schema(self, kind: type) -> None:
         path = _path(kind)
+        if kind.__module__ == MAIN and not is_where_named(kind):
+            self.strangers.add(path)
         if own(kind.__module__) or path in self.parts["schemas"]:
             return
         if not issubclass(kind, Schema):
@@ -106,13 +120,16 @@ class _Collector:
 
     def _function(self, value: Callable[..., Any]) -> None:
         module = getattr(value, "__module__", "?")
-        kept = hasattr(value, "__qualname__") and importable(value)
-        if own(module) and kept:
+        named = found_by_name(value)
+        if own(module) and named:
             return
         path = f"{module}:{getattr(value, '__qualname__', type(value).__qualname__)}"
         name = getattr(value, "__name__", type(value).__name__)
         entry = {"name": name, "parameters": _parameters(value)}
-        self.parts["functions"][_key(path, "" if kept else place_of(value).get("at", ""))] = entry
+        key = _key(path, "" if named else place_of(value).get("at", ""))
+        self.parts["functions"][key] = entry
+        if module == MAIN and not (hasattr(value, "__qualname__") and is_where_named(value)):
+            self.strangers.add(key)
 
 
 def _body(schema: type[Schema]) -> dict[str, Any]:
@@ -195,7 +212,7 @@ class Declared:
         """See Parts."""
         if own(path.partition(":")[0]):
             found = _own(path, where)
-            return found.fn if isinstance(found, (LossDeclaration, OperatorDeclaration)) else found
+            return found.fn if isinstance(found, Declaration) else found
         return self._standin(path, "", where)
 
     def named(self, path: str, where: str) -> Any:
@@ -221,20 +238,22 @@ class Declared:
         """See Parts."""
         path, at = entry[LOST], entry.get("at", "")
         return (
-            self._schema(path, where) if path in self._schemas else self._standin(path, at, where)
+            self._schema(path, where, lost=True)
+            if path in self._schemas
+            else self._standin(path, at, where, lost=True)
         )
 
-    def _standin(self, path: str, at: str, where: str) -> standins.Standin:
+    def _standin(self, path: str, at: str, where: str, *, lost: bool = False) -> standins.Standin:
         entry = self._functions.get(_key(path, at), {})
         made = [_parameter(p, where, self) for p in entry.get("parameters") or ()]
         signature = inspect.Signature(made) if entry.get("parameters") is not None else None
         name = entry.get("name", path.rpartition(":")[2].rpartition(".")[2])
-        return standins.function(path, str(name), at, signature)
+        return standins.function(path, str(name), at, signature, lost=lost)
 
-    def _schema(self, path: str, where: str) -> type[Any]:
+    def _schema(self, path: str, where: str, *, lost: bool = False) -> type[Any]:
         entry = self._entry(self._schemas, path, where)
         if entry is None:
-            return standins.plain_class(path)
+            return standins.plain_class(path, lost=lost)
         if path in self._reading:
             raise unread(f"{path} is declared as a base of its own", _ANEW, where)
         self._reading.add(path)
@@ -243,7 +262,7 @@ class Declared:
         body = {name: decode(part, where, self) for name, part in entry["body"].items()}
         if not all(isinstance(base, type) and issubclass(base, Schema) for base in bases):
             raise unread(f"expected schemas as bases of {path}, found {bases!r:.60}", _ANEW, where)
-        return standins.schema(path, bases, body)
+        return standins.schema(path, bases, body, lost=lost)
 
     def _entry(self, part: Mapping[str, Any], key: str, where: str) -> Any:
         if key not in part:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dataflow.shown import printable
 
@@ -20,6 +21,18 @@ class DataflowError(Exception):
 
     def __str__(self) -> str:
         return printable(super().__str__())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As it is: a constructor of its own takes other arguments than the text."""
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(
+    kind: type[DataflowError], text: tuple[Any, ...], fields: dict[str, Any]
+) -> DataflowError:
+    error = kind.__new__(kind, *text)
+    error.__dict__.update(fields)
+    return error
 
 
 class GraphError(DataflowError, ValueError):

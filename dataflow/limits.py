@@ -24,6 +24,9 @@ _WORDS = {
 LARGEST = 2**63 - 1
 """What a column, a file or a kernel can hold of a whole number."""
 
+_SMALLEST32, _LARGEST32 = 2.0**-126, (2.0 - 2.0**-23) * 2.0**127
+"""What float32 holds in full precision, besides 0: kernels compute with that."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
@@ -61,6 +64,8 @@ class Limit:
         """`a whole number >= 1`, as in "expected a whole number >= 1". found: the value, if any."""
         if isinstance(found, int) and abs(found) > LARGEST:
             return f"{self.expected()}, of 64 bits"
+        if _is_lost_in_float32(found):
+            return f"{self.expected()}, also in float32"
         if self.kind == "choice":
             return " or ".join(map(repr, self.choices))
         word = f"{self.like!r}" if self.kind == "value" else _WORDS[self.kind]
@@ -91,9 +96,9 @@ class Limit:
         kinds = int if self.kind == "whole" else (int, float)
         if isinstance(value, bool) or not isinstance(value, kinds):
             return False
-        if abs(value) > LARGEST if isinstance(value, int) else not math.isfinite(value):
-            return False
-        return self._within(value)
+        if isinstance(value, int):
+            return abs(value) <= LARGEST and self._within(value)
+        return _fits_float32(value) and self._within(value)
 
     def _within(self, value: float) -> bool:
         high_enough = self.low is None or (value > self.low if self.above else value >= self.low)
@@ -105,6 +110,22 @@ class Limit:
         if self.high is None:
             return f"{'>' if self.above else '>='} {self.low:g}"
         return f"in {'(' if self.above else '['}{self.low:g}, {self.high:g}]"
+
+
+def _fits_float32(value: float) -> bool:
+    """Whether it is the same number there, but for rounding: not inf for a large one, or 0 for a
+    small one. Numbers below the smallest normal one are 0 on devices that flush them.
+    """
+    return value == 0 or _SMALLEST32 <= abs(value) <= _LARGEST32
+
+
+def _is_lost_in_float32(value: Any) -> bool:
+    """Whether it has a finite number that does not fit."""
+    if isinstance(value, Schedule):
+        return _is_lost_in_float32((value.start, value.stop))
+    if isinstance(value, tuple):
+        return any(map(_is_lost_in_float32, value))
+    return isinstance(value, float) and math.isfinite(value) and not _fits_float32(value)
 
 
 def whole(low: int, *, like: int, optional: bool = False) -> Limit:

@@ -27,6 +27,7 @@ from typing import (
 
 import pyarrow as pa
 
+from dataflow.by_name import Declaration, declared_path
 from dataflow.calls import call_site, declares, refuse_unknown, refused, require, signature_of
 from dataflow.convention import Convention
 from dataflow.errors import Fault, GraphError
@@ -36,7 +37,7 @@ from dataflow.loss_terms import Loss as Loss
 from dataflow.loss_terms import LossFunction as LossFunction
 from dataflow.loss_terms import LossScope as LossScope
 from dataflow.loss_terms import LossTerm as LossTerm
-from dataflow.node import Port, function_name
+from dataflow.node import Port
 from dataflow.now import Now as Now
 from dataflow.now import Tensors as Tensors
 from dataflow.now import Terms as Terms
@@ -83,7 +84,7 @@ def loss_function(
     ports = tuple(_port(fn, p) for p in values if p.kind is not p.KEYWORD_ONLY)
     _require_ids(f"loss {fn.__name__}", ports, ids)
     return LossFunction(
-        path=path or function_name(fn),
+        path=path or declared_path(fn),
         name=name or fn.__name__,
         scope=scope,
         head=head,
@@ -172,7 +173,7 @@ def _shown(parameter: inspect.Parameter) -> str:
 _LIKE = "def f(now: Now, advantage: Tensors[Advantage], *, clip: float = 0.2) -> Terms"
 
 
-class LossDeclaration(Generic[Q]):
+class LossDeclaration(Declaration, Generic[Q]):
     """A user's loss: called with Ports it returns a Loss; tests call the plain function, `.fn`."""
 
     def __init__(self, function: LossFunction, signature: inspect.Signature) -> None:

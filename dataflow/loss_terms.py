@@ -62,7 +62,7 @@ class LossFunction:
     """Whether it reads `now.scores`, the scalar head at each row's last token."""
     ids: tuple[str, ...] = ()
     """A port and its column of token ids, [tokens, k], at which it reads `now.at_ids`; or none."""
-    fn: Callable[..., Any] = field(compare=False, repr=False)
+    fn: Callable[..., Any] = field(repr=False)
 
     def takes_number(self, name: str) -> bool:
         """Whether a parameter is a number, and so may be a schedule: train evaluates that before

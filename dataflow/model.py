@@ -62,7 +62,12 @@ class Model:
             value = getattr(self, name)
             fix = f"{name}={limit.suggestion(value)!r}"
             require(
-                where, name, value, fits=limit.accepts(value), expected=limit.expected(), fix=fix
+                where,
+                name,
+                value,
+                fits=limit.accepts(value),
+                expected=limit.expected(value),
+                fix=fix,
             )
         require(
             where,

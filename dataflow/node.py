@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
+from dataflow.by_name import found_by_name
 from dataflow.errors import Fault, GraphError, Origin
 from dataflow.model import Buffer, Model, State, Table
 from dataflow.operator import Operator, call_site
@@ -189,7 +190,7 @@ def _digest(node: Node) -> str:
             errors="surrogatepass"
         )
     )
-    for part in (node.states, node.params):
+    for part in (node.operator.function, node.states, node.params):
         h.update(content(part).encode(errors="surrogatepass"))
     for key, port in node.inputs.items():
         h.update(f"{key}={port.node.digest}.{port.index};".encode(errors="surrogatepass"))
@@ -199,15 +200,15 @@ def _digest(node: Node) -> str:
 def content(value: Any) -> str:
     """A text that is equal for two values exactly if they mean the same.
 
-    Functions count by module:qualname; lambdas and nested functions by identity, since two of them
-    can share a name and differ.
+    Functions and classes count by module:qualname if that leads to them; all others by identity,
+    since two of them can share a name and differ.
     """
     if isinstance(value, Node):
         return f"node:{value.digest}"
     if isinstance(value, type):
-        return f"type:{value.__module__}:{value.__qualname__}"
+        return f"type:{_name(value)}"
     if callable(value) and hasattr(value, "__qualname__"):
-        return function_name(value)
+        return _name(value)
     if dataclasses.is_dataclass(value):
         return _content_of_fields(value)
     if isinstance(value, Mapping):
@@ -227,15 +228,6 @@ def _content_of_fields(value: Any) -> str:
     return f"{type(value).__qualname__}({','.join(f'{k}={content(v)}' for k, v in fields)})"
 
 
-def function_name(function: Callable[..., Any]) -> str:
-    """module:qualname, with the identity added if that is not unique."""
-    name = f"{getattr(function, '__module__', '?')}:{function.__qualname__}"
-    return name if importable(function) else f"{name}@{id(function):x}"
-
-
-def importable(function: Callable[..., Any]) -> bool:
-    """Whether module:qualname finds this function in another process."""
-    return "<" not in function.__qualname__ and getattr(function, "__module__", None) not in (
-        None,
-        "__main__",
-    )
+def _name(value: Any) -> str:
+    name = f"{getattr(value, '__module__', '?')}:{value.__qualname__}"
+    return name if found_by_name(value) else f"{name}@{id(value):x}"

@@ -43,7 +43,7 @@ class Threshold:
         require(where, "metric", self.metric, fits=fits, expected="a metric's name", fix=fix)
         for name, value in (("at_least", self.at_least), ("at_most", self.at_most)):
             fits = _BOUND.accepts(value)
-            require(where, name, value, fits=fits, expected=_BOUND.expected(), fix=fix)
+            require(where, name, value, fits=fits, expected=_BOUND.expected(value), fix=fix)
         if (self.at_least is None) == (self.at_most is None):
             raise refused(where, "expected one of at_least and at_most", fix)
 

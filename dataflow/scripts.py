@@ -22,13 +22,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from dataflow.by_name import MAIN, Declaration, at_name
+from dataflow.declared import strangers
+from dataflow.graph import Graph
 from dataflow.importing import import_path, located
-from dataflow.loss import LossDeclaration
+from dataflow.program import Program
+from dataflow.program_snapshot import written
 from dataflow.schema import Schema
-from dataflow.user import OperatorDeclaration
 from dataflow.written import LOST, place_of
 
-MAIN = "__main__"
 _KINDS = {"<lambda>": "a lambda", "<locals>": "defined within another function"}
 _FIX = "a def at the top level of a file of its own; or resume(folder, graph=...) in Python"
 
@@ -36,11 +38,13 @@ _FIX = "a def at the top level of a file of its own; or resume(folder, graph=...
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
     """module: the name by which other processes can import this process's script; empty where they
-    cannot, and why.
+    cannot, and why. unbound: names of the script that an import of it leaves out, or gives
+    something else.
     """
 
     module: str = ""
     why: str = ""
+    unbound: frozenset[str] = frozenset()
 
 
 def script() -> Script:
@@ -55,25 +59,48 @@ def script() -> Script:
     found = located(name) if "." in name else PathFinder.find_spec(name, import_path())
     if found is None or found.origin is None or Path(found.origin).resolve() != path:
         return Script(why=f"defined in {path.name}, which is not what `import {name}` finds")
-    if not _guarded(main, path):
+    text = path.read_text(encoding="utf-8", errors="surrogateescape")
+    line = _line(main)
+    # An import of the script leaves out what is guarded.
+    if not any(line in lines for lines in guards(text)):
         start = 'if __name__ == "__main__":'
         return Script(why=f"defined in {path.name}, which starts the run outside of `{start}`")
-    return Script(module=name)
+    return Script(module=name, unbound=frozenset(bound_under_guards(text, line)))
 
 
-def _guarded(main: ModuleType, path: Path) -> bool:
-    """Whether the line of the script that runs now is one that an import of it leaves out."""
+def _line(main: ModuleType) -> int:
+    """The line of the script that runs now; 0 if none does."""
     frame = sys._getframe()
     while frame is not None and not (
         frame.f_globals is vars(main) and frame.f_code.co_name == "<module>"
     ):
         frame = frame.f_back
-    text = path.read_text(encoding="utf-8", errors="surrogateescape")
-    return frame is not None and any(frame.f_lineno in lines for lines in guards(text))
+    return 0 if frame is None else frame.f_lineno
 
 
 def guards(text: str) -> Iterator[range]:
     """The lines of each `if __name__ == "__main__":` at the top level of a source text."""
+    for each in _guards(text):
+        last = each.orelse[0].lineno - 1 if each.orelse else each.end_lineno
+        yield range(each.lineno, (last or each.lineno) + 1)
+
+
+def bound_under_guards(text: str, until: int) -> Iterator[str]:
+    """The names that a source text gives to something under `if __name__ == "__main__":`, up to a
+    line.
+    """
+    parts = (part for guard in _guards(text) for part in guard.body if part.lineno < until)
+    for part in parts:
+        for each in ast.walk(part):
+            if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                yield each.name
+            elif isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store):
+                yield each.id
+            elif isinstance(each, ast.alias):
+                yield (each.asname or each.name).partition(".")[0]
+
+
+def _guards(text: str) -> Iterator[ast.If]:
     try:
         body = ast.parse(text).body
     except (SyntaxError, ValueError):
@@ -83,59 +110,72 @@ def guards(text: str) -> Iterator[range]:
             "__name__ == '__main__'",
             "'__main__' == __name__",
         ):
-            last = each.orelse[0].lineno - 1 if each.orelse else each.end_lineno
-            yield range(each.lineno, (last or each.lineno) + 1)
+            yield each
 
 
-def kept(text: str) -> tuple[str, Script, str]:
-    """A snapshot's text with names that other processes find, as far as there are any. Also returns
-    the script, and one line about what they do not find; empty if that is nothing.
+def kept(source: Graph | Program) -> tuple[str, Script, str]:
+    """The text of a snapshot, with names that other processes find, as far as there are any. Also
+    returns the script, and one line about what they do not find; empty if that is nothing.
     """
+    text = written(source)
     if f'"{LOST}"' not in text:
         return text, Script(), ""
     document, of = json.loads(text), script()
     if of.module:
-        document = _named(document, of.module)
+        document = _Renaming(of, _strangers(source)).named(document)
     lost = list(_lost(document, ""))
     again = json.dumps(document, indent=2, allow_nan=False) + "\n"
     return again, of, _notice(lost, of) if lost else ""
 
 
-def _named(value: Any, module: str, key: str = "") -> Any:
-    """A document with the script's importable parts by the name of its module."""
-    if isinstance(value, list):
-        return [_named(each, module, key) for each in value]
-    if isinstance(value, str):
-        return _path(value, module) or value
-    if not isinstance(value, dict):
-        return value
-    if LOST in value:
-        path = _path(value[LOST], module, str(value.get("at", "")))
-        kind = "class" if "at" not in value else "function"
-        return value if not path else path if key == "operator" else {kind: path}
-    named: dict[str, Any] = {}
-    for name, each in value.items():
-        known = _path(name.partition(" ")[0], module, name.partition(" ")[2])
-        named[known or name] = _named(each, module, name)
-    return named
+def _strangers(source: Graph | Program) -> set[str]:
+    graphs = [source] if isinstance(source, Graph) else [phase.graph for phase in source.phases]
+    return {key for graph in graphs for key in strangers(graph)}
 
 
-def _path(path: str, module: str, at: str = "") -> str:
-    """The path of what `__main__:name` names, if that is a function, operator, loss or schema at
-    the script's top level, and the one meant; else nothing.
+class _Renaming:
+    """A document with the script's importable parts by the name of its module. strangers: what has
+    a name of the script's, to which that does not lead.
     """
-    of, _, name = path.partition("@")[0].partition(":")
-    if of != MAIN or not name or "<" in name:
-        return ""
-    found: Any = sys.modules[MAIN]
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if isinstance(found, (OperatorDeclaration, LossDeclaration)):
-        found = found.fn
-    function = inspect.isfunction(found)
-    same = function and (not at or place_of(found).get("at") == at)
-    schema = not at and isinstance(found, type) and issubclass(found, Schema)
-    return f"{module}:{name}" if same or schema else ""
+
+    def __init__(self, of: Script, strangers: set[str]) -> None:
+        self._of = of
+        self._strangers = strangers
+
+    def named(self, value: Any, key: str = "") -> Any:
+        """A part of the document; key: its own in the object around it."""
+        if isinstance(value, list):
+            return [self.named(each, key) for each in value]
+        if isinstance(value, str):
+            return self._path(value) or value
+        if not isinstance(value, dict):
+            return value
+        if LOST in value:
+            path = self._path(value[LOST], str(value.get("at", "")))
+            kind = "class" if "at" not in value else "function"
+            return value if not path else path if key == "operator" else {kind: path}
+        named: dict[str, Any] = {}
+        for name, each in value.items():
+            known = self._path(name.partition(" ")[0], name.partition(" ")[2])
+            named[known or name] = self.named(each, name)
+        return named
+
+    def _path(self, path: str, at: str = "") -> str:
+        """The path of what `__main__:name` names, if that is a function, operator, loss or schema
+        at the script's top level, and the one meant; else nothing.
+        """
+        of, _, name = path.partition("@")[0].partition(":")
+        if of != MAIN or not name or "<" in name or name.partition(".")[0] in self._of.unbound:
+            return ""
+        if (f"{path} {at}" if at else path) in self._strangers:
+            return ""
+        there = at_name(MAIN, name)
+        if isinstance(there, Declaration):
+            there = there.fn
+        function = inspect.isfunction(there)
+        same = function and (not at or place_of(there).get("at") == at)
+        schema = not at and isinstance(there, type) and issubclass(there, Schema)
+        return f"{self._of.module}:{name}" if same or schema else ""
 
 
 def _lost(value: Any, node: str) -> Iterator[tuple[str, str, str]]:
@@ -158,7 +198,9 @@ def _notice(lost: list[tuple[str, str, str]], of: Script) -> str:
     module, _, name = path.rpartition(":")
     why = next((told for mark, told in _KINDS.items() if mark in name), "")
     if not why and module == MAIN:
-        why = of.why or "which is not at the top level of the script by that name"
+        why = of.why or "which an import of the script does not find by that name"
+    elif not why and at:
+        why = "whose name leads to another function"
     place = f" ({at.rsplit('/', 1)[-1]})" if at else ""
     what = f"node {node!r} has {name!r}{place}, {why or 'which has no name of its own'}"
     more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""

@@ -28,7 +28,17 @@ from dataflow.graph import Graph
 from dataflow.model import Buffer, Model, State, Table
 from dataflow.node import Node
 from dataflow.standins import made
-from dataflow.written import LOST, Imported, Parts, Plain, decode, encode, own, place_of, unread
+from dataflow.written import (
+    LOST,
+    Imported,
+    Parts,
+    Plain,
+    decode,
+    encode,
+    own,
+    unread,
+    written_operator,
+)
 
 __all__ = ["FORMAT", "decode", "encode", "fingerprint", "from_json", "modules", "to_json"]
 
@@ -165,16 +175,9 @@ class _Writer:
 
     def node(self, node: Node) -> dict[str, Any]:
         where = f"node {node.name!r}"
-        operator = (
-            {LOST: node.operator.path.partition("@")[0]}
-            if "@" in node.operator.path
-            else node.operator.path
-        )
-        if isinstance(operator, dict) and node.operator.function is not None:
-            operator |= place_of(node.operator.function)
         return {
             "name": node.name,
-            "operator": operator,
+            "operator": written_operator(node.operator),
             "origin": origin_document(node.origin),
             "states": {key: self.states[state] for key, state in node.states.items()},
             "inputs": {
@@ -237,7 +240,10 @@ def _lost(entry: Any, operator: Any, name: str) -> Iterator[Fault]:
             problem = (
                 f"{what} {path.rpartition(':')[2]!r}{place}, which no other process can import"
             )
-            fix = "a def or class at the top level of a module (a file that is not run as a script)"
+            fix = (
+                "a def or class at the top level of a module (a file that is not run as a script),"
+                " by its own name; or resume(folder, graph=...) in Python"
+            )
             yield Fault(rule="snapshot", where=f"node {name!r}", problem=problem, fix=fix)
         for value in entry.values():
             yield from _lost(value, operator, name)

@@ -24,18 +24,25 @@ from dataflow.schema import Schema
 
 
 class Standin:
-    """A user's function that was not imported. place: `file:line` of one that no other process can
-    import.
+    """A user's function that was not imported. lost: no process can import it; place is its
+    `file:line`.
     """
 
     def __init__(
-        self, path: str, name: str, place: str, signature: inspect.Signature | None
+        self,
+        path: str,
+        name: str,
+        place: str,
+        signature: inspect.Signature | None,
+        *,
+        lost: bool = False,
     ) -> None:
         module, _, qualname = path.partition(":")
         self.__module__ = module
         self.__qualname__ = qualname
         self.__name__ = name
         self.place = place
+        self.lost = lost
         if signature is not None:
             self.__signature__ = signature
 
@@ -52,32 +59,52 @@ class Standin:
 
 _functions: dict[Any, Standin] = {}
 _classes: dict[Any, type] = {}
+_lost: dict[type, bool] = {}
+"""Every class that is a stand-in: whether no process can import the original."""
+
+
+def has_name(thing: Any) -> bool | None:
+    """Whether the original of a stand-in can be imported; None for what is no stand-in."""
+    lost = thing.lost if isinstance(thing, Standin) else None
+    if isinstance(thing, type):
+        lost = _lost.get(thing)
+    return None if lost is None else not lost
 
 
 def function(
-    path: str, name: str, place: str = "", signature: inspect.Signature | None = None
+    path: str,
+    name: str,
+    place: str = "",
+    signature: inspect.Signature | None = None,
+    *,
+    lost: bool = False,
 ) -> Standin:
     """The stand-in of a function."""
-    key = (path, name, place, str(signature))
-    return _functions.setdefault(key, Standin(path, name, place, signature))
+    key = (path, name, place, str(signature), lost)
+    return _functions.setdefault(key, Standin(path, name, place, signature, lost=lost))
 
 
-def schema(path: str, bases: tuple[type[Schema], ...], body: Mapping[str, Any]) -> type[Schema]:
+def schema(
+    path: str, bases: tuple[type[Schema], ...], body: Mapping[str, Any], *, lost: bool = False
+) -> type[Schema]:
     """The stand-in of a user's schema. Raises GraphError if its columns contradict each other, or
     have invalid names.
     """
-    key = (path, bases, repr(sorted(body.items())))
+    key = (path, bases, repr(sorted(body.items())), lost)
     if key not in _classes:
         for name in body:
             if not name.isidentifier() or name.startswith("__"):
                 raise GraphError(_unusable(path, f"expected names of columns, found {name!r:.60}"))
-        _classes[key] = _class(path, bases, dict(body))
+        _classes[key] = _class(path, bases, dict(body), lost=lost)
     return _classes[key]
 
 
-def plain_class(path: str) -> type:
+def plain_class(path: str, *, lost: bool = False) -> type:
     """The stand-in of a class that is not a schema."""
-    return _classes.setdefault(path, _class(path, (), {}))
+    key = (path, lost)
+    if key not in _classes:
+        _classes[key] = _class(path, (), {}, lost=lost)
+    return _classes[key]
 
 
 def record(path: str, fields: Mapping[str, Any], called: str = "") -> Any:
@@ -91,15 +118,17 @@ def record(path: str, fields: Mapping[str, Any], called: str = "") -> Any:
             qualname.rpartition(".")[2], list(fields), frozen=True, namespace=body
         )
         made.__module__, made.__qualname__ = module, qualname
-        _classes[key] = made
+        _classes[key], _lost[made] = made, False
     return _classes[key](**fields)
 
 
-def _class(path: str, bases: tuple[type, ...], body: dict[str, Any]) -> type:
+def _class(path: str, bases: tuple[type, ...], body: dict[str, Any], *, lost: bool) -> type:
     module, _, qualname = path.partition(":")
-    return type(
+    made = type(
         qualname.rpartition(".")[2], bases, {**body, "__module__": module, "__qualname__": qualname}
     )
+    _lost[made] = lost
+    return made
 
 
 def _unusable(where: str, problem: str) -> Fault:

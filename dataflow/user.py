@@ -14,11 +14,12 @@ import numpy as np
 import pyarrow as pa
 
 from dataflow.batch import Batch, Keys
+from dataflow.by_name import Declaration, declared_path
 from dataflow.calls import call_site, declares, refuse_unknown, refused, require, signature_of
 from dataflow.convention import Convention
 from dataflow.errors import Fault, GraphError, nearest
 from dataflow.limits import Limit, choice
-from dataflow.node import Node, Port, importable
+from dataflow.node import Node, Port
 from dataflow.operator import Input, Keeps, Operator, Same, Scope
 from dataflow.schema import Keep, Preference, Schema
 
@@ -104,7 +105,7 @@ class Columns(Generic[S_co]):
         )
 
 
-class OperatorDeclaration(Generic[Q, R]):
+class OperatorDeclaration(Declaration, Generic[Q, R]):
     """A user's operator: called with Ports it returns a Port; `.fn` is the plain function, for
     tests.
     """
@@ -181,9 +182,8 @@ class _OperatorDecorator:
                 )
         _require_parents(fn, names, self._parent)
         made = _schema(fn, "the return value", typed.return_annotation)
-        where = f"{fn.__module__}:{fn.__qualname__}"
         operator = Operator(
-            path=where if importable(fn) else f"{where}@{id(fn):x}",
+            path=declared_path(fn),
             name=fn.__name__,
             work="host",
             scope=self._scope,

@@ -21,9 +21,9 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
+from dataflow.by_name import Declaration, at_name, found_by_name
 from dataflow.errors import Fault, GraphError, nearest
-from dataflow.loss import LossDeclaration, LossFunction
-from dataflow.node import importable
+from dataflow.loss_terms import LossFunction
 from dataflow.operator import Operator
 from dataflow.standins import Standin
 from dataflow.user import OperatorDeclaration
@@ -125,7 +125,7 @@ def _list(value: Sequence[Any], where: str) -> list[Any]:
 
 def _class(value: type, where: str) -> dict[str, Any]:
     path = f"{value.__module__}:{value.__qualname__}"
-    return {LOST: path} if "<" in path or value.__module__ == "__main__" else {"class": path}
+    return {"class": path} if found_by_name(value) else {LOST: path}
 
 
 _FORMS: tuple[tuple[Any, Callable[[Any, str], Any]], ...] = (
@@ -143,7 +143,7 @@ _FORMS: tuple[tuple[Any, Callable[[Any, str], Any]], ...] = (
 def _record(value: Any, where: str) -> dict[str, Any]:
     fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
     if isinstance(value, LossFunction):
-        fields["fn"] = fields["fn"] if importable(fields["fn"]) else Plain(_function(fields["fn"]))
+        fields["fn"] = Plain(_function(fields["fn"]))
     kind = _class(type(value), where)
     return (
         kind
@@ -153,10 +153,27 @@ def _record(value: Any, where: str) -> dict[str, Any]:
 
 
 def _function(value: Callable[..., Any]) -> dict[str, Any]:
-    if hasattr(value, "__qualname__") and importable(value):
+    if found_by_name(value):
         return {"function": f"{value.__module__}:{value.__qualname__}"}
     name = getattr(value, "__qualname__", type(value).__qualname__)
     return {LOST: f"{getattr(value, '__module__', '?')}:{name}", **place_of(value)}
+
+
+def written_operator(operator: Operator) -> Any:
+    """The path of an operator; where that does not lead to it, an object that says so."""
+    path, local, at = operator.path.partition("@")
+    module, _, qualname = path.partition(":")
+    if isinstance(operator.function, Standin):
+        return {LOST: path, **({"at": at} if at else {})} if local else path
+    if not local and (own(module) or _is_operator(at_name(module, qualname), operator)):
+        return path
+    place = {} if operator.function is None else place_of(operator.function)
+    return {LOST: path, **place}
+
+
+def _is_operator(named: Any, operator: Operator) -> bool:
+    named = named.operator if isinstance(named, OperatorDeclaration) else named
+    return named == operator and named.function is operator.function
 
 
 def place_of(value: Callable[..., Any]) -> dict[str, Any]:
@@ -186,7 +203,7 @@ class Imported:
     def function(self, path: str, where: str) -> Any:
         """The plain function of a declaration."""
         found = _find(path, where)
-        return found.fn if isinstance(found, (LossDeclaration, OperatorDeclaration)) else found
+        return found.fn if isinstance(found, Declaration) else found
 
     def named(self, path: str, where: str) -> Any:
         """Whatever is there."""
@@ -206,7 +223,7 @@ class Imported:
         """Raises GraphError: it cannot be imported."""
         raise unread(
             f"{entry[LOST]} cannot be imported",
-            "a def or class at the top level of a module",
+            "a def or class at the top level of a module, by its own name",
             where,
         )
 

@@ -22,7 +22,7 @@ from dataflow.errors import GraphError, PlanError, RunError
 from dataflow.graph import Graph
 from dataflow.importing import import_from
 from dataflow.program import Phase, Program
-from dataflow.program_snapshot import identity, read, written
+from dataflow.program_snapshot import identity, read
 from dataflow.scripts import kept
 from dataflow.settings import edited
 from dataflow.snapshot import fingerprint
@@ -54,6 +54,7 @@ from engine.received import OPTIONS, reading
 from engine.record.place import require_known
 from engine.resuming import Beginning, WantedRun, beginning, keep_changes
 from engine.run.early_end import Until
+from engine.tried_edit import TriedEdit
 
 if TYPE_CHECKING:
     from engine.rerun.compared import Rerun
@@ -196,10 +197,10 @@ def run(
     planned = plan(graph, options)
     name = options.name or planned.graph
     hooks = StepHooks(on_step=on_step, until=until)
-    text, script, notice = kept(written(source))
+    text, script, notice = kept(source)
     record = ProvenanceRecord(made_of=provenance(source, script=script.module))
     begins = Beginning(record=record, notice=notice)
-    with telling_what_is_safe(Path(options.runs) / name):
+    with telling_what_is_safe(Path(options.runs) / name, made=False):
         folder = RunFolder.create(name, options.runs, overwrite=options.overwrite)
     go = partial(_begun, planned, text, options, folder, begins)
     if wait:
@@ -283,15 +284,14 @@ def resume(
     A run that was killed before its first checkpoint starts over, and says so. graph: for a run
     whose functions cannot be imported (a lambda, a notebook's). accept_changes: parameters, data,
     models and source files may differ from the next Step on. Whatever changes is recorded, with its
-    first Step, in changes.json and every later checkpoint. Raises CheckpointError for damaged
+    first Step, in changes.json and every later checkpoint; settings and a graph are taken back
+    where an error comes before their first Step has ended. Raises CheckpointError for damaged
     checkpoints, changes that are not accepted, settings that cannot change in a run, and missing
     metrics; RunError if the folder is not a run's.
     """
     refuse_second()
     path = Path(folder)
-    for name in (name for name in changes if name in run_options.OF_ITS_START):
-        why = run_options.OF_ITS_START[name]
-        raise RunError(f"resume: {name} does not change in a resume: {why}. Fix: leave it out.")
+    run_options.require_changeable(changes)
     with telling_what_is_safe(path), RunFolder.open_existing(path) as opened:
         told = _recorded(path / OPTIONS)
         options, imports = run_options.from_json(told, changes, str(path / OPTIONS))
@@ -305,7 +305,7 @@ def resume(
         planned = plan(checked, options)
         latest = CheckpointStore(opened.checkpoints, keep=options.keep).latest()
         done = finished(planned, options, opened, latest)
-        text, script, notice = kept(written(again))
+        text, script, notice = kept(again)
         wanted = WantedRun(
             made_of=provenance(again, script=script.module),
             graph=identity(again),
@@ -317,17 +317,30 @@ def resume(
         begins = beginning(opened, latest, wanted)
         if done is not None:
             return done
-        keep_changes(opened, begins)
-        begins = replace(begins, notice=notice)
-        if graph is not None or settings:
-            opened.write_text("graph.json", text)
-        opened.write_text(OPTIONS, run_options.to_json(options, path=_import_path()))
-        opened.write_text("plan.json", planned.to_json())
-        opened.write_text("plan.txt", explain(planned))
-        hooks = StepHooks(on_step=on_step, until=until)
-        with EndRecord(opened) as end:
-            result = _through(planned, options, opened, hooks, begins)
-            end.tell(result.reason, interrupted=result.interrupted)
+        edit = " ".join(settings) or ("another graph" if graph is not None else "")
+        with TriedEdit(opened, edit) as tried:
+            keep_changes(opened, begins)
+            if edit:
+                opened.write_text("graph.json", text)
+            hooks = StepHooks(on_step=(tried.hold, *on_step), until=until)
+            begins = replace(begins, notice=notice)
+            return _went_on(planned, options, opened, hooks, begins)
+
+
+def _went_on(
+    planned: Plan | ProgramPlan,
+    options: RunOptions,
+    folder: RunFolder,
+    hooks: StepHooks,
+    begins: Beginning,
+) -> Result:
+    """A run in its old folder, from its records to its end."""
+    folder.write_text(OPTIONS, run_options.to_json(options, path=_import_path()))
+    folder.write_text("plan.json", planned.to_json())
+    folder.write_text("plan.txt", explain(planned))
+    with EndRecord(folder) as end:
+        result = _through(planned, options, folder, hooks, begins)
+        end.tell(result.reason, interrupted=result.interrupted)
     return result
 
 

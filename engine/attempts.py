@@ -15,6 +15,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -25,9 +26,9 @@ from dataflow.errors import RunError, StorageError
 from dataflow.program import Threshold
 from dataflow.storage import writing
 from engine.checkpoint.best import BestVersions
-from engine.checkpoint.folders import steps_of
 from engine.checkpoint.provenance import ProvenanceRecord
 from engine.checkpoint.room import warn_of_room
+from engine.checkpoint.safe import what_is_safe
 from engine.checkpoint.store import CheckpointStore, StoredCheckpoint
 from engine.coordinator.core import Coordinator, Settings
 from engine.coordinator.messages import Finish, Rollback, StopRequested
@@ -55,6 +56,7 @@ from engine.run.loop import Loop
 from engine.run.probes import Probes
 from engine.run.requests import RunRequests
 from engine.run.signals import StopSignals
+from engine.run.silent_end import no_silent_end
 from engine.run.watchdog import Watchdog, named_hang
 from engine.run.workers import Workers
 
@@ -130,21 +132,16 @@ class RunFrame:
         notice: str = "",
     ) -> None:
         """stack: ended with the run. notice: said at once, if there is one."""
-        self._checkpoints = folder.checkpoints
-        self.signals = stack.enter_context(StopSignals(options.grace, self._kept))
+        place, shown = folder.path.absolute(), folder.path
+        kept = partial(what_is_safe, place, shown=shown)
+        self.signals = stack.enter_context(StopSignals(options.grace, kept))
+        stack.enter_context(no_silent_end(kept))
         alone = {_alone(plan) for plan in plans}
         name = alone.pop() if len(alone) == 1 else ""
         stack.enter_context(logged(folder.log(name or "coordinator")))
         self.log = RunLog(strict=options.strict)
         if notice:
             _log.warning("%s", notice)
-
-    def _kept(self) -> str:
-        """The checkpoint to resume from, in words."""
-        steps = steps_of(path.name for path in self._checkpoints.iterdir())
-        if not steps:
-            return "there is no checkpoint yet"
-        return f"go on from step {steps[-1]} with dataflow resume"
 
 
 def attempts(
@@ -271,7 +268,7 @@ class _Run:
     def result(self, finish: Finish) -> Result:
         """How the run ended. Deletes samples of a Step that never closed, as its recorder died."""
         SampleWriter(self._folder.samples).truncate_after(self.step)
-        settle(self._folder.recorded, self._plan)
+        settle(self._folder.recorded, self._plan, told_before=True)
         last, stopped = self.store.latest(), self._stopped
         return Result(
             folder=self._folder.path,

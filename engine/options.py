@@ -10,7 +10,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -123,6 +123,25 @@ OF_ITS_START: Mapping[str, str] = {
     "overwrite": "a resume goes on in the folder as it is",
 }
 """Options that a run has from its start, and why a resume has no others."""
+
+_FLAGS: Mapping[str, str] = {
+    "set": 'settings=["train_policy.lr=1e-5"]',
+    "watch": "dataflow watch, beside it",
+}
+"""Flags of commands that are no options, and what takes their place in Python."""
+
+
+def require_changeable(changes: Iterable[str]) -> None:
+    """Raise RunError for the first name of what a resume from Python cannot change, or is none."""
+    known = [f.name for f in fields(RunOptions)]
+    for name in changes:
+        if name in OF_ITS_START:
+            why = OF_ITS_START[name]
+            raise RunError(f"resume: {name} does not change in a resume: {why}. Fix: leave it out.")
+        if name not in known:
+            near = nearest(name, known)
+            fix = _FLAGS.get(name) or (f"{near}=" if near else f"one of {', '.join(known)}")
+            raise RunError(f"resume: {name!r} is no option. Fix: {fix}.")
 
 
 def on_ray(options: RunOptions) -> bool:

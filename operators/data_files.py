@@ -49,6 +49,11 @@ def columns_of(data: str, split: str | None = None) -> dict[str, pa.DataType]:
         tasks.require_split(data, split)
         return tasks.task_columns(data)
     columns = hub_columns(data, split) if is_hub(data) else _columns_of_files(data, split)
+    if "" in columns:
+        raise DataError(
+            f"{data}: expected a name for each column, found an empty one beside"
+            f" {listed(name for name in columns if name)}. Fix: give it a name, or leave it out."
+        )
     in_parts = [name for name in COLUMNS if name in columns and has_parts(columns[name])]
     if in_parts:
         _refuse_other_parts(data, split, in_parts)

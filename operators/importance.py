@@ -66,7 +66,7 @@ def importance(
     given = {"level": level, "above": above, "below": below, "over": over}
     for name, limit in _LIMITS.items():
         value, fix = given[name], f"{name}={limit.suggestion(given[name])!r}"
-        fits, expected = limit.accepts(value), limit.expected()
+        fits, expected = limit.accepts(value), limit.expected(value)
         require("importance", name, value, fits=fits, expected=expected, fix=fix)
     bounds = [bound for bound in (below, above) if isinstance(bound, (int, float))]
     if len(bounds) == 2 and bounds[0] >= bounds[1]:

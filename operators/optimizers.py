@@ -43,7 +43,12 @@ class AdamW:
         for name, limit in _LIMITS.items():
             value, fix = getattr(self, name), f"{name}={limit.like!r}"
             require(
-                "AdamW", name, value, fits=limit.accepts(value), expected=limit.expected(), fix=fix
+                "AdamW",
+                name,
+                value,
+                fits=limit.accepts(value),
+                expected=limit.expected(value),
+                fix=fix,
             )
 
 

@@ -1,6 +1,7 @@
-"""The sentence at the end of a StorageError that says what of the run is safe.
+"""What of a run is safe, in words: at the end of a StorageError, and where a signal ends a run.
 
-Does not own: the error (dataflow/storage.py), checkpoints (store.py).
+Does not own: the error (dataflow/storage.py), the signals (engine/run/signals.py), checkpoints
+(store.py).
 """
 
 from __future__ import annotations
@@ -13,25 +14,54 @@ from pathlib import Path
 from dataflow.errors import StorageError
 from engine.checkpoint.folders import steps_of
 
+_ABSENT = (FileNotFoundError, NotADirectoryError)
+
 
 @contextmanager
-def telling_what_is_safe(folder: Path) -> Iterator[None]:
-    """Add to a StorageError of a run in this folder what is safe, and how to go on."""
+def telling_what_is_safe(folder: Path, *, made: bool = True) -> Iterator[None]:
+    """Add to a StorageError of a run in this folder what is safe, and how to go on. made: whether
+    the folder is there already.
+    """
+    place = folder.absolute()  # a user's function may go to another folder
     try:
         yield
     except StorageError as error:
-        raise StorageError(f"{error} {what_is_safe(folder)}") from error
+        safe = what_is_safe(place, shown=folder, made=made)
+        raise StorageError(f"{error} Safe: {safe}.") from error
 
 
-def what_is_safe(folder: Path) -> str:
-    """E.g. "Safe: the checkpoint of step 4, from which `dataflow resume runs/a` goes on."."""
+def what_is_safe(folder: Path, *, shown: Path, made: bool = True) -> str:
+    """E.g. "the checkpoint of step 4, from which `dataflow resume runs/a` goes on". shown: the
+    folder as the user named it.
+    """
+    resume = f"`dataflow resume {shown}`"
     try:
-        steps = steps_of(os.listdir(folder / "checkpoints"))
-    except OSError:
-        steps = []
-    resume = f"`dataflow resume {folder}`"
+        steps = _steps(folder)
+        begun = _is_there(folder / "options.json")
+        lost = made and not _is_there(folder)
+    except OSError as error:
+        why = error.strerror or str(error)
+        return f"what there is cannot be seen now ({why}); {resume} looks for the last checkpoint"
     if steps:
-        return f"Safe: the checkpoint of step {steps[-1]}, from which {resume} goes on."
-    if os.path.isfile(folder / "options.json"):  # False if that cannot be read
-        return f"Safe: no checkpoint had been made; {resume} begins again at step 1."
-    return "Safe: nothing had begun; start it again."
+        return f"the checkpoint of step {steps[-1]}, from which {resume} goes on"
+    if begun:
+        return f"no checkpoint had been made; {resume} begins again at step 1"
+    if lost:
+        return f"nothing, as {shown} is not there any more; start it again"
+    return "nothing had begun; start it again"
+
+
+def _steps(folder: Path) -> list[int]:
+    try:
+        return steps_of(os.listdir(folder / "checkpoints"))
+    except _ABSENT:
+        return []
+
+
+def _is_there(path: Path) -> bool:
+    """Raises OSError where that cannot be seen."""
+    try:
+        os.stat(path)
+    except _ABSENT:
+        return False
+    return True

@@ -105,7 +105,8 @@ def _definitions(value: Any) -> Iterable[Any]:
     if isinstance(value, LossFunction):
         return (value.fn,)
     if inspect.ismethod(value):
-        return value.__func__, type(value.__self__)
+        owner = value.__self__
+        return value.__func__, owner if isinstance(owner, type) else type(owner)
     if isinstance(value, type) or inspect.isroutine(value):
         return (inspect.unwrap(value) if callable(value) else value,)
     return (type(value),) if callable(value) else ()

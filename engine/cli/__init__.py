@@ -3,7 +3,8 @@
 Owns: the list of commands, and how an error ends a process. Does not own: any command or flag.
 
 Exit codes: 0 done, 1 a wrong graph, plan or data, 2 a wrong command line, 3 a run that failed, 4 an
-unexpected error, which is our fault, 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP. The first cause is the
+unexpected error, which is our fault, 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP; of `rerun` 1 is a
+difference, and 3 all that keeps it from comparing. The first cause is the
 last line on the screen; `--traceback` and a run's log show its traceback.
 """
 
@@ -20,6 +21,7 @@ from dataflow.importing import hidden_in, import_path
 from dataflow.shown import printable
 from dataflow.storage import CANNOT
 from dataflow.width import folded, screen_width
+from engine.cli.exhausted import PANIC, TOLD, is_exhausted
 from engine.cli.target import FORMS, UsageError, is_received, raised_at
 from engine.received import reading
 
@@ -79,6 +81,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "--traceback" in arguments:
             raise
         return _shown(error)
+    except BaseException as error:
+        if type(error).__name__ != PANIC or "--traceback" in arguments:
+            raise
+        return _shown(error)
 
 
 def _tell_hidden() -> None:
@@ -91,9 +97,12 @@ def _tell_hidden() -> None:
         _say(told)
 
 
-def _shown(error: Exception) -> int:
+def _shown(error: BaseException) -> int:
     """Print what ended the command as its last line; returns the exit code."""
     lost = _lost_output("\n" if isinstance(error, OSError) else "")
+    if is_exhausted(error):
+        _say(TOLD)
+        return 3
     if isinstance(error, DataflowError):
         _say(str(error))
         return 2 if isinstance(error, UsageError) else 3 if isinstance(error, _FAILED_RUN) else 1
@@ -103,7 +112,9 @@ def _shown(error: Exception) -> int:
         return 3
     told = " ".join(f"{type(error).__name__}: {error}".split())
     if isinstance(error, MemoryError):
-        told = "not enough memory"
+        fix = "smaller numbers of rows and tokens, or a machine with more memory"
+        _say(f"not enough memory ({raised_at(error)}). Fix: {fix}.")
+        return 3
     fix = "report what it shows when run again with --traceback"
     _say(f"internal error: {told} ({raised_at(error)}). Fix: {fix}.")
     return 4
@@ -145,9 +156,19 @@ def _command(given: Sequence[str]) -> int:
 
         return print_script(words) if name == "--completion" else print_candidates(words, COMMANDS)
     command = _main_of(name)
+    _require_current_folder()
     received = [w for w in words[:2] if is_received(w)] if name in LOOKING else []
     with reading(received[0]) if received else nullcontext():
         return command(words)
+
+
+def _require_current_folder() -> None:
+    """Raise UsageError where it was deleted: nothing that is named from it can be there."""
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        fix = "cd to a folder that is there"
+        raise UsageError("dataflow", "the current folder was deleted", fix) from error
 
 
 def _main_of(name: str) -> Callable[[Sequence[str]], int]:

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from dataflow.errors import DataError, GraphError, PlanError, RunError
 from dataflow.shown import one_line
 from engine.cli.flags import helped
 from engine.cli.resume import imports_of
 from engine.cli.screen import read_flags, say
+from engine.cli.settings import refused
 from engine.cli.target import GRAPH, UsageError, import_named, tell_imports
 from engine.cli.values import Settings, gathered, registry
 from engine.received import kept_options
@@ -27,7 +29,8 @@ _USAGE = "dataflow rerun RUN_FOLDER --node NODE --step N [flags]"
 _ABOUT = (
     "Run nodes of one Step of a recorded run again, in this process, on the rows that were"
     " recorded, with the weights of that Step, and compare what comes out with what came out then."
-    " The exit code is 1 where something differs."
+    " The exit code is 1 where something differs, and 3 where it cannot be run again, as a file is"
+    " damaged or missing."
 )
 
 
@@ -46,7 +49,9 @@ class RerunOptions:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run again, print how it compares; 1 where something differs."""
+    """Run again, print how it compares; 1 where something differs. Raises RunError where it cannot
+    be run again.
+    """
     folder, options = _parsed(arguments)
     from engine.api import rerun  # here: it imports what runs kernels
 
@@ -58,9 +63,16 @@ def main(arguments: Sequence[str]) -> int:
     def again() -> Rerun:
         return rerun(folder, nodes, options.step, settings=options.set)
 
-    found = _debugged(again) if options.debug else again()
-    say("\n".join(shown(found)))
-    return 0 if found.same else 1
+    try:
+        result = _debugged(again) if options.debug else again()
+    except GraphError as error:
+        if any(fault.rule == "setting" for fault in error.faults):
+            raise refused(error) from error
+        raise RunError(str(error)) from error  # its own exit code says that something differs
+    except (PlanError, DataError) as error:
+        raise RunError(str(error)) from error
+    say("\n".join(shown(result)))
+    return 0 if result.same else 1
 
 
 def _parsed(arguments: Sequence[str]) -> tuple[Path, RerunOptions]:

@@ -318,11 +318,13 @@ def _package_versions() -> dict[str, str]:
 
 
 def _git(*command: str) -> str | None:
-    """git's answer for the working directory; None without git or outside a repository."""
+    """git's answer for the working directory; None outside a repository, and without a git that can
+    be run.
+    """
     try:
         # a repository's settings may name a program to run, which the user did not ask for
         git = ["git", "-c", "core.fsmonitor=", *command]
         done = subprocess.run(git, capture_output=True, text=True, timeout=10, check=False)
-    except (FileNotFoundError, subprocess.TimeoutExpired):
+    except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

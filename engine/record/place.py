@@ -28,6 +28,8 @@ from engine.plan.plan import Decisions, Plan
 ASSIGNMENTS = "_assignments"
 ALL = "all"
 _LIFE = "_life"
+_LAST_LIFE = 2**31 - 2
+"""Files of assignments and rows have it as an int32."""
 _ROWS = re.compile(r"([0-9]+)-([0-9]+)-([0-9]+)-(.+)\.parquet")
 
 
@@ -132,11 +134,15 @@ def row_files(recorded: Path, node: str) -> list[RowFile]:
 
 def life_of(recorded: Path) -> int:
     """The life that records now. Raises RunError if none has begun."""
+    fix = f'--record "" goes on without recording; or {recorded} moved away'
+    expected = f"{recorded / _LIFE}: expected the number of the run's life, found"
     try:
-        return int((recorded / _LIFE).read_text(encoding="ascii"))
+        life = int((recorded / _LIFE).read_text(encoding="ascii"))
     except (OSError, ValueError) as error:
-        problem = f"expected the number of the run's life, found {type(error).__name__}: {error}"
-        raise RunError(f"{recorded / _LIFE}: {problem}. Fix: start another run.") from error
+        raise RunError(f"{expected} {type(error).__name__}: {error!s:.80}. Fix: {fix}.") from error
+    if not 1 <= life <= _LAST_LIFE:
+        raise RunError(f"{expected} {life}. Fix: {fix}.")
+    return life
 
 
 def begin_life(recorded: Path) -> int:

@@ -9,6 +9,7 @@ behind its last closed Step does not. Of a row that was made again the first one
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from engine.plan.plan import Decisions
 from engine.record.place import RowFile, nodes_in, row_files
 from engine.record.recorder import own_columns, write_rows
 from engine.record.told import RecordedTask, TaskId, Told, files_of
+
+_log = logging.getLogger(__name__)
 
 Identity = tuple[int, Key, int]
 _OF_ROW = (*KEYS, "made.chunk")
@@ -105,7 +108,13 @@ class StoredRows:
 def read_file(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     """A file of recorded rows. Raises DataError for a damaged one."""
     try:
-        return pq.ParquetFile(path).read(columns=columns)
+        table = pq.ParquetFile(path).read(columns=columns)
+        for name in _OF_ROW:
+            if name not in table.schema.names or not pa.types.is_integer(
+                table.schema.field(name).type
+            ):
+                raise pa.ArrowInvalid(f"no whole numbers {name}")
+        return table
     except (pa.ArrowException, OSError) as error:
         problem = f"expected recorded rows, found a damaged file ({error})"
         raise DataError(f"{path}: {problem}. Fix: restore it, or record again.") from error
@@ -131,7 +140,7 @@ def batch_of(table: pa.Table) -> Batch:
 
 def cut_after(recorded: Path, plan: Decisions, step: int) -> None:
     """Drop what belongs to later Steps, which the run makes again, and whatever no Step has.
-    Raises StorageError, DataError.
+    Raises StorageError.
     """
     with writing(f"what is recorded up to step {step}", recorded):
         for found, path in files_of(recorded):
@@ -140,11 +149,23 @@ def cut_after(recorded: Path, plan: Decisions, step: int) -> None:
     settle(recorded, plan)
 
 
-def settle(recorded: Path, plan: Decisions) -> None:
-    """Leave every row once, and none that no file of assignments has; and nothing torn."""
+def settle(recorded: Path, plan: Decisions, *, told_before: bool = False) -> None:
+    """Leave every row once, and none that no file of assignments has; and nothing torn.
+
+    A damaged file stays as it is, and the run goes on, which does not need it. Rows that no file
+    of assignments has stay where one of those is damaged: they do not count when they are read.
+    told_before: of damaged files, as the run began.
+    """
     if not recorded.is_dir():
         return
-    told = Told.read(recorded, plan)
+    for torn in recorded.glob("*/.*.tmp"):
+        with writing("recorded rows", torn):
+            torn.unlink()
+    try:
+        told = Told.read(recorded, plan)
+    except DataError as error:
+        _tell_damaged(error, told_before=told_before)
+        return
     for node in nodes_in(recorded):
         counted: set[Identity] = set()
         made = {
@@ -154,10 +175,15 @@ def settle(recorded: Path, plan: Decisions) -> None:
             for key in keys.rows()
         }
         for file in row_files(recorded, node):
-            _settle_file(file, made, counted)
-    for torn in recorded.glob("*/.*.tmp"):
-        with writing("recorded rows", torn):
-            torn.unlink()
+            try:
+                _settle_file(file, made, counted)
+            except DataError as error:
+                _tell_damaged(error, told_before=told_before)
+
+
+def _tell_damaged(error: DataError, *, told_before: bool) -> None:
+    level = logging.INFO if told_before else logging.WARNING
+    _log.log(level, "the run goes on without it, and `dataflow rerun` cannot use it: %s", error)
 
 
 def _settle_file(

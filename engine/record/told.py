@@ -93,7 +93,12 @@ class Told:
         """The files of all Steps up to this one. Raises DataError for a damaged one."""
         files = [(s, p) for s, p in files_of(recorded) if until is None or s <= until]
         row_sets = {n.name: {i.name: i.row_set for i in n.inputs} for n in plan.nodes}
-        return Told(_tasks(files, row_sets), plan)
+        try:
+            return Told(_tasks(files, row_sets), plan)
+        except (AssertionError, AttributeError, LookupError, TypeError) as error:
+            problem = f"expected assignments as a run writes them, found {error!r:.80}"
+            fix = "restore its files, or record again"
+            raise DataError(f"{recorded / ASSIGNMENTS}: {problem}. Fix: {fix}.") from error
 
     def steps(self) -> list[int]:
         """The Steps that some train node was told to train."""

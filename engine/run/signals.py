@@ -60,8 +60,8 @@ class StopSignals:
         asked: Callable[[], None] = lambda: None,
         doing: str = "stopping after this Step with a checkpoint",
     ) -> None:
-        """grace: seconds from the first signal to an end without a checkpoint. kept: says which
-        checkpoint there is. asked: called at the first signal, in the reading thread. doing: what
+        """grace: seconds from the first signal to an end without a checkpoint. kept: says what
+        is safe. asked: called at the first signal, in the reading thread. doing: what
         follows the first signal, in words.
         """
         self.number = 0
@@ -155,9 +155,9 @@ class StopSignals:
         second = self._until(began + self._grace)
         if second is None:
             late = f"{self._doing} took longer than --grace {self._grace:g} s"
-            self._end(first, f"ended by {name(first)}: {late}; {self._kept()}")
+            self._end(first, f"ended by {name(first)}: {late}; safe: {self._kept()}")
         elif second != _OVER:
-            self._end(second, f"ended at once by {name(second)}; {self._kept()}")
+            self._end(second, f"ended at once by {name(second)}; safe: {self._kept()}")
 
     def _until(self, end: float | None) -> int | None:
         """The next stop signal; _OVER once the run is over; None after this time."""

@@ -158,6 +158,7 @@ class OutsideWatch:
         """End the process outside."""
         activity.hide(self._board)
         os.close(self._beats)
+        self._process.kill()  # it has nothing to put in order, and somebody may have stopped it
         self._process.wait()
         # Not unregistered: the signal would then end this process.
         faulthandler.register(STACK_SIGNAL, 2, all_threads=True)

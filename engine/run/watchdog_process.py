@@ -8,6 +8,7 @@ and the standard library alone: one is started with each run.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import select
 import signal
@@ -17,6 +18,7 @@ import time
 BOARD = 1024
 """Bytes of memory in which the watched process says what is under way."""
 BEAT, INTERRUPTED = b".", b"!"
+_DEATH_SIGNAL = 1
 _ROUND = 0.5
 _STOOD_STILL = 4.0
 """Seconds of a round after which this process itself was stopped: no silence counts."""
@@ -29,6 +31,7 @@ def main(
 ) -> None:
     """Watch until the run ends or hangs."""
     watched = os.getppid()
+    _end_with_it()
     poll = select.poll()
     poll.register(beats, select.POLLIN)
     silent, before, why = 0.0, time.monotonic(), "in code that holds the interpreter's lock"
@@ -48,6 +51,12 @@ def main(
     _tell(watched, board, stacks, number, f"{limit:g} s", why, kills=kills)
     if kills:
         os.kill(watched, signal.SIGKILL)
+
+
+def _end_with_it() -> None:
+    """On Linux: SIGKILL for this process when the watched one ends, also if it is stopped."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
 
 
 def _tell(

@@ -10,7 +10,8 @@ sessions of their own are reparented to the keeper, their subreaper (Linux; else
 function's own process group is ended). Does not own: calling the function (scoring_child.py), time
 limits (scoring_process.py).
 
-    socket to the kernel's process   out: `pid <function's>`, then `ended <exit code>`; in: its end
+    socket to the kernel's process   out: `pid <function's>`, then `ended <exit code>`; or `failed
+                                     <errno>` where no process could be started; in: its end
 
 Imports only the standard library and starts no thread, so that a fork is safe.
 """
@@ -28,8 +29,10 @@ import time
 from pathlib import Path
 
 _SUBREAPER, _DEATH_SIGNAL = 36, 1
-_ORPHANED = signal.SIGUSR1
-"""Sent when the kernel's process ends. Signals that stop a whole run are ignored here."""
+_ORPHANED = signal.SIGCONT
+"""Sent when the kernel's process ends: it also wakes a keeper that somebody has stopped. Signals
+that stop a whole run are ignored here.
+"""
 _HEARD = (signal.SIGCHLD, _ORPHANED, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _SECONDS = 5.0
 """Time for killed processes to end; some cannot (another user's, or waiting for a disk)."""
@@ -53,7 +56,11 @@ def main(answers: int, life: int, parent: int) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     _prctl(_SUBREAPER, 1)
     keeper = os.getpid()
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        to_parent.send(b"failed %d\n" % (error.errno or 0))
+        os._exit(0)
     if pid == 0:
         to_parent.close()
         for number in (signal.SIGCHLD, _ORPHANED):
@@ -89,15 +96,15 @@ class Keeper:
         for descriptor in (self._woken, wake):
             os.set_blocking(descriptor, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        self._starter = parent
         _prctl(_DEATH_SIGNAL, _ORPHANED)
-        self._orphan = os.getppid() != parent
 
     def keep(self) -> None:
         """Run until nothing is left."""
         poll = select.poll()
         poll.register(self._parent, select.POLLIN)
         poll.register(self._woken, select.POLLIN)
-        over = self._orphan
+        over = self._is_orphan()
         while self._reap() and self._code is None and not over:
             for descriptor, _ in poll.poll():
                 over = over or descriptor == self._parent.fileno() or self._asked_to_end()
@@ -108,9 +115,13 @@ class Keeper:
             self._parent.send(b"ended %d\n" % (self._code if self._code is not None else 0))
 
     def _asked_to_end(self) -> bool:
+        """Others than the system may send that signal, too."""
         with contextlib.suppress(BlockingIOError):
-            return _ORPHANED in os.read(self._woken, 4096)
+            return _ORPHANED in os.read(self._woken, 4096) and self._is_orphan()
         return False
+
+    def _is_orphan(self) -> bool:
+        return os.getppid() != self._starter
 
     def _reap(self) -> bool:
         """Collect every child that has ended; returns whether others are left."""

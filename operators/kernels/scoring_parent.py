@@ -92,6 +92,8 @@ class Child:
         self._number, self._due = 0, 0
         self._unsent = memoryview(b"")
         self._code: int | None = None
+        self._refused = 0
+        """Why the keeper could start no process; 0 if it could."""
         self._told = b""
         self._sock, self._life, self._printed = _closed(), _closed(), -1
 
@@ -105,16 +107,20 @@ class Child:
                 self._open(undo)
                 undo.pop_all()
         except OSError as error:
-            raise KernelError(
-                f"reward {self._name!r}: expected its process to start, found: {error}. Fix: allow"
-                " more processes and open files (ulimit -u, ulimit -n)."
-            ) from error
+            raise self._not_started(str(error)) from error
         for end in (self._sock, self._life):
             end.setblocking(False)
         os.set_blocking(self._printed, False)
         self._answers = Answers()
         self.running, self.pid, self._code, self._told, self._number = True, 0, None, b"", 0
+        self._refused = 0
         self.ask(self._shipped, 0)
+
+    def _not_started(self, why: str) -> KernelError:
+        return KernelError(
+            f"reward {self._name!r}: expected its process to start, found: {why}. Fix: allow"
+            " more processes and open files (ulimit -u, ulimit -n)."
+        )
 
     def _open(self, undo: contextlib.ExitStack) -> None:
         """Open sockets, a pipe and the keeper; undo: closes them if one of them fails."""
@@ -152,6 +158,8 @@ class Child:
         if fault is None:
             return True
         self.kill()
+        if self._refused:
+            raise self._not_started(os.strerror(self._refused))
         if or_killed and fault.kind == "died" and (self._code is None or self._code < 0):
             return False
         raise KernelError(
@@ -284,6 +292,8 @@ class Child:
             what, _, number = line.partition(b" ")
             if what == b"pid":
                 self.pid = int(number)
+            elif what == b"failed":
+                self._refused = int(number)
             else:
                 self._code = int(number)
         return bool(came)

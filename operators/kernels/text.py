@@ -27,6 +27,12 @@ from dataflow.prompt_types import Message, is_messages, is_token_ids, messages_o
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_IN_TEMPLATES = (
+    *(ArithmeticError, AttributeError, LookupError),
+    *(RuntimeError, TypeError, ValueError),
+)
+"""What a template's own expressions raise; ValueError also where it drops the unfinished turn."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairs:
@@ -190,10 +196,13 @@ class Tokenizer:
                 add_generation_prompt=generation,
                 continue_final_message=unfinished,
             )
-        except (TemplateError, ValueError) as error:  # ValueError: it drops the unfinished turn
+        except (TemplateError, *_IN_TEMPLATES) as error:
+            plain = isinstance(error, (TemplateError, ValueError))
+            said = f"{error}" if plain else f"{type(error).__name__}: {error}"
             raise DataError(
                 f"{self.base}: expected a chat template that renders these messages, found:"
-                f" {error!s:.300}. Fix: the template, or messages with the roles that it knows."
+                f" {said.rstrip('.'):.300}. Fix: the template, or messages with the roles that it"
+                " knows."
             ) from error
         return made  # type: ignore[return-value]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dataflow.errors import CheckpointError
+from dataflow.errors import CheckpointError, KernelError
 from dataflow.settings import edited
 from engine.api import resume
 from engine.checkpoint.cut import Cut
@@ -130,6 +130,24 @@ def test_rows_that_wait_are_made_again_with_the_new_values(tiny: TinyRuns) -> No
 
 def breaks(row: Any) -> None:
     raise ZeroDivisionError
+
+
+def test_an_edit_whose_first_step_ends_in_an_error_is_taken_back(
+    tiny: TinyRuns, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tiny.run(small, 1).folder
+    resume(folder, settings=["train_policy.lr=0.5"], steps=2)
+    names = ("graph.json", "changes.json", "options.json", "plan.json")
+    before = {name: (folder / name).read_text() for name in names}
+    with pytest.raises(KernelError, match="score"):
+        resume(folder, settings=["score.timeout=1e-9", "rollout.n=2"], steps=4)
+    assert {name: (folder / name).read_text() for name in names} == before
+    told = "an error came before the first step with score.timeout=1e-9 rollout.n=2 ended, so it is"
+    assert told in capsys.readouterr().err
+    resume(folder, steps=3)
+    assert column(folder, "step") == [1, 2, 3]
+    assert changes_of(folder)[0][0] == 2
+    assert len(changes_of(folder)) == 1
 
 
 # refused

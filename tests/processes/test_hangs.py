@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 from functools import partial
 from typing import Any
 
 import pytest
 
 from dataflow.errors import KernelError
-from tests.kit.processes import call_python
+from tests.kit.processes import call_python, ended, limited, start_python
 from tests.kit.run_graphs import leaves, leaves_in_its_loss, with_score
 from tests.kit.tiny_runs import TinyRuns
 
@@ -96,6 +97,37 @@ def test_a_run_that_ends_leaves_no_watcher_and_none_of_its_signals_ends_the_proc
     done = call_python("-c", LEAVES_NO_WATCHER)
     assert (done.returncode, done.stdout) == (0, "alone\n")
     assert done.stderr.count("(most recent call first)") == 1, "the first went to the watcher"
+
+
+STOPPED = """
+import os, pathlib, signal
+from engine.run.watchdog import OutsideWatch
+
+watch = OutsideWatch(60.0, kills=False)
+process = pathlib.Path(f"/proc/{watch._process.pid}")
+while "_ctypes" not in (process / "maps").read_text():
+    pass  # it still starts
+while (process / "stat").read_text().rpartition(")")[2].split()[0] != "S":
+    pass
+os.kill(watch._process.pid, signal.SIGSTOP)
+print(watch._process.pid, flush=True)
+input()
+watch.close()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("own_interpreters")
+@pytest.mark.parametrize("killed", [False, True], ids=["ends", "is killed"])
+def test_a_watcher_that_is_stopped_ends_with_the_run(killed: bool) -> None:
+    process = start_python("-c", STOPPED, stdin=subprocess.PIPE)
+    with limited(process):
+        assert process.stdout is not None
+        watcher = int(process.stdout.readline())
+        if killed:
+            process.kill()
+        process.communicate("go on\n" if not killed else None)
+    assert ended(watcher, 20)
 
 
 @pytest.mark.parametrize("make,told,inproc", [

@@ -38,7 +38,7 @@ from tests.kit.tiny_runs import TinyRuns
 pytestmark = pytest.mark.timeout(240)
 LONG = pytest.mark.long
 STEPS = 8
-NO_CHECKPOINT = "there is no checkpoint yet"
+NO_CHECKPOINT = "safe: no checkpoint had been made; `dataflow resume {}` begins again at step 1"
 Whole = Callable[[str], Result]
 
 
@@ -145,7 +145,7 @@ def test_two_ctrl_c_end_at_once(tiny: TinyRuns, killed: Path) -> None:
     assert process.returncode != 0
     assert "Signalled: ended at once by Ctrl-C" in err
     assert end_of(killed) == RunEnd(
-        state="interrupted", reason=f"ended at once by Ctrl-C; {NO_CHECKPOINT}"
+        state="interrupted", reason=f"ended at once by Ctrl-C; {NO_CHECKPOINT.format(killed)}"
     )
     require_ended(there)
 

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from dataflow.errors import KernelError
-from operators.kernels import scoring_keeper
+from operators.kernels import scoring_keeper, scoring_parent
 from operators.kernels.scoring_frames import (
     HEADER,
     LARGEST_ANSWER,
@@ -213,17 +213,24 @@ sys.stdin.read()
 """
 
 
-def test_what_a_function_started_ends_when_the_kernels_process_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
+def test_what_a_function_started_ends_when_the_kernels_process_is_killed(
+    tmp_path: Path, stopped: bool
+) -> None:
+    """Also where somebody has stopped the keeper and the function's process."""
     how: Any = {"path": [Path(__file__).parent], "stdin": subprocess.PIPE, "stderr": None}
     with limited(start_python("-c", PARENT, tmp_path, **how)) as parent:
         assert parent.stdout is not None
         left = parent.stdout.readline().split()
         assert left[0] == "left"
         pids = [int(pid) for pid in (*left[1:], *os.listdir(tmp_path))]
+        keeper = int(Path(f"/proc/{left[1]}/stat").read_text().rpartition(")")[2].split()[1])
+        for pid in (keeper, pids[0]) if stopped else ():
+            os.kill(pid, signal.SIGSTOP)
         parent.kill()
         assert parent.stdout.read() == "", "nobody below it has its standard output"
     assert len(pids) == 4
-    assert all(ended(pid, 20) for pid in pids)
+    assert all(ended(pid, 20) for pid in (keeper, *pids))
 
 
 def test_what_is_printed_is_bounded_and_a_death_shows_the_last_of_it(
@@ -296,6 +303,25 @@ def test_a_process_that_cannot_start_is_named_and_leaves_none(
     ):
         pytest.fail("it opened")
     assert descriptors() == before
+
+
+FORKS_NOTHING = """
+import errno, os
+def fork():
+    raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+os.fork = fork
+"""
+
+
+@pytest.mark.usefixtures("own_interpreters")
+def test_a_fork_that_fails_is_told_as_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(scoring_parent, "_BOOTSTRAP", FORKS_NOTHING + scoring_parent._BOOTSTRAP)
+    told = r"process to start, found: Resource temporarily unavailable\. Fix: .*\(ulimit -u"
+    with pytest.raises(KernelError, match=told), scoring(hostile):
+        pytest.fail("it opened")
+    assert "Traceback" not in caplog.text
 
 
 EXECS_FOR_EVER = 'exec /proc/self/exe -c "$0" "$0"'

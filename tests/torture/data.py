@@ -213,6 +213,8 @@ DATA: Mapping[str, Writer] = {
     "Parquet that is called JSONL": _jsonl(b"PAR1" + bytes(100)),
     "gzip that is called JSONL": _jsonl(b"\x1f\x8b\x08" + bytes(100)),
     "an ending .json": _jsonl(_GOOD, "a.json"),
+    "a column without a name": _rows({"prompt": "a", "": "b"}),
+    "a column without a name in Parquet": _parquet(pa.table({"prompt": ["a"], "": ["b"]})),
     "CSV with a value too many": _jsonl("prompt,a\nx,1,2\n", "a.csv"),
     "CSV with an open quote": _jsonl('prompt,a\n"x,1\n', "a.csv"),
     "CSV of names alone": _jsonl("prompt,a\n", "a.csv"),
@@ -392,7 +394,7 @@ NAMES: Mapping[str, Writer] = {
 
 _ABSURD = """
 --keep 0, --samples-every 0, --steps -1, --checkpoint-every -2, --threads 0, --watchdog nan,
---watchdog -1, --heartbeat inf, --heartbeat 0
+--watchdog -1, --heartbeat inf, --heartbeat 0, --set rollout.n=10000000000000
 """
 
 OPTIONS: Mapping[str, Writer] = {

@@ -217,9 +217,22 @@ def _going_on(short: bool) -> Iterator[ForgedCase]:
         ("a hard link at metrics.jsonl", f.hard_link("metrics.jsonl")),
     ):
         yield _case(f"resume: {name}", _GO_ON, forge)
+    yield from _records(short)
     odd = [*_options(), *_graphs_to_run(), *_checkpoints()]
     quick = [case for case in odd if not any(word in case.name for word in _LATE)]
     yield from quick[::4] if short else odd
+
+
+def _records(short: bool) -> Iterator[ForgedCase]:
+    """What is recorded keeps no run from going on; only a life that no run has cannot be counted
+    on.
+    """
+    words = "resume run --steps 3 --record all"
+    for life in (b"9" * 30,) if short else (b"9" * 30, b"-1", b"2147483647", b"", b"\xff"):
+        yield _case(f"{words}: life {life[:10]!r}", words, f.written("recorded/_life", life))
+    for name in () if short else ("_assignments/step_000001", "rollout/1-2-2-main"):
+        forge = f.written(f"recorded/{name}.parquet", b"PAR1")
+        yield _case(f"{words}: {name} is none", words, forge, fine=True)
 
 
 def _options() -> Iterator[ForgedCase]:

@@ -126,7 +126,12 @@ def texts() -> Iterator[tuple[str, Forge, bool]]:
 
 
 def written(name: str, data: bytes) -> Forge:
-    return lambda folder: (folder / "run" / name).write_bytes(data) and None
+    def forge(folder: Path) -> None:
+        path = folder / "run" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+    return forge
 
 
 def random_edit(seed: int) -> Forge:

@@ -173,6 +173,18 @@ def test_files_that_are_not_there_or_no_files_are_refused(
         columns_of(str(tmp_path / name))
 
 
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_column_without_a_name_is_refused(tmp_path: Path, suffix: str) -> None:
+    data, rows = tmp_path / f"rows.{suffix}", pa.table({"prompt": ["a"], "": ["b"]})
+    if suffix == "jsonl":
+        save_jsonl(data, *rows.to_pylist())
+    else:
+        pq.write_table(rows, data)
+    told = "expected a name for each column, found an empty one beside prompt. Fix: "
+    with pytest.raises(DataError, match=told):
+        columns_of(str(data))
+
+
 TASK = "reasoning_gym:spell_backward?size=60&seed=3&min_word_len=3&max_word_len=6&suffix=%0A"
 
 

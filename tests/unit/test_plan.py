@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from dataflow.errors import PlanError
 from dataflow.graph import Graph
 from dataflow.model import Model
 from dataflow.node import Port
@@ -49,6 +50,12 @@ def input_of(plan: Plan, node: str, key: str) -> PlannedInput:
 def fetched(plan: Plan, node: str, key: str) -> dict[str, tuple[str, ...]]:
     """What an input takes: producer -> columns."""
     return {f.producer: f.columns for f in input_of(plan, node, key).fetches}
+
+
+@pytest.mark.parametrize("asked", [{"n": 10**13}, {"batch": 10**13}])
+def test_more_rows_than_a_plan_can_look_at_are_refused(asked: dict[str, int]) -> None:
+    with pytest.raises(PlanError, match=r"at most 67,108,864 rows in a Step, found .*0,000\. Fix"):
+        grpo_plan(**asked)
 
 
 def params_of(plan: Plan, node: str) -> Any:

@@ -10,14 +10,16 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataflow.batch import Batch, Keys, Ragged
-from dataflow.errors import DataError, PlanError
+from dataflow.errors import DataError, Fault, GraphError, PlanError, RunError
 from dataflow.schema import Advantage
 from engine.checkpoint.store import CheckpointStore
+from engine.cli import main
 from engine.coordinator import messages as m
 from engine.coordinator.refs import Gather, Ref
 from engine.observe.events import EventHeard, InstructionTold, WritingBegan
@@ -217,6 +219,50 @@ def test_damaged_assignments_are_named(place: RecordPlace, length: int) -> None:
         told_in(place)
 
 
+def test_a_damaged_file_stays_and_does_not_keep_a_run_from_going_on(
+    place: RecordPlace, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorded(place, chunk(0, 1), made(0, ref(0, 1)), chunk(1, 2), made(1, ref(1, 2)), closed(1))
+    for number in (0, 1, 9):
+        write(place, number, number + 1)
+    damaged, good, stale = (file.path for file in row_files(place.folder, "made"))
+    damaged.write_bytes(b"torn")
+    cut_after(place.folder, PLAN, 1)
+    assert damaged.read_bytes() == b"torn"
+    assert (good.exists(), stale.exists()) == (True, False)
+    assert f"cannot use it: {damaged}: expected recorded rows" in caplog.text
+    write(place, 9, 10)
+    os.truncate(step_file(place.folder, 1), 10)
+    cut_after(place.folder, PLAN, 1)
+    assert (good.exists(), stale.exists()) == (True, True)
+    assert "step_000001.parquet: expected assignments of a run" in caplog.text
+
+
+def test_rows_and_assignments_of_another_form_are_named(place: RecordPlace) -> None:
+    recorded(place, chunk(0, 1), closed(1))
+    write(place, 0, 1)
+    (rows,) = (file.path for file in row_files(place.folder, "made"))
+    pq.write_table(pq.read_table(rows).drop_columns("made.chunk"), rows)
+    with pytest.raises(DataError, match=r"damaged file \(no whole numbers made.chunk\)"):
+        read_file(rows)
+    assigned = step_file(place.folder, 1)
+    table = pq.read_table(assigned)
+    events = pa.array(["gather"] * len(table))
+    at = table.schema.get_field_index("event")
+    pq.write_table(table.set_column(at, table.schema.field("event"), events), assigned)
+    with pytest.raises(DataError, match="expected assignments as a run writes them"):
+        told_in(place)
+
+
+@pytest.mark.parametrize("text", ["", "one", "-3", "0", "2147483647", "9" * 30, "9" * 5000])
+def test_a_life_that_no_run_has_is_one_clear_error(tmp_path: Path, text: str) -> None:
+    begin_life(tmp_path)
+    (tmp_path / "_life").write_text(text)
+    told = r"_life: expected the number of the run's life, found .* Fix: --record \"\" goes on"
+    with pytest.raises(RunError, match=told):
+        begin_life(tmp_path)
+
+
 @given(name=st.text(min_size=1, max_size=20), worker=st.text(min_size=1, max_size=8))
 def test_any_name_of_a_node_is_a_folder_of_its_own(name: str, worker: str) -> None:
     path = row_file(Path("r"), name, life=1, first=2, last=3, worker=worker)
@@ -309,3 +355,22 @@ def test_checkpoints_for_good_stay_and_displace_none(tmp_path: Path) -> None:
     assert CheckpointStore(tmp_path, keep=1).steps() == [3, 4, 6, 7]
     store.truncate_after(3)
     assert store.steps() == [3]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (DataError("a damaged file"), 3),
+        (RunError("rows that were not recorded"), 3),
+        (GraphError(Fault(rule="snapshot", where="graph.json", problem="x", fix="y")), 3),
+        (GraphError(Fault(rule="setting", where="setting 'a.b=1'", problem="x", fix="y")), 2),
+    ],
+)
+def test_what_keeps_a_rerun_from_comparing_is_no_difference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int
+) -> None:
+    def again(*arguments: object, **named: object) -> None:
+        raise error
+
+    monkeypatch.setattr("engine.api.rerun", again)
+    assert main(["rerun", str(tmp_path), "--node", "made", "--step", "1"]) == code

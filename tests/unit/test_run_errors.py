@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from dataflow.errors import DataError, KernelError, Origin, RunError
+from dataflow.errors import (
+    DataError,
+    DataflowError,
+    Fault,
+    GraphError,
+    KernelError,
+    Origin,
+    RunError,
+)
 from dataflow.graph import Graph
 from dataflow.loss import Loss, Now, Tensors, Terms, loss_function
 from dataflow.model import Model
@@ -19,6 +28,10 @@ from dataflow.schema import Advantage, Prompt
 from dataflow.user import Columns, operator
 from engine import api
 from engine.channels.contract import PeerLost
+from engine.cli.target import UsageError
+from engine.launch.link import HostLost
+from engine.run.workers import WorkerGone
+from engine.watch.opened import NotServed
 from engine.worker.timing import Timing
 from operators.data import prompts
 from operators.generate import generate
@@ -261,3 +274,28 @@ def test_a_loss_that_raises_comes_with_its_traceback(base: str) -> None:
     said = failed(base, broken)
     assert "failed: it raised RuntimeError: The size of tensor a (3)" in said
     assert f'{HERE}", line {line_of("torch.zeros(3)")}, in broken' in said
+
+
+FAULTS = [
+    Fault(rule="call", where="a", problem="x", fix="y", origin=Origin(file="f.py", line=number))
+    for number in (1, 2)
+]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PeerLost("gen", "is gone"),
+        GraphError(FAULTS),
+        UsageError("--set", "no node", "another"),
+        WorkerGone("gen", "is gone"),
+        HostLost("its lease ended", ended=True),
+        NotServed("no run", 403),
+        KernelError("one text"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_is_the_same_in_another_process(error: DataflowError) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert (str(again), vars(again)) == (str(error), vars(error))

@@ -85,7 +85,7 @@ def started(here: Path, monkeypatch: pytest.MonkeyPatch) -> Started:
         found: list[Any] = []
 
         def start(graph: Graph) -> None:
-            found.extend((graph, *kept(written(graph))))
+            found.extend((graph, *kept(graph)))
             found.append(provenance(graph, script=found[2].module))
 
         path = here / f"{name}.py"
@@ -146,13 +146,61 @@ def test_without_a_file_there_is_nothing_to_import(monkeypatch: pytest.MonkeyPat
     assert "a notebook or an interactive session" in script().why
 
 
+WRAPPER = """
+import functools
+
+from operators.advantage import add
+
+
+def longer(fn):
+    @functools.wraps(fn)
+    def call(completions, **columns):
+        return [1.0 + number for number in fn(completions, **columns)]
+
+    return call
+
+
+plain = first
+"""
+MAIN_PART = """
+
+if __name__ == "__main__":
+"""
+CHANGED_WITHIN = f"""{PARTS}{WRAPPER}{MAIN_PART}
+    first = longer(first)
+    started(graph())
+"""
+USED_TWICE = f"""{PARTS}{WRAPPER}
+first = longer(first)
+
+
+def twice():
+    policy = Model("policy", "hub/name", trainable=True)
+    rollout = generate(policy, prompts("rows.jsonl", batch=2), n=2, max_tokens=4)
+    score = add(reward(first, rollout, name="a"), reward(longer(plain), rollout, name="b"))
+    return Graph("own", train(policy, rollout, loss=own(group_advantage(rollout, score)), lr=0.1))
+{MAIN_PART}
+    started(twice())
+"""
+
+
+@pytest.mark.parametrize("text", [CHANGED_WITHIN, USED_TWICE], ids=["changed", "twice"])
+def test_a_name_that_an_import_of_the_script_gives_something_else_is_not_used(
+    text: str, started: Started
+) -> None:
+    _, kept_text, of, notice, _ = started(text)
+    assert of.module == "my_script"
+    assert '"local": "__main__:first"' in kept_text
+    assert "which an import of the script does not find by that name" in notice
+
+
 @pytest.mark.usefixtures("here")
 def test_what_has_no_name_at_the_top_of_a_file_is_told_apart() -> None:
     def within(completions: list[str], **columns: object) -> list[float]:
         return [0.0 for _ in completions]
 
     def notice(fn: Any) -> str:
-        return kept(written(grpo("hub/name", "rows.jsonl", fn, n=2, batch=2)))[2]
+        return kept(grpo("hub/name", "rows.jsonl", fn, n=2, batch=2))[2]
 
     assert notice(vowels) == ""
     for fn, told in (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from dataflow.batch import Batch
 from dataflow.errors import DataError, KernelError
 from dataflow.model import Model
+from operators.kernels.torch import soundness
 from operators.kernels.torch.generate import TorchGenerate
 from operators.kernels.torch.models import load_model, positions
 from tests.kit.kernels import open_kernel, prompt_chunk
@@ -114,6 +116,15 @@ def test_a_configuration_that_transformers_chokes_on_is_one_line(
     said = refusal(spoilt(**fields))
     assert told in said
     assert "expected a model that can be loaded at" in said
+
+
+def test_a_pickle_is_refused_without_a_word_on_how_to_run_it(good: Path) -> None:
+    with pytest.raises(KernelError) as refused, soundness.refused("policy", str(good)):
+        raise pickle.UnpicklingError("Weights only load failed. Set `weights_only` to `False`.")
+    assert "found a file of weights that is damaged, or has more than tensors in it. Fix: " in str(
+        refused.value
+    )
+    assert "weights_only" not in str(refused.value)
 
 
 def test_only_what_is_trained_may_begin_with_a_new_head(good: Path) -> None:

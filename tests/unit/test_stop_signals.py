@@ -27,7 +27,7 @@ with ending_command() if command else nullcontext():
     print("ready", flush=True)
     sys.stdin.readline()
     try:
-        with StopSignals(grace, lambda: "go on from step 7") as signals:
+        with StopSignals(grace, lambda: "step 7") as signals:
             print("running", flush=True)
             for line in sys.stdin:
                 if line == "end of the step\\n":
@@ -115,7 +115,7 @@ def test_the_second_ends_at_once() -> None:
     with process() as run:
         run.signalled(2)
         run.send_signal(2)
-        assert run.ended() == (130, "", "ended at once by Ctrl-C; go on from step 7\n")
+        assert run.ended() == (130, "", "ended at once by Ctrl-C; safe: step 7\n")
 
 
 def test_what_comes_at_once_is_one_request() -> None:
@@ -132,7 +132,7 @@ def test_after_the_grace_it_ends_without_a_checkpoint() -> None:
         run.send_signal(15)
         status, _, err = run.ended()
         assert status == 143
-        assert "took longer than --grace 0.2 s; go on from step 7" in err.splitlines()[-1]
+        assert "took longer than --grace 0.2 s; safe: step 7" in err.splitlines()[-1]
 
 
 @pytest.mark.parametrize("grace", [0.0, 60.0])

@@ -7,6 +7,7 @@ import io
 import logging
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -314,6 +315,38 @@ def test_a_run_says_what_is_safe_and_how_it_goes_on(tmp_path: Path) -> None:
     for name in ("step_2", "step_10", ".tmp-step_12"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
     assert told() == safe + f"the checkpoint of step 10, from which {again} goes on."
+
+
+def test_what_is_safe_is_said_from_anywhere_and_where_it_cannot_be_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs" / "a" / "checkpoints" / "step_24").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    def told(spoil: Callable[[], object]) -> str:
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(StorageError) as caught, telling_what_is_safe(Path("runs/a")):
+            fails(after=spoil)
+        return str(caught.value).removeprefix("the cause. Safe: ")
+
+    def fails(after: Callable[[], object]) -> None:
+        after()
+        raise StorageError("the cause.")
+
+    def closed(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    resume = "`dataflow resume runs/a`"
+    here = f"the checkpoint of step 24, from which {resume} goes on."
+    assert told(lambda: os.chdir(tmp_path / "elsewhere")) == here
+    with monkeypatch.context() as patched:
+        unseen = "what there is cannot be seen now (Too many open files); "
+        assert told(lambda: patched.setattr(os, "listdir", closed)) == (
+            f"{unseen}{resume} looks for the last checkpoint."
+        )
+    gone = "nothing, as runs/a is not there any more; start it again."
+    assert told(lambda: shutil.rmtree(tmp_path / "runs")) == gone
 
 
 def test_checkpoints_that_will_not_fit_are_told_of_before_the_run_begins(

@@ -107,6 +107,23 @@ def test_turns_that_cannot_be_continued_are_refused() -> None:
         speaking(silent).encode_prompts([[USER, said("So")]])
 
 
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        ("{{ 1 / 0 }}", "found: ZeroDivisionError: division by zero. Fix: the template"),
+        ("{{ messages + 1 }}", "found: TypeError: can only concatenate list"),
+        ("{% for i in range(1000000) %}x{% endfor %}", "found: OverflowError: Range too big"),
+        ("{% include 'x' %}", "found: TypeError: no loader"),
+        ("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}", "found: RecursionError: "),
+        ("{{ messages | no_filter }}", r"found: No filter named 'no_filter'\. Fix"),
+        ("{% for m in messages %}", "found: Unexpected end of template"),
+    ],
+)
+def test_what_a_template_raises_is_one_line(template: str, told: str) -> None:
+    with pytest.raises(DataError, match=told):
+        speaking(template).encode_prompts([[USER]])
+
+
 # token ids as they are
 
 

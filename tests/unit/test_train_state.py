@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,18 @@ def test_the_state_of_another_model_is_refused(base: str, tmp_path: Path) -> Non
         kernel._optimizer.restore(tmp_path / "saved" / "optimizer.pt")
     with pytest.raises(CheckpointError, match="found nothing"):
         kernel._optimizer.restore(tmp_path / "nowhere.pt")
+
+
+@pytest.mark.parametrize("content", [pickle.dumps(os.getcwd), b"", b"PK torn"], ids=repr)
+def test_a_file_that_is_no_state_is_refused_without_a_word_on_how_to_run_it(
+    base: str, tmp_path: Path, content: bytes
+) -> None:
+    state = tmp_path / "optimizer.pt"
+    state.write_bytes(content)
+    with pytest.raises(CheckpointError) as refused:
+        opened(base, PG)._optimizer.restore(state)
+    assert str(refused.value).startswith(f"{state}: expected the state of an optimizer, found a")
+    assert "weights_only" not in str(refused.value)
 
 
 def test_bfloat16_weights_move_by_less_than_they_can_show(base: str, tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from dataflow.rows import Domain, Domains
 from engine.plan.draft import Draft
 from engine.plan.plan import ModelUse, PlannedInput, PlannedNode, PlannedSource, Relation, with_lags
 
+MOST_ROWS = 1 << 26
+"""In a Step. Estimates take some bytes for each."""
 _RELATIONS: Mapping[type, Relation] = {
     Fresh: "source",
     Same: "same",
@@ -38,7 +40,17 @@ def shape(draft: Draft) -> Draft:
     ordered = sorted(draft.graph.nodes, key=lambda n: order.get(id(n), -1))
     nodes = tuple(_node(n, domains, region, trained) for n in ordered)
     sources = tuple(_sources(draft.graph, nodes, domains))
+    _require_rows(nodes, {source.name: source.batch for source in sources})
     return replace(draft, nodes=with_lags(nodes, sources), sources=sources)
+
+
+def _require_rows(nodes: tuple[PlannedNode, ...], batches: Mapping[str, int]) -> None:
+    """Raise PlanError for a Step of more rows than a plan can look at one by one."""
+    for node in nodes:
+        rows = node.rows * batches.get(node.source, 1)
+        if rows > MOST_ROWS:
+            problem = f"{node.name}: expected at most {MOST_ROWS:,} rows in a Step, found {rows:,}"
+            raise PlanError(f"{problem}. Fix: a lower batch, or a lower n.")
 
 
 def width(domain: Domain | None) -> int:

@@ -7,6 +7,8 @@ state on disk. Does not own: the settings that users write (operators/optimizers
 from __future__ import annotations
 
 import io
+import pickle
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, cast
@@ -192,7 +194,7 @@ class Optimizer:
             raise CheckpointError(
                 f"expected the optimizer's state at {path}, found nothing. Fix: another checkpoint."
             )
-        saved = torch.load(path, weights_only=True, map_location="cpu")
+        saved = _read(path)
         if saved["names"] != self._names:
             raise CheckpointError(
                 f"{path}: expected the state of {len(self._names)} weights, found that of another"
@@ -208,3 +210,18 @@ class Optimizer:
             for i, copy in zip(narrow, saved["copies"], strict=True):
                 self._masters[i].copy_(self._cut(i, copy))
         return int(saved["step"])
+
+
+def _read(path: Path) -> Any:
+    """What is in a file of tensors and plain values. Raises CheckpointError for any other file:
+    torch's own error says how to let the file run code.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of a pickle that is refused anyway
+            return torch.load(path, weights_only=True, map_location="cpu")
+    except (pickle.UnpicklingError, EOFError, RuntimeError, ValueError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        problem = "expected the state of an optimizer, found a file that is none, or is damaged"
+        raise CheckpointError(f"{path}: {problem}. Fix: an earlier checkpoint.") from error

@@ -60,12 +60,18 @@ def refused(where: str, base: str) -> Iterator[None]:
     except (torch.OutOfMemoryError, KernelError):
         raise
     except _UNREADABLE as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        said = " ".join(lines[:2]).rstrip(".:") or "no reason was given"
         raise KernelError(
-            f"{where}: expected a model that can be loaded at {base!r}, found"
-            f" {type(error).__name__}: {said:.240}. Fix: a complete model directory or hub name."
+            f"{where}: expected a model that can be loaded at {base!r}, found {_found(error):.260}."
+            " Fix: a complete model directory or hub name."
         ) from error
+
+
+def _found(error: Exception) -> str:
+    if isinstance(error, pickle.UnpicklingError):  # its own words say how to let it run code
+        return "a file of weights that is damaged, or has more than tensors in it"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = " ".join(lines[:2]).rstrip(".:") or "no reason was given"
+    return f"{type(error).__name__}: {said}"
 
 
 def require_sound(where: str, model: Model, module: nn.Module, loading: Loading) -> None:

@@ -1,0 +1,38 @@
+"""A run whose process a user's function ends is told of, and has not done its work."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kit.processes import call_python
+
+ENDS = """
+import os
+from engine.run.silent_end import no_silent_end
+
+with no_silent_end(lambda: "step 7"):
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    os._exit({status})
+"""
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "told"),
+    [
+        (0, 3, "<string>:10: os._exit(0) ended the process of the run. Safe: step 7. Fix: return"),
+        (5, 5, ""),
+    ],
+)
+def test_the_end_of_the_process_in_a_run_is_no_success(status: int, code: int, told: str) -> None:
+    done = call_python("-c", ENDS.format(status=status), timeout=60)
+    assert done.returncode == code
+    assert done.stderr.startswith(told)
+    assert bool(done.stderr) == bool(told)
+
+
+def test_after_a_run_a_process_ends_as_it_likes() -> None:
+    code = ENDS.replace("    os._exit({status})", "    pass") + "os._exit(0)"
+    assert call_python("-c", code, timeout=60).returncode == 0
