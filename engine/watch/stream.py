@@ -1,4 +1,4 @@
-"""Server-sent events of one run: its state, its Steps, its last second.
+"""Server-sent events of one run: its state, its Steps, its last seconds.
 
 Owns: which events there are, their order, and that a slow client gets the newest of each kind and
 no queue. Does not own: how much a client gets (pace.py), the files (flow_index.py).
