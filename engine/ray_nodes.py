@@ -1,7 +1,7 @@
 """The hosts of a Ray cluster, for the plan of a graph.
 
 Owns: which paths every node has to see as this process does. Does not own: asking the nodes
-(engine/launch/ray.py), comparing (engine/plan/looked.py).
+(engine/launch/ray.py), comparing (engine/launch/looked.py).
 """
 
 from __future__ import annotations

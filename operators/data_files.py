@@ -9,7 +9,7 @@ of the hub (data_hub.py), which are read in its functions, too.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -49,11 +49,7 @@ def columns_of(data: str, split: str | None = None) -> dict[str, pa.DataType]:
         tasks.require_split(data, split)
         return tasks.task_columns(data)
     columns = hub_columns(data, split) if is_hub(data) else _columns_of_files(data, split)
-    if "" in columns:
-        raise DataError(
-            f"{data}: expected a name for each column, found an empty one beside"
-            f" {listed(name for name in columns if name)}. Fix: give it a name, or leave it out."
-        )
+    _refuse_nameless(data, columns)
     in_parts = [name for name in COLUMNS if name in columns and has_parts(columns[name])]
     if in_parts:
         _refuse_other_parts(data, split, in_parts)
@@ -69,6 +65,14 @@ def _refuse_other_parts(data: str, split: str | None, names: Sequence[str]) -> N
     if _suffix(files) == ".parquet":
         for name in names:
             refuse_other_parts_in(files, name)
+
+
+def _refuse_nameless(data: str, columns: Collection[str]) -> None:
+    if "" in columns:
+        raise DataError(
+            f"{data}: expected a name for each column, found an empty one beside"
+            f" {listed(name for name in columns if name)}. Fix: give it a name, or leave it out."
+        )
 
 
 def _columns_of_files(data: str, split: str | None) -> dict[str, pa.DataType]:
@@ -137,6 +141,7 @@ def read_table(data: str, split: str | None = None) -> pa.Table:
         raise DataError(
             f"{data}: expected at least one row, found none. Fix: name a file that has rows."
         )
+    _refuse_nameless(data, table.column_names)
     plain = pa.table({name: _decoded(table.column(name)) for name in table.column_names})
     return table_in_messages(plain, partial(row_place, data, split))
 

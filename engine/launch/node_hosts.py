@@ -1,7 +1,7 @@
 """Nodes of a Ray cluster, as Ray describes them, as hosts of a plan.
 
 Owns: their names, their labels, what is free on them. Does not own: asking Ray (ray.py), what a
-node says of itself (engine/plan/looked.py).
+node says of itself (engine/launch/looked.py).
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from engine.launch.bundle import GPU, KIND, NODE
+from engine.launch.looked import Looked
 from engine.plan.cluster import Host
-from engine.plan.looked import Looked
 
 _ACCELERATOR = "ray.io/accelerator-type"
 

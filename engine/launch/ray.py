@@ -26,10 +26,10 @@ from engine.coordinator.recovery import DEATHS
 from engine.launch.bundle import NODE, Bundle, what_is_free
 from engine.launch.desk import Desk, Heard
 from engine.launch.link import Calls, Dial, Gone, HostLost, Unreachable
+from engine.launch.looked import Looked, look, refusal
 from engine.launch.node_hosts import host_of, names_of
 from engine.launch.ray_leavings import own_breakpoint, token_for_us_alone
 from engine.plan.cluster import Cluster, detect, with_first
-from engine.plan.looked import Looked, look, refusal
 
 try:
     import ray

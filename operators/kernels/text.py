@@ -384,7 +384,7 @@ def _shows(tokenizer: Tokenizer, probe: Message) -> bool:
 
     try:
         return "probe" in str(tokenizer.inner.apply_chat_template([probe], tokenize=False))
-    except (TemplateError, ValueError, TypeError):  # it wants other roles, or another content
+    except (TemplateError, *_IN_TEMPLATES):  # it wants other roles, or another content
         return False
 
 

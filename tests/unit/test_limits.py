@@ -67,6 +67,6 @@ def test_values_of_constructors_are_held_to_it() -> None:
     with pytest.raises(GraphError, match="expected eps to be a number > 0, also in float32"):
         AdamW(eps=1e-60)
     with pytest.raises(
-        GraphError, match="expected above to be a number > 0 or None, also in float32"
+        GraphError, match="expected above to be a number >= 1 or None, also in float32"
     ):
         importance(above=1e39)

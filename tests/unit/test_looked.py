@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from engine.checkpoint import contents
-from engine.plan.looked import Looked, look, refusal, stamp
+from engine.launch.looked import Looked, look, refusal, stamp
 from engine.ray_nodes import _paths
 from operators.losses import clipped_policy_loss
 from tests.kit import rewards
