@@ -117,6 +117,34 @@ def require_even_and_odd(batches: list[Any], base: str, other: str, tolerance: f
     np.testing.assert_allclose(said, expected, atol=tolerance * max(1.0, expected.std()))
 
 
+def test_a_second_node_of_the_engine_takes_its_version_without_weights(
+    make: Any, other: str
+) -> None:
+    first, second = make(), make()
+    first.load(weights_of(other), 7)
+    second.load([], 7)
+    rows = generated(second, MIXED)
+    assert set(rows.ragged("version").values.tolist()) == {7}
+    assert tokens_of(rows) == tokens_of(generated(first, MIXED))
+    with pytest.raises(KernelError, match="expected the weights of version 8, found none"):
+        second.load([], 8)
+
+
+def test_what_each_node_of_an_engine_asks_is_done_once(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, calls = make()._engine, []
+    monkeypatch.setattr(engine._llm, "sleep", lambda level: calls.append("sleep"))
+    monkeypatch.setattr(engine._llm, "wake_up", lambda: calls.append("wake"))
+    monkeypatch.setattr(engine._core, "shutdown", lambda: calls.append("end"))
+    monkeypatch.setattr(engine, "_shared", None)
+    for ask in (engine.sleep, engine.wake, engine.close):
+        ask()
+        ask()
+    monkeypatch.setattr(engine, "_closed", False)
+    assert calls == ["sleep", "wake", "end"]
+
+
 def test_a_follower_is_refused(make: Any, base: str) -> None:
     with pytest.raises(KernelError, match="rate"):
         make().load(weights_of(base), 1, rate=0.5)

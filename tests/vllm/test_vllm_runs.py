@@ -17,7 +17,7 @@ from graphs.grpo import grpo
 from tests.kit.models import save_tiny
 from tests.kit.processes import ended, family, ticks, workers
 from tests.kit.ray_clusters import QUIET
-from tests.kit.rewards import exact
+from tests.kit.rewards import brief
 from tests.kit.runs import column, require_each_row_once
 from tests.kit.tiny_runs import TinyRuns, save_tiny_inputs
 from tests.vllm.conftest import KIND, SHAPE, TENSOR
@@ -25,6 +25,7 @@ from tests.vllm.conftest import KIND, SHAPE, TENSOR
 pytestmark = pytest.mark.skipif(
     KIND == "llama" and TENSOR == 1, reason="the same as with tied embeddings"
 )
+BOTH = {"rollout": "vllm", "eval_rollout": "vllm"}
 ENGINE = {"kernel": {"rollout": "vllm"}, "tensor": {"rollout": TENSOR}, "workers": "auto"}
 long_on_two_ranks = pytest.mark.long if TENSOR > 1 else lambda test: test
 STEPS = 4
@@ -48,9 +49,15 @@ def whole(tiny: TinyRuns) -> Any:
     return tiny.run(graph_of(tiny), STEPS, name="whole", chunks={"rollout": 2}, **ENGINE)
 
 
-def graph_of(tiny: TinyRuns, lag: int = 0) -> Any:
+def graph_of(tiny: TinyRuns, lag: int = 0, **more: Any) -> Any:
     base, data = str(tiny.folder / "other"), str(tiny.folder / "train.parquet")
-    return grpo(base, data, exact, n=4, batch=4, max_tokens=64, lr=1e-3, max_lag=lag)
+    # A reward that these answers differ in, so that each Step has other weights.
+    return grpo(base, data, brief, n=4, batch=4, max_tokens=64, lr=1e-3, max_lag=lag, **more)
+
+
+def evaluated(tiny: TinyRuns, lag: int = 0) -> Any:
+    """As `graph_of`, with an evaluation in every second Step."""
+    return graph_of(tiny, lag, eval_data=str(tiny.folder / "test.parquet"), eval_every=2)
 
 
 @long_on_two_ranks
@@ -60,6 +67,29 @@ def test_a_run_has_the_rows_of_the_torch_kernel(tiny: TinyRuns, whole: Any) -> N
         assert column(whole, name) == column(its, name), name
     assert max(column(whole, "policy/mismatch_kl")) < 1e-8
     require_each_row_once(whole, 4 * STEPS, 4)
+
+
+@long_on_two_ranks
+def test_two_nodes_of_a_model_share_an_engine(tiny: TinyRuns) -> None:
+    """By the command of docs/how-to.md: `--kernel rollout=vllm eval_rollout=vllm`."""
+    how = {"workers": "auto", "chunks": {"rollout": 2}}
+    tensor = dict.fromkeys(BOTH, TENSOR)
+    by_vllm = tiny.run(evaluated(tiny), STEPS, name="shared", kernel=BOTH, tensor=tensor, **how)
+    its = tiny.run(evaluated(tiny), STEPS, name="shared-torch", **how)
+    names = ("reward/mean", "completion/tokens", "eval/initial/reward", "eval/reward")
+    for name in names:
+        assert column(by_vllm, name) == column(its, name), name
+        assert any(column(by_vllm, name)), name
+
+
+def test_new_weights_for_one_node_of_an_engine_reach_the_other(tiny: TinyRuns) -> None:
+    tensor = dict.fromkeys(BOTH, TENSOR)
+    how = {"kernel": BOTH, "tensor": tensor, "workers": "auto", "chunks": {"rollout": 2}}
+    ahead = tiny.run(evaluated(tiny, 1), STEPS, name="shared-lag", **how)
+    assert ahead.step == STEPS
+    assert max(column(ahead, "policy/lag/max")) <= 1
+    assert len([reward for reward in column(ahead, "eval/reward") if reward]) == STEPS // 2
+    require_each_row_once(ahead, 4 * STEPS, 4)
 
 
 @pytest.mark.long

@@ -21,7 +21,8 @@ from operators.kernels.generating import Generating
 from operators.kernels.torch.models import described, positions
 from operators.kernels.torch.saving import exact_folder
 from operators.kernels.vllm.decode import VllmDecoder
-from operators.kernels.vllm.engine import BLOCK, Engine, EngineSize
+from operators.kernels.vllm.engine import Engine
+from operators.kernels.vllm.starting import BLOCK, EngineSize
 
 PROMPT = 4096
 """Tokens of a prompt for which an engine has room if the node does not say max_prompt_tokens."""
@@ -40,7 +41,6 @@ class VllmGenerate(Generating, Sleeper, Probeable):
     def _start(self) -> None:
         model = self._model
         self._engine: Engine = self._session.module(model, self._made)
-        self._engine.version = self._version
 
     def _made(self) -> Engine:
         model = self._model
@@ -79,13 +79,21 @@ class VllmGenerate(Generating, Sleeper, Probeable):
         return self._engine.vocabulary
 
     def load(self, pieces: Iterable[Piece], version: int, rate: float = 1.0) -> None:
-        """Copy these weights. Raises KernelError for a rate: vLLM's module cannot move in part."""
+        """Copy these weights; no pieces if the engine has this version already, by another node.
+        Raises KernelError for a rate: vLLM's module cannot move in part.
+        """
         if rate != 1.0:
             raise KernelError(
                 f"{self._node.name}: expected whole weights, found a follower's rate of {rate}."
                 f" Fix: --kernel {self._node.name}=torch."
             )
-        self._engine.load(list(pieces), version)
+        if weights := list(pieces):
+            self._engine.load(weights, version)
+        elif version != self._engine.version:
+            raise KernelError(
+                f"{self._node.name}: expected the weights of version {version}, found none, and the"
+                f" engine has version {self._engine.version}. Fix: send all pieces."
+            )
         self._version = version
 
     def probe(self, ids: Ragged) -> np.ndarray:
@@ -111,7 +119,7 @@ class VllmGenerate(Generating, Sleeper, Probeable):
             self._engine.wake()
 
     def close(self) -> None:
-        """End the engine, drop the tokenizer."""
+        """End the engine unless another node has ended it, drop the tokenizer."""
         engine, self._engine, self._tokenizer = self._engine, None, None  # type: ignore[assignment]
         engine.close()
 
