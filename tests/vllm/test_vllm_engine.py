@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dataflow.errors import KernelError
+from dataflow.errors import DataError, KernelError
 from engine.weights.probe import probe_rows
 from operators.kernels.torch.models import load_model, pieces
 from operators.kernels.vllm.decode import VllmDecoder
@@ -143,6 +144,18 @@ def test_what_each_node_of_an_engine_asks_is_done_once(
         ask()
     monkeypatch.setattr(engine, "_closed", False)
     assert calls == ["sleep", "wake", "end"]
+
+
+def test_a_prompt_for_which_the_engine_has_no_room_names_what_makes_room(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The Model has positions for it: no row has to be dropped, whatever the policy says."""
+    kernel = make(overlong_prompt="drop")
+    size = replace(kernel._engine.size, length=112)
+    monkeypatch.setattr(kernel._engine, "size", size)
+    told = r"row \(1, 0, 0\): expected a prompt of at most 100 tokens.* found 150\. Fix: --set"
+    with pytest.raises(DataError, match=told + r" \w+\.max_prompt_tokens=256"):
+        generated(kernel, ["a", "b" * 150])
 
 
 def test_a_follower_is_refused(make: Any, base: str) -> None:

@@ -11,6 +11,8 @@ import threading
 import time
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from graphs.grpo import grpo
@@ -90,6 +92,20 @@ def test_new_weights_for_one_node_of_an_engine_reach_the_other(tiny: TinyRuns) -
     assert max(column(ahead, "policy/lag/max")) <= 1
     assert len([reward for reward in column(ahead, "eval/reward") if reward]) == STEPS // 2
     require_each_row_once(ahead, 4 * STEPS, 4)
+
+
+@pytest.mark.skipif(TENSOR > 1, reason="the same as on one rank")
+def test_prompts_are_as_long_as_the_model_takes(tiny: TinyRuns) -> None:
+    """Of more tokens than an engine has room for where nobody knows the data."""
+    base = save_tiny(
+        tiny.folder / "far", KIND, layers=1, **{**SHAPE, "max_position_embeddings": 16384}
+    )
+    data = tiny.folder / "long.parquet"
+    texts = ["a" * 4500, "b", "c" * 4104, "d"]
+    pq.write_table(pa.table({"prompt": texts, "answer": ["a"] * len(texts)}), data)
+    graph = grpo(base, str(data), brief, n=2, batch=4, max_tokens=8)
+    ran = tiny.run(graph, 1, name="long", **ENGINE)
+    require_each_row_once(ran, 4, 2)
 
 
 @pytest.mark.long

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from dataflow.batch import Ragged
-from dataflow.errors import KernelError
-from dataflow.kernel import Piece, Probeable, Sleeper
+from dataflow.batch import Keys, Ragged
+from dataflow.errors import DataError, KernelError
+from dataflow.kernel import Chunk, Piece, Probeable, Sleeper
 from operators.kernels.decoding import DecodeTask
 from operators.kernels.generating import Generating
 from operators.kernels.torch.models import described, positions
@@ -66,7 +66,31 @@ class VllmGenerate(Generating, Sleeper, Probeable):
         )
 
     def _positions(self) -> int | None:
-        return self._engine.size.length
+        return positions(self._model.base)
+
+    def _encoded(self, chunk: Chunk) -> tuple[np.ndarray, Ragged]:
+        stay, prompts = super()._encoded(chunk)
+        self._require_room(chunk.keys.take(stay), prompts)
+        return stay, prompts
+
+    def _require_room(self, keys: Keys, prompts: Ragged) -> None:
+        """Raise DataError for a prompt that the Model has positions for, and its engine has not:
+        the engine is as long as the plan knew of the data.
+        """
+        room = self._engine.size.length - self._max_tokens
+        if not len(prompts) or int(prompts.lengths.max()) <= room:
+            return
+        row = int(prompts.lengths.argmax())
+        longest = int(prompts.lengths[row])
+        enough = 1 << (longest - 1).bit_length()
+        limit = positions(self._model.base)
+        bound = enough if limit is None else min(enough, limit - self._max_tokens)
+        raise DataError(
+            f"{self._node.name}: row {keys.rows()[row]}: expected a prompt of at most {room}"
+            f" tokens, for which the engine of Model {self._model.name!r} has room, found"
+            f" {longest}. Fix: --set {self._node.name}.max_prompt_tokens={bound}, for which the"
+            " engine then has room."
+        )
 
     def _decoder(self, task: DecodeTask) -> VllmDecoder:
         if self._engine.idle:

@@ -39,22 +39,13 @@ def start_engine(model: str, base: str, dtype: str, size: EngineSize) -> Any:
     what the kernel cannot run with.
     """
     cuda = torch.cuda.is_available()
-    variables = {**VLLM.environment, **({} if cuda else VLLM.cpu_environment)}
-    for name, value in variables.items():
-        os.environ.setdefault(name, value)
-    _require_environment(model)
-    os.environ["DATAFLOW_VLLM_PARENT"] = str(os.getpid())
+    _set_environment(model, cuda=cuda)
     torch.set_num_threads(size.threads)
     set_threads = torch.set_num_threads  # vLLM replaces it by one that does nothing
-    import torch._dynamo.config as dynamo
-
-    dynamo.disable = dynamo.disable or not cuda
     from vllm import LLM
 
     import operators.kernels.vllm.rank as _  # noqa: F401  before vLLM builds the model
 
-    # It tries a chat template at its start, for which it would need a tokenizer, and warns.
-    logging.getLogger("vllm.renderers.base").setLevel(logging.ERROR)
     settings: dict[str, Any] = {"enable_sleep_mode": True} if cuda else {"block_size": BLOCK}
     settings["dtype"] = dtype
     if size.tensor > 1:
@@ -79,6 +70,20 @@ def start_engine(model: str, base: str, dtype: str, size: EngineSize) -> Any:
     )
     torch.set_num_threads = set_threads
     return llm
+
+
+def _set_environment(model: str, *, cuda: bool) -> None:
+    """What vLLM and torch read as they are imported, and what their ranks read."""
+    variables = {**VLLM.environment, **({} if cuda else VLLM.cpu_environment)}
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
+    _require_environment(model)
+    os.environ["DATAFLOW_VLLM_PARENT"] = str(os.getpid())
+    import torch._dynamo.config as dynamo
+
+    dynamo.disable = dynamo.disable or not cuda
+    # It tries a chat template at its start, for which it would need a tokenizer, and warns.
+    logging.getLogger("vllm.renderers.base").setLevel(logging.ERROR)
 
 
 def _require_environment(model: str) -> None:
