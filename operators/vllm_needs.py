@@ -31,6 +31,7 @@ VLLM = Needs(
     model_types=MODEL_TYPES,
     dtypes=("bfloat16", "float32"),
     head_sizes=CPU_HEAD_SIZES,
+    some_windows=False,
     follower=False,
     shares_module=False,
     own_worker=True,  # once its engine runs, torch.set_num_threads does nothing in its process

@@ -21,7 +21,8 @@ import numpy as np
 from dataflow.batch import Ragged
 from dataflow.errors import KernelError
 from dataflow.kernel import Piece
-from operators.kernels.vllm.starting import BLOCK, EngineSize, start_engine
+from operators.kernels.vllm.failing import VllmErrors
+from operators.kernels.vllm.starting import BLOCK, EngineSize, rank_processes, start_engine
 from operators.kernels.vllm.weights import (
     SharedWeights,
     names_and_shapes,
@@ -54,6 +55,7 @@ class Engine:
         self._llm = start_engine(model.name, base, model.dtype, size)
         self._core: Any = self._llm.llm_engine.engine_core
         self._shared = SharedWeights() if size.tensor > 1 else None
+        self._ranks: list[Any] = rank_processes(self._llm) if size.tensor > 1 else []
         self._held: deque[list[Token]] = deque()
         self._count = 0
         self._lost = self._asleep = self._closed = False
@@ -102,8 +104,8 @@ class Engine:
             yield Token(out.request_id, int(token), float(said[0]), mass, self.version)
 
     def abort(self, requests: list[str]) -> None:
-        """End these rows."""
-        if requests:
+        """End these rows. Those of a lost engine are gone, and its error is on its way."""
+        if requests and not self._lost:
             with self._asked():
                 self._core.abort_requests(requests)
 
@@ -208,10 +210,11 @@ class Engine:
         if self._lost:
             raise KernelError(
                 f"Model {self.name!r}: expected a vLLM engine, found one that was lost when a call"
-                " of it raised. Fix: see that error, further up."
+                " of it raised. Fix: see that error, in its Worker's log."
             )
         self._lost = True
-        yield
+        with VllmErrors(self.name, "its vLLM engine to answer", self._ranks):
+            yield
         self._lost = False
 
     def sleep(self) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from dataflow.errors import KernelError
+from operators.kernels.vllm.failing import VllmErrors
 from operators.vllm_needs import REQUIRED_ENVIRONMENT, VLLM
 
 BLOCK = 32
@@ -46,30 +47,39 @@ def start_engine(model: str, base: str, dtype: str, size: EngineSize) -> Any:
 
     import operators.kernels.vllm.rank as _  # noqa: F401  before vLLM builds the model
 
+    _quieten()
     settings: dict[str, Any] = {"enable_sleep_mode": True} if cuda else {"block_size": BLOCK}
     settings["dtype"] = dtype
     if size.tensor > 1:
         settings["distributed_executor_backend"] = "mp"
-    llm = LLM(
-        model=base,
-        skip_tokenizer_init=True,
-        enforce_eager=not cuda,
-        max_num_seqs=size.slots,
-        max_num_batched_tokens=max(size.tokens, size.slots),
-        max_model_len=size.length,
-        kv_cache_memory_bytes=size.cache,
-        enable_prefix_caching=True,
-        async_scheduling=False,
-        disable_log_stats=True,
-        logprobs_mode="processed_logits",
-        max_logprobs=2,
-        logits_processors=["operators.kernels.vllm.keyed:Keyed"],
-        worker_extension_cls="operators.kernels.vllm.rank.EngineRank",
-        tensor_parallel_size=size.tensor,
-        **settings,
-    )
+    instead = "--kernel NODE=torch, or a base that vLLM takes"
+    with VllmErrors(model, "vLLM to start", [], instead):
+        llm = LLM(
+            model=base,
+            skip_tokenizer_init=True,
+            enforce_eager=not cuda,
+            max_num_seqs=size.slots,
+            max_num_batched_tokens=max(size.tokens, size.slots),
+            max_model_len=size.length,
+            kv_cache_memory_bytes=size.cache,
+            enable_prefix_caching=True,
+            async_scheduling=False,
+            disable_log_stats=True,
+            logprobs_mode="processed_logits",
+            max_logprobs=2,
+            logits_processors=["operators.kernels.vllm.keyed:Keyed"],
+            worker_extension_cls="operators.kernels.vllm.rank.EngineRank",
+            tensor_parallel_size=size.tensor,
+            **settings,
+        )
     torch.set_num_threads = set_threads
     return llm
+
+
+def rank_processes(llm: Any) -> list[Any]:
+    """The processes of its tensor ranks, if they have processes of their own."""
+    executor = llm.llm_engine.engine_core.engine_core.model_executor
+    return [worker.proc for worker in executor.workers]
 
 
 def _set_environment(model: str, *, cuda: bool) -> None:
@@ -82,8 +92,17 @@ def _set_environment(model: str, *, cuda: bool) -> None:
     import torch._dynamo.config as dynamo
 
     dynamo.disable = dynamo.disable or not cuda
-    # It tries a chat template at its start, for which it would need a tokenizer, and warns.
-    logging.getLogger("vllm.renderers.base").setLevel(logging.ERROR)
+
+
+def _quieten() -> None:
+    """Keep out of the log what hides the error there. By filters: vLLM sets levels as it starts."""
+    for name, least in {
+        # It warms a chat template up, for which it would need a tokenizer: a warning of 20 lines.
+        "vllm.renderers.base": logging.ERROR,
+        # Where a call fails it logs its whole configuration: 100 lines, after the error.
+        "vllm.logging_utils.dump_input": logging.CRITICAL,
+    }.items():
+        logging.getLogger(name).addFilter(lambda record, least=least: record.levelno >= least)
 
 
 def _require_environment(model: str) -> None:
