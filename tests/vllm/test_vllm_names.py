@@ -137,6 +137,7 @@ def test_where_there_is_triton_vllm_takes_the_model_runner_that_the_kernel_is_wr
 ) -> None:
     """On CUDA there is; the other one refuses our logits processor."""
     config = importlib.import_module("vllm.config.vllm")
+    config.envs.disable_envs_cache()  # an engine of this process has turned it on
     monkeypatch.setattr(config, "HAS_TRITON", True)
     name = "VLLM_USE_V2_MODEL_RUNNER"
     monkeypatch.delenv(name, raising=False)
