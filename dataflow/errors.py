@@ -58,6 +58,12 @@ class KernelError(DataflowError, RuntimeError):
     """A kernel, or a user's function inside one, failed; names node and first row key."""
 
 
+class ProcessLost(KernelError):
+    """A process that a kernel has started, and cannot go on without, has ended by itself. Its
+    Worker ends with it, and begins again as any Worker that was lost.
+    """
+
+
 class RunError(DataflowError, RuntimeError):
     """A run that cannot go on: starvation, error budget spent, a node that keeps nothing."""
 

@@ -27,6 +27,8 @@ class Needs:
     model_types: frozenset[str] | None = None
     dtypes: tuple[str, ...] | None = None
     head_sizes: tuple[int, ...] | None = None
+    some_windows: bool = True
+    """Whether it takes Models in which only some layers have a sliding window."""
     params: Mapping[str, tuple[Any, ...]] = field(default_factory=lambda: _NONE)
     """The values that it takes of some of its node's parameters."""
     follower: bool = True

@@ -207,6 +207,10 @@ class Operator:
     """For such a source: module:function of (data, split) that returns its number of rows; None if
     that cannot be known without reading them.
     """
+    data_longest: str = ""
+    """For a source of prompts: module:function of (data, split) that returns the most tokens that a
+    prompt can have; None if that is not known.
+    """
     data_files: str = ""
     """For such a source: module:function of (data, split) that returns its files, in order, or
     digests (text) of rows that are in no file of the user's.

@@ -71,6 +71,7 @@ def plan(
     *,
     profile: Path | None = None,
     cluster: Cluster | None = None,
+    simulated: bool = False,
 ) -> Plan: ...
 @overload
 def plan(
@@ -79,6 +80,7 @@ def plan(
     *,
     profile: Path | None = None,
     cluster: Cluster | None = None,
+    simulated: bool = False,
 ) -> ProgramPlan: ...
 @overload
 def plan(
@@ -87,6 +89,7 @@ def plan(
     *,
     profile: Path | None = None,
     cluster: Cluster | None = None,
+    simulated: bool = False,
 ) -> Plan | ProgramPlan: ...
 def plan(
     graph: Runnable,
@@ -94,14 +97,16 @@ def plan(
     *,
     profile: Path | None = None,
     cluster: Cluster | None = None,
+    simulated: bool = False,
 ) -> Plan | ProgramPlan:
     """Check and plan a graph, or every phase of a Program. profile: a file of `dataflow profile`,
     by whose rates seconds are predicted. cluster: hosts in the place of those that the options
-    name. Raises GraphError (with options.strict, for warnings), PlanError.
+    name. simulated: nothing of it is going to run. Raises GraphError (with options.strict, for
+    warnings), PlanError.
     """
     options = options or RunOptions()
     checked = check(graph) if isinstance(graph, Graph | Program) else graph
-    placing = run_options.placing(options)
+    placing = replace(run_options.placing(options), simulated=simulated)
     cluster = cluster or _cluster(options, _source(checked))
     if cluster is not None:
         placing, cluster = on_hosts(placing, cluster)

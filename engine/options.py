@@ -168,7 +168,7 @@ def placing(options: RunOptions) -> Placing:
     _refuse_absurd(options)
     pin, hosts = _pins(options.pin)
     most, least = _replicas(options.replicas)
-    own = {"pin": pin, "hosts": hosts, "replicas": most, "least": least}
+    own = {"pin": pin, "hosts": hosts, "replicas": most, "least": least, "simulated": False}
     names = {f.name for f in fields(Placing)} - own.keys()
     return Placing(**own, **{name: getattr(options, name) for name in names})
 

@@ -110,11 +110,11 @@ def one_graph(graph: Graph | Program) -> Graph:
 def planned(variant: Variant, rows: SimulatedRows) -> Plan:
     """The plan of one variant. Raises GraphError, PlanError."""
     if variant.devices is None:
-        return api.plan(variant.graph, variant.options, profile=rows.profile)
+        return api.plan(variant.graph, variant.options, profile=rows.profile, simulated=True)
     before = cluster_of(variant.options)
     after = scaled(before, variant.devices)
     options = with_devices(variant.graph, variant.options, before, after)
-    return api.plan(variant.graph, options, profile=rows.profile, cluster=after)
+    return api.plan(variant.graph, options, profile=rows.profile, cluster=after, simulated=True)
 
 
 def cluster_of(options: RunOptions) -> Cluster:

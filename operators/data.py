@@ -35,6 +35,7 @@ PROMPTS = Operator(
     data_columns="operators.data_files:prompt_columns",
     data_overlap="operators.data_sources:overlap",
     data_rows="operators.data_sources:row_count",
+    data_longest="operators.data_lengths:longest_prompt",
     data_files="operators.data_files:source_files",
 )
 

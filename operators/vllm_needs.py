@@ -17,12 +17,21 @@ MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """vllm/v1/attention/backends/cpu_attn.py, get_supported_head_sizes."""
 
+REQUIRED_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine is in the Worker's process
+    # Model Runner V2, which vLLM takes wherever there is Triton, has another interface for logits
+    # processors, which keyed.py is not written for.
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+}
+"""Without these the engine cannot run: other values of a user's are refused."""
+
 VLLM = Needs(
     packages=("vllm",),
     install='pip install "dataflow-rl[vllm]" (in a clone: make setup VLLM=1)',
     model_types=MODEL_TYPES,
     dtypes=("bfloat16", "float32"),
     head_sizes=CPU_HEAD_SIZES,
+    some_windows=False,
     follower=False,
     shares_module=False,
     own_worker=True,  # once its engine runs, torch.set_num_threads does nothing in its process
@@ -37,7 +46,7 @@ VLLM = Needs(
         " these weights twice, and be up to 1.5 times as far from the trainer's log-probs",
     ),  # benchmarks/results/generate.md
     environment=MappingProxyType({
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine is in the Worker's process
+        **REQUIRED_ENVIRONMENT,
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # threads are the plan's
         "VLLM_NO_USAGE_STATS": "1",

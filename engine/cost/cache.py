@@ -23,13 +23,17 @@ configurations say 0.8, vLLM 0.9 with what passes).
 """
 
 UNSTATED_PROMPT = 4096
-"""Tokens of a prompt for which there is room where `max_prompt_tokens` is not given."""
+"""Tokens of a prompt for which there is room where neither `max_prompt_tokens` nor the data says
+how long it can be.
+"""
 
 
-def longest_row(lengths: Lengths, context: int) -> int:
-    """Tokens of a row, with room for a prompt of which nobody said how long it can be."""
+def longest_row(lengths: Lengths, context: int, most_prompt: int | None = None) -> int:
+    """Tokens of a row. most_prompt: of its prompt; None if nobody knows how long it can be, for
+    which there is some room.
+    """
     prompt = max(lengths.prompt, UNSTATED_PROMPT) if lengths.bound else lengths.prompt
-    whole = prompt + lengths.completion
+    whole = (prompt if most_prompt is None else most_prompt) + lengths.completion
     return min(whole, context) if context else whole
 
 
@@ -47,7 +51,8 @@ def cache_bytes(
     2); a block more a row, since blocks are given before they are needed.
     """
     token = 2 * shape.layers * shape.kv * WIDTHS[dtype]
-    row, one = (_blocks(tokens) * BLOCK * token for tokens in (lengths.row, longest))
+    usual = min(lengths.row, longest)
+    row, one = (_blocks(tokens) * BLOCK * token for tokens in (usual, longest))
     return max(one, min(rows * row, most))
 
 

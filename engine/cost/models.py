@@ -114,6 +114,19 @@ def model_type(base: str) -> str | None:
         raise PlanError(str(error)) from error
 
 
+def some_windows(base: str) -> bool:
+    """Whether only some layers of a base have a sliding window, by its config.json."""
+    path = Path(base).expanduser() / CONFIG
+    config = read_object(path) if path.is_file() else {}
+    kinds = config.get("layer_types")
+    if isinstance(kinds, list):
+        return "sliding_attention" in kinds and len(set(kinds)) > 1
+    if not (config.get("use_sliding_window") and config.get("sliding_window")):
+        return False
+    layers, first = (config.get(name) for name in ("num_hidden_layers", "max_window_layers"))
+    return isinstance(layers, int) and isinstance(first, int) and 0 < first < layers
+
+
 def formula(shape: Shape, config: Mapping[str, Any], head: Head = "lm") -> int:
     """Parameters of a dense decoder of the Llama family.
 

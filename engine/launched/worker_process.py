@@ -29,6 +29,7 @@ from typing import Any, NoReturn
 
 import cloudpickle
 
+from dataflow.errors import ProcessLost
 from dataflow.kernel import PRINTED
 from dataflow.pandas_later import keep_pandas_out
 from dataflow.signals import left_to_the_run
@@ -54,7 +55,9 @@ _log = logging.getLogger(__name__)
 
 
 class FailureReport:
-    """A context that sends the Supervisor any exception that leaves it, even SystemExit."""
+    """A context that sends the Supervisor any exception that leaves it, even SystemExit; but where
+    a kernel has lost a process of its own, this one ends, so that the Worker is lost.
+    """
 
     def __init__(self, link: ControlSocket, worker: str) -> None:
         self._link = link
@@ -67,6 +70,8 @@ class FailureReport:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         if error is None:
             return False
+        if isinstance(error, ProcessLost):
+            end(1, str(error))
         self.failed = True
         self._link.send(encode(control.Failed.of(error, self._worker)))
         traceback.print_exception(error)

@@ -26,6 +26,7 @@ class Placing:
     a label (`gpu:H200`); all others are on the first. inproc: all nodes are on `main`; of the rest
     only chunks count (also by replicas). least: of nodes whose replicas come and go, how many there
     are at the beginning; `replicas` are the most. samples: what is recorded of a Step's rows.
+    simulated: nothing of the plan runs, so that what its kernels need does not have to be here.
     """
 
     workers: Spread = "auto"
@@ -43,6 +44,7 @@ class Placing:
     weights: Weights = "auto"
     inproc: bool = False
     samples: Samples = "brief"
+    simulated: bool = False
 
 
 def on_hosts(placing: Placing, cluster: Cluster) -> tuple[Placing, Cluster]:

@@ -19,6 +19,7 @@ from engine.options import RunOptions
 from engine.plan.cluster import Cluster
 from engine.plan.cluster_file import read_cluster
 from graphs.grpo import grpo
+from operators.generate import GENERATE
 from tests.kit.processes import ROOT, call_python
 
 README, CLUSTERS = ROOT / "README.md", ROOT / "docs/clusters.md"
@@ -168,6 +169,29 @@ def strings(node: ast.AST) -> Iterator[str]:
 
 def covers(pattern: str, name: str) -> bool:
     return re.fullmatch(re.escape(pattern).replace(r"\*", r"[^/]+"), name) is not None
+
+
+def said_to_be_missing(text: str) -> list[str]:
+    """Sentences that say that something is not there, and sections that only list such things."""
+    sections = re.split(r"^## ", text, flags=re.MULTILINE)
+    missing = [section for section in sections if section.startswith("Not there\n")]
+    sentences = re.split(r"(?<=[.;|])\s", " ".join(text.split()))
+    return [*missing, *(each for each in sentences if re.search(r"not there( yet)?\b", each))]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [*documents(), *sorted((ROOT / "dataflow/peer_names").glob("*.txt"))],
+    ids=named,
+)
+def test_no_kernel_that_there_is_is_said_to_be_missing(path: Path) -> None:
+    wrong = [
+        f"{path.name}: {name} is a kernel of generate: {text[:80]}"
+        for text in said_to_be_missing(path.read_text())
+        for name in GENERATE.kernels
+        if re.search(rf"\b{name}\b", text, re.IGNORECASE)
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_every_metric_in_the_code_is_documented() -> None:

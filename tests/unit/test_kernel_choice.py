@@ -26,7 +26,7 @@ from engine.cost.lengths import Lengths
 from engine.cost.models import model_cost
 from engine.launch.child import environment
 from engine.peek import _needed
-from engine.plan.cluster import Cluster, Host
+from engine.plan.cluster import Cluster, Host, with_first
 from engine.plan.explain import WIDTH, explain
 from engine.plan.plan import Plan
 from graphs.grpo import grpo
@@ -99,8 +99,12 @@ def test_what_cannot_be_is_refused_with_the_nearest_fix(message: str) -> None:
 
 OF_MODELS = {
     "'policy' has heads of 16, and vllm on CPU takes 32, 64, 80": {"head_dim": 16},
-    "vllm has no model type 'helium', which 'policy' is. Fix: rollout=torch.":
-        {"model_type": "helium"},
+    "vllm is not tried here with 'helium', which 'policy' is, only with llama, mistral, qwen2,"
+    " qwen3. Fix: rollout=torch.": {"model_type": "helium"},
+    "only some layers of 'policy' have a sliding window, and vllm takes all or none. Fix: ":
+        {"layer_types": ["full_attention", "sliding_attention"]},
+    "only some layers of 'policy' have a sliding window, and vllm":
+        {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1},
 }  # fmt: skip
 
 
@@ -150,6 +154,22 @@ def test_what_is_not_installed_is_refused_with_the_command(monkeypatch: pytest.M
     told = r"package vllm is not installed here. Fix: pip install \"dataflow-rl\[vllm\]\" .*VLLM=1"
     with pytest.raises(PlanError, match=told):
         placed(small_grpo(), **BY_VLLM)
+
+
+def test_a_kernel_that_is_not_going_to_run_here_does_not_have_to_be_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("engine.plan.passes.kernels._installed", lambda name: name != "vllm")
+    for elsewhere in (
+        placed(small_grpo(), simulated=True, **BY_VLLM),
+        planned_on(with_first([Host(name="a", cores=8, memory=2**36)]), small_grpo(), **BY_VLLM),
+    ):
+        assert elsewhere.node("rollout").kernel.endswith(":VllmGenerate")
+
+
+def test_all_layers_may_have_a_sliding_window() -> None:
+    configured(layer_types=["sliding_attention"] * 2)
+    assert placed(small_grpo(), **BY_VLLM).node("rollout").kernel != TORCH
 
 
 def test_the_sampler_of_vllm_chooses_its_kernel_and_says_what_it_does_not_promise() -> None:

@@ -117,3 +117,19 @@ def test_blocks_of_a_large_vocabulary_change_nothing(monkeypatch: pytest.MonkeyP
 def test_a_share_above_one_is_refused() -> None:
     with pytest.raises(KernelError, match="0 < top_p <= 1"):
         Sampling(top_p=1.1)
+
+
+@pytest.mark.parametrize("how", [Sampling(), Sampling(temperature=0.0), Sampling(top_p=0.5)])
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_logits_that_are_no_numbers_are_named(how: Sampling, number: float) -> None:
+    logits = LOGITS.clone()
+    logits[1, 3] = number
+    with pytest.raises(KernelError, match="expected finite logits, found NaN or infinity"):
+        sample(logits, torch.tensor([0.5, 0.5], dtype=torch.float64), how)
+
+
+def test_a_token_that_is_ruled_out_is_no_fault() -> None:
+    logits = LOGITS.clone()
+    logits[:, 0] = -torch.inf
+    tokens = sample(logits, torch.tensor([0.0, 0.0], dtype=torch.float64), Sampling()).tokens
+    assert tokens.tolist() == [1, 1]

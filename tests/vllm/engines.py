@@ -57,7 +57,7 @@ SHORT = (
     EngineTests(kind="qwen2", ranks=1, slots=8, files=("contract", "engine"), turns=(0, 2)),
     EngineTests(kind="qwen2", ranks=1, slots=8, files=("engine",), turns=(1,)),
     EngineTests(kind="llama", ranks=1, slots=8, files=("contract", "engine"), turns=(0,)),
-    EngineTests(kind="qwen2", ranks=1, slots=64, files=("agreement",)),
+    EngineTests(kind="qwen2", ranks=1, slots=64, files=("names", "agreement")),
 )
 LONG = (
     EngineTests(kind="llama", ranks=2, slots=64, files=("agreement",)),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dataflow.errors import KernelError
+from dataflow.errors import DataError, KernelError
 from engine.weights.probe import probe_rows
 from operators.kernels.torch.models import load_model, pieces
 from operators.kernels.vllm.decode import VllmDecoder
@@ -48,13 +49,19 @@ def test_an_engine_whose_call_raised_is_lost(make: Any, monkeypatch: pytest.Monk
 
     with monkeypatch.context() as patch:
         patch.setattr(kernel._engine._core, "get_output", broken)
-        with pytest.raises((RuntimeError, KernelError)):
+        told = r"expected its vLLM engine to answer, found RuntimeError: no such block\. Fix: "
+        with pytest.raises(KernelError, match=told):
             generated(kernel, MIXED)
     with pytest.raises(KernelError, match="lost"):
         generated(kernel, MIXED)
+    recover(kernel)
+    assert len(generated(kernel, MIXED)) == len(MIXED)
+
+
+def recover(kernel: Any) -> None:
+    """An engine that only a test has lost goes on with the others."""
     kernel._engine._lost = False
     kernel._engine.abort([str(i) for i in range(kernel._engine._count + 1)])
-    assert len(generated(kernel, MIXED)) == len(MIXED)
 
 
 def test_a_group_shares_its_prompt_but_for_the_last_block(
@@ -115,6 +122,46 @@ def require_even_and_odd(batches: list[Any], base: str, other: str, tolerance: f
     expected = np.where(whole.ragged("version").values % 2 == 0, even, odd)
     said = whole.ragged("sampler_logprobs").values
     np.testing.assert_allclose(said, expected, atol=tolerance * max(1.0, expected.std()))
+
+
+def test_a_second_node_of_the_engine_takes_its_version_without_weights(
+    make: Any, other: str
+) -> None:
+    first, second = make(), make()
+    first.load(weights_of(other), 7)
+    second.load([], 7)
+    rows = generated(second, MIXED)
+    assert set(rows.ragged("version").values.tolist()) == {7}
+    assert tokens_of(rows) == tokens_of(generated(first, MIXED))
+    with pytest.raises(KernelError, match="expected the weights of version 8, found none"):
+        second.load([], 8)
+
+
+def test_what_each_node_of_an_engine_asks_is_done_once(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, calls = make()._engine, []
+    monkeypatch.setattr(engine._llm, "sleep", lambda level: calls.append("sleep"))
+    monkeypatch.setattr(engine._llm, "wake_up", lambda: calls.append("wake"))
+    monkeypatch.setattr(engine._core, "shutdown", lambda: calls.append("end"))
+    monkeypatch.setattr(engine, "_shared", None)
+    for ask in (engine.sleep, engine.wake, engine.close):
+        ask()
+        ask()
+    monkeypatch.setattr(engine, "_closed", False)
+    assert calls == ["sleep", "wake", "end"]
+
+
+def test_a_prompt_for_which_the_engine_has_no_room_names_what_makes_room(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The Model has positions for it: no row has to be dropped, whatever the policy says."""
+    kernel = make(overlong_prompt="drop")
+    size = replace(kernel._engine.size, length=112)
+    monkeypatch.setattr(kernel._engine, "size", size)
+    told = r"row \(1, 0, 0\): expected a prompt of at most 100 tokens.* found 150\. Fix: --set"
+    with pytest.raises(DataError, match=told + r" \w+\.max_prompt_tokens=256"):
+        generated(kernel, ["a", "b" * 150])
 
 
 def test_a_follower_is_refused(make: Any, base: str) -> None:

@@ -14,8 +14,9 @@ from dataclasses import replace
 
 from dataflow.model import Model
 from dataflow.needs import Needs
+from dataflow.rows import Domains
 from dataflow.shown import shown_bytes
-from engine.cost.cache import MOST, cache_bytes, longest_row, most_beside
+from engine.cost.cache import MOST, UNSTATED_PROMPT, cache_bytes, longest_row, most_beside
 from engine.cost.lengths import Lengths
 from engine.cost.memory import WIDTHS
 from engine.cost.models import model_cost
@@ -24,6 +25,7 @@ from engine.plan.kernel_needs import engines as all_engines
 from engine.plan.kernel_needs import kernel_name, model_of, needs_of
 from engine.plan.lengths import all_lengths
 from engine.plan.plan import PlannedNode
+from engine.plan.prompt_bounds import most_prompt_tokens
 
 
 def engines(draft: Draft) -> Draft:
@@ -73,7 +75,7 @@ def _sized(
         return list(nodes)
     assert isinstance(model, Model)
     dtype = model.dtype
-    longest = max(longest_row(lengths[n.name], shape.context) for n in nodes)
+    longest = max(_longest_row(draft, n, lengths[n.name], shape.context) for n in nodes)
     ranks = nodes[0].layout.inner
     weights = (cost.parameters or 0) * WIDTHS[dtype] // ranks
     gpus = [alone.get(worker) for node in nodes for worker in node.workers]
@@ -83,6 +85,14 @@ def _sized(
     sizes = (cache_bytes(part, lengths[n.name], rows=_rows(draft, n), **how) for n in nodes)
     size = max(sizes)
     return [replace(n, layout=replace(n.layout, cache_bytes=size, longest=longest)) for n in nodes]
+
+
+def _longest_row(draft: Draft, node: PlannedNode, lengths: Lengths, context: int) -> int:
+    """Of a node, no longer than all Models that read its rows can take."""
+    graph_node = draft.graph.node(node.name)
+    limits = [limit for limit in (context, graph_node.params.get("positions")) if limit]
+    most_prompt = most_prompt_tokens(graph_node, Domains(draft.graph))
+    return longest_row(lengths, min(limits, default=0), most_prompt)
 
 
 def _alone(draft: Draft) -> dict[str, int]:
@@ -128,8 +138,23 @@ def _notes(
             kept = "weights, keys and values of an engine stay in a CPU's memory"
             yield f"{names}: turns free nothing here: {kept} while others have their turn"
     for node in nodes:
+        yield from _assumed_prompt(draft, node)
         yield from _sampler(draft, node, kernel)
         yield from _interrupted(draft, node, needs, lengths[node.name])
+
+
+def _assumed_prompt(draft: Draft, node: PlannedNode) -> Iterator[str]:
+    """Where longer prompts may come than the engine has room for."""
+    graph_node = draft.graph.node(node.name)
+    assumed = UNSTATED_PROMPT + graph_node.params["max_tokens"]
+    if node.layout.longest != assumed:
+        return  # it is as long as the Model's positions, or another node's rows are longer
+    if most_prompt_tokens(graph_node, Domains(draft.graph)) is None:
+        yield (
+            f"{node.name}: the engine has room for prompts of {UNSTATED_PROMPT:,} tokens, and the"
+            " data does not say how long they are; generate(max_prompt_tokens=...) sets another"
+            " bound"
+        )
 
 
 def _sampler(draft: Draft, node: PlannedNode, kernel: str) -> Iterator[str]:

@@ -16,7 +16,7 @@ from dataflow.importing import located
 from dataflow.model import Model
 from dataflow.needs import NO_NEEDS, Needs
 from dataflow.operator import Operator
-from engine.cost.models import model_cost, model_type
+from engine.cost.models import model_cost, model_type, some_windows
 from engine.plan.cluster import Cluster
 from engine.plan.draft import Draft
 from engine.plan.kernel_needs import kernel_name, model_of
@@ -106,7 +106,7 @@ def _misfits(draft: Draft, node: PlannedNode, name: str) -> Iterator[_Misfit]:
     instead = f"{node.name}={others[0]}" if others else "another graph"
     if not _installed(path.partition(":")[0]):
         yield _Misfit(f"kernel {path} is not installed here", instead)
-    for package in (p for p in needs.packages if not _installed(p)):
+    for package in (p for p in _packages(draft, needs) if not _installed(p)):
         yield _Misfit(f"package {package} is not installed here", needs.install or instead)
     if needs.own_worker and draft.placing.inproc:
         found = "with inproc everything is in this process, and it has one of its own"
@@ -117,6 +117,12 @@ def _misfits(draft: Draft, node: PlannedNode, name: str) -> Iterator[_Misfit]:
         for model in (m for m in found if m.name == model_of(node)):
             problems = _of_model(draft, node, name, needs, model)
             yield from (_Misfit(problem, instead) for problem in problems)
+
+
+def _packages(draft: Draft, needs: Needs) -> tuple[str, ...]:
+    """Those that have to be here: none where the plan is of other machines, or only simulated."""
+    elsewhere = bool(draft.cluster.hosts) and not draft.cluster.live
+    return () if elsewhere or draft.placing.simulated else needs.packages
 
 
 def _of_params(draft: Draft, node: PlannedNode, name: str, needs: Needs) -> Iterator[_Misfit]:
@@ -139,7 +145,11 @@ def _of_model(
         yield f"{model.name!r} computes in {model.dtype}, and {name} in {_any(needs.dtypes)}"
     kind = model_type(model.base) if needs.model_types is not None else None
     if kind is not None and kind not in (needs.model_types or ()):
-        yield f"{name} has no model type {kind!r}, which {model.name!r} is"
+        tried = ", ".join(sorted(needs.model_types or ()))
+        yield f"{name} is not tried here with {kind!r}, which {model.name!r} is, only with {tried}"
+    if not needs.some_windows and some_windows(model.base):
+        windows = f"only some layers of {model.name!r} have a sliding window"
+        yield f"{windows}, and {name} takes all or none"
     if needs.head_sizes is not None and not _machine(draft, node).gpus:
         shape = model_cost(model.base, model.head).shape
         if shape is not None and shape.head_dim not in needs.head_sizes:

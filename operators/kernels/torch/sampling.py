@@ -57,7 +57,7 @@ def sample(logits: Tensor, draws: Tensor, how: Sampling) -> DrawnTokens:
     The log-probability is that of softmax(logits / temperature) over the whole vocabulary, before
     top-k and top-p; for temperature 0 it is that at temperature 1. Minus the mass it is that of the
     distribution drawn from, which TRL and verl record. A row depends only on its own logits and
-    draw.
+    draw. Raises KernelError for logits that are no numbers.
     """
     if logits.shape[0] * logits.shape[1] > BLOCK and logits.shape[0] > 1:
         return _in_blocks(logits, draws, how)
@@ -65,6 +65,7 @@ def sample(logits: Tensor, draws: Tensor, how: Sampling) -> DrawnTokens:
     if how.temperature not in (0.0, 1.0):
         scores = scores / how.temperature
     logprobs = torch.log_softmax(scores, -1)
+    require_numbers(logprobs)
     mass = None
     if how.temperature == 0.0:
         tokens = scores.argmax(-1)
@@ -76,6 +77,17 @@ def sample(logits: Tensor, draws: Tensor, how: Sampling) -> DrawnTokens:
     return DrawnTokens(
         tokens=tokens, logprobs=logprobs.gather(1, tokens.unsqueeze(1)).squeeze(1), mass=mass
     )
+
+
+def require_numbers(logprobs: Tensor) -> None:
+    """Raise KernelError for a row [vocabulary] whose logits had NaN or infinity: each of its
+    log-probs is NaN then.
+    """
+    if bool(logprobs[:, 0].isnan().any()):
+        raise KernelError(
+            "expected finite logits, found NaN or infinity: the weights have diverged, or never had"
+            " numbers. Fix: a lower learning rate from an earlier checkpoint on, or another base."
+        )
 
 
 def cumulated(scores: Tensor, logprobs: Tensor, how: Sampling) -> Tensor:

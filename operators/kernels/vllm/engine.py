@@ -1,7 +1,7 @@
 """One vLLM engine in this process: token ids in, tokens and log-probs out, weights in place.
 
-Owns: how vLLM is started and asked. Does not own: which rows (decode.py), what a token is drawn by
-(keyed.py), what is done in vLLM's workers (rank.py).
+Owns: how vLLM is asked. Does not own: how it is started (starting.py), which rows (decode.py), what
+a token is drawn by (keyed.py), what is done in vLLM's workers (rank.py).
 
 The engine is stepped by its caller. With one tensor rank nothing of it runs in another process. An
 engine whose call raised is lost: what vLLM had scheduled by then is unknown.
@@ -9,8 +9,6 @@ engine whose call raised is lost: what vLLM had scheduled by then is unknown.
 
 from __future__ import annotations
 
-import logging
-import os
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -19,38 +17,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from dataflow.batch import Ragged
 from dataflow.errors import KernelError
 from dataflow.kernel import Piece
+from operators.kernels.vllm.failing import VllmErrors
+from operators.kernels.vllm.starting import BLOCK, EngineSize, rank_processes, start_engine
 from operators.kernels.vllm.weights import (
     SharedWeights,
     names_and_shapes,
     require_shapes,
     require_whole,
 )
-from operators.vllm_needs import VLLM
-
-BLOCK = 32
-"""Tokens of a block of the KV cache on CPU: a prompt is shared up to its last whole block."""
 
 CANARY = 2 * BLOCK + 1
 """Tokens of the request that shows whether keys and values of other weights are still there."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSize:
-    """slots: rows at once. tokens: of one forward. length: of a row. cache: bytes of keys and
-    values. tensor: ranks. threads: of each rank.
-    """
-
-    slots: int
-    tokens: int
-    length: int
-    cache: int
-    tensor: int = 1
-    threads: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +52,13 @@ class Engine:
         """described: the Model's module of transformers, on the meta device. base: directory."""
         self.name, self.size, self.version = model.name, size, 0
         self._names, self._shapes = names_and_shapes(described)
-        self._llm = _started(base, model.dtype, size)
+        self._llm = start_engine(model.name, base, model.dtype, size)
         self._core: Any = self._llm.llm_engine.engine_core
         self._shared = SharedWeights() if size.tensor > 1 else None
+        self._ranks: list[Any] = rank_processes(self._llm) if size.tensor > 1 else []
         self._held: deque[list[Token]] = deque()
         self._count = 0
-        self._lost = False
+        self._lost = self._asleep = self._closed = False
         self._probed: int | None = None
         self.vocabulary = int(described.config.vocab_size)
 
@@ -122,8 +104,8 @@ class Engine:
             yield Token(out.request_id, int(token), float(said[0]), mass, self.version)
 
     def abort(self, requests: list[str]) -> None:
-        """End these rows."""
-        if requests:
+        """End these rows. Those of a lost engine are gone, and its error is on its way."""
+        if requests and not self._lost:
             with self._asked():
                 self._core.abort_requests(requests)
 
@@ -228,66 +210,34 @@ class Engine:
         if self._lost:
             raise KernelError(
                 f"Model {self.name!r}: expected a vLLM engine, found one that was lost when a call"
-                " of it raised. Fix: see that error, further up."
+                " of it raised. Fix: see that error, in its Worker's log."
             )
         self._lost = True
-        yield
+        with VllmErrors(self.name, "its vLLM engine to answer", self._ranks):
+            yield
         self._lost = False
 
     def sleep(self) -> None:
-        """vLLM's sleep level 1: weights move to the host, keys and values are dropped."""
-        with self._asked():
-            self._llm.sleep(level=1)
+        """vLLM's sleep level 1: weights move to the host, keys and values are dropped. Each node
+        of the engine asks; the first does it.
+        """
+        if not self._asleep:
+            with self._asked():
+                self._llm.sleep(level=1)
+            self._asleep = True
 
     def wake(self) -> None:
         """Take the device again."""
-        with self._asked():
-            self._llm.wake_up()
+        if self._asleep:
+            with self._asked():
+                self._llm.wake_up()
+            self._asleep = False
 
     def close(self) -> None:
-        """End the engine and the processes of its ranks."""
+        """End the engine and the processes of its ranks. Closing twice does nothing."""
+        if self._closed:
+            return
+        self._closed = True
         self._core.shutdown()
         if self._shared is not None:
             self._shared.close()
-
-
-def _started(base: str, dtype: str, size: EngineSize) -> Any:
-    cuda = torch.cuda.is_available()
-    given = {**VLLM.environment, **({} if cuda else VLLM.cpu_environment)}
-    for name, value in given.items():
-        os.environ.setdefault(name, value)
-    os.environ["DATAFLOW_VLLM_PARENT"] = str(os.getpid())
-    torch.set_num_threads(size.threads)
-    set_threads = torch.set_num_threads  # vLLM replaces it by one that does nothing
-    import torch._dynamo.config as dynamo
-
-    dynamo.disable = dynamo.disable or not cuda
-    from vllm import LLM
-
-    import operators.kernels.vllm.rank as _  # noqa: F401  before vLLM builds the model
-
-    # It tries a chat template at its start, for which it would need a tokenizer, and warns.
-    logging.getLogger("vllm.renderers.base").setLevel(logging.ERROR)
-    own: dict[str, Any] = {"enable_sleep_mode": True} if cuda else {"block_size": BLOCK}
-    own["dtype"] = dtype
-    llm = LLM(
-        model=base,
-        skip_tokenizer_init=True,
-        enforce_eager=not cuda,
-        max_num_seqs=size.slots,
-        max_num_batched_tokens=max(size.tokens, size.slots),
-        max_model_len=size.length,
-        kv_cache_memory_bytes=size.cache,
-        enable_prefix_caching=True,
-        async_scheduling=False,
-        disable_log_stats=True,
-        logprobs_mode="processed_logits",
-        max_logprobs=2,
-        logits_processors=["operators.kernels.vllm.keyed:Keyed"],
-        worker_extension_cls="operators.kernels.vllm.rank.EngineRank",
-        tensor_parallel_size=size.tensor,
-        **({"distributed_executor_backend": "mp"} if size.tensor > 1 else {}),
-        **own,
-    )
-    torch.set_num_threads = set_threads
-    return llm

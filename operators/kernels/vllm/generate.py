@@ -13,15 +13,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from dataflow.batch import Ragged
-from dataflow.errors import KernelError
-from dataflow.kernel import Piece, Probeable, Sleeper
+from dataflow.batch import Keys, Ragged
+from dataflow.errors import DataError, KernelError
+from dataflow.kernel import Chunk, Piece, Probeable, Sleeper
 from operators.kernels.decoding import DecodeTask
 from operators.kernels.generating import Generating
 from operators.kernels.torch.models import described, positions
 from operators.kernels.torch.saving import exact_folder
 from operators.kernels.vllm.decode import VllmDecoder
-from operators.kernels.vllm.engine import BLOCK, Engine, EngineSize
+from operators.kernels.vllm.engine import Engine
+from operators.kernels.vllm.starting import BLOCK, EngineSize
 
 PROMPT = 4096
 """Tokens of a prompt for which an engine has room if the node does not say max_prompt_tokens."""
@@ -40,7 +41,6 @@ class VllmGenerate(Generating, Sleeper, Probeable):
     def _start(self) -> None:
         model = self._model
         self._engine: Engine = self._session.module(model, self._made)
-        self._engine.version = self._version
 
     def _made(self) -> Engine:
         model = self._model
@@ -66,7 +66,31 @@ class VllmGenerate(Generating, Sleeper, Probeable):
         )
 
     def _positions(self) -> int | None:
-        return self._engine.size.length
+        return positions(self._model.base)
+
+    def _encoded(self, chunk: Chunk) -> tuple[np.ndarray, Ragged]:
+        stay, prompts = super()._encoded(chunk)
+        self._require_room(chunk.keys.take(stay), prompts)
+        return stay, prompts
+
+    def _require_room(self, keys: Keys, prompts: Ragged) -> None:
+        """Raise DataError for a prompt that the Model has positions for, and its engine has not:
+        the engine is as long as the plan knew of the data.
+        """
+        room = self._engine.size.length - self._max_tokens
+        if not len(prompts) or int(prompts.lengths.max()) <= room:
+            return
+        row = int(prompts.lengths.argmax())
+        longest = int(prompts.lengths[row])
+        enough = 1 << (longest - 1).bit_length()
+        limit = positions(self._model.base)
+        bound = enough if limit is None else min(enough, limit - self._max_tokens)
+        raise DataError(
+            f"{self._node.name}: row {keys.rows()[row]}: expected a prompt of at most {room}"
+            f" tokens, for which the engine of Model {self._model.name!r} has room, found"
+            f" {longest}. Fix: --set {self._node.name}.max_prompt_tokens={bound}, for which the"
+            " engine then has room."
+        )
 
     def _decoder(self, task: DecodeTask) -> VllmDecoder:
         if self._engine.idle:
@@ -79,13 +103,21 @@ class VllmGenerate(Generating, Sleeper, Probeable):
         return self._engine.vocabulary
 
     def load(self, pieces: Iterable[Piece], version: int, rate: float = 1.0) -> None:
-        """Copy these weights. Raises KernelError for a rate: vLLM's module cannot move in part."""
+        """Copy these weights; no pieces if the engine has this version already, by another node.
+        Raises KernelError for a rate: vLLM's module cannot move in part.
+        """
         if rate != 1.0:
             raise KernelError(
                 f"{self._node.name}: expected whole weights, found a follower's rate of {rate}."
                 f" Fix: --kernel {self._node.name}=torch."
             )
-        self._engine.load(list(pieces), version)
+        if weights := list(pieces):
+            self._engine.load(weights, version)
+        elif version != self._engine.version:
+            raise KernelError(
+                f"{self._node.name}: expected the weights of version {version}, found none, and the"
+                f" engine has version {self._engine.version}. Fix: send all pieces."
+            )
         self._version = version
 
     def probe(self, ids: Ragged) -> np.ndarray:
@@ -111,7 +143,7 @@ class VllmGenerate(Generating, Sleeper, Probeable):
             self._engine.wake()
 
     def close(self) -> None:
-        """End the engine, drop the tokenizer."""
+        """End the engine unless another node has ended it, drop the tokenizer."""
         engine, self._engine, self._tokenizer = self._engine, None, None  # type: ignore[assignment]
         engine.close()
 

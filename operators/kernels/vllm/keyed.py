@@ -32,7 +32,7 @@ from vllm.v1.sample.logits_processor.interface import (
 from dataflow.errors import KernelError
 from dataflow.limits import LARGEST
 from dataflow.randomness import uniform
-from operators.kernels.torch.sampling import DrawnTokens, Sampling, sample
+from operators.kernels.torch.sampling import DrawnTokens, Sampling, require_numbers, sample
 
 _SCALE = 2.0**100
 _ZERO = -(2.0**126)
@@ -148,7 +148,9 @@ class Keyed(LogitsProcessor):
 def _normalise(logits: Tensor, indices: list[int], how: Sampling) -> None:
     """So that these rows are log-probs once vLLM has divided them by the temperature."""
     where, by = torch.tensor(indices, device=logits.device), how.temperature or 1.0
-    logits[where] = torch.log_softmax(logits[where].float() / by, -1) * by
+    logprobs = torch.log_softmax(logits[where].float() / by, -1)
+    require_numbers(logprobs)
+    logits[where] = logprobs * by
 
 
 def _put(logits: Tensor, where: Tensor, drawn: DrawnTokens) -> None:

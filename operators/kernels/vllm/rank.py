@@ -1,7 +1,7 @@
 """What runs inside of each of vLLM's workers: weights in place, and death with the engine's Worker.
 
-Owns: the module's weights in one rank. Does not own: which weights have to come (weights.py), when
-(engine.py).
+Owns: the module's weights in one rank, names in shared memory. Does not own: which weights have to
+come (weights.py), when (engine.py).
 
 vLLM imports this module in each of its workers, before they load the model (worker_extension_cls).
 On CPU vLLM packs the weights of linear layers for oneDNN and drops the originals, so that nothing
@@ -12,6 +12,7 @@ load. vLLM has no public setting for it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -59,8 +60,43 @@ def die_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def leave_no_names() -> None:
+    """Unlink the shared memory of ranks once all of them have mapped it: what has no name is freed
+    with its last process, however that ends. vLLM unlinks it at a clean end at best.
+    """
+    import vllm.distributed.device_communicators.cpu_communicator as communicator
+    import vllm.distributed.device_communicators.shm_broadcast as broadcast
+
+    memory, queue = communicator._CPUSHMDistributed, broadcast.MessageQueue
+    if hasattr(queue, "_ready_by_vllm"):
+        return
+    joined, ready = memory._init_cpu_shm, queue.wait_until_ready
+    queue._ready_by_vllm = ready  # type: ignore[attr-defined]
+
+    def join(self: Any) -> int:
+        handle = joined(self)  # it ends when every rank has joined
+        _unlink(f"{self.group_name}_{self.communicator.rank}")
+        return handle
+
+    def wait_until_ready(self: Any) -> None:
+        ready(self)
+        buffer = self.buffer
+        if self._is_writer and buffer is not None and buffer.is_creator:
+            buffer.shared_memory.unlink()
+            buffer.is_creator = False  # else it unlinks it again
+
+    memory._init_cpu_shm = join  # type: ignore[method-assign]
+    queue.wait_until_ready = wait_until_ready  # type: ignore[method-assign]
+
+
+def _unlink(name: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(f"/dev/shm/{name}")
+
+
 die_with_parent()
 keep_weights()
+leave_no_names()
 
 
 class EngineRank:

@@ -1,0 +1,41 @@
+"""The most tokens that a generation's prompts can have, as far as graph and data say.
+
+Owns: this bound, for what is sized once before the first prompt is tokenised. Does not own: the
+lengths that estimates assume (engine/plan/lengths.py), reading data (Operator.data_longest).
+"""
+
+from __future__ import annotations
+
+from dataflow.node import Node
+from dataflow.rows import Domains, row_line
+from dataflow.rules.context import function_at
+from dataflow.schema import Prompt
+
+NEXT_TURN = 64
+"""Tokens that a chat template writes around a turn that continues a row."""
+
+
+def most_prompt_tokens(node: Node, domains: Domains) -> int | None:
+    """Of a generation; None if nobody knows: of tasks, of prompts that a user's operator makes."""
+    stated = node.params.get("max_prompt_tokens")
+    if stated is not None:
+        return int(stated)
+    more = 0
+    for port in row_line(next(iter(node.inputs.values())), domains):
+        above = port.node
+        if above.operator.data_longest:
+            longest = _of_data(above)
+            return None if longest is None else longest + more
+        if above.operator.traits.generates:
+            prompt = most_prompt_tokens(above, domains)
+            return None if prompt is None else prompt + int(above.params["max_tokens"]) + more
+        if "then" in above.params:
+            more += NEXT_TURN + len((above.params["then"] or "").encode())
+        elif issubclass(port.schema, Prompt):
+            return None
+    return None
+
+
+def _of_data(source: Node) -> int | None:
+    longest = function_at(source.operator.data_longest)
+    return longest(source.params["data"], source.params.get("split"))

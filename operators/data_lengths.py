@@ -1,0 +1,73 @@
+"""How many tokens the prompts of a source can have, before anything tokenises them.
+
+Owns: this bound. Does not own: reading the data (data_files.py), tokens (kernels/text.py).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute
+
+from dataflow.errors import DataError
+from dataflow.prompt_types import is_messages, is_token_ids
+from operators import tasks
+from operators.data_files import read_prompts, source_files
+
+pc: Any = pyarrow.compute  # whose functions its stubs do not have
+
+MARKS = 16
+"""Tokens that a chat template or a tokenizer writes around a text: a beginning, a role, an end."""
+
+TEMPLATE = 1024
+"""Tokens that a chat template writes of its own accord, a default system prompt among them."""
+
+
+def longest_prompt(data: str, split: str | None) -> int | None:
+    """The most tokens of a prompt. Of text it is a bound: no tokenizer makes more tokens of a text
+    than it has bytes. None for a procedural task, and if the source cannot be read.
+    """
+    if tasks.is_task(data):
+        return None
+    try:
+        return _longest(data, split, tuple(_stamp(each) for each in source_files(data, split)))
+    except (DataError, OSError, pa.ArrowInvalid):  # reported where its columns are read
+        return None
+
+
+def _stamp(source: Path | str) -> tuple[str, int, int]:
+    """What differs once a file has been written anew."""
+    if isinstance(source, str):
+        return source, 0, 0
+    status = source.stat()
+    return str(source), status.st_mtime_ns, status.st_size
+
+
+@lru_cache(maxsize=8)
+def _longest(data: str, split: str | None, stamps: tuple[tuple[str, int, int], ...]) -> int:
+    """stamps: so that plans of the same files read them once."""
+    column = read_prompts(data, split).column("prompt").combine_chunks()
+    if is_token_ids(column.type):
+        return _most(pc.list_value_length(column))
+    if is_messages(column.type):
+        return _most(_of_messages(column)) + TEMPLATE
+    return _most(pc.binary_length(column.cast(pa.large_utf8()))) + MARKS
+
+
+def _of_messages(column: Any) -> Any:
+    """Bytes of each conversation, with the marks around each message."""
+    texts = column.flatten()
+    sizes = pa.array([MARKS] * len(texts), pa.int64())
+    for field in texts.type:
+        if pa.types.is_string(field.type) or pa.types.is_large_string(field.type):
+            length = pc.binary_length(texts.field(field.name)).cast(pa.int64())
+            sizes = pc.add(sizes, pc.fill_null(length, 0))
+    rows = pa.table({"row": pc.list_parent_indices(column), "size": sizes})
+    return rows.group_by("row").aggregate([("size", "sum")]).column("size_sum")
+
+
+def _most(lengths: Any) -> int:
+    return int(pc.max(lengths).as_py() or 0)

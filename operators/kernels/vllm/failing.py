@@ -1,0 +1,65 @@
+"""What goes wrong in vLLM, as one error of this project: its first cause, or ranks that are gone.
+
+Owns: the words, and telling the two apart. Does not own: what becomes of the engine (engine.py), of
+its Worker (engine/launched).
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from multiprocessing.connection import wait
+from typing import Any
+
+from dataflow.errors import DataflowError, KernelError, ProcessLost
+
+NOTICED = 2.0
+"""Seconds within which the end of a rank's process is noticed, after what it caused elsewhere."""
+
+_BY_VLLM = (0, -signal.SIGTERM)
+"""Exit codes of ranks that vLLM ends, once it has noticed that one is gone."""
+
+_IN_A_RANK = re.compile(r"Worker failed with error '(.*)', please check", re.DOTALL)
+
+
+class VllmErrors:
+    """A context that turns exceptions of vLLM's into one error. ranks: processes, of an executor
+    of several.
+    """
+
+    def __init__(self, model: str, what: str, ranks: list[Any], instead: str = "") -> None:
+        """what: expected, as a part of a sentence. instead: a fix."""
+        self._model, self._what, self._ranks, self._instead = model, what, ranks, instead
+
+    def __enter__(self) -> None:
+        """Nothing to do."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, Exception) or isinstance(error, DataflowError):
+            return
+        expected = f"Model {self._model!r}: expected {self._what}"
+        lost = lost_rank(self._ranks)
+        if lost:
+            raise ProcessLost(f"{expected}, found that {lost}.") from error
+        fix = self._instead or "see the traceback in its Worker's log"
+        raise KernelError(f"{expected}, found {first_cause(error)}. Fix: {fix}.") from error
+
+
+def first_cause(error: Exception) -> str:
+    """The error in one line; of one in a rank's process, what that said."""
+    text = " ".join(str(error).split())
+    in_rank = _IN_A_RANK.search(text)
+    return in_rank[1] if in_rank else f"{type(error).__name__}: {text}".rstrip(". ")
+
+
+def lost_rank(processes: list[Any]) -> str:
+    """How the first rank ended that vLLM did not end; empty if all are there."""
+    if not processes or not wait([each.sentinel for each in processes], NOTICED):
+        return ""
+    ended = [each for each in processes if each.exitcode is not None]
+    first = min(ended, key=lambda each: each.exitcode in _BY_VLLM, default=None)
+    if first is None:
+        return ""
+    code = first.exitcode
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+    return f"its rank {processes.index(first)} of {len(processes)} {how}"
