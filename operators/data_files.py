@@ -9,7 +9,7 @@ of the hub (data_hub.py), which are read in its functions, too.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +48,16 @@ def columns_of(data: str, split: str | None = None) -> dict[str, pa.DataType]:
         found = hub_columns(data, split)
     else:
         found = {field.name: field.type for field in _schema_of(files_of(data, split))}
-    if "" in found:
-        raise DataError(
-            f"{data}: expected a name for each column, found an empty one beside"
-            f" {listed(name for name in found if name)}. Fix: give it a name, or leave it out."
-        )
+    _require_names(data, found)
     return columns_in_messages({name: _plain(kind) for name, kind in found.items()})
+
+
+def _require_names(data: str, columns: Collection[str]) -> None:
+    """Raises DataError for a column whose name is empty."""
+    if "" in columns:
+        others = listed(name for name in columns if name)
+        problem = f"expected a name for each column, found an empty one beside {others}"
+        raise DataError(f"{data}: {problem}. Fix: give it a name, or leave it out.")
 
 
 def _schema_of(files: Sequence[Path]) -> pa.Schema:
@@ -114,6 +118,7 @@ def read_table(data: str, split: str | None = None) -> pa.Table:
         raise DataError(
             f"{data}: expected at least one row, found none. Fix: name a file that has rows."
         )
+    _require_names(data, table.column_names)
     plain = pa.table({name: _decoded(table.column(name)) for name in table.column_names})
     return table_in_messages(plain, lambda row: row_place(data, split, row))
 
