@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dataflow.model import Model
+from engine.plan.metric_labels import metric_labels
 from engine.plan.plan import Plan
 
 
@@ -54,12 +55,14 @@ _NO_ROW = Standstill(
 
 
 def trained_models(plan: Plan) -> tuple[TrainedModel, ...]:
-    """Those of a plan, in the order of its train nodes: all but the first have labelled metrics."""
+    """Those of a plan, in the order of its train nodes."""
+    if plan.program is None:
+        return ()
     found: list[TrainedModel] = []
-    nodes = plan.program.nodes if plan.program is not None else ()
-    for node in (node for node in nodes if node.operator.work == "train"):
+    for name, label in metric_labels(plan).items():
+        node = plan.program.node(name)
         model = next(state for state in node.states.values() if isinstance(state, Model))
-        prefix = f"optim/{model.name}/" if found else "optim/"
+        prefix = label.on("optim/updates").removesuffix("updates")
         start = node.params.get("start", 0)
         found.append(TrainedModel(name=model.name, prefix=prefix, start=start))
     return tuple(found)

@@ -27,6 +27,11 @@ STEPS = 10
 
 _APPLIED = re.compile("reward/([^/]+)/applied")
 
+_Key = tuple[str, str, str]
+"""Rule, the train node whose rows it is about where several have rows of their own, and the
+function or the Model.
+"""
+
 
 def silent_failures(
     plan: Plan, samples: Path, stream: EventStream, steps: int | None = None
@@ -66,51 +71,55 @@ class SilentFailures:
         self._last = last
         self._standstills: dict[str, Standstill] = {}
         """By Model, what was 0 in the last Step that taught it nothing."""
-        self._counts: Counter[tuple[str, str]] = Counter()
+        self._counts: Counter[_Key] = Counter()
 
     def take(self, event: StepEnded) -> None:
         """Look at a Step's metrics, once."""
         if event.again:
             return
-        signs = list(self._signs(event.metrics))
-        without_signal = ("no_signal", "", True) in signs
+        signs: list[tuple[_Key, bool]] = []
+        several = event.metrics.get("data/rows", 0.0) > 1.0
+        for node, of_rows in _by_train_node(event.metrics).items():
+            signs += self._signs(node, of_rows, several=several)
+        without_signal = any(key[0] == "no_signal" and there for key, there in signs)
         signs += self._unlearnt(event, without_signal=without_signal)
-        for rule, what, there in signs:
-            key = rule, what
+        for key, there in signs:
             self._counts[key] = self._counts[key] + 1 if there else 0
             if there and self._counts[key] % STEPS == 0:
+                rule, node, what = key
                 text = self._text(rule, what, self._counts[key], event.step)
+                text = f"rows of {node}: {text}" if node else text
                 self._stream.emit(FailingSilently(step=event.step, rule=rule, text=text))
 
-    def _signs(self, metrics: Mapping[str, float]) -> Iterator[tuple[str, str, bool]]:
-        """(rule, the function that it is about, whether this Step has the sign), of its rows."""
+    def _signs(
+        self, node: str, metrics: Mapping[str, float], *, several: bool
+    ) -> Iterator[tuple[_Key, bool]]:
+        """Whether a Step has each sign of its rows. several: it has more than one."""
         if self._compares_groups:
             if "reward/no_signal" in metrics:
-                yield "no_signal", "", metrics["reward/no_signal"] == 1.0
-        elif metrics.get("data/rows", 0.0) > 1.0 and "reward/std" in metrics:
-            yield "no_signal", "", metrics["reward/std"] == 0.0
+                yield ("no_signal", node, ""), metrics["reward/no_signal"] == 1.0
+        elif several and "reward/std" in metrics:
+            yield ("no_signal", node, ""), metrics["reward/std"] == 0.0
         if "completion/truncated" in metrics:
-            yield "all_truncated", "", metrics["completion/truncated"] == 1.0
-        for function in self._functions(metrics):
+            yield ("all_truncated", node, ""), metrics["completion/truncated"] == 1.0
+        for function in self._functions(node, metrics):
             share = metrics.get(f"reward/{function}/applied", 1.0)
-            yield "reward_never_applies", function, share == 0.0
+            yield ("reward_never_applies", node, function), share == 0.0
 
-    def _unlearnt(
-        self, event: StepEnded, *, without_signal: bool
-    ) -> Iterator[tuple[str, str, bool]]:
+    def _unlearnt(self, event: StepEnded, *, without_signal: bool) -> Iterator[tuple[_Key, bool]]:
         why = standstills(self._trained, event.metrics, event.step, self._last)
         for model, standstill in why.items():
             if standstill is GRADIENT and without_signal:
                 continue  # no_signal says why it is 0
             if standstill is not None:
                 self._standstills[model] = standstill
-            yield "nothing_learnt", model, standstill is not None
+            yield ("nothing_learnt", "", model), standstill is not None
 
-    def _functions(self, metrics: Mapping[str, float]) -> set[str]:
+    def _functions(self, node: str, metrics: Mapping[str, float]) -> set[str]:
         """Reward functions that did not apply to every row, now or before."""
         if "reward/mean" not in metrics:
             return set()
-        before = {function for rule, function in self._counts if rule == "reward_never_applies"}
+        before = {key[2] for key in self._counts if key[:2] == ("reward_never_applies", node)}
         return before | {found[1] for name in metrics if (found := _APPLIED.fullmatch(name))}
 
     def _text(self, rule: str, function: str, count: int, step: int) -> str:
@@ -130,3 +139,13 @@ class SilentFailures:
         why = f"all rewards of {of} were equal {steps}, so that no answer was better than another"
         fix = f"{look}, or with dataflow peek TARGET NODE; then the reward function, a task of"
         return f"{why}. Fix: {fix} another difficulty, a higher temperature or a larger n."
+
+
+def _by_train_node(metrics: Mapping[str, float]) -> Mapping[str, Mapping[str, float]]:
+    """The metrics of a Step's rows; where several train nodes have their own, those of each."""
+    by_node: dict[str, dict[str, float]] = {}
+    for name, value in metrics.items():
+        if name.startswith("rows/"):
+            _, node, metric = name.split("/", 2)
+            by_node.setdefault(node, {})[metric] = value
+    return by_node or {"": metrics}

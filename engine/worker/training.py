@@ -9,19 +9,19 @@ order of ranks (the coordinator), the training itself (kernels).
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dataflow.batch import Batch
 from dataflow.errors import RunError
 from dataflow.kernel import AssignedRows, Assignment
 from dataflow.loss_terms import ROWS
-from dataflow.model import Model
 from engine.channels.contract import PeerLost
 from engine.coordinator import messages as m
 from engine.observe.reports import Report
+from engine.plan.metric_labels import metric_labels
 from engine.plan.plan import Plan
 from engine.weights.pieces import weights_digest
 from engine.worker.kernel_loader import OpenKernels
@@ -177,34 +177,3 @@ def _assigned(rows: m.TrainStep | m.OwnRows) -> AssignedRows:
 def _count(assignment: Assignment) -> int:
     """This rank's rows, of all sets."""
     return len(assignment.keys) + sum(len(own.keys) for own in assignment.others.values())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Label:
-    """Labels the metrics of one of several train nodes. every: all, not only the optimizer's."""
-
-    model: str = ""
-    every: bool = False
-
-    def on(self, name: str) -> str:
-        """`optim/lr` -> `optim/critic/lr`: the numbers of two optimizers are not averaged."""
-        first, _, rest = name.partition("/")
-        labelled = self.model and rest and (self.every or first in ("optim", "train"))
-        return f"{first}/{self.model}/{rest}" if labelled else name
-
-
-def metric_labels(plan: Plan) -> dict[str, Label]:
-    """By train node: one alone has no label; where several Models have the same head, all numbers
-    of each are labelled.
-    """
-    assert plan.program is not None
-    trained = {n.name: plan.program.node(n.name) for n in plan.nodes if n.work == "train"}
-    if len(trained) == 1:
-        return {name: Label() for name in trained}
-    models = {name: node.states["model"] for name, node in trained.items()}
-    heads = Counter(model.head for model in models.values() if isinstance(model, Model))
-    return {
-        name: Label(model=model.name, every=heads[model.head] > 1)
-        for name, model in models.items()
-        if isinstance(model, Model)
-    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -85,7 +86,8 @@ def test_a_gradient_of_equal_rewards_is_told_once_as_no_signal() -> None:
 
 def test_the_models_of_a_plan_have_the_names_of_their_metrics() -> None:
     assert trained_models(grpo_plan()) == (policy(),)
-    assert trained_models(ppo_plan()) == (policy(), CRITIC_MODEL)
+    labelled = replace(policy(), prefix="optim/policy/")
+    assert trained_models(ppo_plan()) == (labelled, CRITIC_MODEL)
 
 
 def test_metrics_that_do_not_tell_count_for_nothing() -> None:

@@ -192,6 +192,12 @@ def told(steps: list[dict[str, float]], *, compares: bool = True) -> list[tuple[
 
 CUT = {"completion/truncated": 1.0}
 NOT_CUT = {"completion/truncated": 0.9}
+OF_TWO = {
+    "data/rows": 16.0,
+    "rows/red/reward/no_signal": 1.0,
+    "rows/blue/reward/no_signal": 0.5,
+    "rows/blue/completion/truncated": 1.0,
+}
 NEVER = GOOD | {"reward/form/applied": 0.0}
 
 
@@ -204,6 +210,7 @@ NEVER = GOOD | {"reward/form/applied": 0.0}
     ([CUT] * 9 + [NOT_CUT, CUT], []),
     ([NEVER] * 10, [(10, "reward_never_applies")]),
     ([NEVER] * 9 + [GOOD] + [NEVER] * 9, []),
+    ([OF_TWO] * 10, [(10, "no_signal"), (10, "all_truncated")]),
 ])  # fmt: skip
 def test_ten_steps_with_a_sign_are_told_and_again_after_ten_more(
     steps: list[dict[str, float]], warnings: list[tuple[int, str]]

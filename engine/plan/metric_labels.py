@@ -1,0 +1,43 @@
+"""Labels of the metrics of several train nodes, so that none is averaged with another's.
+
+Owns: which names carry the Model of their node. Does not own: the metrics (docs/metrics.md).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from dataflow.model import Model
+from engine.plan.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Label:
+    """Labels the metrics of one of several train nodes. every: all, not only the optimizer's."""
+
+    model: str = ""
+    every: bool = False
+
+    def on(self, name: str) -> str:
+        """`optim/lr` -> `optim/critic/lr`: the numbers of two optimizers are not averaged."""
+        first, _, rest = name.partition("/")
+        labelled = self.model and rest and (self.every or first in ("optim", "train"))
+        return f"{first}/{self.model}/{rest}" if labelled else name
+
+
+def metric_labels(plan: Plan) -> dict[str, Label]:
+    """By train node: one alone has no label; where several Models have the same head, all numbers
+    of each are labelled.
+    """
+    assert plan.program is not None
+    trained = {n.name: plan.program.node(n.name) for n in plan.nodes if n.work == "train"}
+    if len(trained) == 1:
+        return {name: Label() for name in trained}
+    models = {name: node.states["model"] for name, node in trained.items()}
+    heads = Counter(model.head for model in models.values() if isinstance(model, Model))
+    return {
+        name: Label(model=model.name, every=heads[model.head] > 1)
+        for name, model in models.items()
+        if isinstance(model, Model)
+    }
