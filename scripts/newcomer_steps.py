@@ -77,7 +77,7 @@ COMMAND_LINE = (
 PROJECT = (  # made by init, with the three commands of its README
     NewcomerStep("dataflow init mine", ("cd mine", "pytest"), makes="mine/test_mine.py"),
     _in_mine("dataflow check mine.py:graph", "every rule holds"),
-    _in_mine("pytest -q", "13 passed"),
+    _in_mine("pytest -q", "14 passed"),
     NewcomerStep(
         "dataflow run mine.py:graph --steps 6",
         ("step 6/6", "all steps are done: step 6", "sampled entropy", "no signal", "eval/digits"),

@@ -12,7 +12,7 @@ import torch
 
 from dataflow.batch import Batch
 from engine.observe.metrics import StepMetrics, json_line
-from engine.worker.training import Label
+from engine.plan.metric_labels import Label
 from operators.kernels.torch.mismatch import add_differences
 from operators.kernels.torch.reduce import MetricSums
 from tests.kit.rows import padded_logprobs, plain, random_rows, with_tokens
