@@ -20,6 +20,7 @@ from dataflow.errors import (
     GraphWarning,
     KernelError,
     PlanError,
+    ProcessLost,
     RunError,
     StorageError,
 )
@@ -78,6 +79,7 @@ __all__ = [
     "PlanError",
     "Port",
     "Preference",
+    "ProcessLost",
     "Program",
     "Prompt",
     "Ragged",

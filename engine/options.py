@@ -110,8 +110,8 @@ class RunOptions:  # the fields' docstrings are the command line's help
     """Seconds of silence after which a Worker's process is killed and counts as lost."""
 
 
-_WITHIN = ("hosts", "least")
-"""Of a Placing, what is within other options."""
+_WITHIN = ("hosts", "least", "simulated")
+"""Of a Placing, what is within other options, or said by a command."""
 _PLACED = (f.name for f in fields(Placing) if f.name not in _WITHIN)
 PLANNED = (*_PLACED, "cluster", "threads", "seed")
 """Options that a plan is made of; a run folder's are the defaults where it is the TARGET."""
