@@ -5,6 +5,7 @@ a third of these seeds, unless it is the only turn of this engine.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -31,6 +32,11 @@ pytestmark = [pytest.mark.long] if LONG else []
 SEEDS = [*range(5)] if LONG else of_turn(range(5))
 ROWS, TOKENS, UPDATES = 64, 64, 10
 PROMPTS = [f"{MIXED[i % len(MIXED)]}{i}" for i in range(ROWS // 4)]
+FLOAT32 = 2e-4
+"""How far float32 may be from float64 on these random weights. Of 80,000 tokens that vLLM sampled
+with AVX-512 two were more than 1e-4 off, by 1.23e-4 and 1.46e-4; with AVX2 the trainer's own are up
+to 1.1e-4 off.
+"""
 HOWS = [{"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.9}]
 
 
@@ -81,9 +87,8 @@ def test_rows_and_log_probs_are_near_before_and_after_updates(
 
 
 def require_near(rows: Batch, forward: Any, tolerance: float, temperature: float) -> None:
-    """The recorded log-probs are those of the trainer's forward, or nearer to what float64 says
-    where the trainer is as far from that: on these random weights its own float32 is up to 1.1e-4
-    off.
+    """The recorded log-probs are those of the trainer's forward, or as near to what float64 says as
+    float32 gets.
     """
     [computed] = forward.run(rows_chunk(rows))
     said, expected = (
@@ -95,13 +100,15 @@ def require_near(rows: Batch, forward: Any, tolerance: float, temperature: float
         off = np.abs(said[row] - expected[row])
         if off.max() > bound:
             exact = exactly(forward._module, rows.take(np.array([row])), temperature)
-            off = np.minimum(off, np.abs(said[row] - exact))
+            off[np.abs(said[row] - exact) <= FLOAT32] = 0.0
         assert off.max() <= bound, f"row {row}: {off.max()} at token {off.argmax()}, above {bound}"
 
 
 def exactly(module: Any, row: Batch, temperature: float) -> np.ndarray:
     """float64 [tokens]: the log-probs of a row's answer, by transformers' own forward."""
-    reference = type(module)._from_config(module.config, attn_implementation="eager").double()
+    # A copy: the implementation is noted in the config, by which the module itself computes.
+    config = copy.deepcopy(module.config)
+    reference = type(module)._from_config(config, attn_implementation="eager").double()
     reference.load_state_dict(module.state_dict())
     return logprobs_by(reference, row, temperature)
 
