@@ -17,6 +17,7 @@ _OF_THE_ENGINE = frozenset(
         "data",
         "edge",
         "eval",
+        "evaluation",
         "flow",
         "loss",
         "optim",

@@ -19,6 +19,8 @@ from engine.observe.sinks import JsonLines
 _SUMS = ("time/", "edge/", "coordinator/", "data/rows", "completion/tokens")
 _TRAINED_TOKENS = re.compile("train/([^/]+/)?tokens")
 """Metrics that a Step sums; it takes the mean of all others."""
+_EVALUATIONS = ("eval/", "evaluation/")
+"""Metrics that may come after the Step's row is written."""
 
 
 class RunMetrics:
@@ -155,7 +157,7 @@ class StepAccounts:
         its evaluations are in Step 1's row, under eval/initial/. again: only evaluations have come.
         """
         row = self._metrics.row(closed.step)
-        found = {name: value for name, value in row.items() if name.startswith("eval/")}
+        found = {name: value for name, value in row.items() if name.startswith(_EVALUATIONS)}
         if closed.step == 0:
             self.initial, found = found, {}
         elif not again:

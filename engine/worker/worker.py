@@ -185,7 +185,9 @@ class Worker:
         made = self.kernels.sessions[chunk.node].reports()
         if self.kernels.nodes[chunk.node].region == "evaluation":
             # Else they would be averaged with those of other nodes under the same names.
-            made = [(f"eval/{chunk.node}/{name}", value, count) for name, value, count in made]
+            made = [
+                (f"evaluation/{chunk.node}/{name}", value, count) for name, value, count in made
+            ]
         if made and not chunk.again:
             yield m.Reported(id=chunk.id, worker=self.name, metrics=tuple(made))
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dataflow.errors import CheckpointError, KernelError
+from dataflow.errors import CheckpointError, DataError
 from dataflow.settings import edited
 from engine.api import resume
 from engine.checkpoint.cut import Cut
@@ -139,10 +139,10 @@ def test_an_edit_whose_first_step_ends_in_an_error_is_taken_back(
     resume(folder, settings=["train_policy.lr=0.5"], steps=2)
     names = ("graph.json", "changes.json", "options.json", "plan.json")
     before = {name: (folder / name).read_text() for name in names}
-    with pytest.raises(KernelError, match="score"):
-        resume(folder, settings=["score.timeout=1e-9", "rollout.n=2"], steps=4)
+    with pytest.raises(DataError, match=r"rollout: row .*: expected at most 1 prompt tokens"):
+        resume(folder, settings=["rollout.max_prompt_tokens=1", "rollout.n=2"], steps=4)
     assert {name: (folder / name).read_text() for name in names} == before
-    told = "an error came before the first step with score.timeout=1e-9 rollout.n=2 ended, so it is"
+    told = "an error came before the first step with rollout.max_prompt_tokens=1 rollout.n=2 ended"
     assert told in capsys.readouterr().err
     resume(folder, steps=3)
     assert column(folder, "step") == [1, 2, 3]

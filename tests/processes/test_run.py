@@ -56,7 +56,7 @@ def test_a_run_without_steps_evaluates(tiny: TinyRuns) -> None:
     assert [each["step"] for each in later] == [1]
     initial = {name: value for name, value in later[0].items() if "/initial/" in name}
     assert {name.replace("/initial/", "/"): value for name, value in initial.items()} == {
-        name: value for name, value in row.items() if name.startswith("eval/")
+        name: value for name, value in row.items() if name.startswith(("eval/", "evaluation/"))
     }
 
 
@@ -112,7 +112,7 @@ def test_numbers_of_two_nodes_never_meet_under_one_name(tiny: TinyRuns) -> None:
         assert row[f"reward/{name}_score.logs_prompts/of_held_out"] == 0.0
         assert f"optim/{name}/lr" in row
         assert f"policy/{name}/mismatch/mean" in row
-    assert row["eval/judged/reward/logs_prompts/of_held_out"] == 1.0
+    assert row["evaluation/judged/reward/logs_prompts/of_held_out"] == 1.0
     assert not {"reward/mean", "optim/lr", "policy/mismatch/mean", "train/tokens"} & row.keys()
     assert row["throughput/tokens_per_second"] > 0
 
@@ -210,5 +210,5 @@ def test_two_policies_have_samples_of_their_own(tiny: TinyRuns) -> None:
         assert row["prompt_ids"]
         assert min(row["versions"]) == row["version"] == row["step"] - 1
     last = runs.metrics(result)[-1]
-    assert last["reward/mean"] >= 0 > last["rows/train_blue/reward/mean"]
+    assert last["rows/train_red/reward/mean"] >= 0 > last["rows/train_blue/reward/mean"]
     assert last["data/rows"] == 16
