@@ -156,15 +156,15 @@ def _of_trace(path: Path) -> SeenRows:
 def _tokens(path: Path, name: str, column: pa.ChunkedArray) -> LengthDistribution:
     values = column.drop_null()  # type: ignore[attr-defined]
     if not pa.types.is_integer(values.type) or not len(values):
-        found = f"{values.type}" if len(values) else "none"
-        problem = f"column {name!r}: expected numbers of tokens, found {found}"
+        shown = f"{values.type}" if len(values) else "none"
+        problem = f"column {name!r}: expected numbers of tokens, found {shown}"
         raise DataError(f"trace {path}: {problem}. Fix: whole numbers.")
     numbers = column.to_numpy()
     negative = np.flatnonzero(numbers < 0)
     if len(negative):
         problem = f"row {negative[0]}: column {name!r}: expected a number of tokens"
-        found = f"found {int(numbers[negative[0]])}"
-        raise DataError(f"trace {path}: {problem}, {found}. Fix: leave the row out.")
+        shown = f"found {int(numbers[negative[0]])}"
+        raise DataError(f"trace {path}: {problem}, {shown}. Fix: leave the row out.")
     return _lengths(values)
 
 

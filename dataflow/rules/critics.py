@@ -24,9 +24,9 @@ def frozen_critics(context: Context) -> Iterator[GraphWarning]:
     wires = [wire for node in context.graph.nodes for wire in context.wires[id(node)]]
     wires = [wire for wire in wires if wire.node.operator.work == "train"]
     critics = [wire for wire in wires if issubclass(wire.input.schema, Returns)]
-    found = [warning for wire in critics for warning in _of_returns(context, wire)]
-    yield from found
-    if critics and not found:
+    of_returns = [warning for wire in critics for warning in _of_returns(context, wire)]
+    yield from of_returns
+    if critics and not of_returns:
         for wire in wires:
             if wire not in critics and issubclass(wire.input.schema, Advantage):
                 yield from _of_advantages(context, wire, _trained(critics[0]))

@@ -159,8 +159,10 @@ def _several_updates(node: Node) -> Iterator[str]:
 
 def _older(each: _TrainedTerm) -> Iterator[str]:
     """Why rows are of an older version of the trained Model."""
-    own = [maker for maker in each.generations if each.is_own(maker)]
-    copies = [model for maker in own for model in _with_leaders(maker) if model.follows is not None]
+    own_makers = [maker for maker in each.generations if each.is_own(maker)]
+    copies = [
+        model for maker in own_makers for model in _with_leaders(maker) if model.follows is not None
+    ]
     if each.lag > 0:
         slow = [f": {m.name!r} moves every {m.every} Steps" for m in copies if m.every > 1]
         yield f"rows may be {counted(each.lag, 'version')} old{''.join(slow[:1])}"

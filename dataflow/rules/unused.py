@@ -60,9 +60,9 @@ def ports(context: Context) -> Iterator[GraphWarning]:
 def token_rewards(context: Context) -> Iterator[GraphWarning]:
     """Rewards of single tokens, made of none of whole rows, of which only the sums are read."""
     for node in context.graph.nodes:
-        made = any(issubclass(schema, TokenReward) for schema in node.schemas)
+        makes_token_rewards = any(issubclass(schema, TokenReward) for schema in node.schemas)
         shaped = any(issubclass(port.schema, Reward) for port in node.inputs.values())
-        if not made or shaped or context.regions.of[node.name] == "evaluation":
+        if not makes_token_rewards or shaped or context.regions.of[node.name] == "evaluation":
             continue
         readers = list(_readers_of_tokens(context, node))
         if readers and not any(_reads_tokens(wire) for wire in readers):

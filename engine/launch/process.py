@@ -110,8 +110,8 @@ class ForkedProcess:
         code = _zombie_exit_code(self.pid)
         if code is not None:
             return code
-        told = os.read(self._status, STATUS.size) if _readable(self._status, _TOLD) else b""
-        return STATUS.unpack(told)[0] if told else -signal.SIGKILL
+        status = os.read(self._status, STATUS.size) if _readable(self._status, _TOLD) else b""
+        return STATUS.unpack(status)[0] if status else -signal.SIGKILL
 
 
 def _readable(descriptor: int, seconds: float | None = None) -> bool:

@@ -58,14 +58,14 @@ def trained_models(plan: Plan) -> tuple[TrainedModel, ...]:
     """Those of a plan, in the order of its train nodes."""
     if plan.program is None:
         return ()
-    found: list[TrainedModel] = []
+    trained: list[TrainedModel] = []
     for name, label in metric_labels(plan).items():
         node = plan.program.node(name)
         model = next(state for state in node.states.values() if isinstance(state, Model))
         prefix = label.on("optim/updates").removesuffix("updates")
         start = node.params.get("start", 0)
-        found.append(TrainedModel(name=model.name, prefix=prefix, start=start))
-    return tuple(found)
+        trained.append(TrainedModel(name=model.name, prefix=prefix, start=start))
+    return tuple(trained)
 
 
 def standstills(
@@ -76,15 +76,15 @@ def standstills(
     last: the run's last Step, if it is known. A Model that begins later stands still on purpose as
     long as another one learns.
     """
-    told = [model for model in models if f"{model.prefix}updates" in metrics]
-    learning = {model.name for model in told if metrics[f"{model.prefix}updates"] > 0}
-    found = {}
-    for model in told:
+    reporting = [model for model in models if f"{model.prefix}updates" in metrics]
+    learning = {model.name for model in reporting if metrics[f"{model.prefix}updates"] > 0}
+    by_model = {}
+    for model in reporting:
         never = last is not None and model.start > last
         if step < model.start and learning - {model.name} and not never:
             continue
-        found[model.name] = _standstill(model, metrics, step)
-    return found
+        by_model[model.name] = _standstill(model, metrics, step)
+    return by_model
 
 
 def _standstill(model: TrainedModel, metrics: Mapping[str, float], step: int) -> Standstill | None:

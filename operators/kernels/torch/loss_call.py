@@ -55,23 +55,23 @@ def call_loss(
     model says has gradients and is shared: a change in place is a fault.
     """
     copies = {name: _copied(getattr(now, name)) for name in _FROM_ROWS}
-    own = replace(now, **copies)
+    own_now = replace(now, **copies)
     shared = {name: getattr(now, name) for name in _FROM_MODEL}
     shared = {name: tensor for name, tensor in shared.items() if tensor is not None}
     versions = {name: tensor._version for name, tensor in shared.items()}
     settings = {name: read() for name, (read, _) in _SETTINGS.items()}
-    made = None
+    terms = None
     with Caught() as caught, _without_backward(shared.values()):  # user code may raise anything
-        made = function(own, **ports, **params)
+        terms = function(own_now, **ports, **params)
     changed_settings = _restored(settings)
     if caught.fault is not None:
         text = f"it {caught.fault.text}\n{caught.fault.detail}".rstrip()
         raise LossFault(text) from caught.error
     changed = (name for name, tensor in shared.items() if tensor._version != versions[name])
-    problem = _changed(next(changed, None)) or changed_settings or unfit(made)
-    if problem or made is None:
+    problem = _changed(next(changed, None)) or changed_settings or unfit(terms)
+    if problem or terms is None:
         raise LossFault(problem)
-    return made
+    return terms
 
 
 def _changed(name: str | None) -> str:
@@ -145,10 +145,10 @@ def _name_problem(name: object) -> str:
             f" {repaired_name(str(name))!r}."
         )
     if is_of_the_engine(name):
-        own = f"mine/{name.rpartition('/')[2]}"
+        free_name = f"mine/{name.rpartition('/')[2]}"
         return (
             f"expected the metric to have a name of its own, found {name!r}, under which the engine"
-            f" reports. Fix: {own!r}."
+            f" reports. Fix: {free_name!r}."
         )
     return ""
 
