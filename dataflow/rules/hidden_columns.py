@@ -32,9 +32,8 @@ def _hidden(context: Context, wire: Wire) -> Iterator[GraphWarning]:
         return
     data = context.dataset(wire.port)
     source = domain.source
-    for name in data:
-        if name not in _engine_names(wire) or name in source.schemas[0].columns:
-            continue
+    hidden = _engine_names(wire).difference(source.schemas[0].columns)
+    for name in (name for name in data if name in hidden):
         problem = (
             f"{data_name(source)} has a column {name!r}, which it is not given: the engine has"
             " values of its own under that name"

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -255,25 +255,29 @@ class Tokenizer:
 
     def _open_ended(self, rows: list[list[int]]) -> list[list[int]]:
         """Without the eos that some tokenizers add to every text."""
-        _, end = self._added()
+        _, end = _added(self)
         size = len(end)
         return [row[: len(row) - size] for row in rows]
 
     def _begun_once(self, rows: list[list[int]]) -> list[list[int]]:
         """Rows with special tokens, without those of the tokenizer where the text has them, too."""
-        begin, _ = self._added()
+        begin, _ = _added(self)
         size = len(begin)
         twice = [*begin, *begin]
         return [row[size:] if size and row[: 2 * size] == twice else row for row in rows]
 
-    def _added(self) -> tuple[list[int], list[int]]:
-        """The special tokens that the tokenizer puts before and behind a text, such as bos."""
-        plain, whole = (self.inner("a", add_special_tokens=s)["input_ids"] for s in (False, True))
-        size = len(plain)  # type: ignore[arg-type]
-        for at in range(len(whole) - size + 1):  # type: ignore[arg-type]
-            if whole[at : at + size] == plain:  # type: ignore[index]
-                return whole[:at], whole[at + size :]  # type: ignore[index,return-value]
-        return [], []
+
+@lru_cache(maxsize=16)
+def _added(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """The special tokens that a tokenizer puts before and behind a text, such as bos."""
+    plain: Any
+    whole: Any
+    plain, whole = (tokenizer.inner("a", add_special_tokens=s)["input_ids"] for s in (False, True))
+    size = len(plain)
+    for at in range(len(whole) - size + 1):
+        if whole[at : at + size] == plain:
+            return whole[:at], whole[at + size :]
+    return [], []
 
 
 def load_tokenizer(base: str) -> Tokenizer:

@@ -142,8 +142,10 @@ def test_an_edit_whose_first_step_ends_in_an_error_is_taken_back(
     with pytest.raises(DataError, match=r"rollout: row .*: expected at most 1 prompt tokens"):
         resume(folder, settings=["rollout.max_prompt_tokens=1", "rollout.n=2"], steps=4)
     assert {name: (folder / name).read_text() for name in names} == before
-    told = "an error came before the first step with rollout.max_prompt_tokens=1 rollout.n=2 ended"
-    assert told in capsys.readouterr().err
+    message = (
+        "an error came before the first step with rollout.max_prompt_tokens=1 rollout.n=2 ended"
+    )
+    assert message in capsys.readouterr().err
     resume(folder, steps=3)
     assert column(folder, "step") == [1, 2, 3]
     assert changes_of(folder)[0][0] == 2

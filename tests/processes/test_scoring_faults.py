@@ -318,8 +318,8 @@ def test_a_fork_that_fails_is_told_as_one(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(scoring_parent, "_BOOTSTRAP", FORKS_NOTHING + scoring_parent._BOOTSTRAP)
-    told = r"process to start, found: Resource temporarily unavailable\. Fix: .*\(ulimit -u"
-    with pytest.raises(KernelError, match=told), scoring(hostile):
+    message = r"process to start, found: Resource temporarily unavailable\. Fix: .*\(ulimit -u"
+    with pytest.raises(KernelError, match=message), scoring(hostile):
         pytest.fail("it opened")
     assert "Traceback" not in caplog.text
 

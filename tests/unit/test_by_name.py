@@ -234,10 +234,10 @@ def test_operators_and_losses_are_asked_for_in_the_same_way(callables: ModuleTyp
     text = written(Graph("own", train(policy, rollout, loss=loss, lr=0.1)))
     with pytest.raises(GraphError) as asked:
         imported_again(text)
-    told = [str(fault) for fault in asked.value.faults]
-    assert len(told) == 2
-    assert any("its operator 'halved'" in each for each in told)
-    assert any("it holds 'own'" in each for each in told)
+    message = [str(fault) for fault in asked.value.faults]
+    assert len(message) == 2
+    assert any("its operator 'halved'" in each for each in message)
+    assert any("it holds 'own'" in each for each in message)
     assert written(from_json(text, imports=False)) == text
 
 
@@ -246,8 +246,8 @@ def test_the_source_of_an_inherited_classmethod_counts(callables: ModuleType) ->
 
 
 def test_a_resume_names_what_takes_the_place_of_a_flag(tmp_path: Path) -> None:
-    told = r"resume: 'set' is no option. Fix: settings=\[\"train_policy.lr=1e-5\"\]\."
-    with pytest.raises(RunError, match=told):
+    message = r"resume: 'set' is no option. Fix: settings=\[\"train_policy.lr=1e-5\"\]\."
+    with pytest.raises(RunError, match=message):
         resume(tmp_path, set=["train_policy.lr=1e-5"])
     with pytest.raises(RunError, match=r"resume: 'stepz' is no option. Fix: steps=\."):
         resume(tmp_path, stepz=3)

@@ -171,12 +171,12 @@ def test_a_prompt_that_changes_with_later_turns_is_taken_as_the_whole_shows_it()
 def test_an_answer_that_generation_begins_otherwise_is_refused_with_its_row() -> None:
     """R1's: generation begins with <think>, which rendered answers do not have."""
     rows = [[ASK, PLAIN]]
-    told = (
+    message = (
         r"^d\.jsonl:1: tiny: the chat template begins an answer that is to be generated otherwise"
         r".*expected '.*<think>\\n', found '.*4<\|im_end\|>'.*Fix: prompt and completion as texts"
     )
     for turns in (rows, [[*rows[0], AGAIN, PLAIN]]):
-        with pytest.raises(DataError, match=told) as refusal:
+        with pytest.raises(DataError, match=message) as refusal:
             encode_conversations(speaking(R1), turns, [1], True, lambda row: f"d.jsonl:{row + 1}")
         assert "one assistant turn" not in str(refusal.value)
 
@@ -188,8 +188,10 @@ def test_a_template_that_counts_the_turns_is_refused_for_what_it_does() -> None:
 
 
 def test_an_answer_without_an_end_that_is_known_is_refused() -> None:
-    told = r"expected a token that ends the answer '4', one of \[97\], found '<\|end\|>"
-    with pytest.raises(DataError, match=rf"{told}.*Fix: eos_token_id in generation_config\.json"):
+    message = r"expected a token that ends the answer '4', one of \[97\], found '<\|end\|>"
+    with pytest.raises(
+        DataError, match=rf"{message}.*Fix: eos_token_id in generation_config\.json"
+    ):
         encoded(speaking(PHI3, ends=()), [ASK, PLAIN, AGAIN, PLAIN])
 
 

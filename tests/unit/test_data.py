@@ -180,8 +180,8 @@ def test_a_column_without_a_name_is_refused(tmp_path: Path, suffix: str) -> None
         save_jsonl(data, *rows.to_pylist())
     else:
         pq.write_table(rows, data)
-    told = "expected a name for each column, found an empty one beside prompt. Fix: "
-    with pytest.raises(DataError, match=told):
+    message = "expected a name for each column, found an empty one beside prompt. Fix: "
+    with pytest.raises(DataError, match=message):
         columns_of(str(data))
 
 

@@ -82,6 +82,6 @@ def test_a_current_folder_that_was_deleted_is_said(
     folder.mkdir()
     monkeypatch.chdir(folder)
     folder.rmdir()
-    told = "dataflow: the current folder was deleted. Fix: cd to a folder that is there.\n"
+    message = "dataflow: the current folder was deleted. Fix: cd to a folder that is there.\n"
     for words in (("check", "graphs.grpo:grpo"), ("runs",), ("resume", "x")):
-        assert command(*words) == (2, told)
+        assert command(*words) == (2, message)

@@ -60,8 +60,8 @@ def test_prompts_without_tokens_end_the_run_or_are_given_up(base: str) -> None:
     assert batch.keys.position.tolist() == [5, 5]
     assert [key for key, _ in session.tombstones] == [(4, 0, 0), (6, 0, 0)]
     assert session.metrics["prompt/empty"] == [(2 / 3, 3)]
-    told = r"row \(4, 0, 0\): expected at least one token in its prompt, found none. Fix: "
-    with pytest.raises(DataError, match=told):
+    message = r"row \(4, 0, 0\): expected at least one token in its prompt, found none. Fix: "
+    with pytest.raises(DataError, match=message):
         generated(opened(base), prompts, [4, 5, 6])
 
 

@@ -58,8 +58,8 @@ def test_a_setting_and_the_check_refuse_it_by_name(setting: str, told: str) -> N
 
 def test_the_check_names_the_parameter() -> None:
     graph = grpo("hub/name", "rows.jsonl", exact, n=2, batch=2, lr=1e-320)
-    told = "expected lr to be a number > 0, also in float32, found 1e-320"
-    with pytest.raises(GraphError, match=told):
+    message = "expected lr to be a number > 0, also in float32, found 1e-320"
+    with pytest.raises(GraphError, match=message):
         check(graph)
 
 

@@ -53,8 +53,10 @@ def test_an_error_in_a_rank_is_said_without_what_vllm_says_around_it() -> None:
 def test_an_error_while_all_ranks_run_is_the_kernels() -> None:
     error = raised_with([FakeRank(None), FakeRank(None)], RuntimeError("no such block"))
     assert type(error) is KernelError
-    told = "Model 'policy': expected its vLLM engine to answer, found RuntimeError: no such block."
-    assert str(error).startswith(told)
+    message = (
+        "Model 'policy': expected its vLLM engine to answer, found RuntimeError: no such block."
+    )
+    assert str(error).startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -94,8 +96,8 @@ def test_a_worker_whose_kernel_lost_a_process_ends(monkeypatch: pytest.MonkeyPat
         raise SystemExit(f"{code}: {why}")
 
     monkeypatch.setattr(worker_process, "end", end)
-    told = "1: its rank 1 of 2 was killed by SIGKILL"
-    with pytest.raises(SystemExit, match=told), FailureReport(link, "rollout"):  # type: ignore[arg-type]
+    message = "1: its rank 1 of 2 was killed by SIGKILL"
+    with pytest.raises(SystemExit, match=message), FailureReport(link, "rollout"):  # type: ignore[arg-type]
         raise ProcessLost("its rank 1 of 2 was killed by SIGKILL")
     assert not link.frames
 

@@ -92,9 +92,9 @@ def test_an_engine_is_no_longer_than_the_positions_of_its_model() -> None:
 def test_a_bound_that_nobody_knows_is_said() -> None:
     Path("tiny/config.json").write_text(json.dumps(CONFIG | {"max_position_embeddings": 16384}))
     graph = graph_of(sampled(max_tokens=32))
-    told = "rollout: the engine has room for prompts of 4,096 tokens, and the data does not say"
-    assert any(note.startswith(told) for note in placed(graph, kernel={"rollout": "vllm"}).notes)
+    message = "rollout: the engine has room for prompts of 4,096 tokens, and the data does not say"
+    assert any(note.startswith(message) for note in placed(graph, kernel={"rollout": "vllm"}).notes)
     saved(TEXTS)
     assert not any(
-        note.startswith(told) for note in placed(graph, kernel={"rollout": "vllm"}).notes
+        note.startswith(message) for note in placed(graph, kernel={"rollout": "vllm"}).notes
     )

@@ -258,8 +258,8 @@ def test_rows_and_assignments_of_another_form_are_named(place: RecordPlace) -> N
 def test_a_life_that_no_run_has_is_one_clear_error(tmp_path: Path, text: str) -> None:
     begin_life(tmp_path)
     (tmp_path / "_life").write_text(text)
-    told = r"_life: expected the number of the run's life, found .* Fix: --record \"\" goes on"
-    with pytest.raises(RunError, match=told):
+    message = r"_life: expected the number of the run's life, found .* Fix: --record \"\" goes on"
+    with pytest.raises(RunError, match=message):
         begin_life(tmp_path)
 
 

@@ -67,8 +67,8 @@ def test_names_come_from_functions_partials_lambdas_and_classes_and_repeat_with_
 def test_a_function_whose_name_cannot_be_a_metrics_is_refused(name: Any) -> None:
     judge = Judge()
     judge.__name__ = name  # type: ignore[attr-defined]
-    told = "reward 'Judge': expected a name of 1 to 100 letters, digits or any of _.:<>-, which"
-    with pytest.raises(GraphError, match=told):
+    message = "reward 'Judge': expected a name of 1 to 100 letters, digits or any of _.:<>-, which"
+    with pytest.raises(GraphError, match=message):
         rewards.wants(judge)
 
 

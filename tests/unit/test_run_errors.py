@@ -229,8 +229,8 @@ def test_a_loss_that_leaves_torchs_settings_changed_is_refused_and_they_are_set_
         torch.set_grad_enabled(False)
         return Terms(loss)
 
-    told = "it left torch's grad mode at False, found True before. Fix: set it back"
-    assert told in failed(base, without_gradients)
+    message = "it left torch's grad mode at False, found True before. Fix: set it back"
+    assert message in failed(base, without_gradients)
     assert torch.is_grad_enabled()
 
 

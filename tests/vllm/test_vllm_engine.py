@@ -49,8 +49,8 @@ def test_an_engine_whose_call_raised_is_lost(make: Any, monkeypatch: pytest.Monk
 
     with monkeypatch.context() as patch:
         patch.setattr(kernel._engine._core, "get_output", broken)
-        told = r"expected its vLLM engine to answer, found RuntimeError: no such block\. Fix: "
-        with pytest.raises(KernelError, match=told):
+        message = r"expected its vLLM engine to answer, found RuntimeError: no such block\. Fix: "
+        with pytest.raises(KernelError, match=message):
             generated(kernel, MIXED)
     with pytest.raises(KernelError, match="lost"):
         generated(kernel, MIXED)
@@ -159,8 +159,8 @@ def test_a_prompt_for_which_the_engine_has_no_room_names_what_makes_room(
     kernel = make(overlong_prompt="drop")
     size = replace(kernel._engine.size, length=112)
     monkeypatch.setattr(kernel._engine, "size", size)
-    told = r"row \(1, 0, 0\): expected a prompt of at most 100 tokens.* found 150\. Fix: --set"
-    with pytest.raises(DataError, match=told + r" \w+\.max_prompt_tokens=256"):
+    message = r"row \(1, 0, 0\): expected a prompt of at most 100 tokens.* found 150\. Fix: --set"
+    with pytest.raises(DataError, match=message + r" \w+\.max_prompt_tokens=256"):
         generated(kernel, ["a", "b" * 150])
 
 
