@@ -8,7 +8,8 @@ are shown (report.py), the demo's task (examples/demo_task.py).
 The model is the demo's before its warm start. Answers are cut at 6 tokens, the mean length of the
 demo's: the shorter the answers, the more the engine shows. Everything that is not inside a node's
 kernel counts as the engine's: the coordinator, gathering rows, metrics, sample files (written at
-each Step), the trace.
+each Step), the trace. What of it is which is measured in a run of its own (engine_parts.py), as
+that takes time as well.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ import json as json_
 import statistics
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import tyro
 
+from benchmarks.engine_parts import PARTS, measured_parts
 from benchmarks.report import SideResult, machine, show, write_json
 from engine.api import plan, run
+from engine.attempts import OnStep
 from engine.options import RunOptions
 from graphs.grpo import grpo
 from operators.rewards import RewardFn
@@ -38,7 +41,11 @@ Row = Mapping[str, float]
 
 
 def measured(
-    folder: Path, steps: int, reward_fn: RewardFn, threads: int
+    folder: Path,
+    steps: int,
+    reward_fn: RewardFn,
+    threads: int,
+    on_step: Sequence[OnStep] = (),
 ) -> tuple[list[Row], list[str]]:
     """The metrics of each Step after the warm-up, and the names of the nodes."""
     data, base = str(folder / "train.parquet"), str(folder / "model")
@@ -46,13 +53,25 @@ def measured(
         base, data, reward_fn, n=N, batch=BATCH, max_tokens=MAX_TOKENS, lr=5e-4, minibatches=2
     )
     options = RunOptions(
-        steps=WARM_UP + steps, runs=folder / "runs", threads=threads, progress=False
+        steps=WARM_UP + steps,
+        runs=folder / "runs",
+        threads=threads,
+        progress=False,
+        overwrite=True,
     )
-    result = run(graph, options)
+    result = run(graph, options, on_step=on_step)
     rows = [
         json_.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()
     ]
     return rows[WARM_UP:], [node.name for node in plan(graph, options).nodes]
+
+
+def parts(folder: Path, steps: int, reward_fn: RewardFn, threads: int) -> list[Mapping[str, float]]:
+    """Seconds of each part in each Step after the warm-up."""
+    laps: list[Mapping[str, float]] = []
+    with measured_parts() as watch:
+        measured(folder, steps, reward_fn, threads, [lambda row: laps.append(watch.lap())])
+    return laps[WARM_UP:]
 
 
 def outside(row: Row, nodes: list[str]) -> float:
@@ -60,7 +79,7 @@ def outside(row: Row, nodes: list[str]) -> float:
     return row["time/step"] - sum(row.get(f"time/{name}", 0.0) for name in nodes)
 
 
-def results(rows: list[Row], nodes: list[str]) -> list[SideResult]:
+def results(rows: list[Row], nodes: list[str], laps: list[Mapping[str, float]]) -> list[SideResult]:
     """All numbers; the share is over all Steps together, so that no slow Step is left out."""
     total = sum(row["time/step"] for row in rows)
     share = sum(outside(row, nodes) for row in rows) / total
@@ -91,6 +110,15 @@ def results(rows: list[Row], nodes: list[str]) -> list[SideResult]:
             unit="ms",
         ),
         *(
+            SideResult(
+                name=f"of it {part}",
+                value=1e3 * statistics.median(lap[part] for lap in laps),
+                unit="ms",
+            )
+            for part in PARTS
+            if part != "kernels"
+        ),
+        *(
             SideResult(name=f"time/{name}", value=1e3 * seconds, unit="ms")
             for name, seconds in by_node.items()
             if seconds
@@ -119,8 +147,10 @@ def main(*, quick: bool = False, json: Path | None = None, threads: int = 1) -> 
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         reward_fn = prepare(folder, 500 if quick else 3000)
-        rows, nodes = measured(folder, 5 if quick else 40, reward_fn, threads)
-    found, where = results(rows, nodes), machine()
+        steps = 5 if quick else 40
+        rows, nodes = measured(folder, steps, reward_fn, threads)
+        laps = parts(folder, steps, reward_fn, threads)
+    found, where = results(rows, nodes, laps), machine()
     show("the engine's share of a Step", found, where)
     if json is not None:
         write_json(json, found, where)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dataflow.arrays import same_array, steps_between
 from dataflow.batch import Batch
 from dataflow.schema import Axis, Schema
 
@@ -47,11 +48,12 @@ def misaligned(ports: Iterable[tuple[str, Batch, type[Schema]]]) -> Misaligned |
             if column is None or column.axis is None:
                 continue
             label = f"{port}.{name}" if port else name
-            first, lengths = known.setdefault(column.axis, (label, batch.lengths(name)))
-            mine = lengths if first == label else batch.lengths(name)
-            if not np.array_equal(lengths, mine):
-                row = int(np.argmax(lengths != mine))
-                pair = (int(lengths[row]), int(mine[row]))
+            mine = batch.offsets(name)
+            first, offsets = known.setdefault(column.axis, (label, mine))
+            if not same_array(offsets, mine):
+                lengths, others = steps_between(offsets), steps_between(mine)
+                row = int(np.argmax(lengths != others))
+                pair = (int(lengths[row]), int(others[row]))
                 return Misaligned(
                     row=row, axis=column.axis, first=first, second=label, lengths=pair
                 )

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from dataflow.arrays import steps_between
 from dataflow.device import (
     as_declared,
     is_tensor,
@@ -117,7 +118,7 @@ class Batch(Displayed):
         self.records = records
         self.device = dict(device or {})
         for name, values in self.device.items():
-            wanted = int(self._offsets(name)[-1])
+            wanted = int(self.offsets(name)[-1])
             if len(values) != wanted:
                 raise DataError(
                     f"device column {name!r}: its rows have {wanted} values, found {len(values)}"
@@ -188,18 +189,20 @@ class Batch(Displayed):
             raise DataError(
                 f"column {name!r} is not declared device. Fix: batch.ragged or batch.flat."
             )
-        return Ragged(self.device[name], self._offsets(name))
+        return Ragged(self.device[name], self.offsets(name))
 
     def _lengths_or_values(self, name: str) -> pa.Array:
-        if name not in self.records.schema.names:
+        at = self.records.schema.get_field_index(name)
+        if at < 0:
             raise DataError(f"no column {name!r}; there are: {', '.join(self.names)}")
-        return self.records.column(name)
+        return self.records.column(at)
 
     def lengths(self, name: str) -> np.ndarray:
         """int64 [rows]: each row's number of elements in a column with an axis, wherever it is."""
-        return np.diff(self._offsets(name))
+        return steps_between(self.offsets(name))
 
-    def _offsets(self, name: str) -> np.ndarray:
+    def offsets(self, name: str) -> np.ndarray:
+        """int64 [rows + 1], from 0: where each row of such a column begins and ends."""
         return offsets_of(self._lengths_or_values(name))
 
     def flat(self, name: str) -> np.ndarray:

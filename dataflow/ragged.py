@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from dataflow.arrays import steps_between
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ragged:
@@ -25,7 +27,7 @@ class Ragged:
     @property
     def lengths(self) -> np.ndarray:
         """int64 [rows]."""
-        return np.diff(self.offsets)
+        return steps_between(self.offsets)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

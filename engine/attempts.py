@@ -349,7 +349,9 @@ class _Run:
         """What flows, for whoever looks at the run's folder."""
         writer = FlowWriter(self._folder.events, after=begun)
         stack.callback(writer.close)
-        return FlowFold(self._plan, writer, coordinator.cuts, begun=begun, phase=self._phase)
+        flow = FlowFold(self._plan, writer, coordinator.cuts, begun=begun, phase=self._phase)
+        stack.callback(flow.fold)
+        return flow
 
     def _views(self, stack: ExitStack) -> list[View]:
         kinds = {"tensorboard": TensorBoard, "wandb": Wandb}

@@ -85,11 +85,12 @@ class Admission:
 
     def give_back(self) -> bool:
         """Retire what was rejected or dropped, which returns its credit. Whether there was any."""
-        self._rejected += self.table.prompts.count[REJECTED]
-        gone = self.table.prompts.slots(REJECTED, DROPPED)
-        if len(gone):
-            self.table.retire(gone)
-        return bool(len(gone))
+        count = self.table.prompts.count
+        if not count[REJECTED] and not count[DROPPED]:
+            return False
+        self._rejected += count[REJECTED]
+        self.table.retire(self.table.prompts.slots(REJECTED, DROPPED))
+        return True
 
     def starved(self, step: int, place: Callable[[str], str] = str) -> str:
         """Why no attempt is left to fill a Step; empty while one is, or a row is on its way."""

@@ -241,7 +241,7 @@ def _counted(blocks: np.ndarray) -> tuple[list[int], list[int]]:
         return [], []
     first = int(blocks.min())
     counts = np.bincount(blocks - first)
-    found = np.flatnonzero(counts)
+    found = counts.nonzero()[0]
     return (found + first).tolist(), counts[found].tolist()
 
 

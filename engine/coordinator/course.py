@@ -311,9 +311,12 @@ class Course:
 
     def assign(self, ready: Iterable[NodeChunk], step: int) -> None:
         """Have these chunks run, and tell every Worker what it can begin now."""
+        added = False
         for each in ready:
             self.dispatch.add(each, step)
-        self.out += self.dispatch.tell(self._able)
+            added = True
+        if added:
+            self.out += self.dispatch.tell(self._able)
 
     def go_back(self, worker: str, error: str) -> None:
         """End this attempt, as only a checkpoint restores what was lost with the Worker."""

@@ -91,7 +91,7 @@ class PromptTable:
         samples = ref.keys.sample
         wanted = (slots >= 0) & (samples < table.rows)
         wanted[wanted] = table.state[slots[wanted], samples[wanted]] == PENDING
-        rows = np.flatnonzero(wanted)
+        rows = wanted.nonzero()[0]
         number = self.blocks.add(ref, len(rows))
         slots = slots[rows]
         table.put(slots, samples[rows], number, rows.astype(np.int32), ref)
@@ -176,6 +176,8 @@ class PromptTable:
         """Set `begun` to the oldest version that rows of a prompt were made with, if any."""
         oldest = np.full(len(slots), _NEWEST, dtype=np.int32)
         for table in self._tables.values():
+            if not table.dated:
+                continue
             version = table.version[slots]
             oldest = np.minimum(
                 oldest, np.where(version == NO_VERSION, _NEWEST, version).min(axis=1)
@@ -200,7 +202,7 @@ class PromptTable:
     def rows(self, node: str, slots: np.ndarray) -> StepRows:
         """The rows of a node that have come for these prompts."""
         table, slots = self._tables[node], self.prompts.sorted(slots)
-        where, samples = np.nonzero(table.state[slots] == PRESENT)
+        where, samples = (table.state[slots] == PRESENT).nonzero()
         at = slots[where]
         return StepRows(
             self.prompts.keys(at, samples), table.block[at, samples], table.row[at, samples]
@@ -237,7 +239,8 @@ class PromptTable:
                     np.minimum(line, below, out=line)
                 else:
                     each = line.shape[1] // above.shape[1]
-                    np.minimum(line, np.repeat(above, each, axis=1), out=line)
+                    wide = above if each == 1 else np.repeat(above, each, axis=1)
+                    np.minimum(line, wide, out=line)
         return found
 
     def _versions_at(

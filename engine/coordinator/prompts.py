@@ -75,10 +75,14 @@ class PromptStates:
 
     def slots(self, *states: int) -> np.ndarray:
         """Slots in one of these states, in the order of their admission."""
-        if not sum(self.count[state] for state in states):
+        some = [state for state in states if self.count[state]]
+        if not some:
             return np.zeros(0, dtype=np.int64)
-        found = np.flatnonzero(np.any([self.status == state for state in states], axis=0))
-        return found[np.argsort(self.order[found], kind="stable")]
+        there = self.status == some[0]
+        for state in some[1:]:
+            there |= self.status == state
+        slots = there.nonzero()[0]
+        return slots[self.order[slots].argsort(kind="stable")]
 
     def move(self, slots: np.ndarray, state: int) -> None:
         """Put these in another state."""
@@ -91,13 +95,13 @@ class PromptStates:
     def find(self, keys: Keys) -> np.ndarray:
         """The slot of each key's prompt; -1 where it does not run, or not in this attempt."""
         if self._by_position is None:
-            used = np.flatnonzero(self.status != FREE)
-            used = used[np.argsort(self.position[used])]
+            used = (self.status != FREE).nonzero()[0]
+            used = used[self.position[used].argsort()]
             self._by_position = (self.position[used], used)
         positions, used = self._by_position
         if not len(used):
             return np.full(len(keys), -1, dtype=np.int64)
-        at = np.minimum(np.searchsorted(positions, keys.position), len(used) - 1)
+        at = np.minimum(positions.searchsorted(keys.position), len(used) - 1)
         slots = used[at]
         same = (positions[at] == keys.position) & (self.attempt[slots] == keys.attempt)
         return np.where(same & (self.status[slots] == RUNNING), slots, -1)
@@ -111,7 +115,7 @@ class PromptStates:
 
     def sorted(self, slots: np.ndarray) -> np.ndarray:
         """In the order of their positions."""
-        return slots[np.argsort(self.position[slots])] if len(slots) > 1 else slots
+        return slots[self.position[slots].argsort()] if len(slots) > 1 else slots
 
     def keys(self, slots: np.ndarray, samples: np.ndarray) -> Keys:
         """The keys of these samples of these prompts."""

@@ -160,9 +160,8 @@ class Readiness:
         for number in sorted(set(self._prompts.cohort[slots].tolist())):
             if self._still_waits(node, number):
                 continue
-            mates = self._prompts.sorted(
-                np.flatnonzero((self._prompts.status == RUNNING) & (self._prompts.cohort == number))
-            )
+            of_cohort = (self._prompts.status == RUNNING) & (self._prompts.cohort == number)
+            mates = self._prompts.sorted(of_cohort.nonzero()[0])
             state = self._input_state(node, mates)
             if PENDING in states_in(state):
                 pending = mates[(state == PENDING).any(axis=1)]
@@ -207,7 +206,7 @@ class Readiness:
         self, node: PlannedNode, slots: np.ndarray, ready: np.ndarray
     ) -> Iterator[NodeChunk]:
         """Chunks of these rows, prompts whole; `slots` are sorted by position, so rows by key."""
-        where, samples = np.nonzero(ready)
+        where, samples = ready.nonzero()
         at = slots[where]
         self._issued[node.name][at, samples] = True
         if node.chunks == 1:

@@ -13,6 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from dataflow.arrays import same_array
 from dataflow.batch import Keys
 from engine.coordinator.balance import balanced
 from engine.coordinator.grouping import grouped
@@ -33,13 +34,15 @@ class RowTable:
 
     state says which rows go on downstream. block is the number of a row's block, NO_BLOCK where
     none came: the rows of a failed group are ABSENT, and hold their blocks until the prompt is
-    retired. given_up [slots]: whether a row of the node failed for good.
+    retired. given_up [slots]: whether a row of the node failed for good. dated: whether any row had
+    a version, which rows that no trained Model had a part in never have.
     """
 
-    __slots__ = ("block", "given_up", "row", "rows", "state", "version")
+    __slots__ = ("block", "dated", "given_up", "row", "rows", "state", "version")
 
     def __init__(self, rows: int, slots: int) -> None:
         self.rows = rows
+        self.dated = False
         self.state = np.full((slots, rows), PENDING, dtype=np.uint8)
         self.block = np.full((slots, rows), NO_BLOCK, dtype=np.int64)
         self.row = np.zeros((slots, rows), dtype=np.int32)
@@ -61,7 +64,9 @@ class RowTable:
         self.state[slots, samples] = PRESENT
         self.block[slots, samples] = number
         self.row[slots, samples] = rows
-        self.version[slots, samples] = ref.version[rows]
+        version = ref.version[rows]
+        self.version[slots, samples] = version
+        self.dated = self.dated or bool((version != NO_VERSION).any())
 
     def put_one(self, slot: int, sample: int, number: int, version: int) -> bool:
         """The one row of a block has come; False, and nothing changes, where it is not awaited."""
@@ -71,6 +76,7 @@ class RowTable:
         self.block[slot, sample] = number
         self.row[slot, sample] = 0
         self.version[slot, sample] = version
+        self.dated = self.dated or version != NO_VERSION
         return True
 
     def lies_in(self, slots: np.ndarray, blocks: frozenset[int]) -> np.ndarray:
@@ -182,8 +188,7 @@ class StepRows:
     def _same(self, keys: Keys) -> bool:
         mine = self.keys
         return keys is mine or (
-            np.array_equal(keys.position, mine.position)
-            and np.array_equal(keys.sample, mine.sample)
+            same_array(keys.position, mine.position) and same_array(keys.sample, mine.sample)
         )
 
     @staticmethod

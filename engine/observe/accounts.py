@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Literal
 
 from engine.coordinator import messages as m
 from engine.observe import events
@@ -125,11 +127,10 @@ class StepAccounts:
     def add(self, reports: Iterable[Report], spans: Iterable[SpanOf]) -> None:
         """Reports (metric, value, count), and spans of Workers."""
         for name, value, count in reports:
-            if name.startswith(FLOW):
-                continue
-            if name.startswith(_SUMS) or _TRAINED_TOKENS.fullmatch(name):
+            kind = _kind(name)
+            if kind == "sum":
                 self._sums[name] = self._sums.get(name, 0.0) + value
-            else:
+            elif kind == "mean":
                 self._metrics.add(name, value, count)
         for span in spans:
             worker = span.worker
@@ -234,6 +235,14 @@ class ChunkMetrics:
         found = [each for said in self._runs.values() for each in said]
         self._runs.clear()
         return _metrics(found)
+
+
+@cache
+def _kind(name: str) -> Literal["flow", "sum", "mean"]:
+    """What a report of this name is: no metric, one that a Step sums, or one that it averages."""
+    if name.startswith(FLOW):
+        return "flow"
+    return "sum" if name.startswith(_SUMS) or _TRAINED_TOKENS.fullmatch(name) else "mean"
 
 
 def _metrics(said: Iterable[m.Reported]) -> list[Report]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from functools import cache
 
 import msgspec
 
@@ -60,7 +61,7 @@ class StepMetrics:
         self._counts.clear()
 
     def _begin(self, name: str) -> list[float]:
-        if not is_metric_name(name):
+        if not _is_name(name):
             raise DataError(
                 f"metric {name!r}: expected slash-separated parts in lower case such as"
                 f" 'reward/mean'. Fix: {repaired_name(name)!r}."
@@ -69,11 +70,17 @@ class StepMetrics:
         return self._values.setdefault(name, [])
 
 
+# A Step's names are those of the Step before.
+_is_name = cache(is_metric_name)
+
+
 def _combine(name: str, values: list[float], counts: list[float]) -> float:
     if name.endswith("/max"):
         return math.nan if any(map(math.isnan, values)) else float(max(values, key=_rank))
     if name.endswith("/min"):
         return math.nan if any(map(math.isnan, values)) else float(min(values, key=_rank))
+    if counts == [1.0]:
+        return values[0] + 0.0  # as the sum of one number is: without the sign of -0.0
     return _sum([v * c for v, c in zip(values, counts, strict=True)]) / _sum(counts)
 
 

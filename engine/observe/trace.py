@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import threading
 from collections import deque
@@ -44,6 +45,8 @@ _INSIDE = 1e-6
 
 _BUFFERED = 1024
 """Events kept in memory before they are written; a kill loses these."""
+_SECOND = 0.95
+"""Seconds for which events of the run are kept at most as they came."""
 
 
 class _Event(NamedTuple):
@@ -95,9 +98,29 @@ class Trace:
         self._processes: dict[str, int] = {}
         self._lock = threading.Lock()
         self._empty = True
+        self._kept: list[RunEvent] = []
+        self._joined_at = -math.inf
 
     def take(self, event: RunEvent) -> None:
-        """Of a run: spans of Workers, checkpoints, deaths (see `engine.observe.events`)."""
+        """Of a run: spans of Workers, checkpoints, deaths (see `engine.observe.events`).
+
+        They are kept, and joined about once a second: many in a row take half as long as each alone
+        between two kernels.
+        """
+        self._kept.append(event)
+        if isinstance(event, WritingEnded):
+            self.flush()
+        elif isinstance(event, WorkersMeasured) and event.at - self._joined_at >= _SECOND:
+            self._joined_at = event.at
+            self._join()
+
+    def _join(self) -> None:
+        """Make events of the file of all that was kept."""
+        kept, self._kept = self._kept, []
+        for event in kept:
+            self._take(event)
+
+    def _take(self, event: RunEvent) -> None:
         match event:
             case InstructionTold(instruction=m.Retire(workers=workers)):
                 for worker in workers:
@@ -114,7 +137,6 @@ class Trace:
                 self.show(self._arrows.measured(event.spans))
             case WritingEnded(of=m.Checkpoint(step=step)):
                 self.span("checkpoint", "checkpoint", event.start, event.end, step=step)
-                self.flush()
 
     def show(self, joined: Sequence[JoinedSpan]) -> None:
         """Spans, and then the arrows that end in them."""
@@ -144,10 +166,16 @@ class Trace:
     def _add(self, event: _Event | _Ends) -> None:
         self._events.append(event)
         if len(self._events) >= _BUFFERED:
-            self.flush()
+            self._write_events()
 
     def flush(self) -> None:
-        """Hand the events so far to the operating system, in one write."""
+        """Hand the events so far to the operating system, in one write. Also what the run's thread
+        has kept, so that only this thread may call it.
+        """
+        self._join()
+        self._write_events()
+
+    def _write_events(self) -> None:
         with self._lock:
             if self._file is None:
                 self._events.clear()

@@ -136,8 +136,11 @@ class Loop:
         for group in self._coordinator.groups(messages, self._together):
             for worker, event in group:
                 self.heard += 1
-                for take in self._events[type(event)]:
-                    take(e.EventHeard(at=self._clock(), event=event, worker=worker))
+                takers = self._events[type(event)]
+                if takers:
+                    heard = e.EventHeard(at=self._clock(), event=event, worker=worker)
+                    for take in takers:
+                        take(heard)
                 if isinstance(event, m.Evaluated) and self._end is None:
                     # its version is there until the next Step
                     self._write(event, self._store.keep_best)
@@ -151,8 +154,11 @@ class Loop:
                 continue
             if isinstance(instruction, m.StepClosed):
                 self._measure()
-            for take in self._events[type(instruction)]:
-                take(e.InstructionTold(at=self._clock(), instruction=instruction))
+            takers = self._events[type(instruction)]
+            if takers:
+                told = e.InstructionTold(at=self._clock(), instruction=instruction)
+                for take in takers:
+                    take(told)
             self._carry_out_one(instruction)
 
     def _carry_out_one(self, instruction: m.Instruction) -> None:

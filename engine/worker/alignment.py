@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-import numpy as np
-
 from dataflow.aligned import misaligned
+from dataflow.arrays import same_array
 from dataflow.batch import Batch, Keys
 from dataflow.errors import KernelError
 from dataflow.loss import Loss
@@ -75,4 +74,4 @@ def _same_rows(node: Node, key: str) -> bool:
 
 
 def _same(a: Keys, b: Keys) -> bool:
-    return np.array_equal(a.position, b.position) and np.array_equal(a.sample, b.sample)
+    return same_array(a.position, b.position) and same_array(a.sample, b.sample)

@@ -37,9 +37,9 @@ class DeviceMemory:
 
     def begin(self) -> None:
         """A node begins to compute."""
-        self.most()
         cuda = cuda_in_use()
         if cuda is not None:
+            self.most()
             cuda.reset_peak_memory_stats()
 
     def most(self) -> int:

@@ -38,6 +38,8 @@ class NewestRows:
         self._clock = clock
         self._due: dict[str, float] = {}
         self._failed = False
+        self._there = False
+        """Whether the folder is."""
 
     def offer(self, node: str, batch: Batch) -> None:
         """Write the first rows of a batch, unless the node's file is fresh."""
@@ -55,7 +57,9 @@ class NewestRows:
         """Not synced to the disk: nothing depends on it."""
         what = "the newest rows"
         with writing(what, path):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            if not self._there:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._there = True
         with (
             replacing(what, path, durable=False) as file,
             pa.ipc.new_file(file, rows.schema) as writer,

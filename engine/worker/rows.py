@@ -51,7 +51,7 @@ class WorkerRows:
         self.device.require(node, batch)
         tokens = self._plan.node(node).tokens
         has_tokens = tokens in batch.names
-        lengths = batch.ragged(tokens).lengths if has_tokens else np.zeros(len(batch), np.int64)
+        lengths = batch.lengths(tokens) if has_tokens else np.zeros(len(batch), np.int64)
         digest = row_digests(batch) if self._with_digests else np.zeros(0, dtype=np.uint64)
         version = ages(self._plan, node, _oldest(batch))
         worker, keys, block = self._worker, batch.keys, self._channel.keep(batch)

@@ -33,6 +33,8 @@ class Timing:
         self.peak: Callable[[str, int], None] | None = None
         self.worker = worker
         self._reports: list[Report] = []
+        self._placed: dict[str, str] = {}
+        self.between = f"{worker} is between two kernels"
 
     def during(
         self, node: str, name: str, what: str = "", *, task: int = -1, counted: bool = True
@@ -47,6 +49,13 @@ class Timing:
         """Times since the last call."""
         found, self._reports = self._reports, []
         return found
+
+    def placed(self, node: str) -> str:
+        """`my_graph.py:14 score`, as the check names it."""
+        if node not in self._placed:
+            origin = self.origin(node)
+            self._placed[node] = f"{origin} {node}" if origin else node
+        return self._placed[node]
 
     def note(self, node: str, seconds: float) -> None:
         """Report time that counts."""
@@ -104,7 +113,7 @@ class During:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
         self._timing.doing = self._timing.idle
-        show(f"{self._timing.worker} is between two kernels")
+        show(self._timing.between)
         what, self._end = self._what, time.monotonic()
         if self._counted:
             self._timing.note(self._node, self._end - self._start)
@@ -131,9 +140,7 @@ class During:
             self._timing.peak(self._node, peak)
 
     def _placed(self) -> str:
-        """`my_graph.py:14 score`, as the check names it."""
-        origin = self._timing.origin(self._node)
-        return f"{origin} {self._node}" if origin else self._node
+        return self._timing.placed(self._node)
 
     def _place(self, error: DataflowError) -> None:
         """Put the node's line before the error's text. The exception stays the same object."""

@@ -48,6 +48,7 @@ def flows_of(
     fold = FlowFold(case.plan, writer, cuts, wall=lambda: run.now)
     run = begun(case, 0, faults=faults, watchers=[fold])
     run.run()
+    fold.fold()
     writer.close()
     return run, _flows(read_steps(folder)), read_live(folder)
 

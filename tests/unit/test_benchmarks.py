@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import against_trl, data_plane, report, rewards, settings, trl_side
+from benchmarks import against_trl, data_plane, engine_parts, report, rewards, settings, trl_side
 from benchmarks.sides import Measured, measured
 
 MEASURED = Measured(**dict.fromkeys((f.name for f in fields(Measured)), 5.0) | {"slot_waste": 0.5})
@@ -155,3 +155,12 @@ def test_the_data_planes_goals_beside_bare_zmq_are_a_most_and_a_least_share(
     found = data_plane.side_by_side((), data_plane.ROUNDS)
     assert [(r.value, r.holds) for r in found] == [(value, each) for each in holds]
     assert not data_plane.side_by_side(("reshard",), data_plane.ROUNDS)
+
+
+def test_a_part_has_its_seconds_without_those_of_parts_inside() -> None:
+    """It begins at 0; messages last from 1 to 6, and kernels in them from 3 to 4."""
+    ticks = iter([0.0, 1.0, 3.0, 4.0, 6.0, 6.5])
+    watch = engine_parts.Stopwatch(clock=lambda: next(ticks))
+    watch.around("messages", watch.around("kernels", lambda: None))()
+    seconds = {"loop": 1.5, "messages": 4.0, "kernels": 1.0}
+    assert watch.lap() == dict.fromkeys(engine_parts.PARTS, 0.0) | seconds

@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataflow.errors import RunError
+from engine.coordinator import messages as m
 from engine.coordinator.settings import Settings
+from engine.observe.events import InstructionTold, Opened, RunEvent, WritingBegan
 from engine.observe.flow import segments
 from engine.observe.flow.fold import FlowFold
 from engine.observe.flow.records import (
@@ -192,7 +194,61 @@ def simulated(plan: Plan, folder: Path, *, steps: int = 6, **durations: Any) -> 
     )
     runs.append(run)
     run.run()
+    fold.fold()
     writer.close()
+
+
+def test_events_that_are_folded_later_make_the_same_records(tmp_path: Path) -> None:
+    """In simulated time whole Steps take less than the second for which events are kept."""
+    plan, now = placed(grpo_graph(batch=4, n=4, max_lag=1)), tmp_path / "now"
+    runs: list[Simulation] = []
+    writers = [FlowWriter(now, after=0), FlowWriter(tmp_path / "later", after=0)]
+    folds = [
+        FlowFold(plan, writer, lambda: runs[0].coordinator.cuts(), wall=lambda: runs[0].now)
+        for writer in writers
+    ]
+    row = {"prompts": 0.0, "advantage": 0.0, "rollout": 0.01, "score": 0.02, "train_policy": 0.01}
+    runs.append(
+        Simulation(
+            plan,
+            Settings(steps=6),
+            rows={"prompts": 1000},
+            durations=Durations(tail=0.0, row=row, train=0.1, load=0.01),
+            outcomes=Outcomes(),
+            watchers=[AtOnce(folds[0]), folds[1]],
+        )
+    )
+    runs[0].run()
+    folds[1].fold()
+    for writer in writers:
+        writer.close()
+    records = list(read_steps(now))
+    assert len(records) > 6
+    assert list(read_steps(tmp_path / "later")) == records
+
+
+class AtOnce:
+    """Folds each event as it comes."""
+
+    takes = FlowFold.takes
+
+    def __init__(self, fold: FlowFold) -> None:
+        self._fold = fold
+
+    def take(self, event: RunEvent) -> None:
+        self._fold.take(event)
+        self._fold.fold()
+
+
+def test_records_are_there_before_a_checkpoint_that_a_resume_begins_at(tmp_path: Path) -> None:
+    plan = placed(grpo_graph(batch=4, n=4))
+    fold = FlowFold(plan, FlowWriter(tmp_path, after=0), dict)
+    fold.take(Opened(at=0.0))
+    fold.take(InstructionTold(at=0.5, instruction=m.StepClosed(step=1, metrics={})))
+    assert [record.step for record in read_steps(tmp_path)] == [0]
+    checkpoint = m.Checkpoint(step=1, sources={}, rows={})
+    fold.take(WritingBegan(of=checkpoint, at=0.5))
+    assert [record.step for record in read_steps(tmp_path)] == [0, 1]
 
 
 def told(plan: Plan, folder: Path, **durations: Any) -> list[str]:

@@ -3,6 +3,9 @@
 Owns: when a stretch ends, and a Flow made of what the parts have counted. Does not own: the
 counting (activity.py, queues.py), the rules of waiting (reasons.py), the files (writer.py).
 
+Events are kept as they come and folded about once a second, all together: between two kernels an
+event costs an entry in a list, and folding many in a row takes half as long as one at a time.
+
 Workers tell what only they know (bytes, memory) as reports named `flow/...`, which are no metrics.
 """
 
@@ -11,6 +14,7 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from engine.coordinator import messages as m
 from engine.observe import events as e
@@ -34,7 +38,8 @@ from engine.observe.flow.writer import FlowWriter
 from engine.observe.reports import FLOW, Doing, Report
 from engine.plan.plan import Plan
 
-Cuts = Callable[[], Mapping[str, tuple[int, int, int, int]]]
+CutCounts = Mapping[str, tuple[int, int, int, int]]
+Cuts = Callable[[], CutCounts]
 """By source: prompts that are ready, that a Step takes, that are outstanding, that may be."""
 
 _SECOND = 0.95
@@ -43,6 +48,14 @@ _MANY = 32
 """Stretches of a long Step that are kept one by one."""
 _KEYS = 64
 """Keys of tombstones that a record has at most."""
+
+
+class _KeptEvent(NamedTuple):
+    """An event that is not folded yet. wall: when it came. cuts: of then, where a Step closed."""
+
+    event: e.RunEvent
+    wall: float
+    cuts: CutCounts | None
 
 
 class FlowFold:
@@ -80,6 +93,9 @@ class FlowFold:
         self._of_second: list[Flow] = []
         self._memory: dict[str, dict[str, int]] = defaultdict(dict)
         self._doing: Sequence[Doing] = ()
+        self._kept: list[_KeptEvent] = []
+        self._folded = _KeptEvent(e.Opened(at=0.0), 0.0, None)
+        """The one that is folded now."""
         self._writing = False
         """Whether the loop waits for files; nothing says so where there were none to write."""
         self._versions: dict[tuple[str, str], int] = {}
@@ -89,7 +105,29 @@ class FlowFold:
         }
 
     def take(self, event: e.RunEvent) -> None:
-        """See `engine.observe.events`."""
+        """Keep it; see `engine.observe.events`."""
+        closes = isinstance(event, e.InstructionTold) and isinstance(
+            event.instruction, m.StepClosed
+        )
+        cuts = self._cuts() if closes else None
+        self._kept.append(_KeptEvent(event, self._wall(), cuts))
+        if self._is_due(event):
+            self.fold()
+
+    def _is_due(self, event: e.RunEvent) -> bool:
+        """Whether a second has passed, or files are written that these records belong before."""
+        if isinstance(event, e.WorkersMeasured):
+            return event.at - self._start >= _SECOND
+        return isinstance(event, (e.Opened, e.WritingBegan))
+
+    def fold(self) -> None:
+        """Fold all that was kept."""
+        kept, self._kept = self._kept, []
+        for each in kept:
+            self._folded = each
+            self._fold(each.event)
+
+    def _fold(self, event: e.RunEvent) -> None:
         match event:
             case e.InstructionTold(at=at, instruction=instruction):
                 self._aside(False, at)
@@ -101,7 +139,7 @@ class FlowFold:
                 self._measured(event)
             case e.Opened(at=at):
                 self._begin(at)
-                self._writer.step(Began(step=self._step, wall=self._wall(), phase=self._phase))
+                self._writer.step(Began(step=self._step, wall=self._folded.wall, phase=self._phase))
             case e.WritingBegan(at=at):
                 self._aside(True, at)
             case e.WritingEnded(end=at):
@@ -189,7 +227,7 @@ class FlowFold:
 
     def _lost(self, worker: str, error: str, now: float) -> None:
         self._end(worker, now)
-        lost = Lost(step=self._step, wall=self._wall(), worker=worker, error=error)
+        lost = Lost(step=self._step, wall=self._folded.wall, worker=worker, error=error)
         self._writer.step(lost)
 
     def _measured(self, event: e.WorkersMeasured) -> None:
@@ -244,7 +282,7 @@ class FlowFold:
             phase=self._phase,
             start=self._start,
             end=now,
-            wall=self._wall(),
+            wall=self._folded.wall,
             nodes=self._nodes(seconds, states, now - self._start),
             edges=self._edge_flows(now),
             weights=self._weight_flows(),
@@ -318,6 +356,9 @@ class FlowFold:
         }
 
     def _cut_flows(self) -> dict[str, CutFlow]:
+        cuts = self._folded.cuts
+        if cuts is None:  # the event that is folded has just come
+            cuts = self._cuts()
         lags = self._made.lags
         sources = {n.name: n.source for n in self._plan.nodes}
         by_source: dict[str, list[int]] = {}
@@ -331,7 +372,7 @@ class FlowFold:
                 room=room,
                 lags=by_source.get(name, []),
             )
-            for name, (ready, wanted, outstanding, room) in self._cuts().items()
+            for name, (ready, wanted, outstanding, room) in cuts.items()
         }
 
     def _worker_flows(self) -> dict[str, WorkerFlow]:
@@ -347,7 +388,7 @@ class FlowFold:
         for (node, failed), events in self._made.tombstones.items():
             record = Tombstones(
                 step=self._step,
-                wall=self._wall(),
+                wall=self._folded.wall,
                 node=node,
                 keys=[event.key for event in events[:_KEYS]],
                 error=events[0].error,
