@@ -69,7 +69,8 @@ class Stopwatch:
     def lap(self) -> dict[str, float]:
         """Seconds by part since the last lap."""
         self._pass()
-        seconds, self.seconds = self.seconds, dict.fromkeys(PARTS, 0.0)
+        seconds = self.seconds
+        self.seconds = dict.fromkeys(PARTS, 0.0)
         return seconds
 
     def around(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
