@@ -8,9 +8,9 @@ Owns: the Models and sizes, and the comparison. Does not own: measuring and fitt
 Nodes: of each Model and kind of pass, one size is held out between those of the profile's grid. It
 is measured in the same rounds as the grid, in one process, so that profile and runs interleave; the
 coefficients are fitted without it. Steps of one Worker, of overlap and of replicas: runs and
-profiles take turns, five of each. The median of what `simulate` says after a profile stands beside
-the median of what the runs before and after it took: a machine that is shared is now faster and now
-slower for minutes. On a machine with GPUs the Models are larger, and the Steps are of one Worker.
+profiles take turns, five of each (predicted_runs.py). Twelve cases that differ in what makes a
+prediction hard (predicted_cases.py): the same, three of each. On a machine with GPUs the Models are
+larger, the Steps are of one Worker, and there are no cases.
 """
 
 from __future__ import annotations
@@ -21,29 +21,26 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
-from json import loads
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 from string import ascii_letters
 from typing import Any, Literal
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import tyro
 
+from benchmarks.predicted_cases import CASES, case_files, case_results
+from benchmarks.predicted_runs import SteppedGraph, in_turns
 from benchmarks.report import SideResult, machine, show, write_json
 from benchmarks.settings import TEXT_TOKENS, character_tokenizer
 from dataflow.graph import Graph
 from dataflow.model import Model
-from engine.api import plan, run
+from engine.api import plan
 from engine.cost.devices import Device
-from engine.cost.distribution import LengthDistribution, of_lengths
 from engine.cost.machine import gpus
 from engine.cost.nearby import measured_over_fitted
-from engine.cost.profile import Profile, ProfileCell
-from engine.observe.measured import node_seconds
+from engine.cost.profile import ProfileCell
 from engine.options import RunOptions
 from engine.plan.plan import Plan
 from engine.profile.child import in_child
@@ -52,9 +49,7 @@ from engine.profile.grid import works
 from engine.profile.measuring import measure
 from engine.profile.others import Others, disturbs
 from engine.profile.predicting import MeasuredCell, ProfiledWork, peak_bytes, seconds
-from engine.profile.profiling import ProfileRequest, profiled
 from engine.profile.rates import measured_rates
-from engine.simulate.predict import predict
 from operators.advantage import group_advantage
 from operators.data import prompts
 from operators.forward import logprobs
@@ -67,9 +62,6 @@ SECONDS_GOAL = 15.0
 """Percent by which predicted seconds of a node may differ."""
 STEP_GOAL = 10.0
 """The same of a Step."""
-WARM = 2
-"""Steps that do not count."""
-STEPS = 8
 ROUNDS = 5
 """Profiles, each between two runs of every placement."""
 PEAK_GOAL = 1.25
@@ -116,7 +108,7 @@ def make(folder: Path, size: ModelSize) -> tuple[str, str]:
     config = Qwen2Config(
         vocab_size=len(tokens), hidden_size=size.hidden, intermediate_size=3 * size.hidden,
         num_hidden_layers=size.layers, num_attention_heads=size.hidden // size.head,
-        num_key_value_heads=size.hidden // size.head, max_position_embeddings=1024,
+        num_key_value_heads=size.hidden // size.head, max_position_embeddings=2048,
         tie_word_embeddings=True, eos_token_id=len(tokens) - 1,
     )  # fmt: skip
     Qwen2ForCausalLM(config).to(getattr(torch, size.dtype)).save_pretrained(base)
@@ -258,85 +250,36 @@ PLACES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RunRows:
-    """How long the rows of some runs were."""
-
-    prompts: LengthDistribution
-    answers: LengthDistribution
-
-
 def step_results(
     folder: Path, size: ModelSize, threads: int, *, quick: bool
 ) -> Iterator[SideResult]:
-    """A Step of each placement. Profiles and runs of all placements take turns; a profile's
-    prediction has rows as long as those of the runs before and after it.
-    """
+    """A Step of each placement, after profiles of the first."""
     base, data = make(folder, size)
-    places = PLACES[:1] if gpus() else PLACES
-    graphs = {at.name: graph(base, data, size, max_tokens=64, max_lag=at.max_lag) for at in places}
     common: dict[str, Any] = {"threads": threads, "progress": False}
-    options = {at.name: RunOptions(**common, **at.options) for at in places}
-    plans = {name: _plan(graphs[name], options[name]) for name in graphs}
-    request = ProfileRequest(quick=True, repeats=3, longest=1.0, steps=STEPS - WARM)
-    first = places[0].name
-
-    def ran(turn: int) -> dict[str, Path]:
-        how = {"steps": STEPS, "runs": folder / f"runs {size.name}"}
-        named = {
-            n: replace(options[n], **how, name=f"{n} {turn}".replace(" ", "-")) for n in graphs
-        }
-        return {name: run(graph, named[name]).folder for name, graph in graphs.items()}
-
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in graphs}
-    before = ran(0)
-    for turn in range(1, 2 if quick else ROUNDS + 1):
-        made = profiled(graphs[first], [plans[first]], options[first], request, lambda told: None)
-        after = ran(turn)
-        for name in graphs:
-            pair = before[name], after[name]
-            found[name].append((_measured(pair), _expected(plans[name], made.profile, pair)))
-            told = {node: round(taken, 4) for node, taken in node_seconds(after[name]).items()}
-            print(f"{size.name}, {name}: {found[name][-1]}; {told}", file=sys.stderr, flush=True)
-        before = after
-    for name, pairs in found.items():
-        where = f"Step of {name}, {size.name}"
-        taken, expected = (median(each) for each in zip(*pairs, strict=True))
-        yield _goal(f"{where}: seconds measured", 1e3 * taken, "ms")
-        yield _goal(f"{where}: predicted", 1e3 * expected, "ms")
-        yield _goal(f"{where}: error", 100.0 * abs(expected / taken - 1.0), "%", STEP_GOAL)
+    graphs = [
+        SteppedGraph(
+            name=at.name,
+            graph=graph(base, data, size, max_tokens=64, max_lag=at.max_lag),
+            options=RunOptions(**common, **at.options),
+        )
+        for at in (PLACES[:1] if gpus() else PLACES)
+    ]
+    rounds = 1 if quick else ROUNDS
+    of_all = in_turns(graphs, folder / f"runs {size.name}", rounds=rounds)
+    for name, of_steps in of_all.items():
+        yield from of_steps.results(f"Step of {name}, {size.name}", STEP_GOAL)
 
 
-def _measured(folders: Sequence[Path]) -> float:
-    """Median seconds of a Step of these runs, after the warm-up."""
-    return median(taken for folder in folders for taken in _in_pairs(_taken(folder)))
-
-
-def _expected(of: Plan, profile: Profile, folders: Sequence[Path]) -> float:
-    """The same as `simulate` says, with rows as long as those of these runs."""
-    found = predict(of, steps=STEPS, lengths=_rows(folders), profile=profile, spans=False)
-    return median(_in_pairs([s.end - s.start for s in found.steps if s.step > WARM]))
-
-
-def _in_pairs(taken: Sequence[float]) -> list[float]:
-    """Means of a Step and the next: with overlap a long Step and a short one often take turns, and
-    their median is one or the other.
-    """
-    return [mean(two) for two in pairwise(taken)]
-
-
-def _taken(folder: Path) -> list[float]:
-    """Seconds of each Step after the warm-up."""
-    lines = map(loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [row["time/step"] for row in lines if row["step"] > WARM and "time/step" in row]
-
-
-def _rows(folders: Sequence[Path]) -> RunRows:
-    """A character is a token of the tokenizer that `make` saves."""
-    tables = [pq.read_table(p) for f in folders for p in (f / "samples").glob("step_*.parquet")]
-    prompts = [len(text) for table in tables for text in table["prompt"].to_pylist()]
-    answers = [length for table in tables for length in table["length"].to_pylist()]
-    return RunRows(of_lengths(np.array(prompts)), of_lengths(np.array(answers)))
+def _cases(
+    folder: Path, cases: Sequence[str] | None, threads: int, *, quick: bool
+) -> Iterator[SideResult]:
+    known = [case.name for case in CASES]
+    names = known[: 3 if quick else len(known)] if cases is None else cases
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        sys.exit(f"--cases: expected some of {', '.join(known)}, found {unknown[0]!r}")
+    files = case_files(folder, make(folder, MODELS[0])[0], make(folder, MODELS[1])[0])
+    yield from case_results(folder, files, names, threads, quick=quick)
 
 
 def _rates(cores: int) -> Iterator[Any]:
@@ -355,6 +298,7 @@ def main(
     threads: int = 1,
     nodes: tuple[int, ...] | None = None,
     steps: tuple[int, ...] | None = None,
+    cases: tuple[str, ...] | None = None,
 ) -> None:
     """Print predicted beside measured.
 
@@ -364,6 +308,7 @@ def main(
         threads: Of each kernel.
         nodes: Models whose nodes are measured, by place; by default all three.
         steps: Models whose Steps are; by default the two smaller ones.
+        cases: Names of cases; by default all, or with quick the first three.
     """
     where, models = machine(), ON_GPU if gpus() else MODELS
     sizes = models[: 2 if quick else 3] if nodes is None else [models[at] for at in nodes]
@@ -372,6 +317,8 @@ def main(
         results = list(node_results(Path(made), sizes, threads, quick=quick))
         for size in stepped:
             results += step_results(Path(made), size, threads, quick=quick)
+        if not gpus():
+            results += _cases(Path(made), cases, threads, quick=quick)
     show("predicted against measured", results, where)
     if json is not None:
         write_json(json, results, where)

@@ -92,6 +92,8 @@ class DeviceColumns:
         found: Sequence[Sequence[pa.RecordBatch]],
     ) -> list[dict[str, Tensor]]:
         """The device columns of each gather. asked, found: of each block. Raises PeerLost."""
+        if not self._declared:
+            return [{} for _ in gathers]
         rooms: dict[str, list[Room]] = {}
         each = zip(gathers, asked, found, strict=True)
         columns = [self._read_own(g.producer, a, f, rooms) for g, a, f in each]
