@@ -86,6 +86,9 @@ class Alone:
     def metric(self, name: str, value: float, count: float = 1.0) -> None:
         """Nobody reads it."""
 
+    def cpu(self, seconds: float) -> None:
+        """Nobody reads it."""
+
     def tombstone(self, key: Any, error: str, *, failed: bool = True) -> None:
         """No row may fail here."""
         raise RuntimeError(error)

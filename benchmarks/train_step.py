@@ -51,6 +51,9 @@ class OneProcess:
     def metric(self, name: str, value: float, count: float = 1.0) -> None:
         """Do nothing: `step` returns a Step's metrics."""
 
+    def cpu(self, seconds: float) -> None:
+        """Nobody reads it."""
+
     def tombstone(self, key: tuple[int, int, int], error: str, *, failed: bool = True) -> None:
         """No row of this benchmark fails."""
         raise ValueError(f"row {key}: {error}")

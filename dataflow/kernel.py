@@ -214,6 +214,12 @@ class Session(Protocol):
         """Add to a metric of the current Step; shown is sum(value * count) / sum(count)."""
         ...
 
+    def cpu(self, seconds: float) -> None:
+        """Count what other processes computed for this node's rows; the engine counts what its own
+        thread does.
+        """
+        ...
+
     def tombstone(self, key: tuple[int, int, int], error: str, *, failed: bool = True) -> None:
         """Report that this row failed for good; the engine applies the policy (drop the group, stop
         the run). failed=False: the node's own policy drops it (an overlong prompt), which does not

@@ -121,12 +121,18 @@ def _functions(folder: Path) -> dict[str, RowCost]:
     functions = [
         node
         for node in plan["nodes"]
-        if not node["models"] and node["work"] not in ("source", "train")
+        if _is_function(node)
     ]
     made = {n["name"]: max(1, batches.get(n["source"], 1) * n["rows"]) for n in functions}
     steps = len(seconds_by_step(folder).get(0, []))
     costs = row_costs(folder, after=_WARM if steps > _WARM else 0, made=made)
     return {name: cost for name, cost in costs.items() if name in made}
+
+
+def _is_function(node: Mapping[str, Any]) -> bool:
+    """Whether a node of a plan's file computes with no Model, if it reads one's tokenizer."""
+    tokenizers = [use.get("param") == "tokenizer" for use in node["models"]]
+    return all(tokenizers) and node["work"] not in ("source", "train")
 
 
 def _plan(path: Path) -> dict[str, Any]:

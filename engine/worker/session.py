@@ -58,6 +58,7 @@ class NodeSession:
         self._memory = memory or (lambda nbytes: np.empty(nbytes, np.uint8))
         self._reports: list[Report] = []
         self._tombstones: list[Tombstone] = []
+        self._cpu = 0.0
 
     def row_seeds(self, keys: Keys) -> np.ndarray:
         """uint64 [rows], keyed by seed, node and row."""
@@ -66,6 +67,10 @@ class NodeSession:
     def metric(self, name: str, value: float, count: float = 1.0) -> None:
         """Kept until the Worker reports."""
         self._reports.append((name, float(value), float(count)))
+
+    def cpu(self, seconds: float) -> None:
+        """Kept until the Worker asks."""
+        self._cpu += seconds
 
     def tombstone(self, key: tuple[int, int, int], error: str, *, failed: bool = True) -> None:
         """Kept until the Worker reports."""
@@ -91,6 +96,11 @@ class NodeSession:
         """Metrics since the last call."""
         found, self._reports = self._reports, []
         return found
+
+    def cpu_seconds(self) -> float:
+        """What other processes computed since the last call."""
+        seconds, self._cpu = self._cpu, 0.0
+        return seconds
 
     def tombstones(self) -> list[Tombstone]:
         """Rows given up since the last call."""

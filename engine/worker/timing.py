@@ -35,33 +35,50 @@ class Timing:
         self._reports: list[Report] = []
 
     def during(
-        self, node: str, name: str, what: str = "", *, task: int = -1, counted: bool = True
+        self,
+        node: str,
+        name: str,
+        what: str = "",
+        *,
+        task: int = -1,
+        counted: bool = True,
+        cpu: Callable[[], float] | None = None,
     ) -> During:
         """A context in which the node computes. name: of its span. what: the same with its
         particulars, where it has some. task: what it was told. counted: its time is part of
-        time/<node>.
+        time/<node>. cpu: what other processes computed for it since the last call; with it, that
+        and what this thread computed are part of cpu/<node>.
         """
-        return During(self, node, name, what, task, counted)
+        return During(self, node, name, what, task, counted, cpu)
 
     def reports(self) -> list[Report]:
         """Times since the last call."""
         found, self._reports = self._reports, []
         return found
 
-    def note(self, node: str, seconds: float) -> None:
-        """Report time that counts."""
+    def note(self, node: str, seconds: float, cpu: float | None) -> None:
+        """Report time that counts, and how much of it was computing, where that is known."""
         self._reports.append((f"time/{node}", seconds, 1.0))
+        if cpu is not None:
+            self._reports.append((f"cpu/{node}", cpu, 1.0))
 
 
 class During:
     """A context that notes what a Worker does and how long; its errors name the node."""
 
     def __init__(
-        self, timing: Timing, node: str, name: str, what: str, task: int, counted: bool
+        self,
+        timing: Timing,
+        node: str,
+        name: str,
+        what: str,
+        task: int,
+        counted: bool,
+        cpu: Callable[[], float] | None,
     ) -> None:
         self._timing, self._node, self._name, self._what = timing, node, name, what or name
-        self._task, self._counted = task, counted
-        self._start = self._end = 0.0
+        self._task, self._counted, self._cpu = task, counted, cpu
+        self._start = self._end = self._computed = 0.0
         self._makes = False
 
     def making(self) -> During:
@@ -97,6 +114,7 @@ class During:
         worker, what = self._timing.worker, self._what
         self._timing.doing = Doing(worker=worker, node=self._node, what=what, since=self._start)
         show(f"{worker} is in {self._placed()} ({what})")
+        self._computed = time.thread_time()
         if self._counted:
             DEVICE_MEMORY.begin()
 
@@ -107,7 +125,7 @@ class During:
         show(f"{self._timing.worker} is between two kernels")
         what, self._end = self._what, time.monotonic()
         if self._counted:
-            self._timing.note(self._node, self._end - self._start)
+            self._timing.note(self._node, self._end - self._start, self._cpu_seconds())
             self._peaked()
         if error is not None or not self._makes:
             self.made(None)
@@ -124,6 +142,11 @@ class During:
             told = "".join(traceback.format_exception(error)).rstrip()
             why = f"raised {type(error).__name__}: {error}. Fix: see the traceback.\n{told}"
             raise KernelError(f"{self._placed()}: {what}: {why}") from error
+
+    def _cpu_seconds(self) -> float | None:
+        if self._cpu is None:
+            return None
+        return time.thread_time() - self._computed + self._cpu()
 
     def _peaked(self) -> None:
         peak = DEVICE_MEMORY.since()

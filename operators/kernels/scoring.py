@@ -130,7 +130,9 @@ class HostReward:
 
     def _call(self, calls: Mapping[int, pa.RecordBatch]) -> dict[int, ScoringOutcome]:
         assert self._scorers is not None, "run before open"
-        return self._scorers.score(calls)
+        outcomes = self._scorers.score(calls)
+        self._session.cpu(sum(outcome.cpu for outcome in outcomes.values()))
+        return outcomes
 
     def _narrow(
         self,

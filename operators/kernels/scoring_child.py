@@ -14,6 +14,7 @@ import inspect
 import io
 import itertools
 import os
+import resource
 import signal
 import socket
 import sys
@@ -357,11 +358,18 @@ def main(descriptor: int) -> None:
 
 def _serve(wire: CallSocket, scorer: Scorer) -> None:
     while (frame := wire.receive()) is not None:
+        begun = _cpu_seconds()
         outcome = scorer.score(pa.ipc.open_stream(frame).read_next_batch())
         if os.getpid() != wire.pid:
             _end_fork(wire, outcome)
-        wire.reply(outcome)
+        wire.reply(msgspec.structs.replace(outcome, cpu=max(0.0, _cpu_seconds() - begun)))
     scorer.close()
+
+
+def _cpu_seconds() -> float:
+    """Of this process, and of the processes that it started and that have ended."""
+    times = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(used.ru_utime + used.ru_stime for used in times)
 
 
 def _end_fork(wire: CallSocket, outcome: ScoringOutcome) -> None:

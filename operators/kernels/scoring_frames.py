@@ -42,12 +42,14 @@ class ScoringFault(msgspec.Struct, frozen=True, kw_only=True):
 
 class ScoringOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one call: values (None: does not apply) and metrics, or a fault. The values of
-    steps are those of each row's, one row after another.
+    steps are those of each row's, one row after another. cpu: seconds of processors that the
+    function's process took, and those that ended in it.
     """
 
     values: list[float | None] = []
     metrics: list[tuple[str, float]] = []
     fault: ScoringFault | None = None
+    cpu: float = 0.0
 
 
 class Garbled(Exception):
@@ -116,6 +118,8 @@ def judged_answer(payload: bytes, due: int) -> ScoringOutcome:
     for name, value in outcome.metrics:
         if problem := metric_problem(name, value):
             raise Garbled(f"an answer came with a metric that {problem}")
+    if not 0.0 <= outcome.cpu < math.inf:
+        raise Garbled(f"an answer came with {outcome.cpu!r} CPU seconds")
     return outcome
 
 

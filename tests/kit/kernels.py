@@ -29,6 +29,7 @@ class FakeSession:
     ) -> None:
         self.seed, self.rank, self.world, self.group, self._node = seed, rank, world, group, node
         self.metrics: dict[str, list[tuple[float, float]]] = {}
+        self.cpu_seconds: list[float] = []
         self.modules: dict[Any, Any] = {}
         self.tombstones: list[tuple[tuple[int, int, int], str]] = []
 
@@ -39,6 +40,10 @@ class FakeSession:
     def metric(self, name: str, value: float, count: float = 1.0) -> None:
         """Remember it."""
         self.metrics.setdefault(name, []).append((value, count))
+
+    def cpu(self, seconds: float) -> None:
+        """Remember it."""
+        self.cpu_seconds.append(seconds)
 
     def tombstone(self, key: tuple[int, int, int], error: str, *, failed: bool = True) -> None:
         """Remember it."""

@@ -84,3 +84,15 @@ def test_what_the_process_had_before_its_kernels_is_told_once() -> None:
     most = values(memory_reports("w"))["flow/peak/w"]
     assert 1 << 20 < nbytes <= most * 1.05, "the kernel counts both roughly"
     assert counts.reports() == []
+
+
+def test_a_function_counts_what_it_and_its_processes_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    timing, elsewhere = Timing("w"), iter([0.25])
+    clock = iter([1.0, 1.5])
+    monkeypatch.setattr("engine.worker.timing.time.thread_time", lambda: next(clock))
+    with timing.during("score", "score", cpu=lambda: next(elsewhere)):
+        pass
+    counted = {name: seconds for name, seconds, _ in timing.reports()}
+    assert counted["cpu/score"] == 0.75
