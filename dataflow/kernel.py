@@ -31,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataflow.batch import Batch, Keys, Ragged
+from dataflow.processor_time import ProcessorTime
 
 T = TypeVar("T")
 
@@ -214,7 +215,7 @@ class Session(Protocol):
         """Add to a metric of the current Step; shown is sum(value * count) / sum(count)."""
         ...
 
-    def cpu(self, seconds: float) -> None:
+    def computed(self, elsewhere: ProcessorTime) -> None:
         """Count what other processes computed for this node's rows; the engine counts what its own
         thread does.
         """

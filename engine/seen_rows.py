@@ -118,11 +118,7 @@ def _functions(folder: Path) -> dict[str, RowCost]:
     """Of the nodes that compute with no Model: means over the Steps after the first."""
     plan = _plan(folder / "plan.json")
     batches = {source["name"]: source["batch"] for source in plan["sources"]}
-    functions = [
-        node
-        for node in plan["nodes"]
-        if _is_function(node)
-    ]
+    functions = [node for node in plan["nodes"] if _is_function(node)]
     made = {n["name"]: max(1, batches.get(n["source"], 1) * n["rows"]) for n in functions}
     steps = len(seconds_by_step(folder).get(0, []))
     costs = row_costs(folder, after=_WARM if steps > _WARM else 0, made=made)

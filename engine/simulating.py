@@ -55,12 +55,14 @@ Make = Callable[[Mapping[str, str]], Graph]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedRows:
     """What is simulated, whatever the plan. lengths: of answers, and of prompts. seconds: a row of
-    nodes that are users' functions. profile: a file of `dataflow profile`.
+    nodes that are users' functions; cpu: the share of these in which they compute. profile: a file
+    of `dataflow profile`.
     """
 
     lengths: SeenRows = field(default_factory=SeenRows)
     steps: int = STEPS
     seconds: Mapping[str, float] = field(default_factory=dict)
+    cpu: Mapping[str, float] = field(default_factory=dict)
     profile: Path | None = None
 
 
@@ -134,6 +136,7 @@ def _simulated(plan: Plan, rows: SimulatedRows, *, spans: bool) -> Prediction:
         seed=plan.seed,
         profile=profile,
         seconds=rows.seconds,
+        cpu=rows.cpu,
         spans=spans,
     )
 

@@ -99,7 +99,9 @@ class ProfiledNode:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """Measured on one machine with one installation. functions: seconds a row of users' functions
-    and column operators, by node. message: seconds from what a Worker says until what follows.
+    and column operators, by node, each with a core of its own. cpu: the share of these seconds in
+    which one computes; in the others it waits, for a judge over HTTP say. message: seconds from
+    what a Worker says until what follows.
     """
 
     machine: Fingerprint
@@ -107,6 +109,7 @@ class Profile:
     device: Device
     nodes: tuple[ProfiledNode, ...] = ()
     functions: Mapping[str, float] = field(default_factory=dict)
+    cpu: Mapping[str, float] = field(default_factory=dict)
     message: float = MESSAGE
     format: int = FORMAT
 
@@ -216,6 +219,9 @@ def _impossible(profile: Profile) -> Iterator[str]:
         yield f"expected seconds of a message of 0 or more, found {profile.message:g}"
     if min(profile.functions.values(), default=0.0) < 0:
         yield "expected seconds of functions of 0 or more"
+    for name, share in profile.cpu.items():
+        if not 0.0 <= share <= 1.0:
+            yield f"{name}: expected a share of CPU from 0 to 1, found {share:g}"
 
 
 def _refused(path: Path, problem: str) -> PlanError:

@@ -46,8 +46,9 @@ def node_seconds(folder: Path) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowCost:
-    """Of one row of a node. cpu: the share of its seconds in which it computed, and did not wait
-    for something outside; None where the run did not measure it.
+    """Of one row of a node, with as many cores as it can use. cpu: the share of its seconds in
+    which it computed, and did not wait for something outside; None where the run did not measure
+    it.
     """
 
     seconds: float
@@ -61,11 +62,14 @@ def row_costs(folder: Path, *, after: int, made: Mapping[str, float]) -> dict[st
     """
     steps = seconds_by_step(folder).get(0, [])[after:]
     cpu = _means(seconds_by_step(folder, "cpu/").get(0, [])[after:])
+    queued = _means(seconds_by_step(folder, "queue/").get(0, [])[after:])
     rows = _rows_of_a_step(folder, after) or made
     costs: dict[str, RowCost] = {}
-    for name, seconds in _means(steps).items():
+    for name, taken in _means(steps).items():
+        computed = min(cpu.get(name, 0.0), taken)
+        seconds = max(computed, taken - queued.get(name, 0.0))
         if rows.get(name):
-            share = min(1.0, cpu[name] / seconds) if name in cpu and seconds else None
+            share = computed / seconds if name in cpu and seconds else None
             costs[name] = RowCost(seconds=seconds / rows[name], cpu=share)
     return costs
 

@@ -249,6 +249,10 @@ class PlanCosts:
             return None
         return transfers.columns(self._bytes_of_a_row[node] * rows).seconds
 
+    def computing(self, node: str) -> float:
+        """The share of a function's seconds in which it computes; all where nobody measured it."""
+        return 1.0 if self._profile is None else self._profile.cpu.get(node, 1.0)
+
     def measured_function(self, node: str) -> bool:
         """Whether a profile has a node's function."""
         return self._profile is not None and node in self._profile.functions

@@ -34,10 +34,10 @@ _QUIET: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShortRun:
-    """Of one graph. seconds: a row that a node makes or trains, by node. cpu: the share of these in
-    which a function computed. message: from what a Worker says until what follows; not measured
-    where nodes work at the same time. steps: how many counted. rows: how long they were; None where
-    the run has no samples to say so.
+    """Of one graph. seconds: a row that a node makes or trains, by node, without those in which a
+    function waited for a core. cpu: the share of these in which it computed. message: from what a
+    Worker says until what follows; not measured where nodes work at the same time. steps: how many
+    counted. rows: how long they were; None where the run has no samples to say so.
     """
 
     seconds: Mapping[str, float] = field(default_factory=dict)

@@ -6,7 +6,7 @@ whether it fails or is kept (behaviour.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -61,12 +61,40 @@ class ChunkRuns:
             for key in keys.take(batch[failed[batch]]).rows():
                 worker.say(Tombstoned(id=chunk.id, node=name, key=key, error="simulated"))
 
-        for batch in world.kernels.batches(ends):
-            worker.after(max(ends[batch].tolist(), default=0.0), partial(produce, batch))
+        batches = list(world.kernels.batches(ends))
         seconds = max(ends.tolist(), default=0.0)
-        worker.after(seconds, end)
+        if world.kernels.computing(node):
+
+            def made() -> None:
+                for batch in batches:
+                    produce(batch)
+                end()
+
+            world.cores.run(worker, node, seconds, made)
+        else:
+            self._run_kernel(node, batches, ends, produce, end)
         tokens = 0 if lengths is None else int(lengths.prompts.sum() + lengths.answers.sum())
         return seconds, len(keys), tokens
+
+    def _run_kernel(
+        self,
+        node: PlannedNode,
+        batches: Sequence[np.ndarray],
+        ends: np.ndarray,
+        produce: Callable[[np.ndarray], None],
+        end: Callable[[], None],
+    ) -> None:
+        """Hand each batch over when its last row has ended, and keep cores busy until then."""
+
+        def ended() -> None:
+            self._world.cores.end(self._worker.name)
+            end()
+
+        self._world.cores.begin(self._worker.name, node)
+        for batch in batches:
+            last = max(ends[batch].tolist(), default=0.0)
+            self._worker.after(last, partial(produce, batch))
+        self._worker.after(max(ends.tolist(), default=0.0), ended)
 
     def note_read(self, chunk: RunChunk, begun: float) -> None:
         """Note which versions a chunk that ends now has read."""

@@ -37,6 +37,20 @@ class KernelTimes(Protocol):
         """Of the rows of a chunk."""
         ...
 
+    def threads(self, node: PlannedNode) -> int:
+        """Cores of its host that one rank of a node's kernel keeps busy; 0 where none counts."""
+        ...
+
+    def computing(self, node: PlannedNode) -> float:
+        """The share of a function's seconds in which it keeps a core busy, 0 to 1; in the others it
+        waits for something else. 0 where no core counts.
+        """
+        ...
+
+    def cores(self, worker: str) -> int:
+        """Of a Worker's host."""
+        ...
+
     def batches(self, ends: np.ndarray) -> Iterator[np.ndarray]:
         """In which batches rows are handed over that end then: their numbers, in order."""
         ...
@@ -104,6 +118,18 @@ class RandomTimes:
             ends[row] = starts[row] + durations.of_row(node.name, self._draw)
             heapq.heappush(free, float(ends[row]))
         return starts, ends
+
+    def threads(self, node: PlannedNode) -> int:
+        """No core counts."""
+        return 0
+
+    def computing(self, node: PlannedNode) -> float:
+        """No core counts."""
+        return 0.0
+
+    def cores(self, worker: str) -> int:
+        """Nobody asks."""
+        return 1
 
     def batches(self, ends: np.ndarray) -> Iterator[np.ndarray]:
         """The rows in the order in which they end, cut at random; at times after an empty batch."""

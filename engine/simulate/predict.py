@@ -53,15 +53,17 @@ def predict(
     seed: int = 0,
     profile: Profile | None = None,
     seconds: Mapping[str, float] | None = None,
+    cpu: Mapping[str, float] | None = None,
     spans: bool = True,
 ) -> Prediction:
     """Simulate so many Steps of a plan. lengths: of rows, in tokens; None: the greatest. seed: of
-    their draws. seconds: a row of nodes that are functions. spans: keep who did what when. Raises
+    their draws. seconds: a row of nodes that are functions; cpu: the share of these in which they
+    compute; before those of the profile. spans: keep who did what when. Raises
     PlanError for a node whose time nobody knows, and for a row that a cache cannot hold.
     """
     costs = plan_costs(plan, profile)
     drawn = DrawnLengths(plan, lengths or Greatest(), seed)
-    times = PricedTimes(plan, costs, drawn, lambda: world.outbox, seconds or {})
+    times = PricedTimes(plan, costs, drawn, lambda: world.outbox, seconds or {}, cpu or {})
     world = SimulatedWorkers(
         plan,
         _NoNotes(),

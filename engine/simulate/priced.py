@@ -13,7 +13,6 @@ takes equal time.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -32,8 +31,6 @@ from engine.simulate.kernel_times import Rows, Times
 from engine.simulate.lengths import DrawnLengths
 from engine.simulate.outbox import SimulatedOutboxes
 
-SHARES = 2.0
-"""How much longer a function takes that has half of a core."""
 _KEPT = 1 << 14
 """Chunks whose times are remembered at most: equal rows have equal times."""
 
@@ -48,8 +45,9 @@ class Trained:
 
 
 class PricedTimes:
-    """See KernelTimes. seconds: a row of nodes that are functions, before those of a profile.
-    Raises PlanError for a node whose time nobody knows.
+    """See KernelTimes. seconds, cpu: of nodes that are functions, a row's seconds and the share of
+    these in which they compute, before those of a profile. Raises PlanError for a node whose time
+    nobody knows.
     """
 
     def __init__(
@@ -59,17 +57,17 @@ class PricedTimes:
         drawn: DrawnLengths,
         outbox: Callable[[], SimulatedOutboxes],
         seconds: Mapping[str, float],
+        cpu: Mapping[str, float],
     ) -> None:
         assert plan.program is not None
         self._plan, self._costs, self._drawn, self._outbox = plan, costs, drawn, outbox
         self._nodes = {n.name: n for n in plan.nodes}
-        self._seconds = seconds
+        self._seconds, self._cpu = seconds, cpu
         _require_known(plan, costs, seconds)
         self._ways = _Ways(plan, costs)
         self._beside = {
             n.name: costs.beside(n.name) if _crowded(plan, n) else 1.0 for n in plan.nodes
         }
-        self._squeezed = {n.name for n in plan.nodes if squeezed(plan, costs, n)}
         self._models = {model.name: model for model in plan.models}
         self._makes_prompts = {
             n.name for n in plan.program.nodes if any(issubclass(s, TokenPrompt) for s in n.schemas)
@@ -132,10 +130,23 @@ class PricedTimes:
 
     def _function(self, node: PlannedNode, rows: int) -> float:
         if node.name in self._seconds:
-            seconds = self._seconds[node.name] * rows
-        else:
-            seconds = self._costs.function(node.name, rows) or 0.0
-        return seconds * (SHARES if node.name in self._squeezed else 1.0)
+            return self._seconds[node.name] * rows
+        return self._costs.function(node.name, rows) or 0.0
+
+    def threads(self, node: PlannedNode) -> int:
+        """Of a kernel on a CPU."""
+        on_cpu = node.workers[0] not in self._plan.devices
+        return node.layout.threads if on_cpu and node.traits.computes else 0
+
+    def computing(self, node: PlannedNode) -> float:
+        """As was said or measured; a function of which nobody knows keeps a core busy."""
+        if node.traits.computes:
+            return 0.0
+        return self._cpu.get(node.name, self._costs.computing(node.name))
+
+    def cores(self, worker: str) -> int:
+        """Of the plan's cluster."""
+        return self._costs.cores(worker)
 
     def batches(self, ends: np.ndarray) -> Iterator[np.ndarray]:
         """Rows that end at the same time."""
@@ -350,19 +361,6 @@ def _crowded(plan: Plan, node: PlannedNode) -> bool:
         return True
     others = {w for n in plan.nodes if n.traits.computes for w in n.workers}
     return _runs_ahead(plan) and others != set(node.workers)
-
-
-def squeezed(plan: Plan, costs: PlanCosts, node: PlannedNode) -> bool:
-    """Whether Workers that compute keep all cores of a function's host busy while it runs."""
-    if node.traits.computes or not _runs_ahead(plan):
-        return False
-    host = plan.host_of(node.workers[0])
-    threads: Counter[str] = Counter()  # of the node of a Worker that has most
-    for n in (n for n in plan.nodes if n.traits.computes):
-        here = (w for w in n.workers if w not in plan.devices and plan.host_of(w) == host)
-        threads |= Counter(dict.fromkeys(here, n.layout.threads))
-    own = set(threads) <= set(node.workers)
-    return not own and threads.total() >= costs.cores(node.workers[0])
 
 
 def _runs_ahead(plan: Plan) -> bool:

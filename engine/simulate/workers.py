@@ -25,12 +25,14 @@ from engine.plan.plan import Plan
 from engine.run.workers import Ask, WorkerGone
 from engine.simulate.behaviour import Outcomes
 from engine.simulate.clock import VirtualClock
+from engine.simulate.cores import SimulatedCores
 from engine.simulate.faults import Blow, Fate, FaultModel
+from engine.simulate.file_requests import FileRequest
 from engine.simulate.groups import Devices, SimulatedRanks
 from engine.simulate.history import Notes
 from engine.simulate.kernel_times import KernelTimes, Rows
 from engine.simulate.outbox import SimulatedOutboxes
-from engine.simulate.simulated_worker import FileRequest, SimulatedWorker
+from engine.simulate.simulated_worker import SimulatedWorker
 from engine.simulate.spans import NOBODY, SpanLog
 from engine.simulate.store import SavedRows
 
@@ -73,6 +75,7 @@ class SimulatedWorkers:
         self.outcomes = outcomes
         self.disk = disk or {}
         self.clock = VirtualClock()
+        self.cores = SimulatedCores(plan, self.clock, kernels)
         self.log = SpanLog(self.clock) if log else None
         self.outbox = SimulatedOutboxes()
         self.groups = SimulatedRanks(plan)

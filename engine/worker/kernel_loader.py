@@ -121,8 +121,9 @@ class OpenKernels:
         planned = self.nodes.get(node)
         counted = planned is None or self.rank(node) == 0
         is_function = planned is not None and _is_function(planned)
-        cpu = self.sessions[node].cpu_seconds if is_function else None
-        return self._timing.during(node, name, what, task=task, counted=counted, cpu=cpu)
+        elsewhere = self.sessions[node].elsewhere if is_function else None
+        how = {"task": task, "counted": counted}
+        return self._timing.during(node, name, what, **how, elsewhere=elsewhere)
 
     def sleep(self) -> None:
         """Let every kernel that can give its devices back do so."""

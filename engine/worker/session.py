@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from dataflow.batch import Keys
 from dataflow.errors import KernelError
+from dataflow.processor_time import ProcessorTime
 from dataflow.randomness import row_seeds
 from engine.observe.reports import Report
 
@@ -58,7 +59,7 @@ class NodeSession:
         self._memory = memory or (lambda nbytes: np.empty(nbytes, np.uint8))
         self._reports: list[Report] = []
         self._tombstones: list[Tombstone] = []
-        self._cpu = 0.0
+        self._elsewhere = ProcessorTime()
 
     def row_seeds(self, keys: Keys) -> np.ndarray:
         """uint64 [rows], keyed by seed, node and row."""
@@ -68,9 +69,9 @@ class NodeSession:
         """Kept until the Worker reports."""
         self._reports.append((name, float(value), float(count)))
 
-    def cpu(self, seconds: float) -> None:
+    def computed(self, elsewhere: ProcessorTime) -> None:
         """Kept until the Worker asks."""
-        self._cpu += seconds
+        self._elsewhere += elsewhere
 
     def tombstone(self, key: tuple[int, int, int], error: str, *, failed: bool = True) -> None:
         """Kept until the Worker reports."""
@@ -97,10 +98,10 @@ class NodeSession:
         found, self._reports = self._reports, []
         return found
 
-    def cpu_seconds(self) -> float:
+    def elsewhere(self) -> ProcessorTime:
         """What other processes computed since the last call."""
-        seconds, self._cpu = self._cpu, 0.0
-        return seconds
+        found, self._elsewhere = self._elsewhere, ProcessorTime()
+        return found
 
     def tombstones(self) -> list[Tombstone]:
         """Rows given up since the last call."""

@@ -11,8 +11,10 @@ import time
 import traceback
 from collections.abc import Callable
 
+from dataflow import processor_time
 from dataflow.activity import show
 from dataflow.errors import CheckpointError, DataError, DataflowError, KernelError, Origin
+from dataflow.processor_time import ProcessorTime
 from engine.coordinator.refs import Ref
 from engine.observe.reports import Doing, Report, SpanOf
 from engine.worker.counted import DEVICE_MEMORY
@@ -42,25 +44,27 @@ class Timing:
         *,
         task: int = -1,
         counted: bool = True,
-        cpu: Callable[[], float] | None = None,
+        elsewhere: Callable[[], ProcessorTime] | None = None,
     ) -> During:
         """A context in which the node computes. name: of its span. what: the same with its
         particulars, where it has some. task: what it was told. counted: its time is part of
-        time/<node>. cpu: what other processes computed for it since the last call; with it, that
-        and what this thread computed are part of cpu/<node>.
+        time/<node>. elsewhere: what other processes computed for it since the last call; with it,
+        that and what this thread computed are part of cpu/<node>, and what either waited for a core
+        of queue/<node>.
         """
-        return During(self, node, name, what, task, counted, cpu)
+        return During(self, node, name, what, task, counted, elsewhere)
 
     def reports(self) -> list[Report]:
         """Times since the last call."""
         found, self._reports = self._reports, []
         return found
 
-    def note(self, node: str, seconds: float, cpu: float | None) -> None:
+    def note(self, node: str, seconds: float, took: ProcessorTime | None) -> None:
         """Report time that counts, and how much of it was computing, where that is known."""
         self._reports.append((f"time/{node}", seconds, 1.0))
-        if cpu is not None:
-            self._reports.append((f"cpu/{node}", cpu, 1.0))
+        if took is not None:
+            self._reports.append((f"cpu/{node}", took.computed, 1.0))
+            self._reports.append((f"queue/{node}", took.queued, 1.0))
 
 
 class During:
@@ -74,11 +78,12 @@ class During:
         what: str,
         task: int,
         counted: bool,
-        cpu: Callable[[], float] | None,
+        elsewhere: Callable[[], ProcessorTime] | None,
     ) -> None:
         self._timing, self._node, self._name, self._what = timing, node, name, what or name
-        self._task, self._counted, self._cpu = task, counted, cpu
-        self._start = self._end = self._computed = 0.0
+        self._task, self._counted, self._elsewhere = task, counted, elsewhere
+        self._start = self._end = 0.0
+        self._before = ProcessorTime()
         self._makes = False
 
     def making(self) -> During:
@@ -114,7 +119,8 @@ class During:
         worker, what = self._timing.worker, self._what
         self._timing.doing = Doing(worker=worker, node=self._node, what=what, since=self._start)
         show(f"{worker} is in {self._placed()} ({what})")
-        self._computed = time.thread_time()
+        if self._elsewhere is not None:
+            self._before = processor_time.of_thread()
         if self._counted:
             DEVICE_MEMORY.begin()
 
@@ -125,7 +131,7 @@ class During:
         show(f"{self._timing.worker} is between two kernels")
         what, self._end = self._what, time.monotonic()
         if self._counted:
-            self._timing.note(self._node, self._end - self._start, self._cpu_seconds())
+            self._timing.note(self._node, self._end - self._start, self._took())
             self._peaked()
         if error is not None or not self._makes:
             self.made(None)
@@ -143,10 +149,10 @@ class During:
             why = f"raised {type(error).__name__}: {error}. Fix: see the traceback.\n{told}"
             raise KernelError(f"{self._placed()}: {what}: {why}") from error
 
-    def _cpu_seconds(self) -> float | None:
-        if self._cpu is None:
+    def _took(self) -> ProcessorTime | None:
+        if self._elsewhere is None:
             return None
-        return time.thread_time() - self._computed + self._cpu()
+        return processor_time.of_thread().since(self._before) + self._elsewhere()
 
     def _peaked(self) -> None:
         peak = DEVICE_MEMORY.since()

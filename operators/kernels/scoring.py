@@ -131,7 +131,8 @@ class HostReward:
     def _call(self, calls: Mapping[int, pa.RecordBatch]) -> dict[int, ScoringOutcome]:
         assert self._scorers is not None, "run before open"
         outcomes = self._scorers.score(calls)
-        self._session.cpu(sum(outcome.cpu for outcome in outcomes.values()))
+        for outcome in outcomes.values():
+            self._session.computed(outcome.processors)
         return outcomes
 
     def _narrow(

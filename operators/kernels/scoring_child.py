@@ -14,7 +14,6 @@ import inspect
 import io
 import itertools
 import os
-import resource
 import signal
 import socket
 import sys
@@ -29,6 +28,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from dataflow import processor_time
 from dataflow.pandas_later import keep_pandas_out
 from dataflow.prompt_types import with_json_values
 from dataflow.shown import printable
@@ -358,18 +358,13 @@ def main(descriptor: int) -> None:
 
 def _serve(wire: CallSocket, scorer: Scorer) -> None:
     while (frame := wire.receive()) is not None:
-        begun = _cpu_seconds()
+        begun = processor_time.of_process()
         outcome = scorer.score(pa.ipc.open_stream(frame).read_next_batch())
         if os.getpid() != wire.pid:
             _end_fork(wire, outcome)
-        wire.reply(msgspec.structs.replace(outcome, cpu=max(0.0, _cpu_seconds() - begun)))
+        took = processor_time.of_process().since(begun)
+        wire.reply(msgspec.structs.replace(outcome, processors=took))
     scorer.close()
-
-
-def _cpu_seconds() -> float:
-    """Of this process, and of the processes that it started and that have ended."""
-    times = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(used.ru_utime + used.ru_stime for used in times)
 
 
 def _end_fork(wire: CallSocket, outcome: ScoringOutcome) -> None:

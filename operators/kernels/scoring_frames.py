@@ -16,6 +16,7 @@ from typing import Literal
 import msgspec
 
 from dataflow.metric_names import is_part, repaired_part
+from dataflow.processor_time import ProcessorTime
 from dataflow.shown import printable
 
 MARK = b"dfr\x01"
@@ -42,14 +43,14 @@ class ScoringFault(msgspec.Struct, frozen=True, kw_only=True):
 
 class ScoringOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one call: values (None: does not apply) and metrics, or a fault. The values of
-    steps are those of each row's, one row after another. cpu: seconds of processors that the
-    function's process took, and those that ended in it.
+    steps are those of each row's, one row after another. processors: of the function's
+    process, and of those that ended in it.
     """
 
     values: list[float | None] = []
     metrics: list[tuple[str, float]] = []
     fault: ScoringFault | None = None
-    cpu: float = 0.0
+    processors: ProcessorTime = ProcessorTime()
 
 
 class Garbled(Exception):
@@ -118,8 +119,9 @@ def judged_answer(payload: bytes, due: int) -> ScoringOutcome:
     for name, value in outcome.metrics:
         if problem := metric_problem(name, value):
             raise Garbled(f"an answer came with a metric that {problem}")
-    if not 0.0 <= outcome.cpu < math.inf:
-        raise Garbled(f"an answer came with {outcome.cpu!r} CPU seconds")
+    took = outcome.processors
+    if not (0.0 <= took.computed < math.inf and 0.0 <= took.queued < math.inf):
+        raise Garbled(f"an answer came with {took!r}")
     return outcome
 
 

@@ -19,6 +19,7 @@ import pytest
 
 from dataflow.batch import Keys
 from dataflow.errors import KernelError
+from dataflow.processor_time import ProcessorTime
 from operators.kernels.scoring_process import Children, _stream
 from tests.kit.processes import ended
 from tests.kit.scoring import answers, rewards, scoring
@@ -136,11 +137,11 @@ def computing(completions: list[str]) -> list[float]:
 def test_what_a_function_computes_counts_with_what_it_starts() -> None:
     with scoring(computing) as (kernel, session):
         list(kernel.run(answers(["a"])))
-        (seconds,) = session.cpu_seconds
-        assert seconds > 0.099
+        (took,) = session.elsewhere
+        assert took.computed > 0.099
     with scoring(computing, inproc=True) as (kernel, session):
         list(kernel.run(answers(["a"])))
-        assert session.cpu_seconds == [0.0], "it is of the Worker's thread, which counts itself"
+        assert session.elsewhere == [ProcessorTime()], "the Worker's thread counts itself"
 
 
 def test_a_missing_column_is_named_with_those_there_are() -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ from dataflow.batch import Keys
 from dataflow.errors import PlanError
 from dataflow.graph import Graph
 from dataflow.model import Model
-from engine.cost.distribution import LengthDistribution, constant, lognormal
+from engine.cost.distribution import constant, lognormal
 from engine.cost.transfers import MESSAGE
 from engine.plan.cluster import Cluster
 from engine.plan.costs import RowLengths, plan_costs
@@ -31,26 +30,13 @@ from engine.simulate.predict import predict
 from engine.simulate.prediction import Prediction
 from tests.kit.graphs import grpo_graph, small_ppo
 from tests.kit.plans import CONFIG, placed, planned_on
+from tests.kit.simulated_rows import ROWS, SCORED, SeenLengths, predicted
 from tests.kit.turns import example_count
 from tests.right_graphs import RIGHT
 
 pytestmark = pytest.mark.usefixtures("tiny")
-SCORED = {"score": 1e-4}
 EXACT = 2e-3
 """Of a Step: messages that come nearly together are handled together."""
-
-
-@dataclass(frozen=True)
-class SeenLengths:
-    prompts: LengthDistribution | None = None
-    answers: LengthDistribution | None = None
-
-
-ROWS = SeenLengths(constant(20), lognormal(10, 0.6, 32))
-
-
-def predicted(plan: Plan, **asked: Any) -> Prediction:
-    return predict(plan, **{"steps": 4, "lengths": ROWS, "seconds": SCORED} | asked)
 
 
 def seconds(found: Prediction) -> list[float]:
@@ -80,16 +66,6 @@ def test_equal_seeds_give_equal_bytes() -> None:
     same = replace(two, coordinator=replace(two.coordinator, seconds=one.coordinator.seconds))
     assert repr(one) == repr(same)
     assert [s.tokens for s in one.steps] != [s.tokens for s in other.steps]
-
-
-def test_a_function_shares_a_core_where_others_keep_all_busy() -> None:
-    graph = grpo_graph(batch=8, n=8, max_tokens=32, max_lag=1)
-    took = {}
-    for cores in (2, 3):
-        plan = placed(graph, cores=cores, workers="auto", threads=1)
-        spans = predicted(plan, seconds={"score": 1e-3}).spans
-        took[cores] = sum(span.busy for span in spans if span.node == "score")
-    assert took[2] == pytest.approx(2 * took[3])
 
 
 def test_two_replicas_or_ranks_divide_a_step_of_the_same_rows() -> None:

@@ -1,0 +1,119 @@
+"""Functions beside kernels on the cores of a simulated host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+
+from engine.plan.plan import Plan
+from engine.simulate.clock import VirtualClock
+from engine.simulate.cores import SimulatedCores
+from tests.kit.graphs import grpo_graph
+from tests.kit.plans import placed, plan_of, planned_node
+from tests.kit.simulated_rows import predicted
+
+pytestmark = pytest.mark.usefixtures("tiny")
+
+
+@dataclass(frozen=True)
+class TwoCores:
+    """Kernels of a thread each, and functions with these shares."""
+
+    shares: Mapping[str, float]
+
+    def threads(self, node: Any) -> int:
+        return 1
+
+    def computing(self, node: Any) -> float:
+        return self.shares[node.name]
+
+    def cores(self, worker: str) -> int:
+        return 2
+
+
+@dataclass
+class Worker:
+    name: str
+    clock: VirtualClock
+
+    def after(self, seconds: float, action: Any) -> None:
+        self.clock.after(seconds, action)
+
+
+class Host:
+    """Nodes `gen` and `train` are kernels; the others functions that take ten seconds alone. Each
+    is on a Worker of its name.
+    """
+
+    def __init__(self, **shares: float) -> None:
+        names = ("gen", "train", *shares)
+        self.plan = plan_of(*(planned_node(name, workers=(name,)) for name in names))
+        self.clock, self.ends = VirtualClock(), dict[str, float]()
+        self.cores = SimulatedCores(self.plan, self.clock, cast("Any", TwoCores(shares)))
+        for name in shares:
+            self.at(0.0, lambda name=name: self.function(name))
+
+    def at(self, seconds: float, action: Any) -> None:
+        self.clock.after(seconds, action)
+
+    def kernel(self, name: str, begin: float, end: float) -> None:
+        self.at(begin, lambda: self.cores.begin(name, self.plan.node(name)))
+        self.at(end, lambda: self.cores.end(name))
+
+    def function(self, name: str) -> None:
+        worker = cast("Any", Worker(name, self.clock))
+        ended = lambda: self.ends.setdefault(name, self.clock.now)
+        self.cores.run(worker, self.plan.node(name), 10.0, ended)
+
+    def run(self) -> dict[str, float]:
+        while self.clock.step():
+            pass
+        return self.ends
+
+
+@pytest.mark.parametrize(("share", "end"), [(1.0, 12.0), (0.25, 10.8), (0.0, 10.0)])
+def test_a_function_is_slower_for_as_long_as_all_cores_are_busy(share: float, end: float) -> None:
+    """From second 2 to 6 it does half as much, if all of it is computing."""
+    host = Host(score=share)
+    host.kernel("gen", 1.0, 30.0)
+    host.kernel("train", 2.0, 6.0)
+    assert host.run() == {"score": pytest.approx(end)}
+
+
+def test_functions_share_cores_with_functions() -> None:
+    host = Host(one=1.0, two=1.0)
+    host.kernel("gen", 0.0, 99.0)
+    assert host.run() == {"one": pytest.approx(20.0), "two": pytest.approx(20.0)}
+    assert Host(one=1.0, two=1.0).run() == {"one": pytest.approx(10.0), "two": pytest.approx(10.0)}
+
+
+def test_what_a_worker_ran_that_is_gone_is_slow_for_nobody() -> None:
+    host = Host(one=1.0, two=1.0)
+    host.kernel("gen", 0.0, 99.0)
+    host.at(4.0, lambda: host.cores.end("one"))
+    assert host.run()["two"] == pytest.approx(12.0)
+
+
+def in_lag(cores: int) -> Plan:
+    graph = grpo_graph(batch=8, n=8, max_tokens=32, max_lag=1)
+    return placed(graph, cores=cores, workers="auto", threads=1)
+
+
+def scored(plan: Plan, share: float, seconds: float = 1e-3) -> float:
+    """Seconds that the reward took, in all."""
+    found = predicted(plan, seconds={"score": seconds}, cpu={"score": share})
+    return sum(span.busy for span in found.spans if span.node == "score")
+
+
+def test_a_reward_shares_a_core_only_while_kernels_have_all() -> None:
+    crowded, alone = in_lag(2), scored(in_lag(3), 1.0)
+    assert alone < scored(crowded, 0.5) < scored(crowded, 1.0) < 1.7 * alone
+    short = scored(crowded, 1.0, 1e-5) / scored(in_lag(3), 1.0, 1e-5)
+    assert short > 1.6, "kernels have all cores nearly all the time"
+
+
+def test_a_reward_that_waits_is_as_long_at_a_lag_as_alone() -> None:
+    assert scored(in_lag(2), 0.0) == pytest.approx(scored(in_lag(3), 1.0))
