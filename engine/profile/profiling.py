@@ -174,6 +174,7 @@ def _measured(
                 node=work.node,
                 coefficients=how[kind],
                 peak=correction,
+                opening=max((cell.opening for cell in cells), default=0.0),
                 cells=kept if kind == work.kind else (),
             )
         )

@@ -87,6 +87,10 @@ class KernelTimes(Protocol):
         """Until a Worker has taken its devices, or given them back."""
         ...
 
+    def start(self, worker: str) -> float:
+        """Until a Worker that begins during the run is open."""
+        ...
+
     def open(self) -> float:
         """Until a source is open."""
         ...
@@ -173,6 +177,10 @@ class RandomTimes:
     def turn(self, worker: str) -> float:
         """About `durations.load`."""
         return self._vary(self._durations.load)
+
+    def start(self, worker: str) -> float:
+        """At once, but for what faults.py adds."""
+        return 0.0
 
     def open(self) -> float:
         """About `durations.load`."""

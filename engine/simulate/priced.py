@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,10 +27,12 @@ from engine.cost.devices import Link
 from engine.cost.memory import HOST_PARTS, lasting
 from engine.plan.costs import PlanCosts, RowLengths
 from engine.plan.lag import NO_VERSION
-from engine.plan.plan import Plan, PlannedInput, PlannedNode
+from engine.plan.plan import Plan, PlannedInput, PlannedModel, PlannedNode
 from engine.simulate.kernel_times import Rows, Times
 from engine.simulate.lengths import DrawnLengths
-from engine.simulate.outbox import SimulatedOutboxes
+
+if TYPE_CHECKING:
+    from engine.simulate.workers import SimulatedWorkers
 
 _KEPT = 1 << 14
 """Chunks whose times are remembered at most: equal rows have equal times."""
@@ -55,19 +58,19 @@ class PricedTimes:
         plan: Plan,
         costs: PlanCosts,
         drawn: DrawnLengths,
-        outbox: Callable[[], SimulatedOutboxes],
+        world: Callable[[], SimulatedWorkers],
         seconds: Mapping[str, float],
         cpu: Mapping[str, float],
     ) -> None:
         assert plan.program is not None
-        self._plan, self._costs, self._drawn, self._outbox = plan, costs, drawn, outbox
+        self._plan, self._costs, self._drawn, self._world = plan, costs, drawn, world
         self._nodes = {n.name: n for n in plan.nodes}
         self._seconds, self._cpu = seconds, cpu
         _require_known(plan, costs, seconds)
         self._ways = _Ways(plan, costs)
-        self._beside = {
-            n.name: costs.beside(n.name) if _crowded(plan, n) else 1.0 for n in plan.nodes
-        }
+        self._runs_beside = {n.name: _runs_beside(plan, n) for n in plan.nodes}
+        self._workers = {n.name: frozenset(n.workers) for n in plan.nodes}
+        self._far = {model.name: _far(plan, model) for model in plan.models}
         self._models = {model.name: model for model in plan.models}
         self._makes_prompts = {
             n.name for n in plan.program.nodes if any(issubclass(s, TokenPrompt) for s in n.schemas)
@@ -78,8 +81,8 @@ class PricedTimes:
             / max(1, batches.get(self._nodes[e.producer].source, 1) * self._nodes[e.producer].rows)
             for e in plan.edges
         }
-        self._known: dict[tuple[str, bytes, bytes], Times] = {}
-        self._weights: dict[tuple[str, str, str], float] = {}
+        self._known: dict[tuple[str, float, bytes, bytes], Times] = {}
+        self._weights: dict[tuple[str, str, str, int], float] = {}
         self._turns: dict[str, float] = {}
         self._shares: dict[tuple[int, str], dict[str, RowLengths]] = {}
         """(assignment, who fetches its rows) -> the rows, by set."""
@@ -113,7 +116,8 @@ class PricedTimes:
             return np.zeros(rows), np.full(rows, self._function(node, rows))
         if not rows:
             return np.zeros(0), np.zeros(0)
-        at = node.name, lengths.prompts.tobytes(), lengths.answers.tobytes()
+        beside = self._beside(node)
+        at = node.name, beside, lengths.prompts.tobytes(), lengths.answers.tobytes()
         if at not in self._known:
             if len(self._known) >= _KEPT:
                 self._known.clear()
@@ -121,12 +125,27 @@ class PricedTimes:
         return self._known[at]
 
     def _passes(self, node: PlannedNode, lengths: RowLengths) -> Times:
-        slower = self._beside[node.name]
+        slower = self._beside(node)
         if node.traits.generates:
             found = self._costs.decode(node.name, _at_least_one(lengths))
             return found.begins * slower, found.ends * slower
         seconds = self._costs.forward(node.name, lengths).seconds * slower
         return np.zeros(len(lengths)), np.full(len(lengths), seconds)
+
+    def _beside(self, node: PlannedNode) -> float:
+        """How much longer a kernel takes while others compute on its host."""
+        return self._costs.beside(node.name) if self._crowded(node) else 1.0
+
+    def _crowded(self, node: PlannedNode) -> bool:
+        """Whether other Workers of a CPU compute while this node does: those of other replicas that
+        are there and of ranks, and, where streams run ahead, those of other nodes.
+        """
+        if node.workers[0] in self._plan.devices or not node.traits.computes:
+            return False
+        workers = self._workers[node.name]
+        if len(workers) - len(workers & self._world().away) > 1:
+            return True
+        return self._runs_beside[node.name]
 
     def _function(self, node: PlannedNode, rows: int) -> float:
         if node.name in self._seconds:
@@ -163,7 +182,7 @@ class PricedTimes:
         sets = {name: rows for name, rows in sets.items() if len(rows)}
         whole = message.mine is None
         seconds = self._costs.train(node.name, sets, share=not whole).seconds if sets else 0.0
-        return seconds * self._beside[node.name]
+        return seconds * self._beside(node)
 
     def prepare(self, message: m.TrainStep) -> float:
         """Nothing beside the fetch."""
@@ -191,7 +210,7 @@ class PricedTimes:
                 self._count_lag(trained, message.step, gather)
 
     def _count_lag(self, trained: Trained, step: int, gather: Gather) -> None:
-        blocks = self._outbox().of(gather)
+        blocks = self._world().outbox.of(gather)
         versions = np.concatenate([block.version for block in blocks])[_places(blocks, gather)]
         versions = versions[versions != NO_VERSION]
         total, count = trained.lags.get(gather.producer, (0, 0))
@@ -239,11 +258,11 @@ class PricedTimes:
         """Of a version, to one reader of as many as there are."""
         if message.alias or message.leader:
             return 0.0
-        at = message.model, message.reader, self._ways.kind(message.worker)
+        model = self._models[message.model]
+        far = self._far[message.model]
+        readers = len(far) - len(far & self._world().away)
+        at = message.model, message.reader, self._ways.kind(message.worker), readers
         if at not in self._weights:
-            model = self._models[message.model]
-            far = {w for r in model.copied for w in self._nodes[r].workers}
-            readers = len(far - {self._nodes[model.writer].workers[0]} if model.writer else far)
             time = self._costs.weights(model, message.worker, max(1, readers))
             self._weights[at] = time.seconds
         return self._weights[at]
@@ -266,6 +285,10 @@ class PricedTimes:
             place = self._costs.place(computing)
             self._turns[worker] = sum(kept) / place.device.link
         return self._turns[worker]
+
+    def start(self, worker: str) -> float:
+        """Of a replica that joins; those of the beginning are there before the first Step."""
+        return self._costs.start(worker)
 
     def open(self) -> float:
         """Before the first Step."""
@@ -297,7 +320,7 @@ class PricedTimes:
 
     def _of(self, gather: Gather) -> RowLengths:
         """Of the rows of one gather."""
-        blocks = self._outbox().of(gather)
+        blocks = self._world().outbox.of(gather)
         lengths = [block.lengths for block in blocks if block.lengths is not None]
         if len(lengths) < len(blocks) or not lengths:
             none = np.zeros(len(gather.row), np.int64)
@@ -351,14 +374,14 @@ def _at_least_one(lengths: RowLengths) -> RowLengths:
     return RowLengths(lengths.prompts, np.maximum(lengths.answers, 1))
 
 
-def _crowded(plan: Plan, node: PlannedNode) -> bool:
-    """Whether other Workers of a CPU compute while this node does: those of other replicas and
-    ranks, and, where streams run ahead, those of other nodes.
-    """
-    if node.workers[0] in plan.devices or not node.traits.computes:
-        return False
-    if len(node.workers) > 1:
-        return True
+def _far(plan: Plan, model: PlannedModel) -> frozenset[str]:
+    """Workers that fetch each version of a Model."""
+    readers = frozenset(w for r in model.copied for w in plan.node(r).workers)
+    return readers - {plan.node(model.writer).workers[0]} if model.writer else readers
+
+
+def _runs_beside(plan: Plan, node: PlannedNode) -> bool:
+    """Whether Workers of other nodes compute while this one does."""
     others = {w for n in plan.nodes if n.traits.computes for w in n.workers}
     return _runs_ahead(plan) and others != set(node.workers)
 

@@ -8,9 +8,17 @@ from typing import Any, cast
 
 import pytest
 
+from dataflow.graph import Graph
+from dataflow.model import Model
 from engine.plan.plan import Plan
 from engine.simulate.clock import VirtualClock
 from engine.simulate.cores import SimulatedCores
+from operators.advantage import add, group_advantage
+from operators.data import prompts
+from operators.generate import generate
+from operators.losses import clipped_policy_loss
+from operators.reward import reward
+from operators.train import train
 from tests.kit.graphs import grpo_graph
 from tests.kit.plans import placed, plan_of, planned_node
 from tests.kit.simulated_rows import predicted
@@ -65,7 +73,10 @@ class Host:
 
     def function(self, name: str) -> None:
         worker = cast("Any", Worker(name, self.clock))
-        ended = lambda: self.ends.setdefault(name, self.clock.now)
+
+        def ended() -> None:
+            self.ends[name] = self.clock.now
+
         self.cores.run(worker, self.plan.node(name), 10.0, ended)
 
     def run(self) -> dict[str, float]:
@@ -117,3 +128,35 @@ def test_a_reward_shares_a_core_only_while_kernels_have_all() -> None:
 
 def test_a_reward_that_waits_is_as_long_at_a_lag_as_alone() -> None:
     assert scored(in_lag(2), 0.0) == pytest.approx(scored(in_lag(3), 1.0))
+
+
+def judge(completions: list[str]) -> list[float]:
+    return [0.0 for _ in completions]
+
+
+REWARDS: dict[str, Any] = {"seconds": {"judge": 5e-3, "score": 3e-3}, "cpu": {"judge": 0.0}}
+
+
+def two_rewards(max_lag: int) -> Graph:
+    policy = Model("policy", "tiny", trainable=True)
+    prompt = prompts("prompts.parquet", batch=4)
+    rollout = generate(policy, prompt, n=4, max_tokens=32, max_lag=max_lag, name="rollout")
+    scores = [reward(judge, rollout, name=name) for name in ("judge", "score")]
+    advantage = group_advantage(rollout, add(*scores), name="advantage")
+    return Graph("two", train(policy, rollout, loss=clipped_policy_loss(advantage), lr=1e-6))
+
+
+@pytest.mark.parametrize("max_lag", [0, 1, 2])
+def test_each_row_is_scored_once_by_each_reward(max_lag: int) -> None:
+    """Rows of up to 1 + max_lag Steps are under way as the run ends."""
+    graph = two_rewards(max_lag)
+    found = predicted(placed(graph, cores=2, workers="auto", threads=1), **REWARDS)
+    rows = {
+        node: sum(span.rows for span in found.spans if span.node == node)
+        for node in ("rollout", "judge", "score")
+    }
+    step, steps = 16, len(found.steps)
+    assert step * steps <= rows["judge"] == rows["score"] <= step * (steps + max_lag)
+    assert rows["judge"] <= rows["rollout"] <= step * (steps + max_lag + 1)
+    seconds = sum(span.busy for span in found.spans if span.node == "judge")
+    assert seconds == pytest.approx(rows["judge"] * 5e-3), "it waits, at each lag"
