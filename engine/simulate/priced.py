@@ -66,7 +66,7 @@ class PricedTimes:
         self._plan, self._costs, self._drawn, self._world = plan, costs, drawn, world
         self._nodes = {n.name: n for n in plan.nodes}
         self._seconds, self._cpu = seconds, cpu
-        _require_known(plan, costs, seconds)
+        _require_known(plan, costs, seconds, cpu)
         self._ways = _Ways(plan, costs)
         self._runs_beside = {n.name: _runs_beside(plan, n) for n in plan.nodes}
         self._workers = {n.name: frozenset(n.workers) for n in plan.nodes}
@@ -391,16 +391,25 @@ def _runs_ahead(plan: Plan) -> bool:
     return any(s.max_lag for s in plan.sources)
 
 
-def _require_known(plan: Plan, costs: PlanCosts, seconds: Mapping[str, float]) -> None:
-    """Raises PlanError for nodes whose time nobody knows, and for seconds of no such node."""
+def _require_known(
+    plan: Plan, costs: PlanCosts, seconds: Mapping[str, float], cpu: Mapping[str, float]
+) -> None:
+    """Raises PlanError for nodes whose time nobody knows, and for what is said of no function, or
+    cannot be.
+    """
     functions = [n.name for n in plan.nodes if not n.traits.computes and n.work != "train"]
-    for name, value in seconds.items():
-        if name not in functions:
+    for what, names in (("seconds", seconds), ("cpu", cpu)):
+        for name in (name for name in names if name not in functions):
             problem = f"expected a node that is a function, found {name!r}"
-            raise PlanError(f"seconds: {problem}. Fix: {nearest_or_all(name, functions)}.")
+            raise PlanError(f"{what}: {problem}. Fix: {nearest_or_all(name, functions)}.")
+    for name, value in seconds.items():
         if not value >= 0:
             problem = f"{name}: expected seconds a row, 0 or more, found {value:g}"
             raise PlanError(f"seconds: {problem}. Fix: --seconds {name}=0.001.")
+    for name, share in cpu.items():
+        if not 0 <= share <= 1:
+            problem = f"{name}: expected a share from 0 to 1, found {share:g}"
+            raise PlanError(f"cpu: {problem}. Fix: --cpu {name}=0.01.")
     unknown = [_unknown(plan, costs, node, seconds) for node in plan.nodes]
     if problems := [problem for problem in unknown if problem]:
         raise PlanError("\n".join(problems))

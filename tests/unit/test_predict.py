@@ -154,6 +154,15 @@ def test_seconds_that_are_missing_or_wrong_are_refused(
         predict(placed(grpo_graph()), steps=1, seconds=seconds_of)
 
 
+@pytest.mark.parametrize(("cpu", "told"), [
+    ({"rollout": 0.5}, "cpu: expected a node that is a function, found 'rollout'"),
+    ({"score": 1.5}, "cpu: score: expected a share from 0 to 1, found 1.5"),
+])  # fmt: skip
+def test_shares_that_are_wrong_are_refused(cpu: dict[str, float], told: str) -> None:
+    with pytest.raises(PlanError, match=told):
+        predict(placed(grpo_graph()), steps=1, seconds=SCORED, cpu=cpu)
+
+
 def test_a_gpu_that_nobody_has_measured_is_an_error() -> None:
     unknown = planned_on(Cluster(cores=8, memory=2**36, gpus=(2**36,), kind="B7"), grpo_graph())
     with pytest.raises(PlanError, match=r"rollout: nobody has measured a B7 GPU\. Fix: measure"):

@@ -43,7 +43,7 @@ class TwoCores:
 
 
 @dataclass
-class Worker:
+class ClockedWorker:
     name: str
     clock: VirtualClock
 
@@ -51,7 +51,7 @@ class Worker:
         self.clock.after(seconds, action)
 
 
-class Host:
+class BusyHost:
     """Nodes `gen` and `train` are kernels; the others functions that take ten seconds alone. Each
     is on a Worker of its name.
     """
@@ -72,7 +72,7 @@ class Host:
         self.at(end, lambda: self.cores.end(name))
 
     def function(self, name: str) -> None:
-        worker = cast("Any", Worker(name, self.clock))
+        worker = cast("Any", ClockedWorker(name, self.clock))
 
         def ended() -> None:
             self.ends[name] = self.clock.now
@@ -88,21 +88,24 @@ class Host:
 @pytest.mark.parametrize(("share", "end"), [(1.0, 12.0), (0.25, 10.8), (0.0, 10.0)])
 def test_a_function_is_slower_for_as_long_as_all_cores_are_busy(share: float, end: float) -> None:
     """From second 2 to 6 it does half as much, if all of it is computing."""
-    host = Host(score=share)
+    host = BusyHost(score=share)
     host.kernel("gen", 1.0, 30.0)
     host.kernel("train", 2.0, 6.0)
     assert host.run() == {"score": pytest.approx(end)}
 
 
 def test_functions_share_cores_with_functions() -> None:
-    host = Host(one=1.0, two=1.0)
+    host = BusyHost(one=1.0, two=1.0)
     host.kernel("gen", 0.0, 99.0)
     assert host.run() == {"one": pytest.approx(20.0), "two": pytest.approx(20.0)}
-    assert Host(one=1.0, two=1.0).run() == {"one": pytest.approx(10.0), "two": pytest.approx(10.0)}
+    assert BusyHost(one=1.0, two=1.0).run() == {
+        "one": pytest.approx(10.0),
+        "two": pytest.approx(10.0),
+    }
 
 
 def test_what_a_worker_ran_that_is_gone_is_slow_for_nobody() -> None:
-    host = Host(one=1.0, two=1.0)
+    host = BusyHost(one=1.0, two=1.0)
     host.kernel("gen", 0.0, 99.0)
     host.at(4.0, lambda: host.cores.end("one"))
     assert host.run()["two"] == pytest.approx(12.0)
