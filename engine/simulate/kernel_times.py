@@ -51,8 +51,14 @@ class KernelTimes(Protocol):
         """Of a Worker's host."""
         ...
 
-    def batches(self, ends: np.ndarray) -> Iterator[np.ndarray]:
+    def batches(self, node: PlannedNode, ends: np.ndarray) -> Iterator[np.ndarray]:
         """In which batches rows are handed over that end then: their numbers, in order."""
+        ...
+
+    def interrupted(self, node: PlannedNode, ends: np.ndarray, seconds: float) -> np.ndarray:
+        """The rows that a chunk hands over at once, if it has not yet, as new weights interrupt it
+        so many seconds after its start; `ends` as of all rows.
+        """
         ...
 
     def fetch(self, message: Rows) -> float:
@@ -135,7 +141,7 @@ class RandomTimes:
         """Nobody asks."""
         return 1
 
-    def batches(self, ends: np.ndarray) -> Iterator[np.ndarray]:
+    def batches(self, node: PlannedNode, ends: np.ndarray) -> Iterator[np.ndarray]:
         """The rows in the order in which they end, cut at random; at times after an empty batch."""
         draw, order = self._draw, np.argsort(ends, kind="stable")
         parts = draw.choice((1, 1, 2, len(order)))
@@ -145,6 +151,10 @@ class RandomTimes:
         for first, last in pairwise(sorted(cuts)):
             rows = order[first:last]
             yield rows[draw.sample(range(len(rows)), len(rows))]
+
+    def interrupted(self, node: PlannedNode, ends: np.ndarray, seconds: float) -> np.ndarray:
+        """None: its batches are random as they are."""
+        return np.zeros(0, np.int64)
 
     def fetch(self, message: Rows) -> float:
         """At once, but for what faults.py adds."""

@@ -23,13 +23,13 @@ from dataflow.errors import PlanError, nearest_or_all
 from dataflow.schema import TokenPrompt
 from engine.coordinator import messages as m
 from engine.coordinator.refs import Gather
-from engine.cost.devices import Link
 from engine.cost.memory import HOST_PARTS, lasting
 from engine.plan.costs import PlanCosts, RowLengths
 from engine.plan.lag import NO_VERSION
 from engine.plan.plan import Plan, PlannedInput, PlannedModel, PlannedNode
 from engine.simulate.kernel_times import Rows, Times
 from engine.simulate.lengths import DrawnLengths
+from engine.simulate.ways import Ways
 
 if TYPE_CHECKING:
     from engine.simulate.workers import SimulatedWorkers
@@ -67,7 +67,7 @@ class PricedTimes:
         self._nodes = {n.name: n for n in plan.nodes}
         self._seconds, self._cpu = seconds, cpu
         _require_known(plan, costs, seconds, cpu)
-        self._ways = _Ways(plan, costs)
+        self._ways = Ways(plan, costs)
         self._runs_beside = {n.name: _runs_beside(plan, n) for n in plan.nodes}
         self._workers = {n.name: frozenset(n.workers) for n in plan.nodes}
         self._far = {model.name: _far(plan, model) for model in plan.models}
@@ -167,11 +167,28 @@ class PricedTimes:
         """Of the plan's cluster."""
         return self._costs.cores(worker)
 
-    def batches(self, ends: np.ndarray) -> Iterator[np.ndarray]:
-        """Rows that end at the same time."""
+    def batches(self, node: PlannedNode, ends: np.ndarray) -> Iterator[np.ndarray]:
+        """Rows that end at the same time; of a generation whole groups, all at once where they fit
+        its slots, else as soon as there are enough for a quarter of them.
+        """
+        least, slots = 1, node.layout.slots
+        if node.traits.generates:
+            least = len(ends) if len(ends) <= slots else max(1, slots // 4)
+            ends = _of_groups(node, ends)
         order = np.argsort(ends, kind="stable")
-        cuts = np.flatnonzero(np.diff(ends[order])) + 1
-        yield from np.split(order, cuts) if len(order) else ()
+        batch: list[np.ndarray] = []
+        same_time = np.split(order, np.flatnonzero(np.diff(ends[order])) + 1)
+        for rows in same_time if len(order) else ():
+            batch.append(rows)
+            if sum(map(len, batch)) >= least:
+                yield np.concatenate(batch)
+                batch = []
+        if batch:
+            yield np.concatenate(batch)
+
+    def interrupted(self, node: PlannedNode, ends: np.ndarray, seconds: float) -> np.ndarray:
+        """All whole groups that have ended."""
+        return np.flatnonzero(_of_groups(node, ends) <= seconds)
 
     # --- training ---------------------------------------------------------------------------------
 
@@ -334,29 +351,6 @@ class PricedTimes:
         return whole.take(_places(blocks, gather))
 
 
-class _Ways:
-    """Between Workers, of which most are alike."""
-
-    def __init__(self, plan: Plan, costs: PlanCosts) -> None:
-        self._plan, self._costs = plan, costs
-        self._known: dict[tuple[str, str], Link] = {}
-        self._kinds: dict[str, str] = {}
-
-    def kind(self, worker: str) -> str:
-        """Workers of one kind have the same ways: its host, and how much of its network it has."""
-        if worker not in self._kinds:
-            gpus = len(self._plan.devices.get(worker, ()))
-            self._kinds[worker] = f"{self._plan.host_of(worker)}/{gpus}"
-        return self._kinds[worker]
-
-    def of(self, sender: str, reader: str) -> Link:
-        """From a Worker to another."""
-        at = self.kind(sender), self.kind(reader)
-        if at not in self._known:
-            self._known[at] = self._costs.link(sender, reader)
-        return self._known[at]
-
-
 def _places(blocks: Iterable[object], gather: Gather) -> np.ndarray:
     """Where each row of a gather is in its blocks, one after another."""
     sizes = [len(block.version) for block in blocks]  # type: ignore[attr-defined]
@@ -372,6 +366,12 @@ def _gathers(inputs: Mapping[str, tuple[Gather, ...]]) -> Iterator[Gather]:
 def _at_least_one(lengths: RowLengths) -> RowLengths:
     """Each row gets a token at least."""
     return RowLengths(lengths.prompts, np.maximum(lengths.answers, 1))
+
+
+def _of_groups(node: PlannedNode, ends: np.ndarray) -> np.ndarray:
+    """When the last row of each row's group ends."""
+    samples = node.rows // max(1, node.inner)
+    return np.repeat(ends.reshape(-1, samples).max(axis=1), samples)
 
 
 def _far(plan: Plan, model: PlannedModel) -> frozenset[str]:

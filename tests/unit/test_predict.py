@@ -20,6 +20,7 @@ from dataflow.batch import Keys
 from dataflow.errors import PlanError
 from dataflow.graph import Graph
 from dataflow.model import Model
+from dataflow.settings import edited
 from engine.cost.distribution import constant, lognormal
 from engine.cost.transfers import MESSAGE
 from engine.plan.cluster import Cluster
@@ -66,6 +67,36 @@ def test_equal_seeds_give_equal_bytes() -> None:
     same = replace(two, coordinator=replace(two.coordinator, seconds=one.coordinator.seconds))
     assert repr(one) == repr(same)
     assert [s.tokens for s in one.steps] != [s.tokens for s in other.steps]
+
+
+@pytest.mark.parametrize(("slots", "most"), [(32, 1), (31, 4), (4, 8)])
+def test_answers_leave_as_whole_groups(slots: int, most: int) -> None:
+    """All at once where they fit the slots, else when they are a quarter of these, as in a run."""
+    graph = grpo_graph(batch=8, n=4, max_tokens=32, max_lag=1)
+    plan = placed(edited(graph, ["rollout.on_update=drain"]), workers="apart")
+    rollout = plan.node("rollout")
+    fewer = replace(rollout, layout=replace(rollout.layout, slots=slots))
+    nodes = tuple(fewer if node is rollout else node for node in plan.nodes)
+    found = predicted(replace(plan, nodes=nodes))
+    scored = [span.rows for span in found.spans if span.node == "score"]
+    assert sum(scored) == 32 * len(found.steps)
+    assert all(rows % 4 == 0 for rows in scored)
+    parts = len(scored) / len(found.steps)
+    assert parts == 1 if most == 1 else 1 < parts <= most
+
+
+def test_new_weights_send_out_the_groups_that_have_ended() -> None:
+    """Without them all rows of a chunk leave together, as they fit the slots."""
+    graph = grpo_graph(batch=8, n=4, max_tokens=32, max_lag=1)
+    parts = {}
+    for on_update in ("interrupt", "drain"):
+        changed = edited(graph, [f"rollout.on_update={on_update}"])
+        found = predicted(placed(changed, workers="apart"), steps=6)
+        scored = [span.rows for span in found.spans if span.node == "score"]
+        assert sum(scored) == 32 * 6
+        assert all(rows % 4 == 0 for rows in scored)
+        parts[on_update] = len(scored)
+    assert parts["drain"] == 6 < parts["interrupt"]
 
 
 def test_two_replicas_or_ranks_divide_a_step_of_the_same_rows() -> None:
