@@ -34,6 +34,7 @@ from benchmarks.report import SideResult, machine, show, write_json
 from dataflow.batch import Batch, Keys
 from dataflow.kernel import Chunk, KernelNode, Layout
 from dataflow.model import Model
+from dataflow.processor_time import ProcessorTime
 from dataflow.randomness import row_seeds
 from dataflow.schema import Prompt
 
@@ -84,6 +85,9 @@ class Alone:
         return row_seeds(self.seed, "rollout", keys)
 
     def metric(self, name: str, value: float, count: float = 1.0) -> None:
+        """Nobody reads it."""
+
+    def computed(self, elsewhere: ProcessorTime) -> None:
         """Nobody reads it."""
 
     def tombstone(self, key: Any, error: str, *, failed: bool = True) -> None:

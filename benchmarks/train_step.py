@@ -26,6 +26,7 @@ from dataflow.batch import Batch, Keys, Ragged
 from dataflow.kernel import Assignment, KernelNode, Layout
 from dataflow.loss import Loss, LossTerm
 from dataflow.model import Model
+from dataflow.processor_time import ProcessorTime
 from dataflow.schema import Advantage, Rollout
 from operators import losses
 from operators.kernels.torch.train import TorchTrain
@@ -50,6 +51,9 @@ class OneProcess:
 
     def metric(self, name: str, value: float, count: float = 1.0) -> None:
         """Do nothing: `step` returns a Step's metrics."""
+
+    def computed(self, elsewhere: ProcessorTime) -> None:
+        """Nobody reads it."""
 
     def tombstone(self, key: tuple[int, int, int], error: str, *, failed: bool = True) -> None:
         """No row of this benchmark fails."""

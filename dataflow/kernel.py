@@ -31,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataflow.batch import Batch, Keys, Ragged
+from dataflow.processor_time import ProcessorTime
 
 T = TypeVar("T")
 
@@ -212,6 +213,12 @@ class Session(Protocol):
 
     def metric(self, name: str, value: float, count: float = 1.0) -> None:
         """Add to a metric of the current Step; shown is sum(value * count) / sum(count)."""
+        ...
+
+    def computed(self, elsewhere: ProcessorTime) -> None:
+        """Count what other processes computed for this node's rows; the engine counts what its own
+        thread does.
+        """
         ...
 
     def tombstone(self, key: tuple[int, int, int], error: str, *, failed: bool = True) -> None:

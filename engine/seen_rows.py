@@ -16,7 +16,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ from pyarrow import parquet as pq
 
 from dataflow.errors import DataError, PlanError
 from engine.cost.distribution import LengthDistribution, constant, lognormal, of_lengths
-from engine.observe.measured import seconds_by_step
+from engine.observe.measured import RowCost, row_costs, seconds_by_step
 from engine.observe.runfolder import is_run
 from engine.observe.samples import read_samples
 
@@ -52,11 +51,14 @@ _LOGNORMAL = re.compile(r"lognormal:(\d+(?:\.\d+)?),(\d+(?:\.\d+)?),(\d+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenRows:
-    """None: nothing is said of it. seconds: a row, of the functions of a run."""
+    """None: nothing is said of it. seconds: a row, of the functions of a run; cpu: the share of
+    these in which they computed, where the run measured it.
+    """
 
     prompts: LengthDistribution | None = None
     answers: LengthDistribution | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
+    cpu: Mapping[str, float] = field(default_factory=dict)
 
 
 def seen_rows(lengths: str, prompts: str = "") -> SeenRows:
@@ -98,10 +100,12 @@ def _of_run(folder: Path) -> SeenRows:
     table = read_samples(folder / "samples")
     ids = table.column("prompt_ids")
     prompts = pc.list_value_length(ids).drop_null()  # type: ignore[attr-defined]
+    functions = _functions(folder)
     return SeenRows(
         prompts=_lengths(prompts) if len(prompts) else None,
         answers=_lengths(table.column("length").drop_null()),
-        seconds=_functions(folder),
+        seconds={name: cost.seconds for name, cost in functions.items()},
+        cpu={name: cost.cpu for name, cost in functions.items() if cost.cpu is not None},
     )
 
 
@@ -110,19 +114,21 @@ def _lengths(column: Any) -> LengthDistribution:
     return of_lengths(np.maximum(1, column.to_numpy().astype(np.int64)))
 
 
-def _functions(folder: Path) -> dict[str, float]:
-    """Seconds a row of nodes that compute with no Model: medians over the Steps after the first."""
+def _functions(folder: Path) -> dict[str, RowCost]:
+    """Of the nodes that compute with no Model: means over the Steps after the first."""
     plan = _plan(folder / "plan.json")
     batches = {source["name"]: source["batch"] for source in plan["sources"]}
-    rows = seconds_by_step(folder).get(0, [])
-    steps = rows[_WARM:] or rows
-    found: dict[str, float] = {}
-    for node in plan["nodes"]:
-        values = [step[node["name"]] for step in steps if node["name"] in step]
-        if values and not node["models"] and node["work"] not in ("source", "train"):
-            each = max(1, batches.get(node["source"], 1) * node["rows"])
-            found[node["name"]] = median(values) / each
-    return found
+    functions = [node for node in plan["nodes"] if _is_function(node)]
+    made = {n["name"]: max(1, batches.get(n["source"], 1) * n["rows"]) for n in functions}
+    steps = len(seconds_by_step(folder).get(0, []))
+    costs = row_costs(folder, after=_WARM if steps > _WARM else 0, made=made)
+    return {name: cost for name, cost in costs.items() if name in made}
+
+
+def _is_function(node: Mapping[str, Any]) -> bool:
+    """Whether a node of a plan's file computes with no Model, if it reads one's tokenizer."""
+    tokenizers = [use.get("param") == "tokenizer" for use in node["models"]]
+    return all(tokenizers) and node["work"] not in ("source", "train")
 
 
 def _plan(path: Path) -> dict[str, Any]:

@@ -55,12 +55,14 @@ Make = Callable[[Mapping[str, str]], Graph]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedRows:
     """What is simulated, whatever the plan. lengths: of answers, and of prompts. seconds: a row of
-    nodes that are users' functions. profile: a file of `dataflow profile`.
+    nodes that are users' functions; cpu: the share of these in which they compute. profile: a file
+    of `dataflow profile`.
     """
 
     lengths: SeenRows = field(default_factory=SeenRows)
     steps: int = STEPS
     seconds: Mapping[str, float] = field(default_factory=dict)
+    cpu: Mapping[str, float] = field(default_factory=dict)
     profile: Path | None = None
 
 
@@ -86,17 +88,18 @@ def simulate(
     """
     variant = Variant(graph=one_graph(graph), options=options or RunOptions(), devices=devices)
     rows = rows or SimulatedRows()
-    _refuse_unknown(variant.graph, rows.seconds)
-    return _simulated(planned(variant, rows), rows, spans=spans)
+    _refuse_unknown(variant.graph, "seconds", rows.seconds)
+    _refuse_unknown(variant.graph, "cpu", rows.cpu)
+    return _simulated(planned(variant, rows), rows, variant.options, spans=spans)
 
 
-def _refuse_unknown(graph: Graph, seconds: Mapping[str, float]) -> None:
-    """Raises PlanError for seconds of a node that the graph does not have."""
+def _refuse_unknown(graph: Graph, what: str, values: Mapping[str, float]) -> None:
+    """Raises PlanError for values of a node that the graph does not have."""
     names = [node.name for node in graph.nodes]
-    for node in seconds:
+    for node in values:
         if node not in names:
             problem = f"expected a node of the graph, found {node!r}"
-            raise PlanError(f"seconds: {problem}. Fix: {nearest_or_all(node, names)}.")
+            raise PlanError(f"{what}: {problem}. Fix: {nearest_or_all(node, names)}.")
 
 
 def one_graph(graph: Graph | Program) -> Graph:
@@ -125,7 +128,7 @@ def cluster_of(options: RunOptions) -> Cluster:
     return read_cluster(Path(options.cluster))
 
 
-def _simulated(plan: Plan, rows: SimulatedRows, *, spans: bool) -> Prediction:
+def _simulated(plan: Plan, rows: SimulatedRows, options: RunOptions, *, spans: bool) -> Prediction:
     profile = None if rows.profile is None else read_profile(rows.profile, here=False)
     return predict(
         plan,
@@ -134,7 +137,10 @@ def _simulated(plan: Plan, rows: SimulatedRows, *, spans: bool) -> Prediction:
         seed=plan.seed,
         profile=profile,
         seconds=rows.seconds,
+        cpu=rows.cpu,
         spans=spans,
+        scaling=options.scaling,
+        grace=options.grace,
     )
 
 
@@ -158,7 +164,8 @@ def what_if(
     """
     values = _values(asked)
     rows = rows or SimulatedRows()
-    _refuse_unknown(base.graph, rows.seconds)
+    _refuse_unknown(base.graph, "seconds", rows.seconds)
+    _refuse_unknown(base.graph, "cpu", rows.cpu)
     if DEVICES in values:
         cluster_of(base.options)
     check(base.graph)
@@ -175,7 +182,7 @@ def what_if(
             found.append(ComparedPlan(values=texts, why=_first_line(error)))
             continue
         try:
-            figures = summary_of(_simulated(plan, rows, spans=True))
+            figures = summary_of(_simulated(plan, rows, variant.options, spans=True))
             found.append(ComparedPlan(values=texts, found=figures))
         except PlanError as error:
             failed.append(error)

@@ -91,7 +91,9 @@ def shown(made: MadeProfile, path: Path) -> Iterator[str]:
     for skipped in made.skipped:
         yield f"{one_line(skipped.node)}: not measured: {one_line(skipped.why)}"
     for name, seconds in profile.functions.items():
-        yield f"{one_line(name)}: {1e6 * seconds:.1f} us a row"
+        share = 100 * profile.cpu.get(name, 1.0)
+        computes = f", of which it computes {share:.0f} %" if share < 99.5 else ""
+        yield f"{one_line(name)}: {1e6 * seconds:.1f} us a row{computes}"
     yield f"a message, until what follows begins: {1e3 * profile.message:.1f} ms"
     yield f"written to {path}: --profile {path}"
 

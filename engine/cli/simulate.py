@@ -40,6 +40,8 @@ class SimulateOptions(RunOptions):
     """Tokens of prompts: 200 or lognormal:200,0.5,1000; else as --lengths says, or the most."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Seconds a row of rewards and functions of your own (score=0.002)."""
+    cpu: Mapping[str, float] = field(default_factory=dict)
+    """The share of these in which one computes and does not wait (judge=0.01); else as measured."""
     profile: Path | None = None
     """Measured rates of the devices (dataflow profile)."""
     what_if: Spreads = ()
@@ -137,9 +139,12 @@ def _refuse_absurd(options: SimulateOptions) -> None:
     steps, several = options.steps, bool(options.what_if)
     wrong = [s for s in options.seconds.items() if not 0 <= s[1] < math.inf]
     name, seconds = wrong[0] if wrong else ("score", 0)
+    shares = [share for share in options.cpu.items() if not 0 <= share[1] <= 1]
+    waits, share = shares[0] if shares else ("judge", 0)
     found = [
         ("--steps", steps, steps is None or steps < 1, "1 Step or more", "5"),
         ("--seconds", f"{name}={seconds}", bool(wrong), "some seconds a row", f"{name}=0.002"),
+        ("--cpu", f"{waits}={share}", bool(shares), "a share from 0 to 1", f"{waits}=0.01"),
         ("--timeline", "--what-if", several and options.timeline is not None, "one plan", ""),
         ("--picture", "one plan", not several and options.picture is not None, "--what-if", ""),
     ]
@@ -165,6 +170,7 @@ def _rows(options: SimulateOptions, nodes: Collection[str]) -> SimulatedRows:
         lengths=seen,
         steps=options.steps or 0,
         seconds={n: s for n, s in seen.seconds.items() if n in nodes} | dict(options.seconds),
+        cpu={n: s for n, s in seen.cpu.items() if n in nodes} | dict(options.cpu),
         profile=options.profile,
     )
 

@@ -36,6 +36,9 @@ from engine.coordinator.settings import Settings
 from engine.plan.elastic import elastic, least, movable
 from engine.plan.plan import Plan, PlannedNode
 
+METRIC = "replicas/"
+"""The beginning of the metric of a node, after which its name comes."""
+
 _State = Literal["absent", "joining", "present", "leaving", "given up"]
 Moves = tuple[list[str], list[str]]
 """Workers that end, and that begin."""
@@ -279,9 +282,7 @@ class Replicas:
                 group.scale(there + more)
             group.work, group.changed = 0.0, bool(group.count["joining"] or group.count["leaving"])
         self._trained = 0.0
-        return {
-            f"replicas/{node}": float(group.count["present"]) for node, group in self._node.items()
-        }
+        return {METRIC + node: float(group.count["present"]) for node, group in self._node.items()}
 
     def waiting(self) -> list[str]:
         """For the watchdog, in words."""

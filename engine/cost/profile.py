@@ -76,7 +76,8 @@ class ProfiledNode:
     """One kind of pass of one Model. model: `model_key`; kernel: `torch` or `vllm`; cores: threads
     that it was fitted at; node: which node of the graph was measured; beside: how much longer it
     takes while the host's other cores do the same; in_run: how much longer in a run of the graph
-    than when one call follows another.
+    than when one call follows another. opening: seconds until its kernel was open, its libraries
+    imported before; 0 where nobody measured it.
     """
 
     model: str
@@ -88,6 +89,7 @@ class ProfiledNode:
     peak: PeakCorrection = field(default_factory=PeakCorrection)
     beside: float = 1.0
     in_run: float = 1.0
+    opening: float = 0.0
     cells: tuple[ProfileCell, ...] = ()
 
     @property
@@ -99,7 +101,9 @@ class ProfiledNode:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """Measured on one machine with one installation. functions: seconds a row of users' functions
-    and column operators, by node. message: seconds from what a Worker says until what follows.
+    and column operators, by node, each with a core of its own. cpu: the share of these seconds in
+    which one computes; in the others it waits, for a judge over HTTP say. message: seconds from
+    what a Worker says until what follows.
     """
 
     machine: Fingerprint
@@ -107,6 +111,7 @@ class Profile:
     device: Device
     nodes: tuple[ProfiledNode, ...] = ()
     functions: Mapping[str, float] = field(default_factory=dict)
+    cpu: Mapping[str, float] = field(default_factory=dict)
     message: float = MESSAGE
     format: int = FORMAT
 
@@ -201,21 +206,31 @@ def _impossible(profile: Profile) -> Iterator[str]:
     if min(rates) <= 0:
         yield f"expected rates above 0, found {min(rates):g}"
     for entry in profile.nodes:
-        c = entry.coefficients
-        parts = (c.step, c.layer, c.row, c.hop, float(entry.peak.base))
-        shares = (c.compute, c.reads, c.link, c.attention, entry.peak.factor, entry.cores)
-        if min(shares) <= 0 or min(parts) < 0:
-            yield f"{entry.kind} of {entry.node}: expected shares above 0 and seconds of 0 or more"
-        if not entry.beside >= 1.0:
-            where = f"{entry.kind} of {entry.node}: beside busy cores"
-            yield f"{where}: expected 1 or more times as long, found {entry.beside:g}"
-        if not 0 < entry.in_run < math.inf:
-            where = f"{entry.kind} of {entry.node}: in a run"
-            yield f"{where}: expected more than 0 times as long, found {entry.in_run:g}"
+        yield from _impossible_node(entry)
     if not profile.message >= 0:
         yield f"expected seconds of a message of 0 or more, found {profile.message:g}"
     if min(profile.functions.values(), default=0.0) < 0:
         yield "expected seconds of functions of 0 or more"
+    for name, share in profile.cpu.items():
+        if not 0.0 <= share <= 1.0:
+            yield f"{name}: expected a share of CPU from 0 to 1, found {share:g}"
+
+
+def _impossible_node(entry: ProfiledNode) -> Iterator[str]:
+    c = entry.coefficients
+    parts = (c.step, c.layer, c.row, c.hop, float(entry.peak.base))
+    shares = (c.compute, c.reads, c.link, c.attention, entry.peak.factor, entry.cores)
+    if min(shares) <= 0 or min(parts) < 0:
+        yield f"{entry.kind} of {entry.node}: expected shares above 0 and seconds of 0 or more"
+    if not entry.beside >= 1.0:
+        where = f"{entry.kind} of {entry.node}: beside busy cores"
+        yield f"{where}: expected 1 or more times as long, found {entry.beside:g}"
+    if not 0 <= entry.opening < math.inf:
+        where = f"{entry.kind} of {entry.node}: until its kernel is open"
+        yield f"{where}: expected 0 or more seconds, found {entry.opening:g}"
+    if not 0 < entry.in_run < math.inf:
+        where = f"{entry.kind} of {entry.node}: in a run"
+        yield f"{where}: expected more than 0 times as long, found {entry.in_run:g}"
 
 
 def _refused(path: Path, problem: str) -> PlanError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from engine.cost.devices import Link, Place
+from engine.cost.devices import Device, Link, Place
 from engine.cost.passes import Sizes, Time
 
 HOST_DELAY = 2e-4
@@ -24,6 +24,14 @@ MESSAGE = 1e-3
 another: both ends' threads woken, and the coordinator's own time. 0.5 to 4 ms on two cores of an
 AMD EPYC; a profile measures it.
 """
+
+START = 0.3
+"""Seconds until a Worker that joins a run, forked from the template of its host, has begun to open
+its kernels; of a small Model on two cores of an AMD EPYC, opened, 0.33 (benchmarks/starts.py).
+"""
+
+DISK_RATE = 2e9
+"""Bytes of weights a second from a directory: a local NVMe disk, or files that are cached."""
 
 COLUMN_RATE = 2e8
 """Bytes of columns a second that NumPy expressions go through: some ten passes over memory."""
@@ -42,6 +50,12 @@ def weights(model: Sizes, writer: Place, reader: Place, way: Link, *, readers: i
     turns = math.ceil(readers * reader.tensor / servers)
     link = turns * size / reader.tensor / way.rate
     return Time(seconds=copied + link + way.delay, memory=copied, link=link, latency=way.delay)
+
+
+def opening(model: Sizes, device: Device) -> float:
+    """Seconds until a kernel has read a Model's weights, without what an engine does besides."""
+    size = float(model.weight_bytes)
+    return size / DISK_RATE + (size / device.link if device.is_gpu else 0.0)
 
 
 def rows(size: float, way: Link, *, senders: int = 1, readers: int = 1, messages: int = 1) -> Time:

@@ -18,7 +18,7 @@ from engine.observe.metrics import StepMetrics
 from engine.observe.reports import FLOW, Doing, Report, SpanOf
 from engine.observe.sinks import JsonLines
 
-_SUMS = ("time/", "edge/", "coordinator/", "data/rows", "completion/tokens")
+_SUMS = ("time/", "cpu/", "queue/", "edge/", "coordinator/", "data/rows", "completion/tokens")
 _TRAINED_TOKENS = re.compile("train/([^/]+/)?tokens")
 """Metrics that a Step sums; it takes the mean of all others."""
 _EVALUATIONS = ("eval/", "evaluation/")

@@ -1,15 +1,18 @@
-"""What a run measured, from its folder, for the tables beside its plan.
+"""What a run measured, from its folder, for the tables beside its plan and for predictions.
 
-Owns: means over Steps, and the greatest of peaks, by phase. Does not own: the files (sinks.py,
-flow/segments.py), the tables (engine/plan/explain/measured.py).
+Owns: means over Steps, and the greatest of peaks, by phase; seconds of a row. Does not own: the
+files (sinks.py, flow/segments.py), the tables (engine/plan/explain/measured.py).
+
+With a lag the batches of several Steps may be made in one of them, and nothing in the next, whose
+metrics then do not name the node. So seconds are added up over Steps and divided once.
 """
 
 from __future__ import annotations
 
 import json
-import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from dataflow.errors import DataError
@@ -34,22 +37,64 @@ def node_seconds(folder: Path) -> dict[str, float]:
     """Node -> mean seconds a Step, from a run folder's metrics; of a Program with the phase's
     number before it, as `2/rollout`. Raises DataError without any.
     """
-    found: dict[str, list[float]] = {}
-    for phase, row in _rows(folder):
-        for name, value in row.items():
-            found.setdefault(f"{phase}/{name}" if phase else name, []).append(value)
-    return {name: statistics.fmean(values) for name, values in found.items()}
+    means: dict[str, float] = {}
+    for phase, steps in seconds_by_step(folder).items():
+        prefix = f"{phase}/" if phase else ""
+        means |= {prefix + name: seconds for name, seconds in _means(steps).items()}
+    return means
 
 
-def seconds_by_step(folder: Path) -> dict[int, list[dict[str, float]]]:
-    """Phase (0: a graph alone) -> of each Step, node -> seconds. Raises DataError without any."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowCost:
+    """Of one row of a node, with as many cores as it can use. cpu: the share of its seconds in
+    which it computed, and did not wait for something outside; None where the run did not measure
+    it.
+    """
+
+    seconds: float
+    cpu: float | None = None
+
+
+def row_costs(folder: Path, *, after: int, made: Mapping[str, float]) -> dict[str, RowCost]:
+    """By node, of the rows that a run of a graph made, or trained, in the Steps after the first
+    `after`. made: rows of a Step by node, for a run that kept no `events/` to say so; nodes that
+    neither names are left out. Raises DataError for a folder without metrics.
+    """
+    steps = seconds_by_step(folder).get(0, [])[after:]
+    cpu = _means(seconds_by_step(folder, "cpu/").get(0, [])[after:])
+    queued = _means(seconds_by_step(folder, "queue/").get(0, [])[after:])
+    rows = _rows_of_a_step(folder, after) or made
+    costs: dict[str, RowCost] = {}
+    for name, taken in _means(steps).items():
+        computed = min(cpu.get(name, 0.0), taken)
+        seconds = max(computed, taken - queued.get(name, 0.0))
+        if rows.get(name):
+            share = computed / seconds if name in cpu and seconds else None
+            costs[name] = RowCost(seconds=seconds / rows[name], cpu=share)
+    return costs
+
+
+def _rows_of_a_step(folder: Path, after: int) -> dict[str, float]:
+    """By node, the mean over the Steps after the first ones; empty without flows."""
+    flows = [r for r in read_steps(folder / EVENTS) if isinstance(r, Flow) and r.step > after]
+    sums: Counter[str] = Counter()
+    for flow in flows:
+        for replica, part in flow.nodes.items():
+            sums[replica.partition("@")[0]] += part.rows
+    return {name: total / len(flows) for name, total in sums.items()}
+
+
+def seconds_by_step(folder: Path, kind: str = "time/") -> dict[int, list[dict[str, float]]]:
+    """Phase (0: a graph alone) -> of each Step, node -> seconds. kind: of seconds, as metrics call
+    it. Raises DataError without any.
+    """
     found: dict[int, list[dict[str, float]]] = defaultdict(list)
-    for phase, row in _rows(folder):
+    for phase, row in _rows(folder, kind):
         found[phase].append(row)
     return dict(found)
 
 
-def _rows(folder: Path) -> Iterator[tuple[int, dict[str, float]]]:
+def _rows(folder: Path, kind: str) -> Iterator[tuple[int, dict[str, float]]]:
     """The phase and the seconds by node of each line of metrics."""
     lines = folder / "metrics.jsonl"
     if not lines.is_file():
@@ -61,24 +106,29 @@ def _rows(folder: Path) -> Iterator[tuple[int, dict[str, float]]]:
         problem = f"cannot be read: {error.strerror}"
         raise DataError(f"{lines}: {problem}. Fix: --measured runs/NAME.") from error
     for number, line in enumerate(text.splitlines(), 1):
-        yield _times(line, f"{lines}:{number}")
+        yield _times(line, kind, f"{lines}:{number}")
 
 
-def _times(line: bytes, where: str) -> tuple[int, dict[str, float]]:
+def _times(line: bytes, kind: str, where: str) -> tuple[int, dict[str, float]]:
     try:
         row = json.loads(line)
-        times = {k.removeprefix("time/"): v for k, v in row.items() if k.startswith("time/")}
+        times = {k.removeprefix(kind): v for k, v in row.items() if k.startswith(kind)}
         return int(row.get("phase", 0)), {k: float(v) for k, v in times.items() if v is not None}
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
         problem = f"expected an object of numbers, found {line[:40]!r}"
         raise DataError(f"{where}: {problem}. Fix: delete the line, if it is the last.") from error
 
 
+def _means(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Name -> mean over all Steps; one that does not name it had none of it."""
+    sums: dict[str, float] = defaultdict(float)
+    for step in steps:
+        for name, value in step.items():
+            sums[name] += value
+    return {name: total / len(steps) for name, total in sums.items()}
+
+
 def _measured(rows: list[dict[str, float]], flows: list[Flow]) -> MeasuredRun:
-    seconds: dict[str, list[float]] = defaultdict(list)
-    for row in rows:
-        for name, value in row.items():
-            seconds[name].append(value)
     peaks: Counter[str] = Counter()
     grown: Counter[str] = Counter()
     devices: Counter[str] = Counter()
@@ -91,7 +141,7 @@ def _measured(rows: list[dict[str, float]], flows: list[Flow]) -> MeasuredRun:
         moved.update({name: edge.bytes for name, edge in flow.edges.items()})
     return MeasuredRun(
         steps=len(rows),
-        seconds={name: statistics.fmean(values) for name, values in seconds.items()},
+        seconds=_means(rows),
         flows=bool(flows),
         peaks=dict(peaks),
         grown=dict(grown),

@@ -231,6 +231,21 @@ class PlanCosts:
             sizes, self.place(model.writer), self.place(reader), way, readers=readers
         )
 
+    def start(self, worker: str) -> float:
+        """Until a Worker that begins during a run has opened its kernels; each Model that it reads
+        is read once.
+        """
+        opened: dict[str, float] = {}
+        for node in (n for n in self._decided.nodes if worker in n.workers):
+            sizes = self.sizes(node.name)
+            if sizes is None:
+                continue
+            entry, device = self.entry(node.name), self.place(node.name).device
+            measured = entry.opening if entry is not None else 0.0
+            module = next(u.module or u.model for u in node.models if u.param != "tokenizer")
+            opened[module] = measured or transfers.opening(sizes, device)
+        return transfers.START + sum(opened.values())
+
     def rows(self, size: float, sender: str, reader: str) -> Time:
         """Of so many bytes of rows, from a Worker to another."""
         if sender == reader:
@@ -248,6 +263,10 @@ class PlanCosts:
         if operator.parts or not operator.built_in:
             return None
         return transfers.columns(self._bytes_of_a_row[node] * rows).seconds
+
+    def computing(self, node: str) -> float:
+        """The share of a function's seconds in which it computes; all where nobody measured it."""
+        return 1.0 if self._profile is None else self._profile.cpu.get(node, 1.0)
 
     def measured_function(self, node: str) -> bool:
         """Whether a profile has a node's function."""

@@ -20,7 +20,6 @@ from engine.plan.costs import plan_costs
 from engine.plan.plan import Plan
 from engine.profile.short_run import WARM, ShortRun
 from engine.simulate.predict import predict
-from engine.simulate.priced import SHARES, squeezed
 
 _STEPS = 16
 """That are simulated: rows are drawn, and their mean has to be that of the run's."""
@@ -29,21 +28,20 @@ _Passes = tuple[str, Kind, str]
 """A Model (`model_key`), what is done with it, and by which kernel, on however many threads."""
 
 
-def functions_alone(
-    profile: Profile, plans: Sequence[Plan], runs: Sequence[ShortRun]
-) -> dict[str, float]:
-    """Seconds a row of the nodes that compute with no Model, had each a core of its own: a run that
-    keeps all cores busy lengthens them, and so will a prediction. Of the phases of a Program the
-    first that has a node counts.
+def with_functions(profile: Profile, plans: Sequence[Plan], runs: Sequence[ShortRun]) -> Profile:
+    """The profile with the nodes that compute with no Model: a row's seconds with a core of its
+    own, and the share of them in which it computes. Of the phases of a Program the first that has a
+    node counts.
     """
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
+    cpu: dict[str, float] = {}
     for plan, run in zip(plans, runs, strict=True):
-        costs = plan_costs(plan, profile)
-        for node in (n for n in plan.nodes if not n.traits.computes and n.traits.chunked):
-            if node.name in run.seconds:
-                shares = SHARES if squeezed(plan, costs, node) else 1.0
-                found.setdefault(node.name, run.seconds[node.name] / shares)
-    return found
+        functions = (n.name for n in plan.nodes if not n.traits.computes and n.traits.chunked)
+        for name in (name for name in functions if name in run.seconds and name not in seconds):
+            seconds[name] = run.seconds[name]
+            if name in run.cpu:
+                cpu[name] = run.cpu[name]
+    return replace(profile, functions=seconds, cpu=cpu)
 
 
 def compared(profile: Profile, plans: Sequence[Plan], runs: Sequence[ShortRun]) -> Profile:

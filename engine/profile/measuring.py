@@ -105,7 +105,7 @@ def measure(plan: Plan, work: ProfiledWork, *, repeats: int, busy: bool) -> Iter
                 run.called()
     opened.close()
     for run in runs:
-        yield run.told(work.cores, busy=busy)
+        yield replace(run.told(work.cores, busy=busy), opening=opened.seconds)
 
 
 def _is_memory(error: BaseException) -> bool:
@@ -130,6 +130,8 @@ class _Opened:
         self._kind = work.kind
         self._modules: dict[str, Any] = {}
         self._kernels: list[Any] = []
+        self.seconds = 0.0
+        """That the first kernel took, which reads the weights for all."""
 
     def run(self, cell: ProfileCell) -> CellRun:
         """An open kernel and rows for it. One of generation has the cell's lengths as parameters;
@@ -146,9 +148,10 @@ class _Opened:
         names = {use.model: use.module for use in self._planned.models}
         kernel = self._class()
         self._kernels.append(kernel)
-        kernel.open(
-            node, self._layout, _MeasuredSession(node.name, self._plan.seed, self._modules, names)
-        )
+        session = _MeasuredSession(node.name, self._plan.seed, self._modules, names)
+        begun = time.perf_counter()
+        kernel.open(node, self._layout, session)
+        self.seconds = self.seconds or time.perf_counter() - begun
         return kernel
 
     def close(self) -> None:

@@ -45,11 +45,14 @@ class ProfiledWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredCell:
-    """A cell with what was measured, and the tokens of each row that the kernel really had."""
+    """A cell with what was measured, and the tokens of each row that the kernel really had.
+    opening: seconds until the process's first kernel was open.
+    """
 
     cell: ProfileCell
     prompts: tuple[int, ...] = ()
     answers: tuple[int, ...] = ()
+    opening: float = 0.0
 
     def kept(self, said: float | None) -> ProfileCell:
         """The cell with the fit's seconds, and with the tokens that answers really had."""

@@ -22,7 +22,7 @@ from engine.plan.plan import Plan
 from engine.profile.child import ChildResult, in_child
 from engine.profile.fitting import fitted, kinds_of, peak_correction
 from engine.profile.grid import SkippedNode, works
-from engine.profile.in_run import compared, functions_alone
+from engine.profile.in_run import compared, with_functions
 from engine.profile.measuring import measure
 from engine.profile.others import Others, disturbs
 from engine.profile.predicting import MeasuredCell, ProfiledWork
@@ -117,8 +117,7 @@ def _with_runs(
     task = (short_runs, graph, options, plans, steps)
     cores = len(os.sched_getaffinity(0))
     runs: Sequence[ShortRun] = _child(*task, threads=cores, title="a short run").told
-    functions = functions_alone(profile, plans, runs)
-    timed = replace(profile, functions=functions, message=runs[0].message)
+    timed = replace(with_functions(profile, plans, runs), message=runs[0].message)
     return timed if busy else compared(timed, plans, runs)
 
 
@@ -175,6 +174,7 @@ def _measured(
                 node=work.node,
                 coefficients=how[kind],
                 peak=correction,
+                opening=max((cell.opening for cell in cells), default=0.0),
                 cells=kept if kind == work.kind else (),
             )
         )

@@ -1,7 +1,7 @@
 """What nodes took in a short run of the graph itself.
 
-Owns: the run, and the division by rows and by messages. Does not own: running (engine/api.py), the
-metrics, what follows for passes of a Model (in_run.py).
+Owns: the run, and the division by messages. Does not own: running (engine/api.py), the metrics and
+their division by rows (engine/observe/measured.py), what follows for passes of a Model (in_run.py).
 
 Only a run has the rows that users' functions expect: their own data, and answers to it.
 """
@@ -9,7 +9,6 @@ Only a run has the rows that users' functions expect: their own data, and answer
 from __future__ import annotations
 
 import tempfile
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,12 +34,14 @@ _QUIET: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShortRun:
-    """Of one graph. seconds: a row that a node makes or trains, by node. message: from what a
+    """Of one graph. seconds: a row that a node makes or trains, by node, without those in which a
+    function waited for a core. cpu: the share of these in which it computed. message: from what a
     Worker says until what follows; not measured where nodes work at the same time. steps: how many
     counted. rows: how long they were; None where the run has no samples to say so.
     """
 
     seconds: Mapping[str, float] = field(default_factory=dict)
+    cpu: Mapping[str, float] = field(default_factory=dict)
     message: float = MESSAGE
     steps: int = 0
     rows: SeenRows | None = None
@@ -65,33 +66,20 @@ def _run(graph: Graph, options: RunOptions, plan: Plan, steps: int) -> ShortRun:
 
 
 def _measured(folder: Path, plan: Plan, steps: int) -> ShortRun:
-    from engine.observe.measured import seconds_by_step
+    from engine.observe.measured import row_costs, seconds_by_step
 
+    costs = row_costs(folder, after=WARM, made={})
     taken = seconds_by_step(folder)[0][WARM:]
-    made = _rows(folder)
-    seconds = {
-        node.name: sum(row.get(node.name, 0.0) for row in taken) / made[node.name]
-        for node in plan.nodes
-        if made[node.name]
-    }
     between = [row[_ENGINE] for row in taken if _ENGINE in row]
     # In one Worker nodes follow each other, and new weights follow the last.
     message = fmean(between) / (len(plan.nodes) + 1) if between else MESSAGE
-    return ShortRun(seconds=seconds, message=message, steps=steps, rows=_lengths(folder))
-
-
-def _rows(folder: Path) -> Counter[str]:
-    """By node, made or trained in the Steps that count."""
-    from engine.observe.flow.records import Flow
-    from engine.observe.flow.segments import read_steps
-    from engine.observe.measured import EVENTS
-
-    found: Counter[str] = Counter()
-    for record in read_steps(folder / EVENTS):
-        if isinstance(record, Flow) and record.step > WARM:
-            for name, replica in record.nodes.items():
-                found[name.partition("@")[0]] += replica.rows
-    return found
+    return ShortRun(
+        seconds={name: cost.seconds for name, cost in costs.items()},
+        cpu={name: cost.cpu for name, cost in costs.items() if cost.cpu is not None},
+        message=message,
+        steps=steps,
+        rows=_lengths(folder),
+    )
 
 
 def _lengths(folder: Path) -> SeenRows | None:

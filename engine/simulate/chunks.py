@@ -6,7 +6,7 @@ whether it fails or is kept (behaviour.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,29 @@ if TYPE_CHECKING:
     from engine.simulate.workers import SimulatedWorkers
 
 
+class _KernelRun:
+    """A chunk that a kernel has under way. ends: seconds from its begin to the end of each row."""
+
+    def __init__(
+        self,
+        node: PlannedNode,
+        begun: float,
+        ends: np.ndarray,
+        produce: Callable[[np.ndarray], None],
+    ) -> None:
+        self.node, self.begun, self.ends = node, begun, ends
+        self._produce = produce
+        self._gone = np.zeros(len(ends), bool)
+        """The rows that were handed over."""
+
+    def hand_over(self, batch: np.ndarray) -> None:
+        """Those of these rows that are still here; a batch without rows is handed over, too."""
+        rows = batch[~self._gone[batch]]
+        self._gone[rows] = True
+        if len(rows) or not len(batch):
+            self._produce(rows)
+
+
 class ChunkRuns:
     """The chunks of one Worker."""
 
@@ -31,9 +54,17 @@ class ChunkRuns:
         self._world = world
         self._loads: dict[str, list[tuple[float, int]]] = {}
         """Node -> (time, version) of each version that it loaded."""
+        self._running: dict[str, _KernelRun] = {}
+        """Node -> the chunk that its kernel has under way."""
 
     def loaded(self, node: str, version: int) -> None:
-        """A reader has this version from now on."""
+        """A reader has this version from now on; what it has under way is interrupted."""
+        chunk = self._running.get(node)
+        if chunk is not None:
+            seconds = self._world.clock.now - chunk.begun
+            rows = self._world.kernels.interrupted(chunk.node, chunk.ends, seconds)
+            if len(rows):
+                chunk.hand_over(rows)
         self._loads.setdefault(node, []).append((self._world.clock.now, version))
 
     def run(self, chunk: RunChunk, end: Callable[[], None]) -> tuple[float, int, int]:
@@ -61,12 +92,43 @@ class ChunkRuns:
             for key in keys.take(batch[failed[batch]]).rows():
                 worker.say(Tombstoned(id=chunk.id, node=name, key=key, error="simulated"))
 
-        for batch in world.kernels.batches(ends):
-            worker.after(max(ends[batch].tolist(), default=0.0), partial(produce, batch))
+        batches = list(world.kernels.batches(node, ends))
         seconds = max(ends.tolist(), default=0.0)
-        worker.after(seconds, end)
+        if world.kernels.computing(node):
+
+            def made() -> None:
+                for batch in batches:
+                    produce(batch)
+                end()
+
+            world.cores.run(worker, node, seconds, made)
+        else:
+            self._run_kernel(node, batches, ends, produce, end)
         tokens = 0 if lengths is None else int(lengths.prompts.sum() + lengths.answers.sum())
         return seconds, len(keys), tokens
+
+    def _run_kernel(
+        self,
+        node: PlannedNode,
+        batches: Sequence[np.ndarray],
+        ends: np.ndarray,
+        produce: Callable[[np.ndarray], None],
+        end: Callable[[], None],
+    ) -> None:
+        """Hand each batch over when its last row has ended, and keep cores busy until then."""
+
+        def ended() -> None:
+            del self._running[node.name]
+            self._world.cores.end(self._worker.name)
+            end()
+
+        chunk = _KernelRun(node, self._world.clock.now, ends, produce)
+        self._running[node.name] = chunk
+        self._world.cores.begin(self._worker.name, node)
+        for batch in batches:
+            last = max(ends[batch].tolist(), default=0.0)
+            self._worker.after(last, partial(chunk.hand_over, batch))
+        self._worker.after(max(ends.tolist(), default=0.0), ended)
 
     def note_read(self, chunk: RunChunk, begun: float) -> None:
         """Note which versions a chunk that ends now has read."""

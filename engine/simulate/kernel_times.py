@@ -37,8 +37,28 @@ class KernelTimes(Protocol):
         """Of the rows of a chunk."""
         ...
 
-    def batches(self, ends: np.ndarray) -> Iterator[np.ndarray]:
+    def threads(self, node: PlannedNode) -> int:
+        """Cores of its host that one rank of a node's kernel keeps busy; 0 where none counts."""
+        ...
+
+    def computing(self, node: PlannedNode) -> float:
+        """The share of a function's seconds in which it keeps a core busy, 0 to 1; in the others it
+        waits for something else. 0 where no core counts.
+        """
+        ...
+
+    def cores(self, worker: str) -> int:
+        """Of a Worker's host."""
+        ...
+
+    def batches(self, node: PlannedNode, ends: np.ndarray) -> Iterator[np.ndarray]:
         """In which batches rows are handed over that end then: their numbers, in order."""
+        ...
+
+    def interrupted(self, node: PlannedNode, ends: np.ndarray, seconds: float) -> np.ndarray:
+        """The rows that a chunk hands over at once, if it has not yet, as new weights interrupt it
+        so many seconds after its start; `ends` as of all rows.
+        """
         ...
 
     def fetch(self, message: Rows) -> float:
@@ -73,6 +93,10 @@ class KernelTimes(Protocol):
         """Until a Worker has taken its devices, or given them back."""
         ...
 
+    def start(self, worker: str) -> float:
+        """Until a Worker that begins during the run is open."""
+        ...
+
     def open(self) -> float:
         """Until a source is open."""
         ...
@@ -105,7 +129,19 @@ class RandomTimes:
             heapq.heappush(free, float(ends[row]))
         return starts, ends
 
-    def batches(self, ends: np.ndarray) -> Iterator[np.ndarray]:
+    def threads(self, node: PlannedNode) -> int:
+        """No core counts."""
+        return 0
+
+    def computing(self, node: PlannedNode) -> float:
+        """No core counts."""
+        return 0.0
+
+    def cores(self, worker: str) -> int:
+        """Nobody asks."""
+        return 1
+
+    def batches(self, node: PlannedNode, ends: np.ndarray) -> Iterator[np.ndarray]:
         """The rows in the order in which they end, cut at random; at times after an empty batch."""
         draw, order = self._draw, np.argsort(ends, kind="stable")
         parts = draw.choice((1, 1, 2, len(order)))
@@ -115,6 +151,10 @@ class RandomTimes:
         for first, last in pairwise(sorted(cuts)):
             rows = order[first:last]
             yield rows[draw.sample(range(len(rows)), len(rows))]
+
+    def interrupted(self, node: PlannedNode, ends: np.ndarray, seconds: float) -> np.ndarray:
+        """None: its batches are random as they are."""
+        return np.zeros(0, np.int64)
 
     def fetch(self, message: Rows) -> float:
         """At once, but for what faults.py adds."""
@@ -147,6 +187,10 @@ class RandomTimes:
     def turn(self, worker: str) -> float:
         """About `durations.load`."""
         return self._vary(self._durations.load)
+
+    def start(self, worker: str) -> float:
+        """At once, but for what faults.py adds."""
+        return 0.0
 
     def open(self) -> float:
         """About `durations.load`."""

@@ -23,7 +23,8 @@ import numpy as np
 from dataflow.batch import Keys
 from engine.coordinator import messages as m
 from engine.coordinator.core import Coordinator
-from engine.coordinator.settings import Settings
+from engine.coordinator.replicas import METRIC as REPLICAS
+from engine.coordinator.settings import Scaling, Settings
 from engine.cost.profile import Profile
 from engine.observe.events import EventHeard, EventStream, InstructionTold, RunEvent
 from engine.plan.costs import plan_costs
@@ -53,15 +54,20 @@ def predict(
     seed: int = 0,
     profile: Profile | None = None,
     seconds: Mapping[str, float] | None = None,
+    cpu: Mapping[str, float] | None = None,
     spans: bool = True,
+    scaling: Scaling = "fixed",
+    grace: float = Settings.grace,
 ) -> Prediction:
     """Simulate so many Steps of a plan. lengths: of rows, in tokens; None: the greatest. seed: of
-    their draws. seconds: a row of nodes that are functions. spans: keep who did what when. Raises
+    their draws. seconds: a row of nodes that are functions; cpu: the share of these in which they
+    compute; before those of the profile. spans: keep who did what when. scaling, grace: of elastic
+    nodes, as the options of a run say. Raises
     PlanError for a node whose time nobody knows, and for a row that a cache cannot hold.
     """
     costs = plan_costs(plan, profile)
     drawn = DrawnLengths(plan, lengths or Greatest(), seed)
-    times = PricedTimes(plan, costs, drawn, lambda: world.outbox, seconds or {})
+    times = PricedTimes(plan, costs, drawn, lambda: world, seconds or {}, cpu or {})
     world = SimulatedWorkers(
         plan,
         _NoNotes(),
@@ -73,7 +79,7 @@ def predict(
         log=spans,
         proving=False,
     )
-    coordinator = _TimedCoordinator(plan, Settings(steps=steps))
+    coordinator = _TimedCoordinator(plan, Settings(steps=steps, scaling=scaling, grace=grace))
     record = _Record()
     loop = Loop(
         coordinator,
@@ -93,6 +99,7 @@ def predict(
         coordinator=CoordinatorLoad(
             events=record.events, instructions=record.instructions, seconds=coordinator.seconds
         ),
+        present=world.present,
     )
 
 
@@ -108,7 +115,8 @@ def _rows(plan: Plan, steps: int) -> dict[str, int]:
 def _steps(record: _Record, times: PricedTimes) -> Iterator[SimulatedStep]:
     start, *closed = record.closed
     begun = start[1]
-    for step, end in closed:
+    for closing, end in closed:
+        step = closing.step
         parts = [trained for (at, _), trained in times.trained.items() if at == step]
         most = max(parts, key=lambda part: part.tokens, default=None)
         lags: dict[str, tuple[int, int]] = {}
@@ -121,8 +129,14 @@ def _steps(record: _Record, times: PricedTimes) -> Iterator[SimulatedStep]:
             rows=most.rows if most else 0,
             tokens=most.tokens if most else 0,
             lag={name: total / count for name, (total, count) in lags.items() if count},
+            replicas=_replicas(closing),
         )
         begun = end
+
+
+def _replicas(closing: m.StepClosed) -> dict[str, int]:
+    counts = closing.metrics.items()
+    return {n.removeprefix(REPLICAS): int(v) for n, v in counts if n.startswith(REPLICAS)}
 
 
 @contextmanager
@@ -153,13 +167,15 @@ class _TimedCoordinator(Coordinator):
 
 
 class _Record:
-    """Counts what is heard and told. closed: each Step and when it was, first the run's begin."""
+    """Counts what is heard and told. closed: each Step's end and when it was, first the run's
+    begin.
+    """
 
     takes = (*get_args(m.Event), *get_args(m.Instruction))
 
     def __init__(self) -> None:
         self.events = self.instructions = 0
-        self.closed: list[tuple[int, float]] = []
+        self.closed: list[tuple[m.StepClosed, float]] = []
 
     def take(self, event: RunEvent) -> None:
         """See `engine.observe.events`."""
@@ -169,7 +185,7 @@ class _Record:
             case InstructionTold(instruction=instruction, at=at):
                 self.instructions += 1
                 if isinstance(instruction, m.StepClosed):
-                    self.closed.append((instruction.step, at))
+                    self.closed.append((instruction, at))
 
 
 class _NoNotes:

@@ -7,7 +7,7 @@ Owns: the data, as plain values. Does not own: how it is found (predict.py), wha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.plan.plan import Plan
 
@@ -16,10 +16,11 @@ from engine.plan.plan import Plan
 class SimulatedSpan:
     """A Worker did one thing, from `start` to `end`, in simulated seconds.
 
-    what: chunk, train, prepare, load, offer, wake, sleep, evaluate, record. fetch: seconds at its
-    start in which rows or weights travelled. told: when the coordinator asked for it. cause: the
-    number of the span (its place in `Prediction.spans`) whose rows or end made the coordinator ask,
-    and which may go on after that; -1 for none. busy: seconds of it in which the device computed.
+    what: start, chunk, train, prepare, load, offer, wake, sleep, evaluate, record. fetch: seconds
+    at its start in which rows or weights travelled. told: when the coordinator asked for it. cause:
+    the number of the span (its place in `Prediction.spans`) whose rows or end made the coordinator
+    ask, and which may go on after that; -1 for none. busy: seconds of it in which the device
+    computed.
     """
 
     worker: str
@@ -39,7 +40,8 @@ class SimulatedSpan:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedStep:
     """One Step. rows, tokens (prompts and answers): what was trained on. lag: by reader, the mean
-    number of versions between what a row was made with and what it was trained into.
+    number of versions between what a row was made with and what it was trained into. replicas: by
+    elastic node, how many were there at its end.
     """
 
     step: int
@@ -48,6 +50,7 @@ class SimulatedStep:
     rows: int
     tokens: int
     lag: Mapping[str, float]
+    replicas: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +65,8 @@ class CoordinatorLoad:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
     """Of one plan. seconds: simulated, of the whole run. spans: in the order in which they began;
-    empty where nobody asked for them.
+    empty where nobody asked for them. present: from when to when each Worker was there (its start
+    included) that was not there all the time.
     """
 
     plan: Plan
@@ -70,3 +74,4 @@ class Prediction:
     steps: tuple[SimulatedStep, ...]
     spans: tuple[SimulatedSpan, ...]
     coordinator: CoordinatorLoad
+    present: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)

@@ -13,9 +13,9 @@ takes equal time.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,17 +23,17 @@ from dataflow.errors import PlanError, nearest_or_all
 from dataflow.schema import TokenPrompt
 from engine.coordinator import messages as m
 from engine.coordinator.refs import Gather
-from engine.cost.devices import Link
 from engine.cost.memory import HOST_PARTS, lasting
 from engine.plan.costs import PlanCosts, RowLengths
 from engine.plan.lag import NO_VERSION
-from engine.plan.plan import Plan, PlannedInput, PlannedNode
+from engine.plan.plan import Plan, PlannedInput, PlannedModel, PlannedNode
 from engine.simulate.kernel_times import Rows, Times
 from engine.simulate.lengths import DrawnLengths
-from engine.simulate.outbox import SimulatedOutboxes
+from engine.simulate.ways import Ways
 
-SHARES = 2.0
-"""How much longer a function takes that has half of a core."""
+if TYPE_CHECKING:
+    from engine.simulate.workers import SimulatedWorkers
+
 _KEPT = 1 << 14
 """Chunks whose times are remembered at most: equal rows have equal times."""
 
@@ -48,8 +48,9 @@ class Trained:
 
 
 class PricedTimes:
-    """See KernelTimes. seconds: a row of nodes that are functions, before those of a profile.
-    Raises PlanError for a node whose time nobody knows.
+    """See KernelTimes. seconds, cpu: of nodes that are functions, a row's seconds and the share of
+    these in which they compute, before those of a profile. Raises PlanError for a node whose time
+    nobody knows.
     """
 
     def __init__(
@@ -57,19 +58,19 @@ class PricedTimes:
         plan: Plan,
         costs: PlanCosts,
         drawn: DrawnLengths,
-        outbox: Callable[[], SimulatedOutboxes],
+        world: Callable[[], SimulatedWorkers],
         seconds: Mapping[str, float],
+        cpu: Mapping[str, float],
     ) -> None:
         assert plan.program is not None
-        self._plan, self._costs, self._drawn, self._outbox = plan, costs, drawn, outbox
+        self._plan, self._costs, self._drawn, self._world = plan, costs, drawn, world
         self._nodes = {n.name: n for n in plan.nodes}
-        self._seconds = seconds
-        _require_known(plan, costs, seconds)
-        self._ways = _Ways(plan, costs)
-        self._beside = {
-            n.name: costs.beside(n.name) if _crowded(plan, n) else 1.0 for n in plan.nodes
-        }
-        self._squeezed = {n.name for n in plan.nodes if squeezed(plan, costs, n)}
+        self._seconds, self._cpu = seconds, cpu
+        _require_known(plan, costs, seconds, cpu)
+        self._ways = Ways(plan, costs)
+        self._runs_beside = {n.name: _runs_beside(plan, n) for n in plan.nodes}
+        self._workers = {n.name: frozenset(n.workers) for n in plan.nodes}
+        self._far = {model.name: _far(plan, model) for model in plan.models}
         self._models = {model.name: model for model in plan.models}
         self._makes_prompts = {
             n.name for n in plan.program.nodes if any(issubclass(s, TokenPrompt) for s in n.schemas)
@@ -80,8 +81,8 @@ class PricedTimes:
             / max(1, batches.get(self._nodes[e.producer].source, 1) * self._nodes[e.producer].rows)
             for e in plan.edges
         }
-        self._known: dict[tuple[str, bytes, bytes], Times] = {}
-        self._weights: dict[tuple[str, str, str], float] = {}
+        self._known: dict[tuple[str, float, bytes, bytes], Times] = {}
+        self._weights: dict[tuple[str, str, str, int], float] = {}
         self._turns: dict[str, float] = {}
         self._shares: dict[tuple[int, str], dict[str, RowLengths]] = {}
         """(assignment, who fetches its rows) -> the rows, by set."""
@@ -115,7 +116,8 @@ class PricedTimes:
             return np.zeros(rows), np.full(rows, self._function(node, rows))
         if not rows:
             return np.zeros(0), np.zeros(0)
-        at = node.name, lengths.prompts.tobytes(), lengths.answers.tobytes()
+        beside = self._beside(node)
+        at = node.name, beside, lengths.prompts.tobytes(), lengths.answers.tobytes()
         if at not in self._known:
             if len(self._known) >= _KEPT:
                 self._known.clear()
@@ -123,25 +125,70 @@ class PricedTimes:
         return self._known[at]
 
     def _passes(self, node: PlannedNode, lengths: RowLengths) -> Times:
-        slower = self._beside[node.name]
+        slower = self._beside(node)
         if node.traits.generates:
             found = self._costs.decode(node.name, _at_least_one(lengths))
             return found.begins * slower, found.ends * slower
         seconds = self._costs.forward(node.name, lengths).seconds * slower
         return np.zeros(len(lengths)), np.full(len(lengths), seconds)
 
+    def _beside(self, node: PlannedNode) -> float:
+        """How much longer a kernel takes while others compute on its host."""
+        return self._costs.beside(node.name) if self._crowded(node) else 1.0
+
+    def _crowded(self, node: PlannedNode) -> bool:
+        """Whether other Workers of a CPU compute while this node does: those of other replicas that
+        are there and of ranks, and, where streams run ahead, those of other nodes.
+        """
+        if node.workers[0] in self._plan.devices or not node.traits.computes:
+            return False
+        workers = self._workers[node.name]
+        if len(workers) - len(workers & self._world().away) > 1:
+            return True
+        return self._runs_beside[node.name]
+
     def _function(self, node: PlannedNode, rows: int) -> float:
         if node.name in self._seconds:
-            seconds = self._seconds[node.name] * rows
-        else:
-            seconds = self._costs.function(node.name, rows) or 0.0
-        return seconds * (SHARES if node.name in self._squeezed else 1.0)
+            return self._seconds[node.name] * rows
+        return self._costs.function(node.name, rows) or 0.0
 
-    def batches(self, ends: np.ndarray) -> Iterator[np.ndarray]:
-        """Rows that end at the same time."""
+    def threads(self, node: PlannedNode) -> int:
+        """Of a kernel on a CPU."""
+        on_cpu = node.workers[0] not in self._plan.devices
+        return node.layout.threads if on_cpu and node.traits.computes else 0
+
+    def computing(self, node: PlannedNode) -> float:
+        """As was said or measured; a function of which nobody knows keeps a core busy."""
+        if node.traits.computes:
+            return 0.0
+        return self._cpu.get(node.name, self._costs.computing(node.name))
+
+    def cores(self, worker: str) -> int:
+        """Of the plan's cluster."""
+        return self._costs.cores(worker)
+
+    def batches(self, node: PlannedNode, ends: np.ndarray) -> Iterator[np.ndarray]:
+        """Rows that end at the same time; of a generation whole groups, all at once where they fit
+        its slots, else as soon as there are enough for a quarter of them.
+        """
+        least, slots = 1, node.layout.slots
+        if node.traits.generates:
+            least = len(ends) if len(ends) <= slots else max(1, slots // 4)
+            ends = _of_groups(node, ends)
         order = np.argsort(ends, kind="stable")
-        cuts = np.flatnonzero(np.diff(ends[order])) + 1
-        yield from np.split(order, cuts) if len(order) else ()
+        batch: list[np.ndarray] = []
+        same_time = np.split(order, np.flatnonzero(np.diff(ends[order])) + 1)
+        for rows in same_time if len(order) else ():
+            batch.append(rows)
+            if sum(map(len, batch)) >= least:
+                yield np.concatenate(batch)
+                batch = []
+        if batch:
+            yield np.concatenate(batch)
+
+    def interrupted(self, node: PlannedNode, ends: np.ndarray, seconds: float) -> np.ndarray:
+        """All whole groups that have ended."""
+        return np.flatnonzero(_of_groups(node, ends) <= seconds)
 
     # --- training ---------------------------------------------------------------------------------
 
@@ -152,7 +199,7 @@ class PricedTimes:
         sets = {name: rows for name, rows in sets.items() if len(rows)}
         whole = message.mine is None
         seconds = self._costs.train(node.name, sets, share=not whole).seconds if sets else 0.0
-        return seconds * self._beside[node.name]
+        return seconds * self._beside(node)
 
     def prepare(self, message: m.TrainStep) -> float:
         """Nothing beside the fetch."""
@@ -180,7 +227,7 @@ class PricedTimes:
                 self._count_lag(trained, message.step, gather)
 
     def _count_lag(self, trained: Trained, step: int, gather: Gather) -> None:
-        blocks = self._outbox().of(gather)
+        blocks = self._world().outbox.of(gather)
         versions = np.concatenate([block.version for block in blocks])[_places(blocks, gather)]
         versions = versions[versions != NO_VERSION]
         total, count = trained.lags.get(gather.producer, (0, 0))
@@ -228,11 +275,11 @@ class PricedTimes:
         """Of a version, to one reader of as many as there are."""
         if message.alias or message.leader:
             return 0.0
-        at = message.model, message.reader, self._ways.kind(message.worker)
+        model = self._models[message.model]
+        far = self._far[message.model]
+        readers = len(far) - len(far & self._world().away)
+        at = message.model, message.reader, self._ways.kind(message.worker), readers
         if at not in self._weights:
-            model = self._models[message.model]
-            far = {w for r in model.copied for w in self._nodes[r].workers}
-            readers = len(far - {self._nodes[model.writer].workers[0]} if model.writer else far)
             time = self._costs.weights(model, message.worker, max(1, readers))
             self._weights[at] = time.seconds
         return self._weights[at]
@@ -255,6 +302,10 @@ class PricedTimes:
             place = self._costs.place(computing)
             self._turns[worker] = sum(kept) / place.device.link
         return self._turns[worker]
+
+    def start(self, worker: str) -> float:
+        """Of a replica that joins; those of the beginning are there before the first Step."""
+        return self._costs.start(worker)
 
     def open(self) -> float:
         """Before the first Step."""
@@ -286,7 +337,7 @@ class PricedTimes:
 
     def _of(self, gather: Gather) -> RowLengths:
         """Of the rows of one gather."""
-        blocks = self._outbox().of(gather)
+        blocks = self._world().outbox.of(gather)
         lengths = [block.lengths for block in blocks if block.lengths is not None]
         if len(lengths) < len(blocks) or not lengths:
             none = np.zeros(len(gather.row), np.int64)
@@ -298,29 +349,6 @@ class PricedTimes:
             np.concatenate([each.answers for each in lengths]),
         )
         return whole.take(_places(blocks, gather))
-
-
-class _Ways:
-    """Between Workers, of which most are alike."""
-
-    def __init__(self, plan: Plan, costs: PlanCosts) -> None:
-        self._plan, self._costs = plan, costs
-        self._known: dict[tuple[str, str], Link] = {}
-        self._kinds: dict[str, str] = {}
-
-    def kind(self, worker: str) -> str:
-        """Workers of one kind have the same ways: its host, and how much of its network it has."""
-        if worker not in self._kinds:
-            gpus = len(self._plan.devices.get(worker, ()))
-            self._kinds[worker] = f"{self._plan.host_of(worker)}/{gpus}"
-        return self._kinds[worker]
-
-    def of(self, sender: str, reader: str) -> Link:
-        """From a Worker to another."""
-        at = self.kind(sender), self.kind(reader)
-        if at not in self._known:
-            self._known[at] = self._costs.link(sender, reader)
-        return self._known[at]
 
 
 def _places(blocks: Iterable[object], gather: Gather) -> np.ndarray:
@@ -340,29 +368,22 @@ def _at_least_one(lengths: RowLengths) -> RowLengths:
     return RowLengths(lengths.prompts, np.maximum(lengths.answers, 1))
 
 
-def _crowded(plan: Plan, node: PlannedNode) -> bool:
-    """Whether other Workers of a CPU compute while this node does: those of other replicas and
-    ranks, and, where streams run ahead, those of other nodes.
-    """
-    if node.workers[0] in plan.devices or not node.traits.computes:
-        return False
-    if len(node.workers) > 1:
-        return True
+def _of_groups(node: PlannedNode, ends: np.ndarray) -> np.ndarray:
+    """When the last row of each row's group ends."""
+    samples = node.rows // max(1, node.inner)
+    return np.repeat(ends.reshape(-1, samples).max(axis=1), samples)
+
+
+def _far(plan: Plan, model: PlannedModel) -> frozenset[str]:
+    """Workers that fetch each version of a Model."""
+    readers = frozenset(w for r in model.copied for w in plan.node(r).workers)
+    return readers - {plan.node(model.writer).workers[0]} if model.writer else readers
+
+
+def _runs_beside(plan: Plan, node: PlannedNode) -> bool:
+    """Whether Workers of other nodes compute while this one does."""
     others = {w for n in plan.nodes if n.traits.computes for w in n.workers}
     return _runs_ahead(plan) and others != set(node.workers)
-
-
-def squeezed(plan: Plan, costs: PlanCosts, node: PlannedNode) -> bool:
-    """Whether Workers that compute keep all cores of a function's host busy while it runs."""
-    if node.traits.computes or not _runs_ahead(plan):
-        return False
-    host = plan.host_of(node.workers[0])
-    threads: Counter[str] = Counter()  # of the node of a Worker that has most
-    for n in (n for n in plan.nodes if n.traits.computes):
-        here = (w for w in n.workers if w not in plan.devices and plan.host_of(w) == host)
-        threads |= Counter(dict.fromkeys(here, n.layout.threads))
-    own = set(threads) <= set(node.workers)
-    return not own and threads.total() >= costs.cores(node.workers[0])
 
 
 def _runs_ahead(plan: Plan) -> bool:
@@ -370,16 +391,25 @@ def _runs_ahead(plan: Plan) -> bool:
     return any(s.max_lag for s in plan.sources)
 
 
-def _require_known(plan: Plan, costs: PlanCosts, seconds: Mapping[str, float]) -> None:
-    """Raises PlanError for nodes whose time nobody knows, and for seconds of no such node."""
+def _require_known(
+    plan: Plan, costs: PlanCosts, seconds: Mapping[str, float], cpu: Mapping[str, float]
+) -> None:
+    """Raises PlanError for nodes whose time nobody knows, and for what is said of no function, or
+    cannot be.
+    """
     functions = [n.name for n in plan.nodes if not n.traits.computes and n.work != "train"]
-    for name, value in seconds.items():
-        if name not in functions:
+    for what, names in (("seconds", seconds), ("cpu", cpu)):
+        for name in (name for name in names if name not in functions):
             problem = f"expected a node that is a function, found {name!r}"
-            raise PlanError(f"seconds: {problem}. Fix: {nearest_or_all(name, functions)}.")
+            raise PlanError(f"{what}: {problem}. Fix: {nearest_or_all(name, functions)}.")
+    for name, value in seconds.items():
         if not value >= 0:
             problem = f"{name}: expected seconds a row, 0 or more, found {value:g}"
             raise PlanError(f"seconds: {problem}. Fix: --seconds {name}=0.001.")
+    for name, share in cpu.items():
+        if not 0 <= share <= 1:
+            problem = f"{name}: expected a share from 0 to 1, found {share:g}"
+            raise PlanError(f"cpu: {problem}. Fix: --cpu {name}=0.01.")
     unknown = [_unknown(plan, costs, node, seconds) for node in plan.nodes]
     if problems := [problem for problem in unknown if problem]:
         raise PlanError("\n".join(problems))

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 
 from dataflow.shown import one_line, printable, shown_number
 from dataflow.width import folded
+from engine.plan.elastic import least
 from engine.plan.explain.layout import (
     WIDTH,
     Line,
@@ -47,6 +49,7 @@ def report(
         section(_title(found), _steps(found)),
         section(f"nodes, {when}: {_WHY}", _nodes(found)),
         section(f"devices, {when}", _devices(found)),
+        section("replicas", _replicas(found)),
         section("lag: versions from what made a row to what trained it", _lag(found)),
         section(f"critical path of Step {found.last}: what it waited for", _path(found)),
         section("coordinator", _coordinator(found)),
@@ -131,8 +134,13 @@ def _nodes(found: PredictionSummary) -> Iterator[Line]:
     width = widest(use.node for use in found.nodes)
     yield side_by_side(["", _row(["Workers", *_HEADS], _CELLS)], [width, 0])
     for use in found.nodes:
-        cells = [f"{use.workers:,}", *_shares(use.shares)]
+        cells = [_workers(use.workers), *_shares(use.shares)]
         yield from named(use.node, width, _row(cells, _CELLS))
+
+
+def _workers(mean: float) -> str:
+    """`3`; `2.4` where replicas have come or gone."""
+    return f"{mean:,.0f}" if abs(mean - round(mean)) < 0.05 else f"{mean:,.1f}"
 
 
 def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
@@ -174,6 +182,19 @@ def _devices(found: PredictionSummary) -> Iterator[Line]:
         rest = (percent(mean.rows), percent(mean.weights), percent(mean.idle))
         cells = [percent(mean.busy), spread, *rest]
         yield from named(f"{len(uses):,} {kind}", width, _row(cells, widths), tail=", ".join(nodes))
+
+
+def _replicas(found: PredictionSummary) -> Iterator[Line]:
+    """How many there were when, of nodes in which they come and go."""
+    width = widest(found.replicas)
+    for node, counts in found.replicas.items():
+        changes = [f"{counts[0]:,}"]
+        for step, (before, after) in enumerate(pairwise(counts), 2):
+            if after != before:
+                changes.append(f"{after:,} at the end of Step {step}")
+        most = len(found.plan.node(node).workers)
+        text = f"{', '.join(changes)}; {least(found.plan, found.plan.node(node))} to {most} may be"
+        yield from named(node, width, text)
 
 
 def _lag(found: PredictionSummary) -> Iterator[Line]:

@@ -11,7 +11,7 @@
 
 Owns: carrying out one instruction after another, and checks that it can be carried out. Does not
 own: when it dies and which messages arrive (workers.py), times (kernel_times.py), outcomes
-(behaviour.py).
+(behaviour.py), files (file_requests.py).
 """
 
 from __future__ import annotations
@@ -20,22 +20,20 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dataflow.errors import RunError
 from dataflow.loss_terms import ROWS
 from engine.coordinator import messages as m
 from engine.coordinator.ordered_inbox import OrderedInbox
 from engine.coordinator.refs import Gather
-from engine.run.workers import Ask, KeepRows, Restore, Save, SaveWeights, WorkerGone
 from engine.simulate.chunks import ChunkRuns
+from engine.simulate.file_requests import FileRequest, FileRequests
 from engine.simulate.groups import Work
 from engine.simulate.kernel_times import Rows
 from engine.simulate.spans import NOBODY
 
 if TYPE_CHECKING:
-    from engine.simulate.store import SavedRows
     from engine.simulate.workers import SimulatedWorkers
 
 Done = Callable[[], None]
@@ -52,14 +50,6 @@ class Waiting:
     asked: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileRequest:
-    """What the loop asks for. number: the same for all Workers asked at one time."""
-
-    number: int
-    request: Ask
-
-
 class SimulatedWorker:
     """A Worker of this epoch. told, said: how many instructions it was sent, and events it sent."""
 
@@ -73,6 +63,7 @@ class SimulatedWorker:
         self._plan = world.plan
         self._times = world.kernels
         self._chunks = ChunkRuns(self, world)
+        self._files = FileRequests(self, world)
         self._stopped_until = 0.0
         self._put_off: deque[Done] = deque()
         """What was due while it was stopped, in order."""
@@ -89,6 +80,7 @@ class SimulatedWorker:
         self._world.outbox.lose(self.name)
         self._world.groups.forget(self.name)
         self._world.devices.sleep(self.name)
+        self._world.cores.end(self.name)
 
     def stop(self, seconds: float) -> None:
         """Do nothing for a time, then go on as if nothing had happened; the longest time counts."""
@@ -129,7 +121,7 @@ class SimulatedWorker:
         """Take up an instruction or a request."""
         match message:
             case FileRequest():
-                self._pass(partial(self._do_files, message))
+                self._pass(partial(self._files.do, message))
             case m.Offer():
                 self._enqueue(partial(self._offer, message))
             case m.Load():
@@ -261,11 +253,13 @@ class SimulatedWorker:
 
         def end() -> None:
             self._check(chunk)
+            self._computed(self._world.clock.now - begun, rows, tokens)
             self._chunks.note_read(chunk, begun)
             self.say(m.ChunkDone(id=chunk.id, node=chunk.node))
             done()
 
-        self._computed(*self._chunks.run(chunk, end))
+        seconds, rows, tokens = self._chunks.run(chunk, end)
+        self._computed(seconds, rows, tokens)
 
     def _go(self, go: m.Go, prepared: m.TrainStep, done: Done) -> None:
         """A rank begins what it is prepared for."""
@@ -274,6 +268,7 @@ class SimulatedWorker:
 
     def _train(self, message: m.TrainStep, done: Done) -> None:
         def end() -> None:
+            self._world.cores.end(self.name)
             self._check(message)
             if self._world.proving:
                 self._note_trained(message)
@@ -281,9 +276,13 @@ class SimulatedWorker:
             self.say(m.Stepped(id=number, node=node, step=step, worker=self.name))
             done()
 
+        def begin() -> None:
+            self._world.cores.begin(self.name, self._world.nodes[message.node])
+            self.after(seconds, end)
+
         seconds = self._times.train(message)
         self._computed(seconds, len(message.keys))
-        self._with_all(("train", message.node, message.id), seconds, end)
+        self._meet(("train", message.node, message.id), begin)
 
     def _note_trained(self, message: m.TrainStep) -> None:
         outbox, groups = self._world.outbox, self._world.groups
@@ -314,45 +313,6 @@ class SimulatedWorker:
 
         self.after(self._times.answer(message), end)
 
-    def _do_files(self, asked: FileRequest, done: Done) -> None:
-        match asked.request:
-            case Save(nodes=nodes):
-                self._save(asked, tuple(nodes), done)
-            case SaveWeights(node=node):
-                self._save(asked, (node,), done)
-            case Restore():
-                self._answer_after(self._times.files(), asked, None, done)
-            case KeepRows(file=file):
-                ref = self._world.outbox.keep(self.name, file.stem, *self._world.disk[file])
-                self._answer_after(0.0, asked, ref, done)
-
-    def _save(self, asked: FileRequest, left: tuple[str, ...], done: Done) -> None:
-        """Save one node after another, each with all of its ranks; then the rows, if any."""
-        if left:
-            save = partial(self._save, asked, left[1:], done)
-            self._with_all(("save", left[0], asked.number), self._times.files(), save)
-            return
-        request = asked.request
-        answer = self._rows_of(request) if isinstance(request, Save) else None
-        self._answer_after(0.0, asked, answer, done)
-
-    def _rows_of(self, save: Save) -> dict[Path, SavedRows] | WorkerGone:
-        """The content of each file of rows; WorkerGone if a Worker that kept some has died."""
-        outbox = self._world.outbox
-        if lost := outbox.absent(gather for _, gather in save.rows.values()):
-            return WorkerGone(lost, f"it was lost while {self.name} was asked for its rows")
-        for keys, gather in save.rows.values():
-            outbox.check_rows(keys, gather)
-        rows, folder = save.rows.items(), save.directory / "rows"
-        return {folder / f"{n}.arrow": (k, outbox.versions(g)) for n, (k, g) in rows}
-
-    def _answer_after(self, seconds: float, asked: FileRequest, answer: Any, done: Done) -> None:
-        def end() -> None:
-            self._world.answer(self.name, asked.number, answer)
-            done()
-
-        self.after(seconds, end)
-
     def _offer(self, message: m.Offer, done: Done) -> None:
         def end() -> None:
             block = self._world.outbox.offer(self.name, message.model, message.version)
@@ -360,11 +320,14 @@ class SimulatedWorker:
             done()
 
         self._span = self._begun("offer", message.writer, message.version, message)
-        self._with_all(("offer", message.writer, message.id), self._times.offer(message), end)
+        self.with_all(("offer", message.writer, message.id), self._times.offer(message), end)
 
-    def _with_all(self, what: Work, seconds: float, end: Done) -> None:
+    def with_all(self, what: Work, seconds: float, end: Done) -> None:
         """Take a time, then call `end`; a node with ranks starts when all have come to this."""
-        begin = partial(self.after, seconds, end)
+        self._meet(what, partial(self.after, seconds, end))
+
+    def _meet(self, what: Work, begin: Done) -> None:
+        """Begin; a node with ranks when all have come to this."""
         if self._world.nodes[what[1]].ranks > 1:
             self._world.groups.meet(what, self.name, begin)
         else:

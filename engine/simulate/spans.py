@@ -13,6 +13,8 @@ from engine.coordinator import messages as m
 from engine.simulate.clock import VirtualClock
 from engine.simulate.prediction import SimulatedSpan
 
+START = "start"
+"""What a Worker does until it is open, if it begins during the run."""
 NOBODY = -1
 """The cause of what nothing led to."""
 
@@ -66,6 +68,12 @@ class SpanLog:
         now = self._clock.now
         told, cause = self._told.pop(id(message), (now, NOBODY))
         self._spans.append(_Open(worker, what, node, step, now, told, cause))
+        return len(self._spans) - 1
+
+    def starts(self, worker: str) -> int:
+        """A Worker begins, as the coordinator asked just now; the number of the span."""
+        now = self._clock.now
+        self._spans.append(_Open(worker, START, "", 0, now, now, self._cause))
         return len(self._spans) - 1
 
     def fetched(self, span: int) -> None:

@@ -54,8 +54,9 @@ class ReaderLag:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionSummary:
     """All that is said of a Prediction. seconds: of each Step, from the end of the one before;
-    between: of those that count, from `first` to `last`, which the path is of. nodes, devices,
-    path: empty where its spans were not kept. whole: the run's seconds.
+    between: of those that count, from `first` to `last`, which the path is of. replicas: of each
+    elastic node, how many were there at the end of each Step. nodes, devices, path: empty where its
+    spans were not kept. whole: the run's seconds.
     """
 
     plan: Plan
@@ -70,6 +71,7 @@ class PredictionSummary:
     nodes: tuple[NodeUse, ...]
     devices: tuple[DeviceUse, ...]
     lag: Mapping[str, ReaderLag]
+    replicas: Mapping[str, tuple[int, ...]]
     path: tuple[CriticalSum, ...]
     coordinator: CoordinatorLoad
     whole: float
@@ -93,7 +95,8 @@ def summary_of(found: Prediction) -> PredictionSummary:
     counted = found.steps[after:until]
     step = fmean(seconds[after:until])
     tokens = fmean(each.tokens for each in counted)
-    use = Utilisation(found.plan, found.spans, ends[after], ends[until]) if found.spans else None
+    when = ends[after], ends[until]
+    use = Utilisation(found.plan, found.spans, *when, found.present) if found.spans else None
     return PredictionSummary(
         plan=found.plan,
         seconds=tuple(seconds),
@@ -107,6 +110,7 @@ def summary_of(found: Prediction) -> PredictionSummary:
         nodes=tuple(use.nodes()) if use else (),
         devices=tuple(use.devices()) if use else (),
         lag=_lags(counted),
+        replicas=_replicas(found.steps),
         path=_path(found, found.steps[until - 1], ends[until - 1]) if use else (),
         coordinator=found.coordinator,
         whole=found.seconds,
@@ -130,6 +134,10 @@ def _lags(steps: Sequence[SimulatedStep]) -> dict[str, ReaderLag]:
     readers = dict.fromkeys(reader for step in steps for reader in step.lag)
     lags = {r: [step.lag[r] for step in steps if r in step.lag] for r in readers}
     return {r: ReaderLag(mean=fmean(own), greatest=max(own)) for r, own in lags.items()}
+
+
+def _replicas(steps: Sequence[SimulatedStep]) -> dict[str, tuple[int, ...]]:
+    return {node: tuple(step.replicas[node] for step in steps) for node in steps[0].replicas}
 
 
 def _cost(plan: Plan, step: float) -> StepCost:
@@ -182,6 +190,7 @@ def as_data(found: PredictionSummary, told: Mapping[str, str] = _NOBODY) -> dict
             for u in found.devices
         },
         "lag": {reader: asdict(lag) for reader, lag in found.lag.items()},
+        "replicas": {node: list(counts) for node, counts in found.replicas.items()},
         "critical_path": [asdict(part) for part in found.path],
         "coordinator": {
             "events": load.events,

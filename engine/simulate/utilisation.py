@@ -21,8 +21,9 @@ from engine.cost.devices import CPU
 from engine.plan.plan import Plan
 from engine.simulate.prediction import SimulatedSpan
 
+_ALL_THERE: Mapping[str, Sequence[tuple[float, float]]] = {}
 _WEIGHTS = ("load", "offer")
-_ASIDE = ("wake", "sleep", "record")
+_ASIDE = ("start", "wake", "sleep", "record")
 """Work for which no rows and no weights are waited for."""
 
 
@@ -58,10 +59,10 @@ class TimeShares:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeUse:
-    """Of all Workers of a node; its shares add up to 1."""
+    """Of all Workers of a node while they are there; its shares add up to 1. workers: the mean."""
 
     node: str
-    workers: int
+    workers: float
     shares: TimeShares
 
 
@@ -76,12 +77,24 @@ class DeviceUse:
 
 
 class Utilisation:
-    """Of the spans of a plan's Workers between two times."""
+    """Of the spans of a plan's Workers between two times. present: when those were there that were
+    not there all the time.
+    """
 
     def __init__(
-        self, plan: Plan, spans: Iterable[SimulatedSpan], start: float, end: float
+        self,
+        plan: Plan,
+        spans: Iterable[SimulatedSpan],
+        start: float,
+        end: float,
+        present: Mapping[str, Sequence[tuple[float, float]]] = _ALL_THERE,
     ) -> None:
         self._plan, self._whole = plan, end - start
+        self._present = {
+            worker: sum(max(0.0, min(last, end) - max(first, start)) for first, last in times)
+            for worker, times in present.items()
+        }
+        """Worker -> seconds in which it was there."""
         by_worker: dict[str, list[SimulatedSpan]] = defaultdict(list)
         for span in spans:
             by_worker[span.worker].append(span)
@@ -100,9 +113,11 @@ class Utilisation:
                 own = self._seconds.get(worker, {}).get(node.name, TimeShares())
                 told = totals.get(worker, TimeShares()).told
                 found.plus(TimeShares(own.busy, own.rows, own.weights, told - own.told))
-            whole = self._whole * len(node.workers)
+            whole = sum(self._present.get(worker, self._whole) for worker in node.workers)
             found.idle = max(0.0, whole - found.told - found.others)
-            yield NodeUse(node=node.name, workers=len(node.workers), shares=found.of(whole))
+            all_there = self._present.keys().isdisjoint(node.workers) or not self._whole
+            count = len(node.workers) if all_there else whole / self._whole
+            yield NodeUse(node=node.name, workers=count, shares=found.of(whole))
 
     def devices(self) -> Iterator[DeviceUse]:
         """Each device that some Worker has; those of several Workers have their shares together."""

@@ -11,6 +11,7 @@ twice, and may come after its sender's death; numbers put that right at both end
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -25,12 +26,14 @@ from engine.plan.plan import Plan
 from engine.run.workers import Ask, WorkerGone
 from engine.simulate.behaviour import Outcomes
 from engine.simulate.clock import VirtualClock
+from engine.simulate.cores import SimulatedCores
 from engine.simulate.faults import Blow, Fate, FaultModel
+from engine.simulate.file_requests import FileRequest
 from engine.simulate.groups import Devices, SimulatedRanks
 from engine.simulate.history import Notes
 from engine.simulate.kernel_times import KernelTimes, Rows
 from engine.simulate.outbox import SimulatedOutboxes
-from engine.simulate.simulated_worker import FileRequest, SimulatedWorker
+from engine.simulate.simulated_worker import SimulatedWorker
 from engine.simulate.spans import NOBODY, SpanLog
 from engine.simulate.store import SavedRows
 
@@ -73,6 +76,7 @@ class SimulatedWorkers:
         self.outcomes = outcomes
         self.disk = disk or {}
         self.clock = VirtualClock()
+        self.cores = SimulatedCores(plan, self.clock, kernels)
         self.log = SpanLog(self.clock) if log else None
         self.outbox = SimulatedOutboxes()
         self.groups = SimulatedRanks(plan)
@@ -85,6 +89,9 @@ class SimulatedWorkers:
         for name in plan.spare:  # as if it had ended, and its next epoch is the first
             self._workers[name] = SimulatedWorker(self, name, -1)
             self._workers[name].gone = True
+        self.away = set(plan.spare)
+        """Workers that are not open now; before the run, those that it begins without."""
+        self._present: dict[str, list[tuple[float, float]]] = {name: [] for name in plan.spare}
         self._inbox: deque[m.Event | m.From] = deque()
         """Arrived, and not yet taken by the loop."""
         self._request = 0
@@ -162,7 +169,10 @@ class SimulatedWorkers:
             epoch = self._workers[name].epoch + 1
             worker = self._workers[name] = SimulatedWorker(self, name, epoch)
             self._lost.pop(name, None)
-            worker.after(self._upto(self._faults.respawn), partial(self._open, worker))
+            span = NOBODY if self.log is None else self.log.starts(name)
+            seconds = self.kernels.start(name) + self._upto(self._faults.respawn)
+            worker.after(seconds, partial(self._open, worker, span))
+            self._present.setdefault(name, []).append((self.clock.now, math.inf))
             if self._fate is not None and self._hits[name] < 2:
                 self._hit(self._fate.strike_again(name))
 
@@ -172,6 +182,19 @@ class SimulatedWorkers:
             self._lost.pop(name, None)
             if not self._workers[name].gone:
                 self._workers[name].die()
+                self._leaves(name)
+
+    def _leaves(self, worker: str) -> None:
+        """It is there no more, from now on."""
+        times = self._present.setdefault(worker, [])
+        begun = times.pop()[0] if times else 0.0
+        times.append((begun, self.clock.now))
+        self.away.add(worker)
+
+    @property
+    def present(self) -> dict[str, tuple[tuple[float, float], ...]]:
+        """From when to when each Worker was there that began or ended during the run."""
+        return {worker: tuple(times) for worker, times in self._present.items()}
 
     def reports(self) -> list[Any]:
         """Nothing: simulated Workers are not measured or watched."""
@@ -206,9 +229,12 @@ class SimulatedWorkers:
         """How long a fetch takes."""
         return self.kernels.fetch(message) + self._upto(self._faults.fetch)
 
-    def _open(self, worker: SimulatedWorker) -> None:
+    def _open(self, worker: SimulatedWorker, span: int = NOBODY) -> None:
         worker.opened = True
-        self.say(worker, m.WorkerOpened(worker=worker.name, epoch=worker.epoch))
+        self.away.discard(worker.name)
+        if self.log is not None and span != NOBODY:
+            self.log.end(span)
+        self.say(worker, m.WorkerOpened(worker=worker.name, epoch=worker.epoch), span)
         for node in self.plan.nodes:
             if node.work == "source" and worker.name in node.workers:
                 event = m.SourceOpened(node=node.name, rows=self._rows[node.name])

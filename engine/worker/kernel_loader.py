@@ -115,9 +115,15 @@ class OpenKernels:
         return self._ranks[node]
 
     def during(self, node: str, name: str, what: str = "", *, task: int = -1) -> During:
-        """A context in which the node computes; only its first rank counts the time."""
-        counted = node not in self.nodes or self.rank(node) == 0
-        return self._timing.during(node, name, what, task=task, counted=counted)
+        """A context in which the node computes; only its first rank counts the time. Of a function
+        it counts how much was computing, too: predictions ask whether it waits for something else.
+        """
+        planned = self.nodes.get(node)
+        counted = planned is None or self.rank(node) == 0
+        is_function = planned is not None and _is_function(planned)
+        elsewhere = self.sessions[node].elsewhere if is_function else None
+        how = {"task": task, "counted": counted}
+        return self._timing.during(node, name, what, **how, elsewhere=elsewhere)
 
     def sleep(self) -> None:
         """Let every kernel that can give its devices back do so."""
@@ -150,3 +156,8 @@ class OpenKernels:
         finally:
             if self.by_node:
                 self.close()
+
+
+def _is_function(node: PlannedNode) -> bool:
+    """Whether it runs chunks and computes with no Model."""
+    return node.traits.chunked and not node.traits.computes

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from dataflow.batch import Keys
 from dataflow.errors import KernelError
+from dataflow.processor_time import ProcessorTime
 from dataflow.randomness import row_seeds
 from engine.observe.reports import Report
 
@@ -58,6 +59,7 @@ class NodeSession:
         self._memory = memory or (lambda nbytes: np.empty(nbytes, np.uint8))
         self._reports: list[Report] = []
         self._tombstones: list[Tombstone] = []
+        self._elsewhere = ProcessorTime()
 
     def row_seeds(self, keys: Keys) -> np.ndarray:
         """uint64 [rows], keyed by seed, node and row."""
@@ -66,6 +68,10 @@ class NodeSession:
     def metric(self, name: str, value: float, count: float = 1.0) -> None:
         """Kept until the Worker reports."""
         self._reports.append((name, float(value), float(count)))
+
+    def computed(self, elsewhere: ProcessorTime) -> None:
+        """Kept until the Worker asks."""
+        self._elsewhere += elsewhere
 
     def tombstone(self, key: tuple[int, int, int], error: str, *, failed: bool = True) -> None:
         """Kept until the Worker reports."""
@@ -90,6 +96,11 @@ class NodeSession:
     def reports(self) -> list[Report]:
         """Metrics since the last call."""
         found, self._reports = self._reports, []
+        return found
+
+    def elsewhere(self) -> ProcessorTime:
+        """What other processes computed since the last call."""
+        found, self._elsewhere = self._elsewhere, ProcessorTime()
         return found
 
     def tombstones(self) -> list[Tombstone]:

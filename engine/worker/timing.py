@@ -11,8 +11,10 @@ import time
 import traceback
 from collections.abc import Callable
 
+from dataflow import processor_time
 from dataflow.activity import show
 from dataflow.errors import CheckpointError, DataError, DataflowError, KernelError, Origin
+from dataflow.processor_time import ProcessorTime
 from engine.coordinator.refs import Ref
 from engine.observe.reports import Doing, Report, SpanOf
 from engine.worker.counted import DEVICE_MEMORY
@@ -37,13 +39,22 @@ class Timing:
         self.between = f"{worker} is between two kernels"
 
     def during(
-        self, node: str, name: str, what: str = "", *, task: int = -1, counted: bool = True
+        self,
+        node: str,
+        name: str,
+        what: str = "",
+        *,
+        task: int = -1,
+        counted: bool = True,
+        elsewhere: Callable[[], ProcessorTime] | None = None,
     ) -> During:
         """A context in which the node computes. name: of its span. what: the same with its
         particulars, where it has some. task: what it was told. counted: its time is part of
-        time/<node>.
+        time/<node>. elsewhere: what other processes computed for it since the last call; with it,
+        that and what this thread computed are part of cpu/<node>, and what either waited for a core
+        of queue/<node>.
         """
-        return During(self, node, name, what, task, counted)
+        return During(self, node, name, what, task, counted, elsewhere)
 
     def reports(self) -> list[Report]:
         """Times since the last call."""
@@ -57,20 +68,31 @@ class Timing:
             self._placed[node] = f"{origin} {node}" if origin else node
         return self._placed[node]
 
-    def note(self, node: str, seconds: float) -> None:
-        """Report time that counts."""
+    def note(self, node: str, seconds: float, took: ProcessorTime | None) -> None:
+        """Report time that counts, and how much of it was computing, where that is known."""
         self._reports.append((f"time/{node}", seconds, 1.0))
+        if took is not None:
+            self._reports.append((f"cpu/{node}", took.computed, 1.0))
+            self._reports.append((f"queue/{node}", took.queued, 1.0))
 
 
 class During:
     """A context that notes what a Worker does and how long; its errors name the node."""
 
     def __init__(
-        self, timing: Timing, node: str, name: str, what: str, task: int, counted: bool
+        self,
+        timing: Timing,
+        node: str,
+        name: str,
+        what: str,
+        task: int,
+        counted: bool,
+        elsewhere: Callable[[], ProcessorTime] | None,
     ) -> None:
         self._timing, self._node, self._name, self._what = timing, node, name, what or name
-        self._task, self._counted = task, counted
+        self._task, self._counted, self._elsewhere = task, counted, elsewhere
         self._start = self._end = 0.0
+        self._before = ProcessorTime()
         self._makes = False
 
     def making(self) -> During:
@@ -106,6 +128,8 @@ class During:
         worker, what = self._timing.worker, self._what
         self._timing.doing = Doing(worker=worker, node=self._node, what=what, since=self._start)
         show(f"{worker} is in {self._placed()} ({what})")
+        if self._elsewhere is not None:
+            self._before = processor_time.of_thread()
         if self._counted:
             DEVICE_MEMORY.begin()
 
@@ -116,7 +140,7 @@ class During:
         show(self._timing.between)
         what, self._end = self._what, time.monotonic()
         if self._counted:
-            self._timing.note(self._node, self._end - self._start)
+            self._timing.note(self._node, self._end - self._start, self._took())
             self._peaked()
         if error is not None or not self._makes:
             self.made(None)
@@ -133,6 +157,11 @@ class During:
             told = "".join(traceback.format_exception(error)).rstrip()
             why = f"raised {type(error).__name__}: {error}. Fix: see the traceback.\n{told}"
             raise KernelError(f"{self._placed()}: {what}: {why}") from error
+
+    def _took(self) -> ProcessorTime | None:
+        if self._elsewhere is None:
+            return None
+        return processor_time.of_thread().since(self._before) + self._elsewhere()
 
     def _peaked(self) -> None:
         peak = DEVICE_MEMORY.since()

@@ -130,7 +130,10 @@ class HostReward:
 
     def _call(self, calls: Mapping[int, pa.RecordBatch]) -> dict[int, ScoringOutcome]:
         assert self._scorers is not None, "run before open"
-        return self._scorers.score(calls)
+        outcomes = self._scorers.score(calls)
+        for outcome in outcomes.values():
+            self._session.computed(outcome.processors)
+        return outcomes
 
     def _narrow(
         self,

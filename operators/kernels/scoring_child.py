@@ -28,6 +28,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from dataflow import processor_time
 from dataflow.pandas_later import keep_pandas_out
 from dataflow.prompt_types import with_json_values
 from dataflow.shown import printable
@@ -357,10 +358,12 @@ def main(descriptor: int) -> None:
 
 def _serve(wire: CallSocket, scorer: Scorer) -> None:
     while (frame := wire.receive()) is not None:
+        begun = processor_time.of_process()
         outcome = scorer.score(pa.ipc.open_stream(frame).read_next_batch())
         if os.getpid() != wire.pid:
             _end_fork(wire, outcome)
-        wire.reply(outcome)
+        took = processor_time.of_process().since(begun)
+        wire.reply(msgspec.structs.replace(outcome, processors=took))
     scorer.close()
 
 

@@ -16,6 +16,7 @@ from typing import Literal
 import msgspec
 
 from dataflow.metric_names import is_part, repaired_part
+from dataflow.processor_time import ProcessorTime
 from dataflow.shown import printable
 
 MARK = b"dfr\x01"
@@ -42,12 +43,14 @@ class ScoringFault(msgspec.Struct, frozen=True, kw_only=True):
 
 class ScoringOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one call: values (None: does not apply) and metrics, or a fault. The values of
-    steps are those of each row's, one row after another.
+    steps are those of each row's, one row after another. processors: of the function's
+    process, and of those that ended in it.
     """
 
     values: list[float | None] = []
     metrics: list[tuple[str, float]] = []
     fault: ScoringFault | None = None
+    processors: ProcessorTime = ProcessorTime()
 
 
 class Garbled(Exception):
@@ -116,6 +119,9 @@ def judged_answer(payload: bytes, due: int) -> ScoringOutcome:
     for name, value in outcome.metrics:
         if problem := metric_problem(name, value):
             raise Garbled(f"an answer came with a metric that {problem}")
+    took = outcome.processors
+    if not (0.0 <= took.computed < math.inf and 0.0 <= took.queued < math.inf):
+        raise Garbled(f"an answer came with {took!r}")
     return outcome
 
 

@@ -6,6 +6,7 @@
 | `graphs` | the parts of one small GRPO graph on the model `tiny` |
 | `plans` | plans of graphs for known machines, and plans written by hand, node by node |
 | `simulations` | runs of a plan in the simulator |
+| `simulated_rows` | plans simulated by the cost model, with rows that most tests have |
 | `models` | tiny models and tokenizers |
 | `architectures` | tiny models of each architecture, by name |
 | `architecture_ranks` | what each of two ranks does with them |

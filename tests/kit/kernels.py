@@ -11,6 +11,7 @@ import pyarrow as pa
 from dataflow.batch import Batch, Keys
 from dataflow.kernel import Chunk, KernelNode, Layout
 from dataflow.model import Model
+from dataflow.processor_time import ProcessorTime
 from dataflow.randomness import row_seeds
 from dataflow.schema import MESSAGE, Prompt
 
@@ -29,6 +30,7 @@ class FakeSession:
     ) -> None:
         self.seed, self.rank, self.world, self.group, self._node = seed, rank, world, group, node
         self.metrics: dict[str, list[tuple[float, float]]] = {}
+        self.elsewhere: list[ProcessorTime] = []
         self.modules: dict[Any, Any] = {}
         self.tombstones: list[tuple[tuple[int, int, int], str]] = []
 
@@ -39,6 +41,10 @@ class FakeSession:
     def metric(self, name: str, value: float, count: float = 1.0) -> None:
         """Remember it."""
         self.metrics.setdefault(name, []).append((value, count))
+
+    def computed(self, elsewhere: ProcessorTime) -> None:
+        """Remember it."""
+        self.elsewhere.append(elsewhere)
 
     def tombstone(self, key: tuple[int, int, int], error: str, *, failed: bool = True) -> None:
         """Remember it."""

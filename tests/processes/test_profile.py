@@ -103,6 +103,8 @@ def test_a_profile_of_a_graph(tiny: TinyRuns, capsys: pytest.CaptureFixture[str]
     assert (entries["train_policy", "train"].in_run != 1.0) == alone, "else it is not compared"
     assert {"score", "advantage"} <= set(found.functions)
     assert found.functions["score"] >= 0.01, "letters() sleeps"
+    assert 0.0 < found.cpu["score"] < 0.5, "and computes little"
+    assert " us a row, of which it computes " in said
     assert 0.0 < found.message < 0.1, "of the run, whose nodes are in one Worker"
     assert found.message != MESSAGE
     assert found.device.name == "cpu"
@@ -118,6 +120,7 @@ def letters(completions: list[str], **columns: object) -> list[float]:
 def _is_measured(entry: ProfiledNode) -> None:
     assert entry.coefficients.origin == "fitted"
     assert 1.0 <= entry.beside < 50.0
+    assert entry.opening > 0.0
     assert bool(entry.cells) == (entry.kind != "prefill")
     for cell in entry.cells:
         assert cell.seconds is not None

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import pytest
 
 from dataflow.batch import Keys
 from dataflow.errors import KernelError
+from dataflow.processor_time import ProcessorTime
 from operators.kernels.scoring_process import Children, _stream
 from tests.kit.processes import ended
 from tests.kit.scoring import answers, rewards, scoring
@@ -119,6 +122,26 @@ def test_the_child_imports_neither_torch_nor_pandas_and_its_prints_reach_the_log
         assert rewards(kernel, answers(["x"])) == [0.0]
     said = [record.getMessage() for record in caplog.records]
     assert said == ["reward 'look' printed: seen: x \\x1b[2J"]
+
+
+def computing(completions: list[str]) -> list[float]:
+    """Keeps a core busy for 0.05 seconds, and so does a process that it starts."""
+    code = "import time\nwhile time.process_time() < 0.05: pass"
+    subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True)
+    end = time.process_time() + 0.05
+    while time.process_time() < end:
+        pass
+    return [0.0] * len(completions)
+
+
+def test_what_a_function_computes_counts_with_what_it_starts() -> None:
+    with scoring(computing) as (kernel, session):
+        list(kernel.run(answers(["a"])))
+        (took,) = session.elsewhere
+        assert took.computed > 0.099
+    with scoring(computing, inproc=True) as (kernel, session):
+        list(kernel.run(answers(["a"])))
+        assert session.elsewhere == [ProcessorTime()], "the Worker's thread counts itself"
 
 
 def test_a_missing_column_is_named_with_those_there_are() -> None:

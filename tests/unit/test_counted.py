@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from dataflow.processor_time import ProcessorTime
 from engine.observe.reports import Report
 from engine.worker.counted import DeviceMemory, FlowCounts, memory_reports
 from engine.worker.timing import Timing
@@ -84,3 +85,15 @@ def test_what_the_process_had_before_its_kernels_is_told_once() -> None:
     most = values(memory_reports("w"))["flow/peak/w"]
     assert 1 << 20 < nbytes <= most * 1.05, "the kernel counts both roughly"
     assert counts.reports() == []
+
+
+def test_a_function_counts_what_it_and_its_processes_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    timing, thread = Timing("w"), iter([ProcessorTime(1.0, 2.0), ProcessorTime(1.5, 2.0)])
+    monkeypatch.setattr("dataflow.processor_time.of_thread", lambda: next(thread))
+    with timing.during("score", "score", elsewhere=lambda: ProcessorTime(0.25, 4.0)):
+        pass
+    counted = values(timing.reports())
+    assert counted["cpu/score"] == 0.75
+    assert counted["queue/score"] == 4.0

@@ -13,7 +13,7 @@ from engine.cost.machine import this_installation, this_machine
 from engine.cost.profile import Profile, ProfiledNode, model_key
 from engine.plan.costs import kind_of_pass, plan_costs
 from engine.plan.plan import Plan
-from engine.profile.in_run import compared, functions_alone
+from engine.profile.in_run import compared, with_functions
 from engine.profile.short_run import ShortRun
 from engine.seen_rows import SeenRows
 from engine.simulate.predict import predict
@@ -73,13 +73,14 @@ def test_what_is_compared_is_predicted_from_then_on() -> None:
     assert in_run(again) == pytest.approx({"rollout": 4.0, "train_policy": 2.25}, rel=0.05)
 
 
-def test_a_function_that_shared_its_core_takes_half_as_long_alone() -> None:
-    """Predictions of such a plan say twice as long again."""
-    crowded = placed(grpo_graph(max_lag=1), cores=2, workers="auto", threads=1)
-    for plan, share in ((crowded, 0.5), (together(), 1.0)):
-        short = ShortRun(seconds={"score": SCORED}, steps=3, rows=ROWS)
-        found = functions_alone(profiled(plan), [plan], [short])
-        assert found == {"score": pytest.approx(share * SCORED)}
+def test_functions_are_those_of_the_first_phase_that_has_them() -> None:
+    plan = together()
+    first = ShortRun(seconds={"score": SCORED, "rollout": 1.0}, cpu={"score": 0.25})
+    runs = [first, ShortRun(seconds={"score": 1.0, "prompts": 2.0}, cpu={"score": 1.0})]
+    found = with_functions(profiled(plan), [plan, plan], runs)
+    assert (found.functions, found.cpu) == ({"score": SCORED, "prompts": 2.0}, {"score": 0.25})
+    assert plan_costs(plan, found).computing("score") == 0.25
+    assert plan_costs(plan, found).computing("prompts") == 1.0, "nobody measured it"
 
 
 @pytest.mark.parametrize(

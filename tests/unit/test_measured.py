@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from engine.observe.flow.records import EdgeFlow, Flow, ReplicaFlow, WeightFlow, WorkerFlow
-from engine.observe.measured import read_measured
+from engine.observe.measured import node_seconds, read_measured
 from engine.plan.explain import explain
 from engine.plan.explain.measured import MeasuredRun, error
 from engine.plan.plan import Plan
 from tests.kit.comparison import require_golden
 from tests.kit.graphs import grpo_graph
+from tests.kit.kept_runs import kept_run
 from tests.kit.plans import grpo_plan, placed
 from tests.kit.watched import write_flows
 
@@ -76,6 +77,12 @@ def test_what_was_measured_stands_beside_what_was_predicted(
     text = explain(lagging(), measured=read_measured(run), width=width)
     section = text[text.index("measured in 2 Steps") : text.index("conventions that")]
     require_golden(f"explain/{name}.txt", section)
+
+
+def test_a_step_in_which_a_node_did_nothing_counts_for_its_mean(tmp_path: Path) -> None:
+    kept_run(tmp_path / "run", rows=[{"time/score": 6.0}, {"time/rollout": 1.0}])
+    assert read_measured(tmp_path / "run")[0].seconds == {"score": 3.0, "rollout": 0.5}
+    assert node_seconds(tmp_path / "run") == {"score": 3.0, "rollout": 0.5}
 
 
 def test_a_run_that_did_not_note_what_was_there_before_shows_whole_processes() -> None:

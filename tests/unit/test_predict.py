@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +20,8 @@ from dataflow.batch import Keys
 from dataflow.errors import PlanError
 from dataflow.graph import Graph
 from dataflow.model import Model
-from engine.cost.distribution import LengthDistribution, constant, lognormal
+from dataflow.settings import edited
+from engine.cost.distribution import constant, lognormal
 from engine.cost.transfers import MESSAGE
 from engine.plan.cluster import Cluster
 from engine.plan.costs import RowLengths, plan_costs
@@ -31,26 +31,13 @@ from engine.simulate.predict import predict
 from engine.simulate.prediction import Prediction
 from tests.kit.graphs import grpo_graph, small_ppo
 from tests.kit.plans import CONFIG, placed, planned_on
+from tests.kit.simulated_rows import ROWS, SCORED, SeenLengths, predicted
 from tests.kit.turns import example_count
 from tests.right_graphs import RIGHT
 
 pytestmark = pytest.mark.usefixtures("tiny")
-SCORED = {"score": 1e-4}
 EXACT = 2e-3
 """Of a Step: messages that come nearly together are handled together."""
-
-
-@dataclass(frozen=True)
-class SeenLengths:
-    prompts: LengthDistribution | None = None
-    answers: LengthDistribution | None = None
-
-
-ROWS = SeenLengths(constant(20), lognormal(10, 0.6, 32))
-
-
-def predicted(plan: Plan, **asked: Any) -> Prediction:
-    return predict(plan, **{"steps": 4, "lengths": ROWS, "seconds": SCORED} | asked)
 
 
 def seconds(found: Prediction) -> list[float]:
@@ -82,14 +69,34 @@ def test_equal_seeds_give_equal_bytes() -> None:
     assert [s.tokens for s in one.steps] != [s.tokens for s in other.steps]
 
 
-def test_a_function_shares_a_core_where_others_keep_all_busy() -> None:
-    graph = grpo_graph(batch=8, n=8, max_tokens=32, max_lag=1)
-    took = {}
-    for cores in (2, 3):
-        plan = placed(graph, cores=cores, workers="auto", threads=1)
-        spans = predicted(plan, seconds={"score": 1e-3}).spans
-        took[cores] = sum(span.busy for span in spans if span.node == "score")
-    assert took[2] == pytest.approx(2 * took[3])
+@pytest.mark.parametrize(("slots", "most"), [(32, 1), (31, 4), (4, 8)])
+def test_answers_leave_as_whole_groups(slots: int, most: int) -> None:
+    """All at once where they fit the slots, else when they are a quarter of these, as in a run."""
+    graph = grpo_graph(batch=8, n=4, max_tokens=32, max_lag=1)
+    plan = placed(edited(graph, ["rollout.on_update=drain"]), workers="apart")
+    rollout = plan.node("rollout")
+    fewer = replace(rollout, layout=replace(rollout.layout, slots=slots))
+    nodes = tuple(fewer if node is rollout else node for node in plan.nodes)
+    found = predicted(replace(plan, nodes=nodes))
+    scored = [span.rows for span in found.spans if span.node == "score"]
+    assert sum(scored) == 32 * len(found.steps)
+    assert all(rows % 4 == 0 for rows in scored)
+    parts = len(scored) / len(found.steps)
+    assert parts == 1 if most == 1 else 1 < parts <= most
+
+
+def test_new_weights_send_out_the_groups_that_have_ended() -> None:
+    """Without them all rows of a chunk leave together, as they fit the slots."""
+    graph = grpo_graph(batch=8, n=4, max_tokens=32, max_lag=1)
+    parts = {}
+    for on_update in ("interrupt", "drain"):
+        changed = edited(graph, [f"rollout.on_update={on_update}"])
+        found = predicted(placed(changed, workers="apart"), steps=6)
+        scored = [span.rows for span in found.spans if span.node == "score"]
+        assert sum(scored) == 32 * 6
+        assert all(rows % 4 == 0 for rows in scored)
+        parts[on_update] = len(scored)
+    assert parts["drain"] == 6 < parts["interrupt"]
 
 
 def test_two_replicas_or_ranks_divide_a_step_of_the_same_rows() -> None:
@@ -176,6 +183,15 @@ def test_seconds_that_are_missing_or_wrong_are_refused(
 ) -> None:
     with pytest.raises(PlanError, match=told):
         predict(placed(grpo_graph()), steps=1, seconds=seconds_of)
+
+
+@pytest.mark.parametrize(("cpu", "told"), [
+    ({"rollout": 0.5}, "cpu: expected a node that is a function, found 'rollout'"),
+    ({"score": 1.5}, "cpu: score: expected a share from 0 to 1, found 1.5"),
+])  # fmt: skip
+def test_shares_that_are_wrong_are_refused(cpu: dict[str, float], told: str) -> None:
+    with pytest.raises(PlanError, match=told):
+        predict(placed(grpo_graph()), steps=1, seconds=SCORED, cpu=cpu)
 
 
 def test_a_gpu_that_nobody_has_measured_is_an_error() -> None:

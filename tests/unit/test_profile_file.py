@@ -148,6 +148,11 @@ TRAINING = "train of train_policy: expected shares above 0 and seconds of 0 or m
         (made(nodes=(entry(cores=0),)), TRAINING),
         (made(functions={"score": -1.0}), "seconds of functions of 0 or more"),
         (made(message=-1.0), "seconds of a message of 0 or more, found -1"),
+        (
+            made(nodes=(entry(opening=-1.0),)),
+            "is open: expected 0 or more seconds, found -1",
+        ),
+        (made(cpu={"score": 1.5}), "score: expected a share of CPU from 0 to 1, found 1.5"),
     ],
 )
 def test_impossible(path: Path, profile: Profile, found: str) -> None:

@@ -11,9 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from dataflow.errors import DataflowError, PlanError
+from engine.observe.flow.records import Flow, ReplicaFlow
 from engine.seen_rows import SeenRows, distribution, seen_rows
 from tests.kit.files import save_jsonl
 from tests.kit.kept_runs import kept_run
+from tests.kit.watched import write_flows
 
 
 def lengths(found: SeenRows) -> tuple[list[int] | None, ...]:
@@ -66,6 +68,29 @@ def test_lengths_and_seconds_of_a_run(tmp_path: Path) -> None:
     without = str(save_run(tmp_path / "without"))
     assert lengths(seen_rows(without))[0] is None
     assert lengths(seen_rows(without, "7"))[0] == [7]
+
+
+def _flow(step: int, rows: dict[str, int]) -> Flow:
+    nodes = {name: ReplicaFlow(rows=count) for name, count in rows.items()}
+    return Flow(step=step, start=step - 1.0, end=step, wall=step, nodes=nodes)
+
+
+def test_what_was_made_for_two_steps_counts_for_two(tmp_path: Path) -> None:
+    """With a lag rows of several Steps are made in one, and the next has no seconds of them."""
+    folder = save_run(tmp_path / "r")
+    second = {"time/score": 1.6, "cpu/score": 0.2, "queue/score": 0.8}
+    times: list[dict[str, float]] = [{"time/score": 9.0}, second, {}]
+    lines = "".join(json.dumps(row | {"step": step}) + "\n" for step, row in enumerate(times, 1))
+    (folder / "metrics.jsonl").write_text(lines)
+    found = seen_rows(str(folder))
+    same = pytest.approx(0.1)
+    assert found.seconds == {"score": same}, "two Steps of four rows; no waiting for a core"
+    assert found.cpu == {"score": pytest.approx(0.25)}
+    made: list[dict[str, int]] = [{"score@a": 99}, {"score@a": 6, "score@b": 4, "rollout@a": 8}, {}]
+    write_flows(folder / "events", (_flow(step, rows) for step, rows in enumerate(made, 1)))
+    assert seen_rows(str(folder)).seconds == {"score": pytest.approx(0.08)}, (
+        "some were dropped after it"
+    )
 
 
 TRACES = {
