@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dataflow.errors import PlanError
 from engine.plan.cluster import Cluster, Host, with_first
 from engine.plan.explain import explain
 from engine.plan.plan import Plan
@@ -186,6 +187,15 @@ def test_a_note_says_so_where_it_has_an_effect() -> None:
     assert not told(workers="one")
     everywhere = {"rollout": "gen@b", "train_policy": "train@a", "score": "data@a"}
     assert not told(pin=everywhere | {"advantage": "data", "prompts": "gen"})
+
+
+def test_a_host_that_is_too_small_is_named_with_a_pin_to_a_larger_one() -> None:
+    small = replace(hosts_of(0, 0)[1], memory=2**20)
+    told = r"rollout needs .*, host b has 0\.0 GiB: .*, or a pin to a larger host \(rollout@a\)\."
+    with pytest.raises(PlanError, match=told):
+        spread([hosts_of(0)[0], small])
+    both = {"rollout": "rollout@a", "train_policy": "train@a"}
+    assert spread([hosts_of(0)[0], small], pin=both).hosts == {}
 
 
 # --- what always holds ----------------------------------------------------------------------------
