@@ -30,7 +30,7 @@ from engine.plan.plan import PlannedNode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unit:
+class HostGroup:
     """Workers that are on one host. devices: that they need together, or Workers that compute on
     cores; 0 for rewards and columns.
     """
@@ -41,17 +41,17 @@ class Unit:
 
 def spread(draft: Draft) -> dict[str, str]:
     """The host of each Worker; of spare ones that no pin names, the first. draft: with Workers."""
-    units, rooms = _Units(draft), _Rooms(draft)
+    groups, occupied = _HostGroups(draft), _Occupied(draft)
     found: dict[str, str] = {}
-    first = rooms.hosts[0].name
-    for worker in (w for w in draft.workers if units.pinned(w)):
+    first = occupied.hosts[0].name
+    for worker in (w for w in draft.workers if groups.pinned(w)):
         found[worker] = draft.placing.hosts.get(worker, first)
     present = [w for w in found if w not in draft.spare]
-    for unit in dict.fromkeys(units.of(worker) for worker in present):
-        rooms.take(found[unit.workers[0]], unit)
+    for group in dict.fromkeys(groups.of(worker) for worker in present):
+        occupied.take(found[group.workers[0]], group)
     for node in sorted(draft.nodes, key=lambda n: (n.work != "train", not n.traits.computes)):
         free = [w for w in node.workers if w not in found and w not in draft.spare]
-        found |= _placed(rooms, units, node, free)
+        found |= _placed(occupied, groups, node, free)
     return found | {w: first for w in draft.workers if w not in found}
 
 
@@ -64,20 +64,22 @@ def spread_note(hosts: Mapping[str, str], pinned: Collection[str]) -> Iterator[s
         yield f"{workers}, spread over the hosts: {rule}"
 
 
-def _placed(rooms: _Rooms, units: _Units, node: PlannedNode, free: Sequence[str]) -> dict[str, str]:
+def _placed(
+    occupied: _Occupied, groups: _HostGroups, node: PlannedNode, free: Sequence[str]
+) -> dict[str, str]:
     """The hosts of these Workers of a node, and of those that take turns with them."""
-    wanted = list(dict.fromkeys(units.of(worker) for worker in free))
+    wanted = list(dict.fromkeys(groups.of(worker) for worker in free))
     if node.work == "train" and wanted:
-        whole = units.joined(wanted)
-        wanted = [whole] if rooms.fits(whole) else units.shares(node, free)
-        hosts = rooms.filled(wanted)
+        whole = groups.joined(wanted)
+        wanted = [whole] if occupied.fits(whole) else groups.shares(node, free)
+        hosts = occupied.filled(wanted)
     else:
-        hosts = rooms.round(wanted)
+        hosts = occupied.round(wanted)
     pairs = zip(wanted, hosts, strict=True)
-    return {worker: host for unit, host in pairs for worker in unit.workers}
+    return {worker: host for group, host in pairs for worker in group.workers}
 
 
-class _Units:
+class _HostGroups:
     """Which Workers go together, and how many devices they need."""
 
     def __init__(self, draft: Draft) -> None:
@@ -94,17 +96,17 @@ class _Units:
         """Whether a pin names the host of it, or of another that goes together with it."""
         return worker in self._pinned
 
-    def of(self, worker: str) -> Unit:
+    def of(self, worker: str) -> HostGroup:
         """The Worker, with those that have to be on its host."""
         group = self._groups[worker]
-        return Unit(workers=group, devices=self.devices(group))
+        return HostGroup(workers=group, devices=self.devices(group))
 
-    def joined(self, units: Iterable[Unit]) -> Unit:
+    def joined(self, groups: Iterable[HostGroup]) -> HostGroup:
         """All of them."""
-        workers = tuple(dict.fromkeys(w for unit in units for w in unit.workers))
-        return Unit(workers=workers, devices=self.devices(workers))
+        workers = tuple(dict.fromkeys(w for group in groups for w in group.workers))
+        return HostGroup(workers=workers, devices=self.devices(workers))
 
-    def shares(self, node: PlannedNode, free: Sequence[str]) -> list[Unit]:
+    def shares(self, node: PlannedNode, free: Sequence[str]) -> list[HostGroup]:
         """The ranks of a train node, those of one share together."""
         known = frozenset(free)
         some = ([self.of(w) for w in share if w in known] for share in node.shares)
@@ -143,7 +145,7 @@ def _linked(workers: Sequence[str], groups: Iterable[Sequence[str]]) -> list[tup
     return [tuple(group) for worker, group in found.items() if group[0] == worker]
 
 
-class _Rooms:
+class _Occupied:
     """How full the hosts are while Workers are put on them."""
 
     def __init__(self, draft: Draft) -> None:
@@ -155,33 +157,33 @@ class _Rooms:
         self._columns: Counter[str] = Counter()
         """Workers that need no device."""
 
-    def take(self, host: str, unit: Unit) -> str:
-        """Put a unit on a host; returns the host."""
-        self._taken[host] += unit.devices
-        self._columns[host] += not unit.devices
+    def take(self, host: str, group: HostGroup) -> str:
+        """Put a group on a host; returns the host."""
+        self._taken[host] += group.devices
+        self._columns[host] += not group.devices
         return host
 
-    def fits(self, unit: Unit) -> bool:
+    def fits(self, group: HostGroup) -> bool:
         """Whether a host has room for it, of those that it would be on."""
-        return any(self._room(host) >= unit.devices for host in self._alike([unit]))
+        return any(self._room(host) >= group.devices for host in self._alike([group]))
 
-    def filled(self, units: Sequence[Unit]) -> list[str]:
+    def filled(self, groups: Sequence[HostGroup]) -> list[str]:
         """A host for each, as few as have room: the one before as long as it has some."""
-        hosts = self._alike(units)
+        hosts = self._alike(groups)
         found: list[Host] = []
-        for unit in units:
-            roomy = [host for host in hosts if self._room(host) >= unit.devices]
+        for group in groups:
+            roomy = [host for host in hosts if self._room(host) >= group.devices]
             if not (found and found[-1] in roomy):
                 found.append(min(roomy or hosts, key=self._full))
             else:
                 found.append(found[-1])
-            self.take(found[-1].name, unit)
+            self.take(found[-1].name, group)
         return [host.name for host in found]
 
-    def round(self, units: Sequence[Unit]) -> list[str]:
-        """A host for each, by the rule. units: of one node."""
-        computing = any(unit.devices for unit in units)
-        hosts, full = (self._alike(units), self._full) if computing else (self.hosts, self._beside)
+    def round(self, groups: Sequence[HostGroup]) -> list[str]:
+        """A host for each, by the rule. groups: of one node."""
+        computing = any(group.devices for group in groups)
+        hosts, full = (self._alike(groups), self._full) if computing else (self.hosts, self._beside)
         found = list[str]()
 
         def waiting() -> list[tuple[int, float, int]]:
@@ -190,27 +192,27 @@ class _Rooms:
             return sorted((there[host.name], full(host), i) for i, host in enumerate(hosts))
 
         heap = waiting()
-        for unit in units:
-            while unit.devices and heap and self._room(hosts[heap[0][2]]) < unit.devices:
+        for group in groups:
+            while group.devices and heap and self._room(hosts[heap[0][2]]) < group.devices:
                 heapq.heappop(heap)
             heap = heap or waiting()  # none has room: they share devices
             count, _, place = heap[0]
-            found.append(self.take(hosts[place].name, unit))
+            found.append(self.take(hosts[place].name, group))
             heapq.heapreplace(heap, (count + 1, full(hosts[place]), place))
         return found
 
-    def _alike(self, units: Sequence[Unit]) -> list[Host]:
-        """The hosts of one kind, for units of one node: with GPUs before without, with room for all
-        before others; then the kind with the least full host.
+    def _alike(self, groups: Sequence[HostGroup]) -> list[Host]:
+        """The hosts of one kind, for groups of one node: with GPUs before without, with room for
+        all before others; then the kind with the least full host.
         """
         of_kind: dict[tuple[bool, str], list[Host]] = {}
         for host in self.hosts:
             of_kind.setdefault((not host.gpus, host.kind if host.gpus else ""), []).append(host)
-        width = max((unit.devices for unit in units), default=0)
+        width = max((group.devices for group in groups), default=0)
 
         def order(kind: tuple[bool, str]) -> tuple[bool, bool, float]:
-            rooms = sum(max(0, self._room(host) // max(1, width)) for host in of_kind[kind])
-            return kind[0], rooms < len(units), min(map(self._full, of_kind[kind]))
+            free = sum(max(0, self._room(host) // max(1, width)) for host in of_kind[kind])
+            return kind[0], free < len(groups), min(map(self._full, of_kind[kind]))
 
         return of_kind[min(of_kind, key=order)]
 
