@@ -1,21 +1,22 @@
 """Published results beside what this project's cost model gives for the same systems.
 
-    python -m benchmarks.published [--quick] [--json FILE]
+    python -m benchmarks.published [--quick] [--fitted] [--json FILE]
 
-Owns: which results are compared, and the table. Does not own: the inputs and their sources
-(published.toml), the systems' schedules (published_schedules.py, published_areal.py), what our own
-coordinator gives (published_ours.py), the coefficients, which are those of the catalogue for every
-row (engine/cost/catalogue.toml).
+Owns: which results are compared. Does not own: the inputs and their sources, what was once fitted
+to the results (published.toml), when a number counts as reproduced, and the table
+(published_table.py), the systems' schedules (published_schedules.py, published_areal.py), what our
+own coordinator gives (published_ours.py), the coefficients, which are those of the catalogue for
+every row (engine/cost/catalogue.toml) and fitted to none.
 
-A row's error is how far the simulated number is from the published one, in per cent of it. Rows
-that miss their goal come first, then EARL's cells of the wrong sign, then the others, the worst
-first. With --json FILE the table is also written as FILE's `.table.md`.
+With --fitted the values that were fitted to AReaL's and StreamRL's results stand in for these, and
+every number that rests on one names it. With --json FILE the table is also written as FILE's
+`.table.md`.
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -31,6 +32,7 @@ from benchmarks.published_ours import areal_by_us
 from benchmarks.published_schedules import (
     Engines,
     Pool,
+    Reached,
     Rollouts,
     Trainer,
     allocation,
@@ -42,7 +44,9 @@ from benchmarks.published_schedules import (
     streamed,
     synchronous,
 )
-from benchmarks.report import SideResult, machine, write_json
+from benchmarks.published_table import Row, ordered, summary, table
+from benchmarks.report import machine, write_json
+from engine.cost.devices import KINDS, Coefficients
 from engine.cost.distribution import lognormal
 from engine.cost.models import Shape, formula
 from engine.cost.passes import Sizes
@@ -53,52 +57,26 @@ SCALE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One result. published: None where there is only a bound. least, most: the goal, if there is
-    one; wrong: whether a number without a goal has the wrong sign. ours: what `dataflow simulate`
-    gives with this project's coordinator, where that was run.
+class Fit:
+    """What was fitted to published results. reached: coefficients of all GPUs, None for the
+    catalogue's; share: of generation in the cost of StreamRL's Step, None for that of the
+    simulated Step. decoding, training, sharing: the names of what numbers rest on that rest on
+    such passes, or on that share.
     """
 
-    name: str
-    published: float | None
-    simulated: float
-    unit: str = "x"
-    least: float | None = None
-    most: float | None = None
-    wrong: bool = False
-    source: str = ""
-    ours: float | None = None
+    reached: Reached | None = None
+    share: float | None = None
+    decoding: tuple[str, ...] = ()
+    training: tuple[str, ...] = ()
+    sharing: tuple[str, ...] = ()
 
     @property
-    def holds(self) -> bool | None:
-        """Whether the goal is met; None without one."""
-        if self.least is None and self.most is None:
-            return None
-        under = self.most is None or self.simulated <= self.most
-        return under and (self.least is None or self.simulated >= self.least)
+    def passes(self) -> tuple[str, ...]:
+        """What numbers rest on that rest on passes of both kinds."""
+        return (*self.decoding, *self.training)
 
-    @property
-    def error(self) -> float | None:
-        """Per cent of the published number; of percentages, their difference."""
-        if self.published is None:
-            return None
-        if self.unit == "%":
-            return self.simulated - self.published
-        return 100.0 * (self.simulated / self.published - 1.0)
 
-    def results(self) -> Iterator[SideResult]:
-        """One for each bound, or one without a goal."""
-        if self.holds is None:
-            yield SideResult(name=self.name, value=self.simulated, unit=self.unit)
-        for bound, least, suffix in ((self.least, True, "least"), (self.most, False, "most")):
-            if bound is not None:
-                yield SideResult(
-                    name=f"{self.name}/{suffix}",
-                    value=self.simulated,
-                    unit=self.unit,
-                    goal=bound,
-                    least=least,
-                )
+UNTUNED = Fit()
 
 
 def inputs() -> Mapping[str, Any]:
@@ -112,37 +90,44 @@ def sizes(data: Mapping[str, Any], name: str) -> Sizes:
     return Sizes(parameters=formula(shape, {"model_type": "qwen2"}), shape=shape)
 
 
-def rows(*, quick: bool = False) -> list[Row]:
+def fit_of(data: Mapping[str, Any]) -> Fit:
+    """What was fitted, of published.toml."""
+    areal, streamrl = data["fitted"]["areal"], data["fitted"]["streamrl"]
+    names = tuple(areal["names"])
+    return Fit(
+        reached={kind: Coefficients(**areal[kind], origin="fitted") for kind in KINDS},
+        share=streamrl["share"],
+        decoding=tuple(name for name in names if name.startswith("decode")),
+        training=tuple(name for name in names if name.startswith("train")),
+        sharing=("share",),
+    )
+
+
+def rows(*, quick: bool = False, fit: Fit = UNTUNED) -> list[Row]:
     """All results. quick: shorter runs of AReaL, and without its exact intake."""
     data = inputs()
-    return [*areal(data, quick=quick), *streamrl(data), *earl(data)]
+    return [*areal(data, fit, quick=quick), *streamrl(data, fit), *earl(data, fit)]
 
 
-def areal(data: Mapping[str, Any], *, quick: bool) -> Iterator[Row]:
+def areal(data: Mapping[str, Any], fit: Fit, *, quick: bool) -> Iterator[Row]:
     """Asynchronous over synchronous training, and the seconds of either's Steps."""
     said, ratios = data["areal"], list[float]()
     for run in said["runs"]:
         name = f"areal/{run['model']}"
         model, source = sizes(data, run["model"]), said["source"]
-        waiting = _synchronous(said, run, model, batches=1 if quick else 3)
+        waiting = _synchronous(said, run, model, fit, batches=1 if quick else 3)
         found = {
-            exact: _asynchronous(said, run, model, exact=exact, steps=20 if quick else 40)
+            exact: _asynchronous(said, run, model, fit, exact=exact, steps=20 if quick else 40)
             for exact in ((False,) if quick else (False, True))
         }
         published = run["hours"][0] / run["hours"][1]
         ratios.append(waiting / found[False])
-        goal = (published * (1 - said["within"]), published * (1 + said["within"]))
-        least, most = goal if run.get("goal") else (None, None)
-        yield Row(
-            name=f"{name}/asynchronous",
-            published=published,
-            simulated=ratios[-1],
-            least=least,
-            most=most,
-            source=source,
-        )
+        how: dict[str, Any] = {"source": source, "fitted": fit.passes}
+        how["assumed"] = run.get("assumed", False)
+        yield Row(name=f"{name}/asynchronous", published=published, simulated=ratios[-1], **how)
         if not quick:
-            yield Row(name=f"{name}/exact", published=None, simulated=waiting / found[True])
+            exact = waiting / found[True]
+            yield Row(name=f"{name}/exact", published=None, simulated=exact, fitted=fit.passes)
         for kind, hours, seconds in zip(
             ("synchronous", "asynchronous"), run["hours"], (waiting, found[False]), strict=True
         ):
@@ -151,15 +136,16 @@ def areal(data: Mapping[str, Any], *, quick: bool) -> Iterator[Row]:
                 published=hours * 3600 / run["steps"],
                 simulated=seconds,
                 unit="s",
-                source=source,
+                **how,
             )
     yield Row(
         name="areal/sizes_in_order",
         published=len(ratios) - 1,
         simulated=sum(a > b for a, b in pairwise(ratios)),
         unit="pairs",
-        least=len(ratios) - 1,
+        within=0.0,
         source=said["source"],
+        fitted=fit.passes,
     )
 
 
@@ -171,20 +157,26 @@ def _rollouts(said: Mapping[str, Any]) -> Rollouts:
 
 
 def _sides(
-    said: Mapping[str, Any], run: Mapping[str, Any], model: Sizes, share: float, scored: int
+    said: Mapping[str, Any],
+    run: Mapping[str, Any],
+    model: Sizes,
+    fit: Fit,
+    *,
+    share: float,
+    scored: int,
 ) -> tuple[Engines, Trainer]:
     """AReaL's engines on this share of the devices, and its trainer on the others."""
     tensor, generating = run["tensor"], round(run["gpus"] * share)
     training = run["gpus"] - generating
     engines = Engines(
         model=model,
-        where=gpus(said["device"], tensor=tensor),
+        where=gpus(said["device"], fit.reached, tensor=tensor),
         replicas=generating // tensor,
         memory=said["memory"],
     )
     trainer = Trainer(
         model=model,
-        where=gpus(said["device"], data=training // tensor, tensor=tensor),
+        where=gpus(said["device"], fit.reached, data=training // tensor, tensor=tensor),
         updates=said["updates"],
         recomputed=said["recomputed"],
         scored=scored,
@@ -193,28 +185,34 @@ def _sides(
 
 
 def _synchronous(
-    said: Mapping[str, Any], run: Mapping[str, Any], model: Sizes, *, batches: int
+    said: Mapping[str, Any], run: Mapping[str, Any], model: Sizes, fit: Fit, *, batches: int
 ) -> float:
-    sides = _sides(said, run, model, said["generating_synchronous"], 0)
+    sides = _sides(said, run, model, fit, share=said["generating_synchronous"], scored=0)
     return synchronous(_rollouts(said), *sides, batches=batches)
 
 
 def _asynchronous(
-    said: Mapping[str, Any], run: Mapping[str, Any], model: Sizes, *, exact: bool, steps: int
+    said: Mapping[str, Any],
+    run: Mapping[str, Any],
+    model: Sizes,
+    fit: Fit,
+    *,
+    exact: bool,
+    steps: int,
 ) -> float:
-    engines, trainer = _sides(said, run, model, said["generating"], 1)
+    engines, trainer = _sides(said, run, model, fit, share=said["generating"], scored=1)
     rule = AdmissionRule(eta=said["eta"], exact=exact)
     return asynchronous(_rollouts(said), engines, trainer, rule, steps=steps, scale=SCALE).seconds
 
 
-def streamrl(data: Mapping[str, Any]) -> Iterator[Row]:
+def streamrl(data: Mapping[str, Any], fit: Fit) -> Iterator[Row]:
     """Streamed over colocated Steps, allocation over an even split, and what H20s save."""
     said = data["streamrl"]
     rollouts, source = _rollouts(said), said["source"]
     answers = rollouts.answers(0, rollouts.rows)
     least, most = said["colocated"]
     for run in said["runs"]:
-        pool = _pool(said, run, sizes(data, run["model"]))
+        pool = _pool(said, run, sizes(data, run["model"]), fit)
         gain = colocated(pool, rollouts, answers) / streamed(pool, rollouts, answers)
         yield Row(
             name=f"streamrl/{run['model']}/streamed",
@@ -223,6 +221,7 @@ def streamrl(data: Mapping[str, Any]) -> Iterator[Row]:
             least=least,
             most=most,
             source=source,
+            fitted=fit.passes,
         )
         yield Row(
             name=f"streamrl/{run['model']}/allocation",
@@ -230,13 +229,15 @@ def streamrl(data: Mapping[str, Any]) -> Iterator[Row]:
             simulated=allocation(pool, rollouts, answers)[0],
             most=said["allocation"],
             source=source,
+            fitted=fit.passes,
         )
-    yield from _cost(data, said, rollouts, answers)
+    yield from _cost(data, rollouts, answers, fit)
 
 
-def _pool(said: Mapping[str, Any], run: Mapping[str, Any], model: Sizes) -> Pool:
+def _pool(said: Mapping[str, Any], run: Mapping[str, Any], model: Sizes, fit: Fit) -> Pool:
     return Pool(
         model=model,
+        reached=fit.reached,
         device=said["device"],
         gpus=run["gpus"],
         tensor=tuple(run["tensor"]),
@@ -245,36 +246,47 @@ def _pool(said: Mapping[str, Any], run: Mapping[str, Any], model: Sizes) -> Pool
 
 
 def _cost(
-    data: Mapping[str, Any], said: Mapping[str, Any], rollouts: Rollouts, answers: np.ndarray
+    data: Mapping[str, Any], rollouts: Rollouts, answers: np.ndarray, fit: Fit
 ) -> Iterator[Row]:
-    """Of a Step whose generation is moved to cheaper devices: at the share at which the published
-    gain comes out if both devices are as fast as their memory, and as fast as decode says.
+    """Of a Step whose generation is moved to cheaper devices, if both kinds of devices are as fast
+    as their memory, and as fast as decode says. Generation's share of the cost is that of the
+    devices that generate at the best allocation, or the one that was fitted.
     """
+    said = data["streamrl"]
     cost, source = said["cost"], said["source"]
     model = sizes(data, cost["model"])
     seconds, rates = list[float](), list[float]()
     for name in (cost["device"], said["device"]):
-        where = gpus(name, tensor=cost["tensor"])
+        where = gpus(name, fit.reached, tensor=cost["tensor"])
         engines = Engines(model=model, where=where, replicas=8, memory=said["memory"])
         seconds.append(float(engines.ends(rollouts, answers).max()))
         rates.append(where.device.memory_rate)
-    for kind, relative in (("memory", rates[1] / rates[0]), ("decode", seconds[0] / seconds[1])):
+    share, names = fit.share, fit.sharing
+    if share is None:
+        run = next(run for run in said["runs"] if run["model"] == cost["model"])
+        share = allocation(_pool(said, run, model, fit), rollouts, answers)[1] / run["gpus"]
+    for kind, relative, fitted_to in (
+        ("memory", rates[1] / rates[0], names),
+        ("decode", seconds[0] / seconds[1], (*names, *fit.decoding)),
+    ):
         yield Row(
             name=f"streamrl/cost_by_{kind}",
             published=cost["published"],
-            simulated=cost_gain(cost["share"], relative / cost["price"]),
+            simulated=cost_gain(share, relative / cost["price"]),
             source=f"{source}; generation costs {relative / cost['price']:.2f} of what it did,"
-            f" and was {cost['share']} of the cost",
+            f" and was {share:.2f} of the cost",
+            fitted=fitted_to,
+            assumed=said["assumed"],
         )
 
 
-def earl(data: Mapping[str, Any]) -> Iterator[Row]:
+def earl(data: Mapping[str, Any], fit: Fit) -> Iterator[Row]:
     """How much more tokens a device and second TP 8 gives than TP 4."""
     said, right = data["earl"], list[bool]()
     source = said["source"]
     for context, row in said["grid"].items():
         for answers, published in zip(said["answers"], row, strict=False):
-            few, many = _rates(data, said, int(context), answers)
+            few, many = _rates(data, fit, int(context), answers)
             found = 100.0 * (many / few - 1.0)
             right.append((found > 0) == (published > 0))
             yield Row(
@@ -282,16 +294,17 @@ def earl(data: Mapping[str, Any]) -> Iterator[Row]:
                 published=published,
                 simulated=found,
                 unit="%",
-                wrong=not right[-1],
                 source=source,
+                fitted=fit.decoding,
             )
     yield Row(
         name="earl/signs",
         published=len(right),
         simulated=sum(right),
         unit="cells",
-        least=said["least"],
+        within=0.0,
         source=source,
+        fitted=fit.decoding,
     )
     context, answers = said["does_not_fit"]
     where = gpus(said["device"], tensor=said["tensor"][0])
@@ -305,32 +318,14 @@ def earl(data: Mapping[str, Any]) -> Iterator[Row]:
     )
 
 
-def _rates(
-    data: Mapping[str, Any], said: Mapping[str, Any], context: int, answers: int
-) -> list[float]:
+def _rates(data: Mapping[str, Any], fit: Fit, context: int, answers: int) -> list[float]:
+    said = data["earl"]
     model = sizes(data, said["model"])
-    places = [gpus(said["device"], tensor=tensor) for tensor in said["tensor"]]
+    places = [gpus(said["device"], fit.reached, tensor=tensor) for tensor in said["tensor"]]
     return [decoded_rate(model, where, said["memory"], context, answers) for where in places]
 
 
-def ordered(found: Sequence[Row]) -> list[Row]:
-    """Goals that are missed, numbers of the wrong sign, and the others, the worst first."""
-    return sorted(found, key=lambda r: (r.holds is not False, not r.wrong, -abs(r.error or 0.0)))
-
-
-def table(found: Sequence[Row]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Head and cells, as text. The column of our own coordinator is there if any row has it."""
-    head = ("what", "published", "simulated", "error", "goal", "holds", "source")
-    ours = any(row.ours is not None for row in found)
-    cells = [_cells(row) for row in ordered(found)]
-    if not ours:
-        return head, cells
-    more = [_number(row.ours, row.unit) for row in ordered(found)]
-    head = (*head[:3], "with this coordinator", *head[3:])
-    return head, [(*c[:3], m, *c[3:]) for c, m in zip(cells, more, strict=True)]
-
-
-def with_ours(found: Sequence[Row], data: Mapping[str, Any]) -> list[Row]:
+def with_ours(found: list[Row], data: Mapping[str, Any]) -> list[Row]:
     """The rows, with what this project's coordinator gives where that was planned."""
     said = data["areal"]
     ours = dict(
@@ -339,41 +334,32 @@ def with_ours(found: Sequence[Row], data: Mapping[str, Any]) -> list[Row]:
     return [replace(row, ours=ours.get(row.name)) for row in found]
 
 
-def _cells(row: Row) -> tuple[str, ...]:
-    bounds = (("", row.least), ("to ", row.most))
-    goal = " ".join(f"{word}{bound:.3g}" for word, bound in bounds if bound is not None)
-    held = {None: "wrong sign" if row.wrong else "", True: "yes", False: "NO"}[row.holds]
-    error = "" if row.error is None else f"{row.error:+.0f} %"
-    numbers = (_number(row.published, row.unit), _number(row.simulated, row.unit))
-    return row.name, *numbers, error, goal, held, row.source
-
-
-def _number(value: float | None, unit: str) -> str:
-    if value is None:
-        return ""
-    return f"{value:.0f} {unit}" if abs(value) >= 100 else f"{value:.3g} {unit}"
-
-
-def main(*, quick: bool = False, json: Path | None = None) -> None:
-    """Print published beside simulated.
+def main(*, quick: bool = False, fitted: bool = False, json: Path | None = None) -> None:
+    """Print published beside simulated; where each number is from, published.toml says.
 
     Args:
         quick: shorter runs, and without this project's own coordinator.
+        fitted: with what was fitted to AReaL's and StreamRL's results, in the catalogue's place,
+            and without this project's own coordinator.
         json: also write the results there, as a list of {name, value, unit, goal, holds}.
     """
-    found = rows(quick=quick)
-    if not quick:
-        found = with_ours(found, inputs())
+    data = inputs()
+    found = rows(quick=quick, fit=fit_of(data) if fitted else UNTUNED)
+    if not (quick or fitted):
+        found = with_ours(found, data)
     head, cells = table(found)
-    shown = Table(*head, title="Published and simulated")
-    for row in cells:
+    shown = Table(*head[:-1], title="Published and simulated")
+    for *row, _ in cells:
         shown.add_row(*row)
-    Console().print(shown)
+    console = Console()
+    console.print(shown)
+    console.print(summary(found), highlight=False)
     if json is not None:
         write_json(json, [result for row in ordered(found) for result in row.results()], machine())
         lines = (head, ("---",) * len(head), *cells)
         text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-        json.with_suffix(".table.md").write_text(f"# Published and simulated\n\n{text}")
+        text = f"# Published and simulated\n\n{summary(found)}.\n\n{text}"
+        json.with_suffix(".table.md").write_text(text)
 
 
 if __name__ == "__main__":

@@ -11,13 +11,13 @@ this project, whose plans `dataflow simulate` runs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from engine.cost.decode import DecodeBatch, decode, room
-from engine.cost.devices import Link, Place, device, place
+from engine.cost.devices import Coefficients, Kind, Link, Place, device, place
 from engine.cost.distribution import LengthDistribution
 from engine.cost.passes import Sizes
 from engine.cost.training import forward, packed, train, update
@@ -25,6 +25,8 @@ from engine.cost.transfers import weights
 
 SLOTS = 1024
 """Rows at once that an engine takes, where its cache has room."""
+Reached = Mapping[Kind, Coefficients]
+"""What passes of each kind reach of a device's rates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,11 +106,14 @@ def cache_room(model: Sizes, where: Place, memory: float) -> int:
     return room(model, where, int(free))
 
 
-def gpus(name: str, **how: int) -> Place:
-    """A place on devices of the catalogue, with the network between its data ranks."""
+def gpus(name: str, reached: Reached | None = None, **how: int) -> Place:
+    """A place on devices of the catalogue, with the network between its data ranks. reached: None
+    for the catalogue's.
+    """
     of = device(name)
     alone = how.get("tensor", 1) == 1
-    return replace(place(of, **how), rate=of.network if alone else 0.0)
+    found = replace(place(of, **how), rate=of.network if alone else 0.0)
+    return found if reached is None else replace(found, coefficients=reached)
 
 
 def pushed(trainer: Place, engines: Engines) -> float:
@@ -134,7 +139,8 @@ def synchronous(rollouts: Rollouts, engines: Engines, trainer: Trainer, *, batch
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
     """Devices of one kind to be divided between generation and training. tensor: of either; node:
-    devices that are given to a side at once; trained, scored, recomputed: see Trainer.
+    devices that are given to a side at once; trained, scored, recomputed: see Trainer; reached:
+    None for the catalogue's.
     """
 
     model: Sizes
@@ -146,10 +152,11 @@ class Pool:
     trained: int = 1
     scored: int = 0
     recomputed: bool = False
+    reached: Reached | None = None
 
     def engines(self, count: int) -> Engines:
         """On so many of the devices."""
-        where = gpus(self.device, tensor=self.tensor[0])
+        where = gpus(self.device, self.reached, tensor=self.tensor[0])
         return Engines(
             model=self.model,
             where=where,
@@ -159,7 +166,8 @@ class Pool:
 
     def trainer(self, count: int) -> Trainer:
         """On so many of the devices."""
-        where = gpus(self.device, data=count // self.tensor[1], tensor=self.tensor[1])
+        tensor = self.tensor[1]
+        where = gpus(self.device, self.reached, data=count // tensor, tensor=tensor)
         return Trainer(
             model=self.model,
             where=where,

@@ -107,8 +107,8 @@ def _fresh(name: str, taken: set[str]) -> Iterator[str]:
 
 def with_devices(graph: Graph, options: RunOptions, before: Cluster, after: Cluster) -> RunOptions:
     """With as many times more Workers of each node as there are devices: of nodes that compute with
-    a Model or have several, if a pin or a number says their Workers. Raises PlanError where that
-    comes to no whole Workers, or says of none on which host they are.
+    a Model or have several, if a pin or a number says their Workers. Raises PlanError where none
+    does, or where that comes to no whole Workers.
     """
     factor = Fraction(device_count(after), device_count(before))
     found = options
@@ -123,13 +123,11 @@ def with_devices(graph: Graph, options: RunOptions, before: Cluster, after: Clus
         for node in (node for node in nodes if _grows(node, there)):
             count = _whole(there * factor, f"{node.name} on {pin}", factor)
             found = _pinned(found, node.name, _spread(_grown(pin, count), there, before, after))
-    return _numbers(found, options, factor, after)
+    return _numbers(found, options, factor)
 
 
-def _numbers(
-    found: RunOptions, options: RunOptions, factor: Fraction, after: Cluster
-) -> RunOptions:
-    """Replicas and ranks of nodes without a pin, which are all on the first host."""
+def _numbers(found: RunOptions, options: RunOptions, factor: Fraction) -> RunOptions:
+    """Replicas and ranks of nodes without a pin, which the planner spreads over the hosts."""
     said: dict[str, Mapping[str, int | str]] = {"replicas": found.replicas, "ranks": found.ranks}
     own: dict[str, dict[str, int | str]] = {}
     for flag, counts in said.items():
@@ -138,9 +136,6 @@ def _numbers(
             if node in options.pin or isinstance(count, str) or factor == 1:
                 own[flag][node] = count
                 continue
-            if sum(bool(host.gpus) for host in after.hosts) > 1:
-                problem = f"{flag} {node}={count}: expected hosts of its Workers, found no pin"
-                raise PlanError(f"devices: {problem}. Fix: --pin {node}={node}@gpu:KIND.")
             own[flag][node] = _whole(count * factor, f"{flag} {node}={count}", factor)
     return replace(found, **own)  # type: ignore[arg-type]
 

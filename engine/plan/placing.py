@@ -23,9 +23,9 @@ class Placing:
     """Wishes for Workers, which the options of these names explain; the planner decides the rest.
 
     pin: the Workers of a node, several for its replicas or ranks. hosts: of Workers, by name or by
-    a label (`gpu:H200`); all others are on the first. inproc: all nodes are on `main`; of the rest
-    only chunks count (also by replicas). least: of nodes whose replicas come and go, how many there
-    are at the beginning; `replicas` are the most. samples: what is recorded of a Step's rows.
+    a label (`gpu:H200`); the planner spreads all others. inproc: all nodes are on `main`; of the
+    rest only chunks count (also by replicas). least: of nodes whose replicas come and go, how many
+    there are at the beginning; `replicas` are the most. samples: what is recorded of a Step's rows.
     simulated: nothing of the plan runs, so that what its kernels need does not have to be here.
     """
 

@@ -1,23 +1,19 @@
-"""The benchmark of published results: its goals hold, and its schedules are what they say."""
+"""The benchmark of published results: what counts as reproduced, and that its schedules are what
+they say. Which numbers are reproduced is a result of the benchmark, and no test asks for it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
 
 from benchmarks import published
-from benchmarks.published import (
-    Row,
-    earl,
-    inputs,
-    ordered,
-    rows,
-    sizes,
-    table,
-)
+from benchmarks.published import UNTUNED, earl, fit_of, inputs, rows, sizes
 from benchmarks.published_areal import AdmissionRule, asynchronous
 from benchmarks.published_ours import areal_by_us
 from benchmarks.published_schedules import (
@@ -33,6 +29,8 @@ from benchmarks.published_schedules import (
     streamed,
     synchronous,
 )
+from benchmarks.published_table import NOTHING, WITHIN, Row, ordered, summary, table
+from engine.cost.devices import KINDS, catalogue
 from engine.cost.distribution import constant, lognormal
 from engine.cost.passes import Sizes
 
@@ -40,9 +38,10 @@ ROLLOUTS = Rollouts(rows=256, prompt=100, lengths=lognormal(2000, 0.8, 8000), mi
 
 
 @cache
-def found() -> dict[str, Row]:
+def found(*, fitted: bool = False) -> Mapping[str, Row]:
     """All rows of a quick run, by name."""
-    return {row.name: row for row in rows(quick=True)}
+    fit = fit_of(inputs()) if fitted else UNTUNED
+    return {row.name: row for row in rows(quick=True, fit=fit)}
 
 
 @cache
@@ -73,38 +72,77 @@ def pool(devices: int = 32, **how: object) -> Pool:
 
 
 @pytest.mark.long
-def test_no_goal_is_missed() -> None:
-    held = {row.name for row in found().values() if row.holds}
-    assert [row.name for row in found().values() if row.holds is False] == []
-    models = ("7B", "32B", "72B")
-    assert held >= {
-        "areal/1_5B/asynchronous",
-        "areal/7B/asynchronous",
-        "areal/sizes_in_order",
-        *(f"streamrl/{model}/{kind}" for model in models for kind in ("streamed", "allocation")),
-        "earl/signs",
-    }
+def test_no_number_rests_on_a_published_result_unless_that_is_asked_for() -> None:
+    assert {row.fitted for row in found().values()} == {()}
+    assert all("fitted" not in row.verdict for row in found().values())
 
 
 @pytest.mark.long
-def test_the_heterogeneous_cost_is_that_of_memory_and_price() -> None:
-    assert found()["streamrl/cost_by_memory"].simulated == pytest.approx(1.33, abs=0.005)
+def test_with_what_was_fitted_nothing_is_called_reproduced() -> None:
+    fitted = found(fitted=True)
+    assert list(fitted) == list(found())
+    assert not [row.name for row in fitted.values() if "reproduced" in row.verdict]
+    free = {name for name, row in fitted.items() if not row.fitted}
+    assert free == {"earl/32768x128/of_the_cache_with_tp_4"}, "memory alone"
+    assert {name for name in found() if found()[name].simulated == fitted[name].simulated} >= free
+
+
+@pytest.mark.long
+def test_every_fitted_number_names_what_it_rests_on() -> None:
+    by_prefix = {
+        "areal/": {"decode.step", "decode.layer", "train.compute"},
+        "streamrl/72B/": {"decode.step", "decode.layer", "train.compute"},
+        "streamrl/cost_by_memory": {"share"},
+        "streamrl/cost_by_decode": {"share", "decode.step", "decode.layer"},
+        "earl/1024x8": {"decode.step", "decode.layer"},
+    }
+    for prefix, names in by_prefix.items():
+        some = [row for name, row in found(fitted=True).items() if name.startswith(prefix)]
+        assert some
+        assert all(set(row.fitted) == names for row in some)
+
+
+def test_the_catalogue_has_none_of_the_fitted_values() -> None:
+    fit, own = fit_of(inputs()), catalogue().coefficients["gpu"]
+    assert fit.reached is not None
+    assert set(fit.reached) == set(KINDS)
+    assert all(each.origin == "fitted" for each in fit.reached.values())
+    for name in fit.passes:
+        kind, part = name.split(".")
+        assert getattr(fit.reached[kind], part) != getattr(own[kind], part)
+
+
+def test_fitted_coefficients_reach_every_place() -> None:
+    fit = fit_of(inputs())
+    devices = pool(reached=fit.reached)
+    for where in (devices.engines(8).where, devices.trainer(8).where, gpus("H20", fit.reached)):
+        assert where.coefficients == fit.reached
+    assert gpus("H20").coefficients == catalogue().coefficients["gpu"]
+
+
+@pytest.mark.long
+def test_the_cost_of_heterogeneous_devices_is_that_of_memory_and_price() -> None:
     assert cost_gain(0.35, 0.29) == pytest.approx(1.0 / (0.65 + 0.29 * 0.35))
+    assert found(fitted=True)["streamrl/cost_by_memory"].simulated == pytest.approx(
+        cost_gain(0.35, 3.35 / 4.0 / 2.85)
+    )
 
 
 @pytest.mark.long
 def test_earl_has_all_cells_and_the_cell_that_does_not_fit() -> None:
     cells = [row for name, row in found().items() if row.unit == "%"]
     assert len(cells) == 29
-    assert sum(row.wrong for row in cells) == 29 - found()["earl/signs"].simulated
+    right = sum(row.ratio is not None and row.ratio > 0 for row in cells)
+    assert right == found()["earl/signs"].simulated
     assert found()["earl/32768x128/of_the_cache_with_tp_4"].simulated > 4
 
 
-def test_with_a_smaller_cache_all_of_earls_signs_are_right() -> None:
-    data = inputs()
-    for memory, right in ((0.9, 25), (0.74, 25), (0.7, 29)):
-        changed = {**data, "earl": {**data["earl"], "memory": memory}}
-        assert {row.name: row.simulated for row in earl(changed)}["earl/signs"] == right
+def test_with_a_smaller_cache_more_of_earls_signs_are_right() -> None:
+    def right(memory: float) -> float:
+        data: dict[str, Any] = inputs() | {"earl": inputs()["earl"] | {"memory": memory}}
+        return {row.name: row.simulated for row in earl(data, UNTUNED)}["earl/signs"]
+
+    assert right(0.9) < right(0.6) == 29
 
 
 def test_every_row_with_a_published_number_names_its_source() -> None:
@@ -171,25 +209,57 @@ def test_the_best_allocation_is_that_of_all_splits() -> None:
     assert gain == overlapped(devices, 32, ROLLOUTS, answers) / min(each) >= 1.0
 
 
-def test_misses_come_first_then_wrong_signs_then_the_worst() -> None:
+@pytest.mark.parametrize(
+    ("row", "verdict"),
+    [
+        (Row(name="near", published=2.0, simulated=2.4), "reproduced"),
+        (Row(name="far", published=2.0, simulated=2.6), "not reproduced"),
+        (Row(name="less", published=-20.0, simulated=-16.0, unit="%"), "reproduced"),
+        (Row(name="sign", published=-20.0, simulated=20.0, unit="%"), "not reproduced"),
+        (Row(name="all", published=3, simulated=3, within=0.0), "reproduced"),
+        (Row(name="most", published=29, simulated=28, within=0.0), "not reproduced"),
+        (Row(name="a", published=2.0, simulated=2.0, fitted=("share",)), "fitted"),
+        (Row(name="b", published=2.0, simulated=9.0, fitted=("share",)), "fitted"),
+        (Row(name="c", published=2.0, simulated=2.0, assumed=True), "rows assumed"),
+        (Row(name="d", published=2.0, simulated=9.0, assumed=True), "not reproduced"),
+        (Row(name="e", published=None, simulated=1.2, most=1.25), "in the published range"),
+        (Row(name="f", published=None, simulated=1.3, most=1.25), "not reproduced"),
+        (Row(name="g", published=None, simulated=1.3), ""),
+    ],
+    ids=lambda value: value.name if isinstance(value, Row) else "",
+)
+def test_when_a_number_is_reproduced(row: Row, verdict: str) -> None:
+    assert row.verdict == verdict
+
+
+def test_the_furthest_come_first_with_their_ratio() -> None:
     near = Row(name="near", published=2.0, simulated=2.1)
     far = Row(name="far", published=2.0, simulated=1.0)
-    wrong = Row(name="wrong", published=1.0, simulated=-1.0, unit="%", wrong=True)
-    missed = Row(name="missed", published=1.0, simulated=1.01, least=1.2)
-    assert [row.name for row in ordered([near, far, wrong, missed])] == [
-        *("missed", "wrong", "far", "near")
-    ]
-    assert [c[5] for c in table([near, far, wrong, missed])[1]] == ["NO", "wrong sign", "", ""]
+    wrong = Row(name="wrong", published=1.0, simulated=-1.0, unit="%")
+    beyond = Row(name="beyond", published=None, simulated=1.3, most=1.25)
+    bare = Row(name="bare", published=None, simulated=1.0)
+    some = [near, bare, far, wrong, beyond]
+    assert [row.name for row in ordered(some)] == ["wrong", "far", "beyond", "near", "bare"]
+    head, cells = table(some)
+    shown = [dict(zip(head, each, strict=True)) for each in cells]
+    assert [each["ratio"] for each in shown] == ["-1.00", "0.50", "1.04", "1.05", ""]
+    assert {each["fitted"] for each in shown} == {NOTHING}
+    assert shown[2]["published"] == "to 1.25 x"
+    assert summary(some) == "1 of 3 published numbers are reproduced"
+    fitted = replace(near, fitted=("share",))
+    told = "0 of 2 published numbers are reproduced, 1 rest on something fitted"
+    assert summary([fitted, far]) == told
+    assert table([fitted])[1][0][4] == "share"
 
 
-def test_a_goal_with_two_bounds_is_two_results() -> None:
-    row = Row(name="a", published=2.0, simulated=3.0, least=1.0, most=2.5)
+def test_a_number_that_counts_has_its_bounds_in_the_results() -> None:
+    row = Row(name="a", published=2.0, simulated=3.0)
     assert [(r.name, r.goal, r.holds) for r in row.results()] == [
-        ("a/least", 1.0, True),
-        ("a/most", 2.5, False),
+        ("a/least", 2.0 * (1 - WITHIN), True),
+        ("a/most", 2.0 * (1 + WITHIN), False),
     ]
-    assert row.holds is False
-    assert row.error == pytest.approx(50.0)
+    for other in (replace(row, fitted=("share",)), replace(row, published=None)):
+        assert [(r.name, r.goal, r.holds) for r in other.results()] == [("a", None, None)]
 
 
 def test_what_our_coordinator_gives_is_a_column_where_there_is_any() -> None:
@@ -209,7 +279,7 @@ def test_our_coordinator_runs_a_published_run_where_it_fits(all_installed: None)
         "areal/1_5B/asynchronous_step",
         "areal/1_5B/asynchronous",
     }
-    assert results["areal/1_5B/asynchronous"] > 1.0
+    assert results["areal/1_5B/asynchronous"] > 1.0, "that Steps overlap"
     large = dict(areal_by_us(areal, {"model": "32B", "gpus": 16}, sizes(inputs(), "32B")))
     assert large == {}, "activations of 28,000 tokens"
 

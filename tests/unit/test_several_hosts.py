@@ -250,15 +250,19 @@ def test_a_plan_on_two_hosts() -> None:
         assert part in text, part
 
 
+ALL_ON_A = {"pin": {"rollout": "gen@a", "train_policy": "main@a"}}
+
+
 def test_all_on_the_first_host_is_no_plan_on_hosts() -> None:
-    assert planned(gen="a").hosts == {}
+    assert planned(**ALL_ON_A).hosts == {}
     for cluster in (CLUSTER, LIVE):
         assert planned(cluster, inproc=True).hosts == {}
 
 
 def test_on_a_ray_cluster_every_worker_has_a_host() -> None:
-    plan = planned(LIVE, gen="a")
+    plan = planned(LIVE, **ALL_ON_A)
     assert plan.hosts == dict.fromkeys(plan.workers, "a")
+    assert planned(LIVE, gen="a").hosts == {"main": "b", "gen": "a"}, "b is free"
 
 
 SMALL = replace(CLUSTER, hosts=(HOSTS[0], replace(HOSTS[1], cores=1, memory=2**20)))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from engine.cost.memory import HOST_PARTS, host_peak, lasting, peak
 from engine.plan.by_worker import Group, nodes_by_worker, turns_by_worker, workers_by_host
-from engine.plan.cluster import Cluster
+from engine.plan.cluster import Cluster, Host
 from engine.plan.draft import Draft
 from engine.plan.plan import Decisions, PlannedNode
 
@@ -38,7 +38,7 @@ def memory(draft: Draft) -> Iterator[str]:
     """The peaks of each Worker and of each host fit, on GPUs and in host memory."""
     for here in _hosts(draft, draft.cluster):
         for room in _rooms(draft, here):
-            yield from _fits(room)
+            yield from _fits(room, draft.cluster.hosts)
         if here.cluster.gpus:
             yield from _beside_gpus(here.nodes, _groups(here.by_turns, here.nodes), here.cluster)
 
@@ -117,8 +117,10 @@ def _beside_gpus(nodes: Nodes, turns: Turns, cluster: Cluster) -> Iterator[str]:
         yield f"{', '.join(nodes)}: {problem}. Fix: a lower batch or max_lag."
 
 
-def _fits(at: MemoryRoom) -> Iterator[str]:
-    """A Worker alone, else all together, if they need more than there is."""
+def _fits(at: MemoryRoom, hosts: Iterable[Host]) -> Iterator[str]:
+    """A Worker alone, else all together, if they need more than there is. hosts: of the cluster,
+    one of which may have more.
+    """
     if at.need <= at.bytes:
         return
     workers, room, need, without = at.workers, at.bytes, at.need, at.without
@@ -131,7 +133,15 @@ def _fits(at: MemoryRoom) -> Iterator[str]:
     largest = _largest([workers[single]] if single else workers.values(), without)
     shown = ", ".join(f"{part} of {name} {_gib(size)}" for size, part, name in largest)
     fix = _smaller(largest[0][1]) + ("" if single else ", or fewer workers")
+    if single and (larger := _large_enough(hosts, alone[single])):
+        fix += f", or a pin to a larger host ({single}@{larger})"
     yield f"{told}, {at.where} has {_gib(room)}: {shown}. Fix: {fix}."
+
+
+def _large_enough(hosts: Iterable[Host], need: int) -> str:
+    """The first host with so much memory, on each GPU if it has any; empty if there is none."""
+    known = (host for host in hosts if not host.refused)
+    return next((h.name for h in known if min(h.gpus, default=h.memory) >= need), "")
 
 
 def _largest(workers: Iterable[list[PlannedNode]], without: Parts) -> list[tuple[int, str, str]]:

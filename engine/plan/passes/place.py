@@ -36,6 +36,7 @@ from engine.plan.passes.spare import (
     spare_places,
     spare_workers,
 )
+from engine.plan.passes.spread import spread, spread_note
 from engine.plan.passes.tensor import tensor_problems
 from engine.plan.placing import Placing
 from engine.plan.plan import PlannedNode
@@ -51,12 +52,12 @@ def place(draft: Draft) -> Draft:
     _refuse([*sharing_problems(draft, nodes, turns)])
     if draft.placing.inproc:
         nodes, turns = tuple(replace(n, workers=(MAIN,), layout=Layout()) for n in nodes), ()
-    hosts, spare = _hosts(draft, nodes), spare_workers(draft, nodes)
+    spare, recorder = spare_workers(draft, nodes), _recorder(nodes)
+    placed = replace(draft, nodes=nodes, turns=turns, recorder=recorder, spare=spare)
+    hosts = _hosts(placed)
     own, cluster = spare_places(draft, nodes, hosts)
-    notes = (*draft.notes, *_notes(draft), *spare_notes(draft, nodes))
-    recorder = _recorder(nodes)
-    placed = replace(draft, nodes=nodes, turns=turns, recorder=recorder, notes=notes)
-    placed = replace(placed, hosts=hosts | own, spare=spare, cluster=cluster)
+    told = (*_notes(draft), *spread_note(hosts, draft.placing.hosts), *spare_notes(draft, nodes))
+    placed = replace(placed, hosts=hosts | own, cluster=cluster, notes=(*draft.notes, *told))
     return replace(placed, devices=devices(placed))
 
 
@@ -221,13 +222,13 @@ def _beside_models(nodes: Sequence[PlannedNode]) -> list[PlannedNode]:
     return [n for n in columns if n.workers[0] not in busy]
 
 
-def _hosts(draft: Draft, nodes: Sequence[PlannedNode]) -> dict[str, str]:
-    """The host of each Worker, by default the first; empty if all are on the first."""
-    cluster, wished = draft.cluster, draft.placing.hosts
-    if draft.placing.inproc or not (wished or cluster.live):
+def _hosts(draft: Draft) -> dict[str, str]:
+    """The host of each Worker (engine/plan/passes/spread.py); empty if all are on the first."""
+    cluster = draft.cluster
+    if draft.placing.inproc or not cluster.hosts:
         return {}
+    found = spread(draft)
     first = next((h.name for h in cluster.hosts if not h.refused), cluster.hosts[0].name)
-    found = {w: wished.get(w, first) for n in nodes for w in n.workers}
     return found if cluster.live or set(found.values()) != {first} else {}
 
 
