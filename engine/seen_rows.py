@@ -1,4 +1,5 @@
-"""How long rows are, and their functions take: as a text says, or as a run or a trace was seen.
+"""How long rows are, their functions take, and how many a selection keeps: as a text says, or as a
+run or a trace was seen.
 
 Owns: the texts of `--lengths` and `--prompts`, and reading run folders and traces for them. Does
 not own: the distributions (cost/distribution.py), draws from them (simulate).
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,7 +30,7 @@ from pyarrow import parquet as pq
 
 from dataflow.errors import DataError, PlanError
 from engine.cost.distribution import LengthDistribution, constant, lognormal, of_lengths
-from engine.observe.measured import seconds_by_step
+from engine.observe.measured import kept_by_step, node_rows_by_step, seconds_by_step
 from engine.observe.runfolder import is_run
 from engine.observe.samples import read_samples
 
@@ -52,11 +54,14 @@ _LOGNORMAL = re.compile(r"lognormal:(\d+(?:\.\d+)?),(\d+(?:\.\d+)?),(\d+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenRows:
-    """None: nothing is said of it. seconds: a row, of the functions of a run."""
+    """None: nothing is said of it. seconds: a row, of the functions of a run. kept: the share of
+    rows that its selections kept.
+    """
 
     prompts: LengthDistribution | None = None
     answers: LengthDistribution | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
+    kept: Mapping[str, float] = field(default_factory=dict)
 
 
 def seen_rows(lengths: str, prompts: str = "") -> SeenRows:
@@ -102,6 +107,7 @@ def _of_run(folder: Path) -> SeenRows:
         prompts=_lengths(prompts) if len(prompts) else None,
         answers=_lengths(table.column("length").drop_null()),
         seconds=_functions(folder),
+        kept=_kept(folder),
     )
 
 
@@ -111,18 +117,52 @@ def _lengths(column: Any) -> LengthDistribution:
 
 
 def _functions(folder: Path) -> dict[str, float]:
-    """Seconds a row of nodes that compute with no Model: medians over the Steps after the first."""
+    """Seconds a row of nodes that compute with no Model: medians over the Steps after the first.
+    Of an evaluation whose rows no record counts, nothing is known.
+    """
+    planned = _planned_rows(folder)
+    seconds = list(enumerate(seconds_by_step(folder).get(0, []), 1))
+    rows = node_rows_by_step(folder)
+    found: dict[str, float] = {}
+    for node in _plan(folder / "plan.json")["nodes"]:
+        if node["models"] or node["work"] in ("source", "train"):
+            continue
+        name, seconds_a_row = node["name"], list[float]()
+        for step, step_seconds in seconds[_WARM:] or seconds:
+            # Refill and evaluations make other numbers of rows than a batch has.
+            step_rows = rows.get(step, {}).get(name, planned[name])
+            if name in step_seconds and step_rows:
+                seconds_a_row.append(step_seconds[name] / step_rows)
+        if seconds_a_row:
+            found[name] = median(seconds_a_row)
+    return found
+
+
+def _kept(folder: Path) -> dict[str, float]:
+    """The share of rows that each selection kept, of all that came to it in the run."""
+    planned, rows = _planned_rows(folder), node_rows_by_step(folder)
+    came: defaultdict[str, float] = defaultdict(float)
+    stayed: defaultdict[str, float] = defaultdict(float)
+    selects = [n["name"] for n in _plan(folder / "plan.json")["nodes"] if _is_selection(n)]
+    for step, shares in enumerate(kept_by_step(folder), 1):
+        made = rows.get(step, {})
+        for name in selects:
+            if (share := shares.get(name)) is not None:
+                whole = made[name] / share if share and made.get(name) else planned[name]
+                came[name] += whole
+                stayed[name] += share * whole
+    return {name: stayed[name] / whole for name, whole in came.items() if whole}
+
+
+def _is_selection(node: Mapping[str, Any]) -> bool:
+    return node.get("relation") == "subset"
+
+
+def _planned_rows(folder: Path) -> dict[str, int]:
+    """Rows of a Step, by node; 0 of those of an evaluation."""
     plan = _plan(folder / "plan.json")
     batches = {source["name"]: source["batch"] for source in plan["sources"]}
-    rows = seconds_by_step(folder).get(0, [])
-    steps = rows[_WARM:] or rows
-    found: dict[str, float] = {}
-    for node in plan["nodes"]:
-        values = [step[node["name"]] for step in steps if node["name"] in step]
-        if values and not node["models"] and node["work"] not in ("source", "train"):
-            each = max(1, batches.get(node["source"], 1) * node["rows"])
-            found[node["name"]] = median(values) / each
-    return found
+    return {n["name"]: batches.get(n["source"], 0) * n["rows"] for n in plan["nodes"]}
 
 
 def _plan(path: Path) -> dict[str, Any]:

@@ -37,9 +37,11 @@ class SimulateOptions(RunOptions):
     lengths: str = ""
     """Tokens of answers: 512, lognormal:3000,0.9,20000, a run folder or a trace; else the most."""
     prompts: str = ""
-    """Tokens of prompts: 200 or lognormal:200,0.5,1000; else as --lengths says, or the most."""
+    """Tokens of prompts: 200 or lognormal:200,0.5,1000; else as --lengths or the data says."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Seconds a row of rewards and functions of your own (score=0.002)."""
+    kept: Mapping[str, float] = field(default_factory=dict)
+    """The share of rows that a selection keeps (mixed=0.6); else as a run of --lengths, or all."""
     profile: Path | None = None
     """Measured rates of the devices (dataflow profile)."""
     what_if: Spreads = ()
@@ -165,6 +167,7 @@ def _rows(options: SimulateOptions, nodes: Collection[str]) -> SimulatedRows:
         lengths=seen,
         steps=options.steps or 0,
         seconds={n: s for n, s in seen.seconds.items() if n in nodes} | dict(options.seconds),
+        kept=options.kept,
         profile=options.profile,
     )
 

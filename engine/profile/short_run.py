@@ -82,15 +82,12 @@ def _measured(folder: Path, plan: Plan, steps: int) -> ShortRun:
 
 def _rows(folder: Path) -> Counter[str]:
     """By node, made or trained in the Steps that count."""
-    from engine.observe.flow.records import Flow
-    from engine.observe.flow.segments import read_steps
-    from engine.observe.measured import EVENTS
+    from engine.observe.measured import node_rows_by_step
 
     found: Counter[str] = Counter()
-    for record in read_steps(folder / EVENTS):
-        if isinstance(record, Flow) and record.step > WARM:
-            for name, replica in record.nodes.items():
-                found[name.partition("@")[0]] += replica.rows
+    for step, rows in node_rows_by_step(folder).items():
+        if step > WARM:
+            found.update(rows)
     return found
 
 

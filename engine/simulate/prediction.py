@@ -7,7 +7,7 @@ Owns: the data, as plain values. Does not own: how it is found (predict.py), wha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.plan.plan import Plan
 
@@ -62,7 +62,8 @@ class CoordinatorLoad:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
     """Of one plan. seconds: simulated, of the whole run. spans: in the order in which they began;
-    empty where nobody asked for them.
+    empty where nobody asked for them. rows: by node, in words, where the number and the lengths of
+    its rows come from.
     """
 
     plan: Plan
@@ -70,3 +71,4 @@ class Prediction:
     steps: tuple[SimulatedStep, ...]
     spans: tuple[SimulatedSpan, ...]
     coordinator: CoordinatorLoad
+    rows: Mapping[str, str] = field(default_factory=dict)

@@ -218,6 +218,7 @@ def test_a_plan_that_cannot_be_is_a_line_that_says_why(
     "more, code, told",
     [
         (["--seconds", "scor=1"], 1, "expected a node of the graph, found 'scor'. Fix: score."),
+        (["--kept", "score=0.5"], 1, "found 'score'. Fix: leave --kept out: this graph has none."),
         (["--lengths", "many"], 1, "--lengths: expected 512, lognormal:"),
         (["--steps", "0"], 2, "--steps: expected 1 Step or more, found 0. Fix: --steps 5."),
         (["--picture", "p.svg"], 2, "--picture: expected --what-if, found one plan"),
