@@ -63,7 +63,7 @@ def count_prompts(data: str, split: str | None, base: str) -> TokenCounts | NotC
         if folder is not None:
             files += [folder / name for name in FILES if (folder / name).is_file()]
         return _counted(data, split, base, folder, stamps(files))
-    except (DataError, OSError, UnicodeError, pa.ArrowInvalid) as error:
+    except (DataError, OSError, UnicodeError, pa.ArrowException) as error:
         return NotCounted(why=str(error).partition(". Fix: ")[0].partition("\n")[0])
 
 

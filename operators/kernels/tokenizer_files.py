@@ -7,7 +7,8 @@ of its own there may cut some texts otherwise, so this one only counts tokens be
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,12 +36,12 @@ class FileTokenizer:
         settings = maybe_object(folder / TOKENIZER_CONFIG)
         self.special_tokens_map = _special_tokens(settings)
         self.chat_template = _chat_template(folder, settings)
-        self._encoder = _encoder(folder / TOKENIZER)
-        known = self._encoder.get_vocab()
-        missing = [text for text in self.special_tokens_map.values() if text not in known]
-        if missing:
-            self._encoder.add_special_tokens(missing)
-        _set_ends(self._encoder, settings, self.special_tokens_map)
+        self._path = folder / TOKENIZER
+        if not self._path.is_file():
+            problem = "no such file. Fix: tokenizer files, as save_pretrained writes them"
+            raise DataError(f"{self._path}: {problem}.")
+        with _told_as_data_error(self._path):
+            self._encoder = _encoder(self._path, settings, self.special_tokens_map)
 
     @property
     def eos_token_id(self) -> int | None:
@@ -57,8 +58,9 @@ class FileTokenizer:
         return {"input_ids": [self._ids(text, special=add_special_tokens) for text in texts]}
 
     def _ids(self, text: str, *, special: bool) -> list[int]:
-        # One at a time: a batch starts threads, and this process may be forked later.
-        return self._encoder.encode(text, add_special_tokens=special).ids
+        with _told_as_data_error(self._path):
+            # One at a time: a batch starts threads, and this process may be forked later.
+            return self._encoder.encode(text, add_special_tokens=special).ids
 
     def apply_chat_template(
         self,
@@ -69,11 +71,8 @@ class FileTokenizer:
         continue_final_message: bool = False,
     ) -> str | list[str]:
         """A conversation, or each of several, as the template shows it."""
-        # Here: it takes a second to import, and only conversations need it.
-        from transformers.utils.chat_template_utils import render_jinja_template
-
         assert not tokenize
-        render: Any = render_jinja_template
+        render = _renderer()
         several = bool(conversation) and not isinstance(conversation[0], Mapping)
         shown, _ = render(
             conversations=conversation if several else [conversation],
@@ -85,19 +84,37 @@ class FileTokenizer:
         return cast("list[str]", shown) if several else shown[0]
 
 
-def _encoder(path: Path) -> Any:
-    if not path.is_file():
-        raise DataError(f"{path}: no such file. Fix: tokenizer files, as save_pretrained writes.")
-    import tokenizers
-
+@contextmanager
+def _told_as_data_error(path: Path) -> Iterator[None]:
     try:
-        found = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception for a broken file
+        yield
+    except Exception as error:  # the library raises plain Exception, for a broken file and others
         line = str(error).partition("\n")[0]
         problem = f"expected a tokenizer, found: {line:.120}"
         raise DataError(f"{path}: {problem}. Fix: copy the model again.") from error
+
+
+def _renderer() -> Any:
+    """What renders chat templates. Here: it takes a second to import, and texts do without."""
+    try:
+        from transformers.utils.chat_template_utils import render_jinja_template
+    except ImportError as error:
+        problem = f"chat templates need another version of transformers: {error}"
+        raise DataError(f"{problem}. Fix: pip install -U transformers.") from error
+    return render_jinja_template
+
+
+def _encoder(path: Path, settings: Mapping[str, Any], special: Mapping[str, str]) -> Any:
+    """That of tokenizer.json, with the special tokens of the settings."""
+    import tokenizers
+
+    found = tokenizers.Tokenizer.from_file(str(path))
     found.no_padding()
     found.no_truncation()
+    known = found.get_vocab()
+    if missing := [text for text in special.values() if text not in known]:
+        found.add_special_tokens(missing)
+    _set_ends(found, settings, special)
     return found
 
 
@@ -118,9 +135,9 @@ def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
     template = maybe_object(folder / TEMPLATE_JSON).get("chat_template")
     template = template or settings.get("chat_template")
     if isinstance(template, list):
-        named = {each["name"]: each["template"] for each in template}
-        template = named.get("default")
-    return template or None
+        objects = (each for each in template if isinstance(each, Mapping))
+        template = {each.get("name"): each.get("template") for each in objects}.get("default")
+    return template if isinstance(template, str) else None
 
 
 def _set_ends(encoder: Any, settings: Mapping[str, Any], special: Mapping[str, str]) -> None:

@@ -123,6 +123,9 @@ def test_what_is_not_counted_says_why(
     monkeypatch.setattr(token_counts, "MOST_BYTES", 10)
     assert "more than 10 B, and is read in the run" in why_not(texts, tokenizer)
     monkeypatch.undo()
+    unknown = {"type": "WordLevel", "vocab": {"abc": 0}, "unk_token": "?"}
+    (folder / "tokenizer.json").write_text(json.dumps({"model": unknown}))
+    assert "Missing [UNK] token" in why_not(saved(tmp_path, ["other"]), tokenizer)
     (folder / "tokenizer.json").write_text("{}")
     assert "expected a tokenizer, found" in why_not(texts, tokenizer)
     (folder / "tokenizer.json").unlink()
