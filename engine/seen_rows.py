@@ -122,13 +122,14 @@ def _functions(folder: Path) -> dict[str, float]:
     """
     planned = _planned_rows(folder)
     seconds = list(enumerate(seconds_by_step(folder).get(0, []), 1))
+    steps = seconds[_WARM:] or seconds
     rows = node_rows_by_step(folder)
     found: dict[str, float] = {}
     for node in _plan(folder / "plan.json")["nodes"]:
         if node["models"] or node["work"] in ("source", "train"):
             continue
         name, seconds_a_row = node["name"], list[float]()
-        for step, step_seconds in seconds[_WARM:] or seconds:
+        for step, step_seconds in steps:
             # Refill and evaluations make other numbers of rows than a batch has.
             step_rows = rows.get(step, {}).get(name, planned[name])
             if name in step_seconds and step_rows:
