@@ -34,10 +34,11 @@ class TokenCounts:
 
     def __str__(self) -> str:
         few, many = int(self.prompts[0]), int(self.prompts[-1])
-        span = f"{few:,} to {many:,}" if few != many else f"{few:,}"
+        mean = f", mean {self.prompts.mean():,.0f}"
+        span = f"{few:,} to {many:,} tokens{mean}" if few != many else f"{few:,} tokens"
         longer = f", and of its longest {self.longest:,}" if self.longest > many else ""
         rows = f"{len(self.prompts):,} row{'s' * (len(self.prompts) != 1)} of {self.place}"
-        return f"{span} tokens, mean {self.prompts.mean():,.0f}, from {rows}{longer}"
+        return f"{span}, from {rows}{longer}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,7 +88,7 @@ def test_estimates_are_of_the_longest_prompt_and_seconds_of_all() -> None:
     ("params", "rows"),
     [
         ({"max_prompt_tokens": 300, "overlong_prompt": "truncate"}, "100 to 300 tokens, mean 200"),
-        ({"max_prompt_tokens": 300, "overlong_prompt": "drop"}, "100 tokens, mean 100"),
+        ({"max_prompt_tokens": 300, "overlong_prompt": "drop"}, "of 100 tokens, from 1 row of"),
         ({"max_tokens": 4096 - 400, "overlong_prompt": "truncate"}, "100 to 400 tokens, mean 250"),
         ({"max_prompt_tokens": 2000}, "100 to 900 tokens, mean 500"),
     ],
