@@ -31,9 +31,15 @@ from dataflow.schema import Schema
 from dataflow.written import LOST, decode, encode, own, place_of, unread, written_operator
 
 _ANEW = "write the snapshot anew, by a run of this version"
-_CALLED = ("data_columns", "data_overlap", "data_rows", "data_longest", "data_files")
+_CALLED = (
+    *("data_columns", "data_overlap", "data_rows", "data_longest", "data_tokens"),
+    "data_files",
+)
 """Fields of an Operator that name a function, which a check or a run calls."""
-_SELDOM = ("fixed", "log_probs", "replayed", "parts", "conventions", "data_longest")
+_SELDOM = (
+    *("fixed", "log_probs", "replayed", "parts", "conventions", "data_longest"),
+    "data_tokens",
+)
 """Fields that are left out if they have their default."""
 _NOT_KEPT = ("row", "vocabulary")
 """What a schema's body may set besides its columns."""

@@ -211,6 +211,10 @@ class Operator:
     """For a source of prompts: module:function of (data, split) that returns the most tokens that a
     prompt can have; None if that is not known.
     """
+    data_tokens: str = ""
+    """For a source of prompts: module:function of (data, split, base) that counts the tokens of
+    some prompts by the tokenizer of a Model's base: TokenCounts, or NotCounted, which says why.
+    """
     data_files: str = ""
     """For such a source: module:function of (data, split) that returns its files, in order, or
     digests (text) of rows that are in no file of the user's.

@@ -6,7 +6,6 @@ Owns: whether a checkpoint is the run's last, and its Result. Does not own: how 
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from engine.options import RunOptions
 from engine.phases import begun, place_of
 from engine.plan.plan import Plan
 from engine.plan.program_plan import ProgramPlan
+from engine.plan.source_rows import rows_in_data
 
 NOTHING = "nothing to do"
 """How the reason of such a Result begins."""
@@ -84,11 +84,9 @@ def _is_exhausted(plan: Plan, source: str, cut: Cut) -> bool:
     """Whether one pass over a source's data is done; False where that needs reading it."""
     assert plan.program is not None
     node, known = plan.program.node(source), cut.sources.get(source)
-    if known is None or known.running or known.finished or not node.operator.data_rows:
+    if known is None or known.running or known.finished:
         return False
-    module, _, name = node.operator.data_rows.partition(":")
-    count = getattr(importlib.import_module(module), name)
-    rows = count(node.params["data"], node.params.get("split"))
+    rows = rows_in_data(node)
     return rows is not None and known.next >= rows
 
 

@@ -1,4 +1,5 @@
-"""How long rows are, and their functions take: as a text says, or as a run or a trace was seen.
+"""How long rows are, their functions take, and how many a selection keeps: as a text says, or as a
+run or a trace was seen.
 
 Owns: the texts of `--lengths` and `--prompts`, and reading run folders and traces for them. Does
 not own: the distributions (cost/distribution.py), draws from them (simulate).
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,7 +29,13 @@ from pyarrow import parquet as pq
 
 from dataflow.errors import DataError, PlanError
 from engine.cost.distribution import LengthDistribution, constant, lognormal, of_lengths
-from engine.observe.measured import RowCost, row_costs, seconds_by_step
+from engine.observe.measured import (
+    RowCost,
+    kept_by_step,
+    node_rows_by_step,
+    row_costs,
+    seconds_by_step,
+)
 from engine.observe.runfolder import is_run
 from engine.observe.samples import read_samples
 
@@ -52,13 +60,15 @@ _LOGNORMAL = re.compile(r"lognormal:(\d+(?:\.\d+)?),(\d+(?:\.\d+)?),(\d+)")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenRows:
     """None: nothing is said of it. seconds: a row, of the functions of a run; cpu: the share of
-    these in which they computed, where the run measured it.
+    these in which they computed, where the run measured it. kept: the share of rows that its
+    selections kept.
     """
 
     prompts: LengthDistribution | None = None
     answers: LengthDistribution | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     cpu: Mapping[str, float] = field(default_factory=dict)
+    kept: Mapping[str, float] = field(default_factory=dict)
 
 
 def seen_rows(lengths: str, prompts: str = "") -> SeenRows:
@@ -106,6 +116,7 @@ def _of_run(folder: Path) -> SeenRows:
         answers=_lengths(table.column("length").drop_null()),
         seconds={name: cost.seconds for name, cost in functions.items()},
         cpu={name: cost.cpu for name, cost in functions.items() if cost.cpu is not None},
+        kept=_kept(folder),
     )
 
 
@@ -115,20 +126,47 @@ def _lengths(column: Any) -> LengthDistribution:
 
 
 def _functions(folder: Path) -> dict[str, RowCost]:
-    """Of the nodes that compute with no Model: means over the Steps after the first."""
-    plan = _plan(folder / "plan.json")
-    batches = {source["name"]: source["batch"] for source in plan["sources"]}
-    functions = [node for node in plan["nodes"] if _is_function(node)]
-    made = {n["name"]: max(1, batches.get(n["source"], 1) * n["rows"]) for n in functions}
+    """Of the nodes that compute with no Model: means over the Steps after the first. Of an
+    evaluation whose rows no record counts, nothing is known.
+    """
+    functions = {n["name"] for n in _plan(folder / "plan.json")["nodes"] if _is_function(n)}
+    planned = {name: rows for name, rows in _planned_rows(folder).items() if name in functions}
     steps = len(seconds_by_step(folder).get(0, []))
-    costs = row_costs(folder, after=_WARM if steps > _WARM else 0, made=made)
-    return {name: cost for name, cost in costs.items() if name in made}
+    costs = row_costs(folder, after=_WARM if steps > _WARM else 0, made=planned)
+    return {name: cost for name, cost in costs.items() if name in functions}
 
 
 def _is_function(node: Mapping[str, Any]) -> bool:
     """Whether a node of a plan's file computes with no Model, if it reads one's tokenizer."""
     tokenizers = [use.get("param") == "tokenizer" for use in node["models"]]
     return all(tokenizers) and node["work"] not in ("source", "train")
+
+
+def _kept(folder: Path) -> dict[str, float]:
+    """The share of rows that each selection kept, of all that came to it in the run."""
+    planned, rows = _planned_rows(folder), node_rows_by_step(folder)
+    came: defaultdict[str, float] = defaultdict(float)
+    stayed: defaultdict[str, float] = defaultdict(float)
+    selects = [n["name"] for n in _plan(folder / "plan.json")["nodes"] if _is_selection(n)]
+    for step, shares in enumerate(kept_by_step(folder), 1):
+        made = rows.get(step, {})
+        for name in selects:
+            if (share := shares.get(name)) is not None:
+                whole = made[name] / share if share and made.get(name) else planned[name]
+                came[name] += whole
+                stayed[name] += share * whole
+    return {name: stayed[name] / whole for name, whole in came.items() if whole}
+
+
+def _is_selection(node: Mapping[str, Any]) -> bool:
+    return node.get("relation") == "subset"
+
+
+def _planned_rows(folder: Path) -> dict[str, int]:
+    """Rows of a Step, by node; 0 of those of an evaluation."""
+    plan = _plan(folder / "plan.json")
+    batches = {source["name"]: source["batch"] for source in plan["sources"]}
+    return {n["name"]: batches.get(n["source"], 0) * n["rows"] for n in plan["nodes"]}
 
 
 def _plan(path: Path) -> dict[str, Any]:

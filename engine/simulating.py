@@ -36,6 +36,7 @@ from engine.seen_rows import SeenRows
 from engine.simulate.compared import ComparedPlan
 from engine.simulate.predict import predict
 from engine.simulate.prediction import Prediction
+from engine.simulate.selections import require_shares, selections, told
 from engine.simulate.summed import summary_of
 
 MOST = 64
@@ -55,14 +56,16 @@ Make = Callable[[Mapping[str, str]], Graph]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedRows:
     """What is simulated, whatever the plan. lengths: of answers, and of prompts. seconds: a row of
-    nodes that are users' functions; cpu: the share of these in which they compute. profile: a file
-    of `dataflow profile`.
+    nodes that are users' functions; cpu: the share of these in which they compute. kept: the share
+    of rows that a selection keeps, before what a run did (lengths). profile: a file of `dataflow
+    profile`.
     """
 
     lengths: SeenRows = field(default_factory=SeenRows)
     steps: int = STEPS
     seconds: Mapping[str, float] = field(default_factory=dict)
     cpu: Mapping[str, float] = field(default_factory=dict)
+    kept: Mapping[str, float] = field(default_factory=dict)
     profile: Path | None = None
 
 
@@ -88,13 +91,20 @@ def simulate(
     """
     variant = Variant(graph=one_graph(graph), options=options or RunOptions(), devices=devices)
     rows = rows or SimulatedRows()
-    _refuse_unknown(variant.graph, "seconds", rows.seconds)
-    _refuse_unknown(variant.graph, "cpu", rows.cpu)
+    _refuse_unknown(variant.graph, rows)
     return _simulated(planned(variant, rows), rows, variant.options, spans=spans)
 
 
-def _refuse_unknown(graph: Graph, what: str, values: Mapping[str, float]) -> None:
-    """Raises PlanError for values of a node that the graph does not have."""
+def _refuse_unknown(graph: Graph, rows: SimulatedRows) -> None:
+    """Raises PlanError for seconds of a node that the graph does not have, and for a share of what
+    is no selection of it.
+    """
+    require_shares(graph, rows.kept)
+    _refuse_unknown_nodes(graph, "seconds", rows.seconds)
+    _refuse_unknown_nodes(graph, "cpu", rows.cpu)
+
+
+def _refuse_unknown_nodes(graph: Graph, what: str, values: Mapping[str, float]) -> None:
     names = [node.name for node in graph.nodes]
     for node in values:
         if node not in names:
@@ -129,8 +139,12 @@ def cluster_of(options: RunOptions) -> Cluster:
 
 
 def _simulated(plan: Plan, rows: SimulatedRows, options: RunOptions, *, spans: bool) -> Prediction:
+    assert plan.program is not None
     profile = None if rows.profile is None else read_profile(rows.profile, here=False)
-    return predict(
+    names = selections(plan.program)  # a run that was measured may have had others
+    measured = {name: share for name, share in rows.lengths.kept.items() if name in names}
+    kept = measured | dict(rows.kept)
+    found = predict(
         plan,
         steps=rows.steps,
         lengths=rows.lengths,
@@ -138,10 +152,12 @@ def _simulated(plan: Plan, rows: SimulatedRows, options: RunOptions, *, spans: b
         profile=profile,
         seconds=rows.seconds,
         cpu=rows.cpu,
+        kept=kept,
         spans=spans,
         scaling=options.scaling,
         grace=options.grace,
     )
+    return replace(found, rows={**found.rows, **told(plan.program, kept, rows.kept)})
 
 
 # --- what if --------------------------------------------------------------------------------------
@@ -164,8 +180,7 @@ def what_if(
     """
     values = _values(asked)
     rows = rows or SimulatedRows()
-    _refuse_unknown(base.graph, "seconds", rows.seconds)
-    _refuse_unknown(base.graph, "cpu", rows.cpu)
+    _refuse_unknown(base.graph, rows)
     if DEVICES in values:
         cluster_of(base.options)
     check(base.graph)

@@ -36,6 +36,7 @@ PROMPTS = Operator(
     data_overlap="operators.data_sources:overlap",
     data_rows="operators.data_sources:row_count",
     data_longest="operators.data_lengths:longest_prompt",
+    data_tokens="operators.kernels.token_counts:count_prompts",
     data_files="operators.data_files:source_files",
 )
 

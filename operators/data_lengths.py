@@ -1,10 +1,12 @@
 """How many tokens the prompts of a source can have, before anything tokenises them.
 
-Owns: this bound. Does not own: reading the data (data_files.py), tokens (kernels/text.py).
+Owns: this bound, the bytes of prompts, what tells that files have changed. Does not own: reading
+the data (data_files.py), tokens (kernels/text.py), counting them (kernels/token_counts.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,9 @@ pc: Any = pyarrow.compute  # whose functions its stubs do not have
 MARKS = 16
 """Tokens that a chat template or a tokenizer writes around a text: a beginning, a role, an end."""
 
+Stamp = tuple[str, int, int]
+"""Of a file: its path, when it was written, its size; of rows in no file: their digest."""
+
 TEMPLATE = 1024
 """Tokens that a chat template writes of its own accord, a default system prompt among them."""
 
@@ -33,13 +38,17 @@ def longest_prompt(data: str, split: str | None) -> int | None:
     if tasks.is_task(data):
         return None
     try:
-        return _longest(data, split, tuple(_stamp(each) for each in source_files(data, split)))
+        return _longest(data, split, stamps(source_files(data, split)))
     except (DataError, OSError, pa.ArrowInvalid):  # reported where its columns are read
         return None
 
 
-def _stamp(source: Path | str) -> tuple[str, int, int]:
-    """What differs once a file has been written anew."""
+def stamps(sources: Iterable[Path | str]) -> tuple[Stamp, ...]:
+    """What differs once one of these files has been written anew. Raises OSError."""
+    return tuple(map(_stamp, sources))
+
+
+def _stamp(source: Path | str) -> Stamp:
     if isinstance(source, str):
         return source, 0, 0
     status = source.stat()
@@ -47,14 +56,21 @@ def _stamp(source: Path | str) -> tuple[str, int, int]:
 
 
 @lru_cache(maxsize=8)
-def _longest(data: str, split: str | None, stamps: tuple[tuple[str, int, int], ...]) -> int:
+def _longest(data: str, split: str | None, stamps: tuple[Stamp, ...]) -> int:
     """stamps: so that plans of the same files read them once."""
     column = read_prompts(data, split).column("prompt").combine_chunks()
     if is_token_ids(column.type):
         return _most(pc.list_value_length(column))
+    return _most(prompt_bytes(column)) + (TEMPLATE if is_messages(column.type) else MARKS)
+
+
+def prompt_bytes(column: Any) -> Any:
+    """Bytes of each prompt of a column that is no token ids; of a conversation with the marks
+    around each message.
+    """
     if is_messages(column.type):
-        return _most(_of_messages(column)) + TEMPLATE
-    return _most(pc.binary_length(column.cast(pa.large_utf8()))) + MARKS
+        return _of_messages(column)
+    return pc.binary_length(column.cast(pa.large_utf8()))
 
 
 def _of_messages(column: Any) -> Any:

@@ -37,11 +37,13 @@ class SimulateOptions(RunOptions):
     lengths: str = ""
     """Tokens of answers: 512, lognormal:3000,0.9,20000, a run folder or a trace; else the most."""
     prompts: str = ""
-    """Tokens of prompts: 200 or lognormal:200,0.5,1000; else as --lengths says, or the most."""
+    """Tokens of prompts: 200 or lognormal:200,0.5,1000; else as --lengths or the data says."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Seconds a row of rewards and functions of your own (score=0.002)."""
     cpu: Mapping[str, float] = field(default_factory=dict)
     """The share of these in which one computes and does not wait (judge=0.01); else as measured."""
+    kept: Mapping[str, float] = field(default_factory=dict)
+    """The share of rows that a selection keeps (mixed=0.6); else as a run of --lengths, or all."""
     profile: Path | None = None
     """Measured rates of the devices (dataflow profile)."""
     what_if: Spreads = ()
@@ -171,6 +173,7 @@ def _rows(options: SimulateOptions, nodes: Collection[str]) -> SimulatedRows:
         steps=options.steps or 0,
         seconds={n: s for n, s in seen.seconds.items() if n in nodes} | dict(options.seconds),
         cpu={n: s for n, s in seen.cpu.items() if n in nodes} | dict(options.cpu),
+        kept=options.kept,
         profile=options.profile,
     )
 

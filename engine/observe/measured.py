@@ -21,6 +21,8 @@ from engine.observe.flow.segments import read_steps
 from engine.plan.explain.measured import MeasuredRun, MeasuredWeights
 
 EVENTS = "events"
+KEPT = "/kept"
+"""How the metric of a selection ends (operators/kernels/host.py)."""
 
 
 def read_measured(folder: Path) -> dict[int, MeasuredRun]:
@@ -75,13 +77,12 @@ def row_costs(folder: Path, *, after: int, made: Mapping[str, float]) -> dict[st
 
 
 def _rows_of_a_step(folder: Path, after: int) -> dict[str, float]:
-    """By node, the mean over the Steps after the first ones; empty without flows."""
-    flows = [r for r in read_steps(folder / EVENTS) if isinstance(r, Flow) and r.step > after]
+    """By node, the mean over the Steps after the first ones; empty without records of them."""
+    steps = [rows for step, rows in node_rows_by_step(folder).items() if step > after]
     sums: Counter[str] = Counter()
-    for flow in flows:
-        for replica, part in flow.nodes.items():
-            sums[replica.partition("@")[0]] += part.rows
-    return {name: total / len(flows) for name, total in sums.items()}
+    for rows in steps:
+        sums.update(rows)
+    return {name: total / len(steps) for name, total in sums.items()}
 
 
 def seconds_by_step(folder: Path, kind: str = "time/") -> dict[int, list[dict[str, float]]]:
@@ -94,8 +95,44 @@ def seconds_by_step(folder: Path, kind: str = "time/") -> dict[int, list[dict[st
     return dict(found)
 
 
+def kept_by_step(folder: Path) -> list[dict[str, float]]:
+    """Of each Step of a graph alone, selection -> the share of its rows that it kept. Raises
+    DataError without metrics.
+    """
+    return [_named(row, after=KEPT) for phase, row in _metrics(folder) if phase == 0]
+
+
+def node_rows_by_step(folder: Path) -> dict[int, Counter[str]]:
+    """Step -> node -> the rows that it made or trained in that Step, evaluations included; of a
+    graph alone. Empty for a run without records of its Steps.
+    """
+    found: dict[int, Counter[str]] = {}
+    for record in read_steps(folder / EVENTS):
+        if isinstance(record, Flow):
+            rows: Counter[str] = Counter()
+            for replica, flow in record.nodes.items():
+                rows[replica.partition("@")[0]] += flow.rows
+            found[record.step] = rows  # of a Step that was done again, the last time counts
+    return found
+
+
 def _rows(folder: Path, kind: str) -> Iterator[tuple[int, dict[str, float]]]:
     """The phase and the seconds by node of each line of metrics."""
+    for phase, row in _metrics(folder):
+        yield phase, _named(row, before=kind)
+
+
+def _named(row: Mapping[str, float], before: str = "", after: str = "") -> dict[str, float]:
+    """The metrics whose names begin and end so, by what is between."""
+    return {
+        name.removeprefix(before).removesuffix(after): value
+        for name, value in row.items()
+        if name.startswith(before) and name.endswith(after)
+    }
+
+
+def _metrics(folder: Path) -> Iterator[tuple[int, dict[str, float]]]:
+    """The phase and the numbers of each line of metrics."""
     lines = folder / "metrics.jsonl"
     if not lines.is_file():
         problem = "expected a run folder with metrics.jsonl"
@@ -106,14 +143,14 @@ def _rows(folder: Path, kind: str) -> Iterator[tuple[int, dict[str, float]]]:
         problem = f"cannot be read: {error.strerror}"
         raise DataError(f"{lines}: {problem}. Fix: --measured runs/NAME.") from error
     for number, line in enumerate(text.splitlines(), 1):
-        yield _times(line, kind, f"{lines}:{number}")
+        yield _numbers(line, f"{lines}:{number}")
 
 
-def _times(line: bytes, kind: str, where: str) -> tuple[int, dict[str, float]]:
+def _numbers(line: bytes, where: str) -> tuple[int, dict[str, float]]:
     try:
         row = json.loads(line)
-        times = {k.removeprefix(kind): v for k, v in row.items() if k.startswith(kind)}
-        return int(row.get("phase", 0)), {k: float(v) for k, v in times.items() if v is not None}
+        numbers = {name: float(value) for name, value in row.items() if value is not None}
+        return int(row.get("phase", 0)), numbers
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
         problem = f"expected an object of numbers, found {line[:40]!r}"
         raise DataError(f"{where}: {problem}. Fix: delete the line, if it is the last.") from error

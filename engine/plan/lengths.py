@@ -1,4 +1,4 @@
-"""The greatest lengths that the rows of each node of a graph can have.
+"""The greatest lengths that the rows of each node of a graph can have, and counted ones.
 
 Owns: how lengths go from node to node. Does not own: their arithmetic (engine/cost/lengths.py).
 """
@@ -16,6 +16,7 @@ from dataflow.rows import Domains, row_line
 from dataflow.schema import TokenPrompt
 from engine.cost.lengths import Lengths, of_demonstration, of_rollout
 from engine.cost.models import Shape
+from engine.plan.prompt_counts import counted_prompts
 
 Shapes = Mapping[str, Shape | None]
 """Of each Model; None where it is not known."""
@@ -26,29 +27,26 @@ def all_lengths(graph: Graph, shapes: Shapes) -> dict[str, Lengths]:
     found: dict[str, Lengths] = {}
     domains = Domains(graph)
     for node in graph.nodes:
-        found[node.name] = _lengths_of(node, found, shapes)
+        found[node.name] = _lengths_of(node, found, shapes, domains)
         if node.operator.traits.generates:  # what it is asked is as long as it reads
-            prompt = found[node.name].prompt
+            asked = found[node.name]
             for port in row_line(next(iter(node.inputs.values())), domains):
                 if port.node.operator.traits.generates:
                     break  # another's rows, of which this one's prompts were made
-                found[port.node.name] = replace(found[port.node.name], prompt=prompt)
+                answer = found[port.node.name].completion
+                found[port.node.name] = replace(asked, completion=answer)
     return found
 
 
-def _lengths_of(node: Node, found: Mapping[str, Lengths], shapes: Shapes) -> Lengths:
+def _lengths_of(
+    node: Node, found: Mapping[str, Lengths], shapes: Shapes, domains: Domains
+) -> Lengths:
     if node.operator.traits.generates:
-        policy = next(s for s in node.states.values() if isinstance(s, Model))
-        shape = shapes[policy.name]
-        lengths = of_rollout(node.params["max_tokens"], node.params.get("max_prompt_tokens"))
-        asked = next(iter(node.inputs.values()))
-        if issubclass(asked.schema, TokenPrompt):
-            lengths = lengths.asked(found[asked.node.name])
-        return lengths.clipped(shape.context) if shape else lengths
+        return _generated(node, found, shapes, domains)
     if node.operator.tokenises:
         return of_demonstration()
     if node.operator.work == "source":
-        return Lengths(prompt=of_rollout(0, None).prompt)
+        return of_rollout(0, None)
     rows = node.operator.rows
     onto = (node.inputs[rows.to],) if isinstance(rows, Reduce) else node.inputs.values()
     above = [found[p.node.name] for p in onto]
@@ -56,3 +54,18 @@ def _lengths_of(node: Node, found: Mapping[str, Lengths], shapes: Shapes) -> Len
     if any(issubclass(schema, TokenPrompt) for schema in node.schemas):
         return longest.continued(len(node.params.get("then") or ""))
     return longest
+
+
+def _generated(
+    node: Node, found: Mapping[str, Lengths], shapes: Shapes, domains: Domains
+) -> Lengths:
+    policy = next(s for s in node.states.values() if isinstance(s, Model))
+    shape = shapes[policy.name]
+    context = shape.context if shape else 0
+    lengths = of_rollout(node.params["max_tokens"], node.params.get("max_prompt_tokens"))
+    asked = next(iter(node.inputs.values()))
+    if issubclass(asked.schema, TokenPrompt):
+        return lengths.asked(found[asked.node.name]).clipped(context)
+    counts = counted_prompts(node, policy.base, domains)
+    drops = node.params.get("overlong_prompt") == "drop"
+    return lengths.clipped(context).counted(counts, drops=drops)

@@ -21,19 +21,31 @@ from dataflow.randomness import row_seeds, uniform
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcomes:
     """What happens to a row, keyed by (seed, node, row key). keep: the share that a select keeps,
-    of whole groups if it is in `groups`; fail: the share of a node's rows that fail for good.
+    of whole groups if it is in `groups`, of each group alike (but for rounding) if in `even`, as
+    the first two rows of a group if in `pairs`, which says how many rows a group has; fail: the
+    share of a node's rows that fail for good.
     """
 
     seed: int = 0
     keep: Mapping[str, float] = field(default_factory=dict)
     groups: frozenset[str] = frozenset()
+    even: frozenset[str] = frozenset()
+    pairs: Mapping[str, int] = field(default_factory=dict)
     fail: Mapping[str, float] = field(default_factory=dict)
 
     def kept(self, node: str, keys: Keys) -> np.ndarray:
         """Boolean [rows]: the rows that a select keeps."""
-        if node in self.groups:  # one draw for a whole group
-            keys = Keys(keys.position, np.zeros_like(keys.sample), keys.attempt)
-        return self._draw(f"{node}/keep", keys) < self.keep.get(node, 1.0)
+        share = self.keep.get(node, 1.0)
+        if not (node in self.groups or node in self.even or node in self.pairs):
+            return self._draw(f"{node}/keep", keys) < share
+        group = Keys(keys.position, np.zeros_like(keys.sample), keys.attempt)
+        draw = self._draw(f"{node}/keep", group)
+        if node in self.pairs:
+            return (keys.sample < 2) & (draw < share * self.pairs[node] / 2)
+        if node in self.even:
+            # Every 1/share-th row, from a drawn one on: whichever rows of a group come together.
+            return np.floor((keys.sample + 1) * share + draw) > np.floor(keys.sample * share + draw)
+        return draw < share
 
     def failed(self, node: str, keys: Keys) -> np.ndarray:
         """Boolean [rows]: rows that fail for good."""

@@ -29,12 +29,14 @@ from engine.cost.profile import Profile
 from engine.observe.events import EventHeard, EventStream, InstructionTold, RunEvent
 from engine.plan.costs import plan_costs
 from engine.plan.plan import Plan
+from engine.plan.source_rows import rows_in_data
 from engine.run.loop import Loop
-from engine.simulate.behaviour import Outcomes
 from engine.simulate.history import ModelRead
 from engine.simulate.lengths import Distributions, DrawnLengths, Greatest
 from engine.simulate.prediction import CoordinatorLoad, Prediction, SimulatedStep
 from engine.simulate.priced import PricedTimes
+from engine.simulate.row_origins import row_origins
+from engine.simulate.selections import outcomes, require_shares
 from engine.simulate.store import MemoryStore
 from engine.simulate.workers import SimulatedWorkers
 
@@ -55,25 +57,30 @@ def predict(
     profile: Profile | None = None,
     seconds: Mapping[str, float] | None = None,
     cpu: Mapping[str, float] | None = None,
+    kept: Mapping[str, float] | None = None,
     spans: bool = True,
     scaling: Scaling = "fixed",
     grace: float = Settings.grace,
 ) -> Prediction:
-    """Simulate so many Steps of a plan. lengths: of rows, in tokens; None: the greatest. seed: of
-    their draws. seconds: a row of nodes that are functions; cpu: the share of these in which they
-    compute; before those of the profile. spans: keep who did what when. scaling, grace: of elastic
-    nodes, as the options of a run say. Raises
-    PlanError for a node whose time nobody knows, and for a row that a cache cannot hold.
+    """Simulate so many Steps of a plan. lengths: of rows, in tokens; None: of prompts as counted in
+    the data, of others the greatest. seed: of their draws. seconds: a row of nodes that are
+    functions; cpu: the share of these in which they compute; before those of the profile. kept: the
+    share of rows that a selection keeps, all of one that has none. spans: keep who did what when.
+    scaling, grace: of elastic nodes, as the options of a run say. Raises PlanError for a node whose
+    time nobody knows, for a row that a cache cannot hold, and for a share of what is no selection.
     """
+    assert plan.program is not None
+    kept = kept or {}
+    require_shares(plan.program, kept)
     costs = plan_costs(plan, profile)
-    drawn = DrawnLengths(plan, lengths or Greatest(), seed)
+    drawn, rows = DrawnLengths(plan, lengths or Greatest(), seed), _rows(plan, steps)
     times = PricedTimes(plan, costs, drawn, lambda: world, seconds or {}, cpu or {})
     world = SimulatedWorkers(
         plan,
         _NoNotes(),
-        rows=_rows(plan, steps),
+        rows=rows,
         kernels=times,
-        outcomes=Outcomes(),
+        outcomes=outcomes(plan.program, kept, seed),
         within=_EXACT * max((n.estimate.seconds or 0.0 for n in plan.nodes), default=0.0),
         message=costs.message,
         log=spans,
@@ -100,15 +107,20 @@ def predict(
             events=record.events, instructions=record.instructions, seconds=coordinator.seconds
         ),
         present=world.present,
+        rows=row_origins(plan, drawn, rows),
     )
 
 
 def _rows(plan: Plan, steps: int) -> dict[str, int]:
-    """Of each source: more than can be asked for; of an evaluation's as many as have slots."""
+    """Of each source: more than can be asked for; of an evaluation's those of its data or, where
+    nobody knows them, as many as have slots.
+    """
+    assert plan.program is not None
     found = {s.name: s.batch * (steps + s.max_lag + _AHEAD) for s in plan.sources}
     for node in (n for n in plan.nodes if n.work == "source" and n.name not in found):
         reads = [n for n in plan.nodes if n.source == node.name and n.traits.generates]
-        found[node.name] = max((n.layout.slots for n in reads), default=1)
+        slots = max((n.layout.slots for n in reads), default=1)
+        found[node.name] = rows_in_data(plan.program.node(node.name)) or slots
     return found
 
 

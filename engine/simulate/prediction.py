@@ -66,7 +66,8 @@ class CoordinatorLoad:
 class Prediction:
     """Of one plan. seconds: simulated, of the whole run. spans: in the order in which they began;
     empty where nobody asked for them. present: from when to when each Worker was there (its start
-    included) that was not there all the time.
+    included) that was not there all the time. rows: by node, in words, where the number and the
+    lengths of its rows come from.
     """
 
     plan: Plan
@@ -75,3 +76,4 @@ class Prediction:
     spans: tuple[SimulatedSpan, ...]
     coordinator: CoordinatorLoad
     present: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
+    rows: Mapping[str, str] = field(default_factory=dict)

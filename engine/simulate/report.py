@@ -53,6 +53,7 @@ def report(
         section("lag: versions from what made a row to what trained it", _lag(found)),
         section(f"critical path of Step {found.last}: what it waited for", _path(found)),
         section("coordinator", _coordinator(found)),
+        section("where rows come from: how many there are, and how long", _origins(found)),
         section("where seconds come from", _rates(found.plan, told)),
     ]
     return printable("\n\n".join("\n".join(lines) for lines in sections if lines) + "\n")
@@ -239,6 +240,12 @@ def _coordinator(found: PredictionSummary) -> Iterator[Line]:
     told = f"{count(load.events, 'event')}, {count(load.instructions, 'instruction')}"
     busy = f"{exact(load.seconds)} of CPU measured here: {each}"
     yield from wrapped(f"{told}; {busy}, {share} of the simulated time", after=2)
+
+
+def _origins(found: PredictionSummary) -> Iterator[Line]:
+    width = widest(found.origins)
+    for node, text in found.origins.items():
+        yield from named(node, width, text)
 
 
 def _rates(plan: Plan, told: Mapping[str, str]) -> Iterator[Line]:

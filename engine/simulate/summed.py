@@ -56,7 +56,8 @@ class PredictionSummary:
     """All that is said of a Prediction. seconds: of each Step, from the end of the one before;
     between: of those that count, from `first` to `last`, which the path is of. replicas: of each
     elastic node, how many were there at the end of each Step. nodes, devices, path: empty where its
-    spans were not kept. whole: the run's seconds.
+    spans were not kept. whole: the run's seconds. origins: by node, where the number and the
+    lengths of its rows come from.
     """
 
     plan: Plan
@@ -76,6 +77,7 @@ class PredictionSummary:
     coordinator: CoordinatorLoad
     whole: float
     cost: StepCost
+    origins: Mapping[str, str]
 
     @property
     def busy(self) -> float | None:
@@ -115,6 +117,7 @@ def summary_of(found: Prediction) -> PredictionSummary:
         coordinator=found.coordinator,
         whole=found.seconds,
         cost=_cost(found.plan, step),
+        origins=found.rows,
     )
 
 
@@ -200,6 +203,7 @@ def as_data(found: PredictionSummary, told: Mapping[str, str] = _NOBODY) -> dict
             "share": load.seconds / found.whole if found.whole else 0.0,
         },
         "cost": {"known": not found.cost.unpriced, **asdict(found.cost)},
+        "rows": dict(found.origins),
         "rates": {name: list(nodes) for name, nodes in rates(found.plan, told).items()},
     }
 

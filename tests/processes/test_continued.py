@@ -95,12 +95,19 @@ def test_answers_are_continued_and_samples_show_them_as_text(
         assert len(row["prompt_ids"]) <= 2 + 6 + len(turn)  # type: ignore[arg-type]
 
 
-def test_estimates_know_how_long_continued_prompts_are(tiny: TinyRuns) -> None:
+def test_estimates_know_how_long_continued_prompts_are(
+    tiny: TinyRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bounded = plan(two_turns(tiny.folder, max_prompt_tokens=64), tiny.options())
     assert "tokens assumed" not in explain(bounded)
     second = second_of(tiny.folder, "Sure?")
     score = reward(asked_again, second)
-    shown = explain(plan(trained(tiny.folder, second, score), tiny.options()))
+    graph = trained(tiny.folder, second, score)
+    shown = explain(plan(graph, tiny.options()))
+    assert "first: prompts of 2 tokens, from 24 rows of train.parquet" in shown
+    assert "tokens assumed" not in shown
+    monkeypatch.setattr("operators.kernels.token_counts.MOST_BYTES", 0)
+    shown = explain(plan(graph, tiny.options()))
     assert "first: prompts of 506 tokens assumed" in shown
     assert "second: prompts of 507 tokens assumed" in shown, "what 512 positions leave for 5"
     assert "continued -> second" in shown

@@ -147,7 +147,9 @@ def test_a_prompt_without_a_bound_is_assumed_and_fits_the_context() -> None:
     assert assumed.prompt == ASSUMED_PROMPT
     assert "max_prompt_tokens" in assumed.bound
     assert assumed.clipped(128).prompt == 96
-    assert (stated.prompt, stated.bound, stated.clipped(64)) == (100, "", stated)
+    assert (assumed.limit, assumed.clipped(128).limit) == (None, 96), "a guess limits nothing"
+    assert (stated.prompt, stated.bound, stated.limit) == (100, "", 100)
+    assert (stated.clipped(64).prompt, stated.clipped(64).limit) == (100, 32)
 
 
 @pytest.mark.parametrize(("dtype", "optimizer", "gradients"), [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +92,52 @@ def test_what_was_made_for_two_steps_counts_for_two(tmp_path: Path) -> None:
     assert seen_rows(str(folder)).seconds == {"score": pytest.approx(0.08)}, (
         "some were dropped after it"
     )
+
+
+def save_counted_run(folder: Path) -> Path:
+    """Two Steps of a refilling selection, and an evaluation of four rows after the second."""
+    nodes = [
+        {"name": "score", "work": "host", "source": "prompts", "rows": 2},
+        {"name": "chosen", "work": "select", "source": "prompts", "rows": 2},
+        {"name": "eval_score", "work": "host", "source": "eval_prompts", "rows": 1},
+    ]
+    nodes[1]["relation"] = "subset"
+    nodes = [node | {"models": []} for node in nodes]
+    plan = {"nodes": nodes, "sources": [{"name": "prompts", "batch": 2}]}
+    rows = [
+        {"time/score": 9.0, "chosen/kept": 0.5},
+        {"time/score": 2.0, "time/eval_score": 0.8, "chosen/kept": 0.25},
+    ]
+    kept_run(folder, rows=rows)
+    (folder / "plan.json").write_text(json.dumps(plan))
+    (folder / "samples").mkdir()
+    columns = {"length": pa.array([4], pa.int32()), "prompt_ids": pa.array([[1]])}
+    pq.write_table(pa.table(columns), folder / "samples" / "step_000001.parquet")
+    made = [{"score@main": 8, "chosen@main": 4}]
+    made += [{"score@a": 10, "score@b": 6, "chosen@main": 4, "eval_score@main": 4}]
+    flows = [{name: ReplicaFlow(rows=count) for name, count in each.items()} for each in made]
+    write_flows(
+        folder / "events",
+        (Flow(step=s, start=0.0, end=1.0, wall=0.0, nodes=n) for s, n in enumerate(flows, 1)),
+    )
+    return folder
+
+
+def test_seconds_of_a_row_are_of_the_rows_that_there_were(tmp_path: Path) -> None:
+    found = seen_rows(str(save_counted_run(tmp_path / "run")))
+    assert found.seconds["score"] == 2.0 / 16, "a refill scores more rows than a batch has"
+    assert found.seconds["eval_score"] == 0.8 / 4, "not those of the whole evaluation"
+
+
+def test_seconds_of_an_evaluation_whose_rows_nobody_counted_are_not_known(tmp_path: Path) -> None:
+    run = save_counted_run(tmp_path / "run")
+    shutil.rmtree(run / "events")
+    assert seen_rows(str(run)).seconds == {"score": 2.0 / 4}
+
+
+def test_what_selections_kept_of_all_rows_of_a_run(tmp_path: Path) -> None:
+    found = seen_rows(str(save_counted_run(tmp_path / "run")))
+    assert found.kept == {"chosen": (4 + 4) / (8 + 16)}
 
 
 TRACES = {

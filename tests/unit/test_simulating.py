@@ -220,6 +220,7 @@ def test_a_plan_that_cannot_be_is_a_line_that_says_why(
         (["--seconds", "scor=1"], 1, "expected a node of the graph, found 'scor'. Fix: score."),
         (["--cpu", "scor=1"], 1, "cpu: expected a node of the graph, found 'scor'. Fix: score."),
         (["--cpu", "score=1.5"], 2, "--cpu: expected a share from 0 to 1, found score=1.5"),
+        (["--kept", "score=0.5"], 1, "found 'score'. Fix: leave --kept out: this graph has none."),
         (["--lengths", "many"], 1, "--lengths: expected 512, lognormal:"),
         (["--steps", "0"], 2, "--steps: expected 1 Step or more, found 0. Fix: --steps 5."),
         (["--picture", "p.svg"], 2, "--picture: expected --what-if, found one plan"),

@@ -19,6 +19,7 @@ from dataflow.node import Node
 from dataflow.schema import Schema
 from engine.cost import memory
 from engine.cost.bytes import column_bytes, data_bytes, row_bytes
+from engine.cost.lengths import Lengths
 from engine.cost.memory import Work
 from engine.cost.models import ModelCost, model_cost
 from engine.plan.draft import Draft
@@ -244,14 +245,21 @@ class _Cost:
             if cost.parameters is None:
                 yield f"{name}: parameters, memory and seconds unknown: {cost.why}"
         for name, node in self._nodes.items():
-            lengths, made = self._lengths[name], node.operator.traits.writes_tokens
-            if made and lengths.bound:
-                tokenised = node.operator.tokenises
-                answers = f" and answers of {lengths.completion}" if tokenised else ""
-                assumed = f"prompts of {lengths.prompt}{answers} tokens assumed"
-                yield f"{name}: {assumed}: {lengths.bound}"
+            if node.operator.traits.generates or node.operator.tokenises:
+                yield from _prompt_notes(node, self._lengths[name])
             if node.operator.reads_text:
                 yield f"{name}: rows tokenised anew, assumed to be as long as they are"
+
+
+def _prompt_notes(node: Node, lengths: Lengths) -> Iterator[str]:
+    """How long prompts are, if they were counted, or are assumed to be."""
+    if lengths.counts is not None:
+        yield f"{node.name}: prompts of {lengths.counts}"
+    elif lengths.bound:
+        answers = f" and answers of {lengths.completion}" if node.operator.tokenises else ""
+        why = f" ({lengths.uncounted})" if lengths.uncounted else ""
+        assumed = f"prompts of {lengths.prompt}{answers} tokens assumed{why}"
+        yield f"{node.name}: {assumed}: {lengths.bound}"
 
 
 def _listed(node: Node, returns: Columns) -> int:

@@ -1,4 +1,5 @@
-"""Seconds of a plan's nodes, edges and weights, at the greatest lengths.
+"""Seconds of a plan's nodes, edges and weights, at the greatest lengths, but for prompts that were
+counted in the data.
 
 Owns: which rows are assumed, and notes on what has no known rate. Does not own: the formulas
 (engine/cost), where they are applied (engine/plan/costs.py), bytes (estimate.py).
@@ -11,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from engine.cost.distribution import LengthDistribution
 from engine.cost.memory import Work
 from engine.cost.models import ModelCost
 from engine.cost.passes import Time
@@ -71,7 +73,7 @@ class _Seconds:
         if not node.traits.generates:
             return self._costs.forward(node.name, _longest(one, node.layout.data))
         few = min(one.rows, _WAVES * node.layout.slots)
-        return self._costs.decode(node.name, _longest(replace(one, rows=few))).time.times(
+        return self._costs.decode(node.name, _longest(one, rows=few)).time.times(
             one.rows / max(1, few)
         )
 
@@ -99,9 +101,15 @@ class _Seconds:
                 yield f"{node.name}: no seconds are predicted: {why} (dataflow profile measures it)"
 
 
-def _longest(work: Work, ranks: int = 1) -> RowLengths:
-    """All rows of so many ranks with the greatest lengths."""
-    rows, lengths = work.rows * ranks, work.lengths
-    return RowLengths(
-        np.full(rows, lengths.prompt, np.int64), np.full(rows, max(1, lengths.completion), np.int64)
-    )
+def _longest(work: Work, ranks: int = 1, rows: int = 0) -> RowLengths:
+    """Rows of so many ranks (rows: as many as that), with the greatest lengths; prompts that were
+    counted in the data have their lengths.
+    """
+    rows, lengths = (rows or work.rows) * ranks, work.lengths
+    answers = np.full(rows, max(1, lengths.completion), np.int64)
+    if lengths.counts is None:
+        return RowLengths(np.full(rows, lengths.prompt, np.int64), answers)
+    samples = max(1, work.rows // max(1, work.prompts))
+    counted = LengthDistribution(lengths.counts.prompts)
+    prompts = np.repeat(counted.spread(-(-rows // samples)), samples)[:rows]
+    return RowLengths(prompts, answers)

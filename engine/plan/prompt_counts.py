@@ -1,0 +1,25 @@
+"""Tokens of the prompts that a generation is going to read, counted in the data of its source.
+
+Owns: which source that is, and why nothing is counted where there is none. Does not own: counting
+(Operator.data_tokens), bounds on prompts (prompt_bounds.py), what follows from it (lengths.py).
+"""
+
+from __future__ import annotations
+
+from dataflow.node import Node
+from dataflow.rows import Domains, row_line
+from dataflow.rules.context import function_at
+from dataflow.schema import Prompt
+from dataflow.token_counts import NotCounted, TokenCounts
+
+
+def counted_prompts(generation: Node, base: str, domains: Domains) -> TokenCounts | NotCounted:
+    """base: of the Model whose tokenizer they are read by."""
+    for port in row_line(next(iter(generation.inputs.values())), domains):
+        above = port.node
+        if above.operator.data_tokens:
+            count = function_at(above.operator.data_tokens)
+            return count(above.params["data"], above.params.get("split"), base)
+        if above.operator.traits.generates or issubclass(port.schema, Prompt):
+            return NotCounted(why=f"{above.name} makes them in the run")
+    return NotCounted(why="they are in no data")

@@ -1,0 +1,154 @@
+"""Tokens of prompts, counted in a sample of the data before a run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tokenizers.processors import TemplateProcessing
+
+from dataflow.token_counts import NotCounted, TokenCounts
+from operators.kernels import token_counts
+from operators.kernels.data import open_rows
+from operators.kernels.text import load_tokenizer
+from operators.kernels.token_counts import SAMPLE, count_prompts
+from operators.kernels.tokenizer_files import read_tokenizer
+from tests.kit.files import save_character_tokenizer
+from tests.kit.processes import ROOT
+
+TEXTS = ["a", "two words", "  caf\u00e9\n", "<eos>x"]
+USER, BEGUN = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "It is "}
+CONVERSATIONS = [[USER], [{"role": "system", "content": "Be brief."}, USER], [USER, BEGUN]]
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> str:
+    """A directory with the files of a tokenizer, one token a character."""
+    return save_character_tokenizer(tmp_path / "tokenizer")
+
+
+def saved(folder: Path, prompts: list[Any], name: str = "train.parquet") -> str:
+    pq.write_table(pa.table({"prompt": prompts}), folder / name)
+    return str(folder / name)
+
+
+def counted(data: str, base: str) -> TokenCounts:
+    found = count_prompts(data, None, base)
+    assert isinstance(found, TokenCounts), found
+    return found
+
+
+def why_not(data: str, base: str, split: str | None = None) -> str:
+    found = count_prompts(data, split, base)
+    assert isinstance(found, NotCounted)
+    return found.why
+
+
+def with_bos(folder: Path, **settings: Any) -> None:
+    """Its tokenizer writes a bos before each text, and an eos behind it."""
+    from tokenizers import Tokenizer
+
+    inner = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ends = [(text, inner.token_to_id(text)) for text in ("<pad>", "<eos>")]
+    inner.post_processor = TemplateProcessing(single="<pad> $A <eos>", special_tokens=ends)
+    inner.save(str(folder / "tokenizer.json"))
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"bos_token": "<pad>"} | settings))
+
+
+@pytest.mark.parametrize("ends", ["plain", "both", "by settings"])
+@pytest.mark.parametrize("prompts", [TEXTS, CONVERSATIONS], ids=["texts", "conversations"])
+def test_the_ids_are_those_that_a_run_reads(tmp_path: Path, prompts: list[Any], ends: str) -> None:
+    from tests.kit.models import character_tokenizer
+
+    character_tokenizer().save_pretrained(tmp_path)
+    if ends == "both":
+        with_bos(tmp_path)
+    elif ends == "by settings":
+        with_bos(tmp_path, add_bos_token=True, add_eos_token=False)
+    column = open_rows(saved(tmp_path, prompts)).table.column("prompt").combine_chunks()
+    ours, run = read_tokenizer(tmp_path), load_tokenizer(str(tmp_path))
+    assert ours.encode_column(column).values.tolist() == run.encode_column(column).values.tolist()
+    assert counted(saved(tmp_path, prompts), str(tmp_path)).longest == max(
+        run.encode_column(column).lengths
+    )
+
+
+def test_a_sample_and_the_longest_row_are_counted(tmp_path: Path, tokenizer: str) -> None:
+    texts = ["x" * (1 + row % 40) for row in range(1000)]
+    found = counted(saved(tmp_path, [*texts, "y" * 700]), tokenizer)
+    assert len(found.prompts) == SAMPLE
+    assert (found.prompts[0], found.longest) == (1, 700)
+    assert 19 < found.prompts.mean() < 23
+    assert str(found) == (
+        f"1 to 40 tokens, mean {found.prompts.mean():.0f}, from 256 rows of train.parquet, and of"
+        " its longest 700"
+    )
+    again = counted(saved(tmp_path, [*texts, "y" * 700], "same.parquet"), tokenizer)
+    assert again.prompts.tolist() == found.prompts.tolist(), "equal data has equal counts"
+
+
+def test_few_of_very_long_rows_are_counted(tmp_path: Path, tokenizer: str) -> None:
+    found = counted(saved(tmp_path, ["x" * 50_000] * 100), tokenizer)
+    assert len(found.prompts) == token_counts.LEAST
+
+
+def test_token_ids_need_no_tokenizer(tmp_path: Path) -> None:
+    found = counted(saved(tmp_path, [[1] * 7, [2]]), "nowhere")
+    assert (found.prompts.tolist(), found.longest) == ([1, 7], 7)
+
+
+def test_files_that_were_written_anew_are_counted_anew(tmp_path: Path, tokenizer: str) -> None:
+    assert counted(saved(tmp_path, ["abc"]), tokenizer).longest == 3
+    assert counted(saved(tmp_path, ["abcde"]), tokenizer).longest == 5
+
+
+def test_what_is_not_counted_says_why(
+    tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts, folder = saved(tmp_path, ["abc"], "texts.parquet"), Path(tokenizer)
+    turns = saved(tmp_path, CONVERSATIONS, "turns.parquet")
+    assert why_not("reasoning_gym:zebra_puzzles", tokenizer) == "a task's rows are made in the run"
+    assert why_not("hf:some/data", tokenizer).startswith("a data set of the hub is read")
+    assert "no such file" in why_not(str(tmp_path / "none.parquet"), tokenizer)
+    assert "split" in why_not(texts, tokenizer, "test")
+    assert "a directory with a tokenizer here, found 'hub/name'" in why_not(texts, "hub/name")
+    assert "need a chat template, and its tokenizer has none" in why_not(turns, tokenizer)
+    monkeypatch.setattr(token_counts, "MOST_BYTES", 10)
+    assert "more than 10 B, and is read in the run" in why_not(texts, tokenizer)
+    monkeypatch.undo()
+    unknown = {"type": "WordLevel", "vocab": {"abc": 0}, "unk_token": "?"}
+    (folder / "tokenizer.json").write_text(json.dumps({"model": unknown}))
+    assert "Missing [UNK] token" in why_not(saved(tmp_path, ["other"]), tokenizer)
+    (folder / "tokenizer.json").write_text("{}")
+    assert "expected a tokenizer, found" in why_not(texts, tokenizer)
+    (folder / "tokenizer.json").unlink()
+    assert "tokenizer.json: no such file" in why_not(texts, tokenizer)
+
+
+@pytest.mark.long
+def test_counting_texts_imports_neither_torch_nor_transformers(
+    tmp_path: Path, tokenizer: str
+) -> None:
+    data = saved(tmp_path, TEXTS)
+    code = (
+        "import sys; from operators.kernels.token_counts import count_prompts;"
+        f"print(count_prompts({data!r}, None, {tokenizer!r}));"
+        "sys.exit(str({'torch', 'transformers'} & set(sys.modules) or ''))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert "from 4 rows of train.parquet" in done.stdout, done.stderr
+    assert done.stderr.strip() == ""
