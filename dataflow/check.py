@@ -24,6 +24,7 @@ from dataflow.regions import Regions
 from dataflow.rows import Domain, Domains
 from dataflow.rules import RULES, WARNINGS, unused
 from dataflow.rules.context import ColumnReader, Context, context_of, counted
+from dataflow.rules.off_policy import policies
 from dataflow.rules.programs import program_faults, program_warnings
 from dataflow.rules.versions import bounds, lags
 
@@ -89,7 +90,8 @@ class CheckedGraph(Displayed):
     """A Graph that passed every rule; the planner accepts nothing else. Made by `check` only.
 
     lag: for nodes that read a trained Model, how many versions they may lag. bound: for train
-    nodes, the greatest lag of any row that they train. sizes: by source. columns: (node, output) ->
+    nodes, the greatest lag of any row that they train. policies: for train nodes, whose rows they
+    train and how old, in words. sizes: by source. columns: (node, output) ->
     name -> type of one row's value, including dataset columns of ancestors. dialects: the peer
     whose conventions a node, or `node.label` for a term of a loss, follows; the graph has them
     written out. warnings: what looks wrong. notes: what is not read.
@@ -100,6 +102,7 @@ class CheckedGraph(Displayed):
     regions: Regions
     lag: Mapping[str, int]
     bound: Mapping[str, int]
+    policies: Mapping[str, str]
     sizes: Mapping[str, SourceSize]
     columns: Mapping[tuple[str, int], Columns]
     dialects: Mapping[str, str]
@@ -213,6 +216,7 @@ def _checked(context: Context) -> CheckedGraph:
         regions=context.regions,
         lag=lags(context),
         bound=bounds(context),
+        policies=policies(context),
         sizes={s.name: _size(context, s) for s in context.sources},
         columns={(n.name, p.index): _columns(context, p) for n in graph.nodes for p in n.ports},
         dialects={use.where: use.dialect for use in spoken(graph)},
@@ -274,9 +278,8 @@ def _described(checked: CheckedGraph) -> Iterator[str]:
     yield f"{graph.name}: {counted(len(graph.nodes), 'node')}, every rule holds"
     for name, size in checked.sizes.items():
         yield f"  {name}: {size.describe()}"
-    for name, bound in checked.bound.items():
-        worst = "on policy" if not bound else f"rows at most {counted(bound, 'version')} old"
-        yield f"  {name}: {worst}"
+    for name, policy in checked.policies.items():
+        yield f"  {name}: {policy}"
     yield from _streaming_ends(checked)
     for use in spoken(graph):
         yield f"  {use.where}: as {use.dialect} does it"

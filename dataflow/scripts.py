@@ -32,7 +32,7 @@ from dataflow.schema import Schema
 from dataflow.written import LOST, place_of
 
 _KINDS = {"<lambda>": "a lambda", "<locals>": "defined within another function"}
-_FIX = "a def at the top level of a file of its own; or resume(folder, graph=...) in Python"
+_FIX = "a def at the top level of a file of its own; or graph= of resume and rerun in Python"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

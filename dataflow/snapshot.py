@@ -242,7 +242,7 @@ def _lost(entry: Any, operator: Any, name: str) -> Iterator[Fault]:
             )
             fix = (
                 "a def or class at the top level of a module (a file that is not run as a script),"
-                " by its own name; or resume(folder, graph=...) in Python"
+                " by its own name; or graph= of resume and rerun in Python"
             )
             yield Fault(rule="snapshot", where=f"node {name!r}", problem=problem, fix=fix)
         for value in entry.values():

@@ -379,15 +379,21 @@ def peek(
 
 
 def rerun(
-    folder: Path | str, nodes: Sequence[str], step: int, *, settings: Sequence[str] = ()
+    folder: Path | str,
+    nodes: Sequence[str],
+    step: int,
+    *,
+    graph: Graph | None = None,
+    settings: Sequence[str] = (),
 ) -> Rerun:
     """Run these nodes of a Step of a recorded run again, in this process, and compare what comes of
-    it with the record. settings: parameters with other values. Raises RunError for rows that it
-    needs and that were not recorded, and what a kernel raises.
+    it with the record. graph: for a run whose functions cannot be imported (a lambda, a
+    notebook's). settings: parameters with other values. Raises RunError for rows that it needs and
+    that were not recorded, and what a kernel raises.
     """
     from engine.rerun.compared import rerun as again  # here: it imports what runs kernels
 
-    return again(folder, nodes, step, plan, settings=settings)
+    return again(folder, nodes, step, plan, graph=graph, settings=settings)
 
 
 def _import_path() -> list[str]:

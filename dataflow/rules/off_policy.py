@@ -1,9 +1,9 @@
 """Off policy: losses that are right only for rows of the trained Model, on rows that it did not
 write. Warnings.
 
-Owns: who wrote the rows of each term of a loss, and how far from the trained Model that is. Does
-not own: lags that are stated (versions.py), temperatures (trained_at.py), groups of equal answers
-(doubtful.py).
+Owns: who wrote the rows of each term of a loss, and how far from the trained Model that is, also in
+words. Does not own: lags that are stated (versions.py), temperatures (trained_at.py), groups of
+equal answers (doubtful.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataflow.regions import moved_by
 from dataflow.rows import writers
 from dataflow.rules.context import Context, counted, line_of
 from dataflow.rules.doubtful import greedy_by
-from dataflow.rules.versions import row_lags
+from dataflow.rules.versions import bounds, row_lags
 from dataflow.samplers import BySample
 
 
@@ -135,6 +135,46 @@ def greedy_rows(context: Context) -> Iterator[GraphWarning]:
             )
             sampling = "temperature=1.0" if by != "top_k=1" else "top_k=0"
             yield each.warning("greedy_rows", problem, f"{sampling} in {maker.name!r}")
+
+
+def policies(context: Context) -> dict[str, str]:
+    """For each train node, in words: whose rows it trains, and how old they may be."""
+    trained: dict[str, list[_TrainedTerm]] = {}
+    for each in _terms(context):
+        trained.setdefault(each.node.name, []).append(each)
+    phrases = {}
+    for name, lag in bounds(context).items():
+        old = f"at most {counted(lag, 'version')} old"
+        age = f"rows {old}" if lag else "on policy"
+        terms = [each for each in trained.get(name, ()) if each.model.head == "lm"]
+        others = list(dict.fromkeys(rows for each in terms for rows in _rows_of_others(each)))
+        if not others:
+            phrases[name] = age
+        elif any(_has_own_rows(each) for each in terms):
+            phrases[name] = f"{age}, but for {' and '.join(others)}"
+        else:
+            phrases[name] = " and ".join(others) + (f", {old}" if lag else "")
+    return phrases
+
+
+def _rows_of_others(each: _TrainedTerm) -> Iterator[str]:
+    """Rows that are of no version of the trained Model."""
+    for maker in each.strangers:
+        yield f"rows that {maker.name!r} writes with {_model_of(maker).name!r}"
+    for maker in each.generations:
+        if each.is_own(maker) and _is_average(maker):
+            yield f"rows that {maker.name!r} writes with {_model_of(maker).name!r}"
+    if each.unsampled:
+        yield f"rows of {each.unsampled!r}"
+
+
+def _has_own_rows(each: _TrainedTerm) -> bool:
+    return any(each.is_own(maker) and not _is_average(maker) for maker in each.generations)
+
+
+def _is_average(maker: Node) -> bool:
+    """Whether a generation computes with a mean of several versions, which is none of them."""
+    return any(model.rate != 1.0 for model in _with_leaders(maker) if model.follows is not None)
 
 
 def _terms(context: Context) -> Iterator[_TrainedTerm]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from enum import Enum, auto
 
 GPU = "gpu"
 """The label of a host that is the kind of its GPUs, which for Ray is a resource."""
@@ -15,6 +16,18 @@ KIND = "accelerator_type:"
 NODE = "ray.io/node-id"
 _SOME = 0.001
 """Of a resource that says what a node is, and of which nobody uses anything up."""
+
+
+class BundleState(Enum):
+    """Of a bundle that nobody of the run is in."""
+
+    GONE = auto()
+    """Its node is gone, or Ray has not placed it."""
+    SILENT = auto()
+    """A host was lost on its node, which has not answered since."""
+    BUSY = auto()
+    """Its node answers; the process of the host that was there has not ended."""
+    FREE = auto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +56,10 @@ class Bundle:
         if self.node in alive and self.node not in avoided:
             return own | {NODE: self.node}
         return own | ({NODE: f"!in({','.join(avoided)})"} if avoided else {})
+
+    def covers(self, other: Bundle) -> bool:
+        """Whether another host has all that it needs in this bundle."""
+        return other.label in (None, self.label) and other.fits(self.resources)
 
     def fits(self, free: Mapping[str, float]) -> bool:
         """Whether there is as much free."""

@@ -39,8 +39,8 @@ from engine.coordinator.messages import (
 from engine.launch import control
 from engine.launch import host_messages as hm
 from engine.launch.link import HostLink, HostLost
-from engine.launch.ray import ClusterRoom, connect, draining
-from engine.launch.rooms import HostRooms
+from engine.launch.ray import connect, draining
+from engine.launch.rooms import HostPlace, HostRooms
 from engine.launch.supervisor import CONTROL_BYTES
 from engine.observe.reports import Doing, Report, SpanOf
 from engine.observe.runfolder import RunFolder
@@ -67,7 +67,7 @@ class _Remote:
     """Another host as the loop sees it. sent: how many messages; update: the latest from it."""
 
     name: str
-    room: ClusterRoom
+    place: HostPlace
     link: HostLink
     workers: tuple[str, ...]
     sent: int = 0
@@ -130,9 +130,8 @@ class HostsWorkers:
             self._pickled = shipped(self._plan, "the plan of a run on several hosts")
             first = (w for w in self._plan.workers if w not in self._plan.spare)
             hosts = dict.fromkeys(self._plan.hosts[w] for w in first)
-            room = self._rooms.first(hosts)
-            for name in hosts:
-                self._begin(name, room, self._plan.spare)
+            for name, place in self._rooms.first(hosts).items():
+                self._begin(name, place, self._plan.spare)
             self._until(lambda: all(r.opened for r in self._remotes.values()))
             opened = [*self._events]
             self._events.clear()
@@ -142,11 +141,11 @@ class HostsWorkers:
             undo.pop_all()
         yield from opened
 
-    def _begin(self, name: str, room: ClusterRoom, absent: Sequence[str]) -> None:
-        """Start a host's process in this room. absent: Workers that are respawned later."""
+    def _begin(self, name: str, place: HostPlace, absent: Sequence[str]) -> None:
+        """Start a host's process at this place. absent: Workers that are respawned later."""
         workers, lease = self._rooms.workers_on(name), self._cluster.lease
-        link = HostLink(name, room.dial(name), lease, self._changed.set)
-        self._remotes[name] = remote = _Remote(name=name, room=room, link=link, workers=workers)
+        link = HostLink(name, place.dial, lease, self._changed.set)
+        self._remotes[name] = remote = _Remote(name=name, place=place, link=link, workers=workers)
         begin = hm.Begin(
             plan=self._pickled,
             folder=self._folder.path.absolute(),
@@ -187,17 +186,17 @@ class HostsWorkers:
                 remote.send(hm.RetireThere(workers=(worker,)))
 
     def _dismiss(self, remote: _Remote) -> None:
-        """Give back the room of a host that has ended, or was never reached."""
+        """Give back the place of a host that has ended, or was never reached."""
         self._moved_before += remote.link.moved
         remote.link.close()
-        self._rooms.give_back(remote.room)
+        self._rooms.give_back(remote.place)
 
     def _lose(self, remote: _Remote, lost: HostLost) -> None:
         """A host is lost, so its Workers are."""
         del self._remotes[remote.name]
         self._moved_before += remote.link.moved
         remote.link.close()
-        self._rooms.lost(remote.name, remote.room, ended=lost.ended)
+        self._rooms.lost(remote.place, ended=lost.ended)
         gone = {w: self._next[w] - 1 for w in remote.workers if self._next[w]}
         self._events += (WorkerLost(worker=w, epoch=n, error=str(lost)) for w, n in gone.items())
         self._tell([control.PeerAddress(worker=w, epoch=n, gone=True) for w, n in gone.items()])
@@ -209,7 +208,7 @@ class HostsWorkers:
         while not self._taken_away.wait(_DRAIN):
             leaving = draining()
             for name, remote in list(self._remotes.items()):
-                if remote not in told and remote.room.nodes.get(name) in leaving:
+                if remote not in told and remote.place.node in leaving:
                     told.append(remote)
                     reason = f"the node of host {name} is taken away"
                     self._events.append(LeaveRequested(workers=remote.workers, reason=reason))

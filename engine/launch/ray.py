@@ -23,7 +23,7 @@ from typing import Any
 
 from dataflow.errors import PlanError, RunError
 from engine.coordinator.recovery import DEATHS
-from engine.launch.bundle import NODE, Bundle, what_is_free
+from engine.launch.bundle import NODE, Bundle, BundleState, what_is_free
 from engine.launch.desk import Desk, Heard
 from engine.launch.link import Calls, Dial, Gone, HostLost, Unreachable
 from engine.launch.looked import Looked, look, refusal
@@ -172,7 +172,7 @@ class ClusterRoom:
 
     def __init__(self, bundles: Sequence[Bundle], wait: float) -> None:
         self.nodes: dict[str, str] = {}
-        """The node of each host whose process has begun."""
+        """The node of each bundle in which a process has begun."""
         self._bundles = {bundle.host: bundle for bundle in bundles}
         self._wait = wait
         self._settled = threading.Event()
@@ -182,8 +182,15 @@ class ClusterRoom:
         self._selectors: list[dict[str, str]] = []
         self._thread = self._watched()
 
-    def dial(self, host: str) -> Dial:
-        """What waits for this host's process, and connects to it."""
+    @property
+    def settled(self) -> bool:
+        """Whether `dial` does not wait for room: it is there, or has failed."""
+        return self._settled.is_set()
+
+    def dial(self, bundle: str, host: str) -> Dial:
+        """What waits for a host's process, and connects to it. bundle: its own, or the one of
+        another host that is not there any more.
+        """
 
         def dialled(stop: threading.Event) -> Calls | None:
             while not self._settled.wait(_POLL):
@@ -191,16 +198,33 @@ class ClusterRoom:
                     return None
             if self._failure is not None:
                 raise self._failure
-            bundle = list(self._bundles).index(host)
-            self.nodes[host] = node = _node(self._group, bundle)
-            return _started(host, self._group, bundle, node, stop)
+            at = self._index(bundle)
+            self.nodes[bundle] = node = _node(self._group, at)
+            return _started(host, self._group, at, node, stop)
 
         return dialled
 
     def moves(self, host: str) -> bool:
         """Whether Ray places a host's bundle again, elsewhere, once its node is gone."""
-        at = list(self._bundles).index(host)
+        at = self._index(host)
         return not self._selectors or self._selectors[at].get(NODE, "!").startswith("!")
+
+    def state(self, host: str) -> BundleState:
+        """That of the bundle of a host which is not there any more."""
+        at = self._index(host)
+        node = _node(self._group, at)
+        if node not in _alive():
+            return BundleState.GONE
+        if node in _avoided():
+            return BundleState.SILENT
+        free = available_resources_per_node().get(node, {})
+        group = self._group.id.hex()
+        wants = self._bundles[host].resources
+        is_free = all(free.get(f"{k}_group_{at}_{group}", 0.0) >= n for k, n in wants.items())
+        return BundleState.FREE if is_free else BundleState.BUSY
+
+    def _index(self, host: str) -> int:
+        return list(self._bundles).index(host)
 
     def wait_again(self) -> None:
         """Until every bundle has a node, and none that was lost: `dial` waits for that."""

@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from dataflow.batch import Batch
 from dataflow.errors import RunError
+from dataflow.graph import Graph
 from dataflow.model import Model
 from engine.checkpoint.folders import steps_of
 from engine.checkpoint.store import read_checkpoint
@@ -78,18 +79,21 @@ def rerun(
     step: int,
     planned: Callable[..., Plan],
     *,
+    graph: Graph | None = None,
     settings: Sequence[str] = (),
 ) -> Rerun:
     """Run these nodes of a Step of a recorded run again, in this process, and compare. planned:
-    makes the plan of a graph and options. settings: parameters with other values. Raises RunError,
-    GraphError, PlanError before anything runs, and what a kernel raises.
+    makes the plan of a graph and options. graph: in the place of the recorded one. settings:
+    parameters with other values. Raises RunError, GraphError, PlanError before anything runs, and
+    what a kernel raises.
     """
-    run = open_recorded(Path(folder), planned, until=None, settings=settings)
+    run = open_recorded(Path(folder), planned, until=None, graph=graph, settings=settings)
     for name in nodes:
         run.node(name)
     stored = run.folder / "checkpoints"
     what = needed(run, nodes, step, _checkpoints(stored))
-    changed = [] if settings else changed_later(run, _first_step(what, step))
+    edited = bool(settings) or graph is not None
+    changed = [] if edited else changed_later(run, _first_step(what, step))
     if changed:
         problem = f"step {step} was run with other parameters: {'; '.join(changed)}"
         raise RunError(f"rerun of {run.folder}: {problem}. Fix: --set with the value of then.")

@@ -70,19 +70,17 @@ def open_recorded(
     planned: Callable[[Graph | Program, RunOptions], Any],
     *,
     until: int | None = None,
+    graph: Graph | None = None,
     settings: Sequence[str] = (),
 ) -> RecordedRun:
-    """Open it. planned: makes a plan. until: nothing later than this Step is looked at. settings:
-    parameters with other values than the run had. Raises RunError for a folder without records,
-    or of a Program; DataError for damaged ones; GraphError, PlanError.
+    """Open it. planned: makes a plan. until: nothing later than this Step is looked at. graph: in
+    the place of the recorded one. settings: parameters with other values than the run had. Raises
+    RunError for a folder without records, or of a Program; DataError for damaged ones; GraphError,
+    PlanError.
     """
     recorded = require_recorded(folder)
     options = on_this_host(kept_options(folder)[0])
-    with reading(folder / _GRAPH):
-        graph = read(text_of(folder / _GRAPH), str(folder / _GRAPH))
-    if isinstance(graph, Program):
-        problem = "it is the run of a Program, whose phases count their rows anew"
-        raise RunError(f"rerun of {folder}: {problem}. Fix: a run of that phase's graph alone.")
+    graph = _recorded_graph(folder) if graph is None else graph
     graph = edited(graph, settings) if settings else graph
     plan = _as_it_was(planned(graph, options), _recorded_plan(folder))
     told = Told.read(recorded, plan, until)
@@ -94,6 +92,15 @@ def open_recorded(
         rows=StoredRows(recorded, told),
         others=tuple(_others(folder)),
     )
+
+
+def _recorded_graph(folder: Path) -> Graph:
+    with reading(folder / _GRAPH):
+        graph = read(text_of(folder / _GRAPH), str(folder / _GRAPH))
+    if isinstance(graph, Program):
+        problem = "it is the run of a Program, whose phases count their rows anew"
+        raise RunError(f"rerun of {folder}: {problem}. Fix: a run of that phase's graph alone.")
+    return graph
 
 
 def require_recorded(folder: Path) -> Path:

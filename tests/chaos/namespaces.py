@@ -1,12 +1,13 @@
 """Two network namespaces of this machine as the nodes of a Ray cluster, with a cable between them
 that can be cut.
 
-    python -m tests.chaos.namespaces [short] [long]
+    python -m tests.chaos.namespaces [short] [late] [long]
 
-The short partition, of 10 s, heals within the lease; the long one ends the run cleanly. Owns: the
-namespaces (held by processes, so that nothing is left when these end), a raylet and a fork server
-in each, and the runs across them. Does not own: the process of a run (tests/kit/killable_run.py).
-It needs root, and ip, nsenter and unshare.
+The short partition, of 10 s, heals within the lease; the late one heals as the lease has ended, and
+the run goes on; the long one ends it cleanly. Owns: the namespaces (held by processes, so that
+nothing is left when these end), a raylet and a fork server in each, and the runs across them. Does
+not own: the process of a run (tests/kit/killable_run.py). It needs root, and ip, nsenter and
+unshare.
 """
 
 from __future__ import annotations
@@ -30,7 +31,17 @@ from engine.api import run
 from engine.options import RunOptions
 from tests.kit import killable_run
 from tests.kit.nothing_left import require_gone
-from tests.kit.processes import MARK, ROOT, ended, is_worker, kill, marked, new_mark, wait_for
+from tests.kit.processes import (
+    MARK,
+    ROOT,
+    ended,
+    is_worker,
+    kill,
+    marked,
+    new_mark,
+    wait_for,
+    wait_for_error,
+)
 from tests.kit.ray_clusters import QUIET
 from tests.kit.run_graphs import small
 from tests.kit.runs import require_same_numbers
@@ -287,6 +298,20 @@ def heals(hosts: TwoHosts, steps: int, seconds: float) -> None:
     hosts.require_same(expected)
 
 
+def too_late(hosts: TwoHosts, steps: int, lease: float) -> None:
+    """Cut until b is given up, and not for so long that Ray takes it for dead: what the run has
+    there is used again, as it is all the room that there is, and its Steps are those of one host.
+    """
+    expected = hosts.alone(steps)
+    across = hosts.across(steps, lease=lease, wait=_THERE)
+    wait_for(across, f"step {steps // 2}")
+    hosts.spaces.cut()
+    wait_for_error(across, "host b: not heard of for")
+    hosts.spaces.heal()
+    require_success(across)
+    hosts.require_same(expected)
+
+
 def too_long(hosts: TwoHosts, steps: int, lease: float) -> float:
     """Cut for longer than the lease: both sides end soon after the lease, since b is nowhere
     else, no Worker of either is left, and once it has healed a resume comes to the same end.
@@ -314,7 +339,7 @@ def too_long(hosts: TwoHosts, steps: int, lease: float) -> float:
 
 
 def main(partitions: Sequence[str]) -> None:
-    """Carry out those that are named, or both."""
+    """Carry out those that are named, or all."""
     if reason := why_not():
         print(f"skipped: {reason}")
         return
@@ -322,6 +347,9 @@ def main(partitions: Sequence[str]) -> None:
         if "long" in partitions or not partitions:
             took = f"both sides had ended after {too_long(hosts, 12, 12.0):.0f} s"
             print(f"a partition without end, lease 12 s: {took}, and a resume went on")
+        if "late" in partitions or not partitions:
+            too_late(hosts, 12, 6.0)
+            print("one that heals after the lease of 6 s: its host was used again")
         if "short" in partitions or not partitions:
             heals(hosts, 24, 10.0)
             print("one of 10 s, lease 30 s: the Steps of one host, to the bit")

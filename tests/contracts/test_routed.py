@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,9 +26,10 @@ def _nobody(peer: str) -> None:
     raise AssertionError(f"{peer} is on another host")
 
 
-def _alone(name: str, folder: Path, book: AddressBook) -> RoutedChannel:
-    shm = ShmChannel(name, 0, _nobody)
-    far = ZmqChannel(name, 0, book.address, bind=f"ipc://{folder}/{name}", outbox=shm)
+def _alone(name: str, folder: Path, book: AddressBook, epoch: int = 0) -> RoutedChannel:
+    shm = ShmChannel(name, epoch, _nobody)
+    bind = f"ipc://{folder}/{name}{epoch}"
+    far = ZmqChannel(name, epoch, book.address, bind=bind, outbox=shm)
     return RoutedChannel(shm, near=frozenset(), far=far, book=book, lease=20.0)
 
 
@@ -40,6 +42,22 @@ def two_hosts(folder: Path) -> Iterator[tuple[RoutedChannel, RoutedChannel]]:
     yield a, b
     for channel in (a, b):
         channel.close()
+
+
+def test_a_process_that_outlives_its_successor_is_asked_no_more(tmp_path: Path) -> None:
+    """One on a host that hangs, say. It knows no block of the next one."""
+    book = AddressBook()
+    with contextlib.ExitStack() as after:
+        old, b, new = (
+            after.enter_context(contextlib.closing(_alone(name, tmp_path, book, epoch)))
+            for name, epoch in (("a", 0), ("b", 0), ("a", 1))
+        )
+        for epoch, a in enumerate((old, new)):
+            rows = rollouts(20, 30)
+            block = a.keep(rows)
+            book.write("a", AddressEntry(endpoint=a.endpoint, epoch=epoch))
+            (found,) = b.fetch(of_a(block))
+            assert found.equals(rows.records)
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from tests.kit.processes import (
     ROOT,
     command_of,
     ended,
+    family,
     host_of,
     kill,
     marked,
@@ -92,6 +93,11 @@ class RayNodes:
         below = self.of_node(node)
         self._cluster.remove_node(node, allow_graceful=False)
         kill(below)
+
+    def signal_all(self, name: str, number: int) -> None:
+        """Send a signal to a node's raylet and to all that come of it."""
+        for each in self._nodes[name].all_processes["raylet"]:
+            kill(family(each.process.pid), number)
 
     def others(self) -> list[str]:
         """The nodes that are there beside the head."""

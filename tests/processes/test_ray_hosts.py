@@ -276,7 +276,7 @@ def test_what_finds_no_room_fails_after_the_wait() -> None:
     wanted = r"wanted a \(1 CPU\), big \(64 CPU, 8 GPU\); nowhere free: big \(64 CPU, 8 GPU\)"
     told = rf"no room within 1 s: {wanted}; there: .*b 2 of 2 CPU.*Fix: more nodes, .*--wait"
     with pytest.raises(RunError, match=told):
-        room.dial("big")(threading.Event())
+        room.dial("big", "big")(threading.Event())
     room.close()
     assert groups_left() == []
 
@@ -286,7 +286,7 @@ def test_what_finds_no_room_fails_after_the_wait() -> None:
 def test_nobody_waits_for_room_any_more_once_the_run_ends() -> None:
     room, stop = ClusterRoom([Bundle(host="big", cores=64)], 60.0), threading.Event()
     stop.set()
-    assert room.dial("big")(stop) is None
+    assert room.dial("big", "big")(stop) is None
     room.close()
     assert groups_left() == []
 

@@ -39,7 +39,14 @@ from tests.kit.runs import metrics, require_same_numbers, steps_stored
 from tests.kit.tiny_runs import PROMPTS, TinyRuns
 
 needs_ray()
-from engine.launch.ray import HostActor, _ActorCalls, cluster, connect  # noqa: E402  (it imports Ray)
+from engine.launch.ray import (  # noqa: E402  (it imports Ray)
+    HostActor,
+    _ActorCalls,
+    _room,
+    avoid,
+    cluster,
+    connect,
+)
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.long, pytest.mark.hosts]
 LEASE = 10.0
@@ -86,6 +93,12 @@ def undisturbed(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 def log_of(run: Result) -> str:
     return (run.folder / "logs" / "coordinator.log").read_text()
+
+
+def free_cores() -> dict[str, float]:
+    """Of the nodes of the cluster that have any."""
+    _, free = _room()
+    return {name: of["CPU"] for name, of in free.items() if of.get("CPU")}
 
 
 def test_a_host_whose_process_is_killed_begins_again(
@@ -149,6 +162,43 @@ def test_a_node_that_is_lost_is_replaced_by_another(
     result = tiny.run(small, STEPS, pin=pin, on_step=[at_step(3, lose_the_node)], **USUAL)
     require_same_numbers(result, undisturbed)
     assert "host b: not heard of for" in log_of(result)
+
+
+def test_a_node_that_answers_again_after_the_lease_is_used_again(
+    there: RayNodes, tiny: TinyRuns, undisturbed: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was cut off for longer than the lease, and not for so long that Ray takes it for dead. No
+    other node has room, and on this one the run has all that there is.
+    """
+
+    def avoid_and_heal(node: str) -> None:
+        avoid(node)
+        there.signal_all("b", signal.SIGCONT)
+
+    monkeypatch.setattr("engine.launch.rooms.avoid", avoid_and_heal)
+    cut = at_step(3, lambda: there.signal_all("b", signal.SIGSTOP))
+    usual = USUAL | {"pin": GENERATES_THERE, "wait": 60.0}
+    result = tiny.run(small, STEPS, on_step=[cut], **usual)
+    require_same_numbers(result, undisturbed)
+    assert "host b: not heard of for" in log_of(result)
+
+
+def test_a_host_whose_process_hangs_leaves_its_room_to_the_next(
+    there: RayNodes, tiny: TinyRuns, undisturbed: Result
+) -> None:
+    """Also where another node has room: the node of the first would be held by nobody."""
+
+    def stop_the_host() -> None:
+        there.add("c", labels={"zone": "x"})
+        kill([there.host_of("gen")], signal.SIGSTOP)
+
+    free: list[dict[str, float]] = []
+    at_end = at_step(STEPS, lambda: free.append(free_cores()))
+    usual = USUAL | {"pin": GENERATES_THERE}
+    result = tiny.run(small, STEPS, on_step=[at_step(3, stop_the_host), at_end], **usual)
+    require_same_numbers(result, undisturbed)
+    assert "host b: not heard of for" in log_of(result)
+    assert free == [{"c": 1.0}]
 
 
 def test_a_node_that_begins_again_has_its_name(there: RayNodes) -> None:

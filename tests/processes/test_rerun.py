@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dataflow.errors import DataError, RunError
+from dataflow.errors import DataError, GraphError, RunError
 from dataflow.graph import Graph
 from engine.api import rerun, resume
 from engine.cli import main
@@ -185,6 +185,19 @@ def test_a_step_before_a_change_is_run_with_what_it_had(tiny: TinyRuns) -> None:
     with pytest.raises(RunError, match=r"parameters: node train_policy lr: 0\.001 until step 2"):
         rerun(folder, ["train_policy"], 2)
     assert rerun(folder, ["train_policy"], 2, settings=["train_policy.lr=0.001"]).same
+
+
+def test_a_run_with_a_lambda_runs_again_with_its_graph_made_anew(tiny: TinyRuns) -> None:
+    def graph() -> Graph:
+        lengths = lambda completions, **kwargs: [float(len(c)) for c in completions]
+        return run_graphs.small(tiny.folder, lengths)
+
+    folder = tiny.run(graph(), 2, record="rollout,score").folder
+    with pytest.raises(
+        GraphError, match=r"no other process can import.* graph= of resume and rerun"
+    ):
+        rerun(folder, ["score"], 2)
+    assert rerun(folder, ["score", "train_policy"], 2, graph=graph()).same
 
 
 @LONG

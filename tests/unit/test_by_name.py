@@ -202,8 +202,10 @@ def test_what_its_name_does_not_lead_to_is_asked_for(callables: ModuleType, name
     text, _, notice = kept(graph_with(getattr(callables, name)))
     start = "`dataflow resume` will not be able to go on with this run: node 'score' has "
     assert notice.startswith(start)
-    assert "resume(folder, graph=...)" in notice
-    with pytest.raises(GraphError, match=r"no other process can import. Fix: .*graph=\.\.\.") as no:
+    assert "graph= of resume and rerun" in notice
+    with pytest.raises(
+        GraphError, match=r"no other process can import. Fix: .*graph= of resume"
+    ) as no:
         imported_again(text)
     assert [fault.where for fault in no.value.faults] == ["node 'score'"]
     looked_at = from_json(text, imports=False)

@@ -140,6 +140,27 @@ def test_the_steps_that_a_generating_follower_rests_are_a_lag_of_its_rows() -> N
     assert "train_policy: rows at most 50 versions old" in known.describe()
 
 
+@pytest.mark.parametrize(("make", "policy"), [
+    (off_policy.ratio_with_a_frozen_generator, "rows that 'rollout' writes with 'fixed'"),
+    (off_policy.policy_gradient_on_a_frozen_copy, "rows that 'rollout' writes with 'first'"),
+    (
+        off_policy.policy_gradient_on_a_follower_that_moves_slowly,
+        "rows that 'rollout' writes with 'slow'",
+    ),
+    (right_graphs.plain_sft, "rows of 'demonstrations'"),
+    (right_graphs.imitating_while_exploring, "on policy, but for rows of 'demos'"),
+    (right_graphs.plain_grpo, "rows at most 1 version old"),
+])  # fmt: skip
+def test_rows_that_the_trained_model_does_not_write_are_not_called_on_policy(
+    make: Callable[[], Graph], policy: str
+) -> None:
+    known = checked(make)
+    assert known.policies == {"train_policy": policy}
+    assert f"  train_policy: {policy}" in known.describe().splitlines()
+    critic = checked(right_graphs.plain_ppo).policies["train_critic"]
+    assert critic == "on policy", "it writes nothing; the policy that does is trained"
+
+
 def test_a_reader_of_a_follower_has_a_lag_and_one_of_a_frozen_model_has_none() -> None:
     assert checked(right_graphs.slow_critic).lag == {"rollout": 0, "values": 0}
     assert "reference" not in checked(right_graphs.plain_grpo).lag

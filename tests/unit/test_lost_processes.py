@@ -4,6 +4,7 @@ Worker is lost with it.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from dataflow.errors import DataError, KernelError, ProcessLost
 from engine.launched import worker_process
 from engine.launched.worker_process import FailureReport
 from operators.kernels.vllm import failing
-from operators.kernels.vllm.failing import VllmErrors, first_cause
+from operators.kernels.vllm.failing import NotesCause, VllmErrors, first_cause, noted_causes
 
 
 @dataclass
@@ -48,6 +49,32 @@ def test_an_error_in_a_rank_is_said_without_what_vllm_says_around_it() -> None:
     error = "Worker failed with error 'expected finite logits', please check the stack trace above"
     assert first_cause(RuntimeError(error)) == "expected finite logits"
     assert first_cause(ValueError("no such\n block.")) == "ValueError: no such block"
+
+
+def failed_start(error: Exception) -> None:
+    """What a rank logs of an error in its start."""
+    log, handler = logging.getLogger("a rank's"), NotesCause()
+    log.addHandler(handler)
+    try:
+        raise error
+    except ValueError:
+        log.exception("WorkerProc failed to start.")
+    finally:
+        log.removeHandler(handler)
+
+
+def test_a_rank_that_does_not_start_says_why() -> None:
+    """To the engine's process vLLM says only that there is a stack trace."""
+    error = RuntimeError("WorkerProc initialization failed. See stack trace for root cause.")
+    with noted_causes() as noted:
+        errors = VllmErrors("policy", "vLLM to start", [], "--kernel NODE=torch", noted)
+        for number in range(2):
+            failed_start(ValueError(f"no weights\n for rank {number}."))
+        with pytest.raises(KernelError) as raised, errors:
+            raise error
+    message = "Model 'policy': expected vLLM to start, found ValueError: no weights for rank 0."
+    assert str(raised.value) == f"{message} Fix: --kernel NODE=torch."
+    assert not noted.exists()
 
 
 def test_an_error_while_all_ranks_run_is_the_kernels() -> None:

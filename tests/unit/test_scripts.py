@@ -131,7 +131,7 @@ def test_a_script_that_an_import_would_start_again_says_so(started: Started) -> 
     start = "`dataflow resume` will not be able to go on with this run: node 'reward' has 'first'"
     why = 'which starts the run outside of `if __name__ == "__main__":`'
     assert notice.startswith(f"{start} (my_script.py:22), defined in my_script.py, {why}")
-    assert notice.endswith("; or resume(folder, graph=...) in Python.")
+    assert notice.endswith("; or graph= of resume and rerun in Python.")
     assert "\n" not in notice
 
 

@@ -36,3 +36,38 @@ def test_the_end_of_the_process_in_a_run_is_no_success(status: int, code: int, t
 def test_after_a_run_a_process_ends_as_it_likes() -> None:
     code = ENDS.replace("    os._exit({status})", "    pass") + "os._exit(0)"
     assert call_python("-c", code, timeout=60).returncode == 0
+
+
+EXECUTES = """
+import os, sys
+from engine.run.silent_end import no_silent_end
+
+program = [sys.executable, "-c", "import os; os._exit(4)"]
+with no_silent_end(lambda: "step 7"):
+    child = os.fork()
+    if child == 0:
+        os.execv(program[0], program)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
+    {call}
+os.execl(program[0], *program)
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        ("os.execv(program[0], program)", "execv"),
+        ("os.execl(program[0], *program)", "execv"),
+        ("os.execvpe(program[0], program, os.environ)", "execve"),
+    ],
+)
+def test_the_process_of_a_run_becomes_no_other_program(call: str, name: str) -> None:
+    """Which would end the run as if all was done."""
+    done = call_python("-c", EXECUTES.format(call=call), timeout=60)
+    assert done.returncode == 1
+    message = f"<string>:11: os.{name} would end the process of the run. Fix: subprocess.run, "
+    assert message in done.stderr.splitlines()[-1]
+
+
+def test_a_child_and_a_process_without_a_run_become_other_programs() -> None:
+    assert call_python("-c", EXECUTES.format(call="pass"), timeout=60).returncode == 4

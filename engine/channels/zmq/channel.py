@@ -77,7 +77,7 @@ class ZmqChannel:
         def connect(peer: str) -> ZmqReader:
             address = peers(peer)
             dealer = dealer_socket(context, address, keys, heartbeat)
-            return ZmqReader(peer, dealer, address.endpoint)
+            return ZmqReader(peer, dealer, address.endpoint, lambda: peers(peer) == address)
 
         self._peers = PeerReaders(name, connect, patience=patience)
 

@@ -7,7 +7,7 @@ and their checks (multipart.py), whom to ask (peers.py).
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -43,11 +43,16 @@ def connected(dealer: zmq.Socket, endpoint: str) -> tuple[zmq.Socket, zmq.Poller
 
 
 class ZmqReader(PeerReader):
-    """Rows of one peer's blocks. Not for several threads at once. dealer: not connected yet."""
+    """Rows of one peer's blocks. Not for several threads at once. dealer: not connected yet;
+    is_current: whether the peer still answers at this endpoint.
+    """
 
-    def __init__(self, peer: str, dealer: zmq.Socket, endpoint: str) -> None:
+    def __init__(
+        self, peer: str, dealer: zmq.Socket, endpoint: str, is_current: Callable[[], bool]
+    ) -> None:
         super().__init__(peer)
         self._socket = dealer
+        self._is_current = is_current
         self._monitor, self._poller = connected(dealer, endpoint)
 
     def ask(self, requests: Requests) -> int:
@@ -55,6 +60,9 @@ class ZmqReader(PeerReader):
         self._last += 1
         if self._monitor.poll(0):
             raise self._disconnected()
+        if not self._is_current():
+            # A process on a host that hangs outlives the lease, and its connection stays.
+            raise self.lost("another process answers for it by now")
         request = FetchRequest(self._last, tuple(map(Wanted.of, requests)))
         try:
             self._socket.send(sealed(request), zmq.NOBLOCK)

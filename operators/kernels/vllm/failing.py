@@ -6,9 +6,15 @@ its Worker (engine/launched).
 
 from __future__ import annotations
 
+import logging
+import os
 import re
 import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any
 
 from dataflow.errors import DataflowError, KernelError, ProcessLost
@@ -22,14 +28,57 @@ _BY_VLLM = (0, -signal.SIGTERM)
 _IN_A_RANK = re.compile(r"Worker failed with error '(.*)', please check", re.DOTALL)
 
 
+_CAUSE = "DATAFLOW_VLLM_CAUSE"
+"""The variable with the path at which the first rank that does not start notes why."""
+
+
+@contextmanager
+def noted_causes() -> Iterator[Path]:
+    """A file in which a rank that is started meanwhile notes why it does not start: vLLM says that
+    in the rank's log alone.
+    """
+    with tempfile.TemporaryDirectory(prefix="dataflow-vllm-") as folder:
+        path = Path(folder) / "cause"
+        os.environ[_CAUSE] = str(path)
+        try:
+            yield path
+        finally:
+            del os.environ[_CAUSE]
+
+
+class NotesCause(logging.Handler):
+    """In a rank's process: notes the first exception that any rank logs."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self._path = os.environ.get(_CAUSE, "")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Note it, unless another rank has, or the start is over."""
+        error = record.exc_info[1] if record.exc_info else None
+        if self._path and isinstance(error, Exception):
+            with suppress(OSError), open(self._path, "x", encoding="utf-8") as file:
+                file.write(first_cause(error))
+
+
 class VllmErrors:
     """A context that turns exceptions of vLLM's into one error. ranks: processes, of an executor
     of several.
     """
 
-    def __init__(self, model: str, what: str, ranks: list[Any], instead: str = "") -> None:
-        """what: expected, as a part of a sentence. instead: a fix."""
+    def __init__(
+        self,
+        model: str,
+        what: str,
+        ranks: list[Any],
+        instead: str = "",
+        noted: Path | None = None,
+    ) -> None:
+        """what: expected, as a part of a sentence. instead: a fix. noted: where a rank has noted
+        the cause, if it is there.
+        """
         self._model, self._what, self._ranks, self._instead = model, what, ranks, instead
+        self._noted = noted
 
     def __enter__(self) -> None:
         """Nothing to do."""
@@ -42,7 +91,10 @@ class VllmErrors:
         if lost:
             raise ProcessLost(f"{expected}, found that {lost}.") from error
         fix = self._instead or "see the traceback in its Worker's log"
-        raise KernelError(f"{expected}, found {first_cause(error)}. Fix: {fix}.") from error
+        cause = first_cause(error)
+        if self._noted is not None and self._noted.is_file():
+            cause = self._noted.read_text(encoding="utf-8")
+        raise KernelError(f"{expected}, found {cause}. Fix: {fix}.") from error
 
 
 def first_cause(error: Exception) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import signal
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 
 from operators.kernels.torch.products import linear as linear_product
+from operators.kernels.vllm.failing import NotesCause
 
 Linear = str
 LINEAR = "DATAFLOW_VLLM_LINEAR"
@@ -60,6 +62,14 @@ def die_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def note_why_it_does_not_start() -> None:
+    """Let a rank in a process of its own note it for the engine's, which vLLM tells only to look
+    into the rank's log.
+    """
+    if os.environ.get("DATAFLOW_VLLM_PARENT", str(os.getpid())) != str(os.getpid()):
+        logging.getLogger("vllm.v1.executor.multiproc_executor").addHandler(NotesCause())
+
+
 def leave_no_names() -> None:
     """Unlink the shared memory of ranks once all of them have mapped it: what has no name is freed
     with its last process, however that ends. vLLM unlinks it at a clean end at best.
@@ -95,6 +105,7 @@ def _unlink(name: str) -> None:
 
 
 die_with_parent()
+note_why_it_does_not_start()
 keep_weights()
 leave_no_names()
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dataflow.errors import KernelError
-from operators.kernels.vllm.failing import VllmErrors
+from operators.kernels.vllm.failing import VllmErrors, noted_causes
 from operators.vllm_needs import REQUIRED_ENVIRONMENT, VLLM
 
 BLOCK = 32
@@ -53,7 +53,7 @@ def start_engine(model: str, base: str, dtype: str, size: EngineSize) -> Any:
     if size.tensor > 1:
         settings["distributed_executor_backend"] = "mp"
     instead = "--kernel NODE=torch, or a base that vLLM takes"
-    with VllmErrors(model, "vLLM to start", [], instead):
+    with noted_causes() as noted, VllmErrors(model, "vLLM to start", [], instead, noted):
         llm = LLM(
             model=base,
             skip_tokenizer_init=True,
