@@ -24,6 +24,7 @@ from dataflow.batch import Keys
 from engine.coordinator import messages as m
 from engine.coordinator.core import Coordinator
 from engine.coordinator.settings import Settings
+from engine.cost.machine_load import MachineLoad
 from engine.cost.profile import Profile
 from engine.observe.events import EventHeard, EventStream, InstructionTold, RunEvent
 from engine.plan.costs import plan_costs
@@ -93,6 +94,7 @@ def predict(
         coordinator=CoordinatorLoad(
             events=record.events, instructions=record.instructions, seconds=coordinator.seconds
         ),
+        load=profile.load if profile is not None else MachineLoad(),
     )
 
 

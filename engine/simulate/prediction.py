@@ -7,8 +7,9 @@ Owns: the data, as plain values. Does not own: how it is found (predict.py), wha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from engine.cost.machine_load import MachineLoad
 from engine.plan.plan import Plan
 
 
@@ -62,7 +63,7 @@ class CoordinatorLoad:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
     """Of one plan. seconds: simulated, of the whole run. spans: in the order in which they began;
-    empty where nobody asked for them.
+    empty where nobody asked for them. load: how busy the machine of the profile was.
     """
 
     plan: Plan
@@ -70,3 +71,4 @@ class Prediction:
     steps: tuple[SimulatedStep, ...]
     spans: tuple[SimulatedSpan, ...]
     coordinator: CoordinatorLoad
+    load: MachineLoad = field(default_factory=MachineLoad)

@@ -50,7 +50,7 @@ def report(
         section("lag: versions from what made a row to what trained it", _lag(found)),
         section(f"critical path of Step {found.last}: what it waited for", _path(found)),
         section("coordinator", _coordinator(found)),
-        section("where seconds come from", _rates(found.plan, told)),
+        section("where seconds come from", _rates(found, told)),
     ]
     return printable("\n\n".join("\n".join(lines) for lines in sections if lines) + "\n")
 
@@ -220,7 +220,7 @@ def _coordinator(found: PredictionSummary) -> Iterator[Line]:
     yield from wrapped(f"{told}; {busy}, {share} of the simulated time", after=2)
 
 
-def _rates(plan: Plan, told: Mapping[str, str]) -> Iterator[Line]:
+def _rates(found: PredictionSummary, told: Mapping[str, str]) -> Iterator[Line]:
     words = {
         "measured": "measured in a run",
         "fitted": "fitted to a profile",
@@ -228,8 +228,10 @@ def _rates(plan: Plan, told: Mapping[str, str]) -> Iterator[Line]:
         "given": "given by --seconds",
     }
     width = max(map(len, words.values()))
-    for origin, nodes in rates(plan, told).items():
+    for origin, nodes in rates(found.plan, told).items():
         yield from named(words[origin], width, "", tail=_names(nodes))
+    if not found.load.quiet:
+        yield from wrapped(found.load.note, after=2)
 
 
 def _names(nodes: Sequence[str]) -> str:

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
 from dataflow.storage import writing
 from engine.cost.devices import CPU
+from engine.cost.machine_load import MachineLoad
 from engine.plan.cluster import Host
 from engine.plan.plan import Plan
 from engine.simulate.critical import CriticalPaths, CriticalSum, summed
@@ -55,7 +56,8 @@ class ReaderLag:
 class PredictionSummary:
     """All that is said of a Prediction. seconds: of each Step, from the end of the one before;
     between: of those that count, from `first` to `last`, which the path is of. nodes, devices,
-    path: empty where its spans were not kept. whole: the run's seconds.
+    path: empty where its spans were not kept. whole: the run's seconds. load: how busy the machine
+    of the profile was.
     """
 
     plan: Plan
@@ -74,6 +76,7 @@ class PredictionSummary:
     coordinator: CoordinatorLoad
     whole: float
     cost: StepCost
+    load: MachineLoad = field(default_factory=MachineLoad)
 
     @property
     def busy(self) -> float | None:
@@ -111,6 +114,7 @@ def summary_of(found: Prediction) -> PredictionSummary:
         coordinator=found.coordinator,
         whole=found.seconds,
         cost=_cost(found.plan, step),
+        load=found.load,
     )
 
 
