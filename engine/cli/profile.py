@@ -101,6 +101,9 @@ def shown(made: MadeProfile, path: Path) -> Iterator[str]:
         yield f"{one_line(skipped.node)}: not measured: {one_line(skipped.why)}"
     for name, seconds in profile.functions.items():
         yield f"{one_line(name)}: {1e6 * seconds:.1f} us a row"
+    sizes = (each.anonymous + each.files for each in (profile.process.plain, profile.process.torch))
+    plain, torch = (f"{size / 2**20:.0f} MiB" for size in sizes)
+    yield f"a Worker's process without a node: {plain}, with torch kernels {torch}"
     yield f"a message, until what follows begins: {1e3 * profile.message:.1f} ms"
     yield f"written to {path}: --profile {path}"
 

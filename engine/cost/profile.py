@@ -18,6 +18,7 @@ from engine.cost.devices import Coefficients, Device, Kind
 from engine.cost.machine import Fingerprint, this_installation, this_machine
 from engine.cost.machine_load import MachineLoad
 from engine.cost.passes import Sizes
+from engine.cost.process_memory import ProcessMemory
 from engine.cost.transfers import MESSAGE
 
 FORMAT = 2
@@ -121,7 +122,7 @@ class ProfiledNode:
 class Profile:
     """Measured on one machine with one installation. functions: seconds a row of users' functions
     and column operators, by node. message: seconds from what a Worker says until what follows.
-    load: how busy others kept the machine meanwhile.
+    load: how busy others kept the machine meanwhile. process: what Workers' processes take.
     """
 
     machine: Fingerprint
@@ -131,6 +132,7 @@ class Profile:
     functions: Mapping[str, float] = field(default_factory=dict)
     message: float = MESSAGE
     load: MachineLoad = field(default_factory=MachineLoad)
+    process: ProcessMemory = field(default_factory=ProcessMemory)
     format: int = FORMAT
 
     def node(
@@ -231,6 +233,14 @@ def _impossible(profile: Profile) -> Iterator[str]:
             yield f"{where}: expected more than 0 times as long, found {entry.in_run:g}"
     if not 0 <= profile.load.share <= 1:
         yield f"expected others to have a share of cores, found {profile.load.share:g}"
+    yield from _impossible_of_all(profile)
+
+
+def _impossible_of_all(profile: Profile) -> Iterator[str]:
+    """The same, of what belongs to no node's passes."""
+    sizes = profile.process.plain, profile.process.torch
+    if min(min(each.anonymous, each.files) for each in sizes) < 0:
+        yield "expected bytes of processes of 0 or more"
     if not profile.message >= 0:
         yield f"expected seconds of a message of 0 or more, found {profile.message:g}"
     if min(profile.functions.values(), default=0.0) < 0:

@@ -100,6 +100,7 @@ def peak_bytes(work: ProfiledWork, cell: ProfileCell) -> int:
         budget=cell.budget,
         slots=cell.slots,
         entropy=work.entropy,
+        minibatches=max(1, work.updates // work.epochs),
     )
     shape, dtype = model.shape, model.dtype
     if work.kind == "train":

@@ -18,12 +18,14 @@ from dataflow.program import Program
 from engine.cost.devices import Device, Kind
 from engine.cost.machine import this_installation, this_machine
 from engine.cost.machine_load import QUIET, MachineLoad
+from engine.cost.process_memory import ProcessMemory
 from engine.cost.profile import PassKey, Profile, ProfiledNode, model_key
 from engine.options import RunOptions
 from engine.plan.plan import Plan
 from engine.profile.child import ChildResult, in_child
 from engine.profile.fitting import fitted, kinds_of, peak_correction
 from engine.profile.grid import SkippedNode, works
+from engine.profile.imports import PLAIN, WITH_TORCH, imported
 from engine.profile.in_run import compared, functions_alone
 from engine.profile.measuring import measure
 from engine.profile.others import Others, core_waits, disturbs, refuse_worthless, share_of
@@ -105,10 +107,12 @@ def profiled(
     if not device.is_gpu:
         say("the same beside busy cores")
         _crowded(found, cores, quick=request.quick)
+    say("what the processes of Workers take")
     profile = Profile(
         machine=this_machine(),
         installation=this_installation(),
         device=device,
+        process=_process(),
         nodes=tuple(found.nodes),
     )
     quiet = True
@@ -134,6 +138,14 @@ def _rates(cores: int) -> Iterator[tuple[float, Device]]:
     before = core_waits()
     device = measured_rates(cores)
     yield core_waits().since(before).share, device
+
+
+def _process() -> ProcessMemory:
+    plain, torch = (
+        _child(imported, modules, threads=1, title="imports").told[0]
+        for modules in (PLAIN, WITH_TORCH)
+    )
+    return ProcessMemory(plain=plain, torch=torch)
 
 
 def _with_runs(

@@ -15,6 +15,7 @@ from dataflow.errors import RunError
 from engine.cli import main
 from engine.cli.profile import shown
 from engine.cost.devices import device
+from engine.cost.process_memory import ImportedMemory
 from engine.cost.profile import ProfileCell
 from engine.options import RunOptions
 from engine.plan.plan import Plan
@@ -47,6 +48,8 @@ class MadeUpLoad:
         if title == "rates":
             known = replace(device("cpu"), source=f"try {number}")
             return ChildResult(told=((self.rates[number - 1], known),))
+        if title == "imports":
+            return ChildResult(told=(ImportedMemory(anonymous=number << 20, files=0),))
         if title == "a short run":
             return ChildResult(told=(ShortRun(message=float(number)),))
         work = task.args[1]  # type: ignore[attr-defined]

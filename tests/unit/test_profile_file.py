@@ -123,7 +123,7 @@ def test_of_another_machine_or_installation(path: Path, what: str, here: Fingerp
 
 def test_what_is_said_of_an_installation_has_the_format_of_the_formulas() -> None:
     """So that a profile is stale once a formula changes."""
-    assert "cost format 1" in this_installation().words
+    assert "cost format 2" in this_installation().words
 
 
 def of_training(**changes: float) -> Profile:

@@ -128,6 +128,13 @@ def test_peaks_on_a_line_are_predicted_tightly(
         assert 1.0 <= found.of(cell.cell.estimated) / cell.cell.peak <= 1.25
 
 
+def test_a_line_of_peaks_is_close_to_cells_near_the_runs() -> None:
+    """Small cells, which need much less than the line says, do not turn it there."""
+    near = [peaked(1300, 1000), peaked(2300, 2000), peaked(4300, 4000)]
+    found = peak_correction([peaked(50, 10), peaked(60, 100), *near])
+    assert all(found.of(c.cell.estimated) <= 1.1 * c.cell.peak for c in near)
+
+
 def peaked(peak: int, estimated: int) -> MeasuredCell:
     """A cell of which only the peak matters."""
     cell = ProfileCell(rows=1, prompt=1, answer=1, peak=peak, estimated=estimated)
