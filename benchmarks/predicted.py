@@ -47,7 +47,6 @@ from engine.profile.child import in_child
 from engine.profile.fitting import fitted, peak_correction
 from engine.profile.grid import works
 from engine.profile.measuring import measure
-from engine.profile.others import Others, disturbs
 from engine.profile.predicting import MeasuredCell, ProfiledWork, peak_bytes, seconds
 from engine.profile.rates import measured_rates
 from operators.advantage import group_advantage
@@ -162,13 +161,16 @@ def held_out(work: ProfiledWork) -> ProfileCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeComparison:
-    """Of a held-out size: seconds and peak bytes, as measured and as predicted."""
+    """Of a held-out size: seconds and peak bytes, as measured and as predicted. others: the share
+    of its cores that they had.
+    """
 
     measured: float
     predicted: float
     peak: int
     predicted_peak: int
     worst: float
+    others: float
 
     @property
     def off(self) -> float:
@@ -181,13 +183,11 @@ class NodeComparison:
         return self.predicted_peak / self.peak
 
 
-def compared(
-    of: Plan, work: ProfiledWork, device: Device, repeats: int, *, busy: bool
-) -> NodeComparison:
+def compared(of: Plan, work: ProfiledWork, device: Device, repeats: int) -> NodeComparison:
     """Measure a node's grid and its held-out size together; fit to the grid alone."""
     left = held_out(work)
     cells = sorted({*work.cells, left}, key=lambda cell: cell.estimated)
-    task = partial(measure, of, replace(work, cells=tuple(cells)), repeats=repeats, busy=busy)
+    task = partial(measure, of, replace(work, cells=tuple(cells)), repeats=repeats)
     result = in_child(task, threads=work.cores, needed={}, title=work.node)
     found: list[MeasuredCell] = list(result.told)
     at = cells.index(left)
@@ -207,6 +207,7 @@ def compared(
         peak=out.cell.peak,
         predicted_peak=peak_correction(grid).of(out.cell.estimated),
         worst=max(errors),
+        others=out.cell.others,
     )
 
 
@@ -214,21 +215,20 @@ def node_results(
     folder: Path, models: Sequence[ModelSize], threads: int, *, quick: bool
 ) -> Iterator[SideResult]:
     """Each Model's nodes."""
-    others = Others()
     device = in_child(partial(_rates, threads), threads=threads, needed={}, title="rates").told[0]
-    busy = disturbs(others.cores())
     for size in models:
         of = planned(*make(folder, size), size, threads)
         longest = 1.0 if quick else 3.0
         wanted, _ = works([of], device, quick=quick, longest=longest)
         for work in (work for work in wanted if work.cores == threads):
-            found = compared(of, work, device, 3 if quick else 5, busy=busy)
+            found = compared(of, work, device, 3 if quick else 5)
             where = f"{work.kind}, {size.name}"
             print(f"{where}: {found}", file=sys.stderr, flush=True)
             yield _goal(f"{where}: seconds measured", 1e3 * found.measured, "ms")
             yield _goal(f"{where}: seconds predicted", 1e3 * found.predicted, "ms")
             yield _goal(f"{where}: error", abs(found.off), "%", SECONDS_GOAL)
             yield _goal(f"{where}: worst error of the fit", 100 * found.worst, "%")
+            yield _goal(f"{where}: share of its cores that others had", 100 * found.others, "%")
             yield _goal(f"{where}: peak measured", found.peak / 2**20, "MiB")
             yield _goal(f"{where}: peak predicted / measured", found.peaks, "", PEAK_GOAL)
             yield _goal(f"{where}: the same, at least", found.peaks, "", 1.0, least=True)

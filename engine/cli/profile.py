@@ -9,13 +9,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from dataflow.shown import one_line
 from dataflow.storage import writing
 from engine.cli.flags import graph_and
 from engine.cli.screen import say
 from engine.cli.target import UsageError
+from engine.cost.machine_load import QUIET
 from engine.options import RunOptions
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ class ProfileOptions(RunOptions):
     """Seconds of one call of a kernel; sizes that should take longer are left out."""
     function_steps: int = 3
     """Steps of a short run, which times functions, and all nodes as a run has them; 0: no run."""
+    busy: Literal["refuse", "accept"] = "refuse"
+    """Where others use this machine so much that seconds say nothing of it: end with an error, or
+    keep them, and say so in the file."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -49,8 +53,13 @@ def main(arguments: Sequence[str]) -> int:
     planned = plan(graph, options)
     plans = planned.phases if isinstance(planned, ProgramPlan) else [planned]
     repeats = 3 if options.quick else 5
-    how = {"repeats": repeats, "longest": options.longest, "steps": options.function_steps}
-    request = ProfileRequest(quick=options.quick, **how)
+    request = ProfileRequest(
+        quick=options.quick,
+        repeats=repeats,
+        longest=options.longest,
+        steps=options.function_steps,
+        accept_busy=options.busy == "accept",
+    )
     tell = (lambda text: say(f"measuring {text}")) if options.progress else (lambda text: None)
     made = profiled(graph, plans, _of_run(options), request, tell)
     with writing("the profile", options.out):
@@ -83,9 +92,9 @@ def shown(made: MadeProfile, path: Path) -> Iterator[str]:
     rates = ", ".join(f"{rate / 1e9:.0f} GFLOP/s {t}" for t, rate in _rates(made))
     yield f"profile of {profile.machine.words}"
     yield f"a core or GPU: {rates}; memory {profile.device.memory_rate / 1e9:.1f} GB/s"
-    yield f"cores that others used: {made.others:.1f}"
-    if made.busy:
-        yield "others use this machine: of kernels with one thread, CPU seconds count"
+    yield f"meanwhile {profile.load.words}"
+    if not made.compared:
+        yield "others disturbed the short run: it is not compared with what is predicted of it"
     for entry in (entry for entry in profile.nodes if entry.cells):
         yield from _node(entry)
     for skipped in made.skipped:
@@ -94,6 +103,9 @@ def shown(made: MadeProfile, path: Path) -> Iterator[str]:
         share = 100 * profile.cpu.get(name, 1.0)
         computes = f", of which it computes {share:.0f} %" if share < 99.5 else ""
         yield f"{one_line(name)}: {1e6 * seconds:.1f} us a row{computes}"
+    sizes = (each.anonymous + each.files for each in (profile.process.plain, profile.process.torch))
+    plain, torch = (f"{size / 2**20:.0f} MiB" for size in sizes)
+    yield f"a Worker's process without a node: {plain}, with torch kernels {torch}"
     yield f"a message, until what follows begins: {1e3 * profile.message:.1f} ms"
     yield f"written to {path}: --profile {path}"
 
@@ -118,4 +130,8 @@ def _cell(cell: ProfileCell) -> str:
         return f"{size}: out of memory"
     told = f"{1e3 * cell.seconds:.1f} ms"
     told += f", fitted {1e3 * cell.fitted:.1f}" if cell.fitted is not None else ""
-    return f"{size}: {told}; peak {cell.peak / 2**20:.0f} MiB"
+    told += f"; peak {cell.peak / 2**20:.0f} MiB"
+    if cell.others > QUIET:
+        clock = ", so CPU seconds count" if cell.by_cpu else ""
+        told += f"; others had {100 * cell.others:.0f} % of its cores{clock}"
+    return f"{size}: {told}"

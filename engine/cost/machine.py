@@ -19,7 +19,7 @@ import xxhash
 
 from dataflow.errors import PlanError
 
-COST_FORMAT = 1
+COST_FORMAT = 2
 """Raised whenever a formula of engine/cost changes what fitted coefficients mean."""
 
 PACKAGES = ("torch", "numpy", "pyarrow", "transformers", "vllm", "dataflow-rl")

@@ -14,14 +14,16 @@ are shared, whether it all fits (engine/plan).
                                           take when they are first used
     snapshot        always                train whose weights others pull: two versions
     copies          always                the same by collectives, on the writer's device
+    fetched         always                nodes that pull weights: a version, in shared memory
     gradients       while the node runs   train
     activations     while the node runs   train, forward, decode (of a prefill)
     logits          while the node runs   train, forward, decode
     kv_cache        while the node runs   decode
 
 Nodes of one Worker take turns: its peak is what it always holds and the most that one node adds. A
-node's parts are those in each of its Workers. The interpreter and its libraries (some 0.5 GB with
-torch) are not counted, and what an allocator scatters only where a profile tells.
+node's parts are those in each of its Workers. What a Worker's process takes itself (the interpreter
+and what it imports) comes on top (process_memory.py); what an allocator scatters is counted only
+where a profile tells.
 """
 
 from __future__ import annotations
@@ -34,11 +36,13 @@ from engine.cost.models import Shape
 
 LASTING = (
     *("weights", "optimizer", "engine", "cache"),
-    *("outbox", "device_columns", "snapshot", "copies", "libraries"),
+    *("outbox", "device_columns", "snapshot", "copies", "fetched", "libraries"),
 )
 """Parts that are held between the calls of a node."""
 
-HOST_PARTS = ("outbox", "snapshot", "engine")
+FIRST_USE_PART = "libraries"
+
+HOST_PARTS = ("outbox", "snapshot", "fetched", "engine")
 """Parts that are in host memory even if the node has a GPU."""
 
 CHUNK_LOGITS = 1 << 26
@@ -71,6 +75,8 @@ class Work:
     """Further tokens whose log-probs are computed in each place: the most likely, or those that a
     loss asks for.
     """
+    minibatches: int = 1
+    """Parts of the rows that are trained one after another, of whole prompts."""
 
     @property
     def fed(self) -> int:
@@ -79,13 +85,18 @@ class Work:
 
     @property
     def at_once(self) -> int:
-        """Tokens of the largest micro-batch: the budget, all there are, or one larger row."""
-        return min(self.fed, max(self.budget, self.lengths.row))
+        """Tokens of the largest micro-batch: the budget, all of a minibatch, or one larger row."""
+        return min(self._part(self.fed), max(self.budget, self.lengths.row))
 
     @property
     def predicted(self) -> int:
         """Tokens of the largest micro-batch that something is predicted for."""
-        return min(self.at_once, self.rows * self.lengths.completion)
+        return min(self.at_once, self._part(self.rows * self.lengths.completion))
+
+    def _part(self, tokens: int) -> int:
+        """Of so many tokens of all prompts, those of the largest minibatch."""
+        prompts = max(1, self.prompts)
+        return -(-tokens * -(-prompts // self.minibatches) // prompts)
 
 
 def optimizer_bytes(parameters: int, dtype: str) -> int:
@@ -140,10 +151,12 @@ def token_forward(shape: Shape, dtype: str, gathered: float = 1.0) -> int:
 
 def logit_bytes(shape: Shape, tokens: int, *, backward: bool, entropy: bool = False) -> int:
     """Float32 logits of predicted tokens, at most CHUNK_LOGITS of them at once. A backward
-    pass also holds their softmax and gradient; the entropy, its product.
+    pass also holds, as large as they are, the gradient of the tokens that were read, the softmax
+    that the normaliser's gradient is made of, that gradient, and the sum of both (measured: 5.0
+    such tensors together); the entropy, its product.
     """
     held = min(tokens * shape.vocabulary, max(CHUNK_LOGITS, shape.vocabulary))
-    return held * _FLOAT * (1 + 2 * backward + 2 * entropy)
+    return held * _FLOAT * (1 + 4 * backward + 2 * entropy)
 
 
 def listed_bytes(work: Work, *, backward: bool) -> int:

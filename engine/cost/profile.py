@@ -16,10 +16,12 @@ import msgspec
 from dataflow.errors import PlanError
 from engine.cost.devices import Coefficients, Device, Kind
 from engine.cost.machine import Fingerprint, this_installation, this_machine
+from engine.cost.machine_load import MachineLoad
 from engine.cost.passes import Sizes
+from engine.cost.process_memory import ProcessMemory
 from engine.cost.transfers import MESSAGE
 
-FORMAT = 1
+FORMAT = 2
 """Of the file."""
 
 
@@ -28,9 +30,10 @@ class ProfileCell:
     """One measurement. rows with prompts and answers of so many tokens; samples: answers of one
     prompt. cores: threads. slots, budget: rows at once, and tokens of a micro-batch or prefill.
     seconds: mean; None where there was not enough memory. cpu: mean of the process's CPU
-    seconds. fitted: what the fitted coefficients say. peak: bytes above the memory before the
-    kernel was opened; 0 where not measured. estimated: what the memory formulas say, before
-    any correction.
+    seconds; by_cpu: whether `seconds` are these. others: the share of the cores that it wanted
+    which others had meanwhile. fitted: what the fitted coefficients say. peak: bytes above the
+    memory before the kernel was opened; 0 where not measured. estimated: what the memory formulas
+    say, before any correction.
     """
 
     rows: int
@@ -42,6 +45,8 @@ class ProfileCell:
     budget: int = 0
     seconds: float | None = None
     cpu: float = 0.0
+    by_cpu: bool = False
+    others: float = 0.0
     fitted: float | None = None
     peak: int = 0
     estimated: int = 0
@@ -72,17 +77,28 @@ class PeakCorrection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProfiledNode:
-    """One kind of pass of one Model. model: `model_key`; kernel: `torch` or `vllm`; cores: threads
-    that it was fitted at; node: which node of the graph was measured; beside: how much longer it
-    takes while the host's other cores do the same; in_run: how much longer in a run of the graph
-    than when one call follows another. opening: seconds until its kernel was open, its libraries
-    imported before; 0 where nobody measured it.
+class PassKey:
+    """What counts for the times of passes, on however many threads. model: `model_key`; kernel:
+    `torch` or `vllm`; samples: answers of one prompt in the rows.
     """
 
     model: str
     kind: Kind
     kernel: str = "torch"
+    samples: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfiledNode:
+    """One kind of pass of one Model: see PassKey. cores: threads that it was fitted at; node: which
+    node of the graph was measured; beside: how much longer it takes while the host's other cores do
+    the same; in_run: how much longer in a run of the graph than when one call follows another.
+    """
+
+    model: str
+    kind: Kind
+    kernel: str = "torch"
+    samples: int = 1
     cores: int = 1
     node: str = ""
     coefficients: Coefficients
@@ -91,6 +107,11 @@ class ProfiledNode:
     in_run: float = 1.0
     opening: float = 0.0
     cells: tuple[ProfileCell, ...] = ()
+
+    @property
+    def key(self) -> PassKey:
+        """By which it is told from other entries, with the cores."""
+        return PassKey(model=self.model, kind=self.kind, kernel=self.kernel, samples=self.samples)
 
     @property
     def worst(self) -> float:
@@ -103,7 +124,8 @@ class Profile:
     """Measured on one machine with one installation. functions: seconds a row of users' functions
     and column operators, by node, each with a core of its own. cpu: the share of these seconds in
     which one computes; in the others it waits, for a judge over HTTP say. message: seconds from
-    what a Worker says until what follows.
+    what a Worker says until what follows. load: how busy others kept the machine meanwhile.
+    process: what Workers' processes take.
     """
 
     machine: Fingerprint
@@ -113,35 +135,28 @@ class Profile:
     functions: Mapping[str, float] = field(default_factory=dict)
     cpu: Mapping[str, float] = field(default_factory=dict)
     message: float = MESSAGE
+    load: MachineLoad = field(default_factory=MachineLoad)
+    process: ProcessMemory = field(default_factory=ProcessMemory)
     format: int = FORMAT
 
-    def coefficients(
-        self, model: str, kind: Kind, *, cores: int = 0, kernel: str = ""
-    ) -> Coefficients | None:
-        """Of a Model (`model_key`); None where it was not measured. cores: of one rank; the nearest
-        that was measured counts. kernel: any, where none is said.
-        """
-        found = self.node(model, kind, cores=cores, kernel=kernel)
-        return None if found is None else found.coefficients
-
-    def peak(
-        self, model: str, kind: Kind, *, cores: int = 0, kernel: str = ""
-    ) -> PeakCorrection | None:
-        """How the peak bytes of such passes are corrected; None where they were not measured."""
-        found = self.node(model, kind, cores=cores, kernel=kernel)
-        return None if found is None else found.peak
-
     def node(
-        self, model: str, kind: Kind, *, cores: int = 0, kernel: str = ""
+        self, model: str, kind: Kind, *, samples: int = 0, cores: int = 0, kernel: str = ""
     ) -> ProfiledNode | None:
-        """The entry that `coefficients` reads."""
+        """The entry of a Model (`model_key`) and kind of pass; None where it was not measured.
+        samples: of a prompt; of those that were measured the nearest counts, and of its entries
+        that of the nearest cores. cores: of one rank. kernel, samples: any, where none is said.
+        """
         fitting = [
             n
             for n in self.nodes
             if n.model == model and n.kind == kind and kernel in ("", n.kernel)
         ]
-        wanted = cores or 1
-        return min(fitting, key=lambda n: abs(math.log(n.cores / wanted)), default=None)
+
+        def distance(entry: ProfiledNode) -> tuple[float, float]:
+            of_samples = abs(math.log(entry.samples / samples)) if samples else 0.0
+            return of_samples, abs(math.log(entry.cores / (cores or 1)))
+
+        return min(fitting, key=distance, default=None)
 
 
 def model_key(model: Sizes) -> str:
@@ -207,6 +222,36 @@ def _impossible(profile: Profile) -> Iterator[str]:
         yield f"expected rates above 0, found {min(rates):g}"
     for entry in profile.nodes:
         yield from _impossible_node(entry)
+    if not 0 <= profile.load.share <= 1:
+        yield f"expected others to have a share of cores, found {profile.load.share:g}"
+    yield from _impossible_of_all(profile)
+
+
+def _impossible_node(entry: ProfiledNode) -> Iterator[str]:
+    c = entry.coefficients
+    parts = (c.step, c.layer, c.row, c.hop, float(entry.peak.base))
+    shares = (c.compute, c.reads, c.link, c.attention, entry.peak.factor, entry.cores)
+    counts = (entry.samples, *(cell.samples for cell in entry.cells))
+    if min(shares) <= 0 or min(parts) < 0:
+        yield f"{entry.kind} of {entry.node}: expected shares above 0 and seconds of 0 or more"
+    if min(counts) < 1:
+        yield f"{entry.kind} of {entry.node}: expected 1 or more samples, found {min(counts)}"
+    if not entry.beside >= 1.0:
+        where = f"{entry.kind} of {entry.node}: beside busy cores"
+        yield f"{where}: expected 1 or more times as long, found {entry.beside:g}"
+    if not 0 <= entry.opening < math.inf:
+        where = f"{entry.kind} of {entry.node}: until its kernel is open"
+        yield f"{where}: expected 0 or more seconds, found {entry.opening:g}"
+    if not 0 < entry.in_run < math.inf:
+        where = f"{entry.kind} of {entry.node}: in a run"
+        yield f"{where}: expected more than 0 times as long, found {entry.in_run:g}"
+
+
+def _impossible_of_all(profile: Profile) -> Iterator[str]:
+    """The same, of what belongs to no node's passes."""
+    sizes = profile.process.plain, profile.process.torch
+    if min(min(each.anonymous, each.files) for each in sizes) < 0:
+        yield "expected bytes of processes of 0 or more"
     if not profile.message >= 0:
         yield f"expected seconds of a message of 0 or more, found {profile.message:g}"
     if min(profile.functions.values(), default=0.0) < 0:

@@ -33,6 +33,7 @@ from engine.cost.devices import (
     coefficients,
     device,
 )
+from engine.cost.machine_load import MachineLoad
 from engine.cost.models import ModelCost, model_cost
 from engine.cost.nearby import measured_over_fitted
 from engine.cost.passes import Sizes, Time
@@ -117,6 +118,16 @@ class PlanCosts:
         found: list[Origin] = list({of[kind].origin for kind in kinds})
         return found[0] if len(found) == 1 else "catalogue"
 
+    def outside_profile(self, node: str) -> bool:
+        """Whether there is a profile, and it does not have a node's passes of its Model."""
+        known = self.sizes(node) is not None
+        return self._profile is not None and known and self.entry(node) is None
+
+    @property
+    def load(self) -> MachineLoad | None:
+        """How busy the machine of the profile was; None without one."""
+        return None if self._profile is None else self._profile.load
+
     def peak(self, node: str) -> PeakCorrection | None:
         """How the peak bytes of a node's passes are corrected; None where they were not measured on
         such a device.
@@ -184,7 +195,7 @@ class PlanCosts:
         batch = DecodeBatch(
             prompts=rows.prompts,
             answers=rows.answers,
-            shared=self._samples(planned),
+            shared=samples_of(planned),
             slots=layout.slots,
             room=room,
             budget=layout.tokens,
@@ -305,10 +316,6 @@ class PlanCosts:
         lengths = float(rows.prompts.mean()), float(rows.answers.mean())
         return entry.in_run * measured_over_fitted(entry.cells, len(rows) / divisor, *lengths)
 
-    def _samples(self, node: PlannedNode) -> int:
-        """Rows that share a prompt."""
-        return max(1, node.rows // max(1, node.inner))
-
     def _fed(
         self, node: PlannedNode, rows: RowLengths, shared: int, divisor: int
     ) -> training.Microbatches:
@@ -316,8 +323,7 @@ class PlanCosts:
         return training.packed(rows.prompts, rows.answers, **how)
 
     def _placed(self, node: PlannedNode) -> Place:
-        kind, layout = self._kind(node.workers[0]), node.layout
-        of = self._device(kind)
+        layout, of = node.layout, self._device(node)
         first, *others = node.workers[: node.ranks]
         home = self._decided.host_of(first)
         far = [w for w in others if self._decided.host_of(w) != home]
@@ -332,11 +338,17 @@ class PlanCosts:
             rate=min((self.link(first, w).rate for w in far), default=0.0),
         )
 
-    def _device(self, kind: str) -> Device:
-        if kind == CPU:
-            return self.host_device
+    def _device(self, node: PlannedNode) -> Device:
+        """As it was measured for passes that a profile has: their shares are of these rates. Others
+        have the catalogue's, so that no rate of one Model's machine, perhaps a busy one, is mixed
+        with shares of the catalogue; unless that does not have the device.
+        """
+        kind = self._kind(node.workers[0])
         measured = self._measured(kind)
-        return measured if measured is not None else device(kind or "GPU of no known kind")
+        listed = kind in catalogue().devices
+        if measured is not None and (self.entry(node.name) is not None or not listed):
+            return measured
+        return device(kind or "GPU of no known kind")
 
     def _measured(self, kind: str) -> Device | None:
         """What a profile says of a kind."""
@@ -350,8 +362,8 @@ class PlanCosts:
             return found
         how = _measured_with(node, gpu=of.is_gpu)
         for kind in KINDS:
-            if measured := self._profile.coefficients(model_key(model), kind, **how):
-                found[kind] = measured
+            if entry := self._profile.node(model_key(model), kind, **how):
+                found[kind] = entry.coefficients
         return found
 
     def _kind(self, worker: str) -> str:
@@ -374,6 +386,12 @@ def kind_of_pass(node: PlannedNode) -> Kind:
     return "train" if node.work == "train" else "forward"
 
 
+def samples_of(node: PlannedNode) -> int:
+    """Answers of one prompt, in the rows that a node generates or reads."""
+    inner = max(1, node.inner)
+    return max(1, node.rows // inner) if node.traits.generates else inner
+
+
 def kernel_family(node: PlannedNode) -> str:
     """Whose kernel runs it: each is measured apart."""
     return "vllm" if "vllm" in node.kernel else "torch"
@@ -381,7 +399,8 @@ def kernel_family(node: PlannedNode) -> str:
 
 def _measured_with(node: PlannedNode, *, gpu: bool) -> dict[str, Any]:
     """By what a profile tells the entries of one Model and kind of pass apart."""
-    return {"cores": 1 if gpu else node.layout.threads, "kernel": kernel_family(node)}
+    cores = 1 if gpu else node.layout.threads
+    return {"samples": samples_of(node), "cores": cores, "kernel": kernel_family(node)}
 
 
 def plan_costs(plan: Plan, profile: Profile | None = None) -> PlanCosts:

@@ -1,6 +1,7 @@
-"""What a node should cost at most, as its plan says it.
+"""What a node should cost at most, and what a Worker's process takes, as a plan says it.
 
-Owns: the data type. Does not own: the numbers (passes/estimate.py, passes/timed.py).
+Owns: the data types. Does not own: the numbers (passes/estimate.py, passes/timed.py,
+passes/processes.py).
 """
 
 from __future__ import annotations
@@ -11,6 +12,23 @@ from typing import Literal
 
 from engine.cost.devices import Origin
 from engine.cost.passes import Bound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedProcess:
+    """Bytes of a Worker's process beside its nodes. imported: before its kernels are opened; used:
+    as it works. template: of those that are forked from one, which share what that imported; empty
+    for an interpreter of its own.
+    """
+
+    imported: int
+    used: int
+    template: str = ""
+
+    @property
+    def total(self) -> int:
+        """Both."""
+        return self.imported + self.used
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from dataflow.operator import TRAITS, Traits, Work
 from dataflow.program import Carried
 from dataflow.regions import Region
 from engine.plan.cluster import Cluster
-from engine.plan.estimated import Estimate
+from engine.plan.estimated import Estimate, PlannedProcess
 
 FORMAT = 1
 
@@ -282,6 +282,8 @@ class Decisions:
     """The GPUs, by their numbers on the host, of each Worker that computes with a Model."""
     environments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Variables of a Worker's process that its kernels need."""
+    processes: Mapping[str, PlannedProcess] = field(default_factory=dict)
+    """What the process of each Worker takes beside its nodes; none on hosts with GPUs."""
     notes: tuple[str, ...] = ()
     """What the passes pruned, derived or chose, in words."""
     phase: PlannedPhase | None = None

@@ -51,6 +51,10 @@ _AWAY = 2.5
 """From the catalogue's, as a logarithm: another start's coefficient."""
 _MOST_DAMPING = 1e8
 _GAIN = 1e-9
+_NEAR = 0.25
+"""Of the largest estimate: the cells to which a line of peaks lies close."""
+_AS_CLOSE = 1.01
+"""Times the least ratio of these cells: of lines within it that which is closest to all cells."""
 _MARGIN = 1.05
 """By which a peak is predicted above the greatest that was measured: it differs from run to run."""
 
@@ -145,8 +149,9 @@ def least_squares(residuals: Callable[[np.ndarray], np.ndarray], start: np.ndarr
 
 
 def peak_correction(cells: Sequence[MeasuredCell]) -> PeakCorrection:
-    """base + factor x estimate, at least every measured peak, and as little above as can be: of all
-    factors the one whose greatest ratio is least.
+    """base + factor x estimate, at least every measured peak, and as little above as can be where
+    the run's will be: of all factors the one whose greatest ratio is least among the cells that
+    need more than _NEAR of the largest, which has a Step's rows at their greatest lengths.
     """
     known = [c.cell for c in cells if c.cell.peak > 0 and c.cell.estimated > 0]
     if not known:
@@ -157,7 +162,9 @@ def peak_correction(cells: Sequence[MeasuredCell]) -> PeakCorrection:
     bases = np.maximum((peaks[:, None] - sizes[:, None] * factors).max(axis=0), 0.0)
     needed = (peaks[:, None] / (bases + sizes[:, None] * factors)).max(axis=0)
     bases, factors = bases * np.minimum(needed, 1.0), factors * np.minimum(needed, 1.0)
-    worst = ((bases + sizes[:, None] * factors) / peaks[:, None]).max(axis=0)
-    best = int(worst.argmin())
+    above = (bases + sizes[:, None] * factors) / peaks[:, None]
+    near = above[sizes >= _NEAR * sizes.max()].max(axis=0)
+    close = near <= _AS_CLOSE * near.min()
+    best = int(np.where(close, above.max(axis=0), np.inf).argmin())
     base = int(np.ceil(_MARGIN * bases[best]))
     return PeakCorrection(base=base, factor=float(_MARGIN * factors[best]))

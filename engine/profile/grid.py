@@ -3,8 +3,8 @@
 Owns: the choice of nodes, and the grid of threads x rows x lengths of each. Does not own: the rows
 themselves (generated.py), measuring them (measuring.py).
 
-One node is measured for each Model (by shape, dtype and head), kind of pass and kernel: others with
-the same have the same times.
+One node is measured for each Model (by shape, dtype and head), kind of pass, kernel and number of
+answers a prompt: others with the same have the same times.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dataflow.model import Model
-from engine.cost.devices import Device, Kind, coefficients
+from engine.cost.devices import Device, coefficients
 from engine.cost.lengths import Lengths
 from engine.cost.models import model_cost
 from engine.cost.passes import Sizes
-from engine.cost.profile import ProfileCell
-from engine.plan.costs import kernel_family, kind_of_pass
+from engine.cost.profile import PassKey, ProfileCell
+from engine.plan.costs import kernel_family, kind_of_pass, samples_of
 from engine.plan.lengths import all_lengths
 from engine.plan.plan import Plan, PlannedNode
 from engine.profile.predicting import ProfiledWork, as_planned, peak_bytes, seconds
@@ -54,7 +54,7 @@ def works(
     """What is measured of these plans on such devices, and what is not. longest: seconds of a cell,
     by the catalogue; a grid whose largest would take longer has fewer rows, then shorter ones.
     """
-    found: dict[tuple[str, Kind, str], list[ProfiledWork]] = {}
+    found: dict[PassKey, list[ProfiledWork]] = {}
     skipped: list[SkippedNode] = []
     for number, plan in enumerate(plans):
         lengths = _lengths(plan)
@@ -65,7 +65,7 @@ def works(
             if isinstance(made, SkippedNode):
                 skipped.append(made)
             elif made.key not in found:
-                largest = _largest(plan, node, lengths[node.name], made.model.shape.context)
+                largest = _largest(plan, node, made, lengths[node.name])
                 largest = _short(replace(made, cores=1), of, largest, longest)
                 sized = _grid(made, largest, quick=quick)
                 cores = [made.cores] if of.is_gpu else _cores(made.cores, quick=quick)
@@ -105,6 +105,7 @@ def _work(plan: Plan, number: int, node: PlannedNode) -> ProfiledWork | SkippedN
         kind=kind_of_pass(node),
         model=sizes,
         kernel=kernel_family(node),
+        samples=samples_of(node),
         cores=node.layout.threads,
         epochs=epochs,
         updates=epochs * int(params.get("minibatches", 1)),
@@ -112,11 +113,9 @@ def _work(plan: Plan, number: int, node: PlannedNode) -> ProfiledWork | SkippedN
     )
 
 
-def _largest(plan: Plan, node: PlannedNode, lengths: Lengths, context: int) -> ProfileCell:
+def _largest(plan: Plan, node: PlannedNode, work: ProfiledWork, lengths: Lengths) -> ProfileCell:
     """A Step's rows at the greatest lengths, within bounds."""
-    samples = max(1, node.inner)
-    if node.traits.generates:
-        samples = max(1, node.rows // samples)
+    samples, context = work.samples, work.model.shape.context
     batch = next((s.batch for s in plan.sources if s.name == node.source), 1)
     context = context or 2 * MOST_TOKENS
     answer = max(1, min(lengths.completion, MOST_TOKENS))

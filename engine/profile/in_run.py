@@ -14,8 +14,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from engine.cost.devices import Kind
-from engine.cost.profile import Profile, ProfiledNode
+from engine.cost.profile import PassKey, Profile
 from engine.plan.costs import plan_costs
 from engine.plan.plan import Plan
 from engine.profile.short_run import WARM, ShortRun
@@ -23,9 +22,6 @@ from engine.simulate.predict import predict
 
 _STEPS = 16
 """That are simulated: rows are drawn, and their mean has to be that of the run's."""
-
-_Passes = tuple[str, Kind, str]
-"""A Model (`model_key`), what is done with it, and by which kernel, on however many threads."""
 
 
 def with_functions(profile: Profile, plans: Sequence[Plan], runs: Sequence[ShortRun]) -> Profile:
@@ -49,22 +45,18 @@ def compared(profile: Profile, plans: Sequence[Plan], runs: Sequence[ShortRun]) 
     do together nothing is known, nor of rows of unknown length, nor of evaluations, whose rows the
     prediction does not know.
     """
-    measured: defaultdict[_Passes, float] = defaultdict(float)
-    predicted: defaultdict[_Passes, float] = defaultdict(float)
+    measured: defaultdict[PassKey, float] = defaultdict(float)
+    predicted: defaultdict[PassKey, float] = defaultdict(float)
     for plan, run in zip(plans, runs, strict=True):
         costs, expected = plan_costs(plan, profile), _expected(plan, profile, run)
         for node in (n for n in plan.nodes if n.name in expected):
             entry = costs.entry(node.name)
             if entry is not None and node.ranks == 1 and node.region != "evaluation":
-                measured[_passes(entry)] += run.seconds.get(node.name, 0.0) * node.rows
-                predicted[_passes(entry)] += expected[node.name] * node.rows
+                measured[entry.key] += run.seconds.get(node.name, 0.0) * node.rows
+                predicted[entry.key] += expected[node.name] * node.rows
     longer = {each: measured[each] / predicted[each] for each in predicted if measured[each]}
-    nodes = (replace(n, in_run=n.in_run * longer.get(_passes(n), 1.0)) for n in profile.nodes)
+    nodes = (replace(n, in_run=n.in_run * longer.get(n.key, 1.0)) for n in profile.nodes)
     return replace(profile, nodes=tuple(nodes))
-
-
-def _passes(entry: ProfiledNode) -> _Passes:
-    return entry.model, entry.kind, entry.kernel
 
 
 def _expected(plan: Plan, profile: Profile, run: ShortRun) -> dict[str, float]:

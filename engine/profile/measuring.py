@@ -8,6 +8,10 @@ memory that a smaller cell needed stays with the process; the rounds after it te
 every cell once a round, so that whatever slows the machine for a while slows all cells. The mean
 counts, not the median: a Step's seconds are a sum, which slow moments of a shared machine lengthen
 as often as they come.
+
+Calls that waited for cores which others had are made again, until there are enough that did not or
+until _FURTHER rounds are over. Those that waited least count: they are chosen by what others did,
+not by how long they took, so that the mean stays one of all that a quiet machine does.
 """
 
 from __future__ import annotations
@@ -24,9 +28,11 @@ from dataflow.batch import Batch
 from dataflow.errors import DataError
 from dataflow.kernel import Assignment, Chunk, KernelNode
 from engine.cost.machine import proc_bytes
+from engine.cost.machine_load import QUIET
 from engine.cost.profile import ProfileCell
 from engine.plan.plan import Plan
 from engine.profile import generated
+from engine.profile.others import CoreWaits, core_waits
 from engine.profile.predicting import MeasuredCell, ProfiledWork
 from engine.worker.counted import cuda_in_use
 from engine.worker.kernel_loader import kernel_class, kernel_node
@@ -36,11 +42,27 @@ _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
 """Written to clear_refs, this sets the greatest resident memory to what it is now (proc(5))."""
+_FURTHER = 2
+"""Rounds for each round that was asked for, at most, in which disturbed calls are made again."""
 
 
 _Lengths = tuple[Sequence[int], ...]
 """Tokens of each row's prompt, and of its answer."""
 _Call = Callable[[], _Lengths]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedCall:
+    """One call. seconds: by the wall clock; cpu: of this process; waits: for cores, meanwhile."""
+
+    seconds: float
+    cpu: float
+    waits: CoreWaits
+
+    @property
+    def quiet(self) -> bool:
+        """Whether others did not disturb it."""
+        return self.waits.share <= QUIET
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,8 +72,7 @@ class CellRun:
     cell: ProfileCell
     call: _Call
     lengths: _Lengths = ((), ())
-    seconds: list[float] = field(default_factory=list)
-    cpu: list[float] = field(default_factory=list)
+    calls: list[TimedCall] = field(default_factory=list)
     peak: int = 0
     failed: bool = False
 
@@ -59,12 +80,14 @@ class CellRun:
         """Call once; whether there was enough memory."""
         cuda = cuda_in_use()
         try:
+            waits = core_waits()
             cpu, begun = time.process_time(), time.perf_counter()
             self.lengths = self.call()
             if cuda is not None:
                 cuda.synchronize()
-            self.seconds.append(time.perf_counter() - begun)
-            self.cpu.append(time.process_time() - cpu)
+            seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
+            waits = core_waits().since(waits)
+            self.calls.append(TimedCall(seconds=seconds, cpu=cpu, waits=waits))
         except (MemoryError, RuntimeError) as error:
             if not _is_memory(error):
                 raise
@@ -74,20 +97,40 @@ class CellRun:
                 cuda.empty_cache()
         return not self.failed
 
-    def told(self, cores: int, *, busy: bool) -> MeasuredCell:
-        """What came of it, by so many threads."""
+    def wants(self, repeats: int) -> bool:
+        """Whether fewer calls than that were quiet."""
+        return not self.failed and sum(call.quiet for call in self.calls) < repeats
+
+    def told(self, cores: int, repeats: int) -> MeasuredCell:
+        """What came of it, by so many threads: the mean of so many calls, those that waited least.
+        CPU seconds count where these waited too long and there is one thread: of several it is not
+        known how many were at work at the same time.
+        """
         if self.failed:
             return MeasuredCell(cell=replace(self.cell, cores=cores))
-        cpu = fmean(self.cpu)
-        seconds = cpu if busy and cores == 1 and not cuda_in_use() else fmean(self.seconds)
+        calls = sorted(self.calls, key=lambda call: call.waits.share)[:repeats]
+        others = sum((call.waits for call in calls), CoreWaits()).share
+        by_cpu = others > QUIET and cores == 1 and not cuda_in_use()
+        cpu, seconds = (fmean(getattr(call, name) for call in calls) for name in ("cpu", "seconds"))
         prompts, answers = self.lengths
-        cell = replace(self.cell, cores=cores, seconds=seconds, cpu=cpu, peak=self.peak)
+        cell = replace(
+            self.cell,
+            cores=cores,
+            seconds=cpu if by_cpu else seconds,
+            cpu=cpu,
+            by_cpu=by_cpu,
+            others=others,
+            peak=self.peak,
+        )
         return MeasuredCell(cell=cell, prompts=tuple(prompts), answers=tuple(answers))
 
 
-def measure(plan: Plan, work: ProfiledWork, *, repeats: int, busy: bool) -> Iterator[MeasuredCell]:
-    """Each cell, measured. busy: others use the machine, so CPU seconds count where the kernel has
-    one thread. Raises KernelError, DataError where the kernel refuses rows that were drawn.
+def measure(
+    plan: Plan, work: ProfiledWork, *, repeats: int, further: int = _FURTHER
+) -> Iterator[MeasuredCell]:
+    """Each cell, measured. further: rounds for each of the repeats, at most, in which disturbed
+    calls are made again. Raises KernelError, DataError where the kernel refuses rows that were
+    drawn.
     """
     memory = ProcessPeak()
     opened = _Opened(plan, work)
@@ -97,15 +140,25 @@ def measure(plan: Plan, work: ProfiledWork, *, repeats: int, busy: bool) -> Iter
         memory.again()
         if run.called() and run.called():  # twice: the allocator scatters what is left over
             run.peak = memory.most
-        run.seconds.clear()
-        run.cpu.clear()
+        run.calls.clear()
+    call_until_quiet(runs, repeats, further * repeats)
+    opened.close()
+    for run in runs:
+        yield replace(run.told(work.cores, repeats), opening=opened.seconds)
+
+
+def call_until_quiet(runs: Sequence[CellRun], repeats: int, further: int) -> None:
+    """So many rounds of calls, then at most so many further ones of the disturbed cells alone."""
     for _ in range(repeats):
         for run in runs:
             if not run.failed:
                 run.called()
-    opened.close()
-    for run in runs:
-        yield replace(run.told(work.cores, busy=busy), opening=opened.seconds)
+    for _ in range(further):
+        disturbed = [run for run in runs if run.wants(repeats)]
+        if not disturbed:
+            return
+        for run in disturbed:
+            run.called()
 
 
 def _is_memory(error: BaseException) -> bool:

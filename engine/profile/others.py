@@ -1,9 +1,13 @@
-"""How many cores others use of this machine meanwhile.
+"""How much of the machine others have meanwhile.
 
-Owns: the counting. Does not own: what follows from it (profiling.py).
+Owns: two measures of it, and the refusal of what they make worthless. Does not own: what counts as
+too much (engine/cost/machine_load.py), what is repeated (measuring.py, profiling.py).
 
-The load average of the operating system would count what ended a minute ago, a run before a profile
-for example.
+`CoreWaits` tells what others took from this very process: the time that its threads were ready to
+run and waited for a core (proc(5), schedstat). It is exact for calls of milliseconds. A process
+cannot tell it of children that have ended, so that of a run of the graph `Others` counts what the
+machine's processors did for nobody here; that is exact for seconds. The load average of the
+operating system would count what ended a minute ago, a run before a profile for example.
 """
 
 from __future__ import annotations
@@ -13,9 +17,13 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dataflow.errors import RunError
+from engine.cost.machine_load import MOST, MOST_OF_CPU
+
 BUSY = 0.5
-"""Cores beyond those to spare from which others are taken to disturb what is measured."""
+"""Cores beyond those to spare from which others are taken to disturb a run of the graph."""
 _STAT = Path("/proc/stat")
+_TASKS = Path("/proc/self/task")
 _RESTING = (3, 4)
 """Of a processor's times those in which it did nothing, idle and iowait (proc(5))."""
 _TIMES = 8
@@ -38,8 +46,16 @@ class Others:
 
 def disturbs(cores: float) -> bool:
     """Whether others who use so many cores leave fewer than this process may use."""
-    spare = (os.cpu_count() or 1) - len(os.sched_getaffinity(0))
-    return cores > spare + BUSY
+    return cores > _spare(len(os.sched_getaffinity(0))) + BUSY
+
+
+def share_of(cores: float, wanted: int) -> float:
+    """Of so many wanted cores the share that others have, if they use so many of the machine's."""
+    return min(1.0, max(0.0, cores - _spare(wanted)) / wanted)
+
+
+def _spare(wanted: int) -> int:
+    return (os.cpu_count() or 1) - wanted
 
 
 def _all_seconds() -> float:
@@ -52,3 +68,52 @@ def _all_seconds() -> float:
 def _own_seconds() -> float:
     times = os.times()
     return sum(times[:4])
+
+
+@dataclass(frozen=True, slots=True)
+class CoreWaits:
+    """Of the threads of this process: seconds that they ran, and that they waited for a core."""
+
+    ran: float = 0.0
+    waited: float = 0.0
+
+    def __add__(self, other: CoreWaits) -> CoreWaits:
+        return CoreWaits(self.ran + other.ran, self.waited + other.waited)
+
+    def since(self, before: CoreWaits) -> CoreWaits:
+        """What came on top. A thread that has ended took its seconds with it."""
+        return CoreWaits(max(0.0, self.ran - before.ran), max(0.0, self.waited - before.waited))
+
+    @property
+    def share(self) -> float:
+        """Of the cores that the threads wanted, the share that others had."""
+        wanted = self.ran + self.waited
+        return self.waited / wanted if wanted else 0.0
+
+
+def core_waits() -> CoreWaits:
+    """Since the threads began. Nothing is known of a thread that ends meanwhile, nor on a system
+    without this file: there only `Others` tells of others.
+    """
+    ran = waited = 0
+    for task in _TASKS.iterdir():
+        try:
+            first, second, _ = (task / "schedstat").read_text(encoding="ascii").split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        ran += int(first)
+        waited += int(second)
+    return CoreWaits(ran * 1e-9, waited * 1e-9)
+
+
+def refuse_worthless(what: str, share: float, *, by_cpu: bool, accept: bool) -> None:
+    """Raises RunError where others had more of the cores that `what` wanted than its seconds can
+    bear. by_cpu: they are CPU seconds.
+    """
+    most = MOST_OF_CPU if by_cpu else MOST
+    if share <= most or accept:
+        return
+    problem = f"expected others to have at most {100 * most:.0f} % of the cores that it wants"
+    effect = "what it takes now says nothing of this machine, and no profile is written"
+    fix = "stop what else runs here (top lists it), or keep such seconds: --busy accept"
+    raise RunError(f"profile: {what}: {problem}, found {100 * share:.0f} %; {effect}. Fix: {fix}.")

@@ -17,13 +17,13 @@ from engine.cost.devices import Coefficients, Device, Kind, Place
 from engine.cost.lengths import Lengths
 from engine.cost.memory import Work
 from engine.cost.passes import Sizes
-from engine.cost.profile import ProfileCell, model_key
+from engine.cost.profile import PassKey, ProfileCell, model_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfiledWork:
     """What one child process measures: a node with so many threads. of: its plan's number.
-    entropy: whether its loss reads the entropy.
+    samples: answers of one prompt. entropy: whether its loss reads the entropy.
     """
 
     of: int
@@ -31,6 +31,7 @@ class ProfiledWork:
     kind: Kind
     model: Sizes
     kernel: str
+    samples: int = 1
     cores: int
     epochs: int = 1
     updates: int = 1
@@ -38,9 +39,11 @@ class ProfiledWork:
     cells: tuple[ProfileCell, ...] = ()
 
     @property
-    def key(self) -> tuple[str, Kind, str]:
+    def key(self) -> PassKey:
         """What counts for its times, besides the cores."""
-        return model_key(self.model), self.kind, self.kernel
+        return PassKey(
+            model=model_key(self.model), kind=self.kind, kernel=self.kernel, samples=self.samples
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +103,7 @@ def peak_bytes(work: ProfiledWork, cell: ProfileCell) -> int:
         budget=cell.budget,
         slots=cell.slots,
         entropy=work.entropy,
+        minibatches=max(1, work.updates // work.epochs),
     )
     shape, dtype = model.shape, model.dtype
     if work.kind == "train":

@@ -1,6 +1,7 @@
 """A profile of the plan of a graph, measured here.
 
-Owns: the order of measurements, and what becomes of each. Does not own: any of them, the file.
+Owns: the order of measurements, what becomes of each, and what is repeated until others leave the
+machine alone. Does not own: any of them, the file, what counts as too busy (cost/machine_load.py).
 """
 
 from __future__ import annotations
@@ -16,15 +17,18 @@ from dataflow.graph import Graph
 from dataflow.program import Program
 from engine.cost.devices import Device, Kind
 from engine.cost.machine import this_installation, this_machine
-from engine.cost.profile import Profile, ProfiledNode, model_key
+from engine.cost.machine_load import QUIET, MachineLoad
+from engine.cost.process_memory import ProcessMemory
+from engine.cost.profile import PassKey, Profile, ProfiledNode, model_key
 from engine.options import RunOptions
 from engine.plan.plan import Plan
 from engine.profile.child import ChildResult, in_child
 from engine.profile.fitting import fitted, kinds_of, peak_correction
 from engine.profile.grid import SkippedNode, works
+from engine.profile.imports import PLAIN, WITH_TORCH, imported
 from engine.profile.in_run import compared, with_functions
 from engine.profile.measuring import measure
-from engine.profile.others import Others, disturbs
+from engine.profile.others import Others, core_waits, disturbs, refuse_worthless, share_of
 from engine.profile.predicting import MeasuredCell, ProfiledWork
 from engine.profile.rates import measured_rates
 from engine.profile.short_run import ShortRun, short_runs
@@ -32,36 +36,50 @@ from engine.profile.side_by_side import MeasuredWork, beside
 
 Say = Callable[[str], None]
 
+_TRIES = 3
+"""Of what is measured as a whole, until others do not disturb it: rates, and the short run."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileRequest:
     """How much is measured. repeats: of each cell; longest: seconds that one may take; steps: of
-    the short run, 0 for no run.
+    the short run, 0 for no run. accept_busy: keep seconds that others have made worthless.
     """
 
     quick: bool = False
     repeats: int = 5
     longest: float = 5.0
     steps: int = 3
+    accept_busy: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeProfile:
-    """skipped: nodes that were not measured. others: cores that other processes used at the begin.
-    busy: whether CPU seconds were taken for kernels with one thread.
+    """skipped: nodes that were not measured. compared: whether a run was compared with what is
+    predicted of it; not if others used the machine meanwhile.
     """
 
     profile: Profile
     skipped: tuple[SkippedNode, ...] = ()
-    others: float = 0.0
-    busy: bool = False
+    compared: bool = True
 
 
 @dataclass(slots=True)
 class _Found:
+    """accept: see ProfileRequest. share: the greatest so far of the cores that something wanted."""
+
+    accept: bool = False
     nodes: list[ProfiledNode] = field(default_factory=list)
     works: list[MeasuredWork] = field(default_factory=list)
     skipped: list[SkippedNode] = field(default_factory=list)
+    share: float = 0.0
+
+    def disturbed(self, what: str, share: float, *, by_cpu: bool = False) -> None:
+        """Others had such a share of the cores that `what` wanted. Raises RunError where that
+        makes its seconds worthless.
+        """
+        refuse_worthless(what, share, by_cpu=by_cpu, accept=self.accept)
+        self.share = max(self.share, share)
 
 
 def profiled(
@@ -72,34 +90,62 @@ def profiled(
     say: Say,
 ) -> MadeProfile:
     """Measure and fit. plans: of the graph, or of each phase. say: is told what is measured next.
-    Raises RunError for a process that fails, and what a run of the graph raises.
+    Raises RunError for a process that fails and for a machine that others use too much, and what a
+    run of the graph raises.
     """
     cores = len(os.sched_getaffinity(0))
-    say("rates of the machine")
     others = Others()
-    device: Device = _only(_child(_rates, cores, threads=cores, title="rates"))
-    used = others.cores()
-    busy = disturbs(used)
-    found = _Found()
+    found = _Found(accept=request.accept_busy)
+    say("rates of the machine")
+    device = _rates_when_quiet(cores, found)
     wanted, skipped = works(plans, device, quick=request.quick, longest=request.longest)
     found.skipped += skipped
     for work in wanted:
         threads = f"{work.cores} thread{'s' * (work.cores != 1)}"
         say(f"{work.node}: {work.kind}, {len(work.cells)} sizes, {threads}")
-        _measured(plans[work.of], work, device, request.repeats, found, busy=busy)
+        _measured(plans[work.of], work, device, request.repeats, found)
     if not device.is_gpu:
         say("the same beside busy cores")
         _crowded(found, cores, quick=request.quick)
+    say("what the processes of Workers take")
     profile = Profile(
         machine=this_machine(),
         installation=this_installation(),
         device=device,
+        process=_process(),
         nodes=tuple(found.nodes),
     )
+    quiet = True
     if request.steps:
         say(f"a run of {request.steps} Steps")
-        profile = _with_runs(profile, graph, options, plans, request.steps, busy=busy)
-    return MadeProfile(profile=profile, skipped=tuple(found.skipped), others=used, busy=busy)
+        profile, quiet = _with_runs(profile, graph, options, plans, request.steps, found)
+    load = MachineLoad(cores=others.cores(), all_cores=os.cpu_count() or 1, share=found.share)
+    whole = replace(profile, load=load)
+    return MadeProfile(profile=whole, skipped=tuple(found.skipped), compared=quiet)
+
+
+def _rates_when_quiet(cores: int, found: _Found) -> Device:
+    """The rates of the least disturbed of some tries, the first that nobody disturbs."""
+    tries: list[tuple[float, Device]] = []
+    while len(tries) < _TRIES and not (tries and tries[-1][0] <= QUIET):
+        tries.append(_child(_rates, cores, threads=cores, title="rates").told[0])
+    share, device = min(tries, key=lambda each: each[0])
+    found.disturbed("rates of the machine", share)
+    return device
+
+
+def _rates(cores: int) -> Iterator[tuple[float, Device]]:
+    before = core_waits()
+    device = measured_rates(cores)
+    yield core_waits().since(before).share, device
+
+
+def _process() -> ProcessMemory:
+    plain, torch = (
+        _child(imported, modules, threads=1, title="imports").told[0]
+        for modules in (PLAIN, WITH_TORCH)
+    )
+    return ProcessMemory(plain=plain, torch=torch)
 
 
 def _with_runs(
@@ -108,21 +154,33 @@ def _with_runs(
     options: RunOptions,
     plans: Sequence[Plan],
     steps: int,
-    *,
-    busy: bool,
-) -> Profile:
-    """With what a run of each phase tells. busy: others use the machine, and what they take is not
-    the Model's.
+    found: _Found,
+) -> tuple[Profile, bool]:
+    """With what a run of each phase tells, and whether nobody disturbed it: else what others took
+    would be taken for the Model's.
     """
     task = (short_runs, graph, options, plans, steps)
     cores = len(os.sched_getaffinity(0))
-    runs: Sequence[ShortRun] = _child(*task, threads=cores, title="a short run").told
+    tries: list[tuple[float, Sequence[ShortRun]]] = []
+    while len(tries) < _TRIES and not (tries and not disturbs(tries[-1][0])):
+        others = Others()
+        runs: Sequence[ShortRun] = _child(*task, threads=cores, title="a short run").told
+        tries.append((others.cores(), runs))
+    used, runs = min(tries, key=lambda each: each[0])
+    wanted = min(cores, max(map(_wanted_cores, plans)))
+    found.disturbed("a short run", share_of(used, wanted))
     timed = replace(with_functions(profile, plans, runs), message=runs[0].message)
-    return timed if busy else compared(timed, plans, runs)
+    quiet = not disturbs(used)
+    return (compared(timed, plans, runs) if quiet else timed), quiet
 
 
-def _rates(cores: int) -> Iterator[Device]:
-    yield measured_rates(cores)
+def _wanted_cores(plan: Plan) -> int:
+    """Of all Workers at the same time."""
+    threads = dict.fromkeys(plan.workers, 1)
+    for node in plan.nodes:
+        for worker in node.workers:
+            threads[worker] = max(threads[worker], node.layout.threads)
+    return sum(threads.values())
 
 
 def _child(
@@ -132,26 +190,19 @@ def _child(
     return in_child(partial(task, *given, **named), threads=threads, needed=needed, title=title)
 
 
-def _only(result: ChildResult) -> Any:
-    return result.told[0]
-
-
 def _measured(
     plan: Plan,
     work: ProfiledWork,
     of: Device,
     repeats: int,
     found: _Found,
-    *,
-    busy: bool,
 ) -> None:
     """Measure a node and add what is known of it."""
     needed = plan.environments.get(plan.node(work.node).workers[0], {})
     try:
         result = _child(
             measure, plan, work,
-            repeats=repeats, busy=busy, threads=work.cores, title=work.node,
-            needed=needed,
+            repeats=repeats, threads=work.cores, title=work.node, needed=needed,
         )  # fmt: skip
     except (KernelError, DataError) as error:
         found.skipped.append(SkippedNode(node=work.node, why=str(error)))
@@ -160,6 +211,8 @@ def _measured(
     lost = work.cells[len(cells) :] if result.short else ()
     cells += [MeasuredCell(cell=replace(cell, cores=work.cores)) for cell in lost]
     found.works.append(MeasuredWork(plan=plan, work=work, cells=tuple(cells), needed=needed))
+    worst = max((each.cell for each in cells), key=lambda cell: cell.others)
+    found.disturbed(work.node, worst.others, by_cpu=worst.by_cpu)
     how, said = fitted(work, of, cells)
     kept = tuple(c.kept(s) for c, s in zip(cells, said, strict=True))
     correction = peak_correction(cells)
@@ -170,6 +223,7 @@ def _measured(
                 model=model_key(work.model),
                 kind=kind,
                 kernel=work.kernel,
+                samples=work.samples,
                 cores=1 if of.is_gpu else work.cores,
                 node=work.node,
                 coefficients=how[kind],
@@ -182,10 +236,10 @@ def _measured(
 
 def _crowded(found: _Found, cores: int, *, quick: bool) -> None:
     """Add to each node how much longer it takes beside busy cores."""
-    slower = beside(found.works, cores, quick=quick)
-    of = {
-        (model_key(w.work.model), kind, w.work.kernel, w.work.cores): factor
-        for w, factor in zip(found.works, slower, strict=True)
-        for kind in kinds_of(w.work.kind)
-    }
-    found.nodes = [replace(n, beside=of[n.model, n.kind, n.kernel, n.cores]) for n in found.nodes]
+    factors: dict[tuple[PassKey, int], float] = {}
+    for work, crowding in zip(found.works, beside(found.works, cores, quick=quick), strict=True):
+        what = f"{work.work.node} beside busy cores"
+        found.disturbed(what, crowding.others, by_cpu=crowding.by_cpu)
+        for kind in kinds_of(work.work.kind):
+            factors[replace(work.work.key, kind=kind), work.work.cores] = crowding.slower
+    found.nodes = [replace(n, beside=factors[n.key, n.cores]) for n in found.nodes]

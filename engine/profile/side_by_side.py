@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 
+from engine.cost.profile import ProfileCell
 from engine.plan.plan import Plan
 from engine.profile.child import in_child
 from engine.profile.measuring import measure
@@ -49,11 +50,21 @@ class MeasuredWork:
         return max(short) if short else min(known, default=0.0)
 
 
-def beside(measured: Sequence[MeasuredWork], cores: int, *, quick: bool) -> list[float]:
-    """Of each, seconds of a call with all cores at work, over alone; 1 where only one such kernel
-    has room, or where nothing was measured. quick: fewer calls.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crowding:
+    """slower: seconds of a call with all cores at work, over alone; 1 where only one such kernel
+    has room, or where nothing was measured. others: the greatest share of the cores that its
+    processes wanted which others had; by_cpu: whether that is of CPU seconds.
     """
-    found = [1.0] * len(measured)
+
+    slower: float = 1.0
+    others: float = 0.0
+    by_cpu: bool = False
+
+
+def beside(measured: Sequence[MeasuredWork], cores: int, *, quick: bool) -> list[Crowding]:
+    """Of each node. quick: fewer calls."""
+    crowdings = [Crowding()] * len(measured)
     groups: dict[tuple[object, ...], list[int]] = {}
     for number, each in enumerate(measured):
         if each.typical and cores // max(1, each.work.cores) > 1:
@@ -63,18 +74,27 @@ def beside(measured: Sequence[MeasuredWork], cores: int, *, quick: bool) -> list
         crowded = _together(some, cores // some[0].work.cores, quick=quick)
         alone = _together(some, 1, quick=quick)
         for number, slow, fast in zip(numbers, crowded, alone, strict=True):
-            found[number] = max(1.0, slow / fast)
-    return found
+            crowdings[number] = _crowding(slow, fast)
+    return crowdings
 
 
-def _together(some: Sequence[MeasuredWork], processes: int, *, quick: bool) -> list[float]:
-    """Median seconds of a call of each, in so many processes at the same time."""
+def _crowding(crowded: Sequence[ProfileCell], alone: Sequence[ProfileCell]) -> Crowding:
+    """Of the call of one node, in each of the processes."""
+    slow, fast = (median(cell.seconds or 0.0 for cell in cells) for cells in (crowded, alone))
+    worst = max((*crowded, *alone), key=lambda cell: cell.others)
+    return Crowding(slower=max(1.0, slow / fast), others=worst.others, by_cpu=worst.by_cpu)
+
+
+def _together(
+    some: Sequence[MeasuredWork], processes: int, *, quick: bool
+) -> list[Sequence[ProfileCell]]:
+    """Of each node its call, as each of so many processes measured it at the same time."""
     first = some[0]
     task = partial(_calls, [(each.plan, *_repeated(each, quick=quick)) for each in some])
     how = {"threads": first.work.cores, "needed": first.needed, "title": first.work.node}
     with ThreadPoolExecutor(processes) as pool:
         told = list(pool.map(lambda _: in_child(task, **how).told, range(processes)))
-    return [median(seconds) for seconds in zip(*told, strict=True)]
+    return list(zip(*told, strict=True))
 
 
 def _repeated(each: MeasuredWork, *, quick: bool) -> tuple[ProfiledWork, int]:
@@ -82,11 +102,12 @@ def _repeated(each: MeasuredWork, *, quick: bool) -> tuple[ProfiledWork, int]:
     cell = next(c.cell for c in each.cells if c.cell.seconds == each.typical)
     lasting = _QUICK_SECONDS if quick else _SECONDS
     repeats = min(_MOST, max(_LEAST, round(lasting / each.typical)))
-    return replace(each.work, cells=(replace(cell, seconds=None, cpu=0.0, peak=0),)), repeats
+    plain = replace(cell, seconds=None, cpu=0.0, by_cpu=False, others=0.0, peak=0)
+    return replace(each.work, cells=(plain,)), repeats
 
 
-def _calls(asked: Sequence[tuple[Plan, ProfiledWork, int]]) -> Iterator[float]:
-    """Wall-clock seconds, whoever else is there: that is what is asked."""
+def _calls(asked: Sequence[tuple[Plan, ProfiledWork, int]]) -> Iterator[ProfileCell]:
+    """Each node's call. Nothing is made again: the other processes would have ended meanwhile."""
     for plan, work, repeats in asked:
-        for cell in measure(plan, work, repeats=repeats, busy=False):
-            yield cell.cell.seconds or 0.0
+        for cell in measure(plan, work, repeats=repeats, further=0):
+            yield cell.cell

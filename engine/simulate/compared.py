@@ -49,6 +49,8 @@ def table(plans: Sequence[ComparedPlan], *, width: int = WIDTH) -> str:
         told = "the same" if why == before else why
         lines += wrapped(f"{found}  {told}", after=4) if why else [found]
         before = why
+    if first is not None and not first.load.quiet:
+        lines += wrapped(first.load.note, after=2)
     same = "" if "seed" in plans[0].values else ", all with the same rows"
     title = f"{_title(plans)}{same}; speedup over the first that fits"
     body = [f"  {text}" for line in lines for text in laid(line, width - 2)]

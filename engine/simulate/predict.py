@@ -25,6 +25,7 @@ from engine.coordinator import messages as m
 from engine.coordinator.core import Coordinator
 from engine.coordinator.replicas import METRIC as REPLICAS
 from engine.coordinator.settings import Scaling, Settings
+from engine.cost.machine_load import MachineLoad
 from engine.cost.profile import Profile
 from engine.observe.events import EventHeard, EventStream, InstructionTold, RunEvent
 from engine.plan.costs import plan_costs
@@ -108,6 +109,7 @@ def predict(
         ),
         present=world.present,
         rows=row_origins(plan, drawn, rows),
+        load=profile.load if profile is not None else MachineLoad(),
     )
 
 

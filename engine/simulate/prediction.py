@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from engine.cost.machine_load import MachineLoad
 from engine.plan.plan import Plan
 
 
@@ -67,7 +68,7 @@ class Prediction:
     """Of one plan. seconds: simulated, of the whole run. spans: in the order in which they began;
     empty where nobody asked for them. present: from when to when each Worker was there (its start
     included) that was not there all the time. rows: by node, in words, where the number and the
-    lengths of its rows come from.
+    lengths of its rows come from. load: how busy the machine of the profile was.
     """
 
     plan: Plan
@@ -77,3 +78,4 @@ class Prediction:
     coordinator: CoordinatorLoad
     present: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
     rows: Mapping[str, str] = field(default_factory=dict)
+    load: MachineLoad = field(default_factory=MachineLoad)

@@ -54,7 +54,7 @@ def report(
         section(f"critical path of Step {found.last}: what it waited for", _path(found)),
         section("coordinator", _coordinator(found)),
         section("where rows come from: how many there are, and how long", _origins(found)),
-        section("where seconds come from", _rates(found.plan, told)),
+        section("where seconds come from", _rates(found, told)),
     ]
     return printable("\n\n".join("\n".join(lines) for lines in sections if lines) + "\n")
 
@@ -248,7 +248,7 @@ def _origins(found: PredictionSummary) -> Iterator[Line]:
         yield from named(node, width, text)
 
 
-def _rates(plan: Plan, told: Mapping[str, str]) -> Iterator[Line]:
+def _rates(found: PredictionSummary, told: Mapping[str, str]) -> Iterator[Line]:
     words = {
         "measured": "measured in a run",
         "fitted": "fitted to a profile",
@@ -256,8 +256,10 @@ def _rates(plan: Plan, told: Mapping[str, str]) -> Iterator[Line]:
         "given": "given by --seconds",
     }
     width = max(map(len, words.values()))
-    for origin, nodes in rates(plan, told).items():
+    for origin, nodes in rates(found.plan, told).items():
         yield from named(words[origin], width, "", tail=_names(nodes))
+    if not found.load.quiet:
+        yield from wrapped(found.load.note, after=2)
 
 
 def _names(nodes: Sequence[str]) -> str:

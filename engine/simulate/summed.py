@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
 from dataflow.storage import writing
 from engine.cost.devices import CPU
+from engine.cost.machine_load import MachineLoad
 from engine.plan.cluster import Host
 from engine.plan.plan import Plan
 from engine.simulate.critical import CriticalPaths, CriticalSum, summed
@@ -57,7 +58,7 @@ class PredictionSummary:
     between: of those that count, from `first` to `last`, which the path is of. replicas: of each
     elastic node, how many were there at the end of each Step. nodes, devices, path: empty where its
     spans were not kept. whole: the run's seconds. origins: by node, where the number and the
-    lengths of its rows come from.
+    lengths of its rows come from. load: how busy the machine of the profile was.
     """
 
     plan: Plan
@@ -78,6 +79,7 @@ class PredictionSummary:
     whole: float
     cost: StepCost
     origins: Mapping[str, str]
+    load: MachineLoad = field(default_factory=MachineLoad)
 
     @property
     def busy(self) -> float | None:
@@ -118,6 +120,7 @@ def summary_of(found: Prediction) -> PredictionSummary:
         whole=found.seconds,
         cost=_cost(found.plan, step),
         origins=found.rows,
+        load=found.load,
     )
 
 

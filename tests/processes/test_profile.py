@@ -84,7 +84,17 @@ def test_a_profile_of_a_graph(tiny: TinyRuns, capsys: pytest.CaptureFixture[str]
     data = ("--data", str(tiny.folder / "train.parquet"), "--base", str(tiny.folder / "model"))
     sizes = ("--n", "2", "--batch", "4", "--max-tokens", "8", "--beta", "0.1")
     words = ("profile", "graphs.grpo:grpo", *data, *sizes, "--reward-fn", f"{__name__}:letters")
-    how = ("--quick", "--threads", "1", "--function-steps", "1", "--out", str(path))
+    how = (
+        "--quick",
+        "--threads",
+        "1",
+        "--function-steps",
+        "1",
+        "--busy",
+        "accept",
+        "--out",
+        str(path),
+    )
     assert main([*words, *how]) == 0
     said = capsys.readouterr().out
     found = read_profile(path)
@@ -99,8 +109,9 @@ def test_a_profile_of_a_graph(tiny: TinyRuns, capsys: pytest.CaptureFixture[str]
         line = next((line for line in said.splitlines() if line.startswith(f"{node} ({kind}")), "")
         assert (longer in line) == (entry.in_run != 1.0)
         _is_measured(entry)
-    alone = "others use this machine" not in said
-    assert (entries["train_policy", "train"].in_run != 1.0) == alone, "else it is not compared"
+    assert f"meanwhile {found.load.words}\n" in said
+    compared = "others disturbed the short run" not in said
+    assert (entries["train_policy", "train"].in_run != 1.0) == compared
     assert {"score", "advantage"} <= set(found.functions)
     assert found.functions["score"] >= 0.01, "letters() sleeps"
     assert 0.0 < found.cpu["score"] < 0.5, "and computes little"

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -85,10 +86,15 @@ def test_a_step_in_which_a_node_did_nothing_counts_for_its_mean(tmp_path: Path) 
     assert node_seconds(tmp_path / "run") == {"score": 3.0, "rollout": 0.5}
 
 
-def test_a_run_that_did_not_note_what_was_there_before_shows_whole_processes() -> None:
+def test_of_a_plan_that_says_nothing_of_processes_what_nodes_need_is_compared() -> None:
+    plan = replace(lagging(), processes={})
     found = MeasuredRun(steps=1, flows=True, peaks={"train": 1200 * MIB})
-    text = explain(lagging(), measured={0: found})
+    text = explain(plan, measured={0: found})
     assert "its libraries, 0.5 GB with torch, are not predicted" in text
+    grown = replace(found, grown={"train": 900 * MIB})
+    text = explain(plan, measured={0: grown})
+    assert "what its process has grown by since its kernels were opened" in text
+    assert "900 MiB" in text
 
 
 def test_of_a_run_without_events_the_seconds_are_shown(tmp_path: Path) -> None:

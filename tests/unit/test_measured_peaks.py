@@ -70,7 +70,7 @@ def test_a_node_alone_has_the_peak_that_its_kernel_had_alone() -> None:
     plain, by_profile = measured(workers="apart")
     for name in ("rollout", "train_policy"):
         before, after = (plan.node(name).estimate.bytes for plan in (plain, by_profile))
-        rows = sum(before.get(part, 0) for part in ("outbox", "snapshot"))
+        rows = sum(before.get(part, 0) for part in ("outbox", "snapshot", "fetched"))
         alone = peak([before]) - rows
         wanted = BASES[KINDS[name]].base + BASES[KINDS[name]].factor * alone
         assert peak([after]) - rows == pytest.approx(wanted, abs=8)

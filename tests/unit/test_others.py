@@ -8,8 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from dataflow.errors import RunError
+from engine.cost.machine_load import MOST, MOST_OF_CPU
 from engine.profile import others
-from engine.profile.others import BUSY, Others, disturbs
+from engine.profile.others import (
+    BUSY,
+    CoreWaits,
+    Others,
+    core_waits,
+    disturbs,
+    refuse_worthless,
+    share_of,
+)
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -53,3 +63,57 @@ def test_cores_to_spare_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
     assert [disturbs(cores) for cores in (0.0, 5.0, 5 + BUSY, 5.1 + BUSY)] == [False] * 3 + [True]
+
+
+@pytest.mark.parametrize(
+    ("cores", "wanted", "share"), [(4.0, 4, 0.0), (6.0, 4, 0.5), (6.0, 2, 0.0), (9.0, 8, 1.0)]
+)
+def test_others_have_wanted_cores_once_no_other_is_idle(
+    monkeypatch: pytest.MonkeyPatch, cores: float, wanted: int, share: float
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert share_of(cores, wanted) == share
+
+
+def test_threads_that_wait_tell_what_share_others_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(others, "_TASKS", tmp_path)
+    for thread, figures in {"7": "3000000000 500000000 9", "8": "1000000000 1500000000 4"}.items():
+        (tmp_path / thread).mkdir()
+        (tmp_path / thread / "schedstat").write_text(f"{figures}\n")
+    (tmp_path / "9").mkdir()  # it has ended meanwhile
+    now = core_waits()
+    assert (now.ran, now.waited) == pytest.approx((4.0, 2.0))
+    assert now.share == pytest.approx(1 / 3)
+    assert now.since(CoreWaits(3.0, 1.0)).share == pytest.approx(0.5)
+    assert now.since(CoreWaits(9.0, 9.0)).share == 0.0, "of threads that have ended"
+
+
+def test_this_process_tells_what_it_ran() -> None:
+    before, begun = core_waits(), time.process_time()
+    while time.process_time() - begun < 0.1:
+        pass
+    assert core_waits().since(before).ran > 0.05
+
+
+@pytest.mark.parametrize(
+    ("share", "by_cpu", "accept"),
+    [(MOST, False, False), (MOST_OF_CPU, True, False), (0.9, True, True)],
+)
+def test_what_is_not_too_much_or_accepted(share: float, by_cpu: bool, accept: bool) -> None:
+    refuse_worthless("n", share, by_cpu=by_cpu, accept=accept)
+
+
+@pytest.mark.parametrize(("by_cpu", "most"), [(False, "25 %"), (True, "75 %")])
+def test_what_others_made_worthless_is_refused(by_cpu: bool, most: str) -> None:
+    with pytest.raises(RunError) as caught:
+        refuse_worthless("rollout", 0.8, by_cpu=by_cpu, accept=False)
+    told = str(caught.value)
+    expected = (
+        f"profile: rollout: expected others to have at most {most} of the cores that it wants"
+    )
+    assert told.startswith(f"{expected}, found 80 %; ")
+    assert told.endswith(
+        "Fix: stop what else runs here (top lists it), or keep such seconds: --busy accept."
+    )

@@ -12,10 +12,11 @@ from engine.cost import decode as schedule
 from engine.cost import training
 from engine.cost.devices import Coefficients, coefficients, device, place
 from engine.cost.machine import this_installation, this_machine
+from engine.cost.machine_load import MachineLoad
 from engine.cost.passes import Sizes
 from engine.cost.profile import Profile, ProfileCell, ProfiledNode, model_key
 from engine.plan.cluster import Cluster, ClusterLink, Host, with_first
-from engine.plan.costs import RowLengths, plan_costs
+from engine.plan.costs import RowLengths, kind_of_pass, plan_costs
 from engine.plan.explain import explain
 from engine.plan.plan import Plan
 from tests.kit.graphs import grpo_graph
@@ -92,6 +93,53 @@ def test_a_profile_of_another_kind_of_device_changes_nothing() -> None:
     costs = plan_costs(plan, profile_of(plan, "H100"))
     assert costs.place("rollout").coefficients == coefficients(device("cpu"))
     assert costs.origin("rollout") == "catalogue"
+
+
+def slow_profile(plan: Plan) -> Profile:
+    """One of a machine that others use, whose rates are a tenth of the catalogue's."""
+    rates = {dtype: rate / 10 for dtype, rate in device("cpu").operations.items()}
+    slow = replace(device("cpu"), operations=rates, memory_rate=device("cpu").memory_rate / 10)
+    busy = MachineLoad(cores=1.5, all_cores=2, share=0.4)
+    return replace(profile_of(plan), device=slow, load=busy)
+
+
+def test_a_model_that_is_not_in_the_profile_has_the_rates_of_the_catalogue() -> None:
+    graph = grpo_graph(beta=0.04)
+    plan = placed(graph, workers="one")
+    slow = slow_profile(plan)
+    without = replace(slow, nodes=tuple(n for n in slow.nodes if n.kind != "forward"))
+    costs = plan_costs(plan, without)
+    where = costs.place("reference")
+    known = coefficients(device("cpu"))["forward"]
+    assert (where.device, where.coefficients["forward"]) == (device("cpu"), known)
+    assert costs.origin("reference") == "catalogue"
+    assert costs.place("train_policy").device == slow.device, "its shares are of these rates"
+
+
+def test_explain_says_what_is_not_in_the_profile_and_that_its_machine_was_busy() -> None:
+    graph = grpo_graph(beta=0.04)
+    slow = slow_profile(placed(graph, workers="one"))
+    without = replace(slow, nodes=tuple(n for n in slow.nodes if n.kind != "forward"))
+    told = " ".join(explain(placed(graph, workers="one", profile=without)).split())
+    assert "reference: not in the profile: seconds by the catalogue" in told
+    assert "rollout: not in the profile" not in told
+    assert slow.load.note in told
+    quiet = replace(slow, load=MachineLoad())
+    assert "busy machine" not in explain(placed(graph, workers="one", profile=quiet))
+
+
+def test_entries_are_told_apart_by_answers_a_prompt() -> None:
+    """A profile of several groups of them would be priced by whichever came first."""
+    plan = placed(grpo_graph(n=8, beta=0.04), workers="one")
+    single = profile_of(plan)
+    eight = [
+        replace(n, samples=8, coefficients=replace(n.coefficients, step=8.0)) for n in single.nodes
+    ]
+    costs = plan_costs(plan, replace(single, nodes=(*single.nodes, *eight)))
+    for node in ("rollout", "reference", "train_policy"):
+        assert costs.entry(node).samples == 8
+        kind = kind_of_pass(plan.node(node))
+        assert costs.place(node).coefficients[kind].step == 8.0
 
 
 def test_a_profile_has_the_rates_of_a_gpu_that_the_catalogue_does_not_know() -> None:

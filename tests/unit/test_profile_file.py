@@ -13,6 +13,7 @@ from dataflow.errors import PlanError
 from engine.cli import main
 from engine.cost.devices import Coefficients, device
 from engine.cost.machine import Fingerprint, fingerprint, this_installation, this_machine
+from engine.cost.machine_load import MachineLoad
 from engine.cost.passes import Sizes
 from engine.cost.profile import (
     PeakCorrection,
@@ -100,9 +101,9 @@ WRITTEN = msgspec.json.encode(made())
         (b"[1, 2]", "found: Expected `object`, got `array`"),
         (b"[" * 100_000, "found: "),
         (b"{}", "missing required field `format`"),
-        (b'{"format": 1}', "missing required field `machine`"),
+        (b'{"format": 2}', "missing required field `machine`"),
         (b'{"format": "1"}', "Expected `int`, got `str` - at `$.format`"),
-        (b'{"format": 2}', "expected format 1, found 2"),
+        (b'{"format": 1}', "expected format 2, found 1"),
         (WRITTEN[:-1], "expected what dataflow profile writes, found: "),
     ],
 )
@@ -122,7 +123,7 @@ def test_of_another_machine_or_installation(path: Path, what: str, here: Fingerp
 
 def test_what_is_said_of_an_installation_has_the_format_of_the_formulas() -> None:
     """So that a profile is stale once a formula changes."""
-    assert "cost format 1" in this_installation().words
+    assert "cost format 2" in this_installation().words
 
 
 def of_training(**changes: float) -> Profile:
@@ -146,6 +147,8 @@ TRAINING = "train of train_policy: expected shares above 0 and seconds of 0 or m
         (made(nodes=(entry(peak=PeakCorrection(factor=0.0)),)), TRAINING),
         (made(nodes=(entry(peak=PeakCorrection(base=-1)),)), TRAINING),
         (made(nodes=(entry(cores=0),)), TRAINING),
+        (made(nodes=(entry(samples=0),)), "expected 1 or more samples, found 0"),
+        (made(load=MachineLoad(share=1.5)), "others to have a share of cores, found 1.5"),
         (made(functions={"score": -1.0}), "seconds of functions of 0 or more"),
         (made(message=-1.0), "seconds of a message of 0 or more, found -1"),
         (
@@ -185,15 +188,24 @@ def test_flags_are_refused_before_anything_is_measured(
 def test_coefficients_are_of_the_nearest_cores(cores: int, compute: float) -> None:
     one, four = replace(COEFFICIENTS, compute=0.1), replace(COEFFICIENTS, compute=0.4)
     profile = made(nodes=(entry(coefficients=one), entry(coefficients=four, cores=4)))
-    assert profile.coefficients(model_key(SIZES), "train", cores=cores).compute == compute
+    assert profile.node(model_key(SIZES), "train", cores=cores).coefficients.compute == compute
 
 
-def test_what_was_not_measured_has_no_coefficients() -> None:
+@pytest.mark.parametrize(("samples", "found"), [(0, 1), (1, 1), (2, 1), (8, 8), (64, 8)])
+def test_an_entry_is_of_the_nearest_samples_before_the_nearest_cores(
+    samples: int, found: int
+) -> None:
+    profile = made(nodes=(entry(), entry(samples=8, cores=4)))
+    node = profile.node(model_key(SIZES), "train", samples=samples, cores=1)
+    assert node is not None
+    assert node.samples == found
+
+
+def test_what_was_not_measured_has_no_entry() -> None:
     profile, key = made(), model_key(SIZES)
-    assert profile.coefficients(key, "decode") is None
-    assert profile.peak(key, "decode") is None
-    assert profile.coefficients(key, "train", kernel="vllm") is None
-    assert profile.coefficients("another model", "train") is None
+    assert profile.node(key, "decode") is None
+    assert profile.node(key, "train", kernel="vllm") is None
+    assert profile.node("another model", "train") is None
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from engine.cost.profile import PeakCorrection, ProfileCell
 from engine.profile import generated, measuring
 from engine.profile.fitting import fitted, peak_correction
 from engine.profile.grid import works
+from engine.profile.others import CoreWaits
 from engine.profile.predicting import (
     MeasuredCell,
     ProfiledWork,
@@ -127,6 +128,13 @@ def test_peaks_on_a_line_are_predicted_tightly(
         assert 1.0 <= found.of(cell.cell.estimated) / cell.cell.peak <= 1.25
 
 
+def test_a_line_of_peaks_is_close_to_cells_near_the_runs() -> None:
+    """Small cells, which need much less than the line says, do not turn it there."""
+    near = [peaked(1300, 1000), peaked(2300, 2000), peaked(4300, 4000)]
+    found = peak_correction([peaked(50, 10), peaked(60, 100), *near])
+    assert all(found.of(c.cell.estimated) <= 1.1 * c.cell.peak for c in near)
+
+
 def peaked(peak: int, estimated: int) -> MeasuredCell:
     """A cell of which only the peak matters."""
     cell = ProfileCell(rows=1, prompt=1, answer=1, peak=peak, estimated=estimated)
@@ -180,6 +188,16 @@ def test_a_model_is_measured_once_for_each_kind_of_pass() -> None:
 
 
 @pytest.mark.usefixtures("tiny")
+def test_generations_with_other_samples_are_measured_apart() -> None:
+    """As those of an evaluation are: one answer a prompt beside a group."""
+    graphs = [grpo_graph(n=n) for n in (8, 2)]
+    found, _ = works([planned(g) for g in graphs], CPU, quick=True, longest=1.0)
+    decodes = [each for each in found if each.kind == "decode"]
+    assert [each.samples for each in decodes] == [8, 2]
+    assert [{cell.samples for cell in each.cells} for each in decodes] == [{8}, {2}]
+
+
+@pytest.mark.usefixtures("tiny")
 def test_a_shorter_limit_gives_smaller_cells_not_fewer() -> None:
     long, short = (worked(grpo_graph(), quick=False, longest=s) for s in (1e3, 0.1))
     assert [(w.node, w.cores) for w in long] == [(w.node, w.cores) for w in short]
@@ -229,7 +247,7 @@ def run_that_raises(error: Exception) -> measuring.CellRun:
 def test_too_little_memory_is_a_value(error: Exception) -> None:
     run = run_that_raises(error)
     assert not run.called()
-    assert run.told(1, busy=False).cell.seconds is None
+    assert run.told(1, repeats=3).cell.seconds is None
 
 
 def test_any_other_error_is_one() -> None:
@@ -237,16 +255,49 @@ def test_any_other_error_is_one() -> None:
         run_that_raises(RuntimeError("shapes differ")).called()
 
 
+def timed_run(*calls: tuple[float, float, float]) -> measuring.CellRun:
+    """A cell whose calls took these seconds, those of CPU, and waited so long for cores."""
+    timed = [
+        measuring.TimedCall(seconds=seconds, cpu=cpu, waits=CoreWaits(cpu, waited))
+        for seconds, cpu, waited in calls
+    ]
+    return measuring.CellRun(cell=cells(8)[0], call=Mock(), calls=timed)
+
+
 @pytest.mark.parametrize(
-    ("cores", "busy", "seconds"), [(1, False, 4.0), (1, True, 9.1 / 3), (2, True, 4.0)]
+    ("cores", "waited", "seconds", "by_cpu"),
+    [(1, 0.01, 2.5, False), (1, 1.0, 2.0, True), (2, 1.0, 2.5, False)],
 )
-def test_seconds_are_means_and_cpu_seconds_where_others_are_busy(
-    cores: int, busy: bool, seconds: float
+def test_seconds_are_means_and_cpu_seconds_where_one_thread_waited(
+    cores: int, waited: float, seconds: float, by_cpu: bool
 ) -> None:
-    run = measuring.CellRun(cell=cells(8)[0], call=Mock())
-    run.seconds, run.cpu = [9.0, 1.0, 2.0], [0.5, 0.6, 8.0]
-    told = run.told(cores, busy=busy).cell
-    assert (told.seconds, told.cores) == (pytest.approx(seconds), cores)
+    told = timed_run((2.0, 1.0, waited), (3.0, 3.0, waited)).told(cores, repeats=2).cell
+    assert (told.seconds, told.cpu, told.by_cpu) == (seconds, 2.0, by_cpu)
+    assert told.others == pytest.approx(2 * waited / (4.0 + 2 * waited))
+
+
+def test_the_calls_that_waited_least_count_however_long_they_took() -> None:
+    run = timed_run((1.0, 1.0, 1.0), (5.0, 5.0, 0.0), (2.0, 2.0, 0.5), (4.0, 4.0, 0.0))
+    told = run.told(2, repeats=2).cell
+    assert (told.seconds, told.others) == (4.5, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("waits", "calls"),
+    [([0.0] * 9, 3), ([9.0, 0.0, 0.0, 9.0, 0.0], 5), ([9.0] * 9, 5)],
+    ids=["quiet", "quiet after a while", "never quiet"],
+)
+def test_disturbed_calls_are_made_again_until_enough_were_quiet(
+    monkeypatch: pytest.MonkeyPatch, waits: list[float], calls: int
+) -> None:
+    """Three are wanted, and two more allowed; each wait is that of one call."""
+    each = iter(waits)
+    looked = iter(lambda: CoreWaits(), None)
+    monkeypatch.setattr(measuring, "core_waits", looked.__next__)
+    monkeypatch.setattr(CoreWaits, "since", lambda now, before: CoreWaits(1.0, next(each)))
+    run = measuring.CellRun(cell=cells(8)[0], call=Mock(return_value=((1,), (1,))))
+    measuring.call_until_quiet([run], repeats=3, further=2)
+    assert len(run.calls) == calls
 
 
 def test_the_peak_is_what_came_on_top() -> None:
@@ -264,4 +315,5 @@ def test_the_peak_is_what_came_on_top() -> None:
 def test_models_that_differ_are_told_apart() -> None:
     key = work("train").key
     assert work("train", cores=2).key == key
+    assert work("train", samples=8).key != key, "an answer shares its prompt with others"
     assert work("train", model=replace(SIZES, dtype="bfloat16")).key != key

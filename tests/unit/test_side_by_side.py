@@ -11,7 +11,7 @@ import pytest
 from engine.profile import side_by_side
 from engine.profile.child import ChildResult
 from engine.profile.predicting import MeasuredCell, ProfiledWork
-from engine.profile.side_by_side import MeasuredWork, beside
+from engine.profile.side_by_side import Crowding, MeasuredWork, beside
 from tests.kit.plans import grpo_plan
 from tests.unit.test_profile_file import CELL, SIZES
 
@@ -43,7 +43,10 @@ def started(monkeypatch: pytest.MonkeyPatch, slower: float) -> Started:
         asked = task.args[0]  # type: ignore[attr-defined]
         found.append((len(asked), threads))
         times = slower if len(found) <= 2 else 1.0
-        return ChildResult(told=tuple(times * w.cells[0].estimated for _, w, _ in asked))
+        cells = (w.cells[0] for _, w, _ in asked)
+        others = 0.5 if len(found) == 2 else 0.0
+        told = (replace(c, seconds=times * c.estimated, others=others) for c in cells)
+        return ChildResult(told=tuple(told))
 
     monkeypatch.setattr(side_by_side, "in_child", in_child)
     return found
@@ -56,13 +59,17 @@ def estimated(of: MeasuredWork, seconds: int) -> MeasuredWork:
 
 
 def test_all_nodes_are_in_one_process_a_core_and_then_alone(started: Started) -> None:
-    assert beside([estimated(node(0.1), 2), estimated(node(0.2), 4)], 2, quick=False) == [1.5, 1.5]
+    found = beside([estimated(node(0.1), 2), estimated(node(0.2), 4)], 2, quick=False)
+    assert [each.slower for each in found] == [1.5, 1.5]
+    assert [each.others for each in found] == [0.5, 0.5], (
+        "of the process that others disturbed most"
+    )
     assert started == [(2, 1)] * 3
 
 
 @pytest.mark.parametrize("slower", [0.5])
 def test_what_is_faster_beside_others_is_as_fast(started: Started) -> None:
-    assert beside([estimated(node(0.5), 2)], 2, quick=True) == [1.0]
+    assert [each.slower for each in beside([estimated(node(0.5), 2)], 2, quick=True)] == [1.0]
     assert started == [(1, 1)] * 3
 
 
@@ -73,7 +80,8 @@ def test_other_threads_and_variables_are_other_processes(started: Started) -> No
 
 
 def test_nothing_runs_where_nothing_was_measured(started: Started) -> None:
-    assert beside([node(None), node(), node(0.1, cores=2)], 2, quick=False) == [1.0] * 3
+    nothing = beside([node(None), node(), node(0.1, cores=2)], 2, quick=False)
+    assert nothing == [Crowding()] * 3
     assert started == []
 
 

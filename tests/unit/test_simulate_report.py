@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.cost.machine_load import MachineLoad
 from engine.observe.trace import read_trace
 from engine.plan.cluster import Host, with_first
 from engine.simulate.compared import ComparedPlan, compared_data, picture, table
@@ -234,6 +235,14 @@ def three_plans() -> list[ComparedPlan]:
 def test_plans_in_a_table() -> None:
     require_golden("simulate/plans.txt", table(three_plans()))
     assert max(map(len, table(three_plans(), width=60).splitlines())) <= 60
+
+
+def test_a_profile_of_a_busy_machine_is_said_in_reports_and_tables() -> None:
+    load = MachineLoad(cores=1.2, all_cores=2, share=0.4)
+    busy = replace(summary_of(two_steps()), load=load)
+    assert load.note in " ".join(report(busy).split())
+    assert load.note in " ".join(table([ComparedPlan(values={"n": "1"}, found=busy)]).split())
+    assert "busy machine" not in report(replace(busy, load=MachineLoad()))
 
 
 def test_where_no_plan_fits_the_table_says_why() -> None:

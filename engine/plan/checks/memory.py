@@ -14,6 +14,7 @@ from engine.plan.by_worker import Group, nodes_by_worker, turns_by_worker, worke
 from engine.plan.cluster import Cluster, Host
 from engine.plan.draft import Draft
 from engine.plan.plan import Decisions, PlannedNode
+from engine.plan.worker_peaks import shared_process_bytes
 
 Nodes = Mapping[str, list[PlannedNode]]
 """Of each Worker."""
@@ -70,6 +71,7 @@ def _rooms(decided: Decisions, here: _Here) -> Iterator[MemoryRoom]:
         yield from _gpus(decided, here)
     else:
         need = host_peak(_parts(here.nodes), _groups(here.by_turns, here.nodes))
+        need += shared_process_bytes(decided, here.nodes)
         yield MemoryRoom(here.nodes, here.where, here.cluster.memory, need)
 
 

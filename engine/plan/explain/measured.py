@@ -16,6 +16,7 @@ from engine.plan.by_worker import nodes_by_worker
 from engine.plan.explain.layout import Line, duration, named, side_by_side, widest, wrapped
 from engine.plan.explain.memory import unknown
 from engine.plan.plan import Plan, PlannedModel, PlannedNode
+from engine.plan.worker_peaks import worker_peak
 
 _WIDTHS = (10, 10, 10, 10)
 _HEADS = ("predicted", "measured", "error")
@@ -97,7 +98,9 @@ def _memory(plan: Plan, found: MeasuredRun) -> Iterator[Line]:
     rows, on = [], nodes_by_worker(plan.nodes)
     for worker in (w for w in plan.workers if w in found.peaks):
         predicted = _resident(plan, worker, on[worker])
-        took = found.grown.get(worker, found.peaks[worker])
+        took = found.peaks[worker]
+        if worker not in plan.processes:
+            took = found.grown.get(worker, took)
         rows.append((worker, _bytes(predicted, took)))
     for node in plan.nodes:
         for worker in node.workers:
@@ -105,7 +108,9 @@ def _memory(plan: Plan, found: MeasuredRun) -> Iterator[Line]:
                 predicted = _on_device(plan, node, worker, on[worker])
                 rows.append((f"{node.name}@{worker}, GPU", _bytes(predicted, took)))
     yield from _table("memory at most", rows)
-    if rows and all(worker in found.grown for worker in found.peaks):
+    if rows and plan.processes:
+        yield from wrapped("a Worker's is that of its whole process", after=2)
+    elif rows and all(worker in found.grown for worker in found.peaks):
         text = "a Worker's is what its process has grown by since its kernels were opened"
         yield from wrapped(text, after=2)
     elif rows:
@@ -123,7 +128,7 @@ def _resident(plan: Plan, worker: str, nodes: Sequence[PlannedNode]) -> int | No
     """The most that its nodes need of the host's memory; None if a Model's size is unknown."""
     if _on_gpu(plan, worker):
         return sum(n.estimate.bytes.get(part, 0) for n in nodes for part in HOST_PARTS)
-    return None if unknown(plan, nodes) else peak(n.estimate.bytes for n in nodes)
+    return None if unknown(plan, nodes) else worker_peak(plan, worker, nodes)
 
 
 def _on_device(

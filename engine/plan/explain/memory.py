@@ -13,6 +13,7 @@ from engine.cost.memory import HOST_PARTS, host_peak, lasting, peak
 from engine.plan.by_worker import nodes_by_worker, workers_by_host
 from engine.plan.cluster import Cluster
 from engine.plan.plan import Plan, PlannedNode
+from engine.plan.worker_peaks import process_bytes, shared_process_bytes, worker_peak
 
 
 def totals(plan: Plan) -> Iterator[str]:
@@ -38,7 +39,7 @@ def _host_memory(
         return
     parts = {w: [n.estimate.bytes for n in nodes] for w, nodes in workers.items()}
     turns = [group for group in plan.turns if group[0] in workers]
-    most = f"at most {shown_bytes(host_peak(parts, turns))}"
+    most = f"at most {shown_bytes(host_peak(parts, turns) + shared_process_bytes(plan, workers))}"
     told = f"{host}: {', '.join(workers)}, {most}" if host else f"all workers: {most} on this host"
     yield f"{told}, of {shown_bytes(cluster.memory)}"
 
@@ -48,14 +49,15 @@ def holds(
 ) -> Iterator[str]:
     """What a Worker with these nodes needs at most. alone: there is no other."""
     if names := unknown(plan, nodes):
-        without = f"without them {shown_bytes(peak(n.estimate.bytes for n in nodes))}"
+        without = f"without them {shown_bytes(worker_peak(plan, worker, nodes))}"
         yield f"memory unknown, since the parameters of {', '.join(names)} are; {without}"
     elif plan.cluster and plan.cluster.on(plan.host_of(worker)).gpus:
         yield from _on_gpu(plan, plan.cluster, worker, nodes)
     elif plan.cluster and alone:
-        yield f"{_peak(nodes)}, of {shown_bytes(plan.cluster.memory)}"
+        whole = shown_bytes(plan.cluster.memory)
+        yield f"{_peak(nodes, process=process_bytes(plan, worker))}, of {whole}"
     else:
-        yield _peak(nodes)
+        yield _peak(nodes, process=process_bytes(plan, worker))
 
 
 def _on_gpu(
@@ -79,9 +81,10 @@ def unknown(plan: Plan, nodes: Sequence[PlannedNode]) -> list[str]:
     return [name for name in dict.fromkeys(used) if name in models]
 
 
-def _peak(nodes: Sequence[PlannedNode], without: tuple[str, ...] = ()) -> str:
-    total = peak((n.estimate.bytes for n in nodes), without=without)
-    last = sum(lasting(n.estimate.bytes, without=without) for n in nodes)
+def _peak(nodes: Sequence[PlannedNode], without: tuple[str, ...] = (), *, process: int = 0) -> str:
+    """process: of the Worker's own process, which is there always."""
+    total = process + peak((n.estimate.bytes for n in nodes), without=without)
+    last = process + sum(lasting(n.estimate.bytes, without=without) for n in nodes)
     most = max(nodes, key=lambda n: n.estimate.total - lasting(n.estimate.bytes))
     if total == last:
         return f"at most {shown_bytes(total)}, always"

@@ -16,6 +16,7 @@ from engine.plan.passes.estimate import estimate
 from engine.plan.passes.kernels import choose_kernels
 from engine.plan.passes.modules import modules
 from engine.plan.passes.place import place
+from engine.plan.passes.processes import processes
 from engine.plan.passes.project import project
 from engine.plan.passes.prune import prune
 from engine.plan.passes.resolve import resolve
@@ -35,5 +36,6 @@ PASSES: tuple[Callable[[Draft], Draft], ...] = (
     engines,  # after place: nodes share an engine within a Worker only; before estimate: its size
     estimate,  # after every decision: memory is counted for each Worker, modules once
     correct,  # after estimate: by the peaks that a profile measured
+    processes,  # after correct: what a profile has measured is not assumed once more
     verify,  # last: changes nothing
 )

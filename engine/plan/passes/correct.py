@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from engine.cost.memory import LASTING
+from engine.cost.memory import FIRST_USE_PART, LASTING
 from engine.cost.profile import PeakCorrection
 from engine.plan.costs import PlanCosts
 from engine.plan.draft import Draft
@@ -44,7 +44,7 @@ def _corrected(node: PlannedNode, by: PeakCorrection | None, libraries: int | No
         for part, size in node.estimate.bytes.items()
     }
     if libraries:
-        parts["libraries"] = libraries
+        parts[FIRST_USE_PART] = libraries
     return replace(node, estimate=replace(node.estimate, bytes=parts))
 
 

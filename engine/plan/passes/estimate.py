@@ -81,6 +81,7 @@ class _Cost:
         self._columns = {name: self._sizes(node) for name, node in self._nodes.items()}
         self._owners = frozenset(_owners(draft))
         self._offering = {m.writer: m.route for m in draft.models if draft.remote_readers(m)}
+        self._fetching = frozenset(_fetching(draft))
 
     def node(self, planned: PlannedNode) -> Estimate:
         """Bytes by part and seconds of one node."""
@@ -92,6 +93,8 @@ class _Cost:
             parts |= self._of_model(planned, use)
             if route := self._offering.get(planned.name):
                 parts["snapshot" if route == "pull" else "copies"] = 2 * weights
+            if planned.name in self._fetching:
+                parts["fetched"] = weights
         parts |= self._rows(planned)
         return Estimate(bytes=parts)
 
@@ -197,6 +200,7 @@ class _Cost:
                     slots=layout.slots,
                     entropy=any(t.function.entropy for t in of),
                     listed=_asked(self._nodes[train.name], of),
+                    minibatches=int(self._nodes[train.name].params.get("minibatches", 1)),
                 )
             )
         return found
@@ -278,6 +282,15 @@ def _size(schema: type[Schema], name: str) -> int:
     """How many values a column has in one place, if they are a list of a fixed length."""
     kind = schema.columns[name].type
     return kind.list_size if pa.types.is_fixed_size_list(kind) else 0
+
+
+def _fetching(draft: Draft) -> Iterator[str]:
+    """Nodes that pull versions which another Worker writes."""
+    planned = {n.name: n for n in draft.nodes}
+    for model in draft.models:
+        if model.writer and model.route == "pull":
+            remote = set(draft.remote_readers(model))
+            yield from (r for r in model.copied if remote & set(planned[r].workers))
 
 
 def _owners(draft: Draft) -> Iterator[str]:

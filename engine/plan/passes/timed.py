@@ -1,7 +1,7 @@
 """Seconds of a plan's nodes, edges and weights, at the greatest lengths, but for prompts that were
 counted in the data.
 
-Owns: which rows are assumed, and notes on what has no known rate. Does not own: the formulas
+Owns: which rows are assumed, and notes on whose rates count. Does not own: the formulas
 (engine/cost), where they are applied (engine/plan/costs.py), bytes (estimate.py).
 """
 
@@ -95,10 +95,19 @@ class _Seconds:
         return self._costs.weights(model, slowest, len(far)).seconds
 
     def notes(self) -> Iterator[str]:
-        """What has no known rate, though its Model is known."""
+        """What has no known rate, though its Model is known; and what a profile does not tell, or
+        tells of a busy machine.
+        """
+        load, fix = self._costs.load, "(dataflow profile measures it)"
+        if load is not None and not load.quiet:
+            yield load.note
         for node in self._draft.nodes:
-            if self._costs.sizes(node.name) and (why := self._costs.unpriced(node.name)):
-                yield f"{node.name}: no seconds are predicted: {why} (dataflow profile measures it)"
+            if not self._costs.sizes(node.name):
+                continue
+            if why := self._costs.unpriced(node.name):
+                yield f"{node.name}: no seconds are predicted: {why} {fix}"
+            elif self._costs.outside_profile(node.name):
+                yield f"{node.name}: not in the profile: seconds by the catalogue {fix}"
 
 
 def _longest(work: Work, ranks: int = 1, rows: int = 0) -> RowLengths:
