@@ -93,6 +93,8 @@ class ProfiledNode:
     """One kind of pass of one Model: see PassKey. cores: threads that it was fitted at; node: which
     node of the graph was measured; beside: how much longer it takes while the host's other cores do
     the same; in_run: how much longer in a run of the graph than when one call follows another.
+    opening: seconds until its kernel was open, its libraries imported before; 0 where nobody
+    measured it.
     """
 
     model: str
@@ -259,23 +261,6 @@ def _impossible_of_all(profile: Profile) -> Iterator[str]:
     for name, share in profile.cpu.items():
         if not 0.0 <= share <= 1.0:
             yield f"{name}: expected a share of CPU from 0 to 1, found {share:g}"
-
-
-def _impossible_node(entry: ProfiledNode) -> Iterator[str]:
-    c = entry.coefficients
-    parts = (c.step, c.layer, c.row, c.hop, float(entry.peak.base))
-    shares = (c.compute, c.reads, c.link, c.attention, entry.peak.factor, entry.cores)
-    if min(shares) <= 0 or min(parts) < 0:
-        yield f"{entry.kind} of {entry.node}: expected shares above 0 and seconds of 0 or more"
-    if not entry.beside >= 1.0:
-        where = f"{entry.kind} of {entry.node}: beside busy cores"
-        yield f"{where}: expected 1 or more times as long, found {entry.beside:g}"
-    if not 0 <= entry.opening < math.inf:
-        where = f"{entry.kind} of {entry.node}: until its kernel is open"
-        yield f"{where}: expected 0 or more seconds, found {entry.opening:g}"
-    if not 0 < entry.in_run < math.inf:
-        where = f"{entry.kind} of {entry.node}: in a run"
-        yield f"{where}: expected more than 0 times as long, found {entry.in_run:g}"
 
 
 def _refused(path: Path, problem: str) -> PlanError:
