@@ -50,7 +50,7 @@ class CaseFiles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class PredictedCase:
     """One graph. options: of the run."""
 
     name: str
@@ -83,59 +83,59 @@ def _lagging(max_lag: int) -> Callable[[CaseFiles], Graph]:
 
 
 CASES = (
-    Case(
+    PredictedCase(
         name="PPO",
         graph=lambda files: ppo(
             files.base, files.data, digits, batch=64, max_tokens=64, epochs=1, minibatches=2
         ),
     ),
-    Case(
+    PredictedCase(
         name="two Models",
         graph=lambda files: self_play_two_models(
             files.base, files.teacher, files.data, digits, n=4, batch=8, max_tokens=48
         ),
     ),
-    Case(
+    PredictedCase(
         name="distillation",
         graph=lambda files: distill(
             files.base, files.teacher, files.data, batch=32, max_tokens=64, top_k=16
         ),
     ),
-    Case(
+    PredictedCase(
         name="long prompts",
         graph=lambda files: grpo(
             files.base, files.long_data, digits, n=4, batch=8, max_tokens=32, beta=0.04
         ),
     ),
-    Case(
+    PredictedCase(
         name="long answers",
         graph=lambda files: grpo(files.base, files.data, digits, n=4, batch=4, max_tokens=512),
     ),
-    Case(
+    PredictedCase(
         name="n=1",
         graph=lambda files: reinforce_pp(
             files.base, files.data, digits, batch=64, max_tokens=64
         ),
     ),
-    Case(
+    PredictedCase(
         name="batch 512",
         graph=lambda files: grpo(files.base, files.data, digits, n=2, batch=512, max_tokens=16),
     ),
-    Case(name="lag 1", graph=_lagging(1), options={"workers": "auto"}),
-    Case(name="lag 2", graph=_lagging(2), options={"workers": "auto"}),
-    Case(
+    PredictedCase(name="lag 1", graph=_lagging(1), options={"workers": "auto"}),
+    PredictedCase(name="lag 2", graph=_lagging(2), options={"workers": "auto"}),
+    PredictedCase(
         name="slow reward",
         graph=lambda files: grpo(
             files.base, files.data, slow_digits, n=8, batch=16, max_tokens=32
         ),
     ),
-    Case(
+    PredictedCase(
         name="refill",
         graph=lambda files: dapo(
             files.base, files.data, capital, n=4, batch=16, max_tokens=64, buffer=16, minibatches=2
         ),
     ),
-    Case(
+    PredictedCase(
         name="evaluation each Step",
         graph=lambda files: grpo(
             files.base, files.data, digits, n=8, batch=8, max_tokens=64,

@@ -14,6 +14,7 @@ _OF_THE_ENGINE = frozenset(
     {
         "completion",
         "coordinator",
+        "cpu",
         "data",
         "edge",
         "eval",
@@ -23,6 +24,7 @@ _OF_THE_ENGINE = frozenset(
         "optim",
         "phase",
         "prompt",
+        "queue",
         "replicas",
         "reward",
         "rows",

@@ -227,7 +227,7 @@ class Replay:
                 pass
         found = StepMetrics()
         for name, value, count in self._worker.reports():
-            if not name.startswith("time/"):
+            if not name.startswith(("time/", "cpu/", "queue/")):
                 found.add(name, value, count)
         return {name: value for name, value in found.row(step).items() if name != "step"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -34,7 +35,22 @@ def test_the_time_without_a_core_is_the_second_number_of_schedstat(
         (tmp_path / task / "schedstat").write_text(f"9999 {queued} 7\n")
     monkeypatch.setattr(processor_time, "_TASKS", tmp_path)
     monkeypatch.setattr(processor_time, "_THREAD", tmp_path / "1" / "schedstat")
+    monkeypatch.setattr(processor_time, "_own", processor_time._ThreadFile())
     assert processor_time.of_process().queued == 0.75
     assert processor_time.of_thread().queued == 0.25
     monkeypatch.setattr(processor_time, "_THREAD", tmp_path / "none")
+    monkeypatch.setattr(processor_time, "_own", processor_time._ThreadFile())
     assert processor_time.of_thread().queued == 0.0, "a system that does not say"
+
+
+@pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="no schedstat here")
+def test_a_forked_process_reads_its_own_file() -> None:
+    processor_time.of_thread()
+    child = os.fork()
+    if not child:
+        before = processor_time._own.file.number
+        processor_time.of_thread()
+        os.fstat(before)  # closed, it may be the number of a file that was opened meanwhile
+        file = os.readlink(f"/proc/self/fd/{processor_time._own.file.number}")
+        os._exit(0 if file.startswith(f"/proc/{os.getpid()}/") else 1)
+    assert os.waitpid(child, 0)[1] == 0

@@ -28,7 +28,7 @@ from tests.kit.plans import planned_on
 pytestmark = pytest.mark.usefixtures("tiny")
 HOSTS = (
     Host(name="a", cores=4, memory=24 * 2**30),
-    Host(name="b", cores=8, memory=2 * 2**30),
+    Host(name="b", cores=8, memory=3 * 2**30),
 )
 CLUSTER = with_first(HOSTS)
 LIVE = with_first([replace(host, node=host.name * 8) for host in HOSTS])
@@ -246,7 +246,7 @@ def test_a_plan_on_two_hosts() -> None:
     threads = [plan.node(name).layout.threads for name in ("rollout", "train_policy")]
     assert threads == [8, 4], "each has its host's cores for itself"
     text = explain(plan)
-    for part in ("grpo on ", "b: 8 cores, 2.0 GiB", "8 threads on b: ", "pulled from train by zmq"):
+    for part in ("grpo on ", "b: 8 cores, 3.0 GiB", "8 threads on b: ", "pulled from train by zmq"):
         assert part in text, part
 
 
