@@ -148,6 +148,13 @@ def least_squares(residuals: Callable[[np.ndarray], np.ndarray], start: np.ndarr
     return x
 
 
+def _slopes(sizes: np.ndarray, peaks: np.ndarray) -> np.ndarray:
+    """Of the lines through two cells of different sizes, as far as they rise."""
+    rise, run = (np.subtract.outer(each, each) for each in (peaks, sizes))
+    slopes = rise[run > 0] / run[run > 0]
+    return slopes[slopes > 0]
+
+
 def peak_correction(cells: Sequence[MeasuredCell]) -> PeakCorrection:
     """base + factor x estimate, at least every measured peak, and as little above as can be where
     the run's will be: of all factors the one whose greatest ratio is least among the cells that
@@ -158,7 +165,7 @@ def peak_correction(cells: Sequence[MeasuredCell]) -> PeakCorrection:
         return PeakCorrection()
     peaks = np.array([c.peak for c in known], dtype=np.float64)
     sizes = np.array([c.estimated for c in known], dtype=np.float64)
-    factors = np.concatenate([np.linspace(0.02, 3.0, 150), (peaks / sizes)])
+    factors = np.concatenate([np.linspace(0.02, 3.0, 150), peaks / sizes, _slopes(sizes, peaks)])
     bases = np.maximum((peaks[:, None] - sizes[:, None] * factors).max(axis=0), 0.0)
     needed = (peaks[:, None] / (bases + sizes[:, None] * factors)).max(axis=0)
     bases, factors = bases * np.minimum(needed, 1.0), factors * np.minimum(needed, 1.0)
