@@ -29,7 +29,7 @@ from user_reward import graph
 
 from engine.api import Result, run
 
-PLACED = ("time/", "throughput/", "worker/", "edge/", "coordinator/")
+PLACED = ("time/", "cpu/", "queue/", "throughput/", "worker/", "edge/", "coordinator/")
 """Metrics of the clock and of where Workers are; all others have to be equal."""
 BEGAN = time.monotonic()
 

@@ -131,7 +131,8 @@ in the dtype that the run computes in.
 
 Prompts that are messages are rendered by the tokenizer's chat template, and so are demonstrations,
 preferences and the conversations that a reward model reads as text. A base without one (most base
-models) takes prompts that are text.
+models) takes prompts that are text. Which tokens of a conversation are trained is in
+[data](data.md#shapes). A template that reads a content only as a list of parts is given one.
 
 ## Critics and reward models
 

@@ -100,7 +100,8 @@ class Coordinator:
             if group and not isinstance(said, _TOGETHER):
                 yield group
                 group = []
-            for event in recovery.in_order(message):
+            numbered = isinstance(message, m.From)
+            for event in recovery.in_order(message) if numbered else (message,):
                 if isinstance(event, _TOGETHER):
                     group.append((sender, event))
                     if len(group) == most:

@@ -237,6 +237,8 @@ def run_command(words: list[str]) -> int:
     if words[-2:-1] == [">"]:
         with open(words[-1], "w") as file, redirect_stdout(file):
             return run_command(words[:-2])
+    if words[:2] == ["dataflow", "profile"]:  # other tests use the machine meanwhile
+        words = [*words, "--busy", "accept"]
     if words[0] == "dataflow":
         return dataflow(words[1:])
     assert words[0] == "python", f"README: a command that the test does not know: {words}"

@@ -43,12 +43,15 @@ class Changes:
 
 
 def test_replicas_follow_the_nodes_and_change_no_bit(nodes: RayNodes, tiny: TinyRuns) -> None:
-    """Nodes join; one is drained, so its replica leaves; another one is lost without a word."""
+    """The run begins on both nodes, with one replica. Nodes join; one is drained, so its replica
+    leaves; another one is lost without a word.
+    """
     changes = Changes(
-        (2, lambda: nodes.add("c")),
-        (3, lambda: nodes.drain("b", seconds=3600.0)),
-        (2, lambda: nodes.remove("c")),
-        (1, lambda: nodes.add("d")),
+        (1, lambda: nodes.add("c")),
+        (2, lambda: nodes.add("d")),
+        (3, lambda: nodes.drain("c", seconds=3600.0)),
+        (2, lambda: nodes.remove("d")),
+        (1, lambda: nodes.add("e")),
         (2, lambda: None),
     )
     told = {"replicas": {"rollout": "1..3"}, "scaling": "most", "cluster": "ray", "lease": 5.0}
