@@ -173,9 +173,9 @@ def case_results(
         if case.name not in names:
             continue
         options = RunOptions(threads=threads, progress=False, **case.options)
-        of = SteppedGraph(name=case.name, graph=case.graph(files), options=options)
+        stepped = SteppedGraph(name=case.name, graph=case.graph(files), options=options)
         rounds = 1 if quick else ROUNDS
-        seconds = in_turns([of], folder / "runs", rounds=rounds)[case.name]
+        seconds = in_turns([stepped], folder / "runs", rounds=rounds)[case.name]
         errors.append(seconds.error)
         yield from seconds.results(case.name, GOAL)
     if errors:

@@ -47,9 +47,9 @@ class SteppedGraph:
     plan: Plan = field(init=False)
 
     def __post_init__(self) -> None:
-        found = plan(self.graph, self.options)
-        assert isinstance(found, Plan)
-        object.__setattr__(self, "plan", found)
+        planned = plan(self.graph, self.options)
+        assert isinstance(planned, Plan)
+        object.__setattr__(self, "plan", planned)
 
     def ran(self, folder: Path, turn: int) -> Path:
         """Run it; returns the run's folder."""
@@ -86,12 +86,12 @@ def in_turns(
     predicted: dict[str, list[float]] = {each.name: [] for each in graphs}
     before = {each.name: each.ran(folder, 0) for each in graphs}
     for turn in range(1, rounds + 1):
-        made = profiled(first.graph, [first.plan], first.options, _REQUEST, lambda what: None)
+        result = profiled(first.graph, [first.plan], first.options, _REQUEST, lambda what: None)
         after = {each.name: each.ran(folder, turn) for each in graphs}
         for each in graphs:
             pair = before[each.name], after[each.name]
             measured[each.name].append(_measured(pair))
-            predicted[each.name].append(_expected(each.plan, made.profile, pair))
+            predicted[each.name].append(_expected(each.plan, result.profile, pair))
             _show(each.name, measured[each.name][-1], predicted[each.name][-1], pair[1])
         before = after
     return {
@@ -118,8 +118,10 @@ def _expected(of: Plan, profile: Profile, folders: Sequence[Path]) -> float:
 
 def _simulated(of: Plan, profile: Profile, folder: Path) -> float:
     rows = seen_rows(str(folder))
-    found = predict(of, steps=STEPS, lengths=rows, profile=profile, kept=rows.kept, spans=False)
-    return median(_in_pairs([s.end - s.start for s in found.steps if s.step > WARM]))
+    prediction = predict(
+        of, steps=STEPS, lengths=rows, profile=profile, kept=rows.kept, spans=False
+    )
+    return median(_in_pairs([s.end - s.start for s in prediction.steps if s.step > WARM]))
 
 
 def _in_pairs(seconds: Sequence[float]) -> list[float]:

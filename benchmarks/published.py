@@ -122,9 +122,11 @@ def areal(data: Mapping[str, Any], fit: Fit, *, quick: bool) -> Iterator[Row]:
         }
         published = run["hours"][0] / run["hours"][1]
         ratios.append(waiting / found[False])
-        how: dict[str, Any] = {"source": source, "fitted": fit.passes}
-        how["assumed"] = run.get("assumed", False)
-        yield Row(name=f"{name}/asynchronous", published=published, simulated=ratios[-1], **how)
+        row_source: dict[str, Any] = {"source": source, "fitted": fit.passes}
+        row_source["assumed"] = run.get("assumed", False)
+        yield Row(
+            name=f"{name}/asynchronous", published=published, simulated=ratios[-1], **row_source
+        )
         if not quick:
             exact = waiting / found[True]
             yield Row(name=f"{name}/exact", published=None, simulated=exact, fitted=fit.passes)
@@ -136,7 +138,7 @@ def areal(data: Mapping[str, Any], fit: Fit, *, quick: bool) -> Iterator[Row]:
                 published=hours * 3600 / run["steps"],
                 simulated=seconds,
                 unit="s",
-                **how,
+                **row_source,
             )
     yield Row(
         name="areal/sizes_in_order",
@@ -252,19 +254,19 @@ def _cost(
     as their memory, and as fast as decode says. Generation's share of the cost is that of the
     devices that generate at the best allocation, or the one that was fitted.
     """
-    said = data["streamrl"]
-    cost, source = said["cost"], said["source"]
+    streamrl = data["streamrl"]
+    cost, source = streamrl["cost"], streamrl["source"]
     model = sizes(data, cost["model"])
     seconds, rates = list[float](), list[float]()
-    for name in (cost["device"], said["device"]):
+    for name in (cost["device"], streamrl["device"]):
         where = gpus(name, fit.reached, tensor=cost["tensor"])
-        engines = Engines(model=model, where=where, replicas=8, memory=said["memory"])
+        engines = Engines(model=model, where=where, replicas=8, memory=streamrl["memory"])
         seconds.append(float(engines.ends(rollouts, answers).max()))
         rates.append(where.device.memory_rate)
     share, names = fit.share, fit.sharing
     if share is None:
-        run = next(run for run in said["runs"] if run["model"] == cost["model"])
-        share = allocation(_pool(said, run, model, fit), rollouts, answers)[1] / run["gpus"]
+        run = next(run for run in streamrl["runs"] if run["model"] == cost["model"])
+        share = allocation(_pool(streamrl, run, model, fit), rollouts, answers)[1] / run["gpus"]
     for kind, relative, fitted_to in (
         ("memory", rates[1] / rates[0], names),
         ("decode", seconds[0] / seconds[1], (*names, *fit.decoding)),
@@ -276,7 +278,7 @@ def _cost(
             source=f"{source}; generation costs {relative / cost['price']:.2f} of what it did,"
             f" and was {share:.2f} of the cost",
             fitted=fitted_to,
-            assumed=said["assumed"],
+            assumed=streamrl["assumed"],
         )
 
 
@@ -319,10 +321,10 @@ def earl(data: Mapping[str, Any], fit: Fit) -> Iterator[Row]:
 
 
 def _rates(data: Mapping[str, Any], fit: Fit, context: int, answers: int) -> list[float]:
-    said = data["earl"]
-    model = sizes(data, said["model"])
-    places = [gpus(said["device"], fit.reached, tensor=tensor) for tensor in said["tensor"]]
-    return [decoded_rate(model, where, said["memory"], context, answers) for where in places]
+    earl = data["earl"]
+    model = sizes(data, earl["model"])
+    places = [gpus(earl["device"], fit.reached, tensor=tensor) for tensor in earl["tensor"]]
+    return [decoded_rate(model, where, earl["memory"], context, answers) for where in places]
 
 
 def with_ours(found: list[Row], data: Mapping[str, Any]) -> list[Row]:

@@ -48,10 +48,10 @@ def misaligned(ports: Iterable[tuple[str, Batch, type[Schema]]]) -> Misaligned |
             if column is None or column.axis is None:
                 continue
             label = f"{port}.{name}" if port else name
-            mine = batch.offsets(name)
-            first, offsets = known.setdefault(column.axis, (label, mine))
-            if not same_array(offsets, mine):
-                lengths, others = steps_between(offsets), steps_between(mine)
+            compared = batch.offsets(name)
+            first, offsets = known.setdefault(column.axis, (label, compared))
+            if not same_array(offsets, compared):
+                lengths, others = steps_between(offsets), steps_between(compared)
                 row = int(np.argmax(lengths != others))
                 pair = (int(lengths[row]), int(others[row]))
                 return Misaligned(

@@ -149,13 +149,15 @@ def _kept(folder: Path) -> dict[str, float]:
     stayed: defaultdict[str, float] = defaultdict(float)
     selects = [n["name"] for n in _plan(folder / "plan.json")["nodes"] if _is_selection(n)]
     for step, shares in enumerate(kept_by_step(folder), 1):
-        made = rows.get(step, {})
+        node_rows = rows.get(step, {})
         for name in selects:
             if (share := shares.get(name)) is not None:
-                whole = made[name] / share if share and made.get(name) else planned[name]
-                came[name] += whole
-                stayed[name] += share * whole
-    return {name: stayed[name] / whole for name, whole in came.items() if whole}
+                incoming = (
+                    node_rows[name] / share if share and node_rows.get(name) else planned[name]
+                )
+                came[name] += incoming
+                stayed[name] += share * incoming
+    return {name: stayed[name] / incoming for name, incoming in came.items() if incoming}
 
 
 def _is_selection(node: Mapping[str, Any]) -> bool:

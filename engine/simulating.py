@@ -144,7 +144,7 @@ def _simulated(plan: Plan, rows: SimulatedRows, options: RunOptions, *, spans: b
     names = selections(plan.program)  # a run that was measured may have had others
     measured = {name: share for name, share in rows.lengths.kept.items() if name in names}
     kept = measured | dict(rows.kept)
-    found = predict(
+    prediction = predict(
         plan,
         steps=rows.steps,
         lengths=rows.lengths,
@@ -157,7 +157,7 @@ def _simulated(plan: Plan, rows: SimulatedRows, options: RunOptions, *, spans: b
         scaling=options.scaling,
         grace=options.grace,
     )
-    return replace(found, rows={**found.rows, **told(plan.program, kept, rows.kept)})
+    return replace(prediction, rows={**prediction.rows, **told(plan.program, kept, rows.kept)})
 
 
 # --- what if --------------------------------------------------------------------------------------

@@ -241,8 +241,8 @@ def _counted(blocks: np.ndarray) -> tuple[list[int], list[int]]:
         return [], []
     first = int(blocks.min())
     counts = np.bincount(blocks - first)
-    found = counts.nonzero()[0]
-    return (found + first).tolist(), counts[found].tolist()
+    present = counts.nonzero()[0]
+    return (present + first).tolist(), counts[present].tolist()
 
 
 def _indexed(blocks: np.ndarray) -> tuple[list[int], np.ndarray]:

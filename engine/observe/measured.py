@@ -106,14 +106,14 @@ def node_rows_by_step(folder: Path) -> dict[int, Counter[str]]:
     """Step -> node -> the rows that it made or trained in that Step, evaluations included; of a
     graph alone. Empty for a run without records of its Steps.
     """
-    found: dict[int, Counter[str]] = {}
+    rows_by_step: dict[int, Counter[str]] = {}
     for record in read_steps(folder / EVENTS):
         if isinstance(record, Flow):
             rows: Counter[str] = Counter()
             for replica, flow in record.nodes.items():
                 rows[replica.partition("@")[0]] += flow.rows
-            found[record.step] = rows  # of a Step that was done again, the last time counts
-    return found
+            rows_by_step[record.step] = rows  # of a Step that was done again, the last time counts
+    return rows_by_step
 
 
 def _rows(folder: Path, kind: str) -> Iterator[tuple[int, dict[str, float]]]:

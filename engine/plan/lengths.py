@@ -29,12 +29,12 @@ def all_lengths(graph: Graph, shapes: Shapes) -> dict[str, Lengths]:
     for node in graph.nodes:
         found[node.name] = _lengths_of(node, found, shapes, domains)
         if node.operator.traits.generates:  # what it is asked is as long as it reads
-            asked = found[node.name]
+            lengths = found[node.name]
             for port in row_line(next(iter(node.inputs.values())), domains):
                 if port.node.operator.traits.generates:
                     break  # another's rows, of which this one's prompts were made
                 answer = found[port.node.name].completion
-                found[port.node.name] = replace(asked, completion=answer)
+                found[port.node.name] = replace(lengths, completion=answer)
     return found
 
 
@@ -63,9 +63,9 @@ def _generated(
     shape = shapes[policy.name]
     context = shape.context if shape else 0
     lengths = of_rollout(node.params["max_tokens"], node.params.get("max_prompt_tokens"))
-    asked = next(iter(node.inputs.values()))
-    if issubclass(asked.schema, TokenPrompt):
-        return lengths.asked(found[asked.node.name]).clipped(context)
+    prompt = next(iter(node.inputs.values()))
+    if issubclass(prompt.schema, TokenPrompt):
+        return lengths.asked(found[prompt.node.name]).clipped(context)
     counts = counted_prompts(node, policy.base, domains)
     drops = node.params.get("overlong_prompt") == "drop"
     return lengths.clipped(context).counted(counts, drops=drops)

@@ -54,7 +54,7 @@ def works(
     """What is measured of these plans on such devices, and what is not. longest: seconds of a cell,
     by the catalogue; a grid whose largest would take longer has fewer rows, then shorter ones.
     """
-    found: dict[PassKey, list[ProfiledWork]] = {}
+    works_by_key: dict[PassKey, list[ProfiledWork]] = {}
     skipped: list[SkippedNode] = []
     for number, plan in enumerate(plans):
         lengths = _lengths(plan)
@@ -64,13 +64,15 @@ def works(
             made = _work(plan, number, node)
             if isinstance(made, SkippedNode):
                 skipped.append(made)
-            elif made.key not in found:
+            elif made.key not in works_by_key:
                 largest = _largest(plan, node, made, lengths[node.name])
                 largest = _short(replace(made, cores=1), of, largest, longest)
                 sized = _grid(made, largest, quick=quick)
                 cores = [made.cores] if of.is_gpu else _cores(made.cores, quick=quick)
-                found[made.key] = [replace(made, cores=count, cells=sized) for count in cores]
-    return [each for many in found.values() for each in many], skipped
+                works_by_key[made.key] = [
+                    replace(made, cores=count, cells=sized) for count in cores
+                ]
+    return [each for many in works_by_key.values() for each in many], skipped
 
 
 def _lengths(plan: Plan) -> dict[str, Lengths]:

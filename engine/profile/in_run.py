@@ -69,10 +69,10 @@ def _expected(plan: Plan, profile: Profile, run: ShortRun) -> dict[str, float]:
     given = {name: profile.functions.get(name, 0.0) for name in others}
     seconds: defaultdict[str, float] = defaultdict(float)
     rows: defaultdict[str, float] = defaultdict(float)
-    how = {"lengths": run.rows, "kept": run.rows.kept, "profile": profile, "seconds": given}
-    found = predict(plan, steps=WARM + _STEPS, **how)
-    begin = found.steps[WARM - 1].end
-    for span in found.spans:
+    arguments = {"lengths": run.rows, "kept": run.rows.kept, "profile": profile, "seconds": given}
+    prediction = predict(plan, steps=WARM + _STEPS, **arguments)
+    begin = prediction.steps[WARM - 1].end
+    for span in prediction.spans:
         if span.start >= begin and span.what in ("chunk", "train"):
             seconds[span.node] += span.busy
             rows[span.node] += span.rows

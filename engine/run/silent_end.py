@@ -34,9 +34,9 @@ def no_silent_end(kept: Callable[[], str]) -> Iterator[None]:
     def tell_and_end(status: int) -> NoReturn:
         if status != 0 or os.getpid() != process:
             end(status)
-        told = f"{_caller()}: os._exit(0) ended the process of the run. Safe: {kept()}."
+        message = f"{_caller()}: os._exit(0) ended the process of the run. Safe: {kept()}."
         with suppress(OSError):  # nobody may be reading
-            os.write(2, f"{printable(told)} Fix: return, or raise an error.\n".encode())
+            os.write(2, f"{printable(message)} Fix: return, or raise an error.\n".encode())
         end(FAILED)
 
     def refuse(name: str) -> Callable[..., NoReturn]:

@@ -16,7 +16,7 @@ from engine.simulate.lengths import DrawnLengths
 
 def row_origins(plan: Plan, drawn: DrawnLengths, rows: Mapping[str, int]) -> dict[str, str]:
     """By source and generation, in the plan's order. rows: of each source."""
-    found: dict[str, str] = {}
+    origins: dict[str, str] = {}
     for node in plan.nodes:
         parts: list[str] = []
         if node.work == "source":
@@ -24,8 +24,8 @@ def row_origins(plan: Plan, drawn: DrawnLengths, rows: Mapping[str, int]) -> dic
         elif node.traits.generates:
             parts = [_answers(drawn, node.name)]
         if parts:
-            found[node.name] = "; ".join(parts)
-    return found
+            origins[node.name] = "; ".join(parts)
+    return origins
 
 
 def _count(plan: Plan, node: PlannedNode, rows: int) -> Iterator[str]:

@@ -66,11 +66,11 @@ def outcomes(graph: Graph, shares: Mapping[str, float], seed: int) -> Outcomes:
 
 def told(graph: Graph, shares: Mapping[str, float], given: Iterable[str]) -> dict[str, str]:
     """In words, by selection: what it keeps, and who says so. given: those of a flag."""
-    found: dict[str, str] = {}
+    origins: dict[str, str] = {}
     for name in selections(graph):
         if name not in shares:
-            found[name] = f"keeps all rows, as nothing says a share ({FLAG} {name}=0.5)"
+            origins[name] = f"keeps all rows, as nothing says a share ({FLAG} {name}=0.5)"
         else:
             who = f"{FLAG} says" if name in set(given) else "the run did"
-            found[name] = f"keeps {100 * shares[name]:.3g} % of its rows, as {who}"
-    return found
+            origins[name] = f"keeps {100 * shares[name]:.3g} % of its rows, as {who}"
+    return origins

@@ -113,11 +113,11 @@ class Utilisation:
                 own = self._seconds.get(worker, {}).get(node.name, TimeShares())
                 told = totals.get(worker, TimeShares()).told
                 found.plus(TimeShares(own.busy, own.rows, own.weights, told - own.told))
-            whole = sum(self._present.get(worker, self._whole) for worker in node.workers)
-            found.idle = max(0.0, whole - found.told - found.others)
+            seconds_there = sum(self._present.get(worker, self._whole) for worker in node.workers)
+            found.idle = max(0.0, seconds_there - found.told - found.others)
             all_there = self._present.keys().isdisjoint(node.workers) or not self._whole
-            count = len(node.workers) if all_there else whole / self._whole
-            yield NodeUse(node=node.name, workers=count, shares=found.of(whole))
+            count = len(node.workers) if all_there else seconds_there / self._whole
+            yield NodeUse(node=node.name, workers=count, shares=found.of(seconds_there))
 
     def devices(self) -> Iterator[DeviceUse]:
         """Each device that some Worker has; those of several Workers have their shares together."""

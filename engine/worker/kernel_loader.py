@@ -122,8 +122,8 @@ class OpenKernels:
         counted = planned is None or self.rank(node) == 0
         is_function = planned is not None and _is_function(planned)
         elsewhere = self.sessions[node].elsewhere if is_function else None
-        how = {"task": task, "counted": counted}
-        return self._timing.during(node, name, what, **how, elsewhere=elsewhere)
+        span = {"task": task, "counted": counted}
+        return self._timing.during(node, name, what, **span, elsewhere=elsewhere)
 
     def sleep(self) -> None:
         """Let every kernel that can give its devices back do so."""

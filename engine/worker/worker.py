@@ -182,14 +182,14 @@ class Worker:
 
     def _reported(self, chunk: m.RunChunk) -> Iterator[m.Reported]:
         """The chunk's metrics since the last call, unless it is a rerun."""
-        made = self.kernels.sessions[chunk.node].reports()
+        reports = self.kernels.sessions[chunk.node].reports()
         if self.kernels.nodes[chunk.node].region == "evaluation":
             # Else they would be averaged with those of other nodes under the same names.
-            made = [
-                (f"evaluation/{chunk.node}/{name}", value, count) for name, value, count in made
+            reports = [
+                (f"evaluation/{chunk.node}/{name}", value, count) for name, value, count in reports
             ]
-        if made and not chunk.again:
-            yield m.Reported(id=chunk.id, worker=self.name, metrics=tuple(made))
+        if reports and not chunk.again:
+            yield m.Reported(id=chunk.id, worker=self.name, metrics=tuple(reports))
 
     def _record(self, message: m.Record) -> m.Recorded:
         """Metrics of a Step's rows, and samples of them if they are due."""

@@ -108,24 +108,24 @@ def _encoder(path: Path, settings: Mapping[str, Any], special: Mapping[str, str]
     """That of tokenizer.json, with the special tokens of the settings."""
     import tokenizers
 
-    found = tokenizers.Tokenizer.from_file(str(path))
-    found.no_padding()
-    found.no_truncation()
-    known = found.get_vocab()
+    encoder = tokenizers.Tokenizer.from_file(str(path))
+    encoder.no_padding()
+    encoder.no_truncation()
+    known = encoder.get_vocab()
     if missing := [text for text in special.values() if text not in known]:
-        found.add_special_tokens(missing)
-    _set_ends(found, settings, special)
-    return found
+        encoder.add_special_tokens(missing)
+    _set_ends(encoder, settings, special)
+    return encoder
 
 
 def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
     """`bos_token` and the like, by name; each is a text, or an object that has it."""
-    found: dict[str, str] = {}
+    tokens: dict[str, str] = {}
     for name, value in settings.items():
         text = value.get("content") if isinstance(value, Mapping) else value
         if name.endswith("_token") and isinstance(text, str):
-            found[name] = text
-    return found
+            tokens[name] = text
+    return tokens
 
 
 def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
@@ -147,8 +147,8 @@ def _set_ends(encoder: Any, settings: Mapping[str, Any], special: Mapping[str, s
         return
     from tokenizers.processors import TemplateProcessing
 
-    asked = [name for name, flag in flags.items() if settings.get(flag) and name in special]
-    begin = f"{special['bos_token']} " if "bos_token" in asked else ""
-    end = f" {special['eos_token']}" if "eos_token" in asked else ""
-    ids = [(special[name], encoder.token_to_id(special[name])) for name in asked]
+    ends = [name for name, flag in flags.items() if settings.get(flag) and name in special]
+    begin = f"{special['bos_token']} " if "bos_token" in ends else ""
+    end = f" {special['eos_token']}" if "eos_token" in ends else ""
+    ids = [(special[name], encoder.token_to_id(special[name])) for name in ends]
     encoder.post_processor = TemplateProcessing(single=f"{begin}$A{end}", special_tokens=ids)

@@ -109,11 +109,11 @@ def test_what_is_not_too_much_or_accepted(share: float, by_cpu: bool, accept: bo
 def test_what_others_made_worthless_is_refused(by_cpu: bool, most: str) -> None:
     with pytest.raises(RunError) as caught:
         refuse_worthless("rollout", 0.8, by_cpu=by_cpu, accept=False)
-    told = str(caught.value)
+    message = str(caught.value)
     expected = (
         f"profile: rollout: expected others to have at most {most} of the cores that it wants"
     )
-    assert told.startswith(f"{expected}, found 80 %; ")
-    assert told.endswith(
+    assert message.startswith(f"{expected}, found 80 %; ")
+    assert message.endswith(
         "Fix: stop what else runs here (top lists it), or keep such seconds: --busy accept."
     )

@@ -120,10 +120,10 @@ def test_explain_says_what_is_not_in_the_profile_and_that_its_machine_was_busy()
     graph = grpo_graph(beta=0.04)
     slow = slow_profile(placed(graph, workers="one"))
     without = replace(slow, nodes=tuple(n for n in slow.nodes if n.kind != "forward"))
-    told = " ".join(explain(placed(graph, workers="one", profile=without)).split())
-    assert "reference: not in the profile: seconds by the catalogue" in told
-    assert "rollout: not in the profile" not in told
-    assert slow.load.note in told
+    text = " ".join(explain(placed(graph, workers="one", profile=without)).split())
+    assert "reference: not in the profile: seconds by the catalogue" in text
+    assert "rollout: not in the profile" not in text
+    assert slow.load.note in text
     quiet = replace(slow, load=MachineLoad())
     assert "busy machine" not in explain(placed(graph, workers="one", profile=quiet))
 

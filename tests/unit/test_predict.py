@@ -77,11 +77,11 @@ def test_answers_leave_as_whole_groups(slots: int, most: int) -> None:
     rollout = plan.node("rollout")
     fewer = replace(rollout, layout=replace(rollout.layout, slots=slots))
     nodes = tuple(fewer if node is rollout else node for node in plan.nodes)
-    found = predicted(replace(plan, nodes=nodes))
-    scored = [span.rows for span in found.spans if span.node == "score"]
-    assert sum(scored) == 32 * len(found.steps)
+    prediction = predicted(replace(plan, nodes=nodes))
+    scored = [span.rows for span in prediction.spans if span.node == "score"]
+    assert sum(scored) == 32 * len(prediction.steps)
     assert all(rows % 4 == 0 for rows in scored)
-    parts = len(scored) / len(found.steps)
+    parts = len(scored) / len(prediction.steps)
     assert parts == 1 if most == 1 else 1 < parts <= most
 
 
@@ -91,8 +91,8 @@ def test_new_weights_send_out_the_groups_that_have_ended() -> None:
     parts = {}
     for on_update in ("interrupt", "drain"):
         changed = edited(graph, [f"rollout.on_update={on_update}"])
-        found = predicted(placed(changed, workers="apart"), steps=6)
-        scored = [span.rows for span in found.spans if span.node == "score"]
+        prediction = predicted(placed(changed, workers="apart"), steps=6)
+        scored = [span.rows for span in prediction.spans if span.node == "score"]
         assert sum(scored) == 32 * 6
         assert all(rows % 4 == 0 for rows in scored)
         parts[on_update] = len(scored)

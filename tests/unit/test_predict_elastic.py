@@ -61,8 +61,8 @@ def test_long_answers_bring_replicas_and_shorter_steps(max_lag: int) -> None:
 
 
 def test_most_has_all_at_once() -> None:
-    found = run(elastic(), scaling="most", steps=4)
-    assert counts(found)[1:] == [MOST] * 3
+    result = run(elastic(), scaling="most", steps=4)
+    assert counts(result)[1:] == [MOST] * 3
 
 
 def test_fixed_replicas_are_what_they_were() -> None:
@@ -74,25 +74,25 @@ def test_fixed_replicas_are_what_they_were() -> None:
 
 def test_a_replica_that_joins_has_to_start_and_to_fetch_weights() -> None:
     of = elastic()
-    found = run(of)
-    starts = {span.worker: span for span in found.spans if span.what == "start"}
+    result = run(of)
+    starts = {span.worker: span for span in result.spans if span.what == "start"}
     assert starts.keys() == {"rollout-1", "rollout-2", "rollout-3"}
     for worker, start in starts.items():
         took = plan_costs(of).start(worker)
         assert took > START
         assert start.end - start.start == pytest.approx(took)
-        first, second, *_ = (span for span in found.spans if span.worker == worker)
+        first, second, *_ = (span for span in result.spans if span.worker == worker)
         assert (first, second.what) == (start, "load")
         assert second.start >= start.end
         assert second.end > second.start
-        assert found.present[worker][0][0] == start.start
+        assert result.present[worker][0][0] == start.start
 
 
 def test_the_page_and_the_figures_say_how_many_there_were() -> None:
-    found = run(elastic())
-    figures = summary_of(found)
+    result = run(elastic())
+    figures = summary_of(result)
     text = report(figures)
-    added = counts(found)
+    added = counts(result)
     for step, (before, after) in enumerate(pairwise(added), 2):
         if after > before:
             assert f"{after} at the end of Step {step}" in text

@@ -131,8 +131,8 @@ def test_peaks_on_a_line_are_predicted_tightly(
 def test_a_line_of_peaks_is_close_to_cells_near_the_runs() -> None:
     """Small cells, which need much less than the line says, do not turn it there."""
     near = [peaked(1300, 1000), peaked(2300, 2000), peaked(4300, 4000)]
-    found = peak_correction([peaked(50, 10), peaked(60, 100), *near])
-    assert all(found.of(c.cell.estimated) <= 1.1 * c.cell.peak for c in near)
+    correction = peak_correction([peaked(50, 10), peaked(60, 100), *near])
+    assert all(correction.of(c.cell.estimated) <= 1.1 * c.cell.peak for c in near)
 
 
 def peaked(peak: int, estimated: int) -> MeasuredCell:

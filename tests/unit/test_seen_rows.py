@@ -124,9 +124,9 @@ def save_counted_run(folder: Path) -> Path:
 
 
 def test_seconds_of_a_row_are_of_the_rows_that_there_were(tmp_path: Path) -> None:
-    found = seen_rows(str(save_counted_run(tmp_path / "run")))
-    assert found.seconds["score"] == 2.0 / 16, "a refill scores more rows than a batch has"
-    assert found.seconds["eval_score"] == 0.8 / 4, "not those of the whole evaluation"
+    rows = seen_rows(str(save_counted_run(tmp_path / "run")))
+    assert rows.seconds["score"] == 2.0 / 16, "a refill scores more rows than a batch has"
+    assert rows.seconds["eval_score"] == 0.8 / 4, "not those of the whole evaluation"
 
 
 def test_seconds_of_an_evaluation_whose_rows_nobody_counted_are_not_known(tmp_path: Path) -> None:
@@ -136,8 +136,8 @@ def test_seconds_of_an_evaluation_whose_rows_nobody_counted_are_not_known(tmp_pa
 
 
 def test_what_selections_kept_of_all_rows_of_a_run(tmp_path: Path) -> None:
-    found = seen_rows(str(save_counted_run(tmp_path / "run")))
-    assert found.kept == {"chosen": (4 + 4) / (8 + 16)}
+    rows = seen_rows(str(save_counted_run(tmp_path / "run")))
+    assert rows.kept == {"chosen": (4 + 4) / (8 + 16)}
 
 
 TRACES = {

@@ -59,9 +59,9 @@ def estimated(of: MeasuredWork, seconds: int) -> MeasuredWork:
 
 
 def test_all_nodes_are_in_one_process_a_core_and_then_alone(started: Started) -> None:
-    found = beside([estimated(node(0.1), 2), estimated(node(0.2), 4)], 2, quick=False)
-    assert [each.slower for each in found] == [1.5, 1.5]
-    assert [each.others for each in found] == [0.5, 0.5], (
+    crowdings = beside([estimated(node(0.1), 2), estimated(node(0.2), 4)], 2, quick=False)
+    assert [each.slower for each in crowdings] == [1.5, 1.5]
+    assert [each.others for each in crowdings] == [0.5, 0.5], (
         "of the process that others disturbed most"
     )
     assert started == [(2, 1)] * 3

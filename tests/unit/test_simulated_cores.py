@@ -118,8 +118,8 @@ def in_lag(cores: int) -> Plan:
 
 def scored(plan: Plan, share: float, seconds: float = 1e-3) -> float:
     """Seconds that the reward took, in all."""
-    found = predicted(plan, seconds={"score": seconds}, cpu={"score": share})
-    return sum(span.busy for span in found.spans if span.node == "score")
+    prediction = predicted(plan, seconds={"score": seconds}, cpu={"score": share})
+    return sum(span.busy for span in prediction.spans if span.node == "score")
 
 
 def test_a_reward_shares_a_core_only_while_kernels_have_all() -> None:
@@ -154,13 +154,13 @@ def two_rewards(max_lag: int) -> Graph:
 def test_each_row_is_scored_once_by_each_reward(max_lag: int) -> None:
     """Rows of up to 1 + max_lag Steps are under way as the run ends."""
     graph = two_rewards(max_lag)
-    found = predicted(placed(graph, cores=2, workers="auto", threads=1), **REWARDS)
+    prediction = predicted(placed(graph, cores=2, workers="auto", threads=1), **REWARDS)
     rows = {
-        node: sum(span.rows for span in found.spans if span.node == node)
+        node: sum(span.rows for span in prediction.spans if span.node == node)
         for node in ("rollout", "judge", "score")
     }
-    step, steps = 16, len(found.steps)
+    step, steps = 16, len(prediction.steps)
     assert step * steps <= rows["judge"] == rows["score"] <= step * (steps + max_lag)
     assert rows["judge"] <= rows["rollout"] <= step * (steps + max_lag + 1)
-    seconds = sum(span.busy for span in found.spans if span.node == "judge")
+    seconds = sum(span.busy for span in prediction.spans if span.node == "judge")
     assert seconds == pytest.approx(rows["judge"] * 5e-3), "it waits, at each lag"

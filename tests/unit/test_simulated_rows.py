@@ -63,12 +63,12 @@ def made(found: Prediction) -> Counter[str]:
 def test_prompts_are_as_long_as_those_of_the_data() -> None:
     save_prompts([700, 900])
     plan = placed(grpo_graph(batch=16, n=2, max_tokens=10))
-    found = predicted(plan)
-    tokens = [(step.tokens - 32 * 10) / 32 for step in found.steps]
+    prediction = predicted(plan)
+    tokens = [(step.tokens - 32 * 10) / 32 for step in prediction.steps]
     assert all(700 <= mean <= 900 for mean in tokens)
     assert len(set(tokens)) > 1, "each prompt is one of the data's"
     said = "prompts of 700 to 900 tokens, mean 800, from 2 rows of train.parquet"
-    assert found.rows["prompts"] == said
+    assert prediction.rows["prompts"] == said
     assert f"rollout: {said}" in plan.notes
     assert said in " ".join(explain(plan).split())
 
@@ -99,28 +99,28 @@ def test_no_counted_prompt_is_longer_than_graph_and_model_allow(
     save_prompts([100, 900])
     rollout = sampled(2, batch=4, **{"max_tokens": 8} | params)
     graph = Graph("g", trained(rollout))
-    found = predicted(placed(graph), steps=1)
-    assert rows in found.rows["prompts"]
+    prediction = predicted(placed(graph), steps=1)
+    assert rows in prediction.rows["prompts"]
 
 
 def test_prompts_of_a_flag_are_longer_than_any_guess_or_the_data() -> None:
     given = SeenRows(prompts=constant(796))
     graph = grpo_graph(batch=4, n=2, max_tokens=10)
-    found = predicted(placed(graph), lengths=given, steps=1)
-    assert found.steps[0].tokens == 8 * 806, "not cut at a guess of 512"
+    prediction = predicted(placed(graph), lengths=given, steps=1)
+    assert prediction.steps[0].tokens == 8 * 806, "not cut at a guess of 512"
     save_prompts([50])
-    found = predicted(placed(graph), lengths=given, steps=1)
-    assert found.steps[0].tokens == 8 * 806, "nor at the longest of the data"
+    prediction = predicted(placed(graph), lengths=given, steps=1)
+    assert prediction.steps[0].tokens == 8 * 806, "nor at the longest of the data"
     limited = placed(Graph("g", trained(sampled(2, batch=4, max_prompt_tokens=100))))
-    found = predicted(limited, lengths=given, steps=1)
-    assert "796 tokens, at most 100, as --prompts or --lengths says" in found.rows["prompts"]
+    prediction = predicted(limited, lengths=given, steps=1)
+    assert "796 tokens, at most 100, as --prompts or --lengths says" in prediction.rows["prompts"]
 
 
 def test_what_is_assumed_is_said() -> None:
-    found = predicted(placed(grpo_graph(batch=4, n=2, max_tokens=10)), steps=1)
+    prediction = predicted(placed(grpo_graph(batch=4, n=2, max_tokens=10)), steps=1)
     why = "prompts of 512 tokens assumed (train.parquet: no such file): --prompts says others"
-    assert found.rows["prompts"] == why
-    assert found.rows["rollout"].startswith("answers of 10 tokens, the most that it may write")
+    assert prediction.rows["prompts"] == why
+    assert prediction.rows["rollout"].startswith("answers of 10 tokens, the most that it may write")
 
 
 # --- evaluations ----------------------------------------------------------------------------------
@@ -134,14 +134,14 @@ def evaluated(held: int) -> Graph:
 
 
 def test_an_evaluation_has_the_rows_of_its_data() -> None:
-    found = predicted(placed(evaluated(5)))
-    rows = made(found)
+    prediction = predicted(placed(evaluated(5)))
+    rows = made(prediction)
     assert {name: rows[name] for name in rows if name.startswith("eval_")} == dict.fromkeys(
         ("eval_prompts", "eval_rollout", "eval_score"), 2 * 5
     )
-    scores = [span for span in found.spans if span.node == "eval_score"]
+    scores = [span for span in prediction.spans if span.node == "eval_score"]
     assert [span.busy for span in scores] == pytest.approx([5e-3, 5e-3])
-    assert found.rows["eval_prompts"].startswith("5 rows; prompts of ")
+    assert prediction.rows["eval_prompts"].startswith("5 rows; prompts of ")
 
 
 def test_an_evaluation_of_an_unknown_number_of_rows_fills_the_slots_and_says_so(
@@ -150,17 +150,19 @@ def test_an_evaluation_of_an_unknown_number_of_rows_fills_the_slots_and_says_so(
     plan = placed(evaluated(5))
     monkeypatch.setattr("engine.simulate.predict.rows_in_data", lambda node: None)
     monkeypatch.setattr("engine.simulate.row_origins.rows_in_data", lambda node: None)
-    found = predicted(plan, steps=1)
-    assert "256 rows assumed, as many as have slots; " in found.rows["eval_prompts"]
+    prediction = predicted(plan, steps=1)
+    assert "256 rows assumed, as many as have slots; " in prediction.rows["eval_prompts"]
 
 
 def test_what_is_said_of_trained_prompts_is_not_said_of_counted_held_out_ones() -> None:
     save_prompts([90])
     save_prompts([40], "held.parquet")
     graph = grpo_graph(batch=4, n=2, max_tokens=8, eval_data="held.parquet")
-    found = predicted(placed(graph), lengths=SeenRows(prompts=constant(700)), steps=1)
-    assert "prompts of 700 tokens" in found.rows["prompts"]
-    assert "1 rows; prompts of 40 tokens" in found.rows["eval_prompts"].replace("1 row;", "1 rows;")
+    prediction = predicted(placed(graph), lengths=SeenRows(prompts=constant(700)), steps=1)
+    assert "prompts of 700 tokens" in prediction.rows["prompts"]
+    assert "1 rows; prompts of 40 tokens" in prediction.rows["eval_prompts"].replace(
+        "1 row;", "1 rows;"
+    )
 
 
 # --- selections -----------------------------------------------------------------------------------

@@ -39,15 +39,15 @@ def saved(folder: Path, prompts: list[Any], name: str = "train.parquet") -> str:
 
 
 def counted(data: str, base: str) -> TokenCounts:
-    found = count_prompts(data, None, base)
-    assert isinstance(found, TokenCounts), found
-    return found
+    counts = count_prompts(data, None, base)
+    assert isinstance(counts, TokenCounts), counts
+    return counts
 
 
 def why_not(data: str, base: str, split: str | None = None) -> str:
-    found = count_prompts(data, split, base)
-    assert isinstance(found, NotCounted)
-    return found.why
+    counts = count_prompts(data, split, base)
+    assert isinstance(counts, NotCounted)
+    return counts.why
 
 
 def with_bos(folder: Path, **settings: Any) -> None:
@@ -82,26 +82,26 @@ def test_the_ids_are_those_that_a_run_reads(tmp_path: Path, prompts: list[Any], 
 
 def test_a_sample_and_the_longest_row_are_counted(tmp_path: Path, tokenizer: str) -> None:
     texts = ["x" * (1 + row % 40) for row in range(1000)]
-    found = counted(saved(tmp_path, [*texts, "y" * 700]), tokenizer)
-    assert len(found.prompts) == SAMPLE
-    assert (found.prompts[0], found.longest) == (1, 700)
-    assert 19 < found.prompts.mean() < 23
-    assert str(found) == (
-        f"1 to 40 tokens, mean {found.prompts.mean():.0f}, from 256 rows of train.parquet, and of"
+    counts = counted(saved(tmp_path, [*texts, "y" * 700]), tokenizer)
+    assert len(counts.prompts) == SAMPLE
+    assert (counts.prompts[0], counts.longest) == (1, 700)
+    assert 19 < counts.prompts.mean() < 23
+    assert str(counts) == (
+        f"1 to 40 tokens, mean {counts.prompts.mean():.0f}, from 256 rows of train.parquet, and of"
         " its longest 700"
     )
     again = counted(saved(tmp_path, [*texts, "y" * 700], "same.parquet"), tokenizer)
-    assert again.prompts.tolist() == found.prompts.tolist(), "equal data has equal counts"
+    assert again.prompts.tolist() == counts.prompts.tolist(), "equal data has equal counts"
 
 
 def test_few_of_very_long_rows_are_counted(tmp_path: Path, tokenizer: str) -> None:
-    found = counted(saved(tmp_path, ["x" * 50_000] * 100), tokenizer)
-    assert len(found.prompts) == token_counts.LEAST
+    counts = counted(saved(tmp_path, ["x" * 50_000] * 100), tokenizer)
+    assert len(counts.prompts) == token_counts.LEAST
 
 
 def test_token_ids_need_no_tokenizer(tmp_path: Path) -> None:
-    found = counted(saved(tmp_path, [[1] * 7, [2]]), "nowhere")
-    assert (found.prompts.tolist(), found.longest) == ([1, 7], 7)
+    counts = counted(saved(tmp_path, [[1] * 7, [2]]), "nowhere")
+    assert (counts.prompts.tolist(), counts.longest) == ([1, 7], 7)
 
 
 def test_files_that_were_written_anew_are_counted_anew(tmp_path: Path, tokenizer: str) -> None:

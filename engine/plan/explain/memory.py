@@ -54,8 +54,8 @@ def holds(
     elif plan.cluster and plan.cluster.on(plan.host_of(worker)).gpus:
         yield from _on_gpu(plan, plan.cluster, worker, nodes)
     elif plan.cluster and alone:
-        whole = shown_bytes(plan.cluster.memory)
-        yield f"{_peak(nodes, process=process_bytes(plan, worker))}, of {whole}"
+        capacity = shown_bytes(plan.cluster.memory)
+        yield f"{_peak(nodes, process=process_bytes(plan, worker))}, of {capacity}"
     else:
         yield _peak(nodes, process=process_bytes(plan, worker))
 

@@ -56,8 +56,8 @@ def place(draft: Draft) -> Draft:
     placed = replace(draft, nodes=nodes, turns=turns, recorder=recorder, spare=spare)
     hosts = _hosts(placed)
     own, cluster = spare_places(draft, nodes, hosts)
-    told = (*_notes(draft), *spread_note(hosts, draft.placing.hosts), *spare_notes(draft, nodes))
-    placed = replace(placed, hosts=hosts | own, cluster=cluster, notes=(*draft.notes, *told))
+    notes = (*_notes(draft), *spread_note(hosts, draft.placing.hosts), *spare_notes(draft, nodes))
+    placed = replace(placed, hosts=hosts | own, cluster=cluster, notes=(*draft.notes, *notes))
     return replace(placed, devices=devices(placed))
 
 
@@ -227,9 +227,9 @@ def _hosts(draft: Draft) -> dict[str, str]:
     cluster = draft.cluster
     if draft.placing.inproc or not cluster.hosts:
         return {}
-    found = spread(draft)
+    host_of = spread(draft)
     first = next((h.name for h in cluster.hosts if not h.refused), cluster.hosts[0].name)
-    return found if cluster.live or set(found.values()) != {first} else {}
+    return host_of if cluster.live or set(host_of.values()) != {first} else {}
 
 
 # --- what was asked for ---------------------------------------------------------------------------
