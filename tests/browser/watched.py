@@ -21,7 +21,9 @@ from tests.kit.page_client import PageClient
 WIDE, NARROW = 1400, 400
 _NOW = BEGAN + 3600.0
 _NO_HOST = ("data", "blob", "about")
-_AWAY = re.compile(r"ERR_CONNECTION_|ERR_INCOMPLETE_CHUNKED|status of 403")
+_AWAY = re.compile(
+    r"ERR_(CONNECTION_|SOCKET_NOT_CONNECTED|EMPTY_RESPONSE|INCOMPLETE_CHUNKED)|status of 403"
+)
 """What a browser says while the server is away, or answers with another token."""
 
 
