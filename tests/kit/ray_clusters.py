@@ -116,11 +116,17 @@ class RayNodes:
         assert accepted, problem
 
     def stored(self) -> int:
-        """How many objects were ever put into the object stores of its nodes."""
+        """How many objects were ever put into the object stores of its nodes.
+
+        The head is asked, which asks the others: Ray would ask the first node that it believes to
+        be there, and for some seconds it believes that of a node that was removed.
+        """
         from ray._private.internal_api import get_memory_info_reply, get_state_from_address
 
-        found = get_memory_info_reply(get_state_from_address(self.address))
-        return int(found.store_stats.cumulative_created_objects)
+        head = self._nodes["a"]
+        state = get_state_from_address(self.address)
+        reply = get_memory_info_reply(state, head.node_ip_address, head.node_manager_port)
+        return int(reply.store_stats.cumulative_created_objects)
 
     def wait_until_free(self, cores: float) -> None:
         """Until so many are free: what the run before had comes back a little after its end."""
