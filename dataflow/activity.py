@@ -25,7 +25,10 @@ def hide(page: mmap.mmap) -> None:
 
 
 def show(text: str) -> None:
-    """Say what is under way from now on; does nothing if there is no page."""
+    """Say what is under way from now on; does nothing if there is no page.
+
+    The text ends with a NUL: what a longer one has left behind it is nothing's.
+    """
     if _page is not None:
-        size = len(_page)
-        _page[:] = text.encode(errors="backslashreplace")[:size].ljust(size, b"\0")
+        shown = text.encode(errors="backslashreplace")[: len(_page) - 1] + b"\0"
+        _page[: len(shown)] = shown

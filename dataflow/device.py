@@ -102,7 +102,7 @@ def lengths_array(given: Ragged, column: Column) -> pa.Array:
 
 def offsets_of(array: pa.Array) -> np.ndarray:
     """int64 [rows + 1], from 0: the inverse of `lengths_array`, for any slice of it."""
-    if pa.types.is_null(array.type):
+    if isinstance(array, pa.NullArray):
         return np.arange(len(array) + 1)
     found = array.offsets.to_numpy()
     return found - found[0] if len(found) and found[0] else found

@@ -11,8 +11,9 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 _TASKS = Path("/proc/self/task")
 _THREAD = Path("/proc/thread-self/schedstat")
@@ -20,8 +21,7 @@ _SECOND = 1e9
 """Nanoseconds, of which schedstat has three numbers: computed, queued, turns (proc(5))."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessorTime:
+class ProcessorTime(msgspec.Struct, frozen=True):
     """Seconds. queued: in which there was something to compute, and no core to do it on; 0 where
     the operating system does not say.
     """

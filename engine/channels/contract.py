@@ -12,9 +12,9 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -22,8 +22,7 @@ from dataflow.batch import Batch
 from dataflow.errors import RunError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class BlockRequest:
+class BlockRequest(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Rows of one block. columns: names, none for all; `a/*` stands for all names that begin with
     `a/`. rows: int indices in the order wanted, None for the whole block.
     """

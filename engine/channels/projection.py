@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
+from dataflow.arrays import all_true
 from dataflow.errors import DataError
 
 
@@ -50,4 +51,4 @@ def neighbours(rows: np.ndarray, count: int) -> bool:
     first = int(rows[0])
     if first < 0 or first + len(rows) > count or int(rows[-1]) - first != len(rows) - 1:
         return False
-    return bool((rows == np.arange(first, first + len(rows), dtype=rows.dtype)).all())
+    return all_true(rows == np.arange(first, first + len(rows), dtype=rows.dtype))

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from dataflow.arrays import all_true
 from dataflow.batch import Keys
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.chunk import NodeChunk
@@ -238,7 +239,7 @@ class Dispatch:
             same = there.copy()
             if len(digest) and len(digests):
                 same[there] = digest[there] == digests[at[there]]
-            if not same.all():
+            if not all_true(same):
                 what = "is another" if there.all() else "did not come"
                 key = keys.take(~(same if there.all() else there)).rows()[0]
                 return (

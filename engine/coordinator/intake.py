@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from dataflow.arrays import all_true
+
 
 def exact(
     begun: np.ndarray, running: np.ndarray, *, batch: int, max_lag: int, version: int, last: bool
@@ -31,7 +33,7 @@ def exact(
     allowed = batch * (untrained.astype(np.int64) + max_lag - version)
     # Sorted, the i-th entry stands for s = its age; of equal ages the last one counts them all.
     counted = np.searchsorted(untrained, untrained, side="right")
-    return np.sort(taken) if (counted <= allowed).all() else np.zeros(0, dtype=np.int64)
+    return np.sort(taken) if all_true(counted <= allowed) else np.zeros(0, dtype=np.int64)
 
 
 def oldest(begun: np.ndarray, *, batch: int, last: bool) -> np.ndarray:

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence, Set
 
 import numpy as np
 
+from dataflow.arrays import all_true, any_true
 from dataflow.batch import Keys
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.chunk import NodeChunk
@@ -90,11 +91,16 @@ class PromptTable:
         slots = self.prompts.find(ref.keys)
         samples = ref.keys.sample
         wanted = (slots >= 0) & (samples < table.rows)
-        wanted[wanted] = table.state[slots[wanted], samples[wanted]] == PENDING
+        states = table.state.reshape(-1)
+        if all_true(wanted):
+            wanted = states[table.entries(slots, samples)] == PENDING
+        else:
+            wanted[wanted] = states[table.entries(slots[wanted], samples[wanted])] == PENDING
         rows = wanted.nonzero()[0]
         number = self.blocks.add(ref, len(rows))
-        slots = slots[rows]
-        table.put(slots, samples[rows], number, rows.astype(np.int32), ref)
+        if len(rows) < len(samples):
+            slots, samples = slots[rows], samples[rows]
+        table.put(slots, samples, number, rows.astype(np.int32), ref)
         self._readiness.changed(node, slots)
         return number
 
@@ -115,8 +121,8 @@ class PromptTable:
         """A chunk is done: a select's missing rows are absent. Returns any other missing row."""
         slots, samples = self._located(keys, node)
         table = self._tables[node.name]
-        missing = table.state[slots, samples] == PENDING
-        if not missing.any():
+        missing = table.state.reshape(-1)[table.entries(slots, samples)] == PENDING
+        if not any_true(missing):
             return None
         if node.relation == "subset":
             table.state[slots[missing], samples[missing]] = ABSENT
@@ -142,7 +148,8 @@ class PromptTable:
         """Slots and samples of the output rows of a chunk, as far as their prompts still run."""
         out = keys.expand(node.rows // node.inner) if node.rows > node.inner else keys
         slots = self.prompts.find(out)
-        return slots[slots >= 0], out.sample[slots >= 0]
+        runs = slots >= 0
+        return (slots, out.sample) if all_true(runs) else (slots[runs], out.sample[runs])
 
     def pump(self) -> list[NodeChunk]:
         """Everything that can run now and could not before."""
@@ -204,9 +211,9 @@ class PromptTable:
         table, slots = self._tables[node], self.prompts.sorted(slots)
         where, samples = (table.state[slots] == PRESENT).nonzero()
         at = slots[where]
-        return StepRows(
-            self.prompts.keys(at, samples), table.block[at, samples], table.row[at, samples]
-        )
+        entry = table.entries(at, samples)
+        block, row = table.block.reshape(-1)[entry], table.row.reshape(-1)[entry]
+        return StepRows(self.prompts.keys(at, samples), block, row)
 
     def versions(self, slots: np.ndarray) -> np.ndarray:
         """int32: for each row at the cut that a trained Model had a part in, the oldest version of
@@ -226,12 +233,21 @@ class PromptTable:
 
     def _lines(self, slots: np.ndarray) -> dict[str, np.ndarray]:
         """int32 [slots, rows] for each node: the oldest version of a row and all it comes from."""
-        found: dict[str, np.ndarray] = {}
+        lines: dict[str, np.ndarray] = {}
+        dated: set[str] = set()
         for node in self.nodes:
-            own = self._tables[node.name].version[slots]
-            line = found[node.name] = np.where(own == NO_VERSION, _NEWEST, own)
+            table = self._tables[node.name]
+            if table.dated or not dated.isdisjoint(i.gate for i in node.inputs):
+                dated.add(node.name)
+            line = np.full((len(slots), table.rows), _NEWEST, dtype=np.int32)
+            if table.dated:
+                version = table.version[slots]
+                np.copyto(line, version, where=version != NO_VERSION)
+            lines[node.name] = line
             for i in node.inputs:
-                above, mine = found[i.gate], line[:, i.offset : i.offset + i.width]
+                if i.gate not in dated:
+                    continue
+                above, mine = lines[i.gate], line[:, i.offset : i.offset + i.width]
                 if i.width:
                     np.minimum(mine, above, out=mine)
                 elif i.fan_in:
@@ -241,7 +257,7 @@ class PromptTable:
                     each = line.shape[1] // above.shape[1]
                     wide = above if each == 1 else np.repeat(above, each, axis=1)
                     np.minimum(line, wide, out=line)
-        return found
+        return lines
 
     def _versions_at(
         self, slots: np.ndarray, width: int, cut: Sequence[str], lines: Mapping[str, np.ndarray]

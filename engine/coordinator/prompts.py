@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dataflow.arrays import all_true
 from dataflow.batch import Keys
 from engine.coordinator.refs import SourceCut
 from engine.coordinator.tables import longer
@@ -46,6 +47,10 @@ class PromptStates:
         self._by_position: tuple[np.ndarray, np.ndarray] | None = None
         self._slot_of: dict[int, int] = {}
         """The same, for one position at a time."""
+        self._asked: tuple[Keys, np.ndarray] | None = None
+        """The last keys that were looked for, and their slots: a chunk's end has the keys of its
+        rows, and nothing has moved between.
+        """
 
     def admit(self, positions: Sequence[int], attempts: Sequence[int], version: int) -> np.ndarray:
         """Admit prompts as one cohort that can begin with a version; returns their slots."""
@@ -86,6 +91,7 @@ class PromptStates:
 
     def move(self, slots: np.ndarray, state: int) -> None:
         """Put these in another state."""
+        self._asked = None
         left = np.bincount(self.status[slots], minlength=len(self.count))
         for old, count in enumerate(left.tolist()):
             self.count[old] -= count
@@ -94,6 +100,11 @@ class PromptStates:
 
     def find(self, keys: Keys) -> np.ndarray:
         """The slot of each key's prompt; -1 where it does not run, or not in this attempt."""
+        if self._asked is None or self._asked[0] is not keys:
+            self._asked = (keys, self._find(keys))
+        return self._asked[1]
+
+    def _find(self, keys: Keys) -> np.ndarray:
         if self._by_position is None:
             used = (self.status != FREE).nonzero()[0]
             used = used[self.position[used].argsort()]
@@ -104,7 +115,8 @@ class PromptStates:
         at = np.minimum(positions.searchsorted(keys.position), len(used) - 1)
         slots = used[at]
         same = (positions[at] == keys.position) & (self.attempt[slots] == keys.attempt)
-        return np.where(same & (self.status[slots] == RUNNING), slots, -1)
+        same &= self.status[slots] == RUNNING
+        return slots if all_true(same) else np.where(same, slots, -1)
 
     def find_one(self, position: int, attempt: int) -> int:
         """The same for one prompt, without arrays."""

@@ -12,6 +12,7 @@ from functools import partial
 
 import numpy as np
 
+from dataflow.arrays import any_true
 from engine.coordinator.blocks import Blocks
 from engine.coordinator.chunk import NodeChunk
 from engine.coordinator.joined import joined_state
@@ -152,7 +153,7 @@ class Readiness:
             yield from self._whole_cohorts(node, slots)
             return
         ready = (state == PRESENT) & ~self._issued[node.name][slots]
-        if ready.any():
+        if any_true(ready):
             yield from self._issue(node, slots, ready)
 
     def _whole_cohorts(self, node: PlannedNode, slots: np.ndarray) -> Iterator[NodeChunk]:
@@ -168,7 +169,7 @@ class Readiness:
                 self._waits[node.name, number] = int(pending[-1])  # as rows come about in order
                 continue
             ready = (state == PRESENT) & ~self._issued[node.name][mates]
-            if ready.any():
+            if any_true(ready):
                 yield from self._issue(node, mates, ready)
 
     def _still_waits(self, node: PlannedNode, number: int) -> bool:
@@ -196,7 +197,7 @@ class Readiness:
 
     def _pass_on_absent(self, node: PlannedNode, slots: np.ndarray, state: np.ndarray) -> None:
         gone = (state == ABSENT) & ~self._issued[node.name][slots]
-        if gone.any():
+        if any_true(gone):
             where, sample = np.nonzero(np.repeat(gone, node.rows // node.inner, axis=1))
             self._tables[node.name].state[slots[where], sample] = ABSENT
             self._issued[node.name][slots] |= gone
@@ -208,7 +209,8 @@ class Readiness:
         """Chunks of these rows, prompts whole; `slots` are sorted by position, so rows by key."""
         where, samples = ready.nonzero()
         at = slots[where]
-        self._issued[node.name][at, samples] = True
+        issued = self._issued[node.name]
+        issued.reshape(-1)[at * issued.shape[1] + samples] = True
         if node.chunks == 1:
             yield self._chunk(node, at, samples)
             return

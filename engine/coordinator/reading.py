@@ -38,8 +38,9 @@ def table_readings(
             keys = keys_of(slots, samples[mine])
         found = []
         for fetch in i.fetches:
-            table, from_ = tables[fetch.producer], below // fetch.ratio
-            block, row = table.block[slots, from_], table.row[slots, from_]
+            table = tables[fetch.producer]
+            entry = table.entries(slots, below // fetch.ratio if fetch.ratio > 1 else below)
+            block, row = table.block.reshape(-1)[entry], table.row.reshape(-1)[entry]
             found.append(blocks.reading(fetch.producer, fetch.columns, block, row, keys))
         inputs[i.name] = tuple(found)
     return inputs

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from dataflow.arrays import same_array
+from dataflow.arrays import all_true, any_true, same_array
 from dataflow.batch import Keys
 from engine.coordinator.balance import balanced
 from engine.coordinator.grouping import grouped
@@ -61,12 +61,19 @@ class RowTable:
         self, slots: np.ndarray, samples: np.ndarray, number: int, rows: np.ndarray, ref: Ref
     ) -> None:
         """These rows of a block have come."""
-        self.state[slots, samples] = PRESENT
-        self.block[slots, samples] = number
-        self.row[slots, samples] = rows
+        entry = self.entries(slots, samples)
+        self.state.reshape(-1)[entry] = PRESENT
+        self.block.reshape(-1)[entry] = number
+        self.row.reshape(-1)[entry] = rows
         version = ref.version[rows]
-        self.version[slots, samples] = version
-        self.dated = self.dated or bool((version != NO_VERSION).any())
+        self.version.reshape(-1)[entry] = version
+        self.dated = self.dated or any_true(version != NO_VERSION)
+
+    def entries(self, slots: np.ndarray, samples: np.ndarray) -> np.ndarray:
+        """int64: where these rows are in an array of the table that is laid flat, which NumPy reads
+        and writes in a quarter of the time that two indices take.
+        """
+        return slots * self.rows + samples
 
     def put_one(self, slot: int, sample: int, number: int, version: int) -> bool:
         """The one row of a block has come; False, and nothing changes, where it is not awaited."""
@@ -177,7 +184,7 @@ class StepRows:
         there = np.isin(
             codes(keys.position, keys.sample // ratio), codes(self.keys.position, self.keys.sample)
         )
-        return keys if there.all() else keys.take(there)
+        return keys if all_true(there) else keys.take(there)
 
     def below(self, keys: Keys, fan_in: int) -> tuple[Keys, Keys]:
         """The rows that descend from one of the keys (at most fan_in from each), and their keys."""

@@ -26,8 +26,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import Any, Protocol
+
+import msgspec
 
 from dataflow.errors import RunError
 from engine.launch.desk import BEAT, Heard
@@ -232,7 +233,9 @@ class HostLink:
 
     def _take_beat(self, beat: HostBeat) -> None:
         self.ahead = min(self.ahead, self._heard - beat.now)
-        self.doing = tuple(replace(d, since=d.since + self.ahead) for d in beat.doing)
+        self.doing = tuple(
+            msgspec.structs.replace(d, since=d.since + self.ahead) for d in beat.doing
+        )
         self.stacks = beat.stacks or self.stacks
 
     def _send(self) -> None:

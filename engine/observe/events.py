@@ -20,6 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
+
 from engine.coordinator.messages import Checkpoint, Evaluated, Event, Instruction
 from engine.observe.reports import Doing, Report, SpanOf
 
@@ -31,16 +33,14 @@ class Opened:
     at: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstructionTold:
+class InstructionTold(msgspec.Struct, frozen=True, kw_only=True):
     """The coordinator has said this."""
 
     at: float
     instruction: Instruction
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventHeard:
+class EventHeard(msgspec.Struct, frozen=True, kw_only=True):
     """The coordinator hears this. worker: its sender, where messages are numbered."""
 
     at: float

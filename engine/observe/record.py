@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
+from dataflow.arrays import any_true, steps_between
 from dataflow.batch import Batch
 from engine.observe.reports import Report
 from engine.plan.plan import Fetch, PlannedInput
@@ -87,10 +88,15 @@ def _no_signal(rows: Batch) -> Iterator[Report]:
     """The share of groups, of two rows or more, whose rewards are all equal."""
     if "reward" not in rows.names:
         return
-    order = np.argsort(rows.keys.position, kind="stable")
-    rewards = rows.array("reward").to_numpy(zero_copy_only=False)[order]
-    starts, sizes = np.unique(rows.keys.position[order], return_index=True, return_counts=True)[1:]
-    equal = np.minimum.reduceat(rewards, starts) == np.maximum.reduceat(rewards, starts)
-    groups = sizes > 1
-    if groups.any():
-        yield "reward/no_signal", float(equal[groups].mean()), int(groups.sum())
+    position = rows.keys.position
+    rewards = rows.array("reward").to_numpy(zero_copy_only=False)
+    between = steps_between(position)
+    if any_true(between < 0):
+        order = position.argsort(kind="stable")
+        rewards, between = rewards[order], steps_between(position[order])
+    starts = np.concatenate([[0], between.nonzero()[0] + 1])
+    several = steps_between(np.append(starts, len(position))) > 1
+    groups = int(np.count_nonzero(several))
+    if groups:
+        equal = np.minimum.reduceat(rewards, starts) == np.maximum.reduceat(rewards, starts)
+        yield "reward/no_signal", int(np.count_nonzero(equal & several)) / groups, groups

@@ -5,8 +5,6 @@ Owns: their types. Does not own: how they become a Step's numbers (accounts.py) 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 
 Report = tuple[str, float, float]
@@ -42,8 +40,7 @@ class SpanOf(msgspec.Struct, frozen=True, kw_only=True, array_like=True, omit_de
         return self.track.partition("/")[0]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Doing:
+class Doing(msgspec.Struct, frozen=True, kw_only=True):
     """What a Worker is doing. since: on the monotonic clock; node is empty where it is idle."""
 
     worker: str

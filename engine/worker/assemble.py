@@ -7,12 +7,13 @@ which rows (coordinator), transport (channels), values on devices (device_column
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
+from dataflow.arrays import any_true, steps_between
 from dataflow.batch import Batch, Keys, Ragged
 from dataflow.device import offsets_of, taken
 from engine.channels.contract import BlockRequest, Pull
@@ -21,8 +22,7 @@ from engine.coordinator.refs import Gather
 from engine.worker.device_columns import DeviceColumns
 
 
-@dataclass(frozen=True, slots=True)
-class AssembledRows:
+class AssembledRows(msgspec.Struct, frozen=True, eq=False):
     """Rows of one producer: a record batch, and the values of its device columns."""
 
     records: pa.RecordBatch
@@ -84,7 +84,7 @@ def _ordered(
     if not parts or not parts[0].num_columns:
         return AssembledRows(pa.RecordBatch.from_arrays([], names=[]), {})
     joined = pa.concat_batches(parts)
-    if (np.diff(gather.block) >= 0).all():
+    if not any_true(steps_between(gather.block) < 0):
         return AssembledRows(joined, device)
     place = np.empty(len(gather.block), dtype=np.int64)
     place[np.argsort(gather.block, kind="stable")] = np.arange(len(place))

@@ -14,9 +14,9 @@ device: its first GPU, else the host's memory.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -125,7 +125,7 @@ class DeviceColumns:
             if request.worker == self._worker:
                 _copy(self._store.picked(request.block, names, request.rows), targets)
             else:
-                wanted = replace(request, columns=names)
+                wanted = msgspec.structs.replace(request, columns=names)
                 rooms.setdefault(request.worker, []).append((wanted, targets))
         return whole
 

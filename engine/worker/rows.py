@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from dataflow.arrays import any_true
 from dataflow.batch import Batch, Keys
 from engine.channels.contract import Channel
 from engine.channels.tensors.pairs import TensorPairs
@@ -99,6 +100,6 @@ def _oldest(batch: Batch) -> np.ndarray:
     if "version" in batch.names:
         versions = batch.ragged("version")
         full = versions.lengths > 0
-        if full.any():
+        if any_true(full):
             oldest[full] = np.minimum.reduceat(versions.values, versions.offsets[:-1][full])
     return oldest

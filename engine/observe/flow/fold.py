@@ -14,7 +14,6 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 from engine.coordinator import messages as m
 from engine.observe import events as e
@@ -50,12 +49,10 @@ _KEYS = 64
 """Keys of tombstones that a record has at most."""
 
 
-class _KeptEvent(NamedTuple):
-    """An event that is not folded yet. wall: when it came. cuts: of then, where a Step closed."""
-
-    event: e.RunEvent
-    wall: float
-    cuts: CutCounts | None
+_KeptEvent = tuple[e.RunEvent, float, CutCounts | None]
+"""One that is not folded yet; when it came; the cuts of then, where a Step closed. It is a plain
+tuple because one is made at each event.
+"""
 
 
 class FlowFold:
@@ -94,8 +91,9 @@ class FlowFold:
         self._memory: dict[str, dict[str, int]] = defaultdict(dict)
         self._doing: Sequence[Doing] = ()
         self._kept: list[_KeptEvent] = []
-        self._folded = _KeptEvent(e.Opened(at=0.0), 0.0, None)
-        """The one that is folded now."""
+        self._folded_wall = 0.0
+        self._folded_cuts: CutCounts | None = None
+        """Of the event that is folded now."""
         self._writing = False
         """Whether the loop waits for files; nothing says so where there were none to write."""
         self._versions: dict[tuple[str, str], int] = {}
@@ -105,27 +103,27 @@ class FlowFold:
         }
 
     def take(self, event: e.RunEvent) -> None:
-        """Keep it; see `engine.observe.events`."""
-        closes = isinstance(event, e.InstructionTold) and isinstance(
-            event.instruction, m.StepClosed
-        )
-        cuts = self._cuts() if closes else None
-        self._kept.append(_KeptEvent(event, self._wall(), cuts))
-        if self._is_due(event):
-            self.fold()
+        """Keep it; see `engine.observe.events`.
 
-    def _is_due(self, event: e.RunEvent) -> bool:
-        """Whether a second has passed, or files are written that these records belong before."""
+        All is folded once a second has passed, or before files are written that these records
+        belong before.
+        """
+        cuts = None
+        if isinstance(event, e.InstructionTold) and isinstance(event.instruction, m.StepClosed):
+            cuts = self._cuts()
+        self._kept.append((event, self._wall(), cuts))
         if isinstance(event, e.WorkersMeasured):
-            return event.at - self._start >= _SECOND
-        return isinstance(event, (e.Opened, e.WritingBegan))
+            if event.at - self._start >= _SECOND:
+                self.fold()
+        elif isinstance(event, (e.Opened, e.WritingBegan)):
+            self.fold()
 
     def fold(self) -> None:
         """Fold all that was kept."""
         kept, self._kept = self._kept, []
-        for each in kept:
-            self._folded = each
-            self._fold(each.event)
+        for event, wall, cuts in kept:
+            self._folded_wall, self._folded_cuts = wall, cuts
+            self._fold(event)
 
     def _fold(self, event: e.RunEvent) -> None:
         match event:
@@ -139,7 +137,7 @@ class FlowFold:
                 self._measured(event)
             case e.Opened(at=at):
                 self._begin(at)
-                self._writer.step(Began(step=self._step, wall=self._folded.wall, phase=self._phase))
+                self._writer.step(Began(step=self._step, wall=self._folded_wall, phase=self._phase))
             case e.WritingBegan(at=at):
                 self._aside(True, at)
             case e.WritingEnded(end=at):
@@ -227,7 +225,7 @@ class FlowFold:
 
     def _lost(self, worker: str, error: str, now: float) -> None:
         self._end(worker, now)
-        lost = Lost(step=self._step, wall=self._folded.wall, worker=worker, error=error)
+        lost = Lost(step=self._step, wall=self._folded_wall, worker=worker, error=error)
         self._writer.step(lost)
 
     def _measured(self, event: e.WorkersMeasured) -> None:
@@ -282,7 +280,7 @@ class FlowFold:
             phase=self._phase,
             start=self._start,
             end=now,
-            wall=self._folded.wall,
+            wall=self._folded_wall,
             nodes=self._nodes(seconds, states, now - self._start),
             edges=self._edge_flows(now),
             weights=self._weight_flows(),
@@ -356,7 +354,7 @@ class FlowFold:
         }
 
     def _cut_flows(self) -> dict[str, CutFlow]:
-        cuts = self._folded.cuts
+        cuts = self._folded_cuts
         if cuts is None:  # the event that is folded has just come
             cuts = self._cuts()
         lags = self._made.lags
@@ -388,7 +386,7 @@ class FlowFold:
         for (node, failed), events in self._made.tombstones.items():
             record = Tombstones(
                 step=self._step,
-                wall=self._folded.wall,
+                wall=self._folded_wall,
                 node=node,
                 keys=[event.key for event in events[:_KEYS]],
                 error=events[0].error,
