@@ -12,7 +12,7 @@ from dataflow.batch import Batch
 from engine.observe.learning import TrainedModel, standstills
 from operators.kernels.torch.weight_sample import MOST, WeightSample
 from operators.optimizers import AdamW
-from tests.kit.rows import random_rows
+from tests.kit.rows import random_rows, with_tokens
 from tests.kit.training import PG, distance, opened, weights_of, with_advantage
 
 POLICY = TrainedModel(name="policy", prefix="optim/", start=0)
@@ -63,11 +63,13 @@ def test_a_rate_that_moves_only_the_least_weights_moves_a_small_share(
 
 
 def test_a_step_without_an_update_does_not_tell(base: str, rows: Batch) -> None:
+    """It begins later, has no row, or no token to train."""
     kernel = opened(base, PG, start=2)
-    assert "optim/changed" not in kernel.step(with_advantage(rows, 1))
-    nothing = rows.take(np.zeros(len(rows), dtype=bool))
-    assert "optim/changed" not in kernel.step(with_advantage(nothing, 2))
-    assert kernel.step(with_advantage(rows, 3))["optim/changed"] > 0.0
+    none = rows.take(np.zeros(len(rows), dtype=bool))
+    masked = with_tokens(rows, completion_mask=np.zeros_like(rows.ragged("completion_mask").values))
+    for step, given in enumerate((rows, none, masked), start=1):
+        assert "optim/changed" not in kernel.step(with_advantage(given, step))
+    assert kernel.step(with_advantage(rows, 4))["optim/changed"] > 0.0
 
 
 @pytest.mark.parametrize(("weight", "size"), [

@@ -33,17 +33,20 @@ class WeightSample:
     def __len__(self) -> int:
         return len(self._before)
 
+    @torch.no_grad()
     def changed(self) -> Tensor:
-        """int64 []: how many have other bits now. Reads nothing from the device."""
-        before, now = (each.view(torch.int32) for each in (self._before, torch.cat(self._views)))
-        return (before != now).sum()
+        """int64 []: how many have other bits now. Waits for no device."""
+        now = torch.cat(self._views)
+        return (self._before.view(torch.int32) != now.view(torch.int32)).count_nonzero()
 
 
 def _spread(weight: Tensor) -> Tensor:
     """Up to MOST elements of this rank's part of a weight: a view, never a copy."""
     held = weight.to_local() if isinstance(weight, DTensor) else weight
-    held = held.detach()
     while held.dim() > 1 and not held.is_contiguous():
         held = held[len(held) // 2]  # one row of a transposed matrix: all of it has no flat view
     # An odd stride: a multiple of the length of a row would only see the same column of each.
-    return held.view(-1)[:: -(-held.numel() // MOST) | 1]
+    stride = -(-held.numel() // MOST) | 1
+    if held.dim() == 1:
+        return held[::stride]
+    return held.as_strided((-(-held.numel() // stride),), (stride,))
