@@ -1,7 +1,7 @@
 """Whether a Step changed the weights of the Models that it trains, by its metrics.
 
 Owns: what was 0 where one did not. Does not own: after how many such Steps a user is told
-(silent_failures.py), the metrics (docs/metrics.md).
+(silent_failures.py), the metrics (docs/metrics.md), which weights a kernel compares for them.
 """
 
 from __future__ import annotations
@@ -52,6 +52,13 @@ _MASKED = Standstill(
 _NO_ROW = Standstill(
     cause="no update was made, as there was no row", fix="refill=True in select(...)"
 )
+_UNCHANGED = Standstill(
+    cause=(
+        "its updates changed none of the weights that were compared, some of each tensor: they were"
+        " too small for float32"
+    ),
+    fix="a larger lr, a smaller eps in optimizer=AdamW(eps=...), or a larger clip_norm",
+)
 
 
 def trained_models(plan: Plan) -> tuple[TrainedModel, ...]:
@@ -99,4 +106,6 @@ def _standstill(model: TrainedModel, metrics: Mapping[str, float], step: int) ->
         return Standstill(cause=cause, fix="lr=1e-6")
     if rate == 0:
         return _RATE
-    return GRADIENT if metrics.get(f"{model.prefix}grad_norm") == 0 else None
+    if metrics.get(f"{model.prefix}grad_norm") == 0:
+        return GRADIENT
+    return _UNCHANGED if metrics.get(f"{model.prefix}changed") == 0 else None

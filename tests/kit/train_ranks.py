@@ -164,6 +164,10 @@ SAVED = Case(loss=GRPO, owners=(1, 1, 0, 1, 0, 0), params={"minibatches": 2})
 NARROW = Case(loss=SUPERVISED, owners=(1, 1, 0, 1, 0, 0), params={"dtype": "bfloat16", "lr": 1e-5})
 STATES = {"saved": SAVED, "narrow": NARROW}
 """Cases of checkpoints."""
+STILL = Case(
+    loss=SUPERVISED, owners=(0, 1, 0, 1, 1, 0), base="llama", params={"optimizer": AdamW(eps=1e30)}
+)
+"""Its updates are too small for float32: no weight of this base is 0."""
 FAULTY = Case(loss=PICKY, owners=(0, 1, 0, 1, 0, 1))
 
 
@@ -321,6 +325,11 @@ class Rank:
         train(case, other, SECOND, self.share)
         return {"metrics": metrics, "weights": weights_of(kernel), "restored": weights_of(other)}
 
+    def still(self) -> list[dict[str, float]]:
+        """The metrics of a Step that moves no weight."""
+        case = self.mine(STILL)
+        return train(case, self.open(case), FIRST, self.share)
+
     def gradients(self) -> list[torch.Tensor | None]:
         """Of a weight that only the last rank has used, and of one that nobody has."""
         used, unused = (torch.nn.Parameter(torch.zeros(20, 30)) for _ in range(2))
@@ -362,6 +371,7 @@ def main(number: int, world: World, folder: Path, bases: Mapping[str, str]) -> N
         for name, case in STATES.items():
             results[name] = rank.state(name, case)
         results["faults"] = rank.faults()
+        results["still"] = rank.still()
         if world.tensor > 1:
             results["limits"] = rank.limits()
         else:

@@ -45,6 +45,7 @@ def told(
     (NO_GRADIENT, 0, "its gradient was exactly 0"),
     (MOVED | {"optim/lr": 0.0}, 0, "its learning rate was 0"),
     (MOVED | {"optim/lr": 1e-14}, 0, "its learning rate was 1e-14, which moves no weight"),
+    (MOVED | {"optim/changed": 0.0}, 0, "its updates changed none of the weights that were"),
     (NO_UPDATE, 99, r"no update was made before Step 99 (train(start=99))"),
     (NO_UPDATE | {"optim/skipped": 1.0}, 0, "no update was made, as no row had a token to train"),
     (NO_UPDATE, 0, "no update was made, as there was no row"),
@@ -68,6 +69,8 @@ def test_each_model_is_told_of_by_itself() -> None:
     still = CRITIC | {"optim/critic/grad_norm": 0.0}
     ((_, text),) = told([MOVED | still] * STEPS)
     assert text.startswith("'critic' learnt nothing")
+    ((_, text),) = told([MOVED | CRITIC | {"optim/critic/changed": 0.0}] * STEPS)
+    assert text.startswith("'critic' learnt nothing")
 
 
 def test_a_model_that_begins_while_another_learns_stands_still_on_purpose() -> None:
@@ -77,6 +80,19 @@ def test_a_model_that_begins_while_another_learns_stands_still_on_purpose() -> N
     assert told(waiting, start=50, last=100) == []
     ((_, text),) = told(waiting, start=50, last=49)
     assert "before Step 50" in text
+
+
+def test_of_several_causes_the_first_one_is_named() -> None:
+    still = {"optim/changed": 0.0}
+    for metrics in (NO_GRADIENT, MOVED | {"optim/lr": 0.0}):
+        ((_, text),) = told([metrics | still] * STEPS)
+        assert "its updates" not in text
+    assert told([NO_GRADIENT | FLAT | still] * STEPS) == []
+
+
+@pytest.mark.parametrize("changed", [1.0, 0.001])
+def test_a_few_weights_that_changed_are_no_standstill(changed: float) -> None:
+    assert told([MOVED | {"optim/changed": changed}] * STEPS) == []
 
 
 def test_a_gradient_of_equal_rewards_is_told_once_as_no_signal() -> None:

@@ -136,6 +136,14 @@ def test_the_ranks_give_the_weights_and_metrics_of_one(
 
 
 @pytest.mark.long
+@in_every_world
+def test_every_rank_says_whether_the_weights_of_all_changed(ranks: Reports) -> None:
+    for rank in ranks:
+        assert [metrics["optim/changed"] for metrics in rank["still"]] == [0.0]
+        assert rank["saved"]["metrics"][0]["optim/changed"] > 0.9
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(("world", "name"), in_cases(BY_MATRICES))
 def test_what_every_rank_has_stays_the_same_to_the_bit(ranks: Reports, name: str) -> None:
     first = ranks[0][name]

@@ -3,7 +3,7 @@
 Owns: the order of micro-batches, backward and update, training metrics, and the kernel's state on
 disk. Does not own: settings (train_settings.py), which rows make an update (updates.py), formulas
 (operators), reduction (reduce.py), packing (packing.py), the optimizer (optimizer.py), collectives
-(parallel.py), sampler against trainer (mismatch.py).
+(parallel.py), sampler against trainer (mismatch.py), which weights changed (weight_sample.py).
 
 The loss is that of the graph's terms alone: the auxiliary loss that balances a router's experts
 (Qwen3-MoE, Mixtral) is no part of it, whatever config.json says.
@@ -56,6 +56,7 @@ from operators.kernels.torch.steprows import now_of, step_rows, tensors_of
 from operators.kernels.torch.temperatures import Temperature, of_rows
 from operators.kernels.torch.train_settings import RowSet, TrainSettings
 from operators.kernels.torch.updates import EveryRow, Part, StepSet, StepUpdate, parts_of
+from operators.kernels.torch.weight_sample import WeightSample
 
 OPTIMIZER_FILE = "optimizer.pt"
 
@@ -85,11 +86,11 @@ class TorchTrain(Sleeper, Probeable):
     product divides aggregate="constant"; own_rows: these four of each row set that terms of the
     loss have of their own. temperature None or 0.0 means 1.0; it and sampler_temperature may be
     tuples, with one number for each of a prompt's samples. Metrics: optim/lr, optim/grad_norm (mean
-    over updates), optim/updates, optim/skipped (updates without a trained token), loss/<label>,
-    train/tokens (trained tokens of all epochs), train/fed_tokens, train/micro_batches,
-    policy/sampled_entropy, those of mismatch.py, and those of the formulas. own_samples: whether
-    the trained Model wrote the rows, one bool or one for each of a prompt's samples; only those
-    count in policy/sampled_entropy.
+    over updates), optim/updates, optim/skipped (updates without a trained token), optim/changed
+    (weight_sample.py; only if an update was made), loss/<label>, train/tokens (trained tokens of
+    all epochs), train/fed_tokens, train/micro_batches, policy/sampled_entropy, those of
+    mismatch.py, and those of the formulas. own_samples: whether the trained Model wrote the rows,
+    one bool or one for each of a prompt's samples; only those count in policy/sampled_entropy.
     """
 
     def open(self, node: KernelNode, layout: Layout, session: Session) -> None:
@@ -127,8 +128,12 @@ class TorchTrain(Sleeper, Probeable):
         lr = value_at(settings.lr, assignment.step)
         there = [of for of in settings.row_sets if assignment.rows_of(of.name) is not None]
         if assignment.step >= settings.start and there:
+            sample, tokens = WeightSample(self._optimizer.masters), 0
             for update in self._updates(assignment, there, lr, sums):
                 self._update(update)
+                tokens += update.tokens
+            if tokens:
+                sums.add("optim/changed", sample.changed(), len(sample))
         return {"optim/lr": lr} | sums.means(self._ranks.add_up, self._ranks.greatest)
 
     def _updates(
