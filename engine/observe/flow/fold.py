@@ -5,16 +5,18 @@ counting (activity.py, queues.py), the rules of waiting (reasons.py), the files 
 
 Events are kept as they come and folded about once a second, all together: between two kernels an
 event costs an entry in a list, and folding many in a row takes half as long as one at a time.
+Where no event comes for a second or two, another thread (meanwhile.py) has the stretch ended.
 
 Workers tell what only they know (bytes, memory) as reports named `flow/...`, which are no metrics.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from engine.coordinator import messages as m
 from engine.observe import events as e
@@ -40,7 +42,9 @@ from engine.plan.plan import Plan
 
 CutCounts = Mapping[str, tuple[int, int, int, int]]
 Cuts = Callable[[], CutCounts]
-"""By source: prompts that are ready, that a Step takes, that are outstanding, that may be."""
+"""By source: prompts that are ready, that a Step takes, that are outstanding, that may be. Called
+from two threads.
+"""
 
 _SECOND = 0.95
 """Seconds after which a stretch ends: the loop measures about once a second."""
@@ -93,6 +97,10 @@ class FlowFold:
         self._of_second: list[Flow] = []
         self._memory: dict[str, dict[str, int]] = defaultdict(dict)
         self._doing: Sequence[Doing] = ()
+        self._lock = threading.RLock()
+        """Of all below `take`, `fold` and `meanwhile`."""
+        self._quiet = False
+        """Whether nothing has come since the last call of `meanwhile`."""
         self._kept: list[_KeptEvent] = []
         self._folded = _KeptEvent(e.Opened(at=0.0), 0.0, None)
         """The one that is folded now."""
@@ -110,9 +118,11 @@ class FlowFold:
             event.instruction, m.StepClosed
         )
         cuts = self._cuts() if closes else None
-        self._kept.append(_KeptEvent(event, self._wall(), cuts))
-        if self._is_due(event):
-            self.fold()
+        with self._lock:
+            self._quiet = False
+            self._kept.append(_KeptEvent(event, self._wall(), cuts))
+            if self._is_due(event):
+                self.fold()
 
     def _is_due(self, event: e.RunEvent) -> bool:
         """Whether a second has passed, or files are written that these records belong before."""
@@ -122,10 +132,23 @@ class FlowFold:
 
     def fold(self) -> None:
         """Fold all that was kept."""
-        kept, self._kept = self._kept, []
-        for each in kept:
-            self._folded = each
-            self._fold(each.event)
+        with self._lock:
+            kept, self._kept = self._kept, []
+            for each in kept:
+                self._folded = each
+                self._fold(each.event)
+
+    def meanwhile(self, now: float, doing: Sequence[Doing]) -> None:
+        """From another thread: where nothing has come since the last call, tell what goes on, as if
+        the loop had measured now.
+        """
+        with self._lock:
+            quiet, self._quiet = self._quiet, True
+            if quiet and self._activity is not None:
+                self.fold()
+                measured = e.WorkersMeasured(at=now, reports=(), spans=(), doing=doing)
+                self._folded = _KeptEvent(measured, self._wall(), None)
+                self._measured(measured)
 
     def _fold(self, event: e.RunEvent) -> None:
         match event:
@@ -262,6 +285,7 @@ class FlowFold:
 
     def _close(self, now: float) -> None:
         """End the stretch: add it to its Step's, and to the second's."""
+        now = max(now, self._start)  # `meanwhile` may have read the clock since
         flow = self._flow(now)
         self._start = now
         self._tombstones()
@@ -287,7 +311,7 @@ class FlowFold:
             edges=self._edge_flows(now),
             weights=self._weight_flows(),
             cuts=self._cut_flows(),
-            workers=self._worker_flows(),
+            workers=self._worker_flows(now),
         )
 
     def _nodes(
@@ -375,13 +399,16 @@ class FlowFold:
             for name, (ready, wanted, outstanding, room) in cuts.items()
         }
 
-    def _worker_flows(self) -> dict[str, WorkerFlow]:
+    def _worker_flows(self, now: float) -> dict[str, WorkerFlow]:
         doing = {each.worker: each for each in self._doing}
         found: dict[str, WorkerFlow] = {}
         for worker in self._plan.workers:
-            now = doing.get(worker)
-            node, what = (now.node, now.what) if now is not None else ("", "")
-            found[worker] = WorkerFlow(doing=node, what=what, **self._memory[worker])
+            does = doing.get(worker)
+            told: dict[str, Any] = {}
+            if does is not None and does.node:
+                seconds = _rounded(max(0.0, now - does.since))
+                told = {"doing": does.node, "what": does.what, "doing_for": seconds}
+            found[worker] = WorkerFlow(**told, **self._memory[worker])
         return found
 
     def _tombstones(self) -> None:
