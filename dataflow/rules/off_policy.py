@@ -174,7 +174,7 @@ def _rows_of_others(each: _TrainedTerm) -> Iterator[str]:
 
 
 def _has_own_rows(each: _TrainedTerm) -> bool:
-    """Whether a version of the trained Model, or the policy of one that writes none, sampled some."""
+    """Whether a version of the trained Model sampled some; of one that writes none, a policy."""
     writes = each.model.head == "lm"
     own_makers = [maker for maker in each.generations if each.is_own(maker) or not writes]
     return any(not _is_average(maker) and not greedy_by(maker) for maker in own_makers)

@@ -404,11 +404,11 @@ class FlowFold:
         found: dict[str, WorkerFlow] = {}
         for worker in self._plan.workers:
             does = doing.get(worker)
-            told: dict[str, Any] = {}
+            told: dict[str, Any] = dict(self._memory[worker])
             if does is not None and does.node:
                 seconds = _rounded(max(0.0, now - does.since))
-                told = {"doing": does.node, "what": does.what, "doing_for": seconds}
-            found[worker] = WorkerFlow(**told, **self._memory[worker])
+                told |= {"doing": does.node, "what": does.what, "doing_for": seconds}
+            found[worker] = WorkerFlow(**told)
         return found
 
     def _tombstones(self) -> None:
