@@ -64,6 +64,7 @@ ATTRIBUTES = (
     "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm",
     "vllm.distributed.device_communicators.cpu_communicator:_CPUSHMDistributed.make_group_name",
     "vllm.distributed.device_communicators.shm_broadcast:shared_memory.SharedMemory",
+    "vllm.distributed.parallel_state:shared_memory.SharedMemory",
 )
 """Of modules and classes; after a colon what is in a module that the kernel does not import."""
 

@@ -95,6 +95,7 @@ def leave_no_names() -> None:
     """
     import vllm.distributed.device_communicators.cpu_communicator as communicator
     import vllm.distributed.device_communicators.shm_broadcast as broadcast
+    import vllm.distributed.parallel_state as state
 
     memory, queue = communicator._CPUSHMDistributed, broadcast.MessageQueue
     if hasattr(queue, "_ready_by_vllm"):
@@ -124,7 +125,9 @@ def leave_no_names() -> None:
     memory.make_group_name = staticmethod(without_colons)  # type: ignore[method-assign]
     memory._init_cpu_shm = join  # type: ignore[method-assign]
     queue.wait_until_ready = wait_until_ready  # type: ignore[method-assign]
-    vars(broadcast)["shared_memory"] = SimpleNamespace(SharedMemory=TrackedMemory)
+    modules: tuple[Any, ...] = (broadcast, state)
+    for module in modules:
+        module.shared_memory = SimpleNamespace(SharedMemory=TrackedMemory)
 
 
 def _unlink(name: str) -> None:
