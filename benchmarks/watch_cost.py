@@ -67,6 +67,12 @@ class _Nobody:
     def take(self, event: object) -> None:
         """Nothing."""
 
+    def meanwhile(self, now: float, doing: object) -> None:
+        """Nothing."""
+
+    def fold(self) -> None:
+        """Nothing."""
+
 
 @contextmanager
 def without_events() -> Iterator[None]:

@@ -35,6 +35,7 @@ from engine.coordinator.messages import Finish, Rollback, StopRequested
 from engine.observe.accounts import RunMetrics
 from engine.observe.events import EventStream, Opened, StepEnded, at_each_step
 from engine.observe.flow.fold import FlowFold
+from engine.observe.flow.meanwhile import told_meanwhile
 from engine.observe.flow.writer import FlowWriter
 from engine.observe.history import history
 from engine.observe.logs import logged
@@ -248,7 +249,7 @@ class _Run:
             stream.add(early)
             stream.on(stack.enter_context(_settled_memory()), Opened)
             stream.add(recording)
-            stream.add(self._flow(coordinator, begun, stack))
+            stream.add(self._flow(coordinator, workers, begun, stack))
             store = DiskStore(
                 *(plan, self.store, self._best, latest, record),
                 keep_every=self._options.keep_every,
@@ -345,12 +346,12 @@ class _Run:
             self._best.truncate_after(step)
         return lines
 
-    def _flow(self, coordinator: Coordinator, begun: int, stack: ExitStack) -> FlowFold:
+    def _flow(self, by: Coordinator, workers: Workers, begun: int, stack: ExitStack) -> FlowFold:
         """What flows, for whoever looks at the run's folder."""
         writer = FlowWriter(self._folder.events, after=begun)
         stack.callback(writer.close)
-        flow = FlowFold(self._plan, writer, coordinator.cuts, begun=begun, phase=self._phase)
-        stack.callback(flow.fold)
+        flow = FlowFold(self._plan, writer, by.cuts, begun=begun, phase=self._phase)
+        stack.enter_context(told_meanwhile(flow, workers.doing))
         return flow
 
     def _views(self, stack: ExitStack) -> list[View]:

@@ -146,7 +146,7 @@ def policies(context: Context) -> dict[str, str]:
     for name, lag in bounds(context).items():
         old = f"at most {counted(lag, 'version')} old"
         age = f"rows {old}" if lag else "on policy"
-        terms = [each for each in trained.get(name, ()) if each.model.head == "lm"]
+        terms = trained.get(name, ())
         others = list(dict.fromkeys(rows for each in terms for rows in _rows_of_others(each)))
         if not others:
             phrases[name] = age
@@ -158,18 +158,26 @@ def policies(context: Context) -> dict[str, str]:
 
 
 def _rows_of_others(each: _TrainedTerm) -> Iterator[str]:
-    """Rows that are of no version of the trained Model."""
-    for maker in each.strangers:
+    """Rows that no version of the trained Model has sampled. A Model with another head writes none:
+    its rows are those of a policy, which may be greedy.
+    """
+    writes = each.model.head == "lm"
+    for maker in each.strangers if writes else ():
         yield f"rows that {maker.name!r} writes with {_model_of(maker).name!r}"
     for maker in each.generations:
         if each.is_own(maker) and _is_average(maker):
             yield f"rows that {maker.name!r} writes with {_model_of(maker).name!r}"
-    if each.unsampled:
+        elif greedy_by(maker) and (each.is_own(maker) or not writes):
+            yield f"greedy answers of {maker.name!r}"
+    if writes and each.unsampled:
         yield f"rows of {each.unsampled!r}"
 
 
 def _has_own_rows(each: _TrainedTerm) -> bool:
-    return any(each.is_own(maker) and not _is_average(maker) for maker in each.generations)
+    """Whether a version of the trained Model sampled some; of one that writes none, a policy."""
+    writes = each.model.head == "lm"
+    own_makers = [maker for maker in each.generations if each.is_own(maker) or not writes]
+    return any(not _is_average(maker) and not greedy_by(maker) for maker in own_makers)
 
 
 def _is_average(maker: Node) -> bool:

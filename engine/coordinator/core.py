@@ -71,7 +71,7 @@ class Coordinator:
 
     def cuts(self) -> dict[str, tuple[int, int, int, int]]:
         """By source the prompts that are finished and untrained, that a Step takes, that are
-        outstanding, and that may be.
+        outstanding, and that may be. From any thread: these are numbers alone.
         """
         return {name: each.filled for name, each in self.sources.admissions.items()}
 

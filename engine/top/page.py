@@ -20,7 +20,8 @@ from dataflow.shown import one_line, shown_bytes, shown_number
 from dataflow.width import packed
 from engine.cost.memory import HOST_PARTS, peak
 from engine.observe.figures import figures
-from engine.observe.flow.records import CutFlow, EdgeFlow, Flow, ReplicaFlow, WeightFlow
+from engine.observe.flow.records import CutFlow, EdgeFlow, Flow, ReplicaFlow, WeightFlow, WorkerFlow
+from engine.observe.flow.waits import LONG
 from engine.observe.runlist import finite
 from engine.plan.explain.layout import duration
 from engine.top.seen import SeenRun
@@ -343,13 +344,20 @@ def _workers(seen: SeenRun, flow: Flow, width: int) -> Iterator[Text]:
             ),
             TableColumn(
                 title="does",
-                cells=[one_line(w.doing) or "-" for _, w in found],
+                cells=[_does(w) for _, w in found],
                 right=False,
                 rank=1,
             ),
         ],
         width,
     )
+
+
+def _does(worker: WorkerFlow) -> str:
+    """`score, 25 s`; the node alone where it has not computed for long."""
+    if worker.doing_for < LONG:
+        return one_line(worker.doing) or "-"
+    return f"{one_line(worker.doing)}, {duration(worker.doing_for)}"
 
 
 def _some(size: int) -> str:

@@ -46,10 +46,13 @@ class RunReader:
     def look(self) -> SeenRun:
         """The run now. Raises OSError if its folder is gone."""
         run, row = summary(self._folder), newest_row(self._folder / "metrics.jsonl")
-        flow, stretch = self._newest(running=run.state == "running")
+        seconds = (
+            last_seconds(read_live(self._folder / "events")) if run.state == "running" else None
+        )
+        flow, stretch = self._newest(seconds)
         phase = flow.phase if flow is not None else run.phase or 0
         plan = self._of_phase(phase)
-        told = sentences(flow, plan) if flow is not None and plan else []
+        told = sentences(flow, plan, live=seconds is not None) if flow is not None and plan else []
         title = str(self._plans.get("program") or self._plans.get("graph") or "")
         return SeenRun(
             run=run, title=title, plan=plan, row=row, flow=flow, stretch=stretch, waits=told
@@ -62,9 +65,8 @@ class RunReader:
             return self._plans if "nodes" in self._plans else {}
         return phases[max(0, min(number, len(phases)) - 1)] if phases else {}
 
-    def _newest(self, *, running: bool) -> tuple[Flow | None, str]:
+    def _newest(self, seconds: Flow | None) -> tuple[Flow | None, str]:
         """The last seconds while it runs, else all Steps."""
-        seconds = last_seconds(read_live(self._folder / "events")) if running else None
         if seconds is None:
             return self._steps.read()
         self._steps.forget()  # it may have been resumed, and made Steps anew

@@ -147,7 +147,7 @@ class ServedRuns:
             if first is None and last is None and state_of(folder)[0] == "running":
                 seconds = last_seconds(live(folder))
                 if seconds is not None:
-                    return self.told(folder, kept, seconds, seconds_named(seconds))
+                    return self.told(folder, kept, seconds, seconds_named(seconds), live=True)
             bounds = (0 if first is None else first, _EVER if last is None else last)
             flow = kept.flows.total(folder, *bounds)
             return self.told(folder, kept, flow, _steps_named(first, last, flow))
@@ -254,10 +254,16 @@ class ServedRuns:
             return RunWatcher(self, name)
 
     def told(
-        self, folder: OpenFolder, kept: KeptRun, flow: Flow | None, words: str
+        self,
+        folder: OpenFolder,
+        kept: KeptRun,
+        flow: Flow | None,
+        words: str,
+        *,
+        live: bool = False,
     ) -> dict[str, Any]:
         """A Flow with its sentences and the path that bounds it, by the plan of its own phase.
-        words: which stretch of time it is.
+        words: which stretch of time it is. live: it ends now.
         """
         records = kept.read(folder)
         at = self._phase(folder, records, flow.phase if flow is not None else None)
@@ -268,7 +274,7 @@ class ServedRuns:
         train = [node.name for node in plan.nodes if node.work == "train"]
         return about | {
             "flow": msgspec.to_builtins(flow),
-            "sentences": sentences(flow, records.raw[at]) if records.raw else [],
+            "sentences": sentences(flow, records.raw[at], live=live) if records.raw else [],
             "critical": critical_path(flow, train),
         }
 
@@ -319,7 +325,8 @@ class RunWatcher:
             found["step"] = {"step": step, "metrics": row}
         seconds = self._tail.advance(folder)
         if seconds is not None:
-            self._flow = self._served.told(folder, kept, seconds, seconds_named(seconds))
+            words = seconds_named(seconds)
+            self._flow = self._served.told(folder, kept, seconds, words, live=True)
             self._flow["flow"] = rounded(self._flow["flow"])
         if self._flow is not None:
             found["flow"] = self._flow

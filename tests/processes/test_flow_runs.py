@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -70,6 +71,25 @@ def test_a_resume_tells_no_step_twice(tiny: TinyRuns) -> None:
     assert [flow.step for flow in flows(second)] == [1, 2, 3, 4]
     begun = [r.step for r in read_steps(events) if isinstance(r, Began)]
     assert begun == [0, 2]
+
+
+def looks(completions: Sequence[str], **columns: object) -> list[float]:
+    """Computes until whoever looks at the run's folder can see that it does."""
+    deadline = time.monotonic() + 60.0
+    (folder,) = Path.cwd().glob("runs/*")
+    while not any(each.workers["main"].doing == "score" for each in read_live(folder / "events")):
+        if time.monotonic() > deadline:
+            raise RuntimeError("nobody sees that it computes")
+    return vowels(completions=completions)
+
+
+def test_a_run_in_one_process_tells_what_it_computes(
+    tiny: TinyRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it does: the loop itself stands still in the kernel."""
+    monkeypatch.chdir(tiny.runs.parent)
+    result = tiny.run(small(tiny.folder, looks), 1, workers="one")
+    assert result.step == 1
 
 
 def slow(completions: Sequence[str], **columns: object) -> list[float]:

@@ -23,6 +23,7 @@ from dataflow.model import Model
 from dataflow.rules.context import context_of
 from dataflow.rules.liveness import token_graph
 from dataflow.schema import Keep, Reward
+from dataflow.settings import edited
 from dataflow.user import Columns, operator
 from graphs.grpo import grpo
 from operators.advantage import add
@@ -150,6 +151,7 @@ def test_the_steps_that_a_generating_follower_rests_are_a_lag_of_its_rows() -> N
     (right_graphs.plain_sft, "rows of 'demonstrations'"),
     (right_graphs.imitating_while_exploring, "on policy, but for rows of 'demos'"),
     (right_graphs.plain_grpo, "rows at most 1 version old"),
+    (off_policy.ratio_on_greedy_rows, "greedy answers of 'rollout'"),
 ])  # fmt: skip
 def test_rows_that_the_trained_model_does_not_write_are_not_called_on_policy(
     make: Callable[[], Graph], policy: str
@@ -159,6 +161,13 @@ def test_rows_that_the_trained_model_does_not_write_are_not_called_on_policy(
     assert f"  train_policy: {policy}" in known.describe().splitlines()
     critic = checked(right_graphs.plain_ppo).policies["train_critic"]
     assert critic == "on policy", "it writes nothing; the policy that does is trained"
+
+
+def test_greedy_answers_are_not_called_on_policy() -> None:
+    """As the warning greedy_rows says of them: neither for the policy nor for its critic."""
+    greedy = edited(right_graphs.plain_ppo(), ["rollout.temperature=0"])
+    phrases = check(greedy, headers).policies
+    assert phrases == dict.fromkeys(("train_critic", "train_policy"), "greedy answers of 'rollout'")
 
 
 def test_a_reader_of_a_follower_has_a_lag_and_one_of_a_frozen_model_has_none() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dataflow.batch import Keys
 from dataflow.errors import RunError
 from engine.coordinator import messages as m
 from engine.coordinator.settings import Settings
-from engine.observe.events import InstructionTold, Opened, RunEvent, WritingBegan
+from engine.observe.events import EventHeard, InstructionTold, Opened, RunEvent, WritingBegan
 from engine.observe.flow import segments
 from engine.observe.flow.fold import FlowFold
 from engine.observe.flow.records import (
@@ -30,6 +32,7 @@ from engine.observe.flow.records import (
 from engine.observe.flow.segments import LiveSegments, StepSegments, read_live, read_steps
 from engine.observe.flow.waits import sentences, total
 from engine.observe.flow.writer import FlowWriter
+from engine.observe.reports import Doing
 from engine.plan.plan import Plan
 from engine.simulate.behaviour import Durations, Outcomes
 from engine.simulate.simulation import Simulation
@@ -225,6 +228,49 @@ def test_events_that_are_folded_later_make_the_same_records(tmp_path: Path) -> N
     records = list(read_steps(now))
     assert len(records) > 6
     assert list(read_steps(tmp_path / "later")) == records
+
+
+def told_of_a_long_reward(folder: Path, looks: Sequence[float]) -> tuple[Flow, list[Flow]]:
+    """A Step in which score takes 25 seconds, and the seconds that were told before it ended.
+    looks: when the flow's thread looks meanwhile.
+    """
+    fold = FlowFold(placed(grpo_graph(batch=4, n=4)), FlowWriter(folder, after=0), dict)
+    fold.take(Opened(at=0.0))
+    chunk = m.RunChunk(id=1, worker="main", node="score", step=1, keys=Keys.of([0]))
+    fold.take(InstructionTold(at=0.5, instruction=chunk))
+    for now in looks:
+        fold.meanwhile(now, [Doing(worker="main", node="score", what="run", since=0.5)])
+    before = read_live(folder)
+    fold.take(EventHeard(at=25.5, event=m.ChunkDone(id=1, node="score"), worker="main"))
+    fold.take(InstructionTold(at=25.5, instruction=m.StepClosed(step=1, metrics={})))
+    fold.fold()
+    (step,) = (record for record in read_steps(folder) if isinstance(record, Flow))
+    return step, before
+
+
+def test_what_goes_on_is_told_while_nothing_is_heard(tmp_path: Path) -> None:
+    """As in a run of one process, whose loop carries out the kernel itself."""
+    looks = [1.5, *(second + 0.5 for second in range(2, 25))]
+    step, seconds = told_of_a_long_reward(tmp_path / "looked", looks)
+    ends = [each.end for each in seconds]
+    assert ends == looks[1:], "at the first look something had just come"
+    plan = json.loads(placed(grpo_graph(batch=4, n=4)).to_json())
+    waits, computes, *_ = sentences(seconds[-1], plan, live=True)
+    assert waits == "train_policy waits 100 % for score"
+    assert computes == "score has computed for 24 s"
+    assert computes not in sentences(seconds[-1], plan), "which may be of long ago"
+    worker = seconds[-1].workers["main"]
+    assert (worker.doing, worker.doing_for) == ("score", 24.0)
+    alone, nothing = told_of_a_long_reward(tmp_path / "alone", [])
+    assert not nothing
+    assert step.nodes["score@main"].busy == alone.nodes["score@main"].busy == 25.0
+    assert step.nodes["train_policy@main"].for_rows == alone.nodes["train_policy@main"].for_rows
+
+
+def test_a_clock_that_was_read_before_a_look_counts_no_second_twice(tmp_path: Path) -> None:
+    step, _ = told_of_a_long_reward(tmp_path, [1.5, 26.0])
+    assert (step.start, step.end) == (0.0, 26.0)
+    assert step.nodes["score@main"].busy == 25.5
 
 
 class AtOnce:

@@ -1,5 +1,5 @@
 """What the kernel uses of vLLM, much of which vLLM does not promise to keep: a version that lacks
-some of it fails here, by name. No engine is started.
+some of it fails here, by name; and what it leaves in shared memory. No engine is started.
 """
 
 from __future__ import annotations
@@ -7,6 +7,9 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import os
+import signal
+import time
 from collections.abc import Iterator
 from functools import reduce
 from pathlib import Path
@@ -15,8 +18,37 @@ from typing import Any
 import pytest
 
 from operators.vllm_needs import REQUIRED_ENVIRONMENT, VLLM
+from tests.kit.nothing_left import GONE_WITHIN, left_in_shared_memory, shared_memory
+from tests.kit.processes import call_python
 
 FOLDER = Path("operators/kernels/vllm")
+
+KILLED = """
+import mmap, os, signal
+from types import SimpleNamespace
+import vllm.distributed.device_communicators.cpu_communicator as communicator
+import vllm.distributed.device_communicators.shm_broadcast as broadcast
+
+memory = communicator._CPUSHMDistributed
+
+def die(*args, **how):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def join(self):
+    open(f"/dev/shm/{self.group_name}_0", "x").close()
+    die()
+
+memory._init_cpu_shm = join
+import operators.kernels.vllm.rank
+
+os.environ["VLLM_DIST_IDENT"] = f"test-{os.getpid()}"
+mmap.mmap = die
+"""
+"""A process that is killed before its ranks have mapped their memory."""
+DIES = {
+    "a queue": "broadcast.ShmRingBuffer(1, 1024, 4)",
+    "a rank": "memory(SimpleNamespace(unique_name='tp:0', ranks=[0, 1], rank=0))",
+}
 
 ATTRIBUTES = (
     "vllm.LLM.collective_rpc",
@@ -30,6 +62,9 @@ ATTRIBUTES = (
     "vllm.v1.core.sched.scheduler:Scheduler.has_unfinished_requests",
     "vllm.v1.executor.multiproc_executor:MultiprocExecutor.start_worker_monitor",
     "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm",
+    "vllm.distributed.device_communicators.cpu_communicator:_CPUSHMDistributed.make_group_name",
+    "vllm.distributed.device_communicators.shm_broadcast:shared_memory.SharedMemory",
+    "vllm.distributed.parallel_state:shared_memory.SharedMemory",
 )
 """Of modules and classes; after a colon what is in a module that the kernel does not import."""
 
@@ -124,6 +159,17 @@ def test_the_fields_that_the_kernel_reads_are_in_vllm(path: str) -> None:
 @pytest.mark.parametrize("path", ARGUMENTS)
 def test_the_arguments_that_the_kernel_passes_are_in_vllm(path: str) -> None:
     assert not set(ARGUMENTS[path]) - set(inspect.signature(named(path)).parameters)
+
+
+@pytest.mark.parametrize("what", DIES)
+def test_memory_that_no_rank_has_mapped_leaves_no_name(what: str) -> None:
+    before = shared_memory()
+    done = call_python("-c", KILLED + DIES[what], timeout=120)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    end = time.monotonic() + GONE_WITHIN
+    while (left := left_in_shared_memory(before)) and time.monotonic() < end:
+        os.sched_yield()  # the tracker is a process of its own, and nobody's child any more
+    assert not left
 
 
 def test_vllm_reads_the_variables_of_the_kernels_process() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from engine.observe.flow.records import Flow, ReplicaFlow
+from engine.observe.flow.records import Flow, ReplicaFlow, WorkerFlow
 from engine.observe.flow.segments import LiveSegments
 from engine.top.seen import RunReader
 from engine.watch.report import report
@@ -96,6 +96,20 @@ def test_live_all_say_what_bounds_the_last_seconds(
     found = first_sentences(run_of(tmp_path, list(moved())[:seconds]))
     assert set(found.values()) == {sentence}, found
     assert set(found) == {"answer", "top", "report", "stream"}
+
+
+def test_live_the_page_and_top_say_what_computes_for_long(running: None, tmp_path: Path) -> None:
+    """Afterwards it is over, whatever the last record says."""
+    does = {"data": WorkerFlow(doing="score", doing_for=25.4)}
+    flows = [replace(each, workers=does) for each in list(moved())[:20]]
+    run, words = run_of(tmp_path, flows), "score has computed for 25 s"
+    runs = ServedRuns(tmp_path)
+    assert runs.flow("moved", None, None)["sentences"][1] == words
+    assert runs.watcher("moved").look()["flow"]["sentences"][1] == words
+    assert RunReader(run).look().waits[1] == words
+    (run / "ended.json").write_text(json.dumps(FINISHED))
+    assert words not in RunReader(run).look().waits
+    assert words not in runs.flow("moved", None, None)["sentences"]
 
 
 def test_a_running_runs_report_names_both_stretches(running: None, tmp_path: Path) -> None:

@@ -67,7 +67,9 @@ class Running:
 
 
 class Activity:
-    """Of one attempt. Times are of the run's clock and never go back."""
+    """Of one attempt. Times are of the run's clock. One that goes back, as another thread has read
+    the clock meanwhile, counts as the last one.
+    """
 
     def __init__(self, plan: Plan, now: float) -> None:
         self._replicas = {n.name: n.workers for n in plan.nodes}
@@ -148,8 +150,9 @@ class Activity:
 
     def _accrue(self, worker: str, now: float) -> None:
         """Count the time since the Worker's last change to what its tasks were in."""
-        seconds = now - self._since.get(worker, now)
-        self._since[worker] = now
+        since = self._since.get(worker, now)
+        seconds = now - since
+        self._since[worker] = max(now, since)
         queue = self._queues.get(worker)
         if not queue or seconds <= 0:
             return
@@ -171,7 +174,7 @@ class Activity:
     def _accrue_state(self, now: float) -> None:
         if now > self._state_since:
             self.states[self._state] += now - self._state_since
-        self._state_since = now
+            self._state_since = now
 
     def _look(self, worker: str, now: float) -> None:
         """Note which node the Worker runs now."""

@@ -5,15 +5,18 @@ counting (activity.py, queues.py), the rules of waiting (reasons.py), the files 
 
 Events are kept as they come and folded about once a second, all together: between two kernels an
 event costs an entry in a list, and folding many in a row takes half as long as one at a time.
+Where no event comes for a second or two, another thread (meanwhile.py) has the stretch ended.
 
 Workers tell what only they know (bytes, memory) as reports named `flow/...`, which are no metrics.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from engine.coordinator import messages as m
 from engine.observe import events as e
@@ -39,7 +42,9 @@ from engine.plan.plan import Plan
 
 CutCounts = Mapping[str, tuple[int, int, int, int]]
 Cuts = Callable[[], CutCounts]
-"""By source: prompts that are ready, that a Step takes, that are outstanding, that may be."""
+"""By source: prompts that are ready, that a Step takes, that are outstanding, that may be. Called
+from two threads.
+"""
 
 _SECOND = 0.95
 """Seconds after which a stretch ends: the loop measures about once a second."""
@@ -90,6 +95,10 @@ class FlowFold:
         self._of_second: list[Flow] = []
         self._memory: dict[str, dict[str, int]] = defaultdict(dict)
         self._doing: Sequence[Doing] = ()
+        self._lock = threading.RLock()
+        """Of all below `take`, `fold` and `meanwhile`."""
+        self._quiet = False
+        """Whether nothing has come since the last call of `meanwhile`."""
         self._kept: list[_KeptEvent] = []
         self._folded_wall = 0.0
         self._folded_cuts: CutCounts | None = None
@@ -111,19 +120,33 @@ class FlowFold:
         cuts = None
         if isinstance(event, e.InstructionTold) and isinstance(event.instruction, m.StepClosed):
             cuts = self._cuts()
-        self._kept.append((event, self._wall(), cuts))
-        if isinstance(event, e.WorkersMeasured):
-            if event.at - self._start >= _SECOND:
+        with self._lock:
+            self._quiet = False
+            self._kept.append((event, self._wall(), cuts))
+            if isinstance(event, e.WorkersMeasured):
+                if event.at - self._start >= _SECOND:
+                    self.fold()
+            elif isinstance(event, (e.Opened, e.WritingBegan)):
                 self.fold()
-        elif isinstance(event, (e.Opened, e.WritingBegan)):
-            self.fold()
 
     def fold(self) -> None:
         """Fold all that was kept."""
-        kept, self._kept = self._kept, []
-        for event, wall, cuts in kept:
-            self._folded_wall, self._folded_cuts = wall, cuts
-            self._fold(event)
+        with self._lock:
+            kept, self._kept = self._kept, []
+            for event, wall, cuts in kept:
+                self._folded_wall, self._folded_cuts = wall, cuts
+                self._fold(event)
+
+    def meanwhile(self, now: float, doing: Sequence[Doing]) -> None:
+        """From another thread: where nothing has come since the last call, tell what goes on, as if
+        the loop had measured now.
+        """
+        with self._lock:
+            quiet, self._quiet = self._quiet, True
+            if quiet and self._activity is not None:
+                self.fold()
+                self._folded_wall, self._folded_cuts = self._wall(), None
+                self._measured(e.WorkersMeasured(at=now, reports=(), spans=(), doing=doing))
 
     def _fold(self, event: e.RunEvent) -> None:
         match event:
@@ -260,6 +283,7 @@ class FlowFold:
 
     def _close(self, now: float) -> None:
         """End the stretch: add it to its Step's, and to the second's."""
+        now = max(now, self._start)  # `meanwhile` may have read the clock since
         flow = self._flow(now)
         self._start = now
         self._tombstones()
@@ -285,7 +309,7 @@ class FlowFold:
             edges=self._edge_flows(now),
             weights=self._weight_flows(),
             cuts=self._cut_flows(),
-            workers=self._worker_flows(),
+            workers=self._worker_flows(now),
         )
 
     def _nodes(
@@ -373,13 +397,16 @@ class FlowFold:
             for name, (ready, wanted, outstanding, room) in cuts.items()
         }
 
-    def _worker_flows(self) -> dict[str, WorkerFlow]:
+    def _worker_flows(self, now: float) -> dict[str, WorkerFlow]:
         doing = {each.worker: each for each in self._doing}
         found: dict[str, WorkerFlow] = {}
         for worker in self._plan.workers:
-            now = doing.get(worker)
-            node, what = (now.node, now.what) if now is not None else ("", "")
-            found[worker] = WorkerFlow(doing=node, what=what, **self._memory[worker])
+            does = doing.get(worker)
+            told: dict[str, Any] = dict(self._memory[worker])
+            if does is not None and does.node:
+                seconds = _rounded(max(0.0, now - does.since))
+                told |= {"doing": does.node, "what": does.what, "doing_for": seconds}
+            found[worker] = WorkerFlow(**told)
         return found
 
     def _tombstones(self) -> None:

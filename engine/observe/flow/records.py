@@ -98,6 +98,8 @@ class WorkerFlow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     doing: str = ""
     """The node that it runs."""
     what: str = ""
+    doing_for: float = 0.0
+    """Seconds since it began with that."""
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="flow"):

@@ -21,7 +21,7 @@ _AT_ONCE = 256
 
 def last_seconds(flows: Sequence[Flow]) -> Flow | None:
     """The last SECONDS of these, in order, as one; None without any. A stretch that took longer
-    stands alone: a run in one process writes none while its kernel computes.
+    stands alone: a run in one process writes none while its kernel holds the interpreter's lock.
     """
     if not flows:
         return None

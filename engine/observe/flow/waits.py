@@ -21,6 +21,8 @@ from engine.observe.flow.records import CutFlow, EdgeFlow, Flow, ReplicaFlow, We
 
 LEAST_SHARE = 0.05
 """Of a stretch: shorter waits are not told."""
+LONG = 10
+"""Seconds from which it is told that a kernel still computes."""
 SLOWER = 1.5
 """Times slower than the median of its siblings: a replica that is told."""
 _MOSTLY = 0.75
@@ -73,14 +75,28 @@ class Slow:
         )
 
 
-def sentences(flow: Flow, plan: Mapping[str, Any]) -> list[str]:
-    """The waits that matter in a stretch of time, the greatest first. plan: plan.json."""
+def sentences(flow: Flow, plan: Mapping[str, Any], *, live: bool = False) -> list[str]:
+    """The waits that matter in a stretch of time, the greatest first. plan: plan.json. live: the
+    stretch ends now; behind the first wait comes what has computed for long.
+    """
     slow = slow_replicas(flow, plan)
     waits = node_waits(flow, plan)
     blamed = {wait.blamed_node for wait in waits[:1]}
     first = [each for each in slow if each.node in blamed]
     rest = [each for each in slow if each.node not in blamed]
-    return [str(each) for each in (*waits[:1], *first, *waits[1:], *rest)]
+    under_way = long_under_way(flow, plan) if live else []
+    return [str(each) for each in (*waits[:1], *under_way, *first, *waits[1:], *rest)]
+
+
+def long_under_way(flow: Flow, plan: Mapping[str, Any]) -> list[str]:
+    """`score has computed for 25 s`: nodes in what they do at the stretch's end, in the order of
+    the plan; of several replicas the longest.
+    """
+    longest: Counter[str] = Counter()
+    for worker in flow.workers.values():
+        longest[worker.doing] = max(longest[worker.doing], int(worker.doing_for))
+    names = [node["name"] for node in plan["nodes"] if longest[node["name"]] >= LONG]
+    return [f"{name} has computed for {longest[name]} s" for name in names]
 
 
 def node_waits(flow: Flow, plan: Mapping[str, Any]) -> list[Wait]:

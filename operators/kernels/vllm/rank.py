@@ -17,6 +17,10 @@ import ctypes
 import logging
 import os
 import signal
+import uuid
+from multiprocessing import resource_tracker
+from multiprocessing.shared_memory import SharedMemory
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -70,22 +74,45 @@ def note_why_it_does_not_start() -> None:
         logging.getLogger("vllm.v1.executor.multiproc_executor").addHandler(NotesCause())
 
 
+class TrackedMemory(SharedMemory):
+    """Shared memory that Python's resource tracker knows before it is there: the tracker unlinks it
+    where its processes are killed. Python tells it afterwards.
+    """
+
+    def __init__(
+        self, name: str | None = None, create: bool = False, size: int = 0, **how: Any
+    ) -> None:
+        if create and name is None:
+            name = f"psm_{uuid.uuid4().hex}"
+            resource_tracker.register(f"/{name}", "shared_memory")
+        super().__init__(name, create, size, **how)
+
+
 def leave_no_names() -> None:
     """Unlink the shared memory of ranks once all of them have mapped it: what has no name is freed
-    with its last process, however that ends. vLLM unlinks it at a clean end at best.
+    with its last process, however that ends. vLLM unlinks it at a clean end at best. Until then the
+    resource tracker knows the name, a process that outlives the Worker and its ranks.
     """
     import vllm.distributed.device_communicators.cpu_communicator as communicator
     import vllm.distributed.device_communicators.shm_broadcast as broadcast
+    import vllm.distributed.parallel_state as state
 
     memory, queue = communicator._CPUSHMDistributed, broadcast.MessageQueue
     if hasattr(queue, "_ready_by_vllm"):
         return
-    joined, ready = memory._init_cpu_shm, queue.wait_until_ready
+    named, joined, ready = memory.make_group_name, memory._init_cpu_shm, queue.wait_until_ready
     queue._ready_by_vllm = ready  # type: ignore[attr-defined]
 
+    def without_colons(communicator: Any) -> str:
+        """In the tracker's messages a colon ends a name."""
+        return named(communicator).replace(":", "-")
+
     def join(self: Any) -> int:
+        name = f"{self.group_name}_{self.communicator.rank}"
+        resource_tracker.register(f"/{name}", "shared_memory")
         handle = joined(self)  # it ends when every rank has joined
-        _unlink(f"{self.group_name}_{self.communicator.rank}")
+        _unlink(name)
+        resource_tracker.unregister(f"/{name}", "shared_memory")
         return handle
 
     def wait_until_ready(self: Any) -> None:
@@ -95,8 +122,12 @@ def leave_no_names() -> None:
             buffer.shared_memory.unlink()
             buffer.is_creator = False  # else it unlinks it again
 
+    memory.make_group_name = staticmethod(without_colons)  # type: ignore[method-assign]
     memory._init_cpu_shm = join  # type: ignore[method-assign]
     queue.wait_until_ready = wait_until_ready  # type: ignore[method-assign]
+    modules: tuple[Any, ...] = (broadcast, state)
+    for module in modules:
+        module.shared_memory = SimpleNamespace(SharedMemory=TrackedMemory)
 
 
 def _unlink(name: str) -> None:
