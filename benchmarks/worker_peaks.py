@@ -46,6 +46,8 @@ PROMPT, ANSWER = 128, 64
 ROWS = 128
 """Of a Step."""
 STEPS = 3
+PATIENCE = 3600.0
+"""Seconds that a pass of the largest Model may take: PPO's first Step has more than the default."""
 GOAL = 1.25
 """Predicted over measured, which must be 1 at least."""
 SIZES = tuple(
@@ -117,6 +119,7 @@ def worker_results(
     planned = plan(graph, options, profile=profile)
     assert isinstance(planned, Plan)
     how = ["--steps", str(STEPS), "--no-progress", "--runs", str(folder / "runs"), "--name", name]
+    how += ["--watchdog", str(PATIENCE), "--overwrite"]
     kept_peaks = folder / f"{name}.peaks.json"
     if not kept_peaks.exists():
         command = [sys.executable, "-c", _COMMAND, "run", *words, *how]
