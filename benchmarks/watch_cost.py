@@ -27,12 +27,11 @@ from pathlib import Path
 from typing import Any
 
 import engine.attempts as attempts
-import engine.worker.inproc as inproc
 from benchmarks.overhead import BATCH, MAX_TOKENS, N, prepare
 from engine.api import run
 from engine.observe.flow.fold import FlowFold
 from engine.options import RunOptions
-from engine.worker.counted import FlowCounts
+from engine.worker.counted import FlowCounts, PeakReports
 from engine.worker.newest import NewestRows
 from graphs.grpo import grpo
 
@@ -82,7 +81,8 @@ def without_events() -> Iterator[None]:
         stack.enter_context(_changed(FlowCounts, "taken", lambda *_: None))
         stack.enter_context(_changed(FlowCounts, "brought", lambda *_: None))
         stack.enter_context(_changed(NewestRows, "offer", lambda *_: None))
-        stack.enter_context(_changed(inproc, "memory_reports", lambda *_: []))
+        stack.enter_context(_changed(PeakReports, "reports", lambda *_: []))
+        stack.enter_context(_changed(PeakReports, "grown", lambda *_: False))
         yield
 
 
@@ -90,7 +90,7 @@ def without_events() -> Iterator[None]:
 def timed(spent: Counter[str]) -> Iterator[None]:
     """Adds up the seconds inside of the events' own code; calls in it are not counted twice."""
     parts = [(FlowFold, "take"), (FlowCounts, "taken"), (FlowCounts, "reports")]
-    parts += [(NewestRows, "offer"), (inproc, "memory_reports")]
+    parts += [(NewestRows, "offer"), (PeakReports, "reports"), (PeakReports, "grown")]
     with ExitStack() as stack:
         for where, name in parts:
             label = f"{getattr(where, '__name__', '').rpartition('.')[2]}.{name}"

@@ -1,6 +1,6 @@
 """The peak memory of Workers that `explain` predicts, against what their processes had in a run.
 
-    python -m benchmarks.worker_peaks [--profile FILE] [--sizes 0,1] [--json FILE]
+    python -m benchmarks.worker_peaks [--profile FILE] [--sizes 0 1] [--keep FOLDER] [--json FILE]
 
 Owns: the graphs, their rows, and the comparison. Does not own: the formulas
 (engine/cost/memory.py), what a process takes (engine/cost/process_memory.py), how results are shown
@@ -9,16 +9,20 @@ Owns: the graphs, their rows, and the comparison. Does not own: the formulas
 Predictions are for the greatest lengths, so the rows have these: prompts of just `PROMPT`
 characters, and a vocabulary so large that a Model of random weights hardly ever ends an answer.
 Each run has an interpreter of its own: one Worker alone runs in the process that starts it, whose
-greatest memory is that of all it has done before. A busy machine changes nothing here.
+greatest memory is that of all it has done before. A busy machine changes nothing here. With
+`--keep` the peaks of runs stay in a folder, and a run whose peaks are there is not made again: a
+formula that was mended is compared with the same runs.
 """
 
 from __future__ import annotations
 
+import json as json_format
 import random
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from string import ascii_letters
@@ -42,6 +46,8 @@ PROMPT, ANSWER = 128, 64
 ROWS = 128
 """Of a Step."""
 STEPS = 3
+PATIENCE = 3600.0
+"""Seconds that a pass of the largest Model may take: PPO's first Step has more than the default."""
 GOAL = 1.25
 """Predicted over measured, which must be 1 at least."""
 SIZES = tuple(
@@ -68,7 +74,6 @@ class PlacedRun:
 _REWARD = ("--reward-fn", "benchmarks.rewards:even_share", "--max-tokens", str(ANSWER))
 _SET = ("--set", f"rollout.max_prompt_tokens={PROMPT}")
 _GRPO = (*_REWARD, "--n", "8", "--batch", str(ROWS // 8), "--beta", "0.04", *_SET)
-_LAGGING = (*_GRPO, "--max-lag", "1")
 _PPO = (*_REWARD, "--batch", str(ROWS), *_SET)
 _DPO = ("--batch", str(ROWS // 2))
 RUNS = (
@@ -114,9 +119,13 @@ def worker_results(
     planned = plan(graph, options, profile=profile)
     assert isinstance(planned, Plan)
     how = ["--steps", str(STEPS), "--no-progress", "--runs", str(folder / "runs"), "--name", name]
-    command = [sys.executable, "-c", _COMMAND, "run", *words, *how]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    measured = read_measured(folder / "runs" / name)[0].peaks
+    how += ["--watchdog", str(PATIENCE), "--overwrite"]
+    kept_peaks = folder / f"{name}.peaks.json"
+    if not kept_peaks.exists():
+        command = [sys.executable, "-c", _COMMAND, "run", *words, *how]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        kept_peaks.write_text(json_format.dumps(read_measured(folder / "runs" / name)[0].peaks))
+    measured: dict[str, int] = json_format.loads(kept_peaks.read_text())
     for worker, nodes in nodes_by_worker(planned.nodes).items():
         predicted, where = (
             worker_peak(planned, worker, nodes),
@@ -135,8 +144,9 @@ def worker_results(
 def main(
     json: Path | None = None,
     profile: Path | None = None,
-    sizes: tuple[int, ...] = (0, 1, 2),
+    sizes: tuple[int, ...] = (0, 1, 2, 3),
     runs: tuple[int, ...] | None = None,
+    keep: Path | None = None,
 ) -> None:
     """Print predicted beside measured.
 
@@ -145,13 +155,16 @@ def main(
         profile: Of these graphs on this machine; without one the defaults count.
         sizes: Models, by place.
         runs: Graphs, by place; by default all.
+        keep: A folder for data, runs and their peaks; by default they are removed.
     """
     where, chosen = machine(), RUNS if runs is None else [RUNS[at] for at in runs]
     results: list[SideResult] = []
-    with tempfile.TemporaryDirectory() as made:
+    with ExitStack() as stack:
+        folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.mkdir(parents=True, exist_ok=True)
         for at in sizes:
             for placed in chosen:
-                results += worker_results(Path(made), placed, SIZES[at], profile)
+                results += worker_results(folder, placed, SIZES[at], profile)
     show("peak memory of Workers", results, where)
     if json is not None:
         write_json(json, results, where)

@@ -47,7 +47,7 @@ from engine.observe.logs import output_that_cannot_fail, to_log
 from engine.observe.reports import Doing, Report
 from engine.plan.plan import Plan
 from engine.run.watchdog import STACK_SIGNAL
-from engine.worker.counted import memory_reports
+from engine.worker.counted import PeakReports
 
 _WAITS_FOR_MORE = (m.Tombstoned, m.ChunkDone, m.Stepped, m.Evaluated, m.Recorded)
 """Events at the end of an instruction, sent in one frame with it."""
@@ -107,6 +107,7 @@ class WorkerProcess:
         self._channel = worker_channel(opened)
         if self._channel.bound is not None:
             self._link.send(encode(self._channel.bound))
+        self._peaks = PeakReports(opened.worker)
         self._worker: Any = None
         self._began = time.monotonic()
         self._busy = False
@@ -142,7 +143,7 @@ class WorkerProcess:
             self._updates.flush()
 
     def _memory(self) -> list[Report]:
-        return memory_reports(self._open.worker, self._channel.shm.nbytes)
+        return self._peaks.reports(self._channel.shm.nbytes)
 
     def _handle(self, frame: Frame) -> None:
         match decode(frame.payload, TO_WORKER):
@@ -271,7 +272,8 @@ class WorkerProcess:
 
     def _flush(self) -> None:
         self._updates.spilled(self._spilled)
-        self._updates.report([*self._worker.reports(), *self._channel.reports()])
+        grown = self._memory() if self._peaks.grown() else []
+        self._updates.report([*self._worker.reports(), *self._channel.reports(), *grown])
         self._updates.flush()
 
 

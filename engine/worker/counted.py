@@ -17,6 +17,8 @@ from engine.observe.reports import FLOW, Report
 
 _STATUS = Path("/proc/self/statm")
 _PAGE = resource.getpagesize()
+_GROWTH = 1 << 20
+"""Bytes of a peak that are worth a report: less grows with nearly every instruction."""
 
 
 def cuda_in_use() -> Any:
@@ -97,6 +99,25 @@ class FlowCounts:
         worker = self._worker
         found += [(f"{FLOW}before/{worker}", float(before), 1.0)] if before else []
         return found + [(f"{FLOW}node_peak/{n}@{worker}", float(b), 1.0) for n, b in peaks.items()]
+
+
+class PeakReports:
+    """Reports of the memory of one Worker's process, and whether its peak has grown since."""
+
+    def __init__(self, worker: str) -> None:
+        self._worker = worker
+        self._reported = 0
+
+    def reports(self, outbox: int = 0) -> list[Report]:
+        """See `memory_reports`."""
+        self._reported = _peak()
+        return memory_reports(self._worker, outbox)
+
+    def grown(self) -> bool:
+        """Whether the peak is higher than what was reported, by more than a reader would miss. A
+        run may end before the next heartbeat: the Step that needs most would not count.
+        """
+        return _peak() - self._reported >= _GROWTH
 
 
 def memory_reports(worker: str, outbox: int = 0) -> list[Report]:

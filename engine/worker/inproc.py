@@ -18,7 +18,7 @@ from typing import Any
 from engine.coordinator.messages import Event, Release, ToWorker, WorkerOpened
 from engine.observe.reports import Doing, Report, SpanOf
 from engine.run.workers import Ask
-from engine.worker.counted import memory_reports
+from engine.worker.counted import PeakReports
 from engine.worker.worker import Worker
 
 _MEMORY_EVERY = 0.9
@@ -36,6 +36,7 @@ class InprocWorkers:
         self._under_way: Generator[Event, None, None] | None = None
         self._heard: deque[Event] = deque()
         self._spans: list[SpanOf] = []
+        self._memory = PeakReports(worker.name)
         self._memory_due = 0.0
         worker.timing.span = lambda span: self._spans.append(span)
 
@@ -92,11 +93,13 @@ class InprocWorkers:
         raise AssertionError(f"{', '.join(workers)}: the only Worker cannot leave")
 
     def reports(self) -> list[Report]:
-        """Its metrics since the last call, and about once a second the memory of this process."""
+        """Its metrics since the last call, and the memory of this process: about once a second,
+        and where its peak has grown.
+        """
         found, now = self._worker.reports(), time.monotonic()
-        if now >= self._memory_due:
+        if now >= self._memory_due or self._memory.grown():
             self._memory_due = now + _MEMORY_EVERY
-            found += memory_reports(self._worker.name)
+            found += self._memory.reports()
         return found
 
     def spans(self) -> list[SpanOf]:

@@ -184,6 +184,39 @@ def test_logits_are_held_in_chunks() -> None:
     assert memory.logit_bytes(SHAPE, tokens, backward=False) == 4 * memory.CHUNK_LOGITS
 
 
+# SHAPE's token: residual 2 x 8; attention 4 x 8 and (3 + 2 x gathered) x 4 numbers; MLP 3 x 24.
+ATTENTION, MLP = 4 * 8 + 5 * 4, 3 * 24
+
+
+def test_a_pass_without_gradient_takes_both_parts_of_a_layer_side_by_side() -> None:
+    assert memory.token_forward(SHAPE, "float32") == 4 * (16 + MLP), "tensors at once: the widest"
+    assert memory.token_pass(SHAPE, "float32") == 4 * (16 + ATTENTION + MLP)
+    assert memory.token_pass(SHAPE, "bfloat16", 3.0) == 2 * (16 + ATTENTION + 2 * 2 * 4 + MLP)
+
+
+def test_a_prefill_counts_beside_the_cache_that_grows_after_it() -> None:
+    work = Work(lengths=Lengths(prompt=10, completion=16), prompts=3, rows=24)
+    parts = memory.decode_parts(SHAPE, work, "float32")
+    layer_before = 2 * SHAPE.kv * 4 * 24 * 8
+    assert parts["activations"] == 3 * 10 * 4 * (16 + ATTENTION + MLP) + layer_before
+    assert parts["kv_cache"] == TOKEN * (3 * 10 + 24 * 16)
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "logits"),
+    [(10, 0), (1000, 2 * 4 * 10 * 1000 - 4 * 30 * (54.25 + MLP))],
+    ids=["less than the last layer has freed", "more"],
+)
+def test_logits_of_a_forward_pass_count_beyond_what_its_last_layer_has_freed(
+    vocabulary: int, logits: float
+) -> None:
+    """Of two rows of 10 + 5 tokens 30 are fed; blocks of 40 gather 1 + 3/4 x 15/40 keys a query."""
+    work = Work(lengths=Lengths(prompt=10, completion=5), prompts=2, rows=2)
+    assert 4 * 8 + (3 + 2 * memory.gathered_keys(15)) * 4 == 54.25
+    shape = replace(SHAPE, vocabulary=vocabulary)
+    assert memory.forward_parts(shape, work, "float32", "lm")["logits"] == logits
+
+
 def test_the_peak_of_nodes_that_take_turns() -> None:
     decoding = {"outbox": 2, "kv_cache": 3, "logits": 1}
     nodes = [{"weights": 5, "activations": 7}, decoding, {"optimizer": 10}]

@@ -1,4 +1,4 @@
-"""GPU memory by node: what torch says is of one node at a time, and of the process in the end."""
+"""Memory that Workers count: of their GPU by node and in the end, and the peak of the process."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from dataflow.processor_time import ProcessorTime
 from engine.observe.reports import Report
-from engine.worker.counted import DeviceMemory, FlowCounts, memory_reports
+from engine.worker.counted import DeviceMemory, FlowCounts, PeakReports, memory_reports
+from engine.worker.inproc import InprocWorkers
 from engine.worker.timing import Timing
 
 
@@ -85,6 +87,32 @@ def test_what_the_process_had_before_its_kernels_is_told_once() -> None:
     most = values(memory_reports("w"))["flow/peak/w"]
     assert 1 << 20 < nbytes <= most * 1.05, "the kernel counts both roughly"
     assert counts.reports() == []
+
+
+def test_a_peak_that_has_grown_since_it_was_reported_is_worth_a_report(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    peaks = PeakReports("w")
+    monkeypatch.setattr("engine.worker.counted._peak", lambda: 100 << 20)
+    assert peaks.grown()
+    assert values(peaks.reports(outbox=7)).items() >= {"flow/outbox/w": 7.0}.items()
+    assert not peaks.grown()
+    monkeypatch.setattr("engine.worker.counted._peak", lambda: (101 << 20) - 1)
+    assert not peaks.grown(), "a few pages grow with nearly every instruction"
+    monkeypatch.setattr("engine.worker.counted._peak", lambda: 101 << 20)
+    assert peaks.grown()
+
+
+def test_a_step_of_less_than_a_second_tells_the_peak_that_it_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker = SimpleNamespace(name="w", timing=SimpleNamespace(), reports=list)
+    monkeypatch.setattr("engine.worker.counted._peak", lambda: 100 << 20)
+    workers = InprocWorkers(cast(Any, worker))
+    assert values(workers.reports())["flow/peak/w"] == 100 << 20
+    assert workers.reports() == []
+    monkeypatch.setattr("engine.worker.counted._peak", lambda: 900 << 20)
+    assert values(workers.reports())["flow/peak/w"] == 900 << 20
 
 
 def test_a_function_counts_what_it_and_its_processes_computed(
