@@ -15,14 +15,12 @@ import numpy as np
 class TokenCounts:
     """Of a sample of rows, the same for equal data. prompts: tokens of each row's prompt, int64
     [rows], ascending, none below 1. longest: of the sample's prompts, and of those that have most
-    bytes in all of the data. place: the file, or what else the rows are from. answer: tokens of the
-    longest answer of these rows; 0 where the data has none.
+    bytes in all of the data. place: the file, or what else the rows are from.
     """
 
     prompts: np.ndarray
     longest: int
     place: str
-    answer: int = 0
 
     def within(self, limit: int, *, drops: bool) -> TokenCounts:
         """With no prompt of more tokens than a limit: drops: longer ones are left out, where any
@@ -40,8 +38,7 @@ class TokenCounts:
         span = f"{few:,} to {many:,} tokens{mean}" if few != many else f"{few:,} tokens"
         longer = f", and of its longest {self.longest:,}" if self.longest > many else ""
         rows = f"{len(self.prompts):,} row{'s' * (len(self.prompts) != 1)} of {self.place}"
-        answers = f", with answers of at most {self.answer:,}" if self.answer else ""
-        return f"{span}, from {rows}{longer}{answers}"
+        return f"{span}, from {rows}{longer}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,7 +80,6 @@ PREFERENCES = Operator(
     data_optional=("prompt",),
     data_overlap="operators.data_sources:overlap",
     data_rows="operators.data_sources:row_count",
-    data_tokens="operators.kernels.token_counts:count_pairs",
     data_files="operators.data_files:source_files",
 )
 

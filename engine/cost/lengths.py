@@ -60,15 +60,12 @@ class Lengths:
         return replace(self, limit=limit, prompt=prompt)
 
     def counted(self, counts: TokenCounts | NotCounted, *, drops: bool) -> Lengths:
-        """With prompts as they were counted, within the limit, and the longest answer, if answers
-        were. drops: longer prompts are left out.
-        """
+        """With prompts as they were counted, within the limit. drops: longer ones are left out."""
         if isinstance(counts, NotCounted):
             return replace(self, uncounted=counts.why)
         if self.limit is not None:
             counts = counts.within(self.limit, drops=drops)
-        answer = counts.answer or self.completion
-        return replace(self, prompt=counts.longest, completion=answer, counts=counts, bound="")
+        return replace(self, prompt=counts.longest, counts=counts, bound="")
 
 
 def of_rollout(max_tokens: int, max_prompt_tokens: int | None) -> Lengths:

@@ -12,11 +12,11 @@ from dataflow.graph import Graph
 from dataflow.model import Model
 from dataflow.node import Node
 from dataflow.operator import Reduce
-from dataflow.rows import Domains, reader_of, row_line
+from dataflow.rows import Domains, row_line
 from dataflow.schema import TokenPrompt
 from engine.cost.lengths import Lengths, of_demonstration, of_rollout
 from engine.cost.models import Shape
-from engine.plan.prompt_counts import counted_prompts, counted_rows
+from engine.plan.prompt_counts import counted_prompts
 
 Shapes = Mapping[str, Shape | None]
 """Of each Model; None where it is not known."""
@@ -27,10 +27,7 @@ def all_lengths(graph: Graph, shapes: Shapes) -> dict[str, Lengths]:
     found: dict[str, Lengths] = {}
     domains = Domains(graph)
     for node in graph.nodes:
-        if node.operator.tokenises:
-            found[node.name] = _demonstrated(graph, node)
-        else:
-            found[node.name] = _lengths_of(node, found, shapes, domains)
+        found[node.name] = _lengths_of(node, found, shapes, domains)
         if node.operator.traits.generates:  # what it is asked is as long as it reads
             lengths = found[node.name]
             for port in row_line(next(iter(node.inputs.values())), domains):
@@ -46,6 +43,8 @@ def _lengths_of(
 ) -> Lengths:
     if node.operator.traits.generates:
         return _generated(node, found, shapes, domains)
+    if node.operator.tokenises:
+        return of_demonstration()
     if node.operator.work == "source":
         return of_rollout(0, None)
     rows = node.operator.rows
@@ -55,17 +54,6 @@ def _lengths_of(
     if any(issubclass(schema, TokenPrompt) for schema in node.schemas):
         return longest.continued(len(node.params.get("then") or ""))
     return longest
-
-
-def _demonstrated(graph: Graph, node: Node) -> Lengths:
-    """Of rows that come with their answers, as the Model that reads them tokenises them."""
-    lengths, reader = of_demonstration(), reader_of(graph, node)
-    model = (
-        next((s for s in reader.states.values() if isinstance(s, Model)), None) if reader else None
-    )
-    if model is None:
-        return lengths
-    return lengths.counted(counted_rows(node, model.base), drops=False)
 
 
 def _generated(

@@ -1,4 +1,4 @@
-"""Tokens of the prompts that a generation, or what trains on data, is going to read, counted there.
+"""Tokens of the prompts that a generation is going to read, counted in the data of its source.
 
 Owns: which source that is, and why nothing is counted where there is none. Does not own: counting
 (Operator.data_tokens), bounds on prompts (prompt_bounds.py), what follows from it (lengths.py).
@@ -11,14 +11,6 @@ from dataflow.rows import Domains, row_line
 from dataflow.rules.context import function_at
 from dataflow.schema import Prompt
 from dataflow.token_counts import NotCounted, TokenCounts
-
-
-def counted_rows(source: Node, base: str) -> TokenCounts | NotCounted:
-    """Of a source that tokenises its data itself. base: of the Model that reads the rows."""
-    if not source.operator.data_tokens:
-        return NotCounted(why="")
-    count = function_at(source.operator.data_tokens)
-    return count(source.params["data"], source.params.get("split"), base)
 
 
 def counted_prompts(generation: Node, base: str, domains: Domains) -> TokenCounts | NotCounted:

@@ -1,4 +1,4 @@
-"""How many tokens the rows of a source have, counted in a sample of them before a run.
+"""How many tokens the prompts of a source have, counted in a sample of its rows before a run.
 
 Owns: which rows are counted, and how much is read at most. Does not own: reading rows (data.py),
 tokens (text.py), the tokenizer's files (tokenizer_files.py), what a plan makes of the counts.
@@ -9,7 +9,7 @@ same counts, whatever the seed of the run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -29,14 +29,12 @@ from operators.data_files import source_files
 from operators.data_hub import is_hub
 from operators.data_lengths import Stamp, prompt_bytes, stamps
 from operators.kernels.data import open_rows
-from operators.kernels.preferences import open_preferences
 from operators.kernels.tokenizer_files import FILES, read_tokenizer
 
 pc: Any = pyarrow.compute  # whose functions its stubs do not have
 
 SAMPLE = 256
 """Rows that are counted at most."""
-_PAIR = ("prompt", "chosen", "rejected")
 LEAST = 16
 """Rows that are counted even where they are very long."""
 LONGEST = 4
@@ -51,20 +49,6 @@ def count_prompts(data: str, split: str | None, base: str) -> TokenCounts | NotC
     """Count tokens of prompts as the Model of this base reads them: with the chat template and
     special tokens.
     """
-    return _attempted(data, split, base, _counted)
-
-
-def count_pairs(data: str, split: str | None, base: str) -> TokenCounts | NotCounted:
-    """Count tokens of prompts and of both answers to each, as the Model of this base reads them.
-    Conversations are not counted: only the run says where an answer in one begins.
-    """
-    return _attempted(data, split, base, _counted_pairs)
-
-
-_Count = Callable[[str, str | None, str, Path | None, tuple[Stamp, ...]], TokenCounts]
-
-
-def _attempted(data: str, split: str | None, base: str, count: _Count) -> TokenCounts | NotCounted:
     if tasks.is_task(data):
         return NotCounted(why="a task's rows are made in the run")
     if is_hub(data):
@@ -78,7 +62,7 @@ def _attempted(data: str, split: str | None, base: str, count: _Count) -> TokenC
         folder = folder_of(base)
         if folder is not None:
             files += [folder / name for name in FILES if (folder / name).is_file()]
-        return count(data, split, base, folder, stamps(files))
+        return _counted(data, split, base, folder, stamps(files))
     except (DataError, OSError, UnicodeError, pa.ArrowException) as error:
         return NotCounted(why=str(error).partition(". Fix: ")[0].partition("\n")[0])
 
@@ -92,49 +76,17 @@ def _counted(
     if is_token_ids(column.type):
         lengths = pc.list_value_length(column).to_numpy()
         drawn, longest = lengths[_drawn(np.zeros(len(lengths)))], int(lengths.max())
+    elif folder is None:
+        problem = f"expected a directory with a tokenizer here, found {base!r}"
+        raise DataError(f"{problem}. Fix: a path, or a base that is in the hub's cache.")
     else:
         sizes = prompt_bytes(column).to_numpy(zero_copy_only=False)
-        tokenizer = read_tokenizer(_present(folder, base))
+        tokenizer = read_tokenizer(folder)
         rows, most = _drawn(sizes), _with_most_bytes(sizes)
         counts = tokenizer.encode_column(column.take(pa.array([*rows, *most]))).lengths
         drawn, longest = counts[: len(rows)], int(counts.max())
     prompts = np.sort(np.maximum(drawn, 1)).astype(np.int64)
     return TokenCounts(prompts=prompts, longest=max(1, longest), place=_place(data, split))
-
-
-@lru_cache(maxsize=32)
-def _counted_pairs(
-    data: str, split: str | None, base: str, folder: Path | None, files: tuple[Stamp, ...]
-) -> TokenCounts:
-    """files: so that plans of the same files count once."""
-    rows = open_preferences(data, split)
-    texts = rows.shape == "pairs" and all(pa.types.is_string(t) for t in rows.table.schema.types)
-    if not texts:
-        raise DataError(
-            f"{data} has conversations. Fix: columns prompt, chosen, rejected of texts."
-        )
-    columns = [rows.table.column(name).combine_chunks() for name in _PAIR]
-    each = [prompt_bytes(column).to_numpy(zero_copy_only=False) for column in columns]
-    sizes = np.sum(each, axis=0)
-    drawn = _drawn(sizes)
-    chosen = pa.array([*drawn, *_with_most_bytes(sizes)])
-    prompts, *answers = (column.take(chosen).to_pylist() for column in columns)
-    tokenizer = read_tokenizer(_present(folder, base))
-    pairs = [tokenizer.encode_pairs(prompts, texts) for texts in answers]
-    counts = np.maximum(pairs[0].prompt.lengths, 1)
-    return TokenCounts(
-        prompts=np.sort(counts[: len(drawn)]).astype(np.int64),
-        longest=int(counts.max()),
-        answer=max(int(each.completion.lengths.max()) for each in pairs),
-        place=_place(data, split),
-    )
-
-
-def _present(folder: Path | None, base: str) -> Path:
-    if folder is None:
-        problem = f"expected a directory with a tokenizer here, found {base!r}"
-        raise DataError(f"{problem}. Fix: a path, or a base that is in the hub's cache.")
-    return folder
 
 
 def _drawn(sizes: np.ndarray) -> np.ndarray:

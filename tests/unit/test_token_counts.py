@@ -14,13 +14,10 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from dataflow.token_counts import NotCounted, TokenCounts
-from engine.cost.lengths import ASSUMED_ANSWER, ASSUMED_PROMPT
-from engine.plan.lengths import all_lengths
-from graphs.dpo import dpo
 from operators.kernels import token_counts
 from operators.kernels.data import open_rows
 from operators.kernels.text import load_tokenizer
-from operators.kernels.token_counts import SAMPLE, count_pairs, count_prompts
+from operators.kernels.token_counts import SAMPLE, count_prompts
 from operators.kernels.tokenizer_files import read_tokenizer
 from tests.kit.files import save_character_tokenizer
 from tests.kit.processes import ROOT
@@ -155,33 +152,3 @@ def test_counting_texts_imports_neither_torch_nor_transformers(
     )
     assert "from 4 rows of train.parquet" in done.stdout, done.stderr
     assert done.stderr.strip() == ""
-
-
-def test_pairs_are_counted_with_the_longer_of_their_answers(tmp_path: Path, tokenizer: str) -> None:
-    rows = {"prompt": ["four", "six __"], "chosen": ["ab", "abc"], "rejected": ["a", "abcde"]}
-    pq.write_table(pa.table(rows), tmp_path / "pairs.parquet")
-    counts = count_pairs(str(tmp_path / "pairs.parquet"), None, tokenizer)
-    assert isinstance(counts, TokenCounts)
-    assert counts.prompts.tolist() == [4, 6]
-    assert (counts.longest, counts.answer) == (6, 5 + 1), "and the end of the answer"
-    assert str(counts).endswith("with answers of at most 6")
-
-
-def test_rows_of_pairs_are_planned_as_long_as_the_data_has_them(
-    tmp_path: Path, tokenizer: str
-) -> None:
-    rows = {"prompt": ["four", "six __"], "chosen": ["ab", "abc"], "rejected": ["a", "abcde"]}
-    pq.write_table(pa.table(rows), tmp_path / "pairs.parquet")
-    graph = dpo(tokenizer, str(tmp_path / "pairs.parquet"), batch=2)
-    lengths = all_lengths(graph, {})["preferences"]
-    assert (lengths.prompt, lengths.completion, lengths.bound) == (6, 6, "")
-    absent = all_lengths(dpo(tokenizer, str(tmp_path / "none.parquet")), {})["preferences"]
-    assert (absent.prompt, absent.completion) == (ASSUMED_PROMPT, ASSUMED_ANSWER)
-
-
-def test_pairs_of_conversations_are_not_counted(tmp_path: Path, tokenizer: str) -> None:
-    rows = {"prompt": [[USER]], "chosen": [[BEGUN]], "rejected": [[BEGUN]]}
-    pq.write_table(pa.table(rows), tmp_path / "pairs.parquet")
-    counts = count_pairs(str(tmp_path / "pairs.parquet"), None, tokenizer)
-    assert isinstance(counts, NotCounted)
-    assert "has conversations" in counts.why
