@@ -19,6 +19,9 @@ from dataflow.errors import DataError
 from dataflow.ragged import Ragged
 from dataflow.schema import Column, Schema
 
+_OFFSET_BYTES = 8
+"""Of an offset of a large list."""
+
 
 def declared(schemas: Iterable[type[Schema]]) -> dict[str, Column]:
     """The device columns that these schemas declare."""
@@ -104,7 +107,12 @@ def offsets_of(array: pa.Array) -> np.ndarray:
     """int64 [rows + 1], from 0: the inverse of `lengths_array`, for any slice of it."""
     if isinstance(array, pa.NullArray):
         return np.arange(len(array) + 1)
-    found = array.offsets.to_numpy()
+    if isinstance(array, pa.LargeListArray) and len(array):
+        # `offsets.to_numpy()` takes three times as long.
+        start, buffer = array.offset * _OFFSET_BYTES, array.buffers()[1]
+        found = np.frombuffer(buffer, dtype=np.int64, count=len(array) + 1, offset=start)
+    else:
+        found = array.offsets.to_numpy()
     return found - found[0] if len(found) and found[0] else found
 
 

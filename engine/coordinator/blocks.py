@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 import numpy as np
 
+from dataflow.arrays import all_true
 from dataflow.batch import Keys
 from engine.coordinator.grouping import grouped, values_at
 from engine.coordinator.refs import Gather, Ref
@@ -238,6 +239,8 @@ def _counted(blocks: np.ndarray) -> tuple[list[int], list[int]]:
     """Which numbers occur, and how often; those of blocks that live together are close."""
     if not len(blocks):
         return [], []
+    if all_true(blocks == blocks[0]):
+        return [int(blocks[0])], [len(blocks)]
     first = int(blocks.min())
     counts = np.bincount(blocks - first)
     present = counts.nonzero()[0]
@@ -249,11 +252,9 @@ def _indexed(blocks: np.ndarray) -> tuple[list[int], np.ndarray]:
     if not len(blocks):
         return [], np.zeros(0, dtype=np.int32)
     first = int(blocks[0])
-    if len(blocks) == 1:
-        return [first], np.zeros(1, dtype=np.int32)
-    first, last = int(blocks.min()), int(blocks.max())
-    if first == last:
+    if len(blocks) == 1 or all_true(blocks == first):
         return [first], np.zeros(len(blocks), dtype=np.int32)
+    first, last = int(blocks.min()), int(blocks.max())
     if last - first > _SPARSE * len(blocks):
         numbers, index = np.unique(blocks, return_inverse=True)
         return numbers.tolist(), index.astype(np.int32)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from dataflow.arrays import any_true
 from engine.plan.plan import Plan
 
 NO_VERSION = -1
@@ -29,10 +30,9 @@ def ages(plan: Plan, node: str, oldest: np.ndarray) -> np.ndarray:
 def lag_metrics(version: int, ages: np.ndarray) -> dict[str, float]:
     """Of a Step that starts from this version; a follower's rows may count as newer than that."""
     lag = np.maximum(version - ages, 0)
-    return {
-        "policy/lag/mean": float(lag.mean()) if len(lag) else 0.0,
-        "policy/lag/max": float(lag.max()) if len(lag) else 0.0,
-    }
+    if not any_true(lag != 0):  # as all of a synchronous run
+        return {"policy/lag/mean": 0.0, "policy/lag/max": 0.0}
+    return {"policy/lag/mean": float(lag.mean()), "policy/lag/max": float(lag.max())}
 
 
 def _lasting(plan: Plan, node: str) -> int | None:
