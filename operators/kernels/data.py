@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from dataflow.batch import Batch, ragged
 from dataflow.errors import DataError
 from dataflow.kernel import Chunk, KernelNode, Layout, Session
-from dataflow.prompt_types import Message, is_messages, is_token_ids, messages_of
+from dataflow.prompt_types import Message, is_json, is_messages, is_token_ids, messages_of
 from dataflow.randomness import stream_seed
 from dataflow.schema import Completion, Prompt, Schema
 from operators import data_files, data_shapes
@@ -338,7 +338,11 @@ def refuse_silent_messages(data: str, split: str | None, table: pa.Table, name: 
 
 def _nulls(messages: Any, field: str) -> np.ndarray:
     """bool [messages]."""
-    return messages.field(field).is_null().to_numpy(zero_copy_only=False)
+    values = messages.field(field)
+    missing = values.is_null().to_numpy(zero_copy_only=False)
+    if is_json(messages.type.field(field)):
+        missing = missing | np.array([text == "null" for text in values.to_pylist()], dtype=bool)
+    return missing
 
 
 def _first_answer(turns: Sequence[Message], where: str) -> int:
