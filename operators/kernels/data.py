@@ -27,7 +27,7 @@ from dataflow.schema import Completion, Prompt, Schema
 from operators import data_files, data_shapes
 from operators.kernels.conversations import encode_conversations
 from operators.kernels.overlong import RowRoom
-from operators.kernels.text import Pairs, load_tokenizer
+from operators.kernels.text import Pairs, Tokenizer, load_tokenizer
 
 _KEPT_EPOCHS = 4
 
@@ -199,22 +199,37 @@ class Demonstrations(DataCursor):
             yield Batch.make(chunk.keys.take(stay), {**columns, "completion": texts}, Completion)
 
     def _tokenized(self, found: pa.RecordBatch, place: Callable[[int], str]) -> Pairs:
-        tokenizer = self._tokenizer
-        if self._data.shape == "text":
-            return tokenizer.encode_texts(found.column("text").to_pylist())
-        if _has_text_answers(found):
-            return tokenizer.encode_pairs(
-                found.column("prompt").to_pylist(), found.column("completion").to_pylist()
-            )
-        if self._data.shape == "messages":
-            turns = messages_of(found.column("messages"))
-            first = [_first_answer(row, place(index)) for index, row in enumerate(turns)]
-        else:
-            asked = messages_of(found.column("prompt"))
-            answered = messages_of(found.column("completion"))
-            turns = [[*a, *b] for a, b in zip(asked, answered, strict=True)]
-            first = [len(row) for row in asked]
-        return encode_conversations(tokenizer, turns, first, self._assistant_only, place)
+        return tokenized_demonstrations(
+            self._tokenizer, self._data.shape, found, self._assistant_only, place
+        )
+
+
+def tokenized_demonstrations(
+    tokenizer: Tokenizer,
+    shape: data_shapes.Shape,
+    found: pa.RecordBatch,
+    assistant_only: bool,
+    place: Callable[[int], str],
+) -> Pairs:
+    """The prompt and completion of each row. place: of a row, for errors.
+
+    Raises DataError for a row that cannot be tokenized.
+    """
+    if shape == "text":
+        return tokenizer.encode_texts(found.column("text").to_pylist())
+    if _has_text_answers(found):
+        return tokenizer.encode_pairs(
+            found.column("prompt").to_pylist(), found.column("completion").to_pylist()
+        )
+    if shape == "messages":
+        turns = messages_of(found.column("messages"))
+        first = [_first_answer(row, place(index)) for index, row in enumerate(turns)]
+    else:
+        asked = messages_of(found.column("prompt"))
+        answered = messages_of(found.column("completion"))
+        turns = [[*a, *b] for a, b in zip(asked, answered, strict=True)]
+        first = [len(row) for row in asked]
+    return encode_conversations(tokenizer, turns, first, assistant_only, place)
 
 
 def columns_asked_for(node: KernelNode, made: type[Schema]) -> tuple[str, ...]:
