@@ -223,7 +223,7 @@ def tokenized_demonstrations(
         )
     if shape == "messages":
         turns = messages_of(found.column("messages"))
-        first = [_first_answer(row, place(index)) for index, row in enumerate(turns)]
+        first = [_first_answer(row, index, place) for index, row in enumerate(turns)]
     else:
         asked = messages_of(found.column("prompt"))
         answered = messages_of(found.column("completion"))
@@ -360,11 +360,12 @@ def _nulls(messages: Any, field: str) -> np.ndarray:
     return missing
 
 
-def _first_answer(turns: Sequence[Message], where: str) -> int:
+def _first_answer(turns: Sequence[Message], row: int, place: Callable[[int], str]) -> int:
+    """place: asked for a wrong row alone, as it reads the file."""
     first = next((i for i, turn in enumerate(turns) if turn["role"] == "assistant"), 0)
     if not first:
         raise DataError(
-            f"{where}: expected messages in which an assistant answers, found {turns!r:.120}. Fix:"
-            " leave the row out."
+            f"{place(row)}: expected messages in which an assistant answers, found"
+            f" {turns!r:.120}. Fix: leave the row out."
         )
     return first

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -21,7 +22,12 @@ from dataflow.token_counts import NotCounted, TokenCounts
 from engine.simulate.lengths import DrawnLengths, Greatest
 from operators.data import demonstrations
 from operators.kernels import token_counts
-from operators.kernels.data import Demonstrations, open_rows
+from operators.kernels.data import (
+    Demonstrations,
+    open_demonstrations,
+    open_rows,
+    tokenized_demonstrations,
+)
 from operators.kernels.preferences import Preferences
 from operators.kernels.text import load_tokenizer
 from operators.kernels.token_counts import (
@@ -209,6 +215,17 @@ def test_demonstrations_are_counted_as_their_kernel_makes_them(form: str, tmp_pa
     prompts, answers = pairs_of_kernel(Demonstrations(), data, base)
     assert (counts.prompts.tolist(), answers_of(counts)) == (prompts, answers)
     assert counts.longest_answer == answers[-1]
+
+
+def test_a_place_is_looked_for_where_a_row_is_wrong_alone(tmp_path: Path) -> None:
+    rows = open_demonstrations(save_jsonl(tmp_path / "a.jsonl", *DEMONSTRATIONS["conversations"]))
+    tokenizer = load_tokenizer(save_tiny(tmp_path / "model", layers=1))
+
+    def place(row: int) -> str:
+        raise AssertionError(f"the file is read for row {row}, which is right")
+
+    pairs = tokenized_demonstrations(tokenizer, rows.shape, rows.take(np.arange(2)), True, place)
+    assert len(pairs.prompt) == 2
 
 
 @pytest.mark.parametrize("prompt", [{"prompt": "2+2= "}, {}], ids=["prompt", "implicit"])
