@@ -212,8 +212,8 @@ class Operator:
     prompt can have; None if that is not known.
     """
     data_tokens: str = ""
-    """For a source of prompts: module:function of (data, split, base) that counts the tokens of
-    some prompts by the tokenizer of a Model's base: TokenCounts, or NotCounted, which says why.
+    """For such a source: module:function of (data, split, base) that counts the tokens of some
+    rows by the tokenizer of a Model's base: TokenCounts, or NotCounted, which says why.
     """
     data_files: str = ""
     """For such a source: module:function of (data, split) that returns its files, in order, or

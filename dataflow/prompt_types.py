@@ -1,15 +1,18 @@
 """The types that a column of prompts may have: text, lists of messages, lists of token ids.
 
-Owns: telling them apart, and messages as Python. Does not own: the schema (schema.py), what becomes
-of each (operators).
+Owns: telling them apart, messages and other nested values as Python. Does not own: the schema
+(schema.py), what becomes of each (operators).
 
-A struct of Arrow has all fields of all rows, in one order and of one type each. Of messages that
-were parsed from JSON, whatever is no text therefore travels as JSON (`json_field`).
+A struct of Arrow has all fields of all rows, in one order and of one type each. Of objects that
+were parsed from JSON, a field that some lack is therefore marked (`key_field`), and what Arrow
+would change travels as JSON (`json_field`).
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -19,7 +22,13 @@ Message = dict[str, Any]
 """OpenAI style: role, content and whatever else a chat template reads."""
 
 _JSON = b"json"
-"""In the metadata of a field: its texts are JSON."""
+"""In the metadata of a field: its texts are JSON; of a struct's, a null is a key that is absent."""
+
+_ALWAYS = ("role", "content")
+"""Fields that a chat template sees in each message."""
+
+_KEY = b"key"
+"""In the metadata of a struct's field: a null is a key that is absent."""
 
 
 def is_messages(kind: pa.DataType) -> bool:
@@ -40,27 +49,42 @@ def is_token_ids(kind: pa.DataType) -> bool:
 
 
 def json_field(name: str) -> pa.Field:
-    """A field of messages whose values are written as JSON."""
+    """A field whose values are written as JSON; in a struct, null where there is no such key."""
     return pa.field(name, pa.utf8(), metadata={_JSON: b"1"})
 
 
+def is_json(field: pa.Field) -> bool:
+    """Whether the values of a field are written as JSON."""
+    return _JSON in (field.metadata or {})
+
+
+def key_field(name: str, kind: pa.DataType) -> pa.Field:
+    """A field of a struct that is null where there is no such key."""
+    return pa.field(name, kind, metadata={_KEY: b"1"})
+
+
 def with_json_values(column: pa.Array) -> list[Any]:
-    """A column as Python; in lists of messages, values that are written as JSON are parsed."""
+    """A column as Python; values that are written as JSON are parsed, and absent keys left out."""
     rows = column.to_pylist()
-    names = _json_names(column.type)
-    if not names:
+    kind = column.type
+    if not has_json_values(kind):
         return rows
-    for row in rows:
-        for message in row or ():
-            for name in names:
-                if message[name] is not None:
-                    message[name] = json.loads(message[name])
+    if _has_json_items(kind):
+        return [None if row is None else [_parsed(text) for text in row] for row in rows]
+    texts, keys = _json_names(kind), _key_names(kind)
+    objects = rows if pa.types.is_struct(kind) else chain.from_iterable(filter(None, rows))
+    for each in filter(None, objects):
+        for name in keys:
+            if each[name] is None:
+                del each[name]
+            elif name in texts:
+                each[name] = json.loads(each[name])
     return rows
 
 
 def has_json_values(kind: pa.DataType) -> bool:
-    """Whether a column of this type has messages with values that are written as JSON."""
-    return bool(_json_names(kind))
+    """Whether `with_json_values` has more to do for a column of this type than Arrow does."""
+    return bool(_key_names(kind)) or _has_json_items(kind)
 
 
 def as_objects(column: pa.Array) -> np.ndarray:
@@ -74,19 +98,21 @@ def as_objects(column: pa.Array) -> np.ndarray:
 def messages_of(column: pa.Array) -> list[list[Message]]:
     """Lists of messages as their file has them.
 
-    A field that a message does not have is null in Arrow, and left out. Inside a value, a null that
-    stands in JSON stays; in Parquet it cannot be told from a field of other rows, and is left out.
+    A field that a message does not have is left out, and so is one that is null. Inside a value, a
+    null that stands in JSON stays; in Parquet it cannot be told from a field of other rows, and is
+    left out.
     """
     parsed = _json_names(column.type)
+    always = {field.name: None for field in _fields(column.type) if field.name in _ALWAYS}
     rows = with_json_values(column)
-    return [[_without_nulls(message, parsed) for message in row] for row in rows]
+    return [[always | _without_nulls(message, parsed) for message in row] for row in rows]
 
 
 def _without_nulls(message: Message, parsed: frozenset[str]) -> Message:
-    """A template must see only the fields that the message has; role and content always."""
+    """A template must see only the fields that the message has."""
     shown: Message = {}
     for name, value in message.items():
-        if value is not None or name in ("role", "content"):
+        if value is not None:
             shown[name] = value if name in parsed else _without_inner_nulls(value)
     return shown
 
@@ -100,9 +126,30 @@ def _without_inner_nulls(value: Any) -> Any:
     return value
 
 
+def _parsed(text: str | None) -> Any:
+    return None if text is None else json.loads(text)
+
+
 def _json_names(kind: pa.DataType) -> frozenset[str]:
-    fields = kind.value_type if is_messages(kind) else ()
-    return frozenset(field.name for field in fields if _JSON in (field.metadata or {}))
+    """The fields of a column's objects that are written as JSON."""
+    return frozenset(field.name for field in _fields(kind) if is_json(field))
+
+
+def _key_names(kind: pa.DataType) -> frozenset[str]:
+    """The fields of a column's objects that are null where there is no such key."""
+    marked = [field.name for field in _fields(kind) if _KEY in (field.metadata or {})]
+    return _json_names(kind).union(marked)
+
+
+def _fields(kind: Any) -> Iterable[pa.Field]:
+    """Of the objects of a column: of its structs, or of those in its lists."""
+    if pa.types.is_struct(kind):
+        return kind
+    return kind.value_type if is_messages(kind) else ()
+
+
+def _has_json_items(kind: Any) -> bool:
+    return _is_list(kind) and is_json(kind.value_field)
 
 
 def _is_list(kind: pa.DataType) -> bool:

@@ -15,12 +15,17 @@ import numpy as np
 class TokenCounts:
     """Of a sample of rows, the same for equal data. prompts: tokens of each row's prompt, int64
     [rows], ascending, none below 1. longest: of the sample's prompts, and of those that have most
-    bytes in all of the data. place: the file, or what else the rows are from.
+    bytes in all of the data. answers, longest_answer: the same of the answers that the data has,
+    longest_row: of both together; None and 0 if it has none. place: the file, or what else the rows
+    are from.
     """
 
     prompts: np.ndarray
     longest: int
     place: str
+    answers: np.ndarray | None = None
+    longest_answer: int = 0
+    longest_row: int = 0
 
     def within(self, limit: int, *, drops: bool) -> TokenCounts:
         """With no prompt of more tokens than a limit: drops: longer ones are left out, where any
@@ -33,12 +38,20 @@ class TokenCounts:
         return replace(self, prompts=fitting if drops and len(fitting) else cut, longest=limit)
 
     def __str__(self) -> str:
-        few, many = int(self.prompts[0]), int(self.prompts[-1])
-        mean = f", mean {self.prompts.mean():,.0f}"
-        span = f"{few:,} to {many:,} tokens{mean}" if few != many else f"{few:,} tokens"
-        longer = f", and of its longest {self.longest:,}" if self.longest > many else ""
+        spans = _span(self.prompts)
+        if self.answers is not None:
+            spans += f", with answers of {_span(self.answers)}"
+        longer = f", and of its longest {self.longest:,}" if self.longest > self.prompts[-1] else ""
+        if self.answers is not None:
+            longer = f", and of its longest {self.longest_row:,} in all"
         rows = f"{len(self.prompts):,} row{'s' * (len(self.prompts) != 1)} of {self.place}"
-        return f"{span}, from {rows}{longer}"
+        return f"{spans}, from {rows}{longer}"
+
+
+def _span(lengths: np.ndarray) -> str:
+    few, many = int(lengths[0]), int(lengths[-1])
+    mean = f", mean {lengths.mean():,.0f}"
+    return f"{few:,} to {many:,} tokens{mean}" if few != many else f"{few:,} tokens"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

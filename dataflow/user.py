@@ -21,6 +21,7 @@ from dataflow.errors import Fault, GraphError, nearest
 from dataflow.limits import Limit, choice
 from dataflow.node import Node, Port
 from dataflow.operator import Input, Keeps, Operator, Same, Scope
+from dataflow.prompt_types import has_json_values
 from dataflow.schema import Keep, Preference, Schema
 
 S = TypeVar("S", bound=Schema)
@@ -69,7 +70,7 @@ class Columns(Generic[S_co]):
         is_list = pa.types.is_large_list(kind) or pa.types.is_list(kind)
         return (
             self.batch.ragged(name)
-            if is_list and not pa.types.is_struct(kind.value_type)
+            if is_list and not pa.types.is_struct(kind.value_type) and not has_json_values(kind)
             else self.batch.flat(name)
         )
 

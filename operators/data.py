@@ -58,6 +58,7 @@ DEMONSTRATIONS = Operator(
     data_columns="operators.data_files:demonstration_columns",
     data_overlap="operators.data_sources:overlap",
     data_rows="operators.data_sources:row_count",
+    data_tokens="operators.kernels.token_counts:count_demonstrations",
     data_files="operators.data_files:source_files",
 )
 
@@ -80,6 +81,7 @@ PREFERENCES = Operator(
     data_optional=("prompt",),
     data_overlap="operators.data_sources:overlap",
     data_rows="operators.data_sources:row_count",
+    data_tokens="operators.kernels.token_counts:count_preferences",
     data_files="operators.data_files:source_files",
 )
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dataflow.errors import DataError
+from dataflow.prompt_types import has_json_values, with_json_values
 from operators.data_csv import read_csv
 from operators.data_lines import opened_for, read_lines, table_of
 from operators.data_shapes import listed
@@ -69,7 +70,10 @@ def _split_column(table: pa.Table) -> pa.ChunkedArray | pa.Array | None:
     info = table.column("extra_info") if "extra_info" in table.column_names else None
     if info is None or not pa.types.is_struct(info.type) or info.type.get_field_index("split") < 0:
         return None
-    return info.combine_chunks().field("split")
+    infos = info.combine_chunks()
+    if has_json_values(infos.type):
+        return pa.array([row and row.get("split") for row in with_json_values(infos)])
+    return infos.field("split")
 
 
 def _without_splits(data: str, split: str, names: Sequence[str]) -> DataError:

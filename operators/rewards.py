@@ -198,7 +198,7 @@ class VerlReward:
     ) -> list[float | None] | Awaitable[list[float | None]]:
         """One score per completion; awaitable if the function is async."""
         infos = extra_info if extra_info is not None else [None] * len(completions)
-        truths = [model["ground_truth"] for model in reward_model]
+        truths = [model.get("ground_truth") for model in reward_model]
         rows = zip(data_source, map(text_of, completions), truths, infos, strict=True)
         calls = [self.compute_score(**dict(zip(_VERL_ARGUMENTS, row, strict=True))) for row in rows]
         if any(inspect.isawaitable(call) for call in calls):

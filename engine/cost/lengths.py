@@ -22,7 +22,7 @@ ASSUMED_ANSWER = 512
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
     """Most tokens of prompt and completion. limit: of a prompt, as graph and Model allow; None
-    without one. counts: of prompts in the data; None where none were counted, and `uncounted` says
+    without one. counts: of rows in the data; None where none were counted, and `uncounted` says
     why. bound: of a guessed prompt, what would set it.
     """
 
@@ -66,6 +66,18 @@ class Lengths:
         if self.limit is not None:
             counts = counts.within(self.limit, drops=drops)
         return replace(self, prompt=counts.longest, counts=counts, bound="")
+
+    def demonstrated(self, counts: TokenCounts | NotCounted, context: int) -> Lengths:
+        """With prompts and answers of the data as they were counted, no row longer than the model's
+        context, which is 0 if unknown: the longest row, and the longest answer in it.
+        """
+        if isinstance(counts, NotCounted):
+            return replace(self, uncounted=counts.why)
+        row = counts.longest_row
+        if context > 1:
+            row, counts = min(row, context), counts.within(context - 1, drops=False)
+        answer = min(counts.longest_answer, row - 1)
+        return replace(self, prompt=row - answer, completion=answer, counts=counts, bound="")
 
 
 def of_rollout(max_tokens: int, max_prompt_tokens: int | None) -> Lengths:

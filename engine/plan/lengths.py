@@ -12,11 +12,11 @@ from dataflow.graph import Graph
 from dataflow.model import Model
 from dataflow.node import Node
 from dataflow.operator import Reduce
-from dataflow.rows import Domains, row_line
+from dataflow.rows import Domains, reader_of, row_line
 from dataflow.schema import TokenPrompt
 from engine.cost.lengths import Lengths, of_demonstration, of_rollout
 from engine.cost.models import Shape
-from engine.plan.prompt_counts import counted_prompts
+from engine.plan.prompt_counts import counted_prompts, counted_rows
 
 Shapes = Mapping[str, Shape | None]
 """Of each Model; None where it is not known."""
@@ -27,7 +27,7 @@ def all_lengths(graph: Graph, shapes: Shapes) -> dict[str, Lengths]:
     found: dict[str, Lengths] = {}
     domains = Domains(graph)
     for node in graph.nodes:
-        found[node.name] = _lengths_of(node, found, shapes, domains)
+        found[node.name] = _lengths_of(graph, node, found, shapes, domains)
         if node.operator.traits.generates:  # what it is asked is as long as it reads
             lengths = found[node.name]
             for port in row_line(next(iter(node.inputs.values())), domains):
@@ -39,12 +39,12 @@ def all_lengths(graph: Graph, shapes: Shapes) -> dict[str, Lengths]:
 
 
 def _lengths_of(
-    node: Node, found: Mapping[str, Lengths], shapes: Shapes, domains: Domains
+    graph: Graph, node: Node, found: Mapping[str, Lengths], shapes: Shapes, domains: Domains
 ) -> Lengths:
     if node.operator.traits.generates:
         return _generated(node, found, shapes, domains)
     if node.operator.tokenises:
-        return of_demonstration()
+        return _demonstrated(node, graph, shapes)
     if node.operator.work == "source":
         return of_rollout(0, None)
     rows = node.operator.rows
@@ -54,6 +54,17 @@ def _lengths_of(
     if any(issubclass(schema, TokenPrompt) for schema in node.schemas):
         return longest.continued(len(node.params.get("then") or ""))
     return longest
+
+
+def _demonstrated(node: Node, graph: Graph, shapes: Shapes) -> Lengths:
+    """Of rows that are made of the data's texts, for the Model that reads them."""
+    lengths, reader = of_demonstration(), reader_of(graph, node)
+    models = [] if reader is None else [s for s in reader.states.values() if isinstance(s, Model)]
+    counts = counted_rows(node, models[0].base) if models else None
+    if counts is None:
+        return lengths
+    shape = shapes[models[0].name]
+    return lengths.demonstrated(counts, shape.context if shape else 0)
 
 
 def _generated(

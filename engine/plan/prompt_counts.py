@@ -1,4 +1,4 @@
-"""Tokens of the prompts that a generation is going to read, counted in the data of its source.
+"""Tokens of the rows that a generation, or a Model, is going to read, counted in their data.
 
 Owns: which source that is, and why nothing is counted where there is none. Does not own: counting
 (Operator.data_tokens), bounds on prompts (prompt_bounds.py), what follows from it (lengths.py).
@@ -23,3 +23,13 @@ def counted_prompts(generation: Node, base: str, domains: Domains) -> TokenCount
         if above.operator.traits.generates or issubclass(port.schema, Prompt):
             return NotCounted(why=f"{above.name} makes them in the run")
     return NotCounted(why="they are in no data")
+
+
+def counted_rows(source: Node, base: str) -> TokenCounts | NotCounted | None:
+    """Prompts and answers of a source of both; None of another node. base: of the Model whose
+    tokenizer they are read by.
+    """
+    if not source.operator.data_tokens:
+        return None
+    count = function_at(source.operator.data_tokens)
+    return count(source.params["data"], source.params.get("split"), base)

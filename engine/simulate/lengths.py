@@ -89,7 +89,11 @@ class DrawnLengths:
 
     def demonstrated(self, source: str, keys: Keys) -> np.ndarray:
         """int64 [rows]: tokens of the completions that come with a source's prompts."""
-        return self._written(source + "/completion", keys, self._greatest[source].completion)
+        name, greatest = source + "/completion", self._greatest[source]
+        counted = None if greatest.counts is None else greatest.counts.answers
+        if self.given.answers is not None or counted is None:
+            return self._written(name, keys, greatest.completion)
+        return self._drawn(name, keys, LengthDistribution(counted), greatest.completion)
 
     def _written(self, name: str, keys: Keys, most: int) -> np.ndarray:
         if self.given.answers is None or most == 0:

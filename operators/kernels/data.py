@@ -21,13 +21,13 @@ import pyarrow.compute as pc
 from dataflow.batch import Batch, ragged
 from dataflow.errors import DataError
 from dataflow.kernel import Chunk, KernelNode, Layout, Session
-from dataflow.prompt_types import Message, is_messages, is_token_ids, messages_of
+from dataflow.prompt_types import Message, is_json, is_messages, is_token_ids, messages_of
 from dataflow.randomness import stream_seed
 from dataflow.schema import Completion, Prompt, Schema
 from operators import data_files, data_shapes
 from operators.kernels.conversations import encode_conversations
 from operators.kernels.overlong import RowRoom
-from operators.kernels.text import Pairs, load_tokenizer
+from operators.kernels.text import Pairs, Tokenizer, load_tokenizer
 
 _KEPT_EPOCHS = 4
 
@@ -199,22 +199,37 @@ class Demonstrations(DataCursor):
             yield Batch.make(chunk.keys.take(stay), {**columns, "completion": texts}, Completion)
 
     def _tokenized(self, found: pa.RecordBatch, place: Callable[[int], str]) -> Pairs:
-        tokenizer = self._tokenizer
-        if self._data.shape == "text":
-            return tokenizer.encode_texts(found.column("text").to_pylist())
-        if _has_text_answers(found):
-            return tokenizer.encode_pairs(
-                found.column("prompt").to_pylist(), found.column("completion").to_pylist()
-            )
-        if self._data.shape == "messages":
-            turns = messages_of(found.column("messages"))
-            first = [_first_answer(row, place(index)) for index, row in enumerate(turns)]
-        else:
-            asked = messages_of(found.column("prompt"))
-            answered = messages_of(found.column("completion"))
-            turns = [[*a, *b] for a, b in zip(asked, answered, strict=True)]
-            first = [len(row) for row in asked]
-        return encode_conversations(tokenizer, turns, first, self._assistant_only, place)
+        return tokenized_demonstrations(
+            self._tokenizer, self._data.shape, found, self._assistant_only, place
+        )
+
+
+def tokenized_demonstrations(
+    tokenizer: Tokenizer,
+    shape: data_shapes.Shape,
+    found: pa.RecordBatch,
+    assistant_only: bool,
+    place: Callable[[int], str],
+) -> Pairs:
+    """The prompt and completion of each row. place: of a row, for errors.
+
+    Raises DataError for a row that cannot be tokenized.
+    """
+    if shape == "text":
+        return tokenizer.encode_texts(found.column("text").to_pylist())
+    if _has_text_answers(found):
+        return tokenizer.encode_pairs(
+            found.column("prompt").to_pylist(), found.column("completion").to_pylist()
+        )
+    if shape == "messages":
+        turns = messages_of(found.column("messages"))
+        first = [_first_answer(row, index, place) for index, row in enumerate(turns)]
+    else:
+        asked = messages_of(found.column("prompt"))
+        answered = messages_of(found.column("completion"))
+        turns = [[*a, *b] for a, b in zip(asked, answered, strict=True)]
+        first = [len(row) for row in asked]
+    return encode_conversations(tokenizer, turns, first, assistant_only, place)
 
 
 def columns_asked_for(node: KernelNode, made: type[Schema]) -> tuple[str, ...]:
@@ -338,14 +353,19 @@ def refuse_silent_messages(data: str, split: str | None, table: pa.Table, name: 
 
 def _nulls(messages: Any, field: str) -> np.ndarray:
     """bool [messages]."""
-    return messages.field(field).is_null().to_numpy(zero_copy_only=False)
+    values = messages.field(field)
+    missing = values.is_null().to_numpy(zero_copy_only=False)
+    if is_json(messages.type.field(field)):
+        missing = missing | np.array([text == "null" for text in values.to_pylist()], dtype=bool)
+    return missing
 
 
-def _first_answer(turns: Sequence[Message], where: str) -> int:
+def _first_answer(turns: Sequence[Message], row: int, place: Callable[[int], str]) -> int:
+    """place: asked for a wrong row alone, as it reads the file."""
     first = next((i for i, turn in enumerate(turns) if turn["role"] == "assistant"), 0)
     if not first:
         raise DataError(
-            f"{where}: expected messages in which an assistant answers, found {turns!r:.120}. Fix:"
-            " leave the row out."
+            f"{place(row)}: expected messages in which an assistant answers, found"
+            f" {turns!r:.120}. Fix: leave the row out."
         )
     return first

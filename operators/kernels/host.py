@@ -78,7 +78,9 @@ class ColumnFunction:
                 )
             row = _first_not_finite(made, name)
             if row is not None:
-                raise self._failed(chunk, f"column {name!r} has a value that is not finite", row)
+                problem = f"column {name!r} has a value that is not finite"
+                fix = "a finite number in its place, as a nan spoils all that is computed of it"
+                raise self._failed(chunk, f"{problem}. Fix: {fix}", row)
         outside = out_of_bounds(made, schema, self._node.returns) or newer_than_its_inputs(
             made, chunk.inputs
         )

@@ -59,14 +59,15 @@ class Preferences(DataCursor):
         self._tokenizer, self._session = load_tokenizer(model.base), session
         self._tokenizer.eos()  # raises if there is none: every answer ends with it
         self._room = RowRoom.of(node, model.name)
-        _tokenized(self._data, self._data.take(np.arange(1)), self._tokenizer, self._data.place)
+        first = self._data.take(np.arange(1))
+        tokenized_preferences(self._data, first, self._tokenizer, self._data.place)
 
     def run(self, chunk: Chunk) -> Iterator[Batch]:
         """One batch: both rows of the chunk's positions. A pair goes if one of its rows is too
         long.
         """
         found = self._taken(chunk)
-        pairs = _tokenized(self._data, found, self._tokenizer, self._places(chunk))
+        pairs = tokenized_preferences(self._data, found, self._tokenizer, self._places(chunk))
         keys = chunk.keys.expand(2)
         given = (pairs.completion, pairs.mask)
         stay, _, (completion, mask) = self._room.fitted(pairs.prompt, given, keys, self._session)
@@ -117,10 +118,13 @@ def _start(conversation: Conversation) -> str:
     return f"{conversation if isinstance(conversation, str) else conversation[0]!r:.60}"
 
 
-def _tokenized(
+def tokenized_preferences(
     rows: SourceRows, found: pa.RecordBatch, tokenizer: Tokenizer, place: Callable[[int], str]
 ) -> Pairs:
-    """The answers of each row, chosen before rejected, with the prompt of both."""
+    """The answers of each row, chosen before rejected, with the prompt of both.
+
+    Raises DataError for a row that cannot be tokenized.
+    """
     if rows.shape == "pairs":
         asked = prompts_of(found.column("prompt"))
         answers = list(_conversations(found, "chosen", "rejected"))

@@ -1,8 +1,9 @@
 """Bad data files, cluster files, run folders, names and graph files: one line with a place each.
 
 Each goes through the command line, in this process: `peek` for data (check, plan, open), `explain`
-for cluster files, `resume` for run folders, `run` for names, `check` for graph files. RIGHT looks
-odd and is right.
+for cluster files, `resume` for run folders, `run` for names, `check` for graph files, `simulate`
+for traces (traces.py), `run` for what an operator returns (returned.py). RIGHT looks odd and is
+right.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ import pyarrow.parquet as pq
 from engine.cli import main as dataflow
 from tests.kit.models import save_tiny
 from tests.torture.outcome import CaseResult, timed
+from tests.torture.returned import RETURNED, run_of
+from tests.torture.traces import TRACES
 
 Writer = Callable[[Path], str]
 """Makes the input in a folder; returns what the command is given."""
@@ -44,14 +47,16 @@ def torture(short: bool, seed: int) -> list[CaseResult]:
             (OPTIONS, lambda given: ["explain", *asking, *json.loads(given)], 1),
             (NAMES, lambda given: ["run", *asking, *json.loads(given)], 3),
             (TARGETS, lambda given: ["check", given], 1),
+            (TRACES, lambda given: ["simulate", *asking, "--lengths", given], 1),
+            (RETURNED, lambda given: run_of(folder, f"{given}:f", base), 3, "row ("),
         )
         cases = []
         for table, *how in groups:
             titles = draw.sample([*table], 4) if short else table
             cases += [(title, table[title], *how) for title in titles]
         return [
-            timed("data", title, partial(_judged, folder / f"case-{i}", write, command, code))
-            for i, (title, write, command, code) in enumerate(cases)
+            timed("data", title, partial(_judged, folder / f"case-{i}", *how))
+            for i, (title, *how) in enumerate(cases)
         ]
 
 
@@ -61,9 +66,11 @@ def _model(folder: Path) -> str:
 
 
 def _judged(
-    folder: Path, write: Writer, command: Callable[[str], list[str]], code: int
+    folder: Path, write: Writer, command: Callable[[str], list[str]], code: int, names: str = ""
 ) -> tuple[str, str]:
-    """What is wrong (empty where nothing is), and the last line that was said."""
+    """What is wrong (empty where nothing is), and the last line that was said. names: a word that
+    it has to have.
+    """
     folder.mkdir()
     errors, words = io.StringIO(), command(write(folder))
     with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):
@@ -72,7 +79,9 @@ def _judged(
         except Exception as error:  # a traceback of ours is what this looks for
             return f"a traceback: {type(error).__name__}: {error}", ""
     lines = errors.getvalue().strip().splitlines()
-    return _fault(ended, errors.getvalue(), code), lines[-1] if lines else ""
+    last = lines[-1] if lines else ""
+    fault = _fault(ended, errors.getvalue(), code)
+    return fault or ("" if names in last else f"{names!r} is not in it"), last
 
 
 def _fault(ended: int, said: str, code: int) -> str:
@@ -206,6 +215,7 @@ DATA: Mapping[str, Writer] = {
     "a number beyond floats": _jsonl('{"prompt": "a", "x": 1e400}\n'),
     "an integer beyond 64 bits": _jsonl('{"prompt": "a", "x": 99999999999999999999999}\n'),
     "half a surrogate pair": _jsonl('{"prompt": "\\ud800"}\n'),
+    "half a surrogate pair in a completion": _jsonl('{"prompt": "a", "completion": "\\ud800"}\n'),
     "one array": _jsonl('[{"prompt": "a"}, {"prompt": "b"}]\n'),
     "one object over many lines": _jsonl('{\n  "prompt": "a"\n}\n'),
     "Python's quotes": _jsonl("{'prompt': 'a'}\n"),
@@ -277,6 +287,11 @@ RIGHT: Mapping[str, Writer] = {
     "colons and quotes in texts": _rows(
         {"prompt": 'a": "b', "x": {"y": 'a " : "b'}}, {"prompt": '"":"'}
     ),
+    "columns with the names of keywords": _rows(
+        {"prompt": "a", "completions": "b", "prompts": ["c"], "completion_ids": 3}
+    ),
+    "keys that some objects lack": _rows({"prompt": "a", "x": {"y": 1}}, {"prompt": "b", "x": {}}),
+    "199 levels": _jsonl('{"prompt": "a", "x": ' + "[" * 198 + "]" * 198 + "}\n"),
     "an escaped NUL": _jsonl('{"prompt": "a\\u0000b"}\n'),
     "a name of other letters": _jsonl(_GOOD, "daten-äöü-数据.jsonl"),
     "columns that some rows lack": _rows({"prompt": "a", "x": 1}, {"prompt": "b", "y": [1.5]}),
@@ -323,6 +338,7 @@ CLUSTERS: Mapping[str, Writer] = {
     "an address, as of old": _toml(_HOST + 'address = "10.0.0.1"\n'),
     "a lease, which is an option": _toml("lease = 30\n" + _HOST),
     "a name that is none": _toml(_HOST.replace("hosts.a", 'hosts."a b"')),
+    "links that are no tables": _toml("links = [1, 2]\n" + _HOST),
     "hosts that are no tables": _toml("hosts = 3\n"),
     "a host that is no table": _toml("[hosts]\na = 3\n"),
     "no TOML": _toml("cores = \n"),
@@ -394,7 +410,8 @@ NAMES: Mapping[str, Writer] = {
 
 _ABSURD = """
 --keep 0, --samples-every 0, --steps -1, --checkpoint-every -2, --threads 0, --watchdog nan,
---watchdog -1, --heartbeat inf, --heartbeat 0, --set rollout.n=10000000000000
+--watchdog -1, --heartbeat inf, --heartbeat 0, --set rollout.n=10000000000000,
+--set rollout.temperature=1e-320
 """
 
 OPTIONS: Mapping[str, Writer] = {

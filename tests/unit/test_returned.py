@@ -109,11 +109,12 @@ def rollouts() -> Batch:
 
 
 @pytest.mark.parametrize(("column", "values", "problem"), [
-    ("completion_mask", [1, 1, 1, 2], "expected 0 to 1, found 2 at token 1"),
-    ("completion_ids", [1, 1, -1, 2], "expected at least 0, found -1 at token 0"),
-    ("sampler_logprobs", [-1, -1, 0.5, -1], "expected at most 0, found 0.5 at token 0"),
-    ("version", [3, 3, 4, 9], "expected at most 4, the newest version of its inputs, found 9 at"),
-    ("version", [3, 3, -2, 4], "expected at least 0, found -2 at token 0"),
+    ("completion_mask", [1, 1, 1, 2], ": expected 0 to 1, found 2 at token 1"),
+    ("completion_ids", [1, 1, -1, 2], ": expected at least 0, found -1 at token 0"),
+    ("sampler_logprobs", [-1, -1, 0.5, -1], ": expected at most 0, found 0.5 at token 0"),
+    ("sampler_logprobs", [-1, -1, np.nan, -1], " has a value that is not finite. Fix: a finite"),
+    ("version", [3, 3, 4, 9], ": expected at most 4, the newest version of its inputs, found 9 at"),
+    ("version", [3, 3, -2, 4], ": expected at least 0, found -2 at token 0"),
 ])  # fmt: skip
 def test_values_that_no_such_column_can_have_are_refused_by_row(
     column: str, values: list[float], problem: str
@@ -126,7 +127,7 @@ def test_values_that_no_such_column_can_have_are_refused_by_row(
     with pytest.raises(KernelError) as caught:
         list(kernel.run(Chunk(id=1, step=0, keys=rows.keys, inputs={"rollout": rows})))
     message = str(caught.value)
-    assert f"column {column!r}: {problem}" in message
+    assert f"column {column!r}{problem}" in message
     assert "row (position, sample, attempt) (8, 0, 0)" in message
 
 

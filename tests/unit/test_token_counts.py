@@ -8,18 +8,41 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tokenizers.processors import TemplateProcessing
 
+from dataflow.batch import Keys
+from dataflow.graph import Graph
+from dataflow.kernel import Chunk, KernelNode, Layout
+from dataflow.model import Model
 from dataflow.token_counts import NotCounted, TokenCounts
+from engine.simulate.lengths import DrawnLengths, Greatest
+from operators.data import demonstrations
 from operators.kernels import token_counts
-from operators.kernels.data import open_rows
+from operators.kernels.data import (
+    Demonstrations,
+    open_demonstrations,
+    open_rows,
+    tokenized_demonstrations,
+)
+from operators.kernels.preferences import Preferences
 from operators.kernels.text import load_tokenizer
-from operators.kernels.token_counts import SAMPLE, count_prompts
+from operators.kernels.token_counts import (
+    SAMPLE,
+    count_demonstrations,
+    count_preferences,
+    count_prompts,
+)
 from operators.kernels.tokenizer_files import read_tokenizer
-from tests.kit.files import save_character_tokenizer
+from operators.losses import supervised_loss
+from operators.train import train
+from tests.kit.files import save_character_tokenizer, save_jsonl
+from tests.kit.kernels import FakeSession
+from tests.kit.models import save_tiny
+from tests.kit.plans import placed
 from tests.kit.processes import ROOT
 
 TEXTS = ["a", "two words", "  caf\u00e9\n", "<eos>x"]
@@ -152,3 +175,82 @@ def test_counting_texts_imports_neither_torch_nor_transformers(
     )
     assert "from 4 rows of train.parquet" in done.stdout, done.stderr
     assert done.stderr.strip() == ""
+
+
+def pairs_of_kernel(kernel: Any, data: str, base: str) -> tuple[list[int], list[int]]:
+    """Tokens of prompts and answers as the kernel of a source makes them."""
+    node = KernelNode(
+        name="source",
+        operator="source",
+        params={"data": data, "overlong": "error"},
+        models={"tokenizer": Model("policy", base)},
+    )
+    kernel.open(node, Layout(), FakeSession(seed=7))
+    rows = Chunk(id=0, step=1, keys=Keys.of(range(kernel.rows)), inputs={})
+    [batch] = kernel.run(rows)
+    prompts, answers = batch.lengths("prompt_ids"), batch.lengths("completion_ids")
+    return sorted(prompts.tolist()), sorted(answers.tolist())
+
+
+def answers_of(counts: TokenCounts) -> list[int]:
+    assert counts.answers is not None
+    return counts.answers.tolist()
+
+
+SAID = {"role": "assistant", "content": "It is 4."}
+DEMONSTRATIONS: dict[str, list[Any]] = {
+    "texts": [{"prompt": "2+2=", "completion": "four"}, {"prompt": "1", "completion": "a" * 90}],
+    "messages": [{"prompt": [USER], "completion": [SAID]}],
+    "conversations": [{"messages": [USER, SAID, USER, SAID]}, {"messages": [USER, SAID]}],
+    "plain": [{"text": "whole texts"}, {"text": "are answers"}],
+}
+
+
+@pytest.mark.parametrize("form", DEMONSTRATIONS)
+def test_demonstrations_are_counted_as_their_kernel_makes_them(form: str, tmp_path: Path) -> None:
+    base = save_tiny(tmp_path / "model", layers=1)
+    data = save_jsonl(tmp_path / "a.jsonl", *DEMONSTRATIONS[form])
+    counts = count_demonstrations(data, None, base)
+    assert isinstance(counts, TokenCounts), counts
+    prompts, answers = pairs_of_kernel(Demonstrations(), data, base)
+    assert (counts.prompts.tolist(), answers_of(counts)) == (prompts, answers)
+    assert counts.longest_answer == answers[-1]
+
+
+def test_a_place_is_looked_for_where_a_row_is_wrong_alone(tmp_path: Path) -> None:
+    rows = open_demonstrations(save_jsonl(tmp_path / "a.jsonl", *DEMONSTRATIONS["conversations"]))
+    tokenizer = load_tokenizer(save_tiny(tmp_path / "model", layers=1))
+
+    def place(row: int) -> str:
+        raise AssertionError(f"the file is read for row {row}, which is right")
+
+    pairs = tokenized_demonstrations(tokenizer, rows.shape, rows.take(np.arange(2)), True, place)
+    assert len(pairs.prompt) == 2
+
+
+@pytest.mark.parametrize("prompt", [{"prompt": "2+2= "}, {}], ids=["prompt", "implicit"])
+def test_preferences_are_counted_as_their_kernel_makes_them(
+    prompt: dict[str, str], tmp_path: Path
+) -> None:
+    base, begun = save_tiny(tmp_path / "model", layers=1), "" if prompt else "2+2= "
+    row = {**prompt, "chosen": begun + "four", "rejected": begun + "no idea"}
+    data = save_jsonl(tmp_path / "a.jsonl", row)
+    counts = count_preferences(data, None, base)
+    assert isinstance(counts, TokenCounts), counts
+    prompts, answers = pairs_of_kernel(Preferences(), data, base)
+    assert (counts.prompts.tolist(), answers_of(counts)) == (prompts, answers)
+    assert counts.longest_row == prompts[0] + answers[-1]
+
+
+def test_estimates_and_simulated_rows_stand_on_counted_answers(tmp_path: Path) -> None:
+    base = save_tiny(tmp_path / "model", layers=1)
+    data = save_jsonl(tmp_path / "a.jsonl", *DEMONSTRATIONS["texts"])
+    policy, rows = Model("policy", base, trainable=True), demonstrations(data, batch=2)
+    graph = Graph("sft", train(policy, rows, loss=supervised_loss(), lr=1e-3))
+    plan = placed(graph)
+    drawn = DrawnLengths(plan, Greatest(), seed=0)
+    greatest = drawn.greatest("demonstrations")
+    assert (greatest.prompt, greatest.completion) == (1, 91), "the longest answer in its row"
+    keys = Keys.of(range(50))
+    assert set(drawn.demonstrated("demonstrations", keys).tolist()) == {5, 91}
+    assert set(drawn.prompts("demonstrations", keys).tolist()) == {1, 4}

@@ -111,8 +111,8 @@ class _Seconds:
 
 
 def _longest(work: Work, ranks: int = 1, rows: int = 0) -> RowLengths:
-    """Rows of so many ranks (rows: as many as that), with the greatest lengths; prompts that were
-    counted in the data have their lengths.
+    """Rows of so many ranks (rows: as many as that), with the greatest lengths; prompts and
+    answers that were counted in the data have their lengths.
     """
     rows, lengths = (rows or work.rows) * ranks, work.lengths
     answers = np.full(rows, max(1, lengths.completion), np.int64)
@@ -121,4 +121,6 @@ def _longest(work: Work, ranks: int = 1, rows: int = 0) -> RowLengths:
     samples = max(1, work.rows // max(1, work.prompts))
     counted = LengthDistribution(lengths.counts.prompts)
     prompts = np.repeat(counted.spread(-(-rows // samples)), samples)[:rows]
+    if lengths.counts.answers is not None:
+        answers = LengthDistribution(lengths.counts.answers).spread(rows)
     return RowLengths(prompts, answers)
