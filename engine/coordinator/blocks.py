@@ -16,8 +16,8 @@ that rows came in; where the rows have moved to is looked up here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 
 from dataflow.arrays import all_true
@@ -26,7 +26,8 @@ from engine.coordinator.grouping import grouped, values_at
 from engine.coordinator.refs import Gather, Ref
 
 
-class Reading(msgspec.Struct, frozen=True, eq=False):
+@dataclass(frozen=True, slots=True, eq=False)
+class Reading:
     """What to gather from one producer: for each row, its block (an index into `numbers`) and row
     there. keys: as in Gather.
     """
