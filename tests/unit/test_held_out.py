@@ -88,6 +88,14 @@ def test_splits_of_one_file_are_apart(data: Path) -> None:
     assert refused(file, file, None, "test")
 
 
+def test_a_hard_link_is_known_without_reading_it(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.link(data / "train.jsonl", tmp_path / "hard.jsonl")
+    monkeypatch.setattr("operators.data_sources.filecmp.cmp", lambda *files, **how: False)
+    assert overlap(str(data / "train.jsonl"), None, str(tmp_path / "hard.jsonl"), None)
+
+
 def test_a_folder_is_its_files(data: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
