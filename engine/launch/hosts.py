@@ -19,7 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,7 @@ class _Remote:
         """What its Workers are doing. Those not heard from yet are starting."""
         start = Doing(worker="", node="its start", what="its host", since=self.since)
         known = {each.worker: each for each in self.link.doing}
-        return [known.get(w, replace(start, worker=w)) for w in self.workers]
+        return [known.get(w, msgspec.structs.replace(start, worker=w)) for w in self.workers]
 
     def send(self, message: Any) -> None:
         self.sent += 1
