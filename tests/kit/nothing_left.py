@@ -71,6 +71,16 @@ def left_in_shared_memory(before: set[str]) -> set[str]:
     return (new_names - _held_by_others()) & shared_memory()
 
 
+def require_nothing_in_shared_memory(before: set[str]) -> None:
+    """Wait until no such name is left: of a process that was killed, here or in a test beside this
+    one, Python's resource tracker unlinks them a moment later.
+    """
+    end = time.monotonic() + GONE_WITHIN
+    while (left := left_in_shared_memory(before)) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not left, f"names of nobody in shared memory: {sorted(left)}"
+
+
 def _held_by_others() -> set[str]:
     """Names in shared memory that another process has open or mapped."""
     names: set[str] = set()

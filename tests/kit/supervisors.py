@@ -16,8 +16,8 @@ from engine.options import RunOptions
 from engine.plan.plan import Plan
 from tests.kit.nothing_left import (
     descriptors,
-    left_in_shared_memory,
     require_no_sockets,
+    require_nothing_in_shared_memory,
     shared_memory,
 )
 from tests.kit.processes import children
@@ -44,5 +44,5 @@ def start(tmp_path: Path) -> Iterator[Start]:
     yield started
     assert not children()
     assert descriptors() == before
-    assert left_in_shared_memory(names) == set()
+    require_nothing_in_shared_memory(names)
     require_no_sockets(tmp_path)

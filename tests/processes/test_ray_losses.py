@@ -24,7 +24,11 @@ from engine.api import Result, rerun, run
 from engine.launch.link import HostLink
 from graphs.grpo import grpo
 from tests.kit.killable_run import killable_run
-from tests.kit.nothing_left import left_in_shared_memory, require_gone, shared_memory
+from tests.kit.nothing_left import (
+    require_gone,
+    require_nothing_in_shared_memory,
+    shared_memory,
+)
 from tests.kit.processes import MARK, ended, go_on, kill, new_mark, wait_for
 from tests.kit.ray_clusters import (
     HOOK,
@@ -222,7 +226,7 @@ def test_nothing_outlives_a_run_that_is_killed(there: RayNodes, tiny: TinyRuns) 
         assert groups_left()
         run.kill()
         require_nothing_runs(there, LEASE + 10.0)
-    assert left_in_shared_memory(before) == set()
+    require_nothing_in_shared_memory(before)
 
 
 def test_a_run_that_is_not_heard_of_is_ended_by_its_hosts(

@@ -7,9 +7,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-import os
 import signal
-import time
 from collections.abc import Iterator
 from functools import reduce
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import Any
 import pytest
 
 from operators.vllm_needs import REQUIRED_ENVIRONMENT, VLLM
-from tests.kit.nothing_left import GONE_WITHIN, left_in_shared_memory, shared_memory
+from tests.kit.nothing_left import require_nothing_in_shared_memory, shared_memory
 from tests.kit.processes import call_python
 
 FOLDER = Path("operators/kernels/vllm")
@@ -166,10 +164,7 @@ def test_memory_that_no_rank_has_mapped_leaves_no_name(what: str) -> None:
     before = shared_memory()
     done = call_python("-c", KILLED + DIES[what], timeout=120)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    end = time.monotonic() + GONE_WITHIN
-    while (left := left_in_shared_memory(before)) and time.monotonic() < end:
-        os.sched_yield()  # the tracker is a process of its own, and nobody's child any more
-    assert not left
+    require_nothing_in_shared_memory(before)
 
 
 def test_vllm_reads_the_variables_of_the_kernels_process() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from graphs.grpo import grpo
 from tests.kit.models import save_tiny
-from tests.kit.nothing_left import left_in_shared_memory, shared_memory
+from tests.kit.nothing_left import require_nothing_in_shared_memory, shared_memory
 from tests.kit.processes import ended, family, ticks, workers
 from tests.kit.ray_clusters import QUIET
 from tests.kit.rewards import brief
@@ -178,7 +178,7 @@ def test_an_engine_that_is_killed_in_a_chunk_loses_no_row_and_leaves_nothing(
     assert killed.step == STEPS
     assert len(lost) > TENSOR if TENSOR > 1 else len(lost) == 1
     assert gone == [True] * len(lost), "a process outlived its Worker"
-    assert not left_in_shared_memory(before)
+    require_nothing_in_shared_memory(before)
     require_each_row_once(killed, 4 * STEPS, 4)
     if not lag:
         whole = request.getfixturevalue("whole")
