@@ -110,10 +110,10 @@ def offsets_of(array: pa.Array) -> np.ndarray:
     if isinstance(array, pa.LargeListArray) and len(array):
         # `offsets.to_numpy()` takes three times as long.
         start, buffer = array.offset * _OFFSET_BYTES, array.buffers()[1]
-        found = np.frombuffer(buffer, dtype=np.int64, count=len(array) + 1, offset=start)
+        offsets = np.frombuffer(buffer, dtype=np.int64, count=len(array) + 1, offset=start)
     else:
-        found = array.offsets.to_numpy()
-    return found - found[0] if len(found) and found[0] else found
+        offsets = array.offsets.to_numpy()
+    return offsets - offsets[0] if len(offsets) and offsets[0] else offsets
 
 
 def taken(column: Ragged, rows: np.ndarray) -> Ragged:

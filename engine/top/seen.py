@@ -52,10 +52,10 @@ class RunReader:
         flow, stretch = self._newest(seconds)
         phase = flow.phase if flow is not None else run.phase or 0
         plan = self._of_phase(phase)
-        told = sentences(flow, plan, live=seconds is not None) if flow is not None and plan else []
+        waits = sentences(flow, plan, live=seconds is not None) if flow is not None and plan else []
         title = str(self._plans.get("program") or self._plans.get("graph") or "")
         return SeenRun(
-            run=run, title=title, plan=plan, row=row, flow=flow, stretch=stretch, waits=told
+            run=run, title=title, plan=plan, row=row, flow=flow, stretch=stretch, waits=waits
         )
 
     def _of_phase(self, number: int) -> Mapping[str, Any]:

@@ -118,8 +118,8 @@ def _count_demonstrations(
     """files: so that plans of the same files count once."""
     source, tokenizer = open_demonstrations(data, split), _tokenizer_in(folder, base)
 
-    def pairs(found: pa.RecordBatch, place: Callable[[int], str]) -> Pairs:
-        return tokenized_demonstrations(tokenizer, source.shape, found, True, place)
+    def pairs(rows: pa.RecordBatch, place: Callable[[int], str]) -> Pairs:
+        return tokenized_demonstrations(tokenizer, source.shape, rows, True, place)
 
     return _count_pairs(source, pairs, _place(data, split))
 
@@ -131,8 +131,8 @@ def _count_preferences(
     """files: so that plans of the same files count once."""
     source, tokenizer = open_preferences(data, split), _tokenizer_in(folder, base)
 
-    def pairs(found: pa.RecordBatch, place: Callable[[int], str]) -> Pairs:
-        return tokenized_preferences(source, found, tokenizer, place)
+    def pairs(rows: pa.RecordBatch, place: Callable[[int], str]) -> Pairs:
+        return tokenized_preferences(source, rows, tokenizer, place)
 
     return _count_pairs(source, pairs, _place(data, split))
 
@@ -145,9 +145,9 @@ def _count_pairs(source: SourceRows, pairs: Callable[..., Pairs], place: str) ->
         sizes += prompt_bytes(column).to_numpy(zero_copy_only=False)
     rows, most = _drawn(sizes), _with_most_bytes(sizes)
     taken = np.array([*rows, *most], dtype=np.int64)
-    made = pairs(source.take(taken), lambda row: source.place(int(taken[row])))
-    each = len(made.prompt) // len(taken)  # answers of a row: a pair has two
-    prompts, answers = made.prompt.lengths, made.completion.lengths
+    tokenized = pairs(source.take(taken), lambda row: source.place(int(taken[row])))
+    each = len(tokenized.prompt) // len(taken)  # answers of a row: a pair has two
+    prompts, answers = tokenized.prompt.lengths, tokenized.completion.lengths
     drawn = len(rows) * each
     return TokenCounts(
         prompts=_ascending(prompts[:drawn]),

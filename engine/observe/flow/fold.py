@@ -16,7 +16,6 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from engine.coordinator import messages as m
 from engine.observe import events as e
@@ -48,6 +47,7 @@ from two threads.
 
 _SECOND = 0.95
 """Seconds after which a stretch ends: the loop measures about once a second."""
+_IDLE = Doing(worker="")
 _MANY = 32
 """Stretches of a long Step that are kept one by one."""
 _KEYS = 64
@@ -399,15 +399,17 @@ class FlowFold:
 
     def _worker_flows(self, now: float) -> dict[str, WorkerFlow]:
         doing = {each.worker: each for each in self._doing}
-        found: dict[str, WorkerFlow] = {}
+        flows: dict[str, WorkerFlow] = {}
         for worker in self._plan.workers:
-            does = doing.get(worker)
-            told: dict[str, Any] = dict(self._memory[worker])
-            if does is not None and does.node:
-                seconds = _rounded(max(0.0, now - does.since))
-                told |= {"doing": does.node, "what": does.what, "doing_for": seconds}
-            found[worker] = WorkerFlow(**told)
-        return found
+            does = doing.get(worker, _IDLE)
+            seconds = now - does.since if does.node else 0.0
+            flows[worker] = WorkerFlow(
+                doing=does.node,
+                what=does.what if does.node else "",
+                doing_for=_rounded(max(0.0, seconds)),
+                **self._memory[worker],
+            )
+        return flows
 
     def _tombstones(self) -> None:
         for (node, failed), events in self._made.tombstones.items():
